@@ -1,1 +1,34 @@
-//! x
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The words everyone speaks: one block request (`Bio`), what it carries, and who may take it.
+//!
+//! The border contract, which every device keeps and the simulator implements exactly:
+//!
+//! 1. `submit` takes a bio, never blocks, never fails; the outcome comes once, by its completion,
+//!    never inline in the caller's stack.
+//! 2. In-flight bios are unordered; overlapping in-flight writes end in either order.
+//! 3. A flush covers the writes *completed* before it was submitted.
+//! 4. A FUA write is durable when it completes.
+//! 5. A crash may lose, keep, or tear (at `atomic_write_unit`) any write not covered by 3 or 4.
+//! 6. A read returns the last completed write, or a concurrent one.
+//! 7. After an error on a write its range is undefined until rewritten. A failed flush is never
+//!    retried as if nothing had been lost.
+//! 8. The buffer belongs to the bio from submit to completion.
+#![warn(missing_docs)]
+
+mod bio;
+mod buf;
+mod completion;
+mod device;
+mod error;
+mod limits;
+mod status;
+mod units;
+
+pub use bio::{Bio, Class, Flags, Op};
+pub use buf::{Buf, Bufs, PAGE, Slice};
+pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
+pub use device::{BlockDevice, Extent, LocalFuture, Map, Target};
+pub use error::{Error, ErrorKind};
+pub use limits::Limits;
+pub use status::{IoError, Status};
+pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector};

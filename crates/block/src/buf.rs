@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Buffers for I/O: page aligned, reference counted, pooled per core, never copied by sharing.
+//!
+//! ```text
+//!  Bufs  = [ Slice , Slice , ... ]        one bio's data, in order
+//!  Slice = Buf + offset + length
+//!  Buf   ──▶ Raw { refs, borrow, class, ptr } ──▶ aligned bytes
+//!                 ▲ last drop puts it back into the pool of its size class
+//! ```
+//!
+//! Invariants
+//! - B1 The bytes are reached only inside `read` and `write`, which the borrow flag checks (many
+//!   readers or one writer), or by a driver between submit and completion (contract, point 8).
+//! - B2 Every byte is initialised: fresh memory is zeroed, recycled memory keeps what it held. Who
+//!   sends a buffer out writes all of it first.
+//! - B3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the system.
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering, fence};
+
+use smallvec::SmallVec;
+
+/// Alignment of every buffer: what O_DIRECT may ask for.
+pub const PAGE: usize = 4096;
+
+/// Largest buffer that is pooled; larger ones are rare and go to the system.
+const POOLED_MAX: usize = 1 << 20;
+/// Size classes 4 KiB, 8 KiB, ... 1 MiB.
+const CLASSES: usize = 9;
+/// What the pool of one size class keeps: enough for a thousand 4 KiB requests or 16 large ones.
+const POOL_BYTES_MAX: usize = 16 << 20;
+const UNPOOLED: u8 = u8::MAX;
+
+struct Raw {
+    refs: AtomicU32,
+    /// Number of readers, or -1 for a writer.
+    borrow: AtomicI32,
+    class: u8,
+    capacity: usize,
+    ptr: NonNull<u8>,
+}
+
+/// The free buffers of one core, by size class.
+struct Pool([Vec<NonNull<Raw>>; CLASSES]);
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for raw in self.0.iter_mut().flat_map(std::mem::take) {
+            // SAFETY: a pooled Raw has no other reference; the pool owned it.
+            unsafe { free(raw) };
+        }
+    }
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = const { RefCell::new(Pool([const { Vec::new() }; CLASSES])) };
+}
+
+/// A shared, page-aligned buffer. Cloning shares it.
+pub struct Buf {
+    raw: NonNull<Raw>,
+    len: u32,
+}
+
+// SAFETY: the counters are atomic and B1 keeps access to the bytes exclusive or read-only.
+unsafe impl Send for Buf {}
+// SAFETY: as above.
+unsafe impl Sync for Buf {}
+
+fn layout(capacity: usize) -> Layout {
+    Layout::from_size_align(capacity, PAGE).expect("a capacity below 2^32 has a valid layout")
+}
+
+fn class_of(len: usize) -> (u8, usize) {
+    if len > POOLED_MAX {
+        return (UNPOOLED, len.next_multiple_of(PAGE));
+    }
+    let capacity = len.next_power_of_two().max(PAGE);
+    let class = capacity.trailing_zeros() - PAGE.trailing_zeros();
+    (u8::try_from(class).expect("at most eight"), capacity)
+}
+
+/// Gives a buffer's memory back to the system.
+///
+/// # Safety
+/// `raw` came from `Box::leak` in [`Buf::alloc`] and nothing refers to it any more.
+unsafe fn free(raw: NonNull<Raw>) {
+    // SAFETY: by the caller's promise this is the only pointer to a leaked box.
+    let raw = unsafe { Box::from_raw(raw.as_ptr()) };
+    // SAFETY: allocated in `Buf::alloc` with this very layout.
+    unsafe { dealloc(raw.ptr.as_ptr(), layout(raw.capacity)) };
+}
+
+impl Buf {
+    /// A buffer of `len` bytes (1 to 2^31), contents unspecified, from this core's pool if it can.
+    pub fn alloc(len: usize) -> Buf {
+        assert!(len > 0 && len <= 1 << 31, "buffer of {len} bytes");
+        let len_u32 = u32::try_from(len).expect("at most 2^31, asserted above");
+        let (class, capacity) = class_of(len);
+        let pooled = if class == UNPOOLED {
+            None
+        } else {
+            POOL.try_with(|p| p.borrow_mut().0[usize::from(class)].pop()).ok().flatten()
+        };
+        if let Some(raw) = pooled {
+            // SAFETY: a pooled Raw is alive and has no other reference.
+            unsafe { raw.as_ref() }.refs.store(1, Ordering::Relaxed);
+            return Buf { raw, len: len_u32 };
+        }
+        // SAFETY: the layout has a non-zero size.
+        let ptr = unsafe { alloc_zeroed(layout(capacity)) };
+        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout(capacity)) };
+        let (refs, borrow) = (AtomicU32::new(1), AtomicI32::new(0));
+        let raw = NonNull::from(Box::leak(Box::new(Raw { refs, borrow, class, capacity, ptr })));
+        Buf { raw, len: len_u32 }
+    }
+
+    /// A buffer of `len` zero bytes.
+    pub fn zeroed(len: usize) -> Buf {
+        let buf = Buf::alloc(len);
+        buf.write(|b| b.fill(0));
+        buf
+    }
+
+    /// A buffer holding a copy of `bytes`, which are not empty.
+    pub fn copy_of(bytes: &[u8]) -> Buf {
+        let buf = Buf::alloc(bytes.len());
+        buf.write(|b| b.copy_from_slice(bytes));
+        buf
+    }
+
+    fn raw(&self) -> &Raw {
+        // SAFETY: self holds a reference, so the Raw is alive.
+        unsafe { self.raw.as_ref() }
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// For drivers: where the bytes are, valid while any clone lives. See B1.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.raw().ptr.as_ptr()
+    }
+
+    /// Runs `f` on the bytes. Panics while somebody writes them.
+    pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        let before = self.raw().borrow.fetch_add(1, Ordering::Acquire);
+        let _release = Release(&self.raw().borrow, 1);
+        assert!(before >= 0, "buffer read while it is being written");
+        // SAFETY: ptr is valid for capacity >= len bytes; B1: only readers are in here now.
+        f(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) })
+    }
+
+    /// Runs `f` on the bytes, alone. Panics while somebody else reads or writes them.
+    pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        let alone = self.raw().borrow.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
+        assert!(alone.is_ok(), "buffer written while it is in use");
+        let _release = Release(&self.raw().borrow, -1);
+        // SAFETY: ptr is valid for capacity >= len bytes; B1: nobody else is in here now.
+        f(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) })
+    }
+
+    /// A part of the buffer; panics when `range` is empty or beyond the end.
+    pub fn slice(&self, range: Range<usize>) -> Slice {
+        Slice::from(self.clone()).slice(range)
+    }
+
+    /// The whole buffer.
+    pub fn all(&self) -> Slice {
+        Slice::from(self.clone())
+    }
+}
+
+/// Takes back what a borrow added, also when the closure panics.
+struct Release<'a>(&'a AtomicI32, i32);
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Release);
+    }
+}
+
+impl Clone for Buf {
+    fn clone(&self) -> Buf {
+        self.raw().refs.fetch_add(1, Ordering::Relaxed);
+        Buf { raw: self.raw, len: self.len }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if self.raw().refs.fetch_sub(1, Ordering::Release) != 1 {
+            return;
+        }
+        fence(Ordering::Acquire);
+        let (class, capacity) = (self.raw().class, self.raw().capacity);
+        let kept = class != UNPOOLED
+            && POOL
+                .try_with(|p| {
+                    let list = &mut p.borrow_mut().0[usize::from(class)];
+                    let room = (list.len() + 1) * capacity <= POOL_BYTES_MAX;
+                    if room {
+                        list.push(self.raw);
+                    }
+                    room
+                })
+                .unwrap_or(false);
+        if !kept {
+            // SAFETY: the count reached zero: this was the last reference.
+            unsafe { free(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} B)", self.len)
+    }
+}
+
+/// A contiguous part of a buffer.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    buf: Buf,
+    offset: u32,
+}
+
+impl From<Buf> for Slice {
+    fn from(buf: Buf) -> Slice {
+        Slice { buf, offset: 0 }
+    }
+}
+
+impl Slice {
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a slice is never empty")]
+    pub fn len(&self) -> usize {
+        self.buf.len() - self.offset as usize
+    }
+
+    /// For drivers: where the bytes are, valid while any clone of the buffer lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.buf.as_ptr().wrapping_add(self.offset as usize)
+    }
+
+    /// Runs `f` on the bytes.
+    pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        self.buf.read(|b| f(&b[self.offset as usize..]))
+    }
+
+    /// Runs `f` on the bytes, alone in the whole buffer.
+    pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.buf.write(|b| f(&mut b[self.offset as usize..]))
+    }
+
+    /// A part of this part; panics when `range` is empty or beyond the end.
+    pub fn slice(&self, range: Range<usize>) -> Slice {
+        assert!(range.start < range.end && range.end <= self.len(), "slice {range:?} of {self:?}");
+        let offset = self.offset as usize + range.start;
+        let mut buf = self.buf.clone();
+        buf.len = u32::try_from(offset + range.len()).expect("within the buffer, asserted above");
+        Slice { buf, offset: u32::try_from(offset).expect("within the buffer, asserted above") }
+    }
+}
+
+/// The data of one bio: slices in order. Usually one; more when a request is gathered.
+#[derive(Clone, Debug, Default)]
+pub struct Bufs(SmallVec<[Slice; 1]>);
+
+impl Bufs {
+    /// No data.
+    pub fn new() -> Bufs {
+        Bufs::default()
+    }
+
+    /// Length of all slices together, bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.0.iter().map(Slice::len).sum()
+    }
+
+    /// Whether there is no data.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Appends a slice.
+    pub fn push(&mut self, slice: impl Into<Slice>) {
+        self.0.push(slice.into());
+    }
+
+    /// The slices in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Slice> {
+        self.0.iter()
+    }
+
+    /// Number of slices.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Bytes `range` of the data, shared, not copied.
+    pub fn slice(&self, range: Range<usize>) -> Bufs {
+        assert!(range.start <= range.end && range.end <= self.len_bytes(), "range {range:?}");
+        let mut out = Bufs::new();
+        let mut at = 0;
+        for s in &self.0 {
+            let from = range.start.clamp(at, at + s.len()) - at;
+            let to = range.end.clamp(at, at + s.len()) - at;
+            if from < to {
+                out.push(s.slice(from..to));
+            }
+            at += s.len();
+        }
+        out
+    }
+
+    /// Runs `f` on each contiguous piece in order.
+    pub fn for_each(&self, mut f: impl FnMut(&[u8])) {
+        for s in &self.0 {
+            s.read(&mut f);
+        }
+    }
+
+    /// Fills every slice with zeroes.
+    pub fn zero(&self) {
+        for s in &self.0 {
+            s.write(|b| b.fill(0));
+        }
+    }
+
+    /// Copies the data out; panics unless `out` is exactly as long.
+    pub fn copy_to(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), self.len_bytes(), "copy to a buffer of another length");
+        let mut at = 0;
+        for s in &self.0 {
+            s.read(|b| out[at..at + b.len()].copy_from_slice(b));
+            at += s.len();
+        }
+    }
+
+    /// Copies `data` in; panics unless it is exactly as long.
+    pub fn copy_from(&self, data: &[u8]) {
+        assert_eq!(data.len(), self.len_bytes(), "copy from a buffer of another length");
+        let mut at = 0;
+        for s in &self.0 {
+            s.write(|b| b.copy_from_slice(&data[at..at + b.len()]));
+            at += s.len();
+        }
+    }
+}
+
+impl<T: Into<Slice>> From<T> for Bufs {
+    fn from(one: T) -> Bufs {
+        let mut bufs = Bufs::new();
+        bufs.push(one);
+        bufs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_buffer_is_handed_out_again() {
+        let first = Buf::alloc(4096);
+        let at = first.as_ptr();
+        drop(first);
+        assert_eq!(Buf::alloc(1000).as_ptr(), at);
+    }
+
+    #[test]
+    fn buffers_are_page_aligned_at_every_size() {
+        for len in [1, 512, 4096, 5000, 1 << 20, (1 << 20) + 1] {
+            let buf = Buf::alloc(len);
+            assert_eq!(buf.as_ptr().align_offset(PAGE), 0);
+            assert_eq!(buf.len(), len);
+        }
+    }
+
+    #[test]
+    fn slices_share_the_bytes_and_keep_their_bounds() {
+        let buf = Buf::zeroed(4096);
+        buf.slice(512..1024).write(|b| b.fill(7));
+        let inner = buf.slice(500..2000).slice(12..524);
+        assert_eq!(inner.len(), 512);
+        inner.read(|b| assert!(b.iter().all(|&x| x == 7)));
+        buf.read(|b| assert_eq!(b.iter().filter(|&&x| x == 7).count(), 512));
+    }
+
+    #[test]
+    fn bufs_slice_across_pieces_without_copying() {
+        let (a, b) = (Buf::copy_of(&[1; 10]), Buf::copy_of(&[2; 10]));
+        let mut bufs = Bufs::from(a);
+        bufs.push(b);
+        let mid = bufs.slice(8..13);
+        let mut out = [0; 5];
+        mid.copy_to(&mut out);
+        assert_eq!(out, [1, 1, 2, 2, 2]);
+        assert_eq!(mid.count(), 2);
+        assert_eq!(bufs.slice(10..20).count(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "buffer written while it is in use")]
+    fn writing_under_a_reader_panics() {
+        let buf = Buf::alloc(16);
+        buf.read(|_| buf.write(|_| ()));
+    }
+
+    #[test]
+    fn the_borrow_ends_when_the_closure_panics() {
+        let buf = Buf::alloc(16);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            buf.write(|_| panic!("inside"));
+        }));
+        assert!(caught.is_err());
+        buf.read(|_| ());
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The right, and the duty, to finish one bio.
+//!
+//! Invariants
+//! - Each completion is used exactly once; one that is dropped unfinished panics, because a client
+//!   would wait for ever. Only a (simulated) power cut may drop them.
+//! - Completing runs no client code: it stores the status and queues the waiting task.
+use std::cell::Cell;
+use std::fmt;
+
+use crate::Status;
+
+/// A core of the process: one reactor, one thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CoreId(pub u16);
+
+/// A slot in the op table of the core that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpKey(pub u32);
+
+/// How the reactor takes an outcome back; given by the reactor that made the completion.
+pub type FinishFn = fn(CoreId, OpKey, Status);
+
+/// The right to finish one bio: the waiting core, its op slot, and the reactor's way to tell it.
+#[must_use = "a bio must be completed"]
+pub struct Completion {
+    finish: FinishFn,
+    home: CoreId,
+    key: OpKey,
+}
+
+thread_local! {
+    static CRASHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in the middle of a (simulated) power cut, when unfinished bios vanish.
+pub fn crashing() -> bool {
+    CRASHING.get()
+}
+
+/// Begins or ends a power cut on this thread. Only the reactor calls it.
+pub fn set_crashing(on: bool) {
+    CRASHING.set(on);
+}
+
+impl Completion {
+    /// Made by the reactor for the op slot `key` of core `home`.
+    pub fn new(finish: FinishFn, home: CoreId, key: OpKey) -> Completion {
+        Completion { finish, home, key }
+    }
+
+    /// Tells the waiting task the outcome.
+    pub fn complete(self, status: Status) {
+        let (home, key, finish) = (self.home, self.key, self.finish);
+        #[expect(clippy::mem_forget, reason = "the duty passes on; Drop would panic")]
+        std::mem::forget(self);
+        finish(home, key, status);
+    }
+
+    /// Gives the duty away as a plain pair; the taker must see that the slot is finished.
+    pub fn into_raw(self) -> (CoreId, OpKey) {
+        let raw = (self.home, self.key);
+        #[expect(clippy::mem_forget, reason = "the duty passes on; Drop would panic")]
+        std::mem::forget(self);
+        raw
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && !crashing() {
+            panic!("bio dropped without completion: its client would wait for ever");
+        }
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Completion(core {} op {})", self.home.0, self.key.0)
+    }
+}

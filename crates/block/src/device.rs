@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who takes bios: devices, pure mappings, and targets of a table.
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use crate::{Bio, Error, Limits, Sector};
+
+/// A future of the control path: boxed, on one core.
+pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// Anything that takes bios: a leaf, a mapped device, an engine.
+///
+/// Lifecycle: shared by `Rc` on the one core that owns it. `submit` may be called at any time and
+/// any number of times; the device keeps what it needs alive until each bio has completed.
+pub trait BlockDevice {
+    /// What people call it: a path, or the mapped device's name.
+    fn name(&self) -> &str;
+
+    /// Size, alignment, largest request.
+    fn limits(&self) -> Limits;
+
+    /// Takes the bio; see the border contract at the head of this room.
+    fn submit(&self, bio: Bio);
+}
+
+/// Where a run of sectors lives: `len` sectors from `sector` on one of the map's devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Index into [`Map::devices`].
+    pub device: usize,
+    /// First sector there.
+    pub sector: Sector,
+    /// How far the answer holds; at least 1 and at most what was asked.
+    pub len: Sector,
+}
+
+/// A pure mapping: where sectors live, and for how long they are contiguous. No I/O, no state.
+pub trait Map {
+    /// The devices that extents point at.
+    fn devices(&self) -> &[Rc<dyn BlockDevice>];
+
+    /// The extent that holds `at`, no longer than `len`. `at + len` is within the map's capacity.
+    fn map(&self, at: Sector, len: Sector) -> Extent;
+}
+
+/// One line of a table at work.
+///
+/// Lifecycle: constructed when the table is loaded; `resume` before the first bio of each live
+/// period; `suspend` after its last bio has completed; dropped when the table goes. After
+/// `suspend` nothing of it is in flight.
+pub trait Target: BlockDevice {
+    /// The target type's name in a table line.
+    fn kind(&self) -> &'static str;
+
+    /// The arguments as a table line would give them.
+    fn table(&self) -> String;
+
+    /// The target's part of a status line; empty when it has none.
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    /// The devices below, by the names the table uses, each once.
+    fn deps(&self) -> Vec<String>;
+
+    /// The pure mapping of this target, if it is nothing but one.
+    fn as_map(&self) -> Option<&dyn Map> {
+        None
+    }
+
+    /// A message's words (without device and sector). Errors: `EINVAL` for unknown words.
+    fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
+        let kind = self.kind();
+        Box::pin(async move {
+            let said = words.join(" ");
+            Err(Error::invalid(format!("{kind}: unknown message `{said}`: it takes none")))
+        })
+    }
+
+    /// Settles everything that is in flight below and makes what must be durable so.
+    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Starts a live period.
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Attribute names that `get` and `set` know, sysfs style.
+    fn attributes(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    /// Reads an attribute.
+    fn get_attribute(&self, name: &str) -> Result<String, Error> {
+        Err(Error::not_found(format!("{}: no attribute `{name}`", self.kind())))
+    }
+
+    /// Writes an attribute.
+    fn set_attribute(&self, name: &str, _value: &str) -> Result<(), Error> {
+        Err(Error::not_found(format!("{}: no attribute `{name}`", self.kind())))
+    }
+
+    /// Runs of dirty sectors within `at..at + len` for block status; nothing when not a cache.
+    fn dirty(&self, _at: Sector, _len: Sector) -> Option<Vec<(Sector, Sector)>> {
+        None
+    }
+}

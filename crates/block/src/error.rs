@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Errors of the control path: kind to match on, context to read, source for the rest.
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What sort of failure it was; decides errno, HTTP status and exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument was wrong (EINVAL).
+    Invalid,
+    /// No such device, target or attribute (ENXIO).
+    NotFound,
+    /// In use, or in a state that forbids it (EBUSY).
+    Busy,
+    /// It is there already (EEXIST).
+    Exists,
+    /// A device failed (EIO).
+    Io,
+    /// Too small, or full (ENOSPC).
+    NoSpace,
+    /// Not supported here (EOPNOTSUPP).
+    NotSupported,
+    /// The caller may not (EACCES).
+    Denied,
+}
+
+impl ErrorKind {
+    /// The errno that dmsetup or a system call would report.
+    pub const fn errno(self) -> i32 {
+        match self {
+            ErrorKind::Invalid => 22,
+            ErrorKind::NotFound => 6,
+            ErrorKind::Busy => 16,
+            ErrorKind::Exists => 17,
+            ErrorKind::Io => 5,
+            ErrorKind::NoSpace => 28,
+            ErrorKind::NotSupported => 95,
+            ErrorKind::Denied => 13,
+        }
+    }
+
+    /// The symbolic name of [`ErrorKind::errno`].
+    pub const fn errno_name(self) -> &'static str {
+        match self {
+            ErrorKind::Invalid => "EINVAL",
+            ErrorKind::NotFound => "ENXIO",
+            ErrorKind::Busy => "EBUSY",
+            ErrorKind::Exists => "EEXIST",
+            ErrorKind::Io => "EIO",
+            ErrorKind::NoSpace => "ENOSPC",
+            ErrorKind::NotSupported => "EOPNOTSUPP",
+            ErrorKind::Denied => "EACCES",
+        }
+    }
+}
+
+/// An error of the control path. Display says what was wrong and where; it never repeats `source`.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    context: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind`; `context` names the device, the argument and what is allowed.
+    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Error {
+        Error { kind, context: context.into(), source: None }
+    }
+
+    /// `EINVAL`.
+    pub fn invalid(context: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Invalid, context)
+    }
+
+    /// `ENXIO`.
+    pub fn not_found(context: impl Into<String>) -> Error {
+        Error::new(ErrorKind::NotFound, context)
+    }
+
+    /// `EBUSY`.
+    pub fn busy(context: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Busy, context)
+    }
+
+    /// `EIO`.
+    pub fn io(context: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Io, context)
+    }
+
+    /// The same error with its cause attached.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// The same error with `prefix: ` before its context, as it passes a layer that knows more.
+    #[must_use]
+    pub fn within(mut self, prefix: impl fmt::Display) -> Error {
+        self.context = format!("{prefix}: {}", self.context);
+        self
+    }
+
+    /// What sort of failure it was.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Context and every cause behind it in one line, for people.
+    pub fn chain(&self) -> String {
+        let mut line = self.context.clone();
+        let mut cause = self.source();
+        while let Some(c) = cause {
+            line.push_str(": ");
+            line.push_str(&c.to_string());
+            cause = c.source();
+        }
+        line
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.context)
+    }
+}
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_ref().map(|s| {
+            let s: &(dyn StdError + 'static) = &**s;
+            s
+        })
+    }
+}
+impl From<crate::IoError> for Error {
+    fn from(e: crate::IoError) -> Error {
+        Error::io(e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chain_reads_from_context_to_cause_without_repeating() {
+        let e = Error::invalid("chunk size 0").because(std::io::Error::other("disk on fire"));
+        let e = e.within("line 1: striped");
+        assert_eq!(e.to_string(), "line 1: striped: chunk size 0");
+        assert_eq!(e.chain(), "line 1: striped: chunk size 0: disk on fire");
+        assert_eq!(e.kind().errno_name(), "EINVAL");
+    }
+}

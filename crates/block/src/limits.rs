@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a device takes: size, alignment, largest request, and how limits stack.
+use crate::{Bio, Op};
+use crate::{Sector, Status};
+
+/// Limits of a device. Bytes where the kernel's queue attributes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Size of the device.
+    pub capacity: Sector,
+    /// Smallest addressable unit, bytes; every bio is aligned to it. Power of two, at least 512.
+    pub logical_block_bytes: u32,
+    /// Unit below which a write costs a read, bytes.
+    pub physical_block_bytes: u32,
+    /// Preferred smallest request, bytes.
+    pub io_min_bytes: u32,
+    /// Preferred request, bytes; 0 when there is none.
+    pub io_opt_bytes: u32,
+    /// Largest request a client should send, bytes.
+    pub max_io_bytes: u32,
+    /// What a power cut can't tear, bytes.
+    pub atomic_write_unit_bytes: u32,
+    /// Smallest discard, bytes; 0 when the device does not discard.
+    pub discard_granularity_bytes: u32,
+    /// Whether `WriteZeroes` is cheaper than writing zeroes.
+    pub write_zeroes: bool,
+    /// Whether completed writes may still be lost by a power cut until a flush.
+    pub volatile_cache: bool,
+    /// Whether seeks cost (HDD): decides writeback tuning.
+    pub rotational: bool,
+}
+
+impl Limits {
+    /// Limits of a device of `capacity` that takes anything aligned to 512 bytes.
+    pub fn new(capacity: Sector) -> Limits {
+        Limits {
+            capacity,
+            logical_block_bytes: 512,
+            physical_block_bytes: 512,
+            io_min_bytes: 512,
+            io_opt_bytes: 0,
+            max_io_bytes: 32 << 20,
+            atomic_write_unit_bytes: 512,
+            discard_granularity_bytes: 0,
+            write_zeroes: false,
+            volatile_cache: true,
+            rotational: false,
+        }
+    }
+
+    /// Narrows these limits so that whatever passes them also passes `below`, as stacked queues do.
+    /// The capacity stays: where `below` lies in the table is the table's business.
+    pub fn stack(&mut self, below: &Limits) {
+        self.logical_block_bytes = self.logical_block_bytes.max(below.logical_block_bytes);
+        self.physical_block_bytes = self.physical_block_bytes.max(below.physical_block_bytes);
+        self.io_min_bytes = self.io_min_bytes.max(below.io_min_bytes);
+        self.io_opt_bytes = match (self.io_opt_bytes, below.io_opt_bytes) {
+            (0, b) => b,
+            (a, 0) => a,
+            (a, b) => lcm(a, b).unwrap_or(a),
+        };
+        self.max_io_bytes = self.max_io_bytes.min(below.max_io_bytes);
+        self.atomic_write_unit_bytes =
+            self.atomic_write_unit_bytes.min(below.atomic_write_unit_bytes);
+        self.discard_granularity_bytes =
+            self.discard_granularity_bytes.max(below.discard_granularity_bytes);
+        self.write_zeroes &= below.write_zeroes;
+        self.volatile_cache |= below.volatile_cache;
+        self.rotational |= below.rotational;
+    }
+
+    /// Whether `bio` lies on the device, is aligned, and its buffers hold exactly its length.
+    pub fn check(&self, bio: &Bio) -> Result<(), Status> {
+        if bio.op == Op::Flush {
+            return Ok(());
+        }
+        let unit = Sector::from_bytes(u64::from(self.logical_block_bytes));
+        let end = bio.sector.checked_add(bio.len).ok_or(Status::Invalid)?;
+        if bio.len == Sector::ZERO || end > self.capacity {
+            return Err(Status::Invalid);
+        }
+        if !bio.sector.is_aligned(unit) || !bio.len.is_aligned(unit) {
+            return Err(Status::Invalid);
+        }
+        let data = matches!(bio.op, Op::Read | Op::Write);
+        if data && bio.bufs.len_bytes() as u64 != bio.len.bytes() {
+            return Err(Status::Invalid);
+        }
+        Ok(())
+    }
+}
+
+fn lcm(a: u32, b: u32) -> Option<u32> {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).checked_mul(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacking_keeps_the_stricter_of_each() {
+        let mut top = Limits { io_opt_bytes: 65536, ..Limits::new(Sector(100)) };
+        let below = Limits {
+            logical_block_bytes: 4096,
+            io_opt_bytes: 98304,
+            max_io_bytes: 1 << 20,
+            write_zeroes: true,
+            ..Limits::new(Sector(50))
+        };
+        top.stack(&below);
+        assert_eq!(top.capacity, Sector(100));
+        assert_eq!(top.logical_block_bytes, 4096);
+        assert_eq!(top.io_opt_bytes, 196_608);
+        assert_eq!(top.max_io_bytes, 1 << 20);
+        assert!(!top.write_zeroes);
+    }
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Outcome of a bio: one copyable byte on the data path, a full sentence where it is reported.
+use std::fmt;
+
+use crate::{Op, Sector};
+
+/// Outcome of one bio, as the kernel's `blk_status_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// Done; durable as the contract says.
+    Ok,
+    /// The device failed the request.
+    Io,
+    /// The device has no room for the write.
+    NoSpace,
+    /// The device does not know this operation.
+    NotSupported,
+    /// Range or alignment outside the device's limits.
+    Invalid,
+    /// Data read back does not match its checksum.
+    Checksum,
+    /// The device did not answer in time.
+    Timeout,
+    /// The device is gone.
+    NoDevice,
+    /// A resource is short for the moment; try again.
+    Again,
+}
+
+impl Status {
+    /// `Ok` when done, else the status as the error.
+    pub fn ok(self) -> Result<(), Status> {
+        if self == Status::Ok { Ok(()) } else { Err(self) }
+    }
+
+    /// The errno that a Linux client sees for it (0 for `Ok`).
+    pub const fn errno(self) -> i32 {
+        match self {
+            Status::Ok => 0,
+            Status::Io | Status::Checksum => 5,
+            Status::NoSpace => 28,
+            Status::NotSupported => 95,
+            Status::Invalid => 22,
+            Status::Timeout => 110,
+            Status::NoDevice => 19,
+            Status::Again => 11,
+        }
+    }
+
+    /// The status nearest to an errno that an I/O request returned.
+    pub const fn from_errno(errno: i32) -> Status {
+        match errno {
+            0 => Status::Ok,
+            28 | 122 => Status::NoSpace,
+            95 | 25 => Status::NotSupported,
+            22 => Status::Invalid,
+            110 => Status::Timeout,
+            6 | 19 => Status::NoDevice,
+            11 => Status::Again,
+            _ => Status::Io,
+        }
+    }
+}
+
+impl From<Result<(), Status>> for Status {
+    fn from(result: Result<(), Status>) -> Status {
+        result.err().unwrap_or(Status::Ok)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Status::Ok => "ok",
+            Status::Io => "I/O error",
+            Status::NoSpace => "no space left on device",
+            Status::NotSupported => "operation not supported",
+            Status::Invalid => "invalid range or alignment",
+            Status::Checksum => "checksum mismatch",
+            Status::Timeout => "timed out",
+            Status::NoDevice => "no such device",
+            Status::Again => "resource temporarily unavailable",
+        })
+    }
+}
+
+/// A failed request with everything a person needs: which device, what, where, why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IoError {
+    /// The device that failed, by the name its table uses.
+    pub device: String,
+    /// What was asked of it.
+    pub op: Op,
+    /// Where the request began.
+    pub sector: Sector,
+    /// Why it failed.
+    pub cause: Status,
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} at sector {}: {}", self.device, self.op, self.sector, self.cause)
+    }
+}
+impl std::error::Error for IoError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn io_error_names_device_operation_sector_and_cause() {
+        let e = IoError {
+            device: "/dev/sdb".into(),
+            op: Op::Write,
+            sector: Sector(2048),
+            cause: Status::Io,
+        };
+        assert_eq!(e.to_string(), "/dev/sdb: write at sector 2048: I/O error");
+    }
+
+    #[test]
+    fn errno_round_trips_where_linux_has_one() {
+        for s in [Status::Ok, Status::Io, Status::NoSpace, Status::NotSupported, Status::Invalid] {
+            assert_eq!(Status::from_errno(s.errno()), s);
+        }
+    }
+}

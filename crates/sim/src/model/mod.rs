@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Device models: when a command is done, in virtual time. No data passes through here.
+//!
+//! A model is a queueing machine that the world drives: it takes commands, says when it wants to
+//! be looked at next, and hands back the ids of what is done. Commands wait inside the model
+//! without bound; what is in flight is the host's business.
+//!
+//! | model | for |
+//! |---|---|
+//! | [`Hdd`] | destage order and pacing on a rotating disk; two presets |
+//! | [`Flash`] | SATA SSD and NVMe: latency, bandwidth, queue depth |
+//! | [`Uniform`] | correctness seeds: every command takes a random time |
+//!
+//! Invariants
+//! - M1 A model is a function of its parameters and of what was submitted when: no hidden chance
+//!   (`Uniform` has a seed among its parameters).
+//! - M2 `next_event` is never in the past once `pop_done` has run for that moment.
+
+mod flash;
+mod hdd;
+mod uniform;
+
+pub use flash::{Flash, FlashParams};
+pub use hdd::{Hdd, HddParams};
+pub use uniform::Uniform;
+
+/// What a command does, as far as time is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Data from the medium.
+    Read,
+    /// Data to the medium (write zeroes too).
+    Write,
+    /// Everything accepted so far to the medium.
+    Flush,
+    /// Space given back.
+    Discard,
+}
+
+/// One command as a device sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Cmd {
+    pub kind: Kind,
+    pub offset_bytes: u64,
+    pub len_bytes: u64,
+    /// The write is done when it is on the medium.
+    pub fua: bool,
+}
+
+impl Cmd {
+    /// A read.
+    pub fn read(offset_bytes: u64, len_bytes: u64) -> Cmd {
+        Cmd { kind: Kind::Read, offset_bytes, len_bytes, fua: false }
+    }
+    /// A write into the device's cache, if it has one.
+    pub fn write(offset_bytes: u64, len_bytes: u64) -> Cmd {
+        Cmd { kind: Kind::Write, offset_bytes, len_bytes, fua: false }
+    }
+    /// A flush.
+    pub fn flush() -> Cmd {
+        Cmd { kind: Kind::Flush, offset_bytes: 0, len_bytes: 0, fua: false }
+    }
+}
+
+/// A device in virtual time.
+pub trait Model {
+    /// Takes command `id` at `now_ns`. Ids are the caller's; each comes back once.
+    fn submit(&mut self, now_ns: u64, id: u64, cmd: Cmd);
+    /// When something happens next inside, if anything does.
+    fn next_event(&self) -> Option<u64>;
+    /// Runs to `now_ns` and appends the ids that got done, in order.
+    fn pop_done(&mut self, now_ns: u64, done: &mut Vec<u64>);
+    /// A power cut: every command is forgotten; the device is idle again.
+    fn power_cut(&mut self);
+}
+
+/// Time that `bytes` take at `bytes_per_s`.
+fn transfer_ns(bytes: u64, bytes_per_s: u64) -> u64 {
+    let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s);
+    u64::try_from(ns).expect("a transfer takes less than 584 years")
+}
+
+/// Issues `cmds` in order with at most `depth` in flight; the time until all are done.
+pub fn drive(model: &mut dyn Model, cmds: &[Cmd], depth: usize) -> u64 {
+    assert!(depth > 0, "depth must be at least 1");
+    let (mut now, mut next, mut in_flight, mut done) = (0, 0, 0, Vec::new());
+    while next < cmds.len() || in_flight > 0 {
+        while in_flight < depth && next < cmds.len() {
+            model.submit(now, next as u64, cmds[next]);
+            next += 1;
+            in_flight += 1;
+        }
+        now = model.next_event().expect("something is in flight");
+        model.pop_done(now, &mut done);
+        in_flight -= done.len();
+        done.clear();
+    }
+    now
+}

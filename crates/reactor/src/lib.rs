@@ -1,1 +1,43 @@
-//! x
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reactor: a single-core executor whose only door to the world is a [`Driver`].
+//!
+//! ```text
+//!   engines, doors      spawn   io(dev, ...)   sleep   WaitList   Workers
+//!        │                │          │           │         │         │
+//!   ┌────▼────────────────▼──────────▼───────────▼─────────▼─────────▼───┐
+//!   │ Core: tasks · run queue · op slab · submission queue · timers      │
+//!   └───────────────────────────────┬────────────────────────────────────┘
+//!                        dyn Driver │ one call per batch
+//!                  ┌────────────────┴───────────────┐
+//!               uring (kernel)                 sim (virtual)
+//! ```
+//!
+//! Invariants
+//! - R1 All state belongs to one core. Only `Msg` crosses cores, by `post`.
+//! - R2 Every request in flight owns one op slot until its outcome has come, whether or not anybody
+//!   still waits; the driver holds the buffers until then.
+//! - R3 Completing a request stores the outcome and queues a task; it never runs client code.
+//! - R4 Code above never sees which driver runs it, nor whether cores are threads.
+#![warn(missing_docs)]
+
+mod core;
+mod driver;
+mod io;
+mod timer;
+mod wait;
+mod workers;
+
+pub use crate::core::{Reactor, core_id, export, now, post, random, spawn};
+pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
+pub use io::{
+    BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, push_bio, read, write,
+    write_zeroes,
+};
+pub use timer::sleep;
+pub use wait::WaitList;
+pub use workers::Workers;
+
+/// What a driver's run loop needs of a core; engines have no use for it.
+pub mod hooks {
+    pub use crate::core::{CoreRef, current};
+}

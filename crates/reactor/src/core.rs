@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The core itself: tasks, run queue and event loop.
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
+
+use block::{BlockDevice, CoreId, Nanos, crashing, set_crashing};
+use slab::Slab;
+
+use crate::driver::{Driver, Event, Msg, Sqe};
+use crate::io::{OpTable, finish};
+use crate::timer::Timers;
+
+/// Tasks polled in one round before the driver is asked again, so that a busy run queue cannot
+/// keep completions waiting; large enough that replies coalesce.
+const POLLS_PER_ROUND_MAX: usize = 1024;
+
+type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Task {
+    /// Taken out while the task is being polled.
+    future: Option<TaskFuture>,
+    waker: Waker,
+}
+
+/// Names a task for its waker. Wakers never leave their core's thread: a wake from elsewhere finds
+/// no such core there and is a bug, caught by the assertion in `wake`.
+struct TaskRef {
+    core: CoreId,
+    task: usize,
+    queued: std::sync::atomic::AtomicBool,
+}
+
+impl Wake for TaskRef {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+    fn wake_by_ref(self: &Arc<Self>) {
+        use std::sync::atomic::Ordering::Relaxed;
+        if self.queued.swap(true, Relaxed) {
+            return;
+        }
+        let task = Rc::new(Cell::new(Some(self.clone())));
+        let push = |c: &Core| {
+            if let Some(t) = task.take() {
+                c.run_queue.borrow_mut().push_back(t);
+            }
+        };
+        let here =
+            CURRENT.with_borrow(|c| c.as_ref().filter(|c| c.0.id == self.core).map(|c| push(&c.0)));
+        if here.is_none() {
+            CORES.with_borrow(|cores| {
+                if let Some(c) = cores.get(&self.core) {
+                    push(&c.0);
+                } else {
+                    assert!(crashing(), "a task was woken on a thread that does not run its core");
+                }
+            });
+        }
+    }
+}
+
+pub(crate) struct Core {
+    pub(crate) id: CoreId,
+    driver: RefCell<Box<dyn Driver>>,
+    pub(crate) ops: RefCell<OpTable>,
+    pub(crate) sq: RefCell<Vec<Sqe>>,
+    run_queue: RefCell<VecDeque<Arc<TaskRef>>>,
+    tasks: RefCell<Slab<Task>>,
+    pub(crate) timers: RefCell<Timers>,
+    exports: RefCell<Vec<Rc<dyn BlockDevice>>>,
+}
+
+/// A core, for the run loops of drivers.
+#[derive(Clone)]
+pub struct CoreRef(Rc<Core>);
+
+thread_local! {
+    /// One entry in production; all cores of the world in simulation.
+    static CORES: RefCell<BTreeMap<CoreId, CoreRef>> = const { RefCell::new(BTreeMap::new()) };
+    static CURRENT: RefCell<Option<CoreRef>> = const { RefCell::new(None) };
+}
+
+/// The core that runs on this thread now.
+pub fn current() -> CoreRef {
+    CURRENT.with_borrow(|c| c.clone().expect("a reactor runs on this thread"))
+}
+
+pub(crate) fn with_core<R>(f: impl FnOnce(&Core) -> R) -> R {
+    CURRENT.with_borrow(|c| f(&c.as_ref().expect("a reactor runs on this thread").0))
+}
+
+/// The core that runs on this thread now.
+pub fn core_id() -> CoreId {
+    with_core(|c| c.id)
+}
+
+/// The driver's clock.
+pub fn now() -> Nanos {
+    with_core(|c| c.driver.borrow().now())
+}
+
+/// Random bits from the driver: seeded under simulation.
+pub fn random() -> u64 {
+    with_core(|c| c.driver.borrow_mut().random())
+}
+
+/// Starts a task on this core. It runs until it ends; only a power cut cancels it.
+pub fn spawn(future: impl Future<Output = ()> + 'static) {
+    with_core(|c| {
+        let mut tasks = c.tasks.borrow_mut();
+        let entry = tasks.vacant_entry();
+        let queued = std::sync::atomic::AtomicBool::new(true);
+        let task = Arc::new(TaskRef { core: c.id, task: entry.key(), queued });
+        let waker = Waker::from(task.clone());
+        entry.insert(Task { future: Some(Box::pin(future)), waker });
+        c.run_queue.borrow_mut().push_back(task);
+    });
+}
+
+/// Lets other cores reach `device`; returns its index for [`Msg::Submit`].
+pub fn export(device: Rc<dyn BlockDevice>) -> usize {
+    with_core(|c| {
+        let mut exports = c.exports.borrow_mut();
+        exports.push(device);
+        exports.len() - 1
+    })
+}
+
+/// Sends a message to another core.
+pub fn post(to: CoreId, msg: Msg) {
+    with_core(|c| c.driver.borrow_mut().post(to, msg));
+}
+
+impl CoreRef {
+    /// This core's name.
+    pub fn id(&self) -> CoreId {
+        self.0.id
+    }
+
+    /// Number of runnable tasks.
+    pub fn ready(&self) -> usize {
+        self.0.run_queue.borrow().len()
+    }
+
+    /// Makes this core the one that runs on this thread.
+    pub fn make_current(&self) {
+        CURRENT.with_borrow_mut(|c| {
+            if !c.as_ref().is_some_and(|now| Rc::ptr_eq(&now.0, &self.0)) {
+                *c = Some(self.clone());
+            }
+        });
+    }
+
+    /// Polls the `nth` runnable task.
+    pub fn poll_nth(&self, nth: usize) {
+        let Some(task) = self.0.run_queue.borrow_mut().remove(nth) else { return };
+        task.queued.store(false, std::sync::atomic::Ordering::Relaxed);
+        self.make_current();
+        let Some((mut future, waker)) = self
+            .0
+            .tasks
+            .borrow_mut()
+            .get_mut(task.task)
+            .and_then(|t| t.future.take().map(|f| (f, t.waker.clone())))
+        else {
+            return;
+        };
+        if future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            self.0.tasks.borrow_mut()[task.task].future = Some(future);
+        } else {
+            drop(future);
+            drop(self.0.tasks.borrow_mut().remove(task.task));
+        }
+    }
+
+    /// Hands everything that tasks have pushed to the driver.
+    pub fn flush_sq(&self) {
+        let mut sq = self.0.sq.borrow_mut();
+        if !sq.is_empty() {
+            self.0.driver.borrow_mut().submit(&mut sq);
+        }
+    }
+
+    /// When the next timer fires.
+    pub fn next_timer(&self) -> Option<Nanos> {
+        self.0.timers.borrow().next()
+    }
+
+    /// Whether no request is in flight.
+    pub fn idle(&self) -> bool {
+        self.0.ops.borrow().is_empty()
+    }
+
+    /// Wakes the tasks whose time has come.
+    pub fn fire_timers(&self) {
+        let now = self.0.driver.borrow().now();
+        while let Some(waker) = self.0.timers.borrow_mut().pop_due(now) {
+            waker.wake();
+        }
+    }
+
+    /// Takes one event of the driver.
+    pub fn deliver(&self, event: Event) {
+        self.make_current();
+        match event {
+            Event::Cqe { home, key, result } if home == self.0.id => finish(key, result),
+            Event::Cqe { home, key, result } => post(home, Msg::Complete { key, result }),
+            Event::Msg(Msg::Complete { key, result }) => finish(key, result),
+            Event::Msg(Msg::Submit { device, bio }) => {
+                let device = self.0.exports.borrow()[device].clone();
+                device.submit(bio);
+            }
+            Event::Msg(Msg::Call(f)) => f(),
+        }
+    }
+}
+
+/// A core with its driver. Dropping it is a power cut: tasks vanish where they stand.
+pub struct Reactor(CoreRef);
+
+impl Reactor {
+    /// Sets a core up on this thread.
+    pub fn enter(id: CoreId, driver: Box<dyn Driver>) -> Reactor {
+        let core = CoreRef(Rc::new(Core {
+            id,
+            driver: RefCell::new(driver),
+            ops: RefCell::default(),
+            sq: RefCell::default(),
+            run_queue: RefCell::default(),
+            tasks: RefCell::default(),
+            timers: RefCell::default(),
+            exports: RefCell::default(),
+        }));
+        CORES.with_borrow_mut(|c| {
+            assert!(c.insert(id, core.clone()).is_none(), "core entered twice on one thread");
+        });
+        core.make_current();
+        Reactor(core)
+    }
+
+    /// The core, for a driver's own run loop.
+    pub fn core(&self) -> &CoreRef {
+        &self.0
+    }
+
+    /// Runs `f` as this core.
+    pub fn on<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.0.make_current();
+        f()
+    }
+
+    /// The production loop. Ends when `until()` holds (true), or when nothing can happen any more
+    /// (whatever `until()` says then).
+    pub fn run(&self, mut until: impl FnMut() -> bool) -> bool {
+        let core = &self.0;
+        let mut events = Vec::new();
+        core.make_current();
+        loop {
+            let mut polls = 0;
+            while core.ready() > 0 && polls < POLLS_PER_ROUND_MAX {
+                core.poll_nth(0);
+                polls += 1;
+            }
+            if until() {
+                return true;
+            }
+            core.flush_sq();
+            let deadline = if core.ready() > 0 { Some(Nanos::ZERO) } else { core.next_timer() };
+            if deadline.is_none() && core.idle() && core.0.exports.borrow().is_empty() {
+                return until();
+            }
+            core.0.driver.borrow_mut().park(deadline, &mut events);
+            for event in events.drain(..) {
+                core.deliver(event);
+            }
+            core.fire_timers();
+        }
+    }
+
+    /// Runs until `future` has ended. Panics when it can never end.
+    pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let out = Rc::new(RefCell::new(None));
+        let (set, test) = (out.clone(), out.clone());
+        self.on(|| spawn(async move { *set.borrow_mut() = Some(future.await) }));
+        assert!(self.run(|| test.borrow().is_some()), "deadlock: no task can run");
+        out.take().expect("set, asserted above")
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        let before = crashing();
+        set_crashing(true);
+        self.0.make_current();
+        let core = &self.0.0;
+        // Tasks may wake or spawn others while they are dropped, so take them out first.
+        drop(core.tasks.take());
+        drop(core.run_queue.take());
+        drop(core.timers.take());
+        drop(core.sq.take());
+        drop(core.exports.take());
+        drop(core.ops.take());
+        CORES.with_borrow_mut(|c| c.remove(&core.id));
+        CURRENT.with_borrow_mut(Option::take);
+        set_crashing(before);
+    }
+}

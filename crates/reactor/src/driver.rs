@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The seam: what a driver does for a core, and what crosses it.
+use std::fmt;
+
+use block::{Bio, Bufs, CoreId, Nanos, OpKey, Slice, Status};
+
+/// A file, block device, socket or simulated disk that the driver has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId(pub u32);
+
+/// One request to the driver. Its outcome is an [`Event::Cqe`] with the same core and key.
+#[derive(Debug)]
+pub struct Sqe {
+    /// Core whose op table `key` belongs to.
+    pub home: CoreId,
+    /// The waiting op.
+    pub key: OpKey,
+    /// What it is about.
+    pub file: FileId,
+    /// What to do.
+    pub what: SqeOp,
+}
+
+/// What a driver can be asked for. Offsets and lengths are bytes.
+#[derive(Debug)]
+pub enum SqeOp {
+    /// Fill all of `bufs`; a short read is an error.
+    Read {
+        /// Where it begins.
+        offset: u64,
+        /// What to fill.
+        bufs: Bufs,
+    },
+    /// Write all of `bufs`.
+    Write {
+        /// Where it begins.
+        offset: u64,
+        /// What to write.
+        bufs: Bufs,
+        /// Durable when complete.
+        fua: bool,
+    },
+    /// Make completed writes durable.
+    Flush,
+    /// Give the range back; it may read as zeroes afterwards.
+    Discard {
+        /// Where it begins.
+        offset: u64,
+        /// How much.
+        len: u64,
+    },
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// Where it begins.
+        offset: u64,
+        /// How much.
+        len: u64,
+        /// Whether the space may be given back.
+        unmap: bool,
+    },
+    /// Take a connection of a listening socket; the outcome's value is the new [`FileId`].
+    Accept,
+    /// Receive at least one byte; the outcome's value is the number, 0 at the end of the stream.
+    Recv {
+        /// Where to put it.
+        into: Slice,
+    },
+    /// Send all of `bufs`, in order.
+    Send {
+        /// What to send.
+        bufs: Bufs,
+    },
+    /// Shut a socket down: everything pending on it ends.
+    Shutdown,
+    /// Close the file; the id is free for another.
+    Close,
+}
+
+/// Outcome of a request to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpResult {
+    /// Whether it was done.
+    pub status: Status,
+    /// Bytes received or the new file, for those that return one.
+    pub value: u32,
+}
+
+impl From<Status> for OpResult {
+    fn from(status: Status) -> OpResult {
+        OpResult { status, value: 0 }
+    }
+}
+
+/// What crosses cores.
+pub enum Msg {
+    /// A bio for the device that the receiving core exported under this index.
+    Submit {
+        /// Index from [`crate::export`].
+        device: usize,
+        /// The bio.
+        bio: Bio,
+    },
+    /// An outcome for an op of the receiving core.
+    Complete {
+        /// The waiting op.
+        key: OpKey,
+        /// Its outcome.
+        result: OpResult,
+    },
+    /// Run this on the receiving core; how the control path enters.
+    Call(Box<dyn FnOnce() + Send>),
+}
+
+impl fmt::Debug for Msg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Msg::Submit { device, bio } => write!(f, "Submit({device}, {bio:?})"),
+            Msg::Complete { key, result } => write!(f, "Complete({key:?}, {result:?})"),
+            Msg::Call(_) => f.write_str("Call"),
+        }
+    }
+}
+
+/// What a driver hands to a core.
+#[derive(Debug)]
+pub enum Event {
+    /// A request has ended.
+    Cqe {
+        /// Core that waits.
+        home: CoreId,
+        /// Its op.
+        key: OpKey,
+        /// The outcome.
+        result: OpResult,
+    },
+    /// A message of another core.
+    Msg(Msg),
+}
+
+/// The only door to the world. Called once a batch, so engines stay concrete code.
+///
+/// Every submitted [`Sqe`] yields exactly one [`Event::Cqe`], at a later `park`, never inside
+/// `submit`. The driver holds the buffers of a request until it has ended.
+pub trait Driver {
+    /// Nanoseconds since the driver's epoch; never goes back.
+    fn now(&self) -> Nanos;
+    /// Takes the whole batch, in order of submission.
+    fn submit(&mut self, batch: &mut Vec<Sqe>);
+    /// Sends a message to another core.
+    fn post(&mut self, to: CoreId, msg: Msg);
+    /// Waits until something has happened or `deadline` has come, and appends what happened. A
+    /// deadline in the past only collects.
+    fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>);
+    /// Random bits: seeded under simulation, the system's otherwise.
+    fn random(&mut self) -> u64;
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where everything lies in a cache area of a given size.
+//!
+//! ```text
+//! 0        4 superblock copies, one unit each, 64 KiB apart
+//! 256 KiB  checkpoint area A, checkpoint_units
+//!          checkpoint area B, checkpoint_units
+//!          record log, log_units (circular)
+//!          padding to 4 KiB, or to 1 MiB when the slots hold 32 MiB and more
+//!          slots, block_size bytes each
+//! ```
+//!
+//! Invariants
+//! - G1 Every offset follows from the four numbers in the superblock, never from the size of the
+//!   device: a device that grew keeps its cache.
+//! - G2 `end_bytes` is at most the area that `compute` was given.
+
+use std::fmt;
+
+use crate::UNIT;
+use crate::record::ENTRIES_PER_UNIT;
+
+/// Smallest block size: one sector.
+pub const BLOCK_SIZE_MIN: u32 = 512;
+/// Largest block size, as the kernel's. The fields have room for 65536.
+pub const BLOCK_SIZE_MAX: u32 = 4096;
+/// Fewest slots that make a cache. Chosen: fewer could not hold one burst and its destage.
+pub const SLOTS_MIN: u32 = 16;
+/// `u32::MAX` stays free as a "no slot" mark for engines.
+pub(crate) const SLOTS_MAX: u32 = u32::MAX - 1;
+
+const UNIT_BYTES: u64 = UNIT as u64;
+/// Copies stand apart so that one bad erase block or track does not take two of them.
+const SUPERBLOCK_STRIDE_BYTES: u64 = 64 << 10;
+const CHECKPOINT_START_BYTES: u64 = 4 * SUPERBLOCK_STRIDE_BYTES;
+/// From this many bytes of slots their start is aligned to `SLOT_ALIGN_LARGE_BYTES`.
+const SLOT_ALIGN_FROM_BYTES: u64 = 32 << 20;
+const SLOT_ALIGN_LARGE_BYTES: u64 = 1 << 20;
+
+pub(crate) const LOG_UNITS_MIN: u32 = 16;
+/// 256 MiB of log: a replay of it reads for a second or less on any SSD.
+pub(crate) const LOG_UNITS_MAX: u32 = 65536;
+
+/// The layout of one cache area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes in one slot.
+    pub block_size: u32,
+    /// Slots in the area.
+    pub slots: u32,
+    /// Units of the circular record log.
+    pub log_units: u32,
+    /// Units of one of the two checkpoint areas.
+    pub checkpoint_units: u32,
+}
+
+/// Why no cache fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GeometryError {
+    /// The block size is not a power of two in the allowed range.
+    BlockSize {
+        /// Block size that was asked for.
+        block_size: u32,
+    },
+    /// The area is too small.
+    TooSmall {
+        /// Bytes that there are.
+        area_bytes: u64,
+        /// Bytes that the smallest cache of this block size takes.
+        needed_bytes: u64,
+    },
+}
+
+impl Geometry {
+    /// Lays out an area of `area_bytes`: one 128th of it is log, all that remains is slots.
+    pub fn compute(area_bytes: u64, block_size: u32) -> Result<Geometry, GeometryError> {
+        if !is_block_size(block_size) {
+            return Err(GeometryError::BlockSize { block_size });
+        }
+        let needed_bytes = Geometry::smallest(block_size).end_bytes();
+        if area_bytes < needed_bytes {
+            return Err(GeometryError::TooSmall { area_bytes, needed_bytes });
+        }
+        let preferred = Geometry::fill(area_bytes, block_size, log_units_for(area_bytes));
+        let geometry = match preferred {
+            Some(geometry) => geometry,
+            None => Geometry::fill(area_bytes, block_size, LOG_UNITS_MIN)
+                .expect("the area holds the smallest cache"),
+        };
+        assert!(geometry.end_bytes() <= area_bytes); // G2
+        Ok(geometry)
+    }
+
+    /// Byte offset of superblock `copy`, 0 to 3. All copies lie in the first 256 KiB whatever the
+    /// geometry, so that they are found before it is known.
+    #[must_use]
+    pub fn superblock_offset(copy: u8) -> u64 {
+        assert!(copy < 4, "superblock copy {copy} of 4");
+        u64::from(copy) * SUPERBLOCK_STRIDE_BYTES
+    }
+
+    /// Byte offset of checkpoint area 0 or 1.
+    #[must_use]
+    pub fn checkpoint_offset(&self, area: u8) -> u64 {
+        assert!(area < 2, "checkpoint area {area} of 2");
+        CHECKPOINT_START_BYTES + u64::from(area) * self.checkpoint_bytes()
+    }
+
+    /// Bytes of one checkpoint area.
+    #[must_use]
+    pub fn checkpoint_bytes(&self) -> u64 {
+        u64::from(self.checkpoint_units) * UNIT_BYTES
+    }
+
+    /// Byte offset of the unit that holds record `seq`: the log is circular.
+    #[must_use]
+    pub fn log_offset(&self, seq: u64) -> u64 {
+        self.log_start() + seq % u64::from(self.log_units) * UNIT_BYTES
+    }
+
+    /// Byte offset of the first unit of the log.
+    #[must_use]
+    pub fn log_start(&self) -> u64 {
+        CHECKPOINT_START_BYTES + 2 * self.checkpoint_bytes()
+    }
+
+    /// Byte offset of `slot`.
+    #[must_use]
+    pub fn slot_offset(&self, slot: u32) -> u64 {
+        debug_assert!(slot < self.slots, "slot {slot} of {}", self.slots);
+        self.slots_start() + u64::from(slot) * u64::from(self.block_size)
+    }
+
+    /// Byte offset of the first slot.
+    #[must_use]
+    pub fn slots_start(&self) -> u64 {
+        let log_end = self.log_start() + u64::from(self.log_units) * UNIT_BYTES;
+        if self.slots_bytes() >= SLOT_ALIGN_FROM_BYTES {
+            log_end.next_multiple_of(SLOT_ALIGN_LARGE_BYTES)
+        } else {
+            log_end
+        }
+    }
+
+    /// Bytes of all slots together.
+    #[must_use]
+    pub fn slots_bytes(&self) -> u64 {
+        u64::from(self.slots) * u64::from(self.block_size)
+    }
+
+    /// First byte after the last slot: what the area must have to be opened.
+    #[must_use]
+    pub fn end_bytes(&self) -> u64 {
+        self.slots_start() + self.slots_bytes()
+    }
+
+    fn smallest(block_size: u32) -> Geometry {
+        Geometry::with_slots(block_size, LOG_UNITS_MIN, SLOTS_MIN)
+    }
+
+    fn with_slots(block_size: u32, log_units: u32, slots: u32) -> Geometry {
+        Geometry { block_size, slots, log_units, checkpoint_units: checkpoint_units_for(slots) }
+    }
+
+    /// The most slots that fit beside a log of `log_units`; `None` if fewer than [`SLOTS_MIN`].
+    fn fill(area_bytes: u64, block_size: u32, log_units: u32) -> Option<Geometry> {
+        let candidate = |slots| Geometry::with_slots(block_size, log_units, slots);
+        let fits = |slots| candidate(slots).end_bytes() <= area_bytes;
+        if !fits(SLOTS_MIN) {
+            return None;
+        }
+        // end_bytes grows with the number of slots, so bisect: low fits, everything above high
+        // does not.
+        let (mut low, mut high) = (SLOTS_MIN, SLOTS_MAX);
+        while low < high {
+            let middle = high - (high - low) / 2;
+            if fits(middle) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        Some(candidate(low))
+    }
+}
+
+/// True for the powers of two from [`BLOCK_SIZE_MIN`] to [`BLOCK_SIZE_MAX`].
+pub(crate) fn is_block_size(block_size: u32) -> bool {
+    block_size.is_power_of_two() && (BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&block_size)
+}
+
+/// Units that hold one entry a slot, and not one more.
+pub(crate) fn checkpoint_units_least(slots: u32) -> u32 {
+    slots.div_ceil(ENTRIES_PER_UNIT as u32)
+}
+
+/// One entry a slot, plus a sixteenth and two units: a checkpoint is written while the map
+/// changes, so a slot may be met twice, and quarantined slots are listed too.
+fn checkpoint_units_for(slots: u32) -> u32 {
+    let least = checkpoint_units_least(slots);
+    least + least / 16 + 2
+}
+
+/// One 128th of the area, between 64 and 65536 units, but never more than an eighth of a tiny
+/// area; a multiple of 16.
+fn log_units_for(area_bytes: u64) -> u32 {
+    let area_units = area_bytes / UNIT_BYTES;
+    let preferred = (area_units / 128).max(64).min(area_units / 8);
+    let bounded = preferred.clamp(u64::from(LOG_UNITS_MIN), u64::from(LOG_UNITS_MAX));
+    u32::try_from(bounded / 16 * 16).expect("clamped to LOG_UNITS_MAX")
+}
+
+impl fmt::Display for GeometryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            GeometryError::BlockSize { block_size } => {
+                write!(f, "block size {block_size} is not allowed, use 512, 1024, 2048 or 4096")
+            }
+            GeometryError::TooSmall { area_bytes, needed_bytes } => write!(
+                f,
+                "cache device is {}, needs at least {}",
+                Size(area_bytes),
+                Size(needed_bytes)
+            ),
+        }
+    }
+}
+
+impl std::error::Error for GeometryError {}
+
+/// A byte count in the largest unit that divides it.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => write!(f, "0 bytes"),
+            bytes if bytes % (1 << 30) == 0 => write!(f, "{} GiB", bytes >> 30),
+            bytes if bytes % (1 << 20) == 0 => write!(f, "{} MiB", bytes >> 20),
+            bytes if bytes % (1 << 10) == 0 => write!(f, "{} KiB", bytes >> 10),
+            bytes => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn one_gibibyte_of_4k_blocks_loses_at_most_two_percent_to_metadata() {
+        let geometry = Geometry::compute(GIB, 4096).unwrap();
+        let overhead = GIB - geometry.slots_bytes();
+        assert!(overhead * 1000 <= GIB * 20, "{overhead} bytes");
+        assert_eq!(geometry.log_units, 2048);
+    }
+
+    #[test]
+    fn half_a_mebibyte_holds_a_cache_of_4k_blocks() {
+        let geometry = Geometry::compute(512 * KIB, 4096).unwrap();
+        assert_eq!(geometry.log_units, 16);
+        assert!(geometry.slots >= 32, "{geometry:?}");
+    }
+
+    #[test]
+    fn too_small_an_area_is_refused_with_the_size_that_would_do() {
+        let error = Geometry::compute(256 * KIB, 4096).unwrap_err();
+        assert_eq!(error.to_string(), "cache device is 256 KiB, needs at least 408 KiB");
+        let GeometryError::TooSmall { needed_bytes, .. } = error else { panic!("{error}") };
+        assert!(Geometry::compute(needed_bytes, 4096).is_ok());
+        assert!(Geometry::compute(needed_bytes - 1, 4096).is_err());
+    }
+
+    #[test]
+    fn block_sizes_other_than_powers_of_two_from_512_to_4096_are_refused() {
+        for block_size in [0, 1, 256, 513, 3072, 8192, u32::MAX] {
+            let error = Geometry::compute(GIB, block_size).unwrap_err();
+            assert_eq!(error, GeometryError::BlockSize { block_size });
+        }
+        for block_size in [512, 1024, 2048, 4096] {
+            assert!(Geometry::compute(GIB, block_size).is_ok());
+        }
+    }
+
+    #[test]
+    fn slots_of_a_large_area_start_on_a_mebibyte() {
+        for area in [64 * MIB, 100 * MIB, 1006 * MIB, 7 * GIB] {
+            for block_size in [512, 4096] {
+                let geometry = Geometry::compute(area, block_size).unwrap();
+                assert_eq!(geometry.slots_start() % MIB, 0, "{geometry:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn log_offsets_go_round() {
+        let geometry = Geometry::compute(64 * MIB, 4096).unwrap();
+        let log_units = u64::from(geometry.log_units);
+        assert_eq!(geometry.log_offset(0), geometry.log_offset(log_units));
+        assert_eq!(geometry.log_offset(log_units + 5), geometry.log_start() + 5 * 4096);
+        assert!(geometry.log_offset(log_units - 1) + 4096 <= geometry.slots_start());
+    }
+
+    #[test]
+    fn the_largest_area_neither_overflows_nor_takes_more_slots_than_can_be_named() {
+        let geometry = Geometry::compute(u64::MAX, 4096).unwrap();
+        assert_eq!(geometry.slots, SLOTS_MAX);
+        assert_eq!(geometry.log_units, LOG_UNITS_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn regions_follow_one_another_and_stay_inside(
+            area in 512 * KIB..200 * GIB,
+            shift in 9u32..=12,
+        ) {
+            let geometry = Geometry::compute(area, 1 << shift).unwrap();
+            let area_end = |area| geometry.checkpoint_offset(area) + geometry.checkpoint_bytes();
+            prop_assert!(Geometry::superblock_offset(3) + 4096 <= geometry.checkpoint_offset(0));
+            prop_assert_eq!(area_end(0), geometry.checkpoint_offset(1));
+            prop_assert_eq!(area_end(1), geometry.log_start());
+            let log_bytes = u64::from(geometry.log_units) * 4096;
+            prop_assert!(geometry.log_start() + log_bytes <= geometry.slots_start());
+            prop_assert_eq!(geometry.slots_start() % 4096, 0);
+            prop_assert!(geometry.end_bytes() <= area);
+            let last = geometry.slot_offset(geometry.slots - 1);
+            prop_assert_eq!(last + u64::from(geometry.block_size), geometry.end_bytes());
+            let entries = u64::from(geometry.checkpoint_units) * ENTRIES_PER_UNIT as u64;
+            prop_assert!(entries > u64::from(geometry.slots));
+        }
+
+        #[test]
+        fn no_slot_is_left_out(area in 64 * MIB..20 * GIB, shift in 9u32..=12) {
+            let geometry = Geometry::compute(area, 1 << shift).unwrap();
+            let more = Geometry::with_slots(1 << shift, geometry.log_units, geometry.slots + 1);
+            prop_assert!(more.end_bytes() > area);
+        }
+    }
+}

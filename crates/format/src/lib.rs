@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! On-media structures of the native write cache: encode, decode, checksum, byte map; no I/O.
+//!
+//! ```text
+//! offset 0      64K      128K     192K     256K
+//!        │super 0│super 1│super 2 │super 3 │ checkpoint A │ checkpoint B │ record log │ slots …
+//! ```
+//!
+//! All metadata is a sequence of 4096-byte units. Each unit carries a magic, a version, the
+//! cache's UUID and a CRC-32C over the whole unit. The byte map with its promises is
+//! `docs/format/writecache.md`; the code and that page change together.
+//!
+//! Invariants
+//! - F1 A decoder never panics, whatever the bytes; it returns [`Damage`] that says what is wrong.
+//! - F2 An encoder never writes what its decoder would refuse (asserted before the bytes are made).
+//! - F3 One flipped bit anywhere in a unit is detected.
+//! - F4 Magic, version and checksum stay where they are in every version of a unit.
+//!
+//! Absent on purpose: clocks, allocation on the record path, knowledge of devices or of replay
+//! order. Offsets are bytes from the start of the cache area (table option `start_sector`).
+
+mod damage;
+mod geometry;
+mod record;
+mod superblock;
+
+pub use damage::Damage;
+pub use geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, SLOTS_MIN};
+pub use record::{
+    BLOCK_LIMIT, ENTRIES_PER_UNIT, Entry, Kind, Op, Record, RecordHeader, decode_record,
+    encode_record,
+};
+pub use superblock::{CheckpointRef, SUPERBLOCK_COPIES, Superblock, elect, highest_generation};
+
+/// Bytes in one metadata unit: the page and sector size that every cache device writes whole.
+pub const UNIT: usize = 4096;
+
+/// Where the checksum lies in every kind of unit (F4).
+const CRC_RANGE: std::ops::Range<usize> = 12..16;
+
+/// CRC-32C (Castagnoli) of `data`: the checksum of cached blocks and of metadata units.
+#[must_use]
+pub fn checksum(data: &[u8]) -> u32 {
+    crc32c::crc32c(data)
+}
+
+/// True if every byte of `unit` is zero, as on a device that was never formatted.
+#[must_use]
+pub fn is_blank(unit: &[u8]) -> bool {
+    unit.iter().all(|&byte| byte == 0)
+}
+
+/// CRC-32C of a whole unit with the checksum field taken as zero.
+fn unit_checksum(unit: &[u8; UNIT]) -> u32 {
+    let crc = crc32c::crc32c(&unit[..CRC_RANGE.start]);
+    let crc = crc32c::crc32c_append(crc, &[0; 4]);
+    crc32c::crc32c_append(crc, &unit[CRC_RANGE.end..])
+}
+
+/// Puts the checksum into a finished unit and returns it.
+fn seal(unit: &mut [u8; UNIT]) -> u32 {
+    let crc = unit_checksum(unit);
+    unit[CRC_RANGE].copy_from_slice(&crc.to_le_bytes());
+    crc
+}
+
+/// The checks that all units share, cheapest first: length, magic, checksum, version.
+///
+/// The checksum is judged before the version, so that a flipped bit in the version field is
+/// called rot and not a format from the future.
+fn check_unit<'a>(
+    bytes: &'a [u8],
+    magic: &[u8; 8],
+    version: u16,
+) -> Result<(&'a [u8; UNIT], u32), Damage> {
+    let unit: &[u8; UNIT] =
+        bytes.try_into().map_err(|_| Damage::Length { found_bytes: bytes.len() })?;
+    if unit[..8] != magic[..] {
+        return Err(Damage::Magic);
+    }
+    let crc = unit_checksum(unit);
+    if unit[CRC_RANGE] != crc.to_le_bytes() {
+        return Err(Damage::Checksum);
+    }
+    let found = u16::from_le_bytes([unit[8], unit[9]]);
+    if found != version {
+        return Err(Damage::Version { found, known: version });
+    }
+    Ok((unit, crc))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksum_is_crc32c_of_rfc_3720() {
+        // RFC 3720 appendix B.4: 32 bytes of zero, and the ascending pattern.
+        assert_eq!(checksum(&[0; 32]), 0x8a91_36aa);
+        let ascending: Vec<u8> = (0..32).collect();
+        assert_eq!(checksum(&ascending), 0x46dd_794e);
+    }
+
+    #[test]
+    fn the_unit_checksum_takes_its_own_field_as_zero() {
+        let mut unit = [0x5a; UNIT];
+        unit[CRC_RANGE].fill(0);
+        let plain = checksum(&unit);
+        unit[CRC_RANGE].fill(0xff);
+        assert_eq!(unit_checksum(&unit), plain);
+    }
+
+    #[test]
+    fn only_all_zero_is_blank() {
+        let mut unit = [0; UNIT];
+        assert!(is_blank(&unit));
+        unit[UNIT - 1] = 1;
+        assert!(!is_blank(&unit));
+    }
+}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Records: units of the log and of checkpoints, each with up to 252 entries.
+//!
+//! ```text
+//! 0       8   10   12   16      32    40      48            56     60     62        64
+//! │ magic │ver│kind│crc │ uuid  │ seq │ epoch │ flushed_seq │ link │count │reserved │ entries …
+//! ```
+//!
+//! Invariants
+//! - R1 `link` is the checksum of the record before: a chain of records has one history only.
+//! - R2 A log record never calls itself durable: `flushed_seq < seq`, so the first seq is 1.
+//! - R3 Entries after `count` are zero, and op 0 is no operation: nothing is read by accident.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{Damage, UNIT, check_unit, is_blank, seal};
+
+/// Entries that one unit holds.
+pub const ENTRIES_PER_UNIT: usize = 252;
+/// Block numbers are below this: 48 bits, 128 PiB of 512-byte blocks.
+pub const BLOCK_LIMIT: u64 = 1 << 48;
+
+const MAGIC: [u8; 8] = *b"MPWCRECD";
+const VERSION: u16 = 1;
+
+/// What an entry says about a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Op {
+    /// The block is dirty at the slot with this data checksum; frees the block's earlier slot.
+    Write,
+    /// The block at the slot equals the origin durably; the checksum is kept.
+    Clean,
+    /// The slot is free; the block has left the cache if it was at that slot.
+    Evict,
+    /// Blocks `block .. block + slot` have left the cache: here `slot` is a number of blocks.
+    Drop,
+    /// The slot is quarantined; the block reads as an I/O error until it is written again.
+    Bad,
+}
+
+impl Op {
+    const fn code(self) -> u16 {
+        match self {
+            Op::Write => 1,
+            Op::Clean => 2,
+            Op::Evict => 3,
+            Op::Drop => 4,
+            Op::Bad => 5,
+        }
+    }
+
+    const fn from_code(code: u16) -> Option<Op> {
+        match code {
+            1 => Some(Op::Write),
+            2 => Some(Op::Clean),
+            3 => Some(Op::Evict),
+            4 => Some(Op::Drop),
+            5 => Some(Op::Bad),
+            _ => None,
+        }
+    }
+
+    /// True for the operations that describe a state; only these stand in a checkpoint.
+    const fn is_state(self) -> bool {
+        match self {
+            Op::Write | Op::Clean | Op::Bad => true,
+            Op::Evict | Op::Drop => false,
+        }
+    }
+}
+
+/// One statement about a block, 16 bytes on the media.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What is said.
+    pub op: Op,
+    /// Block number on the origin, below [`BLOCK_LIMIT`].
+    pub block: u64,
+    /// Slot; for [`Op::Drop`] the number of blocks. The reader of a cache checks it against the
+    /// number of slots, which a record does not know.
+    pub slot: u32,
+    /// CRC-32C of the block's data; unused by [`Op::Evict`] and [`Op::Drop`].
+    pub crc: u32,
+}
+
+impl Entry {
+    /// The first field whose value no writer of a `kind` record makes.
+    fn wrong_field(&self, kind: Kind) -> Option<&'static str> {
+        if kind == Kind::Checkpoint && !self.op.is_state() {
+            return Some("op");
+        }
+        if self.block >= BLOCK_LIMIT {
+            return Some("block");
+        }
+        match self.op {
+            Op::Drop if self.slot == 0 => Some("slot"),
+            Op::Drop if u64::from(self.slot) > BLOCK_LIMIT - self.block => Some("slot"),
+            Op::Write | Op::Clean | Op::Evict | Op::Bad if self.slot == u32::MAX => Some("slot"),
+            Op::Write | Op::Clean | Op::Evict | Op::Bad | Op::Drop => None,
+        }
+    }
+}
+
+/// Where a record belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The record log.
+    Log,
+    /// A checkpoint area.
+    Checkpoint,
+}
+
+impl Kind {
+    const fn code(self) -> u16 {
+        match self {
+            Kind::Log => 1,
+            Kind::Checkpoint => 2,
+        }
+    }
+
+    const fn from_code(code: u16) -> Option<Kind> {
+        match code {
+            1 => Some(Kind::Log),
+            2 => Some(Kind::Checkpoint),
+            _ => None,
+        }
+    }
+}
+
+/// What a record says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// Log record or checkpoint unit.
+    pub kind: Kind,
+    /// Identity of the cache.
+    pub uuid: [u8; 16],
+    /// Position in the log, from 1; in a checkpoint the index of the unit, from 0.
+    pub seq: u64,
+    /// Never decreases along the log; in a checkpoint the checkpoint's id.
+    pub epoch: u64,
+    /// Checksum of the record before, 0 when there is none (R1).
+    pub link: u32,
+    /// Every record with `seq` up to this, and its data, is durable. Unused in a checkpoint.
+    pub flushed_seq: u64,
+    /// Number of entries. [`encode_record`] takes it from the entries and ignores this field.
+    pub count: u16,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct HeaderMedia {
+    magic: [u8; 8],
+    version: U16,
+    kind: U16,
+    crc: U32,
+    uuid: [u8; 16],
+    seq: U64,
+    epoch: U64,
+    flushed_seq: U64,
+    link: U32,
+    count: U16,
+    reserved: U16,
+}
+
+/// Block number in the low 48 bits, operation in the high 16.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Debug)]
+#[repr(C)]
+struct EntryMedia {
+    op_block: U64,
+    slot: U32,
+    crc: U32,
+}
+
+/// Cannot happen after `check_unit`; told rather than unwrapped.
+const LENGTH: Damage = Damage::Length { found_bytes: UNIT };
+const HEADER_BYTES: usize = size_of::<HeaderMedia>();
+const ENTRY_BYTES: usize = size_of::<EntryMedia>();
+const _: () = assert!(HEADER_BYTES + ENTRIES_PER_UNIT * ENTRY_BYTES == UNIT);
+
+impl EntryMedia {
+    fn encode(entry: &Entry) -> EntryMedia {
+        EntryMedia {
+            op_block: U64::new(u64::from(entry.op.code()) << 48 | entry.block),
+            slot: U32::new(entry.slot),
+            crc: U32::new(entry.crc),
+        }
+    }
+
+    fn decode(&self) -> Option<Entry> {
+        let op_block = self.op_block.get();
+        let code = u16::try_from(op_block >> 48).expect("16 bits are left");
+        let op = Op::from_code(code)?;
+        let block = op_block & (BLOCK_LIMIT - 1);
+        Some(Entry { op, block, slot: self.slot.get(), crc: self.crc.get() })
+    }
+}
+
+/// A record with a good checksum and only possible values, still in the caller's buffer.
+#[derive(Debug)]
+pub struct Record<'a> {
+    /// What the record says about itself.
+    pub header: RecordHeader,
+    /// Checksum of the unit: the `link` of the next record.
+    pub crc: u32,
+    entries: &'a [EntryMedia],
+}
+
+impl<'a> Record<'a> {
+    /// The entries in the order in which they were written; all were checked by
+    /// [`decode_record`].
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry> + use<'a> {
+        self.entries.iter().map(|media| media.decode().expect("checked by decode_record"))
+    }
+}
+
+/// Makes a record in `out`, which is one unit long, and returns its checksum, the `link` of the
+/// next record.
+///
+/// # Panics
+/// If there are more than [`ENTRIES_PER_UNIT`] entries, a value that [`decode_record`] would
+/// refuse, or `out` is not one unit.
+pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -> u32 {
+    assert!(entries.len() <= ENTRIES_PER_UNIT, "{} entries in a record", entries.len());
+    let durable_before_written = header.flushed_seq < header.seq;
+    assert!(header.kind == Kind::Checkpoint || durable_before_written, "R2: {header:?}");
+    let media = HeaderMedia {
+        magic: MAGIC,
+        version: U16::new(VERSION),
+        kind: U16::new(header.kind.code()),
+        crc: U32::ZERO,
+        uuid: header.uuid,
+        seq: U64::new(header.seq),
+        epoch: U64::new(header.epoch),
+        flushed_seq: U64::new(header.flushed_seq),
+        link: U32::new(header.link),
+        count: U16::new(u16::try_from(entries.len()).expect("at most ENTRIES_PER_UNIT")),
+        reserved: U16::ZERO,
+    };
+    let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
+    let (head, body) = out.split_at_mut(HEADER_BYTES);
+    head.copy_from_slice(media.as_bytes());
+    let (used, unused) = body.split_at_mut(entries.len() * ENTRY_BYTES);
+    for (entry, bytes) in entries.iter().zip(used.chunks_exact_mut(ENTRY_BYTES)) {
+        assert_eq!(entry.wrong_field(header.kind), None, "{entry:?} would be refused"); // F2
+        bytes.copy_from_slice(EntryMedia::encode(entry).as_bytes());
+    }
+    unused.fill(0); // R3
+    seal(out)
+}
+
+/// Reads a record of the cache `uuid`. The caller checks that `seq`, `link`, `epoch` and `kind`
+/// are those that belong in this place, and slots against its geometry.
+pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, Damage> {
+    let (unit, crc) = check_unit(unit, &MAGIC, VERSION)?;
+    let (head, body) = unit.split_at(HEADER_BYTES);
+    let head = HeaderMedia::ref_from_bytes(head).map_err(|_| LENGTH)?;
+    if head.uuid != *uuid {
+        return Err(Damage::WrongCache { found: head.uuid });
+    }
+    let kind = Kind::from_code(head.kind.get()).ok_or(Damage::Field("kind"))?;
+    let (seq, flushed_seq) = (head.seq.get(), head.flushed_seq.get());
+    if kind == Kind::Log && flushed_seq >= seq {
+        return Err(Damage::Field("flushed_seq")); // R2
+    }
+    let count = head.count.get();
+    if usize::from(count) > ENTRIES_PER_UNIT {
+        return Err(Damage::Field("count"));
+    }
+    let (used, unused) = body.split_at(usize::from(count) * ENTRY_BYTES);
+    if head.reserved != U16::ZERO || !is_blank(unused) {
+        return Err(Damage::Field("reserved")); // R3
+    }
+    let entries = <[EntryMedia]>::ref_from_bytes(used).map_err(|_| LENGTH)?;
+    for (index, media) in (0..count).zip(entries) {
+        let wrong = match media.decode() {
+            Some(entry) => entry.wrong_field(kind),
+            None => Some("op"),
+        };
+        if let Some(field) = wrong {
+            return Err(Damage::Entry { index, field });
+        }
+    }
+    let header = RecordHeader {
+        kind,
+        uuid: head.uuid,
+        seq,
+        epoch: head.epoch.get(),
+        link: head.link.get(),
+        flushed_seq,
+        count,
+    };
+    Ok(Record { header, crc, entries })
+}
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod tests;

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The superblock: what the cache is, whose it is, and which checkpoint replay starts from.
+//!
+//! Four copies, two of which must agree. A writer writes copies 0 and 1, flushes, writes copies
+//! 2 and 3, flushes: at every moment one pair is whole and durable, so a cut at any point leaves
+//! either the old state or the new one.
+//!
+//! Invariants
+//! - S1 A copy carries its own number: a copy written to another copy's place is refused.
+//! - S2 A new generation is above every generation seen on the media, valid quorum or not, so
+//!   that two different states never carry the same generation with two copies each.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::geometry::{
+    Geometry, LOG_UNITS_MAX, LOG_UNITS_MIN, SLOTS_MAX, SLOTS_MIN, checkpoint_units_least,
+    is_block_size,
+};
+use crate::{BLOCK_LIMIT, Damage, UNIT, check_unit, is_blank, seal};
+
+/// Copies of the superblock on the media.
+pub const SUPERBLOCK_COPIES: u8 = 4;
+
+const MAGIC: [u8; 8] = *b"MPWCSUPR";
+const VERSION: u16 = 1;
+
+/// What a superblock says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Identity of this cache, drawn when it is formatted; in every unit.
+    pub uuid: [u8; 16],
+    /// Counts superblock writes.
+    pub generation: u64,
+    /// Bytes in a block and in a slot.
+    pub block_size: u32,
+    /// Slots in the area.
+    pub slots: u32,
+    /// Units of the record log.
+    pub log_units: u32,
+    /// Units of one checkpoint area.
+    pub checkpoint_units: u32,
+    /// Size of the origin in 512-byte sectors; another size is another origin.
+    pub origin_sectors: u64,
+    /// Identity of the origin, all zero when it has none.
+    pub origin_id: [u8; 16],
+    /// The newest complete checkpoint and where replay goes on after it.
+    pub checkpoint: CheckpointRef,
+}
+
+/// A complete checkpoint and the place in the log from which records are replayed upon it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointRef {
+    /// Checkpoint area, 0 or 1.
+    pub area: u8,
+    /// Units written; 0 means that there is no checkpoint and the map starts empty.
+    pub units: u32,
+    /// Identity of the checkpoint: the `epoch` of its units.
+    pub id: u64,
+    /// First record to replay.
+    pub log_start_seq: u64,
+    /// Checksum of the record before `log_start_seq`: the link that the first record must carry.
+    /// 0 when there is no such record.
+    pub log_start_link: u32,
+}
+
+/// The bytes of a superblock. Offsets are in `docs/format/writecache.md`.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct SuperblockMedia {
+    magic: [u8; 8],
+    version: U16,
+    copy: u8,
+    reserved0: u8,
+    crc: U32,
+    uuid: [u8; 16],
+    generation: U64,
+    block_size: U32,
+    slots: U32,
+    log_units: U32,
+    checkpoint_units: U32,
+    origin_sectors: U64,
+    origin_id: [u8; 16],
+    checkpoint_id: U64,
+    log_start_seq: U64,
+    log_start_link: U32,
+    checkpoint_written_units: U32,
+    checkpoint_area: u8,
+    reserved1: [u8; 3991],
+}
+
+const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
+
+impl Superblock {
+    /// Makes the unit of `copy` in `out`, which is one unit long.
+    ///
+    /// # Panics
+    /// If a field has a value that `decode` would refuse, or `out` is not one unit.
+    pub fn encode(&self, copy: u8, out: &mut [u8]) {
+        assert!(copy < SUPERBLOCK_COPIES);
+        assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // F2
+        let media = SuperblockMedia {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            copy,
+            reserved0: 0,
+            crc: U32::ZERO,
+            uuid: self.uuid,
+            generation: U64::new(self.generation),
+            block_size: U32::new(self.block_size),
+            slots: U32::new(self.slots),
+            log_units: U32::new(self.log_units),
+            checkpoint_units: U32::new(self.checkpoint_units),
+            origin_sectors: U64::new(self.origin_sectors),
+            origin_id: self.origin_id,
+            checkpoint_id: U64::new(self.checkpoint.id),
+            log_start_seq: U64::new(self.checkpoint.log_start_seq),
+            log_start_link: U32::new(self.checkpoint.log_start_link),
+            checkpoint_written_units: U32::new(self.checkpoint.units),
+            checkpoint_area: self.checkpoint.area,
+            reserved1: [0; 3991],
+        };
+        let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
+        out.copy_from_slice(media.as_bytes());
+        seal(out);
+    }
+
+    /// Reads the unit found in the place of `copy`.
+    pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION)?;
+        let media = SuperblockMedia::ref_from_bytes(unit)
+            .map_err(|_| Damage::Length { found_bytes: UNIT })?;
+        if media.copy != copy {
+            return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // S1
+        }
+        if media.reserved0 != 0 || !is_blank(&media.reserved1) {
+            return Err(Damage::Field("reserved"));
+        }
+        let superblock = Superblock {
+            uuid: media.uuid,
+            generation: media.generation.get(),
+            block_size: media.block_size.get(),
+            slots: media.slots.get(),
+            log_units: media.log_units.get(),
+            checkpoint_units: media.checkpoint_units.get(),
+            origin_sectors: media.origin_sectors.get(),
+            origin_id: media.origin_id,
+            checkpoint: CheckpointRef {
+                area: media.checkpoint_area,
+                units: media.checkpoint_written_units.get(),
+                id: media.checkpoint_id.get(),
+                log_start_seq: media.log_start_seq.get(),
+                log_start_link: media.log_start_link.get(),
+            },
+        };
+        match superblock.wrong_field() {
+            None => Ok(superblock),
+            Some(name) => Err(Damage::Field(name)),
+        }
+    }
+
+    /// The layout that the four numbers fix. The opener checks `end_bytes` against the device.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: self.block_size,
+            slots: self.slots,
+            log_units: self.log_units,
+            checkpoint_units: self.checkpoint_units,
+        }
+    }
+
+    /// The first field whose value no writer makes.
+    fn wrong_field(&self) -> Option<&'static str> {
+        if !is_block_size(self.block_size) {
+            return Some("block_size");
+        }
+        if !(SLOTS_MIN..=SLOTS_MAX).contains(&self.slots) {
+            return Some("slots");
+        }
+        if !(LOG_UNITS_MIN..=LOG_UNITS_MAX).contains(&self.log_units) {
+            return Some("log_units");
+        }
+        if self.checkpoint_units <= checkpoint_units_least(self.slots) {
+            return Some("checkpoint_units");
+        }
+        if self.origin_sectors / u64::from(self.block_size / 512) >= BLOCK_LIMIT {
+            return Some("origin_sectors");
+        }
+        if self.checkpoint.area >= 2 {
+            return Some("checkpoint_area");
+        }
+        if self.checkpoint.units > self.checkpoint_units {
+            return Some("checkpoint_written_units");
+        }
+        None
+    }
+}
+
+/// The state that the media holds: the newest generation that at least two copies carry with
+/// the same contents.
+pub fn elect(copies: &[Result<Superblock, Damage>; 4]) -> Result<Superblock, Damage> {
+    let mut elected: Option<&Superblock> = None;
+    for (index, first) in copies.iter().enumerate() {
+        let Ok(first) = first else { continue };
+        let agrees = |second: &Result<Superblock, Damage>| second.as_ref() == Ok(first);
+        if !copies[index + 1..].iter().any(agrees) {
+            continue;
+        }
+        match elected {
+            Some(best) if best == first => {}
+            Some(best) if best.generation > first.generation => {}
+            // No writer that keeps S2 makes this: do not guess which pair is the true one.
+            Some(best) if best.generation == first.generation => return Err(no_quorum(copies)),
+            Some(_) | None => elected = Some(first),
+        }
+    }
+    elected.cloned().ok_or_else(|| no_quorum(copies))
+}
+
+/// The highest generation of any valid copy, 0 if there is none: the next superblock that is
+/// written, by a format too, carries a higher one (S2).
+#[must_use]
+pub fn highest_generation(copies: &[Result<Superblock, Damage>; 4]) -> u64 {
+    copies.iter().flatten().map(|copy| copy.generation).max().unwrap_or(0)
+}
+
+fn no_quorum(copies: &[Result<Superblock, Damage>; 4]) -> Damage {
+    let state = |copy: &Result<Superblock, Damage>| match copy {
+        Ok(superblock) => Ok(superblock.generation),
+        Err(damage) => Err(damage.clone()),
+    };
+    Damage::NoQuorum(Box::new([0, 1, 2, 3].map(|index| state(&copies[index]))))
+}
+
+#[cfg(test)]
+#[path = "superblock_tests.rs"]
+mod tests;

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! An error as it travels: kind, errno and one line for people; its HTTP status and exit code.
+use std::fmt;
+
+use block::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+
+/// Exit code: done.
+pub const EXIT_DONE: u8 = 0;
+/// Exit code: failed.
+pub const EXIT_FAILED: u8 = 1;
+/// Exit code: the command line was wrong.
+pub const EXIT_USAGE: u8 = 2;
+/// Exit code: no such device or attribute.
+pub const EXIT_NOT_FOUND: u8 = 3;
+/// Exit code: in use.
+pub const EXIT_BUSY: u8 = 4;
+
+/// Body of every answer that is not 2xx, and the error type of floors 3 and 4's control path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// One of the words in [`KINDS`].
+    pub kind: String,
+    /// Linux errno.
+    pub errno: i32,
+    /// What was wrong, where, and what is allowed.
+    pub message: String,
+}
+
+/// Kinds with their words on the wire and HTTP statuses.
+const KINDS: [(ErrorKind, &str, u16); 8] = [
+    (ErrorKind::Invalid, "invalid", 400),
+    (ErrorKind::NotFound, "not_found", 404),
+    (ErrorKind::Busy, "busy", 409),
+    (ErrorKind::Exists, "exists", 409),
+    (ErrorKind::Io, "io", 500),
+    (ErrorKind::NoSpace, "no_space", 507),
+    (ErrorKind::NotSupported, "not_supported", 501),
+    (ErrorKind::Denied, "denied", 403),
+];
+
+impl Failure {
+    /// A failure of `kind`.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Failure {
+        let word = KINDS.iter().find(|k| k.0 == kind).map_or("io", |k| k.1);
+        Failure { kind: word.into(), errno: kind.errno(), message: message.into() }
+    }
+
+    /// The kind, if this version knows the word.
+    pub fn kind(&self) -> Option<ErrorKind> {
+        KINDS.iter().find(|k| k.1 == self.kind).map(|k| k.0)
+    }
+
+    /// HTTP status of the answer that carries it.
+    pub fn http_status(&self) -> u16 {
+        KINDS.iter().find(|k| k.1 == self.kind).map_or(500, |k| k.2)
+    }
+
+    /// Exit code of the command that failed so.
+    pub fn exit_code(&self) -> u8 {
+        match self.kind() {
+            Some(ErrorKind::NotFound) => EXIT_NOT_FOUND,
+            Some(ErrorKind::Busy) => EXIT_BUSY,
+            _ => EXIT_FAILED,
+        }
+    }
+
+    /// The same failure with `prefix: ` before its message.
+    #[must_use]
+    pub fn within(mut self, prefix: impl fmt::Display) -> Failure {
+        self.message = format!("{prefix}: {}", self.message);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind() {
+            Some(kind) => write!(f, "{} ({})", self.message, kind.errno_name()),
+            None => write!(f, "{} (errno {})", self.message, self.errno),
+        }
+    }
+}
+impl std::error::Error for Failure {}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Failure {
+        Failure::new(e.kind(), e.chain())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_keeps_its_meaning_across_the_wire() {
+        for (kind, word, _) in KINDS {
+            let sent = Failure::new(kind, "x");
+            assert_eq!((sent.kind.as_str(), sent.errno), (word, kind.errno()));
+            let json = serde_json::to_string(&sent).unwrap();
+            let got: Failure = serde_json::from_str(&json).unwrap();
+            assert_eq!(got.kind(), Some(kind));
+        }
+    }
+
+    #[test]
+    fn display_ends_with_the_errno_name_and_busy_exits_4() {
+        let f: Failure = Error::busy("device is open by 2 clients").into();
+        let f = f.within("remove wc");
+        assert_eq!(f.to_string(), "remove wc: device is open by 2 clients (EBUSY)");
+        assert_eq!((f.exit_code(), f.http_status()), (EXIT_BUSY, 409));
+    }
+
+    #[test]
+    fn a_kind_from_a_newer_daemon_is_still_a_readable_failure() {
+        let f = Failure { kind: "quantum".into(), errno: 71, message: "odd".into() };
+        assert_eq!(f.to_string(), "odd (errno 71)");
+        assert_eq!(f.exit_code(), EXIT_FAILED);
+    }
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What daemon, command line and anyone with curl say to each other: the types of the REST API, its
+//! paths, attribute names, sizes, and dmsetup's text for people.
+//!
+//! ```text
+//!   millpond create ...          curl --unix-socket RUN_DIR/control.sock http://millpond/v1/...
+//!        │ api::*                        │ the same JSON
+//!        └──────────────┬────────────────┘
+//!               control.sock (HTTP/1.1)
+//!                       │
+//!                 millpond daemon
+//! ```
+//!
+//! Invariants
+//! - C1 No I/O, no state: pure types and functions, so that client and server can't drift apart.
+//! - C2 A field, once published, keeps its name and meaning; new fields are optional for readers.
+
+pub mod api;
+pub mod attr;
+mod failure;
+pub mod paths;
+mod size;
+mod table;
+pub mod text;
+
+pub use failure::{EXIT_BUSY, EXIT_DONE, EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, Failure};
+pub use size::{SizeError, parse_size};
+pub use table::with_absolute_paths;

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Queue: the bottom of every stack. Leaf devices, what they count, and how a bio leaves for the
+//! driver.
+//!
+//! ```text
+//!        bio
+//!         │ check limits, count
+//!   ┌─────▼─────┐   ┌───────────┐   ┌───────────┐
+//!   │   Leaf    │   │    Mem    │   │   Null    │
+//!   └─────┬─────┘   └───────────┘   └───────────┘
+//!         │ Sqe       RAM, at once    nothing, at once
+//!       driver
+//! ```
+//!
+//! Invariants
+//! - Q1 Every bio that enters is counted in flight once and counted done once, also when refused.
+//! - Q2 What passes the limits of a leaf reaches the driver whole and in order of submission.
+//! - Q3 A leaf keeps the border contract by itself: FUA on an operation for which the driver has no
+//!   FUA is that operation and then a flush.
+#![warn(missing_docs)]
+
+mod leaf;
+mod mem;
+mod null;
+mod stats;
+#[cfg(test)]
+mod testing;
+
+pub use leaf::Leaf;
+pub use mem::Mem;
+pub use null::Null;
+pub use stats::{Counts, Stats};

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Null: a device that does nothing, at once; what is left is the cost of the path above it.
+use block::{Bio, BlockDevice, Limits, Op, Sector, Status};
+
+use crate::stats::Stats;
+
+/// A device that takes everything and keeps nothing (`null:SIZE`).
+#[derive(Debug)]
+pub struct Null {
+    limits: Limits,
+    stats: Stats,
+    zero: bool,
+}
+
+impl Null {
+    /// A device that reads as zeroes.
+    pub fn new(name: impl Into<String>, capacity: Sector) -> Null {
+        let limits = Limits {
+            discard_granularity_bytes: 512,
+            write_zeroes: true,
+            volatile_cache: false,
+            ..Limits::new(capacity)
+        };
+        Null { limits, stats: Stats::new(name.into()), zero: true }
+    }
+
+    /// A device whose reads leave the buffer as it was. For benches inside the process only: a
+    /// recycled buffer holds what somebody else read or wrote.
+    pub fn leaving_buffers(name: impl Into<String>, capacity: Sector) -> Null {
+        Null { zero: false, ..Null::new(name, capacity) }
+    }
+
+    /// What it has counted.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+}
+
+impl BlockDevice for Null {
+    fn name(&self) -> &str {
+        self.stats.device()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        let ticket = self.stats.begin(&bio);
+        let status = Status::from(self.limits.check(&bio));
+        if status == Status::Ok && bio.op == Op::Read && self.zero {
+            bio.bufs.zero();
+        }
+        self.stats.end(ticket, status);
+        bio.complete(status);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{Class, Flags};
+    use reactor::{read, write};
+
+    use super::*;
+    use crate::testing::{Script, pattern, with_core};
+
+    #[test]
+    fn null_reads_as_zeroes_whatever_was_written() {
+        with_core(Script::default().driver(), async {
+            let dev = Null::new("null:1M", Sector(2048));
+            let data = pattern(4096, 3);
+            write(&dev, Flags::empty(), Class::Normal, Sector(0), data.clone()).await.unwrap();
+            read(&dev, Class::Normal, Sector(0), data.clone()).await.unwrap();
+            data.for_each(|b| assert!(b.iter().all(|&x| x == 0)));
+            let beyond = read(&dev, Class::Normal, Sector(2048), data).await;
+            assert_eq!(beyond, Err(Status::Invalid));
+        });
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which room may see which: a room depends only on rooms of lower floors.
+//!
+//! ```text
+//!   beside   e2e bench xtask             depend on anything, nothing depends on them
+//!   4        millpond
+//!   3        uring sim  nbd fuse ublk vhost  control
+//!   2        dm queue writecache zram pagecache remote
+//!   1        reactor
+//!   0        block format policy
+//! ```
+//!
+//! Invariants
+//! - A room never sees its own floor: engines do not know each other, doors neither.
+//! - Floors 0 to 2 see no driver (they lie higher) and of the outside only the crates listed here.
+//! - Dev-dependencies are free: an engine's tests use the simulator.
+
+use std::path::Path;
+
+use crate::metadata::{self, Package};
+
+/// The rooms, lowest floor first.
+const FLOORS: [&[&str]; 5] = [
+    &["block", "format", "policy"],
+    &["reactor"],
+    &["dm", "queue", "writecache", "zram", "pagecache", "remote"],
+    &["uring", "sim", "nbd", "fuse", "ublk", "vhost", "control"],
+    &["millpond"],
+];
+
+/// The first floor that may know threads, clocks, sockets and everything on crates.io.
+pub(crate) const FIRST_FREE_FLOOR: usize = 3;
+
+/// Members that stand beside the building.
+const BESIDE: &[&str] = &["e2e", "bench", "xtask"];
+
+/// Outside crates that floors 0 to 2 may use: data structures, codecs, checksums.
+/// What may be seen there is decision 0004.
+const OUTSIDE_BELOW: &[&str] = &[
+    "arrayvec",
+    "bitflags",
+    "crc-fast",
+    "crc32c",
+    "hashbrown",
+    "lz4_flex",
+    "roaring",
+    "slab",
+    "smallvec",
+    "thiserror",
+    "zerocopy",
+    "zstd",
+];
+
+/// Outside crates that belong to one room alone.
+const ONE_ROOM: &[(&str, &str)] = &[
+    ("io-uring", "uring"),
+    ("tokio", "millpond"),
+    ("hyper", "millpond"),
+    ("axum", "millpond"),
+    ("fuser", "fuse"),
+];
+
+/// The floor of a room; none for outside crates and for what stands beside.
+pub(crate) fn floor(room: &str) -> Option<usize> {
+    FLOORS.iter().position(|rooms| rooms.contains(&room))
+}
+
+/// Findings in this checkout.
+pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
+    Ok(findings(&metadata::read(root)?))
+}
+
+fn findings(packages: &[Package]) -> Vec<String> {
+    let ours: Vec<&Package> = packages.iter().filter(|p| !p.outside).collect();
+    let is_ours = |name: &str| ours.iter().any(|p| p.name == name);
+    let mut found = Vec::new();
+    for package in &ours {
+        let room = package.name.as_str();
+        if BESIDE.contains(&room) {
+            continue;
+        }
+        let Some(mine) = floor(room) else {
+            found.push(format!("{room} has no floor: give it one in xtask/src/arch.rs"));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| !d.dev) {
+            let problem = if is_ours(&dependency.name) {
+                inside_problem(mine, &dependency.name)
+            } else {
+                outside_problem(room, mine, &dependency.name)
+            };
+            if let Some(why) = problem {
+                found.push(format!("{room} must not depend on {}: {why}", dependency.name));
+            }
+        }
+    }
+    found
+}
+
+fn inside_problem(mine: usize, dependency: &str) -> Option<String> {
+    match floor(dependency) {
+        Some(theirs) if theirs < mine => None,
+        Some(theirs) if theirs == mine => {
+            Some(format!("both are on floor {mine}, siblings do not see each other"))
+        }
+        Some(theirs) => Some(format!("floor {mine} does not see floor {theirs}")),
+        None => Some("it stands beside the rooms".to_owned()),
+    }
+}
+
+fn outside_problem(room: &str, mine: usize, dependency: &str) -> Option<String> {
+    if mine < FIRST_FREE_FLOOR && !OUTSIDE_BELOW.contains(&dependency) {
+        let allowed = OUTSIDE_BELOW.join(", ");
+        return Some(format!("below floor {FIRST_FREE_FLOOR} only {allowed} are allowed"));
+    }
+    let owner = ONE_ROOM.iter().find(|(name, _)| *name == dependency).map(|(_, owner)| *owner)?;
+    (owner != room).then(|| format!("only {owner} may use it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::Dependency;
+
+    fn package(name: &str, outside: bool, normal: &[&str], dev: &[&str]) -> Package {
+        let dependency = |dev| move |name: &&str| Dependency { name: (*name).to_owned(), dev };
+        let dependencies =
+            normal.iter().map(dependency(false)).chain(dev.iter().map(dependency(true)));
+        Package {
+            name: name.to_owned(),
+            outside,
+            dependencies: dependencies.collect(),
+            ..Package::default()
+        }
+    }
+
+    /// Findings for one room with these normal and dev dependencies, all rooms existing.
+    fn judge(room: &str, normal: &[&str], dev: &[&str]) -> Vec<String> {
+        let rooms = FLOORS.iter().copied().flatten().chain(BESIDE);
+        let mut packages: Vec<Package> = rooms
+            .filter(|name| **name != room)
+            .map(|name| package(name, false, &[], &[]))
+            .collect();
+        packages.push(package(room, false, normal, dev));
+        findings(&packages)
+    }
+
+    #[test]
+    fn lower_floors_may_be_seen() {
+        assert_eq!(judge("writecache", &["reactor", "block", "format", "policy"], &[]), [""; 0]);
+        assert_eq!(judge("nbd", &["dm", "reactor"], &[]), [""; 0]);
+        assert_eq!(judge("millpond", &["uring", "nbd", "control", "tokio", "clap"], &[]), [""; 0]);
+    }
+
+    #[test]
+    fn siblings_may_not_see_each_other() {
+        let found = judge("dm", &["queue"], &[]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("siblings"), "{found:?}");
+        assert_eq!(judge("nbd", &["uring"], &[]).len(), 1);
+        assert_eq!(judge("format", &["block"], &[]).len(), 1);
+    }
+
+    #[test]
+    fn higher_floors_may_not_be_seen() {
+        let found = judge("writecache", &["sim"], &[]);
+        assert_eq!(found, ["writecache must not depend on sim: floor 2 does not see floor 3"]);
+        assert_eq!(judge("reactor", &["dm"], &[]).len(), 1);
+    }
+
+    #[test]
+    fn dev_dependencies_are_free() {
+        assert_eq!(judge("writecache", &[], &["sim", "dm", "proptest"]), [""; 0]);
+    }
+
+    #[test]
+    fn outside_crates_below_floor_3_come_from_the_list() {
+        assert_eq!(judge("reactor", &["slab"], &[]), [""; 0]);
+        assert!(judge("reactor", &["tokio"], &[])[0].contains("below floor 3 only"));
+        assert!(judge("block", &["libc"], &[])[0].contains("below floor 3 only"));
+    }
+
+    #[test]
+    fn a_crate_of_one_room_stays_there() {
+        assert_eq!(judge("uring", &["io-uring", "libc"], &[]), [""; 0]);
+        let found = judge("nbd", &["io-uring"], &[]);
+        assert_eq!(found, ["nbd must not depend on io-uring: only uring may use it"]);
+        assert_eq!(judge("control", &["tokio"], &[]).len(), 1);
+    }
+
+    #[test]
+    fn nothing_depends_on_what_stands_beside() {
+        assert_eq!(judge("millpond", &["bench"], &[]).len(), 1);
+        assert_eq!(judge("bench", &["millpond", "sim", "anything"], &[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_room_without_a_floor_is_told() {
+        let found = judge("attic", &[], &[]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("no floor"), "{found:?}");
+    }
+}

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+# The one list of developer commands. Anything longer than a few lines is Rust in xtask/.
+
+CARGO ?= cargo
+# make demo ARGS='--size 256MiB'
+ARGS ?=
+# Runs of every simulation test: `make seeds SEEDS=100000`.
+SEEDS ?= 20000
+# Time for each fuzz target.
+FUZZ_SECONDS ?= 60
+
+.PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
+.PHONY: bench-flush-sim bench-nbd
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+
+setup: ## install what the tests need and is missing (Debian-like systems)
+	@scripts/setup.sh
+
+build: ## the program, optimised: target/release/millpond
+	$(CARGO) build --release --locked -p millpond
+
+demo: setup ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS=--size ...)
+	$(CARGO) run --release --locked -p e2e --bin demo -- $(ARGS)
+
+test: setup ## all tests, end to end with real clients included; in CI a while of fuzzing first
+	$(if $(CI),@$(MAKE) --no-print-directory fuzz)
+	$(CARGO) build --workspace --bins --locked
+	$(CARGO) test --workspace --locked --no-fail-fast --doc
+	$(CARGO) test --workspace --locked --no-fail-fast --lib --bins --tests
+
+test-fast: ## unit and doc tests, a few simulation seeds; no set-up, no outside programs
+	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude e2e --exclude bench --locked
+
+lint: ## formatting, clippy, room direction, style, licences
+	@scripts/setup.sh lint
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) run --quiet --locked -p xtask -- arch tidy licences
+
+fmt: ## format everything
+	$(CARGO) fmt --all
+
+fuzz: ## every fuzz target for FUZZ_SECONDS (needs the nightly toolchain)
+	$(CARGO) run --quiet --locked -p xtask -- fuzz $(FUZZ_SECONDS)
+
+seeds: ## simulation tests with SEEDS seeds each
+	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test --workspace --exclude e2e --exclude bench --locked --tests
+
+docs: ## API documentation of all rooms: target/doc
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
+
+deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is installed
+	$(CARGO) deny --locked check licenses bans sources
+
+bench-flush-sim: ## flush of a full cache, sorted against LRU order, on HDD models in virtual time
+	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)
+
+bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
+	$(CARGO) run --release --locked -p bench --bin nbd -- $(ARGS)
+
+clean: ## remove everything that was built
+	$(CARGO) clean
+	rm -rf fuzz/target

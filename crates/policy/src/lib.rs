@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Decisions as pure state: when to write back, what next, and how fast writers may go.
+//!
+//! Engines feed what they measured and ask; nothing here does I/O, waits or reads a clock. Time
+//! comes in as `now_ns`, so every decision is tested by a table.
+//!
+//! Absent on purpose: devices, bios, the reactor, randomness.
+
+mod pacer;
+mod sweep;
+mod watermarks;
+
+pub use pacer::{DELAY_MAX_NS, Pacer};
+pub use sweep::{Run, Sweep};
+pub use watermarks::{Watermarks, WatermarksError};

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tests of the pacer: tables of its cost, and closed loops with writers and a writeback.
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Pacing from 2600 free blocks, setpoint 1400, reserve 200; 1000 blocks a second.
+fn pacer() -> Pacer {
+    Pacer::new(5000, 200, 1000)
+}
+
+#[test]
+fn cost_is_nothing_at_start_one_at_the_setpoint_and_eight_at_the_reserve() {
+    // Free blocks, cost of one block at 1000 blocks a second.
+    let table = [
+        (5000, 0),
+        (2600, 0),
+        (2000, 125_000),
+        (1400, 1_000_000),
+        (800, 3_375_000),
+        (200, 8_000_000),
+    ];
+    for (free, cost_ns) in table {
+        assert_eq!(pacer().cost_ns(1, free, 0), cost_ns, "{free} free");
+    }
+    assert_eq!(pacer().cost_ns(7, 1400, 0), 7_000_000);
+}
+
+#[test]
+fn cost_is_monotone_and_no_step_between_adjacent_levels_is_a_cliff() {
+    // The slope is 3 x² / span / rate; at x = 2.2 (nothing free) that is 12 us a block.
+    let pacer = pacer();
+    let mut above = pacer.cost_ns(1, 5000, 0);
+    for free in (0..5000).rev() {
+        let cost = pacer.cost_ns(1, free, 0);
+        assert!(cost >= above, "P1 at {free} free");
+        assert!(cost - above <= 13_000, "step of {} ns at {free} free", cost - above);
+        above = cost;
+    }
+    assert_eq!(pacer.cost_ns(1, 2599, 0), 0, "the first block below start costs under 1 ns");
+}
+
+#[test]
+fn a_delay_is_bounded_whatever_is_asked() {
+    let mut pacer = Pacer::new(5000, 200, 0);
+    for _ in 0..3 {
+        assert!(pacer.delay_ns(u64::MAX, 0, 0) <= DELAY_MAX_NS, "P2");
+    }
+    assert_eq!(pacer.delay_ns(1, 0, 0), DELAY_MAX_NS);
+    assert_eq!(pacer.delay_ns(1, 0, DELAY_MAX_NS), 0, "the line is no longer than that");
+    assert_eq!(pacer.delay_ns(1, 5000, 0), 0, "space is back");
+    assert_eq!(pacer.delay_ns(1, 1400, 0), 0, "and the old debts are void");
+}
+
+#[test]
+fn writers_that_come_together_are_let_in_one_after_another() {
+    let mut pacer = pacer();
+    let delays: Vec<u64> = (0..4).map(|_| pacer.delay_ns(2, 1400, 7)).collect();
+    assert_eq!(delays, [0, 2_000_000, 4_000_000, 6_000_000]);
+    assert_eq!(pacer.delay_ns(2, 1400, 7 + 5_000_000), 3_000_000, "time works the line off");
+    assert_eq!(pacer.delay_ns(2, 1400, 7 + SECOND), 0, "but idle time earns no credit");
+    assert_eq!(pacer.delay_ns(2, 1400, 7 + SECOND), 2_000_000);
+}
+
+#[test]
+fn levels_without_room_between_them_pace_nothing() {
+    for (free_at_high, reserve) in [(0, 0), (3, 0), (100, 100), (10, 100)] {
+        let mut pacer = Pacer::new(free_at_high, reserve, 1);
+        assert_eq!(pacer.delay_ns(100, 0, 0), 0, "{free_at_high} {reserve}");
+        assert_eq!(pacer.delay_ns(100, 0, 0), 0, "{free_at_high} {reserve}");
+    }
+}
+
+#[test]
+fn the_first_sample_replaces_the_assumption_and_later_ones_are_averaged() {
+    let mut pacer = Pacer::new(5000, 200, 7);
+    pacer.writeback_started(0);
+    pacer.freed(100, SECOND / 10);
+    assert_eq!(pacer.blocks_per_s(SECOND / 10), 7, "the window is still open");
+    pacer.freed(100, SECOND / 5);
+    assert_eq!(pacer.blocks_per_s(SECOND / 5), 1000);
+    // 0.2 s at 2000 against an average over 3 s: 1000 + 1000 * 0.2 / 3.2.
+    pacer.freed(400, SECOND * 2 / 5);
+    assert_eq!(pacer.blocks_per_s(SECOND * 2 / 5), 1062);
+}
+
+#[test]
+fn a_pause_of_writeback_is_no_slow_writeback_but_a_stall_is() {
+    let mut pacer = pacer();
+    pacer.writeback_started(0);
+    pacer.freed(200, SECOND / 5);
+    let mut paused = pacer.clone();
+    paused.writeback_stopped();
+    assert_eq!(paused.blocks_per_s(SECOND * 100), 1000);
+    paused.writeback_started(SECOND * 100);
+    paused.freed(200, SECOND * 100 + SECOND / 5);
+    assert_eq!(paused.blocks_per_s(SECOND * 101), 1000);
+    // The stall: 30 s of silence against an average of 3 s.
+    assert_eq!(pacer.blocks_per_s(SECOND / 5 + SECOND * 3), 1000);
+    assert_eq!(pacer.blocks_per_s(SECOND / 5 + SECOND * 30), 100);
+}
+
+#[test]
+fn the_averaged_rate_follows_a_change_within_a_few_time_constants() {
+    let mut pacer = Pacer::new(5000, 200, 1);
+    pacer.writeback_started(0);
+    let mut now = 0;
+    for (rate, seconds) in [(8000, 1), (2000, 15), (6000, 15)] {
+        for _ in 0..seconds * 10 {
+            now += SECOND / 10;
+            pacer.freed(rate / 10, now);
+        }
+        let found = pacer.blocks_per_s(now);
+        assert!(found.abs_diff(rate) * 20 <= rate, "{found} instead of {rate}");
+    }
+}
+
+/// A cache that writers fill as fast as they are let, in steps of a tenth of a millisecond.
+struct Loop {
+    pacer: Pacer,
+    now_ns: u64,
+    free: u64,
+    /// When each writer's next block arrives, if it is not held back.
+    ready_at_ns: Vec<u64>,
+    /// Blocks written back but not freed before the lump is full.
+    lump: u64,
+    progress_milli: u64,
+}
+
+const STEP_NS: u64 = 100_000;
+
+impl Loop {
+    fn new(pacer: Pacer, free: u64, writers: usize) -> Loop {
+        let ready_at_ns = vec![0; writers];
+        Loop { pacer, now_ns: 0, free, ready_at_ns, lump: 0, progress_milli: 0 }
+    }
+
+    /// Runs for `seconds` with a writeback of `rate` blocks a second that frees `lump_blocks` at
+    /// a time. Each writer has one block in flight, which takes a step. Returns the blocks that
+    /// were written in each second and the least free space.
+    fn run(&mut self, seconds: u64, rate: u64, lump_blocks: u64) -> (Vec<u64>, u64) {
+        let (mut written, mut least_free) = (Vec::new(), self.free);
+        self.pacer.writeback_started(self.now_ns);
+        for _ in 0..seconds {
+            let mut blocks = 0;
+            for _ in 0..SECOND / STEP_NS {
+                self.now_ns += STEP_NS;
+                blocks += self.step(rate, lump_blocks);
+                least_free = least_free.min(self.free);
+            }
+            written.push(blocks);
+        }
+        (written, least_free)
+    }
+
+    fn step(&mut self, rate: u64, lump_blocks: u64) -> u64 {
+        self.progress_milli += rate * 1000 * STEP_NS / SECOND;
+        self.lump += self.progress_milli / 1000;
+        self.progress_milli %= 1000;
+        if self.lump >= lump_blocks {
+            self.free += self.lump;
+            self.pacer.freed(self.lump, self.now_ns);
+            self.lump = 0;
+        }
+        let mut blocks = 0;
+        for ready_at_ns in &mut self.ready_at_ns {
+            if *ready_at_ns <= self.now_ns && self.free > 0 {
+                self.free -= 1;
+                blocks += 1;
+                let delay_ns = self.pacer.delay_ns(1, self.free, self.now_ns);
+                *ready_at_ns = self.now_ns + STEP_NS + delay_ns;
+            }
+        }
+        blocks
+    }
+}
+
+/// Asserts that every second from `from` on saw `rate` blocks, to a tenth.
+fn assert_settled(written: &[u64], from: usize, rate: u64) {
+    for (second, blocks) in written.iter().enumerate().skip(from) {
+        assert!(blocks.abs_diff(rate) * 10 <= rate, "{blocks} in second {second}: {written:?}");
+    }
+}
+
+#[test]
+fn writers_settle_at_the_writeback_rate_without_ever_filling_the_cache() {
+    // 16 writers could write 160,000 blocks a second; a cache of 100,000 blocks; writeback of
+    // 8000 a second in lumps of 1 MiB of 4 KiB blocks.
+    for (writers, assumed) in [(1, 8000), (16, 8000), (16, 1000), (16, 60_000), (200, 8000)] {
+        let pacer = Pacer::new(50_000, 1000, assumed);
+        let mut closed = Loop::new(pacer, 100_000, writers);
+        let (written, least_free) = closed.run(60, 8000, 256);
+        let name = format!("{writers} writers, {assumed} assumed, {written:?}");
+        assert!(least_free > 1000, "{least_free} free, {name}");
+        let cliff = written.iter().find(|&&blocks| blocks < 7200);
+        assert_eq!(cliff, None, "{name}");
+        // One writer at 10,000 a second takes 40 s to fill the cache so far; the others one.
+        assert_settled(&written, if writers == 1 { 45 } else { 5 }, 8000);
+        // Setpoint: a quarter of the way from the reserve to the high watermark.
+        assert!(closed.free.abs_diff(13_250) < 1500, "{} free, {name}", closed.free);
+    }
+}
+
+#[test]
+fn writers_follow_a_writeback_that_becomes_slower_and_faster_again() {
+    let mut closed = Loop::new(Pacer::new(50_000, 1000, 8000), 100_000, 16);
+    closed.run(30, 8000, 256);
+    let (slow, least_free) = closed.run(60, 2000, 256);
+    assert!(least_free > 0, "{least_free}");
+    assert_settled(&slow, 45, 2000);
+    let (fast, _) = closed.run(60, 8000, 256);
+    assert_settled(&fast, 45, 8000);
+}
+
+#[test]
+fn lumps_of_half_a_second_do_not_shake_the_writers() {
+    let mut closed = Loop::new(Pacer::new(50_000, 1000, 8000), 100_000, 16);
+    let (written, least_free) = closed.run(60, 8000, 4096);
+    assert!(least_free > 1000, "{least_free}");
+    // A lump is half a second's worth, so a second holds one, two or three of them.
+    for pair in written[20..].chunks(4) {
+        let mean = pair.iter().sum::<u64>() / 4;
+        assert!(mean.abs_diff(8000) <= 800, "{written:?}");
+    }
+}

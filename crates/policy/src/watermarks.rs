@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! When writeback by occupancy starts and stops, as the kernel's dm-writecache decides it.
+//!
+//! ```text
+//! free blocks   total ──────── low level ──────── high level ──────── 0
+//!               idle           │ goes on if begun │ starts            │ full
+//! ```
+//!
+//! Invariants
+//! - W1 `free_at_high <= free_at_low`: what starts also goes on.
+
+use std::fmt;
+
+/// The two levels, in free blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watermarks {
+    free_at_high: u64,
+    free_at_low: u64,
+}
+
+/// Why two percentages are no watermarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatermarksError {
+    /// A percentage above 100.
+    Range {
+        /// What was asked for.
+        percent: u8,
+    },
+    /// The low watermark is above the high one.
+    Order,
+}
+
+impl Watermarks {
+    /// The levels for a cache of `total` blocks; the percentages count used blocks.
+    pub fn new(
+        total: u64,
+        high_percent: u8,
+        low_percent: u8,
+    ) -> Result<Watermarks, WatermarksError> {
+        for percent in [high_percent, low_percent] {
+            if percent > 100 {
+                return Err(WatermarksError::Range { percent });
+            }
+        }
+        if low_percent > high_percent {
+            return Err(WatermarksError::Order);
+        }
+        let free_at_high = free_at(total, high_percent);
+        let free_at_low = free_at(total, low_percent);
+        Ok(Watermarks { free_at_high, free_at_low })
+    }
+
+    /// Free blocks at the high watermark.
+    #[must_use]
+    pub fn free_at_high(&self) -> u64 {
+        self.free_at_high
+    }
+
+    /// Free blocks at the low watermark.
+    #[must_use]
+    pub fn free_at_low(&self) -> u64 {
+        self.free_at_low
+    }
+
+    /// True if an idle writeback begins. `free` counts blocks already on their way out as free,
+    /// as the kernel adds `writeback_size`.
+    #[must_use]
+    pub fn should_start(&self, free: u64) -> bool {
+        free <= self.free_at_high
+    }
+
+    /// True if a writeback that has begun goes on.
+    #[must_use]
+    pub fn should_continue(&self, free: u64) -> bool {
+        free <= self.free_at_low
+    }
+}
+
+/// The kernel's rounding: `(n * (100 - percent) + 50) / 100`, in 128 bits so that it holds for
+/// any number of blocks.
+fn free_at(total: u64, percent: u8) -> u64 {
+    let free = (u128::from(total) * u128::from(100 - percent) + 50) / 100;
+    u64::try_from(free).expect("at most total")
+}
+
+impl fmt::Display for WatermarksError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WatermarksError::Range { percent } => {
+                write!(f, "watermark {percent} is not allowed, use 0 to 100")
+            }
+            WatermarksError::Order => {
+                write!(f, "High watermark must be greater than or equal to low watermark")
+            }
+        }
+    }
+}
+
+impl std::error::Error for WatermarksError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_those_of_the_kernel() {
+        // Blocks, level at 50 %, level at 45 %: the kernel's formula for caches of 1 MiB to
+        // 100 GiB with 512 and 4096-byte blocks.
+        let table = [
+            (1985, 993, 1092),
+            (254, 127, 140),
+            (31774, 15887, 17476),
+            (4080, 2040, 2244),
+            (127_100, 63550, 69905),
+            (16320, 8160, 8976),
+            (2_033_601, 1_016_801, 1_118_481),
+            (261_123, 130_562, 143_618),
+            (1_997_854, 998_927, 1_098_820),
+            (256_533, 128_267, 141_093),
+            (203_360_193, 101_680_097, 111_848_106),
+            (26_112_398, 13_056_199, 14_361_819),
+        ];
+        for (total, high, low) in table {
+            let marks = Watermarks::new(total, 50, 45).unwrap();
+            assert_eq!((marks.free_at_high(), marks.free_at_low()), (high, low), "{total}");
+        }
+    }
+
+    #[test]
+    fn writeback_starts_at_the_high_level_and_stops_past_the_low_one() {
+        let marks = Watermarks::new(254, 50, 45).unwrap();
+        // Free blocks, starts, goes on.
+        let table = [(0, true, true), (127, true, true), (128, false, true), (140, false, true)];
+        for (free, start, go_on) in table {
+            assert_eq!(marks.should_start(free), start, "{free}");
+            assert_eq!(marks.should_continue(free), go_on, "{free}");
+        }
+        assert!(!marks.should_continue(141));
+    }
+
+    #[test]
+    fn the_extremes_write_back_always_or_only_when_full() {
+        let always = Watermarks::new(1000, 0, 0).unwrap();
+        assert!(always.should_start(1000));
+        let full = Watermarks::new(1000, 100, 100).unwrap();
+        assert!(!full.should_start(1));
+        assert!(full.should_start(0));
+    }
+
+    #[test]
+    fn levels_of_the_largest_count_do_not_overflow() {
+        let marks = Watermarks::new(u64::MAX, 0, 0).unwrap();
+        assert_eq!(marks.free_at_high(), u64::MAX);
+    }
+
+    #[test]
+    fn impossible_percentages_are_refused() {
+        assert_eq!(Watermarks::new(9, 45, 50), Err(WatermarksError::Order));
+        let percent = 101;
+        assert_eq!(Watermarks::new(9, 101, 50), Err(WatermarksError::Range { percent }));
+    }
+}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One connection: handshake, receive loop, budget, end.
+//!
+//! ```text
+//!  run ─▶ handshake ─▶ receive loop ─────────▶ all requests answered ─▶ close
+//!              │          ▲ waits while the budget is used up
+//!              └ deadline └ ends at DISC, end of stream, nonsense, drain
+//! ```
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use block::{Buf, Nanos, Status};
+use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, now, spawn};
+
+use crate::handshake::{Handshake, Session, Step};
+use crate::job::{Command, Job, check};
+use crate::option::HEADER_BYTES;
+use crate::request::{REQUEST_BYTES, Request};
+use crate::send::{self, Reply};
+use crate::server::Shared;
+use crate::wire::{OPTION_BYTES_MAX, REQUEST_BYTES_MAX, cmd};
+
+/// One receive takes up to this: sixty writes of 4 KiB, and it stays in a core's cache.
+const CHUNK_BYTES: usize = 256 << 10;
+/// A payload's missing rest of at least this goes straight to its buffer, without a copy.
+const DIRECT_BYTES_MIN: usize = 64 << 10;
+/// Data that each connection may have in flight whatever the others do (N5).
+const RESERVE_BYTES: u64 = 1 << 20;
+/// What a handshake's buffer begins with; most never need more.
+const HANDSHAKE_BYTES: usize = 4096;
+/// Replies of a handshake are sent when they are this long: bounds what a client can make us hold.
+const HANDSHAKE_OUT_BYTES: usize = 64 << 10;
+
+pub(crate) struct Conn {
+    pub(crate) shared: Rc<Shared>,
+    file: FileId,
+    session: OnceCell<Session>,
+    pub(crate) replies: RefCell<VecDeque<Reply>>,
+    /// The sender waits here.
+    pub(crate) ready: WaitList,
+    /// The receive loop waits here for its own budget, and the end for everything in flight.
+    room: WaitList,
+    /// Admitted requests whose reply has not left, and their data.
+    requests: Cell<usize>,
+    bytes: Cell<u64>,
+    /// Whether one of them is still being received.
+    receiving: Cell<bool>,
+    /// Requests to the driver that are in flight on the socket (N4).
+    ops: Cell<usize>,
+    /// When to cut it off; none while it is free to idle.
+    pub(crate) deadline: Cell<Option<Nanos>>,
+    /// No new requests are taken.
+    draining: Cell<bool>,
+    /// The socket is of no use any more; replies are dropped.
+    dead: Cell<bool>,
+    /// The last reply has left; the sender goes.
+    pub(crate) ended: Cell<bool>,
+}
+
+impl Conn {
+    pub(crate) fn new(shared: Rc<Shared>, file: FileId) -> Conn {
+        let deadline = now() + shared.options.handshake_time;
+        Conn {
+            shared,
+            file,
+            session: OnceCell::new(),
+            replies: RefCell::default(),
+            ready: WaitList::new(),
+            room: WaitList::new(),
+            requests: Cell::new(0),
+            bytes: Cell::new(0),
+            receiving: Cell::new(false),
+            ops: Cell::new(0),
+            deadline: Cell::new(Some(deadline)),
+            draining: Cell::new(false),
+            dead: Cell::new(false),
+            ended: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        self.session.get().expect("requests come after the handshake")
+    }
+
+    /// One request to the driver on this socket.
+    pub(crate) async fn io(&self, what: SqeOp) -> OpResult {
+        self.ops.set(self.ops.get() + 1);
+        let result = driver_io(self.file, what).await;
+        self.ops.set(self.ops.get() - 1);
+        self.room.wake_all();
+        result
+    }
+
+    /// Ends everything pending on the socket, unless it is closed already.
+    pub(crate) async fn cut_off(self: Rc<Conn>) {
+        self.dead.set(true);
+        self.wake_receiver();
+        if !self.ended.get() {
+            let _ = self.io(SqeOp::Shutdown).await;
+        }
+    }
+
+    /// Takes no new requests; ends the connection when what is in flight has been answered.
+    pub(crate) fn drain(self: Rc<Conn>) {
+        self.draining.set(true);
+        self.set_deadline();
+        self.wake_receiver();
+        spawn(async move {
+            let answered = || self.requests.get() == usize::from(self.receiving.get());
+            self.room.wait_for(answered).await;
+            self.cut_off().await;
+        });
+    }
+
+    fn set_deadline(&self) {
+        self.deadline.set(Some(now() + self.shared.options.drain_time));
+        self.shared.changed.wake_all();
+    }
+
+    fn wake_receiver(&self) {
+        self.room.wake_all();
+        self.shared.room.wake_all();
+    }
+
+    /// Waits until a request with `bytes` of data fits into the budgets and takes its share (N2).
+    /// False when the connection ends first.
+    async fn admit(&self, bytes: u64) -> bool {
+        let options = &self.shared.options;
+        let over = || self.dead.get() || self.draining.get();
+        let own = || {
+            self.requests.get() < options.requests_max
+                && self.bytes.get() + bytes <= options.connection_bytes_max
+        };
+        let all = || {
+            self.bytes.get() + bytes <= RESERVE_BYTES
+                || self.shared.bytes.get() + bytes <= options.bytes_max
+        };
+        self.room.wait_for(|| own() || over()).await;
+        // Only this task adds to the connection's own share, so it still fits after this wait.
+        self.shared.room.wait_for(|| all() || over()).await;
+        if over() {
+            return false;
+        }
+        self.requests.set(self.requests.get() + 1);
+        self.bytes.set(self.bytes.get() + bytes);
+        self.shared.bytes.set(self.shared.bytes.get() + bytes);
+        true
+    }
+
+    /// Gives the shares of answered requests back.
+    pub(crate) fn release(&self, requests: usize, bytes: u64) {
+        self.requests.set(self.requests.get() - requests);
+        self.bytes.set(self.bytes.get() - bytes);
+        self.shared.bytes.set(self.shared.bytes.get() - bytes);
+        self.wake_receiver();
+    }
+
+    /// Queues a reply for the sender, or drops it when nobody listens any more.
+    pub(crate) fn reply(&self, reply: Reply) {
+        if self.dead.get() {
+            self.release(reply.requests, reply.bytes);
+        } else {
+            self.replies.borrow_mut().push_back(reply);
+            self.ready.wake_all();
+        }
+    }
+
+    /// Drops what is queued; nobody listens any more.
+    pub(crate) fn drop_replies(&self) {
+        let dropped = self.replies.take();
+        let requests = dropped.iter().map(|r| r.requests).sum();
+        self.release(requests, dropped.iter().map(|r| r.bytes).sum());
+    }
+}
+
+/// A connection's whole life.
+pub(crate) async fn run(conn: Rc<Conn>) {
+    if let Some((session, rest)) = handshake(&conn).await {
+        conn.deadline.set(conn.deadline.get().filter(|_| conn.draining.get()));
+        let _ = conn.session.set(session);
+        spawn(send::run(conn.clone()));
+        Receiver::new(conn.clone(), &rest).run().await;
+        conn.set_deadline();
+        conn.room.wait_for(|| conn.requests.get() == 0).await;
+    }
+    // N4: from here on nobody begins anything on the socket, and what has begun is waited for.
+    conn.deadline.set(None);
+    conn.ended.set(true);
+    conn.ready.wake_all();
+    conn.room.wait_for(|| conn.ops.get() == 0).await;
+    let _ = driver_io(conn.file, SqeOp::Close).await;
+}
+
+async fn send_bytes(conn: &Conn, out: &mut Vec<u8>) -> bool {
+    if out.is_empty() {
+        return true;
+    }
+    let bufs = Buf::copy_of(out).into();
+    out.clear();
+    conn.io(SqeOp::Send { bufs }).await.status == Status::Ok
+}
+
+/// The session agreed on, and what the client has sent beyond the handshake.
+async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
+    let mut handshake = Handshake::new();
+    let mut out = Handshake::greeting().to_vec();
+    if !send_bytes(conn, &mut out).await {
+        return None;
+    }
+    let mut buf = Buf::alloc(HANDSHAKE_BYTES);
+    let (mut start, mut end) = (0, 0);
+    loop {
+        let exports = &*conn.shared.exports;
+        match buf.read(|b| handshake.step(&b[start..end], exports, &mut out)) {
+            Step::Took(n) => {
+                start += n;
+                if out.len() >= HANDSHAKE_OUT_BYTES && !send_bytes(conn, &mut out).await {
+                    return None;
+                }
+            }
+            Step::Go(n, session) => {
+                let sent = send_bytes(conn, &mut out).await;
+                return sent.then(|| (session, buf.read(|b| b[start + n..end].to_vec())));
+            }
+            Step::End => {
+                send_bytes(conn, &mut out).await;
+                return None;
+            }
+            Step::More(total) => {
+                if !send_bytes(conn, &mut out).await {
+                    return None;
+                }
+                assert!(total <= HEADER_BYTES + OPTION_BYTES_MAX, "the option's length is checked");
+                let next = if total > buf.len() { Buf::alloc(total) } else { buf.clone() };
+                let rest = buf.read(|b| b[start..end].to_vec());
+                next.write(|b| b[..rest.len()].copy_from_slice(&rest));
+                (buf, start, end) = (next, 0, rest.len());
+                let result = conn.io(SqeOp::Recv { into: buf.slice(end..buf.len()) }).await;
+                if result.status != Status::Ok || result.value == 0 || conn.draining.get() {
+                    return None;
+                }
+                end += result.value as usize;
+            }
+        }
+    }
+}
+
+/// The receive loop: a chunk of bytes and what is unread of it.
+struct Receiver {
+    conn: Rc<Conn>,
+    chunk: Buf,
+    start: usize,
+    end: usize,
+}
+
+impl Receiver {
+    fn new(conn: Rc<Conn>, rest: &[u8]) -> Receiver {
+        let chunk = Buf::alloc(CHUNK_BYTES);
+        assert!(rest.len() <= CHUNK_BYTES, "an option fits into a chunk");
+        chunk.write(|b| b[..rest.len()].copy_from_slice(rest));
+        Receiver { conn, chunk, start: 0, end: rest.len() }
+    }
+
+    async fn run(mut self) {
+        while let Some(request) = self.head().await {
+            if !self.take(request).await {
+                break;
+            }
+        }
+    }
+
+    /// One receive; false at the end of the stream or of our patience.
+    async fn receive(&self, buf: &Buf, from: usize) -> Option<usize> {
+        let result = self.conn.io(SqeOp::Recv { into: buf.slice(from..buf.len()) }).await;
+        self.conn.shared.stats.borrow_mut().receives_total += 1;
+        let go_on = result.status == Status::Ok && result.value > 0;
+        let over = self.conn.draining.get() || self.conn.dead.get();
+        (go_on && !over).then_some(result.value as usize)
+    }
+
+    /// Gets more bytes; those unread, less than a request, move to the front.
+    async fn fill(&mut self) -> bool {
+        let (start, end) = (self.start, self.end);
+        assert!(end - start < REQUEST_BYTES, "only a part of a request is left unread");
+        self.chunk.write(|b| b.copy_within(start..end, 0));
+        (self.start, self.end) = (0, end - start);
+        let Some(n) = self.receive(&self.chunk, self.end).await else { return false };
+        self.end += n;
+        true
+    }
+
+    /// The next request, or none when the session ends.
+    async fn head(&mut self) -> Option<Request> {
+        loop {
+            if self.conn.draining.get() || self.conn.dead.get() {
+                return None;
+            }
+            match self.chunk.read(|b| Request::parse(&b[self.start..self.end])) {
+                Ok(Some(request)) => {
+                    self.start += REQUEST_BYTES;
+                    return Some(request);
+                }
+                Ok(None) => {
+                    if !self.fill().await {
+                        return None;
+                    }
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Starts one request; false when the session ends with it.
+    async fn take(&mut self, request: Request) -> bool {
+        if request.kind == cmd::DISC || request.payload_len() > REQUEST_BYTES_MAX {
+            return false; // nobody waits for 4 GiB to be skipped
+        }
+        let conn = self.conn.clone();
+        let checked = check(conn.session(), &request);
+        let bytes = match checked {
+            Ok(Command::Read | Command::Write { .. }) => u64::from(request.len),
+            _ => 0,
+        };
+        if !conn.admit(bytes).await {
+            return false;
+        }
+        conn.shared.stats.borrow_mut().requests_total += 1;
+        let mut data = None;
+        if request.payload_len() > 0 {
+            conn.receiving.set(true);
+            let whole = if checked.is_ok() {
+                let buf = Buf::alloc(request.len as usize);
+                let whole = self.payload(&buf).await;
+                data = Some(buf);
+                whole
+            } else {
+                self.skip(request.len as usize).await
+            };
+            conn.receiving.set(false);
+            if !whole {
+                conn.release(1, bytes);
+                return false;
+            }
+        }
+        match checked {
+            Ok(command) => {
+                let shared = conn.shared.clone();
+                shared.jobs.push(Job { conn, command, request, data });
+            }
+            Err(error) => {
+                conn.shared.stats.borrow_mut().errors_total += 1;
+                let reply = Reply::error(conn.session(), &request, error, bytes);
+                conn.reply(reply);
+            }
+        }
+        true
+    }
+
+    /// Fills `buf` with the bytes that come next.
+    async fn payload(&mut self, buf: &Buf) -> bool {
+        let mut filled = 0;
+        loop {
+            let n = (self.end - self.start).min(buf.len() - filled);
+            let from = self.start..self.start + n;
+            self.chunk.read(|c| buf.write(|b| b[filled..filled + n].copy_from_slice(&c[from])));
+            self.start += n;
+            filled += n;
+            if filled == buf.len() {
+                return true;
+            }
+            if buf.len() - filled >= DIRECT_BYTES_MIN {
+                let Some(n) = self.receive(buf, filled).await else { return false };
+                filled += n;
+            } else if !self.fill().await {
+                return false;
+            }
+        }
+    }
+
+    /// Throws the next `len` bytes away.
+    async fn skip(&mut self, len: usize) -> bool {
+        let mut left = len;
+        loop {
+            let n = (self.end - self.start).min(left);
+            self.start += n;
+            left -= n;
+            if left == 0 {
+                return true;
+            }
+            if !self.fill().await {
+                return false;
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the server asks of the rest of the program: which exports there are, and each one's device.
+use std::rc::Rc;
+
+use block::{BlockDevice, Error, Sector};
+
+/// The exports of a server.
+pub trait Exports {
+    /// Names to list.
+    fn list(&self) -> Vec<String>;
+
+    /// Takes an export into use; dropping the result gives it back. The empty name is the default
+    /// export. It is also called for clients that only ask, so it must be cheap.
+    fn open(&self, name: &str) -> Result<Box<dyn Export>, Error>;
+}
+
+/// What block status is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// `base:allocation`: flag 1 is a hole, flag 2 reads as zero.
+    Allocation,
+    /// `millpond:dirty`: flag 1 is not yet on the origin.
+    Dirty,
+}
+
+impl Context {
+    /// All contexts; the wire id is the index plus one.
+    pub const ALL: [Context; 2] = [Context::Allocation, Context::Dirty];
+
+    /// The protocol's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Context::Allocation => "base:allocation",
+            Context::Dirty => "millpond:dirty",
+        }
+    }
+
+    /// The id that the server gives it.
+    pub const fn id(self) -> u32 {
+        match self {
+            Context::Allocation => 1,
+            Context::Dirty => 2,
+        }
+    }
+}
+
+/// A run of sectors with one block status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First sector.
+    pub sector: Sector,
+    /// Length.
+    pub len: Sector,
+    /// The context's flags; whatever no run covers has none.
+    pub flags: u32,
+}
+
+/// An export in use by one connection.
+///
+/// Lifecycle: made by [`Exports::open`]; dropped after the connection's last bio has ended, so it
+/// can serve as the guard that keeps the device open.
+pub trait Export {
+    /// Where bios go.
+    fn device(&self) -> Rc<dyn BlockDevice>;
+
+    /// Its own name, also when it was opened as the default.
+    fn name(&self) -> String;
+
+    /// For people; empty when there is nothing to say.
+    fn description(&self) -> String {
+        String::new()
+    }
+
+    /// Whether writes are refused.
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    /// Runs with flags within `at..at + len`, ascending; `None` when the context is unknown here.
+    /// Allocation unknown means: all allocated. `len` is at most 64 MiB.
+    fn block_status(&self, _context: Context, _at: Sector, _len: Sector) -> Option<Vec<Run>> {
+        None
+    }
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One request: checked against its export, turned into bios, answered.
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Bufs, Class, Flags, Op, Sector, Status};
+use reactor::{discard, flush, io, read, write, write_zeroes};
+
+use crate::conn::Conn;
+use crate::export::{Context, Run};
+use crate::handshake::Session;
+use crate::request::{Errno, ReplyHead, Request};
+use crate::send::Reply;
+use crate::server::Shared;
+use crate::wire::{CommandFlags, ExportFlags, REQUEST_BYTES_MAX, cmd};
+
+/// Zeroes are written in pieces of this where the device can't make them itself.
+const ZEROES_BYTES: usize = 1 << 20;
+/// What [`crate::Export::block_status`] is asked for at a time.
+const STATUS_STEP: Sector = Sector::from_bytes(64 << 20);
+/// Extents in one block status reply; a client asks again for the rest.
+const EXTENTS_MAX: usize = 4096;
+
+/// What a checked request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Read,
+    Write { fua: bool },
+    Flush,
+    Trim { fua: bool },
+    WriteZeroes { fua: bool, no_hole: bool, fast: bool },
+    BlockStatus { one: bool },
+}
+
+/// A request that has been admitted.
+pub(crate) struct Job {
+    pub(crate) conn: Rc<Conn>,
+    pub(crate) command: Command,
+    pub(crate) request: Request,
+    /// The payload of a write.
+    pub(crate) data: Option<Buf>,
+}
+
+/// Whether the request is one that this session may make, and where its range lies.
+pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Errno> {
+    let flags = CommandFlags::from_bits(request.flags).ok_or(Errno::Invalid)?;
+    let fua = flags.contains(CommandFlags::FUA);
+    let (command, extra) = match request.kind {
+        cmd::READ if session.structured => (Command::Read, CommandFlags::DF),
+        cmd::READ => (Command::Read, CommandFlags::empty()),
+        cmd::WRITE => (Command::Write { fua }, CommandFlags::empty()),
+        cmd::FLUSH => return Ok(Command::Flush),
+        cmd::TRIM => (Command::Trim { fua }, CommandFlags::empty()),
+        cmd::WRITE_ZEROES => {
+            let no_hole = flags.contains(CommandFlags::NO_HOLE);
+            let fast = flags.contains(CommandFlags::FAST_ZERO);
+            let extra = CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO;
+            (Command::WriteZeroes { fua, no_hole, fast }, extra)
+        }
+        cmd::BLOCK_STATUS if session.contexts.contains(&true) => {
+            let one = flags.contains(CommandFlags::REQ_ONE);
+            (Command::BlockStatus { one }, CommandFlags::REQ_ONE)
+        }
+        _ => return Err(Errno::Invalid),
+    };
+    // FUA is allowed, and means nothing, on what does not write.
+    if !(extra | CommandFlags::FUA).contains(flags) {
+        return Err(Errno::Invalid);
+    }
+    let writes = matches!(
+        command,
+        Command::Write { .. } | Command::Trim { .. } | Command::WriteZeroes { .. }
+    );
+    if writes && session.flags.contains(ExportFlags::READ_ONLY) {
+        return Err(Errno::Perm);
+    }
+    let block = u64::from(session.limits.logical_block_bytes);
+    let len = u64::from(request.len);
+    if len == 0 || !request.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
+        return Err(Errno::Invalid);
+    }
+    if command == Command::Read && request.len > REQUEST_BYTES_MAX {
+        return Err(Errno::Invalid);
+    }
+    let size = session.limits.capacity.bytes();
+    let within = request.offset.checked_add(len).is_some_and(|end| end <= size);
+    let fills = matches!(command, Command::Write { .. } | Command::WriteZeroes { .. });
+    match within {
+        true => Ok(command),
+        false if fills => Err(Errno::NoSpace),
+        false => Err(Errno::Invalid),
+    }
+}
+
+/// Does a request and queues its reply.
+pub(crate) async fn run(job: Job) {
+    let Job { conn, command, request, data } = job;
+    let session = conn.session();
+    let dev = &*session.device;
+    let at = Sector::from_bytes(request.offset);
+    let len = Sector::from_bytes(u64::from(request.len));
+    let mut bytes = 0;
+    let mut payload = Bufs::new();
+    let done = match command {
+        Command::Read => {
+            bytes = u64::from(request.len);
+            payload = Buf::alloc(request.len as usize).into();
+            read(dev, Class::Foreground, at, payload.clone()).await
+        }
+        Command::Write { fua } => {
+            bytes = u64::from(request.len);
+            let data = data.expect("a checked write has its payload");
+            let (flags, class) = match fua {
+                true => (Flags::FUA | Flags::SYNC, Class::Foreground),
+                false => (Flags::empty(), Class::Normal),
+            };
+            write(dev, flags, class, at, data.into()).await
+        }
+        Command::Flush => flush(dev, Class::Foreground).await,
+        Command::Trim { fua } => trim(dev, at, len, fua).await,
+        Command::WriteZeroes { fua, no_hole, fast } => {
+            let zeroed = zero(&conn.shared, session, (at, len), no_hole, fast).await;
+            then_flush(dev, zeroed, fua).await
+        }
+        Command::BlockStatus { one } => {
+            block_status(&conn, &request, one);
+            return;
+        }
+    };
+    if let Some(error) = done.err().and_then(Errno::from_status) {
+        conn.shared.stats.borrow_mut().errors_total += 1;
+        conn.reply(Reply::error(session, &request, error, bytes));
+        return;
+    }
+    let mut head = ReplyHead::Simple { error: None };
+    if command == Command::Read {
+        conn.shared.stats.borrow_mut().read_bytes_total += bytes;
+        if session.structured {
+            head = ReplyHead::Data { offset: request.offset, len: request.len };
+        }
+    } else {
+        conn.shared.stats.borrow_mut().write_bytes_total += bytes;
+    }
+    conn.reply(Reply { cookie: request.cookie, head, data: payload, requests: 1, bytes });
+}
+
+/// Discards. It is advice: a device that can't has followed it by doing nothing.
+async fn trim(dev: &dyn BlockDevice, at: Sector, len: Sector, fua: bool) -> Result<(), Status> {
+    let done = match discard(dev, Class::Normal, at, len).await {
+        Err(Status::NotSupported) => Ok(()),
+        done => done,
+    };
+    then_flush(dev, done, fua).await
+}
+
+/// FUA for what devices take no FUA on: a flush afterwards covers it.
+async fn then_flush(
+    dev: &dyn BlockDevice,
+    done: Result<(), Status>,
+    fua: bool,
+) -> Result<(), Status> {
+    match done {
+        Ok(()) if fua => flush(dev, Class::Foreground).await,
+        done => done,
+    }
+}
+
+async fn zero(
+    shared: &Shared,
+    session: &Session,
+    (at, len): (Sector, Sector),
+    no_hole: bool,
+    fast: bool,
+) -> Result<(), Status> {
+    let dev = &*session.device;
+    if fast && !session.limits.write_zeroes {
+        return Err(Status::NotSupported);
+    }
+    let flags = if no_hole { Flags::NOUNMAP } else { Flags::empty() };
+    match write_zeroes(dev, flags, Class::Normal, at, len).await {
+        Err(Status::NotSupported) if !fast => {}
+        done => return done,
+    }
+    let zeroes = shared.zeroes.get_or_init(|| Buf::zeroed(ZEROES_BYTES));
+    let (mut at, end) = (at, at + len);
+    while at < end {
+        let n = (end - at).min(Sector::from_bytes(ZEROES_BYTES as u64));
+        let bytes = usize::try_from(n.bytes()).expect("at most a mebibyte");
+        let bufs = zeroes.slice(0..bytes).into();
+        io(dev, Op::Write, Flags::empty(), Class::Normal, (at, n), bufs).await?;
+        at += n;
+    }
+    Ok(())
+}
+
+/// Queues one chunk for each context agreed on.
+fn block_status(conn: &Conn, request: &Request, one: bool) {
+    let session = conn.session();
+    let chosen = || Context::ALL.into_iter().zip(session.contexts).filter(|(_, on)| *on);
+    let count = chosen().count();
+    for (n, (context, _)) in chosen().enumerate() {
+        let extents = extents(session, context, request, one);
+        let mut out = Vec::with_capacity(4 + extents.len() * 8);
+        out.extend_from_slice(&context.id().to_be_bytes());
+        for (len, flags) in extents {
+            out.extend_from_slice(&len.to_be_bytes());
+            out.extend_from_slice(&flags.to_be_bytes());
+        }
+        let last = n + 1 == count;
+        let len = u32::try_from(out.len()).expect("extents are bounded");
+        conn.reply(Reply {
+            cookie: request.cookie,
+            head: ReplyHead::Status { len, last },
+            data: Buf::copy_of(&out).into(),
+            requests: usize::from(last),
+            bytes: 0,
+        });
+    }
+}
+
+/// Lengths in bytes with flags, from the request's offset on, neighbours joined. At least one.
+fn extents(session: &Session, context: Context, request: &Request, one: bool) -> Vec<(u32, u32)> {
+    let mut out: Vec<(u32, u32)> = Vec::new();
+    let mut add = |len: Sector, flags: u32| {
+        let len = u32::try_from(len.bytes()).expect("within a request's length");
+        match out.last_mut() {
+            _ if len == 0 => {}
+            Some(last) if last.1 == flags => last.0 += len,
+            _ => out.push((len, flags)),
+        }
+        out.len()
+    };
+    let (mut at, end) = range(request);
+    'all: while at < end {
+        let step = (end - at).min(STATUS_STEP);
+        let stop = at + step;
+        for run in session.export.block_status(context, at, step).unwrap_or_default() {
+            let Run { sector, len, flags } = run;
+            let (from, to) = (sector.max(at), (sector + len).min(stop));
+            if from >= to {
+                continue;
+            }
+            add(from - at, 0);
+            if add(to - from, flags) > EXTENTS_MAX {
+                break 'all;
+            }
+            at = to;
+        }
+        if add(stop - at, 0) > if one { 1 } else { EXTENTS_MAX } {
+            break;
+        }
+        at = stop;
+    }
+    out.truncate(if one { 1 } else { EXTENTS_MAX });
+    out
+}
+
+fn range(request: &Request) -> (Sector, Sector) {
+    let at = Sector::from_bytes(request.offset);
+    (at, at + Sector::from_bytes(u64::from(request.len)))
+}

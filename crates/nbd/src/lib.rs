@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! NBD: devices served to real clients over sockets, batched both ways.
+//!
+//! ```text
+//!   socket ──Recv 256 KiB──▶ receive loop ──▶ Workers ──Bio──▶ device
+//!             many requests    parse, admit     one task           │
+//!                                               a request          │
+//!   socket ◀──Send, vectored── sender ◀── reply queue ◀────────────┘
+//!             many replies
+//! ```
+//!
+//! `wire`, `option`, `request` and `handshake` are pure: bytes in, bytes and decisions out. Only
+//! `server`, `conn`, `job` and `send` touch the reactor.
+//!
+//! Invariants
+//! - N1 No input makes the server panic or allocate more than [`Options`] allows; what can't be
+//!   skipped safely ends the connection.
+//! - N2 A request is admitted (counted in its connection's and the server's budget) before memory
+//!   is taken for it, and released when its reply has left or is dropped.
+//! - N3 The export's open guard lives until the last bio of its connection has ended.
+//! - N4 A socket is closed only when nothing is in flight on it, so an id is never used again
+//!   under a pending request.
+//! - N5 Connections share only budgets: a stalled client never keeps another from its reserve.
+#![warn(missing_docs)]
+
+mod conn;
+mod export;
+mod handshake;
+mod job;
+pub mod option;
+pub mod request;
+mod send;
+mod server;
+pub mod wire;
+
+pub use export::{Context, Export, Exports, Run};
+pub use handshake::{Handshake, Session, Step};
+pub use server::{Options, Server, Stats};

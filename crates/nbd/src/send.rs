@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The sender: everything that is ready leaves in one vectored send.
+//!
+//! ```text
+//!   headers  [h1 h2 h3 h4 h5]          one small pooled buffer
+//!   send      h1 h2 │ data2 │ h3 h4 │ data4 │ h5        data shared, not copied
+//! ```
+use std::rc::Rc;
+
+use block::{Buf, Bufs, Status};
+use reactor::SqeOp;
+
+use crate::conn::Conn;
+use crate::handshake::Session;
+use crate::request::{Errno, REPLY_HEAD_BYTES_MAX, ReplyHead, Request};
+use crate::wire::cmd;
+
+/// Replies in one send: two slices each stay below the kernel's 1024.
+const REPLIES_PER_SEND_MAX: usize = 128;
+/// Data in one send, unless a single reply has more.
+const SEND_BYTES_MAX: usize = 4 << 20;
+const HEADS_BYTES: usize = REPLIES_PER_SEND_MAX * REPLY_HEAD_BYTES_MAX;
+
+/// One reply on its way out.
+pub(crate) struct Reply {
+    pub(crate) cookie: u64,
+    pub(crate) head: ReplyHead,
+    pub(crate) data: Bufs,
+    /// Requests that it finishes: one, or none when another chunk follows.
+    pub(crate) requests: usize,
+    /// Their share of the budget.
+    pub(crate) bytes: u64,
+}
+
+impl Reply {
+    /// A reply that says why a request failed.
+    pub(crate) fn error(session: &Session, request: &Request, error: Errno, bytes: u64) -> Reply {
+        let chunks = matches!(request.kind, cmd::READ | cmd::BLOCK_STATUS) && session.structured;
+        let head = if chunks {
+            ReplyHead::Error { error }
+        } else {
+            ReplyHead::Simple { error: Some(error) }
+        };
+        Reply { cookie: request.cookie, head, data: Bufs::new(), requests: 1, bytes }
+    }
+}
+
+/// Sends replies until the connection has ended.
+pub(crate) async fn run(conn: Rc<Conn>) {
+    let mut ends = Vec::with_capacity(REPLIES_PER_SEND_MAX);
+    loop {
+        let waiting = || !conn.replies.borrow().is_empty();
+        conn.ready.wait_for(|| waiting() || conn.ended.get()).await;
+        if !waiting() {
+            return;
+        }
+        let batch = gather(&conn, &mut ends);
+        let sent = conn.io(SqeOp::Send { bufs: batch.bufs }).await;
+        conn.shared.stats.borrow_mut().sends_total += 1;
+        let failed = sent.status != Status::Ok;
+        if failed {
+            conn.clone().cut_off().await;
+            conn.drop_replies();
+        }
+        conn.release(batch.requests, batch.bytes);
+    }
+}
+
+struct Batch {
+    bufs: Bufs,
+    requests: usize,
+    bytes: u64,
+}
+
+/// Takes what is ready off the queue; there is at least one reply.
+fn gather(conn: &Conn, ends: &mut Vec<usize>) -> Batch {
+    let mut replies = conn.replies.borrow_mut();
+    let heads = Buf::alloc(HEADS_BYTES);
+    ends.clear();
+    heads.write(|out| {
+        let (mut at, mut data) = (0, 0);
+        for reply in replies.iter().take(REPLIES_PER_SEND_MAX) {
+            data += reply.data.len_bytes();
+            if data > SEND_BYTES_MAX && !ends.is_empty() {
+                break;
+            }
+            at += reply.head.encode(reply.cookie, &mut out[at..]);
+            ends.push(at);
+        }
+    });
+    let mut batch = Batch { bufs: Bufs::new(), requests: 0, bytes: 0 };
+    let mut from = 0;
+    for (&end, reply) in ends.iter().zip(replies.drain(..ends.len())) {
+        batch.requests += reply.requests;
+        batch.bytes += reply.bytes;
+        if !reply.data.is_empty() {
+            batch.bufs.push(heads.slice(from..end));
+            reply.data.iter().for_each(|s| batch.bufs.push(s.clone()));
+            from = end;
+        }
+    }
+    let end = ends[ends.len() - 1];
+    if from < end {
+        batch.bufs.push(heads.slice(from..end));
+    }
+    batch
+}

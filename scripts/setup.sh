@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 # mkfs.ext4 and losetup live in sbin, which is not on every user's path.
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 
-# command | packages that may hold it, first choice first | what we need it for
+# command | packages that may hold it, first choice first | why
 # (qemu-storage-daemon has moved between packages from one Debian release to the next.)
 NEEDED='
 cc                  | gcc+libc6-dev                   | the linker of every Rust build

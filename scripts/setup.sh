@@ -19,7 +19,7 @@ NEEDED='
 cc                  | gcc+libc6-dev                   | the linker of every Rust build
 fio                 | fio                             | load and verification over NBD
 qemu-io             | qemu-utils                      | end-to-end tests: a real NBD client
-qemu-img            | qemu-utils                      | end-to-end tests: convert and compare over NBD
+qemu-img            | qemu-utils                      | end-to-end tests: convert, compare
 qemu-storage-daemon | qemu-system-common qemu-utils   | bench-nbd: a peer to compare with
 nbdcopy             | libnbd-bin                      | end-to-end tests: a real NBD client
 nbdinfo             | libnbd-bin                      | end-to-end tests: what an export offers

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Area: a run of sectors of a component device, what `<dev> <offset>` in a table line names.
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Error, Limits, Op, Sector};
+
+use crate::context::Context;
+use crate::table::{decimal, quote};
+
+/// A run of sectors of a component device, opened and checked against its size.
+#[derive(Clone)]
+pub(crate) struct Area {
+    pub(crate) device: Rc<dyn BlockDevice>,
+    pub(crate) offset: Sector,
+}
+
+impl Area {
+    /// Opens `args[at]` as the device and `args[at + 1]` as its offset, `len` sectors long.
+    pub(crate) async fn open(
+        ctx: &Context,
+        args: &[String],
+        at: usize,
+        len: Sector,
+    ) -> Result<Area, Error> {
+        let offset = number(args, at + 1, "Invalid device sector", "a decimal number of sectors")?;
+        let device = ctx.lookup(&args[at]).await?;
+        ctx.check_area(&*device, Sector(offset), len)?;
+        Ok(Area { device, offset: Sector(offset) })
+    }
+
+    /// Remaps in place and sends down.
+    pub(crate) fn submit(&self, mut bio: Bio) {
+        if bio.op != Op::Flush {
+            bio.sector += self.offset;
+        }
+        self.device.submit(bio);
+    }
+
+    /// Limits of the area when it is `len` sectors long.
+    pub(crate) fn limits(&self, len: Sector) -> Limits {
+        let mut limits = Limits { capacity: len, ..self.device.limits() };
+        shifted(&mut limits, self.offset);
+        limits
+    }
+}
+
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", quote(self.device.name()), self.offset)
+    }
+}
+
+/// What stays of a device's promises when its sectors are seen from `offset` on: an atomic unit
+/// that the offset does not keep aligned could tear.
+pub(crate) fn shifted(limits: &mut Limits, offset: Sector) {
+    if offset > Sector::ZERO {
+        let aligned = 512_u64 << offset.0.trailing_zeros().min(32);
+        let aligned = u32::try_from(aligned).unwrap_or(u32::MAX);
+        limits.atomic_write_unit_bytes = limits.atomic_write_unit_bytes.min(aligned);
+    }
+}
+
+/// Stacks `below` as a table does: discards reach all of a device or are not offered at all.
+pub(crate) fn stack(limits: &mut Limits, below: &Limits) {
+    let all_discard = limits.discard_granularity_bytes > 0 && below.discard_granularity_bytes > 0;
+    limits.stack(below);
+    if !all_discard {
+        limits.discard_granularity_bytes = 0;
+    }
+}
+
+/// Argument `at` as a number; the error says `wrong`, which argument, and what is `allowed`.
+pub(crate) fn number<T: std::str::FromStr>(
+    args: &[String],
+    at: usize,
+    wrong: &str,
+    allowed: &str,
+) -> Result<T, Error> {
+    let Some(word) = args.get(at) else {
+        return Err(Error::invalid(format!("{wrong}: argument {} is missing", at + 1)));
+    };
+    decimal(word).ok_or_else(|| {
+        Error::invalid(format!("{wrong}: argument {} is `{word}`, must be {allowed}", at + 1))
+    })
+}
+
+/// The devices of `areas`, each once.
+pub(crate) fn distinct<'a>(areas: impl Iterator<Item = &'a Area>) -> Vec<Rc<dyn BlockDevice>> {
+    let mut out: Vec<Rc<dyn BlockDevice>> = Vec::new();
+    for area in areas {
+        if !out.iter().any(|d| same(d, &area.device)) {
+            out.push(area.device.clone());
+        }
+    }
+    out
+}
+
+/// Whether both are the same device.
+pub(crate) fn same(a: &Rc<dyn BlockDevice>, b: &Rc<dyn BlockDevice>) -> bool {
+    std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b))
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a target's constructor gets, and what the program gives: target types and a resolver.
+//!
+//! The order in which a table comes to life, for authors of targets:
+//!
+//! ```text
+//!   load     construct(ctx, args)      parse, check, open devices; the old table still runs!
+//!   resume   old: drain, suspend       nothing of the old table is in flight any more
+//!            new: resume               now read or write what the old one may have owned
+//!            old: drop                 then the bios that waited go to the new one
+//!   suspend  drain, suspend            all bios have completed before `suspend` is called
+//!   remove   drain, suspend, drop
+//! ```
+//!
+//! So a target that owns state on its devices (a cache's metadata) only parses and opens in its
+//! constructor, and reads that state in `resume`: between the two the old table, which may name the
+//! same devices, still writes there.
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+use block::{BlockDevice, Error, Limits, LocalFuture, Sector, Target};
+
+use crate::area::same;
+use crate::device::{MappedDevice, Opened};
+use crate::dm::Dm;
+
+/// Opens what is not a mapped device: paths, `mem:SIZE` and the like. Given by the program.
+pub trait Resolver {
+    /// One spelling for all words that mean the same device, so that it is opened only once; a
+    /// path without links, say.
+    fn canonical(&self, word: &str) -> String {
+        word.to_owned()
+    }
+
+    /// Opens the device, exclusively where the system can. Called once for a canonical word while
+    /// anybody holds the device; dropping the last reference closes it. The device's name is a
+    /// word that opens it again: `table` prints it.
+    fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>>;
+}
+
+/// A resolver that knows no device: tables can name mapped devices only.
+#[derive(Debug)]
+pub struct NoLeaves;
+
+impl Resolver for NoLeaves {
+    fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let e = Error::not_found(format!("`{word}` is not a mapped device"));
+        Box::pin(async move { Err(e) })
+    }
+}
+
+/// Makes a target of a table line. Errors need not name line and target: `dm` adds them.
+pub type Construct = Rc<dyn Fn(Context, Vec<String>) -> LocalFuture<Result<Rc<dyn Target>, Error>>>;
+
+/// A kind of target that tables may use.
+#[derive(Clone)]
+pub struct TargetType {
+    /// The word in a table line.
+    pub name: &'static str,
+    /// What `targets` prints.
+    pub version: (u32, u32, u32),
+    /// Its constructor.
+    pub construct: Construct,
+}
+
+impl TargetType {
+    /// A target type made by `construct`.
+    pub fn new(
+        name: &'static str,
+        version: (u32, u32, u32),
+        construct: impl Fn(Context, Vec<String>) -> LocalFuture<Result<Rc<dyn Target>, Error>> + 'static,
+    ) -> TargetType {
+        TargetType { name, version, construct: Rc::new(construct) }
+    }
+}
+
+impl fmt::Debug for TargetType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TargetType({} {:?})", self.name, self.version)
+    }
+}
+
+/// Raises the event number of the device whose table a target is in.
+#[derive(Clone)]
+pub struct Events(pub(crate) Weak<MappedDevice>);
+
+impl Events {
+    /// Something happened that `wait` should tell: a device failed, a state changed.
+    pub fn raise(&self) {
+        if let Some(device) = self.0.upgrade() {
+            device.raise_event();
+        }
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Events")
+    }
+}
+
+/// The devices that a table holds open.
+#[derive(Default)]
+pub(crate) struct Uses {
+    /// Each device once, in order of the lines.
+    pub(crate) devices: Vec<Rc<dyn BlockDevice>>,
+    /// Those of `devices` that are mapped devices.
+    pub(crate) mapped: Vec<Opened>,
+}
+
+/// Where a target is being constructed. Cheap to clone; a target may keep it for later look-ups,
+/// but what is looked up after the constructor has returned is not in the table's `deps`.
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) dm: Weak<Dm>,
+    pub(crate) device: Weak<MappedDevice>,
+    pub(crate) name: Rc<str>,
+    pub(crate) line_no: usize,
+    pub(crate) start: Sector,
+    pub(crate) len: Sector,
+    pub(crate) uses: Rc<RefCell<Uses>>,
+}
+
+impl Context {
+    /// Name of the mapped device whose table it is.
+    pub fn device(&self) -> &str {
+        &self.name
+    }
+
+    /// Line of the table, from 1.
+    pub fn line_no(&self) -> usize {
+        self.line_no
+    }
+
+    /// Where the target begins on the mapped device. Its bios count from here.
+    pub fn start(&self) -> Sector {
+        self.start
+    }
+
+    /// Length of the target.
+    pub fn len(&self) -> Sector {
+        self.len
+    }
+
+    /// Whether the target has no sectors; the table's parser has refused that.
+    pub fn is_empty(&self) -> bool {
+        self.len == Sector::ZERO
+    }
+
+    /// For raising events later.
+    pub fn events(&self) -> Events {
+        Events(self.device.clone())
+    }
+
+    /// Opens the device that `word` names: a mapped device (`NAME`, `/dev/mapper/NAME`, `dm-N`) or
+    /// what the program's resolver knows. The table holds it open as long as the table lives.
+    pub fn lookup(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let (ctx, word) = (self.clone(), word.to_owned());
+        Box::pin(async move {
+            let found = ctx.find(&word).await;
+            found.map_err(|e| e.within(format!("Device lookup failed: `{word}`")))
+        })
+    }
+
+    async fn find(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
+        let gone = || Error::busy("the device mapper is shutting down");
+        let dm = self.dm.upgrade().ok_or_else(gone)?;
+        let device: Rc<dyn BlockDevice> = if let Some(mapped) = dm.find(word) {
+            let me = self.device.upgrade().ok_or_else(gone)?;
+            if mapped.reaches(&me) {
+                return Err(Error::invalid(format!(
+                    "it is {} itself or stands on it: a table can't contain its own device",
+                    self.name
+                )));
+            }
+            let opened = mapped.open()?;
+            let mut uses = self.uses.borrow_mut();
+            if !uses.mapped.iter().any(|o| Rc::ptr_eq(o.device(), &mapped)) {
+                uses.mapped.push(opened);
+            }
+            mapped
+        } else {
+            dm.open_leaf(word).await?
+        };
+        let mut uses = self.uses.borrow_mut();
+        if !uses.devices.iter().any(|d| same(d, &device)) {
+            uses.devices.push(device.clone());
+        }
+        Ok(device)
+    }
+
+    /// Whether `len` sectors from `offset` on lie on `device` and are aligned to its blocks.
+    pub fn check_area(
+        &self,
+        device: &dyn BlockDevice,
+        offset: Sector,
+        len: Sector,
+    ) -> Result<(), Error> {
+        let Limits { capacity, logical_block_bytes, .. } = device.limits();
+        let name = device.name();
+        if offset.checked_add(len).is_none_or(|end| end > capacity) {
+            return Err(Error::invalid(format!(
+                "{name} too small for target: start={offset}, len={len}, dev_size={capacity}"
+            )));
+        }
+        let block = Sector::from_bytes(logical_block_bytes.into());
+        for (what, value) in [("start", offset), ("len", len)] {
+            if !value.is_aligned(block) {
+                return Err(Error::invalid(format!(
+                    "{what}={value} not aligned to h/w logical block size {logical_block_bytes} \
+                     of {name}: must be a multiple of {block} sectors"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({} line {}: {}+{})", self.name, self.line_no, self.start, self.len)
+    }
+}

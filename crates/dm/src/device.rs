@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A mapped device: two table slots, a gate for bios, and the life cycle around them.
+//!
+//! ```text
+//!              load                    resume
+//!   text ────────────▶ inactive slot ──────────▶ live slot ──▶ bios go to its targets
+//!             clear ◀──┘                           │
+//!                                     suspend      ▼
+//!                             bios wait in `deferred`, in order
+//! ```
+//!
+//! Invariants
+//! - D1 A bio is in exactly one place: refused (no live table), deferred, or in flight below.
+//! - D2 While suspended nothing is in flight: a table is swapped or suspended only then.
+//! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
+//! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+use block::{Bio, BlockDevice, Error, Limits, Map, Sector, Status, crashing};
+use reactor::{OnDone, WaitList};
+
+use crate::dm::Dm;
+use crate::live::{Entry, Table};
+use crate::name::Names;
+use crate::report::{DeviceInfo, TargetLine};
+
+/// Major number that mapped devices show; what Debian's kernels give the device mapper.
+pub const MAJOR: u32 = 254;
+
+/// Counts what is in flight below a device: bios, and messages to its targets.
+#[derive(Default)]
+struct Gate {
+    in_flight: Cell<usize>,
+    idle: WaitList,
+}
+
+impl Gate {
+    fn enter(&self) {
+        self.in_flight.set(self.in_flight.get() + 1);
+    }
+
+    fn leave(&self) {
+        let left = self.in_flight.get() - 1;
+        self.in_flight.set(left);
+        if left == 0 && !self.idle.is_empty() {
+            self.idle.wake_all();
+        }
+    }
+}
+
+impl OnDone for Gate {
+    fn on_done(&self, _status: Status, _tag: u64) {
+        self.leave();
+    }
+}
+
+/// A mutual exclusion of tasks.
+#[derive(Default)]
+pub(crate) struct Lock {
+    held: Cell<bool>,
+    waiters: WaitList,
+}
+
+#[must_use = "the lock is free again when this is dropped"]
+pub(crate) struct Held<'a>(&'a Lock);
+
+impl Lock {
+    pub(crate) async fn acquire(&self) -> Held<'_> {
+        self.waiters.wait_for(|| !self.held.replace(true)).await;
+        Held(self)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.held.set(false);
+        if !crashing() {
+            self.0.waiters.wake_all();
+        }
+    }
+}
+
+/// A device that a table makes. Doors hold it by [`Opened`].
+pub struct MappedDevice {
+    pub(crate) names: Names,
+    pub(crate) uuid: RefCell<Option<String>>,
+    pub(crate) minor: u32,
+    dm: Weak<Dm>,
+    live: RefCell<Option<Rc<Table>>>,
+    inactive: RefCell<Option<Rc<Table>>>,
+    suspended: Cell<bool>,
+    /// Bios are deferred: from the begin of a suspend to the end of a resume.
+    blocked: Cell<bool>,
+    deferred: RefCell<VecDeque<Bio>>,
+    gate: Rc<Gate>,
+    event_nr: Cell<u32>,
+    events: WaitList,
+    opens: Cell<u32>,
+    pub(crate) remove_at_close: Cell<bool>,
+    /// Being removed, or removed: can't be opened any more.
+    gone: Cell<bool>,
+    pub(crate) lock: Lock,
+}
+
+impl MappedDevice {
+    /// A new device is suspended and has no table.
+    pub(crate) fn new(dm: Weak<Dm>, name: String, uuid: Option<String>, minor: u32) -> Self {
+        MappedDevice {
+            names: Names::new(name),
+            uuid: RefCell::new(uuid),
+            minor,
+            dm,
+            live: RefCell::default(),
+            inactive: RefCell::default(),
+            suspended: Cell::new(true),
+            blocked: Cell::new(true),
+            deferred: RefCell::default(),
+            gate: Rc::default(),
+            event_nr: Cell::new(0),
+            events: WaitList::new(),
+            opens: Cell::new(0),
+            remove_at_close: Cell::new(false),
+            gone: Cell::new(false),
+            lock: Lock::default(),
+        }
+    }
+
+    /// Minor number; `dm-N` names the device too.
+    pub fn minor(&self) -> u32 {
+        self.minor
+    }
+
+    /// Whether bios wait.
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.get()
+    }
+
+    /// The live table as a pure mapping, when it is nothing but one. Holds for this table: after a
+    /// swap ask again.
+    pub fn live_map(&self) -> Option<Rc<dyn Map>> {
+        self.live().filter(|t| t.is_map()).map(|t| t as Rc<dyn Map>)
+    }
+
+    /// Runs of dirty sectors within `at..at + len`, for block status: nothing when no target of
+    /// the live table is a cache. Sectors under other targets are clean.
+    pub fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {
+        let live = self.live()?;
+        let end = at.checked_add(len)?;
+        let mut all = None;
+        for entry in live.entries.iter().filter(|e| e.start < end && e.end > at) {
+            let from = entry.start.max(at);
+            let to = entry.end.min(end);
+            if let Some(runs) = entry.target.dirty(from - entry.start, to - from) {
+                let runs = runs.into_iter().map(|(s, l)| (s + entry.start, l));
+                all.get_or_insert_with(Vec::new).extend(runs);
+            }
+        }
+        all
+    }
+
+    pub(crate) fn live(&self) -> Option<Rc<Table>> {
+        self.live.borrow().clone()
+    }
+
+    pub(crate) fn inactive(&self) -> Option<Rc<Table>> {
+        self.inactive.borrow().clone()
+    }
+
+    fn tables(&self) -> impl Iterator<Item = Rc<Table>> {
+        self.live().into_iter().chain(self.inactive())
+    }
+
+    /// Whether `other` is this device or below it. Terminates by D4.
+    pub(crate) fn reaches(&self, other: &MappedDevice) -> bool {
+        std::ptr::eq(self, other) || self.tables().any(|t| t.reaches(other))
+    }
+
+    /// Longest chain of mapped devices from this one down.
+    pub(crate) fn depth(&self) -> usize {
+        1 + self.tables().map(|t| t.depth()).max().unwrap_or(0)
+    }
+
+    /// Holds the device open: it can't be removed meanwhile.
+    pub fn open(self: &Rc<Self>) -> Result<Opened, Error> {
+        if self.gone.get() {
+            return Err(self.no_such());
+        }
+        self.opens.set(self.opens.get() + 1);
+        Ok(Opened(self.clone()))
+    }
+
+    pub(crate) fn open_count(&self) -> u32 {
+        self.opens.get()
+    }
+
+    fn no_such(&self) -> Error {
+        Error::not_found(format!("{}: no such device: it is being removed", self.name()))
+    }
+
+    pub(crate) fn check_here(&self) -> Result<(), Error> {
+        if self.gone.get() { Err(self.no_such()) } else { Ok(()) }
+    }
+
+    pub(crate) fn raise_event(&self) {
+        self.event_nr.set(self.event_nr.get().wrapping_add(1));
+        self.events.wake_all();
+    }
+
+    /// Waits until the event number is not `seen` any more, or the device is removed.
+    pub(crate) async fn wait_event(&self, seen: u32) -> u32 {
+        self.events.wait_for(|| self.event_nr.get() != seen).await;
+        self.event_nr.get()
+    }
+
+    pub(crate) fn event_nr(&self) -> u32 {
+        self.event_nr.get()
+    }
+
+    /// Puts a table into the inactive slot. The caller holds `lock` and has checked D4.
+    pub(crate) fn set_inactive(&self, table: Option<Rc<Table>>) {
+        // Dropping a table may close devices, so not while the slot is borrowed.
+        let old = self.inactive.replace(table);
+        drop(old);
+    }
+
+    /// Stops bios, waits for those below, and suspends the targets. The caller holds `lock`.
+    ///
+    /// After an error of a target the device is suspended all the same.
+    pub(crate) async fn suspend(&self) -> Result<(), Error> {
+        if self.suspended.get() {
+            return Ok(());
+        }
+        self.blocked.set(true);
+        self.gate.idle.wait_for(|| self.gate.in_flight.get() == 0).await;
+        let live = self.live();
+        let result = match &live {
+            Some(table) => table.suspend().await,
+            None => Ok(()),
+        };
+        self.suspended.set(true);
+        result.map_err(|e| e.within(format!("{}: suspended, but not cleanly", self.name())))
+    }
+
+    /// Makes an inactive table live, and lets bios go. The caller holds `lock`.
+    ///
+    /// After an error the device is suspended, with both slots as before.
+    pub(crate) async fn resume(&self) -> Result<(), Error> {
+        let Some(new) = self.inactive() else {
+            if !self.suspended.get() {
+                return Ok(());
+            }
+            let none = || Error::invalid(format!("{}: no table to resume: load one", self.name()));
+            let live = self.live().ok_or_else(none)?;
+            live.resume().await.map_err(|e| self.stays_suspended(e))?;
+            live.refresh_limits();
+            self.unblock();
+            return Ok(());
+        };
+        if new.entries.is_empty() {
+            let name = self.name();
+            return Err(Error::invalid(format!("{name}: the table to resume has no line")));
+        }
+        self.suspend().await?;
+        // D2: suspended, so the old table has nothing in flight and has settled its state.
+        new.resume().await.map_err(|e| self.stays_suspended(e))?;
+        new.refresh_limits();
+        self.set_inactive(None);
+        let old = self.live.replace(Some(new));
+        drop(old);
+        self.unblock();
+        Ok(())
+    }
+
+    fn stays_suspended(&self, e: Error) -> Error {
+        e.within(format!("{}: resume failed, the device stays suspended", self.name()))
+    }
+
+    fn unblock(&self) {
+        self.suspended.set(false);
+        self.blocked.set(false);
+        // No await from here on, so nothing can overtake the bios that waited.
+        let waiting = self.deferred.take();
+        for bio in waiting {
+            self.submit(bio);
+        }
+    }
+
+    /// Takes the device down for good: suspends it and drops its tables. The caller holds `lock`.
+    ///
+    /// After an error of a target the device is there still, suspended, unless `force`.
+    pub(crate) async fn retire(&self, force: bool) -> Result<(), Error> {
+        self.gone.set(true);
+        if let (Err(e), false) = (self.suspend().await, force) {
+            self.gone.set(false);
+            return Err(e);
+        }
+        drop(self.live.take());
+        drop(self.inactive.take());
+        self.fail_deferred();
+        self.raise_event();
+        Ok(())
+    }
+
+    fn fail_deferred(&self) {
+        for bio in self.deferred.take() {
+            bio.complete(Status::NoDevice);
+        }
+    }
+
+    /// The target that holds `sector`, for a message; counted as in flight until dropped.
+    pub(crate) fn message_to(&self, sector: Sector) -> Result<Messaged, Error> {
+        let name = self.name();
+        let live = self.live().ok_or_else(|| Error::not_found(format!("{name}: no live table")))?;
+        let Some(entry) = live.find(sector) else {
+            let end = live.limits().capacity;
+            return Err(Error::invalid(format!(
+                "{name}: Target message sector outside device: sector {sector}, must be below {end}"
+            )));
+        };
+        let target = entry.target.clone();
+        let place = entry.place();
+        self.gate.enter();
+        Ok(Messaged { target, place, gate: self.gate.clone() })
+    }
+
+    /// What `info` tells.
+    pub fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.name().to_owned(),
+            uuid: self.uuid.borrow().clone(),
+            major: MAJOR,
+            minor: self.minor,
+            suspended: self.suspended.get(),
+            read_only: false,
+            deferred_remove: self.remove_at_close.get(),
+            live_table: self.live.borrow().is_some(),
+            inactive_table: self.inactive.borrow().is_some(),
+            open_count: self.opens.get(),
+            event_nr: self.event_nr.get(),
+            targets: self.live.borrow().as_ref().map_or(0, |t| t.entries.len()),
+            size_sectors: self.limits().capacity.0,
+        }
+    }
+
+    /// The live table's status lines; none when there is no live table.
+    pub fn status(&self) -> Vec<TargetLine> {
+        self.live().map(|t| lines(&t, |e| e.target.status())).unwrap_or_default()
+    }
+
+    /// The live table's lines.
+    pub fn table(&self) -> Vec<TargetLine> {
+        self.live().map(|t| lines(&t, |e| e.target.table())).unwrap_or_default()
+    }
+
+    /// The inactive table's lines.
+    pub fn inactive_table(&self) -> Vec<TargetLine> {
+        self.inactive().map(|t| lines(&t, |e| e.target.table())).unwrap_or_default()
+    }
+}
+
+fn lines(table: &Table, params: impl Fn(&Entry) -> String) -> Vec<TargetLine> {
+    let line = |e: &Entry| TargetLine {
+        start: e.start.0,
+        len: (e.end - e.start).0,
+        kind: e.target.kind().to_owned(),
+        params: params(e),
+    };
+    table.entries.iter().map(line).collect()
+}
+
+impl BlockDevice for MappedDevice {
+    fn name(&self) -> &str {
+        self.names.get()
+    }
+
+    fn limits(&self) -> Limits {
+        self.live.borrow().as_ref().map_or_else(|| Limits::new(Sector::ZERO), |t| t.limits())
+    }
+
+    fn submit(&self, mut bio: Bio) {
+        let live = self.live.borrow();
+        let Some(table) = &*live else { return bio.complete(Status::Io) };
+        if self.blocked.get() {
+            return self.deferred.borrow_mut().push_back(bio);
+        }
+        self.gate.enter();
+        bio.done = reactor::chain(bio.done, self.gate.clone(), 0);
+        table.submit(bio);
+    }
+}
+
+impl fmt::Debug for MappedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappedDevice({})", self.name())
+    }
+}
+
+impl Drop for MappedDevice {
+    fn drop(&mut self) {
+        if !crashing() {
+            self.fail_deferred();
+        }
+    }
+}
+
+/// A target that a message is on its way to.
+pub(crate) struct Messaged {
+    pub(crate) target: Rc<dyn block::Target>,
+    pub(crate) place: String,
+    gate: Rc<Gate>,
+}
+
+impl Drop for Messaged {
+    fn drop(&mut self) {
+        if !crashing() {
+            self.gate.leave();
+        }
+    }
+}
+
+/// A mapped device held open: an export, or a table that uses it. Closing is dropping.
+#[must_use = "the device is closed when this is dropped"]
+pub struct Opened(Rc<MappedDevice>);
+
+impl Opened {
+    /// The device, for submitting bios while this lives.
+    pub fn device(&self) -> &Rc<MappedDevice> {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opened({})", self.0.name())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let left = self.0.opens.get() - 1;
+        self.0.opens.set(left);
+        if left == 0 && self.0.remove_at_close.get() && !crashing() {
+            let Some(dm) = self.0.dm.upgrade() else { return };
+            let device = self.0.clone();
+            reactor::spawn(async move { dm.remove_deferred(&device).await });
+        }
+    }
+}

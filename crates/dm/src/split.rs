@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Split: one request as several, its outcome the worst of theirs. Shares the data, allocates.
+use block::{Bio, BlockDevice, Bufs, Class, Completion, Flags, Op, Sector, Status};
+use reactor::BioFuture;
+use smallvec::SmallVec;
+
+/// A request that is being sent in parts.
+#[must_use = "a split request ends by `finish`"]
+pub(crate) struct Split {
+    op: Op,
+    flags: Flags,
+    class: Class,
+    bufs: Bufs,
+    parent: Completion,
+    parts: SmallVec<[BioFuture; 8]>,
+}
+
+impl Split {
+    pub(crate) fn new(bio: Bio) -> Split {
+        let Bio { op, flags, class, bufs, done, .. } = bio;
+        Split { op, flags, class, bufs, parent: done, parts: SmallVec::new() }
+    }
+
+    /// Sends `len` sectors to `dev` at `sector`; their data begins `skip` sectors into the request.
+    pub(crate) fn send(
+        &mut self,
+        dev: &dyn BlockDevice,
+        sector: Sector,
+        len: Sector,
+        skip: Sector,
+    ) {
+        let bufs = match self.op {
+            Op::Read | Op::Write => self.bufs.slice(bytes(skip)..bytes(skip + len)),
+            Op::Flush | Op::Discard | Op::WriteZeroes => Bufs::new(),
+        };
+        self.parts.push(reactor::io(dev, self.op, self.flags, self.class, (sector, len), bufs));
+    }
+
+    /// Completes the request when all its parts have ended; at once when it has none.
+    pub(crate) fn finish(self) {
+        let Split { parent, parts, .. } = self;
+        if parts.is_empty() {
+            return parent.complete(Status::Ok);
+        }
+        reactor::spawn(async move {
+            let mut worst = Status::Ok;
+            for part in parts {
+                worst = worse(worst, part.await.into());
+            }
+            parent.complete(worst);
+        });
+    }
+}
+
+/// Sends a flush to each of `devices`, in place when there is only one.
+pub(crate) fn flush_all<'a>(bio: Bio, devices: impl ExactSizeIterator<Item = &'a dyn BlockDevice>) {
+    let mut devices = devices;
+    if devices.len() == 1 {
+        if let Some(only) = devices.next() {
+            only.submit(bio);
+        }
+        return;
+    }
+    let mut split = Split::new(bio);
+    for device in devices {
+        split.send(device, Sector::ZERO, Sector::ZERO, Sector::ZERO);
+    }
+    split.finish();
+}
+
+fn bytes(sectors: Sector) -> usize {
+    usize::try_from(sectors.bytes()).expect("within a request's buffers, which are in memory")
+}
+
+/// A failure outweighs "not supported", which outweighs success; of two failures the first stays.
+fn worse(a: Status, b: Status) -> Status {
+    let weight = |s| match s {
+        Status::Ok => 0,
+        Status::NotSupported => 1,
+        Status::Io
+        | Status::NoSpace
+        | Status::Invalid
+        | Status::Checksum
+        | Status::Timeout
+        | Status::NoDevice
+        | Status::Again => 2,
+    };
+    if weight(b) > weight(a) { b } else { a }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_status_wins_and_the_first_of_equals() {
+        assert_eq!(worse(Status::Ok, Status::NotSupported), Status::NotSupported);
+        assert_eq!(worse(Status::NotSupported, Status::Io), Status::Io);
+        assert_eq!(worse(Status::NoSpace, Status::Io), Status::NoSpace);
+    }
+}

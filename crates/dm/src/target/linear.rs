@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! linear `<dev> <offset>`: a run of sectors of one device.
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Error, Extent, Limits, Map, Sector, Target};
+
+use crate::area::Area;
+use crate::context::Context;
+
+pub(crate) struct Linear {
+    area: Area,
+    len: Sector,
+}
+
+pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn Target>, Error> {
+    if args.len() != 2 {
+        return Err(Error::invalid(format!(
+            "Invalid argument count: {} given, must be 2: <dev> <offset>",
+            args.len()
+        )));
+    }
+    let area = Area::open(&ctx, &args, 0, ctx.len()).await?;
+    Ok(Rc::new(Linear { area, len: ctx.len() }))
+}
+
+impl BlockDevice for Linear {
+    fn name(&self) -> &str {
+        self.area.device.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.area.limits(self.len)
+    }
+
+    fn submit(&self, bio: Bio) {
+        self.area.submit(bio);
+    }
+}
+
+impl Map for Linear {
+    fn devices(&self) -> &[Rc<dyn BlockDevice>] {
+        std::slice::from_ref(&self.area.device)
+    }
+
+    fn map(&self, at: Sector, len: Sector) -> Extent {
+        Extent { device: 0, sector: self.area.offset + at, len }
+    }
+}
+
+impl Target for Linear {
+    fn kind(&self) -> &'static str {
+        "linear"
+    }
+
+    fn table(&self) -> String {
+        self.area.to_string()
+    }
+
+    fn deps(&self) -> Vec<String> {
+        vec![self.area.device.name().to_owned()]
+    }
+
+    fn as_map(&self) -> Option<&dyn Map> {
+        Some(self)
+    }
+}

@@ -271,7 +271,9 @@ impl Reactor {
             }
             core.flush_sq();
             let deadline = if core.ready() > 0 { Some(Nanos::ZERO) } else { core.next_timer() };
-            if deadline.is_none() && core.idle() && core.0.exports.borrow().is_empty() {
+            let reachable =
+                !core.0.exports.borrow().is_empty() || core.0.driver.borrow().expects_calls();
+            if deadline.is_none() && core.idle() && !reachable {
                 return until();
             }
             core.0.driver.borrow_mut().park(deadline, &mut events);

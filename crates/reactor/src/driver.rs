@@ -153,4 +153,9 @@ pub trait Driver {
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>);
     /// Random bits: seeded under simulation, the system's otherwise.
     fn random(&mut self) -> u64;
+    /// Whether somebody outside the cores may still send a [`Msg::Call`], so that a core without
+    /// requests and timers must wait for it instead of ending.
+    fn expects_calls(&self) -> bool {
+        false
+    }
 }

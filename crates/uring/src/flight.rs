@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Flight: one request from submit to its event; what the ring is told, and what its answer means.
+use std::os::fd::RawFd;
+
+use block::{Buf, Bufs, CoreId, OpKey, Status};
+use io_uring::{opcode, squeue, types};
+use reactor::{FileId, OpResult, SqeOp};
+
+use crate::table::DirectAlign;
+
+/// Most pieces of one transfer: the kernel's UIO_MAXIOV. What is beyond goes in the next round.
+const IOV_MAX: usize = 1024;
+/// Most bytes of one transfer; the kernel cuts at 2 GiB less a page, which would misalign the rest.
+const TRANSFER_MAX: usize = 1 << 30;
+/// How often a request is begun again after EINTR or EAGAIN before it fails.
+const TRIES_MAX: u32 = 64;
+
+/// The arrays of a gathered transfer. Boxed, so that their addresses hold; kept and used again.
+pub(crate) struct Vectors(Box<Arrays>);
+
+struct Arrays {
+    iov: Vec<libc::iovec>,
+    msg: libc::msghdr,
+}
+
+impl Vectors {
+    fn new() -> Vectors {
+        // SAFETY: a msghdr of zeroes is valid: null pointers with lengths of zero.
+        Vectors(Box::new(Arrays { iov: Vec::new(), msg: unsafe { std::mem::zeroed() } }))
+    }
+}
+
+pub(crate) struct Flight {
+    pub(crate) home: CoreId,
+    pub(crate) key: OpKey,
+    pub(crate) file: FileId,
+    what: SqeOp,
+    /// Bytes transferred so far.
+    done: usize,
+    tries: u32,
+    vectors: Option<Vectors>,
+    /// The client's buffers of a read that goes through an aligned copy.
+    unaligned: Option<Bufs>,
+}
+
+/// What follows from an answer of the ring.
+pub(crate) enum Next {
+    Again,
+    Done(OpResult),
+    Accepted(RawFd),
+}
+
+/// The next piece of a transfer.
+enum Piece {
+    One(*mut u8, u32),
+    Many,
+}
+
+fn is_aligned(bufs: &Bufs, align: DirectAlign) -> bool {
+    bufs.iter().all(|s| {
+        s.as_ptr().addr().is_multiple_of(align.memory) && s.len().is_multiple_of(align.length)
+    })
+}
+
+impl Flight {
+    pub(crate) fn new(
+        (home, key): (CoreId, OpKey),
+        file: FileId,
+        mut what: SqeOp,
+        direct: Option<DirectAlign>,
+    ) -> Flight {
+        let mut unaligned = None;
+        // U4.
+        if let (Some(align), SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. }) =
+            (direct, &mut what)
+            && !is_aligned(bufs, align)
+        {
+            let aligned = Buf::alloc(bufs.len_bytes());
+            let client = std::mem::replace(bufs, aligned.clone().into());
+            if matches!(what, SqeOp::Write { .. }) {
+                aligned.write(|b| client.copy_to(b));
+            } else {
+                unaligned = Some(client);
+            }
+        }
+        Flight { home, key, file, what, done: 0, tries: 0, vectors: None, unaligned }
+    }
+
+    /// Whether there is nothing to transfer, and so nothing to ask the kernel.
+    pub(crate) fn is_empty(&self) -> bool {
+        match &self.what {
+            SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. } | SqeOp::Send { bufs } => {
+                bufs.is_empty()
+            }
+            SqeOp::Flush
+            | SqeOp::Discard { .. }
+            | SqeOp::WriteZeroes { .. }
+            | SqeOp::Accept
+            | SqeOp::Recv { .. }
+            | SqeOp::Shutdown
+            | SqeOp::Close => false,
+        }
+    }
+
+    /// The arrays, for the next who needs some.
+    pub(crate) fn take_vectors(&mut self) -> Option<Vectors> {
+        self.vectors.take()
+    }
+
+    /// The request for the ring; it points into this flight's buffers and arrays (U1).
+    pub(crate) fn entry(&mut self, fd: RawFd, spare: &mut Vec<Vectors>) -> squeue::Entry {
+        let (fd, done) = (types::Fd(fd), self.done);
+        let vectors = &mut self.vectors;
+        let mut next = |bufs: &Bufs| piece(bufs, done, vectors, spare);
+        match &self.what {
+            SqeOp::Read { offset, bufs } => {
+                let at = offset + done as u64;
+                match next(bufs) {
+                    Piece::One(ptr, len) => opcode::Read::new(fd, ptr, len).offset(at).build(),
+                    Piece::Many => {
+                        let (iov, count) = iov(&self.vectors);
+                        opcode::Readv::new(fd, iov, count).offset(at).build()
+                    }
+                }
+            }
+            SqeOp::Write { offset, bufs, fua } => {
+                let at = offset + done as u64;
+                let rw = if *fua { libc::RWF_DSYNC } else { 0 };
+                match next(bufs) {
+                    Piece::One(ptr, len) => {
+                        opcode::Write::new(fd, ptr, len).offset(at).rw_flags(rw).build()
+                    }
+                    Piece::Many => {
+                        let (iov, count) = iov(&self.vectors);
+                        opcode::Writev::new(fd, iov, count).offset(at).rw_flags(rw).build()
+                    }
+                }
+            }
+            SqeOp::Send { bufs } => match next(bufs) {
+                Piece::One(ptr, len) => {
+                    opcode::Send::new(fd, ptr, len).flags(libc::MSG_NOSIGNAL).build()
+                }
+                Piece::Many => {
+                    let Vectors(vectors) = self.vectors.as_mut().expect("filled by `piece`");
+                    vectors.msg.msg_iov = vectors.iov.as_mut_ptr();
+                    // Its type differs between C libraries.
+                    vectors.msg.msg_iovlen = vectors.iov.len() as _;
+                    let flags = libc::MSG_NOSIGNAL.cast_unsigned();
+                    opcode::SendMsg::new(fd, &raw const vectors.msg).flags(flags).build()
+                }
+            },
+            SqeOp::Recv { into } => {
+                let len = u32::try_from(into.len().min(TRANSFER_MAX)).expect("at most 2^30");
+                opcode::Recv::new(fd, into.as_ptr(), len).build()
+            }
+            SqeOp::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            SqeOp::Discard { offset, len } => {
+                fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE, *offset, *len)
+            }
+            SqeOp::WriteZeroes { offset, len, unmap: true } => {
+                fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE, *offset, *len)
+            }
+            SqeOp::WriteZeroes { offset, len, unmap: false } => {
+                fallocate(fd, libc::FALLOC_FL_ZERO_RANGE, *offset, *len)
+            }
+            SqeOp::Accept => {
+                let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
+                opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()
+            }
+            SqeOp::Shutdown => opcode::Shutdown::new(fd, libc::SHUT_RDWR).build(),
+            SqeOp::Close => unreachable!("the table closes files"),
+        }
+    }
+
+    /// What the ring's answer means: bytes or a descriptor, or an errno below zero.
+    pub(crate) fn outcome(&mut self, answer: i32) -> Next {
+        let Ok(count) = usize::try_from(answer) else { return self.failed(-answer) };
+        let ok = OpResult::from(Status::Ok);
+        match &mut self.what {
+            SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. } | SqeOp::Send { bufs } => {
+                self.done += count;
+                if self.done < bufs.len_bytes() {
+                    // U2. Nothing at all is the end of the file: no more will come.
+                    return if count == 0 { Next::Done(Status::Io.into()) } else { Next::Again };
+                }
+                if let Some(client) = self.unaligned.take() {
+                    bufs.for_each(|aligned| client.copy_from(aligned));
+                }
+                Next::Done(ok)
+            }
+            SqeOp::Recv { .. } => Next::Done(OpResult { value: answer.cast_unsigned(), ..ok }),
+            SqeOp::Accept => Next::Accepted(answer),
+            SqeOp::Flush
+            | SqeOp::Discard { .. }
+            | SqeOp::WriteZeroes { .. }
+            | SqeOp::Shutdown
+            | SqeOp::Close => Next::Done(ok),
+        }
+    }
+
+    fn failed(&mut self, errno: i32) -> Next {
+        let again = matches!(errno, libc::EINTR | libc::EAGAIN);
+        let accept = matches!(self.what, SqeOp::Accept);
+        if (again || accept && errno == libc::ECONNABORTED) && self.tries < TRIES_MAX {
+            self.tries += 1;
+            return Next::Again;
+        }
+        if let (SqeOp::WriteZeroes { unmap: unmap @ true, .. }, libc::EOPNOTSUPP) =
+            (&mut self.what, errno)
+        {
+            // Giving the space back was allowed, not asked for.
+            *unmap = false;
+            return Next::Again;
+        }
+        let short = matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM);
+        let status = if accept && short {
+            // Out of descriptors for the moment: the listener lives on.
+            Status::Again
+        } else if matches!(self.what, SqeOp::Shutdown) && errno == libc::ENOTCONN {
+            // The other side was gone first; there is nothing left to end.
+            Status::Ok
+        } else {
+            Status::from_errno(errno)
+        };
+        Next::Done(status.into())
+    }
+}
+
+fn fallocate(fd: types::Fd, mode: i32, offset: u64, len: u64) -> squeue::Entry {
+    let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+    opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
+}
+
+fn iov(vectors: &Option<Vectors>) -> (*const libc::iovec, u32) {
+    let iov = &vectors.as_ref().expect("filled by `piece`").0.iov;
+    (iov.as_ptr(), u32::try_from(iov.len()).expect("at most IOV_MAX"))
+}
+
+/// What is left of `bufs` after `done` bytes, as far as one transfer reaches.
+fn piece(
+    bufs: &Bufs,
+    done: usize,
+    vectors: &mut Option<Vectors>,
+    spare: &mut Vec<Vectors>,
+) -> Piece {
+    if bufs.count() == 1 {
+        let only = bufs.iter().next().expect("counted");
+        let len = u32::try_from((only.len() - done).min(TRANSFER_MAX)).expect("at most 2^30");
+        return Piece::One(only.as_ptr().wrapping_add(done), len);
+    }
+    let Vectors(vectors) = vectors.get_or_insert_with(|| spare.pop().unwrap_or_else(Vectors::new));
+    vectors.iov.clear();
+    let (mut skip, mut room) = (done, TRANSFER_MAX);
+    for slice in bufs.iter() {
+        if skip >= slice.len() {
+            skip -= slice.len();
+            continue;
+        }
+        let len = (slice.len() - skip).min(room);
+        if len == 0 || vectors.iov.len() == IOV_MAX {
+            break;
+        }
+        let base = slice.as_ptr().wrapping_add(skip).cast();
+        vectors.iov.push(libc::iovec { iov_base: base, iov_len: len });
+        (skip, room) = (0, room - len);
+    }
+    Piece::Many
+}

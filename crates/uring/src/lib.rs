@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Uring: the driver of production. Files, block devices and sockets by io_uring.
+//!
+//! ```text
+//!   reactor ──submit(batch)──▶ Flight (slab: holds the buffers) ──▶ SQ ring ─┐
+//!                                                                 one enter │ a park
+//!   reactor ◀──events───────── outcome, or again for the rest ◀── CQ ring ──┘
+//!
+//!   Files     opens, listens, closes: what is in the table of the driver
+//!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the bell, always armed
+//! ```
+//!
+//! Invariants
+//! - U1 What the kernel may touch (buffers, iovec arrays, the bell's eight bytes) is owned by its
+//!   `Flight` or by the ring and freed only after the completion has been reaped.
+//! - U2 Every request yields one event: short transfers go on for the rest, interrupted ones begin
+//!   again, both inside the driver.
+//! - U3 A file is closed only when no request is in flight on it; closing waits, and ends what
+//!   waits on a socket.
+//! - U4 O_DIRECT never sees a misaligned buffer: the driver copies through an aligned one.
+
+mod bell;
+mod file;
+mod files;
+mod flight;
+mod limits;
+mod mailbox;
+mod ring;
+mod socket;
+mod table;
+
+pub use file::{Direct, OpenOptions};
+pub use files::{Files, Opened};
+pub use mailbox::{Mailbox, Sender};
+pub use ring::Uring;

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Limits of files and block devices, as the kernel tells them.
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use block::{Buf, Error, Limits, PAGE, Sector};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, SeekFrom, Statx, StatxFlags, fallocate, ioctl_blkpbszget,
+    ioctl_blksszget, seek, statx,
+};
+use rustix::io::{Errno, pread};
+
+use crate::file::os_error;
+use crate::table::DirectAlign;
+
+/// Smallest alignment there is: a sector.
+const SECTOR_BYTES: u32 = 512;
+
+/// What O_DIRECT on `fd` asks for; nothing when it does not work there.
+pub(crate) fn direct_align(fd: &OwnedFd) -> Option<DirectAlign> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let (memory, length) = if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
+        // Zeroes say that it does not work on this file.
+        (stat.stx_dio_mem_align, stat.stx_dio_offset_align)
+    } else {
+        // Before Linux 6.1, or a file system that does not say.
+        let probed = probe_align(fd);
+        (probed, probed)
+    };
+    let page = u32::try_from(PAGE).expect("4096");
+    let fits = |align: u32| align.is_power_of_two() && align <= page;
+    if !fits(memory) || !fits(length) {
+        return None;
+    }
+    let length = length.max(SECTOR_BYTES) as usize;
+    Some(DirectAlign { memory: memory as usize, length })
+}
+
+/// Finds out whether a sector can be read into memory that is aligned to a sector only.
+fn probe_align(fd: &OwnedFd) -> u32 {
+    let refused = Buf::alloc(PAGE).write(|b| pread(fd, &mut b[512..1024], 0)) == Err(Errno::INVAL);
+    if refused { u32::try_from(PAGE).expect("4096") } else { SECTOR_BYTES }
+}
+
+/// The limits of an open file.
+pub(crate) fn of(
+    path: &Path,
+    fd: &OwnedFd,
+    writable: bool,
+    direct: Option<DirectAlign>,
+) -> Result<Limits, Error> {
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .map_err(|e| os_error(path, "look it up", e))?;
+    let direct_bytes = direct.map_or(SECTOR_BYTES, |a| u32::try_from(a.length).expect("a page"));
+    let mut limits = if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+        of_block_device(path, fd, &stat, direct.is_some())?
+    } else {
+        of_regular_file(fd, &stat)
+    };
+    limits.logical_block_bytes = limits.logical_block_bytes.max(direct_bytes);
+    limits.physical_block_bytes = limits.physical_block_bytes.max(limits.logical_block_bytes);
+    if !writable {
+        (limits.discard_granularity_bytes, limits.write_zeroes) = (0, false);
+    }
+    let block = u64::from(limits.logical_block_bytes);
+    limits.capacity = Sector::from_bytes(limits.capacity.bytes() / block * block);
+    Ok(limits)
+}
+
+fn of_regular_file(fd: &OwnedFd, stat: &Statx) -> Limits {
+    let block = stat.stx_blksize.clamp(SECTOR_BYTES, 1 << 20);
+    // A hole beyond the end changes nothing, but tells whether holes can be made.
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let beyond = stat.stx_size.next_multiple_of(u64::from(block));
+    let holes = fallocate(fd, hole, beyond, block.into()).is_ok();
+    Limits {
+        physical_block_bytes: block,
+        io_min_bytes: block,
+        discard_granularity_bytes: if holes { block } else { 0 },
+        write_zeroes: holes,
+        rotational: queue_number(stat.stx_dev_major, stat.stx_dev_minor, "rotational") == Some(1),
+        ..Limits::new(Sector::from_bytes(stat.stx_size))
+    }
+}
+
+fn of_block_device(path: &Path, fd: &OwnedFd, stat: &Statx, direct: bool) -> Result<Limits, Error> {
+    let failed = |e| os_error(path, "ask for its size", e);
+    let bytes = seek(fd, SeekFrom::End(0)).map_err(failed)?;
+    let logical = ioctl_blksszget(fd).map_err(failed)?;
+    let physical = ioctl_blkpbszget(fd).map_err(failed)?;
+    let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
+    let number = |name| queue_number(major, minor, name).and_then(|n| u32::try_from(n).ok());
+    let nonzero = |name| queue_number(major, minor, name).is_some_and(|n| n > 0);
+    // Holes in a block device are made by its own write zeroes, so that one must be there too.
+    let holes = nonzero("discard_max_bytes") && nonzero("write_zeroes_max_bytes");
+    let granularity = number("discard_granularity").unwrap_or(logical).max(logical);
+    let write_through = queue_text(major, minor, "write_cache").as_deref() == Some("write through");
+    Ok(Limits {
+        logical_block_bytes: logical,
+        physical_block_bytes: physical,
+        io_min_bytes: number("minimum_io_size").unwrap_or(physical).max(logical),
+        io_opt_bytes: number("optimal_io_size").unwrap_or(0),
+        atomic_write_unit_bytes: logical,
+        discard_granularity_bytes: if holes { granularity } else { 0 },
+        // The kernel writes zeroes itself where the device can't.
+        write_zeroes: true,
+        // The page cache is volatile whatever lies below.
+        volatile_cache: !(direct && write_through),
+        rotational: number("rotational") == Some(1),
+        ..Limits::new(Sector::from_bytes(bytes))
+    })
+}
+
+/// A queue attribute of a block device, or of the disk that a partition lies on.
+fn queue_text(major: u32, minor: u32, name: &str) -> Option<String> {
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    ["queue", "../queue"]
+        .iter()
+        .find_map(|queue| fs::read_to_string(format!("{device}/{queue}/{name}")).ok())
+        .map(|text| text.trim().to_owned())
+}
+
+fn queue_number(major: u32, minor: u32, name: &str) -> Option<u64> {
+    queue_text(major, minor, name)?.parse().ok()
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Ring: submission and completion, one system call a park.
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Instant;
+
+use block::{CoreId, Error, ErrorKind, Nanos, Status};
+use io_uring::{IoUring, types};
+use reactor::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
+use slab::Slab;
+
+use crate::bell::{BELL, Bell};
+use crate::files::Files;
+use crate::flight::{Flight, Next, Vectors};
+use crate::mailbox::{Mailbox, Sender};
+use crate::socket;
+use crate::table::{Close, Table};
+
+/// Requests that one system call takes; more in a batch cost another call.
+const SQ_ENTRIES: u32 = 256;
+/// Completions the ring holds before the kernel keeps them aside, which is slower.
+const CQ_ENTRIES: u32 = 4096;
+/// How long a dropped driver waits for the kernel to let go of its buffers.
+const DRAIN_SECS_MAX: u64 = 30;
+
+/// What the driver and its [`Files`] share.
+pub(crate) struct Shared {
+    ring: IoUring,
+    pub(crate) table: Table,
+    flights: Slab<Flight>,
+    /// Flights that wait for room in the submission ring.
+    backlog: VecDeque<usize>,
+    spare: Vec<Vectors>,
+    /// What has ended and was not handed to the reactor yet.
+    ready: Vec<Event>,
+    bell: Bell,
+    /// The driver is going: nothing is begun again.
+    ending: bool,
+}
+
+/// The driver of one core: [`reactor::Reactor::enter`] takes it. It stays on the thread that made
+/// it.
+pub struct Uring {
+    id: CoreId,
+    shared: Rc<RefCell<Shared>>,
+    mailboxes: Vec<Mailbox>,
+    messages: Vec<Msg>,
+    epoch: Instant,
+}
+
+fn build() -> io::Result<IoUring> {
+    let plain = || {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(CQ_ENTRIES);
+        builder
+    };
+    // One thread submits and reaps, and wants completions only when it asks: the kernel then
+    // interrupts nobody (since 6.1; coop_taskrun since 5.19).
+    let mut best = plain();
+    best.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_defer_taskrun();
+    let mut good = plain();
+    good.setup_coop_taskrun().setup_taskrun_flag();
+    let refused = |e: &io::Error| e.raw_os_error() == Some(libc::EINVAL);
+    match best.build(SQ_ENTRIES) {
+        Err(e) if refused(&e) => match good.build(SQ_ENTRIES) {
+            Err(e) if refused(&e) => plain().build(SQ_ENTRIES),
+            other => other,
+        },
+        other => other,
+    }
+}
+
+impl Uring {
+    /// The driver of a program with one core, called 0.
+    pub fn new() -> Result<Uring, Error> {
+        Uring::with_mailboxes(CoreId(0), vec![Mailbox::new()?])
+    }
+
+    /// The driver of core `id`; `mailboxes` are those of all cores, its own among them.
+    pub fn with_mailboxes(id: CoreId, mailboxes: Vec<Mailbox>) -> Result<Uring, Error> {
+        assert!(usize::from(id.0) < mailboxes.len(), "core {} has no mailbox", id.0);
+        let ring = build().map_err(|e| {
+            let hint = "io_uring is not available: needs Linux 5.15 or later, sysctl \
+                        kernel.io_uring_disabled = 0, and no seccomp filter against it";
+            Error::new(ErrorKind::NotSupported, hint).because(e)
+        })?;
+        let shared = Shared {
+            ring,
+            table: Table::default(),
+            flights: Slab::with_capacity(SQ_ENTRIES as usize),
+            backlog: VecDeque::new(),
+            spare: Vec::new(),
+            ready: Vec::new(),
+            bell: Bell::new(mailboxes[usize::from(id.0)].clone()),
+            ending: false,
+        };
+        #[expect(clippy::disallowed_methods, reason = "this is the clock of production")]
+        let epoch = Instant::now();
+        let shared = Rc::new(RefCell::new(shared));
+        Ok(Uring { id, shared, mailboxes, messages: Vec::new(), epoch })
+    }
+
+    /// The handle that opens and closes this driver's files.
+    pub fn files(&self) -> Files {
+        Files::new(self.shared.clone())
+    }
+
+    /// How other threads call this core.
+    pub fn sender(&self) -> Sender {
+        self.mailbox().sender()
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailboxes[usize::from(self.id.0)]
+    }
+}
+
+impl Shared {
+    fn begin(&mut self, sqe: Sqe) {
+        let Sqe { home, key, file, what } = sqe;
+        let mut end = |status: Status| {
+            self.ready.push(Event::Cqe { home, key, result: status.into() });
+        };
+        if matches!(what, SqeOp::Close) {
+            match self.table.close(file, Some((home, key))) {
+                Close::Done => end(Status::Ok),
+                Close::Later => {}
+                Close::NoSuchFile => end(Status::NoDevice),
+            }
+            return;
+        }
+        let Ok(direct) = self.table.begin(file) else { return end(Status::NoDevice) };
+        let flight = Flight::new((home, key), file, what, direct);
+        if flight.is_empty() {
+            self.end(&flight, Status::Ok.into());
+        } else {
+            self.backlog.push_back(self.flights.insert(flight));
+        }
+    }
+
+    fn end(&mut self, flight: &Flight, result: OpResult) {
+        self.ready.push(Event::Cqe { home: flight.home, key: flight.key, result });
+        if let Some((home, key)) = self.table.end(flight.file) {
+            self.ready.push(Event::Cqe { home, key, result: Status::Ok.into() });
+        }
+    }
+
+    /// Moves what waits into the submission ring; what has no room there stays.
+    fn fill(&mut self) {
+        while let Some(&slot) = self.backlog.front() {
+            let flight = &mut self.flights[slot];
+            let entry = flight.entry(self.table.fd(flight.file), &mut self.spare);
+            let entry = entry.user_data(slot as u64);
+            // SAFETY: U1: `flights` holds buffers and arrays until the completion is reaped.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                self.backlog.pop_front();
+            } else if self.ring.submit().is_err() {
+                // EBUSY, EAGAIN, EINTR: room comes when completions are reaped.
+                break;
+            }
+        }
+    }
+
+    fn wait(&mut self, left: Option<Nanos>) {
+        let waited = match left {
+            Some(Nanos::ZERO) => self.ring.submit(),
+            None => self.ring.submit_and_wait(1),
+            Some(Nanos(ns)) => {
+                let nsec = u32::try_from(ns % 1_000_000_000).expect("below 10^9");
+                let time = types::Timespec::new().sec(ns / 1_000_000_000).nsec(nsec);
+                let args = types::SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1, &args)
+            }
+        };
+        if let Err(e) = waited {
+            // The time is over, a signal came, completions want to be reaped, memory is short for
+            // the moment: the caller looks at the completions and comes again.
+            let harmless = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+            let errno = e.raw_os_error().unwrap_or(0);
+            assert!(harmless.contains(&errno), "io_uring_enter failed: {e}");
+        }
+    }
+
+    /// Takes all completions. Returns whether the bell rang.
+    fn reap(&mut self) -> bool {
+        let mut rung = false;
+        loop {
+            let Some(cqe) = self.ring.completion().next() else { return rung };
+            if cqe.user_data() == BELL {
+                self.bell.armed = false;
+                rung = true;
+                continue;
+            }
+            let slot = usize::try_from(cqe.user_data()).expect("made from a slab index");
+            let result = match self.flights[slot].outcome(cqe.result()) {
+                Next::Again if self.ending => Status::Io.into(),
+                Next::Again => {
+                    self.backlog.push_back(slot);
+                    continue;
+                }
+                Next::Done(result) => result,
+                Next::Accepted(fd) => {
+                    // SAFETY: a descriptor that accept returned just now: nobody else has it.
+                    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                    let FileId(value) = socket::insert(&mut self.table, fd);
+                    OpResult { status: Status::Ok, value }
+                }
+            };
+            let mut flight = self.flights.remove(slot);
+            self.spare.extend(flight.take_vectors());
+            self.end(&flight, result);
+        }
+    }
+}
+
+impl Driver for Uring {
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.epoch.elapsed().as_nanos()).expect("584 years"))
+    }
+
+    fn submit(&mut self, batch: &mut Vec<Sqe>) {
+        let mut shared = self.shared.borrow_mut();
+        for sqe in batch.drain(..) {
+            shared.begin(sqe);
+        }
+        shared.fill();
+    }
+
+    fn post(&mut self, to: CoreId, msg: Msg) {
+        let to = self.mailboxes.get(usize::from(to.0)).expect("a core that exists");
+        // A core that has ended: its devices are gone, and nobody waits there any more.
+        if let Err(Msg::Submit { device: _, bio }) = to.send(msg) {
+            let (home, key) = bio.done.into_raw();
+            let result = Status::NoDevice.into();
+            self.shared.borrow_mut().ready.push(Event::Cqe { home, key, result });
+        }
+    }
+
+    fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
+        let shared = &mut *self.shared.borrow_mut();
+        shared.bell.arm(&mut shared.ring);
+        let left = if shared.ready.is_empty() {
+            deadline.map(|t| t.saturating_sub(self.now()))
+        } else {
+            Some(Nanos::ZERO)
+        };
+        shared.wait(left);
+        let rung = shared.reap();
+        shared.fill();
+        out.append(&mut shared.ready);
+        if rung {
+            self.mailboxes[usize::from(self.id.0)].take(&mut self.messages);
+            out.extend(self.messages.drain(..).map(Event::Msg));
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        // Up to 256 bytes come whole and uninterrupted once the system has started.
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+            .expect("getrandom works since Linux 3.17");
+        u64::from_le_bytes(bytes)
+    }
+
+    fn expects_calls(&self) -> bool {
+        self.mailbox().expects_calls()
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        for message in self.mailbox().close() {
+            if let Msg::Submit { device: _, bio } = message {
+                let (home, key) = bio.done.into_raw();
+                let gone = Msg::Complete { key, result: Status::NoDevice.into() };
+                // Nobody to tell when that core has ended too.
+                let _ = self.mailboxes[usize::from(home.0)].send(gone);
+            }
+        }
+        let shared = &mut *self.shared.borrow_mut();
+        shared.ending = true;
+        for slot in std::mem::take(&mut shared.backlog) {
+            shared.flights.remove(slot);
+        }
+        shared.wait(Some(Nanos::ZERO));
+        // Ends what waits on sockets and the bell; disk requests end by themselves.
+        let second = types::Timespec::new().sec(1);
+        let _ =
+            shared.ring.submitter().register_sync_cancel(Some(second), types::CancelBuilder::any());
+        for _ in 0..DRAIN_SECS_MAX {
+            shared.reap();
+            if shared.flights.is_empty() && !shared.bell.armed {
+                return;
+            }
+            shared.wait(Some(Nanos::from_secs(1)));
+        }
+        #[expect(clippy::mem_forget, reason = "U1: the kernel may still write to the buffers")]
+        std::mem::forget(std::mem::take(&mut shared.flights));
+    }
+}
+
+impl fmt::Debug for Uring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = self.shared.borrow();
+        write!(f, "Uring(core {}, {} in flight)", self.id.0, shared.flights.len())
+    }
+}

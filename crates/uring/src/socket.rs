@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Socket: what sockets need before the ring takes them.
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::{fs, io};
+
+use block::{Error, ErrorKind};
+use reactor::FileId;
+use rustix::fs::{Mode, OFlags, chmod, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_tcp_nodelay, socket_domain, socket_peercred};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+
+use crate::file::os_error;
+use crate::table::Table;
+
+/// Connections that wait to be accepted: what the kernel caps it to by default is 4096.
+const LISTEN_BACKLOG: i32 = 128;
+
+/// Takes a socket into the table.
+pub(crate) fn insert(table: &mut Table, fd: OwnedFd) -> FileId {
+    // Replies are gathered before they are sent, so delaying them gains nothing. Only TCP knows it.
+    let _ = set_tcp_nodelay(&fd, true);
+    table.insert(fd, None)
+}
+
+/// The ring waits by itself only on a socket that would block.
+pub(crate) fn set_blocking(fd: &OwnedFd) -> Result<(), Error> {
+    let failed = |e| Error::io("cannot make a socket blocking").because(e);
+    let flags: OFlags = fcntl_getfl(fd).map_err(failed)?;
+    fcntl_setfl(fd, flags - OFlags::NONBLOCK).map_err(failed)
+}
+
+/// Listens on `path`, which is made with `mode` before anybody can connect. A socket of ours that
+/// nobody listens on any more is taken over.
+pub(crate) fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, Error> {
+    let failed = |doing: &'static str| move |e: Errno| os_error(path, doing, e);
+    let address = SocketAddrUnix::new(path).map_err(|e| {
+        let allowed = "a socket's path has at most 107 bytes";
+        Error::invalid(format!("{}: {allowed}", path.display())).because(e)
+    })?;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(failed("make a socket"))?;
+    match bind(&fd, &address) {
+        Err(Errno::ADDRINUSE) => {
+            remove_stale(path)?;
+            bind(&fd, &address).map_err(failed("listen there"))?;
+        }
+        other => other.map_err(failed("listen there"))?,
+    }
+    // Until `listen` every connection is refused, so nobody gets in before the mode is set.
+    chmod(path, Mode::from_raw_mode(mode)).map_err(failed("set its mode"))?;
+    listen(&fd, LISTEN_BACKLOG).map_err(failed("listen there"))?;
+    Ok(fd)
+}
+
+/// Removes a socket that its listener left behind; refuses to remove anything else.
+fn remove_stale(path: &Path) -> Result<(), Error> {
+    let shown = path.display();
+    let meta = fs::symlink_metadata(path)
+        .map_err(|e| Error::io(format!("{shown}: cannot look it up")).because(e))?;
+    if !meta.file_type().is_socket() {
+        return Err(Error::new(ErrorKind::Exists, format!("{shown}: is there and is no socket")));
+    }
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        let owner = format!("{shown}: is a socket of another user ({})", meta.uid());
+        return Err(Error::new(ErrorKind::Denied, owner));
+    }
+    match UnixStream::connect(path) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .map_err(|e| Error::io(format!("{shown}: cannot remove it")).because(e)),
+        _ => Err(Error::busy(format!("{shown}: another server listens there"))),
+    }
+}
+
+/// Listens on `address`; returns the address with the port that port 0 became.
+pub(crate) fn listen_tcp(address: SocketAddr) -> Result<(OwnedFd, SocketAddr), Error> {
+    let failed = |e: io::Error| {
+        let errno = Errno::from_io_error(&e).unwrap_or(Errno::IO);
+        os_error(Path::new(&address.to_string()), "listen there", errno)
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener.into(), bound))
+}
+
+/// The user at the other end of a Unix socket; nobody that could be named for others.
+pub(crate) fn peer_uid(fd: &OwnedFd) -> Option<u32> {
+    if socket_domain(fd).ok()? != AddressFamily::UNIX {
+        return None;
+    }
+    Some(socket_peercred(fd).ok()?.uid.as_raw())
+}

@@ -13,7 +13,8 @@
 //!   readers or one writer), or by a driver between submit and completion (contract, point 8).
 //! - B2 Every byte is initialised: fresh memory is zeroed, recycled memory keeps what it held. Who
 //!   sends a buffer out writes all of it first.
-//! - B3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the system.
+//! - B3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the
+//!   system.
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::fmt;

@@ -9,14 +9,14 @@
 //! - Geometry: tracks follow each other by LBA, each turned by the skew against the one before, so
 //!   that a sequential transfer runs at the stated rate with no lost turn. One zone.
 //! - Seek: `settle + k * sqrt(tracks)`; the next track costs the skew.
-//! - Order: an ascending sweep (C-SCAN) over what waits, and among the next few of the sweep the one
-//!   that the head can reach first (rotational position ordering). What the sweep leaves behind
+//! - Order: an ascending sweep (C-SCAN) over what waits, and among the next few of the sweep the
+//!   one that the head can reach first (rotational position ordering). What the sweep leaves behind
 //!   waits for the next one. Without a write cache what waits is the queue; with one it is the
 //!   cache's content, which is far more.
 //! - Between two separate pieces the electronics need `media_command_ns`; a piece that begins where
 //!   the last one ended follows without any gap.
-//! - Reads go first, but a full cache or a flush lets writes through in batches. A sequential reader
-//!   is served from read-ahead.
+//! - Reads go first, but a full cache or a flush lets writes through in batches. A sequential
+//!   reader is served from read-ahead.
 //! - A flush is done when everything acknowledged before it came is on the medium. It does not keep
 //!   other commands out, though FLUSH CACHE of SATA does: this flatters foreground latency.
 //!

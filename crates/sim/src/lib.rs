@@ -1,5 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! sim: the deterministic simulator.
+//! sim: the deterministic simulator, a driver like any other.
+//!
+//! ```text
+//!   test ── Machine (cores of one world on one thread, next task drawn by seed)
+//!             │ Driver
+//!           World ── clock · mailboxes · stalls · power cuts · trace
+//!             │
+//!           disks ── Model (when)  +  Media (what survives)  +  Faults (what goes wrong)
+//!
+//!   test ── Oracle (what a device may answer, before and after a crash)
+//!   test ── Workload (random clients of any block device, checked by the oracle)
+//!   test ── seeds  (many seeds; a failing one prints itself and how to replay it)
+//! ```
+//!
+//! A run is its seed: the same seed gives the same order, times, faults and crash. The border
+//! contract of `block` is implemented exactly, nothing weaker and nothing stronger.
 
+mod disk;
+mod driver;
+mod events;
+mod media;
 pub mod model;
-pub mod rng;
+mod oracle;
+mod pages;
+mod rng;
+pub mod seeds;
+mod workload;
+mod world;
+
+pub use disk::{Disk, DiskSpec, DiskStats, Faults};
+pub use driver::{Ended, Machine};
+pub use oracle::{Change, FlushToken, Oracle, ReadToken, WriteToken};
+pub use rng::Rng;
+pub use workload::{Mix, Verdict, Workload};
+pub use world::{Cut, Swarm, World, WorldRef};

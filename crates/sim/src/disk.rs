@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A simulated disk: a model for its time, a medium for its bytes, and the faults it is told to
+//! have; and the leaf device that engines see.
+
+use std::collections::BTreeSet;
+
+use block::{Bio, BlockDevice, Buf, Limits, Op, SECTOR_SIZE, Sector, Status};
+use reactor::{FileId, SqeOp};
+
+use crate::media::Media;
+use crate::model::{Hdd, HddParams, Model};
+
+/// What goes wrong with a disk, out of a thousand requests of the kind. All zero: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// A read fails; its buffers hold rubbish.
+    pub read_error_per_mille: u32,
+    /// A write fails; each of its sectors holds the old or the new.
+    pub write_error_per_mille: u32,
+    /// A flush fails; what it should have covered may be lost whatever is flushed later.
+    pub flush_error_per_mille: u32,
+    /// One bit of what is about to be read flips on the medium.
+    pub rot_per_mille: u32,
+    /// A write completes but goes nowhere. No engine survives this unharmed without checksums.
+    pub lost_write_per_mille: u32,
+    /// A write completes but goes somewhere else.
+    pub misdirected_write_per_mille: u32,
+    /// From this request of the disk on (counted from 0) every one fails.
+    pub fail_from_op: Option<u64>,
+}
+
+/// What a disk has been asked for, for figures in tests and benchmarks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+}
+
+/// How to make a disk.
+pub struct DiskSpec {
+    /// What people call it.
+    pub name: String,
+    pub capacity: Sector,
+    /// How long it takes.
+    pub model: Box<dyn Model>,
+    /// What a power cut can't tear; 512 for disks, 8 for persistent memory.
+    pub atomic_write_unit_bytes: u32,
+    /// Whether the power may be cut. Twice the memory; a benchmark of gigabytes turns it off.
+    pub keeps_history: bool,
+    /// What its leaf says about seeks.
+    pub rotational: bool,
+}
+
+impl DiskSpec {
+    /// A disk that takes anything aligned to 512 bytes.
+    pub fn new(name: &str, capacity: Sector, model: Box<dyn Model>) -> DiskSpec {
+        DiskSpec {
+            name: name.to_owned(),
+            capacity,
+            model,
+            atomic_write_unit_bytes: 512,
+            keeps_history: true,
+            rotational: false,
+        }
+    }
+
+    /// A rotating disk for benchmarks: no power cuts.
+    pub fn hdd(name: &str, capacity: Sector, params: HddParams) -> DiskSpec {
+        let spec = DiskSpec::new(name, capacity, Box::new(Hdd::new(params)));
+        DiskSpec { keeps_history: false, rotational: true, ..spec }
+    }
+}
+
+/// A disk of the world.
+pub(crate) struct DiskState {
+    pub(crate) limits: Limits,
+    pub(crate) name: String,
+    pub(crate) model: Box<dyn Model>,
+    pub(crate) media: Media,
+    pub(crate) faults: Faults,
+    pub(crate) bad_sectors: BTreeSet<u64>,
+    pub(crate) stats: DiskStats,
+    /// Requests so far, for `fail_from_op`.
+    pub(crate) ops: u64,
+}
+
+impl DiskState {
+    pub(crate) fn new(spec: DiskSpec) -> DiskState {
+        let tear = u64::from(spec.atomic_write_unit_bytes);
+        let limits = Limits {
+            atomic_write_unit_bytes: spec.atomic_write_unit_bytes,
+            discard_granularity_bytes: 512,
+            write_zeroes: true,
+            rotational: spec.rotational,
+            ..Limits::new(spec.capacity)
+        };
+        DiskState {
+            limits,
+            name: spec.name,
+            model: spec.model,
+            media: Media::new(spec.capacity.bytes(), tear, spec.keeps_history),
+            faults: Faults::default(),
+            bad_sectors: BTreeSet::new(),
+            stats: DiskStats::default(),
+            ops: 0,
+        }
+    }
+
+    /// Whether `len` bytes at `offset` lie on the disk, in whole sectors.
+    pub(crate) fn has(&self, offset: u64, len: u64) -> bool {
+        let unit = SECTOR_SIZE as u64;
+        let end = offset.checked_add(len);
+        len > 0
+            && offset.is_multiple_of(unit)
+            && len.is_multiple_of(unit)
+            && end.is_some_and(|end| end <= self.limits.capacity.bytes())
+    }
+
+    pub(crate) fn bad_in(&self, offset: u64, len: usize) -> bool {
+        self.bad_sectors.range(sectors(offset, len)).next().is_some()
+    }
+
+    /// Rewriting a bad sector heals it, as a drive's spare sectors do.
+    pub(crate) fn heal(&mut self, offset: u64, len: usize) {
+        if !self.bad_sectors.is_empty() {
+            self.bad_sectors.retain(|s| !sectors(offset, len).contains(s));
+        }
+    }
+}
+
+fn sectors(offset: u64, len: usize) -> std::ops::Range<u64> {
+    let sector = SECTOR_SIZE as u64;
+    offset / sector..(offset + len as u64).div_ceil(sector)
+}
+
+/// The leaf device of a simulated disk: turns bios into requests for the driver of whatever core
+/// it is used on. Made by [`crate::World::leaf`].
+#[derive(Debug)]
+pub struct Disk {
+    pub(crate) name: String,
+    pub(crate) file: FileId,
+    pub(crate) limits: Limits,
+}
+
+impl BlockDevice for Disk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if self.limits.check(&bio).is_err() {
+            return bio.complete(Status::Invalid);
+        }
+        let Bio { op, flags, sector, len, bufs, done, .. } = bio;
+        let (offset, len) = (sector.bytes(), len.bytes());
+        let fua = flags.contains(block::Flags::FUA);
+        let what = match op {
+            Op::Read => SqeOp::Read { offset, bufs },
+            Op::Write => SqeOp::Write { offset, bufs, fua },
+            Op::Flush => SqeOp::Flush,
+            Op::Discard => SqeOp::Discard { offset, len },
+            Op::WriteZeroes if fua => {
+                // The driver's request knows no FUA: write them.
+                let len = usize::try_from(len).expect("a request fits in memory");
+                SqeOp::Write { offset, bufs: Buf::zeroed(len).into(), fua }
+            }
+            Op::WriteZeroes => {
+                let unmap = !flags.contains(block::Flags::NOUNMAP);
+                SqeOp::WriteZeroes { offset, len, unmap }
+            }
+        };
+        reactor::push_bio(done, self.file, what);
+    }
+}

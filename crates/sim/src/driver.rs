@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The driver of a simulated core, and the machine: cores of one world on one thread.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+
+use block::{CoreId, Nanos};
+use reactor::{Driver, Event, Msg, Reactor, Sqe};
+
+use crate::world::WorldRef;
+
+/// Polls without the clock moving after which we call it a livelock.
+const POLLS_IN_PLACE_MAX: u64 = 1_000_000;
+
+/// One core's door to its world.
+struct Sim {
+    world: WorldRef,
+    core: CoreId,
+}
+
+impl Driver for Sim {
+    fn now(&self) -> Nanos {
+        self.world.borrow().now()
+    }
+    fn submit(&mut self, batch: &mut Vec<Sqe>) {
+        let mut world = self.world.borrow_mut();
+        for sqe in batch.drain(..) {
+            world.submit(self.core, sqe);
+        }
+    }
+    fn post(&mut self, to: CoreId, msg: Msg) {
+        self.world.borrow_mut().post(to, msg);
+    }
+    fn park(&mut self, _deadline: Option<Nanos>, _out: &mut Vec<Event>) {
+        unreachable!("a simulated core is run by its Machine, not by Reactor::run");
+    }
+    fn random(&mut self) -> u64 {
+        self.world.borrow_mut().rng.next_u64()
+    }
+}
+
+/// Why [`Machine::run`] came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// `until` holds.
+    Until,
+    /// The moment of [`crate::World::power_cut_at`] has come.
+    PowerCut,
+    /// Nothing will ever happen any more.
+    Idle,
+}
+
+/// The cores of one world. One way out of four: [`Machine::power_cut`], [`Machine::kill`],
+/// [`Machine::shut_down`], or simply dropping it at the end of a test.
+#[must_use]
+pub struct Machine {
+    world: WorldRef,
+    reactors: Vec<Reactor>,
+}
+
+impl Machine {
+    /// Cores 0 to `cores` - 1, with nothing to do.
+    pub fn boot(world: &WorldRef, cores: u16) -> Machine {
+        assert!(cores > 0, "a machine needs a core");
+        let enter = |core| {
+            let core = CoreId(core);
+            Reactor::enter(core, Box::new(Sim { world: world.clone(), core }))
+        };
+        Machine { world: world.clone(), reactors: (0..cores).map(enter).collect() }
+    }
+
+    /// Runs `f` as core `core`.
+    pub fn on<R>(&self, core: u16, f: impl FnOnce() -> R) -> R {
+        self.reactors[usize::from(core)].on(f)
+    }
+
+    /// Starts a task on core `core`.
+    pub fn spawn(&self, core: u16, future: impl Future<Output = ()> + 'static) {
+        self.on(core, || reactor::spawn(future));
+    }
+
+    /// Runs until `until` holds, the power goes, or nothing is left to happen. Which task runs
+    /// next is drawn by the seed.
+    pub fn run(&self, mut until: impl FnMut() -> bool) -> Ended {
+        let (mut stood_at, mut polls_in_place) = (self.world.borrow().now(), 0);
+        loop {
+            if until() {
+                return Ended::Until;
+            }
+            if self.world.borrow().cut_is_due() {
+                return Ended::PowerCut;
+            }
+            let ready: usize = self.reactors.iter().map(|r| r.core().ready()).sum();
+            if ready > 0 && !self.preempted() {
+                self.poll(ready);
+                polls_in_place += 1;
+                assert!(polls_in_place < POLLS_IN_PLACE_MAX, "livelock: the clock stands still");
+                continue;
+            }
+            if !self.next_event(ready > 0) {
+                return Ended::Idle;
+            }
+            let now = self.world.borrow().now();
+            if now != stood_at {
+                (stood_at, polls_in_place) = (now, 0);
+            }
+        }
+    }
+
+    /// Whether the world goes on although a task could run.
+    fn preempted(&self) -> bool {
+        let mut world = self.world.borrow_mut();
+        let per_mille = world.swarm().preempt_per_mille;
+        world.rng.chance_per_mille(per_mille)
+    }
+
+    fn poll(&self, ready: usize) {
+        let mut nth = {
+            let mut world = self.world.borrow_mut();
+            world.step();
+            world.rng.index(ready)
+        };
+        for reactor in &self.reactors {
+            let here = reactor.core().ready();
+            if nth < here {
+                return reactor.core().poll_nth(nth);
+            }
+            nth -= here;
+        }
+    }
+
+    /// Hands out what tasks asked for and lets one thing happen. False: nothing ever will.
+    fn next_event(&self, busy: bool) -> bool {
+        for reactor in &self.reactors {
+            reactor.core().flush_sq();
+        }
+        let deadline = self.reactors.iter().filter_map(|r| r.core().next_timer()).min();
+        if deadline.is_none() && self.world.borrow().is_idle() {
+            return busy;
+        }
+        let event = self.world.borrow_mut().advance(deadline);
+        if let Some((core, event)) = event {
+            self.reactors[usize::from(core.0)].core().deliver(event);
+        }
+        for reactor in &self.reactors {
+            reactor.core().fire_timers();
+        }
+        true
+    }
+
+    /// Runs until `future` has ended on core 0. `Err` when the power went first. Panics when it
+    /// can never end.
+    pub fn block_on<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<T, Ended> {
+        let out = Rc::new(RefCell::new(None));
+        let (set, test) = (out.clone(), out.clone());
+        self.spawn(0, async move { *set.borrow_mut() = Some(future.await) });
+        match self.run(|| test.borrow().is_some()) {
+            Ended::Until => Ok(out.take().expect("set: that is why the run ended")),
+            Ended::PowerCut => Err(Ended::PowerCut),
+            Ended::Idle => panic!("deadlock: no task can run and nothing is in flight"),
+        }
+    }
+
+    /// The power goes: tasks vanish where they stand, disks lose what they may.
+    pub fn power_cut(self) {
+        drop(self.reactors);
+        self.world.borrow_mut().crash();
+    }
+
+    /// The process is killed; the disks keep their caches.
+    pub fn kill(self) {
+        drop(self.reactors);
+        self.world.borrow_mut().kill();
+    }
+
+    /// Runs until nothing is left to happen, for a clean end. A task that never ends (a timer
+    /// loop) would keep it from returning: stop those first.
+    pub fn shut_down(self) {
+        let ended = self.run(|| false);
+        assert_eq!(ended, Ended::Idle, "the power went during a shutdown");
+    }
+}

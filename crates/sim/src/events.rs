@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The last events of a world, kept so that a failing seed can say what led to it.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+
+use block::{Nanos, Status};
+
+/// As many as a failure report shows.
+const KEPT: usize = 50;
+
+/// Something that happened; plain words, formatted only when a seed has failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Happened {
+    Submitted { disk: usize, op: &'static str, id: usize, offset: u64, len: u64, fua: bool },
+    Ended { disk: usize, op: &'static str, id: usize, offset: u64, len: u64, status: Status },
+    Stalled { id: usize, extra: Nanos },
+    Message { to: u16, what: &'static str },
+    PowerCut { step: u64, in_flight: usize },
+    Killed { step: u64, in_flight: usize },
+    Rotted { disk: usize, offset: u64 },
+    Misplaced { disk: usize, id: usize, to: Option<u64> },
+}
+
+impl fmt::Display for Happened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Happened::Submitted { disk, op, id, offset, len, fua } => {
+                let fua = if fua { " fua" } else { "" };
+                write!(f, "disk {disk}: #{id} {op}{fua} {}+{} submitted", offset / 512, len / 512)
+            }
+            Happened::Ended { disk, op, id, offset, len, status } => {
+                write!(f, "disk {disk}: #{id} {op} {}+{}: {status}", offset / 512, len / 512)
+            }
+            Happened::Stalled { id, extra } => write!(f, "#{id} stalls for {} ns", extra.0),
+            Happened::Message { to, what } => write!(f, "core {to} gets {what}"),
+            Happened::PowerCut { step, in_flight } => {
+                write!(f, "POWER CUT at step {step}, {in_flight} in flight")
+            }
+            Happened::Killed { step, in_flight } => {
+                write!(f, "KILLED at step {step}, {in_flight} in flight")
+            }
+            Happened::Rotted { disk, offset } => write!(f, "disk {disk}: bit rot at byte {offset}"),
+            Happened::Misplaced { disk, id, to: None } => {
+                write!(f, "disk {disk}: #{id} is a lost write")
+            }
+            Happened::Misplaced { disk, id, to: Some(to) } => {
+                write!(f, "disk {disk}: #{id} is misdirected to sector {}", to / 512)
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// Of the world that was made last on this thread; outlives it, for the failure report.
+    static LAST: RefCell<VecDeque<(Nanos, Happened)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// A new world begins: forget the one before.
+pub(crate) fn begin() {
+    LAST.with_borrow_mut(VecDeque::clear);
+}
+
+pub(crate) fn note(at: Nanos, what: Happened) {
+    LAST.with_borrow_mut(|last| {
+        if last.len() == KEPT {
+            last.pop_front();
+        }
+        last.push_back((at, what));
+    });
+}
+
+/// The last events of this thread's last world, one a line.
+pub(crate) fn report() -> String {
+    LAST.with_borrow(|last| {
+        last.iter().map(|(at, what)| format!("  {:>14} ns  {what}\n", at.0)).collect()
+    })
+}

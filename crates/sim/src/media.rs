@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a simulated disk holds: what is on the medium, what only its volatile cache has, and what
+//! a power cut makes of it.
+//!
+//! ```text
+//!  completed write ──► visible ──────────────────────────► reads
+//!        │
+//!        └──► unflushed, by order of completion ── flush covers it, or FUA ──► durable
+//!                  └── power cut: each lost, kept or torn ──► durable ──► visible
+//! ```
+//!
+//! Invariants
+//! - P1 Durable holds exactly what completed flushes and FUA writes cover, and what cuts have kept.
+//! - P2 Once a version of a sector is durable, no older version comes back: a FUA write outlaws the
+//!   unflushed ones below it.
+//! - P3 What a failed flush should have covered is not made durable by one submitted after the
+//!   failure (it may be lost at any cut until it is rewritten).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use block::SECTOR_SIZE;
+
+use crate::pages::{Pages, pages_of};
+use crate::rng::Rng;
+
+/// A completed write that only the volatile cache has.
+#[derive(Debug)]
+struct Unflushed {
+    offset: u64,
+    data: Vec<u8>,
+    /// Number of the failure of a flush that should have covered it (P3).
+    abandoned: Option<u64>,
+}
+
+/// A write that has not completed when the power goes.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) offset: u64,
+    pub(crate) data: Vec<u8>,
+}
+
+/// What survives a power cut; `None` on a disk whose crashes nobody looks at.
+#[derive(Debug)]
+struct History {
+    durable: Pages,
+    unflushed: BTreeMap<u64, Unflushed>,
+    /// Completion order of the newest FUA write of a sector (P2).
+    newest_fua: BTreeMap<u64, u64>,
+    /// Pages where visible and durable may differ.
+    touched: BTreeSet<usize>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Media {
+    visible: Pages,
+    history: Option<History>,
+    completed: u64,
+    flush_failures: u64,
+    tear_bytes: u64,
+}
+
+/// What a flush covers, decided when it is submitted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FlushMark {
+    completed: u64,
+    failures: u64,
+}
+
+impl Media {
+    /// An all-zero medium. `keeps_history` costs memory and is needed for power cuts.
+    pub(crate) fn new(capacity_bytes: u64, tear_bytes: u64, keeps_history: bool) -> Media {
+        assert!(tear_bytes.is_power_of_two(), "a disk tears at a power of two, not {tear_bytes}");
+        let history = keeps_history.then(|| History {
+            durable: Pages::new(capacity_bytes),
+            unflushed: BTreeMap::new(),
+            newest_fua: BTreeMap::new(),
+            touched: BTreeSet::new(),
+        });
+        let visible = Pages::new(capacity_bytes);
+        Media { visible, history, completed: 0, flush_failures: 0, tear_bytes }
+    }
+
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+        self.visible.read(offset, out);
+    }
+
+    /// What a power cut would leave if it lost all it may lose.
+    pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
+        let history = self.history.as_ref().expect("a disk that keeps history");
+        history.durable.read(offset, out);
+    }
+
+    /// A write completes.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], fua: bool) {
+        self.visible.write(offset, data);
+        let id = self.completed;
+        self.completed += 1;
+        let Some(h) = &mut self.history else { return };
+        h.touched.extend(pages_of(offset, data.len()));
+        if fua {
+            h.durable.write(offset, data);
+            if !h.unflushed.is_empty() {
+                h.newest_fua.extend(sectors_of(offset, data.len()).map(|s| (s, id)));
+            }
+        } else {
+            let write = Unflushed { offset, data: data.to_vec(), abandoned: None };
+            h.unflushed.insert(id, write);
+        }
+    }
+
+    /// What a flush submitted now covers: everything completed before.
+    pub(crate) fn flush_mark(&self) -> FlushMark {
+        FlushMark { completed: self.completed, failures: self.flush_failures }
+    }
+
+    /// A flush completes.
+    pub(crate) fn flush(&mut self, mark: FlushMark) {
+        let Some(h) = &mut self.history else { return };
+        let later = h.unflushed.split_off(&mark.completed);
+        let covered = std::mem::replace(&mut h.unflushed, later);
+        for (id, write) in covered {
+            if write.abandoned.is_some_and(|failure| failure <= mark.failures) {
+                h.unflushed.insert(id, write);
+            } else {
+                h.settle(id, write.offset, &write.data);
+            }
+        }
+        if h.unflushed.is_empty() {
+            h.newest_fua.clear();
+        }
+    }
+
+    /// A flush fails: what it should have covered may be gone at the next cut (P3).
+    pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
+        self.flush_failures += 1;
+        let Some(h) = &mut self.history else { return };
+        for (_, write) in h.unflushed.range_mut(..mark.completed) {
+            write.abandoned.get_or_insert(self.flush_failures);
+        }
+    }
+
+    /// A new process opens the disk, and can't know of failures that the old one was told of: the
+    /// cache gives what it holds another chance.
+    pub(crate) fn reopen(&mut self) {
+        let Some(h) = &mut self.history else { return };
+        for write in h.unflushed.values_mut() {
+            write.abandoned = None;
+        }
+    }
+
+    /// The power goes, and comes back.
+    pub(crate) fn power_cut(&mut self, mut in_flight: Vec<InFlight>, rng: &mut Rng) {
+        let h = self.history.as_mut().expect("only a disk that keeps history can lose power");
+        // In flight at the same time: in either order.
+        rng.shuffle(&mut in_flight);
+        let tear_bytes = self.tear_bytes;
+        // Each cut draws how much it takes, so that all and nothing are drawn too.
+        let keep_per_mille = rng.pick(&[0, 100, 500, 900, 1000]);
+        let tear_per_mille = rng.pick(&[0, 100, 500]);
+        let completed = std::mem::take(&mut h.unflushed);
+        let completed = completed.into_iter().map(|(id, w)| (id, w.offset, w.data));
+        let in_flight = in_flight.into_iter().map(|w| (u64::MAX, w.offset, w.data));
+        for (id, offset, data) in completed.chain(in_flight) {
+            h.touched.extend(pages_of(offset, data.len()));
+            if rng.chance_per_mille(tear_per_mille) {
+                for part in parts(offset, data.len(), tear_bytes) {
+                    if rng.chance_per_mille(500) {
+                        h.settle(id, offset + part.start as u64, &data[part]);
+                    }
+                }
+            } else if rng.chance_per_mille(keep_per_mille) {
+                h.settle(id, offset, &data);
+            }
+        }
+        h.newest_fua.clear();
+        for page in std::mem::take(&mut h.touched) {
+            self.visible.copy_page(page, &h.durable);
+        }
+    }
+
+    /// One bit of the medium goes bad, unnoticed.
+    pub(crate) fn flip_bit(&mut self, offset: u64, bit: u32) {
+        let flip = |pages: &mut Pages| {
+            let mut byte = [0];
+            pages.read(offset, &mut byte);
+            pages.write(offset, &[byte[0] ^ (1 << bit)]);
+        };
+        flip(&mut self.visible);
+        if let Some(h) = &mut self.history {
+            flip(&mut h.durable);
+        }
+    }
+
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let durable = self.history.as_ref().map_or(0, |h| h.durable.resident_bytes());
+        self.visible.resident_bytes() + durable
+    }
+}
+
+impl History {
+    /// Write `id` reaches the medium, but for sectors that a newer FUA write has there (P2).
+    fn settle(&mut self, id: u64, offset: u64, data: &[u8]) {
+        if self.newest_fua.is_empty() {
+            self.durable.write(offset, data);
+            return;
+        }
+        for part in parts(offset, data.len(), SECTOR_SIZE as u64) {
+            let at = offset + part.start as u64;
+            let sector = at / SECTOR_SIZE as u64;
+            if self.newest_fua.get(&sector).is_none_or(|&newer| newer < id) {
+                self.durable.write(at, &data[part]);
+            }
+        }
+    }
+}
+
+fn sectors_of(offset: u64, len: usize) -> std::ops::Range<u64> {
+    let sector = SECTOR_SIZE as u64;
+    offset / sector..(offset + len as u64).div_ceil(sector)
+}
+
+/// Cuts `len` bytes at `offset` at the multiples of `unit`.
+pub(crate) fn parts(
+    offset: u64,
+    len: usize,
+    unit: u64,
+) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        (at < len).then(|| {
+            let pos = offset + at as u64;
+            let room = usize::try_from(unit - pos % unit).expect("a unit fits in memory");
+            let part = at..len.min(at + room);
+            at = part.end;
+            part
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn byte(media: &Media, offset: u64) -> u8 {
+        let mut b = [0];
+        media.read(offset, &mut b);
+        b[0]
+    }
+    fn each_seed(mut f: impl FnMut(&mut Media, &mut Rng)) {
+        for seed in 0..500 {
+            f(&mut Media::new(1 << 20, 512, true), &mut Rng::new(seed));
+        }
+    }
+
+    #[test]
+    fn a_flush_covers_what_completed_before_it_was_submitted_and_no_more() {
+        let mut late_lost = false;
+        each_seed(|m, rng| {
+            m.write(0, &[1; 512], false);
+            let mark = m.flush_mark();
+            m.write(512, &[2; 512], false);
+            m.flush(mark);
+            m.power_cut(Vec::new(), rng);
+            assert_eq!(byte(m, 0), 1);
+            late_lost |= byte(m, 512) == 0;
+        });
+        assert!(late_lost, "the simulator must be able to lose the later write");
+    }
+
+    #[test]
+    fn no_older_version_comes_back_over_a_fua_write() {
+        each_seed(|m, rng| {
+            m.write(0, &[1; 1024], false);
+            let mark = m.flush_mark();
+            m.write(0, &[2; 512], true);
+            if rng.chance_per_mille(500) {
+                m.flush(mark);
+            }
+            m.power_cut(Vec::new(), rng);
+            assert_eq!(byte(m, 0), 2);
+        });
+    }
+
+    #[test]
+    fn a_cut_may_lose_keep_and_tear_and_forgets_the_lost_for_good() {
+        let mut seen = BTreeSet::new();
+        each_seed(|m, rng| {
+            m.write(0, &[1; 1024], false);
+            m.power_cut(vec![InFlight { offset: 4096, data: vec![7; 512] }], rng);
+            let after = (byte(m, 0), byte(m, 512), byte(m, 4096));
+            m.power_cut(Vec::new(), rng);
+            assert_eq!(after, (byte(m, 0), byte(m, 512), byte(m, 4096)));
+            seen.insert(after);
+        });
+        assert_eq!(seen.len(), 8, "{seen:?}");
+    }
+
+    #[test]
+    fn after_a_failed_flush_the_next_one_does_not_cover_what_was_lost() {
+        let mut lost = false;
+        each_seed(|m, rng| {
+            m.write(0, &[1; 512], false);
+            m.fail_flush(m.flush_mark());
+            m.write(512, &[2; 512], false);
+            m.flush(m.flush_mark());
+            m.power_cut(Vec::new(), rng);
+            assert_eq!(byte(m, 512), 2);
+            lost |= byte(m, 0) == 0;
+        });
+        assert!(lost);
+    }
+
+    #[test]
+    fn parts_are_cut_at_multiples_of_the_unit() {
+        let cut: Vec<_> = parts(1536, 4096, 2048).collect();
+        assert_eq!(cut, [0..512, 512..2560, 2560..4096]);
+    }
+}

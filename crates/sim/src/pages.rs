@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Sparse memory: pages that were never written hold zeroes and take no room.
+
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// Bytes by offset, in pages of 4 KiB.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    pages: Vec<Option<Box<[u8]>>>,
+}
+
+impl Pages {
+    pub(crate) fn new(capacity_bytes: u64) -> Pages {
+        let count = usize::try_from(capacity_bytes.div_ceil(PAGE_BYTES)).expect("fits in memory");
+        Pages { pages: std::iter::repeat_with(|| None).take(count).collect() }
+    }
+
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+        each_part(offset, out.len(), |page, within, part| match &self.pages[page] {
+            Some(bytes) => out[part].copy_from_slice(&bytes[within]),
+            None => out[part].fill(0),
+        });
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        each_part(offset, data.len(), |page, within, part| {
+            let data = &data[part];
+            if self.pages[page].is_none() && data.iter().all(|&b| b == 0) {
+                return;
+            }
+            let bytes = self.pages[page].get_or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
+            bytes[within].copy_from_slice(data);
+        });
+    }
+
+    /// Makes one page the same as in `from`.
+    pub(crate) fn copy_page(&mut self, page: usize, from: &Pages) {
+        self.pages[page].clone_from(&from.pages[page]);
+    }
+
+    /// Bytes of memory that the contents take.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.pages.iter().flatten().count() as u64 * PAGE_BYTES
+    }
+}
+
+/// Calls `f(page, range within the page, range within the data)` for each page touched.
+fn each_part(
+    offset: u64,
+    len: usize,
+    mut f: impl FnMut(usize, std::ops::Range<usize>, std::ops::Range<usize>),
+) {
+    let mut at = 0;
+    while at < len {
+        let pos = offset + at as u64;
+        let page = usize::try_from(pos / PAGE_BYTES).expect("within the capacity");
+        let within = usize::try_from(pos % PAGE_BYTES).expect("below a page");
+        let n = (len - at).min(PAGE_BYTES as usize - within);
+        f(page, within..within + n, at..at + n);
+        at += n;
+    }
+}
+
+/// The pages that `len` bytes at `offset` touch.
+pub(crate) fn pages_of(offset: u64, len: usize) -> std::ops::Range<usize> {
+    let end = (offset + len as u64).div_ceil(PAGE_BYTES);
+    let index = |page: u64| usize::try_from(page).expect("within the capacity");
+    index(offset / PAGE_BYTES)..index(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_across_pages_is_read_back_and_the_rest_is_zero() {
+        let mut pages = Pages::new(1 << 30);
+        let data: Vec<u8> = (0..9000u32).map(|i| (i % 251) as u8 + 1).collect();
+        pages.write(4096 * 5 + 512, &data);
+        let mut out = vec![0xAA; 9000 + 1024];
+        pages.read(4096 * 5, &mut out);
+        assert!(out[..512].iter().all(|&b| b == 0));
+        assert_eq!(&out[512..9512], &data[..]);
+        assert!(out[9512..].iter().all(|&b| b == 0));
+        assert_eq!(pages.resident_bytes(), 3 * PAGE_BYTES);
+        pages.write(0, &[0; 8192]);
+        assert_eq!(pages.resident_bytes(), 3 * PAGE_BYTES);
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Random clients of any block device, every answer checked by the oracle.
+//!
+//! ```text
+//!   let load = Workload::new(&world, &oracle, Mix::default());
+//!   machine.spawn(0, load.client(device, requests))      as many as you like, overlapping freely
+//!   machine.run(|| load.verdict.is_settled(n))
+//!   load.verdict.result()?
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector};
+use reactor::io;
+
+use crate::oracle::{Change, Oracle};
+use crate::world::WorldRef;
+
+/// What clients do: weights, and what they accept.
+#[derive(Clone, Copy, Debug)]
+pub struct Mix {
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub write_zeroes: u64,
+    /// Writes that are FUA, of a thousand.
+    pub fua_per_mille: u32,
+    /// Longest request in blocks.
+    pub blocks_max: u64,
+    /// Clients sleep up to this between requests; 0: never.
+    pub think_ns_max: u64,
+    /// Whether a request may fail (faults are injected); else a failure is a verdict.
+    pub errors_allowed: bool,
+}
+
+impl Default for Mix {
+    fn default() -> Mix {
+        Mix {
+            reads: 30,
+            writes: 50,
+            flushes: 10,
+            discards: 3,
+            write_zeroes: 3,
+            fua_per_mille: 50,
+            blocks_max: 4,
+            think_ns_max: 20_000,
+            errors_allowed: false,
+        }
+    }
+}
+
+/// What clients have found so far.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict(Rc<Finding>);
+
+#[derive(Debug, Default)]
+struct Finding {
+    failure: RefCell<Option<String>>,
+    finished: Cell<u64>,
+}
+
+impl Verdict {
+    /// Says that something is wrong; the first one stands.
+    pub fn fail(&self, why: String) {
+        self.0.failure.borrow_mut().get_or_insert(why);
+    }
+
+    /// Whether something is wrong or `clients` have finished.
+    pub fn is_settled(&self, clients: u64) -> bool {
+        self.0.finished.get() >= clients || self.0.failure.borrow().is_some()
+    }
+
+    /// What was wrong, if anything.
+    pub fn result(&self) -> Result<(), String> {
+        self.0.failure.borrow().clone().map_or(Ok(()), Err)
+    }
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Workload {
+    pub verdict: Verdict,
+    world: WorldRef,
+    oracle: Rc<RefCell<Oracle>>,
+    mix: Mix,
+}
+
+impl Workload {
+    pub fn new(world: &WorldRef, oracle: &Rc<RefCell<Oracle>>, mix: Mix) -> Workload {
+        let (world, oracle) = (world.clone(), oracle.clone());
+        Workload { verdict: Verdict::default(), world, oracle, mix }
+    }
+
+    /// One client: `requests` requests one after the other, anywhere on the oracle's blocks.
+    pub fn client(
+        &self,
+        device: Rc<dyn BlockDevice>,
+        requests: u64,
+    ) -> impl Future<Output = ()> + 'static {
+        let this = self.clone();
+        async move {
+            for _ in 0..requests {
+                this.think().await;
+                if let Err(why) = this.request(&*device).await {
+                    return this.verdict.fail(why);
+                }
+            }
+            this.verdict.0.finished.set(this.verdict.0.finished.get() + 1);
+        }
+    }
+
+    async fn think(&self) {
+        let think_ns = match self.mix.think_ns_max {
+            0 => 0,
+            max => self.world.borrow_mut().rng.below(max),
+        };
+        if think_ns > 0 {
+            reactor::sleep(Nanos(think_ns)).await;
+        }
+    }
+
+    async fn request(&self, device: &dyn BlockDevice) -> Result<(), String> {
+        let (mix, blocks) = (&self.mix, self.oracle.borrow().block_count());
+        let (dice, range, fua) = {
+            let rng = &mut self.world.borrow_mut().rng;
+            let all = mix.reads + mix.writes + mix.flushes + mix.discards + mix.write_zeroes;
+            let count = rng.range(1, mix.blocks_max.min(blocks) + 1);
+            let first = rng.below(blocks - count + 1);
+            (rng.below(all), first..first + count, rng.chance_per_mille(mix.fua_per_mille))
+        };
+        let mut edge = mix.reads;
+        if dice < edge {
+            return self.read(device, range).await;
+        }
+        edge += mix.writes;
+        if dice < edge {
+            return self.change(device, range, Change::Write, fua).await;
+        }
+        edge += mix.flushes;
+        if dice < edge {
+            return self.flush(device).await;
+        }
+        edge += mix.discards;
+        if dice < edge {
+            return self.change(device, range, Change::Discard, false).await;
+        }
+        self.change(device, range, Change::WriteZeroes, false).await
+    }
+
+    fn sectors(&self, range: &std::ops::Range<u64>) -> (Sector, Sector, usize) {
+        let block_bytes = self.oracle.borrow().block_bytes();
+        let unit = Sector::from_bytes(block_bytes as u64).0;
+        let len = Sector((range.end - range.start) * unit);
+        (Sector(range.start * unit), len, usize::try_from(len.bytes()).expect("fits in memory"))
+    }
+
+    fn outcome(&self, what: Op, result: Result<(), block::Status>) -> Result<bool, String> {
+        match result {
+            Ok(()) => Ok(true),
+            Err(_) if self.mix.errors_allowed => Ok(false),
+            Err(status) => Err(format!("{what} failed: {status}")),
+        }
+    }
+
+    /// One read, checked.
+    pub async fn read(
+        &self,
+        device: &dyn BlockDevice,
+        range: std::ops::Range<u64>,
+    ) -> Result<(), String> {
+        let (at, _, bytes) = self.sectors(&range);
+        let token = self.oracle.borrow_mut().begin_read(range);
+        let buf = Buf::alloc(bytes);
+        // Rubbish, so that an answer without data is found out.
+        buf.write(|b| b.fill(0xDD));
+        let result = reactor::read(device, Class::Foreground, at, buf.all().into()).await;
+        if self.outcome(Op::Read, result)? {
+            return buf.read(|b| self.oracle.borrow_mut().check_read(&token, b));
+        }
+        Ok(())
+    }
+
+    /// One write, discard or write zeroes.
+    pub async fn change(
+        &self,
+        device: &dyn BlockDevice,
+        range: std::ops::Range<u64>,
+        change: Change,
+        fua: bool,
+    ) -> Result<(), String> {
+        let (at, len, bytes) = self.sectors(&range);
+        let token = self.oracle.borrow_mut().begin_change(range, change, fua);
+        let flags = if fua { Flags::FUA } else { Flags::empty() };
+        let (op, bufs) = match change {
+            Change::Write => {
+                let buf = Buf::alloc(bytes);
+                buf.write(|b| self.oracle.borrow().fill(&token, b));
+                (Op::Write, buf.all().into())
+            }
+            Change::WriteZeroes => (Op::WriteZeroes, Bufs::new()),
+            Change::Discard => (Op::Discard, Bufs::new()),
+        };
+        let result = io(device, op, flags, Class::Normal, (at, len), bufs).await;
+        let ok = self.outcome(op, result)?;
+        self.oracle.borrow_mut().end_write(token, ok);
+        Ok(())
+    }
+
+    /// One flush.
+    pub async fn flush(&self, device: &dyn BlockDevice) -> Result<(), String> {
+        let token = self.oracle.borrow_mut().begin_flush();
+        let result = reactor::flush(device, Class::Foreground).await;
+        let ok = self.outcome(Op::Flush, result)?;
+        self.oracle.borrow_mut().end_flush(token, ok);
+        Ok(())
+    }
+
+    /// Reads the whole device, checked: what to do first after a crash.
+    pub fn read_all(
+        &self,
+        device: Rc<dyn BlockDevice>,
+    ) -> impl Future<Output = Result<(), String>> + 'static {
+        let this = self.clone();
+        async move {
+            let blocks = this.oracle.borrow().block_count();
+            for block in 0..blocks {
+                this.read(&*device, block..block + 1).await?;
+            }
+            Ok(())
+        }
+    }
+}

@@ -12,7 +12,7 @@
 //! Invariants
 //! - P1 Durable holds exactly what completed flushes and FUA writes cover, and what cuts have kept.
 //! - P2 Once a version of a sector is durable, no older version comes back: a FUA write outlaws the
-//!   unflushed ones below it.
+//!   unflushed ones below it, and so does a flushed write those that a failed flush left behind.
 //! - P3 What a failed flush should have covered is not made durable by one submitted after the
 //!   failure (it may be lost at any cut until it is rewritten).
 
@@ -44,8 +44,8 @@ pub(crate) struct InFlight {
 struct History {
     durable: Pages,
     unflushed: BTreeMap<u64, Unflushed>,
-    /// Completion order of the newest FUA write of a sector (P2).
-    newest_fua: BTreeMap<u64, u64>,
+    /// Completion order of a sector's newest durable write, where older ones wait (P2).
+    newest_durable: BTreeMap<u64, u64>,
     /// Pages where visible and durable may differ.
     touched: BTreeSet<usize>,
 }
@@ -73,7 +73,7 @@ impl Media {
         let history = keeps_history.then(|| History {
             durable: Pages::new(capacity_bytes),
             unflushed: BTreeMap::new(),
-            newest_fua: BTreeMap::new(),
+            newest_durable: BTreeMap::new(),
             touched: BTreeSet::new(),
         });
         let visible = Pages::new(capacity_bytes);
@@ -100,7 +100,7 @@ impl Media {
         if fua {
             h.durable.write(offset, data);
             if !h.unflushed.is_empty() {
-                h.newest_fua.extend(sectors_of(offset, data.len()).map(|s| (s, id)));
+                h.outlaw_older(id, offset, data.len());
             }
         } else {
             let write = Unflushed { offset, data: data.to_vec(), abandoned: None };
@@ -118,15 +118,20 @@ impl Media {
         let Some(h) = &mut self.history else { return };
         let later = h.unflushed.split_off(&mark.completed);
         let covered = std::mem::replace(&mut h.unflushed, later);
+        let is_left = |w: &Unflushed| w.abandoned.is_some_and(|failure| failure <= mark.failures);
+        let some_left = covered.values().any(is_left);
         for (id, write) in covered {
-            if write.abandoned.is_some_and(|failure| failure <= mark.failures) {
+            if is_left(&write) {
                 h.unflushed.insert(id, write);
-            } else {
-                h.settle(id, write.offset, &write.data);
+                continue;
+            }
+            h.settle(id, write.offset, &write.data);
+            if some_left {
+                h.outlaw_older(id, write.offset, write.data.len());
             }
         }
         if h.unflushed.is_empty() {
-            h.newest_fua.clear();
+            h.newest_durable.clear();
         }
     }
 
@@ -172,7 +177,7 @@ impl Media {
                 h.settle(id, offset, &data);
             }
         }
-        h.newest_fua.clear();
+        h.newest_durable.clear();
         for page in std::mem::take(&mut h.touched) {
             self.visible.copy_page(page, &h.durable);
         }
@@ -198,16 +203,23 @@ impl Media {
 }
 
 impl History {
-    /// Write `id` reaches the medium, but for sectors that a newer FUA write has there (P2).
+    fn outlaw_older(&mut self, id: u64, offset: u64, len: usize) {
+        for sector in sectors_of(offset, len) {
+            let newest = self.newest_durable.entry(sector).or_insert(id);
+            *newest = id.max(*newest);
+        }
+    }
+
+    /// Write `id` reaches the medium, but for sectors whose durable version is newer (P2).
     fn settle(&mut self, id: u64, offset: u64, data: &[u8]) {
-        if self.newest_fua.is_empty() {
+        if self.newest_durable.is_empty() {
             self.durable.write(offset, data);
             return;
         }
         for part in parts(offset, data.len(), SECTOR_SIZE as u64) {
             let at = offset + part.start as u64;
             let sector = at / SECTOR_SIZE as u64;
-            if self.newest_fua.get(&sector).is_none_or(|&newer| newer < id) {
+            if self.newest_durable.get(&sector).is_none_or(|&newer| newer < id) {
                 self.durable.write(at, &data[part]);
             }
         }
@@ -308,6 +320,22 @@ mod tests {
             lost |= byte(m, 0) == 0;
         });
         assert!(lost);
+    }
+
+    #[test]
+    fn what_a_failed_flush_left_behind_does_not_come_back_over_newer_data() {
+        each_seed(|m, rng| {
+            m.write(0, &[1; 512], false);
+            m.fail_flush(m.flush_mark());
+            m.write(0, &[2; 512], false);
+            m.flush(m.flush_mark());
+            if rng.chance_per_mille(500) {
+                m.reopen();
+                m.flush(m.flush_mark());
+            }
+            m.power_cut(Vec::new(), rng);
+            assert_eq!(byte(m, 0), 2);
+        });
     }
 
     #[test]

@@ -114,10 +114,10 @@ mod tests {
         let cases = [
             ("a // unsafe\nb", "a          \nb"),
             ("a /* x /* unsafe */ \n */ b", "a                   \n    b"),
-            ("f(\"unsafe \\\" x\") y", "f(              ) y"),
+            ("f(\"unsafe \\\" x\") y", "f(             ) y"),
             ("r#\"unsafe \" x\"# y", "                y"),
             ("r#type y", "r#type y"),
-            ("'\"' 'a' '\\'' x", "              x"),
+            ("'\"' 'a' '\\'' x", "             x"),
             ("&'a str", "& a str"),
             ("'\\u{1F600}' x", "            x"),
             ("br\"unsafe\" x", "           x"),

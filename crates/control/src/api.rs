@@ -30,7 +30,7 @@ pub struct Load {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Suspend {
-    /// Do not make the targets commit first.
+    /// Taken for dmsetup's sake: there is no request that a target could push back.
     pub noflush: bool,
 }
 
@@ -67,13 +67,9 @@ pub struct Changed {
     pub warnings: Vec<String>,
 }
 
-/// Whether a device takes I/O.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum State {
-    Active,
-    Suspended,
-}
+/// Answer where there is nothing to say: `{}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nothing {}
 
 /// A mapped device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,16 +77,23 @@ pub struct Device {
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    pub state: State,
-    /// Whether a live table is there.
-    pub live: bool,
-    /// Whether a table waits in the inactive slot.
-    pub inactive: bool,
-    pub open_count: u64,
-    pub event_nr: u64,
-    pub minor: u64,
-    pub targets: u64,
+    pub major: u32,
+    pub minor: u32,
     pub size_sectors: u64,
+    /// Whether its I/O waits.
+    pub suspended: bool,
+    pub read_only: bool,
+    /// Whether it goes when the last who has it open closes it.
+    pub deferred_remove: bool,
+    /// Whether there is a table that I/O goes by.
+    pub live_table: bool,
+    /// Whether a table waits for the next resume.
+    pub inactive_table: bool,
+    /// Exports and tables that have it open.
+    pub open_count: u32,
+    pub event_nr: u32,
+    /// Lines of the live table.
+    pub targets: usize,
 }
 
 /// One line of a live table: with its arguments (`table`) or its state (`status`).
@@ -99,20 +102,24 @@ pub struct Line {
     pub start: u64,
     pub length: u64,
     pub target: String,
-    pub text: String,
+    pub params: String,
 }
 
-/// What a device's live table is built on, by the names the table uses.
+/// What a device's table stands on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Deps {
-    pub devices: Vec<String>,
+pub struct Dependency {
+    /// A mapped device's name, or the word that opens the leaf.
+    pub name: String,
+    /// Numbers of a mapped device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<(u32, u32)>,
 }
 
 /// A target type that tables may name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetType {
     pub name: String,
-    pub version: [u32; 3],
+    pub version: (u32, u32, u32),
 }
 
 /// `GET /v1/version`.
@@ -140,7 +147,7 @@ pub type Attributes = BTreeMap<String, String>;
 /// `GET .../wait`: the event number that ended the waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    pub event_nr: u64,
+    pub event_nr: u32,
 }
 
 #[cfg(test)]
@@ -152,10 +159,5 @@ mod tests {
         let wrong = r#"{"name":"wc","tabel":"0 8 zero"}"#;
         let e = serde_json::from_str::<Create>(wrong).unwrap_err().to_string();
         assert!(e.contains("`tabel`") && e.contains("`table`"), "{e}");
-    }
-
-    #[test]
-    fn state_is_written_as_dmsetup_prints_it() {
-        assert_eq!(serde_json::to_string(&State::Suspended).unwrap(), "\"SUSPENDED\"");
     }
 }

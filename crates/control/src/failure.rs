@@ -46,6 +46,11 @@ impl Failure {
         Failure { kind: word.into(), errno: kind.errno(), message: message.into() }
     }
 
+    /// Nobody answers where a daemon should (ECONNREFUSED). Never sent, only met.
+    pub fn unreachable(message: impl Into<String>) -> Failure {
+        Failure { kind: "unreachable".into(), errno: 111, message: message.into() }
+    }
+
     /// The kind, if this version knows the word.
     pub fn kind(&self) -> Option<ErrorKind> {
         KINDS.iter().find(|k| k.1 == self.kind).map(|k| k.0)
@@ -77,6 +82,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             Some(kind) => write!(f, "{} ({})", self.message, kind.errno_name()),
+            None if self.errno == 111 => write!(f, "{} (ECONNREFUSED)", self.message),
             None => write!(f, "{} (errno {})", self.message, self.errno),
         }
     }

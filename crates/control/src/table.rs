@@ -7,18 +7,21 @@ use std::path::Path;
 ///
 /// A word is a relative path when it comes after the target's name, holds a slash, and does not
 /// begin with a slash or with a scheme (`mem:`, `nbd://`): a file in the current directory is
-/// written `./disk.img`, and a word without a slash is a mapped device's name.
+/// written `./disk.img`, and a word without a slash is a mapped device's name. Comments stay.
 pub fn with_absolute_paths(table: &str, base: &Path) -> String {
     let lines: Vec<String> = table.split('\n').map(|line| line_with_paths(line, base)).collect();
     lines.join("\n")
 }
 
 fn line_with_paths(line: &str, base: &Path) -> String {
+    if line.trim_start().starts_with('#') {
+        return line.into();
+    }
     let mut out = String::with_capacity(line.len());
     let mut words = 0;
     let mut rest = line;
     while !rest.is_empty() {
-        let blank = rest.len() - rest.trim_start().len();
+        let blank = rest.len() - rest.trim_ascii_start().len();
         out.push_str(&rest[..blank]);
         rest = &rest[blank..];
         let word = &rest[..word_len(rest)];
@@ -41,7 +44,7 @@ fn line_with_paths(line: &str, base: &Path) -> String {
 fn word_len(text: &str) -> usize {
     let mut quoted = false;
     for (at, c) in text.char_indices() {
-        if !quoted && c.is_whitespace() {
+        if !quoted && c.is_ascii_whitespace() {
             return at;
         }
         quoted = !quoted && c == '\\';
@@ -57,7 +60,7 @@ fn is_relative(word: &str) -> bool {
 fn quoted(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for c in path.chars() {
-        if c.is_whitespace() || c == '\\' {
+        if c.is_ascii_whitespace() || c == '\\' {
             out.push('\\');
         }
         out.push(c);
@@ -86,6 +89,7 @@ mod tests {
             "0 8 linear mem:4K 0",
             "0 8 linear nbd://host/name 0",
             "0 8 odd/target x",
+            " # see also docs/a.md b/c",
         ] {
             assert_eq!(absolute(same), same);
         }

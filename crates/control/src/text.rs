@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! dmsetup's output, character for character where ours can be the same.
-//!
-//! Mapped devices live in this process, not in the kernel, so they have no major number; 254, the
-//! first that Linux gives out dynamically, is printed where a script expects one.
+//! dmsetup's output, made of the API's answers.
 use std::fmt::Write;
 
-use crate::api::{Deps, Device, Line, State, TargetType, Version};
+use crate::api::{Dependency, Device, Line, TargetType, Version};
 
-const MAJOR: u64 = 254;
 /// What `dmsetup` prints when there is nothing to list.
 pub const NO_DEVICES: &str = "No devices found\n";
 
+fn state(d: &Device) -> String {
+    let mut out = String::from(if d.suspended { "SUSPENDED" } else { "ACTIVE" });
+    if d.read_only {
+        out.push_str(" (READ-ONLY)");
+    }
+    if d.deferred_remove {
+        out.push_str(" (DEFERRED REMOVE)");
+    }
+    out
+}
+
 fn tables_present(d: &Device) -> &'static str {
-    match (d.live, d.inactive) {
+    match (d.live_table, d.inactive_table) {
         (true, true) => "LIVE & INACTIVE",
         (true, false) => "LIVE",
         (false, true) => "INACTIVE",
@@ -27,19 +34,15 @@ pub fn info(devices: &[Device]) -> String {
     }
     let mut out = String::new();
     for d in devices {
-        let state = match d.state {
-            State::Active => "ACTIVE",
-            State::Suspended => "SUSPENDED",
-        };
         let fields = [
             ("Name:", d.name.clone()),
-            ("State:", state.into()),
-            // No page cache above us, so nothing reads ahead.
+            ("State:", state(d)),
+            // There is no page cache above us, so nothing reads ahead.
             ("Read Ahead:", "0".into()),
             ("Tables present:", tables_present(d).into()),
             ("Open count:", d.open_count.to_string()),
             ("Event number:", d.event_nr.to_string()),
-            ("Major, minor:", format!("{MAJOR}, {}", d.minor)),
+            ("Major, minor:", format!("{}, {}", d.major, d.minor)),
             ("Number of targets:", d.targets.to_string()),
         ];
         for (label, value) in fields {
@@ -58,20 +61,22 @@ pub fn info_columns(devices: &[Device]) -> String {
     if devices.is_empty() {
         return NO_DEVICES.into();
     }
-    let width = devices.iter().map(|d| d.name.len()).max().unwrap_or(0).max(16);
-    let mut out = format!("{:<width$} Maj Min Stat Open Targ Event  UUID\n", "Name");
+    let wide = devices.iter().map(|d| d.name.len()).max().unwrap_or(0).max(16);
+    let mut out = format!("{:<wide$} Maj Min Stat Open Targ Event  UUID\n", "Name");
     for d in devices {
+        let mark = |on, c| if on { c } else { '-' };
         let stat = [
-            if d.live { 'L' } else { '-' },
-            if d.inactive { 'I' } else { '-' },
-            if d.state == State::Suspended { 's' } else { '-' },
-            'w',
+            mark(d.live_table, 'L'),
+            mark(d.inactive_table, 'I'),
+            mark(d.suspended, 's'),
+            if d.read_only { 'r' } else { 'w' },
         ];
-        let stat: String = stat.iter().collect();
         let row = format!(
-            "{:<width$} {MAJOR:>3} {:>3} {stat:<4} {:>4} {:>4} {:>6}  {}",
+            "{:<wide$} {:>3} {:>3} {} {:>4} {:>4} {:>6} {}",
             d.name,
+            d.major,
             d.minor,
+            String::from_iter(stat),
             d.open_count,
             d.targets,
             d.event_nr,
@@ -89,71 +94,74 @@ pub fn ls(devices: &[Device]) -> String {
         return NO_DEVICES.into();
     }
     devices.iter().fold(String::new(), |mut out, d| {
-        let _ = writeln!(out, "{}\t({MAJOR}:{})", d.name, d.minor);
+        let _ = writeln!(out, "{}\t({}:{})", d.name, d.major, d.minor);
         out
     })
 }
 
 /// `dmsetup ls --tree`: each device that nothing stands on, with what it stands on below it.
 /// `deps` belongs to `devices` by index.
-pub fn tree(devices: &[Device], deps: &[Deps]) -> String {
+pub fn tree(devices: &[Device], deps: &[Vec<Dependency>]) -> String {
     if devices.is_empty() {
         return NO_DEVICES.into();
     }
-    let used = |name: &str| deps.iter().any(|d| d.devices.iter().any(|n| n == name));
+    let used = |name: &str| deps.iter().flatten().any(|d| d.name == name);
     let mut out = String::new();
     for d in devices.iter().filter(|d| !used(&d.name)) {
-        branch(devices, deps, &d.name, "", "", &mut out);
+        let root = Dependency { name: d.name.clone(), number: Some((d.major, d.minor)) };
+        branch(devices, deps, &root, "", "", &mut out);
     }
     out
 }
 
+/// Ends, because tables can't contain their own device, and soon, because the daemon bounds how
+/// deep devices are nested.
 fn branch(
     devices: &[Device],
-    deps: &[Deps],
-    name: &str,
+    deps: &[Vec<Dependency>],
+    node: &Dependency,
     head: &str,
     indent: &str,
     out: &mut String,
 ) {
-    let found = devices.iter().position(|d| d.name == name);
-    match found {
-        Some(at) => {
-            let _ = writeln!(out, "{head}{name} ({MAJOR}:{})", devices[at].minor);
-        }
-        None => {
-            let _ = writeln!(out, "{head}({name})");
-        }
-    }
-    // Tables cannot refer to themselves, so this ends; the daemon bounds the depth of stacks.
-    let below = found.and_then(|at| deps.get(at)).map_or(&[][..], |d| &d.devices);
-    for (at, dep) in below.iter().enumerate() {
-        let last = at + 1 == below.len();
+    let Some((major, minor)) = node.number else {
+        let _ = writeln!(out, "{head}({})", node.name);
+        return;
+    };
+    let _ = writeln!(out, "{head}{} ({major}:{minor})", node.name);
+    let at = devices.iter().position(|d| d.name == node.name);
+    let below = at.and_then(|at| deps.get(at)).map_or(&[][..], Vec::as_slice);
+    for (nth, dep) in below.iter().enumerate() {
+        let last = nth + 1 == below.len();
         let head = format!("{indent} {}", if last { "└─" } else { "├─" });
         let next = format!("{indent} {}", if last { "  " } else { "│ " });
         branch(devices, deps, dep, &head, &next, out);
     }
 }
 
-/// `dmsetup status` and `dmsetup table` of one device; with `name` when several are listed.
+/// `dmsetup status` and `dmsetup table` of one device; with `name` when several are listed. A
+/// target that has nothing to say leaves a blank at the end of its line, as with dmsetup.
 pub fn lines(name: Option<&str>, lines: &[Line]) -> String {
-    let head = name.map(|n| format!("{n}: ")).unwrap_or_default();
+    let prefix = name.map(|n| format!("{n}: ")).unwrap_or_default();
     if lines.is_empty() {
-        return if name.is_some() { format!("{head}\n") } else { String::new() };
+        return format!("{prefix}\n");
     }
     lines.iter().fold(String::new(), |mut out, l| {
-        // dmsetup leaves one blank after a target that has nothing to say.
-        let _ = writeln!(out, "{head}{} {} {} {}", l.start, l.length, l.target, l.text);
+        let _ = writeln!(out, "{prefix}{} {} {} {}", l.start, l.length, l.target, l.params);
         out
     })
 }
 
-/// `dmsetup deps`; with `name` when several are listed.
-pub fn deps(name: Option<&str>, deps: &Deps) -> String {
+/// `dmsetup deps`, numbers for mapped devices, names for leaves, which have no numbers; with `name`
+/// when several are listed.
+pub fn deps(name: Option<&str>, deps: &[Dependency]) -> String {
     let mut out = name.map(|n| format!("{n}: ")).unwrap_or_default();
-    let _ = write!(out, "{} dependencies\t:", deps.devices.len());
-    for d in &deps.devices {
-        let _ = write!(out, " ({d})");
+    let _ = write!(out, "{} dependencies\t:", deps.len());
+    for d in deps {
+        let _ = match d.number {
+            Some((major, minor)) => write!(out, " ({major}, {minor})"),
+            None => write!(out, " ({})", d.name),
+        };
     }
     out.push('\n');
     out
@@ -162,7 +170,7 @@ pub fn deps(name: Option<&str>, deps: &Deps) -> String {
 /// `dmsetup targets`.
 pub fn targets(targets: &[TargetType]) -> String {
     targets.iter().fold(String::new(), |mut out, t| {
-        let [major, minor, patch] = t.version;
+        let (major, minor, patch) = t.version;
         let _ = writeln!(out, "{:<16} v{major}.{minor}.{patch}", t.name);
         out
     })
@@ -177,28 +185,35 @@ pub fn version(cli: &str, daemon: &Version) -> String {
 mod tests {
     use super::*;
 
-    fn device(name: &str, minor: u64) -> Device {
+    fn device(name: &str, minor: u32) -> Device {
         Device {
             name: name.into(),
             uuid: None,
-            state: State::Active,
-            live: true,
-            inactive: false,
+            major: 254,
+            minor,
+            size_sectors: 8,
+            suspended: false,
+            read_only: false,
+            deferred_remove: false,
+            live_table: true,
+            inactive_table: false,
             open_count: 1,
             event_nr: 2,
-            minor,
             targets: 1,
-            size_sectors: 8,
         }
+    }
+
+    fn leaf(name: &str) -> Dependency {
+        Dependency { name: name.into(), number: None }
     }
 
     #[test]
     fn info_is_dmsetups_paragraph() {
-        let d = Device { uuid: Some("u-1".into()), ..device("wc", 0) };
+        let d = Device { uuid: Some("u-1".into()), deferred_remove: true, ..device("wc", 0) };
         assert_eq!(
             info(&[d]),
             "Name:              wc\n\
-             State:             ACTIVE\n\
+             State:             ACTIVE (DEFERRED REMOVE)\n\
              Read Ahead:        0\n\
              Tables present:    LIVE\n\
              Open count:        1\n\
@@ -207,11 +222,12 @@ mod tests {
              Number of targets: 1\n\
              UUID: u-1\n\n"
         );
+        assert_eq!(info(&[]), NO_DEVICES);
     }
 
     #[test]
-    fn info_columns_mark_live_inactive_suspended() {
-        let d = Device { state: State::Suspended, inactive: true, ..device("wc", 7) };
+    fn info_columns_mark_live_inactive_suspended_and_how_it_is_written() {
+        let d = Device { suspended: true, inactive_table: true, ..device("wc", 7) };
         assert_eq!(
             info_columns(&[d]),
             "Name             Maj Min Stat Open Targ Event  UUID\n\
@@ -221,7 +237,8 @@ mod tests {
 
     #[test]
     fn status_names_the_device_only_in_a_listing_of_several() {
-        let l = [Line { start: 0, length: 8, target: "zero".into(), text: String::new() }];
+        let params = String::new();
+        let l = [Line { start: 0, length: 8, target: "zero".into(), params }];
         assert_eq!(lines(None, &l), "0 8 zero \n");
         assert_eq!(lines(Some("z"), &l), "z: 0 8 zero \n");
         assert_eq!(lines(Some("z"), &[]), "z: \n");
@@ -230,22 +247,22 @@ mod tests {
     #[test]
     fn tree_hangs_what_is_below_under_what_is_above() {
         let devices = [device("low", 0), device("top", 1)];
-        let deps = [
-            Deps { devices: vec!["/d.img".into()] },
-            Deps { devices: vec!["low".into(), "mem:4K".into()] },
-        ];
+        let low = Dependency { name: "low".into(), number: Some((254, 0)) };
+        let deps = [vec![leaf("/d.img")], vec![low, leaf("mem:4K")]];
         assert_eq!(
             tree(&devices, &deps),
             "top (254:1)\n ├─low (254:0)\n │  └─(/d.img)\n └─(mem:4K)\n"
         );
+        assert_eq!(tree(&[], &[]), NO_DEVICES);
     }
 
     #[test]
     fn deps_targets_and_ls_print_as_dmsetup_does() {
-        let d = Deps { devices: vec!["a".into(), "b".into()] };
-        assert_eq!(deps(None, &d), "2 dependencies\t: (a) (b)\n");
-        assert_eq!(deps(Some("wc"), &d), "wc: 2 dependencies\t: (a) (b)\n");
-        let t = TargetType { name: "linear".into(), version: [1, 5, 0] };
+        let low = Dependency { name: "low".into(), number: Some((254, 0)) };
+        let d = [low, leaf("/d.img")];
+        assert_eq!(deps(None, &d), "2 dependencies\t: (254, 0) (/d.img)\n");
+        assert_eq!(deps(Some("wc"), &d), "wc: 2 dependencies\t: (254, 0) (/d.img)\n");
+        let t = TargetType { name: "linear".into(), version: (1, 5, 0) };
         assert_eq!(targets(&[t]), "linear           v1.5.0\n");
         assert_eq!(ls(&[device("wc", 3)]), "wc\t(254:3)\n");
         assert_eq!(ls(&[]), NO_DEVICES);

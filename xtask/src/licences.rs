@@ -19,7 +19,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// The strings of `allow = [...]` in the section [licenses].
+/// The strings of `allow = [...]` in the section `[licenses]`.
 fn allow_list(deny_toml: &str) -> Result<Vec<String>, String> {
     let section = deny_toml.split("\n[licenses]").nth(1).ok_or("deny.toml: no [licenses]")?;
     let list = section.split("\nallow = [").nth(1).ok_or("deny.toml: no allow list")?;

@@ -275,9 +275,11 @@ impl Oracle {
         for block in &mut self.blocks {
             for v in &mut block.versions {
                 let covered = v.ended < token.began && !v.failed && !v.open;
-                if covered && !ok && v.began > block.durable {
+                // O1: the device may have completed a write before it took this flush although we
+                // heard of it later. A failure may have hit all there is.
+                if !ok && v.began > block.durable {
                     v.lost_flush = true;
-                } else if covered && ok && !v.lost_flush {
+                } else if ok && covered && !v.lost_flush {
                     block.durable = block.durable.max(v.began);
                 }
             }

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The oracle against answers made by hand: what it must refuse, and what it must not.
+
+use sim::{Change, Oracle};
+
+const BLOCK: usize = 4096;
+
+/// A device of two blocks made by hand.
+struct Hand {
+    oracle: Oracle,
+}
+
+impl Hand {
+    fn new() -> Hand {
+        Hand { oracle: Oracle::new(2, BLOCK, 1) }
+    }
+    /// A whole write of one block; returns its data.
+    fn write(&mut self, block: u64) -> Vec<u8> {
+        self.write_with(block, false, true)
+    }
+    fn write_with(&mut self, block: u64, fua: bool, ok: bool) -> Vec<u8> {
+        let token = self.oracle.begin_write(block..block + 1, fua);
+        let mut data = vec![0; BLOCK];
+        self.oracle.fill(&token, &mut data);
+        self.oracle.end_write(token, ok);
+        data
+    }
+    fn flush(&mut self, ok: bool) {
+        let token = self.oracle.begin_flush();
+        self.oracle.end_flush(token, ok);
+    }
+    fn read(&mut self, block: u64, data: &[u8]) -> Result<(), String> {
+        let token = self.oracle.begin_read(block..block + 1);
+        self.oracle.check_read(&token, data)
+    }
+    fn refuses(&mut self, block: u64, data: &[u8], why: &str) {
+        let said = self.read(block, data).expect_err("must be refused");
+        assert!(said.contains(why), "{said}");
+    }
+    fn accepts(&mut self, block: u64, data: &[u8]) {
+        self.read(block, data).expect("must be accepted");
+    }
+}
+
+#[test]
+fn a_lost_flushed_write_is_refused() {
+    let mut h = Hand::new();
+    h.write(0);
+    h.flush(true);
+    h.oracle.crash();
+    h.refuses(0, &[0; BLOCK], "zeroes is not allowed");
+}
+
+#[test]
+fn a_lost_unflushed_write_is_accepted_and_then_stays_lost() {
+    let mut h = Hand::new();
+    let data = h.write(0);
+    h.oracle.crash();
+    h.accepts(0, &[0; BLOCK]);
+    h.oracle.crash();
+    h.refuses(0, &data, "is not allowed");
+}
+
+#[test]
+fn a_kept_unflushed_write_stays_after_the_next_crash() {
+    let mut h = Hand::new();
+    let data = h.write(0);
+    h.oracle.crash();
+    h.accepts(0, &data);
+    h.oracle.crash();
+    h.refuses(0, &[0; BLOCK], "is not allowed");
+}
+
+#[test]
+fn a_flush_covers_only_what_ended_before_it_began() {
+    let mut h = Hand::new();
+    let flush = h.oracle.begin_flush();
+    h.write(0);
+    h.oracle.end_flush(flush, true);
+    h.oracle.crash();
+    h.accepts(0, &[0; BLOCK]);
+}
+
+#[test]
+fn a_fua_write_is_durable_by_itself() {
+    let mut h = Hand::new();
+    let old = h.write(0);
+    h.write_with(0, true, true);
+    h.oracle.crash();
+    h.refuses(0, &old, "is not allowed");
+}
+
+#[test]
+fn a_stale_version_is_refused() {
+    let mut h = Hand::new();
+    let old = h.write(0);
+    h.write(0);
+    h.refuses(0, &old, "is not allowed");
+}
+
+#[test]
+fn a_stale_version_is_refused_after_a_crash_too() {
+    let mut h = Hand::new();
+    let old = h.write(0);
+    let new = h.write(0);
+    h.flush(true);
+    h.oracle.crash();
+    h.refuses(0, &old, "is not allowed");
+    h.accepts(0, &new);
+}
+
+#[test]
+fn a_mixture_inside_a_block_is_refused() {
+    let mut h = Hand::new();
+    let mut data = h.write(0);
+    let new = h.write(0);
+    h.oracle.crash();
+    data[512..].copy_from_slice(&new[512..]);
+    h.refuses(0, &data, "mixture of version");
+}
+
+#[test]
+fn data_of_another_block_is_refused() {
+    let mut h = Hand::new();
+    let other = h.write(1);
+    h.write(0);
+    h.refuses(0, &other, "data of block 1");
+}
+
+#[test]
+fn swapped_sectors_rubbish_and_another_run_are_refused() {
+    let mut h = Hand::new();
+    let mut data = h.write(0);
+    data.rotate_left(512);
+    h.refuses(0, &data, "another sector");
+    data[700] ^= 1;
+    data.rotate_right(512);
+    h.refuses(0, &data, "rubbish");
+    let mut other = Oracle::new(2, BLOCK, 2);
+    let token = other.begin_write(0..1, false);
+    other.fill(&token, &mut data);
+    h.refuses(0, &data, "not this run's data");
+}
+
+#[test]
+fn overlapping_writes_may_end_in_either_order_but_not_change_their_mind() {
+    let mut h = Hand::new();
+    let (a, b) = (h.oracle.begin_write(0..1, false), h.oracle.begin_write(0..1, false));
+    let (mut first, mut second) = (vec![0; BLOCK], vec![0; BLOCK]);
+    h.oracle.fill(&a, &mut first);
+    h.oracle.fill(&b, &mut second);
+    h.oracle.end_write(b, true);
+    h.oracle.end_write(a, true);
+    h.accepts(0, &first);
+    h.refuses(0, &second, "is not allowed");
+}
+
+#[test]
+fn a_read_may_return_a_concurrent_write_and_what_was_there_when_it_began() {
+    let mut h = Hand::new();
+    let old = h.write(0);
+    let read = h.oracle.begin_read(0..1);
+    let new = h.write_with(0, true, true);
+    assert_eq!(h.oracle.check_read(&read, &old), Ok(()));
+    assert_eq!(h.oracle.check_read(&read, &new), Ok(()));
+    h.refuses(0, &old, "is not allowed");
+}
+
+#[test]
+fn a_discarded_block_is_anything_it_ever_was_until_it_is_rewritten() {
+    let mut h = Hand::new();
+    let old = h.write(0);
+    h.write(0);
+    h.flush(true);
+    let token = h.oracle.begin_change(0..1, Change::Discard, false);
+    h.oracle.end_write(token, true);
+    h.accepts(0, &old);
+    h.accepts(0, &[0; BLOCK]);
+    let other = h.write(1);
+    h.refuses(0, &other, "data of block 1");
+    h.write(0);
+    h.refuses(0, &old, "is not allowed");
+}
+
+#[test]
+fn zeroes_written_are_data_like_any_other() {
+    let mut h = Hand::new();
+    let old = h.write(0);
+    let token = h.oracle.begin_change(0..1, Change::WriteZeroes, false);
+    h.oracle.end_write(token, true);
+    h.flush(true);
+    h.oracle.crash();
+    h.refuses(0, &old, "is not allowed");
+    h.accepts(0, &[0; BLOCK]);
+}
+
+#[test]
+fn a_failed_write_is_there_in_part_or_not_until_rewritten() {
+    let mut h = Hand::new();
+    let old = h.write(0);
+    let new = h.write_with(0, false, false);
+    let mut torn = old.clone();
+    torn[1024..2048].copy_from_slice(&new[1024..2048]);
+    for data in [&torn, &old, &new, &torn] {
+        h.accepts(0, data);
+    }
+    h.refuses(0, &[0; BLOCK], "is not allowed");
+    h.write(0);
+    h.refuses(0, &torn, "is not allowed");
+}
+
+#[test]
+fn a_flush_after_a_failed_one_does_not_cover_what_was_lost() {
+    let mut h = Hand::new();
+    h.oracle.expect_flush_errors();
+    h.write(0);
+    h.flush(false);
+    h.flush(true);
+    h.oracle.crash();
+    h.accepts(0, &[0; BLOCK]);
+}
+
+#[test]
+fn what_a_read_found_after_a_kill_is_lost_by_a_crash_unless_flushed() {
+    let mut h = Hand::new();
+    let data = h.write(0);
+    h.oracle.kill();
+    h.accepts(0, &data);
+    h.oracle.crash();
+    h.accepts(0, &[0; BLOCK]);
+
+    let data = h.write(0);
+    h.oracle.kill();
+    h.accepts(0, &data);
+    h.flush(true);
+    h.oracle.crash();
+    h.refuses(0, &[0; BLOCK], "is not allowed");
+}
+
+#[test]
+fn verify_after_crash_reads_every_block() {
+    let mut h = Hand::new();
+    let data = h.write(1);
+    h.flush(true);
+    h.oracle.crash();
+    let good = h.oracle.verify_after_crash(|block, out| {
+        out.copy_from_slice(if block == 1 { &data } else { &[0; BLOCK] });
+    });
+    assert_eq!(good, Ok(()));
+    h.oracle.crash();
+    let bad = h.oracle.verify_after_crash(|_, out| out.fill(0));
+    assert!(bad.is_err_and(|why| why.contains("block 1")));
+}

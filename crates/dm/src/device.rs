@@ -11,7 +11,7 @@
 //!
 //! Invariants
 //! - D1 A bio is in exactly one place: refused (no live table), deferred, or in flight below.
-//! - D2 While suspended nothing is in flight: a table is swapped or suspended only then.
+//! - D2 While suspended no bio and no message is in flight: a table is swapped or suspended only then.
 //! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
 //! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
 use std::cell::{Cell, RefCell};
@@ -314,6 +314,10 @@ impl MappedDevice {
     pub(crate) fn message_to(&self, sector: Sector) -> Result<Messaged, Error> {
         let name = self.name();
         let live = self.live().ok_or_else(|| Error::not_found(format!("{name}: no live table")))?;
+        if self.blocked.get() {
+            // D2: a message may do I/O. Its target would have to refuse it anyway.
+            return Err(Error::busy(format!("{name}: is suspended: resume it first")));
+        }
         let Some(entry) = live.find(sector) else {
             let end = live.limits().capacity;
             return Err(Error::invalid(format!(
@@ -321,9 +325,9 @@ impl MappedDevice {
             )));
         };
         let target = entry.target.clone();
-        let place = entry.place();
+        let line_no = entry.line_no;
         self.gate.enter();
-        Ok(Messaged { target, place, gate: self.gate.clone() })
+        Ok(Messaged { target, line_no, gate: self.gate.clone() })
     }
 
     /// What `info` tells.
@@ -409,7 +413,7 @@ impl Drop for MappedDevice {
 /// A target that a message is on its way to.
 pub(crate) struct Messaged {
     pub(crate) target: Rc<dyn block::Target>,
-    pub(crate) place: String,
+    pub(crate) line_no: usize,
     gate: Rc<Gate>,
 }
 

@@ -294,6 +294,21 @@ impl Dm {
         Ok(())
     }
 
+    /// Removes all devices, those first on which no other stands. Goes on after an error and tells
+    /// the first one; what is open stays.
+    pub async fn remove_all(&self, how: Remove) -> Result<(), Error> {
+        let mut result = Ok(());
+        let mut tried = BTreeSet::new();
+        loop {
+            let next = self.devices().into_iter().find(|d| {
+                !tried.contains(&d.minor) && (how == Remove::Force || self.users(d).is_empty())
+            });
+            let Some(device) = next else { return result };
+            tried.insert(device.minor);
+            result = result.and(self.remove(device.name(), how).await);
+        }
+    }
+
     fn in_use(&self, device: &Rc<MappedDevice>) -> Error {
         let users = self.users(device);
         let names: Vec<_> = users.iter().map(|d| d.name()).collect();
@@ -392,7 +407,7 @@ impl Dm {
         }
         let to = device.message_to(sector)?;
         let said = to.target.clone().message(words).await;
-        said.map_err(|e| e.within(format!("{}: {}", device.name(), to.place)))
+        said.map_err(|e| e.within(format!("{}: line {}", device.name(), to.line_no)))
     }
 
     /// The live table's status lines.

@@ -44,7 +44,7 @@ impl Wake for TaskRef {
         if self.queued.swap(true, Relaxed) {
             return;
         }
-        let task = Rc::new(Cell::new(Some(self.clone())));
+        let task = Cell::new(Some(self.clone()));
         let push = |c: &Core| {
             if let Some(t) = task.take() {
                 c.run_queue.borrow_mut().push_back(t);

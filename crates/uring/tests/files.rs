@@ -64,6 +64,55 @@ fn every_operation_works_on_a_file_in_the_page_cache() {
     }
 }
 
+/// A loop device on a file, detached at the end.
+struct Loop(String);
+
+impl Loop {
+    /// Nothing where loop devices can't be had; says why.
+    fn on(file: &std::path::Path) -> Option<Loop> {
+        let made =
+            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        match made {
+            Ok(out) if out.status.success() => {
+                Some(Loop(String::from_utf8(out.stdout).unwrap().trim().to_owned()))
+            }
+            Ok(out) => {
+                eprintln!("skipped: losetup: {}", String::from_utf8_lossy(&out.stderr).trim());
+                None
+            }
+            Err(e) => {
+                eprintln!("skipped: losetup: {e}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn every_operation_works_on_a_block_device_which_is_opened_once() {
+    let folder = Folder::on_disk();
+    let path = folder.path("backing");
+    std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let Some(device) = Loop::on(&path) else { return };
+    let name = device.0.clone();
+    on_core(async move |files| {
+        let path = std::path::Path::new(&name);
+        let opened = files.open_path(path, OpenOptions::default()).unwrap();
+        assert_eq!(opened.limits.capacity, Sector::from_bytes(4 << 20));
+        assert_eq!(opened.warning, None);
+        assert!(opened.limits.write_zeroes && opened.limits.discard_granularity_bytes > 0);
+        let again = files.open_path(path, OpenOptions::default()).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::Busy);
+        check_every_operation(Rc::new(Leaf::new("loop", opened.file, opened.limits))).await;
+    });
+}
+
 #[test]
 fn zeroes_that_keep_their_space_read_as_zeroes() {
     let folder = Folder::on_disk();

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The disk model against figures: the published run, data sheets, and common sense.
+
+use super::*;
+use crate::model::drive;
+use crate::rng::Rng;
+
+const BLOCK: u64 = 4096;
+const RUN_BLOCKS_MAX: u64 = 256;
+
+/// Sorted runs and LRU order with the kernel's forward merge, of the same random dirty blocks.
+fn both_orders(span_blocks: u64, dirty_blocks: usize, seed: u64) -> (Vec<Cmd>, Vec<Cmd>) {
+    let mut lru: Vec<u64> = (0..span_blocks).collect();
+    Rng::new(seed).shuffle(&mut lru);
+    lru.truncate(dirty_blocks);
+    let mut dirty = vec![false; usize::try_from(span_blocks).unwrap()];
+    for &block in &lru {
+        dirty[usize::try_from(block).unwrap()] = true;
+    }
+    let merged = |order: &mut dyn Iterator<Item = u64>| {
+        let mut dirty = dirty.clone();
+        let mut cmds = Vec::new();
+        for first in order {
+            let run = dirty[usize::try_from(first).unwrap()..].iter_mut();
+            let run = run.take(RUN_BLOCKS_MAX as usize);
+            match run.map_while(|d| std::mem::take(d).then_some(())).count() as u64 {
+                0 => {}
+                n => cmds.push(Cmd::write(first * BLOCK, n * BLOCK)),
+            }
+        }
+        cmds
+    };
+    (merged(&mut (0..span_blocks)), merged(&mut lru.iter().copied()))
+}
+
+fn flushed_s(params: HddParams, cmds: &[Cmd], depth: usize) -> f64 {
+    let mut hdd = Hdd::new(params);
+    let mut now = drive(&mut hdd, cmds, depth);
+    let mut done = Vec::new();
+    hdd.submit(now, 0, Cmd::flush());
+    while done.is_empty() {
+        now = hdd.next_event().expect("the flush is in flight");
+        hdd.pop_done(now, &mut done);
+    }
+    now as f64 / 1e9
+}
+
+#[test]
+fn the_published_run_takes_44_s_sorted_and_99_s_in_lru_order() {
+    let (sorted, lru) = both_orders((2 << 30) / BLOCK, 1006 * 256, 1);
+    for depth in [256, 1024, 8192] {
+        let sorted_s = flushed_s(HddParams::published(), &sorted, depth);
+        let lru_s = flushed_s(HddParams::published(), &lru, depth);
+        println!(
+            "depth {depth}: {} runs {sorted_s:.2} s, {} {lru_s:.2} s",
+            sorted.len(),
+            lru.len()
+        );
+        assert!((sorted_s / 44.0 - 1.0).abs() < 0.1, "sorted: {sorted_s} s");
+        assert!((lru_s / 99.2 - 1.0).abs() < 0.1, "lru: {lru_s} s");
+    }
+}
+
+#[test]
+fn sorted_is_never_slower_than_lru_at_other_fill_levels() {
+    for (name, params) in
+        [("published", HddParams::published()), ("textbook", HddParams::textbook())]
+    {
+        for dirty_per_cent in [1, 10, 50] {
+            let span: u64 = 32_768;
+            let dirty = usize::try_from(span * dirty_per_cent / 100).unwrap();
+            let (sorted, lru) = both_orders(span, dirty, 2);
+            let (sorted_s, lru_s) =
+                (flushed_s(params, &sorted, 1024), flushed_s(params, &lru, 1024));
+            println!("{name} {dirty_per_cent} %: sorted {sorted_s:.2} s, lru {lru_s:.2} s");
+            assert!(sorted_s <= lru_s * 1.01, "{name} {dirty_per_cent} %: {sorted_s} > {lru_s}");
+        }
+    }
+}
+
+#[test]
+fn sequential_transfers_run_at_the_rate_of_the_medium() {
+    for params in [HddParams::published(), HddParams::textbook()] {
+        for (depth, make) in
+            [(1, Cmd::read as fn(u64, u64) -> Cmd), (32, Cmd::read), (32, Cmd::write)]
+        {
+            let cmds: Vec<Cmd> = (0..1000).map(|i| make(i << 20, 1 << 20)).collect();
+            let mb_per_s = (1000u64 << 20) as f64 / 1e6 / flushed_s(params, &cmds, depth);
+            assert!((140.0..151.0).contains(&mb_per_s), "{mb_per_s} MB/s at depth {depth}");
+        }
+    }
+}
+
+#[test]
+fn a_random_read_costs_seek_half_a_turn_and_the_command() {
+    let mut rng = Rng::new(3);
+    let cmds: Vec<Cmd> =
+        (0..2000).map(|_| Cmd::read(rng.below(250_000_000) * BLOCK, BLOCK)).collect();
+    let ms = flushed_s(HddParams::textbook(), &cmds, 1) * 1e3 / 2000.0;
+    // 1 TB: about 8.5 ms of seek, 4.17 ms of half a turn, 0.2 ms of command.
+    assert!((12.0..14.0).contains(&ms), "{ms} ms");
+}
+
+#[test]
+fn a_flush_waits_for_what_was_acknowledged_and_fua_for_itself() {
+    let mut hdd = Hdd::new(HddParams::published());
+    let mut done = Vec::new();
+    for id in 0..100 {
+        hdd.submit(0, id, Cmd::write(id * 1_000_000, BLOCK));
+    }
+    hdd.submit(0, 100, Cmd { fua: true, ..Cmd::write(500, BLOCK) });
+    hdd.pop_done(3_000_000, &mut done);
+    assert_eq!(done.iter().filter(|&&id| id < 100).count(), 100, "cached writes are fast");
+    hdd.submit(3_000_000, 101, Cmd::flush());
+    done.clear();
+    while let Some(t) = hdd.next_event() {
+        hdd.pop_done(t, &mut done);
+    }
+    done.retain(|&id| id != 100);
+    assert_eq!(done, [101]);
+    assert_eq!(hdd.cache_used_bytes, 0);
+    assert_eq!(hdd.late_writes, 0);
+}
+
+#[test]
+fn reads_and_destage_both_make_progress() {
+    let mut rng = Rng::new(4);
+    let cmds: Vec<Cmd> = (0..5_000)
+        .map(|i| {
+            let at = rng.below(100_000) * BLOCK;
+            if i % 2 == 0 { Cmd::read(at, BLOCK) } else { Cmd::write(at, 64 << 10) }
+        })
+        .collect();
+    let s = flushed_s(HddParams::published(), &cmds, 64);
+    assert!((5.0..40.0).contains(&s), "{s} s");
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The world: one virtual clock, the disks, the mailboxes between cores, and the chance that
+//! orders it all.
+//!
+//! ```text
+//!  Sim::submit ──► op ──► model of its disk ──► done ──(stall?)──► due ──► Event::Cqe ──► core
+//!  Sim::post ───────────────────────── random delay ─────────────► due ──► Event::Msg ──► core
+//! ```
+//!
+//! The disks keep the border contract, nothing weaker and nothing stronger: see `media` for power
+//! cuts. A read sees the medium either as it was at its submission or as it is at its completion.
+//! A buffer that changes while its write is in flight is a panic (contract, point 8).
+//!
+//! Invariants
+//! - W1 All chance comes from the seed and all order from the clock and a sequence number: the
+//!   same seed gives the same `trace`.
+//! - W2 The clock goes only forward, and only in `advance`.
+//! - W3 Every request ends exactly once, or dies in a power cut or a kill.
+
+mod ops;
+mod stop;
+mod swarm;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use block::{CoreId, Nanos, Sector};
+use reactor::{Event, FileId, Msg};
+use slab::Slab;
+
+use crate::disk::{Disk, DiskSpec, DiskState, DiskStats, Faults};
+use crate::events::{Happened, begin, note};
+use crate::model::{Flash, FlashParams, Hdd, HddParams, Model, Uniform};
+use crate::rng::Rng;
+
+use ops::Op;
+pub use swarm::Swarm;
+
+/// A world, shared by the drivers of its cores and by the test.
+pub type WorldRef = Rc<RefCell<World>>;
+
+/// When the power goes by itself: [`crate::Machine::run`] then returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Once so many steps (polls and events) have been taken since the world began.
+    Step(u64),
+    /// Once the clock shows this.
+    Time(Nanos),
+}
+
+#[derive(Debug)]
+enum Due {
+    Op(usize),
+    Msg(CoreId, Msg),
+}
+
+/// See the module.
+pub struct World {
+    now: Nanos,
+    /// For whoever needs chance in a test: draws here are part of the seed.
+    pub rng: Rng,
+    swarm: Swarm,
+    disks: Vec<DiskState>,
+    ops: Slab<Op>,
+    due: BTreeMap<(Nanos, u64), Due>,
+    seq: u64,
+    steps: u64,
+    trace: u64,
+    cut: Option<Cut>,
+    scratch: Vec<u64>,
+}
+
+impl World {
+    /// The world of `seed`, with a swarm profile drawn by it.
+    pub fn new(seed: u64) -> WorldRef {
+        let mut rng = Rng::new(seed);
+        let swarm = Swarm::draw(&mut rng);
+        World::with_swarm(rng, swarm)
+    }
+
+    /// A world without stalls, for benchmarks in virtual time.
+    pub fn calm(seed: u64) -> WorldRef {
+        World::with_swarm(Rng::new(seed), Swarm::CALM)
+    }
+
+    /// A world with a profile of your own.
+    pub fn with_swarm(rng: Rng, swarm: Swarm) -> WorldRef {
+        begin();
+        Rc::new(RefCell::new(World {
+            now: Nanos::ZERO,
+            rng,
+            swarm,
+            disks: Vec::new(),
+            ops: Slab::new(),
+            due: BTreeMap::new(),
+            seq: 0,
+            steps: 0,
+            trace: 0,
+            cut: None,
+            scratch: Vec::new(),
+        }))
+    }
+
+    /// A device model as this seed draws it: for correctness, where any will do.
+    pub fn swarm_model(&mut self) -> Box<dyn Model> {
+        let seed = self.rng.next_u64();
+        match self.rng.below(8) {
+            0 => Box::new(Flash::new(FlashParams::sata())),
+            1 => Box::new(Flash::new(FlashParams::nvme())),
+            2 => Box::new(Hdd::new(HddParams::published())),
+            3 => Box::new(Hdd::new(HddParams::textbook())),
+            4 | 5 => Box::new(Uniform::new(seed, 1_000, 50_000)),
+            _ => Box::new(Uniform::new(seed, 10_000, 2_000_000)),
+        }
+    }
+
+    /// Adds a disk; its file is the number of disks before it.
+    pub fn add_disk(&mut self, spec: DiskSpec) -> FileId {
+        let file = FileId(u32::try_from(self.disks.len()).expect("fewer than 2^32 disks"));
+        self.disks.push(DiskState::new(spec));
+        file
+    }
+
+    /// Adds a disk of `capacity` with a model drawn by the seed.
+    pub fn add_swarm_disk(&mut self, name: &str, capacity: Sector) -> FileId {
+        let model = self.swarm_model();
+        self.add_disk(DiskSpec::new(name, capacity, model))
+    }
+
+    /// The leaf device of a disk, for use on any core of this world.
+    pub fn leaf(&self, file: FileId) -> Rc<Disk> {
+        let disk = &self.disks[index(file)];
+        Rc::new(Disk { name: disk.name.clone(), file, limits: disk.limits.clone() })
+    }
+
+    /// The clock.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Polls and events since the world began.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// A hash of all that has happened: equal runs have equal traces.
+    pub fn trace(&self) -> u64 {
+        self.trace
+    }
+
+    /// The profile in force.
+    pub fn swarm(&self) -> Swarm {
+        self.swarm
+    }
+
+    /// Has [`crate::Machine::run`] return when the moment comes; `None` takes it back.
+    pub fn power_cut_at(&mut self, cut: Option<Cut>) {
+        self.cut = cut;
+    }
+
+    pub(crate) fn cut_is_due(&self) -> bool {
+        match self.cut {
+            Some(Cut::Step(step)) => self.steps >= step,
+            Some(Cut::Time(time)) => self.now >= time,
+            None => false,
+        }
+    }
+
+    /// What goes wrong with a disk from now on.
+    pub fn set_faults(&mut self, file: FileId, faults: Faults) {
+        self.disks[index(file)].faults = faults;
+    }
+
+    /// Reads of the sector fail until it is rewritten.
+    pub fn set_bad_sector(&mut self, file: FileId, sector: Sector) {
+        self.disks[index(file)].bad_sectors.insert(sector.0);
+    }
+
+    /// One bit of the medium goes bad, unnoticed.
+    pub fn flip_bit(&mut self, file: FileId, offset_bytes: u64, bit: u32) {
+        self.disks[index(file)].media.flip_bit(offset_bytes, bit);
+    }
+
+    /// Number of requests a disk has been given, for `Faults::fail_from_op`.
+    pub fn disk_ops(&self, file: FileId) -> u64 {
+        self.disks[index(file)].ops
+    }
+
+    /// What a disk has been asked for.
+    pub fn stats(&self, file: FileId) -> DiskStats {
+        self.disks[index(file)].stats
+    }
+
+    /// Memory that a disk's contents take.
+    pub fn resident_bytes(&self, file: FileId) -> u64 {
+        self.disks[index(file)].media.resident_bytes()
+    }
+
+    /// Looks at a disk's contents, taking no time.
+    pub fn peek(&self, file: FileId, at: Sector, out: &mut [u8]) {
+        self.disks[index(file)].media.read(at.bytes(), out);
+    }
+
+    /// Looks at what is sure to survive a power cut.
+    pub fn peek_durable(&self, file: FileId, at: Sector, out: &mut [u8]) {
+        self.disks[index(file)].media.read_durable(at.bytes(), out);
+    }
+
+    /// Puts durable contents on a disk before a test, taking no time.
+    pub fn poke(&mut self, file: FileId, at: Sector, data: &[u8]) {
+        self.disks[index(file)].media.write(at.bytes(), data, true);
+    }
+
+    pub(crate) fn step(&mut self) {
+        self.steps += 1;
+    }
+
+    fn mix(&mut self, value: u64) {
+        self.trace = (self.trace.rotate_left(5) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn at(&mut self, time: Nanos, due: Due) {
+        self.seq += 1;
+        self.due.insert((time, self.seq), due);
+    }
+
+    pub(crate) fn post(&mut self, to: CoreId, msg: Msg) {
+        let delay = self.rng.range(200, self.swarm.message_ns_max.max(201));
+        self.at(self.now + Nanos(delay), Due::Msg(to, msg));
+    }
+
+    /// Whether nothing will ever happen by itself.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.due.is_empty() && self.ops.is_empty()
+    }
+
+    fn next_time(&self) -> Option<Nanos> {
+        let due = self.due.keys().next().map(|k| k.0);
+        let models = self.disks.iter().filter_map(|d| d.model.next_event().map(Nanos));
+        models.chain(due).min()
+    }
+
+    /// Goes to the next event, or to `deadline` if that comes first.
+    pub(crate) fn advance(&mut self, deadline: Option<Nanos>) -> Option<(CoreId, Event)> {
+        loop {
+            let next = self.next_time().filter(|&t| deadline.is_none_or(|d| t <= d));
+            let Some(next) = next else {
+                // W2: a deadline in the past only collects.
+                self.now = self.now.max(deadline?);
+                return None;
+            };
+            self.now = self.now.max(next);
+            for number in 0..self.disks.len() {
+                self.collect(number);
+            }
+            let Some(entry) = self.due.first_entry().filter(|e| e.key().0 <= self.now) else {
+                continue;
+            };
+            let ((_, seq), due) = entry.remove_entry();
+            self.steps += 1;
+            self.mix(self.now.0 ^ seq);
+            match due {
+                Due::Op(id) => return Some(self.end_op(id)),
+                Due::Msg(to, msg) => {
+                    note(self.now, Happened::Message { to: to.0, what: msg_name(&msg) });
+                    return Some((to, Event::Msg(msg)));
+                }
+            }
+        }
+    }
+
+    /// Takes what a disk's model has done; some of it stalls.
+    fn collect(&mut self, number: usize) {
+        let mut done = std::mem::take(&mut self.scratch);
+        self.disks[number].model.pop_done(self.now.0, &mut done);
+        for &id in &done {
+            let id = usize_of(id);
+            let mut time = self.now;
+            if self.rng.chance_per_mille(self.swarm.stall_per_mille) {
+                let took = self.now.saturating_sub(self.ops[id].submitted);
+                let extra = Nanos(took.0 * (self.swarm.stall_factor - 1));
+                note(self.now, Happened::Stalled { id, extra });
+                time = time + extra;
+            }
+            self.at(time, Due::Op(id));
+        }
+        done.clear();
+        self.scratch = done;
+    }
+}
+
+fn msg_name(msg: &Msg) -> &'static str {
+    match msg {
+        Msg::Submit { .. } => "a bio",
+        Msg::Complete { .. } => "an outcome",
+        Msg::Call(_) => "a call",
+    }
+}
+
+fn index(file: FileId) -> usize {
+    file.0 as usize
+}
+
+fn usize_of(n: u64) -> usize {
+    usize::try_from(n).expect("lengths and ids of the simulator fit in memory")
+}

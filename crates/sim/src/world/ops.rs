@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Requests of the world: taken from a core, timed by a model, and performed on the medium at the
+//! moment they are done.
+
+use block::{Bufs, CoreId, Nanos, OpKey, SECTOR_SIZE, Status};
+use reactor::{Event, OpResult, Sqe, SqeOp};
+
+use super::{Due, World, usize_of};
+use crate::disk::DiskState;
+use crate::events::{Happened, note};
+use crate::media::{FlushMark, parts};
+use crate::model::{Cmd, Kind};
+use crate::rng::Rng;
+
+#[derive(Debug)]
+pub(super) enum What {
+    Read {
+        bufs: Bufs,
+        early: Option<Vec<u8>>,
+    },
+    Write {
+        bufs: Bufs,
+        data: Vec<u8>,
+        fua: bool,
+    },
+    Flush {
+        mark: FlushMark,
+    },
+    Discard,
+    WriteZeroes,
+    /// What this driver can't do, or not there.
+    Refused(Status),
+}
+
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) core: CoreId,
+    pub(super) home: CoreId,
+    pub(super) key: OpKey,
+    pub(super) disk: usize,
+    pub(super) submitted: Nanos,
+    /// Which request of its disk it is.
+    pub(super) nth: u64,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) what: What,
+}
+
+impl Op {
+    fn name(&self) -> &'static str {
+        match self.what {
+            What::Read { .. } => "read",
+            What::Write { .. } => "write",
+            What::Flush { .. } => "flush",
+            What::Discard => "discard",
+            What::WriteZeroes => "write zeroes",
+            What::Refused(_) => "refused request",
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn submit(&mut self, core: CoreId, sqe: Sqe) {
+        let Sqe { home, key, file, what } = sqe;
+        let disk = file.0 as usize;
+        let refused = |status| (0, 0, What::Refused(status));
+        let (offset, len, what) = match what {
+            SqeOp::Read { offset, bufs } => {
+                (offset, bufs.len_bytes() as u64, What::Read { bufs, early: None })
+            }
+            SqeOp::Write { offset, bufs, fua } => {
+                let mut data = vec![0; bufs.len_bytes()];
+                bufs.copy_to(&mut data);
+                (offset, data.len() as u64, What::Write { bufs, data, fua })
+            }
+            SqeOp::Flush => (0, 0, What::Flush { mark: FlushMark::default() }),
+            SqeOp::Discard { offset, len } => (offset, len, What::Discard),
+            SqeOp::WriteZeroes { offset, len, .. } => (offset, len, What::WriteZeroes),
+            SqeOp::Accept
+            | SqeOp::Recv { .. }
+            | SqeOp::Send { .. }
+            | SqeOp::Shutdown
+            | SqeOp::Close => refused(Status::NotSupported),
+        };
+        let op = Op { core, home, key, disk, submitted: self.now, nth: 0, offset, len, what };
+        self.submit_op(op);
+    }
+
+    fn submit_op(&mut self, mut op: Op) {
+        let known = self.disks.get_mut(op.disk);
+        let refused = match (&op.what, &known) {
+            (What::Refused(status), _) => Some(*status),
+            (_, None) => Some(Status::NoDevice),
+            (What::Flush { .. }, Some(_)) => None,
+            (_, Some(disk)) => (!disk.has(op.offset, op.len)).then_some(Status::Invalid),
+        };
+        let Some(disk) = known.filter(|_| refused.is_none()) else {
+            op.what = What::Refused(refused.unwrap_or(Status::NoDevice));
+            let id = self.ops.insert(op);
+            return self.at(self.now + Nanos(1_000), Due::Op(id));
+        };
+        op.nth = disk.ops;
+        disk.ops += 1;
+        let kind = match &mut op.what {
+            What::Read { early, .. } => {
+                if self.rng.chance_per_mille(self.swarm.early_read_per_mille) {
+                    let mut data = vec![0; usize_of(op.len)];
+                    disk.media.read(op.offset, &mut data);
+                    *early = Some(data);
+                }
+                disk.stats.reads += 1;
+                disk.stats.read_bytes += op.len;
+                Kind::Read
+            }
+            What::Write { .. } | What::WriteZeroes => {
+                disk.stats.writes += 1;
+                disk.stats.write_bytes += op.len;
+                Kind::Write
+            }
+            What::Flush { mark } => {
+                *mark = disk.media.flush_mark();
+                disk.stats.flushes += 1;
+                Kind::Flush
+            }
+            What::Discard => {
+                disk.stats.discards += 1;
+                Kind::Discard
+            }
+            What::Refused(_) => unreachable!("handled above"),
+        };
+        let fua = matches!(op.what, What::Write { fua: true, .. });
+        let (number, offset, len, name) = (op.disk, op.offset, op.len, op.name());
+        let id = self.ops.insert(op);
+        note(self.now, Happened::Submitted { disk: number, op: name, id, offset, len, fua });
+        let cmd = Cmd { kind, offset_bytes: offset, len_bytes: len, fua };
+        disk.model.submit(self.now.0, id as u64, cmd);
+    }
+
+    pub(super) fn end_op(&mut self, id: usize) -> (CoreId, Event) {
+        let op = self.ops.remove(id);
+        let status = self.perform(id, &op);
+        let Op { core, home, key, disk, offset, len, .. } = op;
+        note(self.now, Happened::Ended { disk, op: op.name(), id, offset, len, status });
+        self.mix(u64::from(status.errno().unsigned_abs()) << 32 | id as u64);
+        (core, Event::Cqe { home, key, result: OpResult { status, value: 0 } })
+    }
+
+    /// The request takes effect on the medium, now that it is done.
+    fn perform(&mut self, id: usize, op: &Op) -> Status {
+        let (now, rng) = (self.now, &mut self.rng);
+        if let What::Refused(status) = op.what {
+            return status;
+        }
+        let disk = &mut self.disks[op.disk];
+        let (faults, offset, len) = (disk.faults, op.offset, usize_of(op.len));
+        let broken = faults.fail_from_op.is_some_and(|from| op.nth >= from);
+        match &op.what {
+            What::Read { bufs, early } => {
+                let error = rng.chance_per_mille(faults.read_error_per_mille);
+                if broken || error || disk.bad_in(offset, len) {
+                    bufs.copy_from(&vec![0xEE; len]);
+                    return Status::Io;
+                }
+                if rng.chance_per_mille(faults.rot_per_mille) {
+                    let at = offset + rng.below(op.len);
+                    let bit = u32::try_from(rng.below(8)).expect("below 8");
+                    disk.media.flip_bit(at, bit);
+                    note(now, Happened::Rotted { disk: op.disk, offset: at });
+                }
+                if let Some(data) = early {
+                    bufs.copy_from(data);
+                } else {
+                    let mut data = vec![0; len];
+                    disk.media.read(offset, &mut data);
+                    bufs.copy_from(&data);
+                }
+            }
+            What::Write { bufs, data, fua } => {
+                let mut at = 0;
+                bufs.for_each(|piece| {
+                    let same = piece == &data[at..at + piece.len()];
+                    assert!(same, "buffer of write #{id} at byte {offset} modified in flight");
+                    at += piece.len();
+                });
+                if broken || rng.chance_per_mille(faults.write_error_per_mille) {
+                    fail_write(disk, rng, offset, data);
+                    return Status::Io;
+                }
+                if rng.chance_per_mille(faults.lost_write_per_mille) {
+                    note(now, Happened::Misplaced { disk: op.disk, id, to: None });
+                    return Status::Ok;
+                }
+                let mut to = offset;
+                if rng.chance_per_mille(faults.misdirected_write_per_mille) {
+                    let places = (disk.limits.capacity.bytes() - op.len) / SECTOR_SIZE as u64 + 1;
+                    to = rng.below(places) * SECTOR_SIZE as u64;
+                    note(now, Happened::Misplaced { disk: op.disk, id, to: Some(to) });
+                }
+                disk.heal(to, len);
+                disk.media.write(to, data, *fua);
+            }
+            What::Flush { mark } => {
+                if broken || rng.chance_per_mille(faults.flush_error_per_mille) {
+                    disk.media.fail_flush(*mark);
+                    return Status::Io;
+                }
+                disk.media.flush(*mark);
+            }
+            What::Discard | What::WriteZeroes => {
+                let zeroes = vec![0; len];
+                if broken || rng.chance_per_mille(faults.write_error_per_mille) {
+                    fail_write(disk, rng, offset, &zeroes);
+                    return Status::Io;
+                }
+                let whole = matches!(op.what, What::WriteZeroes);
+                if whole || rng.chance_per_mille(self.swarm.discard_zeroes_per_mille) {
+                    disk.heal(offset, len);
+                    disk.media.write(offset, &zeroes, false);
+                }
+            }
+            What::Refused(_) => unreachable!("returned above"),
+        }
+        Status::Ok
+    }
+}
+
+/// Each sector of a failed write holds the old or the new.
+fn fail_write(disk: &mut DiskState, rng: &mut Rng, offset: u64, data: &[u8]) {
+    let new_per_mille = rng.pick(&[0, 500, 1000]);
+    for part in parts(offset, data.len(), SECTOR_SIZE as u64) {
+        if rng.chance_per_mille(new_per_mille) {
+            disk.media.write(offset + part.start as u64, &data[part], false);
+        }
+    }
+}

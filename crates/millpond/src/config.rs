@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon's configuration file: devices to create at start, in order, and its options.
+use std::path::{Path, PathBuf};
+
+use block::ErrorKind;
+use control::{Failure, with_absolute_paths};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::cli::ServeArgs;
+use crate::rundir::refused;
+
+/// A configuration that has been read and checked.
+#[derive(Debug, Default)]
+pub(crate) struct Config {
+    pub(crate) serve: ServeArgs,
+    pub(crate) devices: Vec<DeviceConfig>,
+}
+
+/// A device to create.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DeviceConfig {
+    /// `FILE: line N`: where messages about it point.
+    pub(crate) place: String,
+    pub(crate) name: String,
+    pub(crate) uuid: Option<String>,
+    /// With paths made absolute.
+    pub(crate) table: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    nbd: Vec<String>,
+    http: Option<String>,
+    #[serde(default)]
+    allow_remote: bool,
+    cores: Option<u32>,
+    default_export: Option<String>,
+    #[serde(default)]
+    device: Vec<Device>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Device {
+    name: Spanned<String>,
+    uuid: Option<String>,
+    table: Spanned<String>,
+}
+
+impl Config {
+    /// Reads and checks `file`.
+    pub(crate) fn read(file: &Path) -> Result<Config, Failure> {
+        let shown = file.display();
+        let text =
+            std::fs::read_to_string(file).map_err(|e| refused(&e, format!("config {shown}")))?;
+        let path = std::path::absolute(file).map_err(|e| refused(&e, format!("config {shown}")))?;
+        let base = path.parent().map(PathBuf::from).unwrap_or_default();
+        parse(&text, &shown.to_string(), &base)
+    }
+
+    /// Lays options of the command line over those of the file.
+    #[must_use]
+    pub(crate) fn with_options(mut self, given: ServeArgs) -> Config {
+        let file = self.serve;
+        self.serve = ServeArgs {
+            nbd: if given.nbd.is_empty() { file.nbd } else { given.nbd },
+            http: given.http.or(file.http),
+            allow_remote: given.allow_remote || file.allow_remote,
+            cores: given.cores.or(file.cores),
+            default_export: given.default_export.or(file.default_export),
+        };
+        self
+    }
+}
+
+fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
+    let line_of = |at: usize| text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
+    let invalid = |message| Failure::new(ErrorKind::Invalid, message);
+    let file: File = toml::from_str(text).map_err(|e| {
+        let place = e.span().map(|s| format!(": line {}", line_of(s.start))).unwrap_or_default();
+        let said = e.message().replace('\n', ", ");
+        invalid(format!("config {shown}{place}: {said}"))
+    })?;
+    let mut devices: Vec<DeviceConfig> = Vec::new();
+    for d in file.device {
+        let place = format!("config {shown}: line {}", line_of(d.name.span().start));
+        let name = d.name.into_inner();
+        if let Some(first) = devices.iter().find(|other| other.name == name) {
+            let message = format!("{place}: device {name}: the name is taken ({})", first.place);
+            return Err(invalid(message));
+        }
+        let table = with_absolute_paths(d.table.get_ref().trim_end(), base);
+        devices.push(DeviceConfig { place, name, uuid: d.uuid, table });
+    }
+    let serve = ServeArgs {
+        nbd: file.nbd,
+        http: file.http,
+        allow_remote: file.allow_remote,
+        cores: file.cores,
+        default_export: file.default_export,
+    };
+    Ok(Config { serve, devices })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, Failure> {
+        parse(text, "pond.toml", Path::new("/etc"))
+    }
+
+    #[test]
+    fn devices_keep_the_order_of_the_file_and_their_lines() {
+        let config = read(
+            "nbd = ['127.0.0.1:10809']\n\n[[device]]\nname = 'b'\ntable = '0 8 zero'\n\n\
+             [[device]]\nname = 'a'\nuuid = 'u'\ntable = '''\n0 8 linear b 0\n8 8 linear ./x 0\n'''",
+        )
+        .unwrap();
+        assert_eq!(config.serve.nbd, ["127.0.0.1:10809"]);
+        let names: Vec<&str> = config.devices.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names, ["b", "a"]);
+        assert_eq!(config.devices[1].place, "config pond.toml: line 8");
+        assert_eq!(config.devices[1].table, "0 8 linear b 0\n8 8 linear /etc/x 0");
+    }
+
+    #[test]
+    fn errors_name_file_line_and_what_is_allowed() {
+        for (text, parts) in [
+            ("nbd = [", ["pond.toml: line 1", ""]),
+            ("\ncolour = 1", ["line 2: unknown field `colour`", "default_export"]),
+            ("[[device]]\nname = 'a'", ["line 1", "missing field `table`"]),
+            ("[[device]]\nname = 'a'\ntable = 7", ["line 3", "expected a string"]),
+            (
+                "[[device]]\nname='a'\ntable=''\n[[device]]\nname='a'\ntable=''",
+                ["line 5: device a: the name is taken", "line 2"],
+            ),
+        ] {
+            let e = read(text).unwrap_err();
+            assert!(parts.iter().all(|p| e.message.contains(p)), "{text:?}: {e}");
+            assert_eq!(e.kind(), Some(ErrorKind::Invalid));
+        }
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let given = ServeArgs { http: Some("unix:/a".into()), ..ServeArgs::default() };
+        let config = read("nbd = ['unix:/n']\nhttp = 'unix:/b'").unwrap().with_options(given);
+        assert_eq!(config.serve.http.as_deref(), Some("unix:/a"));
+        assert_eq!(config.serve.nbd, ["unix:/n"]);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let e = Config::read(Path::new("/nonexistent/pond.toml")).unwrap_err();
+        assert_eq!(e.kind(), Some(ErrorKind::NotFound));
+        assert!(e.message.starts_with("config /nonexistent/pond.toml: "), "{e}");
+    }
+}

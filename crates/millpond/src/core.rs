@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The thread of core 0, and how the control path, on another thread, calls into it.
+//!
+//! ```text
+//!   control thread (tokio)                      core 0 (reactor on io_uring)
+//!   core.call(closure) ──── Sender ────────────▶ spawn(closure(engine))
+//!        ▲                                              │
+//!        └──────────────── oneshot ◀────────────────────┘
+//! ```
+use std::cell::RefCell;
+use std::fmt;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use block::{CoreId, ErrorKind};
+use control::Failure;
+use reactor::{Reactor, spawn};
+use tokio::sync::oneshot;
+use uring::{Mailbox, Sender, Uring};
+
+use crate::engine::Engine;
+use crate::rundir::refused;
+
+thread_local! {
+    static ENGINE: RefCell<Option<Rc<Engine>>> = const { RefCell::new(None) };
+}
+
+/// The core as the control path has it.
+pub(crate) struct Core(Sender);
+
+/// The core's thread; a panic there has ended the process before anybody could join it.
+pub(crate) type CoreThread = JoinHandle<()>;
+
+impl Core {
+    /// Starts the thread; returns when it takes calls.
+    pub(crate) fn start(default_export: Option<String>) -> Result<(Core, CoreThread), Failure> {
+        let mailbox = Mailbox::new()?;
+        let sender = mailbox.sender();
+        let (started, wait) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("core0".into())
+            .spawn(move || run(mailbox, default_export, &started))
+            .map_err(|e| refused(&e, "thread of core 0"))?;
+        match wait.recv() {
+            Ok(Ok(())) => Ok((Core(sender), thread)),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::new(ErrorKind::Io, "core 0 ended as it began")),
+        }
+    }
+
+    /// Runs `f` on the core and returns what it comes to. Dropping the future does not stop it.
+    pub(crate) async fn call<T, F, Fut>(&self, f: F) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Engine>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let (tell, answer) = oneshot::channel();
+        self.0.call(move || {
+            let engine = ENGINE.with_borrow(Clone::clone).expect("set before the first call");
+            spawn(async move {
+                // Nobody may wait any more: a client that has gone.
+                let _ = tell.send(f(engine).await);
+            });
+        })?;
+        answer.await.map_err(|_| Failure::new(ErrorKind::Busy, "the daemon is shutting down"))
+    }
+
+    /// Lets the core's thread end.
+    pub(crate) async fn end(&self) {
+        // It may have ended already.
+        let _ = self.call(async |engine: Rc<Engine>| engine.end()).await;
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Core")
+    }
+}
+
+fn run(
+    mailbox: Mailbox,
+    default_export: Option<String>,
+    started: &mpsc::Sender<Result<(), Failure>>,
+) {
+    let uring = match Uring::with_mailboxes(CoreId(0), vec![mailbox]) {
+        Ok(uring) => uring,
+        Err(e) => {
+            let _ = started.send(Err(e.into()));
+            return;
+        }
+    };
+    let files = uring.files();
+    let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+    let engine = reactor.on(|| Rc::new(Engine::new(files, default_export)));
+    ENGINE.set(Some(engine.clone()));
+    let _ = started.send(Ok(()));
+    reactor.run(|| engine.ended());
+    // Devices go while their core is there.
+    reactor.on(|| {
+        drop(ENGINE.take());
+        drop(engine);
+    });
+}

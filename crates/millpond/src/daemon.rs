@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon: starts everything in order, and ends it in order.
+//!
+//! ```text
+//!   start   lock · core · NBD sockets · devices of the config · control socket · serve · ready
+//!   stop    no new clients · requests end · devices settle · answers leave · core ends
+//! ```
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::ErrorKind;
+use control::{Failure, api};
+use reactor::FileId;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::addr::Addr;
+use crate::config::{Config, DeviceConfig};
+use crate::core::{Core, CoreThread};
+use crate::engine::Engine;
+use crate::http::{Connections, Listener, State, serve};
+use crate::rundir::{Lock, RunDir, refused};
+
+/// Exit code of a process that SIGINT has ended, as shells have it.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// A daemon at work.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    run_dir: RunDir,
+    nbd: Vec<Addr>,
+    state: Arc<State>,
+    closing: watch::Sender<bool>,
+    connections: Connections,
+    thread: CoreThread,
+    sockets: Vec<PathBuf>,
+    _lock: Lock,
+}
+
+impl Daemon {
+    /// Starts a daemon. When it returns, every device of the config is there and clients are served.
+    pub(crate) async fn start(run_dir: &RunDir, config: Config) -> Result<Daemon, Failure> {
+        let Config { serve: options, devices } = config;
+        let mut nbd = vec![Addr::Unix(run_dir.nbd())];
+        for text in &options.nbd {
+            nbd.push(Addr::parse("--nbd", text, options.allow_remote)?);
+        }
+        let mut http = vec![Addr::Unix(run_dir.control())];
+        if let Some(text) = &options.http {
+            http.push(Addr::parse("--http", text, options.allow_remote)?);
+        }
+        let cores = options.cores.unwrap_or(1);
+        if cores != 1 {
+            let message = format!("--cores {cores}: 1 is all that is allowed for now");
+            return Err(Failure::new(ErrorKind::Invalid, message));
+        }
+        let lock = run_dir.take()?;
+        let (core, thread) = Core::start(options.default_export.clone())?;
+        let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd)).await??;
+        let (files, nbd): (Vec<FileId>, Vec<Addr>) = taken.into_iter().unzip();
+        for device in devices {
+            create(&core, device).await?;
+        }
+        let sockets = unix_paths(nbd.iter().chain(&http));
+        let listeners: Vec<Listener> =
+            http.iter().map(Listener::bind).collect::<Result<_, Failure>>()?;
+        let (closing, closed) = watch::channel(false);
+        let version = api::Version {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            cores,
+            nbd: nbd.iter().map(Addr::to_string).collect(),
+            default_export: options.default_export,
+        };
+        let state = Arc::new(State { core, version, closing: closed });
+        let connections = Connections::new();
+        for listener in listeners {
+            tokio::spawn(serve(listener, connections.clone(), state.clone()));
+        }
+        state.core.call(async move |e: Rc<Engine>| e.serve(&files)).await?;
+        let run_dir = run_dir.clone();
+        Ok(Daemon { run_dir, nbd, state, closing, connections, thread, sockets, _lock: lock })
+    }
+
+    /// Ends clients' requests, settles every device, and ends. Fails when one did not settle.
+    pub(crate) async fn stop(self) -> Result<(), Failure> {
+        let _ = self.closing.send(true); // the state holds a receiver
+        let failures = self.state.core.call(async |e: Rc<Engine>| e.shutdown().await).await?;
+        for failure in &failures {
+            tracing::error!(error = %failure, "a device did not settle");
+        }
+        self.connections.drain().await;
+        self.state.core.end().await;
+        let _ = self.thread.join(); // see `CoreThread`
+        for path in &self.sockets {
+            let _ = std::fs::remove_file(path); // gone is what it shall be
+        }
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// One line that says that it is ready, and where.
+    fn ready_line(&self) -> String {
+        let nbd: Vec<String> = self.nbd.iter().map(|a| format!(" nbd={a}")).collect();
+        format!(
+            "millpond: ready pid={} run_dir={}{}",
+            std::process::id(),
+            self.run_dir.path().display(),
+            nbd.concat()
+        )
+    }
+}
+
+async fn create(core: &Core, device: DeviceConfig) -> Result<(), Failure> {
+    let DeviceConfig { place, name, uuid, table } = device;
+    let new = api::Create { name: name.clone(), uuid, table: Some(table) };
+    let done = core.call(async move |e: Rc<Engine>| e.create(new).await).await?;
+    done.map_err(|mut failure| {
+        // The message names the device already where it can.
+        if !failure.message.starts_with(&format!("{name}: ")) {
+            failure = failure.within(&name);
+        }
+        failure.within(format!("{place}: device"))
+    })?;
+    Ok(())
+}
+
+fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {
+    let path = |a: &Addr| match a {
+        Addr::Unix(path) => Some(path.clone()),
+        Addr::Tcp(_) => None,
+    };
+    addrs.filter_map(path).collect()
+}
+
+/// A panic anywhere ends the process at once, as a power cut does: what is on the media is whole.
+pub(crate) fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        print(info);
+        std::process::abort();
+    }));
+}
+
+/// `millpond daemon`: runs until SIGTERM or SIGINT.
+pub(crate) async fn run(run_dir: &RunDir, config: Config) -> Result<(), Failure> {
+    let handler = |kind| signal(kind).map_err(|e| refused(&e, "signal handler"));
+    let mut term = handler(SignalKind::terminate())?;
+    let mut int = handler(SignalKind::interrupt())?;
+    let daemon = Daemon::start(run_dir, config).await?;
+    eprintln!("{}", daemon.ready_line());
+    // Not started by systemd: nobody to tell.
+    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+    let name = tokio::select! {
+        _ = term.recv() => "SIGTERM",
+        _ = int.recv() => "SIGINT",
+    };
+    tracing::info!(signal = name, "shutting down");
+    let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    tokio::select! {
+        stopped = daemon.stop() => stopped?,
+        _ = int.recv() => {
+            tracing::warn!("interrupted again: exits at once");
+            std::process::exit(EXIT_INTERRUPTED);
+        }
+    }
+    tracing::info!("all devices are settled");
+    Ok(())
+}

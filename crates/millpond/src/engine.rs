@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What lives on the core: the device mapper, the leaves, the NBD server; and the verbs on them.
+//!
+//! Invariants
+//! - E1 It is touched on the core's thread only, inside closures that [`crate::core::Core`] sends.
+//! - E2 Shutting down settles devices from the top of each stack to its bottom, after the last
+//!   client request has ended, so that what a device writes while it settles is settled below it.
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Error, Nanos, Sector};
+use control::{Failure, api};
+use dm::{DeviceInfo, Dm, Remove};
+use nbd::{Options, Server};
+use reactor::{FileId, now, sleep, spawn};
+use uring::Files;
+
+use crate::addr::Addr;
+use crate::exports::DmExports;
+use crate::leaf::Leaves;
+
+/// Time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a little.
+const DRAIN: Nanos = Nanos::from_secs(35);
+/// The same when a device is suspended: what waits for it can't end, so nobody waits for that long.
+const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
+/// How often shutdown looks whether they have.
+const LOOK: Nanos = Nanos::from_millis(5);
+/// Only its owner may connect.
+const SOCKET_MODE: u32 = 0o600;
+
+pub(crate) struct Engine {
+    pub(crate) dm: Rc<Dm>,
+    pub(crate) leaves: Rc<Leaves>,
+    pub(crate) server: Server,
+    files: Files,
+    ended: Cell<bool>,
+}
+
+impl Engine {
+    pub(crate) fn new(files: Files, default_export: Option<String>) -> Engine {
+        let leaves = Rc::new(Leaves::new(files.clone()));
+        let dm = Dm::new(leaves.clone());
+        let exports = DmExports::new(dm.clone(), default_export);
+        let server = Server::new(Rc::new(exports), Options::default());
+        Engine { dm, leaves, server, files, ended: Cell::new(false) }
+    }
+
+    /// Whether [`Engine::end`] was called.
+    pub(crate) fn ended(&self) -> bool {
+        self.ended.get()
+    }
+
+    /// Lets the core's loop end.
+    pub(crate) fn end(&self) {
+        self.ended.set(true);
+    }
+
+    /// Takes addresses for the NBD server, without serving yet; returns them as they came out.
+    pub(crate) fn listen(&self, addrs: &[Addr]) -> Result<Vec<(FileId, Addr)>, Failure> {
+        let mut taken = Vec::new();
+        for addr in addrs {
+            let listening = match addr {
+                Addr::Unix(path) => {
+                    self.files.listen_unix(path, SOCKET_MODE).map(|file| (file, addr.clone()))
+                }
+                Addr::Tcp(tcp) => {
+                    self.files.listen_tcp(*tcp).map(|(file, tcp)| (file, Addr::Tcp(tcp)))
+                }
+            };
+            let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
+            taken.push(listening.map_err(failed)?);
+        }
+        Ok(taken)
+    }
+
+    /// Serves NBD to who connects.
+    pub(crate) fn serve(&self, listeners: &[FileId]) {
+        for listener in listeners {
+            self.server.serve(*listener);
+        }
+    }
+
+    pub(crate) async fn create(&self, new: api::Create) -> Result<api::Changed, Failure> {
+        let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
+        self.dm.create(&new.name, uuid, table).await?;
+        tracing::info!(device = new.name, "device created");
+        self.changed(&new.name)
+    }
+
+    pub(crate) async fn load(&self, name: &str, table: &str) -> Result<api::Changed, Failure> {
+        self.dm.load(name, table).await?;
+        tracing::info!(device = name, "table loaded");
+        self.changed(name)
+    }
+
+    pub(crate) async fn clear(&self, name: &str) -> Result<api::Changed, Failure> {
+        self.dm.clear(name).await?;
+        self.changed(name)
+    }
+
+    pub(crate) async fn suspend(&self, name: &str) -> Result<api::Changed, Failure> {
+        self.dm.suspend(name).await?;
+        tracing::info!(device = name, "device suspended");
+        self.changed(name)
+    }
+
+    pub(crate) async fn resume(&self, name: &str) -> Result<api::Changed, Failure> {
+        self.dm.resume(name).await?;
+        tracing::info!(device = name, "device resumed");
+        self.changed(name)
+    }
+
+    pub(crate) async fn remove(&self, name: &str, how: Remove) -> Result<api::Nothing, Failure> {
+        self.dm.remove(name, how).await?;
+        tracing::info!(device = name, ?how, "device removed");
+        Ok(api::Nothing {})
+    }
+
+    pub(crate) fn rename(&self, name: &str, to: &api::Rename) -> Result<api::Changed, Failure> {
+        match (&to.name, &to.uuid) {
+            (Some(new), None) => {
+                self.dm.rename(name, new)?;
+                tracing::info!(device = name, new, "device renamed");
+                self.changed(new)
+            }
+            (None, Some(uuid)) => {
+                self.dm.set_uuid(name, uuid)?;
+                self.changed(name)
+            }
+            _ => Err(Error::invalid("rename takes either `name` or `uuid`").into()),
+        }
+    }
+
+    pub(crate) async fn message(&self, name: &str, m: api::Message) -> Result<api::Reply, Failure> {
+        let reply = self.dm.message(name, Sector(m.sector), m.words).await?;
+        Ok(api::Reply { reply })
+    }
+
+    pub(crate) fn devices(&self) -> Vec<api::Device> {
+        self.dm.list().into_iter().map(device).collect()
+    }
+
+    pub(crate) fn device(&self, name: &str) -> Result<api::Device, Failure> {
+        Ok(device(self.dm.info(name)?))
+    }
+
+    pub(crate) fn status(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
+        Ok(self.dm.status(name)?.into_iter().map(line).collect())
+    }
+
+    pub(crate) fn table(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
+        Ok(self.dm.table(name)?.into_iter().map(line).collect())
+    }
+
+    pub(crate) fn deps(&self, name: &str) -> Result<Vec<api::Dependency>, Failure> {
+        let deps = self.dm.deps(name)?.into_iter();
+        Ok(deps.map(|d| api::Dependency { name: d.name, number: d.number }).collect())
+    }
+
+    pub(crate) fn targets(&self) -> Vec<api::TargetType> {
+        let targets = self.dm.targets().into_iter();
+        targets.map(|t| api::TargetType { name: t.name.into(), version: t.version }).collect()
+    }
+
+    pub(crate) fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
+        let mut all = api::Attributes::new();
+        for attr in self.dm.attributes(name)? {
+            all.insert(attr.into(), self.dm.get_attribute(name, attr)?);
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn attribute(&self, name: &str, attr: &str) -> Result<api::Attribute, Failure> {
+        Ok(api::Attribute { value: self.dm.get_attribute(name, attr)? })
+    }
+
+    pub(crate) fn set_attribute(
+        &self,
+        name: &str,
+        attr: &str,
+        value: &str,
+    ) -> Result<api::Attribute, Failure> {
+        self.dm.set_attribute(name, attr, value)?;
+        tracing::info!(device = name, attr, value, "attribute set");
+        self.attribute(name, attr)
+    }
+
+    fn changed(&self, name: &str) -> Result<api::Changed, Failure> {
+        let warnings = self.leaves.take_warnings();
+        Ok(api::Changed { device: self.device(name)?, warnings })
+    }
+
+    /// Ends clients' requests, then settles every device (E2). Returns what could not be settled.
+    pub(crate) async fn shutdown(&self) -> Vec<Failure> {
+        let drained = Rc::new(Cell::new(false));
+        let (server, done) = (self.server.clone(), drained.clone());
+        spawn(async move {
+            server.shutdown().await;
+            done.set(true);
+        });
+        let suspended = self.dm.devices().iter().any(|d| d.is_suspended());
+        let deadline = now() + if suspended { DRAIN_SUSPENDED } else { DRAIN };
+        while !drained.get() && now() < deadline {
+            sleep(LOOK).await;
+        }
+        if !drained.get() {
+            tracing::warn!("clients' requests did not end in time and are dropped unanswered");
+        }
+        let mut failures = Vec::new();
+        for name in self.top_down() {
+            if let Err(e) = self.dm.suspend(&name).await {
+                failures.push(Failure::from(e).within(format!("shutdown: {name}")));
+            }
+        }
+        failures
+    }
+
+    /// The names of all devices, each before those it stands on.
+    fn top_down(&self) -> Vec<String> {
+        let mut left: Vec<(String, Vec<String>)> = Vec::new();
+        for info in self.dm.list() {
+            let deps = self.dm.deps(&info.name).unwrap_or_default();
+            left.push((info.name, deps.into_iter().map(|d| d.name).collect()));
+        }
+        let mut order = Vec::new();
+        while !left.is_empty() {
+            let below: Vec<String> = left.iter().flat_map(|(_, deps)| deps.clone()).collect();
+            let (top, rest): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|(name, _)| !below.contains(name));
+            assert!(!top.is_empty(), "devices form no cycle (D4 of dm)");
+            order.extend(top.into_iter().map(|(name, _)| name));
+            left = rest;
+        }
+        order
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine({:?}, {:?}, {:?})", self.dm, self.leaves, self.server)
+    }
+}
+
+fn device(info: DeviceInfo) -> api::Device {
+    api::Device {
+        name: info.name,
+        uuid: info.uuid,
+        major: info.major,
+        minor: info.minor,
+        size_sectors: info.size_sectors,
+        suspended: info.suspended,
+        read_only: info.read_only,
+        deferred_remove: info.deferred_remove,
+        live_table: info.live_table,
+        inactive_table: info.inactive_table,
+        open_count: info.open_count,
+        event_nr: info.event_nr,
+        targets: info.targets,
+    }
+}
+
+fn line(l: dm::TargetLine) -> api::Line {
+    api::Line { start: l.start, length: l.len, target: l.kind, params: l.params }
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mapped devices as NBD exports: each by its name, and the default one by the empty name.
+use std::rc::Rc;
+
+use block::{BlockDevice, Error, Sector};
+use dm::{Dm, MappedDevice, Opened};
+use nbd::{Context, Export, Exports, Run};
+
+/// Flag of `millpond:dirty`: not yet on the origin.
+const DIRTY: u32 = 1;
+
+/// The exports of one device mapper.
+pub(crate) struct DmExports {
+    dm: Rc<Dm>,
+    default: Option<String>,
+}
+
+impl DmExports {
+    pub(crate) fn new(dm: Rc<Dm>, default: Option<String>) -> DmExports {
+        DmExports { dm, default }
+    }
+
+    /// The devices that have something to serve.
+    fn live(&self) -> Vec<Rc<MappedDevice>> {
+        self.dm.devices().into_iter().filter(|d| d.info().live_table).collect()
+    }
+
+    fn find(&self, name: &str) -> Result<Rc<MappedDevice>, Error> {
+        let name = match (name, &self.default) {
+            ("", Some(default)) => default,
+            ("", None) => {
+                let live = self.live();
+                let [only] = live.as_slice() else {
+                    return Err(Error::not_found(format!(
+                        "the default export: there are {} devices and no --default-export",
+                        live.len()
+                    )));
+                };
+                return Ok(only.clone());
+            }
+            (name, _) => name,
+        };
+        let device = self.dm.get(name)?;
+        if !device.info().live_table {
+            return Err(Error::not_found(format!("{name}: the device has no live table")));
+        }
+        Ok(device)
+    }
+}
+
+impl Exports for DmExports {
+    fn list(&self) -> Vec<String> {
+        self.live().iter().map(|d| d.name().to_owned()).collect()
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn Export>, Error> {
+        Ok(Box::new(DmExport(self.find(name)?.open()?)))
+    }
+}
+
+struct DmExport(Opened);
+
+impl Export for DmExport {
+    fn device(&self) -> Rc<dyn BlockDevice> {
+        self.0.device().clone()
+    }
+
+    fn name(&self) -> String {
+        self.0.device().name().to_owned()
+    }
+
+    fn description(&self) -> String {
+        let kinds: Vec<String> = self.0.device().table().into_iter().map(|l| l.kind).collect();
+        kinds.join(", ")
+    }
+
+    fn block_status(&self, context: Context, at: Sector, len: Sector) -> Option<Vec<Run>> {
+        match context {
+            Context::Allocation => None,
+            Context::Dirty => {
+                let runs = self.0.device().dirty(at, len)?.into_iter();
+                Some(runs.map(|(sector, len)| Run { sector, len, flags: DIRTY }).collect())
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Leaves: what tables name besides mapped devices. Paths, `mem:SIZE` and `null:SIZE`.
+use std::cell::RefCell;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
+
+use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Sector};
+use dm::Resolver;
+use queue::{Leaf, Mem, Null, Stats};
+use uring::{Files, OpenOptions};
+
+/// An open leaf. Dropping the last reference closes it.
+pub(crate) enum OpenLeaf {
+    File(Leaf, Files),
+    Mem(Mem),
+    Null(Null),
+}
+
+impl OpenLeaf {
+    pub(crate) fn stats(&self) -> &Stats {
+        match self {
+            OpenLeaf::File(leaf, _) => leaf.stats(),
+            OpenLeaf::Mem(mem) => mem.stats(),
+            OpenLeaf::Null(null) => null.stats(),
+        }
+    }
+}
+
+impl BlockDevice for OpenLeaf {
+    fn name(&self) -> &str {
+        self.stats().device()
+    }
+
+    fn limits(&self) -> Limits {
+        match self {
+            OpenLeaf::File(leaf, _) => leaf.limits(),
+            OpenLeaf::Mem(mem) => mem.limits(),
+            OpenLeaf::Null(null) => null.limits(),
+        }
+    }
+
+    fn submit(&self, bio: Bio) {
+        match self {
+            OpenLeaf::File(leaf, _) => leaf.submit(bio),
+            OpenLeaf::Mem(mem) => mem.submit(bio),
+            OpenLeaf::Null(null) => null.submit(bio),
+        }
+    }
+}
+
+impl Drop for OpenLeaf {
+    fn drop(&mut self) {
+        if let OpenLeaf::File(leaf, files) = self {
+            files.close(leaf.file());
+        }
+    }
+}
+
+/// Opens leaves, and remembers which are open and what there was to say about them.
+pub(crate) struct Leaves {
+    files: Files,
+    open: RefCell<Vec<Weak<OpenLeaf>>>,
+    warnings: RefCell<Vec<String>>,
+}
+
+impl Leaves {
+    pub(crate) fn new(files: Files) -> Leaves {
+        Leaves { files, open: RefCell::default(), warnings: RefCell::default() }
+    }
+
+    /// The leaves that are open now.
+    pub(crate) fn opened(&self) -> Vec<Rc<OpenLeaf>> {
+        self.open.borrow().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// What was to say about leaves opened since the last call.
+    pub(crate) fn take_warnings(&self) -> Vec<String> {
+        self.warnings.take()
+    }
+
+    fn open_now(&self, word: &str) -> Result<Rc<OpenLeaf>, Error> {
+        let leaf = match parse(word)? {
+            Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)),
+            Word::Null(capacity) => OpenLeaf::Null(Null::new(word, capacity)),
+            Word::Path(path) => self.open_path(&path)?,
+        };
+        let leaf = Rc::new(leaf);
+        let mut open = self.open.borrow_mut();
+        open.retain(|l| l.strong_count() > 0);
+        open.push(Rc::downgrade(&leaf));
+        Ok(leaf)
+    }
+
+    fn open_path(&self, path: &Path) -> Result<OpenLeaf, Error> {
+        let opened = self.files.open_path(path, OpenOptions::default())?;
+        if let Some(warning) = opened.warning {
+            tracing::warn!(path = %path.display(), "{warning}");
+            self.warnings.borrow_mut().push(warning);
+        }
+        let name = path.to_string_lossy();
+        Ok(OpenLeaf::File(Leaf::new(name, opened.file, opened.limits), self.files.clone()))
+    }
+}
+
+impl Resolver for Leaves {
+    fn canonical(&self, word: &str) -> String {
+        match parse(word) {
+            Ok(Word::Path(path)) => self.files.identity(&path).unwrap_or_else(|_| word.into()),
+            _ => word.into(),
+        }
+    }
+
+    fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let leaf = self.open_now(word).map(|l| l as Rc<dyn BlockDevice>);
+        Box::pin(async move { leaf })
+    }
+}
+
+impl fmt::Debug for Leaves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Leaves({} open)", self.opened().len())
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Word {
+    Path(PathBuf),
+    Mem(Sector),
+    Null(Sector),
+}
+
+/// What a word of a table names. The same word is the same device as long as anybody has it open;
+/// `mem:SIZE,TAG` lets there be two of one size.
+fn parse(word: &str) -> Result<Word, Error> {
+    if let Some(rest) = word.strip_prefix("mem:") {
+        let size = rest.split_once(',').map_or(rest, |(size, _tag)| size);
+        return Ok(Word::Mem(capacity(size)?));
+    }
+    if let Some(size) = word.strip_prefix("null:") {
+        return Ok(Word::Null(capacity(size)?));
+    }
+    if word.contains('/') {
+        let path = std::path::absolute(word)
+            .map_err(|e| Error::invalid("the path can't be made absolute").because(e))?;
+        return Ok(Word::Path(path));
+    }
+    Err(Error::not_found(
+        "no mapped device has this name; else a path with a slash (./disk.img), mem:SIZE or \
+         null:SIZE is allowed",
+    ))
+}
+
+fn capacity(size: &str) -> Result<Sector, Error> {
+    let bytes = control::parse_size(size).map_err(|e| Error::invalid(e.to_string()))?;
+    let sectors = Sector::from_bytes(bytes);
+    if sectors == Sector::ZERO || sectors.bytes() != bytes {
+        return Err(Error::invalid(format!("size {size} is not a positive multiple of 512 bytes")));
+    }
+    Ok(sectors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_told_apart() {
+        assert_eq!(parse("mem:64MiB").unwrap(), Word::Mem(Sector(131_072)));
+        assert_eq!(parse("mem:4K,a").unwrap(), Word::Mem(Sector(8)));
+        assert_eq!(parse("null:8s").unwrap(), Word::Null(Sector(8)));
+        assert_eq!(parse("/a/b").unwrap(), Word::Path("/a/b".into()));
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused_with_what_is_allowed() {
+        for (word, part) in [
+            ("origin", "mem:SIZE"),
+            ("mem:", "powers of 1024"),
+            ("mem:0", "positive multiple of 512"),
+            ("null:1000", "positive multiple of 512"),
+        ] {
+            let e = parse(word).unwrap_err().to_string();
+            assert!(e.contains(part), "{word}: {e}");
+        }
+    }
+}

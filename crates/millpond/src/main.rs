@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! millpond: the daemon and its command line, one program.
+//!
+//! ```text
+//!   cli ──▶ verbs ──▶ client ═══ control.sock ═══▶ http ──▶ routes ──▶ core ──▶ engine
+//!    │        └ progress                           (thread of tokio)     │ (thread of core 0)
+//!    ├──▶ daemon ── config, rundir, addr                                 ├ dm ── leaf
+//!    └──▶ embed (run)                                                    └ nbd ── exports
+//! ```
+//!
+//! Invariants
+//! - P1 tokio and HTTP are here and nowhere else; devices never run on their thread.
+//! - P2 Every way out of here has one of the exit codes of `control`, or the command's of `run`.
+
+mod addr;
+mod cli;
+mod client;
+mod config;
+mod core;
+mod daemon;
+mod embed;
+mod engine;
+mod exports;
+mod http;
+mod leaf;
+mod log;
+mod metrics;
+mod progress;
+mod routes;
+mod rundir;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use control::{EXIT_DONE, Failure};
+use tracing::Level;
+
+use crate::cli::{Cli, DaemonArgs, Verb};
+use crate::client::Client;
+use crate::config::Config;
+use crate::rundir::{RunDir, refused};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(code) => code.into(),
+        Err(failure) => {
+            eprintln!("millpond: {failure}");
+            failure.exit_code().into()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| refused(&e, "tokio runtime"))?;
+    match cli.verb {
+        Verb::Daemon(DaemonArgs { config, serve }) => {
+            log::start(Level::INFO);
+            daemon::abort_on_panic();
+            let run_dir = RunDir::choose(cli.run_dir.as_deref())?;
+            let config =
+                config.map_or_else(|| Ok(Config::default()), |file| Config::read(&file))?;
+            runtime
+                .block_on(daemon::run(&run_dir, config.with_options(serve)))
+                .map_err(|f| f.within("daemon"))?;
+        }
+        Verb::Run(args) => {
+            log::start(Level::WARN);
+            daemon::abort_on_panic();
+            return runtime.block_on(embed::run(&args)).map_err(|f| f.within("run"));
+        }
+        Verb::Steer(verb) => {
+            let client = Client::new(&RunDir::choose(cli.run_dir.as_deref())?);
+            runtime.block_on(verbs::run(&client, verb))?;
+        }
+    }
+    Ok(EXIT_DONE)
+}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The REST API's paths, and what each does. docs/api.md is its manual.
+use std::time::Duration;
+
+use block::{Error, ErrorKind};
+use control::{Failure, api, paths};
+use dm::Remove;
+use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::core::Core;
+use crate::http::{State, shutdown};
+use crate::metrics;
+
+/// How often `wait` looks at the event number. A person or a script waits there.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A request that was understood.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    Devices,
+    Create,
+    Targets,
+    Version,
+    Metrics,
+    Of(String, Verb),
+}
+
+/// What is asked of one device.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Info,
+    Remove(RemoveHow),
+    Load,
+    Clear,
+    Suspend,
+    Resume,
+    Rename,
+    Message,
+    Status,
+    Table,
+    Deps,
+    Wait(Option<u32>),
+    Attributes,
+    GetAttribute(String),
+    SetAttribute(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RemoveHow {
+    IfUnused,
+    Deferred,
+    Force,
+}
+
+/// An answer that is no failure.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Json(Vec<u8>),
+    Text(String),
+}
+
+impl Route {
+    /// Reads method, path and query.
+    pub(crate) fn parse(method: &Method, path: &str, query: &str) -> Result<Route, Failure> {
+        let missing = || {
+            let message = format!("{method} {path}: no such path; docs/api.md lists them");
+            Failure::new(ErrorKind::NotFound, message)
+        };
+        let parts: Option<Vec<String>> = path.split('/').skip(1).map(paths::decode).collect();
+        let parts = parts.ok_or_else(missing)?;
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let get = method == Method::GET;
+        match parts.as_slice() {
+            ["metrics"] if get => Ok(Route::Metrics),
+            ["v1", "version"] if get => Ok(Route::Version),
+            ["v1", "targets"] if get => Ok(Route::Targets),
+            ["v1", "devices"] if get => Ok(Route::Devices),
+            ["v1", "devices"] if method == Method::POST => Ok(Route::Create),
+            ["v1", "devices", name, rest @ ..] => {
+                let verb = verb(method, rest, query)?.ok_or_else(missing)?;
+                Ok(Route::Of((*name).into(), verb))
+            }
+            _ => Err(missing()),
+        }
+    }
+}
+
+fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<Verb>, Failure> {
+    Ok(Some(match (method.as_str(), rest) {
+        ("GET", []) => Verb::Info,
+        ("DELETE", []) => Verb::Remove(remove_how(query)?),
+        ("POST", ["load"]) => Verb::Load,
+        ("POST", ["clear"]) => Verb::Clear,
+        ("POST", ["suspend"]) => Verb::Suspend,
+        ("POST", ["resume"]) => Verb::Resume,
+        ("POST", ["rename"]) => Verb::Rename,
+        ("POST", ["message"]) => Verb::Message,
+        ("GET", ["status"]) => Verb::Status,
+        ("GET", ["table"]) => Verb::Table,
+        ("GET", ["deps"]) => Verb::Deps,
+        ("GET", ["wait"]) => Verb::Wait(event(query)?),
+        ("GET", ["attributes"]) => Verb::Attributes,
+        ("GET", ["attributes", attr @ ..]) => Verb::GetAttribute(attr.join("/")),
+        ("PUT", ["attributes", attr @ ..]) => Verb::SetAttribute(attr.join("/")),
+        _ => return Ok(None),
+    }))
+}
+
+fn remove_how(query: &str) -> Result<RemoveHow, Failure> {
+    match query {
+        "" => Ok(RemoveHow::IfUnused),
+        "force=true" => Ok(RemoveHow::Force),
+        "deferred=true" => Ok(RemoveHow::Deferred),
+        _ => {
+            let message = format!("query `{query}`: allowed are force=true and deferred=true");
+            Err(Failure::new(ErrorKind::Invalid, message))
+        }
+    }
+}
+
+fn event(query: &str) -> Result<Option<u32>, Failure> {
+    if query.is_empty() {
+        return Ok(None);
+    }
+    let number = query.strip_prefix("event=").and_then(|n| n.parse().ok());
+    number.map(Some).ok_or_else(|| {
+        let message = format!("query `{query}`: allowed is event=N, N below 2^32");
+        Failure::new(ErrorKind::Invalid, message)
+    })
+}
+
+/// Does what was asked.
+pub(crate) async fn answer(state: &State, route: Route, body: &[u8]) -> Result<Answer, Failure> {
+    let core = &state.core;
+    match route {
+        Route::Devices => json(&core.call(async |e| e.devices()).await?),
+        Route::Create => {
+            let new = parse::<api::Create>(body)?;
+            json(&core.call(async |e| e.create(new).await).await??)
+        }
+        Route::Targets => json(&core.call(async |e| e.targets()).await?),
+        Route::Version => json(&state.version),
+        Route::Metrics => Ok(Answer::Text(core.call(async |e| metrics::text(&e)).await?)),
+        Route::Of(name, verb) => of_device(state, name, verb, body).await,
+    }
+}
+
+async fn of_device(
+    state: &State,
+    name: String,
+    verb: Verb,
+    body: &[u8],
+) -> Result<Answer, Failure> {
+    let core = &state.core;
+    match verb {
+        Verb::Info => json(&core.call(async move |e| e.device(&name)).await??),
+        Verb::Remove(how) => {
+            let how = match how {
+                RemoveHow::IfUnused => Remove::IfUnused,
+                RemoveHow::Deferred => Remove::Deferred,
+                RemoveHow::Force => Remove::Force,
+            };
+            json(&core.call(async move |e| e.remove(&name, how).await).await??)
+        }
+        Verb::Load => {
+            let table = parse::<api::Load>(body)?.table;
+            json(&core.call(async move |e| e.load(&name, &table).await).await??)
+        }
+        Verb::Clear => json(&core.call(async move |e| e.clear(&name).await).await??),
+        Verb::Suspend => {
+            parse::<api::Suspend>(body)?;
+            json(&core.call(async move |e| e.suspend(&name).await).await??)
+        }
+        Verb::Resume => json(&core.call(async move |e| e.resume(&name).await).await??),
+        Verb::Rename => {
+            let to = parse::<api::Rename>(body)?;
+            json(&core.call(async move |e| e.rename(&name, &to)).await??)
+        }
+        Verb::Message => {
+            let message = parse::<api::Message>(body)?;
+            json(&core.call(async move |e| e.message(&name, message).await).await??)
+        }
+        Verb::Status => json(&core.call(async move |e| e.status(&name)).await??),
+        Verb::Table => json(&core.call(async move |e| e.table(&name)).await??),
+        Verb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
+        Verb::Wait(seen) => json(&wait(state, &name, seen).await?),
+        Verb::Attributes => json(&core.call(async move |e| e.attributes(&name)).await??),
+        Verb::GetAttribute(attr) => {
+            json(&core.call(async move |e| e.attribute(&name, &attr)).await??)
+        }
+        Verb::SetAttribute(attr) => {
+            let value = parse::<api::Attribute>(body)?.value;
+            json(&core.call(async move |e| e.set_attribute(&name, &attr, &value)).await??)
+        }
+    }
+}
+
+/// Waits until the event number is not `seen`. Looks from time to time instead of leaving a task on
+/// the core, which would stay there after a client that has gone.
+async fn wait(state: &State, name: &str, seen: Option<u32>) -> Result<api::Event, Failure> {
+    let mut closing = state.closing.clone();
+    let mut seen = seen;
+    loop {
+        let event_nr = event_nr(&state.core, name).await?;
+        if seen.is_some_and(|seen| seen != event_nr) {
+            return Ok(api::Event { event_nr });
+        }
+        seen = Some(event_nr);
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = shutdown(&mut closing) => {
+                return Err(Error::busy("the daemon is shutting down").into());
+            }
+        }
+    }
+}
+
+async fn event_nr(core: &Core, name: &str) -> Result<u32, Failure> {
+    let name = name.to_owned();
+    Ok(core.call(async move |e| e.device(&name)).await??.event_nr)
+}
+
+/// Reads a body. An empty one is `{}`.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body)
+        .map_err(|e| Failure::new(ErrorKind::Invalid, format!("body of the request: {e}")))
+}
+
+fn json(value: &impl Serialize) -> Result<Answer, Failure> {
+    serde_json::to_vec(value)
+        .map(Answer::Json)
+        .map_err(|e| Failure::new(ErrorKind::Io, format!("answer: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(method: &str, path: &str, query: &str) -> Result<Route, Failure> {
+        Route::parse(&method.parse().unwrap(), path, query)
+    }
+
+    fn of(name: &str, verb: Verb) -> Route {
+        Route::Of(name.into(), verb)
+    }
+
+    #[test]
+    fn every_documented_path_is_understood() {
+        for (method, path, query, want) in [
+            ("GET", "/v1/devices", "", Route::Devices),
+            ("POST", "/v1/devices", "", Route::Create),
+            ("GET", "/v1/targets", "", Route::Targets),
+            ("GET", "/v1/version", "", Route::Version),
+            ("GET", "/metrics", "", Route::Metrics),
+            ("GET", "/v1/devices/wc", "", of("wc", Verb::Info)),
+            ("DELETE", "/v1/devices/wc", "", of("wc", Verb::Remove(RemoveHow::IfUnused))),
+            ("DELETE", "/v1/devices/wc", "force=true", of("wc", Verb::Remove(RemoveHow::Force))),
+            ("POST", "/v1/devices/a%20b/load", "", of("a b", Verb::Load)),
+            ("POST", "/v1/devices/wc/clear", "", of("wc", Verb::Clear)),
+            ("POST", "/v1/devices/wc/suspend", "", of("wc", Verb::Suspend)),
+            ("POST", "/v1/devices/wc/resume", "", of("wc", Verb::Resume)),
+            ("POST", "/v1/devices/wc/rename", "", of("wc", Verb::Rename)),
+            ("POST", "/v1/devices/wc/message", "", of("wc", Verb::Message)),
+            ("GET", "/v1/devices/wc/status", "", of("wc", Verb::Status)),
+            ("GET", "/v1/devices/wc/table", "", of("wc", Verb::Table)),
+            ("GET", "/v1/devices/wc/deps", "", of("wc", Verb::Deps)),
+            ("GET", "/v1/devices/wc/wait", "event=3", of("wc", Verb::Wait(Some(3)))),
+            ("GET", "/v1/devices/wc/wait", "", of("wc", Verb::Wait(None))),
+            ("GET", "/v1/devices/wc/attributes", "", of("wc", Verb::Attributes)),
+            (
+                "PUT",
+                "/v1/devices/wc/attributes/queue/wbt_lat_usec",
+                "",
+                of("wc", Verb::SetAttribute("queue/wbt_lat_usec".into())),
+            ),
+        ] {
+            assert_eq!(route(method, path, query).unwrap(), want, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for (method, path, query, kind) in [
+            ("GET", "/", "", ErrorKind::NotFound),
+            ("GET", "", "", ErrorKind::NotFound),
+            ("PUT", "/v1/devices", "", ErrorKind::NotFound),
+            ("GET", "/v1/devices/%zz", "", ErrorKind::NotFound),
+            ("GET", "/v1/devices/wc/load", "", ErrorKind::NotFound),
+            ("DELETE", "/v1/devices/wc", "forced=true", ErrorKind::Invalid),
+            ("GET", "/v1/devices/wc/wait", "event=-1", ErrorKind::Invalid),
+        ] {
+            assert_eq!(route(method, path, query).unwrap_err().kind(), Some(kind), "{path}");
+        }
+    }
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! dmsetup's verbs: each a few requests to the daemon, and their answers in print.
+use std::collections::BTreeMap;
+use std::io::{ErrorKind as IoKind, Read, Write};
+
+use block::ErrorKind;
+use control::{Failure, api, paths, text, with_absolute_paths};
+use serde::Serialize;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+use crate::cli::{
+    CreateArgs, DepsArgs, Format, GetArgs, InfoArgs, Listing, LoadArgs, LsArgs, MessageArgs,
+    RemoveAllArgs, RemoveArgs, RenameArgs, SetArgs, StatusArgs, Steer, SuspendArgs, TableArgs,
+    TableListArgs, TargetsArgs, VersionArgs, WaitArgs,
+};
+use crate::client::Client;
+use crate::progress::{EVERY, Progress, QUIET};
+use crate::rundir::refused;
+
+type Done = Result<(), Failure>;
+
+const NOTHING: api::Nothing = api::Nothing {};
+
+/// Runs a verb that steers a daemon.
+pub(crate) async fn run(client: &Client, verb: Steer) -> Done {
+    match verb {
+        Steer::Create(a) => within(format!("create {}", a.name), create(client, &a).await),
+        Steer::Load(a) => within(format!("load {}", a.name), load(client, &a).await),
+        Steer::Clear(a) => {
+            each("clear", &a.names, async |n| post(client, n, "clear", &NOTHING).await).await
+        }
+        Steer::Suspend(a) => suspend(client, &a).await,
+        Steer::Resume(a) => {
+            each("resume", &a.names, async |n| post(client, n, "resume", &NOTHING).await).await
+        }
+        Steer::Remove(a) => remove(client, &a).await,
+        Steer::RemoveAll(a) => remove_all(client, &a).await,
+        Steer::Rename(a) => within(format!("rename {}", a.name), rename(client, &a).await),
+        Steer::Message(a) => within(format!("message {}", a.name), message(client, &a).await),
+        Steer::Status(a) => within(verb_of("status", &a.name), status(client, &a).await),
+        Steer::Table(a) => within(verb_of("table", &a.name), table(client, &a).await),
+        Steer::Info(a) => within(verb_of("info", &a.name), info(client, &a).await),
+        Steer::Ls(a) => within("ls", ls(client, &a).await),
+        Steer::Deps(a) => within(verb_of("deps", &a.name), deps(client, &a).await),
+        Steer::Targets(a) => within("targets", targets(client, &a).await),
+        Steer::Wait(a) => within(format!("wait {}", a.name), wait(client, &a).await),
+        Steer::Get(a) => within(format!("get {}", a.name), get(client, &a).await),
+        Steer::Set(a) => within(format!("set {}", a.name), set(client, &a).await),
+        Steer::Version(a) => within("version", version(client, &a).await),
+    }
+}
+
+/// Names what failed by verb and device. The daemon's message begins with the device's name too,
+/// where it is about one; it is said once.
+fn within(what: impl std::fmt::Display, done: Done) -> Done {
+    let what = what.to_string();
+    done.map_err(|mut f| {
+        let name = what.split_once(' ').map_or("", |(_, name)| name);
+        if let Some(rest) = f.message.strip_prefix(name).and_then(|r| r.strip_prefix(": ")) {
+            f.message = rest.into();
+        }
+        f.within(what)
+    })
+}
+
+fn verb_of(verb: &str, name: &Option<String>) -> String {
+    name.as_ref().map_or_else(|| verb.into(), |n| format!("{verb} {n}"))
+}
+
+async fn each(verb: &str, names: &[String], one: impl AsyncFn(&str) -> Done) -> Done {
+    for name in names {
+        within(format!("{verb} {name}"), one(name).await)?;
+    }
+    Ok(())
+}
+
+/// The table that the arguments name, its relative paths made absolute.
+pub(crate) fn read_table(args: &TableArgs) -> Result<String, Failure> {
+    let text = match (&args.table, &args.table_file) {
+        (Some(table), _) => table.clone(),
+        (None, Some(file)) => {
+            std::fs::read_to_string(file).map_err(|e| refused(&e, file.display()))?
+        }
+        (None, None) => {
+            let mut text = String::new();
+            let read = std::io::stdin().take(api::BODY_BYTES_MAX as u64).read_to_string(&mut text);
+            read.map_err(|e| refused(&e, "standard input"))?;
+            text
+        }
+    };
+    let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
+    Ok(with_absolute_paths(&text, &here))
+}
+
+async fn post(client: &Client, name: &str, what: &str, body: &impl Serialize) -> Done {
+    let changed: api::Changed = client.post(&paths::of_device(name, what), body).await?;
+    warn(&changed);
+    Ok(())
+}
+
+fn warn(changed: &api::Changed) {
+    for w in &changed.warnings {
+        eprintln!("millpond: warning: {w}");
+    }
+}
+
+async fn create(client: &Client, a: &CreateArgs) -> Done {
+    let table = if a.notable { None } else { Some(read_table(&a.table)?) };
+    let body = api::Create { name: a.name.clone(), uuid: a.uuid.clone(), table };
+    warn(&client.post(paths::DEVICES, &body).await?);
+    Ok(())
+}
+
+async fn load(client: &Client, a: &LoadArgs) -> Done {
+    post(client, &a.name, "load", &api::Load { table: read_table(&a.table)? }).await
+}
+
+async fn suspend(client: &Client, a: &SuspendArgs) -> Done {
+    let body = api::Suspend { noflush: a.noflush };
+    each("suspend", &a.names, async |n| post(client, n, "suspend", &body).await).await
+}
+
+async fn remove(client: &Client, a: &RemoveArgs) -> Done {
+    each("remove", &a.names, async |n| delete(client, n, remove_query(a.force, a.deferred)).await)
+        .await
+}
+
+fn remove_query(force: bool, deferred: bool) -> &'static str {
+    match (force, deferred) {
+        (true, _) => "?force=true",
+        (false, true) => "?deferred=true",
+        (false, false) => "",
+    }
+}
+
+async fn delete(client: &Client, name: &str, query: &str) -> Done {
+    let _: api::Nothing = client.delete(&format!("{}{query}", paths::device(name))).await?;
+    Ok(())
+}
+
+/// Removes what nothing uses until a round removes nothing; then what is left is busy.
+async fn remove_all(client: &Client, a: &RemoveAllArgs) -> Done {
+    loop {
+        let devices: Vec<api::Device> = client.get(paths::DEVICES).await?;
+        let (mut removed, mut last) = (false, Ok(()));
+        // What was made last stands on what was made before.
+        for d in devices.iter().rev() {
+            match delete(client, &d.name, remove_query(a.force, false)).await {
+                Ok(()) => removed = true,
+                Err(f) if f.kind() == Some(ErrorKind::NotFound) => {}
+                Err(f) => last = Err(f.within(format!("remove {}", d.name))),
+            }
+        }
+        if last.is_ok() || !removed {
+            return last;
+        }
+    }
+}
+
+async fn rename(client: &Client, a: &RenameArgs) -> Done {
+    let body = api::Rename { name: a.new_name.clone(), uuid: a.setuuid.clone() };
+    post(client, &a.name, "rename", &body).await
+}
+
+async fn message(client: &Client, a: &MessageArgs) -> Done {
+    let path = paths::of_device(&a.name, "message");
+    let body = api::Message { sector: a.sector, words: a.words.clone() };
+    let answer = client.post::<_, api::Reply>(&path, &body);
+    tokio::pin!(answer);
+    let progress = Progress::new(&a.name);
+    let mut tick = interval_at(Instant::now() + QUIET, EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let reply = loop {
+        tokio::select! {
+            reply = &mut answer => break reply,
+            _ = tick.tick() => progress.show(client).await,
+        }
+    };
+    progress.finish();
+    let reply = reply?.reply;
+    if reply.is_empty() { Ok(()) } else { print(&format!("{}\n", reply.trim_end())) }
+}
+
+/// The devices asked for: one, or all.
+async fn devices(client: &Client, name: &Option<String>) -> Result<Vec<api::Device>, Failure> {
+    match name {
+        Some(name) => Ok(vec![client.get(&paths::device(name)).await?]),
+        None => client.get(paths::DEVICES).await,
+    }
+}
+
+async fn status(client: &Client, a: &StatusArgs) -> Done {
+    let what = if a.noflush { "status?noflush=true" } else { "status" };
+    lines(client, &a.name, what, &a.target, &a.listing).await
+}
+
+async fn table(client: &Client, a: &TableListArgs) -> Done {
+    lines(client, &a.name, "table", &a.target, &a.listing).await
+}
+
+async fn lines_of(client: &Client, name: &str, what: &str) -> Result<Vec<api::Line>, Failure> {
+    client.get(&paths::of_device(name, what)).await
+}
+
+async fn lines(
+    client: &Client,
+    name: &Option<String>,
+    what: &str,
+    target: &Option<String>,
+    listing: &Listing,
+) -> Done {
+    let wanted = |l: &api::Line| target.as_ref().is_none_or(|t| *t == l.target);
+    if let Some(name) = name {
+        let mut lines = lines_of(client, name, what).await?;
+        lines.retain(wanted);
+        return show(listing, &lines, || text::lines(None, &lines));
+    }
+    let mut all: Vec<(String, Vec<api::Line>)> = Vec::new();
+    for d in devices(client, name).await? {
+        let mut lines = match lines_of(client, &d.name, what).await {
+            Err(f) if f.kind() == Some(ErrorKind::NotFound) => continue, // removed meanwhile
+            lines => lines?,
+        };
+        let had_some = !lines.is_empty();
+        lines.retain(wanted);
+        if !lines.is_empty() || !had_some && target.is_none() {
+            all.push((d.name, lines));
+        }
+    }
+    let map: BTreeMap<&str, &Vec<api::Line>> = all.iter().map(|(n, l)| (n.as_str(), l)).collect();
+    show(listing, &map, || {
+        if all.is_empty() {
+            return text::NO_DEVICES.into();
+        }
+        all.iter().map(|(n, l)| text::lines(Some(n), l)).collect()
+    })
+}
+
+async fn info(client: &Client, a: &InfoArgs) -> Done {
+    let devices = devices(client, &a.name).await?;
+    show(&a.listing, &devices, || {
+        if a.columns { text::info_columns(&devices) } else { text::info(&devices) }
+    })
+}
+
+async fn ls(client: &Client, a: &LsArgs) -> Done {
+    let mut devices: Vec<api::Device> = client.get(paths::DEVICES).await?;
+    if let Some(target) = &a.target {
+        let mut found = Vec::new();
+        for d in devices {
+            if lines_of(client, &d.name, "table").await?.iter().any(|l| l.target == *target) {
+                found.push(d);
+            }
+        }
+        devices = found;
+    }
+    if !a.tree {
+        return show(&a.listing, &devices, || text::ls(&devices));
+    }
+    let mut deps = Vec::new();
+    for d in &devices {
+        deps.push(client.get::<Vec<api::Dependency>>(&paths::of_device(&d.name, "deps")).await?);
+    }
+    let map: BTreeMap<&str, &Vec<api::Dependency>> =
+        devices.iter().map(|d| d.name.as_str()).zip(&deps).collect();
+    show(&a.listing, &map, || text::tree(&devices, &deps))
+}
+
+async fn deps(client: &Client, a: &DepsArgs) -> Done {
+    let devices = devices(client, &a.name).await?;
+    let mut all = Vec::new();
+    for d in &devices {
+        all.push(client.get::<Vec<api::Dependency>>(&paths::of_device(&d.name, "deps")).await?);
+    }
+    if a.name.is_some() {
+        return show(&a.listing, &all[0], || text::deps(None, &all[0]));
+    }
+    let map: BTreeMap<&str, &Vec<api::Dependency>> =
+        devices.iter().map(|d| d.name.as_str()).zip(&all).collect();
+    show(&a.listing, &map, || {
+        if devices.is_empty() {
+            return text::NO_DEVICES.into();
+        }
+        devices.iter().zip(&all).map(|(d, deps)| text::deps(Some(&d.name), deps)).collect()
+    })
+}
+
+async fn targets(client: &Client, a: &TargetsArgs) -> Done {
+    let targets: Vec<api::TargetType> = client.get(paths::TARGETS).await?;
+    show(&a.listing, &targets, || text::targets(&targets))
+}
+
+async fn wait(client: &Client, a: &WaitArgs) -> Done {
+    let what = format!("wait?event={}", a.event_nr);
+    let event: api::Event = client.get(&paths::of_device(&a.name, &what)).await?;
+    // dmsetup prints nothing.
+    show(&a.listing, &event, String::new)
+}
+
+async fn get(client: &Client, a: &GetArgs) -> Done {
+    if let Some(attr) = &a.attr {
+        let attribute: api::Attribute = client.get(&paths::attribute(&a.name, attr)).await?;
+        return show(&a.listing, &attribute, || format!("{}\n", attribute.value.trim_end()));
+    }
+    let path = paths::of_device(&a.name, "attributes");
+    let all: api::Attributes = client.get(&path).await?;
+    show(&a.listing, &all, || {
+        all.iter().map(|(name, value)| format!("{name} {}\n", value.trim_end())).collect()
+    })
+}
+
+async fn set(client: &Client, a: &SetArgs) -> Done {
+    let body = api::Attribute { value: a.value.clone() };
+    let _: api::Attribute = client.put(&paths::attribute(&a.name, &a.attr), &body).await?;
+    Ok(())
+}
+
+async fn version(client: &Client, a: &VersionArgs) -> Done {
+    let daemon: api::Version = client.get(paths::VERSION).await?;
+    show(&a.listing, &daemon, || text::version(env!("CARGO_PKG_VERSION"), &daemon))
+}
+
+fn show(listing: &Listing, value: &impl Serialize, text: impl FnOnce() -> String) -> Done {
+    match listing.format {
+        Format::Text => print(&text()),
+        Format::Json => {
+            let json = serde_json::to_string_pretty(value).expect("as in the REST API");
+            print(&format!("{json}\n"))
+        }
+    }
+}
+
+fn print(text: &str) -> Done {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who reads us has seen enough.
+        Err(e) if e.kind() == IoKind::BrokenPipe => Ok(()),
+        done => done.map_err(|e| refused(&e, "standard output")),
+    }
+}

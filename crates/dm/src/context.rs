@@ -50,8 +50,11 @@ impl Resolver for NoLeaves {
     }
 }
 
+/// What a constructor gives: a target, some time later.
+pub type Constructing = LocalFuture<Result<Rc<dyn Target>, Error>>;
+
 /// Makes a target of a table line. Errors need not name line and target: `dm` adds them.
-pub type Construct = Rc<dyn Fn(Context, Vec<String>) -> LocalFuture<Result<Rc<dyn Target>, Error>>>;
+pub type Construct = Rc<dyn Fn(Context, Vec<String>) -> Constructing>;
 
 /// A kind of target that tables may use.
 #[derive(Clone)]
@@ -69,7 +72,7 @@ impl TargetType {
     pub fn new(
         name: &'static str,
         version: (u32, u32, u32),
-        construct: impl Fn(Context, Vec<String>) -> LocalFuture<Result<Rc<dyn Target>, Error>> + 'static,
+        construct: impl Fn(Context, Vec<String>) -> Constructing + 'static,
     ) -> TargetType {
         TargetType { name, version, construct: Rc::new(construct) }
     }

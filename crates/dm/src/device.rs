@@ -11,7 +11,8 @@
 //!
 //! Invariants
 //! - D1 A bio is in exactly one place: refused (no live table), deferred, or in flight below.
-//! - D2 While suspended no bio and no message is in flight: a table is swapped or suspended only then.
+//! - D2 While suspended no bio and no message is in flight: only then is a table swapped or its
+//!   targets suspended.
 //! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
 //! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
 use std::cell::{Cell, RefCell};
@@ -20,68 +21,16 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{Bio, BlockDevice, Error, Limits, Map, Sector, Status, crashing};
-use reactor::{OnDone, WaitList};
+use reactor::WaitList;
 
 use crate::dm::Dm;
+use crate::gate::{Gate, Lock};
 use crate::live::{Entry, Table};
 use crate::name::Names;
 use crate::report::{DeviceInfo, TargetLine};
 
 /// Major number that mapped devices show; what Debian's kernels give the device mapper.
 pub const MAJOR: u32 = 254;
-
-/// Counts what is in flight below a device: bios, and messages to its targets.
-#[derive(Default)]
-struct Gate {
-    in_flight: Cell<usize>,
-    idle: WaitList,
-}
-
-impl Gate {
-    fn enter(&self) {
-        self.in_flight.set(self.in_flight.get() + 1);
-    }
-
-    fn leave(&self) {
-        let left = self.in_flight.get() - 1;
-        self.in_flight.set(left);
-        if left == 0 && !self.idle.is_empty() {
-            self.idle.wake_all();
-        }
-    }
-}
-
-impl OnDone for Gate {
-    fn on_done(&self, _status: Status, _tag: u64) {
-        self.leave();
-    }
-}
-
-/// A mutual exclusion of tasks.
-#[derive(Default)]
-pub(crate) struct Lock {
-    held: Cell<bool>,
-    waiters: WaitList,
-}
-
-#[must_use = "the lock is free again when this is dropped"]
-pub(crate) struct Held<'a>(&'a Lock);
-
-impl Lock {
-    pub(crate) async fn acquire(&self) -> Held<'_> {
-        self.waiters.wait_for(|| !self.held.replace(true)).await;
-        Held(self)
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.held.set(false);
-        if !crashing() {
-            self.0.waiters.wake_all();
-        }
-    }
-}
 
 /// A device that a table makes. Doors hold it by [`Opened`].
 pub struct MappedDevice {
@@ -234,7 +183,7 @@ impl MappedDevice {
             return Ok(());
         }
         self.blocked.set(true);
-        self.gate.idle.wait_for(|| self.gate.in_flight.get() == 0).await;
+        self.gate.drained().await;
         let live = self.live();
         let result = match &live {
             Some(table) => table.suspend().await,

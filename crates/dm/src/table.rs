@@ -181,7 +181,8 @@ mod tests {
             ),
             (
                 "0 18446744073709551616 zero",
-                "line 1: invalid length `18446744073709551616`: must be a decimal number of sectors",
+                "line 1: invalid length `18446744073709551616`: must be a decimal number of \
+                 sectors",
             ),
             ("+0 1 zero", "line 1: invalid start sector `+0`: must be a decimal number of sectors"),
             (

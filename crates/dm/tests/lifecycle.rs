@@ -9,22 +9,10 @@ use block::{
     Bio, BlockDevice, Class, Error, ErrorKind, Flags, Limits, LocalFuture, Nanos, Op, Sector,
     Status, Target,
 };
-use common::{Bench, bytes, disk, filled, take_log};
+use common::{Bench, filled, read, take_log, write};
 use dm::{Remove, TargetType};
 
 const A: &str = "/ram/a/1024";
-const B: &str = "/ram/b/1024";
-
-async fn write(dev: &dyn BlockDevice, byte: u8, at: u64, sectors: u64) -> Result<(), Status> {
-    let bufs = filled(byte, sectors);
-    reactor::write(dev, Flags::empty(), Class::Normal, Sector(at), bufs).await
-}
-
-async fn read(dev: &dyn BlockDevice, at: u64, sectors: u64) -> Result<Vec<u8>, Status> {
-    let bufs = filled(0xEE, sectors);
-    reactor::read(dev, Class::Normal, Sector(at), bufs.clone()).await?;
-    Ok(bytes(&bufs))
-}
 
 #[test]
 fn a_device_goes_from_notable_to_live_and_away() {
@@ -132,7 +120,7 @@ fn load_errors_name_line_target_argument_and_what_is_allowed() {
             "Not enough destinations specified: 2 stripes need 6 arguments, 4 given",
         ),
         (
-            format!("0 16 striped 2 4 {A} 0 {B} q"),
+            format!("0 16 striped 2 4 {A} 0 {A} q"),
             "Couldn't parse stripe destination: Invalid device sector: argument 6 is `q`",
         ),
         (format!("0 8 delay {A} 0"), "Requires exactly 3, 6 or 9 arguments, 2 given"),
@@ -430,90 +418,6 @@ fn messages_go_to_the_target_at_the_sector_and_hold_a_suspend_up() {
 }
 
 #[test]
-fn tables_can_not_stand_on_themselves() {
-    Bench::new(1).run(|dm, _| async move {
-        dm.create("low", None, Some("0 64 zero")).await.unwrap();
-        dm.create("mid", None, Some("0 64 linear low 0")).await.unwrap();
-        dm.create("top", None, Some("0 64 linear /dev/mapper/mid 0")).await.unwrap();
-        for word in ["top", "mid", "low", "dm-2", "/dev/dm-0", "254:1"] {
-            let e = dm.load("low", &format!("0 8 linear {word} 0")).await.unwrap_err();
-            assert!(e.to_string().contains("can't contain its own device"), "{word}: {e}");
-        }
-        // A cycle of tables that are not live yet.
-        dm.load("low", "0 64 zero").await.unwrap();
-        dm.create("side", None, Some("0 64 zero")).await.unwrap();
-        dm.load("side", "0 64 linear low 0").await.unwrap();
-        let e = dm.load("low", "0 64 linear side 0").await.unwrap_err();
-        assert!(e.to_string().contains("can't contain its own device"), "{e}");
-    });
-}
-
-#[test]
-fn two_loads_at_once_can_not_close_a_cycle() {
-    Bench::new(1).run(|dm, _| async move {
-        for name in ["x", "y"] {
-            dm.create(name, None, Some("0 64 zero")).await.unwrap();
-        }
-        // Both find the other device free of themselves, then wait for the leaf.
-        let results = Rc::new(RefCell::new(Vec::new()));
-        for (name, other) in [("x", "y"), ("y", "x")] {
-            let (dm, results) = (dm.clone(), results.clone());
-            reactor::spawn(async move {
-                let table = format!("0 32 linear {other} 0\n32 8 linear {A} 0");
-                let r = dm.load(name, &table).await;
-                results.borrow_mut().push(r.map_err(|e| e.to_string()));
-            });
-        }
-        reactor::sleep(Nanos::from_secs(1)).await;
-        let results = results.take();
-        assert_eq!(results[0], Ok(()));
-        assert_eq!(results[1], Err("y: a table can't contain its own device".into()));
-    });
-}
-
-#[test]
-fn stacks_are_at_most_sixteen_deep_from_above_and_from_below() {
-    Bench::new(1).run(|dm, state| async move {
-        dm.create("d1", None, Some(&format!("0 64 linear {A} 0"))).await.unwrap();
-        for i in 2..=16 {
-            let table = format!("0 64 linear d{} 0", i - 1);
-            dm.create(&format!("d{i}"), None, Some(&table)).await.unwrap();
-        }
-        let top = dm.get("d16").unwrap();
-        write(&*top, 5, 3, 1).await.unwrap();
-        assert_eq!(take_log(&state, A), [(Op::Write, 3, 1)]);
-        let e = dm.create("d17", None, Some("0 64 linear d16 0")).await.unwrap_err();
-        assert!(e.to_string().contains("nested too deep: 17"), "{e}");
-        dm.create("below", None, Some("0 64 zero")).await.unwrap();
-        let e = dm.load("d1", "0 64 linear below 0").await.unwrap_err();
-        assert!(e.to_string().contains("nested too deep: 17"), "{e}");
-        let e = dm.remove("d3", Remove::IfUnused).await.unwrap_err();
-        assert_eq!(e.to_string(), "d3: device is in use: opened 1 times, by the tables of d4");
-        dm.remove_all(Remove::IfUnused).await.unwrap();
-        assert!(dm.list().is_empty());
-    });
-}
-
-#[test]
-fn a_lower_device_may_swap_its_table_under_those_above() {
-    Bench::new(1).run(|dm, state| async move {
-        dm.create("low", None, Some(&format!("0 64 linear {A} 0"))).await.unwrap();
-        let top = dm.create("top", None, Some("0 32 linear low 16")).await.unwrap();
-        dm.load("low", &format!("0 64 linear {B} 100")).await.unwrap();
-        write(&*top, 1, 0, 1).await.unwrap();
-        dm.resume("low").await.unwrap();
-        write(&*top, 2, 0, 1).await.unwrap();
-        assert_eq!(take_log(&state, A), [(Op::Write, 16, 1)]);
-        assert_eq!(take_log(&state, B), [(Op::Write, 116, 1)]);
-        assert_eq!(dm.deps("top").unwrap()[0].number, Some((254, 0)));
-        // Too small for what stands on it: the bio fails, nobody else notices.
-        dm.load("low", &format!("0 8 linear {B} 0")).await.unwrap();
-        dm.resume("low").await.unwrap();
-        assert_eq!(write(&*top, 1, 0, 1).await, Err(Status::Invalid));
-    });
-}
-
-#[test]
 fn an_open_device_is_removed_at_its_last_close_if_so_wished() {
     Bench::new(1).run(|dm, _| async move {
         dm.create("d", None, Some("0 8 zero")).await.unwrap();
@@ -583,70 +487,5 @@ fn a_rename_raises_an_event_and_keeps_what_stands_on_the_device() {
         assert_eq!(read(&*top, 0, 1).await.unwrap(), vec![0; 512]);
         dm.set_uuid("new", "U").unwrap();
         assert_eq!(dm.set_uuid("top", "U").unwrap_err().kind(), ErrorKind::Exists);
-    });
-}
-
-#[test]
-fn a_leaf_is_opened_once_while_anybody_uses_it() {
-    Bench::new(1).run(|dm, state| async move {
-        let tables = [format!("0 8 linear {A} 0"), format!("0 8 linear {A} 8")];
-        // At once: the second waits for the first one's open.
-        for (name, table) in ["x", "y"].into_iter().zip(tables) {
-            let dm = dm.clone();
-            reactor::spawn(async move {
-                dm.create(name, None, Some(&table)).await.unwrap();
-            });
-        }
-        reactor::sleep(Nanos::from_secs(1)).await;
-        assert_eq!((state.borrow().opened, state.borrow().closed), (1, 0));
-        dm.remove("x", Remove::IfUnused).await.unwrap();
-        assert_eq!(state.borrow().closed, 0);
-        dm.remove("y", Remove::IfUnused).await.unwrap();
-        assert_eq!(state.borrow().closed, 1);
-    });
-}
-
-#[test]
-fn a_flush_goes_once_to_each_distinct_device() {
-    Bench::new(1).run(|dm, state| async move {
-        let table = format!(
-            "0 8 linear {A} 0\n8 8 linear {A} 64\n16 16 striped 2 4 {A} 8 {B} 8\n32 8 error"
-        );
-        let dev = dm.create("d", None, Some(&table)).await.unwrap();
-        reactor::flush(&*dev, Class::Normal).await.unwrap();
-        assert_eq!(take_log(&state, A), [(Op::Flush, 0, 0)]);
-        assert_eq!(take_log(&state, B), [(Op::Flush, 0, 0)]);
-        let index = disk(&state, B);
-        state.borrow_mut().disks[index].broken = true;
-        assert_eq!(reactor::flush(&*dev, Class::Normal).await, Err(Status::Io));
-    });
-}
-
-#[test]
-fn a_bio_across_targets_ends_with_the_worst_outcome() {
-    Bench::new(1).run(|dm, state| async move {
-        let table = format!("0 8 linear {A} 0\n8 8 zero\n16 8 error");
-        let dev = dm.create("d", None, Some(&table)).await.unwrap();
-        write(&*dev, 9, 4, 8).await.unwrap();
-        assert_eq!(take_log(&state, A), [(Op::Write, 4, 4)]);
-        let mut want = vec![9; 4 * 512];
-        want.resize(8 * 512, 0);
-        assert_eq!(read(&*dev, 4, 8).await.unwrap(), want);
-        assert_eq!(write(&*dev, 9, 0, 24).await, Err(Status::Io));
-        assert_eq!(take_log(&state, A), [(Op::Read, 4, 4), (Op::Write, 0, 8)]);
-    });
-}
-
-#[test]
-fn limits_stack_from_the_devices_below() {
-    Bench::new(1).run(|dm, _| async move {
-        let table = "0 64 striped 2 16 /ram/a/1024 0 /ram4k/b/64 0";
-        let dev = dm.create("d", None, Some(table)).await.unwrap();
-        let limits = dev.limits();
-        assert_eq!(limits.capacity, Sector(64));
-        assert_eq!((limits.io_min_bytes, limits.io_opt_bytes), (8192, 16384));
-        assert_eq!(limits.logical_block_bytes, 4096);
-        assert_eq!(limits.discard_granularity_bytes, 512);
-        assert!(limits.write_zeroes);
     });
 }

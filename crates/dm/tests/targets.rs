@@ -3,23 +3,12 @@
 mod common;
 
 use block::{BlockDevice, Class, Flags, Nanos, Op, Sector, Status};
-use common::{Bench, bytes, disk, filled, take_log};
+use common::{Bench, bytes, disk, filled, read, take_log, write};
 use proptest::prelude::*;
 
 const A: &str = "/ram/a/1024";
 const B: &str = "/ram/b/1024";
 const C: &str = "/ram/c/1024";
-
-async fn write(dev: &dyn BlockDevice, byte: u8, at: u64, sectors: u64) -> Result<(), Status> {
-    let bufs = filled(byte, sectors);
-    reactor::write(dev, Flags::empty(), Class::Normal, Sector(at), bufs).await
-}
-
-async fn read(dev: &dyn BlockDevice, at: u64, sectors: u64) -> Result<Vec<u8>, Status> {
-    let bufs = filled(0xEE, sectors);
-    reactor::read(dev, Class::Normal, Sector(at), bufs.clone()).await?;
-    Ok(bytes(&bufs))
-}
 
 async fn discard(dev: &dyn BlockDevice, at: u64, len: u64) -> Result<(), Status> {
     reactor::discard(dev, Class::Normal, Sector(at), Sector(len)).await

@@ -118,7 +118,8 @@ fn features(args: &[String], at: usize) -> Result<Features, Error> {
     Ok(f)
 }
 
-const KNOWN_FEATURES: &str = "known are error_reads, error_writes, drop_writes, corrupt_bio_byte <nth> <r|w> <value> <flags>";
+const KNOWN_FEATURES: &str = "known are error_reads, error_writes, drop_writes, \
+     corrupt_bio_byte <nth> <r|w> <value> <flags>";
 
 fn once(flag: &mut bool, word: &str) -> Result<(), Error> {
     if std::mem::replace(flag, true) { Err(duplicated(word)) } else { Ok(()) }

@@ -9,7 +9,8 @@ use std::future::Future;
 use std::rc::Rc;
 
 use block::{
-    Bio, BlockDevice, Bufs, CoreId, Error, Flags, Limits, LocalFuture, Nanos, Op, Sector, Status,
+    Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos, Op, Sector,
+    Status,
 };
 use dm::{Dm, Resolver};
 use reactor::{Driver, Event, FileId, Msg, OpResult, Reactor, Sqe, SqeOp};
@@ -261,4 +262,20 @@ pub(crate) fn bytes(bufs: &Bufs) -> Vec<u8> {
     let mut out = vec![0; bufs.len_bytes()];
     bufs.copy_to(&mut out);
     out
+}
+
+pub(crate) async fn write(
+    dev: &dyn BlockDevice,
+    byte: u8,
+    at: u64,
+    sectors: u64,
+) -> Result<(), Status> {
+    let bufs = filled(byte, sectors);
+    reactor::write(dev, Flags::empty(), Class::Normal, Sector(at), bufs).await
+}
+
+pub(crate) async fn read(dev: &dyn BlockDevice, at: u64, sectors: u64) -> Result<Vec<u8>, Status> {
+    let bufs = filled(0xEE, sectors);
+    reactor::read(dev, Class::Normal, Sector(at), bufs.clone()).await?;
+    Ok(bytes(&bufs))
 }

@@ -143,7 +143,7 @@ impl Model for Flash {
     }
 
     fn power_cut(&mut self) {
-        *self = Flash { link_free_ns: 0, ..Flash::new(self.params) };
+        *self = Flash::new(self.params);
     }
 }
 

@@ -15,6 +15,8 @@
 //!   cache's content, which is far more.
 //! - Between two separate pieces the electronics need `media_command_ns`; a piece that begins where
 //!   the last one ended follows without any gap.
+//! - A cached write of just the place of one that still waits replaces it. The piece that has waited
+//!   longest gets a turn now and then.
 //! - Reads go first, but a full cache or a flush lets writes through in batches. A sequential
 //!   reader is served from read-ahead.
 //! - A flush is done when everything acknowledged before it came is on the medium. It does not keep
@@ -36,6 +38,9 @@ use super::{Cmd, Kind, Model, transfer_ns};
 
 /// Writes that go to the medium between two reads when the cache presses.
 const DESTAGE_BATCH: u32 = 8;
+/// Choices by distance alone, at least, before the piece that has waited longest gets its turn (as
+/// many as there are pieces, when there are more: that costs next to nothing). Chosen.
+const NEAREST_IN_A_ROW_MAX: usize = 128;
 /// The drive reads on after a read, this far at most. Chosen; of the order of a drive's segment.
 const READ_AHEAD_BYTES: u64 = 2 << 20;
 /// Seek times up to this distance are looked up.
@@ -96,6 +101,7 @@ pub struct Hdd {
     head_ns: u64,
     head_reads: bool,
     batch_left: u32,
+    chosen_since_oldest: usize,
 }
 
 impl Hdd {
@@ -126,6 +132,7 @@ impl Hdd {
             head_ns: 0,
             head_reads: false,
             batch_left: 0,
+            chosen_since_oldest: 0,
         };
         hdd.seek_table_ns = (0..SEEK_TABLE_TRACKS as u64).map(|d| hdd.seek_curve_ns(d)).collect();
         hdd
@@ -247,8 +254,15 @@ impl Hdd {
 
     /// The piece that the head takes next: the one it stands before, else the nearest in time
     /// among the next few of the sweep.
-    fn choose(&self, now: u64, kind: Kind) -> (u64, u64) {
+    fn choose(&mut self, now: u64, kind: Kind) -> (u64, u64) {
         let pieces = if kind == Kind::Read { &self.reads } else { &self.writes };
+        self.chosen_since_oldest += 1;
+        if self.chosen_since_oldest > pieces.len().max(NEAREST_IN_A_ROW_MAX) {
+            // Nobody waits for ever behind a stream or a hot track.
+            self.chosen_since_oldest = 0;
+            let oldest = pieces.keys().min_by_key(|key| key.1);
+            return *oldest.expect("the caller saw a piece");
+        }
         let streams = now == self.head_ns || (self.head_reads && kind == Kind::Read);
         if streams
             && let Some((key, _)) = pieces.range((self.head_bytes, 0)..).next()
@@ -309,6 +323,12 @@ impl Hdd {
             Happening::Accepted { id, cmd } => {
                 self.link_busy = false;
                 let ack_late = cmd.fua || !self.has_cache();
+                if !ack_late && self.rewrites_waiting(&cmd) {
+                    self.cache_used_bytes -= cmd.len_bytes;
+                    self.late_writes -= 1;
+                    done.push(id);
+                    return;
+                }
                 let (key, piece) = self.piece(id, cmd, ack_late);
                 self.writes.insert(key, piece);
                 if !ack_late {
@@ -330,6 +350,14 @@ impl Hdd {
             }
             Happening::Done { id } => done.push(id),
         }
+    }
+
+    /// Whether the cache still holds an older write of just this place: it takes the new data, and
+    /// whichever flush waits for the old one waits for both.
+    fn rewrites_waiting(&self, cmd: &Cmd) -> bool {
+        let at = cmd.offset_bytes;
+        let mut there = self.writes.range((at, 0)..=(at, u64::MAX));
+        there.any(|(_, piece)| !piece.ack_late && piece.len_bytes == cmd.len_bytes)
     }
 
     fn finish_flushes(&mut self, done: &mut Vec<u64>) {

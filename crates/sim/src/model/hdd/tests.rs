@@ -134,3 +134,54 @@ fn reads_and_destage_both_make_progress() {
     let s = flushed_s(HddParams::published(), &cmds, 64);
     assert!((5.0..40.0).contains(&s), "{s} s");
 }
+
+#[test]
+fn a_stream_does_not_starve_a_far_read_nor_a_flush() {
+    for params in [HddParams::published(), HddParams::textbook()] {
+        let mut hdd = Hdd::new(params);
+        let (mut now, mut next, mut done) = (0, 10, Vec::new());
+        hdd.submit(0, 0, Cmd::read(500 << 30, BLOCK));
+        hdd.submit(0, 1, Cmd::write(400 << 30, BLOCK));
+        let (mut read_ns, mut flush_ns) = (None, None);
+        let mut flushing = false;
+        while read_ns.is_none() || flush_ns.is_none() {
+            // Sequential reads and writes are always in flight.
+            while next < 42 + done.len() as u64 {
+                let at = next << 20;
+                let cmd =
+                    if next % 2 == 0 { Cmd::read(at, 1 << 20) } else { Cmd::write(at, 1 << 20) };
+                hdd.submit(now, next, cmd);
+                next += 1;
+            }
+            if now > 0 && !flushing {
+                flushing = true;
+                hdd.submit(now, 2, Cmd::flush());
+            }
+            now = hdd.next_event().expect("commands are in flight");
+            assert!(now < 20_000_000_000, "starved: read {read_ns:?} flush {flush_ns:?}");
+            let seen = done.len();
+            hdd.pop_done(now, &mut done);
+            for &id in &done[seen..] {
+                match id {
+                    0 => read_ns = Some(now),
+                    2 => flush_ns = Some(now),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rewriting_what_still_waits_in_the_cache_costs_no_second_trip() {
+    let cmds: Vec<Cmd> = (0..20_000).map(|i| Cmd::write(i % 100 * (10 << 20), BLOCK)).collect();
+    let s = flushed_s(HddParams::published(), &cmds, 32);
+    assert!(s < 2.5, "{s} s");
+    let mut hdd = Hdd::new(HddParams::published());
+    drive(&mut hdd, &cmds, 32);
+    let mut done = Vec::new();
+    while let Some(t) = hdd.next_event() {
+        hdd.pop_done(t, &mut done);
+    }
+    assert_eq!((hdd.cache_used_bytes, hdd.late_writes, hdd.unflushed.len()), (0, 0, 0));
+}

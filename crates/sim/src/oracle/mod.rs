@@ -23,8 +23,8 @@
 //! Invariants
 //! - O1 `begin_*` is called before the request is submitted and `end_*` after it has completed, so
 //!   recorded times contain the true ones and no right answer is ever refused.
-//! - O2 Every 512-byte sector names seed, block, sector and version: a mixture, a foreign block, and
-//!   another run's data are all told apart.
+//! - O2 Every 512-byte sector names seed, block, sector and version: a mixture, a foreign block,
+//!   and another run's data are all told apart.
 
 mod stamp;
 

@@ -15,8 +15,8 @@
 //!   cache's content, which is far more.
 //! - Between two separate pieces the electronics need `media_command_ns`; a piece that begins where
 //!   the last one ended follows without any gap.
-//! - A cached write of just the place of one that still waits replaces it. The piece that has waited
-//!   longest gets a turn now and then.
+//! - A cached write of just the place of one that still waits replaces it. The piece that has
+//!   waited longest gets a turn now and then.
 //! - Reads go first, but a full cache or a flush lets writes through in batches. A sequential
 //!   reader is served from read-ahead.
 //! - A flush is done when everything acknowledged before it came is on the medium. It does not keep

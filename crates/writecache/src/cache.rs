@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The running cache: what its tasks share, and how it fails.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Bufs, Sector, Status};
+use format::{Geometry, Superblock};
+use policy::{Pacer, Watermarks};
+use reactor::WaitList;
+
+use crate::commit::Log;
+use crate::config::{Config, Mutation};
+use crate::group::Group;
+use crate::slots::{Counts, Slots};
+use crate::status::Stats;
+use crate::writeback::Writeback;
+
+/// What an idle writeback is taken to free per second until the first measurement: between an HDD
+/// with random writes and an SSD.
+const ASSUMED_BLOCKS_PER_S: u64 = 10_000;
+
+/// Slots that reclaim keeps free: a sixteenth of them, at most 64 MiB of 4 KiB blocks.
+pub(crate) fn reclaim_reserve(slots: u32) -> u32 {
+    (slots / 16).clamp(2, 16384)
+}
+
+/// One cache at work. Everything in here belongs to one core; no borrow is held across an await.
+pub(crate) struct Cache {
+    pub(crate) config: Config,
+    pub(crate) origin: Rc<dyn BlockDevice>,
+    pub(crate) device: Rc<dyn BlockDevice>,
+    pub(crate) geometry: Geometry,
+    /// Blocks of the mapped device.
+    pub(crate) blocks: u64,
+    pub(crate) slots: RefCell<Slots>,
+    pub(crate) superblock: RefCell<Superblock>,
+    pub(crate) log: Log,
+    pub(crate) commits: Group,
+    pub(crate) writeback: Writeback,
+    pub(crate) watermarks: Watermarks,
+    pub(crate) pacer: RefCell<Pacer>,
+    pub(crate) stats: Stats,
+    /// Somebody waits for: free slots, room among the changed blocks, work for a task.
+    pub(crate) changed: WaitList,
+    /// Blocks installed since the cache was opened.
+    pub(crate) installs: Cell<u64>,
+    /// Writers that wait for a free slot.
+    pub(crate) starved: Cell<u32>,
+    /// The first error after which nothing may be promised any more; kept until the table is
+    /// loaded again.
+    failed: Cell<Option<Status>>,
+    /// No new background work; set by suspend.
+    pub(crate) stopping: Cell<bool>,
+    /// The live period, so that a task that slept through a suspend knows that it is over.
+    pub(crate) period: Cell<u64>,
+    /// Background tasks that have not ended.
+    pub(crate) tasks: Cell<u32>,
+}
+
+impl Cache {
+    pub(crate) fn new(
+        config: Config,
+        origin: Rc<dyn BlockDevice>,
+        device: Rc<dyn BlockDevice>,
+        blocks: u64,
+        superblock: Superblock,
+        slots: Slots,
+        log: Log,
+    ) -> Cache {
+        let geometry = superblock.geometry();
+        let total = u64::from(geometry.slots);
+        let watermarks = Watermarks::new(total, config.high_watermark, config.low_watermark)
+            .expect("percentages are checked when the table is parsed");
+        // Pacing ends at the reserve that reclaim keeps; the rate is assumed until it is measured.
+        let reserve = u64::from(reclaim_reserve(geometry.slots));
+        let pacer = Pacer::new(watermarks.free_at_high(), reserve, ASSUMED_BLOCKS_PER_S);
+        Cache {
+            origin,
+            device,
+            geometry,
+            blocks,
+            slots: RefCell::new(slots),
+            superblock: RefCell::new(superblock),
+            log,
+            commits: Group::default(),
+            writeback: Writeback::default(),
+            watermarks,
+            pacer: RefCell::new(pacer),
+            stats: Stats::default(),
+            changed: WaitList::new(),
+            installs: Cell::new(0),
+            starved: Cell::new(0),
+            failed: Cell::new(None),
+            stopping: Cell::new(false),
+            period: Cell::new(0),
+            tasks: Cell::new(0),
+            config,
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.slots.borrow().counts()
+    }
+
+    /// Blocks that do not hold the only copy of anything, or soon will not.
+    pub(crate) fn free_blocks(&self) -> u32 {
+        let c = self.counts();
+        c.free + c.clean + c.limbo
+    }
+
+    pub(crate) fn mutation(&self, m: Mutation) -> bool {
+        self.config.mutation == m
+    }
+
+    /// The sticky error, if the cache has failed.
+    pub(crate) fn health(&self) -> Result<(), Status> {
+        self.failed.get().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn failure(&self) -> Option<Status> {
+        self.failed.get()
+    }
+
+    /// I8: from now on reads are served, and nothing else is promised.
+    pub(crate) fn fail(&self, status: Status) {
+        if self.failed.get().is_none() {
+            self.failed.set(Some(status));
+        }
+        self.changed.wake_all();
+    }
+
+    pub(crate) fn sector_of(&self, block: u64) -> Sector {
+        Sector(block * self.config.block_sectors())
+    }
+
+    /// Where byte `offset` of the cache area lies on the cache device.
+    pub(crate) fn area_sector(&self, offset: u64) -> Sector {
+        self.config.start_sector + Sector::from_bytes(offset)
+    }
+
+    pub(crate) fn slot_sector(&self, slot: u32) -> Sector {
+        self.area_sector(self.geometry.slot_offset(slot))
+    }
+
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.config.block_size as usize
+    }
+
+    /// Limit on blocks that the log does not know yet: an eighth of the slots. Two commits of them
+    /// fit into the quarter of the log that is kept for the end of a checkpoint (see `commit`).
+    pub(crate) fn changed_max(&self) -> u64 {
+        u64::from(self.geometry.slots / 8).max(8)
+    }
+
+    /// Checksum of block `index` of a request's data.
+    pub(crate) fn checksum_of(&self, bufs: &Bufs, index: usize) -> u32 {
+        let size = self.block_bytes();
+        let block = bufs.slice(index * size..(index + 1) * size);
+        if block.count() == 1 {
+            let mut crc = 0;
+            block.for_each(|b| crc = format::checksum(b));
+            return crc;
+        }
+        let mut whole = vec![0; size];
+        block.copy_to(&mut whole);
+        format::checksum(&whole)
+    }
+}
+
+/// Counts a background task while it lives, so that suspend can wait for its end.
+pub(crate) struct TaskGuard(Rc<Cache>);
+
+impl TaskGuard {
+    pub(crate) fn new(cache: &Rc<Cache>) -> TaskGuard {
+        cache.tasks.set(cache.tasks.get() + 1);
+        TaskGuard(cache.clone())
+    }
+}
+
+impl Drop for TaskGuard {
+    fn drop(&mut self) {
+        if !block::crashing() {
+            self.0.tasks.set(self.0.tasks.get() - 1);
+            self.0.changed.wake_all();
+        }
+    }
+}

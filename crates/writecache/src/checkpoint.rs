@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Checkpoint: the whole map, written while the cache works, so that the log can begin anew.
+//!
+//! ```text
+//!  log:  ... durable │ L ............ changes meanwhile ........... │ commit │ superblock: (area, L)
+//!  map:              └─ slots 0..n written in order, each as it is ─┘
+//! ```
+//!
+//! The dump is fuzzy: a slot is written as it stands when its turn comes. That is right because
+//! everything that changes after L is in the log after L too: the commit at the end makes it so,
+//! before the superblock names the checkpoint. Replaying L.. upon the dump gives the true map.
+//!
+//! Cost: 16 bytes a cached block and three flushes, once for every half log.
+use std::rc::Rc;
+
+use block::{Buf, Status};
+use format::{
+    CheckpointRef, ENTRIES_PER_UNIT, Geometry, Kind, RecordHeader, SUPERBLOCK_COPIES, Superblock,
+    UNIT,
+};
+
+use crate::cache::Cache;
+use crate::config::Mutation;
+
+/// Units of one checkpoint write: 256 KiB.
+const UNITS_PER_WRITE: usize = 64;
+
+impl Cache {
+    /// A task: writes a checkpoint whenever half of the log is used.
+    pub(crate) async fn checkpoint_task(self: Rc<Cache>) {
+        let half = u64::from(self.geometry.log_units / 2);
+        loop {
+            let due = || self.log.used() >= half;
+            let stop = || self.stopping.get() || self.health().is_err();
+            self.changed.wait_for(|| due() || stop()).await;
+            if stop() {
+                return;
+            }
+            if let Err(status) = self.checkpoint().await {
+                self.fail(status);
+            }
+            self.log.room.wake_all();
+        }
+    }
+
+    async fn checkpoint(&self) -> Result<(), Status> {
+        let (durable_seq, durable_link) = self.log.durable.get();
+        let old = self.superblock.borrow().checkpoint;
+        let area = if old.units == 0 { 0 } else { 1 - old.area };
+        let mut new = CheckpointRef {
+            area,
+            units: 0,
+            id: old.id + 1,
+            log_start_seq: durable_seq + 1,
+            log_start_link: durable_link,
+        };
+        if self.mutation(Mutation::SuperblockBeforeData) {
+            let live = self.counts().dirty + self.counts().clean + self.counts().bad;
+            new.units = live.div_ceil(ENTRIES_PER_UNIT as u32);
+            self.write_superblock(new).await?;
+        }
+        new.units = self.dump(area, new.id).await?;
+        self.log.closing.set(true);
+        self.log.room.wake_all();
+        let committed = self.commit().await;
+        self.log.closing.set(false);
+        committed?;
+        self.flush_device().await?;
+        self.write_superblock(new).await?;
+        self.log.start_seq.set(new.log_start_seq);
+        self.stats.checkpoints.add(1);
+        Ok(())
+    }
+
+    /// Writes every live slot to a checkpoint area; returns the number of units.
+    async fn dump(&self, area: u8, id: u64) -> Result<u32, Status> {
+        let uuid = self.superblock.borrow().uuid;
+        let start = self.geometry.checkpoint_offset(area);
+        let (mut slot, mut units) = (0, 0u32);
+        let mut link = 0;
+        loop {
+            let mut entries = Vec::with_capacity(UNITS_PER_WRITE * ENTRIES_PER_UNIT);
+            {
+                let mut slots = self.slots.borrow_mut();
+                while slot < self.geometry.slots && entries.len() < entries.capacity() {
+                    entries.extend(slots.checkpoint_entry(slot));
+                    slot += 1;
+                }
+            }
+            if entries.is_empty() {
+                return Ok(units);
+            }
+            let count = entries.chunks(ENTRIES_PER_UNIT).len();
+            let buf = Buf::alloc(count * UNIT);
+            buf.write(|out| {
+                let chunks = entries.chunks(ENTRIES_PER_UNIT);
+                for ((seq, part), unit) in
+                    (u64::from(units)..).zip(chunks).zip(out.chunks_mut(UNIT))
+                {
+                    let header = RecordHeader {
+                        kind: Kind::Checkpoint,
+                        uuid,
+                        seq,
+                        epoch: id,
+                        link,
+                        flushed_seq: 0,
+                        count: u16::try_from(part.len()).expect("at most ENTRIES_PER_UNIT"),
+                    };
+                    link = format::encode_record(&header, part, unit);
+                }
+            });
+            self.write_area(start + u64::from(units) * UNIT as u64, &buf, 0..count).await?;
+            units += u32::try_from(count).expect("at most checkpoint_units");
+        }
+    }
+
+    /// Writes the superblock with another checkpoint: copies 0 and 1, flush, 2 and 3, flush, so
+    /// that at every moment one pair is whole.
+    pub(crate) async fn write_superblock(&self, checkpoint: CheckpointRef) -> Result<(), Status> {
+        let new = {
+            let old = self.superblock.borrow();
+            Superblock { generation: old.generation + 1, checkpoint, ..old.clone() }
+        };
+        for pair in [[0, 1], [2, 3]] {
+            let mut writes = Vec::with_capacity(2);
+            for copy in pair {
+                assert!(copy < SUPERBLOCK_COPIES);
+                let buf = Buf::alloc(UNIT);
+                buf.write(|out| new.encode(copy, out));
+                writes.push(self.write_area(Geometry::superblock_offset(copy), &buf, 0..1));
+            }
+            for write in writes {
+                write.await?;
+            }
+            self.flush_device().await?;
+        }
+        *self.superblock.borrow_mut() = new;
+        Ok(())
+    }
+}

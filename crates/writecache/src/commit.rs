@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Commit: make every write that has completed durable, with one flush of the cache device.
+//!
+//! ```text
+//!   data writes completed ─▶ records: one write ─▶ one FLUSH ─▶ freed slots may be used again
+//! ```
+//!
+//! A record says in which slot each changed block is, with the checksum of its data. Data and
+//! record share the flush: no order between them is needed, because recovery checks the data of
+//! every record that no later record calls durable.
+//!
+//! Cost of a lone FLUSH after a write: one record write and one device flush. N concurrent
+//! flushes cost the same. A FLUSH with nothing new costs nothing.
+use std::cell::Cell;
+
+use block::{Buf, Class, Flags, Status};
+use format::{ENTRIES_PER_UNIT, Kind, RecordHeader, UNIT};
+use reactor::WaitList;
+
+use crate::cache::Cache;
+use crate::config::Mutation;
+use crate::slots::Batch;
+
+/// The record log: which records exist, which are durable, which are still needed.
+pub(crate) struct Log {
+    pub(crate) epoch: u64,
+    /// Next record to write, and the checksum of the one before.
+    pub(crate) next: Cell<(u64, u32)>,
+    /// Newest record known durable, and its checksum.
+    pub(crate) durable: Cell<(u64, u32)>,
+    /// First record that recovery would need.
+    pub(crate) start_seq: Cell<u64>,
+    /// The checkpoint that runs may finish only after a commit: it gets all the room there is.
+    pub(crate) closing: Cell<bool>,
+    /// Room has been made.
+    pub(crate) room: WaitList,
+}
+
+impl Log {
+    /// Units of the log that are needed.
+    pub(crate) fn used(&self) -> u64 {
+        self.next.get().0 - self.start_seq.get()
+    }
+}
+
+impl Cache {
+    /// Everything that has completed before this call is durable when it returns.
+    pub(crate) async fn commit(&self) -> Result<(), Status> {
+        self.health()?;
+        self.commits.join(async || self.commit_changed().await).await;
+        self.health()
+    }
+
+    async fn commit_changed(&self) {
+        if self.health().is_err() {
+            return;
+        }
+        self.slots.borrow_mut().begin_commit();
+        loop {
+            let units = self.log_room().await;
+            let batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
+            if batch.entries.is_empty() {
+                break;
+            }
+            if let Err(status) = self.write_batch(&batch).await {
+                self.fail(status);
+                return;
+            }
+            self.slots.borrow_mut().batch_durable(&batch);
+            self.changed.wake_all();
+        }
+    }
+
+    /// Waits until the log has room for a record; returns for how many units a batch may take. A
+    /// quarter of the log is kept for the commit that ends a checkpoint, without which no room
+    /// would ever be made again.
+    async fn log_room(&self) -> usize {
+        let total = u64::from(self.geometry.log_units);
+        let room = || {
+            let kept = if self.log.closing.get() { 0 } else { total / 4 };
+            (total - kept).saturating_sub(self.log.used())
+        };
+        self.log.room.wait_for(|| room() > 0 || self.health().is_err()).await;
+        let batch_max = (total / 4).max(1);
+        usize::try_from(room().min(batch_max)).expect("at most log_units")
+    }
+
+    /// Writes the records of a batch and flushes. The batch is durable when this returns.
+    async fn write_batch(&self, batch: &Batch) -> Result<(), Status> {
+        let units = batch.entries.chunks(ENTRIES_PER_UNIT).len();
+        let buf = Buf::alloc(units * UNIT);
+        let (first_seq, mut link) = self.log.next.get();
+        let uuid = self.superblock.borrow().uuid;
+        let flushed_seq = self.log.durable.get().0;
+        buf.write(|out| {
+            let entries = batch.entries.chunks(ENTRIES_PER_UNIT);
+            for ((seq, entries), unit) in (first_seq..).zip(entries).zip(out.chunks_mut(UNIT)) {
+                let count = u16::try_from(entries.len()).expect("at most ENTRIES_PER_UNIT");
+                let epoch = self.log.epoch;
+                let kind = Kind::Log;
+                let header = RecordHeader { kind, uuid, seq, epoch, link, flushed_seq, count };
+                link = format::encode_record(&header, entries, unit);
+            }
+        });
+        let next_seq = first_seq + units as u64;
+        self.log.next.set((next_seq, link));
+        // The log goes round: at most two writes.
+        let log_units = u64::from(self.geometry.log_units);
+        let before_end = usize::try_from(log_units - first_seq % log_units)
+            .expect("at most log_units")
+            .min(units);
+        let head = self.write_area(self.geometry.log_offset(first_seq), &buf, 0..before_end);
+        if before_end < units {
+            self.write_area(self.geometry.log_start(), &buf, before_end..units).await?;
+        }
+        head.await?;
+        self.stats.commits.add(1);
+        if !self.mutation(Mutation::SkipCacheFlush) {
+            self.flush_device().await?;
+        }
+        self.log.durable.set((next_seq - 1, link));
+        Ok(())
+    }
+
+    /// Writes `units` of `buf` at `offset` of the cache area.
+    pub(crate) fn write_area(
+        &self,
+        offset: u64,
+        buf: &Buf,
+        units: std::ops::Range<usize>,
+    ) -> reactor::BioFuture {
+        let data = buf.slice(units.start * UNIT..units.end * UNIT);
+        let at = self.area_sector(offset);
+        reactor::write(&*self.device, Flags::SYNC | Flags::META, Class::Foreground, at, data.into())
+    }
+
+    pub(crate) async fn flush_device(&self) -> Result<(), Status> {
+        self.stats.cache_flushes.add(1);
+        reactor::flush(&*self.device, Class::Foreground).await
+    }
+
+    pub(crate) async fn flush_origin(&self, class: Class) -> Result<(), Status> {
+        self.stats.origin_flushes.add(1);
+        reactor::flush(&*self.origin, class).await
+    }
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writecache: acknowledge small random writes on a fast device, write them back in large, sorted
+//! strokes.
+//!
+//! ```text
+//!        bio                                         background tasks
+//!         │                                 ┌──────────┬─────────┬────────┬─────────┐
+//!   write │ read                            │ pick     │ settle  │ reclaim│ commit, │
+//!         ▼                                 ▼          ▼         ▼        ▼ checkpoint
+//!   slots of the cache device ──▶ map ──▶ runs ──▶ origin flush ──▶ clean ──▶ free
+//!         │                        │
+//!         └──── FLUSH, FUA ────▶ record log: which block is in which slot, with checksums
+//! ```
+//!
+//! Invariants (design, section 5)
+//! - I1 A flush covers only writes completed before it is submitted: `commit` takes the state of
+//!   the map, and a write enters the map when its data are on the cache device.
+//! - I2 A committed slot is never overwritten; a freed slot is reused only after the record that
+//!   frees it is durable (`slots`, M4).
+//! - I3 An entry is retired only after the origin's flush has returned (`writeback`).
+//! - I4 No write goes around the cache for a sector with a live or not yet durably retired entry:
+//!   data never do; discards and zeroes take the range first (`writeback`, WB1).
+//! - I5 The order of the map is the log's sequence, not the order of completions: a record says
+//!   the state of the map at the moment it is built.
+//! - I7 Discards are records.
+//! - I8 After an error of a commit, of writeback or of a flush the cache fails stop: reads are
+//!   served, writes and flushes end in an error until the table is loaded again, dirty data stay.
+//!
+//! The media format is the room `format`, documented in `docs/format/writecache.md`.
+#![warn(missing_docs)]
+
+mod cache;
+mod checkpoint;
+mod commit;
+mod config;
+mod free;
+mod group;
+mod read;
+mod recover;
+mod slots;
+mod status;
+mod target;
+mod write;
+mod writeback;
+
+pub use config::{Config, Mutation, Order};
+pub use target::WriteCache;
+
+/// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.
+pub const VERSION: (u32, u32, u32) = (1, 6, 0);

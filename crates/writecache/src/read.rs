@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reads: cached blocks from their slots, checked against their checksums; the rest from the
+//! origin. Reads never enter the cache.
+use std::ops::Range;
+
+use block::{Bio, Bufs, Status};
+use reactor::BioFuture;
+use smallvec::SmallVec;
+
+use crate::cache::Cache;
+use crate::slots::{Found, Held, State};
+
+/// A contiguous part of a read.
+struct Piece {
+    /// Blocks of the bio, counted from its first.
+    blocks: Range<usize>,
+    /// The versions it reads, one a block; empty for a part that comes from the origin.
+    held: SmallVec<[(Held, u32); 1]>,
+    io: BioFuture,
+}
+
+impl Cache {
+    pub(crate) async fn read(&self, bio: &Bio) -> Result<(), Status> {
+        let size = self.block_bytes();
+        let first = bio.sector.0 / self.config.block_sectors();
+        let count = bio.bufs.len_bytes() / size;
+        self.stats.reads.add(count as u64);
+        let mut pieces = SmallVec::<[Piece; 2]>::new();
+        let mut done = 0;
+        let mut outcome = Ok(());
+        while done < count {
+            match self.next_piece(bio, first, done..count) {
+                Ok(piece) => {
+                    done = piece.blocks.end;
+                    pieces.push(piece);
+                }
+                Err(status) => {
+                    outcome = Err(status);
+                    done += 1;
+                }
+            }
+        }
+        for piece in pieces {
+            let read = piece.io.await;
+            outcome = outcome.and(read);
+            for (index, (held, crc)) in piece.blocks.clone().zip(piece.held) {
+                self.stats.read_hits.add(1);
+                let block = first + index as u64;
+                let data = bio.bufs.slice(index * size..(index + 1) * size);
+                if !self.slots.borrow().is_intact(held) {
+                    // The slot was reused meanwhile: the block has moved on, look again.
+                    outcome = outcome.and(self.reread(bio, block, data).await);
+                } else if read.is_ok() && self.checksum_of(&data, 0) != crc {
+                    self.slots.borrow_mut().quarantine(block, held);
+                    self.stats.checksum_errors.add(1);
+                    outcome = Err(Status::Checksum);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// The longest piece from `range.start` on that one request can read.
+    fn next_piece(&self, bio: &Bio, first: u64, range: Range<usize>) -> Result<Piece, Status> {
+        let size = self.block_bytes();
+        let slots = self.slots.borrow();
+        let at = |index: usize| slots.find(first + index as u64);
+        let mut end = range.start + 1;
+        let mut held = SmallVec::<[(Held, u32); 1]>::new();
+        match at(range.start) {
+            Some(Found { state: State::Bad, .. }) => return Err(Status::Checksum),
+            Some(hit) => {
+                held.push((hit.held, hit.crc));
+                while end < range.end {
+                    let Some(next) = at(end) else { break };
+                    let adjacent = hit.held.slot as usize + (end - range.start);
+                    if !Self::is_readable(next.state) || next.held.slot as usize != adjacent {
+                        break;
+                    }
+                    held.push((next.held, next.crc));
+                    end += 1;
+                }
+            }
+            None => {
+                while end < range.end && at(end).is_none() {
+                    end += 1;
+                }
+            }
+        }
+        let blocks = range.start..end;
+        let data = bio.bufs.slice(blocks.start * size..blocks.end * size);
+        let io = match held.first() {
+            Some((hit, _)) => {
+                reactor::read(&*self.device, bio.class, self.slot_sector(hit.slot), data)
+            }
+            None => {
+                let at = self.sector_of(first + blocks.start as u64);
+                reactor::read(&*self.origin, bio.class, at, data)
+            }
+        };
+        Ok(Piece { blocks, held, io })
+    }
+
+    /// Reads one block again, until its version stayed in its slot for the whole read. Each turn
+    /// means that a newer version was written and committed meanwhile.
+    async fn reread(&self, bio: &Bio, block: u64, data: Bufs) -> Result<(), Status> {
+        loop {
+            let found = self.slots.borrow().find(block);
+            let Some(found) = found else {
+                let at = self.sector_of(block);
+                return reactor::read(&*self.origin, bio.class, at, data).await;
+            };
+            if !Self::is_readable(found.state) {
+                return Err(Status::Checksum);
+            }
+            let at = self.slot_sector(found.held.slot);
+            let read = reactor::read(&*self.device, bio.class, at, data.clone()).await;
+            if self.slots.borrow().is_intact(found.held) {
+                read?;
+                let good = self.checksum_of(&data, 0) == found.crc;
+                return if good { Ok(()) } else { Err(Status::Checksum) };
+            }
+        }
+    }
+}

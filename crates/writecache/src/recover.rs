@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Open: elect the superblock, or format a blank device; load the checkpoint; replay the log.
+//!
+//! ```text
+//!  4 superblocks ─ elect ─▶ checkpoint ─▶ records log_start_seq, +1, +2 ... while they chain
+//!                                              │ called durable by a later one   │ newest batch
+//!                                              ▼ applied                         ▼ data checked
+//! ```
+//!
+//! Reads metadata only, and the data of the newest batch: the one that no record calls durable.
+//! Writes only to format, to mend superblock copies that disagree, and to blank the first record
+//! behind the end of the chain, so that a tail cut off once can't join the chain again later.
+//! Recovering again then changes nothing.
+//!
+//! A chain ends at the first unit that does not fit. That is the torn end of the log, unless a
+//! later record says that the unit was durable: then it is rot, and the cache refuses to open
+//! rather than to forget what it had acknowledged.
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
+use format::{
+    CheckpointRef, Damage, Entry, Geometry, Kind, Op, SUPERBLOCK_COPIES, Superblock, UNIT,
+    decode_record,
+};
+use reactor::WaitList;
+
+use crate::cache::Cache;
+use crate::commit::Log;
+use crate::config::{Config, Mutation};
+use crate::slots::Slots;
+
+/// Units read at once: 1 MiB.
+const UNITS_PER_READ: u64 = 256;
+/// The kernel's dm-writecache magic, first word of its superblock.
+const KERNEL_MAGIC: [u8; 4] = 0x2348_9321u32.to_le_bytes();
+
+/// What recovery works on.
+struct Recovery<'a> {
+    config: &'a Config,
+    device: &'a dyn BlockDevice,
+    superblock: Superblock,
+    geometry: Geometry,
+    /// Where the log says each block is.
+    map: BTreeMap<u64, Entry>,
+}
+
+/// How the log ended.
+struct LogEnd {
+    /// The last good record and its checksum.
+    last: (u64, u32),
+    /// The newest epoch that any record carries.
+    epoch: u64,
+    /// Whether the unit after the last good record holds a record that was cut off.
+    cut_off: bool,
+}
+
+fn io_error(config: &Config, what: &str, status: Status) -> Error {
+    Error::io(format!("writecache: cache device {}: {what}: {status}", config.cache))
+}
+
+async fn read_area(
+    config: &Config,
+    device: &dyn BlockDevice,
+    offset: u64,
+    len: usize,
+    what: &str,
+) -> Result<Buf, Error> {
+    let buf = Buf::alloc(len);
+    let at = config.start_sector + Sector::from_bytes(offset);
+    let read = reactor::read(device, Class::Foreground, at, buf.all().into()).await;
+    read.map_err(|status| io_error(config, what, status))?;
+    Ok(buf)
+}
+
+impl Cache {
+    /// Opens the cache, formatting a blank device. `sectors` is the length of the mapped device.
+    pub(crate) async fn open(
+        config: Config,
+        origin: Rc<dyn BlockDevice>,
+        device: Rc<dyn BlockDevice>,
+        sectors: Sector,
+    ) -> Result<Cache, Error> {
+        let area = device.limits().capacity.saturating_sub(config.start_sector).bytes();
+        let superblock = match find_superblock(&config, &*device, area).await? {
+            Some((found, agreed)) => {
+                if !agreed {
+                    write_copies(&config, &*device, &found).await?;
+                }
+                found
+            }
+            None => format_device(&config, &*device, area, sectors).await?,
+        };
+        check_superblock(&config, &superblock, area, sectors)?;
+        let geometry = superblock.geometry();
+        let mut recovery = Recovery {
+            config: &config,
+            device: &*device,
+            superblock,
+            geometry,
+            map: BTreeMap::new(),
+        };
+        recovery.load_checkpoint().await?;
+        let end = recovery.replay().await?;
+        let blocks = sectors.0 / config.block_sectors();
+        if let Some((&block, _)) = recovery.map.last_key_value().filter(|(b, _)| **b >= blocks) {
+            return Err(Error::invalid(format!(
+                "writecache: cache device {} holds block {block}, the table has only {blocks}",
+                config.cache
+            )));
+        }
+        let Recovery { superblock, map, .. } = recovery;
+        let slots =
+            Slots::recovered(geometry.slots, map.into_values()).map_err(|(block, slot)| {
+                damaged(&config, &format!("block {block}: slot {slot} is taken or beyond the end"))
+            })?;
+        if end.cut_off {
+            let blank = Buf::zeroed(UNIT);
+            let offset = geometry.log_offset(end.last.0 + 1);
+            let at = config.start_sector + Sector::from_bytes(offset);
+            reactor::write(&*device, Flags::META, Class::Foreground, at, blank.into())
+                .await
+                .map_err(|status| io_error(&config, "write log", status))?;
+        }
+        // What was read may still be in the device's volatile cache: make it durable before
+        // anything is built upon it.
+        reactor::flush(&*device, Class::Foreground)
+            .await
+            .map_err(|status| io_error(&config, "flush", status))?;
+        let log = Log {
+            epoch: end.epoch + 1,
+            next: Cell::new((end.last.0 + 1, end.last.1)),
+            durable: Cell::new(end.last),
+            start_seq: Cell::new(superblock.checkpoint.log_start_seq),
+            closing: Cell::new(false),
+            room: WaitList::new(),
+        };
+        Ok(Cache::new(config, origin, device, blocks, superblock, slots, log))
+    }
+}
+
+fn damaged(config: &Config, what: &str) -> Error {
+    Error::io(format!(
+        "writecache: cache device {}: damaged metadata: {what}; nothing was changed",
+        config.cache
+    ))
+}
+
+/// The elected superblock and whether all copies agree with it; nothing on a device that was
+/// never, or never completely, formatted.
+async fn find_superblock(
+    config: &Config,
+    device: &dyn BlockDevice,
+    area: u64,
+) -> Result<Option<(Superblock, bool)>, Error> {
+    let end = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
+    if area < end {
+        Geometry::compute(area, config.block_size)
+            .map_err(|e| Error::new(ErrorKind::NoSpace, format!("writecache: {e}")))?;
+    }
+    let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
+    let mut blank = [false; 4];
+    for copy in 0..SUPERBLOCK_COPIES {
+        let offset = Geometry::superblock_offset(copy);
+        let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
+        unit.read(|unit| {
+            blank[usize::from(copy)] = format::is_blank(unit);
+            if copy == 0 && unit[..4] == KERNEL_MAGIC {
+                return Err(Error::new(
+                    ErrorKind::NotSupported,
+                    format!(
+                        "writecache: cache device {} holds a cache of the kernel's dm-writecache, \
+                         which this version does not open; nothing was changed",
+                        config.cache
+                    ),
+                ));
+            }
+            copies.push(Superblock::decode(copy, unit));
+            Ok(())
+        })?;
+    }
+    let copies: [Result<Superblock, Damage>; 4] = copies.try_into().expect("four were read");
+    match format::elect(&copies) {
+        Ok(superblock) => {
+            let agreed = copies.iter().all(|c| c.as_ref() == Ok(&superblock));
+            Ok(Some((superblock, agreed)))
+        }
+        // A format writes copies 0 and 1, flushes, then 2 and 3: while the last two are blank and
+        // the first two are not both good, it has not got past its first step.
+        Err(_) if blank == [true; 4] => Ok(None),
+        Err(_) if blank[2] && blank[3] && copies[..2].iter().any(Result::is_ok) => Ok(None),
+        Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
+            Err(Error::invalid(format!(
+                "writecache: cache device {}: Invalid magic in the superblock: it is neither a \
+                 cache nor blank; zero its first 256 KiB to use it",
+                config.cache
+            )))
+        }
+        Err(damage) => Err(damaged(config, &damage.to_string())),
+    }
+}
+
+async fn format_device(
+    config: &Config,
+    device: &dyn BlockDevice,
+    area: u64,
+    sectors: Sector,
+) -> Result<Superblock, Error> {
+    let geometry = Geometry::compute(area, config.block_size)
+        .map_err(|e| Error::new(ErrorKind::NoSpace, format!("writecache: {e}")))?;
+    let (a, b) = (reactor::random().to_le_bytes(), reactor::random().to_le_bytes());
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&a);
+    uuid[8..].copy_from_slice(&b);
+    let superblock = Superblock {
+        uuid,
+        generation: 1,
+        block_size: config.block_size,
+        slots: geometry.slots,
+        log_units: geometry.log_units,
+        checkpoint_units: geometry.checkpoint_units,
+        origin_sectors: sectors.0,
+        origin_id: [0; 16],
+        checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
+    };
+    write_copies(config, device, &superblock).await?;
+    Ok(superblock)
+}
+
+/// Writes all four copies, a pair at a time, so that one good pair is always there. Before the
+/// next generation is written all copies must agree: if the two that do were torn by it, an older
+/// pair would be elected, whose part of the log is long gone.
+async fn write_copies(
+    config: &Config,
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+) -> Result<(), Error> {
+    for pair in [[0, 1], [2, 3]] {
+        for copy in pair {
+            let buf = Buf::alloc(UNIT);
+            buf.write(|out| superblock.encode(copy, out));
+            let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(copy));
+            reactor::write(device, Flags::META, Class::Foreground, at, buf.into())
+                .await
+                .map_err(|status| io_error(config, "write superblock", status))?;
+        }
+        reactor::flush(device, Class::Foreground)
+            .await
+            .map_err(|status| io_error(config, "flush", status))?;
+    }
+    Ok(())
+}
+
+fn check_superblock(
+    config: &Config,
+    superblock: &Superblock,
+    area: u64,
+    sectors: Sector,
+) -> Result<(), Error> {
+    if superblock.block_size != config.block_size {
+        return Err(Error::invalid(format!(
+            "writecache: Block size does not match superblock: cache device {} has {}, the table \
+             says {}",
+            config.cache, superblock.block_size, config.block_size
+        )));
+    }
+    let end = superblock.geometry().end_bytes();
+    if end > area {
+        return Err(Error::invalid(format!(
+            "writecache: Memory area is too small: cache device {} has {area} bytes, its \
+             superblock says {end}",
+            config.cache
+        )));
+    }
+    if superblock.origin_sectors != sectors.0 {
+        return Err(Error::invalid(format!(
+            "writecache: cache device {} belongs to an origin of {} sectors, the table maps {}: \
+             it is another origin's cache",
+            config.cache, superblock.origin_sectors, sectors
+        )));
+    }
+    Ok(())
+}
+
+impl Recovery<'_> {
+    fn apply(&mut self, entry: Entry) {
+        match entry.op {
+            Op::Write | Op::Clean | Op::Bad => {
+                self.map.insert(entry.block, entry);
+            }
+            Op::Evict => {
+                if self.map.get(&entry.block).is_some_and(|e| e.slot == entry.slot) {
+                    self.map.remove(&entry.block);
+                }
+            }
+            Op::Drop => {
+                let end = entry.block + u64::from(entry.slot);
+                let gone: Vec<u64> = self.map.range(entry.block..end).map(|(b, _)| *b).collect();
+                for block in gone {
+                    self.map.remove(&block);
+                }
+            }
+        }
+    }
+
+    async fn load_checkpoint(&mut self) -> Result<(), Error> {
+        let named = self.superblock.checkpoint;
+        let start = self.geometry.checkpoint_offset(named.area);
+        let mut link = 0;
+        let mut unit_no = 0u64;
+        while unit_no < u64::from(named.units) {
+            let count = UNITS_PER_READ.min(u64::from(named.units) - unit_no);
+            let bytes = usize::try_from(count).expect("at most 256") * UNIT;
+            let offset = start + unit_no * UNIT as u64;
+            let buf = read_area(self.config, self.device, offset, bytes, "read checkpoint").await?;
+            let mut entries = Vec::new();
+            for at in (0..bytes).step_by(UNIT) {
+                let uuid = &self.superblock.uuid;
+                let wrong = buf.read(|b| match decode_record(&b[at..at + UNIT], uuid) {
+                    Ok(record) => {
+                        let h = &record.header;
+                        let fits = h.kind == Kind::Checkpoint
+                            && h.epoch == named.id
+                            && h.seq == unit_no
+                            && h.link == link;
+                        link = record.crc;
+                        entries.extend(record.entries());
+                        (!fits).then(|| "it is of another checkpoint".to_owned())
+                    }
+                    Err(damage) => Some(damage.to_string()),
+                });
+                if let Some(why) = wrong {
+                    return Err(damaged(self.config, &format!("checkpoint unit {unit_no}: {why}")));
+                }
+                unit_no += 1;
+            }
+            entries.into_iter().for_each(|e| self.apply(e));
+        }
+        Ok(())
+    }
+
+    /// Replays the log. Applies what a later record calls durable; checks the data of the rest.
+    async fn replay(&mut self) -> Result<LogEnd, Error> {
+        let named = self.superblock.checkpoint;
+        let (start, log_units) = (named.log_start_seq, u64::from(self.geometry.log_units));
+        let mut last = (start - 1, named.log_start_link);
+        let (mut epoch, mut chain_epoch) = (0, 0);
+        let mut broken = None;
+        // The record before the first unsettled one, and whether the unit after the chain is a
+        // record that does not belong.
+        let (mut before, mut foreign_next) = (last, false);
+        let mut unsettled: Vec<(u64, u32, Vec<Entry>)> = Vec::new();
+        let mut seq = start;
+        while seq < start + log_units {
+            let to_end = log_units - seq % log_units;
+            let count = UNITS_PER_READ.min(to_end).min(start + log_units - seq);
+            let bytes = usize::try_from(count).expect("at most 256") * UNIT;
+            let offset = self.geometry.log_offset(seq);
+            let buf = read_area(self.config, self.device, offset, bytes, "read log").await?;
+            for at in (0..bytes).step_by(UNIT) {
+                let uuid = self.superblock.uuid;
+                let decoded = buf.read(|b| {
+                    decode_record(&b[at..at + UNIT], &uuid)
+                        .ok()
+                        .filter(|r| r.header.kind == Kind::Log)
+                        .map(|r| (r.header, r.crc, r.entries().collect::<Vec<_>>()))
+                });
+                let Some((header, crc, entries)) = decoded else {
+                    broken = broken.or(Some(seq));
+                    seq += 1;
+                    continue;
+                };
+                epoch = epoch.max(header.epoch);
+                let fits =
+                    header.seq == seq && header.link == last.1 && header.epoch >= chain_epoch;
+                if let (Some(first_bad), true) = (broken, header.seq == seq)
+                    && header.flushed_seq >= first_bad
+                {
+                    return Err(damaged(
+                        self.config,
+                        &format!("record {first_bad} was durable, says record {seq}, and is lost"),
+                    ));
+                }
+                if broken.is_none() && fits {
+                    last = (seq, crc);
+                    chain_epoch = header.epoch;
+                    let durable = header.flushed_seq;
+                    let settled = unsettled.iter().take_while(|r| r.0 <= durable).count();
+                    for (seq, crc, entries) in unsettled.drain(..settled) {
+                        before = (seq, crc);
+                        entries.into_iter().for_each(|e| self.apply(e));
+                    }
+                    unsettled.push((seq, crc, entries));
+                } else if broken.is_none() {
+                    broken = Some(seq);
+                    foreign_next = header.seq == seq;
+                }
+                seq += 1;
+            }
+        }
+        let read_to = last.0;
+        for (seq, crc, entries) in unsettled.drain(..) {
+            if !self.data_are_there(&entries).await? {
+                last = before;
+                break;
+            }
+            before = (seq, crc);
+            entries.into_iter().for_each(|e| self.apply(e));
+        }
+        // Cut off for its data, or for its place in the chain although it is a whole record.
+        let cut_off = last.0 < read_to || foreign_next;
+        Ok(LogEnd { last, epoch, cut_off })
+    }
+
+    /// Whether the slots hold what the entries say.
+    async fn data_are_there(&self, entries: &[Entry]) -> Result<bool, Error> {
+        if self.config.mutation == Mutation::DropChecksumCheck {
+            return Ok(true);
+        }
+        let size = self.config.block_size as usize;
+        let mut reads = Vec::new();
+        for e in entries.iter().filter(|e| matches!(e.op, Op::Write | Op::Clean)) {
+            if e.slot >= self.geometry.slots {
+                return Err(damaged(self.config, &format!("slot {} is beyond the end", e.slot)));
+            }
+            let buf = Buf::alloc(size);
+            let offset = self.geometry.slot_offset(e.slot);
+            let at = self.config.start_sector + Sector::from_bytes(offset);
+            let read = reactor::read(self.device, Class::Foreground, at, buf.all().into());
+            reads.push((e.crc, buf, read));
+        }
+        let mut all = true;
+        for (crc, buf, read) in reads {
+            match read.await {
+                Ok(()) => all &= buf.read(format::checksum) == crc,
+                Err(status) => return Err(io_error(self.config, "read data", status)),
+            }
+        }
+        Ok(all)
+    }
+}

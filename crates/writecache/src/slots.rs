@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The map in memory: which block lives in which slot, in which state, and what the log owes.
+//!
+//! ```text
+//!            allocate          install              retire              evict
+//!   Free ──────────────▶ Writing ────▶ Dirty ───────────────▶ Clean ───────────▶ Limbo or Free
+//!     ▲                                  │ superseded, dropped                     │
+//!     └──────────────────────────────────┴──── Limbo ◀── the batch that says so is durable
+//! ```
+//!
+//! Invariants
+//! - M1 Every slot is in exactly one state; free + writing + dirty + clean + bad + limbo = slots.
+//! - M2 The index holds exactly the dirty, clean and bad slots, one a block.
+//! - M3 `changed` and `committing` hold every block whose state differs from what the durable log
+//!   says. A batch says the block's state at the moment it is built, each block once.
+//! - M4 (I2) A slot that a record names is freed only after a record that says otherwise is
+//!   durable: it waits in limbo meanwhile. A slot that no record names is freed at once.
+//! - M5 A slot's stamp changes whenever it is allocated: who holds slot and stamp across an await
+//!   can tell whether the slot still holds what it held.
+//!
+//! Memory: 16 bytes a slot, 1 to 2 times 5 bytes in the index, 1 bit in the free map, and about
+//! 2 bytes for a dirty block in the bitmap: at most 29 bytes a block.
+use std::ops::Range;
+
+use format::{Entry, Op};
+use hashbrown::HashTable;
+use roaring::RoaringTreemap;
+
+use crate::free::FreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    Free,
+    Writing,
+    Dirty,
+    Clean,
+    Bad,
+    Limbo,
+}
+
+/// 16 bytes: a cache of a terabyte has 2^28 of them.
+#[derive(Clone, Copy)]
+struct Slot {
+    block_low: u32,
+    block_high: u16,
+    state: State,
+    /// Whether a record, durable or on its way, names this slot (M4).
+    logged: bool,
+    crc: u32,
+    stamp: u32,
+}
+const _: () = assert!(size_of::<Slot>() == 16);
+
+impl Slot {
+    fn block(&self) -> u64 {
+        u64::from(self.block_high) << 32 | u64::from(self.block_low)
+    }
+    fn set_block(&mut self, block: u64) {
+        self.block_low = (block & 0xffff_ffff) as u32;
+        self.block_high = u16::try_from(block >> 32).expect("blocks are below 2^48");
+    }
+}
+
+/// A slot at one moment of its life (M5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) slot: u32,
+    pub(crate) stamp: u32,
+}
+
+/// What the map says about a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) held: Held,
+    pub(crate) state: State,
+    pub(crate) crc: u32,
+    /// Whether the log says so too.
+    pub(crate) committed: bool,
+}
+
+/// What one commit says, and the slots that it sets free once durable.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) entries: Vec<Entry>,
+    freed: Vec<u32>,
+}
+
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    index: HashTable<u32>,
+    free: FreeMap,
+    dirty: RoaringTreemap,
+    changed: RoaringTreemap,
+    committing: RoaringTreemap,
+    limbo: Vec<u32>,
+    counts: Counts,
+    next_stamp: u32,
+    evict_cursor: u32,
+}
+
+/// How many slots are in each state; and blocks that the log does not know yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) slots: u32,
+    pub(crate) free: u32,
+    pub(crate) writing: u32,
+    pub(crate) dirty: u32,
+    pub(crate) clean: u32,
+    pub(crate) bad: u32,
+    pub(crate) limbo: u32,
+    pub(crate) changed: u64,
+}
+
+/// A fixed mixer (the finalizer of MurmurHash3), so that runs repeat.
+fn hash(block: u64) -> u64 {
+    let mut h = block;
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    h ^ (h >> 33)
+}
+
+impl Slots {
+    /// A map with every slot free.
+    pub(crate) fn new(count: u32) -> Slots {
+        let empty = Slot {
+            block_low: 0,
+            block_high: 0,
+            state: State::Free,
+            logged: false,
+            crc: 0,
+            stamp: 0,
+        };
+        let mut free = FreeMap::new(count);
+        for slot in 0..count {
+            free.put(slot);
+        }
+        Slots {
+            slots: vec![empty; count as usize],
+            index: HashTable::with_capacity(count as usize),
+            free,
+            dirty: RoaringTreemap::new(),
+            changed: RoaringTreemap::new(),
+            committing: RoaringTreemap::new(),
+            limbo: Vec::new(),
+            counts: Counts { slots: count, free: count, ..Counts::default() },
+            next_stamp: 1,
+            evict_cursor: 0,
+        }
+    }
+
+    /// A map as recovered: every given block is where the log says. Returns the block and slot
+    /// that contradict each other, if any do.
+    pub(crate) fn recovered(
+        count: u32,
+        blocks: impl Iterator<Item = Entry>,
+    ) -> Result<Slots, (u64, u32)> {
+        let mut slots = vec![None; count as usize];
+        for e in blocks {
+            match slots.get_mut(e.slot as usize) {
+                Some(empty @ None) => *empty = Some(e),
+                Some(Some(_)) | None => return Err((e.block, e.slot)),
+            }
+        }
+        let mut this = Slots::new(count);
+        this.free = FreeMap::new(count);
+        for (slot, entry) in (0..count).zip(slots) {
+            let Some(e) = entry else {
+                this.free.put(slot);
+                continue;
+            };
+            this.counts.free -= 1;
+            let stamp = this.stamp();
+            let s = &mut this.slots[slot as usize];
+            s.set_block(e.block);
+            (s.crc, s.stamp, s.logged) = (e.crc, stamp, true);
+            let state = match e.op {
+                Op::Write => State::Dirty,
+                Op::Clean => State::Clean,
+                Op::Bad | Op::Evict | Op::Drop => State::Bad,
+            };
+            s.state = state;
+            *this.count(state) += 1;
+            if state == State::Dirty {
+                this.dirty.insert(e.block);
+            }
+            this.insert_index(e.block, slot);
+        }
+        Ok(this)
+    }
+
+    fn stamp(&mut self) -> u32 {
+        self.next_stamp = self.next_stamp.wrapping_add(1);
+        self.next_stamp
+    }
+
+    fn count(&mut self, state: State) -> &mut u32 {
+        match state {
+            State::Free => &mut self.counts.free,
+            State::Writing => &mut self.counts.writing,
+            State::Dirty => &mut self.counts.dirty,
+            State::Clean => &mut self.counts.clean,
+            State::Bad => &mut self.counts.bad,
+            State::Limbo => &mut self.counts.limbo,
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn set_state(&mut self, slot: u32, state: State) {
+        let old = std::mem::replace(&mut self.slots[slot as usize].state, state);
+        *self.count(old) -= 1;
+        *self.count(state) += 1;
+    }
+
+    fn insert_index(&mut self, block: u64, slot: u32) {
+        let slots = &self.slots;
+        self.index.insert_unique(hash(block), slot, |&s| hash(slots[s as usize].block()));
+    }
+
+    fn remove_index(&mut self, block: u64) -> Option<u32> {
+        let slots = &self.slots;
+        let found = self.index.find_entry(hash(block), |&s| slots[s as usize].block() == block);
+        found.ok().map(|e| e.remove().0)
+    }
+
+    fn slot_of(&self, block: u64) -> Option<u32> {
+        self.index.find(hash(block), |&s| self.slots[s as usize].block() == block).copied()
+    }
+
+    pub(crate) fn find(&self, block: u64) -> Option<Found> {
+        let slot = self.slot_of(block)?;
+        let s = &self.slots[slot as usize];
+        let held = Held { slot, stamp: s.stamp };
+        Some(Found { held, state: s.state, crc: s.crc, committed: s.logged })
+    }
+
+    /// Whether the slot still holds what it held (M5): its data are those of `held`, though the
+    /// block may have moved on to a newer slot.
+    pub(crate) fn is_intact(&self, held: Held) -> bool {
+        self.slots[held.slot as usize].stamp == held.stamp
+    }
+
+    fn is_current(&self, block: u64, held: Held) -> bool {
+        self.slot_of(block) == Some(held.slot) && self.is_intact(held)
+    }
+
+    /// Takes a run of at most `max` free slots for data that is about to be written.
+    pub(crate) fn allocate(&mut self, max: u32) -> Option<Range<u32>> {
+        let run = self.free.take_run(max)?;
+        for slot in run.clone() {
+            self.set_state(slot, State::Writing);
+            let stamp = self.stamp();
+            let s = &mut self.slots[slot as usize];
+            (s.stamp, s.logged) = (stamp, false);
+        }
+        Some(run)
+    }
+
+    /// Gives a slot back whose data were not written.
+    pub(crate) fn abandon(&mut self, slot: u32) {
+        assert_eq!(self.slots[slot as usize].state, State::Writing);
+        self.make_free(slot);
+    }
+
+    fn make_free(&mut self, slot: u32) {
+        self.set_state(slot, State::Free);
+        self.free.put(slot);
+    }
+
+    /// Takes a slot out of the map for good: free at once if no record names it (M4).
+    fn release(&mut self, slot: u32) {
+        if self.slots[slot as usize].logged {
+            self.set_state(slot, State::Limbo);
+            self.limbo.push(slot);
+        } else {
+            self.make_free(slot);
+        }
+    }
+
+    fn note_change(&mut self, block: u64) {
+        if self.changed.insert(block) {
+            self.counts.changed += 1;
+        }
+    }
+
+    /// The data of `block` are on the cache device at `slot`: from now on that is what it holds.
+    pub(crate) fn install(&mut self, block: u64, slot: u32, crc: u32) {
+        assert_eq!(self.slots[slot as usize].state, State::Writing);
+        if let Some(old) = self.remove_index(block) {
+            self.release(old);
+        }
+        let s = &mut self.slots[slot as usize];
+        s.set_block(block);
+        s.crc = crc;
+        self.set_state(slot, State::Dirty);
+        self.insert_index(block, slot);
+        self.dirty.insert(block);
+        self.note_change(block);
+    }
+
+    /// The origin holds this version of the block durably (I3). Nothing happens if the block has
+    /// moved on.
+    pub(crate) fn retire(&mut self, block: u64, held: Held) {
+        if self.is_current(block, held) && self.slots[held.slot as usize].state == State::Dirty {
+            self.set_state(held.slot, State::Clean);
+            self.dirty.remove(block);
+            self.note_change(block);
+        }
+    }
+
+    /// The origin is about to change: a clean block is dirty again, so that after a crash it is
+    /// what counts.
+    pub(crate) fn make_dirty(&mut self, block: u64, held: Held) {
+        if self.is_current(block, held) && self.slots[held.slot as usize].state == State::Clean {
+            self.set_state(held.slot, State::Dirty);
+            self.dirty.insert(block);
+            self.note_change(block);
+        }
+    }
+
+    /// This version of the block can't be read any more: it reads as an error until rewritten.
+    pub(crate) fn quarantine(&mut self, block: u64, held: Held) {
+        if self.is_current(block, held) {
+            self.set_state(held.slot, State::Bad);
+            self.dirty.remove(block);
+        }
+    }
+
+    /// The block leaves the cache, if this is still its version.
+    pub(crate) fn drop_block(&mut self, block: u64, held: Held) -> bool {
+        if !self.is_current(block, held) {
+            return false;
+        }
+        self.remove_index(block);
+        self.dirty.remove(block);
+        self.release(held.slot);
+        self.note_change(block);
+        true
+    }
+
+    /// Drops up to `max` clean blocks, going round in slot order, so that the slots that become
+    /// free lie side by side. Returns how many.
+    pub(crate) fn evict(&mut self, max: u32) -> u32 {
+        let mut evicted = 0;
+        for _ in 0..self.counts.slots {
+            if evicted == max || self.counts.clean == 0 {
+                break;
+            }
+            let slot = self.evict_cursor;
+            self.evict_cursor = if slot + 1 == self.counts.slots { 0 } else { slot + 1 };
+            let s = &self.slots[slot as usize];
+            if s.state == State::Clean {
+                let (block, held) = (s.block(), Held { slot, stamp: s.stamp });
+                self.drop_block(block, held);
+                evicted += 1;
+            }
+        }
+        evicted
+    }
+
+    /// Whether a commit still has to say something about the block.
+    pub(crate) fn is_changed(&self, block: u64) -> bool {
+        self.changed.contains(block) || self.committing.contains(block)
+    }
+
+    /// Whether a commit still has to say something about any of the blocks.
+    pub(crate) fn any_changed(&self, range: &Range<u64>) -> bool {
+        let any = |set: &RoaringTreemap| set.range_cardinality(range.clone()) > 0;
+        any(&self.changed) || any(&self.committing)
+    }
+
+    /// Begins a commit: all that has changed until now is what it must say.
+    pub(crate) fn begin_commit(&mut self) {
+        self.committing |= std::mem::take(&mut self.changed);
+    }
+
+    /// The next at most `max` entries of the commit that was begun; empty when all is said.
+    pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut taken = 0;
+        for block in self.committing.iter() {
+            let entry = match self.slot_of(block) {
+                Some(slot) => {
+                    let s = &mut self.slots[slot as usize];
+                    s.logged = true;
+                    let op = match s.state {
+                        State::Dirty => Op::Write,
+                        State::Clean => Op::Clean,
+                        State::Bad => Op::Bad,
+                        State::Free | State::Writing | State::Limbo => {
+                            unreachable!("M2: slot {slot} is in the index")
+                        }
+                    };
+                    Entry { op, block, slot, crc: s.crc }
+                }
+                None => Entry { op: Op::Drop, block, slot: 1, crc: 0 },
+            };
+            let extends =
+                |last: &Entry| last.op == Op::Drop && last.block + u64::from(last.slot) == block;
+            let full = entries.len() == max;
+            match entries.last_mut().filter(|last| entry.op == Op::Drop && extends(last)) {
+                Some(last) => last.slot += 1,
+                None if full => break,
+                None => entries.push(entry),
+            }
+            taken += 1;
+        }
+        for _ in 0..taken {
+            let block = self.committing.min().expect("counted in the loop above");
+            self.committing.remove(block);
+            self.changed.remove(block); // the entry says the newest state
+        }
+        self.counts.changed = self.changed.len() + self.committing.len();
+        let (waiting, freed) = std::mem::take(&mut self.limbo).into_iter().partition(|&slot| {
+            let block = self.slots[slot as usize].block();
+            self.is_changed(block)
+        });
+        self.limbo = waiting;
+        Batch { entries, freed }
+    }
+
+    /// The batch is durable: the slots that it supersedes are free (I2).
+    pub(crate) fn batch_durable(&mut self, batch: &Batch) {
+        for &slot in &batch.freed {
+            assert_eq!(self.slots[slot as usize].state, State::Limbo);
+            self.make_free(slot);
+        }
+    }
+
+    /// Planted fault: frees superseded slots without waiting for the record that says so.
+    pub(crate) fn free_limbo_at_once(&mut self) {
+        for slot in std::mem::take(&mut self.limbo) {
+            self.make_free(slot);
+        }
+    }
+
+    pub(crate) fn dirty(&self) -> &RoaringTreemap {
+        &self.dirty
+    }
+
+    /// The first dirty block at or after `from`.
+    pub(crate) fn next_dirty(&self, from: u64) -> Option<u64> {
+        next_in(&self.dirty, from)
+    }
+
+    /// How many slots have been allocated since this block's: its age, for oldest-first order.
+    pub(crate) fn age_of(&self, block: u64) -> u32 {
+        let stamp = self.slot_of(block).map(|s| self.slots[s as usize].stamp);
+        stamp.map_or(0, |s| self.next_stamp.wrapping_sub(s))
+    }
+
+    /// Every live version within `range`.
+    pub(crate) fn live_in(&self, range: Range<u64>) -> Vec<(u64, Held)> {
+        let live = |slot: u32| {
+            let s = &self.slots[slot as usize];
+            (s.block(), Held { slot, stamp: s.stamp })
+        };
+        if range.end - range.start <= u64::from(self.counts.slots) {
+            return range.filter_map(|b| self.slot_of(b).map(live)).collect();
+        }
+        (0..self.counts.slots)
+            .filter(|&slot| self.is_live(slot))
+            .map(live)
+            .filter(|(block, _)| range.contains(block))
+            .collect()
+    }
+
+    fn is_live(&self, slot: u32) -> bool {
+        match self.slots[slot as usize].state {
+            State::Dirty | State::Clean | State::Bad => true,
+            State::Free | State::Writing | State::Limbo => false,
+        }
+    }
+
+    /// The entry of a slot for a checkpoint, if it is live. The log then names the slot (M4).
+    pub(crate) fn checkpoint_entry(&mut self, slot: u32) -> Option<Entry> {
+        let s = &mut self.slots[slot as usize];
+        let op = match s.state {
+            State::Dirty => Op::Write,
+            State::Clean => Op::Clean,
+            State::Bad => Op::Bad,
+            State::Free | State::Writing | State::Limbo => return None,
+        };
+        s.logged = true;
+        Some(Entry { op, block: s.block(), slot, crc: s.crc })
+    }
+
+    /// Checks M1 and M2 by counting everything; for tests.
+    pub(crate) fn check(&self) {
+        let mut seen = Counts { slots: self.counts.slots, ..Counts::default() };
+        for (slot, s) in (0..self.counts.slots).zip(&self.slots) {
+            match s.state {
+                State::Free => seen.free += 1,
+                State::Writing => seen.writing += 1,
+                State::Dirty => seen.dirty += 1,
+                State::Clean => seen.clean += 1,
+                State::Bad => seen.bad += 1,
+                State::Limbo => seen.limbo += 1,
+            }
+            assert_eq!(self.free.is_free(slot), s.state == State::Free);
+            if self.is_live(slot) {
+                assert_eq!(self.slot_of(s.block()), Some(slot), "M2");
+            }
+            assert_eq!(
+                s.state == State::Dirty,
+                self.is_live(slot) && self.dirty.contains(s.block()),
+                "slot {slot} {:?}",
+                s.state
+            );
+        }
+        seen.changed = self.changed.len() + self.committing.len();
+        let counted = Counts { changed: seen.changed, ..self.counts };
+        assert_eq!(seen, counted, "M1");
+        assert_eq!(self.index.len(), (seen.dirty + seen.clean + seen.bad) as usize, "M2");
+        assert_eq!(self.free.len(), seen.free);
+    }
+}
+
+/// The first member of `set` at or after `from`.
+pub(crate) fn next_in(set: &RoaringTreemap, from: u64) -> Option<u64> {
+    let mut iter = set.iter();
+    iter.advance_to(from);
+    iter.next()
+}

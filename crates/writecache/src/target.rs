@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The target: life cycle, messages, and the way of a bio into the cache.
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Op, Sector, Status, Target};
+use reactor::Workers;
+
+use crate::cache::{Cache, TaskGuard};
+use crate::config::Config;
+use crate::status::ATTRIBUTES;
+use crate::write::ZEROES_CACHED_BYTES_MAX;
+
+/// Bios handled at once; more wait in order. A task of a bio is kept for the next one.
+const BIOS_MAX: usize = 4096;
+
+/// A live period: the open cache and the tasks that serve bios.
+struct Live {
+    cache: Rc<Cache>,
+    bios: Workers<Bio>,
+}
+
+/// The writecache target.
+///
+/// Lifecycle: made from a parsed table line without touching the cache device; `resume` opens it
+/// (so that a table can be loaded while another instance of the same cache is still live);
+/// `suspend` commits, stops writeback, and keeps what it knows for the next `resume`.
+pub struct WriteCache {
+    name: String,
+    config: Config,
+    origin: Rc<dyn BlockDevice>,
+    device: Rc<dyn BlockDevice>,
+    sectors: Sector,
+    live: RefCell<Option<Live>>,
+    flush_on_suspend: Cell<bool>,
+    /// Counts live periods, so that a task of an earlier one ends.
+    period: Cell<u64>,
+}
+
+impl WriteCache {
+    /// A cache for `sectors` of `origin` on `device`.
+    ///
+    /// # Errors
+    /// `EINVAL` when block size, length or devices do not fit together; says which and why.
+    pub fn new(
+        name: impl Into<String>,
+        config: Config,
+        origin: Rc<dyn BlockDevice>,
+        device: Rc<dyn BlockDevice>,
+        sectors: Sector,
+    ) -> Result<Rc<WriteCache>, Error> {
+        let (o, c) = (origin.limits(), device.limits());
+        let logical = o.logical_block_bytes.max(c.logical_block_bytes);
+        if config.block_size < logical {
+            return Err(Error::invalid(format!(
+                "writecache: Block size is smaller than device logical block size: {} < {logical}",
+                config.block_size
+            )));
+        }
+        let unit = Sector(config.block_sectors());
+        if !sectors.is_aligned(unit) {
+            return Err(Error::invalid(format!(
+                "writecache: length {sectors} is not a multiple of the block size, {unit} sectors"
+            )));
+        }
+        if sectors > o.capacity {
+            return Err(Error::invalid(format!(
+                "writecache: origin {} is too small for target: {} sectors, {sectors} are mapped",
+                config.origin, o.capacity
+            )));
+        }
+        if config.start_sector >= c.capacity {
+            return Err(Error::invalid(format!(
+                "writecache: Invalid optional argument: start_sector {}: cache device {} has {} \
+                 sectors",
+                config.start_sector, config.cache, c.capacity
+            )));
+        }
+        let page = Sector::from_bytes(format::UNIT as u64);
+        if c.logical_block_bytes > 512 && !config.start_sector.is_aligned(page) {
+            return Err(Error::invalid(format!(
+                "writecache: Invalid optional argument: start_sector {}: a multiple of {page} is \
+                 allowed on cache device {}",
+                config.start_sector, config.cache
+            )));
+        }
+        Ok(Rc::new(WriteCache {
+            name: name.into(),
+            config,
+            origin,
+            device,
+            sectors,
+            live: RefCell::new(None),
+            flush_on_suspend: Cell::new(false),
+            period: Cell::new(0),
+        }))
+    }
+
+    /// Counts everything again and panics if the books are wrong; for tests.
+    #[doc(hidden)]
+    pub fn check(&self) {
+        if let Some(cache) = self.cache() {
+            cache.slots.borrow().check();
+        }
+    }
+
+    fn cache(&self) -> Option<Rc<Cache>> {
+        self.live.borrow().as_ref().map(|l| l.cache.clone())
+    }
+
+    fn running(&self) -> Result<Rc<Cache>, Error> {
+        self.cache().filter(|c| !c.stopping.get()).ok_or_else(|| {
+            Error::busy(format!("writecache {}: the device is suspended", self.name))
+        })
+    }
+
+    /// Starts the background tasks of a live period.
+    fn start(&self, cache: &Rc<Cache>) {
+        cache.stopping.set(false);
+        self.period.set(self.period.get() + 1);
+        cache.period.set(self.period.get());
+        reactor::spawn(cache.clone().pick_task());
+        reactor::spawn(cache.clone().settle_task());
+        reactor::spawn(cache.clone().reclaim_task());
+        let checkpoints = cache.clone();
+        reactor::spawn(async move {
+            let _guard = TaskGuard::new(&checkpoints);
+            checkpoints.clone().checkpoint_task().await;
+        });
+        reactor::spawn(cache.clone().commit_when_many_task());
+        reactor::spawn(cache.clone().commit_when_old_task());
+    }
+
+    fn io_failed(&self, status: Status) -> Error {
+        Error::io(format!(
+            "writecache {}: {status}; dirty data are kept, load the table again to retry",
+            self.name
+        ))
+    }
+}
+
+impl Cache {
+    async fn handle(&self, bio: &Bio) -> Status {
+        let limits = self.limits();
+        if let Err(status) = limits.check(bio) {
+            return status;
+        }
+        let outcome = match bio.op {
+            Op::Read => self.read(bio).await,
+            Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
+            Op::Flush => {
+                self.stats.flushes.add(1);
+                self.commit().await
+            }
+            Op::WriteZeroes if bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
+                self.write_zero_blocks(bio).await
+            }
+            Op::Discard | Op::WriteZeroes => self.clear(bio).await,
+        };
+        outcome.into()
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        limits(&self.config, &*self.origin, &*self.device, self.sector_of(self.blocks))
+    }
+
+    /// A task: commits when many blocks have changed.
+    async fn commit_when_many_task(self: Rc<Cache>) {
+        let _guard = TaskGuard::new(&self);
+        let many =
+            u64::from(self.config.autocommit_blocks.max(1)).min(self.changed_max() / 2).max(1);
+        loop {
+            let end = || self.stopping.get() || self.health().is_err();
+            self.changed.wait_for(|| self.counts().changed >= many || end()).await;
+            if end() || self.commit().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// A task: commits some time after the first change. Not counted among the tasks that suspend
+    /// waits for, because it sleeps.
+    async fn commit_when_old_task(self: Rc<Cache>) {
+        let period = self.period.get();
+        let end = || self.stopping.get() || self.health().is_err() || self.period.get() != period;
+        loop {
+            self.changed.wait_for(|| self.counts().changed > 0 || end()).await;
+            if end() {
+                return;
+            }
+            reactor::sleep(self.config.autocommit_time.max(Nanos::from_millis(1))).await;
+            if end() || self.commit().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn limits(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    capacity: Sector,
+) -> Limits {
+    let (o, c) = (origin.limits(), device.limits());
+    Limits {
+        capacity,
+        logical_block_bytes: config.block_size,
+        physical_block_bytes: config.block_size.max(c.physical_block_bytes),
+        io_min_bytes: config.block_size,
+        io_opt_bytes: o.io_opt_bytes,
+        max_io_bytes: o.max_io_bytes.min(c.max_io_bytes),
+        atomic_write_unit_bytes: c.atomic_write_unit_bytes.min(config.block_size),
+        discard_granularity_bytes: if o.discard_granularity_bytes > 0 {
+            o.discard_granularity_bytes.max(config.block_size)
+        } else {
+            0
+        },
+        write_zeroes: true,
+        volatile_cache: true,
+        rotational: false,
+    }
+}
+
+impl BlockDevice for WriteCache {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        limits(&self.config, &*self.origin, &*self.device, self.sectors)
+    }
+
+    fn submit(&self, bio: Bio) {
+        match &*self.live.borrow() {
+            Some(live) => live.bios.push(bio),
+            None => bio.complete(Status::Io),
+        }
+    }
+}
+
+impl Target for WriteCache {
+    fn kind(&self) -> &'static str {
+        "writecache"
+    }
+
+    fn table(&self) -> String {
+        self.config.table()
+    }
+
+    fn status(&self) -> String {
+        self.cache().map_or_else(String::new, |c| c.status_line())
+    }
+
+    fn deps(&self) -> Vec<String> {
+        vec![self.config.origin.clone(), self.config.cache.clone()]
+    }
+
+    fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
+        Box::pin(async move {
+            let word = match &words[..] {
+                [one] => one.to_ascii_lowercase(),
+                _ => String::new(),
+            };
+            match word.as_str() {
+                "flush" => {
+                    let cache = self.running()?;
+                    cache.write_back_all().await.map_err(|s| self.io_failed(s))?;
+                }
+                "flush_on_suspend" => self.flush_on_suspend.set(true),
+                "clear_stats" => {
+                    if let Some(cache) = self.cache() {
+                        cache.stats.clear();
+                    }
+                }
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "writecache: unknown message `{}`: flush, flush_on_suspend, clear_stats \
+                         are allowed",
+                        words.join(" ")
+                    )));
+                }
+            }
+            Ok(String::new())
+        })
+    }
+
+    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            let Some(cache) = self.cache().filter(|c| !c.stopping.get()) else { return Ok(()) };
+            let mut outcome = Ok(());
+            if self.flush_on_suspend.replace(false) {
+                outcome = cache.write_back_all().await;
+            }
+            cache.stopping.set(true);
+            cache.changed.wake_all();
+            cache.changed.wait_for(|| cache.tasks.get() == 0).await;
+            // A cache that had failed before has told so; a commit that fails now tells.
+            if cache.health().is_ok() {
+                outcome = outcome.and(cache.commit().await);
+            }
+            outcome.map_err(|s| self.io_failed(s))
+        })
+    }
+
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            // A cache that has failed stays so: what it acknowledged without a flush is known only
+            // here. A new table makes a new cache, which knows what the media know.
+            if let Some(cache) = self.cache() {
+                self.start(&cache);
+                return Ok(());
+            }
+            let (origin, device) = (self.origin.clone(), self.device.clone());
+            let config = self.config.clone();
+            let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
+            let handler = cache.clone();
+            let bios = Workers::new(BIOS_MAX, move |bio: Bio| {
+                let cache = handler.clone();
+                async move {
+                    let status = cache.handle(&bio).await;
+                    bio.complete(status);
+                }
+            });
+            self.start(&cache);
+            *self.live.borrow_mut() = Some(Live { cache, bios });
+            Ok(())
+        })
+    }
+
+    fn attributes(&self) -> Vec<&'static str> {
+        ATTRIBUTES.to_vec()
+    }
+
+    fn get_attribute(&self, name: &str) -> Result<String, Error> {
+        let cache = self.cache().ok_or_else(|| {
+            Error::busy(format!("writecache {}: was never resumed: {name} is not known", self.name))
+        })?;
+        cache.attribute(name)
+    }
+
+    fn set_attribute(&self, name: &str, _value: &str) -> Result<(), Error> {
+        let known = ATTRIBUTES.contains(&name);
+        let why = if known { "is read-only" } else { "is not there" };
+        Err(Error::invalid(format!("writecache: attribute `{name}` {why}")))
+    }
+
+    fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {
+        self.cache().map(|c| c.dirty_runs(at, len))
+    }
+}
+
+impl Drop for WriteCache {
+    fn drop(&mut self) {
+        if let Some(live) = self.live.borrow_mut().take() {
+            live.cache.stopping.set(true);
+            if !block::crashing() {
+                live.cache.changed.wake_all();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for WriteCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WriteCache({})", self.name)
+    }
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writes: to free slots of the cache device, in runs; then the map; then, for FUA, a commit.
+//!
+//! Cost of a 4 KiB write: one write of the cache device, shared with its neighbours in a larger
+//! bio. FUA adds a commit: one record write and one flush, shared with whoever commits too.
+use std::ops::Range;
+
+use block::{Bio, Bufs, Class, Flags, Nanos, Op, Sector, Status};
+use reactor::BioFuture;
+use smallvec::SmallVec;
+
+use crate::cache::Cache;
+use crate::config::Mutation;
+use crate::slots::State;
+
+/// Runs of slots that one bio writes at once before it waits for them.
+const PARTS_MAX: usize = 32;
+
+/// Zeroes up to this length go through the cache; longer ranges would only push data out of it.
+pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
+
+/// A part of a bio on its way into a run of slots.
+struct Part {
+    /// Blocks of the bio, counted from its first.
+    blocks: Range<usize>,
+    slots: Range<u32>,
+    io: BioFuture,
+}
+
+impl Cache {
+    pub(crate) async fn write(
+        &self,
+        sector: Sector,
+        bufs: &Bufs,
+        class: Class,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        self.health()?;
+        let size = self.block_bytes();
+        let first = sector.0 / self.config.block_sectors();
+        let count = bufs.len_bytes() / size;
+        self.stats.writes.add(count as u64);
+        self.pace(count).await;
+        let mut done = 0;
+        while done < count {
+            self.wait_for_slot().await?;
+            let mut parts = SmallVec::<[Part; 2]>::new();
+            while done < count && parts.len() < PARTS_MAX {
+                let max = u32::try_from(count - done).unwrap_or(u32::MAX);
+                let Some(slots) = self.slots.borrow_mut().allocate(max) else { break };
+                let blocks = done..done + slots.len();
+                done = blocks.end;
+                let data = bufs.slice(blocks.start * size..blocks.end * size);
+                let at = self.slot_sector(slots.start);
+                let io = reactor::write(&*self.device, Flags::empty(), class, at, data);
+                parts.push(Part { blocks, slots, io });
+            }
+            if self.mutation(Mutation::RecordBeforeData) {
+                for part in &parts {
+                    self.install(first, &part.blocks, &part.slots, bufs);
+                }
+            }
+            let mut outcome = Ok(());
+            for part in parts {
+                let written = part.io.await;
+                if self.mutation(Mutation::RecordBeforeData) {
+                    continue;
+                }
+                if written.is_err() {
+                    // Nothing refers to these slots: the blocks keep what they held before.
+                    part.slots.for_each(|slot| self.slots.borrow_mut().abandon(slot));
+                    outcome = outcome.and(written);
+                    continue;
+                }
+                self.changed_room().await;
+                self.install(first, &part.blocks, &part.slots, bufs);
+            }
+            self.changed.wake_all();
+            outcome?;
+        }
+        if flags.contains(Flags::FUA) && !self.mutation(Mutation::IgnoreFua) {
+            self.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
+    async fn pace(&self, blocks: usize) {
+        let free = u64::from(self.free_blocks());
+        let delay = self.pacer.borrow_mut().delay_ns(blocks as u64, free, reactor::now().0);
+        if delay > 0 {
+            self.stats.throttled_ns.add(delay);
+            reactor::sleep(Nanos(delay)).await;
+        }
+    }
+
+    fn install(&self, first: u64, blocks: &Range<usize>, slots: &Range<u32>, bufs: &Bufs) {
+        for (index, slot) in blocks.clone().zip(slots.clone()) {
+            let block = first + index as u64;
+            let crc = self.checksum_of(bufs, index);
+            let mut map = self.slots.borrow_mut();
+            match map.find(block) {
+                Some(old) if old.committed => self.stats.write_hits_committed.add(1),
+                Some(_) => self.stats.write_hits_uncommitted.add(1),
+                None => self.stats.writes_allocated.add(1),
+            }
+            map.install(block, slot, crc);
+            self.installs.set(self.installs.get() + 1);
+            if self.mutation(Mutation::ReuseBeforeCommit) {
+                map.free_limbo_at_once();
+            }
+        }
+    }
+
+    /// Waits until there is a free slot, or the cache has failed.
+    async fn wait_for_slot(&self) -> Result<(), Status> {
+        if self.counts().free == 0 {
+            self.stats.writes_blocked.add(1);
+            self.starved.set(self.starved.get() + 1);
+            self.changed.wake_all();
+            self.changed.wait_for(|| self.counts().free > 0 || self.health().is_err()).await;
+            self.starved.set(self.starved.get() - 1);
+        }
+        self.health()
+    }
+
+    /// Discard, and write zeroes to a long range: the origin first, durably; then the blocks leave
+    /// the cache. A crash in between finds them still cached, with what they held before.
+    ///
+    /// Cost: one request and one flush of the origin, and a commit if the log calls any of the
+    /// blocks clean.
+    pub(crate) async fn clear(&self, bio: &Bio) -> Result<(), Status> {
+        self.health()?;
+        let sectors = self.config.block_sectors();
+        let range = bio.sector.0 / sectors..bio.end().0 / sectors;
+        // I4: no origin write of these blocks is in flight, and none begins.
+        self.lock_origin(range.clone()).await?;
+        let cleared = self.clear_locked(bio, &range).await;
+        self.writeback.unlock(range);
+        self.changed.wake_all();
+        match cleared {
+            // A discard that the origin does not know is no promise broken: nothing happened.
+            Err(Status::NotSupported) if bio.op == Op::Discard => return Ok(()),
+            other => other?,
+        }
+        if bio.flags.contains(Flags::FUA) {
+            self.commit().await?;
+        }
+        Ok(())
+    }
+
+    async fn clear_locked(&self, bio: &Bio, range: &Range<u64>) -> Result<(), Status> {
+        let live = self.slots.borrow().live_in(range.clone());
+        for part in live.chunks(64) {
+            self.changed_room().await;
+            let mut slots = self.slots.borrow_mut();
+            part.iter().for_each(|&(block, held)| slots.make_dirty(block, held));
+        }
+        // As WB3: while the log calls a block clean, the origin may not change.
+        if self.commits.is_running() || self.slots.borrow().any_changed(range) {
+            self.commit().await?;
+        }
+        self.clear_origin(bio).await?;
+        for part in live.chunks(64) {
+            self.changed_room().await;
+            let mut slots = self.slots.borrow_mut();
+            for &(block, held) in part {
+                slots.drop_block(block, held); // a newer version that came meanwhile stays
+            }
+        }
+        if bio.op == Op::Discard {
+            self.stats.discards.add(live.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Waits until the log has caught up with most of what has changed. A failed commit is not
+    /// this caller's error: whoever asks for durability hears of it.
+    pub(crate) async fn changed_room(&self) {
+        if self.counts().changed >= self.changed_max() {
+            self.commit().await.ok();
+        }
+    }
+
+    /// Write zeroes to a short range: data like any other, whole or not at all after a crash.
+    pub(crate) async fn write_zero_blocks(&self, bio: &Bio) -> Result<(), Status> {
+        let bytes = usize::try_from(bio.len.bytes()).expect("at most ZEROES_CACHED_BYTES_MAX");
+        let zero = block::Buf::zeroed(bytes);
+        self.write(bio.sector, &zero.all().into(), bio.class, bio.flags).await
+    }
+
+    async fn clear_origin(&self, bio: &Bio) -> Result<(), Status> {
+        let (at, len) = (bio.sector, bio.len);
+        let origin = &*self.origin;
+        let asked = match bio.op {
+            Op::Discard => reactor::discard(origin, bio.class, at, len).await,
+            Op::WriteZeroes => reactor::write_zeroes(origin, bio.flags, bio.class, at, len).await,
+            Op::Read | Op::Write | Op::Flush => unreachable!("only called for these two"),
+        };
+        match asked {
+            Err(Status::NotSupported) if bio.op == Op::WriteZeroes => {
+                self.write_zeroes_by_hand(bio).await?;
+            }
+            outcome => outcome?,
+        }
+        let flushed = self.flush_origin(bio.class).await;
+        if let Err(status) = flushed {
+            self.fail(status); // what writeback has written may be lost with it
+        }
+        flushed
+    }
+
+    async fn write_zeroes_by_hand(&self, bio: &Bio) -> Result<(), Status> {
+        const PIECE_BYTES: u64 = 1 << 20;
+        let zero =
+            block::Buf::zeroed(usize::try_from(PIECE_BYTES.min(bio.len.bytes())).expect("≤ 1 MiB"));
+        let mut at = bio.sector;
+        while at < bio.end() {
+            let bytes = (bio.end() - at).bytes().min(PIECE_BYTES);
+            let piece = zero.slice(0..usize::try_from(bytes).expect("at most 1 MiB"));
+            let len = Sector::from_bytes(bytes);
+            reactor::write(&*self.origin, Flags::empty(), Class::Normal, at, piece.into()).await?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Whether a found block can be served from the cache.
+    pub(crate) fn is_readable(state: State) -> bool {
+        matches!(state, State::Dirty | State::Clean)
+    }
+}

@@ -27,7 +27,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy."
 )]
 pub(crate) struct Cli {
     /// Where the daemon's sockets are [default: $MILLPOND_RUN_DIR, else /run/millpond for root,
-    /// else $XDG_RUNTIME_DIR/millpond]
+    /// else $XDG_RUNTIME_DIR/millpond; for `run` a temporary directory]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
 

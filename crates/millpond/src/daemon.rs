@@ -58,11 +58,9 @@ impl Daemon {
         }
         let lock = run_dir.take()?;
         let (core, thread) = Core::start(options.default_export.clone())?;
-        let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd)).await??;
+        let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;
         let (files, nbd): (Vec<FileId>, Vec<Addr>) = taken.into_iter().unzip();
-        for device in devices {
-            create(&core, device).await?;
-        }
+        create(&core, devices).await?;
         let sockets = unix_paths(nbd.iter().chain(&http));
         let listeners: Vec<Listener> =
             http.iter().map(Listener::bind).collect::<Result<_, Failure>>()?;
@@ -112,18 +110,22 @@ impl Daemon {
     }
 }
 
-async fn create(core: &Core, device: DeviceConfig) -> Result<(), Failure> {
-    let DeviceConfig { place, name, uuid, table } = device;
-    let new = api::Create { name: name.clone(), uuid, table: Some(table) };
-    let done = core.call(async move |e: Rc<Engine>| e.create(new).await).await?;
-    done.map_err(|mut failure| {
-        // The message names the device already where it can.
-        if !failure.message.starts_with(&format!("{name}: ")) {
-            failure = failure.within(&name);
+async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> {
+    let new = |d: &DeviceConfig| api::Create {
+        name: d.name.clone(),
+        uuid: d.uuid.clone(),
+        table: Some(d.table.clone()),
+    };
+    let all: Vec<api::Create> = devices.iter().map(new).collect();
+    let done = core.call(async move |e: Rc<Engine>| e.create_all(all).await).await?;
+    done.map_err(|(nth, mut failure)| {
+        let DeviceConfig { place, name, .. } = &devices[nth];
+        // The message names the device already where it can; it is said once.
+        if let Some(rest) = failure.message.strip_prefix(&format!("{name}: ")) {
+            failure.message = rest.into();
         }
-        failure.within(format!("{place}: device"))
-    })?;
-    Ok(())
+        failure.within(format!("{place}: device {name}"))
+    })
 }
 
 fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {

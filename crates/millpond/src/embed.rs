@@ -47,11 +47,12 @@ impl Drop for PrivateDir {
     }
 }
 
-/// Runs the command and returns what to exit with.
-pub(crate) async fn run(args: &RunArgs) -> Result<u8, Failure> {
+/// Runs the command and returns what to exit with. Without `run_dir` it is a private one.
+pub(crate) async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
     let table = read_table(&args.table)?;
-    let dir = PrivateDir::new()?;
-    let run_dir = RunDir::at(&dir.0)?;
+    let private = if run_dir.is_some() { None } else { Some(PrivateDir::new()?) };
+    let dir = private.as_ref().map(|d| d.0.as_path()).or(run_dir);
+    let run_dir = RunDir::at(dir.expect("one of the two is there"))?;
     let device = DeviceConfig { place: "run".into(), name: args.name.clone(), uuid: None, table };
     let config = Config { devices: vec![device], ..Config::default() };
     // Before the command starts, so that none gets lost.

@@ -19,6 +19,8 @@ use uring::Files;
 use crate::addr::Addr;
 use crate::exports::DmExports;
 use crate::leaf::Leaves;
+use crate::patience::{STARTING, patiently};
+use crate::targets;
 
 /// Time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a little.
 const DRAIN: Nanos = Nanos::from_secs(35);
@@ -26,12 +28,14 @@ const DRAIN: Nanos = Nanos::from_secs(35);
 const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
 /// How often shutdown looks whether they have.
 const LOOK: Nanos = Nanos::from_millis(5);
+/// How often `wait` looks at the event number; a person or a script waits there.
+const LOOK_EVENT: Nanos = Nanos::from_millis(20);
 /// Only its owner may connect.
 const SOCKET_MODE: u32 = 0o600;
 
 pub(crate) struct Engine {
     pub(crate) dm: Rc<Dm>,
-    pub(crate) leaves: Rc<Leaves>,
+    pub(crate) leaves: Leaves,
     pub(crate) server: Server,
     files: Files,
     ended: Cell<bool>,
@@ -39,8 +43,9 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(files: Files, default_export: Option<String>) -> Engine {
-        let leaves = Rc::new(Leaves::new(files.clone()));
-        let dm = Dm::new(leaves.clone());
+        let leaves = Leaves::new(files.clone());
+        let dm = Dm::new(Rc::new(leaves.clone()));
+        targets::register(&dm);
         let exports = DmExports::new(dm.clone(), default_export);
         let server = Server::new(Rc::new(exports), Options::default());
         Engine { dm, leaves, server, files, ended: Cell::new(false) }
@@ -57,21 +62,21 @@ impl Engine {
     }
 
     /// Takes addresses for the NBD server, without serving yet; returns them as they came out.
-    pub(crate) fn listen(&self, addrs: &[Addr]) -> Result<Vec<(FileId, Addr)>, Failure> {
+    pub(crate) async fn listen(&self, addrs: &[Addr]) -> Result<Vec<(FileId, Addr)>, Failure> {
         let mut taken = Vec::new();
         for addr in addrs {
-            let listening = match addr {
-                Addr::Unix(path) => {
-                    self.files.listen_unix(path, SOCKET_MODE).map(|file| (file, addr.clone()))
-                }
-                Addr::Tcp(tcp) => {
-                    self.files.listen_tcp(*tcp).map(|(file, tcp)| (file, Addr::Tcp(tcp)))
-                }
-            };
+            let listening = patiently(STARTING, || self.listen_once(addr)).await;
             let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
             taken.push(listening.map_err(failed)?);
         }
         Ok(taken)
+    }
+
+    fn listen_once(&self, addr: &Addr) -> Result<(FileId, Addr), Error> {
+        match addr {
+            Addr::Unix(path) => Ok((self.files.listen_unix(path, SOCKET_MODE)?, addr.clone())),
+            Addr::Tcp(tcp) => self.files.listen_tcp(*tcp).map(|(file, tcp)| (file, Addr::Tcp(tcp))),
+        }
     }
 
     /// Serves NBD to who connects.
@@ -79,6 +84,19 @@ impl Engine {
         for listener in listeners {
             self.server.serve(*listener);
         }
+    }
+
+    /// Creates the devices of a config, in order; on failure tells which one it was about.
+    pub(crate) async fn create_all(
+        &self,
+        devices: Vec<api::Create>,
+    ) -> Result<(), (usize, Failure)> {
+        self.leaves.set_patience(STARTING);
+        for (nth, device) in devices.into_iter().enumerate() {
+            self.create(device).await.map_err(|failure| (nth, failure))?;
+        }
+        self.leaves.set_patience(Nanos::ZERO);
+        Ok(())
     }
 
     pub(crate) async fn create(&self, new: api::Create) -> Result<api::Changed, Failure> {
@@ -135,6 +153,24 @@ impl Engine {
     pub(crate) async fn message(&self, name: &str, m: api::Message) -> Result<api::Reply, Failure> {
         let reply = self.dm.message(name, Sector(m.sector), m.words).await?;
         Ok(api::Reply { reply })
+    }
+
+    /// Waits until the event number is not `seen` (by default the one now), or until nobody waits
+    /// any more. Looks from time to time: the sign that a client has gone comes from a thread
+    /// that can't wake a task here.
+    pub(crate) async fn wait(
+        &self,
+        name: &str,
+        seen: Option<u32>,
+        waiting: &std::sync::Weak<()>,
+    ) -> Result<api::Event, Failure> {
+        let device = self.dm.get(name)?;
+        let event_nr = || device.info().event_nr;
+        let seen = seen.unwrap_or_else(event_nr);
+        while event_nr() == seen && waiting.strong_count() > 0 {
+            sleep(LOOK_EVENT).await;
+        }
+        Ok(api::Event { event_nr: event_nr() })
     }
 
     pub(crate) fn devices(&self) -> Vec<api::Device> {

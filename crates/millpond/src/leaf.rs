@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Leaves: what tables name besides mapped devices. Paths, `mem:SIZE` and `null:SIZE`.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Sector};
+use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Sector};
 use dm::Resolver;
 use queue::{Leaf, Mem, Null, Stats};
 use uring::{Files, OpenOptions};
+
+use crate::patience::patiently;
 
 /// An open leaf. Dropping the last reference closes it.
 pub(crate) enum OpenLeaf {
@@ -57,63 +59,74 @@ impl Drop for OpenLeaf {
     }
 }
 
-/// Opens leaves, and remembers which are open and what there was to say about them.
-pub(crate) struct Leaves {
+/// Opens leaves, and remembers which are open and what there was to say about them. Clones are the
+/// same.
+#[derive(Clone)]
+pub(crate) struct Leaves(Rc<Shared>);
+
+struct Shared {
     files: Files,
     open: RefCell<Vec<Weak<OpenLeaf>>>,
     warnings: RefCell<Vec<String>>,
+    patience: Cell<Nanos>,
 }
 
 impl Leaves {
     pub(crate) fn new(files: Files) -> Leaves {
-        Leaves { files, open: RefCell::default(), warnings: RefCell::default() }
+        let (open, warnings) = (RefCell::default(), RefCell::default());
+        Leaves(Rc::new(Shared { files, open, warnings, patience: Cell::new(Nanos::ZERO) }))
     }
 
     /// The leaves that are open now.
     pub(crate) fn opened(&self) -> Vec<Rc<OpenLeaf>> {
-        self.open.borrow().iter().filter_map(Weak::upgrade).collect()
+        self.0.open.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// What was to say about leaves opened since the last call.
     pub(crate) fn take_warnings(&self) -> Vec<String> {
-        self.warnings.take()
+        self.0.warnings.take()
     }
 
-    fn open_now(&self, word: &str) -> Result<Rc<OpenLeaf>, Error> {
-        let leaf = match parse(word)? {
+    /// How long to wait from now on for what is in use.
+    pub(crate) fn set_patience(&self, patience: Nanos) {
+        self.0.patience.set(patience);
+    }
+
+    async fn open_word(self, word: String) -> Result<Rc<OpenLeaf>, Error> {
+        let leaf = match parse(&word)? {
             Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)),
             Word::Null(capacity) => OpenLeaf::Null(Null::new(word, capacity)),
-            Word::Path(path) => self.open_path(&path)?,
+            Word::Path(path) => patiently(self.0.patience.get(), || self.open_path(&path)).await?,
         };
         let leaf = Rc::new(leaf);
-        let mut open = self.open.borrow_mut();
+        let mut open = self.0.open.borrow_mut();
         open.retain(|l| l.strong_count() > 0);
         open.push(Rc::downgrade(&leaf));
         Ok(leaf)
     }
 
     fn open_path(&self, path: &Path) -> Result<OpenLeaf, Error> {
-        let opened = self.files.open_path(path, OpenOptions::default())?;
+        let opened = self.0.files.open_path(path, OpenOptions::default())?;
         if let Some(warning) = opened.warning {
             tracing::warn!(path = %path.display(), "{warning}");
-            self.warnings.borrow_mut().push(warning);
+            self.0.warnings.borrow_mut().push(warning);
         }
         let name = path.to_string_lossy();
-        Ok(OpenLeaf::File(Leaf::new(name, opened.file, opened.limits), self.files.clone()))
+        Ok(OpenLeaf::File(Leaf::new(name, opened.file, opened.limits), self.0.files.clone()))
     }
 }
 
 impl Resolver for Leaves {
     fn canonical(&self, word: &str) -> String {
         match parse(word) {
-            Ok(Word::Path(path)) => self.files.identity(&path).unwrap_or_else(|_| word.into()),
+            Ok(Word::Path(path)) => self.0.files.identity(&path).unwrap_or_else(|_| word.into()),
             _ => word.into(),
         }
     }
 
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
-        let leaf = self.open_now(word).map(|l| l as Rc<dyn BlockDevice>);
-        Box::pin(async move { leaf })
+        let (leaves, word) = (self.clone(), word.to_owned());
+        Box::pin(async move { Ok(leaves.open_word(word).await? as Rc<dyn BlockDevice>) })
     }
 }
 

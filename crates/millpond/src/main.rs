@@ -21,13 +21,17 @@ mod daemon;
 mod embed;
 mod engine;
 mod exports;
+#[cfg(test)]
+mod help_tests;
 mod http;
 mod leaf;
 mod log;
 mod metrics;
+mod patience;
 mod progress;
 mod routes;
 mod rundir;
+mod targets;
 mod verbs;
 
 use std::process::ExitCode;
@@ -71,7 +75,9 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Run(args) => {
             log::start(Level::WARN);
             daemon::abort_on_panic();
-            return runtime.block_on(embed::run(&args)).map_err(|f| f.within("run"));
+            return runtime
+                .block_on(embed::run(&args, cli.run_dir.as_deref()))
+                .map_err(|f| f.within("run"));
         }
         Verb::Steer(verb) => {
             let client = Client::new(&RunDir::choose(cli.run_dir.as_deref())?);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The REST API's paths, and what each does. docs/api.md is its manual.
-use std::time::Duration;
+use std::sync::Arc;
 
 use block::{Error, ErrorKind};
 use control::{Failure, api, paths};
@@ -9,12 +9,8 @@ use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::core::Core;
 use crate::http::{State, shutdown};
 use crate::metrics;
-
-/// How often `wait` looks at the event number. A person or a script waits there.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// A request that was understood.
 #[derive(Debug, PartialEq, Eq)]
@@ -185,7 +181,7 @@ async fn of_device(
         Verb::Status => json(&core.call(async move |e| e.status(&name)).await??),
         Verb::Table => json(&core.call(async move |e| e.table(&name)).await??),
         Verb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
-        Verb::Wait(seen) => json(&wait(state, &name, seen).await?),
+        Verb::Wait(seen) => json(&wait(state, name, seen).await?),
         Verb::Attributes => json(&core.call(async move |e| e.attributes(&name)).await??),
         Verb::GetAttribute(attr) => {
             json(&core.call(async move |e| e.attribute(&name, &attr)).await??)
@@ -197,29 +193,16 @@ async fn of_device(
     }
 }
 
-/// Waits until the event number is not `seen`. Looks from time to time instead of leaving a task on
-/// the core, which would stay there after a client that has gone.
-async fn wait(state: &State, name: &str, seen: Option<u32>) -> Result<api::Event, Failure> {
+/// Waits for an event, as long as the client does and the daemon is not told to end.
+async fn wait(state: &State, name: String, seen: Option<u32>) -> Result<api::Event, Failure> {
+    let waiting = Arc::new(());
+    let waits = Arc::downgrade(&waiting);
     let mut closing = state.closing.clone();
-    let mut seen = seen;
-    loop {
-        let event_nr = event_nr(&state.core, name).await?;
-        if seen.is_some_and(|seen| seen != event_nr) {
-            return Ok(api::Event { event_nr });
-        }
-        seen = Some(event_nr);
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            () = shutdown(&mut closing) => {
-                return Err(Error::busy("the daemon is shutting down").into());
-            }
-        }
+    // What drops this future drops `waiting` too, and the core stops looking.
+    tokio::select! {
+        event = state.core.call(async move |e| e.wait(&name, seen, &waits).await) => event?,
+        () = shutdown(&mut closing) => Err(Error::busy("the daemon is shutting down").into()),
     }
-}
-
-async fn event_nr(core: &Core, name: &str) -> Result<u32, Failure> {
-    let name = name.to_owned();
-    Ok(core.call(async move |e| e.device(&name)).await??.event_nr)
 }
 
 /// Reads a body. An empty one is `{}`.

@@ -238,9 +238,11 @@ async fn lines(
 
 async fn info(client: &Client, a: &InfoArgs) -> Done {
     let devices = devices(client, &a.name).await?;
-    show(&a.listing, &devices, || {
-        if a.columns { text::info_columns(&devices) } else { text::info(&devices) }
-    })
+    let text = || if a.columns { text::info_columns(&devices) } else { text::info(&devices) };
+    match &a.name {
+        Some(_) => show(&a.listing, &devices[0], text),
+        None => show(&a.listing, &devices, text),
+    }
 }
 
 async fn ls(client: &Client, a: &LsArgs) -> Done {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The help texts and man pages are pinned: who changes one sees it in the diff. To take a change
+//! over: `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond help`.
+use std::path::{Path, PathBuf};
+
+use clap::{Command, CommandFactory};
+
+use crate::cli::Cli;
+
+/// Every command with its full name: `millpond`, `millpond-create`, ...
+fn commands() -> Vec<(String, Command)> {
+    let mut root = Cli::command();
+    root.build();
+    let mut all = vec![("millpond".to_owned(), root.clone())];
+    for sub in root.get_subcommands() {
+        let full = format!("millpond-{}", sub.get_name());
+        let spaced = format!("millpond {}", sub.get_name());
+        all.push((full.clone(), sub.clone().display_name(full).bin_name(spaced)));
+    }
+    all
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Compares with what is in the repository, or puts it there when asked to.
+fn pin(path: &Path, now: &[u8]) {
+    if std::env::var_os("MILLPOND_UPDATE_DOCS").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, now).unwrap();
+        return;
+    }
+    let pinned = std::fs::read(path).unwrap_or_default();
+    assert!(
+        pinned == now,
+        "{} is not what the program says; `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond help` \
+         takes it over:\n{}",
+        path.display(),
+        String::from_utf8_lossy(now)
+    );
+}
+
+#[test]
+fn help_of_every_verb_is_pinned_and_has_examples() {
+    for (name, mut command) in commands() {
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("Examples:\n  "), "{name} --help has no examples:\n{help}");
+        pin(&root().join(format!("crates/millpond/tests/help/{name}.txt")), help.as_bytes());
+    }
+}
+
+/// A man page: clap's sections, and what follows the help as sections of its own.
+fn man_page(command: Command) -> Vec<u8> {
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let subcommands = command.has_subcommands();
+    let man = clap_mangen::Man::new(command.after_help(""));
+    let mut page = Vec::new();
+    man.render_title(&mut page).unwrap();
+    man.render_name_section(&mut page).unwrap();
+    man.render_synopsis_section(&mut page).unwrap();
+    man.render_description_section(&mut page).unwrap();
+    man.render_options_section(&mut page).unwrap();
+    if subcommands {
+        man.render_subcommands_section(&mut page).unwrap();
+    }
+    page.extend(roff_sections(&after).bytes());
+    page
+}
+
+/// `Examples:` and indented lines, `Exit codes: ...`, and plain paragraphs, as roff.
+fn roff_sections(after: &str) -> String {
+    let mut out = String::new();
+    for paragraph in after.split("\n\n").filter(|p| !p.is_empty()) {
+        let text = paragraph.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
+        if let Some(examples) = text.strip_prefix("Examples:\n") {
+            out.push_str(&format!(".SH EXAMPLES\n.nf\n{examples}\n.fi\n"));
+        } else if let Some(codes) = text.strip_prefix("Exit codes: ") {
+            out.push_str(&format!(".SH EXIT STATUS\n{codes}\n"));
+        } else {
+            out.push_str(&format!(".SH NOTES\n{text}\n"));
+        }
+    }
+    out
+}
+
+#[test]
+fn man_page_of_every_verb_is_what_its_help_says() {
+    for (name, command) in commands() {
+        pin(&root().join(format!("docs/man/{name}.1")), &man_page(command));
+    }
+}
+
+#[test]
+fn the_grammar_has_no_contradictions() {
+    Cli::command().debug_assert();
+}

@@ -36,6 +36,8 @@ pub(crate) struct Cache {
     pub(crate) superblock: RefCell<Superblock>,
     pub(crate) log: Log,
     pub(crate) commits: Group,
+    pub(crate) device_flush: Group,
+    pub(crate) origin_flush: Group,
     pub(crate) writeback: Writeback,
     pub(crate) watermarks: Watermarks,
     pub(crate) pacer: RefCell<Pacer>,
@@ -51,6 +53,9 @@ pub(crate) struct Cache {
     failed: Cell<Option<Status>>,
     /// No new background work; set by suspend.
     pub(crate) stopping: Cell<bool>,
+    /// Nothing more is committed; ends the checkpoint task, which runs while `checkpoints_on`.
+    pub(crate) quiesced: Cell<bool>,
+    pub(crate) checkpoints_on: Cell<bool>,
     /// The live period, so that a task that slept through a suspend knows that it is over.
     pub(crate) period: Cell<u64>,
     /// Background tasks that have not ended.
@@ -83,6 +88,8 @@ impl Cache {
             superblock: RefCell::new(superblock),
             log,
             commits: Group::default(),
+            device_flush: Group::default(),
+            origin_flush: Group::default(),
             writeback: Writeback::default(),
             watermarks,
             pacer: RefCell::new(pacer),
@@ -92,6 +99,8 @@ impl Cache {
             starved: Cell::new(0),
             failed: Cell::new(None),
             stopping: Cell::new(false),
+            quiesced: Cell::new(false),
+            checkpoints_on: Cell::new(false),
             period: Cell::new(0),
             tasks: Cell::new(0),
             config,
@@ -127,6 +136,7 @@ impl Cache {
             self.failed.set(Some(status));
         }
         self.changed.wake_all();
+        self.log.room.wake_all();
     }
 
     pub(crate) fn sector_of(&self, block: u64) -> Sector {

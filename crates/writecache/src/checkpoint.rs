@@ -26,21 +26,25 @@ use crate::config::Mutation;
 const UNITS_PER_WRITE: usize = 64;
 
 impl Cache {
-    /// A task: writes a checkpoint whenever half of the log is used.
+    /// A task: writes a checkpoint whenever half of the log is used. It outlives the other tasks
+    /// at suspend, because their commits may need the room that it makes.
     pub(crate) async fn checkpoint_task(self: Rc<Cache>) {
         let half = u64::from(self.geometry.log_units / 2);
+        self.checkpoints_on.set(true);
         loop {
             let due = || self.log.used() >= half;
-            let stop = || self.stopping.get() || self.health().is_err();
+            let stop = || self.quiesced.get() || self.health().is_err();
             self.changed.wait_for(|| due() || stop()).await;
             if stop() {
-                return;
+                break;
             }
             if let Err(status) = self.checkpoint().await {
                 self.fail(status);
             }
             self.log.room.wake_all();
         }
+        self.checkpoints_on.set(false);
+        self.changed.wake_all();
     }
 
     async fn checkpoint(&self) -> Result<(), Status> {

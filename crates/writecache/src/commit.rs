@@ -134,13 +134,27 @@ impl Cache {
         reactor::write(&*self.device, Flags::SYNC | Flags::META, Class::Foreground, at, data.into())
     }
 
+    /// Flushes the cache device. One flush of a device is in flight at a time: a flush that fails
+    /// may take with it what another one, which succeeds, was sent to save; so the failure must be
+    /// known before the next begins (I8).
     pub(crate) async fn flush_device(&self) -> Result<(), Status> {
-        self.stats.cache_flushes.add(1);
-        reactor::flush(&*self.device, Class::Foreground).await
+        let flush = async || {
+            self.stats.cache_flushes.add(1);
+            let flushed = reactor::flush(&*self.device, Class::Foreground).await;
+            flushed.unwrap_or_else(|status| self.fail(status));
+        };
+        self.device_flush.join(flush).await;
+        self.health()
     }
 
+    /// Flushes the origin; as [`Cache::flush_device`].
     pub(crate) async fn flush_origin(&self, class: Class) -> Result<(), Status> {
-        self.stats.origin_flushes.add(1);
-        reactor::flush(&*self.origin, class).await
+        let flush = async || {
+            self.stats.origin_flushes.add(1);
+            let flushed = reactor::flush(&*self.origin, class).await;
+            flushed.unwrap_or_else(|status| self.fail(status));
+        };
+        self.origin_flush.join(flush).await;
+        self.health()
     }
 }

@@ -118,16 +118,13 @@ impl WriteCache {
     /// Starts the background tasks of a live period.
     fn start(&self, cache: &Rc<Cache>) {
         cache.stopping.set(false);
+        cache.quiesced.set(false);
         self.period.set(self.period.get() + 1);
         cache.period.set(self.period.get());
         reactor::spawn(cache.clone().pick_task());
         reactor::spawn(cache.clone().settle_task());
         reactor::spawn(cache.clone().reclaim_task());
-        let checkpoints = cache.clone();
-        reactor::spawn(async move {
-            let _guard = TaskGuard::new(&checkpoints);
-            checkpoints.clone().checkpoint_task().await;
-        });
+        reactor::spawn(cache.clone().checkpoint_task());
         reactor::spawn(cache.clone().commit_when_many_task());
         reactor::spawn(cache.clone().commit_when_old_task());
     }
@@ -300,6 +297,9 @@ impl Target for WriteCache {
             if cache.health().is_ok() {
                 outcome = outcome.and(cache.commit().await);
             }
+            cache.quiesced.set(true);
+            cache.changed.wake_all();
+            cache.changed.wait_for(|| !cache.checkpoints_on.get()).await;
             outcome.map_err(|s| self.io_failed(s))
         })
     }
@@ -355,6 +355,7 @@ impl Drop for WriteCache {
     fn drop(&mut self) {
         if let Some(live) = self.live.borrow_mut().take() {
             live.cache.stopping.set(true);
+            live.cache.quiesced.set(true);
             if !block::crashing() {
                 live.cache.changed.wake_all();
             }

@@ -203,11 +203,7 @@ impl Cache {
             }
             outcome => outcome?,
         }
-        let flushed = self.flush_origin(bio.class).await;
-        if let Err(status) = flushed {
-            self.fail(status); // what writeback has written may be lost with it
-        }
-        flushed
+        self.flush_origin(bio.class).await
     }
 
     async fn write_zeroes_by_hand(&self, bio: &Bio) -> Result<(), Status> {

@@ -293,13 +293,13 @@ impl Cache {
     async fn settle(&self) {
         let wb = &self.writeback;
         let written = wb.written.take();
-        if !self.mutation(Mutation::FreeBeforeOriginDurable)
-            && let Err(status) = self.flush_origin(Class::Background).await
-        {
-            self.fail(status);
-        }
+        let durable = if self.mutation(Mutation::FreeBeforeOriginDurable) {
+            Ok(())
+        } else {
+            self.flush_origin(Class::Background).await
+        };
         // I3: durable on the origin now, so the copies in the cache are no longer needed.
-        if self.health().is_ok() {
+        if durable.is_ok() {
             for part in written.chunks(256) {
                 self.changed_room().await;
                 let mut slots = self.slots.borrow_mut();

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Parts of the benches: a load generator, processes under measurement, medians.
+//!
+//! Every bench alternates what it compares within one run, prints medians as a table for people,
+//! and as its last line one JSON object.
+
+pub mod load;
+pub mod median;
+pub mod peer;
+pub mod process;
+
+/// Seconds since some moment; the benches are where real time is the subject.
+pub fn clock() -> f64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}

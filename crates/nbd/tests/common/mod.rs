@@ -29,6 +29,8 @@ struct Pending {
     sqe: Sqe,
     /// What a send has still to move.
     left: VecDeque<u8>,
+    /// A shutdown has had its effect; its own outcome comes after what it ended.
+    shut: bool,
 }
 
 #[derive(Default)]
@@ -144,9 +146,13 @@ impl World {
                 }
             }
             (SqeOp::Shutdown, File::Listener { shut, .. } | File::Socket { shut, .. }) => {
+                if std::mem::replace(&mut p.shut, true) {
+                    return done(0);
+                }
                 *shut = true;
+                self.moved = true;
                 self.end_stream_to_peer(id);
-                done(0)
+                None
             }
             (SqeOp::Close, _) => {
                 assert!(!self.pending.iter().any(|q| q.sqe.file.0 == id), "closed under a request");
@@ -185,7 +191,7 @@ impl Driver for Net {
             if let SqeOp::Send { bufs } = &sqe.what {
                 bufs.for_each(|b| left.extend(b));
             }
-            self.0.borrow_mut().pending.push(Pending { sqe, left });
+            self.0.borrow_mut().pending.push(Pending { sqe, left, shut: false });
         }
     }
     fn post(&mut self, _to: CoreId, msg: Msg) {

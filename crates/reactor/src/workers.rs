@@ -9,9 +9,22 @@ use std::task::{Poll, Waker};
 
 use crate::core::spawn;
 
+/// A worker that waits for an item; `listed` says that it is on the idle list.
+struct Idle {
+    waker: Waker,
+    listed: Rc<Cell<bool>>,
+}
+
+impl Idle {
+    fn wake(self) {
+        self.listed.set(false);
+        self.waker.wake();
+    }
+}
+
 struct Shared<T> {
     queue: RefCell<VecDeque<T>>,
-    idle: RefCell<Vec<Waker>>,
+    idle: RefCell<Vec<Idle>>,
     workers: Cell<usize>,
     busy: Cell<usize>,
     closed: Cell<bool>,
@@ -46,7 +59,8 @@ impl<T: 'static> Workers<T> {
         let start = Box::new(move |shared: Rc<Shared<T>>| {
             let handle = handle.clone();
             spawn(async move {
-                while let Some(item) = next(&shared).await {
+                let listed = Rc::new(Cell::new(false));
+                while let Some(item) = next(&shared, &listed).await {
                     handle(item).await;
                     shared.busy.set(shared.busy.get() - 1);
                 }
@@ -72,20 +86,22 @@ impl<T: 'static> Workers<T> {
     }
 }
 
-async fn next<T>(shared: &Shared<T>) -> Option<T> {
+async fn next<T>(shared: &Shared<T>, listed: &Rc<Cell<bool>>) -> Option<T> {
     poll_fn(|cx| {
-        if let Some(item) = shared.queue.borrow_mut().pop_front() {
-            shared.busy.set(shared.busy.get() + 1);
-            return Poll::Ready(Some(item));
+        let item = shared.queue.borrow_mut().pop_front();
+        if item.is_none() && !shared.closed.get() {
+            if !listed.replace(true) {
+                let (waker, listed) = (cx.waker().clone(), listed.clone());
+                shared.idle.borrow_mut().push(Idle { waker, listed });
+            }
+            return Poll::Pending;
         }
-        if shared.closed.get() {
-            return Poll::Ready(None);
+        if listed.replace(false) {
+            // Polled without having been called: it must not be called while it is busy.
+            shared.idle.borrow_mut().retain(|idle| !Rc::ptr_eq(&idle.listed, listed));
         }
-        let mut idle = shared.idle.borrow_mut();
-        if !idle.iter().any(|w| w.will_wake(cx.waker())) {
-            idle.push(cx.waker().clone());
-        }
-        Poll::Pending
+        shared.busy.set(shared.busy.get() + usize::from(item.is_some()));
+        Poll::Ready(item)
     })
     .await
 }

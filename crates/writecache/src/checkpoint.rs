@@ -2,8 +2,8 @@
 //! Checkpoint: the whole map, written while the cache works, so that the log can begin anew.
 //!
 //! ```text
-//!  log:  ... durable │ L ............ changes meanwhile ........... │ commit │ superblock: (area, L)
-//!  map:              └─ slots 0..n written in order, each as it is ─┘
+//!  log:  ... durable │ L ......... changes meanwhile ......... │ commit │ superblock: (area, L)
+//!  map:              └─ slots 0..n in order, each as it stands ─┘
 //! ```
 //!
 //! The dump is fuzzy: a slot is written as it stands when its turn comes. That is right because

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The executor by itself, on a driver that does nothing but tell a clock of its own.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Bufs, Class, CoreId, Flags, Limits, Nanos, Op, Sector, Status};
+use reactor::{Driver, Event, Msg, OnDone, OpResult, Reactor, Sqe, WaitList, Workers};
+
+/// Ends every request at the next `park`; time jumps to whatever is waited for.
+#[derive(Default)]
+struct Clockwork {
+    now: Nanos,
+    done: Vec<Event>,
+    random: u64,
+}
+
+impl Driver for Clockwork {
+    fn now(&self) -> Nanos {
+        self.now
+    }
+    fn submit(&mut self, batch: &mut Vec<Sqe>) {
+        let result = OpResult { status: Status::Ok, value: 0 };
+        let ended = batch.drain(..).map(|s| Event::Cqe { home: s.home, key: s.key, result });
+        self.done.extend(ended);
+    }
+    fn post(&mut self, _to: CoreId, msg: Msg) {
+        self.done.push(Event::Msg(msg));
+    }
+    fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
+        if self.done.is_empty() {
+            self.now = self.now.max(deadline.expect("nothing in flight, so a timer is set"));
+        }
+        out.append(&mut self.done);
+    }
+    fn random(&mut self) -> u64 {
+        self.random += 1;
+        self.random
+    }
+}
+
+fn reactor() -> Reactor {
+    Reactor::enter(CoreId(0), Box::<Clockwork>::default())
+}
+
+/// Keeps bios until it is told to end them.
+#[derive(Default)]
+struct Shelf(RefCell<Vec<Bio>>);
+
+impl BlockDevice for Shelf {
+    fn name(&self) -> &str {
+        "shelf"
+    }
+    fn limits(&self) -> Limits {
+        Limits::new(Sector(8))
+    }
+    fn submit(&self, bio: Bio) {
+        self.0.borrow_mut().push(bio);
+    }
+}
+
+fn flush(device: &dyn BlockDevice) -> reactor::BioFuture {
+    let nowhere = (Sector::ZERO, Sector::ZERO);
+    reactor::io(device, Op::Flush, Flags::empty(), Class::Normal, nowhere, Bufs::new())
+}
+
+#[test]
+fn sleepers_wake_in_order_of_their_time() {
+    let order = Rc::new(RefCell::new(Vec::new()));
+    let log = order.clone();
+    reactor().block_on(async move {
+        for ms in [30, 10, 20] {
+            let log = log.clone();
+            reactor::spawn(async move {
+                reactor::sleep(Nanos::from_millis(ms)).await;
+                log.borrow_mut().push((ms, reactor::now()));
+            });
+        }
+        reactor::sleep(Nanos::from_millis(40)).await;
+    });
+    let at = |ms| (ms, Nanos::from_millis(ms));
+    assert_eq!(*order.borrow(), [at(10), at(20), at(30)]);
+}
+
+#[test]
+fn a_waiter_looks_again_after_every_wake() {
+    let list = Rc::new(WaitList::new());
+    let value = Rc::new(Cell::new(0));
+    let (l, v) = (list.clone(), value.clone());
+    reactor().block_on(async move {
+        let (setter_list, setter) = (l.clone(), v.clone());
+        reactor::spawn(async move {
+            for n in 1..=3 {
+                reactor::sleep(Nanos::from_millis(1)).await;
+                setter.set(n);
+                setter_list.wake_all();
+            }
+        });
+        l.wait_for(|| v.get() == 3).await;
+    });
+    assert_eq!(value.get(), 3);
+    assert!(list.is_empty());
+}
+
+#[test]
+fn workers_take_items_in_order_and_are_kept() {
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let log = seen.clone();
+    reactor().block_on(async move {
+        let handled = log.clone();
+        let workers = Workers::new(2, move |n: u32| {
+            let handled = handled.clone();
+            async move {
+                reactor::sleep(Nanos::from_millis(1)).await;
+                handled.borrow_mut().push(n);
+            }
+        });
+        (0..5).for_each(|n| workers.push(n));
+        assert_eq!(workers.pending(), 5);
+        reactor::sleep(Nanos::from_millis(10)).await;
+        assert_eq!(workers.pending(), 0);
+        workers.push(5);
+        reactor::sleep(Nanos::from_millis(10)).await;
+        assert_eq!(format!("{workers:?}"), "Workers(2 of 2)");
+    });
+    assert_eq!(*seen.borrow(), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn dropped_workers_finish_what_is_queued() {
+    let handled = Rc::new(Cell::new(0));
+    let count = handled.clone();
+    reactor().block_on(async move {
+        let workers = Workers::new(1, move |(): ()| {
+            let count = count.clone();
+            async move {
+                reactor::sleep(Nanos::from_millis(1)).await;
+                count.set(count.get() + 1);
+            }
+        });
+        (0..3).for_each(|_| workers.push(()));
+        drop(workers);
+        reactor::sleep(Nanos::from_millis(10)).await;
+    });
+    assert_eq!(handled.get(), 3);
+}
+
+#[test]
+fn a_chained_completion_tells_the_watcher_before_the_waiter() {
+    struct Watcher(RefCell<Vec<(Status, u64)>>);
+    impl OnDone for Watcher {
+        fn on_done(&self, status: Status, tag: u64) {
+            self.0.borrow_mut().push((status, tag));
+        }
+    }
+    let watcher = Rc::new(Watcher(RefCell::default()));
+    let told = watcher.clone();
+    let outcome = reactor().block_on(async move {
+        let shelf = Shelf::default();
+        let pending = flush(&shelf);
+        let bio = shelf.0.borrow_mut().pop().expect("submitted above");
+        let inner = reactor::chain(bio.done, told.clone(), 7);
+        reactor::chain(inner, told.clone(), 8).complete(Status::NoSpace);
+        assert_eq!(*told.0.borrow(), [(Status::NoSpace, 8), (Status::NoSpace, 7)]);
+        pending.await
+    });
+    assert_eq!(outcome, Err(Status::NoSpace));
+}
+
+#[test]
+fn an_outcome_that_nobody_waits_for_any_more_is_dropped() {
+    reactor().block_on(async {
+        let shelf = Shelf::default();
+        drop(flush(&shelf));
+        let bio = shelf.0.borrow_mut().pop().expect("submitted above");
+        bio.complete(Status::Ok);
+        // The slot is free again: the next request may have it.
+        let next = flush(&shelf);
+        shelf.0.borrow_mut().pop().expect("submitted above").complete(Status::Ok);
+        assert_eq!(next.await, Ok(()));
+    });
+}
+
+#[test]
+fn a_call_from_elsewhere_runs_on_the_core() {
+    let ran_on = Rc::new(Cell::new(None));
+    let seen = ran_on.clone();
+    reactor().block_on(async move {
+        thread_local!(static SEEN: Cell<Option<CoreId>> = const { Cell::new(None) });
+        let call = Box::new(|| SEEN.set(Some(reactor::core_id())));
+        reactor::post(CoreId(0), Msg::Call(call));
+        reactor::sleep(Nanos::from_millis(1)).await;
+        seen.set(SEEN.get());
+    });
+    assert_eq!(ran_on.get(), Some(CoreId(0)));
+}
+
+#[test]
+fn a_power_cut_drops_tasks_and_their_bios_in_silence() {
+    let shelf = Rc::new(Shelf::default());
+    let device = shelf.clone();
+    let reactor = reactor();
+    reactor.on(|| {
+        reactor::spawn(async move {
+            let _ = flush(&*device).await;
+        });
+    });
+    assert!(reactor.run(|| true));
+    assert_eq!(shelf.0.borrow().len(), 1);
+    block::set_crashing(true);
+    shelf.0.borrow_mut().clear();
+    block::set_crashing(false);
+    drop(reactor);
+}
+
+#[test]
+#[should_panic(expected = "bio dropped without completion")]
+fn a_bio_dropped_unfinished_panics() {
+    reactor().block_on(async {
+        let shelf = Shelf::default();
+        let _pending = flush(&shelf);
+        shelf.0.borrow_mut().clear();
+    });
+}

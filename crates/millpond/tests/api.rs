@@ -2,7 +2,9 @@
 //! The REST API by curl, as docs/api.md has it, and its bounds.
 mod common;
 
-use common::Pond;
+use std::os::unix::fs::PermissionsExt;
+
+use common::{Pond, sh};
 use serde_json::{Value, json};
 
 fn parsed(answer: (String, String)) -> (String, Value) {
@@ -108,4 +110,29 @@ fn a_client_that_goes_while_it_waits_disturbs_nobody() {
         assert_eq!(status, "000");
     }
     pond.cli(&["remove", "d"]).ok();
+}
+
+#[test]
+fn another_user_is_turned_away_even_where_the_socket_lets_him_in() {
+    if sh("id", &["-u"]).out.trim() != "0" {
+        eprintln!("skipped: needs root to become another user");
+        return;
+    }
+    // A folder that all may enter, unlike ours.
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |path: &std::path::Path, bits| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(bits)).unwrap();
+    };
+    mode(dir.path(), 0o755);
+    let socket = dir.path().join("open.sock");
+    let pond = Pond::start_with(&["--http", &format!("unix:{}", socket.display())]);
+    mode(&socket, 0o666);
+    let socket = socket.to_str().unwrap();
+    let curl = ["curl", "-s", "--unix-socket", socket, "http://millpond/v1/devices"];
+    assert_eq!(sh(curl[0], &curl[1..]).out, "[]");
+    let other = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let said = sh("setpriv", &[&other[..], &curl].concat());
+    assert_ne!(said.code, Some(0), "{said:?}");
+    assert_eq!(said.out, "");
+    drop(pond);
 }

@@ -202,3 +202,18 @@ fn a_write_cache_is_made_written_flushed_and_asked() {
     let err = pond.cli(&["set", "wc", "dirty_blocks", "7"]).failed(1);
     assert!(err.contains("set wc: "), "{err}");
 }
+
+#[test]
+fn a_flush_that_takes_long_shows_its_progress() {
+    let pond = Pond::start();
+    // Writes of the origin take 1.5 s, and so does the flush after them.
+    pond.create("slow", "0 65536 delay mem:32M 0 0 mem:32M 0 1500");
+    let options = "4 high_watermark 99 low_watermark 98";
+    pond.create("wc", &format!("0 65536 writecache s slow mem:64M 4096 {options}"));
+    assert_eq!(pond.qemu_io("wc", &["write -P 9 0 10M"]).code, Some(0));
+    let said = pond.cli(&["message", "wc", "0", "flush"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let line = said.err.lines().last().unwrap_or_default();
+    let parts = ["millpond: flushing wc: ", " of 2560 blocks (", " blocks/s, ", " s left"];
+    assert!(parts.iter().all(|p| line.contains(p)), "{said:?}");
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The manuals' examples are run: each `sh` block, in order; a block that follows one at once is
+//! what it prints. Each `toml` block is a config that a daemon starts with.
+mod common;
+
+use std::path::Path;
+
+use common::{Pond, file_in, folder, sh};
+
+/// The fenced blocks of a manual: language, text, and whether it follows the one before at once.
+fn blocks(manual: &str) -> Vec<(String, String, bool)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(manual);
+    let text = std::fs::read_to_string(path).expect("the manual is there");
+    let mut all = Vec::new();
+    let mut lines = text.lines().peekable();
+    let mut after_block = false;
+    while let Some(line) = lines.next() {
+        let Some(language) = line.strip_prefix("```") else {
+            after_block = false;
+            continue;
+        };
+        let body: Vec<&str> = lines.by_ref().take_while(|l| *l != "```").collect();
+        all.push((language.to_owned(), body.join("\n"), after_block));
+        after_block = true;
+    }
+    all
+}
+
+#[test]
+fn the_examples_of_the_api_manual_print_what_it_says() {
+    let pond = Pond::start();
+    let mut before = String::new(); // functions that the examples define
+    let mut printed = None;
+    let mut compared = 0;
+    for (language, text, follows) in blocks("api.md") {
+        if language == "sh" {
+            let script = format!("set -e\n{before}\n{text}");
+            let run_dir = pond.run_dir();
+            let dir = format!("MILLPOND_RUN_DIR={}", run_dir.display());
+            let said = sh("env", &[&dir, "sh", "-c", &script]);
+            assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{text}\n{said:?}");
+            if said.out.is_empty() {
+                before.push_str(&text);
+            }
+            printed = Some(said.out);
+        } else {
+            assert!(follows, "no command before this output:\n{text}");
+            assert_eq!(printed.as_deref().map(str::trim_end), Some(text.trim_end()));
+            compared += 1;
+        }
+    }
+    assert!(compared >= 8, "{compared} outputs compared");
+}
+
+#[test]
+fn the_example_of_the_config_manual_is_a_config() {
+    let dir = folder();
+    let (_, text, _) = blocks("config.md").swap_remove(0);
+    // Ports and paths of the machine are not the test's.
+    let text = text.replace("127.0.0.1:10809", "127.0.0.1:0").replace("/run/pond.sock", "api.sock");
+    std::fs::write(dir.path().join("pond.toml"), text).expect("a writable folder");
+    file_in(dir.path(), "origin.img", 2048);
+    file_in(dir.path(), "cache.img", 64);
+    let pond = Pond::start_in(dir, &["--config", "pond.toml"]);
+    assert_eq!(pond.cli(&["ls"]).ok(), "slow\t(254:0)\nwc\t(254:1)\n");
+    assert!(pond.cli(&["info", "wc"]).ok().contains("UUID: 5c1e\n"));
+    let said = pond.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+}

@@ -51,9 +51,10 @@ impl Cache {
                     // The slot was reused meanwhile: the block has moved on, look again.
                     outcome = outcome.and(self.reread(bio, block, data).await);
                 } else if read.is_ok() && self.checksum_of(&data, 0) != crc {
-                    self.slots.borrow_mut().quarantine(block, held);
-                    self.stats.checksum_errors.add(1);
-                    outcome = Err(Status::Checksum);
+                    outcome = outcome.and(match self.drop_rotten(block, held).await {
+                        Ok(()) => self.reread(bio, block, data).await,
+                        Err(status) => Err(status),
+                    });
                 }
             }
         }
@@ -101,8 +102,21 @@ impl Cache {
         Ok(Piece { blocks, held, io })
     }
 
+    /// A version that does not match its checksum leaves the cache if the origin holds it too: look
+    /// again. A dirty one is lost and reads as an error until it is written again.
+    async fn drop_rotten(&self, block: u64, held: Held) -> Result<(), Status> {
+        self.stats.checksum_errors.add(1);
+        self.changed_room().await;
+        let mut slots = self.slots.borrow_mut();
+        if !slots.drop_clean(block, held) && slots.quarantine(block, held) {
+            return Err(Status::Checksum);
+        }
+        self.changed.wake_all();
+        Ok(())
+    }
+
     /// Reads one block again, until its version stayed in its slot for the whole read. Each turn
-    /// means that a newer version was written and committed meanwhile.
+    /// means that a newer version was written and committed meanwhile, or a rotten one dropped.
     async fn reread(&self, bio: &Bio, block: u64, data: Bufs) -> Result<(), Status> {
         loop {
             let found = self.slots.borrow().find(block);
@@ -117,8 +131,10 @@ impl Cache {
             let read = reactor::read(&*self.device, bio.class, at, data.clone()).await;
             if self.slots.borrow().is_intact(found.held) {
                 read?;
-                let good = self.checksum_of(&data, 0) == found.crc;
-                return if good { Ok(()) } else { Err(Status::Checksum) };
+                if self.checksum_of(&data, 0) == found.crc {
+                    return Ok(());
+                }
+                self.drop_rotten(block, found.held).await?;
             }
         }
     }

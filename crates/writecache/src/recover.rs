@@ -187,9 +187,10 @@ async fn find_superblock(
             Ok(Some((superblock, agreed)))
         }
         // A format writes copies 0 and 1, flushes, then 2 and 3: while the last two are blank and
-        // the first two are not both good, it has not got past its first step.
+        // the first two are not both good, it has not got past its first step. Later generations
+        // are of a cache that was in use, and damaged since.
         Err(_) if blank == [true; 4] => Ok(None),
-        Err(_) if blank[2] && blank[3] && copies[..2].iter().any(Result::is_ok) => Ok(None),
+        Err(_) if blank[2] && blank[3] && copies[..2].iter().flatten().any(is_formats) => Ok(None),
         Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
             Err(Error::invalid(format!(
                 "writecache: cache device {}: Invalid magic in the superblock: it is neither a \
@@ -199,6 +200,13 @@ async fn find_superblock(
         }
         Err(damage) => Err(damaged(config, &damage.to_string())),
     }
+}
+
+/// The generation that a format writes.
+const FORMAT_GENERATION: u64 = 1;
+
+fn is_formats(superblock: &Superblock) -> bool {
+    superblock.generation == FORMAT_GENERATION
 }
 
 async fn format_device(
@@ -215,7 +223,7 @@ async fn format_device(
     uuid[8..].copy_from_slice(&b);
     let superblock = Superblock {
         uuid,
-        generation: 1,
+        generation: FORMAT_GENERATION,
         block_size: config.block_size,
         slots: geometry.slots,
         log_units: geometry.log_units,
@@ -420,7 +428,8 @@ impl Recovery<'_> {
         }
         let size = self.config.block_size as usize;
         let mut reads = Vec::new();
-        for e in entries.iter().filter(|e| matches!(e.op, Op::Write | Op::Clean)) {
+        // What a record calls clean was durable before: only then it was written back (WB3).
+        for e in entries.iter().filter(|e| e.op == Op::Write) {
             if e.slot >= self.geometry.slots {
                 return Err(damaged(self.config, &format!("slot {} is beyond the end", e.slot)));
             }

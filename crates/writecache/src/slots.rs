@@ -324,11 +324,19 @@ impl Slots {
     }
 
     /// This version of the block can't be read any more: it reads as an error until rewritten.
-    pub(crate) fn quarantine(&mut self, block: u64, held: Held) {
-        if self.is_current(block, held) {
+    /// Nothing happens, and false is returned, if the block has moved on.
+    pub(crate) fn quarantine(&mut self, block: u64, held: Held) -> bool {
+        let current = self.is_current(block, held);
+        if current {
             self.set_state(held.slot, State::Bad);
             self.dirty.remove(block);
         }
+        current
+    }
+
+    /// The block leaves the cache, if this is still its version and the origin holds it too.
+    pub(crate) fn drop_clean(&mut self, block: u64, held: Held) -> bool {
+        self.slots[held.slot as usize].state == State::Clean && self.drop_block(block, held)
     }
 
     /// The block leaves the cache, if this is still its version.

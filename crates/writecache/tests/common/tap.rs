@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A tap: passes every bio on and notes what it was, in order of submission.
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Limits, Op};
+
+pub(crate) struct Tap {
+    below: Rc<dyn BlockDevice>,
+    seen: RefCell<Vec<(Op, Range<u64>)>>,
+}
+
+impl Tap {
+    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<Tap> {
+        Rc::new(Tap { below, seen: RefCell::default() })
+    }
+
+    /// Operation and sectors of every bio since the last call.
+    pub(crate) fn take(&self) -> Vec<(Op, Range<u64>)> {
+        self.seen.take()
+    }
+
+    /// The writes since the last call, as ranges of 4096-byte blocks.
+    pub(crate) fn take_written_blocks(&self) -> Vec<Range<u64>> {
+        let writes = self.take().into_iter().filter(|(op, _)| *op == Op::Write);
+        writes.map(|(_, sectors)| sectors.start / 8..sectors.end / 8).collect()
+    }
+}
+
+impl BlockDevice for Tap {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+    fn submit(&self, bio: Bio) {
+        self.seen.borrow_mut().push((bio.op, bio.sector.0..bio.end().0));
+        self.below.submit(bio);
+    }
+}

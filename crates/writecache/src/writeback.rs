@@ -90,11 +90,15 @@ impl Writeback {
 
     fn release(&self, blocks: impl Iterator<Item = u64>) {
         let mut busy = self.busy.borrow_mut();
+        let before = self.busy_blocks.get();
         for block in blocks {
             busy.remove(block);
             self.busy_blocks.set(self.busy_blocks.get() - 1);
         }
-        self.news.set(self.news.get() + 1);
+        // Else the picking task would look through all that is busy for nothing.
+        if self.busy_blocks.get() != before {
+            self.news.set(self.news.get() + 1);
+        }
     }
 
     /// Blocks picked and not yet settled.

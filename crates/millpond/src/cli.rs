@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The command line's grammar: dmsetup's verbs at top level, and ours. Help texts and man pages come
-//! from here; `tests/help` pins them.
+//! The command line's grammar: dmsetup's verbs at top level, and ours. Help texts and man pages
+//! come from here; `tests/help` pins them.
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
@@ -138,15 +138,19 @@ pub(crate) struct ServeArgs {
 
 /// Run a command with a device of its own
 ///
-/// Makes the device in a daemon of its own, sets MILLPOND_URI, MILLPOND_SOCKET and MILLPOND_RUN_DIR, runs the command,
-/// shuts down cleanly (everything written is on the disks) and exits with the command's status.
+/// Makes the device in a daemon of its own, sets MILLPOND_URI, MILLPOND_SOCKET and
+/// MILLPOND_RUN_DIR, runs the command, shuts down cleanly (everything written is on the disks) and
+/// exits with the command's status.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("source").required(true).args(["table", "table_file"]), after_help = "\
+#[command(
+    group = ArgGroup::new("source").required(true).args(["table", "table_file"]),
+    after_help = "\
 Examples:
   millpond run --table '0 131072 linear mem:64M 0' -- sh -c 'nbdinfo \"$MILLPOND_URI\"'
   millpond run --table-file wc.table -- sh -c 'qemu-img convert disk.qcow2 \"$MILLPOND_URI\"'
 
-Exit codes: the command's; 128+N if signal N ended it; 1 if the device could not be made.")]
+Exit codes: the command's; 128+N if signal N ended it; 1 if the device could not be made."
+)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,

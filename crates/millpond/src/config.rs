@@ -117,7 +117,8 @@ mod tests {
     fn devices_keep_the_order_of_the_file_and_their_lines() {
         let config = read(
             "nbd = ['127.0.0.1:10809']\n\n[[device]]\nname = 'b'\ntable = '0 8 zero'\n\n\
-             [[device]]\nname = 'a'\nuuid = 'u'\ntable = '''\n0 8 linear b 0\n8 8 linear ./x 0\n'''",
+             [[device]]\nname = 'a'\nuuid = 'u'\n\
+             table = '''\n0 8 linear b 0\n8 8 linear ./x 0\n'''",
         )
         .unwrap();
         assert_eq!(config.serve.nbd, ["127.0.0.1:10809"]);

@@ -40,7 +40,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon. When it returns, every device of the config is there and clients are served.
+    /// Starts a daemon. When it returns, the config's devices are there and clients are served.
     pub(crate) async fn start(run_dir: &RunDir, config: Config) -> Result<Daemon, Failure> {
         let Config { serve: options, devices } = config;
         let mut nbd = vec![Addr::Unix(run_dir.nbd())];

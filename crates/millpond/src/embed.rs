@@ -89,7 +89,9 @@ async fn wait(mut child: Child, mut signals: Signals) -> Result<ExitStatus, Fail
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     loop {
         tokio::select! {
-            ended = child.wait() => return ended.map_err(|e| refused(&e, "waiting for the command")),
+            ended = child.wait() => {
+                return ended.map_err(|e| refused(&e, "waiting for the command"));
+            }
             Some(s) = signals.0.recv() => {
                 if let Some(pid) = pid {
                     let _ = kill_process(pid, s); // it may have ended just now

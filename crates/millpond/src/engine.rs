@@ -9,11 +9,11 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, Nanos, Sector};
+use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server};
-use reactor::{FileId, now, sleep, spawn};
+use reactor::{FileId, flush, now, sleep, spawn};
 use uring::Files;
 
 use crate::addr::Addr;
@@ -227,7 +227,8 @@ impl Engine {
         Ok(api::Changed { device: self.device(name)?, warnings })
     }
 
-    /// Ends clients' requests, then settles every device (E2). Returns what could not be settled.
+    /// Ends clients' requests, settles every device (E2), and makes the leaves durable. Returns what
+    /// failed.
     pub(crate) async fn shutdown(&self) -> Vec<Failure> {
         let drained = Rc::new(Cell::new(false));
         let (server, done) = (self.server.clone(), drained.clone());
@@ -247,6 +248,13 @@ impl Engine {
         for name in self.top_down() {
             if let Err(e) = self.dm.suspend(&name).await {
                 failures.push(Failure::from(e).within(format!("shutdown: {name}")));
+            }
+        }
+        // Once for each leaf, whatever stands on it: what clients wrote and did not flush, too.
+        for leaf in self.leaves.opened() {
+            if let Err(status) = flush(&*leaf, Class::Foreground).await {
+                let message = format!("shutdown: {}: flush: {status}", leaf.name());
+                failures.push(Failure::new(ErrorKind::Io, message));
             }
         }
         failures

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The phases of the demo, in order.
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use e2e::client::Client;
+use e2e::daemon::Daemon;
+use e2e::fio::{Fio, Measured};
+use e2e::process::{Process, run};
+use e2e::stamp::{Found, Stamps, Written};
+use e2e::{Result, clock, pause};
+
+use crate::report::{Figures, Flush, Teller};
+use crate::scene::{self, Sizes};
+
+/// Longest run of one fio: slow disks get a smaller part of the job, no longer one.
+const FIO_SECONDS: u64 = 40;
+/// Longest wait for anything, so that the demo never hangs.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// Load before the kill.
+const BEFORE_KILL: Duration = Duration::from_secs(2);
+/// Same places, same data, every time.
+const SEED: u64 = 42;
+
+/// What all phases know.
+struct Stage<'a> {
+    program: &'a Path,
+    dir: &'a Path,
+    sizes: Sizes,
+    teller: Teller,
+}
+
+pub(crate) fn tell(program: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
+    let mut stage = Stage { program, dir, sizes, teller: Teller::new() };
+    stage.make_files()?;
+    let daemon = stage.serve("cache.img", "sorted")?;
+    let fill = stage.fill(&daemon)?;
+    let mut stamps = stage.kill_in_the_middle(daemon)?;
+    let daemon = stage.recover()?;
+    stage.verify(&daemon, &mut stamps)?;
+    let daemon = stage.keep_a_copy(daemon)?;
+    let sorted = stage.flush(&daemon, "sorted")?;
+    let sum = stage.compare(&daemon)?;
+    stage.verify_origin(&mut stamps)?;
+    stage.end(daemon)?;
+    let lru = stage.flush_again_in_lru_order(sorted.dirty_blocks, &sum)?;
+    let alone = stage.origin_alone()?;
+    let figures =
+        Figures { cache_iops: fill.write_iops, origin_iops: alone.write_iops, sorted, lru };
+    figures.print();
+    println!("demo: PASSED in {:.0} s: nothing was lost", stage.teller.seconds());
+    Ok(())
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
+impl Stage<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn make_files(&mut self) -> Result<()> {
+        let (origin, cache) = (self.sizes.origin_bytes, self.sizes.cache_bytes());
+        let dir = self.dir.display();
+        let what = format!("{} MiB origin and {} MiB cache in {dir}", mib(origin), mib(cache));
+        self.teller.phase(&what);
+        scene::make_origin(&self.path("origin.img"), self.sizes)?;
+        scene::make_cache(&self.path("cache.img"), self.sizes)?;
+        self.teller.done("every block of the origin says its number");
+        Ok(())
+    }
+
+    /// A daemon with a write cache on this cache file. No watermark starts writeback, so that what
+    /// is written stays in the cache until the flush.
+    fn serve(&self, cache: &str, order: &str) -> Result<Daemon> {
+        let table = format!(
+            "0 {} writecache s ./origin.img ./{cache} 4096 6 high_watermark 100 \
+             low_watermark 100 writeback_order {order}",
+            self.sizes.origin_bytes / 512
+        );
+        Daemon::start(self.program, self.dir, &[("wc", &table)])
+    }
+
+    /// The fill: fio's own verification follows the writes.
+    fn fio(&self, uri: &str) -> Fio {
+        self.filling(Fio::new(self.dir, uri))
+    }
+
+    fn filling(&self, fio: Fio) -> Fio {
+        let (area, bytes) = (self.sizes.fill_area_bytes(), self.sizes.fill_bytes());
+        fio.with(["--rw=randwrite", "--iodepth=32", "--verify=crc32c", "--end_fsync=1"])
+            .with([&format!("--size={area}"), &format!("--io_size={bytes}")])
+            .with([&format!("--runtime={FIO_SECONDS}"), &format!("--randseed={SEED}")])
+    }
+
+    fn fill(&mut self, daemon: &Daemon) -> Result<Measured> {
+        let what = format!(
+            "fio: {} MiB of random 4 KiB writes to the cache, flush, verify",
+            mib(self.sizes.fill_bytes())
+        );
+        self.teller.phase(&what);
+        let fill = self.fio(&daemon.uri("wc")).run(PATIENCE)?;
+        let dirty = daemon.attribute("wc", "dirty_blocks")?;
+        self.teller.done(&format!(
+            "{} writes at {:.0} IOPS, {} reads verified, {dirty} blocks dirty",
+            fill.writes, fill.write_iops, fill.reads
+        ));
+        if fill.writes < self.sizes.fill_bytes() / 4096 {
+            return Err(format!(
+                "this disk took only {} writes in {FIO_SECONDS} s: choose a smaller --size",
+                fill.writes
+            ));
+        }
+        Ok(fill)
+    }
+
+    /// Kills the daemon while fio writes, and beside it a writer that keeps books about what was
+    /// answered and what was flushed.
+    fn kill_in_the_middle(&mut self, daemon: Daemon) -> Result<Stamps> {
+        self.teller.phase("kill -9 in the middle of another fio run and of stamped writes");
+        let load = self.sizes.load();
+        let fio = Fio::new(self.dir, &daemon.uri("wc"))
+            .with(["--rw=randwrite", "--iodepth=32"])
+            .with(["--verify=pattern", "--verify_pattern=%o", "--do_verify=0"])
+            .with(["--time_based", "--runtime=600", "--fsync=256"])
+            .with([&format!("--offset={}", load.start)])
+            .with([&format!("--size={}", load.end - load.start)])
+            .start()?;
+        let mut stamps = Stamps::new(self.sizes.stamps(), SEED);
+        let mut client = daemon.connect("wc")?;
+        let mut written = Written::default();
+        let stop_at = clock() + PATIENCE.as_secs_f64();
+        let (busy, broken) = std::thread::scope(|scope| {
+            let writer = scope
+                .spawn(|| stamps.write(&mut client, &mut written, |_| clock() > stop_at).err());
+            pause(BEFORE_KILL);
+            let busy = fio.is_running() && !writer.is_finished();
+            daemon.kill().map(|()| (busy, writer.join().expect("the writer does not panic")))
+        })?;
+        let fio = fio.wait_failed(PATIENCE)?;
+        let broken = broken.map_or_else(|| "no error".to_owned(), |e| e.to_string());
+        if !busy {
+            let what = "load or stamps ended before the kill";
+            return Err(format!("{what}: stamps: {broken}; load: {fio}"));
+        }
+        self.teller.done(&format!(
+            "killed; {} stamped writes and {} flushes had been answered",
+            written.writes, written.flushes
+        ));
+        Ok(stamps)
+    }
+
+    fn recover(&mut self) -> Result<Daemon> {
+        self.teller.phase("start again on what is on the disk");
+        let daemon = Daemon::restart(self.program, self.dir)?;
+        let dirty = daemon.attribute("wc", "dirty_blocks")?;
+        self.teller.done(&format!("recovered with {dirty} dirty blocks"));
+        Ok(daemon)
+    }
+
+    fn verify(&mut self, daemon: &Daemon, stamps: &mut Stamps) -> Result<()> {
+        self.teller.phase("verify through the cache: all of fio's fill, load, stamps");
+        let fill = self.fio(&daemon.uri("wc")).with(["--verify_only"]).run(PATIENCE)?;
+        if fill.reads < self.sizes.fill_bytes() / 4096 {
+            return Err(format!("fio verified only {} blocks", fill.reads));
+        }
+        let mut client = daemon.connect("wc")?;
+        let new = scene::check_load(self.sizes.load(), reads(&mut client))
+            .map_err(|e| format!("load: {e}"))?;
+        let found = stamps.check(reads(&mut client)).map_err(|e| format!("stamps: {e}"))?;
+        let Found { newest, older, owed } = found;
+        self.teller.done(&format!("{} blocks of the fill are intact", fill.reads));
+        self.teller.done(&format!("load: {new} new blocks, the others are old, none is torn"));
+        self.teller.done(&format!(
+            "stamps: {newest} blocks as last answered, {older} older as they may be (not flushed); \
+             {owed} owed by a flush are all there"
+        ));
+        Ok(())
+    }
+
+    /// A restart in order, and a copy of the cache on the way: the same dirty set for both flushes.
+    fn keep_a_copy(&mut self, daemon: Daemon) -> Result<Daemon> {
+        self.teller.phase("SIGTERM; copy the cache file for the second flush; start again");
+        let dirty = daemon.attribute("wc", "dirty_blocks")?;
+        daemon.terminate()?;
+        scene::copy(&self.path("cache.img"), &self.path("copy.img"))?;
+        let daemon = self.serve("cache.img", "sorted")?;
+        let after = daemon.attribute("wc", "dirty_blocks")?;
+        if dirty != after {
+            return Err(format!("{dirty} blocks were dirty before the restart, {after} after it"));
+        }
+        self.teller.done(&format!("{after} dirty blocks are still there"));
+        Ok(daemon)
+    }
+
+    fn flush(&mut self, daemon: &Daemon, order: &str) -> Result<Flush> {
+        self.teller.phase(&format!("millpond message wc 0 flush, {order} order"));
+        let count = |name: &str| daemon.attribute("wc", name);
+        let dirty_blocks = count("dirty_blocks")?;
+        let (writes, bytes) = (count("origin_writes")?, count("origin_write_bytes")?);
+        let began = clock();
+        // Its progress goes to the standard error that we have.
+        let message = Process::start(&mut daemon.command(&["message", "wc", "0", "flush"]))?;
+        let code = message.wait(PATIENCE)?;
+        let seconds = clock() - began;
+        if code != 0 {
+            return Err(format!("flush: exit code {code}:\n{}", daemon.log()));
+        }
+        if count("dirty_blocks")? != 0 {
+            return Err("blocks are dirty after the flush, though nobody writes".into());
+        }
+        let flush = Flush {
+            seconds,
+            dirty_blocks,
+            origin_writes: count("origin_writes")? - writes,
+            origin_write_bytes: count("origin_write_bytes")? - bytes,
+        };
+        let Flush { origin_writes, origin_write_bytes, .. } = flush;
+        self.teller.done(&format!(
+            "{dirty_blocks} blocks in {origin_writes} writes, {} MiB",
+            mib(origin_write_bytes)
+        ));
+        Ok(flush)
+    }
+
+    /// The origin's sum has to be that of what is served.
+    fn compare(&mut self, daemon: &Daemon) -> Result<String> {
+        self.teller.phase("sha256 of the origin file and of the served device");
+        let mut copy = Command::new("nbdcopy");
+        copy.arg(daemon.uri("wc")).arg("-").stdout(Stdio::piped());
+        let (copy, served) = Process::start_piped(&mut copy)?;
+        let mut sum = Command::new("sha256sum");
+        let served = e2e::process::Job::start_with(sum.arg("-"), served.into())?;
+        let origin = self.sum_of_origin()?;
+        let served = first_word(&served.wait(PATIENCE)?.ok()?);
+        let code = copy.wait(PATIENCE)?;
+        if code != 0 {
+            return Err(format!("nbdcopy: exit code {code}"));
+        }
+        if origin != served {
+            return Err(format!("the origin is {origin}, but served is {served}"));
+        }
+        self.teller.done(&format!("equal: {origin}"));
+        Ok(origin)
+    }
+
+    fn sum_of_origin(&self) -> Result<String> {
+        let mut sum = Command::new("sha256sum");
+        Ok(first_word(&run(sum.arg(self.path("origin.img")), PATIENCE)?.ok()?))
+    }
+
+    /// What clients wrote is in the origin itself, seen without any of our code on the way.
+    fn verify_origin(&mut self, stamps: &mut Stamps) -> Result<()> {
+        self.teller.phase("verify the origin file itself");
+        let origin = self.path("origin.img");
+        let fio = self.filling(Fio::on_file(self.dir, &origin));
+        let fill = fio.with(["--verify_only"]).run(PATIENCE)?;
+        scene::check_load(self.sizes.load(), scene::reader(&origin)?)
+            .map_err(|e| format!("load: {e}"))?;
+        stamps.check(scene::reader(&origin)?).map_err(|e| format!("stamps: {e}"))?;
+        self.teller.done(&format!("{} blocks of the fill, load and stamps are there", fill.reads));
+        Ok(())
+    }
+
+    fn end(&mut self, daemon: Daemon) -> Result<()> {
+        self.teller.phase("SIGTERM");
+        daemon.terminate()?;
+        self.teller.done("exit code 0");
+        Ok(())
+    }
+
+    fn flush_again_in_lru_order(&mut self, dirty: u64, sum: &str) -> Result<Flush> {
+        let daemon = self.serve("copy.img", "lru")?;
+        let flush = self.flush(&daemon, "lru")?;
+        daemon.terminate()?;
+        if flush.dirty_blocks != dirty {
+            return Err(format!("sorted {dirty} blocks, lru {}: not the same", flush.dirty_blocks));
+        }
+        self.teller.phase("sha256 of the origin file");
+        let again = self.sum_of_origin()?;
+        if again != sum {
+            return Err(format!("the origin is {again} after the flush in LRU order"));
+        }
+        self.teller.done("the same");
+        Ok(flush)
+    }
+
+    fn origin_alone(&mut self) -> Result<Measured> {
+        self.teller.phase("fio: the same writes to the origin alone (linear)");
+        let sectors = self.sizes.origin_bytes / 512;
+        let table = format!("0 {sectors} linear ./origin.img 0");
+        let daemon = Daemon::start(self.program, self.dir, &[("origin", &table)])?;
+        let alone = self.fio(&daemon.uri("origin")).run(PATIENCE)?;
+        daemon.terminate()?;
+        self.teller.done(&format!("{} writes at {:.0} IOPS", alone.writes, alone.write_iops));
+        Ok(alone)
+    }
+}
+
+fn first_word(text: &str) -> String {
+    text.split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+fn reads(client: &mut Client) -> impl FnMut(u64, &mut [u8]) -> std::io::Result<()> {
+    |offset, data| client.read(offset, data)
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The whole program under real clients: what the tests and the demo share.
+//!
+//! ```text
+//!   tests/*.rs, bin/demo
+//!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
+//!     ├─ fio       runs of fio over NBD, and what they measured
+//!     ├─ stamp     writes blocks that say what they are; knows what a crash may leave of them
+//!     ├─ client    a small NBD client for stamps, and for what no decent client sends
+//!     └─ process   children with an end: output, deadline, and none left behind
+//! ```
+//!
+//! Invariants
+//! - E1 No process outlives what started it: children are killed when their owner is dropped.
+//! - E2 Nobody waits for ever: children and sockets have deadlines.
+
+use std::time::Duration;
+
+pub mod binary;
+pub mod client;
+pub mod daemon;
+pub mod fio;
+pub mod process;
+pub mod stamp;
+
+/// What went wrong, in words for who runs a test or the demo.
+pub type Result<T, E = String> = std::result::Result<T, E>;
+
+/// Seconds since some moment. Here real programs run in real time.
+pub fn clock() -> f64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// Waits a while for other processes.
+#[expect(clippy::disallowed_methods, reason = "other processes take real time")]
+pub fn pause(time: Duration) {
+    std::thread::sleep(time);
+}

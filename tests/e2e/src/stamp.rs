@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Blocks that say what they are, and what a crash may leave of them.
+//!
+//! ```text
+//!   block  4096 bytes: 512 little-endian words
+//!          word 0 block number · word 1 version · the others follow from both
+//! ```
+//!
+//! A version of a block is written once, and the next only after the answer to the one before.
+//!
+//! Invariants
+//! - S1 After a crash a block holds the version that was durable (`floor`), or a later one that
+//!   was written since the crash before this one. A version that was lost never comes back.
+//! - S2 A flush lifts the floor to what was answered before it was sent; FUA lifts it by itself.
+use std::io;
+use std::ops::Range;
+
+use nbd::request::Request;
+use nbd::wire::cmd;
+
+use crate::Result;
+use crate::client::{Answer, Client};
+
+/// Bytes of a block.
+pub const BLOCK_BYTES: usize = 4096;
+/// Requests in flight.
+const DEPTH: usize = 16;
+/// Longest write.
+const RUN_BLOCKS_MAX: u64 = 4;
+/// One write in so many is FUA.
+const FUA_ONE_IN: u64 = 16;
+/// Blocks read at a time to check them.
+const CHECK_BLOCKS: u64 = 256;
+
+/// Numbers without a pattern (xorshift64*).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// From a seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % n
+    }
+}
+
+/// Fills `data` with version `version` of block `block`.
+pub fn fill(data: &mut [u8], block: u64, version: u64) {
+    assert_eq!(data.len(), BLOCK_BYTES);
+    let mut word = (block ^ version.rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for (nth, bytes) in data.chunks_exact_mut(8).enumerate() {
+        let value = match nth {
+            0 => block,
+            1 => version,
+            _ => {
+                word = word.wrapping_mul(0xd129_0d3d_1d1c_3f45).wrapping_add(0x1405_7b7e_f767_814f);
+                word
+            }
+        };
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// The version that `data` is of block `block`, if it is one, and whole.
+pub fn version_of(data: &[u8], block: u64) -> Option<u64> {
+    let version = u64::from_le_bytes(data[8..16].try_into().expect("eight bytes"));
+    let mut whole = [0; BLOCK_BYTES];
+    fill(&mut whole, block, version);
+    (data == whole).then_some(version)
+}
+
+/// What is known of one block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// Durable.
+    floor: u64,
+    /// Last that was answered.
+    answered: u64,
+    /// Last that was sent.
+    sent: u64,
+    /// Last that was sent before the last crash.
+    buried: u64,
+    flying: bool,
+}
+
+impl Known {
+    fn allows(&self, version: u64) -> bool {
+        // S1
+        version == self.floor || (self.floor.max(self.buried) < version && version <= self.sent)
+    }
+}
+
+/// What the server was asked to do.
+#[derive(Debug)]
+enum Asked {
+    Write {
+        blocks: Range<u64>,
+        fua: bool,
+    },
+    /// With what had been answered before.
+    Flush {
+        answered: Vec<(u64, u64)>,
+    },
+}
+
+/// How much a writer has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Writes that were answered.
+    pub writes: u64,
+    /// Flushes that were answered.
+    pub flushes: u64,
+}
+
+/// What a check after a crash has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Blocks whose last answered write is there.
+    pub newest: u64,
+    /// Blocks that lost writes which nobody had flushed, as they may.
+    pub older: u64,
+    /// Blocks with versions that only a flush or FUA write had to keep.
+    pub owed: u64,
+}
+
+/// A range of stamped blocks, and what is known of them.
+#[derive(Debug)]
+pub struct Stamps {
+    first: u64,
+    known: Vec<Known>,
+    /// Blocks answered since the last flush was sent.
+    fresh: Vec<u64>,
+    random: Random,
+    /// One request in so many is a flush.
+    flush_one_in: u64,
+}
+
+impl Stamps {
+    /// Blocks that all hold version 0 by now, or nothing yet: see [`Stamps::lay`].
+    pub fn new(blocks: Range<u64>, seed: u64) -> Stamps {
+        let known = vec![Known::default(); (blocks.end - blocks.start) as usize];
+        let random = Random::new(seed);
+        Stamps { first: blocks.start, known, fresh: Vec::new(), random, flush_one_in: 64 }
+    }
+
+    /// The blocks.
+    pub fn blocks(&self) -> Range<u64> {
+        self.first..self.first + self.known.len() as u64
+    }
+
+    fn known(&mut self, block: u64) -> &mut Known {
+        &mut self.known[(block - self.first) as usize]
+    }
+
+    /// Writes version 0 of every block and flushes.
+    pub fn lay(&self, client: &mut Client) -> io::Result<()> {
+        let blocks = self.blocks();
+        let mut data = Vec::new();
+        for start in blocks.clone().step_by(CHECK_BLOCKS as usize) {
+            let run = start..blocks.end.min(start + CHECK_BLOCKS);
+            stamp(&mut data, run, |_| 0);
+            client.write(start * BLOCK_BYTES as u64, &data)?;
+        }
+        client.flush()
+    }
+
+    /// Writes random blocks, with flushes, until `enough` says so; then waits for all answers.
+    ///
+    /// # Errors
+    /// When the connection breaks (what is known stays right), or the server answers with an
+    /// error.
+    pub fn write(
+        &mut self,
+        client: &mut Client,
+        written: &mut Written,
+        mut enough: impl FnMut(&Written) -> bool,
+    ) -> io::Result<()> {
+        let mut asked: Vec<Option<Asked>> = (0..DEPTH).map(|_| None).collect();
+        let mut flying = 0;
+        let outcome = loop {
+            if !enough(written) {
+                if let Some(cookie) = asked.iter().position(Option::is_none) {
+                    match self.ask(client, cookie as u64) {
+                        Ok(new) => asked[cookie] = Some(new),
+                        Err((new, e)) => {
+                            // Part of it may have arrived.
+                            asked[cookie] = Some(new);
+                            break Err(e);
+                        }
+                    }
+                    flying += 1;
+                    continue;
+                }
+            } else if flying == 0 {
+                break Ok(());
+            }
+            match client.receive() {
+                Ok(Answer { cookie, error: 0 }) => {
+                    let done = asked.get_mut(cookie as usize).and_then(Option::take);
+                    let Some(done) = done else {
+                        break Err(io::Error::other(format!("answer to nothing: {cookie}")));
+                    };
+                    flying -= 1;
+                    self.answered(done, written);
+                }
+                Ok(Answer { error, .. }) => {
+                    break Err(io::Error::other(format!("the server says error {error}")));
+                }
+                Err(e) => break Err(e),
+            }
+        };
+        self.known.iter_mut().for_each(|k| k.flying = false);
+        outcome
+    }
+
+    fn ask(&mut self, client: &mut Client, cookie: u64) -> Result<Asked, (Asked, io::Error)> {
+        if self.random.below(self.flush_one_in) == 0 {
+            // S2: what is answered later is not covered.
+            let fresh = std::mem::take(&mut self.fresh);
+            let answered = fresh.into_iter().map(|b| (b, self.known(b).answered)).collect();
+            let request = Request { flags: 0, kind: cmd::FLUSH, cookie, offset: 0, len: 0 };
+            let asked = Asked::Flush { answered };
+            return match client.send(request, &[]) {
+                Ok(()) => Ok(asked),
+                Err(e) => Err((asked, e)),
+            };
+        }
+        let blocks = self.idle_run();
+        for block in blocks.clone() {
+            let known = self.known(block);
+            known.sent += 1;
+            known.flying = true;
+        }
+        let mut data = Vec::new();
+        stamp(&mut data, blocks.clone(), |b| self.known[(b - self.first) as usize].sent);
+        let fua = self.random.below(FUA_ONE_IN) == 0;
+        let offset = blocks.start * BLOCK_BYTES as u64;
+        let len = u32::try_from(data.len()).expect("a few blocks");
+        let request = Request { flags: u16::from(fua), kind: cmd::WRITE, cookie, offset, len };
+        let asked = Asked::Write { blocks, fua };
+        match client.send(request, &data) {
+            Ok(()) => Ok(asked),
+            Err(e) => Err((asked, e)),
+        }
+    }
+
+    /// Some blocks of which none is being written.
+    fn idle_run(&mut self) -> Range<u64> {
+        let all = self.blocks();
+        loop {
+            let start = all.start + self.random.below(all.end - all.start);
+            let end = all.end.min(start + 1 + self.random.below(RUN_BLOCKS_MAX));
+            if (start..end).all(|b| !self.known(b).flying) {
+                return start..end;
+            }
+        }
+    }
+
+    fn answered(&mut self, done: Asked, written: &mut Written) {
+        match done {
+            Asked::Write { blocks, fua } => {
+                written.writes += 1;
+                for block in blocks {
+                    let known = self.known(block);
+                    known.flying = false;
+                    known.answered = known.sent;
+                    if fua {
+                        known.floor = known.floor.max(known.answered);
+                    }
+                    self.fresh.push(block);
+                }
+            }
+            Asked::Flush { answered } => {
+                written.flushes += 1;
+                for (block, version) in answered {
+                    let known = self.known(block);
+                    known.floor = known.floor.max(version);
+                }
+            }
+        }
+    }
+
+    /// Everything answered is durable: the caller has flushed, or ended the daemon in order.
+    pub fn all_durable(&mut self) {
+        self.fresh.clear();
+        for known in &mut self.known {
+            known.floor = known.floor.max(known.answered);
+        }
+    }
+
+    /// Reads every block after a crash, says which is not what it may be (S1), and goes on from
+    /// what is there.
+    pub fn check(
+        &mut self,
+        mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+    ) -> Result<Found> {
+        let mut found = Found::default();
+        let all = self.blocks();
+        let mut data = Vec::new();
+        for start in all.clone().step_by(CHECK_BLOCKS as usize) {
+            let run = start..all.end.min(start + CHECK_BLOCKS);
+            data.resize((run.end - run.start) as usize * BLOCK_BYTES, 0);
+            read(start * BLOCK_BYTES as u64, &mut data).map_err(|e| format!("reading: {e}"))?;
+            for (block, data) in run.zip(data.chunks_exact(BLOCK_BYTES)) {
+                let known = self.known(block);
+                let version = version_of(data, block);
+                let Some(version) = version.filter(|v| known.allows(*v)) else {
+                    return Err(format!("block {block} holds {}: {known:?}", told(version, data)));
+                };
+                found.owed += u64::from(known.floor > 0);
+                if version < known.answered {
+                    found.older += 1;
+                } else {
+                    found.newest += 1;
+                }
+                *known = Known {
+                    floor: version,
+                    answered: version,
+                    sent: known.sent,
+                    buried: known.sent,
+                    flying: false,
+                };
+            }
+        }
+        self.fresh.clear();
+        Ok(found)
+    }
+}
+
+fn told(version: Option<u64>, data: &[u8]) -> String {
+    match version {
+        Some(version) => format!("version {version}"),
+        None => format!("no version of it, it begins {:02x?}", &data[..16]),
+    }
+}
+
+/// Makes `data` these blocks.
+fn stamp(data: &mut Vec<u8>, blocks: Range<u64>, version: impl Fn(u64) -> u64) {
+    data.resize((blocks.end - blocks.start) as usize * BLOCK_BYTES, 0);
+    for (block, data) in blocks.zip(data.chunks_exact_mut(BLOCK_BYTES)) {
+        fill(data, block, version(block));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A check of the blocks `held`, each (block, version).
+    fn check(stamps: &mut Stamps, held: &[(u64, u64)]) -> Result<Found> {
+        let mut media = vec![0; stamps.known.len() * BLOCK_BYTES];
+        for (block, data) in stamps.blocks().zip(media.chunks_exact_mut(BLOCK_BYTES)) {
+            let version = held.iter().find(|h| h.0 == block).map_or(0, |h| h.1);
+            fill(data, block, version);
+        }
+        stamps.check(|at, data| {
+            let at = at as usize;
+            data.copy_from_slice(&media[at..at + data.len()]);
+            Ok(())
+        })
+    }
+
+    fn sent(stamps: &mut Stamps, block: u64, fua: bool) {
+        stamps.known(block).sent += 1;
+        let asked = Asked::Write { blocks: block..block + 1, fua };
+        stamps.answered(asked, &mut Written::default());
+    }
+
+    #[test]
+    fn a_block_says_its_number_and_version_and_a_torn_one_says_nothing() {
+        let mut data = vec![0; BLOCK_BYTES];
+        fill(&mut data, 7, 3);
+        assert_eq!(version_of(&data, 7), Some(3));
+        assert_eq!(version_of(&data, 8), None);
+        let mut other = vec![0; BLOCK_BYTES];
+        fill(&mut other, 7, 4);
+        data[2048..].copy_from_slice(&other[2048..]);
+        assert_eq!(version_of(&data, 7), None);
+    }
+
+    #[test]
+    fn what_was_not_flushed_may_be_lost_or_kept() {
+        for held in [0, 1] {
+            let mut stamps = Stamps::new(0..4, 1);
+            sent(&mut stamps, 2, false);
+            check(&mut stamps, &[(2, held)]).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_was_flushed_or_fua_must_be_there() {
+        let mut stamps = Stamps::new(0..4, 1);
+        sent(&mut stamps, 2, true);
+        assert!(check(&mut stamps, &[]).unwrap_err().contains("block 2 holds version 0"));
+        let mut stamps = Stamps::new(0..4, 1);
+        sent(&mut stamps, 2, false);
+        let flush = Asked::Flush { answered: vec![(2, 1)] };
+        stamps.answered(flush, &mut Written::default());
+        assert!(check(&mut stamps, &[]).is_err());
+    }
+
+    #[test]
+    fn a_version_that_was_lost_never_comes_back() {
+        let mut stamps = Stamps::new(0..4, 1);
+        sent(&mut stamps, 2, false);
+        check(&mut stamps, &[]).unwrap();
+        sent(&mut stamps, 2, false);
+        assert!(check(&mut stamps, &[(2, 1)]).is_err());
+        check(&mut stamps, &[(2, 2)]).unwrap();
+    }
+
+    #[test]
+    fn a_version_nobody_wrote_and_a_strange_block_are_found() {
+        let mut stamps = Stamps::new(0..4, 1);
+        assert!(check(&mut stamps, &[(0, 1)]).is_err());
+        let zeroes = stamps.check(|_, data| {
+            data.fill(0xff);
+            Ok(())
+        });
+        assert!(zeroes.unwrap_err().contains("no version"));
+    }
+}

@@ -2,6 +2,8 @@
 //! Sparse memory: pages that were never written hold zeroes and take no room.
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
+/// To compare with: a slice comparison is many times as fast as a look at each byte.
+static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 /// Bytes by offset, in pages of 4 KiB.
 #[derive(Debug)]
@@ -25,7 +27,7 @@ impl Pages {
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
         each_part(offset, data.len(), |page, within, part| {
             let data = &data[part];
-            if self.pages[page].is_none() && data.iter().all(|&b| b == 0) {
+            if self.pages[page].is_none() && *data == ZERO_PAGE[within.clone()] {
                 return;
             }
             let bytes = self.pages[page].get_or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
@@ -84,6 +86,7 @@ mod tests {
         assert!(out[9512..].iter().all(|&b| b == 0));
         assert_eq!(pages.resident_bytes(), 3 * PAGE_BYTES);
         pages.write(0, &[0; 8192]);
+        pages.write(4096 - 100, &[0; 300]);
         assert_eq!(pages.resident_bytes(), 3 * PAGE_BYTES);
     }
 }

@@ -449,10 +449,13 @@ pub(crate) struct GetArgs {
 }
 
 /// Change an attribute of a device
+///
+/// `get` lists a device's attributes; most only tell, and setting one of those is refused.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  millpond set wc high_watermark 60")]
+  millpond get DEVICE
+  millpond set DEVICE ATTRIBUTE VALUE")]
 pub(crate) struct SetArgs {
     /// The device
     pub(crate) name: String,

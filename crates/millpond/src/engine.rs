@@ -227,8 +227,8 @@ impl Engine {
         Ok(api::Changed { device: self.device(name)?, warnings })
     }
 
-    /// Ends clients' requests, settles every device (E2), and makes the leaves durable. Returns what
-    /// failed.
+    /// Ends clients' requests, settles every device (E2), and makes the leaves durable. Returns
+    /// what failed.
     pub(crate) async fn shutdown(&self) -> Vec<Failure> {
         let drained = Rc::new(Cell::new(false));
         let (server, done) = (self.server.clone(), drained.clone());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Bit rot and other damage of the cache device: what is healed, what is refused and with which
 //! words, and what is never written to the origin. Formatting, and recovery that repeats itself.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use block::{Class, ErrorKind, Sector, Status, Target};

@@ -31,7 +31,8 @@ test: setup ## all tests, end to end with real clients included; in CI a while o
 	$(CARGO) test --workspace --locked --no-fail-fast --lib --bins --tests
 
 test-fast: ## unit and doc tests, a few simulation seeds; no set-up, no outside programs
-	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude e2e --exclude bench --locked
+	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude e2e --exclude bench --exclude millpond --locked
+	$(CARGO) test -p millpond --bins --locked
 
 lint: ## formatting, clippy, room direction, style, licences
 	@scripts/setup.sh lint
@@ -58,6 +59,7 @@ bench-flush-sim: ## flush of a full cache, sorted against LRU order, on HDD mode
 	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)
 
 bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
+	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin nbd -- $(ARGS)
 
 clean: ## remove everything that was built

@@ -24,5 +24,8 @@ async fn write_cache(ctx: Context, args: Vec<String>) -> Result<Rc<dyn Target>, 
         return Err(Error::invalid(format!("origin and cache are the same device, {both}")));
     }
     ctx.check_area(&*origin, block::Sector::ZERO, ctx.len())?;
-    Ok(WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?)
+    let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
+    let events = ctx.events();
+    target.on_failure(move || events.raise());
+    Ok(target)
 }

@@ -51,6 +51,8 @@ pub(crate) struct Cache {
     /// The first error after which nothing may be promised any more; kept until the table is
     /// loaded again.
     failed: Cell<Option<Status>>,
+    /// Called when it fails.
+    pub(crate) tell_failure: RefCell<Option<Rc<dyn Fn()>>>,
     /// No new background work; set by suspend.
     pub(crate) stopping: Cell<bool>,
     /// Nothing more is committed; ends the checkpoint task, which runs while `checkpoints_on`.
@@ -98,6 +100,7 @@ impl Cache {
             installs: Cell::new(0),
             starved: Cell::new(0),
             failed: Cell::new(None),
+            tell_failure: RefCell::new(None),
             stopping: Cell::new(false),
             quiesced: Cell::new(false),
             checkpoints_on: Cell::new(false),
@@ -134,6 +137,9 @@ impl Cache {
     pub(crate) fn fail(&self, status: Status) {
         if self.failed.get().is_none() {
             self.failed.set(Some(status));
+            if let Some(tell) = self.tell_failure.take() {
+                tell();
+            }
         }
         self.changed.wake_all();
         self.log.room.wake_all();

@@ -57,7 +57,7 @@ struct LogEnd {
 }
 
 fn io_error(config: &Config, what: &str, status: Status) -> Error {
-    Error::io(format!("writecache: cache device {}: {what}: {status}", config.cache))
+    Error::io(format!("cache device {}: {what}: {status}", config.cache))
 }
 
 async fn read_area(
@@ -106,7 +106,7 @@ impl Cache {
         let blocks = sectors.0 / config.block_sectors();
         if let Some((&block, _)) = recovery.map.last_key_value().filter(|(b, _)| **b >= blocks) {
             return Err(Error::invalid(format!(
-                "writecache: cache device {} holds block {block}, the table has only {blocks}",
+                "cache device {} holds block {block}, the table has only {blocks}",
                 config.cache
             )));
         }
@@ -142,7 +142,7 @@ impl Cache {
 
 fn damaged(config: &Config, what: &str) -> Error {
     Error::io(format!(
-        "writecache: cache device {}: damaged metadata: {what}; nothing was changed",
+        "cache device {}: damaged metadata: {what}; nothing was changed",
         config.cache
     ))
 }
@@ -157,7 +157,7 @@ async fn find_superblock(
     let end = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
     if area < end {
         Geometry::compute(area, config.block_size)
-            .map_err(|e| Error::new(ErrorKind::NoSpace, format!("writecache: {e}")))?;
+            .map_err(|e| Error::new(ErrorKind::NoSpace, e.to_string()))?;
     }
     let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
     let mut blank = [false; 4];
@@ -170,7 +170,7 @@ async fn find_superblock(
                 return Err(Error::new(
                     ErrorKind::NotSupported,
                     format!(
-                        "writecache: cache device {} holds a cache of the kernel's dm-writecache, \
+                        "cache device {} holds a cache of the kernel's dm-writecache, \
                          which this version does not open; nothing was changed",
                         config.cache
                     ),
@@ -193,7 +193,7 @@ async fn find_superblock(
         Err(_) if blank[2] && blank[3] && copies[..2].iter().flatten().any(is_formats) => Ok(None),
         Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
             Err(Error::invalid(format!(
-                "writecache: cache device {}: Invalid magic in the superblock: it is neither a \
+                "cache device {}: Invalid magic in the superblock: it is neither a \
                  cache nor blank; zero its first 256 KiB to use it",
                 config.cache
             )))
@@ -216,7 +216,7 @@ async fn format_device(
     sectors: Sector,
 ) -> Result<Superblock, Error> {
     let geometry = Geometry::compute(area, config.block_size)
-        .map_err(|e| Error::new(ErrorKind::NoSpace, format!("writecache: {e}")))?;
+        .map_err(|e| Error::new(ErrorKind::NoSpace, e.to_string()))?;
     let (a, b) = (reactor::random().to_le_bytes(), reactor::random().to_le_bytes());
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&a);
@@ -268,7 +268,7 @@ fn check_superblock(
 ) -> Result<(), Error> {
     if superblock.block_size != config.block_size {
         return Err(Error::invalid(format!(
-            "writecache: Block size does not match superblock: cache device {} has {}, the table \
+            "Block size does not match superblock: cache device {} has {}, the table \
              says {}",
             config.cache, superblock.block_size, config.block_size
         )));
@@ -276,14 +276,14 @@ fn check_superblock(
     let end = superblock.geometry().end_bytes();
     if end > area {
         return Err(Error::invalid(format!(
-            "writecache: Memory area is too small: cache device {} has {area} bytes, its \
+            "Memory area is too small: cache device {} has {area} bytes, its \
              superblock says {end}",
             config.cache
         )));
     }
     if superblock.origin_sectors != sectors.0 {
         return Err(Error::invalid(format!(
-            "writecache: cache device {} belongs to an origin of {} sectors, the table maps {}: \
+            "cache device {} belongs to an origin of {} sectors, the table maps {}: \
              it is another origin's cache",
             config.cache, superblock.origin_sectors, sectors
         )));

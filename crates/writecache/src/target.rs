@@ -34,6 +34,7 @@ pub struct WriteCache {
     sectors: Sector,
     live: RefCell<Option<Live>>,
     flush_on_suspend: Cell<bool>,
+    on_failure: RefCell<Option<Rc<dyn Fn()>>>,
     /// Counts live periods, so that a task of an earlier one ends.
     period: Cell<u64>,
 }
@@ -54,25 +55,25 @@ impl WriteCache {
         let logical = o.logical_block_bytes.max(c.logical_block_bytes);
         if config.block_size < logical {
             return Err(Error::invalid(format!(
-                "writecache: Block size is smaller than device logical block size: {} < {logical}",
+                "Block size is smaller than device logical block size: {} < {logical}",
                 config.block_size
             )));
         }
         let unit = Sector(config.block_sectors());
         if !sectors.is_aligned(unit) {
             return Err(Error::invalid(format!(
-                "writecache: length {sectors} is not a multiple of the block size, {unit} sectors"
+                "length {sectors} is not a multiple of the block size, {unit} sectors"
             )));
         }
         if sectors > o.capacity {
             return Err(Error::invalid(format!(
-                "writecache: origin {} is too small for target: {} sectors, {sectors} are mapped",
+                "origin {} is too small for target: {} sectors, {sectors} are mapped",
                 config.origin, o.capacity
             )));
         }
         if config.start_sector >= c.capacity {
             return Err(Error::invalid(format!(
-                "writecache: Invalid optional argument: start_sector {}: cache device {} has {} \
+                "Invalid optional argument: start_sector {}: cache device {} has {} \
                  sectors",
                 config.start_sector, config.cache, c.capacity
             )));
@@ -80,7 +81,7 @@ impl WriteCache {
         let page = Sector::from_bytes(format::UNIT as u64);
         if c.logical_block_bytes > 512 && !config.start_sector.is_aligned(page) {
             return Err(Error::invalid(format!(
-                "writecache: Invalid optional argument: start_sector {}: a multiple of {page} is \
+                "Invalid optional argument: start_sector {}: a multiple of {page} is \
                  allowed on cache device {}",
                 config.start_sector, config.cache
             )));
@@ -93,8 +94,14 @@ impl WriteCache {
             sectors,
             live: RefCell::new(None),
             flush_on_suspend: Cell::new(false),
+            on_failure: RefCell::new(None),
             period: Cell::new(0),
         }))
+    }
+
+    /// Has `tell` called once when the cache fails; set it before the first `resume`.
+    pub fn on_failure(&self, tell: impl Fn() + 'static) {
+        *self.on_failure.borrow_mut() = Some(Rc::new(tell));
     }
 
     /// Counts everything again and panics if the books are wrong; for tests.
@@ -130,10 +137,7 @@ impl WriteCache {
     }
 
     fn io_failed(&self, status: Status) -> Error {
-        Error::io(format!(
-            "writecache {}: {status}; dirty data are kept, load the table again to retry",
-            self.name
-        ))
+        Error::io(format!("{status}; dirty data are kept, load the table again to retry"))
     }
 }
 
@@ -315,6 +319,7 @@ impl Target for WriteCache {
             let (origin, device) = (self.origin.clone(), self.device.clone());
             let config = self.config.clone();
             let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
+            cache.tell_failure.replace(self.on_failure.borrow().clone());
             let handler = cache.clone();
             let bios = Workers::new(BIOS_MAX, move |bio: Bio| {
                 let cache = handler.clone();

@@ -183,7 +183,7 @@ impl Cache {
                 if stop() || !self.wants_writeback() {
                     break;
                 }
-                let Some(run) = self.pick(jobs - wb.in_flight_blocks.get()) else {
+                let Some(run) = self.pick() else {
                     exhausted = Some(state());
                     break;
                 };
@@ -204,14 +204,15 @@ impl Cache {
         }
     }
 
-    /// The next run, of at most `room` blocks.
-    fn pick(&self, room: u64) -> Option<Run> {
+    /// The next run. `writeback_jobs` decides when it may begin, not how long it is.
+    fn pick(&self) -> Option<Run> {
         let wb = &self.writeback;
         let io_max = u64::from(self.config.writeback_io_bytes / self.config.block_size);
-        let max = io_max.min(room).max(1);
         let run = match self.config.writeback_order {
-            Order::Sorted => wb.sweep.borrow_mut().next_run(max, |from| self.next_eligible(from)),
-            Order::Lru => self.next_oldest(max.min(LRU_RUN_BLOCKS_MAX)),
+            Order::Sorted => {
+                wb.sweep.borrow_mut().next_run(io_max, |from| self.next_eligible(from))
+            }
+            Order::Lru => self.next_oldest(io_max.min(LRU_RUN_BLOCKS_MAX)),
         };
         if run.is_none() && wb.job.borrow().as_ref().is_some_and(|j| j.todo.is_empty()) {
             self.changed.wake_all();

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   tests/*.rs, bin/demo
+//!     ├─ pond      a test's folder, files and daemon
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
 //!     ├─ stamp     writes blocks that say what they are; knows what a crash may leave of them
@@ -20,6 +21,7 @@ pub mod binary;
 pub mod client;
 pub mod daemon;
 pub mod fio;
+pub mod pond;
 pub mod process;
 pub mod stamp;
 

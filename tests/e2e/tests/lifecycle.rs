@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tables change under a client that does not notice: suspend, load, resume while fio writes.
+use std::time::Duration;
+
+use e2e::fio::Fio;
+use e2e::pause;
+use e2e::pond::{Pond, clients};
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(120);
+const SECTORS: u64 = 64 * MIB / 512;
+
+/// Every block once, slowly enough that there is time to change tables.
+fn slow_writes(fio: Fio) -> Fio {
+    fio.with(["--rw=randwrite", "--size=64m", "--iodepth=8", "--randseed=4"])
+        .with(["--verify=crc32c", "--end_fsync=1"])
+}
+
+#[test]
+fn the_cache_is_taken_away_and_another_put_there_under_load() {
+    if !clients(&["fio"]) {
+        return;
+    }
+    let pond = Pond::with_cache(64 * MIB, 32 * MIB, "");
+    pond.make_file("other.img", 16 * MIB);
+    let fio = slow_writes(Fio::new(pond.dir(), &pond.uri("wc")))
+        .with(["--rate_iops=5000"])
+        .start()
+        .unwrap();
+    pause(Duration::from_millis(500));
+    assert!(pond.attribute("wc", "dirty_blocks") > 0, "there is something to lose");
+
+    let path = |name: &str| pond.path(name).display().to_string();
+    let (origin, other) = (path("origin.img"), path("other.img"));
+    let linear = format!("0 {SECTORS} linear {origin} 0");
+    pond.verb(&["load", "wc", "--table", &linear]);
+    pond.verb(&["message", "wc", "0", "flush_on_suspend"]);
+    pond.verb(&["suspend", "wc"]);
+    assert_eq!(pond.attribute("wc", "dirty_blocks"), 0, "the suspend has flushed");
+    pause(Duration::from_millis(200)); // requests wait meanwhile
+    assert!(pond.verb(&["info", "wc"]).contains("SUSPENDED"));
+    pond.verb(&["resume", "wc"]);
+    assert_eq!(pond.verb(&["table", "wc"]), format!("{linear}\n"));
+    pause(Duration::from_millis(500));
+    assert!(fio.is_running(), "the writes are not over yet");
+
+    let cached = format!("0 {SECTORS} writecache s {origin} {other} 4096 0");
+    pond.verb(&["load", "wc", "--table", &cached]);
+    pond.verb(&["resume", "wc"]); // suspends by itself
+    assert!(fio.is_running(), "the writes are not over yet");
+
+    let done = fio.wait(LIMIT).unwrap();
+    assert_eq!((done.writes, done.reads), (64 * MIB / 4096, 64 * MIB / 4096));
+    assert!(pond.attribute("wc", "dirty_blocks") > 0, "the second cache took writes");
+    pond.verb(&["message", "wc", "0", "flush"]);
+    let origin = Fio::on_file(pond.dir(), &pond.path("origin.img"));
+    let verified = slow_writes(origin).with(["--verify_only"]).run(LIMIT).unwrap();
+    assert_eq!(verified.reads, 64 * MIB / 4096);
+}
+
+#[test]
+fn suspending_and_resuming_under_load_only_takes_time() {
+    if !clients(&["fio"]) {
+        return;
+    }
+    let pond = Pond::with_cache(64 * MIB, 16 * MIB, "");
+    let fio = slow_writes(Fio::new(pond.dir(), &pond.uri("wc")))
+        .with(["--rate_iops=8000"])
+        .start()
+        .unwrap();
+    for _ in 0..5 {
+        pause(Duration::from_millis(150));
+        pond.verb(&["suspend", "wc"]);
+        pause(Duration::from_millis(50));
+        pond.verb(&["resume", "wc"]);
+    }
+    assert!(fio.is_running(), "the writes are not over yet");
+    let done = fio.wait(LIMIT).unwrap();
+    assert_eq!((done.writes, done.reads), (64 * MIB / 4096, 64 * MIB / 4096));
+}
+
+#[test]
+fn a_device_in_use_is_not_removed_and_an_unused_one_is() {
+    let pond = Pond::with_cache(16 * MIB, 8 * MIB, "");
+    let mut client = pond.connect("wc");
+    client.write(0, &[7; 4096]).unwrap();
+    let refused = pond.daemon().try_verb(&["remove", "wc"]).unwrap();
+    assert_eq!(refused.code, 4, "{}", refused.complaint());
+    client.flush().unwrap();
+    drop(client);
+    // The server notices soon that the client has gone.
+    let gone = (0..200).any(|_| {
+        pause(Duration::from_millis(20));
+        pond.daemon().try_verb(&["remove", "wc"]).unwrap().code == 0
+    });
+    assert!(gone, "{}", pond.daemon().log());
+    assert_eq!(pond.verb(&["ls"]), "No devices found\n");
+}

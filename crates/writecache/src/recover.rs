@@ -83,14 +83,9 @@ impl Cache {
         sectors: Sector,
     ) -> Result<Cache, Error> {
         let area = device.limits().capacity.saturating_sub(config.start_sector).bytes();
-        let superblock = match find_superblock(&config, &*device, area).await? {
-            Some((found, agreed)) => {
-                if !agreed {
-                    write_copies(&config, &*device, &found).await?;
-                }
-                found
-            }
-            None => format_device(&config, &*device, area, sectors).await?,
+        let (superblock, agreed) = match find_superblock(&config, &*device, area).await? {
+            Some(found) => found,
+            None => (format_device(&config, &*device, area, sectors).await?, true),
         };
         check_superblock(&config, &superblock, area, sectors)?;
         let geometry = superblock.geometry();
@@ -115,6 +110,10 @@ impl Cache {
             Slots::recovered(geometry.slots, map.into_values()).map_err(|(block, slot)| {
                 damaged(&config, &format!("block {block}: slot {slot} is taken or beyond the end"))
             })?;
+        // Nothing has been written so far: what is refused is left as it is.
+        if !agreed {
+            write_copies(&config, &*device, &superblock).await?;
+        }
         if end.cut_off {
             let blank = Buf::zeroed(UNIT);
             let offset = geometry.log_offset(end.last.0 + 1);

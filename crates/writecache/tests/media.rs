@@ -344,6 +344,16 @@ fn another_block_size_is_refused() {
 }
 
 #[test]
+fn a_cache_that_is_refused_is_left_as_it_is_rotten_superblock_copies_too() {
+    let mut lab = dirty_and_settled();
+    flip_copy(&lab, 2, BITS[1]);
+    let before = lab.image();
+    lab.sectors = Sector(lab.sectors.0 - 8);
+    lab.refusal();
+    assert!(lab.image() == before);
+}
+
+#[test]
 fn an_origin_of_another_size_is_refused() {
     let mut lab = dirty_and_settled();
     lab.sectors = Sector(lab.sectors.0 - 8);

@@ -19,14 +19,17 @@
 //!   waited longest gets a turn now and then.
 //! - Reads go first, but a full cache or a flush lets writes through in batches. A sequential
 //!   reader is served from read-ahead.
-//! - A flush is done when everything acknowledged before it came is on the medium. It does not keep
-//!   other commands out, though FLUSH CACHE of SATA does: this flatters foreground latency.
+//! - A flush is done when everything acknowledged before it came is on the medium. Until then the
+//!   head writes nothing that came after it; new writes still come into the cache, and reads go on.
+//!   FLUSH CACHE of SATA keeps both out: this flatters foreground latency.
 //!
 //! The parameters of the presets and where each comes from: `docs/hdd-model.md`.
 //!
 //! Invariants
 //! - D1 The medium works on one piece at a time and only forward in time.
 //! - D2 `cache_used_bytes` is the sum of what has room in the cache and is not on the medium.
+//! - D3 While flushes wait, `writes` has just the pieces that came before the first of them, and
+//!   `writes_later` the others; `writes_later` is empty when none waits.
 
 mod params;
 
@@ -86,13 +89,16 @@ pub struct Hdd {
     /// Without a cache: writes that have a queue slot.
     late_writes: usize,
 
-    /// By place on the medium, then by arrival.
+    /// What the head may take, by place on the medium, then by arrival.
     writes: BTreeMap<(u64, u64), Piece>,
+    /// What came after the flush that is under way (D3).
+    writes_later: BTreeMap<(u64, u64), Piece>,
     reads: BTreeMap<(u64, u64), Piece>,
     /// Where the elevator stands: the beginning of the track it last wrote to.
     sweep: u64,
     piece_seq: u64,
     unflushed: BTreeSet<u64>,
+    /// Id, and the newest piece that it covers.
     flushes: VecDeque<(u64, u64)>,
 
     media_busy: bool,
@@ -101,7 +107,8 @@ pub struct Hdd {
     head_ns: u64,
     head_reads: bool,
     batch_left: u32,
-    chosen_since_oldest: usize,
+    reads_since_oldest: usize,
+    writes_since_oldest: usize,
 }
 
 impl Hdd {
@@ -122,6 +129,7 @@ impl Hdd {
             cache_used_bytes: 0,
             late_writes: 0,
             writes: BTreeMap::new(),
+            writes_later: BTreeMap::new(),
             reads: BTreeMap::new(),
             sweep: 0,
             piece_seq: 0,
@@ -132,7 +140,8 @@ impl Hdd {
             head_ns: 0,
             head_reads: false,
             batch_left: 0,
-            chosen_since_oldest: 0,
+            reads_since_oldest: 0,
+            writes_since_oldest: 0,
         };
         hdd.seek_table_ns = (0..SEEK_TABLE_TRACKS as u64).map(|d| hdd.seek_curve_ns(d)).collect();
         hdd
@@ -255,11 +264,15 @@ impl Hdd {
     /// The piece that the head takes next: the one it stands before, else the nearest in time
     /// among the next few of the sweep.
     fn choose(&mut self, now: u64, kind: Kind) -> (u64, u64) {
-        let pieces = if kind == Kind::Read { &self.reads } else { &self.writes };
-        self.chosen_since_oldest += 1;
-        if self.chosen_since_oldest > pieces.len().max(NEAREST_IN_A_ROW_MAX) {
+        let (pieces, since_oldest) = if kind == Kind::Read {
+            (&self.reads, &mut self.reads_since_oldest)
+        } else {
+            (&self.writes, &mut self.writes_since_oldest)
+        };
+        *since_oldest += 1;
+        if *since_oldest > pieces.len().max(NEAREST_IN_A_ROW_MAX) {
             // Nobody waits for ever behind a stream or a hot track.
-            self.chosen_since_oldest = 0;
+            *since_oldest = 0;
             let oldest = pieces.keys().min_by_key(|key| key.1);
             return *oldest.expect("the caller saw a piece");
         }
@@ -330,7 +343,8 @@ impl Hdd {
                     return;
                 }
                 let (key, piece) = self.piece(id, cmd, ack_late);
-                self.writes.insert(key, piece);
+                let later = !self.flushes.is_empty(); // D3
+                if later { &mut self.writes_later } else { &mut self.writes }.insert(key, piece);
                 if !ack_late {
                     self.unflushed.insert(piece.seq);
                     done.push(id);
@@ -356,8 +370,11 @@ impl Hdd {
     /// whichever flush waits for the old one waits for both.
     fn rewrites_waiting(&self, cmd: &Cmd) -> bool {
         let at = cmd.offset_bytes;
-        let mut there = self.writes.range((at, 0)..=(at, u64::MAX));
-        there.any(|(_, piece)| !piece.ack_late && piece.len_bytes == cmd.len_bytes)
+        let there = |pieces: &BTreeMap<(u64, u64), Piece>| {
+            let mut there = pieces.range((at, 0)..=(at, u64::MAX));
+            there.any(|(_, piece)| !piece.ack_late && piece.len_bytes == cmd.len_bytes)
+        };
+        there(&self.writes) || there(&self.writes_later)
     }
 
     fn finish_flushes(&mut self, done: &mut Vec<u64>) {
@@ -367,6 +384,12 @@ impl Hdd {
         {
             self.flushes.pop_front();
             done.push(id);
+            // D3. A FUA write that the flush did not wait for may be left in `writes`.
+            self.writes.append(&mut self.writes_later);
+            if let Some(&(_, covers)) = self.flushes.front() {
+                let all = std::mem::take(&mut self.writes).into_iter();
+                (self.writes, self.writes_later) = all.partition(|(key, _)| key.1 <= covers);
+            }
         }
     }
 }

@@ -52,7 +52,7 @@ impl HddParams {
     pub const fn published() -> HddParams {
         HddParams {
             media_command_ns: 120_000,
-            cache_bytes: 128 << 20,
+            cache_bytes: 304 << 20,
             nearest_of: 48,
             ..HddParams::COMMON
         }

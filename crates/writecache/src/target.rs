@@ -300,6 +300,7 @@ impl Target for WriteCache {
             // A cache that had failed before has told so; a commit that fails now tells.
             if cache.health().is_ok() {
                 outcome = outcome.and(cache.commit().await);
+                outcome = outcome.and(cache.seal().await);
             }
             cache.quiesced.set(true);
             cache.changed.wake_all();

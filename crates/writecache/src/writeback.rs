@@ -33,6 +33,9 @@ use crate::slots::{Held, State, next_in};
 const RUNS_IN_FLIGHT_MAX: usize = 256;
 /// Written bytes after which an origin flush is due (design: one per 64 to 256 MiB).
 const SETTLE_BYTES: u64 = 64 << 20;
+/// Fewest blocks for which an origin flush is worth its time: 64 blocks of a sorted HDD stream take
+/// about as long as the flush.
+const SETTLE_BLOCKS_MIN: u64 = 64;
 /// Longest run of LRU order: the kernel's BIO_MAX_VECS.
 const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
@@ -278,13 +281,20 @@ impl Cache {
         let _guard = TaskGuard::new(&self);
         let wb = &self.writeback;
         let slots = u64::from(self.geometry.slots);
-        let many = (SETTLE_BYTES / u64::from(self.config.block_size)).min(slots / 8).max(1);
+        let calm = (SETTLE_BYTES / u64::from(self.config.block_size)).min(slots / 8).max(1);
+        // Where writers are slowed down, blocks must come free steadily, not in lumps that they
+        // would feel: the origin is flushed more often.
+        let pressed = (calm / 16).max(SETTLE_BLOCKS_MIN).min(calm);
+        let many = || match u64::from(self.free_blocks()) < self.watermarks.free_at_high() {
+            true => pressed,
+            false => calm,
+        };
         let picking_ended = || self.stopping.get() && wb.idle.get() && wb.in_flight_runs.get() == 0;
         loop {
             let due = || {
                 let written = wb.written.borrow().len() as u64;
                 let last = wb.idle.get() && wb.in_flight_runs.get() == 0;
-                written >= many || (written > 0 && last)
+                written >= many() || (written > 0 && last)
             };
             let end = || self.health().is_err() || picking_ended();
             self.changed.wait_for(|| due() || end()).await;

@@ -2,6 +2,7 @@
 //! A folder with files of devices and a daemon on them: what every test begins with.
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -9,6 +10,7 @@ use crate::binary::{Build, millpond};
 use crate::client::Client;
 use crate::daemon::{Daemon, Device};
 use crate::process::missing;
+use crate::{clock, pause};
 
 /// A daemon in a folder of its own, both gone when it is dropped. Its methods panic on failure:
 /// it is for tests.
@@ -91,6 +93,15 @@ impl Pond {
     /// A number that a device tells of itself.
     pub fn attribute(&self, device: &str, name: &str) -> u64 {
         self.daemon().attribute(device, name).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Waits until a client has written something that the write cache `wc` has yet to write back.
+    pub fn wait_until_dirty(&self) {
+        let give_up = clock() + 30.0;
+        while self.attribute("wc", "dirty_blocks") == 0 {
+            assert!(clock() < give_up, "no client writes");
+            pause(Duration::from_millis(20));
+        }
     }
 
     /// `kill -9`.

@@ -27,8 +27,7 @@ fn the_cache_is_taken_away_and_another_put_there_under_load() {
         .with(["--rate_iops=5000"])
         .start()
         .unwrap();
-    pause(Duration::from_millis(500));
-    assert!(pond.attribute("wc", "dirty_blocks") > 0, "there is something to lose");
+    pond.wait_until_dirty(); // there is something to lose
 
     let path = |name: &str| pond.path(name).display().to_string();
     let (origin, other) = (path("origin.img"), path("other.img"));
@@ -68,6 +67,7 @@ fn suspending_and_resuming_under_load_only_takes_time() {
         .with(["--rate_iops=8000"])
         .start()
         .unwrap();
+    pond.wait_until_dirty();
     for _ in 0..5 {
         pause(Duration::from_millis(150));
         pond.verb(&["suspend", "wc"]);

@@ -72,6 +72,7 @@ fn sigterm_under_load_loses_nothing_that_was_answered() {
     let mut written = Written::default();
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| stamps.write(&mut client, &mut written, |_| false));
+        pond.wait_until_dirty();
         pause(Duration::from_secs(1));
         assert!(fio.is_running() && !writer.is_finished(), "the load goes on");
         pond.terminate();

@@ -397,6 +397,16 @@ mod tests {
     }
 
     #[test]
+    fn the_published_run_through_the_engine_takes_44_s_sorted_and_99_s_in_lru_order() {
+        for (order, published_s) in [(Order::Sorted, 44.0), (Order::Lru, 99.2)] {
+            let case = Case { disk: Disk::Published, order, fill_percent: 100, reader: false };
+            let outcome = run(Scale::PUBLISHED, case).unwrap();
+            let s = outcome.seconds();
+            assert!((s / published_s - 1.0).abs() < 0.05, "{}: {s} s", order.name());
+        }
+    }
+
+    #[test]
     fn a_reader_is_seen_before_and_during_the_flush() {
         let case =
             Case { disk: Disk::Published, order: Order::Sorted, fill_percent: 100, reader: true };

@@ -44,10 +44,10 @@ fn find(build: Build) -> Result<PathBuf> {
         return Err(format!("{}: not there; `make build` builds it", program.display()));
     };
     let mut command = Command::new(cargo);
-    command.args(["build", "--locked", "--quiet", "--target-dir"]).arg(target);
+    command.args(["build", "--locked", "--target-dir"]).arg(target);
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
     match build {
-        Build::Workspace => command.args(["--workspace", "--bins"]),
+        Build::Workspace => command.args(["--workspace", "--bins", "--quiet"]),
         Build::Alone => command.args(["-p", "millpond"]),
     };
     if profile.ends_with("release") {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::Result;
-use crate::process::Job;
+use crate::process::{Ended, Job};
 
 /// A run of fio that can be started. It sees one job after another the same way every time.
 #[derive(Clone, Debug)]
@@ -94,7 +94,7 @@ impl Running {
         let ended = self.job.wait(limit)?;
         let text = std::fs::read_to_string(&report).unwrap_or_default();
         if ended.code != 0 {
-            return Err(format!("{}{text}", ended.complaint()));
+            return Err(complaint(&ended, &text));
         }
         measured(&text).ok_or_else(|| format!("fio: its report is not understood: {text}"))
     }
@@ -108,6 +108,14 @@ impl Running {
             _ => Ok(ended.complaint()),
         }
     }
+}
+
+/// The command and the first of fio's many lines, where the cause stands.
+fn complaint(ended: &Ended, report: &str) -> String {
+    let before_json = report.split('{').next().unwrap_or_default();
+    let lines = ended.stderr.lines().chain(before_json.lines()).take(5);
+    let lines: String = lines.map(|l| format!("\n  | {l}")).collect();
+    format!("{}: exit code {}{lines}", ended.name, ended.code)
 }
 
 fn measured(report: &str) -> Option<Measured> {

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Bufs, Sector, Status};
+use block::{BlockDevice, Bufs, Limits, Sector, Status};
 use format::{Geometry, Superblock};
 use policy::{Pacer, Watermarks};
 use reactor::WaitList;
@@ -30,8 +30,10 @@ pub(crate) struct Cache {
     pub(crate) origin: Rc<dyn BlockDevice>,
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) geometry: Geometry,
-    /// Blocks of the mapped device.
-    pub(crate) blocks: u64,
+    /// Limits of the mapped device.
+    pub(crate) limits: Limits,
+    /// Largest request that the origin likes.
+    pub(crate) origin_io_bytes: u32,
     pub(crate) slots: RefCell<Slots>,
     pub(crate) superblock: RefCell<Superblock>,
     pub(crate) log: Log,
@@ -81,11 +83,15 @@ impl Cache {
         // Pacing ends at the reserve that reclaim keeps; the rate is assumed until it is measured.
         let reserve = u64::from(reclaim_reserve(geometry.slots));
         let pacer = Pacer::new(watermarks.free_at_high(), reserve, ASSUMED_BLOCKS_PER_S);
+        let capacity = Sector(blocks * config.block_sectors());
+        let limits = crate::target::limits(&config, &*origin, &*device, capacity);
+        let origin_io_bytes = origin.limits().max_io_bytes;
         Cache {
             origin,
             device,
             geometry,
-            blocks,
+            limits,
+            origin_io_bytes,
             slots: RefCell::new(slots),
             superblock: RefCell::new(superblock),
             log,
@@ -162,10 +168,13 @@ impl Cache {
         self.config.block_size as usize
     }
 
-    /// Limit on blocks that the log does not know yet: an eighth of the slots. Two commits of them
-    /// fit into the quarter of the log that is kept for the end of a checkpoint (see `commit`).
+    /// Limit on blocks that the log does not know yet: at most an eighth of the slots, and so few
+    /// that two commits of them, each with one unit that is not full, fit into the quarter of the
+    /// log that is kept for the end of a checkpoint (see `commit`).
     pub(crate) fn changed_max(&self) -> u64 {
-        u64::from(self.geometry.slots / 8).max(8)
+        let reserve_units = u64::from(self.geometry.log_units / 4);
+        let log_max = (reserve_units - 2) / 2 * format::ENTRIES_PER_UNIT as u64;
+        u64::from(self.geometry.slots / 8).max(8).min(log_max)
     }
 
     /// Checksum of block `index` of a request's data.

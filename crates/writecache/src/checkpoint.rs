@@ -20,6 +20,7 @@ use format::{
 };
 
 use crate::cache::Cache;
+use crate::commit::all;
 use crate::config::Mutation;
 
 /// Units of one checkpoint write: 256 KiB.
@@ -30,7 +31,6 @@ impl Cache {
     /// at suspend, because their commits may need the room that it makes.
     pub(crate) async fn checkpoint_task(self: Rc<Cache>) {
         let half = u64::from(self.geometry.log_units / 2);
-        self.checkpoints_on.set(true);
         loop {
             let due = || self.log.used() >= half;
             let stop = || self.quiesced.get() || self.health().is_err();
@@ -47,7 +47,7 @@ impl Cache {
         self.changed.wake_all();
     }
 
-    async fn checkpoint(&self) -> Result<(), Status> {
+    pub(crate) async fn checkpoint(&self) -> Result<(), Status> {
         let (durable_seq, durable_link) = self.log.durable.get();
         let old = self.superblock.borrow().checkpoint;
         let area = if old.units == 0 { 0 } else { 1 - old.area };
@@ -133,9 +133,7 @@ impl Cache {
                 buf.write(|out| new.encode(copy, out));
                 writes.push(self.write_area(Geometry::superblock_offset(copy), &buf, 0..1));
             }
-            for write in writes {
-                write.await?;
-            }
+            all(writes).await?;
             self.flush_device().await?;
         }
         *self.superblock.borrow_mut() = new;

@@ -15,7 +15,7 @@ use std::cell::Cell;
 
 use block::{Buf, Class, Flags, Status};
 use format::{ENTRIES_PER_UNIT, Kind, RecordHeader, UNIT};
-use reactor::WaitList;
+use reactor::{BioFuture, WaitList};
 
 use crate::cache::Cache;
 use crate::config::Mutation;
@@ -34,6 +34,19 @@ pub(crate) struct Log {
     pub(crate) closing: Cell<bool>,
     /// Room has been made.
     pub(crate) room: WaitList,
+}
+
+/// Units of one log write: 1 MiB.
+const UNITS_PER_WRITE: usize = 256;
+
+/// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
+pub(crate) async fn all(ios: Vec<BioFuture>) -> Result<(), Status> {
+    let mut outcome = Ok(());
+    for io in ios {
+        let ended = io.await;
+        outcome = outcome.and(ended);
+    }
+    outcome
 }
 
 impl Log {
@@ -56,12 +69,9 @@ impl Cache {
             return;
         }
         self.slots.borrow_mut().begin_commit();
-        loop {
+        while !self.slots.borrow().is_commit_complete() {
             let units = self.log_room().await;
             let batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
-            if batch.entries.is_empty() {
-                break;
-            }
             if let Err(status) = self.write_batch(&batch).await {
                 self.fail(status);
                 return;
@@ -120,16 +130,18 @@ impl Cache {
         });
         let next_seq = first_seq + units as u64;
         self.log.next.set((next_seq, link));
-        // The log goes round: at most two writes.
         let log_units = u64::from(self.geometry.log_units);
-        let before_end = usize::try_from(log_units - first_seq % log_units)
-            .expect("at most log_units")
-            .min(units);
-        let head = self.write_area(self.geometry.log_offset(first_seq), &buf, 0..before_end);
-        if before_end < units {
-            self.write_area(self.geometry.log_start(), &buf, before_end..units).await?;
+        let mut writes = Vec::with_capacity(units.div_ceil(UNITS_PER_WRITE) + 1);
+        let mut at = 0;
+        while at < units {
+            let seq = first_seq + at as u64;
+            // The log goes round.
+            let to_end = usize::try_from(log_units - seq % log_units).expect("at most log_units");
+            let end = (at + UNITS_PER_WRITE.min(to_end)).min(units);
+            writes.push(self.write_area(self.geometry.log_offset(seq), &buf, at..end));
+            at = end;
         }
-        head.await?;
+        all(writes).await?;
         self.stats.commits.add(1);
         if !self.mutation(Mutation::SkipCacheFlush) {
             self.flush_device().await?;
@@ -144,7 +156,7 @@ impl Cache {
         offset: u64,
         buf: &Buf,
         units: std::ops::Range<usize>,
-    ) -> reactor::BioFuture {
+    ) -> BioFuture {
         let data = buf.slice(units.start * UNIT..units.end * UNIT);
         let at = self.area_sector(offset);
         reactor::write(&*self.device, Flags::SYNC | Flags::META, Class::Foreground, at, data.into())

@@ -106,7 +106,7 @@ impl Cache {
     /// again. A dirty one is lost and reads as an error until it is written again.
     async fn drop_rotten(&self, block: u64, held: Held) -> Result<(), Status> {
         self.stats.checksum_errors.add(1);
-        self.changed_room().await;
+        self.changed_room(1).await;
         let mut slots = self.slots.borrow_mut();
         if !slots.drop_clean(block, held) && slots.quarantine(block, held) {
             return Err(Status::Checksum);

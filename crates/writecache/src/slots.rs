@@ -387,10 +387,15 @@ impl Slots {
         self.committing |= std::mem::take(&mut self.changed);
     }
 
+    /// Whether the commit that was begun has said everything.
+    pub(crate) fn is_commit_complete(&self) -> bool {
+        self.committing.is_empty()
+    }
+
     /// The next at most `max` entries of the commit that was begun; empty when all is said.
     pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
         let mut entries: Vec<Entry> = Vec::new();
-        let mut taken = 0;
+        let mut said = None;
         for block in self.committing.iter() {
             let entry = match self.slot_of(block) {
                 Some(slot) => {
@@ -416,12 +421,17 @@ impl Slots {
                 None if full => break,
                 None => entries.push(entry),
             }
-            taken += 1;
+            said = Some(block);
         }
-        for _ in 0..taken {
-            let block = self.committing.min().expect("counted in the loop above");
-            self.committing.remove(block);
-            self.changed.remove(block); // the entry says the newest state
+        if let Some(last) = said {
+            self.committing.remove_range(..=last);
+            if !self.changed.is_empty() {
+                // What changed again since the commit began: the entries say the newest state.
+                for e in &entries {
+                    let count = if e.op == Op::Drop { u64::from(e.slot) } else { 1 };
+                    self.changed.remove_range(e.block..e.block + count);
+                }
+            }
         }
         self.counts.changed = self.changed.len() + self.committing.len();
         let (waiting, freed) = std::mem::take(&mut self.limbo).into_iter().partition(|&slot| {
@@ -489,9 +499,9 @@ impl Slots {
     pub(crate) fn checkpoint_entry(&mut self, slot: u32) -> Option<Entry> {
         let s = &mut self.slots[slot as usize];
         let op = match s.state {
-            State::Dirty => Op::Write,
+            // A block that could not be read gets another chance at the next start.
+            State::Dirty | State::Bad => Op::Write,
             State::Clean => Op::Clean,
-            State::Bad => Op::Bad,
             State::Free | State::Writing | State::Limbo => return None,
         };
         s.logged = true;

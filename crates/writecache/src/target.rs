@@ -2,7 +2,7 @@
 //! The target: life cycle, messages, and the way of a bio into the cache.
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Op, Sector, Status, Target};
 use reactor::Workers;
@@ -18,7 +18,9 @@ const BIOS_MAX: usize = 4096;
 /// A live period: the open cache and the tasks that serve bios.
 struct Live {
     cache: Rc<Cache>,
-    bios: Workers<Bio>,
+    /// Reads and flushes, which no crowd of slowed-down writers may hold up.
+    prompt: Workers<Bio>,
+    changes: Workers<Bio>,
 }
 
 /// The writecache target.
@@ -125,15 +127,16 @@ impl WriteCache {
     /// Starts the background tasks of a live period.
     fn start(&self, cache: &Rc<Cache>) {
         cache.stopping.set(false);
+        cache.checkpoints_on.set(true);
         cache.quiesced.set(false);
         self.period.set(self.period.get() + 1);
         cache.period.set(self.period.get());
-        reactor::spawn(cache.clone().pick_task());
-        reactor::spawn(cache.clone().settle_task());
-        reactor::spawn(cache.clone().reclaim_task());
+        reactor::spawn(cache.clone().pick_task(TaskGuard::new(cache)));
+        reactor::spawn(cache.clone().settle_task(TaskGuard::new(cache)));
+        reactor::spawn(cache.clone().reclaim_task(TaskGuard::new(cache)));
         reactor::spawn(cache.clone().checkpoint_task());
-        reactor::spawn(cache.clone().commit_when_many_task());
-        reactor::spawn(cache.clone().commit_when_old_task());
+        reactor::spawn(cache.clone().commit_when_many_task(TaskGuard::new(cache)));
+        reactor::spawn(Cache::commit_when_old_task(Rc::downgrade(cache), self.period.get()));
     }
 
     fn io_failed(&self, status: Status) -> Error {
@@ -143,8 +146,7 @@ impl WriteCache {
 
 impl Cache {
     async fn handle(&self, bio: &Bio) -> Status {
-        let limits = self.limits();
-        if let Err(status) = limits.check(bio) {
+        if let Err(status) = self.limits.check(bio) {
             return status;
         }
         let outcome = match bio.op {
@@ -162,13 +164,8 @@ impl Cache {
         outcome.into()
     }
 
-    pub(crate) fn limits(&self) -> Limits {
-        limits(&self.config, &*self.origin, &*self.device, self.sector_of(self.blocks))
-    }
-
     /// A task: commits when many blocks have changed.
-    async fn commit_when_many_task(self: Rc<Cache>) {
-        let _guard = TaskGuard::new(&self);
+    async fn commit_when_many_task(self: Rc<Cache>, _guard: TaskGuard) {
         let many =
             u64::from(self.config.autocommit_blocks.max(1)).min(self.changed_max() / 2).max(1);
         loop {
@@ -180,25 +177,31 @@ impl Cache {
         }
     }
 
-    /// A task: commits some time after the first change. Not counted among the tasks that suspend
-    /// waits for, because it sleeps.
-    async fn commit_when_old_task(self: Rc<Cache>) {
-        let period = self.period.get();
-        let end = || self.stopping.get() || self.health().is_err() || self.period.get() != period;
-        loop {
-            self.changed.wait_for(|| self.counts().changed > 0 || end()).await;
+    /// A task: commits some time after the first change. Suspend does not wait for it, because it
+    /// sleeps; asleep it does not keep the cache, whose devices may be closed meanwhile.
+    async fn commit_when_old_task(weak: Weak<Cache>, period: u64) {
+        while let Some(cache) = weak.upgrade() {
+            let end = || {
+                let over = cache.stopping.get() || cache.period.get() != period;
+                over || cache.health().is_err()
+            };
+            cache.changed.wait_for(|| cache.counts().changed > 0 || end()).await;
             if end() {
                 return;
             }
-            reactor::sleep(self.config.autocommit_time.max(Nanos::from_millis(1))).await;
-            if end() || self.commit().await.is_err() {
+            let time = cache.config.autocommit_time.max(Nanos::from_millis(1));
+            drop(cache);
+            reactor::sleep(time).await;
+            let Some(cache) = weak.upgrade() else { return };
+            let over = cache.stopping.get() || cache.period.get() != period;
+            if over || cache.commit().await.is_err() {
                 return;
             }
         }
     }
 }
 
-fn limits(
+pub(crate) fn limits(
     config: &Config,
     origin: &dyn BlockDevice,
     device: &dyn BlockDevice,
@@ -235,7 +238,8 @@ impl BlockDevice for WriteCache {
 
     fn submit(&self, bio: Bio) {
         match &*self.live.borrow() {
-            Some(live) => live.bios.push(bio),
+            Some(live) if matches!(bio.op, Op::Read | Op::Flush) => live.prompt.push(bio),
+            Some(live) => live.changes.push(bio),
             None => bio.complete(Status::Io),
         }
     }
@@ -296,7 +300,8 @@ impl Target for WriteCache {
             }
             cache.stopping.set(true);
             cache.changed.wake_all();
-            cache.changed.wait_for(|| cache.tasks.get() == 0).await;
+            let ended = || cache.tasks.get() == 0 && cache.writeback.in_flight_runs() == 0;
+            cache.changed.wait_for(ended).await;
             // A cache that had failed before has told so; a commit that fails now tells.
             if cache.health().is_ok() {
                 outcome = outcome.and(cache.commit().await);
@@ -320,17 +325,24 @@ impl Target for WriteCache {
             let (origin, device) = (self.origin.clone(), self.device.clone());
             let config = self.config.clone();
             let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
+            // Crash after crash could use up what the log keeps for the end of a checkpoint.
+            if cache.log.used() >= u64::from(cache.geometry.log_units / 2) {
+                cache.checkpoint().await.map_err(|s| self.io_failed(s))?;
+            }
             cache.tell_failure.replace(self.on_failure.borrow().clone());
-            let handler = cache.clone();
-            let bios = Workers::new(BIOS_MAX, move |bio: Bio| {
-                let cache = handler.clone();
-                async move {
-                    let status = cache.handle(&bio).await;
-                    bio.complete(status);
-                }
-            });
+            let workers = || {
+                let handler = cache.clone();
+                Workers::new(BIOS_MAX, move |bio: Bio| {
+                    let cache = handler.clone();
+                    async move {
+                        let status = cache.handle(&bio).await;
+                        bio.complete(status);
+                    }
+                })
+            };
+            let (prompt, changes) = (workers(), workers());
             self.start(&cache);
-            *self.live.borrow_mut() = Some(Live { cache, bios });
+            *self.live.borrow_mut() = Some(Live { cache, prompt, changes });
             Ok(())
         })
     }

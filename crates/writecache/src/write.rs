@@ -72,8 +72,13 @@ impl Cache {
                     outcome = outcome.and(written);
                     continue;
                 }
-                self.changed_room().await;
-                self.install(first, &part.blocks, &part.slots, bufs);
+                for from in (0..part.blocks.len()).step_by(64) {
+                    let to = (from + 64).min(part.blocks.len());
+                    let at = part.blocks.start;
+                    let slot = |n: usize| part.slots.start + u32::try_from(n).expect("a part");
+                    self.changed_room(to - from).await;
+                    self.install(first, &(at + from..at + to), &(slot(from)..slot(to)), bufs);
+                }
             }
             self.changed.wake_all();
             outcome?;
@@ -118,8 +123,16 @@ impl Cache {
             self.stats.writes_blocked.add(1);
             self.starved.set(self.starved.get() + 1);
             self.changed.wake_all();
-            self.changed.wait_for(|| self.counts().free > 0 || self.health().is_err()).await;
+            let hopeless = || {
+                let c = self.counts();
+                c.bad == c.slots
+            };
+            let over = || self.health().is_err() || hopeless();
+            self.changed.wait_for(|| self.counts().free > 0 || over()).await;
             self.starved.set(self.starved.get() - 1);
+            if hopeless() {
+                return Err(Status::NoSpace); // no slot will ever be free
+            }
         }
         self.health()
     }
@@ -152,7 +165,7 @@ impl Cache {
     async fn clear_locked(&self, bio: &Bio, range: &Range<u64>) -> Result<(), Status> {
         let live = self.slots.borrow().live_in(range.clone());
         for part in live.chunks(64) {
-            self.changed_room().await;
+            self.changed_room(part.len()).await;
             let mut slots = self.slots.borrow_mut();
             part.iter().for_each(|&(block, held)| slots.make_dirty(block, held));
         }
@@ -162,7 +175,7 @@ impl Cache {
         }
         self.clear_origin(bio).await?;
         for part in live.chunks(64) {
-            self.changed_room().await;
+            self.changed_room(part.len()).await;
             let mut slots = self.slots.borrow_mut();
             for &(block, held) in part {
                 slots.drop_block(block, held); // a newer version that came meanwhile stays
@@ -176,10 +189,9 @@ impl Cache {
 
     /// Waits until the log has caught up with most of what has changed. A failed commit is not
     /// this caller's error: whoever asks for durability hears of it.
-    pub(crate) async fn changed_room(&self) {
-        if self.counts().changed >= self.changed_max() {
-            self.commit().await.ok();
-        }
+    pub(crate) async fn changed_room(&self, blocks: usize) {
+        let full = |changed| changed > 0 && changed + blocks as u64 > self.changed_max();
+        while full(self.counts().changed) && self.commit().await.is_ok() {}
     }
 
     /// Write zeroes to a short range: data like any other, whole or not at all after a crash.

@@ -65,6 +65,8 @@ struct FlushJob {
 pub(crate) struct Writeback {
     sweep: RefCell<Sweep>,
     busy: RefCell<RoaringTreemap>,
+    /// Ranges that somebody waits to lock: nothing of them is picked meanwhile.
+    awaited: RefCell<Vec<Range<u64>>>,
     busy_blocks: Cell<u64>,
     in_flight_blocks: Cell<u64>,
     in_flight_runs: Cell<usize>,
@@ -104,6 +106,10 @@ impl Writeback {
         }
     }
 
+    pub(crate) fn in_flight_runs(&self) -> usize {
+        self.in_flight_runs.get()
+    }
+
     /// Blocks picked and not yet settled.
     pub(crate) fn blocks(&self) -> u64 {
         self.busy_blocks.get()
@@ -119,7 +125,12 @@ impl Cache {
     /// Takes a range for a direct origin write: waits until no block of it is busy (WB1).
     pub(crate) async fn lock_origin(&self, range: Range<u64>) -> Result<(), Status> {
         let wb = &self.writeback;
+        wb.awaited.borrow_mut().push(range.clone());
+        self.changed.wake_all();
         self.changed.wait_for(|| wb.is_free(&range) || self.health().is_err()).await;
+        let mut awaited = wb.awaited.borrow_mut();
+        let mine = awaited.iter().position(|r| *r == range).expect("pushed above");
+        awaited.swap_remove(mine);
         self.health()?;
         wb.busy.borrow_mut().insert_range(range);
         Ok(())
@@ -143,8 +154,20 @@ impl Cache {
         *wb.job.borrow_mut() = None;
         wb.news.set(wb.news.get() + 1);
         self.changed.wake_all();
-        self.commit().await?;
+        self.forget_clean().await?;
         if self.counts().bad > 0 { Err(Status::Checksum) } else { Ok(()) }
+    }
+
+    /// Drops every clean block, durably. After a flush the origin may be used without its cache,
+    /// which must not come back one day with what was there before.
+    async fn forget_clean(&self) -> Result<(), Status> {
+        loop {
+            self.commit().await?;
+            let room = u32::try_from(self.changed_max()).unwrap_or(u32::MAX);
+            if self.slots.borrow_mut().evict(room) == 0 {
+                return Ok(());
+            }
+        }
     }
 
     fn wants_writeback(&self) -> bool {
@@ -161,8 +184,7 @@ impl Cache {
     }
 
     /// A task: picks runs while there is reason to, and keeps many in flight.
-    pub(crate) async fn pick_task(self: Rc<Cache>) {
-        let _guard = TaskGuard::new(&self);
+    pub(crate) async fn pick_task(self: Rc<Cache>, _guard: TaskGuard) {
         let wb = &self.writeback;
         let stop = || self.stopping.get() || self.health().is_err();
         let writer = self.clone();
@@ -210,7 +232,8 @@ impl Cache {
     /// The next run. `writeback_jobs` decides when it may begin, not how long it is.
     fn pick(&self) -> Option<Run> {
         let wb = &self.writeback;
-        let io_max = u64::from(self.config.writeback_io_bytes / self.config.block_size);
+        let io_bytes = self.config.writeback_io_bytes.min(self.origin_io_bytes);
+        let io_max = u64::from(io_bytes / self.config.block_size).max(1);
         let run = match self.config.writeback_order {
             Order::Sorted => {
                 wb.sweep.borrow_mut().next_run(io_max, |from| self.next_eligible(from))
@@ -227,13 +250,15 @@ impl Cache {
     fn next_eligible(&self, mut from: u64) -> Option<u64> {
         let wb = &self.writeback;
         let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
-        let mut job = wb.job.borrow_mut();
+        let (mut job, awaited) = (wb.job.borrow_mut(), wb.awaited.borrow());
         loop {
             let block = match &mut *job {
                 Some(job) => next_in(&job.todo, from)?,
                 None => slots.next_dirty(from)?,
             };
-            if busy.contains(block) {
+            if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {
+                from = end;
+            } else if busy.contains(block) {
                 from = block + 1;
             } else if slots.dirty().contains(block) {
                 return Some(block);
@@ -277,8 +302,7 @@ impl Cache {
 
     /// A task: flushes the origin after much has been written, or when nothing more comes, and
     /// retires what the flush covers.
-    pub(crate) async fn settle_task(self: Rc<Cache>) {
-        let _guard = TaskGuard::new(&self);
+    pub(crate) async fn settle_task(self: Rc<Cache>, _guard: TaskGuard) {
         let wb = &self.writeback;
         let slots = u64::from(self.geometry.slots);
         let calm = (SETTLE_BYTES / u64::from(self.config.block_size)).min(slots / 8).max(1);
@@ -294,7 +318,8 @@ impl Cache {
             let due = || {
                 let written = wb.written.borrow().len() as u64;
                 let last = wb.idle.get() && wb.in_flight_runs.get() == 0;
-                written >= many() || (written > 0 && last)
+                let wanted = !wb.awaited.borrow().is_empty();
+                written >= many() || (written > 0 && (last || wanted))
             };
             let end = || self.health().is_err() || picking_ended();
             self.changed.wait_for(|| due() || end()).await;
@@ -315,8 +340,8 @@ impl Cache {
         };
         // I3: durable on the origin now, so the copies in the cache are no longer needed.
         if durable.is_ok() {
-            for part in written.chunks(256) {
-                self.changed_room().await;
+            for part in written.chunks(64) {
+                self.changed_room(part.len()).await;
                 let mut slots = self.slots.borrow_mut();
                 for w in part {
                     slots.retire(w.block, w.held);
@@ -336,8 +361,7 @@ impl Cache {
 
     /// A task: keeps some slots free by dropping clean blocks, and by committing what waits in
     /// limbo.
-    pub(crate) async fn reclaim_task(self: Rc<Cache>) {
-        let _guard = TaskGuard::new(&self);
+    pub(crate) async fn reclaim_task(self: Rc<Cache>, _guard: TaskGuard) {
         let reserve = reclaim_reserve(self.geometry.slots);
         loop {
             let due = || {

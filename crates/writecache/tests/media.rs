@@ -5,7 +5,7 @@
 
 mod common;
 
-use block::{Class, ErrorKind, Sector, Status, Target};
+use block::{Class, ErrorKind, Nanos, Sector, Status, Target};
 use common::tap::Tap;
 use common::{
     BITS, BLOCK, Lab, at, config, expect, fields, fill, flush, get, number, pattern, put, say,
@@ -269,15 +269,14 @@ fn a_rotten_block_stays_an_error_over_a_restart() {
     assert!(lab.origin_block(4) == vec![0; BLOCK]);
 }
 
-/// Blocks 0 to 9 are clean, and the records that say so are called durable by a later one.
+/// Blocks 0 to 9 are clean, and a later record calls the records that say so durable.
 fn clean_and_settled() -> Lab {
-    let lab = Lab::small("");
+    let lab = Lab::small("high_watermark 0 low_watermark 0");
     let done = lab.life(async |cache| {
         fill(&*cache, 0..10, 1).await;
-        say(&cache, "flush").await.unwrap();
-        fill(&*cache, 100..101, 1).await;
-        flush(&*cache).await;
+        reactor::sleep(Nanos::from_secs(2)).await;
         assert_eq!(number(&cache, "clean_blocks"), 10);
+        suspend(&cache).await;
     });
     done.unwrap();
     lab
@@ -298,10 +297,12 @@ fn rotten_data_of_a_clean_block_are_read_from_the_origin() {
 
 #[test]
 fn rotten_data_of_a_clean_block_do_not_cut_off_the_record_that_calls_it_clean() {
-    let lab = Lab::small("");
+    let lab = Lab::small("high_watermark 0 low_watermark 0");
     let done = lab.life(async |cache| {
         fill(&*cache, 0..10, 1).await;
-        say(&cache, "flush").await.unwrap();
+        reactor::sleep(Nanos::from_secs(2)).await;
+        assert_eq!(number(&cache, "clean_blocks"), 10);
+        flush(&*cache).await;
     });
     done.unwrap();
     lab.rot_data_of(4);

@@ -96,3 +96,24 @@ fn a_device_in_use_is_not_removed_and_an_unused_one_is() {
     assert!(gone, "{}", pond.daemon().log());
     assert_eq!(pond.verb(&["ls"]), "No devices found\n");
 }
+
+/// The kernel's way to take a cache away and bring it back: what the origin got meanwhile counts.
+#[test]
+fn a_cache_that_was_flushed_and_taken_away_comes_back_without_stale_blocks() {
+    let pond = Pond::with_cache(16 * MIB, 8 * MIB, "");
+    let path = |name: &str| pond.path(name).display().to_string();
+    let (origin, cache) = (path("origin.img"), path("cache.img"));
+    let sectors = 16 * MIB / 512;
+    let mut client = pond.connect("wc");
+    client.write(0, &[1; 8192]).unwrap();
+    pond.verb(&["load", "wc", "--table", &format!("0 {sectors} linear {origin} 0")]);
+    pond.verb(&["message", "wc", "0", "flush_on_suspend"]);
+    pond.verb(&["resume", "wc"]);
+    client.write(0, &[2; 4096]).unwrap();
+    let cached = format!("0 {sectors} writecache s {origin} {cache} 4096 0");
+    pond.verb(&["load", "wc", "--table", &cached]);
+    pond.verb(&["resume", "wc"]);
+    let mut data = [0; 8192];
+    client.read(0, &mut data).unwrap();
+    assert!(data[..4096] == [2; 4096] && data[4096..] == [1; 4096], "stale: {}", data[0]);
+}

@@ -41,7 +41,6 @@ const OUTSIDE_BELOW: &[&str] = &[
     "bitflags",
     "crc-fast",
     "crc32c",
-    "hashbrown",
     "lz4_flex",
     "roaring",
     "slab",

@@ -177,6 +177,11 @@ impl Cache {
         u64::from(self.geometry.slots / 8).max(8).min(log_max)
     }
 
+    /// Uncommitted blocks at which a commit is due.
+    pub(crate) fn commit_at(&self) -> u64 {
+        u64::from(self.config.autocommit_blocks.max(1)).min(self.changed_max() / 2).max(1)
+    }
+
     /// Checksum of block `index` of a request's data.
     pub(crate) fn checksum_of(&self, bufs: &Bufs, index: usize) -> u32 {
         let size = self.block_bytes();

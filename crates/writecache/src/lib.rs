@@ -35,6 +35,7 @@ mod commit;
 mod config;
 mod free;
 mod group;
+mod index;
 mod read;
 mod recover;
 mod slots;

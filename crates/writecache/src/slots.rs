@@ -18,15 +18,15 @@
 //! - M5 A slot's stamp changes whenever it is allocated: who holds slot and stamp across an await
 //!   can tell whether the slot still holds what it held.
 //!
-//! Memory: 16 bytes a slot, 1 to 2 times 5 bytes in the index, 1 bit in the free map, and about
-//! 2 bytes for a dirty block in the bitmap: at most 29 bytes a block.
+//! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map, and about 2 bytes for a dirty
+//! block in the bitmap: less than 27 bytes a block.
 use std::ops::Range;
 
 use format::{Entry, Op};
-use hashbrown::HashTable;
 use roaring::RoaringTreemap;
 
 use crate::free::FreeMap;
+use crate::index::Index;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -88,7 +88,7 @@ pub(crate) struct Batch {
 
 pub(crate) struct Slots {
     slots: Vec<Slot>,
-    index: HashTable<u32>,
+    index: Index,
     free: FreeMap,
     dirty: RoaringTreemap,
     changed: RoaringTreemap,
@@ -112,16 +112,6 @@ pub(crate) struct Counts {
     pub(crate) changed: u64,
 }
 
-/// A fixed mixer (the finalizer of MurmurHash3), so that runs repeat.
-fn hash(block: u64) -> u64 {
-    let mut h = block;
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    h ^ (h >> 33)
-}
-
 impl Slots {
     /// A map with every slot free.
     pub(crate) fn new(count: u32) -> Slots {
@@ -139,7 +129,7 @@ impl Slots {
         }
         Slots {
             slots: vec![empty; count as usize],
-            index: HashTable::with_capacity(count as usize),
+            index: Index::new(count),
             free,
             dirty: RoaringTreemap::new(),
             changed: RoaringTreemap::new(),
@@ -186,7 +176,7 @@ impl Slots {
             if state == State::Dirty {
                 this.dirty.insert(e.block);
             }
-            this.insert_index(e.block, slot);
+            this.index.insert(e.block, slot);
         }
         Ok(this)
     }
@@ -217,19 +207,13 @@ impl Slots {
         *self.count(state) += 1;
     }
 
-    fn insert_index(&mut self, block: u64, slot: u32) {
-        let slots = &self.slots;
-        self.index.insert_unique(hash(block), slot, |&s| hash(slots[s as usize].block()));
-    }
-
     fn remove_index(&mut self, block: u64) -> Option<u32> {
         let slots = &self.slots;
-        let found = self.index.find_entry(hash(block), |&s| slots[s as usize].block() == block);
-        found.ok().map(|e| e.remove().0)
+        self.index.remove(block, |s| slots[s as usize].block())
     }
 
     fn slot_of(&self, block: u64) -> Option<u32> {
-        self.index.find(hash(block), |&s| self.slots[s as usize].block() == block).copied()
+        self.index.find(block, |s| self.slots[s as usize].block())
     }
 
     pub(crate) fn find(&self, block: u64) -> Option<Found> {
@@ -298,7 +282,7 @@ impl Slots {
         s.set_block(block);
         s.crc = crc;
         self.set_state(slot, State::Dirty);
-        self.insert_index(block, slot);
+        self.index.insert(block, slot);
         self.dirty.insert(block);
         self.note_change(block);
     }

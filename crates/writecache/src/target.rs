@@ -166,11 +166,9 @@ impl Cache {
 
     /// A task: commits when many blocks have changed.
     async fn commit_when_many_task(self: Rc<Cache>, _guard: TaskGuard) {
-        let many =
-            u64::from(self.config.autocommit_blocks.max(1)).min(self.changed_max() / 2).max(1);
         loop {
             let end = || self.stopping.get() || self.health().is_err();
-            self.changed.wait_for(|| self.counts().changed >= many || end()).await;
+            self.changed.wait_for(|| self.counts().changed >= self.commit_at() || end()).await;
             if end() || self.commit().await.is_err() {
                 return;
             }

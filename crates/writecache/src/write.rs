@@ -9,7 +9,7 @@ use block::{Bio, Bufs, Class, Flags, Nanos, Op, Sector, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, reclaim_reserve};
 use crate::config::Mutation;
 use crate::slots::State;
 
@@ -61,6 +61,7 @@ impl Cache {
                 }
             }
             let mut outcome = Ok(());
+            let mut first_change = false;
             for part in parts {
                 let written = part.io.await;
                 if self.mutation(Mutation::RecordBeforeData) {
@@ -77,16 +78,29 @@ impl Cache {
                     let at = part.blocks.start;
                     let slot = |n: usize| part.slots.start + u32::try_from(n).expect("a part");
                     self.changed_room(to - from).await;
+                    first_change |= self.counts().changed == 0;
                     self.install(first, &(at + from..at + to), &(slot(from)..slot(to)), bufs);
                 }
             }
-            self.changed.wake_all();
+            if first_change || outcome.is_err() || self.tasks_have_work() {
+                self.changed.wake_all();
+            }
             outcome?;
         }
         if flags.contains(Flags::FUA) && !self.mutation(Mutation::IgnoreFua) {
             self.commit().await?;
         }
         Ok(())
+    }
+
+    /// Whether a write is news to any background task, or to a writer that waits: most are not,
+    /// and waking them all for each would cost more than the rest of the write.
+    fn tasks_have_work(&self) -> bool {
+        let c = self.counts();
+        c.changed >= self.commit_at()
+            || c.free < reclaim_reserve(c.slots)
+            || self.starved.get() > 0
+            || self.wants_writeback()
     }
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.

@@ -170,7 +170,7 @@ impl Cache {
         }
     }
 
-    fn wants_writeback(&self) -> bool {
+    pub(crate) fn wants_writeback(&self) -> bool {
         let wb = &self.writeback;
         let free = u64::from(self.free_blocks()) + wb.blocks();
         let draining = if wb.draining.get() {

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From block to slot: an open-addressing table of slot numbers, made once for all slots.
+//!
+//! ```text
+//!   place = hash(block) scaled to the table; then the next, and the next, until empty
+//! ```
+//!
+//! Invariants
+//! - X1 Between the place of an entry and where it lies there is no empty cell. Removal moves
+//!   later entries back instead of leaving a mark, so the table never has to be made anew: no
+//!   stall, however long it is used.
+//! - X2 At most half of the cells are in use: a hit looks at 1.5 cells, a miss at 2.5.
+//!
+//! A library's table needs tombstones or grows by doubling; a cache of 100 GiB would then stand
+//! still for seconds and take more than the 32 bytes a block that it may.
+
+const EMPTY: u32 = u32::MAX;
+
+pub(crate) struct Index {
+    cells: Vec<u32>,
+    len: usize,
+}
+
+/// A fixed mixer (the finalizer of MurmurHash3), so that runs repeat.
+fn hash(block: u64) -> u64 {
+    let mut h = block;
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    h ^ (h >> 33)
+}
+
+impl Index {
+    /// A table for `slots` slots: 8 bytes each.
+    pub(crate) fn new(slots: u32) -> Index {
+        Index { cells: vec![EMPTY; 2 * slots as usize], len: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn place(&self, block: u64) -> usize {
+        let scaled = u128::from(hash(block)) * self.cells.len() as u128;
+        usize::try_from(scaled >> 64).expect("below the length")
+    }
+
+    fn after(&self, cell: usize) -> usize {
+        if cell + 1 == self.cells.len() { 0 } else { cell + 1 }
+    }
+
+    fn cell_of(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<usize> {
+        let mut cell = self.place(block);
+        loop {
+            match self.cells[cell] {
+                EMPTY => return None,
+                slot if block_of(slot) == block => return Some(cell),
+                _ => cell = self.after(cell),
+            }
+        }
+    }
+
+    /// The slot of `block`; `block_of` tells the block of a slot that is in the table.
+    pub(crate) fn find(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
+        self.cell_of(block, block_of).map(|cell| self.cells[cell])
+    }
+
+    /// Adds a block that is not in the table.
+    pub(crate) fn insert(&mut self, block: u64, slot: u32) {
+        assert!(2 * self.len < self.cells.len(), "X2: more entries than slots");
+        let mut cell = self.place(block);
+        while self.cells[cell] != EMPTY {
+            cell = self.after(cell);
+        }
+        self.cells[cell] = slot;
+        self.len += 1;
+    }
+
+    /// Takes a block out and returns its slot.
+    pub(crate) fn remove(&mut self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
+        let mut hole = self.cell_of(block, &block_of)?;
+        let removed = self.cells[hole];
+        let mut cell = self.after(hole);
+        while self.cells[cell] != EMPTY {
+            // X1: whoever may lie in the hole, counted from its place, moves there.
+            let place = self.place(block_of(self.cells[cell]));
+            let stays = if hole <= cell {
+                hole < place && place <= cell
+            } else {
+                hole < place || place <= cell
+            };
+            if !stays {
+                self.cells[hole] = self.cells[cell];
+                hole = cell;
+            }
+            cell = self.after(cell);
+        }
+        self.cells[hole] = EMPTY;
+        self.len -= 1;
+        Some(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// A full table, with blocks going in and out at random, against a map from the library.
+    #[test]
+    fn agrees_with_a_map_through_many_changes() {
+        for slots in [1u32, 2, 3, 16, 100] {
+            let mut index = Index::new(slots);
+            let mut blocks = vec![0u64; slots as usize];
+            let mut free: Vec<u32> = (0..slots).collect();
+            let mut model = BTreeMap::new();
+            let mut chance = 1u64;
+            for _ in 0..20_000 {
+                chance = hash(chance.wrapping_add(0x9e37_79b9_7f4a_7c15));
+                let block = chance % (3 * u64::from(slots));
+                assert_eq!(index.find(block, |s| blocks[s as usize]), model.get(&block).copied());
+                if let Some(slot) = model.remove(&block) {
+                    assert_eq!(index.remove(block, |s| blocks[s as usize]), Some(slot));
+                    free.push(slot);
+                } else if let Some(slot) = free.pop() {
+                    blocks[slot as usize] = block;
+                    index.insert(block, slot);
+                    model.insert(block, slot);
+                }
+                assert_eq!(index.len(), model.len());
+            }
+        }
+    }
+}

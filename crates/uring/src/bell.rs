@@ -11,7 +11,7 @@ pub(crate) const BELL: u64 = u64::MAX;
 
 pub(crate) struct Bell {
     mailbox: Mailbox,
-    /// What the kernel reads the counter into: its address is stable, and it outlives the read (U1).
+    /// What the kernel reads the counter into: the address is stable and outlives the read (U1).
     counter: Box<[u8; 8]>,
     pub(crate) armed: bool,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The driver on sockets: streams arrive whole and in order, and everything that waits can be ended.
+//! The driver on sockets: streams arrive whole and in order, and whatever waits can be ended.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod common;
 

@@ -37,7 +37,17 @@ impl Lab {
     }
 
     pub(crate) fn seeded(seed: u64, blocks: u64, cache_kib: u64, options: &str) -> Lab {
-        let world = World::calm(seed);
+        Lab::within(World::calm(seed), seed, blocks, cache_kib, options)
+    }
+
+    /// In a world of your own.
+    pub(crate) fn within(
+        world: WorldRef,
+        seed: u64,
+        blocks: u64,
+        cache_kib: u64,
+        options: &str,
+    ) -> Lab {
         let sectors = Sector(blocks * BLOCK_SECTORS);
         let disk = |name: &str, capacity, seed| {
             let model = Uniform::new(seed, 20_000, 60_000);

@@ -44,6 +44,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(files: Files, default_export: Option<String>) -> Engine {
         let leaves = Leaves::new(files.clone());
+        reactor::spawn(leaves.clone().tell_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
         targets::register(&dm);
         let exports = DmExports::new(dm.clone(), default_export);

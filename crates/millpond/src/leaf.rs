@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Leaves: what tables name besides mapped devices. Paths, `mem:SIZE` and `null:SIZE`.
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
@@ -8,6 +9,7 @@ use std::rc::{Rc, Weak};
 use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Sector};
 use dm::Resolver;
 use queue::{Leaf, Mem, Null, Stats};
+use reactor::WaitList;
 use uring::{Files, OpenOptions};
 
 use crate::patience::patiently;
@@ -69,12 +71,43 @@ struct Shared {
     open: RefCell<Vec<Weak<OpenLeaf>>>,
     warnings: RefCell<Vec<String>>,
     patience: Cell<Nanos>,
+    alarm: Rc<WaitList>,
 }
+
+/// Device failures are told at most this often.
+const TELL_EVERY: Nanos = Nanos::from_secs(1);
 
 impl Leaves {
     pub(crate) fn new(files: Files) -> Leaves {
-        let (open, warnings) = (RefCell::default(), RefCell::default());
-        Leaves(Rc::new(Shared { files, open, warnings, patience: Cell::new(Nanos::ZERO) }))
+        Leaves(Rc::new(Shared {
+            files,
+            open: RefCell::default(),
+            warnings: RefCell::default(),
+            patience: Cell::new(Nanos::ZERO),
+            alarm: Rc::default(),
+        }))
+    }
+
+    /// A task: logs what devices fail, with operation, sector and cause, a line a device a second.
+    pub(crate) async fn tell_failures(self) {
+        let mut told: BTreeMap<String, u64> = BTreeMap::new();
+        loop {
+            let news = |told: &BTreeMap<String, u64>| -> Vec<Rc<OpenLeaf>> {
+                let seen = |l: &OpenLeaf| told.get(l.name()).copied().unwrap_or(0);
+                self.opened().into_iter().filter(|l| l.stats().failures() > seen(l)).collect()
+            };
+            self.0.alarm.wait_for(|| !news(&told).is_empty()).await;
+            for leaf in news(&told) {
+                let failures = leaf.stats().failures();
+                if let Some(e) = leaf.stats().last_error() {
+                    let (op, sector, cause) = (e.op, e.sector, e.cause);
+                    tracing::error!(device = e.device, %op, %sector, %cause, failures, "I/O failed");
+                }
+                told.insert(leaf.name().to_owned(), failures);
+            }
+            reactor::sleep(TELL_EVERY).await;
+            told.retain(|name, _| self.opened().iter().any(|l| l.name() == name));
+        }
     }
 
     /// The leaves that are open now.
@@ -98,6 +131,7 @@ impl Leaves {
             Word::Null(capacity) => OpenLeaf::Null(Null::new(word, capacity)),
             Word::Path(path) => patiently(self.0.patience.get(), || self.open_path(&path)).await?,
         };
+        leaf.stats().set_alarm(self.0.alarm.clone());
         let leaf = Rc::new(leaf);
         let mut open = self.0.open.borrow_mut();
         open.retain(|l| l.strong_count() > 0);

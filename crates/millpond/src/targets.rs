@@ -26,6 +26,14 @@ async fn write_cache(ctx: Context, args: Vec<String>) -> Result<Rc<dyn Target>, 
     ctx.check_area(&*origin, block::Sector::ZERO, ctx.len())?;
     let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
     let events = ctx.events();
-    target.on_failure(move || events.raise());
+    let device = ctx.device().to_owned();
+    target.on_failure(move || {
+        tracing::error!(
+            device,
+            "writecache has failed: it serves reads only and keeps its dirty blocks until its \
+             table is loaded again"
+        );
+        events.raise();
+    });
     Ok(target)
 }

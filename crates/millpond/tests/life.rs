@@ -191,3 +191,20 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
     let err = sh(MILLPOND, &["run", "--table", "0 8 nothing", "--", "true"]).failed(1);
     assert!(err.contains("run: ") && err.contains("unknown target type"), "{err}");
 }
+
+/// The file of a leaf shrinks under the daemon: whoever runs it reads what failed, where and why.
+#[test]
+fn a_failing_device_is_told_with_operation_sector_and_cause() {
+    let pond = Pond::start();
+    let path = pond.file("shrinks.img", 1);
+    pond.create("d", &format!("0 2048 linear {path} 0"));
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    let said = pond.qemu_io("d", &["read 64k 4k"]);
+    assert!(said.out.contains("Input/output error") || said.err.contains("Input/output error"));
+    pond.signal("-TERM");
+    let (_, log, _dir) = pond.wait();
+    let line = log.lines().find(|l| l.contains("I/O failed")).unwrap_or_else(|| panic!("{log}"));
+    for part in [path.as_str(), "op=read", "sector=128", "cause=I/O error", "failures=1"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+}

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a leaf counts: requests, bytes and errors by operation, what is in flight, the last error.
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::Rc;
 
 use block::{Bio, IoError, Op, Sector, Status};
+use reactor::WaitList;
 
 /// Number of operations of [`Op`].
 const OPS: usize = 5;
@@ -33,6 +35,8 @@ pub struct Stats {
     by_op: [Cell<Counts>; OPS],
     in_flight: Cell<u64>,
     last_error: RefCell<Option<IoError>>,
+    failures: Cell<u64>,
+    alarm: OnceCell<Rc<WaitList>>,
 }
 
 impl Stats {
@@ -42,6 +46,8 @@ impl Stats {
             by_op: Default::default(),
             in_flight: Cell::new(0),
             last_error: RefCell::new(None),
+            failures: Cell::new(0),
+            alarm: OnceCell::new(),
         }
     }
 
@@ -70,6 +76,17 @@ impl Stats {
         self.last_error.borrow().clone()
     }
 
+    /// Requests that the device itself failed: those that it does not know or that did not fit are
+    /// their sender's mistake and are left out.
+    pub fn failures(&self) -> u64 {
+        self.failures.get()
+    }
+
+    /// Wakes `alarm` whenever [`Stats::failures`] grows. The first alarm stays.
+    pub fn set_alarm(&self, alarm: Rc<WaitList>) {
+        let _ = self.alarm.set(alarm);
+    }
+
     pub(crate) fn begin(&self, bio: &Bio) -> Ticket {
         self.in_flight.set(self.in_flight.get() + 1);
         Ticket { op: bio.op, sector: bio.sector, len: bio.len }
@@ -86,6 +103,12 @@ impl Stats {
             counts.errors += 1;
             let (device, op, sector) = (self.device.clone(), ticket.op, ticket.sector);
             *self.last_error.borrow_mut() = Some(IoError { device, op, sector, cause: status });
+            if !matches!(status, Status::NotSupported | Status::Invalid) {
+                self.failures.set(self.failures.get() + 1);
+                if let Some(alarm) = self.alarm.get() {
+                    alarm.wake_all();
+                }
+            }
         }
         cell.set(counts);
     }

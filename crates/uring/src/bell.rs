@@ -12,7 +12,7 @@ pub(crate) const BELL: u64 = u64::MAX;
 pub(crate) struct Bell {
     mailbox: Mailbox,
     /// What the kernel reads the counter into: the address is stable and outlives the read (U1).
-    counter: Box<[u8; 8]>,
+    pub(crate) counter: Box<[u8; 8]>,
     pub(crate) armed: bool,
 }
 
@@ -21,7 +21,7 @@ impl Bell {
         Bell { mailbox, counter: Box::new([0; 8]), armed: false }
     }
 
-    /// Arms the bell if it is not and the ring has room; the next park tries again otherwise.
+    /// Arms the bell if it is not. Makes room for it: a core that parked without it would be deaf.
     pub(crate) fn arm(&mut self, ring: &mut IoUring) {
         if self.armed {
             return;
@@ -29,6 +29,8 @@ impl Bell {
         let fd = types::Fd(self.mailbox.bell().as_raw_fd());
         let read = opcode::Read::new(fd, self.counter.as_mut_ptr(), 8).build().user_data(BELL);
         // SAFETY: U1: the ring's owner keeps `counter` and the eventfd until the read is reaped.
-        self.armed = unsafe { ring.submission().push(&read) }.is_ok();
+        let push = |ring: &mut IoUring| unsafe { ring.submission().push(&read) }.is_ok();
+        // When no room can be made, completions are there to be reaped: the park comes back.
+        self.armed = push(ring) || (ring.submit().is_ok() && push(ring));
     }
 }

@@ -304,7 +304,10 @@ impl Drop for Uring {
             shared.wait(Some(Nanos::from_secs(1)));
         }
         #[expect(clippy::mem_forget, reason = "U1: the kernel may still write to the buffers")]
-        std::mem::forget(std::mem::take(&mut shared.flights));
+        std::mem::forget((
+            std::mem::take(&mut shared.flights),
+            std::mem::take(&mut shared.bell.counter),
+        ));
     }
 }
 

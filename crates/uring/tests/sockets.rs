@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The driver on sockets: streams arrive whole and in order, and whatever waits can be ended.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "a thread that is no core calls one")]
 mod common;
 
 use std::cell::Cell;
@@ -9,11 +10,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
-use block::{Buf, Bufs, ErrorKind, Nanos, Status};
+use block::{Buf, Bufs, CoreId, ErrorKind, Nanos, Status};
 use common::{Folder, bytes, on_core};
-use reactor::{FileId, SqeOp, driver_io, now, sleep, spawn};
-use uring::Files;
+use reactor::{FileId, Reactor, SqeOp, driver_io, now, sleep, spawn};
+use uring::{Files, Uring};
 
 async fn accept(listener: FileId) -> FileId {
     let taken = driver_io(listener, SqeOp::Accept).await;
@@ -227,4 +232,38 @@ fn a_core_that_ends_lets_go_of_a_socket_on_which_it_waits() {
     theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
     // The end of the stream: nothing holds the other side any more.
     assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn a_call_gets_through_when_a_batch_has_just_filled_the_submission_ring() {
+    // As many as the ring takes at once: the bell's read finds no room beside them.
+    const WAITING: usize = 256;
+    let driver = Uring::new().unwrap();
+    let (files, sender) = (driver.files(), driver.sender());
+    let reactor = Reactor::enter(CoreId(0), Box::new(driver));
+    let pairs: Vec<_> = (0..WAITING).map(|_| pair(&files)).collect();
+    let (began, begun) = mpsc::channel();
+    let wait_on_all = move || {
+        for (socket, _) in pairs {
+            spawn(async move {
+                driver_io(socket, SqeOp::Recv { into: Buf::alloc(16).all() }).await;
+            });
+        }
+        // Deaf for ever, the core still ends, so that the test can fail.
+        spawn(sleep(Nanos::from_secs(5)));
+        began.send(()).unwrap();
+    };
+    let called = Arc::new(AtomicBool::new(false));
+    let call = called.clone();
+    let caller = thread::spawn(move || {
+        sender.call(wait_on_all).unwrap();
+        begun.recv().unwrap();
+        thread::sleep(Duration::from_millis(50)); // it is parked then
+        sender.call(move || call.store(true, Ordering::Relaxed)).unwrap();
+    });
+    let start = reactor.on(now);
+    reactor.run(|| called.load(Ordering::Relaxed));
+    let waited = reactor.on(now) - start;
+    caller.join().unwrap();
+    assert!(waited < Nanos::from_secs(4), "the call came through after {waited:?}");
 }

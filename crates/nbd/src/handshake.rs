@@ -202,10 +202,9 @@ impl Handshake {
         out: &mut Vec<u8>,
     ) -> Step {
         // This option knows no error reply: the connection just ends.
-        let Ok(Ok(export)) = parse_export_name(payload).map(|name| exports.open(name)) else {
-            return Step::End;
-        };
-        let session = self.session(export);
+        let Ok(name) = parse_export_name(payload) else { return Step::End };
+        let Ok(export) = exports.open(name) else { return Step::End };
+        let session = self.session(name, export);
         out.extend_from_slice(&session.limits.capacity.bytes().to_be_bytes());
         out.extend_from_slice(&session.flags.bits().to_be_bytes());
         if !self.flags.contains(HandshakeFlags::NO_ZEROES) {
@@ -223,10 +222,7 @@ impl Handshake {
     ) -> Result<Option<Session>, Malformed> {
         let request = InfoRequest::parse(payload)?;
         let Some(export) = open(option, request.name, exports, out) else { return Ok(None) };
-        if self.contexts_of != request.name {
-            self.contexts = Default::default();
-        }
-        let session = self.session(export);
+        let session = self.session(request.name, export);
         let size = session.limits.capacity.bytes();
         reply_info_export(out, option, size, session.flags.bits());
         if request.wants(info::NAME) {
@@ -281,7 +277,7 @@ impl Handshake {
         Ok(())
     }
 
-    fn session(&self, export: Box<dyn Export>) -> Session {
+    fn session(&self, name: &str, export: Box<dyn Export>) -> Session {
         let device = export.device();
         let limits = device.limits();
         let read_only = export.read_only();
@@ -291,7 +287,10 @@ impl Handshake {
         flags.set(writes | ExportFlags::FAST_ZERO, !read_only);
         flags.set(ExportFlags::ROTATIONAL, limits.rotational);
         flags.set(ExportFlags::DF, self.structured);
-        let (structured, contexts) = (self.structured, self.contexts);
+        let structured = self.structured;
+        // Chosen for one export, they say nothing about another.
+        let same = self.contexts_of == name;
+        let contexts = if same { self.contexts } else { Default::default() };
         Session { export: Rc::from(export), device, limits, flags, structured, contexts }
     }
 }

@@ -144,6 +144,27 @@ fn contexts_are_listed_and_set_by_name() {
 }
 
 #[test]
+fn contexts_are_for_the_export_they_were_set_for_and_no_other() {
+    with_server(1, Options::default(), one, |net, listener, _| async move {
+        for (export, error) in [("disk", 0), ("", 22)] {
+            let mut c = net.connect(listener);
+            c.greet().await;
+            c.option(opt::STRUCTURED_REPLY, &[]).await;
+            c.option_reply().await;
+            c.option(opt::SET_META_CONTEXT, &meta("disk", &["base:allocation"])).await;
+            while c.option_reply().await.0 != rep::ACK {}
+            // Asking about another export changes nothing.
+            c.option(opt::INFO, &info("", &[])).await;
+            while c.option_reply().await.0 != rep::ACK {}
+            c.option(opt::EXPORT_NAME, export.as_bytes()).await;
+            c.recv(10).await;
+            let told = c.ask(nbd::wire::cmd::BLOCK_STATUS, 0, 0, 4096).await.0;
+            assert_eq!(told, error, "`{export}`");
+        }
+    });
+}
+
+#[test]
 fn a_client_that_does_not_finish_its_handshake_is_cut_off() {
     with_server(1, Options::default(), one, |net, listener, server| async move {
         let mut lazy = net.connect(listener);

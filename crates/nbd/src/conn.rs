@@ -14,7 +14,7 @@ use block::{Buf, Nanos, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, now, spawn};
 
 use crate::handshake::{Handshake, Session, Step};
-use crate::job::{Command, Job, check};
+use crate::job::{Job, check, held_bytes};
 use crate::option::HEADER_BYTES;
 use crate::request::{REQUEST_BYTES, Request};
 use crate::send::{self, Reply};
@@ -232,10 +232,14 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
                     return None;
                 }
                 assert!(total <= HEADER_BYTES + OPTION_BYTES_MAX, "the option's length is checked");
-                let next = if total > buf.len() { Buf::alloc(total) } else { buf.clone() };
-                let rest = buf.read(|b| b[start..end].to_vec());
-                next.write(|b| b[..rest.len()].copy_from_slice(&rest));
-                (buf, start, end) = (next, 0, rest.len());
+                if total > buf.len() {
+                    let rest = buf.read(|b| b[start..end].to_vec());
+                    buf = Buf::alloc(total);
+                    buf.write(|b| b[..rest.len()].copy_from_slice(&rest));
+                } else if start > 0 {
+                    buf.write(|b| b.copy_within(start..end, 0));
+                }
+                (start, end) = (0, end - start);
                 let result = conn.io(SqeOp::Recv { into: buf.slice(end..buf.len()) }).await;
                 if result.status != Status::Ok || result.value == 0 || conn.draining.get() {
                     return None;
@@ -318,10 +322,7 @@ impl Receiver {
         }
         let conn = self.conn.clone();
         let checked = check(conn.session(), &request);
-        let bytes = match checked {
-            Ok(Command::Read | Command::Write { .. }) => u64::from(request.len),
-            _ => 0,
-        };
+        let bytes = checked.map_or(0, |command| held_bytes(conn.session(), command, &request));
         if !conn.admit(bytes).await {
             return false;
         }

@@ -91,6 +91,20 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
     }
 }
 
+/// Data that a request holds from its admission until its reply has left, bytes (N2).
+pub(crate) fn held_bytes(session: &Session, command: Command, request: &Request) -> u64 {
+    let len = u64::from(request.len);
+    match command {
+        Command::Read | Command::Write { .. } => len,
+        Command::Flush | Command::Trim { .. } | Command::WriteZeroes { .. } => 0,
+        Command::BlockStatus { one } => {
+            let extents = if one { 1 } else { (len >> 9).min(EXTENTS_MAX as u64) };
+            let contexts = session.contexts.iter().filter(|on| **on).count() as u64;
+            contexts * (4 + extents * 8)
+        }
+    }
+}
+
 /// Does a request and queues its reply.
 pub(crate) async fn run(job: Job) {
     let Job { conn, command, request, data } = job;
@@ -98,16 +112,14 @@ pub(crate) async fn run(job: Job) {
     let dev = &*session.device;
     let at = Sector::from_bytes(request.offset);
     let len = Sector::from_bytes(u64::from(request.len));
-    let mut bytes = 0;
+    let bytes = held_bytes(session, command, &request);
     let mut payload = Bufs::new();
     let done = match command {
         Command::Read => {
-            bytes = u64::from(request.len);
             payload = Buf::alloc(request.len as usize).into();
             read(dev, Class::Foreground, at, payload.clone()).await
         }
         Command::Write { fua } => {
-            bytes = u64::from(request.len);
             let data = data.expect("a checked write has its payload");
             let (flags, class) = match fua {
                 true => (Flags::FUA | Flags::SYNC, Class::Foreground),
@@ -122,8 +134,7 @@ pub(crate) async fn run(job: Job) {
             then_flush(dev, zeroed, fua).await
         }
         Command::BlockStatus { one } => {
-            block_status(&conn, &request, one);
-            return;
+            return block_status(&conn, &request, one, bytes);
         }
     };
     if let Some(error) = done.err().and_then(Errno::from_status) {
@@ -193,7 +204,7 @@ async fn zero(
 }
 
 /// Queues one chunk for each context agreed on.
-fn block_status(conn: &Conn, request: &Request, one: bool) {
+fn block_status(conn: &Conn, request: &Request, one: bool, bytes: u64) {
     let session = conn.session();
     let chosen = || Context::ALL.into_iter().zip(session.contexts).filter(|(_, on)| *on);
     let count = chosen().count();
@@ -212,7 +223,7 @@ fn block_status(conn: &Conn, request: &Request, one: bool) {
             head: ReplyHead::Status { len, last },
             data: Buf::copy_of(&out).into(),
             requests: usize::from(last),
-            bytes: 0,
+            bytes: if last { bytes } else { 0 },
         });
     }
 }

@@ -17,8 +17,6 @@ use crate::wire::REQUEST_BYTES_MAX;
 const ACCEPT_RETRY: Nanos = Nanos::from_millis(100);
 /// How far a deadline may be overrun, so that deadlines of different length need no order.
 const REAPER_STEP: Nanos = Nanos::from_secs(1);
-/// Worker tasks in all; a request beyond them waits in line. Enough for 16 busy connections.
-const WORKERS_MAX: usize = 16 << 10;
 
 /// Bounds of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,10 +101,12 @@ impl Server {
         assert!(options.connection_bytes_max >= request, "a connection must hold one request");
         assert!(options.bytes_max >= request, "a server must hold one request");
         assert!(options.requests_max > 0, "a connection must hold one request");
+        // N5: one for each request there may be, so that none waits for another's device.
+        let workers_max = options.connections_max.saturating_mul(options.requests_max).max(1);
         Server(Rc::new(Shared {
             options,
             exports,
-            jobs: Workers::new(WORKERS_MAX, job::run),
+            jobs: Workers::new(workers_max, job::run),
             stats: RefCell::default(),
             bytes: Cell::new(0),
             room: WaitList::new(),

@@ -292,6 +292,49 @@ fn requests_in_flight_are_bounded() {
 }
 
 #[test]
+fn requests_that_wait_on_a_stuck_device_keep_no_others_waiting() {
+    let stuck = || One::new(&Disk::new(2048, Nanos::from_secs(3600)));
+    with_server(1, Options::default(), stuck, |net, listener, server| async move {
+        let request = Request { flags: 0, kind: cmd::READ, cookie: 1, offset: 0, len: 512 };
+        for _ in 0..20 {
+            let mut c = net.connect(listener);
+            c.go(false).await;
+            assert!(c.send(&request.encode().repeat(1024)).await);
+        }
+        sleep(MS).await;
+        assert_eq!(server.stats().requests_total, 20 * 1024);
+        let mut other = net.connect(listener);
+        other.go(true).await;
+        let before = now();
+        // The one request that this device has no part in.
+        other.ask(cmd::BLOCK_STATUS, 0, 0, 4096).await;
+        assert!(now() - before < MS);
+    });
+}
+
+#[test]
+fn block_status_replies_that_nobody_takes_count_as_data() {
+    let runs = (0..4096).map(|n| Run { sector: Sector(n * 2), len: Sector(1), flags: 1 });
+    let exports = || One { dirty: Some(runs.collect()), ..One::new(&Disk::new(8192, MS)) };
+    let options = Options { connection_bytes_max: 32 << 20, ..Options::default() };
+    with_server(1, options, exports, |net, listener, server| async move {
+        let mut c = net.connect(listener);
+        c.go(true).await;
+        let (offset, len) = (0, 4 << 20);
+        let request = Request { flags: 0, kind: cmd::BLOCK_STATUS, cookie: 1, offset, len };
+        assert!(c.send(&request.encode().repeat(1024)).await);
+        sleep(MS).await;
+        // A reply has up to 4096 extents of 8 bytes for each of two contexts.
+        let taken = server.stats().requests_total;
+        assert!(taken < (32 << 20) / (2 * 4096 * 8), "{taken} replies of 64 KiB wait");
+        for _ in 0..2 * 1024 {
+            c.reply(|_| 0).await;
+        }
+        assert_eq!(c.ask(cmd::READ, 0, 0, 512).await.0, 0, "the budget was given back");
+    });
+}
+
+#[test]
 fn flush_fua_trim_and_zeroes_reach_the_device_as_it_needs_them() {
     for write_zeroes in [false, true] {
         let disk = Rc::new(Cell::new(None));

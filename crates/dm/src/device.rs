@@ -16,7 +16,7 @@
 //! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
 //! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
@@ -31,6 +31,9 @@ use crate::report::{DeviceInfo, TargetLine};
 
 /// Major number that mapped devices show; what Debian's kernels give the device mapper.
 pub const MAJOR: u32 = 254;
+
+/// Lengths of chains of mapped devices, by the minor number of the device where they begin.
+pub(crate) type Depths = BTreeMap<u32, usize>;
 
 /// A device that a table makes. Doors hold it by [`Opened`].
 pub struct MappedDevice {
@@ -122,14 +125,22 @@ impl MappedDevice {
         self.live().into_iter().chain(self.inactive())
     }
 
-    /// Whether `other` is this device or below it. Terminates by D4.
+    /// Whether `other` is this device or below it.
     pub(crate) fn reaches(&self, other: &MappedDevice) -> bool {
-        std::ptr::eq(self, other) || self.tables().any(|t| t.reaches(other))
+        let mut depths = Depths::new();
+        self.depth(&mut depths);
+        depths.contains_key(&other.minor)
     }
 
-    /// Longest chain of mapped devices from this one down.
-    pub(crate) fn depth(&self) -> usize {
-        1 + self.tables().map(|t| t.depth()).max().unwrap_or(0)
+    /// Longest chain of mapped devices from this one down. Terminates by D4, and looks once at each
+    /// device below, of which it leaves the depth in `known`.
+    pub(crate) fn depth(&self, known: &mut Depths) -> usize {
+        if let Some(&depth) = known.get(&self.minor) {
+            return depth;
+        }
+        let depth = 1 + self.tables().map(|t| t.depth(known)).max().unwrap_or(0);
+        known.insert(self.minor, depth);
+        depth
     }
 
     /// Holds the device open: it can't be removed meanwhile.

@@ -9,7 +9,7 @@ use block::{BlockDevice, Error, ErrorKind};
 use reactor::WaitList;
 
 use crate::context::{Context, Resolver, TargetType, Uses};
-use crate::device::{MAJOR, MappedDevice, Opened};
+use crate::device::{Depths, MAJOR, MappedDevice, Opened};
 use crate::live::{Entry, Table};
 use crate::name;
 use crate::table::{self, Line};
@@ -107,13 +107,13 @@ impl Dm {
     ) -> Result<Rc<MappedDevice>, Error> {
         let device = self.add(name, uuid)?;
         let Some(table) = table else { return Ok(device) };
-        let name = device.name().to_owned();
-        let live = match self.load(&name, table).await {
-            Ok(()) => self.resume(&name).await,
+        // Its name may change meanwhile.
+        let live = match self.load(device.name(), table).await {
+            Ok(()) => self.resume(device.name()).await,
             Err(e) => Err(e),
         };
         if let Err(e) = live {
-            return match self.remove(&name, Remove::IfUnused).await {
+            return match self.remove(device.name(), Remove::IfUnused).await {
                 Ok(()) => Err(e),
                 Err(also) => Err(e.because(also)),
             };
@@ -208,10 +208,12 @@ impl Dm {
     /// Keeps the devices acyclic (D4) and shallow. While the targets were constructed, other tables
     /// may have been loaded, so what `lookup` checked is checked again.
     fn check_nesting(&self, device: &Rc<MappedDevice>, table: &Table) -> Result<(), Error> {
-        if table.reaches(device) {
+        let mut below = Depths::new();
+        let depth = table.depth(&mut below);
+        if below.contains_key(&device.minor) {
             return Err(Error::invalid("a table can't contain its own device"));
         }
-        let depth = self.above(device) + 1 + table.depth();
+        let depth = self.above(device, &mut Depths::new()) + 1 + depth;
         if depth > NESTING_MAX {
             return Err(Error::invalid(format!(
                 "devices nested too deep: {depth} on top of each other, at most {NESTING_MAX}"
@@ -220,9 +222,15 @@ impl Dm {
         Ok(())
     }
 
-    /// Longest chain of devices that stands on `device`.
-    fn above(&self, device: &Rc<MappedDevice>) -> usize {
-        self.users(device).iter().map(|d| 1 + self.above(d)).max().unwrap_or(0)
+    /// Longest chain of devices that stands on `device`; looks once at each of them.
+    fn above(&self, device: &Rc<MappedDevice>, known: &mut Depths) -> usize {
+        if let Some(&height) = known.get(&device.minor) {
+            return height;
+        }
+        let users = self.users(device);
+        let height = users.iter().map(|d| 1 + self.above(d, known)).max().unwrap_or(0);
+        known.insert(device.minor, height);
+        height
     }
 
     /// The devices whose tables use `device`.

@@ -10,7 +10,7 @@ use block::{Bio, BlockDevice, Error, Extent, Limits, Map, Op, Sector, Status, Ta
 
 use crate::area::{same, shifted, stack};
 use crate::context::Uses;
-use crate::device::MappedDevice;
+use crate::device::{Depths, MappedDevice};
 use crate::split::{Split, flush_all};
 
 /// One line at work.
@@ -116,14 +116,9 @@ impl Table {
         self.uses.mapped.iter().any(|o| Rc::ptr_eq(o.device(), device))
     }
 
-    /// Whether `device` is anywhere below.
-    pub(crate) fn reaches(&self, device: &MappedDevice) -> bool {
-        self.uses.mapped.iter().any(|o| o.device().reaches(device))
-    }
-
-    /// Longest chain of mapped devices below.
-    pub(crate) fn depth(&self) -> usize {
-        self.uses.mapped.iter().map(|o| o.device().depth()).max().unwrap_or(0)
+    /// Longest chain of mapped devices below, each of which is then in `known`.
+    pub(crate) fn depth(&self, known: &mut Depths) -> usize {
+        self.uses.mapped.iter().map(|o| o.device().depth(known)).max().unwrap_or(0)
     }
 
     /// Hands a bio to its target, in place when it lies in one.

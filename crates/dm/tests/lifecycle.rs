@@ -68,6 +68,21 @@ fn what_create_can_not_finish_leaves_no_device() {
 }
 
 #[test]
+fn a_device_that_is_renamed_while_it_is_created_comes_to_life_all_the_same() {
+    let bench = Bench::new(1);
+    bench.run(|dm, _| async move {
+        let other = dm.clone();
+        reactor::spawn(async move {
+            other.rename("a", "b").unwrap(); // while the disk is being opened
+            other.create("a", None, None).await.unwrap();
+        });
+        dm.create("a", None, Some("0 8 linear /ram/d/8 0")).await.unwrap();
+        assert!(dm.info("b").unwrap().live_table);
+        assert!(!dm.info("a").unwrap().live_table, "somebody else's");
+    });
+}
+
+#[test]
 fn load_errors_name_line_target_argument_and_what_is_allowed() {
     let cases = [
         (

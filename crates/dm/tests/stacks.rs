@@ -78,6 +78,26 @@ fn stacks_are_at_most_sixteen_deep_from_above_and_from_below() {
 }
 
 #[test]
+fn stacks_that_join_at_every_level_are_checked_without_walking_every_path() {
+    let bench = Bench::new(1);
+    bench.run(|dm, _| async move {
+        let mut below: Vec<String> = (0..5).map(|n| format!("/ram/{n}/40")).collect();
+        // Five devices on each of the five below, twice: 10^15 paths from the top down.
+        for level in 0..15 {
+            let lines = |n: usize| format!("{} 8 linear {} 0\n", n * 8, below[n]);
+            let table: String = (0..5).map(lines).collect();
+            let names: Vec<_> = (0..5).map(|side| format!("l{level}s{side}")).collect();
+            for name in &names {
+                dm.create(name, None, Some(&table)).await.unwrap();
+                dm.load(name, &table).await.unwrap();
+            }
+            below = names;
+        }
+        write(&*dm.get("l14s4").unwrap(), 7, 0, 8).await.unwrap();
+    });
+}
+
+#[test]
 fn a_lower_device_may_swap_its_table_under_those_above() {
     Bench::new(1).run(|dm, state| async move {
         dm.create("low", None, Some(&format!("0 64 linear {A} 0"))).await.unwrap();

@@ -101,7 +101,7 @@ impl Leaves {
                 let failures = leaf.stats().failures();
                 if let Some(e) = leaf.stats().last_error() {
                     let (op, sector, cause) = (e.op, e.sector, e.cause);
-                    tracing::error!(device = e.device, %op, %sector, %cause, failures, "I/O failed");
+                    tracing::error!(device = e.device, %op, %sector, %cause, failures, "failed");
                 }
                 told.insert(leaf.name().to_owned(), failures);
             }

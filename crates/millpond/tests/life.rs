@@ -203,7 +203,8 @@ fn a_failing_device_is_told_with_operation_sector_and_cause() {
     assert!(said.out.contains("Input/output error") || said.err.contains("Input/output error"));
     pond.signal("-TERM");
     let (_, log, _dir) = pond.wait();
-    let line = log.lines().find(|l| l.contains("cause=I/O error")).unwrap_or_else(|| panic!("{log}"));
+    let line =
+        log.lines().find(|l| l.contains("cause=I/O error")).unwrap_or_else(|| panic!("{log}"));
     for part in [path.as_str(), "op=read", "sector=128", "cause=I/O error", "failures=1"] {
         assert!(line.contains(part), "{part}: {line}");
     }

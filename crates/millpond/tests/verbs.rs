@@ -217,3 +217,25 @@ fn a_flush_that_takes_long_shows_its_progress() {
     let parts = ["millpond: flushing wc: ", " of 2560 blocks (", " blocks/s, ", " s left"];
     assert!(parts.iter().all(|p| line.contains(p)), "{said:?}");
 }
+
+/// Found by hand: two write caches formatted and filled the same cache file, side by side.
+#[test]
+fn a_device_is_in_one_write_cache_at_a_time() {
+    let pond = Pond::start();
+    let line = |origin: &str, cache: &str| format!("0 16384 writecache s {origin} {cache} 4096 0");
+    pond.create("a", &line("mem:8M,o1", "mem:4M,c1"));
+    for (origin, cache, taken) in [
+        ("mem:8M,o2", "mem:4M,c1", "mem:4M,c1"),
+        ("mem:8M,o1", "mem:4M,c2", "mem:8M,o1"),
+        ("mem:8M,o2", "mem:8M,o1", "mem:8M,o1"),
+    ] {
+        let e = pond.cli(&["create", "b", "--table", &line(origin, cache)]).failed(4);
+        assert!(e.contains(&format!("line 1: writecache: {taken} is in the write cache a")), "{e}");
+    }
+    // The same device may name them again, under a new name too; and whoever comes after it.
+    pond.cli(&["rename", "a", "z"]).ok();
+    pond.cli(&["load", "z", "--table", &line("mem:8M,o1", "mem:4M,c1")]).ok();
+    pond.cli(&["resume", "z"]).ok();
+    pond.cli(&["remove", "z"]).ok();
+    pond.create("b", &line("mem:8M,o1", "mem:4M,c1"));
+}

@@ -4,7 +4,7 @@
 //!
 //! Invariants
 //! - T1 A device is the origin or the cache of write caches of one mapped device only: two engines
-//!   would overwrite each other's blocks. Tables of the same device may name it again, since the old
+//!   would overwrite each other's blocks. Tables of the same device may name it again, as the old
 //!   one has settled before the new one runs.
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};

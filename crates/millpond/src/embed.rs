@@ -53,7 +53,9 @@ pub(crate) async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Fa
     let private = if run_dir.is_some() { None } else { Some(PrivateDir::new()?) };
     let dir = private.as_ref().map(|d| d.0.as_path()).or(run_dir);
     let run_dir = RunDir::at(dir.expect("one of the two is there"))?;
-    let device = DeviceConfig { place: "run".into(), name: args.name.clone(), uuid: None, table };
+    let file = args.table.table_file.as_ref();
+    let place = file.map_or_else(|| "--table".into(), |f| format!("--table-file {}", f.display()));
+    let device = DeviceConfig { place, name: args.name.clone(), uuid: None, table };
     let config = Config { devices: vec![device], ..Config::default() };
     // Before the command starts, so that none gets lost.
     let signals = Signals::new()?;

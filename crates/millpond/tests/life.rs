@@ -189,7 +189,10 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
     let said = run(&["/nonexistent/command"]);
     assert!(said.code == Some(127) && said.err.contains("/nonexistent/command"), "{said:?}");
     let err = sh(MILLPOND, &["run", "--table", "0 8 nothing", "--", "true"]).failed(1);
-    assert!(err.contains("run: ") && err.contains("unknown target type"), "{err}");
+    assert!(
+        err.contains("run: --table: device pond: line 1: ") && err.contains("unknown target type"),
+        "{err}"
+    );
 }
 
 /// The file of a leaf shrinks under the daemon: whoever runs it reads what failed, where and why.

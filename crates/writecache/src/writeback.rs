@@ -54,6 +54,10 @@ struct Written {
     job: u64,
 }
 
+fn of_job(written: &[Written], job: u64) -> u64 {
+    written.iter().filter(|w| w.job == job).count() as u64
+}
+
 /// A `flush`: the blocks that were dirty when it began and are not on the origin yet.
 struct FlushJob {
     number: u64,
@@ -71,6 +75,8 @@ pub(crate) struct Writeback {
     in_flight_blocks: Cell<u64>,
     in_flight_runs: Cell<usize>,
     written: RefCell<Vec<Written>>,
+    /// Blocks of the flush that runs whose origin flush is under way.
+    settling: Cell<u64>,
     job: RefCell<Option<FlushJob>>,
     jobs: Cell<u64>,
     /// Counts what may have made a block eligible: blocks released, ranges unlocked, flushes
@@ -115,9 +121,15 @@ impl Writeback {
         self.busy_blocks.get()
     }
 
-    /// Done and total blocks of the flush that runs.
+    /// Done and total blocks of the flush that runs. Blocks that are written but not yet durable
+    /// count too, except that the last one is done only when all are.
     pub(crate) fn progress(&self) -> Option<(u64, u64)> {
-        self.job.borrow().as_ref().map(|j| (j.total - j.todo.len(), j.total))
+        let job = self.job.borrow();
+        let job = job.as_ref()?;
+        let pending = of_job(&self.written.borrow(), job.number) + self.settling.get();
+        let left = job.todo.len();
+        let done = job.total - left + pending.min(left.saturating_sub(1));
+        Some((done, job.total))
     }
 }
 
@@ -333,6 +345,7 @@ impl Cache {
     async fn settle(&self) {
         let wb = &self.writeback;
         let written = wb.written.take();
+        wb.settling.set(of_job(&written, wb.jobs.get()));
         let durable = if self.mutation(Mutation::FreeBeforeOriginDurable) {
             Ok(())
         } else {
@@ -355,6 +368,7 @@ impl Cache {
             }
             self.pacer.borrow_mut().freed(written.len() as u64, reactor::now().0);
         }
+        wb.settling.set(0);
         wb.release(written.iter().map(|w| w.block));
         self.changed.wake_all();
     }

@@ -100,6 +100,16 @@ impl Bio {
         self.done.complete(status);
     }
 
+    /// Whether the buffers of a read or write hold exactly its length.
+    pub fn check_bufs(&self) -> Result<(), Status> {
+        match self.op {
+            Op::Read | Op::Write if self.bufs.len_bytes() as u64 != self.len.bytes() => {
+                Err(Status::Invalid)
+            }
+            Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => Ok(()),
+        }
+    }
+
     /// One past the last sector.
     pub fn end(&self) -> Sector {
         self.sector + self.len

@@ -2,9 +2,9 @@
 //! Who takes bios: devices, pure mappings, and targets of a table.
 use std::future::Future;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use crate::{Bio, Error, Limits, Sector};
+use crate::{Bio, Error, Limits, Op, Sector, Status};
 
 /// A future of the control path: boxed, on one core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -22,6 +22,33 @@ pub trait BlockDevice {
 
     /// Takes the bio; see the border contract at the head of this room.
     fn submit(&self, bio: Bio);
+
+    /// The device as the end of flat mappings, if it can be one.
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        None
+    }
+}
+
+/// A device at which a flat mapping may end.
+///
+/// Mappings above it send bios here without a trace of their own: no completion chained, nothing
+/// counted. So it is the base that can say when they have ended, and which have failed.
+pub trait Base: BlockDevice {
+    /// As `submit`, of a bio whose sectors lie on the device, aligned to its logical blocks: the
+    /// mapping has checked it. The buffers' length is still to be checked.
+    fn submit_checked(&self, bio: Bio);
+
+    /// Resolves when every bio that was submitted before the call has completed.
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()>;
+
+    /// Tells `watcher`, as long as it lives, which bios fail from now on.
+    fn watch(&self, watcher: Weak<dyn OnFault>);
+}
+
+/// Told of the failed bios of a [`Base`]. May count and wake; must not submit or complete.
+pub trait OnFault {
+    /// The device failed `op` on `len` sectors from `sector` on (its own sectors).
+    fn on_fault(&self, op: Op, sector: Sector, len: Sector, status: Status);
 }
 
 /// Where a run of sectors lives: `len` sectors from `sector` on one of the map's devices.
@@ -42,6 +69,30 @@ pub trait Map {
 
     /// The extent that holds `at`, no longer than `len`. `at + len` is within the map's capacity.
     fn map(&self, at: Sector, len: Sector) -> Extent;
+
+    /// The mapping as data, so that a stack of them can be made flat; nothing when it has no such
+    /// shape.
+    fn shape(&self) -> Option<Shape> {
+        None
+    }
+}
+
+/// A pure mapping as data. Areas are a device (an index into [`Map::devices`]) and its first
+/// sector there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// All sectors lie in one area.
+    Linear {
+        /// Where.
+        area: (usize, Sector),
+    },
+    /// Chunks of sectors are dealt out in turn to the areas.
+    Striped {
+        /// Length of a chunk, at least 1.
+        chunk: Sector,
+        /// One area a stripe, at least one.
+        areas: Vec<(usize, Sector)>,
+    },
 }
 
 /// One line of a table at work.

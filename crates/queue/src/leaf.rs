@@ -2,9 +2,9 @@
 //! Leaf: a file or block device of the driver, as a device.
 use std::cell::RefCell;
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Flags, Limits, Op, Status};
+use block::{Base, Bio, BlockDevice, Flags, Limits, LocalFuture, OnFault, Op, Status};
 use reactor::{FileId, OnDone, SqeOp, chain, driver_io, push_bio, spawn};
 use slab::Slab;
 
@@ -50,14 +50,17 @@ impl Leaf {
         &self.watch.stats
     }
 
-    fn check(&self, bio: &Bio) -> Result<(), Status> {
-        self.limits.check(bio)?;
-        let known = match bio.op {
+    fn knows(&self, op: Op) -> bool {
+        match op {
             Op::Read | Op::Write | Op::Flush => true,
             Op::Discard => self.limits.discard_granularity_bytes > 0,
             Op::WriteZeroes => self.limits.write_zeroes,
-        };
-        if known { Ok(()) } else { Err(Status::NotSupported) }
+        }
+    }
+
+    fn refuse(&self, bio: Bio, status: Status) {
+        self.watch.stats.count(bio.op, bio.sector, bio.len, status);
+        bio.complete(status);
     }
 }
 
@@ -71,11 +74,26 @@ impl BlockDevice for Leaf {
     }
 
     fn submit(&self, bio: Bio) {
-        let ticket = self.watch.stats.begin(&bio);
-        if let Err(status) = self.check(&bio) {
-            self.watch.stats.end(ticket, status);
-            return bio.complete(status);
+        match self.limits.check_range(&bio) {
+            Ok(()) => self.submit_checked(bio),
+            Err(status) => self.refuse(bio, status),
         }
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        Some(self)
+    }
+}
+
+impl Base for Leaf {
+    fn submit_checked(&self, bio: Bio) {
+        if let Err(status) = bio.check_bufs() {
+            return self.refuse(bio, status);
+        }
+        if !self.knows(bio.op) {
+            return self.refuse(bio, Status::NotSupported);
+        }
+        let ticket = self.watch.stats.begin(&bio);
         let tag = self.watch.tickets.borrow_mut().insert(ticket) as u64;
         let Bio { op, flags, class: _, sector, len, bufs, done } = bio;
         let done = chain(done, self.watch.clone(), tag);
@@ -103,6 +121,14 @@ impl BlockDevice for Leaf {
         } else {
             push_bio(done, self.file, what);
         }
+    }
+
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move { self.watch.stats.grace().passed().await })
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.watch.stats.watch(watcher);
     }
 }
 

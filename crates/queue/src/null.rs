@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Null: a device that does nothing, at once; what is left is the cost of the path above it.
-use block::{Bio, BlockDevice, Limits, Op, Sector, Status};
+use std::rc::{Rc, Weak};
+
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
 
 use crate::stats::Stats;
 
@@ -34,6 +36,11 @@ impl Null {
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
+
+    fn end(&self, bio: Bio, status: Status) {
+        self.stats.count(bio.op, bio.sector, bio.len, status);
+        bio.complete(status);
+    }
 }
 
 impl BlockDevice for Null {
@@ -46,13 +53,33 @@ impl BlockDevice for Null {
     }
 
     fn submit(&self, bio: Bio) {
-        let ticket = self.stats.begin(&bio);
-        let status = Status::from(self.limits.check(&bio));
+        match self.limits.check_range(&bio) {
+            Ok(()) => self.submit_checked(bio),
+            Err(status) => self.end(bio, status),
+        }
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        Some(self)
+    }
+}
+
+impl Base for Null {
+    fn submit_checked(&self, bio: Bio) {
+        let status = Status::from(bio.check_bufs());
         if status == Status::Ok && bio.op == Op::Read && self.zero {
             bio.bufs.zero();
         }
-        self.stats.end(ticket, status);
-        bio.complete(status);
+        self.end(bio, status);
+    }
+
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        // Nothing is ever in flight: a bio ends as it is submitted.
+        Box::pin(std::future::ready(()))
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.stats.watch(watcher);
     }
 }
 

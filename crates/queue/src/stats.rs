@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a leaf counts: requests, bytes and errors by operation, what is in flight, the last error.
 use std::cell::{Cell, OnceCell, RefCell};
-use std::rc::Rc;
+use std::fmt;
+use std::rc::{Rc, Weak};
 
-use block::{Bio, IoError, Op, Sector, Status};
-use reactor::WaitList;
+use block::{Bio, IoError, OnFault, Op, SECTOR_SHIFT, Sector, Status};
+use reactor::{Epoch, Grace, WaitList};
 
 /// Number of operations of [`Op`].
 const OPS: usize = 5;
@@ -26,17 +27,26 @@ pub(crate) struct Ticket {
     op: Op,
     sector: Sector,
     len: Sector,
+    epoch: Epoch,
+}
+
+/// Totals of one operation, as they are kept.
+#[derive(Debug, Default)]
+struct Totals {
+    ios: Cell<u64>,
+    bytes: Cell<u64>,
+    errors: Cell<u64>,
 }
 
 /// Counters of one leaf. Plain cells: they belong to the core that owns the leaf.
-#[derive(Debug)]
 pub struct Stats {
     device: String,
-    by_op: [Cell<Counts>; OPS],
-    in_flight: Cell<u64>,
+    by_op: [Totals; OPS],
+    in_flight: Grace,
     last_error: RefCell<Option<IoError>>,
     failures: Cell<u64>,
     alarm: OnceCell<Rc<WaitList>>,
+    watchers: RefCell<Vec<Weak<dyn OnFault>>>,
 }
 
 impl Stats {
@@ -44,10 +54,11 @@ impl Stats {
         Stats {
             device,
             by_op: Default::default(),
-            in_flight: Cell::new(0),
+            in_flight: Grace::default(),
             last_error: RefCell::new(None),
             failures: Cell::new(0),
             alarm: OnceCell::new(),
+            watchers: RefCell::default(),
         }
     }
 
@@ -58,17 +69,18 @@ impl Stats {
 
     /// Totals of one operation.
     pub fn of(&self, op: Op) -> Counts {
-        self.by_op[index(op)].get()
+        let Totals { ios, bytes, errors } = &self.by_op[index(op)];
+        Counts { ios: ios.get(), bytes: bytes.get(), errors: errors.get() }
     }
 
     /// Requests that have entered and not ended.
     pub fn in_flight(&self) -> u64 {
-        self.in_flight.get()
+        self.in_flight.in_flight() as u64
     }
 
     /// Failed requests of all operations.
     pub fn errors(&self) -> u64 {
-        self.by_op.iter().map(|c| c.get().errors).sum()
+        self.by_op.iter().map(|c| c.errors.get()).sum()
     }
 
     /// The last request that failed, in full.
@@ -87,30 +99,57 @@ impl Stats {
         let _ = self.alarm.set(alarm);
     }
 
+    pub(crate) fn watch(&self, watcher: Weak<dyn OnFault>) {
+        let mut watchers = self.watchers.borrow_mut();
+        watchers.retain(|w| w.strong_count() > 0);
+        watchers.push(watcher);
+    }
+
+    /// What is in flight, to be waited for.
+    pub(crate) fn grace(&self) -> &Grace {
+        &self.in_flight
+    }
+
     pub(crate) fn begin(&self, bio: &Bio) -> Ticket {
-        self.in_flight.set(self.in_flight.get() + 1);
-        Ticket { op: bio.op, sector: bio.sector, len: bio.len }
+        Ticket { op: bio.op, sector: bio.sector, len: bio.len, epoch: self.in_flight.enter() }
     }
 
     pub(crate) fn end(&self, ticket: Ticket, status: Status) {
-        self.in_flight.set(self.in_flight.get() - 1);
-        let cell = &self.by_op[index(ticket.op)];
-        let mut counts = cell.get();
-        if status == Status::Ok {
-            counts.ios += 1;
-            counts.bytes += ticket.len.bytes();
-        } else {
-            counts.errors += 1;
-            let (device, op, sector) = (self.device.clone(), ticket.op, ticket.sector);
-            *self.last_error.borrow_mut() = Some(IoError { device, op, sector, cause: status });
-            if !matches!(status, Status::NotSupported | Status::Invalid) {
-                self.failures.set(self.failures.get() + 1);
-                if let Some(alarm) = self.alarm.get() {
-                    alarm.wake_all();
-                }
+        self.in_flight.leave(ticket.epoch);
+        self.count(ticket.op, ticket.sector, ticket.len, status);
+    }
+
+    /// Counts a request that ended as it was submitted.
+    pub(crate) fn count(&self, op: Op, sector: Sector, len: Sector, status: Status) {
+        if status != Status::Ok {
+            return self.failed(op, sector, len, status);
+        }
+        let Totals { ios, bytes, .. } = &self.by_op[index(op)];
+        ios.set(ios.get() + 1);
+        bytes.set(bytes.get().wrapping_add(len.0 << SECTOR_SHIFT));
+    }
+
+    #[cold]
+    fn failed(&self, op: Op, sector: Sector, len: Sector, cause: Status) {
+        let errors = &self.by_op[index(op)].errors;
+        errors.set(errors.get() + 1);
+        let device = self.device.clone();
+        *self.last_error.borrow_mut() = Some(IoError { device, op, sector, cause });
+        if !matches!(cause, Status::NotSupported | Status::Invalid) {
+            self.failures.set(self.failures.get() + 1);
+            if let Some(alarm) = self.alarm.get() {
+                alarm.wake_all();
             }
         }
-        cell.set(counts);
+        for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
+            watcher.on_fault(op, sector, len, cause);
+        }
+    }
+}
+
+impl fmt::Debug for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stats({}, {:?})", self.device, self.by_op)
     }
 }
 

@@ -22,6 +22,7 @@
 
 mod core;
 mod driver;
+mod grace;
 mod io;
 mod timer;
 mod wait;
@@ -29,6 +30,7 @@ mod workers;
 
 pub use crate::core::{Reactor, core_id, export, now, post, random, spawn};
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
+pub use grace::{Epoch, Grace};
 pub use io::{
     BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, push_bio, read, write,
     write_zeroes,

@@ -27,6 +27,7 @@ const LONG: &[(&str, &str)] = &[];
 /// Where `unsafe` may stand: a folder (ends in /) or a file, with its reason.
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/block/src/buf.rs", "aligned buffers that are lent to the kernel"),
+    ("crates/block/src/ram.rs", "memory that several cores read and write"),
     ("crates/uring/", "the kernel's rings and the memory they share"),
     ("crates/ublk/", "the driver's command ring and mapped buffers"),
     ("crates/vhost/", "guest memory"),

@@ -21,6 +21,7 @@ mod completion;
 mod device;
 mod error;
 mod limits;
+mod ram;
 mod status;
 mod units;
 
@@ -30,5 +31,6 @@ pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing
 pub use device::{Base, BlockDevice, Extent, LocalFuture, Map, OnFault, Shape, Target};
 pub use error::{Error, ErrorKind};
 pub use limits::Limits;
+pub use ram::Ram;
 pub use status::{IoError, Status};
 pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector};

@@ -127,7 +127,7 @@ impl Leaves {
 
     async fn open_word(self, word: String) -> Result<Rc<OpenLeaf>, Error> {
         let leaf = match parse(&word)? {
-            Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)),
+            Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)?),
             Word::Null(capacity) => OpenLeaf::Null(Null::new(word, capacity)),
             Word::Path(path) => patiently(self.0.patience.get(), || self.open_path(&path)).await?,
         };

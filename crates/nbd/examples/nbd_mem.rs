@@ -42,7 +42,7 @@ impl Export for Only {
 
 fn device(spec: &str, driver: &Uring) -> Result<Rc<dyn BlockDevice>, Box<dyn StdError>> {
     Ok(match spec.split_once(':') {
-        Some(("mem", bytes)) => Rc::new(Mem::new(spec, Sector::from_bytes(bytes.parse()?))),
+        Some(("mem", bytes)) => Rc::new(Mem::new(spec, Sector::from_bytes(bytes.parse()?))?),
         Some(("null", bytes)) => Rc::new(Null::new(spec, Sector::from_bytes(bytes.parse()?))),
         _ => {
             let opened = driver.files().open_path(Path::new(spec), OpenOptions::default())?;

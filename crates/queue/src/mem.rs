@@ -1,120 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mem: a device in RAM, sparse, that completes at once (`mem:SIZE`).
 //!
-//! ```text
-//!   tables: [ Option ▶ 512 chunks ]  one for each 32 MiB
-//!                         └─▶ Option ▶ 64 KiB of bytes; absent reads as zeroes
-//! ```
-use std::cell::RefCell;
+//! Several of them, on several cores, may stand on one [`Ram`]: they are the same device, each with
+//! its core's own counters.
 use std::fmt;
-use std::ops::Range;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
-use block::{Bio, BlockDevice, Limits, Op, Sector, Status};
+use block::{
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnFault, Op, Ram, SECTOR_SHIFT, Sector,
+    Status,
+};
 
 use crate::stats::Stats;
 
-/// What is taken from and given back to the system at a time. Zeroing it costs a few microseconds,
-/// which a first write can bear.
-const CHUNK_BYTES: usize = 64 << 10;
-/// Chunks of one table: keeps a device of 1 TiB that is empty at 256 KiB of RAM.
-const TABLE_CHUNKS: usize = 512;
-
-type Chunk = Box<[u8]>;
-type Table = Box<[Option<Chunk>]>;
-
-/// A sparse array of bytes.
-struct Sparse(Vec<Option<Table>>);
-
-/// Where in its chunk, and where in the request, the pieces of `range` lie: (chunk, in it, length).
-fn pieces(range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
-    let mut at = range.start;
-    std::iter::from_fn(move || {
-        let (chunk, within) = (at / CHUNK_BYTES, at % CHUNK_BYTES);
-        let len = (CHUNK_BYTES - within).min(range.end - at);
-        at += len;
-        (len > 0).then_some((chunk, within, len))
-    })
-}
-
-impl Sparse {
-    fn new(bytes: u64) -> Sparse {
-        let table_bytes = (CHUNK_BYTES * TABLE_CHUNKS) as u64;
-        let tables = usize::try_from(bytes.div_ceil(table_bytes)).expect("64-bit machine");
-        Sparse(std::iter::repeat_with(|| None).take(tables).collect())
-    }
-
-    fn get(&self, chunk: usize) -> Option<&Chunk> {
-        self.0[chunk / TABLE_CHUNKS].as_ref()?[chunk % TABLE_CHUNKS].as_ref()
-    }
-
-    fn slot(&mut self, chunk: usize) -> &mut Option<Chunk> {
-        let table = self.0[chunk / TABLE_CHUNKS]
-            .get_or_insert_with(|| std::iter::repeat_with(|| None).take(TABLE_CHUNKS).collect());
-        &mut table[chunk % TABLE_CHUNKS]
-    }
-
-    fn read(&self, at: usize, out: &mut [u8]) {
-        let mut done = 0;
-        for (chunk, within, len) in pieces(at..at + out.len()) {
-            let to = &mut out[done..done + len];
-            match self.get(chunk) {
-                Some(bytes) => to.copy_from_slice(&bytes[within..within + len]),
-                None => to.fill(0),
-            }
-            done += len;
-        }
-    }
-
-    fn write(&mut self, at: usize, data: &[u8]) {
-        let mut done = 0;
-        for (chunk, within, len) in pieces(at..at + data.len()) {
-            let bytes =
-                self.slot(chunk).get_or_insert_with(|| vec![0; CHUNK_BYTES].into_boxed_slice());
-            bytes[within..within + len].copy_from_slice(&data[done..done + len]);
-            done += len;
-        }
-    }
-
-    /// Zeroes a range, giving whole chunks back.
-    fn clear(&mut self, range: Range<usize>) {
-        for (chunk, within, len) in pieces(range) {
-            if self.get(chunk).is_none() {
-                continue;
-            }
-            let slot = self.slot(chunk);
-            if len == CHUNK_BYTES {
-                *slot = None;
-            } else if let Some(bytes) = slot {
-                bytes[within..within + len].fill(0);
-            }
-        }
-    }
-
-    fn chunks(&self) -> usize {
-        self.0.iter().flatten().map(|t| t.iter().flatten().count()).sum()
-    }
-}
-
-/// A device in RAM. Memory is taken at the first write of each 64 KiB and given back by discard and
+/// A device in RAM. Memory is taken at the first write of each page and given back by discard and
 /// write zeroes.
 pub struct Mem {
     limits: Limits,
     stats: Stats,
-    bytes: RefCell<Sparse>,
+    ram: Arc<Ram>,
 }
 
 impl Mem {
-    /// A device of `capacity`, all zeroes.
-    pub fn new(name: impl Into<String>, capacity: Sector) -> Mem {
+    /// A device of `capacity`, all zeroes. Fails when the system has no room for it.
+    pub fn new(name: impl Into<String>, capacity: Sector) -> Result<Mem, Error> {
+        let name = name.into();
+        let ram = Ram::new(capacity.bytes()).map_err(|e| e.within(&name))?;
+        Ok(Mem::on(name, Arc::new(ram)))
+    }
+
+    /// A device on `ram`, as large as it is.
+    pub fn on(name: impl Into<String>, ram: Arc<Ram>) -> Mem {
         let limits = Limits {
             discard_granularity_bytes: 512,
             write_zeroes: true,
             // A flush adds nothing: what a process keeps in RAM goes with the process.
             volatile_cache: false,
-            ..Limits::new(capacity)
+            // A whole number of sectors; what is beyond them is not reached.
+            ..Limits::new(Sector(ram.len() as u64 >> SECTOR_SHIFT))
         };
-        let bytes = RefCell::new(Sparse::new(capacity.bytes()));
-        Mem { limits, stats: Stats::new(name.into()), bytes }
+        Mem { limits, stats: Stats::new(name.into()), ram }
+    }
+
+    /// The memory, for another device on it.
+    pub fn ram(&self) -> &Arc<Ram> {
+        &self.ram
     }
 
     /// What it has counted.
@@ -122,37 +53,15 @@ impl Mem {
         &self.stats
     }
 
-    /// Bytes of RAM that hold data now.
-    pub fn used_bytes(&self) -> u64 {
-        (self.bytes.borrow().chunks() * CHUNK_BYTES) as u64
+    fn end(&self, bio: Bio, status: Status) {
+        self.stats.count(bio.op, bio.sector, bio.len, status);
+        bio.complete(status);
     }
+}
 
-    fn execute(&self, bio: &Bio) -> Result<(), Status> {
-        self.limits.check(bio)?;
-        let index = |s: Sector| usize::try_from(s.bytes()).map_err(|_| Status::Invalid);
-        let mut at = index(bio.sector)?;
-        match bio.op {
-            Op::Read => {
-                let bytes = self.bytes.borrow();
-                for slice in bio.bufs.iter() {
-                    slice.write(|out| bytes.read(at, out));
-                    at += slice.len();
-                }
-            }
-            Op::Write => {
-                let mut bytes = self.bytes.borrow_mut();
-                bio.bufs.for_each(|data| {
-                    bytes.write(at, data);
-                    at += data.len();
-                });
-            }
-            Op::Flush => {}
-            Op::Discard | Op::WriteZeroes => {
-                self.bytes.borrow_mut().clear(at..index(bio.end())?);
-            }
-        }
-        Ok(())
-    }
+/// A sector's place in memory. Where it does not fit, the bounds of the memory refuse it.
+fn index(at: Sector) -> usize {
+    usize::try_from(at.0 << SECTOR_SHIFT).unwrap_or(usize::MAX)
 }
 
 impl BlockDevice for Mem {
@@ -165,23 +74,50 @@ impl BlockDevice for Mem {
     }
 
     fn submit(&self, bio: Bio) {
-        let ticket = self.stats.begin(&bio);
-        let status = Status::from(self.execute(&bio));
-        self.stats.end(ticket, status);
-        bio.complete(status);
+        match self.limits.check_range(&bio) {
+            Ok(()) => self.submit_checked(bio),
+            Err(status) => self.end(bio, status),
+        }
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        Some(self)
+    }
+}
+
+impl Base for Mem {
+    fn submit_checked(&self, bio: Bio) {
+        let status = Status::from(bio.check_bufs());
+        if status == Status::Ok {
+            let at = index(bio.sector);
+            match bio.op {
+                Op::Read => self.ram.read_bufs(at, &bio.bufs),
+                Op::Write => self.ram.write_bufs(at, &bio.bufs),
+                Op::Flush => {}
+                Op::Discard | Op::WriteZeroes => self.ram.punch(at..index(bio.end())),
+            }
+        }
+        self.end(bio, status);
+    }
+
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        // Nothing is ever in flight: a bio ends as it is submitted.
+        Box::pin(std::future::ready(()))
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.stats.watch(watcher);
     }
 }
 
 impl fmt::Debug for Mem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mem({}, {} bytes used)", self.name(), self.used_bytes())
+        write!(f, "Mem({}, {:?})", self.name(), self.ram)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
-
     use block::{Buf, Bufs, Class, Flags};
     use reactor::{discard, flush, read, write, write_zeroes};
 
@@ -195,39 +131,36 @@ mod tests {
     }
 
     #[test]
-    fn written_data_is_read_back_across_chunks_and_buffers() {
+    fn written_data_is_read_back_across_pages_and_buffers() {
         with_core(Script::default().driver(), async {
-            let dev = Rc::new(Mem::new("mem:1G", Sector(1 << 21)));
+            let dev = Mem::new("mem:1G", Sector(1 << 21)).unwrap();
             let mut data = pattern(100 * 1024, 1);
             for slice in pattern(60 * 1024, 9).iter() {
                 data.push(slice.clone());
             }
-            // Begins 4 KiB before a chunk boundary and crosses a table's end.
-            let at = Sector::from_bytes((32 << 20) - 4096);
-            write(&*dev, Flags::FUA, Class::Normal, at, data.clone()).await.unwrap();
-            flush(&*dev, Class::Normal).await.unwrap();
+            let at = Sector::from_bytes((32 << 20) - 512);
+            write(&dev, Flags::FUA, Class::Normal, at, data.clone()).await.unwrap();
+            flush(&dev, Class::Normal).await.unwrap();
             let back = Bufs::from(Buf::alloc(160 * 1024));
-            read(&*dev, Class::Normal, at, back.clone()).await.unwrap();
+            read(&dev, Class::Normal, at, back.clone()).await.unwrap();
             assert_eq!(bytes_of(&back), bytes_of(&data));
-            assert_eq!(dev.used_bytes(), 4 * CHUNK_BYTES as u64);
         });
     }
 
     #[test]
-    fn what_was_never_written_reads_as_zeroes_and_takes_no_memory() {
+    fn what_was_never_written_reads_as_zeroes_on_a_device_larger_than_the_machine() {
         with_core(Script::default().driver(), async {
-            let dev = Mem::new("mem:1T", Sector(1 << 31));
+            let dev = Mem::new("mem:1T", Sector(1 << 31)).unwrap();
             let back = pattern(8192, 5);
             read(&dev, Class::Normal, Sector((1 << 31) - 16), back.clone()).await.unwrap();
             assert!(bytes_of(&back).iter().all(|&b| b == 0));
-            assert_eq!(dev.used_bytes(), 0);
         });
     }
 
     #[test]
-    fn discard_and_write_zeroes_zero_and_give_whole_chunks_back() {
+    fn discard_and_write_zeroes_zero_just_their_range() {
         with_core(Script::default().driver(), async {
-            let dev = Mem::new("mem:1M", Sector(2048));
+            let dev = Mem::new("mem:1M", Sector(2048)).unwrap();
             let all = pattern(1 << 20, 1);
             write(&dev, Flags::empty(), Class::Normal, Sector(0), all.clone()).await.unwrap();
             discard(&dev, Class::Normal, Sector(1), Sector(256)).await.unwrap();
@@ -239,19 +172,40 @@ mod tests {
             want[1024 * 512..1152 * 512].fill(0);
             read(&dev, Class::Normal, Sector(0), all.clone()).await.unwrap();
             assert_eq!(bytes_of(&all), want);
-            assert_eq!(dev.used_bytes(), (16 - 2) * CHUNK_BYTES as u64);
         });
     }
 
     #[test]
     fn requests_beyond_the_end_are_refused_and_counted() {
         with_core(Script::default().driver(), async {
-            let dev = Mem::new("mem:4K", Sector(8));
+            let dev = Mem::new("mem:4K", Sector(8)).unwrap();
             let bad = read(&dev, Class::Normal, Sector(4), pattern(4096, 0)).await;
             assert_eq!(bad, Err(Status::Invalid));
             assert_eq!(dev.stats().of(Op::Read).errors, 1);
             let said = dev.stats().last_error().unwrap().to_string();
             assert_eq!(said, "mem:4K: read at sector 4: invalid range or alignment");
         });
+    }
+
+    #[test]
+    fn devices_on_one_memory_are_one_device_with_counters_of_their_own() {
+        with_core(Script::default().driver(), async {
+            let here = Mem::new("mem:1M", Sector(2048)).unwrap();
+            let there = Mem::on("mem:1M", here.ram().clone());
+            assert_eq!(here.limits(), there.limits());
+            let data = pattern(4096, 3);
+            write(&here, Flags::empty(), Class::Normal, Sector(80), data.clone()).await.unwrap();
+            let back = Bufs::from(Buf::zeroed(4096));
+            read(&there, Class::Normal, Sector(80), back.clone()).await.unwrap();
+            assert_eq!(bytes_of(&back), bytes_of(&data));
+            assert_eq!((here.stats().of(Op::Read).ios, here.stats().of(Op::Write).ios), (0, 1));
+            assert_eq!((there.stats().of(Op::Read).ios, there.stats().of(Op::Write).ios), (1, 0));
+        });
+    }
+
+    #[test]
+    fn what_does_not_fit_the_system_is_refused_with_name_and_size() {
+        let e = Mem::new("mem:1E", Sector(1 << 51)).unwrap_err();
+        assert_eq!(e.to_string(), "mem:1E: cannot reserve 1152921504606846976 bytes of memory");
     }
 }

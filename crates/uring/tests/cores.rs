@@ -42,7 +42,7 @@ fn enter(id: u16, mailboxes: &[Mailbox]) -> Reactor {
 /// The core that owns a device, until it is told to stop.
 fn serve(mailboxes: &[Mailbox], stop: &AtomicBool) {
     let reactor = enter(1, mailboxes);
-    let device = reactor.on(|| export(Rc::new(Mem::new("mem", Sector(1 << 16)))));
+    let device = reactor.on(|| export(Rc::new(Mem::new("mem", Sector(1 << 16)).unwrap())));
     assert_eq!(device, 0);
     assert!(reactor.run(|| stop.load(Ordering::Relaxed)));
 }

@@ -8,11 +8,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use block::{BlockDevice, CoreId, Nanos, crashing, set_crashing};
+use block::{BlockDevice, CoreId, Nanos, Status, crashing, set_crashing};
 use slab::Slab;
 
 use crate::driver::{Driver, Event, Msg, Sqe};
+use crate::exports::{Export, Exports};
 use crate::io::{OpTable, finish};
+use crate::outbox::Outbox;
 use crate::timer::Timers;
 
 /// Tasks polled in one round before the driver is asked again, so that a busy run queue cannot
@@ -72,7 +74,8 @@ pub(crate) struct Core {
     run_queue: RefCell<VecDeque<Arc<TaskRef>>>,
     tasks: RefCell<Slab<Task>>,
     pub(crate) timers: RefCell<Timers>,
-    exports: RefCell<Vec<Rc<dyn BlockDevice>>>,
+    pub(crate) exports: RefCell<Exports>,
+    outbox: RefCell<Outbox>,
 }
 
 /// A core, for the run loops of drivers.
@@ -122,18 +125,22 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) {
     });
 }
 
-/// Lets other cores reach `device`; returns its index for [`Msg::Submit`].
-pub fn export(device: Rc<dyn BlockDevice>) -> usize {
-    with_core(|c| {
-        let mut exports = c.exports.borrow_mut();
-        exports.push(device);
-        exports.len() - 1
-    })
+/// Lets other cores reach `device`, by a [`crate::Remote`], until [`unexport`].
+pub fn export(device: Rc<dyn BlockDevice>) -> Export {
+    with_core(|c| c.exports.borrow_mut().insert(device))
 }
 
-/// Sends a message to another core.
+/// Ends an export. Bios of other cores that arrive later fail with `NoDevice`. No effect when it
+/// has ended.
+pub fn unexport(export: Export) {
+    // Dropping a device may close files or submit; nothing is borrowed here.
+    drop(with_core(|c| c.exports.borrow_mut().remove(export)));
+}
+
+/// Sends a message to another core: it goes out with the others of this round, and messages from
+/// one core to another arrive in order.
 pub fn post(to: CoreId, msg: Msg) {
-    with_core(|c| c.driver.borrow_mut().post(to, msg));
+    with_core(|c| c.outbox.borrow_mut().push(to, msg));
 }
 
 impl CoreRef {
@@ -178,11 +185,23 @@ impl CoreRef {
         }
     }
 
-    /// Hands everything that tasks have pushed to the driver.
+    /// Hands everything that tasks have pushed and posted to the driver.
     pub fn flush_sq(&self) {
         let mut sq = self.0.sq.borrow_mut();
         if !sq.is_empty() {
             self.0.driver.borrow_mut().submit(&mut sq);
+        }
+        drop(sq);
+        self.send_mail();
+    }
+
+    fn send_mail(&self) {
+        let next = || self.0.outbox.borrow_mut().take_one();
+        while let Some((to, mut batch)) = next() {
+            self.0.driver.borrow_mut().post_batch(to, &mut batch);
+            // What nobody takes any more goes while nothing is borrowed.
+            batch.clear();
+            self.0.outbox.borrow_mut().give_back(to, batch);
         }
     }
 
@@ -212,8 +231,11 @@ impl CoreRef {
             Event::Cqe { home, key, result } => post(home, Msg::Complete { key, result }),
             Event::Msg(Msg::Complete { key, result }) => finish(key, result),
             Event::Msg(Msg::Submit { device, bio }) => {
-                let device = self.0.exports.borrow()[device].clone();
-                device.submit(bio);
+                let device = self.0.exports.borrow().get(device);
+                match device {
+                    Some(device) => device.submit(bio),
+                    None => bio.complete(Status::NoDevice),
+                }
             }
             Event::Msg(Msg::Call(f)) => f(),
         }
@@ -235,6 +257,7 @@ impl Reactor {
             tasks: RefCell::default(),
             timers: RefCell::default(),
             exports: RefCell::default(),
+            outbox: RefCell::default(),
         }));
         CORES.with_borrow_mut(|c| {
             assert!(c.insert(id, core.clone()).is_none(), "core entered twice on one thread");
@@ -267,13 +290,14 @@ impl Reactor {
                 polls += 1;
             }
             if until() {
+                core.send_mail();
                 return true;
             }
             core.flush_sq();
             let deadline = if core.ready() > 0 { Some(Nanos::ZERO) } else { core.next_timer() };
             let reachable =
-                !core.0.exports.borrow().is_empty() || core.0.driver.borrow().expects_calls();
-            if deadline.is_none() && core.idle() && !reachable {
+                || !core.0.exports.borrow().is_empty() || core.0.driver.borrow().expects_calls();
+            if deadline.is_none() && core.idle() && !reachable() {
                 return until();
             }
             core.0.driver.borrow_mut().park(deadline, &mut events);
@@ -306,6 +330,7 @@ impl Drop for Reactor {
         drop(core.timers.take());
         drop(core.sq.take());
         drop(core.exports.take());
+        drop(core.outbox.take());
         drop(core.ops.take());
         CORES.with_borrow_mut(|c| c.remove(&core.id));
         CURRENT.with_borrow_mut(Option::take);

@@ -4,6 +4,8 @@ use std::fmt;
 
 use block::{Bio, Bufs, CoreId, Nanos, OpKey, Slice, Status};
 
+use crate::exports::Export;
+
 /// A file, block device, socket or simulated disk that the driver has open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u32);
@@ -93,10 +95,10 @@ impl From<Status> for OpResult {
 
 /// What crosses cores.
 pub enum Msg {
-    /// A bio for the device that the receiving core exported under this index.
+    /// A bio for a device that the receiving core has exported.
     Submit {
-        /// Index from [`crate::export`].
-        device: usize,
+        /// From [`crate::export`].
+        device: Export,
         /// The bio.
         bio: Bio,
     },
@@ -114,7 +116,7 @@ pub enum Msg {
 impl fmt::Debug for Msg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Msg::Submit { device, bio } => write!(f, "Submit({device}, {bio:?})"),
+            Msg::Submit { device, bio } => write!(f, "Submit({device:?}, {bio:?})"),
             Msg::Complete { key, result } => write!(f, "Complete({key:?}, {result:?})"),
             Msg::Call(_) => f.write_str("Call"),
         }
@@ -146,8 +148,15 @@ pub trait Driver {
     fn now(&self) -> Nanos;
     /// Takes the whole batch, in order of submission.
     fn submit(&mut self, batch: &mut Vec<Sqe>);
-    /// Sends a message to another core.
+    /// Sends a message to another core, after all that was sent to it before.
     fn post(&mut self, to: CoreId, msg: Msg);
+    /// Sends what gathered for a core in a round, in order. What is left in `batch` can't be
+    /// delivered and may be dropped; bios that can't be are ended.
+    fn post_batch(&mut self, to: CoreId, batch: &mut Vec<Msg>) {
+        for msg in batch.drain(..) {
+            self.post(to, msg);
+        }
+    }
     /// Waits until something has happened or `deadline` has come, and appends what happened. A
     /// deadline in the past only collects.
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>);

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Invariants
-//! - R1 All state belongs to one core. Only `Msg` crosses cores, by `post`.
+//! - R1 All state belongs to one core. Only `Msg` crosses cores, by `post`; messages from one core to
+//!   another arrive in the order in which they were posted.
 //! - R2 Every request in flight owns one op slot until its outcome has come, whether or not anybody
 //!   still waits; the driver holds the buffers until then.
 //! - R3 Completing a request stores the outcome and queues a task; it never runs client code.
@@ -22,19 +23,24 @@
 
 mod core;
 mod driver;
+mod exports;
 mod grace;
 mod io;
+mod outbox;
+mod remote;
 mod timer;
 mod wait;
 mod workers;
 
-pub use crate::core::{Reactor, core_id, export, now, post, random, spawn};
+pub use crate::core::{Reactor, core_id, export, now, post, random, spawn, unexport};
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
+pub use exports::Export;
 pub use grace::{Epoch, Grace};
 pub use io::{
     BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, push_bio, read, write,
     write_zeroes,
 };
+pub use remote::Remote;
 pub use timer::sleep;
 pub use wait::WaitList;
 pub use workers::Workers;

@@ -221,3 +221,61 @@ fn a_bio_dropped_unfinished_panics() {
         shelf.0.borrow_mut().clear();
     });
 }
+
+#[test]
+fn messages_of_one_round_go_out_together_and_in_order() {
+    thread_local!(static SEEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) });
+    /// Writes down the sizes of batches.
+    struct Counting(Clockwork);
+    impl Driver for Counting {
+        fn now(&self) -> Nanos {
+            self.0.now()
+        }
+        fn submit(&mut self, batch: &mut Vec<Sqe>) {
+            self.0.submit(batch);
+        }
+        fn post(&mut self, _to: CoreId, _msg: Msg) {
+            unreachable!("batches only");
+        }
+        fn post_batch(&mut self, to: CoreId, batch: &mut Vec<Msg>) {
+            SEEN.with_borrow_mut(|s| s.push(batch.len()));
+            for msg in batch.drain(..) {
+                self.0.post(to, msg);
+            }
+        }
+        fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
+            self.0.park(deadline, out);
+        }
+        fn random(&mut self) -> u64 {
+            self.0.random()
+        }
+    }
+    let order = Rc::new(RefCell::new(Vec::new()));
+    let seen = order.clone();
+    let reactor = Reactor::enter(CoreId(0), Box::new(Counting(Clockwork::default())));
+    reactor.block_on(async move {
+        thread_local!(static ORDER: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) });
+        for n in 0..10 {
+            let call = Box::new(move || ORDER.with_borrow_mut(|o| o.push(n)));
+            reactor::post(CoreId(0), Msg::Call(call));
+        }
+        reactor::sleep(Nanos::from_millis(1)).await;
+        *seen.borrow_mut() = ORDER.take();
+    });
+    assert_eq!(SEEN.take(), [10]);
+    assert_eq!(*order.borrow(), (0..10).collect::<Vec<u32>>());
+}
+
+#[test]
+fn an_export_that_has_ended_is_gone_though_another_takes_its_slot() {
+    reactor().on(|| {
+        let shelf = Rc::new(Shelf::default());
+        let old = reactor::export(shelf.clone());
+        reactor::unexport(old);
+        assert_eq!(Rc::strong_count(&shelf), 1);
+        let new = reactor::export(shelf.clone());
+        assert_ne!(old, new);
+        reactor::unexport(old);
+        assert_eq!(Rc::strong_count(&shelf), 2, "the new export is not the old one's to end");
+    });
+}

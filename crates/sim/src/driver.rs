@@ -30,7 +30,7 @@ impl Driver for Sim {
         }
     }
     fn post(&mut self, to: CoreId, msg: Msg) {
-        self.world.borrow_mut().post(to, msg);
+        self.world.borrow_mut().post(self.core, to, msg);
     }
     fn park(&mut self, _deadline: Option<Nanos>, _out: &mut Vec<Event>) {
         unreachable!("a simulated core is run by its Machine, not by Reactor::run");

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Buf, Class, CoreId, Flags, Limits, Op, Sector};
-use reactor::Msg;
+use reactor::{Msg, Remote};
 use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, seeds};
 
 const SECTORS: u64 = 64;
@@ -110,24 +110,6 @@ impl BlockDevice for Device {
     }
 }
 
-/// Reaches a device of core 0 from any other core, by messages.
-struct Remote {
-    index: usize,
-    limits: Limits,
-}
-
-impl BlockDevice for Remote {
-    fn name(&self) -> &str {
-        "remote"
-    }
-    fn limits(&self) -> Limits {
-        self.limits.clone()
-    }
-    fn submit(&self, bio: Bio) {
-        reactor::post(CoreId(0), Msg::Submit { device: self.index, bio });
-    }
-}
-
 struct Outcome {
     trace: u64,
     steps: u64,
@@ -157,8 +139,9 @@ fn simulate(seed: u64, planted: Planted, faulty: bool) -> Result<Outcome, String
         let load = Workload::new(&world, &oracle, mix);
         let leaf = world.borrow().leaf(file);
         let device: Rc<dyn BlockDevice> = Rc::new(Device::new(leaf, planted));
-        let index = machine.on(0, || reactor::export(device.clone()));
-        let remote: Rc<dyn BlockDevice> = Rc::new(Remote { index, limits: device.limits() });
+        let export = machine.on(0, || reactor::export(device.clone()));
+        let remote = Remote::new(CoreId(0), export, "remote", device.limits());
+        let remote: Rc<dyn BlockDevice> = Rc::new(remote);
         machine.block_on(load.read_all(device.clone())).expect("no cut is set yet")?;
         let cut = {
             let world = &mut *world.borrow_mut();
@@ -248,4 +231,32 @@ fn a_buffer_touched_in_flight_is_found() {
 #[test]
 fn lost_zeroes_are_found() {
     must_find(Planted::LosesZeroes, 50, "is not allowed");
+}
+
+#[test]
+fn messages_between_two_cores_arrive_in_the_order_in_which_they_were_posted() {
+    thread_local!(static CAME: RefCell<Vec<(CoreId, u32)>> = const { RefCell::new(Vec::new()) });
+    seeds::run(200, |seed| {
+        CAME.take();
+        let machine = Machine::boot(&World::new(seed), 3);
+        for core in [1, 2] {
+            machine.spawn(core, async move {
+                for n in 0..100 {
+                    let note =
+                        Box::new(move || CAME.with_borrow_mut(|c| c.push((CoreId(core), n))));
+                    reactor::post(CoreId(0), Msg::Call(note));
+                    if n % 7 == 0 {
+                        reactor::sleep(block::Nanos(700)).await;
+                    }
+                }
+            });
+        }
+        machine.shut_down();
+        for core in [1, 2] {
+            let came = CAME.with_borrow(Clone::clone);
+            let from: Vec<u32> = came.iter().filter(|c| c.0.0 == core).map(|c| c.1).collect();
+            assert_eq!(from, (0..100).collect::<Vec<u32>>());
+        }
+        Ok(())
+    });
 }

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mailbox: how other threads reach a core. A queue, and an eventfd that wakes the core's ring.
+//!
+//! Who posts takes the lock once for a batch, and writes to the eventfd only when the core sleeps:
+//! one that runs looks into its mailbox at every park. Who sleeps says so under the lock and only
+//! when the queue is empty, so a message that comes later finds it asleep and rings. The first
+//! who rings takes the mark away, so a sleeping core is rung once.
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::Error;
@@ -12,10 +17,14 @@ use rustix::event::{EventfdFlags, eventfd};
 struct Queue {
     messages: Vec<Msg>,
     open: bool,
+    /// The core is parked, or about to be, and nobody has rung since.
+    asleep: bool,
 }
 
 struct Inbox {
     queue: Mutex<Queue>,
+    /// Whether the queue is worth a look; changed under its lock.
+    has_mail: AtomicBool,
     bell: OwnedFd,
     senders: AtomicUsize,
 }
@@ -43,8 +52,9 @@ impl Mailbox {
     pub fn new() -> Result<Mailbox, Error> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|e| Error::io("cannot make an eventfd for a core's mailbox").because(e))?;
-        let queue = Mutex::new(Queue { messages: Vec::new(), open: true });
-        Ok(Mailbox(Arc::new(Inbox { queue, bell, senders: AtomicUsize::new(0) })))
+        let queue = Mutex::new(Queue { messages: Vec::new(), open: true, asleep: false });
+        let (has_mail, senders) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Ok(Mailbox(Arc::new(Inbox { queue, has_mail, bell, senders })))
     }
 
     /// A way for other threads to call this core. The core does not end while one exists.
@@ -59,28 +69,69 @@ impl Mailbox {
 
     /// Gives the message back when the core has ended.
     pub(crate) fn send(&self, message: Msg) -> Result<(), Msg> {
-        let mut queue = self.0.lock();
-        if !queue.open {
-            return Err(message);
-        }
-        queue.messages.push(message);
-        let first = queue.messages.len() == 1;
-        drop(queue);
-        if first {
-            self.0.ring();
-        }
-        Ok(())
+        let mut message = Some(message);
+        self.send_with(|queue| queue.extend(message.take()));
+        message.map_or(Ok(()), Err)
     }
 
-    /// Takes what has come; `into` is empty and is what the queue goes on with.
+    /// Takes all messages, in order, or leaves them when the core has ended.
+    pub(crate) fn send_all(&self, batch: &mut Vec<Msg>) {
+        self.send_with(|queue| {
+            if queue.is_empty() {
+                // The batch's empty room for the next round is what the core had before.
+                std::mem::swap(queue, batch);
+            } else {
+                queue.append(batch);
+            }
+        });
+    }
+
+    fn send_with(&self, put: impl FnOnce(&mut Vec<Msg>)) {
+        let mut queue = self.0.lock();
+        if !queue.open {
+            return;
+        }
+        put(&mut queue.messages);
+        self.0.has_mail.store(true, Ordering::Release);
+        let asleep = std::mem::take(&mut queue.asleep);
+        drop(queue);
+        if asleep {
+            self.0.ring();
+        }
+    }
+
+    /// Says that the core is about to sleep. False: there is mail, it must not.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        let mut queue = self.0.lock();
+        queue.asleep = queue.messages.is_empty();
+        queue.asleep
+    }
+
+    /// Takes the mark of [`Mailbox::fall_asleep`] back.
+    pub(crate) fn wake_up(&self) {
+        self.0.lock().asleep = false;
+    }
+
+    /// Takes what has come; `into` is empty and is what the queue goes on with. Costs no lock when
+    /// nothing has.
     pub(crate) fn take(&self, into: &mut Vec<Msg>) {
-        std::mem::swap(&mut self.0.lock().messages, into);
+        if self.0.has_mail.load(Ordering::Acquire) {
+            let mut queue = self.0.lock();
+            std::mem::swap(&mut queue.messages, into);
+            self.0.has_mail.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The core begins, perhaps not the first one of this address.
+    pub(crate) fn open(&self) {
+        self.0.lock().open = true;
     }
 
     /// Takes what has come and refuses what would.
     pub(crate) fn close(&self) -> Vec<Msg> {
         let mut queue = self.0.lock();
         queue.open = false;
+        self.0.has_mail.store(false, Ordering::Relaxed);
         std::mem::take(&mut queue.messages)
     }
 

@@ -106,6 +106,7 @@ impl Uring {
         #[expect(clippy::disallowed_methods, reason = "this is the clock of production")]
         let epoch = Instant::now();
         let shared = Rc::new(RefCell::new(shared));
+        mailboxes[usize::from(id.0)].open();
         Ok(Uring { id, shared, mailboxes, messages: Vec::new(), epoch })
     }
 
@@ -190,14 +191,12 @@ impl Shared {
         }
     }
 
-    /// Takes all completions. Returns whether the bell rang.
-    fn reap(&mut self) -> bool {
-        let mut rung = false;
+    /// Takes all completions.
+    fn reap(&mut self) {
         loop {
-            let Some(cqe) = self.ring.completion().next() else { return rung };
+            let Some(cqe) = self.ring.completion().next() else { return };
             if cqe.user_data() == BELL {
                 self.bell.armed = false;
-                rung = true;
                 continue;
             }
             let slot = usize::try_from(cqe.user_data()).expect("made from a slab index");
@@ -236,31 +235,41 @@ impl Driver for Uring {
     }
 
     fn post(&mut self, to: CoreId, msg: Msg) {
+        self.post_batch(to, &mut vec![msg]);
+    }
+
+    fn post_batch(&mut self, to: CoreId, batch: &mut Vec<Msg>) {
         let to = self.mailboxes.get(usize::from(to.0)).expect("a core that exists");
-        // A core that has ended: its devices are gone, and nobody waits there any more.
-        if let Err(Msg::Submit { device: _, bio }) = to.send(msg) {
-            let (home, key) = bio.done.into_raw();
-            let result = Status::NoDevice.into();
-            self.shared.borrow_mut().ready.push(Event::Cqe { home, key, result });
+        to.send_all(batch);
+        // What is left is for a core that has ended: its devices are gone, and nobody waits there.
+        let ready = &mut self.shared.borrow_mut().ready;
+        for msg in batch.extract_if(.., |msg| matches!(msg, Msg::Submit { .. })) {
+            if let Msg::Submit { device: _, bio } = msg {
+                let (home, key) = bio.done.into_raw();
+                ready.push(Event::Cqe { home, key, result: Status::NoDevice.into() });
+            }
         }
     }
 
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
         let shared = &mut *self.shared.borrow_mut();
-        shared.bell.arm(&mut shared.ring);
-        let left = if shared.ready.is_empty() {
-            deadline.map(|t| t.saturating_sub(self.now()))
+        let mailbox = &self.mailboxes[usize::from(self.id.0)];
+        let mut left = deadline.map(|t| t.saturating_sub(self.now()));
+        if !shared.ready.is_empty() || left != Some(Nanos::ZERO) && !mailbox.fall_asleep() {
+            left = Some(Nanos::ZERO);
+        }
+        if left == Some(Nanos::ZERO) {
+            shared.wait(left);
         } else {
-            Some(Nanos::ZERO)
-        };
-        shared.wait(left);
-        let rung = shared.reap();
+            shared.bell.arm(&mut shared.ring);
+            shared.wait(left);
+            mailbox.wake_up();
+        }
+        shared.reap();
         shared.fill();
         out.append(&mut shared.ready);
-        if rung {
-            self.mailboxes[usize::from(self.id.0)].take(&mut self.messages);
-            out.extend(self.messages.drain(..).map(Event::Msg));
-        }
+        mailbox.take(&mut self.messages);
+        out.extend(self.messages.drain(..).map(Event::Msg));
     }
 
     fn random(&mut self) -> u64 {

@@ -10,28 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use block::{Bio, BlockDevice, Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Sector, Status};
+use block::{BlockDevice, Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Sector, Status};
 use common::{bytes, to_vec};
 use queue::Mem;
-use reactor::{Msg, Reactor, export, post, read, sleep, spawn, write};
+use reactor::{Export, Msg, Reactor, Remote, export, post, read, sleep, spawn, unexport, write};
 use uring::{Mailbox, Uring};
 
-/// A device of another core.
-struct Remote {
-    core: CoreId,
-    device: usize,
-}
-
-impl BlockDevice for Remote {
-    fn name(&self) -> &str {
-        "remote"
-    }
-    fn limits(&self) -> Limits {
-        Limits::new(Sector(1 << 16))
-    }
-    fn submit(&self, bio: Bio) {
-        post(self.core, Msg::Submit { device: self.device, bio });
-    }
+/// A device of core 1.
+fn remote(export: Export) -> Remote {
+    Remote::new(CoreId(1), export, "remote", Limits::new(Sector(1 << 16)))
 }
 
 fn enter(id: u16, mailboxes: &[Mailbox]) -> Reactor {
@@ -39,11 +26,14 @@ fn enter(id: u16, mailboxes: &[Mailbox]) -> Reactor {
     Reactor::enter(CoreId(id), Box::new(driver))
 }
 
+fn mem() -> Rc<dyn BlockDevice> {
+    Rc::new(Mem::new("mem", Sector(1 << 16)).unwrap())
+}
+
 /// The core that owns a device, until it is told to stop.
-fn serve(mailboxes: &[Mailbox], stop: &AtomicBool) {
+fn serve(mailboxes: &[Mailbox], exported: &mpsc::Sender<Export>, stop: &AtomicBool) {
     let reactor = enter(1, mailboxes);
-    let device = reactor.on(|| export(Rc::new(Mem::new("mem", Sector(1 << 16)).unwrap())));
-    assert_eq!(device, 0);
+    exported.send(reactor.on(|| export(mem()))).unwrap();
     assert!(reactor.run(|| stop.load(Ordering::Relaxed)));
 }
 
@@ -52,11 +42,12 @@ fn bios_cross_to_the_core_that_owns_the_device_and_their_ends_come_back() {
     let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
     let stop = Arc::new(AtomicBool::new(false));
     let (to_owner, stopped) = (mailboxes[1].sender(), stop.clone());
+    let (exported, wait_exported) = mpsc::channel();
     thread::scope(|threads| {
-        threads.spawn(|| serve(&mailboxes, &stop));
+        threads.spawn(|| serve(&mailboxes, &exported, &stop));
         let reactor = enter(0, &mailboxes);
-        reactor.block_on(async {
-            let dev: Rc<dyn BlockDevice> = Rc::new(Remote { core: CoreId(1), device: 0 });
+        let dev = Rc::new(remote(wait_exported.recv().unwrap()));
+        reactor.block_on(async move {
             // Several at once, and again and again.
             let left = Rc::new(Cell::new(64));
             for n in 0..64 {
@@ -89,12 +80,13 @@ fn bios_cross_to_the_core_that_owns_the_device_and_their_ends_come_back() {
 #[test]
 fn a_bio_for_a_core_that_has_ended_fails_instead_of_waiting() {
     let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
-    thread::scope(|threads| {
-        threads.spawn(|| drop(enter(1, &mailboxes)));
+    let export = thread::scope(|threads| {
+        let ended = threads.spawn(|| enter(1, &mailboxes).on(|| export(mem())));
+        ended.join().unwrap()
     });
     let reactor = enter(0, &mailboxes);
-    reactor.block_on(async {
-        let dev = Remote { core: CoreId(1), device: 0 };
+    reactor.block_on(async move {
+        let dev = remote(export);
         let result = read(&dev, Class::Normal, Sector(0), Buf::alloc(512).into()).await;
         assert_eq!(result, Err(Status::NoDevice));
     });
@@ -110,15 +102,16 @@ fn a_bio_that_a_core_did_not_take_before_it_ended_fails_too() {
         let boxes = &mailboxes;
         threads.spawn(move || {
             let reactor = enter(1, boxes);
-            entered.send(()).unwrap();
+            entered.send(reactor.on(|| export(mem()))).unwrap();
             wait_posted.recv().unwrap();
             drop(reactor);
         });
         let reactor = enter(0, &mailboxes);
-        wait_entered.recv().unwrap();
+        let dev = remote(wait_entered.recv().unwrap());
         reactor.block_on(async move {
-            let dev = Remote { core: CoreId(1), device: 0 };
             let waiting = read(&dev, Class::Normal, Sector(0), Buf::alloc(512).into());
+            // It goes out with the round that posts it.
+            sleep(Nanos::from_millis(1)).await;
             posted.send(()).unwrap();
             assert_eq!(waiting.await, Err(Status::NoDevice));
         });
@@ -158,4 +151,69 @@ fn random_bits_differ() {
     common::on_core(async |_files| {
         assert_ne!(reactor::random(), reactor::random());
     });
+}
+
+#[test]
+fn a_bio_for_what_is_not_exported_any_more_fails_and_reaches_no_other_device() {
+    let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
+    let stop = Arc::new(AtomicBool::new(false));
+    let (exported, wait_exported) = mpsc::channel();
+    thread::scope(|threads| {
+        let (boxes, stop_1) = (&mailboxes, stop.clone());
+        threads.spawn(move || {
+            let reactor = enter(1, boxes);
+            reactor.on(|| {
+                let old = export(mem());
+                unexport(old);
+                exported.send((old, export(mem()))).unwrap();
+            });
+            assert!(reactor.run(|| stop_1.load(Ordering::Relaxed)));
+        });
+        let (old, new) = wait_exported.recv().unwrap();
+        enter(0, &mailboxes).block_on(async move {
+            let late = read(&remote(old), Class::Normal, Sector(0), Buf::alloc(512).into()).await;
+            assert_eq!(late, Err(Status::NoDevice));
+            let dev = Rc::new(remote(new));
+            read(&*dev, Class::Normal, Sector(0), Buf::alloc(512).into()).await.unwrap();
+            dev.as_base().unwrap().quiesced().await;
+            post(CoreId(1), Msg::Call(Box::new(move || stop.store(true, Ordering::Relaxed))));
+        });
+    });
+}
+
+#[test]
+fn messages_between_two_cores_arrive_in_order() {
+    const MESSAGES: u64 = 20_000;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let reactor = enter(1, &mailboxes);
+            reactor.on(|| export(mem()));
+            assert!(reactor.run(|| NEXT.load(Ordering::Relaxed) == MESSAGES));
+        });
+        enter(0, &mailboxes).block_on(async {
+            for n in 0..MESSAGES {
+                let check = move || assert_eq!(NEXT.fetch_add(1, Ordering::Relaxed), n);
+                post(CoreId(1), Msg::Call(Box::new(check)));
+                if n % 97 == 0 {
+                    // A new round, sometimes with the other core asleep.
+                    sleep(Nanos(n % 1000)).await;
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_core_may_follow_another_at_the_same_address() {
+    let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
+    drop(enter(1, &mailboxes));
+    assert!(mailboxes[1].sender().call(|| ()).is_err());
+    let reactor = enter(1, &mailboxes);
+    let seen = Arc::new(AtomicBool::new(false));
+    let see = seen.clone();
+    mailboxes[1].sender().call(move || see.store(true, Ordering::Relaxed)).unwrap();
+    reactor.on(|| export(mem()));
+    assert!(reactor.run(|| seen.load(Ordering::Relaxed)));
 }

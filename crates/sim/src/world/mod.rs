@@ -64,6 +64,8 @@ pub struct World {
     disks: Vec<DiskState>,
     ops: Slab<Op>,
     due: BTreeMap<(Nanos, u64), Due>,
+    /// When the last message from one core to another arrives.
+    last_message: BTreeMap<(CoreId, CoreId), Nanos>,
     seq: u64,
     steps: u64,
     trace: u64,
@@ -94,6 +96,7 @@ impl World {
             disks: Vec::new(),
             ops: Slab::new(),
             due: BTreeMap::new(),
+            last_message: BTreeMap::new(),
             seq: 0,
             steps: 0,
             trace: 0,
@@ -225,9 +228,13 @@ impl World {
         self.due.insert((time, self.seq), due);
     }
 
-    pub(crate) fn post(&mut self, to: CoreId, msg: Msg) {
+    /// A message arrives some time later, but never before an earlier one of the same two cores.
+    pub(crate) fn post(&mut self, from: CoreId, to: CoreId, msg: Msg) {
         let delay = self.rng.range(200, self.swarm.message_ns_max.max(201));
-        self.at(self.now + Nanos(delay), Due::Msg(to, msg));
+        let last = self.last_message.entry((from, to)).or_default();
+        *last = (self.now + Nanos(delay)).max(*last);
+        let time = *last;
+        self.at(time, Due::Msg(to, msg));
     }
 
     /// Whether nothing will ever happen by itself.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench::BenchArgs;
+
 /// Block devices from tables, in user space
 ///
 /// `millpond daemon` builds block devices out of device-mapper tables, keeps their data safe, and
@@ -45,7 +47,7 @@ pub(crate) enum Format {
     Json,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Listing {
     /// How to print
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
@@ -53,7 +55,7 @@ pub(crate) struct Listing {
 }
 
 /// Where a table comes from; each verb says what it does when neither is given.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct TableArgs {
     /// The table: lines `START LENGTH TARGET ARGS...`, sectors of 512 bytes
     #[arg(long, value_name = "TABLE", conflicts_with = "table_file", allow_hyphen_values = true)]
@@ -67,6 +69,7 @@ pub(crate) struct TableArgs {
 pub(crate) enum Verb {
     Daemon(DaemonArgs),
     Run(RunArgs),
+    Bench(Box<BenchArgs>),
     #[command(flatten)]
     Steer(Steer),
 }

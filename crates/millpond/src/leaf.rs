@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Sector};
+use block::{Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, Sector};
 use dm::Resolver;
 use queue::{Leaf, Mem, Null, Stats};
 use reactor::WaitList;
@@ -67,7 +67,8 @@ impl Drop for OpenLeaf {
 pub(crate) struct Leaves(Rc<Shared>);
 
 struct Shared {
-    files: Files,
+    /// Absent where there is no io_uring: then only what is in memory can be opened.
+    files: Option<Files>,
     open: RefCell<Vec<Weak<OpenLeaf>>>,
     warnings: RefCell<Vec<String>>,
     patience: Cell<Nanos>,
@@ -79,6 +80,15 @@ const TELL_EVERY: Nanos = Nanos::from_secs(1);
 
 impl Leaves {
     pub(crate) fn new(files: Files) -> Leaves {
+        Leaves::with(Some(files))
+    }
+
+    /// Leaves of a core without files: `mem:` and `null:` only.
+    pub(crate) fn in_memory() -> Leaves {
+        Leaves::with(None)
+    }
+
+    fn with(files: Option<Files>) -> Leaves {
         Leaves(Rc::new(Shared {
             files,
             open: RefCell::default(),
@@ -140,20 +150,26 @@ impl Leaves {
     }
 
     fn open_path(&self, path: &Path) -> Result<OpenLeaf, Error> {
-        let opened = self.0.files.open_path(path, OpenOptions::default())?;
+        let Some(files) = &self.0.files else {
+            let hint = "files need io_uring; without it mem:SIZE and null:SIZE are allowed";
+            return Err(Error::new(ErrorKind::NotSupported, hint));
+        };
+        let opened = files.open_path(path, OpenOptions::default())?;
         if let Some(warning) = opened.warning {
             tracing::warn!(path = %path.display(), "{warning}");
             self.0.warnings.borrow_mut().push(warning);
         }
         let name = path.to_string_lossy();
-        Ok(OpenLeaf::File(Leaf::new(name, opened.file, opened.limits), self.0.files.clone()))
+        Ok(OpenLeaf::File(Leaf::new(name, opened.file, opened.limits), files.clone()))
     }
 }
 
 impl Resolver for Leaves {
     fn canonical(&self, word: &str) -> String {
-        match parse(word) {
-            Ok(Word::Path(path)) => self.0.files.identity(&path).unwrap_or_else(|_| word.into()),
+        match (parse(word), &self.0.files) {
+            (Ok(Word::Path(path)), Some(files)) => {
+                files.identity(&path).unwrap_or_else(|_| word.into())
+            }
             _ => word.into(),
         }
     }

@@ -5,7 +5,8 @@
 //!   cli ──▶ verbs ──▶ client ═══ control.sock ═══▶ http ──▶ routes ──▶ core ──▶ engine
 //!    │        └ progress                           (thread of tokio)     │ (thread of core 0)
 //!    ├──▶ daemon ── config, rundir, addr                                 ├ dm ── leaf
-//!    └──▶ embed (run)                                                    └ nbd ── exports
+//!    ├──▶ embed (run)                                                    └ nbd ── exports
+//!    └──▶ bench ── a core of its own: no daemon, no door
 //! ```
 //!
 //! Invariants
@@ -13,6 +14,7 @@
 //! - P2 Every way out of here has one of the exit codes of `control`, or the command's of `run`.
 
 mod addr;
+mod bench;
 mod cli;
 mod client;
 mod config;
@@ -57,6 +59,12 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<u8, Failure> {
+    if let Verb::Bench(args) = &cli.verb {
+        log::start(Level::WARN);
+        daemon::abort_on_panic();
+        bench::run(args)?;
+        return Ok(EXIT_DONE);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -79,6 +87,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
                 .block_on(embed::run(&args, cli.run_dir.as_deref()))
                 .map_err(|f| f.within("run"));
         }
+        Verb::Bench(_) => unreachable!("run above"),
         Verb::Steer(verb) => {
             let client = Client::new(&RunDir::choose(cli.run_dir.as_deref())?);
             runtime.block_on(verbs::run(&client, verb))?;

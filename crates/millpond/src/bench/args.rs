@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The grammar of `bench`, in fio's words where fio has one, and what of it is a job's [`Work`].
+use clap::{ArgGroup, Args, ValueEnum};
+
+use block::{BlockDevice, ErrorKind, Nanos, Sector};
+use control::{Failure, parse_size};
+
+use crate::bench::job::{Kind, Sampling, Work};
+use crate::cli::{Listing, TableArgs};
+
+/// Requests in flight of one job: more than any device wants.
+const DEPTH_MAX: u32 = 65_536;
+const JOBS_MAX: u32 = 1_024;
+/// What a run takes when nothing is said about its end.
+const RUNTIME: Nanos = Nanos::from_secs(10);
+
+/// Measure a device from within, as bdevperf does
+///
+/// Makes the device in this process, drives it, and prints what fio would. Nothing is between the
+/// generator and the device: no socket, no system call, no copy. A daemon need not run.
+#[derive(Clone, Debug, Args)]
+#[command(
+    group = ArgGroup::new("what").required(true).args(["table", "table_file", "raw"]),
+    after_help = "\
+The device is the one of --table, on those of --device, which are made first, in their order; or a
+leaf as it is (--raw). With several jobs each has its own --iodepth requests in flight.
+
+Latency is from submission to the moment the generator looks at the completion. Reading the clock
+takes as long as a request to memory: where all leaves are in memory every 64th request is timed,
+else each one; --latency says otherwise.
+
+Random positions are drawn anew for each request, as with fio's norandommap.
+
+Examples:
+  millpond bench --raw mem:1G --prefill --rw randread --bs 512 --iodepth 32
+  millpond bench --table '0 2097152 linear mem:1G 0' --rw randread --bs 512 --iodepth 32
+  millpond bench --device low='0 2097152 linear mem:1G 0' --table '0 2097152 linear low 0' \\
+      --rw randrw --rwmixread 70 --bs 4K --runtime 5s -o json
+  millpond bench --table-file wc.table --rw randwrite --bs 4K --size 64MiB --verify
+
+Exit codes: 0 done, 1 failed (a request failed, or what was read back was wrong), 2 usage, 3 not
+found, 4 busy."
+)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// Drive this leaf itself: a path with a slash, mem:SIZE or null:SIZE
+    #[arg(long, value_name = "WORD", conflicts_with_all = ["table", "table_file", "device"])]
+    pub(crate) raw: Option<String>,
+    /// A device for tables that come after it to name; may be given several times
+    #[arg(long, value_name = "NAME=TABLE", value_parser = named)]
+    pub(crate) device: Vec<(String, String)>,
+    /// Name of the device of --table
+    #[arg(long, default_value = "pond")]
+    pub(crate) name: String,
+    /// How bios pass mappings
+    #[arg(long, value_name = "HOW", default_value = "in-place")]
+    pub(crate) mapping: Mapping,
+    /// What to do
+    #[arg(long, value_name = "KIND", default_value = "randread")]
+    pub(crate) rw: Kind,
+    /// Share of reads in rw and randrw, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+        value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) rwmixread: u32,
+    /// Size of a request
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = block_size)]
+    pub(crate) bs: Sector,
+    /// Requests in flight, of each job
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(DEPTH_MAX)))]
+    pub(crate) iodepth: u32,
+    /// Jobs beside each other
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
+    pub(crate) jobs: u32,
+    /// End after this time, as 10s, 500ms or 2m [default: 10s, unless --number-ios is given]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) runtime: Option<Nanos>,
+    /// End after so many requests of each job
+    #[arg(long, visible_alias = "number_ios", value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) number_ios: Option<u64>,
+    /// Stay within the first SIZE bytes [default: the whole device]
+    #[arg(long, value_name = "SIZE", value_parser = region)]
+    pub(crate) size: Option<Sector>,
+    /// Write the region once before, so that no block is a hole
+    #[arg(long)]
+    pub(crate) prefill: bool,
+    /// Write blocks that say where they belong and check what is read; at the end read back what
+    /// was written. With several jobs each has its own part of the region
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Seed of positions and contents
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Which requests are timed
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) latency: Option<Latency>,
+    /// Say how far it is, a line a second, also where standard error is no terminal
+    #[arg(long)]
+    pub(crate) progress: bool,
+    /// Do without io_uring; then only mem: and null: can be driven
+    #[arg(long)]
+    pub(crate) no_uring: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// How bios pass mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mapping {
+    /// Rewritten in place
+    InPlace,
+}
+
+/// Which requests are timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Latency {
+    /// Every one
+    On,
+    /// Every 64th
+    Sampled,
+    /// None
+    Off,
+}
+
+fn named(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, table)) if !name.is_empty() => Ok((name.into(), table.into())),
+        _ => Err("NAME=TABLE is what is allowed".into()),
+    }
+}
+
+fn block_size(text: &str) -> Result<Sector, String> {
+    let sectors = region(text)?;
+    if sectors.bytes() <= 32 << 20 { Ok(sectors) } else { Err("at most 32M is allowed".into()) }
+}
+
+fn region(text: &str) -> Result<Sector, String> {
+    let bytes = parse_size(text).map_err(|e| e.to_string())?;
+    if bytes == 0 || !bytes.is_multiple_of(512) {
+        return Err("a positive multiple of 512 bytes is allowed".into());
+    }
+    Ok(Sector::from_bytes(bytes))
+}
+
+/// A time as people write it: `10s`, `500ms`, `2m`; a bare number is seconds.
+fn time(text: &str) -> Result<Nanos, String> {
+    let digits = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number.parse().unwrap_or(0.0);
+    let scale = match unit {
+        "us" => 1e3,
+        "ms" => 1e6,
+        "" | "s" => 1e9,
+        "m" => 60e9,
+        "h" => 3600e9,
+        _ => 0.0,
+    };
+    let ns = number * scale;
+    // A thousand days.
+    if !(1.0..=86_400e12).contains(&ns) {
+        return Err("a positive number with us, ms, s, m or h is allowed".into());
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    Ok(Nanos(ns as u64))
+}
+
+impl BenchArgs {
+    /// What clap can't say.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.size.is_some_and(|size| size < self.bs) {
+            let message = format!("--size is smaller than one request of --bs {}", self.bs.bytes());
+            return Err(Failure::new(ErrorKind::Invalid, message).within("bench"));
+        }
+        Ok(())
+    }
+
+    /// What all jobs together do to `device`.
+    pub(crate) fn work(
+        &self,
+        device: &dyn BlockDevice,
+        sampling: Sampling,
+    ) -> Result<Work, Failure> {
+        let limits = device.limits();
+        let refuse = |message: String| {
+            Err(Failure::new(ErrorKind::Invalid, format!("{}: {message}", device.name())))
+        };
+        let size = self.size.unwrap_or(limits.capacity);
+        if size > limits.capacity {
+            let (size, capacity) = (size.bytes(), limits.capacity.bytes());
+            return refuse(format!("--size {size} is more than the device has, {capacity} bytes"));
+        }
+        let unit = u64::from(limits.logical_block_bytes);
+        if !self.bs.bytes().is_multiple_of(unit) {
+            return refuse(format!("--bs must be a multiple of its block of {unit} bytes"));
+        }
+        let blocks = size.0 / self.bs.0;
+        let parts = if self.verify { u64::from(self.jobs) } else { 1 };
+        if blocks < parts {
+            let bs = self.bs.bytes();
+            return refuse(format!("{parts} requests of --bs {bs} at least must fit"));
+        }
+        let runtime = match (self.runtime, self.number_ios) {
+            (None, None) => Some(RUNTIME),
+            (runtime, _) => runtime,
+        };
+        Ok(Work {
+            kind: self.rw,
+            mix_read_percent: self.rwmixread,
+            first: Sector::ZERO,
+            blocks,
+            block: self.bs,
+            depth: self.iodepth,
+            number_ios: self.number_ios,
+            runtime,
+            seed: self.seed,
+            pattern_seed: self.seed,
+            sampling,
+            verify: self.verify,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<BenchArgs, clap::Error> {
+        Line::try_parse_from(["bench"].iter().chain(words)).map(|line| line.bench)
+    }
+
+    #[test]
+    fn sizes_and_times_are_read_as_people_write_them() {
+        let args =
+            parse(&["--raw", "mem:1M", "--bs", "64KiB", "--size", "8s", "--runtime", "1.5s"]);
+        let args = args.unwrap();
+        assert_eq!((args.bs, args.size), (Sector(128), Some(Sector(8))));
+        assert_eq!(args.runtime, Some(Nanos(1_500_000_000)));
+        for (text, ns) in [("10", 10_000_000_000), ("20us", 20_000), ("2m", 120_000_000_000)] {
+            assert_eq!(time(text), Ok(Nanos(ns)), "{text}");
+        }
+        for text in ["", "0", "s", "-1s", "5 s", "1w", "nan", "1e3s"] {
+            assert!(time(text).unwrap_err().contains("ms, s, m or h"), "{text}");
+        }
+    }
+
+    #[test]
+    fn lower_devices_keep_their_order_and_their_tables_may_hold_equal_signs() {
+        let words = ["--device", "b=0 8 linear a 0", "--device", "a=0 8 x k=v", "--table", "t"];
+        let named = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        let wanted = [named("b", "0 8 linear a 0"), named("a", "0 8 x k=v")];
+        assert_eq!(parse(&words).unwrap().device, wanted);
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_refused_with_what_is_allowed() {
+        for (words, part) in [
+            (&[][..], "--table"),
+            (&["--raw", "mem:1M", "--table", "t"], "cannot be used with"),
+            (&["--raw", "mem:1M", "--device", "a=t"], "cannot be used with"),
+            (&["--table", "t", "--device", "a"], "NAME=TABLE"),
+            (&["--raw", "mem:1M", "--bs", "1000"], "multiple of 512"),
+            (&["--raw", "mem:1M", "--bs", "64M"], "at most 32M"),
+            (&["--raw", "mem:1M", "--iodepth", "0"], "1..=65536"),
+            (&["--raw", "mem:1M", "--rwmixread", "101"], "0..=100"),
+            (&["--raw", "mem:1M", "--rw", "trim"], "randwrite"),
+        ] {
+            let said = parse(words).unwrap_err().to_string();
+            assert!(said.contains(part), "{words:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_the_device_is_refused_with_numbers() {
+        let dev = queue::Null::new("null:8K", Sector(16));
+        let refused = |words: &[&str]| {
+            let args = parse(&[&["--raw", "x"], words].concat()).unwrap();
+            args.work(&dev, Sampling::All).unwrap_err().to_string()
+        };
+        assert!(refused(&["--size", "16K"]).contains("null:8K: --size 16384 is more"));
+        assert!(refused(&["--bs", "16K"]).contains("1 requests of --bs 16384"));
+        assert!(refused(&["--bs", "4K", "--jobs", "3", "--verify"]).contains("3 requests"));
+    }
+}

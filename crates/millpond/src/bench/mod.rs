@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond bench`: an in-process load generator, as bdevperf: builds a stack of devices on a core
+//! of its own and drives it, with no door between.
+//!
+//! ```text
+//!   args ──▶ stack (dm, leaves on a core) ──▶ Rc<dyn BlockDevice>
+//!                                                   ▲ submit   │ OnDone: number of the slot
+//!            show (progress) ◀── Counter ── job ────┘          ▼
+//!            report (text, JSON) ◀── Outcome ── job ◀── slots that are ready, refilled in a batch
+//!                                        └─ pattern (--verify)
+//! ```
+//!
+//! Invariants
+//! - G1 A request of the generator costs no allocation and no task: a slot, its buffer and the word
+//!   in the list of ready slots are there from the beginning.
+//! - G2 The generator goes through the same door as every other client, `submit` and a completion;
+//!   nothing in it is made for one kind of device.
+//! - G3 The clock is read once in [`job::TICK`] requests, when a job has to wait, and for those whose
+//!   latency is taken.
+
+mod args;
+mod job;
+mod memory;
+mod pattern;
+mod report;
+mod show;
+mod stack;
+
+pub(crate) use args::BenchArgs;
+
+use std::cell::RefCell;
+use std::io::{Write, stdout};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{BlockDevice, ErrorKind};
+use control::Failure;
+use reactor::{WaitList, spawn};
+
+use crate::bench::args::Latency;
+use crate::bench::job::{Counter, Outcome, Sampling, Work};
+use crate::bench::stack::Stack;
+use crate::cli::Format;
+use crate::rundir::refused;
+
+/// Of requests that take some ten nanoseconds every one whose latency is taken costs as much again:
+/// with every 64th the clock is about a hundredth of the time.
+const SAMPLE_EVERY: u64 = 64;
+
+/// Runs the verb.
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    args.check()?;
+    let (reactor, leaves) = stack::core(args.no_uring)?;
+    let (format, args) = (args.listing.format, args.clone());
+    let report = reactor.block_on(async move {
+        let stack = Stack::build(&args, leaves).await?;
+        let done = drive(&stack, &args).await;
+        let closed = stack.close().await;
+        let report = done?;
+        closed.map(|()| report)
+    })?;
+    let text = match format {
+        Format::Text => report.text(),
+        Format::Json => report.json(),
+    };
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| refused(&e, "output"))
+}
+
+async fn drive(stack: &Stack, args: &BenchArgs) -> Result<report::Report, Failure> {
+    let device = stack.device();
+    let work = args.work(&*device, sampling(args.latency, stack.in_memory()))?;
+    if args.prefill {
+        job::prefill(&*device, work.area()).await?;
+    }
+    let counters: Vec<Arc<Counter>> = (0..args.jobs).map(|_| Arc::default()).collect();
+    let shown = show::start(args, counters.clone());
+    let cpu = report::cpu_ns();
+    let done = jobs(&device, &work, counters).await;
+    let cpu = report::cpu_ns() - cpu;
+    drop(shown);
+    let outcomes: Vec<Outcome> = done.into_iter().collect::<Result<_, Failure>>()?;
+    Ok(report::Report::new(device.name(), args, &work, outcomes, cpu))
+}
+
+fn sampling(wanted: Option<Latency>, in_memory: bool) -> Sampling {
+    match wanted {
+        Some(Latency::On) => Sampling::All,
+        Some(Latency::Off) => Sampling::Nothing,
+        Some(Latency::Sampled) => Sampling::Every(SAMPLE_EVERY),
+        None if in_memory => Sampling::Every(SAMPLE_EVERY),
+        None => Sampling::All,
+    }
+}
+
+/// Runs the jobs beside each other as tasks of this core.
+async fn jobs(
+    device: &Rc<dyn BlockDevice>,
+    work: &Work,
+    counters: Vec<Arc<Counter>>,
+) -> Vec<Result<Outcome, Failure>> {
+    let count = counters.len();
+    let done = Rc::new(RefCell::new(Vec::new()));
+    let ended = Rc::new(WaitList::new());
+    for (nth, counter) in counters.into_iter().enumerate() {
+        let (device, work) = (device.clone(), work.of_job(nth, count));
+        let (done, ended) = (done.clone(), ended.clone());
+        spawn(async move {
+            let result = job::run(device, work, counter).await;
+            done.borrow_mut().push((nth, result));
+            ended.wake_all();
+        });
+    }
+    ended.wait_for(|| done.borrow().len() == count).await;
+    let mut done = done.take();
+    done.sort_by_key(|(nth, _)| *nth);
+    let failed = |e: String| Failure::new(ErrorKind::Io, e).within("bench");
+    done.into_iter().map(|(_, result)| result.map_err(failed)).collect()
+}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Who takes bios: devices, pure mappings, and targets of a table.
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -65,34 +66,10 @@ pub struct Extent {
 /// A pure mapping: where sectors live, and for how long they are contiguous. No I/O, no state.
 pub trait Map {
     /// The devices that extents point at.
-    fn devices(&self) -> &[Rc<dyn BlockDevice>];
+    fn devices(&self) -> &[Rc<dyn Base>];
 
     /// The extent that holds `at`, no longer than `len`. `at + len` is within the map's capacity.
     fn map(&self, at: Sector, len: Sector) -> Extent;
-
-    /// The mapping as data, so that a stack of them can be made flat; nothing when it has no such
-    /// shape.
-    fn shape(&self) -> Option<Shape> {
-        None
-    }
-}
-
-/// A pure mapping as data. Areas are a device (an index into [`Map::devices`]) and its first
-/// sector there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// All sectors lie in one area.
-    Linear {
-        /// Where.
-        area: (usize, Sector),
-    },
-    /// Chunks of sectors are dealt out in turn to the areas.
-    Striped {
-        /// Length of a chunk, at least 1.
-        chunk: Sector,
-        /// One area a stripe, at least one.
-        areas: Vec<(usize, Sector)>,
-    },
 }
 
 /// One line of a table at work.
@@ -100,7 +77,7 @@ pub enum Shape {
 /// Lifecycle: constructed when the table is loaded; `resume` before the first bio of each live
 /// period; `suspend` after its last bio has completed; dropped when the table goes. After
 /// `suspend` nothing of it is in flight.
-pub trait Target: BlockDevice {
+pub trait Target: BlockDevice + Any {
     /// The target type's name in a table line.
     fn kind(&self) -> &'static str;
 
@@ -114,11 +91,6 @@ pub trait Target: BlockDevice {
 
     /// The devices below, by the names the table uses, each once.
     fn deps(&self) -> Vec<String>;
-
-    /// The pure mapping of this target, if it is nothing but one.
-    fn as_map(&self) -> Option<&dyn Map> {
-        None
-    }
 
     /// A message's words (without device and sector). Errors: `EINVAL` for unknown words.
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {

@@ -3,29 +3,38 @@
 //!
 //! ```text
 //!              load                    resume
-//!   text ────────────▶ inactive slot ──────────▶ live slot ──▶ bios go to its targets
-//!             clear ◀──┘                           │
+//!   text ────────────▶ inactive slot ──────────▶ live slot ──▶ flat mapping ──▶ bases
+//!             clear ◀──┘                           │    └ or, through the gate, its targets
 //!                                     suspend      ▼
 //!                             bios wait in `deferred`, in order
 //! ```
 //!
 //! Invariants
 //! - D1 A bio is in exactly one place: refused (no live table), deferred, or in flight below.
-//! - D2 While suspended no bio and no message is in flight: only then is a table swapped or its
-//!   targets suspended.
+//! - D2 While suspended no bio and no message is in flight below: only then is a table swapped or
+//!   its targets suspended. What went through the gate it has counted; what went through the flat
+//!   mapping the mapping's bases know, and bios that came through a mapping of a device above are
+//!   among them.
 //! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
 //! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
+//! - D5 There is a flat mapping only while bios need not wait and the live table is a pure mapping;
+//!   the mappings of devices above are made again, in the same step, whenever this one changes.
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Error, Limits, Map, Sector, Status, crashing};
-use reactor::WaitList;
+use block::{
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, Map, OnFault, Sector, Status, crashing,
+};
+use reactor::{Epoch, WaitList};
 
+use crate::clone::clone_of;
 use crate::dm::Dm;
+use crate::flat::Flat;
 use crate::gate::{Gate, Lock};
 use crate::live::{Entry, Table};
+use crate::mapping::Mapping;
 use crate::name::Names;
 use crate::report::{DeviceInfo, TargetLine};
 
@@ -43,10 +52,18 @@ pub struct MappedDevice {
     dm: Weak<Dm>,
     live: RefCell<Option<Rc<Table>>>,
     inactive: RefCell<Option<Rc<Table>>>,
+    flat: RefCell<Option<Rc<Flat>>>,
+    /// Bases of flat mappings of before, as long as somebody else holds them: something that was
+    /// sent there since the last suspend may be in flight.
+    past: RefCell<Vec<Weak<dyn Base>>>,
+    /// Other cores may go by a flat mapping of this device.
+    pub(crate) published: Cell<bool>,
+    mapping: Cell<Mapping>,
     suspended: Cell<bool>,
     /// Bios are deferred: from the begin of a suspend to the end of a resume.
     blocked: Cell<bool>,
     deferred: RefCell<VecDeque<Bio>>,
+    unblocked: WaitList,
     gate: Rc<Gate>,
     event_nr: Cell<u32>,
     events: WaitList,
@@ -67,9 +84,14 @@ impl MappedDevice {
             dm,
             live: RefCell::default(),
             inactive: RefCell::default(),
+            flat: RefCell::default(),
+            past: RefCell::default(),
+            published: Cell::new(false),
+            mapping: Cell::default(),
             suspended: Cell::new(true),
             blocked: Cell::new(true),
             deferred: RefCell::default(),
+            unblocked: WaitList::new(),
             gate: Rc::default(),
             event_nr: Cell::new(0),
             events: WaitList::new(),
@@ -90,10 +112,47 @@ impl MappedDevice {
         self.suspended.get()
     }
 
-    /// The live table as a pure mapping, when it is nothing but one. Holds for this table: after a
-    /// swap ask again.
+    /// The live table as a pure mapping, when it is nothing but one. Holds until it or a device
+    /// below is suspended: then ask again.
     pub fn live_map(&self) -> Option<Rc<dyn Map>> {
-        self.live().filter(|t| t.is_map()).map(|t| t as Rc<dyn Map>)
+        self.flat().map(|flat| flat as Rc<dyn Map>)
+    }
+
+    /// The flat mapping by which bios go now, if there is one.
+    pub(crate) fn flat(&self) -> Option<Rc<Flat>> {
+        self.flat.borrow().clone()
+    }
+
+    /// How bios go through pure mappings.
+    pub fn mapping(&self) -> Mapping {
+        self.mapping.get()
+    }
+
+    pub(crate) fn set_mapping(&self, mapping: Mapping) {
+        self.mapping.set(mapping);
+    }
+
+    /// Makes the flat mapping again.
+    pub(crate) fn refresh_flat(&self) {
+        let pure = !self.blocked.get() && self.mapping.get() == Mapping::InPlace;
+        let new = self.live().filter(|_| pure).and_then(|t| t.flatten()).map(Rc::new);
+        let old = self.flat.replace(new);
+        let mut past = self.past.borrow_mut();
+        past.retain(|base| base.strong_count() > 0);
+        for base in old.iter().flat_map(|flat| flat.bases()) {
+            if !past.iter().any(|b| std::ptr::addr_eq(b.as_ptr(), Rc::as_ptr(base))) {
+                past.push(Rc::downgrade(base));
+            }
+        }
+    }
+
+    /// Waits until everything that flat mappings have sent has ended. The caller has made sure that
+    /// there is none now.
+    async fn bases_quiesced(&self) {
+        let past = self.past.take();
+        for base in past.iter().filter_map(Weak::upgrade) {
+            base.quiesced().await;
+        }
     }
 
     /// Runs of dirty sectors within `at..at + len`, for block status: nothing when no target of
@@ -194,7 +253,11 @@ impl MappedDevice {
             return Ok(());
         }
         self.blocked.set(true);
-        self.gate.drained().await;
+        if let Some(dm) = self.dm.upgrade() {
+            dm.withdraw_flats(self).await;
+        }
+        self.gate.passed().await;
+        self.bases_quiesced().await;
         let live = self.live();
         let result = match &live {
             Some(table) => table.suspend().await,
@@ -241,11 +304,15 @@ impl MappedDevice {
     fn unblock(&self) {
         self.suspended.set(false);
         self.blocked.set(false);
+        if let Some(dm) = self.dm.upgrade() {
+            dm.refresh_flats(self);
+        }
         // No await from here on, so nothing can overtake the bios that waited.
         let waiting = self.deferred.take();
         for bio in waiting {
             self.submit(bio);
         }
+        self.unblocked.wake_all();
     }
 
     /// Takes the device down for good: suspends it and drops its tables. The caller holds `lock`.
@@ -260,6 +327,7 @@ impl MappedDevice {
         drop(self.live.take());
         drop(self.inactive.take());
         self.fail_deferred();
+        self.unblocked.wake_all();
         self.raise_event();
         Ok(())
     }
@@ -286,8 +354,8 @@ impl MappedDevice {
         };
         let target = entry.target.clone();
         let line_no = entry.line_no;
-        self.gate.enter();
-        Ok(Messaged { target, line_no, gate: self.gate.clone() })
+        let epoch = self.gate.enter();
+        Ok(Messaged { target, line_no, gate: self.gate.clone(), epoch })
     }
 
     /// What `info` tells.
@@ -344,15 +412,55 @@ impl BlockDevice for MappedDevice {
         self.live.borrow().as_ref().map_or_else(|| Limits::new(Sector::ZERO), |t| t.limits())
     }
 
-    fn submit(&self, mut bio: Bio) {
+    fn submit(&self, bio: Bio) {
+        let flat = self.flat.borrow();
+        if let Some(flat) = &*flat {
+            return flat.submit(bio);
+        }
+        drop(flat);
+        self.submit_counted(bio);
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        Some(self)
+    }
+}
+
+impl MappedDevice {
+    fn submit_counted(&self, bio: Bio) {
         let live = self.live.borrow();
         let Some(table) = &*live else { return bio.complete(Status::Io) };
         if self.blocked.get() {
             return self.deferred.borrow_mut().push_back(bio);
         }
-        self.gate.enter();
-        bio.done = reactor::chain(bio.done, self.gate.clone(), 0);
-        table.submit(bio);
+        let bio = self.gate.pass(bio);
+        match self.mapping.get() {
+            Mapping::Clone if table.is_pure() => table.submit(clone_of(bio)),
+            Mapping::Clone | Mapping::InPlace => table.submit(bio),
+        }
+    }
+}
+
+impl Base for MappedDevice {
+    /// Checks all the same: the table may be another one than when the mapping above was made.
+    fn submit_checked(&self, bio: Bio) {
+        self.submit(bio);
+    }
+
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move {
+            self.unblocked.wait_for(|| !self.blocked.get() || self.gone.get()).await;
+            self.gate.passed().await;
+            // Bios that had waited here went on through the mapping of now.
+            let bases = self.flat().map(|f| f.bases().to_vec()).unwrap_or_default();
+            for base in bases {
+                base.quiesced().await;
+            }
+        })
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.gate.watch(watcher);
     }
 }
 
@@ -375,12 +483,13 @@ pub(crate) struct Messaged {
     pub(crate) target: Rc<dyn block::Target>,
     pub(crate) line_no: usize,
     gate: Rc<Gate>,
+    epoch: Epoch,
 }
 
 impl Drop for Messaged {
     fn drop(&mut self) {
         if !crashing() {
-            self.gate.leave();
+            self.gate.leave(self.epoch);
         }
     }
 }

@@ -11,6 +11,7 @@ use reactor::WaitList;
 use crate::context::{Context, Resolver, TargetType, Uses};
 use crate::device::{Depths, MAJOR, MappedDevice, Opened};
 use crate::live::{Entry, Table};
+use crate::mapping::{NoReplicas, Replicas};
 use crate::name;
 use crate::table::{self, Line};
 use crate::target;
@@ -21,7 +22,7 @@ pub const NESTING_MAX: usize = 16;
 
 /// All mapped devices of one core.
 pub struct Dm {
-    me: Weak<Dm>,
+    pub(crate) me: Weak<Dm>,
     resolver: Rc<dyn Resolver>,
     pub(crate) types: RefCell<BTreeMap<&'static str, TargetType>>,
     pub(crate) devices: RefCell<BTreeMap<String, Rc<MappedDevice>>>,
@@ -29,6 +30,7 @@ pub struct Dm {
     leaves: RefCell<BTreeMap<String, Weak<dyn BlockDevice>>>,
     opening: RefCell<BTreeSet<String>>,
     opened: WaitList,
+    replicas: RefCell<Rc<dyn Replicas>>,
 }
 
 impl Dm {
@@ -43,6 +45,7 @@ impl Dm {
             leaves: RefCell::default(),
             opening: RefCell::default(),
             opened: WaitList::new(),
+            replicas: RefCell::new(Rc::new(NoReplicas)),
         })
     }
 
@@ -193,7 +196,7 @@ impl Dm {
                 uses: uses.clone(),
             };
             let target = (kind.construct)(ctx, args).await.map_err(|e| e.within(&place))?;
-            entries.push(Entry { line_no, start, end: start + len, target });
+            entries.push(Entry::new(line_no, start, start + len, target));
         }
         let table = Table::new(entries, uses.take())?;
         self.check_nesting(device, &table)?;
@@ -231,6 +234,61 @@ impl Dm {
         let height = users.iter().map(|d| 1 + self.above(d, known)).max().unwrap_or(0);
         known.insert(device.minor, height);
         height
+    }
+
+    /// Tells `replicas` from now on which flat mappings there are.
+    pub fn set_replicas(&self, replicas: Rc<dyn Replicas>) {
+        *self.replicas.borrow_mut() = replicas;
+    }
+
+    /// `device` and those that stand on it, each after all that it stands on.
+    fn with_those_above(&self, device: &MappedDevice) -> Vec<Rc<MappedDevice>> {
+        let mut found: Vec<Rc<MappedDevice>> = Vec::new();
+        found.extend(self.devices.borrow().values().find(|d| d.minor == device.minor).cloned());
+        let mut next = 0;
+        while let Some(device) = found.get(next).cloned() {
+            for user in self.users(&device) {
+                if !found.iter().any(|d| Rc::ptr_eq(d, &user)) {
+                    found.push(user);
+                }
+            }
+            next += 1;
+        }
+        let mut known = Depths::new();
+        found.sort_by_key(|d| d.depth(&mut known));
+        found
+    }
+
+    /// Makes the flat mappings of `device` and of those above again (D5).
+    pub(crate) fn refresh_flats(&self, device: &MappedDevice) {
+        let replicas = self.replicas.borrow().clone();
+        for device in self.with_those_above(device) {
+            device.refresh_flat();
+            if let Some(flat) = device.flat() {
+                device.published.set(true);
+                replicas.publish(device.minor, &flat);
+            }
+        }
+    }
+
+    /// As [`Dm::refresh_flats`], and waits until no other core goes by the mappings of before.
+    pub(crate) async fn withdraw_flats(&self, device: &MappedDevice) {
+        let replicas = self.replicas.borrow().clone();
+        let changed = self.with_those_above(device);
+        for device in &changed {
+            device.refresh_flat();
+        }
+        for device in &changed {
+            if device.published.replace(false) {
+                replicas.withdraw(device.minor).await;
+            }
+        }
+        // Things may have changed again meanwhile: what counts is what is now.
+        for device in changed {
+            if let (Some(flat), false) = (device.flat(), device.published.replace(true)) {
+                replicas.publish(device.minor, &flat);
+            }
+        }
     }
 
     /// The devices whose tables use `device`.

@@ -1,39 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Gate and lock: what a device waits for before it changes.
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 
-use block::{Status, crashing};
-use reactor::{OnDone, WaitList};
+use block::{Bio, OnFault, Op, Sector, Status, crashing};
+use reactor::{Epoch, Grace, OnDone, WaitList};
 
-/// Counts what is in flight below a device: bios, and messages to its targets.
+/// Counts what is in flight below a device and did not go through a flat mapping: bios, and
+/// messages to its targets.
 #[derive(Default)]
 pub(crate) struct Gate {
-    in_flight: Cell<usize>,
-    idle: WaitList,
+    grace: Grace,
+    watchers: RefCell<Vec<Weak<dyn OnFault>>>,
 }
 
 impl Gate {
-    pub(crate) fn enter(&self) {
-        self.in_flight.set(self.in_flight.get() + 1);
+    pub(crate) fn enter(&self) -> Epoch {
+        self.grace.enter()
     }
 
-    /// Waits until nothing is in flight.
-    pub(crate) async fn drained(&self) {
-        self.idle.wait_for(|| self.in_flight.get() == 0).await;
+    pub(crate) fn leave(&self, epoch: Epoch) {
+        self.grace.leave(epoch);
     }
 
-    pub(crate) fn leave(&self) {
-        let left = self.in_flight.get() - 1;
-        self.in_flight.set(left);
-        if left == 0 && !self.idle.is_empty() {
-            self.idle.wake_all();
-        }
+    /// Counts the bio until it has completed.
+    pub(crate) fn pass(self: &Rc<Self>, mut bio: Bio) -> Bio {
+        let tag = Tag { sector: bio.sector, op: bio.op, epoch: self.enter() };
+        bio.done = reactor::chain(bio.done, self.clone(), tag.pack());
+        bio
+    }
+
+    /// Waits until all that is in flight now has ended.
+    pub(crate) async fn passed(&self) {
+        self.grace.passed().await;
+    }
+
+    pub(crate) fn watch(&self, watcher: Weak<dyn OnFault>) {
+        let mut watchers = self.watchers.borrow_mut();
+        watchers.retain(|w| w.strong_count() > 0);
+        watchers.push(watcher);
     }
 }
 
 impl OnDone for Gate {
-    fn on_done(&self, _status: Status, _tag: u64) {
-        self.leave();
+    fn on_done(&self, status: Status, tag: u64) {
+        let Tag { sector, op, epoch } = Tag::unpack(tag);
+        self.leave(epoch);
+        // Who sent what does not fit, or is not known here, has no faulty device.
+        if matches!(status, Status::Ok | Status::Invalid | Status::NotSupported) {
+            return;
+        }
+        for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
+            // Its length is not kept; its first sector says in which area it was.
+            watcher.on_fault(op, sector, Sector(1), status);
+        }
+    }
+}
+
+/// What is kept of a bio in flight.
+struct Tag {
+    sector: Sector,
+    op: Op,
+    epoch: Epoch,
+}
+
+impl Tag {
+    const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+
+    /// Bits 0: epoch, 1 to 3: op, the others: sector; no device has 2^60 sectors.
+    fn pack(self) -> u64 {
+        self.sector.0 << 4 | (self.op as u64) << 1 | self.epoch.tag()
+    }
+
+    fn unpack(tag: u64) -> Tag {
+        let op = Tag::OPS[usize::try_from(tag >> 1 & 7).expect("three bits")];
+        Tag { sector: Sector(tag >> 4), op, epoch: Epoch::from_tag(tag) }
     }
 }
 
@@ -60,5 +101,22 @@ impl Drop for Held<'_> {
         if !crashing() {
             self.0.waiters.wake_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_keeps_all_that_is_packed_into_it() {
+        let grace = Grace::default();
+        for op in Tag::OPS {
+            let tag = Tag { sector: Sector((1 << 54) - 1), op, epoch: grace.enter() }.pack();
+            let Tag { sector, op: unpacked, epoch } = Tag::unpack(tag);
+            assert_eq!((sector, unpacked), (Sector((1 << 54) - 1), op));
+            grace.leave(epoch);
+        }
+        assert_eq!(grace.in_flight(), 0);
     }
 }

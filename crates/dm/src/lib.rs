@@ -8,19 +8,24 @@
 //!               and resolver    doors (by `open`)             themselves by `TargetType`)
 //! ```
 //!
-//! A bio through linear or striped is remapped in place: its sector is rewritten, its completion
-//! chained for the device's in-flight count; no clone, no allocation. A bio that crosses targets or
-//! chunks is split; only that path allocates.
+//! A stack of linear and striped is one flat mapping (`flat.rs`): a bio that lies in one extent has
+//! its sector rewritten and goes to the device at the bottom; no clone, no allocation, nothing
+//! counted. A bio that crosses extents is split, sharing its data; only that path allocates. Bios
+//! for other targets are counted in flight, by a completion chained to theirs.
 //!
-//! Invariants: D1 to D4 in `device.rs`.
+//! Invariants: D1 to D5 in `device.rs`, F1 and F2 in `flat.rs`.
 #![warn(missing_docs)]
 
 mod area;
+mod clone;
 mod context;
 mod device;
 mod dm;
+mod flat;
 mod gate;
+mod layout;
 mod live;
+mod mapping;
 mod name;
 mod report;
 mod split;
@@ -31,6 +36,8 @@ mod verbs;
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
 pub use device::{MAJOR, MappedDevice, Opened};
 pub use dm::{Dm, NESTING_MAX};
+pub use flat::{Flat, Plan};
+pub use mapping::{Mapping, Replicas};
 pub use name::{NAME_BYTES_MAX, mangle, unmangle};
 pub use report::{Dependency, DeviceInfo, TargetLine, TargetVersion};
 pub use table::{LINES_MAX, Line, SECTORS_MAX, parse, quote};

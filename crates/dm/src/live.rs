@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A table with its targets constructed: finds the target of a bio and hands it down.
 //!
-//! Stacks of mapped devices are walked, not flattened: each layer rewrites the sector in place and
-//! costs one op slot. So a lower device can swap its table without those above knowing.
+//! A table of pure mappings is made flat when it goes live, and its bios don't come here; what does
+//! is walked, layer by layer.
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Extent, Limits, Map, Op, Sector, Status, Target};
+use block::{Base, Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
 
-use crate::area::{same, shifted, stack};
+use crate::area::{Area, distinct, same, shifted, stack};
 use crate::context::Uses;
 use crate::device::{Depths, MappedDevice};
+use crate::flat::{Flat, Node};
 use crate::split::{Split, flush_all};
+use crate::target::Pure;
 
 /// One line at work.
 pub(crate) struct Entry {
@@ -19,20 +21,18 @@ pub(crate) struct Entry {
     pub(crate) start: Sector,
     pub(crate) end: Sector,
     pub(crate) target: Rc<dyn Target>,
+    pure: Option<Pure>,
 }
 
 impl Entry {
+    pub(crate) fn new(line_no: usize, start: Sector, end: Sector, target: Rc<dyn Target>) -> Entry {
+        let pure = Pure::of(&target);
+        Entry { line_no, start, end, target, pure }
+    }
+
     pub(crate) fn place(&self) -> String {
         format!("line {}: {}", self.line_no, self.target.kind())
     }
-}
-
-/// The devices of a table's pure mappings, one target's after the other's.
-#[derive(Default)]
-struct PureMap {
-    devices: Vec<Rc<dyn BlockDevice>>,
-    /// Where each target's devices begin.
-    bases: Vec<usize>,
 }
 
 pub(crate) struct Table {
@@ -42,32 +42,25 @@ pub(crate) struct Table {
     limits: RefCell<Limits>,
     /// Who gets a flush: distinct devices below pure mappings, and every other target.
     flushed: Vec<Rc<dyn BlockDevice>>,
-    /// When all targets are pure mappings.
-    map: Option<PureMap>,
 }
 
 impl Table {
     pub(crate) fn new(entries: Vec<Entry>, uses: Uses) -> Result<Table, Error> {
         let mut flushed: Vec<Rc<dyn BlockDevice>> = Vec::new();
-        let mut map = Some(PureMap::default());
         for entry in &entries {
-            if let Some(pure) = entry.target.as_map() {
-                for device in pure.devices() {
-                    if !flushed.iter().any(|d| same(d, device)) {
-                        flushed.push(device.clone());
-                    }
+            let devices = match &entry.pure {
+                Some(Pure::Linear(linear)) => distinct(std::iter::once(&linear.area)),
+                Some(Pure::Striped(striped)) => striped.devices.clone(),
+                None => vec![entry.target.clone() as Rc<dyn BlockDevice>],
+            };
+            for device in devices {
+                if !flushed.iter().any(|d| same(d, &device)) {
+                    flushed.push(device);
                 }
-                if let Some(map) = &mut map {
-                    map.bases.push(map.devices.len());
-                    map.devices.extend(pure.devices().iter().cloned());
-                }
-            } else {
-                flushed.push(entry.target.clone());
-                map = None;
             }
         }
         let limits = RefCell::new(stacked(&entries));
-        let table = Table { entries, uses, limits, flushed, map };
+        let table = Table { entries, uses, limits, flushed };
         table.check_alignment()?;
         Ok(table)
     }
@@ -98,9 +91,54 @@ impl Table {
         *self.limits.borrow_mut() = stacked(&self.entries);
     }
 
-    /// Whether every target is a pure mapping, so that the table is one.
-    pub(crate) fn is_map(&self) -> bool {
-        self.map.is_some() && !self.entries.is_empty()
+    /// Whether every target is a pure mapping.
+    pub(crate) fn is_pure(&self) -> bool {
+        self.entries.iter().all(|e| e.pure.is_some())
+    }
+
+    /// The table as one mapping, when every target is a pure one and all below can be its bases.
+    pub(crate) fn flatten(&self) -> Option<Flat> {
+        let mut parts = Vec::new();
+        let mut striped = Vec::new();
+        for entry in &self.entries {
+            let len = entry.end - entry.start;
+            let node = match entry.pure.as_ref()? {
+                Pure::Linear(linear) => self.part(&linear.area, len)?,
+                Pure::Striped(target) => {
+                    let width = Sector(len.0 / target.layout.n.value);
+                    let stripes = target.stripes.iter().map(|area| self.part(area, width));
+                    let stripes = stripes.collect::<Option<Vec<_>>>()?;
+                    striped.push((target.errors.clone(), stripes.clone(), width));
+                    Node::striped(target.layout, stripes)
+                }
+            };
+            parts.push((len, node));
+        }
+        if parts.is_empty() {
+            return None;
+        }
+        let mut flat = Flat::new(self.limits(), Node::concat(parts))?;
+        for (errors, stripes, width) in striped {
+            for (i, node) in stripes.iter().enumerate() {
+                flat.watch(node, width, &errors, i);
+            }
+        }
+        Some(flat)
+    }
+
+    /// What `len` sectors of an area come to: the mapping below when it is flat, else its device.
+    fn part(&self, area: &Area, len: Sector) -> Option<Node<Rc<dyn Base>>> {
+        let mapped = self.uses.mapped.iter().map(|o| o.device());
+        for mapped in mapped {
+            let device: Rc<dyn BlockDevice> = mapped.clone();
+            if same(&device, &area.device)
+                && let Some(flat) = mapped.flat()
+            {
+                return flat.part(area.offset, len);
+            }
+        }
+        let base = area.device.clone().as_base()?;
+        Some(Node::linear(base, area.offset))
     }
 
     pub(crate) fn find(&self, at: Sector) -> Option<&Entry> {
@@ -195,19 +233,4 @@ fn stacked(entries: &[Entry]) -> Limits {
     }
     let capacity = entries.last().map_or(Sector::ZERO, |e| e.end);
     Limits { capacity, ..all.unwrap_or_else(|| Limits::new(capacity)) }
-}
-
-impl Map for Table {
-    fn devices(&self) -> &[Rc<dyn BlockDevice>] {
-        self.map.as_ref().map_or(&[], |m| &m.devices)
-    }
-
-    fn map(&self, at: Sector, len: Sector) -> Extent {
-        let all = self.map.as_ref().expect("handed out only when `is_map` holds");
-        let index = self.entries.partition_point(|e| e.end <= at);
-        let entry = &self.entries[index];
-        let pure = entry.target.as_map().expect("pure when the table was made, and for good");
-        let extent = pure.map(at - entry.start, len.min(entry.end - at));
-        Extent { device: all.bases[index] + extent.device, ..extent }
-    }
 }

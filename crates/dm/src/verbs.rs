@@ -22,6 +22,9 @@ pub enum Remove {
     Deferred,
 }
 
+/// The attribute of devices that are nothing but mappings.
+const MAPPING: &str = "mapping";
+
 impl Dm {
     /// Drops the inactive table.
     pub async fn clear(&self, name: &str) -> Result<(), Error> {
@@ -245,18 +248,39 @@ impl Dm {
     pub fn attributes(&self, name: &str) -> Result<Vec<&'static str>, Error> {
         let device = self.get(name)?;
         let targets = device.live().map(|t| t.targets()).unwrap_or_default();
-        let names: BTreeSet<_> = targets.iter().flat_map(|t| t.attributes()).collect();
+        let mut names: BTreeSet<_> = targets.iter().flat_map(|t| t.attributes()).collect();
+        if device.live().is_some_and(|t| t.is_pure()) {
+            names.insert(MAPPING);
+        }
         Ok(names.into_iter().collect())
     }
 
-    /// Reads an attribute of the first target that has it.
+    /// Reads an attribute of the device or of the first target that has it.
     pub fn get_attribute(&self, name: &str, attribute: &str) -> Result<String, Error> {
+        if self.is_mapping(name, attribute)? {
+            return Ok(self.get(name)?.mapping().choice());
+        }
         self.with_attribute(name, attribute)?.get_attribute(attribute)
     }
 
-    /// Writes an attribute of the first target that has it.
+    /// Writes an attribute of the device or of the first target that has it.
     pub fn set_attribute(&self, name: &str, attribute: &str, value: &str) -> Result<(), Error> {
+        if self.is_mapping(name, attribute)? {
+            let mapping = value.parse().map_err(|e: Error| e.within(name))?;
+            let device = self.get(name)?;
+            device.set_mapping(mapping);
+            self.refresh_flats(&device);
+            if let Some(dm) = self.me.upgrade() {
+                // Other cores follow a little later: either way leads to the same sectors.
+                reactor::spawn(async move { dm.withdraw_flats(&device).await });
+            }
+            return Ok(());
+        }
         self.with_attribute(name, attribute)?.set_attribute(attribute, value)
+    }
+
+    fn is_mapping(&self, name: &str, attribute: &str) -> Result<bool, Error> {
+        Ok(attribute == MAPPING && self.attributes(name)?.contains(&MAPPING))
     }
 
     fn with_attribute(&self, name: &str, attribute: &str) -> Result<Rc<dyn Target>, Error> {

@@ -99,14 +99,15 @@ impl Stats {
         let _ = self.alarm.set(alarm);
     }
 
-    pub(crate) fn watch(&self, watcher: Weak<dyn OnFault>) {
+    /// Tells `watcher`, as long as it lives, of every request that fails from now on.
+    pub fn watch(&self, watcher: Weak<dyn OnFault>) {
         let mut watchers = self.watchers.borrow_mut();
         watchers.retain(|w| w.strong_count() > 0);
         watchers.push(watcher);
     }
 
     /// What is in flight, to be waited for.
-    pub(crate) fn grace(&self) -> &Grace {
+    pub fn grace(&self) -> &Grace {
         &self.in_flight
     }
 

@@ -9,9 +9,6 @@
 use std::cell::Cell;
 use std::fmt;
 
-use block::Status;
-
-use crate::io::OnDone;
 use crate::wait::WaitList;
 
 /// In which epoch something began; what [`Grace::leave`] takes back.
@@ -69,17 +66,15 @@ impl Grace {
     }
 }
 
-/// As the watcher of a chained completion whose tag is [`Epoch::tag`].
-impl OnDone for Grace {
-    fn on_done(&self, _status: Status, tag: u64) {
-        self.leave(Epoch(tag != 0));
-    }
-}
-
 impl Epoch {
-    /// For [`crate::chain`].
+    /// As the lowest bit of a tag for [`crate::chain`]; the others are zero.
     pub fn tag(self) -> u64 {
         u64::from(self.0)
+    }
+
+    /// From the lowest bit of a tag.
+    pub fn from_tag(tag: u64) -> Epoch {
+        Epoch(tag & 1 == 1)
     }
 }
 

@@ -2,13 +2,13 @@
 //! linear `<dev> <offset>`: a run of sectors of one device.
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Extent, Limits, Map, Sector, Target};
+use block::{Bio, BlockDevice, Error, Limits, Sector, Target};
 
 use crate::area::Area;
 use crate::context::Context;
 
 pub(crate) struct Linear {
-    area: Area,
+    pub(crate) area: Area,
     len: Sector,
 }
 
@@ -37,16 +37,6 @@ impl BlockDevice for Linear {
     }
 }
 
-impl Map for Linear {
-    fn devices(&self) -> &[Rc<dyn BlockDevice>] {
-        std::slice::from_ref(&self.area.device)
-    }
-
-    fn map(&self, at: Sector, len: Sector) -> Extent {
-        Extent { device: 0, sector: self.area.offset + at, len }
-    }
-}
-
 impl Target for Linear {
     fn kind(&self) -> &'static str {
         "linear"
@@ -58,9 +48,5 @@ impl Target for Linear {
 
     fn deps(&self) -> Vec<String> {
         vec![self.area.device.name().to_owned()]
-    }
-
-    fn as_map(&self) -> Option<&dyn Map> {
-        Some(self)
     }
 }

@@ -6,9 +6,30 @@ pub(crate) mod linear;
 pub(crate) mod nothing;
 pub(crate) mod striped;
 
+use std::any::Any;
 use std::rc::Rc;
 
+use block::Target;
+
 use crate::context::TargetType;
+
+/// A target that is nothing but a mapping.
+#[derive(Clone)]
+pub(crate) enum Pure {
+    Linear(Rc<linear::Linear>),
+    Striped(Rc<striped::Striped>),
+}
+
+impl Pure {
+    /// `target` as one, if it is.
+    pub(crate) fn of(target: &Rc<dyn Target>) -> Option<Pure> {
+        let any: Rc<dyn Any> = target.clone();
+        match any.downcast::<linear::Linear>() {
+            Ok(linear) => Some(Pure::Linear(linear)),
+            Err(any) => any.downcast::<striped::Striped>().ok().map(Pure::Striped),
+        }
+    }
+}
 
 /// The built-in target types, with the kernel's versions of them.
 pub(crate) fn built_in() -> Vec<TargetType> {

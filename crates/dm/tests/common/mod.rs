@@ -6,14 +6,14 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use block::{
-    Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos, Op, Sector,
-    Status,
+    Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos, OnFault,
+    Op, Sector, Status,
 };
 use dm::{Dm, Resolver};
-use reactor::{Driver, Event, FileId, Msg, OpResult, Reactor, Sqe, SqeOp};
+use reactor::{Driver, Epoch, Event, FileId, Grace, Msg, OnDone, OpResult, Reactor, Sqe, SqeOp};
 
 #[derive(Default)]
 pub(crate) struct Disk {
@@ -135,12 +135,31 @@ impl Driver for TestDriver {
     }
 }
 
-/// A RAM disk as a leaf.
+/// A RAM disk as a leaf; under `/opaque/` it is no base of flat mappings.
 pub(crate) struct Ram {
     name: String,
     file: FileId,
     limits: Limits,
     state: Shared,
+    watch: Rc<Watch>,
+}
+
+/// Counts what is in flight and tells faults.
+#[derive(Default)]
+struct Watch {
+    grace: Grace,
+    watchers: RefCell<Vec<Weak<dyn OnFault>>>,
+}
+
+impl OnDone for Watch {
+    fn on_done(&self, status: Status, tag: u64) {
+        self.grace.leave(Epoch::from_tag(tag));
+        if status != Status::Ok {
+            for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
+                watcher.on_fault(Op::Write, Sector(tag >> 1), Sector(1), status);
+            }
+        }
+    }
 }
 
 impl BlockDevice for Ram {
@@ -156,8 +175,28 @@ impl BlockDevice for Ram {
         if let Err(status) = self.limits.check(&bio) {
             return bio.complete(status);
         }
+        self.submit_checked(bio);
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        if self.name.starts_with("/opaque/") { None } else { Some(self) }
+    }
+}
+
+impl Base for Ram {
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move { self.watch.grace.passed().await })
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.watch.watchers.borrow_mut().push(watcher);
+    }
+
+    fn submit_checked(&self, bio: Bio) {
+        let tag = bio.sector.0 << 1 | self.watch.grace.enter().tag();
         let (offset, len) = (bio.sector.bytes(), bio.len.bytes());
         let Bio { op, flags, bufs, done, .. } = bio;
+        let done = reactor::chain(done, self.watch.clone(), tag);
         let what = match op {
             Op::Read => SqeOp::Read { offset, bufs },
             Op::Write => SqeOp::Write { offset, bufs, fua: flags.contains(Flags::FUA) },
@@ -175,7 +214,8 @@ impl Drop for Ram {
     }
 }
 
-/// Opens `/ram/NAME/SECTORS` and `/ram4k/NAME/SECTORS` (logical blocks of 4 KiB).
+/// Opens `/ram/NAME/SECTORS`, `/ram4k/NAME/SECTORS` (logical blocks of 4 KiB), and
+/// `/opaque/NAME/SECTORS` (no base).
 struct RamResolver(Shared);
 
 impl Resolver for RamResolver {
@@ -184,7 +224,7 @@ impl Resolver for RamResolver {
         Box::pin(async move {
             reactor::sleep(Nanos(1)).await; // opening takes time: others run meanwhile
             let parts: Vec<_> = word.split('/').collect();
-            let ["", kind @ ("ram" | "ram4k"), _, sectors] = parts[..] else {
+            let ["", kind @ ("ram" | "ram4k" | "opaque"), _, sectors] = parts[..] else {
                 return Err(Error::not_found("no such file or directory"));
             };
             let sectors: u64 = sectors.parse().expect("a number of sectors");
@@ -205,7 +245,8 @@ impl Resolver for RamResolver {
             }
             drop(s);
             let file = FileId(u32::try_from(index).expect("few disks"));
-            Ok(Rc::new(Ram { name: word, file, limits, state }) as Rc<dyn BlockDevice>)
+            let ram = Ram { name: word, file, limits, state, watch: Rc::default() };
+            Ok(Rc::new(ram) as Rc<dyn BlockDevice>)
         })
     }
 }

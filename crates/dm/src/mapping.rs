@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How bios go through linear and striped, and who else goes by a device's mapping.
+use std::fmt;
+use std::str::FromStr;
+
+use block::{Error, LocalFuture};
+
+use crate::flat::Flat;
+
+/// How bios go through pure mappings (linear, striped): the attribute `mapping`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mapping {
+    /// Remapped in place, through one flat mapping for the whole stack.
+    #[default]
+    InPlace,
+    /// The naive way, for measurement: every layer allocates a request, copies the bio into it and
+    /// sends the copy down.
+    Clone,
+}
+
+impl Mapping {
+    /// Words that mean one, in the order in which the attribute shows them.
+    const WORDS: [(&'static str, Mapping); 2] =
+        [("in-place", Mapping::InPlace), ("clone", Mapping::Clone)];
+
+    /// All words, the one in force in brackets, as sysfs shows a choice.
+    pub(crate) fn choice(self) -> String {
+        let word = |(word, m): (&str, Mapping)| {
+            if m == self { format!("[{word}]") } else { word.to_owned() }
+        };
+        Mapping::WORDS.map(word).join(" ")
+    }
+}
+
+impl FromStr for Mapping {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Mapping, Error> {
+        let found = Mapping::WORDS.iter().find(|(w, _)| *w == word.trim());
+        found.map(|(_, m)| *m).ok_or_else(|| {
+            Error::invalid(format!("mapping: `{word}` must be one of in-place, clone"))
+        })
+    }
+}
+
+impl fmt::Display for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Mapping::WORDS.iter().find(|(_, m)| m == self);
+        f.write_str(word.expect("every mapping has its word").0)
+    }
+}
+
+/// Who copies the devices' flat mappings to other cores. Given by the program.
+pub trait Replicas {
+    /// Resolves when no other core goes by the mapping of device `minor` any more and all that was
+    /// sent by it has ended. Other cores reach the device through this core then.
+    fn withdraw(&self, minor: u32) -> LocalFuture<()>;
+
+    /// Other cores may go by this mapping of device `minor`, until it is withdrawn.
+    fn publish(&self, minor: u32, flat: &Flat);
+}
+
+/// There are no other cores.
+#[derive(Debug)]
+pub(crate) struct NoReplicas;
+
+impl Replicas for NoReplicas {
+    fn withdraw(&self, _minor: u32) -> LocalFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn publish(&self, _minor: u32, _flat: &Flat) {}
+}

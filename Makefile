@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-flush-sim bench-nbd
+.PHONY: bench-flush-sim bench-hop bench-nbd
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ bench-flush-sim: ## flush of a full cache, sorted against LRU order, on HDD mode
 bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin nbd -- $(ARGS)
+
+bench-hop: ## a request to a device of another core and back, beside a local one, at depths 1 to 64
+	$(CARGO) run --release --locked -p bench --bin hop
 
 clean: ## remove everything that was built
 	$(CARGO) clean

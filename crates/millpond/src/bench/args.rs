@@ -108,10 +108,23 @@ pub(crate) struct BenchArgs {
 }
 
 /// How bios pass mappings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mapping {
-    /// Rewritten in place
+    /// Rewritten in place, through one flat mapping for the whole stack
+    #[default]
     InPlace,
+    /// Each layer allocates a request and copies the bio into it: the naive way
+    Clone,
+}
+
+impl Mapping {
+    /// The word of the attribute `mapping`.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Mapping::InPlace => "in-place",
+            Mapping::Clone => "clone",
+        }
+    }
 }
 
 /// Which requests are timed.

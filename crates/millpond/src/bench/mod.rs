@@ -39,6 +39,7 @@ use reactor::{WaitList, spawn};
 
 use crate::bench::args::Latency;
 use crate::bench::job::{Counter, Outcome, Sampling, Work};
+use crate::bench::report::Cpu;
 use crate::bench::stack::Stack;
 use crate::cli::Format;
 use crate::rundir::refused;
@@ -75,9 +76,9 @@ async fn drive(stack: &Stack, args: &BenchArgs) -> Result<report::Report, Failur
     }
     let counters: Vec<Arc<Counter>> = (0..args.jobs).map(|_| Arc::default()).collect();
     let shown = show::start(args, counters.clone());
-    let cpu = report::cpu_ns();
+    let before = Cpu::now();
     let done = jobs(&device, &work, counters).await;
-    let cpu = report::cpu_ns() - cpu;
+    let cpu = Cpu::now().since(before);
     drop(shown);
     let outcomes: Vec<Outcome> = done.into_iter().collect::<Result<_, Failure>>()?;
     Ok(report::Report::new(device.name(), args, &work, outcomes, cpu))

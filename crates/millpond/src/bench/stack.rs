@@ -9,7 +9,7 @@ use dm::{Dm, Opened, Remove, Resolver};
 use reactor::{Reactor, flush};
 use uring::Uring;
 
-use crate::bench::args::BenchArgs;
+use crate::bench::args::{BenchArgs, Mapping};
 use crate::bench::memory::Memory;
 use crate::leaf::{Leaves, OpenLeaf};
 use crate::rundir::refused;
@@ -57,9 +57,9 @@ impl Stack {
             None => {
                 let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
                 for (name, table) in &args.device {
-                    create(&dm, name, &with_absolute_paths(table, &here)).await?;
+                    create(&dm, name, &with_absolute_paths(table, &here), args.mapping).await?;
                 }
-                create(&dm, &args.name, &read_table(&args.table)?).await?;
+                create(&dm, &args.name, &read_table(&args.table)?, args.mapping).await?;
                 Driven::Mapped(dm.open(&args.name)?)
             }
         };
@@ -97,9 +97,14 @@ impl Stack {
     }
 }
 
-async fn create(dm: &Rc<Dm>, name: &str, table: &str) -> Result<(), Failure> {
+async fn create(dm: &Rc<Dm>, name: &str, table: &str, mapping: Mapping) -> Result<(), Failure> {
     let created = dm.create(name, None, Some(table)).await;
-    created.map(|_| ()).map_err(|e| Failure::from(e).within(name))
+    let device = created.map_err(|e| Failure::from(e).within(name))?;
+    // A device of engines has no such attribute, and nothing to choose.
+    if mapping != Mapping::default() {
+        dm.set_attribute(device.name(), "mapping", mapping.word())?;
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Stack {

@@ -156,14 +156,6 @@ impl Future for BioFuture {
     }
 }
 
-/// An op that another core will end with [`Msg::Complete`]: its name, and the future of its end.
-pub(crate) fn asked() -> (CoreId, OpKey, IoFuture) {
-    with_core(|c| {
-        let key = c.ops.borrow_mut().insert(Slot::Waiting(None));
-        (c.id, key, IoFuture(key))
-    })
-}
-
 /// Sends a request to the driver and returns the future of its outcome.
 pub fn driver_io(file: FileId, what: SqeOp) -> IoFuture {
     with_core(|c| {

@@ -11,14 +11,12 @@
 //! one bell for the batch. The border contract holds across it because messages between two cores
 //! stay in order: what has completed here had completed there before.
 use std::fmt;
-use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, CoreId, Limits, LocalFuture, OnFault, Status};
+use block::{Bio, BlockDevice, CoreId, Limits};
 
-use crate::core::{post, spawn, with_core};
+use crate::core::post;
 use crate::driver::Msg;
 use crate::exports::Export;
-use crate::io::asked;
 
 /// Forwards bios to the core that owns the device.
 pub struct Remote {
@@ -48,40 +46,6 @@ impl BlockDevice for Remote {
         // The owner checks it.
         post(self.core, Msg::Submit { device: self.device, bio });
     }
-
-    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
-        Some(self)
-    }
-}
-
-/// The end of a flat mapping when the device that it stands on is a base on its own core.
-impl Base for Remote {
-    fn submit_checked(&self, bio: Bio) {
-        self.submit(bio);
-    }
-
-    /// Asks the owner: what was submitted here before is there before the question, and its
-    /// outcomes are here before the answer.
-    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        let (home, key, answer) = asked();
-        let device = self.device;
-        let ask = move || {
-            let base = with_core(|c| c.exports.borrow().get(device)).and_then(|d| d.as_base());
-            spawn(async move {
-                if let Some(base) = base {
-                    base.quiesced().await;
-                }
-                post(home, Msg::Complete { key, result: Status::Ok.into() });
-            });
-        };
-        post(self.core, Msg::Call(Box::new(ask)));
-        Box::pin(async move {
-            let _ = answer.await; // says no more than that it came
-        })
-    }
-
-    /// No effect: whoever wants to hear of the device's faults watches it where it is.
-    fn watch(&self, _watcher: Weak<dyn OnFault>) {}
 }
 
 impl fmt::Debug for Remote {

@@ -13,6 +13,7 @@ use reactor::{FileId, now, sleep};
 use crate::file::{self, File, OpenOptions};
 use crate::ring::Shared;
 use crate::socket;
+use crate::table::SharedFile;
 
 /// How often a patient open tries: often enough that nobody notices, at no cost worth naming.
 const RETRY_EVERY: Nanos = Nanos::from_millis(5);
@@ -69,6 +70,18 @@ impl Files {
     /// What [`Opened::identity`] of `path` would be, without opening it.
     pub fn identity(&self, path: &Path) -> Result<String, Error> {
         file::identity(path)
+    }
+
+    /// An open file, for another core's [`Files::adopt`]; nothing when it is closed. The file is
+    /// this core's: when it is closed here, what the others begin on it fails.
+    pub fn share(&self, file: FileId) -> Option<SharedFile> {
+        self.0.borrow().table.share(file)
+    }
+
+    /// Takes in a file that another core has opened and shared. Closing it here ends only this
+    /// core's use.
+    pub fn adopt(&self, shared: &SharedFile) -> FileId {
+        self.0.borrow_mut().table.adopt(shared)
     }
 
     /// Takes over a connected or listening socket.

@@ -18,6 +18,8 @@
 //! - U3 A file is closed only when no request is in flight on it; closing waits, and ends what
 //!   waits on a socket.
 //! - U4 O_DIRECT never sees a misaligned buffer: the driver copies through an aligned one.
+//! - U5 Cores may share a descriptor, but the file is that core's which opened it: when that closes
+//!   it, lock and space are free, whoever still has the descriptor.
 
 mod bell;
 mod file;
@@ -33,3 +35,4 @@ pub use file::{Direct, OpenOptions};
 pub use files::{Files, Opened};
 pub use mailbox::{Mailbox, Sender};
 pub use ring::Uring;
+pub use table::SharedFile;

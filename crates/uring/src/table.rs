@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Table: what the driver has open, and what is in flight on it.
+use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use block::{CoreId, OpKey};
 use reactor::FileId;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{Shutdown, shutdown};
 use slab::Slab;
 
@@ -17,8 +20,24 @@ pub(crate) struct DirectAlign {
     pub(crate) length: usize,
 }
 
+/// An open file on its way to the driver of another core. Holds the descriptor, not the file: that
+/// is closed when the core that opened it closes it.
+#[derive(Clone)]
+pub struct SharedFile {
+    fd: Arc<OwnedFd>,
+    direct: Option<DirectAlign>,
+}
+
+impl fmt::Debug for SharedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedFile({:?})", self.fd)
+    }
+}
+
 struct Slot {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
+    /// This core opened it, so its closing closes it for all.
+    opened_here: bool,
     in_flight: u32,
     closing: Option<Closer>,
     direct: Option<DirectAlign>,
@@ -40,14 +59,52 @@ fn index(file: FileId) -> usize {
     file.0 as usize
 }
 
+impl Slot {
+    fn close(self) {
+        // U5: the others' descriptors stay, but lead nowhere. A core that looks for news seldom
+        // would hold file and lock otherwise.
+        if self.opened_here && Arc::strong_count(&self.fd) > 1 {
+            hollow_out(&self.fd);
+        }
+    }
+}
+
+/// Lets a descriptor that others hold go on without its file: every operation on it fails.
+fn hollow_out(fd: &OwnedFd) {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    // Without a free descriptor the file stays open until the others let go of it.
+    let Ok(nowhere) = rustix::fs::open("/", flags, Mode::empty()) else { return };
+    // SAFETY: both descriptors are open and ours; `fd` goes on being owned by whoever holds it.
+    unsafe { libc::dup3(nowhere.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
+}
+
 impl Table {
     pub(crate) fn insert(&mut self, fd: OwnedFd, direct: Option<DirectAlign>) -> FileId {
-        let slot = self.0.insert(Slot { fd, in_flight: 0, closing: None, direct });
-        FileId(u32::try_from(slot).expect("fewer than 2^32 open files"))
+        self.take_in(Arc::new(fd), direct, true)
+    }
+
+    /// Takes over a file that another core has shared.
+    pub(crate) fn adopt(&mut self, shared: &SharedFile) -> FileId {
+        self.take_in(shared.fd.clone(), shared.direct, false)
+    }
+
+    fn take_in(
+        &mut self,
+        fd: Arc<OwnedFd>,
+        direct: Option<DirectAlign>,
+        opened_here: bool,
+    ) -> FileId {
+        let slot = Slot { fd, opened_here, in_flight: 0, closing: None, direct };
+        FileId(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 open files"))
     }
 
     pub(crate) fn get(&self, file: FileId) -> Option<&OwnedFd> {
-        self.0.get(index(file)).filter(|s| s.closing.is_none()).map(|s| &s.fd)
+        self.0.get(index(file)).filter(|s| s.closing.is_none()).map(|s| &*s.fd)
+    }
+
+    pub(crate) fn share(&self, file: FileId) -> Option<SharedFile> {
+        let slot = self.0.get(index(file)).filter(|s| s.closing.is_none())?;
+        Some(SharedFile { fd: slot.fd.clone(), direct: slot.direct })
     }
 
     /// The descriptor of a file on which a request is in flight.
@@ -70,7 +127,10 @@ impl Table {
         if slot.in_flight > 0 || slot.closing.is_none() {
             return None;
         }
-        self.0.remove(index(file)).closing.flatten()
+        let mut slot = self.0.remove(index(file));
+        let closer = slot.closing.take().flatten();
+        slot.close();
+        closer
     }
 
     /// U3: closes now, or when the last request has ended.
@@ -79,12 +139,12 @@ impl Table {
             return Close::NoSuchFile;
         };
         if slot.in_flight == 0 {
-            self.0.remove(index(file));
+            self.0.remove(index(file)).close();
             return Close::Done;
         }
         slot.closing = Some(closer);
         // Ends what waits on a socket; a file says ENOTSOCK and its requests end by themselves.
-        let _ = shutdown(&slot.fd, Shutdown::Both);
+        let _ = shutdown(&*slot.fd, Shutdown::Both);
         Close::Later
     }
 }

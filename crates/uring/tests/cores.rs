@@ -173,9 +173,8 @@ fn a_bio_for_what_is_not_exported_any_more_fails_and_reaches_no_other_device() {
         enter(0, &mailboxes).block_on(async move {
             let late = read(&remote(old), Class::Normal, Sector(0), Buf::alloc(512).into()).await;
             assert_eq!(late, Err(Status::NoDevice));
-            let dev = Rc::new(remote(new));
-            read(&*dev, Class::Normal, Sector(0), Buf::alloc(512).into()).await.unwrap();
-            dev.as_base().unwrap().quiesced().await;
+            let dev = remote(new);
+            read(&dev, Class::Normal, Sector(0), Buf::alloc(512).into()).await.unwrap();
             post(CoreId(1), Msg::Call(Box::new(move || stop.store(true, Ordering::Relaxed))));
         });
     });

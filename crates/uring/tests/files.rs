@@ -379,3 +379,42 @@ fn a_core_that_ends_leaves_no_descriptor_open() {
     }
     assert_eq!(open_descriptors(), before);
 }
+
+#[test]
+fn a_shared_file_serves_another_core_until_the_core_that_opened_it_closes_it() {
+    let folder = Folder::on_disk();
+    let path = folder.path("disk");
+    on_core(async move |files| {
+        let opened = files.open_path(&path, new_file(1 << 20)).unwrap();
+        let here = Leaf::new("here", opened.file, opened.limits.clone());
+        let shared = files.share(opened.file).unwrap();
+        let (closed, wait_closed) = std::sync::mpsc::channel();
+        let (written, wait_written) = std::sync::mpsc::channel();
+        let limits = opened.limits;
+        let thread = std::thread::Builder::new();
+        let there = thread.spawn(move || {
+            on_core(async move |files| {
+                let there = Leaf::new("there", files.adopt(&shared), limits);
+                let data = buf(8192, 7);
+                write(&there, Flags::FUA, CLASS, Sector(16), data).await.unwrap();
+                written.send(()).unwrap();
+                wait_closed.recv().unwrap();
+                let late = write(&there, Flags::empty(), CLASS, Sector(0), buf(512, 1)).await;
+                assert_eq!(late, Err(Status::Io));
+                files.close(there.file());
+            });
+        });
+        let there = there.unwrap();
+        wait_written.recv().unwrap();
+        let back = Bufs::from(Buf::alloc(8192));
+        read(&here, CLASS, Sector(16), back.clone()).await.unwrap();
+        assert_eq!(to_vec(&back), bytes(8192, 7));
+        files.close(here.file());
+        assert!(files.share(here.file()).is_none());
+        // The other core has its descriptor still, but the lock is free.
+        let again = files.open_path(&path, OpenOptions::default()).unwrap();
+        closed.send(()).unwrap();
+        there.join().unwrap();
+        files.close(again.file);
+    });
+}

@@ -24,8 +24,10 @@ qemu-storage-daemon | qemu-system-common qemu-utils   | bench-nbd: a peer to com
 nbdcopy             | libnbd-bin                      | end-to-end tests: a real NBD client
 nbdinfo             | libnbd-bin                      | end-to-end tests: what an export offers
 nbdkit              | nbdkit                          | bench-nbd: a peer to compare with
-fusermount3         | fuse3                           | FUSE export
+fusermount3         | fuse3                           | FUSE export for others than root
+losetup             | mount util-linux                | end-to-end tests: block devices out of files
 mkfs.ext4           | e2fsprogs                       | file systems on our devices
+mkfs.xfs            | xfsprogs                        | file systems on our devices
 curl                | curl                            | control API, as anyone would use it
 jq                  | jq                              | reading JSON in scripts
 python3             | python3                         | scripted protocol clients in tests

@@ -110,7 +110,8 @@ RUN_DIR/control.sock takes HTTP (docs/api.md), RUN_DIR/nbd.sock takes NBD.
 Examples:
   millpond daemon --run-dir /tmp/pond
   millpond daemon --config /etc/millpond.toml
-  millpond daemon --nbd 127.0.0.1:10809 --default-export wc")]
+  millpond daemon --nbd 127.0.0.1:10809 --default-export wc
+  millpond daemon --fuse /srv/pond")]
 pub(crate) struct DaemonArgs {
     /// Create these devices at start (TOML, docs/config.md); options given here win
     #[arg(long, value_name = "FILE")]
@@ -128,6 +129,10 @@ pub(crate) struct ServeArgs {
     /// port controls the daemon
     #[arg(long, value_name = "ADDR")]
     pub(crate) http: Option<String>,
+    /// Show the devices as files below DIR, an empty directory: `DIR/dev/mapper/NAME`, and their
+    /// attributes below `DIR/sys/block/NAME`. Only the daemon's user may use them
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fuse: Option<PathBuf>,
     /// Let TCP addresses be other than loopback. There is no encryption and no password
     #[arg(long)]
     pub(crate) allow_remote: bool,
@@ -142,8 +147,8 @@ pub(crate) struct ServeArgs {
 /// Run a command with a device of its own
 ///
 /// Makes the device in a daemon of its own, sets MILLPOND_URI, MILLPOND_SOCKET and
-/// MILLPOND_RUN_DIR, runs the command, shuts down cleanly (everything written is on the disks) and
-/// exits with the command's status.
+/// MILLPOND_RUN_DIR (with --fuse MILLPOND_DEVICE, too), runs the command, shuts down cleanly
+/// (everything written is on the disks) and exits with the command's status.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("source").required(true).args(["table", "table_file"]),
@@ -151,6 +156,8 @@ pub(crate) struct ServeArgs {
 Examples:
   millpond run --table '0 131072 linear mem:64M 0' -- sh -c 'nbdinfo \"$MILLPOND_URI\"'
   millpond run --table-file wc.table -- sh -c 'qemu-img convert disk.qcow2 \"$MILLPOND_URI\"'
+  millpond run --table '0 131072 linear mem:64M 0' --fuse /mnt -- \\
+      sh -c 'mkfs.ext4 \"$MILLPOND_DEVICE\"'
 
 Exit codes: the command's; 128+N if signal N ended it; 1 if the device could not be made."
 )]
@@ -160,6 +167,9 @@ pub(crate) struct RunArgs {
     /// Name of the device
     #[arg(long, default_value = "pond")]
     pub(crate) name: String,
+    /// Show the device as a file, too, below DIR, an empty directory; MILLPOND_DEVICE is its path
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fuse: Option<PathBuf>,
     /// The command and its arguments
     #[arg(required = true, last = true, value_name = "CMD")]
     pub(crate) command: Vec<std::ffi::OsString>,

@@ -34,6 +34,7 @@ struct File {
     #[serde(default)]
     nbd: Vec<String>,
     http: Option<String>,
+    fuse: Option<PathBuf>,
     #[serde(default)]
     allow_remote: bool,
     cores: Option<u32>,
@@ -68,6 +69,7 @@ impl Config {
         self.serve = ServeArgs {
             nbd: if given.nbd.is_empty() { file.nbd } else { given.nbd },
             http: given.http.or(file.http),
+            fuse: given.fuse.or(file.fuse),
             allow_remote: given.allow_remote || file.allow_remote,
             cores: given.cores.or(file.cores),
             default_export: given.default_export.or(file.default_export),
@@ -98,6 +100,8 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
     let serve = ServeArgs {
         nbd: file.nbd,
         http: file.http,
+        // As paths in tables: relative to the file.
+        fuse: file.fuse.map(|dir| base.join(dir)),
         allow_remote: file.allow_remote,
         cores: file.cores,
         default_export: file.default_export,
@@ -149,8 +153,10 @@ mod tests {
     #[test]
     fn the_command_line_wins_over_the_file() {
         let given = ServeArgs { http: Some("unix:/a".into()), ..ServeArgs::default() };
-        let config = read("nbd = ['unix:/n']\nhttp = 'unix:/b'").unwrap().with_options(given);
+        let file = "nbd = ['unix:/n']\nhttp = 'unix:/b'\nfuse = 'pond'";
+        let config = read(file).unwrap().with_options(given);
         assert_eq!(config.serve.http.as_deref(), Some("unix:/a"));
+        assert_eq!(config.serve.fuse.as_deref(), Some(Path::new("/etc/pond")));
         assert_eq!(config.serve.nbd, ["unix:/n"]);
     }
 

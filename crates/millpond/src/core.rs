@@ -28,6 +28,7 @@ thread_local! {
 }
 
 /// The core as the control path has it.
+#[derive(Clone)]
 pub(crate) struct Core(Sender);
 
 /// The core's thread; a panic there has ended the process before anybody could join it.
@@ -66,6 +67,14 @@ impl Core {
             });
         })?;
         answer.await.map_err(|_| Failure::new(ErrorKind::Busy, "the daemon is shutting down"))
+    }
+
+    /// Runs `f` on the core, after what was posted before, without an answer.
+    pub(crate) fn post(&self, f: impl FnOnce(&Rc<Engine>) + Send + 'static) -> Result<(), Failure> {
+        self.0.call(move || {
+            f(&ENGINE.with_borrow(Clone::clone).expect("set before the first call"));
+        })?;
+        Ok(())
     }
 
     /// Lets the core's thread end.

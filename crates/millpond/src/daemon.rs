@@ -2,12 +2,15 @@
 //! The daemon: starts everything in order, and ends it in order.
 //!
 //! ```text
-//!   start   lock · core · NBD sockets · devices of the config · control socket · serve · ready
-//!   stop    no new clients · requests end · devices settle · answers leave · core ends
+//!   start   lock · core · NBD sockets · devices of the config · control socket · FUSE mount ·
+//!           serve · ready
+//!   stop    no new clients · files' requests end, unmount · requests end · devices settle ·
+//!           answers leave · core ends
 //! ```
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::ErrorKind;
 use control::{Failure, api};
@@ -20,11 +23,17 @@ use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig};
 use crate::core::{Core, CoreThread};
 use crate::engine::Engine;
+use crate::fuse::Fuse;
 use crate::http::{Connections, Listener, State, serve};
 use crate::rundir::{Lock, RunDir, refused};
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
 const EXIT_INTERRUPTED: i32 = 130;
+
+/// Time for requests to files to end at shutdown, as for those of NBD.
+const FILES_DRAIN: Duration = Duration::from_secs(30);
+/// The same when a device is suspended: what waits for it can't end.
+const FILES_DRAIN_SUSPENDED: Duration = Duration::from_secs(1);
 
 /// A daemon at work.
 #[derive(Debug)]
@@ -36,6 +45,7 @@ pub(crate) struct Daemon {
     connections: Connections,
     thread: CoreThread,
     sockets: Vec<PathBuf>,
+    fuse: Option<Fuse>,
     _lock: Lock,
 }
 
@@ -64,6 +74,10 @@ impl Daemon {
         let sockets = unix_paths(nbd.iter().chain(&http));
         let listeners: Vec<Listener> =
             http.iter().map(Listener::bind).collect::<Result<_, Failure>>()?;
+        let fuse = match &options.fuse {
+            Some(dir) => Some(Fuse::start(dir, &core)?),
+            None => None,
+        };
         let (closing, closed) = watch::channel(false);
         let version = api::Version {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -79,12 +93,20 @@ impl Daemon {
         }
         state.core.call(async move |e: Rc<Engine>| e.serve(&files)).await?;
         let run_dir = run_dir.clone();
-        Ok(Daemon { run_dir, nbd, state, closing, connections, thread, sockets, _lock: lock })
+        Ok(Daemon { run_dir, nbd, state, closing, connections, thread, sockets, fuse, _lock: lock })
+    }
+
+    /// Where the devices are as files.
+    pub(crate) fn fuse_dir(&self) -> Option<&Path> {
+        self.fuse.as_ref().map(Fuse::dir)
     }
 
     /// Ends clients' requests, settles every device, and ends. Fails when one did not settle.
-    pub(crate) async fn stop(self) -> Result<(), Failure> {
+    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
         let _ = self.closing.send(true); // the state holds a receiver
+        if let Some(fuse) = self.fuse.take() {
+            self.unmount(fuse).await?;
+        }
         let failures = self.state.core.call(async |e: Rc<Engine>| e.shutdown().await).await?;
         for failure in &failures {
             tracing::error!(error = %failure, "a device did not settle");
@@ -98,14 +120,25 @@ impl Daemon {
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
+    async fn unmount(&self, fuse: Fuse) -> Result<(), Failure> {
+        let devices = self.state.core.call(async |e: Rc<Engine>| e.devices()).await?;
+        let suspended = devices.iter().any(|d| d.suspended);
+        let patience = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
+        // It waits for threads, so not here.
+        let stopped = tokio::task::spawn_blocking(move || fuse.stop(patience)).await;
+        stopped.map_err(|e| Failure::new(ErrorKind::Io, format!("unmounting: {e}")))
+    }
+
     /// One line that says that it is ready, and where.
     fn ready_line(&self) -> String {
         let nbd: Vec<String> = self.nbd.iter().map(|a| format!(" nbd={a}")).collect();
+        let fuse = self.fuse_dir().map(|dir| format!(" fuse={}", dir.display()));
         format!(
-            "millpond: ready pid={} run_dir={}{}",
+            "millpond: ready pid={} run_dir={}{}{}",
             std::process::id(),
             self.run_dir.path().display(),
-            nbd.concat()
+            nbd.concat(),
+            fuse.unwrap_or_default()
         )
     }
 }

@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::cli::RunArgs;
+use crate::cli::{RunArgs, ServeArgs};
 use crate::config::{Config, DeviceConfig};
 use crate::daemon::Daemon;
 use crate::rundir::{RunDir, refused};
@@ -56,11 +56,13 @@ pub(crate) async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Fa
     let file = args.table.table_file.as_ref();
     let place = file.map_or_else(|| "--table".into(), |f| format!("--table-file {}", f.display()));
     let device = DeviceConfig { place, name: args.name.clone(), uuid: None, table };
-    let config = Config { devices: vec![device], ..Config::default() };
+    let serve = ServeArgs { fuse: args.fuse.clone(), ..ServeArgs::default() };
+    let config = Config { devices: vec![device], serve };
     // Before the command starts, so that none gets lost.
     let signals = Signals::new()?;
     let daemon = Daemon::start(&run_dir, config).await?;
-    let exit = match spawn(args, &run_dir) {
+    let file = daemon.fuse_dir().map(|dir| dir.join("dev").join(dm::mangle(&args.name)));
+    let exit = match spawn(args, &run_dir, file.as_deref()) {
         Ok(child) => exit_code(wait(child, signals).await?),
         Err((code, failure)) => {
             eprintln!("millpond: run: {failure}");
@@ -71,10 +73,11 @@ pub(crate) async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Fa
     Ok(exit)
 }
 
-fn spawn(args: &RunArgs, run_dir: &RunDir) -> Result<Child, (u8, Failure)> {
+fn spawn(args: &RunArgs, run_dir: &RunDir, device: Option<&Path>) -> Result<Child, (u8, Failure)> {
     let (program, rest) = args.command.split_first().expect("clap requires one");
     Command::new(program)
         .args(rest)
+        .envs(device.map(|path| ("MILLPOND_DEVICE", path)))
         .env("MILLPOND_RUN_DIR", run_dir.path())
         .env("MILLPOND_SOCKET", run_dir.nbd())
         .env("MILLPOND_URI", uri(&args.name, &run_dir.nbd()))

@@ -23,6 +23,7 @@ mod daemon;
 mod embed;
 mod engine;
 mod exports;
+mod fuse;
 #[cfg(test)]
 mod help_tests;
 mod http;
@@ -33,6 +34,7 @@ mod patience;
 mod progress;
 mod routes;
 mod rundir;
+mod sysfs;
 mod targets;
 mod verbs;
 

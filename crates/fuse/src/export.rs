@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! An export: a mount, the threads that serve it, and its orderly end.
+use std::fmt;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use block::Error;
+use fuser::{BackgroundSession, Config, Session, SessionACL};
+
+use crate::budget::Budget;
+use crate::fs::{Fs, Shared};
+use crate::host::Host;
+use crate::mount::{self, How};
+
+/// Bounds of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Threads that take requests from the kernel.
+    pub threads: usize,
+    /// Longest read or write, bytes. Kernels allow 1 MiB (`fs.fuse.max_pages_limit`); what is
+    /// longer comes in pieces.
+    pub request_bytes_max: u32,
+    /// Requests in flight; beyond it nothing more is taken from the kernel.
+    pub requests_max: usize,
+    /// Data of all requests in flight, bytes.
+    pub bytes_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { threads: 4, request_bytes_max: 1 << 20, requests_max: 1024, bytes_max: 256 << 20 }
+    }
+}
+
+/// How an export ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Devices that were open still: their users get errors from now on.
+    pub open_files: usize,
+    /// Requests that did not end in time; they are never answered.
+    pub requests: usize,
+    /// Whether it was unmounted under somebody who uses it.
+    pub lazily: bool,
+}
+
+/// A mounted tree of devices. Dropped, it is unmounted at once; [`Export::stop`] is the polite way.
+pub struct Export {
+    dir: PathBuf,
+    /// None before it is served and after it was stopped.
+    session: Option<BackgroundSession>,
+    mounted: bool,
+    shared: Arc<Shared>,
+}
+
+impl Export {
+    /// Mounts at `dir` and serves. Only the caller's user may use it.
+    pub fn start(dir: &Path, host: Arc<dyn Host>, options: Options) -> Result<Export, Error> {
+        let dir = mount::prepare(dir)?;
+        let shared = Arc::new(Shared {
+            budget: Budget::new(options.requests_max, options.bytes_max),
+            open_files: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+        });
+        let fs = Fs::new(host, shared.clone(), options.request_bytes_max);
+        let mut config = Config::default();
+        config.n_threads = Some(options.threads);
+        config.acl = SessionACL::Owner;
+        // A descriptor of its own for each thread, where the device can be opened once more.
+        config.clone_fd = OpenOptions::new().read(true).write(true).open(mount::DEVICE).is_ok();
+        let device = mount::mount(&dir)?;
+        // From here on dropping it unmounts.
+        let mut export = Export { dir, session: None, mounted: true, shared };
+        let served = Session::from_fd(fs, device, config.acl, config).and_then(Session::spawn);
+        let failed = |e| mount::refused(&e, format!("--fuse {}", export.dir.display()));
+        export.session = Some(served.map_err(failed)?);
+        Ok(export)
+    }
+
+    /// Where it is mounted: absolute, without links.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Refuses new requests, waits for those in flight (at most for `patience`), and unmounts.
+    /// Blocks; the threads that serve devices have to run meanwhile.
+    pub fn stop(mut self, patience: Duration) -> Stopped {
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.budget.close();
+        let requests = self.shared.budget.drained(patience);
+        let open_files = self.shared.open_files.load(Ordering::Acquire);
+        let mut stopped = Stopped { open_files, requests, lazily: false };
+        let session = self.session.take().expect("an export that has started has one");
+        self.mounted = false;
+        if session.guard.is_finished() {
+            return stopped; // somebody has unmounted it
+        }
+        stopped.lazily = mount::unmount(&self.dir, How::IfUnused).is_err();
+        if stopped.lazily {
+            // As long as a file is open the threads go on, until the process ends.
+            let _ = mount::unmount(&self.dir, How::Lazily);
+        } else {
+            let _ = session.join(); // nothing is mounted any more: nothing can be done about it
+        }
+        stopped
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // When the threads have ended, somebody has unmounted it.
+        let ended = self.session.as_ref().is_some_and(|s| s.guard.is_finished());
+        if self.mounted && !ended {
+            let _ = mount::unmount(&self.dir, How::Lazily);
+        }
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Export({})", self.dir.display())
+    }
+}

@@ -1,0 +1,642 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel's calls: names and attributes are answered here, I/O goes to the host as jobs.
+use std::ffi::OsStr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use block::{Buf, ErrorKind};
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+use rustix::fs::{FallocateFlags, OFlags};
+
+use crate::attribute::{self, At};
+use crate::budget::{Budget, Permit};
+use crate::handle::{Handle, Item, Opens};
+use crate::host::{Device, DeviceId, Host};
+use crate::inode::{Inodes, Node};
+use crate::job::{Job, Work};
+
+/// F4: the kernel asks again every time.
+const NO_TIME: Duration = Duration::ZERO;
+/// What sysfs shows as the size of every attribute, and the longest value it takes.
+const ATTRIBUTE_BYTES: u64 = 4096;
+/// Number of an entry whose inode the kernel does not know yet; libfuse gives the same.
+const UNKNOWN_INODE: u64 = 0xffff_ffff;
+/// What the kernel may have in the background: asynchronous direct I/O is. Its default, 12, would
+/// bound the queue depth.
+const BACKGROUND_MAX: u16 = 512;
+/// What `stat` gives as the best size of a request, and `statfs` as the size of a block.
+const BLOCK_BYTES: u32 = 4096;
+/// `lseek`'s numbers.
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+/// What the threads of one mount and its owner share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) budget: Arc<Budget>,
+    /// Devices that are open now.
+    pub(crate) open_files: AtomicUsize,
+    /// Nothing is opened any more.
+    pub(crate) closing: AtomicBool,
+}
+
+/// The tree of one mount.
+pub(crate) struct Fs {
+    host: Arc<dyn Host>,
+    shared: Arc<Shared>,
+    inodes: Mutex<Inodes>,
+    texts: Opens<Text>,
+    folders: Opens<Vec<Item>>,
+    request_bytes_max: u32,
+    owner: (u32, u32),
+    mounted: SystemTime,
+}
+
+/// An open attribute, and what it showed when it was last read from the beginning.
+#[derive(Debug)]
+struct Text {
+    device: DeviceId,
+    path: String,
+    shown: String,
+}
+
+/// What the tree has at a node now.
+enum Found {
+    Folder,
+    Text { writable: bool },
+    Device(Device),
+}
+
+impl Fs {
+    pub(crate) fn new(host: Arc<dyn Host>, shared: Arc<Shared>, request_bytes_max: u32) -> Fs {
+        #[expect(clippy::disallowed_methods, reason = "the time that stat shows")]
+        let mounted = SystemTime::now();
+        let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+        Fs {
+            host,
+            shared,
+            inodes: Mutex::new(Inodes::new()),
+            texts: Opens::new(),
+            folders: Opens::new(),
+            request_bytes_max,
+            owner: (uid.as_raw(), gid.as_raw()),
+            mounted,
+        }
+    }
+
+    fn inodes(&self) -> MutexGuard<'_, Inodes> {
+        // Nothing under the lock can leave the table half changed.
+        self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
+        self.inodes().node(ino.0).ok_or(Errno::ENOENT)
+    }
+
+    /// What is at `node` now.
+    fn find(&self, node: &Node) -> Result<Found, Errno> {
+        match node {
+            Node::Root | Node::Dev | Node::Mapper | Node::Sys | Node::Block => Ok(Found::Folder),
+            Node::Device(id) => self.host.device(*id).map(Found::Device).ok_or(Errno::ENOENT),
+            Node::Attribute(id, path) if path.is_empty() => {
+                self.host.device(*id).map(|_| Found::Folder).ok_or(Errno::ENOENT)
+            }
+            Node::Attribute(id, path) => {
+                match attribute::at(&self.host.attributes(*id), path).ok_or(Errno::ENOENT)? {
+                    At::Folder => Ok(Found::Folder),
+                    At::Text { writable } => Ok(Found::Text { writable }),
+                }
+            }
+        }
+    }
+
+    /// The node that `name` is in the folder `parent`.
+    fn child(&self, parent: &Node, name: &str) -> Result<Node, Errno> {
+        let device = |mapped: bool| {
+            let found = self.host.find(name).filter(|d| d.mapped || !mapped);
+            found.map(|d| d.id).ok_or(Errno::ENOENT)
+        };
+        match (parent, name) {
+            (Node::Root, "dev") => Ok(Node::Dev),
+            (Node::Root, "sys") => Ok(Node::Sys),
+            (Node::Sys, "block") => Ok(Node::Block),
+            (Node::Dev, "mapper") => Ok(Node::Mapper),
+            (Node::Dev, _) => Ok(Node::Device(device(false)?)),
+            (Node::Mapper, _) => Ok(Node::Device(device(true)?)),
+            (Node::Block, _) => Ok(Node::Attribute(device(false)?, String::new())),
+            (Node::Attribute(id, path), _) => Ok(Node::Attribute(*id, attribute::join(path, name))),
+            (Node::Root | Node::Sys | Node::Device(_), _) => Err(Errno::ENOENT),
+        }
+    }
+
+    /// What a folder holds now.
+    fn list(&self, node: &Node) -> Result<Vec<Item>, Errno> {
+        let folder = |node, name: &str| Item { node, folder: true, name: name.to_owned() };
+        let device =
+            |d: Device| Item { node: Node::Device(d.id), folder: false, name: d.file_name };
+        Ok(match node {
+            Node::Root => vec![folder(Node::Dev, "dev"), folder(Node::Sys, "sys")],
+            Node::Sys => vec![folder(Node::Block, "block")],
+            Node::Dev => {
+                let devices = self.host.devices().into_iter().map(device);
+                // A device of this name is reached below `mapper` only.
+                let devices = devices.filter(|d| d.name != "mapper");
+                std::iter::once(folder(Node::Mapper, "mapper")).chain(devices).collect()
+            }
+            Node::Mapper => {
+                self.host.devices().into_iter().filter(|d| d.mapped).map(device).collect()
+            }
+            Node::Block => {
+                let of = |d: Device| folder(Node::Attribute(d.id, String::new()), &d.file_name);
+                self.host.devices().into_iter().map(of).collect()
+            }
+            Node::Attribute(id, path) => {
+                let item = |(name, folder): (String, bool)| {
+                    let node = Node::Attribute(*id, attribute::join(path, &name));
+                    Item { node, folder, name }
+                };
+                let all = self.host.attributes(*id);
+                attribute::list(&all, path).into_iter().map(item).collect()
+            }
+            Node::Device(_) => return Err(Errno::ENOTDIR),
+        })
+    }
+
+    fn parent(&self, node: &Node) -> Node {
+        match node {
+            Node::Root | Node::Dev | Node::Sys => Node::Root,
+            Node::Mapper | Node::Device(_) => Node::Dev,
+            Node::Block => Node::Sys,
+            Node::Attribute(id, path) => attribute::parent(path)
+                .map_or(Node::Block, |up| Node::Attribute(*id, up.to_owned())),
+        }
+    }
+
+    fn attr(&self, ino: u64, found: &Found) -> FileAttr {
+        let (kind, perm, nlink, size) = match found {
+            Found::Folder => (FileType::Directory, 0o555, 2, 0),
+            Found::Text { writable } => {
+                let perm = if *writable { 0o644 } else { 0o444 };
+                (FileType::RegularFile, perm, 1, ATTRIBUTE_BYTES)
+            }
+            Found::Device(d) => {
+                let perm = if d.read_only { 0o400 } else { 0o600 };
+                let nlink = if d.mapped { 2 } else { 1 };
+                (FileType::RegularFile, perm, nlink, d.size_bytes)
+            }
+        };
+        let blocks = if matches!(found, Found::Device(_)) { size / 512 } else { 0 };
+        FileAttr {
+            ino: INodeNo(ino),
+            size,
+            blocks,
+            atime: self.mounted,
+            mtime: self.mounted,
+            ctime: self.mounted,
+            crtime: self.mounted,
+            kind,
+            perm,
+            nlink,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: BLOCK_BYTES,
+            flags: 0,
+        }
+    }
+
+    fn attr_of(&self, ino: INodeNo) -> Result<FileAttr, Errno> {
+        Ok(self.attr(ino.0, &self.find(&self.node(ino)?)?))
+    }
+
+    fn look_up(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
+        let name = name.to_str().ok_or(Errno::ENOENT)?;
+        let node = self.child(&self.node(parent)?, name)?;
+        let found = self.find(&node)?;
+        let ino = self.inodes().look_up(&node);
+        Ok(self.attr(ino, &found))
+    }
+
+    /// What `truncate` and O_TRUNC come to. A device keeps its size; to cut it to nothing is what
+    /// `cp` and `>` ask for, and what they mean is to write from its beginning.
+    fn resize(&self, ino: INodeNo, size: u64) -> Result<(), Errno> {
+        match self.find(&self.node(ino)?)? {
+            Found::Folder => Err(Errno::EISDIR),
+            Found::Text { .. } => Ok(()),
+            Found::Device(d) if size == 0 || size == d.size_bytes => Ok(()),
+            Found::Device(_) => Err(Errno::EINVAL),
+        }
+    }
+
+    fn open_file(&self, ino: INodeNo, flags: OpenFlags) -> Result<(Handle, FopenFlags), Errno> {
+        if self.shared.closing.load(Ordering::Acquire) {
+            return Err(Errno::ESHUTDOWN);
+        }
+        let node = self.node(ino)?;
+        let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
+        match (self.find(&node)?, node) {
+            (Found::Device(d), _) => {
+                if writes && d.read_only {
+                    return Err(Errno::EROFS);
+                }
+                let open = self.host.open(d.id).map_err(|e| file_errno(e.kind()))?;
+                self.shared.open_files.fetch_add(1, Ordering::AcqRel);
+                // Closing a file makes nothing durable, as with a block device.
+                let how = FopenFlags::FOPEN_DIRECT_IO
+                    | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+                    | FopenFlags::FOPEN_NOFLUSH;
+                Ok((Handle::Device(open), how))
+            }
+            (Found::Text { writable }, Node::Attribute(device, path)) => {
+                if writes && !writable {
+                    return Err(Errno::EACCES);
+                }
+                let number = self.texts.open(Text { device, path, shown: String::new() });
+                let how = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH;
+                Ok((Handle::Text(number), how))
+            }
+            _ => Err(Errno::EISDIR),
+        }
+    }
+
+    /// The part of an attribute's text that a read wants; from the beginning it is the value of
+    /// now, further on that of the last beginning.
+    fn read_text(&self, number: u64, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
+        let mut text = self.texts.get(number).ok_or(Errno::EBADF)?;
+        if offset == 0 {
+            let (device, path) = (text.device, text.path.clone());
+            let read = self.host.read_attribute(device, &path);
+            let mut shown = read.map_err(|e| attribute_errno(e.kind()))?;
+            if !shown.ends_with('\n') {
+                shown.push('\n');
+            }
+            self.texts.replace(number, Text { device, path, shown });
+            text = self.texts.get(number).ok_or(Errno::EBADF)?;
+        }
+        let bytes = text.shown.as_bytes();
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        let to = from.saturating_add(size as usize).min(bytes.len());
+        Ok(bytes[from..to].to_vec())
+    }
+
+    fn write_text(&self, number: u64, data: &[u8]) -> Result<u32, Errno> {
+        let text = self.texts.get(number).ok_or(Errno::EBADF)?;
+        let len = u32::try_from(data.len()).ok().filter(|l| u64::from(*l) <= ATTRIBUTE_BYTES);
+        let value = attribute::value(data).ok_or(Errno::EINVAL)?;
+        let len = len.ok_or(Errno::EINVAL)?;
+        let set = self.host.write_attribute(text.device, &text.path, value);
+        set.map_err(|e| attribute_errno(e.kind()))?;
+        Ok(len)
+    }
+
+    /// F1: counts a request that is to hold `bytes` of data, or waits until it can.
+    fn admit(&self, bytes: usize) -> Result<Permit, Errno> {
+        self.shared.budget.admit(bytes).ok_or(Errno::ESHUTDOWN)
+    }
+}
+
+/// The errno of a file that can't be opened.
+fn file_errno(kind: ErrorKind) -> Errno {
+    if kind == ErrorKind::NotFound { Errno::ENOENT } else { Errno::from_i32(kind.errno()) }
+}
+
+/// The errno of an attribute that can't be read or set.
+fn attribute_errno(kind: ErrorKind) -> Errno {
+    file_errno(kind)
+}
+
+impl Filesystem for Fs {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        for wanted in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_PARALLEL_DIROPS] {
+            // A kernel without it works all the same, slower.
+            let _ = config.add_capabilities(wanted);
+        }
+        config.set_max_write(self.request_bytes_max).map_err(|nearest| {
+            std::io::Error::other(format!("request size refused: the nearest is {nearest}"))
+        })?;
+        config.set_max_background(BACKGROUND_MAX).map_err(|nearest| {
+            std::io::Error::other(format!("background refused: the nearest is {nearest}"))
+        })?;
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.look_up(parent, name) {
+            Ok(attr) => reply.entry(&NO_TIME, &attr, Generation(0)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
+        self.inodes().forget(ino.0, lookups);
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attr_of(ino) {
+            Ok(attr) => reply.attr(&NO_TIME, &attr),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        _: Option<TimeOrNow>,
+        _: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let done = if mode.is_some() || uid.is_some() || gid.is_some() {
+            Err(Errno::EPERM)
+        } else {
+            size.map_or(Ok(()), |size| self.resize(ino, size)).and_then(|()| self.attr_of(ino))
+        };
+        match done {
+            Ok(attr) => reply.attr(&NO_TIME, &attr),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.open_file(ino, flags) {
+            Ok((handle, how)) => reply.opened(FileHandle(handle.encode()), how),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match Handle::decode(fh.0) {
+            Some(Handle::Device(open)) => match self.admit(size as usize) {
+                Ok(permit) => {
+                    let work = Work::Read { offset, len: size, reply };
+                    self.host.run(open, Job::new(work, permit));
+                }
+                Err(e) => reply.error(e),
+            },
+            Some(Handle::Text(number)) => match self.read_text(number, offset, size) {
+                Ok(text) => reply.data(&text),
+                Err(e) => reply.error(e),
+            },
+            Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match Handle::decode(fh.0) {
+            Some(Handle::Device(_)) if data.is_empty() => reply.written(0),
+            Some(Handle::Device(open)) => match self.admit(data.len()) {
+                Ok(permit) => {
+                    // The kernel gives O_DSYNC here for O_SYNC and RWF_DSYNC, too.
+                    let fua = flags.0.cast_unsigned() & OFlags::DSYNC.bits() != 0;
+                    let data = Buf::copy_of(data);
+                    let work = Work::Write { offset, data, fua, reply };
+                    self.host.run(open, Job::new(work, permit));
+                }
+                Err(e) => reply.error(e),
+            },
+            Some(Handle::Text(number)) => match self.write_text(number, data) {
+                Ok(written) => reply.written(written),
+                Err(e) => reply.error(e),
+            },
+            Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {
+        match Handle::decode(fh.0) {
+            Some(Handle::Device(open)) => match self.admit(0) {
+                Ok(permit) => self.host.run(open, Job::new(Work::Flush { reply }, permit)),
+                Err(e) => reply.error(e),
+            },
+            Some(Handle::Text(_)) => reply.error(Errno::EINVAL),
+            Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(Handle::Device(open)) = Handle::decode(fh.0) else {
+            return reply.error(Errno::EOPNOTSUPP);
+        };
+        // What block devices know: a range is there already, so there is nothing to allocate.
+        let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
+        let keep = FallocateFlags::KEEP_SIZE;
+        let unmap = if mode == FallocateFlags::PUNCH_HOLE | keep {
+            true
+        } else if mode - keep == FallocateFlags::ZERO_RANGE {
+            false
+        } else {
+            return reply.error(Errno::EOPNOTSUPP);
+        };
+        match self.admit(0) {
+            Ok(permit) => {
+                let work = Work::Zero { offset, len: length, unmap, reply };
+                self.host.run(open, Job::new(work, permit));
+            }
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn lseek(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let size = match self.attr_of(ino) {
+            Ok(attr) => i64::try_from(attr.size).unwrap_or(i64::MAX),
+            Err(e) => return reply.error(e),
+        };
+        match whence {
+            SEEK_DATA | SEEK_HOLE if offset < 0 || offset >= size => reply.error(Errno::ENXIO),
+            SEEK_DATA => reply.offset(offset),
+            SEEK_HOLE => reply.offset(size),
+            _ => reply.error(Errno::EINVAL),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        match Handle::decode(fh.0) {
+            Some(Handle::Device(open)) => {
+                self.host.close(open);
+                self.shared.open_files.fetch_sub(1, Ordering::AcqRel);
+            }
+            Some(Handle::Text(number)) => self.texts.close(number),
+            Some(Handle::Folder(_)) | None => {}
+        }
+        reply.ok();
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let handle = Handle::Folder(self.folders.open(Vec::new()));
+        reply.opened(FileHandle(handle.encode()), FopenFlags::empty());
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let Some(Handle::Folder(number)) = Handle::decode(fh.0) else {
+            return reply.error(Errno::EBADF);
+        };
+        if offset == 0 {
+            let listed = self.node(ino).and_then(|node| {
+                let dot = |node, name: &str| Item { node, folder: true, name: name.to_owned() };
+                let mut items = vec![dot(node.clone(), "."), dot(self.parent(&node), "..")];
+                items.extend(self.list(&node)?);
+                Ok(items)
+            });
+            match listed {
+                Ok(items) => self.folders.replace(number, items),
+                Err(e) => return reply.error(e),
+            }
+        }
+        let Some(items) = self.folders.get(number) else { return reply.error(Errno::EBADF) };
+        let inodes = self.inodes();
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (nth, item) in items.iter().enumerate().skip(from) {
+            let ino = INodeNo(inodes.number(&item.node).unwrap_or(UNKNOWN_INODE));
+            let kind = if item.folder { FileType::Directory } else { FileType::RegularFile };
+            if reply.add(ino, nth as u64 + 1, kind, &item.name) {
+                break;
+            }
+        }
+        drop(inodes);
+        reply.ok();
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        if let Some(Handle::Folder(number)) = Handle::decode(fh.0) {
+            self.folders.close(number);
+        }
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        // Loop devices take the size of a block as the granularity of discards.
+        reply.statfs(0, 0, 0, 0, 0, BLOCK_BYTES, 255, BLOCK_BYTES);
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    // Devices are made by tables, not by files.
+
+    fn create(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: &OsStr,
+        _: u32,
+        _: u32,
+        _: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(Errno::EPERM);
+    }
+
+    fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
+        reply.error(Errno::EPERM);
+    }
+
+    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        reply.error(Errno::EPERM);
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EPERM);
+    }
+
+    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EPERM);
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: &OsStr,
+        _: INodeNo,
+        _: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EPERM);
+    }
+}

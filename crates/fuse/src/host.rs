@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What this room asks of the program: which devices there are, their attributes, and their I/O.
+use block::Error;
+
+use crate::job::Job;
+
+/// A device for as long as it lives; never used again for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceId(pub u64);
+
+/// A device held open by one open file. Less than 2^62.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OpenId(pub u64);
+
+/// A device as a directory shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Which device it is.
+    pub id: DeviceId,
+    /// Name of its file: no slash in it.
+    pub file_name: String,
+    /// Whether it is a mapped device, and shown below `dev/mapper` too.
+    pub mapped: bool,
+    /// Size.
+    pub size_bytes: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// An attribute of a device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attribute {
+    /// Its path below `sys/block/NAME`.
+    pub path: String,
+    /// Whether it can be set.
+    pub writable: bool,
+}
+
+/// The program behind the files. Called on threads of this room; everything but [`Host::run`] may
+/// block for a moment. When the program is ending, nothing is there any more.
+pub trait Host: Send + Sync + 'static {
+    /// All devices, by file name, each name once.
+    fn devices(&self) -> Vec<Device>;
+
+    /// The device whose file has this name.
+    fn find(&self, file_name: &str) -> Option<Device>;
+
+    /// The device, while it is there.
+    fn device(&self, id: DeviceId) -> Option<Device>;
+
+    /// Holds a device open: it can't be removed until [`Host::close`], which is called once.
+    fn open(&self, id: DeviceId) -> Result<OpenId, Error>;
+
+    /// Ends what [`Host::open`] began. No job of it is in flight.
+    fn close(&self, open: OpenId);
+
+    /// Has a job served by the device ([`Job::serve`]) without waiting for it. A job that is
+    /// dropped has failed.
+    fn run(&self, open: OpenId, job: Job);
+
+    /// All attributes of a device.
+    fn attributes(&self, id: DeviceId) -> Vec<Attribute>;
+
+    /// Reads an attribute.
+    fn read_attribute(&self, id: DeviceId, path: &str) -> Result<String, Error>;
+
+    /// Sets an attribute.
+    fn write_attribute(&self, id: DeviceId, path: &str, value: &str) -> Result<(), Error>;
+}

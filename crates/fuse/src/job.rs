@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Job: one request for a device together with its reply, on its way to a core and back.
+use std::fmt;
+
+use block::{BlockDevice, Buf, Status};
+use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+
+use crate::budget::Permit;
+use crate::gate::Gate;
+use crate::serve;
+
+/// What is to be done, and who waits for it.
+pub(crate) enum Work {
+    Read { offset: u64, len: u32, reply: ReplyData },
+    Write { offset: u64, data: Buf, fua: bool, reply: ReplyWrite },
+    Flush { reply: ReplyEmpty },
+    Zero { offset: u64, len: u64, unmap: bool, reply: ReplyEmpty },
+}
+
+/// A request that has been admitted. It is served once; dropped unserved, it fails with EIO.
+#[must_use = "somebody waits for the reply"]
+pub struct Job {
+    work: Work,
+    /// F1: goes after the reply.
+    permit: Permit,
+}
+
+impl Job {
+    pub(crate) fn new(work: Work, permit: Permit) -> Job {
+        Job { work, permit }
+    }
+
+    /// Does the request on `dev`, by bios of the current core, and replies. `gate` is the device's.
+    pub async fn serve(self, dev: &dyn BlockDevice, gate: &Gate) {
+        let Job { work, permit } = self;
+        match work {
+            Work::Read { offset, len, reply } => match serve::read(dev, offset, len).await {
+                Ok(Some(data)) => data.read(|bytes| reply.data(bytes)),
+                Ok(None) => reply.data(&[]),
+                Err(status) => reply.error(errno(status)),
+            },
+            Work::Write { offset, data, fua, reply } => {
+                match serve::write(dev, gate, offset, data, fua).await {
+                    Ok(written) => reply.written(written),
+                    Err(status) => reply.error(errno(status)),
+                }
+            }
+            Work::Flush { reply } => done(reply, serve::flush(dev).await),
+            Work::Zero { offset, len, unmap, reply } => {
+                done(reply, serve::zero(dev, gate, offset, len, unmap).await);
+            }
+        }
+        drop(permit);
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.work {
+            Work::Read { offset, len, .. } => write!(f, "Job(read {offset}+{len})"),
+            Work::Write { offset, data, .. } => write!(f, "Job(write {offset}+{})", data.len()),
+            Work::Flush { .. } => f.write_str("Job(flush)"),
+            Work::Zero { offset, len, .. } => write!(f, "Job(zero {offset}+{len})"),
+        }
+    }
+}
+
+fn errno(status: Status) -> Errno {
+    Errno::from_i32(status.errno())
+}
+
+fn done(reply: ReplyEmpty, outcome: Result<(), Status>) {
+    match outcome {
+        Ok(()) => reply.ok(),
+        Err(status) => reply.error(errno(status)),
+    }
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Devices as files: what the FUSE export asks of us, asked of core 0, which has the devices.
+//!
+//! ```text
+//!   FUSE threads                                 core 0
+//!   names, attributes  ── ask, wait ───────────▶ Face, engine
+//!   a job              ── run, don't wait ─────▶ Workers ── Job::serve ── reply from here
+//! ```
+//!
+//! Invariants
+//! - F1 Core 0 never waits for a FUSE thread: those wait for it.
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::rc::{Rc, Weak};
+use std::sync::{Arc, mpsc};
+
+use block::{BlockDevice, Error};
+use control::Failure;
+use dm::{MappedDevice, Opened};
+use fuse::{Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options};
+use reactor::Workers;
+
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::leaf::OpenLeaf;
+use crate::sysfs;
+
+/// Jobs that are served at a time; what the export has in flight.
+const JOBS_MAX: usize = 1024;
+
+/// A device that files show.
+#[derive(Clone)]
+pub(crate) enum Shown {
+    Mapped(Rc<MappedDevice>),
+    Leaf(Rc<OpenLeaf>),
+}
+
+impl Shown {
+    /// All devices: mapped ones, and leaves that tables use and that have no path of their own.
+    fn all(engine: &Engine) -> Vec<Shown> {
+        let mut all: Vec<Shown> = engine.dm.devices().into_iter().map(Shown::Mapped).collect();
+        let leaves = engine.leaves.opened().into_iter().filter(|l| !l.name().contains('/'));
+        for leaf in leaves.map(Shown::Leaf) {
+            // A mapped device may be called like a leaf: tables would find it first, too.
+            if all.iter().all(|other| other.file_name() != leaf.file_name()) {
+                all.push(leaf);
+            }
+        }
+        all
+    }
+
+    pub(crate) fn device(&self) -> Rc<dyn BlockDevice> {
+        match self {
+            Shown::Mapped(device) => device.clone(),
+            Shown::Leaf(leaf) => leaf.clone(),
+        }
+    }
+
+    fn file_name(&self) -> String {
+        match self {
+            Shown::Mapped(device) => dm::mangle(device.name()),
+            Shown::Leaf(leaf) => leaf.name().to_owned(),
+        }
+    }
+
+    pub(crate) fn read_only(&self) -> bool {
+        match self {
+            Shown::Mapped(device) => device.info().read_only,
+            Shown::Leaf(_) => false,
+        }
+    }
+}
+
+/// A device that has an id.
+struct Known {
+    id: DeviceId,
+    device: Weak<dyn BlockDevice>,
+    gate: Rc<Gate>,
+}
+
+/// A device held open by a file.
+struct OpenFile {
+    device: Rc<dyn BlockDevice>,
+    gate: Rc<Gate>,
+    /// Keeps a mapped device from being removed.
+    _opened: Option<Opened>,
+}
+
+/// What core 0 remembers for the export.
+struct Face {
+    known: RefCell<Vec<Known>>,
+    open: RefCell<BTreeMap<u64, Rc<OpenFile>>>,
+    next: Cell<u64>,
+    jobs: Workers<(Rc<OpenFile>, Job)>,
+}
+
+thread_local! {
+    /// Only on core 0, as long as there is an export.
+    static FACE: RefCell<Option<Rc<Face>>> = const { RefCell::new(None) };
+}
+
+impl Face {
+    fn here() -> Option<Rc<Face>> {
+        FACE.with_borrow(Clone::clone)
+    }
+
+    fn new() -> Face {
+        Face {
+            known: RefCell::default(),
+            open: RefCell::default(),
+            next: Cell::new(1),
+            jobs: Workers::new(JOBS_MAX, |(file, job): (Rc<OpenFile>, Job)| async move {
+                job.serve(&*file.device, &file.gate).await;
+            }),
+        }
+    }
+
+    fn next(&self) -> u64 {
+        self.next.replace(self.next.get() + 1)
+    }
+
+    /// The id and the gate of a device, the same as long as it lives.
+    fn known(&self, shown: &Shown) -> (DeviceId, Rc<Gate>) {
+        let device = shown.device();
+        let mut known = self.known.borrow_mut();
+        // One that is held here can't be at the address of one that is gone.
+        known.retain(|k| k.device.strong_count() > 0);
+        let same = |k: &&Known| std::ptr::addr_eq(k.device.as_ptr(), Rc::as_ptr(&device));
+        if let Some(k) = known.iter().find(same) {
+            return (k.id, k.gate.clone());
+        }
+        let (id, gate) = (DeviceId(self.next()), Rc::new(Gate::new()));
+        known.push(Known { id, device: Rc::downgrade(&device), gate: gate.clone() });
+        (id, gate)
+    }
+
+    fn find(&self, engine: &Engine, id: DeviceId) -> Option<Shown> {
+        Shown::all(engine).into_iter().find(|shown| self.known(shown).0 == id)
+    }
+
+    fn shown(&self, engine: &Engine, id: DeviceId) -> Result<Shown, Error> {
+        self.find(engine, id).ok_or_else(|| Error::not_found("the device is gone"))
+    }
+
+    fn describe(&self, shown: &Shown) -> Device {
+        Device {
+            id: self.known(shown).0,
+            file_name: shown.file_name(),
+            mapped: matches!(shown, Shown::Mapped(_)),
+            size_bytes: shown.device().limits().capacity.bytes(),
+            read_only: shown.read_only(),
+        }
+    }
+
+    fn open(&self, engine: &Engine, id: DeviceId) -> Result<OpenId, Error> {
+        let shown = self.shown(engine, id)?;
+        let opened = match &shown {
+            Shown::Mapped(device) => Some(device.open()?),
+            Shown::Leaf(_) => None,
+        };
+        let gate = self.known(&shown).1;
+        let file = OpenFile { device: shown.device(), gate, _opened: opened };
+        let number = self.next();
+        self.open.borrow_mut().insert(number, Rc::new(file));
+        Ok(OpenId(number))
+    }
+}
+
+/// The host of the export: every question goes to core 0.
+struct Devices(Core);
+
+impl Devices {
+    /// Asks core 0 and waits; nothing when it is ending.
+    fn ask<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&Face, &Engine) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (tell, answer) = mpsc::sync_channel(1);
+        let question = move |engine: &Rc<Engine>| {
+            if let Some(face) = Face::here() {
+                let _ = tell.send(f(&face, engine)); // who asked waits
+            }
+        };
+        self.0.post(question).ok()?;
+        answer.recv().ok()
+    }
+
+    fn ask_for<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&Face, &Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let ending = || Error::not_found("the daemon is shutting down");
+        self.ask(f).unwrap_or_else(|| Err(ending()))
+    }
+}
+
+impl Host for Devices {
+    fn devices(&self) -> Vec<Device> {
+        let all = self.ask(|face, engine| {
+            let mut all: Vec<Device> =
+                Shown::all(engine).iter().map(|shown| face.describe(shown)).collect();
+            all.sort_by(|a, b| a.file_name.cmp(&b.file_name));
+            all
+        });
+        all.unwrap_or_default()
+    }
+
+    fn find(&self, file_name: &str) -> Option<Device> {
+        let name = file_name.to_owned();
+        self.ask(move |face, engine| {
+            let all = Shown::all(engine).into_iter();
+            let found = all.into_iter().find(|shown| shown.file_name() == name);
+            found.map(|shown| face.describe(&shown))
+        })?
+    }
+
+    fn device(&self, id: DeviceId) -> Option<Device> {
+        self.ask(move |face, engine| face.find(engine, id).map(|shown| face.describe(&shown)))?
+    }
+
+    fn open(&self, id: DeviceId) -> Result<OpenId, Error> {
+        self.ask_for(move |face, engine| face.open(engine, id))
+    }
+
+    fn close(&self, open: OpenId) {
+        self.ask(move |face, _| {
+            let file = face.open.borrow_mut().remove(&open.0);
+            drop(file);
+        });
+    }
+
+    /// The one place that decides where a request runs: as yet always on core 0.
+    fn run(&self, open: OpenId, job: Job) {
+        // A job that can't be sent or whose file is gone fails as it is dropped.
+        let _ = self.0.post(move |_| {
+            let Some(face) = Face::here() else { return };
+            let file = face.open.borrow().get(&open.0).cloned();
+            if let Some(file) = file {
+                face.jobs.push((file, job));
+            }
+        });
+    }
+
+    fn attributes(&self, id: DeviceId) -> Vec<Attribute> {
+        let all = self.ask(move |face, engine| {
+            face.find(engine, id).map(|shown| sysfs::attributes(engine, &shown))
+        });
+        all.flatten().unwrap_or_default()
+    }
+
+    fn read_attribute(&self, id: DeviceId, path: &str) -> Result<String, Error> {
+        let path = path.to_owned();
+        self.ask_for(move |face, engine| sysfs::get(engine, &face.shown(engine, id)?, &path))
+    }
+
+    fn write_attribute(&self, id: DeviceId, path: &str, value: &str) -> Result<(), Error> {
+        let (path, value) = (path.to_owned(), value.to_owned());
+        self.ask_for(move |face, engine| {
+            sysfs::set(engine, &face.shown(engine, id)?, &path, &value)
+        })
+    }
+}
+
+/// The export of a daemon.
+pub(crate) struct Fuse {
+    export: Export,
+    core: Core,
+}
+
+impl Fuse {
+    /// Mounts at `dir`. Blocks for a moment; core 0 must be running.
+    pub(crate) fn start(dir: &Path, core: &Core) -> Result<Fuse, Failure> {
+        let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
+        let options = Options { threads, requests_max: JOBS_MAX, ..Options::default() };
+        core.post(|_| FACE.set(Some(Rc::new(Face::new()))))?;
+        let export = Export::start(dir, Arc::new(Devices(core.clone())), options)?;
+        Ok(Fuse { export, core: core.clone() })
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn dir(&self) -> &Path {
+        self.export.dir()
+    }
+
+    /// Ends clients' requests and unmounts. Blocks for as long as `patience`; core 0 must be
+    /// running.
+    pub(crate) fn stop(self, patience: std::time::Duration) {
+        let Fuse { export, core } = self;
+        let dir = export.dir().to_owned();
+        let stopped = export.stop(patience);
+        if stopped.requests > 0 {
+            let requests = stopped.requests;
+            tracing::warn!(requests, "requests to files did not end in time and are dropped");
+        }
+        if stopped.lazily {
+            let (dir, files) = (dir.display(), stopped.open_files);
+            tracing::warn!(%dir, files, "in use: unmounted lazily; its users get errors");
+        }
+        // Devices that are open still are given back while their core is there.
+        let _ = core.post(|_| drop(FACE.take()));
+    }
+}
+
+impl fmt::Debug for Fuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fuse({:?})", self.export)
+    }
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Attributes of devices by sysfs's paths: what the kernel shows of every disk, as far as it is
+//! known here, and what the device's targets add. A target's attribute goes before ours.
+use block::{BlockDevice, Error, ErrorKind, Limits, Op};
+use fuse::Attribute;
+
+use crate::engine::Engine;
+use crate::fuse::Shown;
+
+/// What a discard or write zeroes may cover at most: the kernel's largest request, in bytes.
+const RANGE_BYTES_MAX: u32 = (u32::MAX >> 9) << 9;
+
+type Show = fn(&Limits) -> String;
+
+/// Attributes that limits tell.
+const OF_LIMITS: [(&str, Show); 17] = [
+    ("size", |l| l.capacity.0.to_string()),
+    ("queue/logical_block_size", |l| l.logical_block_bytes.to_string()),
+    ("queue/hw_sector_size", |l| l.logical_block_bytes.to_string()),
+    ("queue/physical_block_size", |l| l.physical_block_bytes.to_string()),
+    ("queue/minimum_io_size", |l| l.io_min_bytes.to_string()),
+    ("queue/optimal_io_size", |l| l.io_opt_bytes.to_string()),
+    ("queue/max_sectors_kb", |l| (l.max_io_bytes >> 10).to_string()),
+    ("queue/max_hw_sectors_kb", |l| (l.max_io_bytes >> 10).to_string()),
+    ("queue/discard_granularity", |l| l.discard_granularity_bytes.to_string()),
+    ("queue/discard_max_bytes", |l| range_max(l.discard_granularity_bytes > 0)),
+    ("queue/discard_max_hw_bytes", |l| range_max(l.discard_granularity_bytes > 0)),
+    ("queue/write_zeroes_max_bytes", |l| range_max(l.write_zeroes)),
+    ("queue/atomic_write_unit_min_bytes", |l| l.atomic_write_unit_bytes.to_string()),
+    ("queue/rotational", |l| number(l.rotational)),
+    ("queue/write_cache", |l| {
+        if l.volatile_cache { "write back" } else { "write through" }.to_owned()
+    }),
+    ("queue/fua", |_| number(true)),
+    ("removable", |_| number(false)),
+];
+
+fn number(yes: bool) -> String {
+    u8::from(yes).to_string()
+}
+
+fn range_max(can: bool) -> String {
+    if can { RANGE_BYTES_MAX } else { 0 }.to_string()
+}
+
+/// Attributes that only mapped devices have.
+const OF_MAPPED: [&str; 4] = ["dev", "dm/name", "dm/suspended", "dm/uuid"];
+/// Attributes that only leaves have: they count.
+const OF_LEAVES: [&str; 1] = ["stat"];
+
+/// All attributes of a device.
+pub(crate) fn attributes(engine: &Engine, shown: &Shown) -> Vec<Attribute> {
+    let own = match shown {
+        Shown::Mapped(_) => &OF_MAPPED[..],
+        Shown::Leaf(_) => &OF_LEAVES[..],
+    };
+    let of_limits = OF_LIMITS.iter().map(|(path, _)| *path);
+    let ours = of_limits.chain(["ro"]).chain(own.iter().copied());
+    let targets = of_targets(engine, shown);
+    let read_only = |path: &str| Attribute { path: path.to_owned(), writable: false };
+    let mut all: Vec<Attribute> =
+        ours.filter(|path| !targets.contains(path)).map(read_only).collect();
+    // Which of them can be set only the target knows: it refuses the others.
+    let may_set = |path: &&str| Attribute { path: (*path).to_owned(), writable: true };
+    all.extend(targets.iter().map(may_set));
+    all.sort();
+    all
+}
+
+fn of_targets(engine: &Engine, shown: &Shown) -> Vec<&'static str> {
+    match shown {
+        Shown::Mapped(device) => engine.dm.attributes(device.name()).unwrap_or_default(),
+        Shown::Leaf(_) => Vec::new(),
+    }
+}
+
+fn unknown(path: &str) -> Error {
+    Error::not_found(format!("no attribute `{path}`"))
+}
+
+/// Reads an attribute.
+pub(crate) fn get(engine: &Engine, shown: &Shown, path: &str) -> Result<String, Error> {
+    if let Shown::Mapped(device) = shown
+        && of_targets(engine, shown).contains(&path)
+    {
+        return engine.dm.get_attribute(device.name(), path);
+    }
+    if let Some((_, show)) = OF_LIMITS.iter().find(|(p, _)| *p == path) {
+        return Ok(show(&shown.device().limits()));
+    }
+    match (shown, path) {
+        (_, "ro") => Ok(number(shown.read_only())),
+        (Shown::Mapped(device), _) => {
+            let info = device.info();
+            match path {
+                "dev" => Ok(format!("{}:{}", info.major, info.minor)),
+                "dm/name" => Ok(info.name),
+                "dm/uuid" => Ok(info.uuid.unwrap_or_default()),
+                "dm/suspended" => Ok(number(info.suspended)),
+                _ => Err(unknown(path)),
+            }
+        }
+        (Shown::Leaf(leaf), "stat") => Ok(stat(leaf)),
+        (Shown::Leaf(_), _) => Err(unknown(path)),
+    }
+}
+
+/// The 17 columns of `/sys/block/NAME/stat`. Requests are never merged here, and times are not
+/// taken: those columns are 0.
+fn stat(leaf: &crate::leaf::OpenLeaf) -> String {
+    let of = |op| {
+        let counts = leaf.stats().of(op);
+        [counts.ios, 0, counts.bytes >> 9, 0]
+    };
+    let (read, write, discard) = (of(Op::Read), of(Op::Write), of(Op::Discard));
+    let flush = leaf.stats().of(Op::Flush).ios;
+    let middle = [leaf.stats().in_flight(), 0, 0];
+    let columns = read.into_iter().chain(write).chain(middle).chain(discard).chain([flush, 0]);
+    columns.map(|n| format!("{n:8}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Sets an attribute.
+pub(crate) fn set(engine: &Engine, shown: &Shown, path: &str, value: &str) -> Result<(), Error> {
+    match shown {
+        Shown::Mapped(device) if of_targets(engine, shown).contains(&path) => {
+            engine.dm.set_attribute(device.name(), path, value)?;
+            tracing::info!(device = device.name(), attr = path, value, "attribute set");
+            Ok(())
+        }
+        Shown::Mapped(_) | Shown::Leaf(_) => {
+            Err(Error::new(ErrorKind::Denied, format!("attribute `{path}` is read-only")))
+        }
+    }
+}

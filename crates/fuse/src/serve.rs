@@ -191,3 +191,176 @@ async fn write_zeroes(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use block::{Bio, Limits, Op};
+    use sim::model::Uniform;
+    use sim::{DiskSpec, Machine, Rng, World};
+
+    const SIZE: usize = 64 << 10;
+    const BLOCK: usize = 4096;
+
+    /// A disk with blocks of 4 KiB, which may lack write zeroes, and refuses what is not aligned.
+    struct Coarse {
+        disk: Rc<dyn BlockDevice>,
+        zeroes: Cell<bool>,
+        log: RefCell<Vec<(Op, Flags)>>,
+    }
+
+    impl BlockDevice for Coarse {
+        fn name(&self) -> &str {
+            "coarse"
+        }
+
+        fn limits(&self) -> Limits {
+            Limits { logical_block_bytes: 4096, ..self.disk.limits() }
+        }
+
+        fn submit(&self, bio: Bio) {
+            if let Err(status) = self.limits().check(&bio) {
+                return bio.complete(status);
+            }
+            self.log.borrow_mut().push((bio.op, bio.flags));
+            if bio.op == Op::WriteZeroes && !self.zeroes.get() {
+                return bio.complete(Status::NotSupported);
+            }
+            self.disk.submit(bio);
+        }
+    }
+
+    /// Runs `test` on a disk whose requests end in an order drawn from `seed`.
+    fn on_disk<F>(seed: u64, test: impl FnOnce(Rc<Coarse>, Rc<Gate>) -> F + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let world = World::calm(seed);
+        let model = Box::new(Uniform::new(seed, 1_000, 900_000));
+        let spec = DiskSpec::new("disk", Sector::from_bytes(SIZE as u64), model);
+        let file = world.borrow_mut().add_disk(spec);
+        let machine = Machine::boot(&world, 1);
+        let disk = world.borrow().leaf(file);
+        let zeroes = Cell::new(true);
+        let coarse = Rc::new(Coarse { disk, zeroes, log: RefCell::default() });
+        let done = machine.block_on(async move { test(coarse, Rc::new(Gate::new())).await });
+        done.expect("nothing waits for ever");
+        machine.shut_down();
+    }
+
+    async fn contents(dev: &Coarse) -> Vec<u8> {
+        let all = read(dev, 0, u32::try_from(SIZE).unwrap()).await.unwrap().unwrap();
+        all.read(<[u8]>::to_vec)
+    }
+
+    #[test]
+    fn neighbours_that_share_blocks_do_not_undo_each_other() {
+        for seed in 1..=20 {
+            on_disk(seed, move |dev, gate| async move {
+                let mut rng = Rng::new(seed);
+                let mut model = vec![0; SIZE];
+                // The whole device in pieces that end anywhere, and one in three at a block's end.
+                let mut pieces = Vec::new();
+                let mut at = 0;
+                while at < SIZE {
+                    let mut end = (at + 1 + rng.index(2 * BLOCK)).min(SIZE);
+                    if rng.chance_per_mille(333) {
+                        end = end.next_multiple_of(BLOCK);
+                    }
+                    pieces.push((at, end, u8::try_from(1 + rng.index(255)).unwrap()));
+                    at = end;
+                }
+                rng.shuffle(&mut pieces);
+                let left = Rc::new((Cell::new(pieces.len()), reactor::WaitList::new()));
+                for (at, end, byte) in pieces {
+                    model[at..end].fill(byte);
+                    let (dev, gate, left) = (dev.clone(), gate.clone(), left.clone());
+                    reactor::spawn(async move {
+                        let data = Buf::copy_of(&vec![byte; end - at]);
+                        let n = write(&*dev, &gate, at as u64, data, false).await.unwrap();
+                        assert_eq!(n as usize, end - at);
+                        left.0.set(left.0.get() - 1);
+                        left.1.wake_all();
+                    });
+                }
+                left.1.wait_for(|| left.0.get() == 0).await;
+                assert!(contents(&dev).await == model, "seed {seed}");
+            });
+        }
+    }
+
+    #[test]
+    fn ranges_of_zeroes_end_at_any_byte_with_and_without_the_devices_help() {
+        for zeroes in [true, false] {
+            on_disk(7, move |dev, gate| async move {
+                dev.zeroes.set(zeroes);
+                let mut model = vec![9; SIZE];
+                let data = Buf::copy_of(&model);
+                write(&*dev, &gate, 0, data, false).await.unwrap();
+                for (at, len) in [
+                    (0, BLOCK),
+                    (5000, 100),
+                    (3 * BLOCK - 50, 100),
+                    (4 * BLOCK + 1, 3 * BLOCK),
+                    (9 * BLOCK, 4 * BLOCK + 511),
+                    (SIZE - 10, 10),
+                ] {
+                    zero(&*dev, &gate, at as u64, len as u64, true).await.unwrap();
+                    model[at..at + len].fill(0);
+                    assert!(contents(&dev).await == model, "{at}+{len}");
+                }
+                // Cut off at the end, and refused beyond it.
+                zero(&*dev, &gate, SIZE as u64 - 1, u64::MAX, false).await.unwrap();
+                let beyond = zero(&*dev, &gate, SIZE as u64, 1, false).await;
+                assert_eq!(beyond, Err(Status::Invalid));
+            });
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_device_is_where_a_block_device_has_it() {
+        on_disk(1, |dev, gate| async move {
+            let end = SIZE as u64;
+            assert!(read(&*dev, end, 1).await.unwrap().is_none());
+            assert!(read(&*dev, u64::MAX, 1).await.unwrap().is_none());
+            assert_eq!(read(&*dev, end - 3, 4096).await.unwrap().unwrap().len(), 3);
+            let write = |at, len| {
+                let (dev, gate) = (dev.clone(), gate.clone());
+                async move { write(&*dev, &gate, at, Buf::copy_of(&vec![5; len]), false).await }
+            };
+            assert_eq!(write(end - 3, 10).await, Ok(3));
+            assert_eq!(write(end, 1).await, Err(Status::NoSpace));
+            assert_eq!(write(u64::MAX, 1).await, Err(Status::NoSpace));
+        });
+    }
+
+    #[test]
+    fn whole_blocks_go_straight_and_flags_reach_the_device() {
+        on_disk(1, |dev, gate| async move {
+            let block = || Buf::copy_of(&[1; BLOCK]);
+            write(&*dev, &gate, 0, block(), false).await.unwrap();
+            write(&*dev, &gate, 4096, block(), true).await.unwrap();
+            flush(&*dev).await.unwrap();
+            zero(&*dev, &gate, 0, 4096, true).await.unwrap();
+            zero(&*dev, &gate, 0, 4096, false).await.unwrap();
+            let fua = Flags::FUA | Flags::SYNC;
+            let none = Flags::empty();
+            let expected = [
+                (Op::Write, none),
+                (Op::Write, fua),
+                (Op::Flush, none),
+                (Op::WriteZeroes, none),
+                (Op::WriteZeroes, Flags::NOUNMAP),
+            ];
+            assert_eq!(*dev.log.borrow(), expected);
+            dev.log.take();
+            write(&*dev, &gate, 100, block(), true).await.unwrap();
+            let expected = [(Op::Read, none), (Op::Read, none), (Op::Write, fua)];
+            assert_eq!(*dev.log.borrow(), expected, "both edges are read, one write follows");
+        });
+    }
+}

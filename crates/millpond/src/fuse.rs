@@ -8,11 +8,13 @@
 //! ```
 //!
 //! Invariants
-//! - F1 Core 0 never waits for a FUSE thread: those wait for it.
+//! - F1 Core 0 never waits for a FUSE thread: those wait for it. So no leaf is opened by a path that
+//!   leads into the mount, nor looked at.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, mpsc};
 
@@ -276,6 +278,8 @@ impl Fuse {
         let options = Options { threads, requests_max: JOBS_MAX, ..Options::default() };
         core.post(|_| FACE.set(Some(Rc::new(Face::new()))))?;
         let export = Export::start(dir, Arc::new(Devices(core.clone())), options)?;
+        let own = export.dir().to_owned();
+        core.post(|engine| engine.leaves.set_own_mount(Some(own)))?;
         Ok(Fuse { export, core: core.clone() })
     }
 
@@ -299,12 +303,78 @@ impl Fuse {
             tracing::warn!(%dir, files, "in use: unmounted lazily; its users get errors");
         }
         // Devices that are open still are given back while their core is there.
-        let _ = core.post(|_| drop(FACE.take()));
+        let _ = core.post(|engine| {
+            engine.leaves.set_own_mount(None);
+            drop(FACE.take());
+        });
     }
 }
 
 impl fmt::Debug for Fuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fuse({:?})", self.export)
+    }
+}
+
+/// Links that one path may hold, as in the kernel.
+const LINKS_MAX: usize = 40;
+
+/// Whether the absolute `path` leads to `dir` (absolute, without links) or below it. Nothing below
+/// `dir` is looked at on the way.
+pub(crate) fn leads_into(path: &Path, dir: &Path) -> bool {
+    let names = |path: &Path| -> Vec<OsString> {
+        path.components().rev().map(|c| c.as_os_str().to_owned()).collect()
+    };
+    let mut left = names(path);
+    let mut at = PathBuf::from("/");
+    let mut links = 0;
+    while let Some(name) = left.pop() {
+        match Path::new(&name).components().next() {
+            Some(Component::RootDir) => at = "/".into(),
+            Some(Component::ParentDir) => drop(at.pop()),
+            Some(Component::Normal(name)) => at.push(name),
+            Some(Component::CurDir | Component::Prefix(_)) | None => {}
+        }
+        if at == dir {
+            return true;
+        }
+        if let Ok(to) = std::fs::read_link(&at) {
+            links += 1;
+            if links > LINKS_MAX {
+                return false; // nobody can open it
+            }
+            at.pop();
+            left.extend(names(&to));
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_path_into_our_own_mount_is_known_without_looking_there() {
+        let tmp = tempfile::tempdir().unwrap();
+        let base = tmp.path().canonicalize().unwrap();
+        let dir = base.join("pond");
+        symlink("pond/dev", base.join("relative")).unwrap();
+        symlink(dir.join("dev/wc"), base.join("absolute")).unwrap();
+        symlink("loop", base.join("loop")).unwrap();
+        for (path, inside) in [
+            ("pond/dev/wc", true),
+            ("pond", true),
+            ("other/../pond/x", true),
+            ("relative/wc", true),
+            ("absolute", true),
+            ("pond2/dev/wc", false),
+            ("wc.img", false),
+            ("loop", false),
+        ] {
+            assert_eq!(leads_into(&base.join(path), &dir), inside, "{path}");
+        }
+        assert!(!leads_into(Path::new("/"), &dir));
     }
 }

@@ -98,6 +98,8 @@ struct Shared {
     warnings: RefCell<Vec<String>>,
     patience: Cell<Nanos>,
     alarm: Rc<WaitList>,
+    /// Where our own devices are files: to open one there would be to wait for oneself.
+    own_mount: RefCell<Option<PathBuf>>,
 }
 
 /// Device failures are told at most this often.
@@ -120,6 +122,7 @@ impl Leaves {
             warnings: RefCell::default(),
             patience: Cell::new(Nanos::ZERO),
             alarm: Rc::default(),
+            own_mount: RefCell::default(),
         }))
     }
 
@@ -160,6 +163,15 @@ impl Leaves {
         self.0.patience.set(patience);
     }
 
+    /// Refuses paths below `dir` from now on.
+    pub(crate) fn set_own_mount(&self, dir: Option<PathBuf>) {
+        self.0.own_mount.replace(dir);
+    }
+
+    fn is_own(&self, path: &Path) -> bool {
+        self.0.own_mount.borrow().as_ref().is_some_and(|dir| crate::fuse::leads_into(path, dir))
+    }
+
     async fn open_word(self, word: String) -> Result<Rc<OpenLeaf>, Error> {
         let leaf = match parse(&word)? {
             Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)?),
@@ -175,6 +187,12 @@ impl Leaves {
     }
 
     fn open_path(&self, path: &Path) -> Result<OpenLeaf, Error> {
+        if self.is_own(path) {
+            return Err(Error::invalid(format!(
+                "{}: this daemon serves it: name the device instead of its file",
+                path.display()
+            )));
+        }
         let Some(files) = &self.0.files else {
             let hint = "files need io_uring; without it mem:SIZE and null:SIZE are allowed";
             return Err(Error::new(ErrorKind::NotSupported, hint));
@@ -192,7 +210,7 @@ impl Leaves {
 impl Resolver for Leaves {
     fn canonical(&self, word: &str) -> String {
         match (parse(word), &self.0.files) {
-            (Ok(Word::Path(path)), Some(files)) => {
+            (Ok(Word::Path(path)), Some(files)) if !self.is_own(&path) => {
                 files.identity(&path).unwrap_or_else(|_| word.into())
             }
             _ => word.into(),

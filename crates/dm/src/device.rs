@@ -415,10 +415,14 @@ impl BlockDevice for MappedDevice {
     fn submit(&self, bio: Bio) {
         let flat = self.flat.borrow();
         if let Some(flat) = &*flat {
-            return flat.submit(bio);
+            match flat.place(bio.sector, bio.len) {
+                Some((base, sector)) => base.submit_at(sector, bio),
+                None => flat.submit_in_parts(bio),
+            }
+        } else {
+            drop(flat);
+            self.submit_counted(bio);
         }
-        drop(flat);
-        self.submit_counted(bio);
     }
 
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -427,6 +431,8 @@ impl BlockDevice for MappedDevice {
 }
 
 impl MappedDevice {
+    #[cold]
+    #[inline(never)]
     fn submit_counted(&self, bio: Bio) {
         let live = self.live.borrow();
         let Some(table) = &*live else { return bio.complete(Status::Io) };
@@ -443,8 +449,8 @@ impl MappedDevice {
 
 impl Base for MappedDevice {
     /// Checks all the same: the table may be another one than when the mapping above was made.
-    fn submit_checked(&self, bio: Bio) {
-        self.submit(bio);
+    fn submit_at(&self, sector: Sector, bio: Bio) {
+        self.submit(Bio { sector, ..bio });
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {

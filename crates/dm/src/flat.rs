@@ -273,20 +273,21 @@ impl Flat {
 
     /// Where a bio lies that is valid and in one extent. `None` for all others, flushes included.
     #[inline]
-    fn place(&self, bio: &Bio) -> Option<(&DynBase, u64)> {
-        let (at, len) = (bio.sector.0, bio.len.0);
+    pub(crate) fn place(&self, at: Sector, len: Sector) -> Option<(&dyn Base, Sector)> {
+        let (at, len) = (at.0, len.0);
         // A length of zero wraps around.
         let on_it = at < self.capacity && len.wrapping_sub(1) < self.capacity - at;
         if !on_it || (at | len) & self.mask != 0 {
             return None;
         }
         let (base, sector, left) = self.root.resolve(at);
-        (len <= left).then_some((base, sector))
+        (len <= left).then_some((&**base, Sector(sector)))
     }
 
     /// Everything that does not lie in one extent, and what is refused.
     #[cold]
-    fn submit_in_parts(&self, bio: Bio) {
+    #[inline(never)]
+    pub(crate) fn submit_in_parts(&self, bio: Bio) {
         if let Err(status) = self.limits.check(&bio) {
             return bio.complete(status);
         }
@@ -363,11 +364,11 @@ impl BlockDevice for Flat {
         self.limits.clone()
     }
 
-    #[inline]
-    fn submit(&self, mut bio: Bio) {
-        let Some((base, sector)) = self.place(&bio) else { return self.submit_in_parts(bio) };
-        bio.sector = Sector(sector);
-        base.submit_checked(bio);
+    fn submit(&self, bio: Bio) {
+        match self.place(bio.sector, bio.len) {
+            Some((base, sector)) => base.submit_at(sector, bio),
+            None => self.submit_in_parts(bio),
+        }
     }
 }
 

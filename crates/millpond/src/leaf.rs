@@ -60,11 +60,11 @@ impl BlockDevice for OpenLeaf {
 }
 
 impl Base for OpenLeaf {
-    fn submit_checked(&self, bio: Bio) {
+    fn submit_at(&self, sector: Sector, bio: Bio) {
         match self {
-            OpenLeaf::File(leaf, _) => leaf.submit_checked(bio),
-            OpenLeaf::Mem(mem) => mem.submit_checked(bio),
-            OpenLeaf::Null(null) => null.submit_checked(bio),
+            OpenLeaf::File(leaf, _) => leaf.submit_at(sector, bio),
+            OpenLeaf::Mem(mem) => mem.submit_at(sector, bio),
+            OpenLeaf::Null(null) => null.submit_at(sector, bio),
         }
     }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Flags, Limits, LocalFuture, OnFault, Op, Status};
+use block::{Base, Bio, BlockDevice, Flags, Limits, LocalFuture, OnFault, Op, Sector, Status};
 use reactor::{FileId, OnDone, SqeOp, chain, driver_io, push_bio, spawn};
 use slab::Slab;
 
@@ -58,8 +58,8 @@ impl Leaf {
         }
     }
 
-    fn refuse(&self, bio: Bio, status: Status) {
-        self.watch.stats.count(bio.op, bio.sector, bio.len, status);
+    fn refuse(&self, sector: Sector, bio: Bio, status: Status) {
+        self.watch.stats.count(bio.op, sector, bio.len, status);
         bio.complete(status);
     }
 }
@@ -75,8 +75,8 @@ impl BlockDevice for Leaf {
 
     fn submit(&self, bio: Bio) {
         match self.limits.check_range(&bio) {
-            Ok(()) => self.submit_checked(bio),
-            Err(status) => self.refuse(bio, status),
+            Ok(()) => self.submit_at(bio.sector, bio),
+            Err(status) => self.refuse(bio.sector, bio, status),
         }
     }
 
@@ -86,16 +86,16 @@ impl BlockDevice for Leaf {
 }
 
 impl Base for Leaf {
-    fn submit_checked(&self, bio: Bio) {
+    fn submit_at(&self, sector: Sector, bio: Bio) {
         if let Err(status) = bio.check_bufs() {
-            return self.refuse(bio, status);
+            return self.refuse(sector, bio, status);
         }
         if !self.knows(bio.op) {
-            return self.refuse(bio, Status::NotSupported);
+            return self.refuse(sector, bio, Status::NotSupported);
         }
-        let ticket = self.watch.stats.begin(&bio);
+        let ticket = self.watch.stats.begin(bio.op, sector, bio.len);
         let tag = self.watch.tickets.borrow_mut().insert(ticket) as u64;
-        let Bio { op, flags, class: _, sector, len, bufs, done } = bio;
+        let Bio { op, flags, class: _, sector: _, len, bufs, done } = bio;
         let done = chain(done, self.watch.clone(), tag);
         let fua = flags.contains(Flags::FUA);
         let (offset, len) = (sector.bytes(), len.bytes());
@@ -140,7 +140,7 @@ impl fmt::Debug for Leaf {
 
 #[cfg(test)]
 mod tests {
-    use block::{Buf, Class, Sector};
+    use block::{Buf, Class};
     use reactor::{discard, flush, read, write, write_zeroes};
 
     use super::*;

@@ -53,8 +53,9 @@ impl Mem {
         &self.stats
     }
 
-    fn end(&self, bio: Bio, status: Status) {
-        self.stats.count(bio.op, bio.sector, bio.len, status);
+    #[inline]
+    fn end(&self, sector: Sector, bio: Bio, status: Status) {
+        self.stats.count(bio.op, sector, bio.len, status);
         bio.complete(status);
     }
 }
@@ -75,8 +76,8 @@ impl BlockDevice for Mem {
 
     fn submit(&self, bio: Bio) {
         match self.limits.check_range(&bio) {
-            Ok(()) => self.submit_checked(bio),
-            Err(status) => self.end(bio, status),
+            Ok(()) => self.submit_at(bio.sector, bio),
+            Err(status) => self.end(bio.sector, bio, status),
         }
     }
 
@@ -86,18 +87,18 @@ impl BlockDevice for Mem {
 }
 
 impl Base for Mem {
-    fn submit_checked(&self, bio: Bio) {
+    fn submit_at(&self, sector: Sector, bio: Bio) {
         let status = Status::from(bio.check_bufs());
         if status == Status::Ok {
-            let at = index(bio.sector);
+            let at = index(sector);
             match bio.op {
                 Op::Read => self.ram.read_bufs(at, &bio.bufs),
                 Op::Write => self.ram.write_bufs(at, &bio.bufs),
                 Op::Flush => {}
-                Op::Discard | Op::WriteZeroes => self.ram.punch(at..index(bio.end())),
+                Op::Discard | Op::WriteZeroes => self.ram.punch(at..index(sector + bio.len)),
             }
         }
-        self.end(bio, status);
+        self.end(sector, bio, status);
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {

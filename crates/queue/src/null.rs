@@ -37,8 +37,8 @@ impl Null {
         &self.stats
     }
 
-    fn end(&self, bio: Bio, status: Status) {
-        self.stats.count(bio.op, bio.sector, bio.len, status);
+    fn end(&self, sector: Sector, bio: Bio, status: Status) {
+        self.stats.count(bio.op, sector, bio.len, status);
         bio.complete(status);
     }
 }
@@ -54,8 +54,8 @@ impl BlockDevice for Null {
 
     fn submit(&self, bio: Bio) {
         match self.limits.check_range(&bio) {
-            Ok(()) => self.submit_checked(bio),
-            Err(status) => self.end(bio, status),
+            Ok(()) => self.submit_at(bio.sector, bio),
+            Err(status) => self.end(bio.sector, bio, status),
         }
     }
 
@@ -65,12 +65,12 @@ impl BlockDevice for Null {
 }
 
 impl Base for Null {
-    fn submit_checked(&self, bio: Bio) {
+    fn submit_at(&self, sector: Sector, bio: Bio) {
         let status = Status::from(bio.check_bufs());
         if status == Status::Ok && bio.op == Op::Read && self.zero {
             bio.bufs.zero();
         }
-        self.end(bio, status);
+        self.end(sector, bio, status);
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {

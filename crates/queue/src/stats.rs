@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Bio, IoError, OnFault, Op, SECTOR_SHIFT, Sector, Status};
+use block::{IoError, OnFault, Op, SECTOR_SHIFT, Sector, Status};
 use reactor::{Epoch, Grace, WaitList};
 
 /// Number of operations of [`Op`].
@@ -111,8 +111,8 @@ impl Stats {
         &self.in_flight
     }
 
-    pub(crate) fn begin(&self, bio: &Bio) -> Ticket {
-        Ticket { op: bio.op, sector: bio.sector, len: bio.len, epoch: self.in_flight.enter() }
+    pub(crate) fn begin(&self, op: Op, sector: Sector, len: Sector) -> Ticket {
+        Ticket { op, sector, len, epoch: self.in_flight.enter() }
     }
 
     pub(crate) fn end(&self, ticket: Ticket, status: Status) {

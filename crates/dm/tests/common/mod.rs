@@ -175,7 +175,7 @@ impl BlockDevice for Ram {
         if let Err(status) = self.limits.check(&bio) {
             return bio.complete(status);
         }
-        self.submit_checked(bio);
+        self.submit_at(bio.sector, bio);
     }
 
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -192,9 +192,9 @@ impl Base for Ram {
         self.watch.watchers.borrow_mut().push(watcher);
     }
 
-    fn submit_checked(&self, bio: Bio) {
-        let tag = bio.sector.0 << 1 | self.watch.grace.enter().tag();
-        let (offset, len) = (bio.sector.bytes(), bio.len.bytes());
+    fn submit_at(&self, sector: Sector, bio: Bio) {
+        let tag = sector.0 << 1 | self.watch.grace.enter().tag();
+        let (offset, len) = (sector.bytes(), bio.len.bytes());
         let Bio { op, flags, bufs, done, .. } = bio;
         let done = reactor::chain(done, self.watch.clone(), tag);
         let what = match op {

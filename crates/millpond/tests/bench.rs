@@ -34,8 +34,8 @@ fn every_job_does_exactly_the_number_of_requests() {
         // 30 % of 1000 drawn at random: five deviations of 14.5 to either side.
         assert!((228..=372).contains(&ios(job, "read")), "{job}");
     }
-    assert_eq!(ios(&said["all"], "read") + ios(&said["all"], "write"), 2000);
-    assert_eq!(said["all"]["read"]["io_bytes"], ios(&said["all"], "read") * 4096);
+    assert_eq!(ios(&said["devices"][0], "read") + ios(&said["devices"][0], "write"), 2000);
+    assert_eq!(said["devices"][0]["read"]["io_bytes"], ios(&said["devices"][0], "read") * 4096);
 }
 
 #[test]
@@ -48,6 +48,45 @@ fn a_run_ends_when_its_time_is_over_also_without_io_uring() {
         assert!((100_000_000..1_000_000_000).contains(&ns), "{ns}");
         assert_eq!(read["clat_ns"]["N"], read["total_ios"]);
     }
+}
+
+#[test]
+fn devices_and_their_leaf_are_driven_in_turns_over_the_same_data() {
+    let said = json(&[
+        "--device",
+        "a=0 2048 linear mem:1M 0",
+        "--device",
+        "b=0 2048 linear mem:1M 0",
+        "--set",
+        "b:mapping=clone",
+        "--drive",
+        "mem:1M",
+        "--drive",
+        "a",
+        "--drive",
+        "b",
+        "--turns",
+        "3",
+        "--number-ios",
+        "256",
+        "--verify",
+        "--rw",
+        "write",
+    ]);
+    let devices = said["devices"].as_array().unwrap();
+    let names: Vec<_> = devices.iter().map(|d| d["jobname"].as_str().unwrap()).collect();
+    assert_eq!(names, ["mem:1M", "a", "b"]);
+    for device in devices {
+        assert_eq!(device["turns_iops"].as_array().unwrap().len(), 3);
+        assert_eq!(device["write"]["total_ios"], 3 * 256);
+    }
+    // A file is open once for both: its lock would refuse a second time.
+    let dir = folder();
+    file_in(dir.path(), "disk.img", 1);
+    let args = ["--device", "a=0 2048 linear ./disk.img 0", "--drive", "a", "--drive"];
+    bench_in(dir.path(), &[&args[..], &["./disk.img", "--number-ios", "8"]].concat()).ok();
+    let said = bench(&["--device", "a=0 8 zero", "--drive", "a", "--set", "a:nosuch=1"]);
+    assert!(said.failed(3).contains("--set a: "));
 }
 
 #[test]

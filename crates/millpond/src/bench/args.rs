@@ -20,7 +20,8 @@ const RUNTIME: Nanos = Nanos::from_secs(10);
 /// generator and the device: no socket, no system call, no copy. A daemon need not run.
 #[derive(Clone, Debug, Args)]
 #[command(
-    group = ArgGroup::new("what").required(true).args(["table", "table_file", "raw"]),
+    group = ArgGroup::new("what").required(true).multiple(true)
+        .args(["table", "table_file", "raw", "drive"]),
     after_help = "\
 The device is the one of --table, on those of --device, which are made first, in their order; or a
 leaf as it is (--raw). With several jobs each has its own --iodepth requests in flight.
@@ -36,6 +37,8 @@ Examples:
   millpond bench --table '0 2097152 linear mem:1G 0' --rw randread --bs 512 --iodepth 32
   millpond bench --device low='0 2097152 linear mem:1G 0' --table '0 2097152 linear low 0' \\
       --rw randrw --rwmixread 70 --bs 4K --runtime 5s -o json
+  millpond bench --device a='0 2097152 linear mem:1G 0' --drive mem:1G --drive a --turns 20 \\
+      --runtime 100ms --prefill --rw randread --bs 512
   millpond bench --table-file wc.table --rw randwrite --bs 4K --size 64MiB --verify
 
 Exit codes: 0 done, 1 failed (a request failed, or what was read back was wrong), 2 usage, 3 not
@@ -53,7 +56,18 @@ pub(crate) struct BenchArgs {
     /// Name of the device of --table
     #[arg(long, default_value = "pond")]
     pub(crate) name: String,
-    /// How bios pass mappings
+    /// Drive this device of --device, or leaf, instead of that of --table; given several times,
+    /// they are driven in turns and compared with the first
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["table", "table_file", "raw"])]
+    pub(crate) drive: Vec<String>,
+    /// How many times each is driven
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) turns: u32,
+    /// Set an attribute of a device before; may be given several times
+    #[arg(long, value_name = "NAME:ATTR=VALUE", value_parser = setting)]
+    pub(crate) set: Vec<Setting>,
+    /// How bios pass mappings, in all devices
     #[arg(long, value_name = "HOW", default_value = "in-place")]
     pub(crate) mapping: Mapping,
     /// What to do
@@ -74,7 +88,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
     pub(crate) jobs: u32,
-    /// End after this time, as 10s, 500ms or 2m [default: 10s, unless --number-ios is given]
+    /// End after this time, as 10s, 500ms or 2m [default: 10s, unless --number-ios is given]; of
+    /// each turn
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) runtime: Option<Nanos>,
     /// End after so many requests of each job
@@ -105,6 +120,14 @@ pub(crate) struct BenchArgs {
     pub(crate) no_uring: bool,
     #[command(flatten)]
     pub(crate) listing: Listing,
+}
+
+/// An attribute of a device and its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) device: String,
+    pub(crate) attribute: String,
+    pub(crate) value: String,
 }
 
 /// How bios pass mappings.
@@ -143,6 +166,15 @@ fn named(text: &str) -> Result<(String, String), String> {
         Some((name, table)) if !name.is_empty() => Ok((name.into(), table.into())),
         _ => Err("NAME=TABLE is what is allowed".into()),
     }
+}
+
+fn setting(text: &str) -> Result<Setting, String> {
+    let wrong = || "NAME:ATTR=VALUE is what is allowed".to_owned();
+    let (left, value) = text.split_once('=').ok_or_else(wrong)?;
+    // The last colon: names may hold some.
+    let (device, attribute) = left.rsplit_once(':').ok_or_else(wrong)?;
+    let (device, attribute, value) = (device.into(), attribute.into(), value.into());
+    Ok(Setting { device, attribute, value })
 }
 
 fn block_size(text: &str) -> Result<Sector, String> {
@@ -282,6 +314,8 @@ mod tests {
             (&["--raw", "mem:1M", "--table", "t"], "cannot be used with"),
             (&["--raw", "mem:1M", "--device", "a=t"], "cannot be used with"),
             (&["--table", "t", "--device", "a"], "NAME=TABLE"),
+            (&["--table", "t", "--set", "a=b"], "NAME:ATTR=VALUE"),
+            (&["--table", "t", "--drive", "a"], "cannot be used with"),
             (&["--raw", "mem:1M", "--bs", "1000"], "multiple of 512"),
             (&["--raw", "mem:1M", "--bs", "64M"], "at most 32M"),
             (&["--raw", "mem:1M", "--iodepth", "0"], "1..=65536"),

@@ -119,7 +119,7 @@ impl Work {
     }
 }
 
-/// Requests done so far, for who shows progress on another thread. Written by one job.
+/// Requests done so far, for who shows progress on another thread. Written by one job at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -215,6 +215,8 @@ struct Job {
     verify: Option<Blocks>,
     problem: Option<String>,
     counter: Arc<Counter>,
+    /// What other turns have counted.
+    counted: u64,
 }
 
 /// Splitmix64: a multiplication or two a number, and any seed will do.
@@ -297,6 +299,7 @@ impl Job {
             until: work.runtime.map_or(Nanos(u64::MAX), |t| Nanos(began.0.saturating_add(t.0))),
             verify: work.verify.then(|| Blocks::new(work)),
             problem: None,
+            counted: counter.get(),
             counter,
         }
     }
@@ -345,7 +348,8 @@ impl Job {
     }
 
     fn tick(&mut self) {
-        self.counter.0.store(self.done[0].ios + self.done[1].ios, Ordering::Relaxed);
+        let ios = self.counted + self.done[0].ios + self.done[1].ios;
+        self.counter.0.store(ios, Ordering::Relaxed);
         if now() >= self.until {
             self.issue_max = self.issued;
         }

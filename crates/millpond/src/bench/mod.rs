@@ -19,11 +19,13 @@
 //!   latency is taken.
 
 mod args;
+mod cpu;
 mod job;
 mod memory;
 mod pattern;
 mod report;
 mod show;
+mod side;
 mod stack;
 
 pub(crate) use args::BenchArgs;
@@ -38,8 +40,9 @@ use control::Failure;
 use reactor::{WaitList, spawn};
 
 use crate::bench::args::Latency;
+use crate::bench::cpu::Cpu;
 use crate::bench::job::{Counter, Outcome, Sampling, Work};
-use crate::bench::report::Cpu;
+use crate::bench::report::{Driven, Report};
 use crate::bench::stack::Stack;
 use crate::cli::Format;
 use crate::rundir::refused;
@@ -68,20 +71,29 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| refused(&e, "output"))
 }
 
-async fn drive(stack: &Stack, args: &BenchArgs) -> Result<report::Report, Failure> {
-    let device = stack.device();
-    let work = args.work(&*device, sampling(args.latency, stack.in_memory()))?;
-    if args.prefill {
-        job::prefill(&*device, work.area()).await?;
+async fn drive(stack: &Stack, args: &BenchArgs) -> Result<Report, Failure> {
+    let sampling = sampling(args.latency, stack.in_memory());
+    let mut driven = Vec::new();
+    for device in stack.devices() {
+        let work = args.work(&*device, sampling)?;
+        if args.prefill {
+            job::prefill(&*device, work.area()).await?;
+        }
+        let done = Driven::new(device.name());
+        driven.push((device, work, done));
     }
     let counters: Vec<Arc<Counter>> = (0..args.jobs).map(|_| Arc::default()).collect();
     let shown = show::start(args, counters.clone());
-    let before = Cpu::now();
-    let done = jobs(&device, &work, counters).await;
-    let cpu = Cpu::now().since(before);
+    for _ in 0..args.turns {
+        for (device, work, done) in &mut driven {
+            let before = Cpu::now();
+            let outcomes = jobs(device, work, counters.clone()).await;
+            let outcomes: Vec<Outcome> = outcomes.into_iter().collect::<Result<_, Failure>>()?;
+            done.turn(&outcomes, Cpu::now().since(before));
+        }
+    }
     drop(shown);
-    let outcomes: Vec<Outcome> = done.into_iter().collect::<Result<_, Failure>>()?;
-    Ok(report::Report::new(device.name(), args, &work, outcomes, cpu))
+    Ok(Report::new(args, sampling, driven.into_iter().map(|(_, _, done)| done).collect()))
 }
 
 fn sampling(wanted: Option<Latency>, in_memory: bool) -> Sampling {

@@ -1,214 +1,110 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What came of a run, in fio's manner: text for people, JSON with fio's keys where it has them.
-use std::fmt::Write;
-
 use block::Nanos;
-use hdrhistogram::Histogram;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::bench::args::BenchArgs;
-use crate::bench::job::{Done, Outcome, Sampling, Work};
+use crate::bench::cpu::Cpu;
+use crate::bench::job::{Done, Outcome, Sampling};
+use crate::bench::side::{Side, count, put};
 
-/// The percentiles that are told, as fio writes them.
-const PERCENTILES: [(&str, f64); 6] = [
-    ("50.000000", 0.5),
-    ("90.000000", 0.9),
-    ("95.000000", 0.95),
-    ("99.000000", 0.99),
-    ("99.900000", 0.999),
-    ("99.990000", 0.9999),
-];
-
-/// The kernel counts a process's time in these; the same on every architecture that Linux has.
-const TICK_NS: u64 = 10_000_000;
-
-/// CPU time of this process, all its threads: of its own and in the kernel. Read from /proc, as
-/// valgrind hides what the C library's faster ways stand on; to ten milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cpu {
-    user_ns: u64,
-    system_ns: u64,
+/// What came of one device, all its turns together.
+#[derive(Debug)]
+pub(crate) struct Driven {
+    device: String,
+    /// One for each job.
+    jobs: Vec<Outcome>,
+    /// All jobs together, turn by turn.
+    turns_iops: Vec<f64>,
+    cpu: Cpu,
 }
 
-impl Cpu {
-    /// So far; nothing where there is no /proc.
-    pub(crate) fn now() -> Cpu {
-        std::fs::read_to_string("/proc/self/stat").map_or_else(|_| Cpu::default(), |s| Cpu::of(&s))
+impl Driven {
+    pub(crate) fn new(device: &str) -> Driven {
+        let device = device.into();
+        Driven { device, jobs: Vec::new(), turns_iops: Vec::new(), cpu: Cpu::default() }
     }
 
-    fn of(stat: &str) -> Cpu {
-        // The fields behind the name, which may hold blanks and parentheses.
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let mut ticks = fields.skip(11).map(|f| f.parse::<u64>().unwrap_or(0) * TICK_NS);
-        Cpu { user_ns: ticks.next().unwrap_or(0), system_ns: ticks.next().unwrap_or(0) }
+    /// Takes what the jobs of one turn have done.
+    pub(crate) fn turn(&mut self, jobs: &[Outcome], cpu: Cpu) {
+        let seconds = |o: &Outcome| o.elapsed.0.max(1) as f64 / 1e9;
+        let ios: u64 = jobs.iter().map(|o| o.read.ios + o.write.ios).sum();
+        let longest = jobs.iter().map(seconds).fold(0.0, f64::max);
+        self.turns_iops.push(ios as f64 / longest);
+        self.cpu = self.cpu.plus(cpu);
+        self.jobs.resize_with(jobs.len(), Outcome::nothing);
+        for (sum, one) in self.jobs.iter_mut().zip(jobs) {
+            sum.add(one);
+            sum.elapsed = Nanos(sum.elapsed.0 + one.elapsed.0);
+        }
     }
 
-    pub(crate) fn since(self, before: Cpu) -> Cpu {
-        Cpu { user_ns: self.user_ns - before.user_ns, system_ns: self.system_ns - before.system_ns }
+    /// All jobs as one: requests of all, over the time of the longest.
+    fn all(&self) -> Outcome {
+        let mut all = Outcome::nothing();
+        for one in &self.jobs {
+            all.add(one);
+            all.elapsed = all.elapsed.max(one.elapsed);
+        }
+        all
     }
 
-    fn ns(self) -> u64 {
-        self.user_ns + self.system_ns
+    /// How many times as fast as `first`: the middle one of the turns, each beside its neighbour,
+    /// so that what slows the machine for a while slows both.
+    fn ratio(&self, first: &Driven) -> f64 {
+        let pairs = self.turns_iops.iter().zip(&first.turns_iops);
+        median(pairs.map(|(mine, other)| mine / other.max(1.0)).collect())
     }
 }
 
-/// What came of all jobs.
+impl Outcome {
+    fn nothing() -> Outcome {
+        let (read, write) = (Done::nothing(), Done::nothing());
+        Outcome { read, write, elapsed: Nanos::ZERO, verified_blocks: 0 }
+    }
+
+    /// All but the time, which adds up or runs beside.
+    fn add(&mut self, other: &Outcome) {
+        for (sum, done) in [(&mut self.read, &other.read), (&mut self.write, &other.write)] {
+            sum.ios += done.ios;
+            sum.latency_ns.add(&done.latency_ns).expect("the same bounds");
+        }
+        self.verified_blocks += other.verified_blocks;
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// What came of all devices.
 #[derive(Debug)]
 pub(crate) struct Report {
-    device: String,
     rw: String,
     block_bytes: u64,
     depth: u32,
     mapping: &'static str,
     timed: String,
     verify: bool,
-    outcomes: Vec<Outcome>,
-    cpu: Cpu,
-}
-
-/// Rates of one direction, of one job or of all.
-struct Side<'a> {
-    ios: u64,
-    bytes: u64,
-    elapsed: Nanos,
-    latency_ns: &'a Histogram<u64>,
-}
-
-impl Side<'_> {
-    fn seconds(&self) -> f64 {
-        (self.elapsed.0.max(1)) as f64 / 1e9
-    }
-
-    fn iops(&self) -> f64 {
-        self.ios as f64 / self.seconds()
-    }
-
-    fn bytes_per_s(&self) -> f64 {
-        self.bytes as f64 / self.seconds()
-    }
-
-    fn json(&self) -> Value {
-        let l = self.latency_ns;
-        let some = !l.is_empty();
-        let percentile = PERCENTILES.map(|(name, q)| (name.into(), json!(l.value_at_quantile(q))));
-        let percentile: Map<String, Value> = percentile.into_iter().filter(|_| some).collect();
-        json!({
-            "io_bytes": self.bytes,
-            "io_kbytes": self.bytes >> 10,
-            "bw_bytes": self.bytes_per_s().round(),
-            "bw": (self.bytes_per_s() / 1024.0).round(),
-            "iops": self.iops(),
-            "runtime": self.elapsed.0 / 1_000_000,
-            "runtime_ns": self.elapsed.0,
-            "total_ios": self.ios,
-            "clat_ns": {
-                "min": if some { l.min() } else { 0 },
-                "max": l.max(),
-                "mean": if some { l.mean() } else { 0.0 },
-                "stddev": if some { l.stdev() } else { 0.0 },
-                "N": l.len(),
-                "percentile": percentile,
-            },
-        })
-    }
-
-    fn text(&self, out: &mut String, name: &str) {
-        let (mib, mb) = (self.bytes_per_s() / f64::from(1 << 20), self.bytes_per_s() / 1e6);
-        let moved = size(self.bytes);
-        let ms = self.elapsed.0 / 1_000_000;
-        let iops = count(self.iops());
-        put(out, format_args!("  {name}: IOPS={iops}, BW={mib:.1}MiB/s ({mb:.1}MB/s)"));
-        put(out, format_args!("({moved}/{ms}msec)\n"));
-        let l = self.latency_ns;
-        if l.is_empty() {
-            return;
-        }
-        let (unit, by) =
-            if l.value_at_quantile(0.5) >= 10_000 { ("usec", 1e3) } else { ("nsec", 1.0) };
-        let scaled = |ns: u64| ns as f64 / by;
-        let (min, max) = (scaled(l.min()), scaled(l.max()));
-        let (mean, dev) = (l.mean() / by, l.stdev() / by);
-        put(
-            out,
-            format_args!(
-                "    clat ({unit}): min={min:.0}, max={max:.0}, avg={mean:.2}, stdev={dev:.2}, \
-                 samples={}\n",
-                l.len()
-            ),
-        );
-        put(out, format_args!("    clat percentiles ({unit}):\n     |"));
-        for (name, q) in PERCENTILES {
-            let value = scaled(l.value_at_quantile(q));
-            put(out, format_args!(" {}th=[{value:.0}]", &name[..5]));
-        }
-        out.push('\n');
-    }
-}
-
-fn put(out: &mut String, what: std::fmt::Arguments<'_>) {
-    out.write_fmt(what).expect("a string takes everything");
-}
-
-/// A number with k or M, as fio writes IOPS.
-pub(crate) fn count(n: f64) -> String {
-    match n {
-        n if n >= 1e7 => format!("{:.2}M", n / 1e6),
-        n if n >= 1e6 => format!("{:.3}M", n / 1e6),
-        n if n >= 1e4 => format!("{:.1}k", n / 1e3),
-        n => format!("{n:.0}"),
-    }
-}
-
-fn size(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b >= 10.0 * f64::from(1 << 30) => format!("{:.1}GiB", b / f64::from(1 << 30)),
-        b if b >= 10.0 * f64::from(1 << 20) => format!("{:.1}MiB", b / f64::from(1 << 20)),
-        b => format!("{:.1}KiB", b / 1024.0),
-    }
+    devices: Vec<Driven>,
 }
 
 impl Report {
-    pub(crate) fn new(
-        device: &str,
-        args: &BenchArgs,
-        work: &Work,
-        outcomes: Vec<Outcome>,
-        cpu: Cpu,
-    ) -> Report {
+    pub(crate) fn new(args: &BenchArgs, sampling: Sampling, devices: Vec<Driven>) -> Report {
         Report {
-            device: device.into(),
-            rw: format!("{:?}", work.kind).to_lowercase(),
-            block_bytes: work.block.bytes(),
-            depth: work.depth,
+            rw: format!("{:?}", args.rw).to_lowercase(),
+            block_bytes: args.bs.bytes(),
+            depth: args.iodepth,
             mapping: args.mapping.word(),
-            timed: match work.sampling {
+            timed: match sampling {
                 Sampling::All => "every request".into(),
                 Sampling::Every(n) => format!("one request in {n}"),
                 Sampling::Nothing => "no request".into(),
             },
-            verify: work.verify,
-            outcomes,
-            cpu,
+            verify: args.verify,
+            devices,
         }
-    }
-
-    /// All jobs as one: requests of all, over the time of the longest.
-    fn all(&self) -> Outcome {
-        let mut all = Outcome {
-            read: Done::nothing(),
-            write: Done::nothing(),
-            elapsed: Nanos::ZERO,
-            verified_blocks: 0,
-        };
-        for one in &self.outcomes {
-            for (sum, done) in [(&mut all.read, &one.read), (&mut all.write, &one.write)] {
-                sum.ios += done.ios;
-                sum.latency_ns.add(&done.latency_ns).expect("the same bounds");
-            }
-            all.elapsed = all.elapsed.max(one.elapsed);
-            all.verified_blocks += one.verified_blocks;
-        }
-        all
     }
 
     fn sides<'a>(&self, outcome: &'a Outcome) -> [(&'static str, Side<'a>); 2] {
@@ -239,63 +135,87 @@ impl Report {
         job
     }
 
-    /// fio's JSON: `jobs` has an entry a job; `all` is ours, all of them together.
+    /// fio's JSON: `jobs` has an entry for each job of each device. `devices` is ours: all jobs of
+    /// a device together, its turns, and how it compares with the first.
     pub(crate) fn json(&self) -> String {
-        let all = self.all();
-        let percent = |ns: u64| 100.0 * ns as f64 / all.elapsed.0.max(1) as f64;
-        let jobs: Vec<Value> =
-            self.outcomes.iter().map(|o| self.outcome_json(&self.device, o)).collect();
+        let mut jobs = Vec::new();
+        let mut devices = Vec::new();
+        for driven in &self.devices {
+            let (name, all) = (&driven.device, driven.all());
+            jobs.extend(driven.jobs.iter().map(|o| self.outcome_json(name, o)));
+            let percent = |ns: u64| 100.0 * ns as f64 / all.elapsed.0.max(1) as f64;
+            let mut device = self.outcome_json(name, &all);
+            device["turns_iops"] = json!(driven.turns_iops);
+            device["iops_median"] = json!(median(driven.turns_iops.clone()));
+            device["ratio_median"] = json!(driven.ratio(&self.devices[0]));
+            device["usr_cpu"] = json!(percent(driven.cpu.user_ns));
+            device["sys_cpu"] = json!(percent(driven.cpu.system_ns));
+            device["cpu_ns"] = json!(driven.cpu.ns());
+            devices.push(device);
+        }
         let report = json!({
             "millpond version": env!("CARGO_PKG_VERSION"),
             "jobs": jobs,
-            "all": self.outcome_json(&self.device, &all),
+            "devices": devices,
             "latency of": self.timed,
-            "usr_cpu": percent(self.cpu.user_ns),
-            "sys_cpu": percent(self.cpu.system_ns),
-            "cpu_ns": self.cpu.ns(),
         });
         format!("{report:#}\n")
     }
 
     pub(crate) fn text(&self) -> String {
         let mut out = String::new();
+        for driven in &self.devices {
+            self.device_text(&mut out, driven);
+        }
+        if let [first, _, ..] = &self.devices[..] {
+            let name = &first.device;
+            put(
+                &mut out,
+                format_args!("{:24} {:>12} {:>10}\n", "median of turns", "IOPS", "ratio"),
+            );
+            for driven in &self.devices {
+                let (iops, ratio) = (median(driven.turns_iops.clone()), driven.ratio(first));
+                let device = &driven.device;
+                put(&mut out, format_args!("{device:24} {:>12} {ratio:>10.3}\n", count(iops)));
+            }
+            put(&mut out, format_args!("ratio: to {name}, turn by turn\n"));
+        }
+        out
+    }
+
+    fn device_text(&self, out: &mut String, driven: &Driven) {
+        let (device, jobs) = (&driven.device, driven.jobs.len());
+        let Report { rw, block_bytes, depth, mapping, timed, .. } = self;
         put(
-            &mut out,
+            out,
             format_args!(
-                "{}: rw={}, bs={}, iodepth={}, jobs={}, mapping={}, latency of {}\n",
-                self.device,
-                self.rw,
-                self.block_bytes,
-                self.depth,
-                self.outcomes.len(),
-                self.mapping,
-                self.timed
+                "{device}: rw={rw}, bs={block_bytes}, iodepth={depth}, jobs={jobs}, \
+                 mapping={mapping}, latency of {timed}\n"
             ),
         );
-        let all = self.all();
-        if self.outcomes.len() > 1 {
-            for (nth, one) in self.outcomes.iter().enumerate() {
+        let all = driven.all();
+        if jobs > 1 {
+            for (nth, one) in driven.jobs.iter().enumerate() {
                 let ios = one.read.ios + one.write.ios;
                 let rate = count(ios as f64 * 1e9 / one.elapsed.0.max(1) as f64);
-                put(&mut out, format_args!("  job {nth}: IOPS={rate}\n"));
+                put(out, format_args!("  job {nth}: IOPS={rate}\n"));
             }
         }
         for (name, side) in self.sides(&all) {
             if side.ios > 0 {
-                side.text(&mut out, name);
+                side.text(out, name);
             }
         }
         let ios = (all.read.ios + all.write.ios).max(1);
-        let per_io = self.cpu.ns() as f64 / ios as f64;
-        let (user, system) = (self.cpu.user_ns as f64 / 1e9, self.cpu.system_ns as f64 / 1e9);
+        let per_io = driven.cpu.ns() as f64 / ios as f64;
+        let (user, system) = (driven.cpu.user_ns as f64 / 1e9, driven.cpu.system_ns as f64 / 1e9);
         put(
-            &mut out,
+            out,
             format_args!("  cpu: usr={user:.2}s, sys={system:.2}s, {per_io:.1} nsec a request\n"),
         );
         if self.verify {
-            put(&mut out, format_args!("  verify: {} blocks as written\n", all.verified_blocks));
+            put(out, format_args!("  verify: {} blocks as written\n", all.verified_blocks));
         }
-        out
     }
 }
 
@@ -304,32 +224,36 @@ mod tests {
     use super::*;
 
     fn outcome(latencies: impl Iterator<Item = u64>) -> Outcome {
-        let mut read = Done::nothing();
+        let mut one = Outcome { elapsed: Nanos::from_secs(2), ..Outcome::nothing() };
         for ns in latencies {
-            read.ios += 1;
-            read.latency_ns.saturating_record(ns);
+            one.read.ios += 1;
+            one.read.latency_ns.saturating_record(ns);
         }
-        let write = Done::nothing();
-        Outcome { read, write, elapsed: Nanos::from_secs(2), verified_blocks: 0 }
+        one
     }
 
-    fn report(outcomes: Vec<Outcome>) -> Report {
-        Report {
-            device: "d".into(),
+    fn report(devices: Vec<Vec<Vec<Outcome>>>) -> Report {
+        let mut report = Report {
             rw: "randread".into(),
             block_bytes: 512,
             depth: 4,
             mapping: "in-place",
             timed: "every request".into(),
             verify: false,
-            outcomes,
-            cpu: Cpu { user_ns: 1_000_000_000, system_ns: 500_000_000 },
+            devices: Vec::new(),
+        };
+        for (nth, turns) in devices.into_iter().enumerate() {
+            let mut driven = Driven::new(&format!("d{nth}"));
+            let cpu = Cpu { user_ns: 1_000_000_000, system_ns: 500_000_000 };
+            turns.into_iter().for_each(|jobs| driven.turn(&jobs, cpu));
+            report.devices.push(driven);
         }
+        report
     }
 
     #[test]
     fn json_has_fios_keys_and_percentiles_of_what_was_recorded() {
-        let report = report(vec![outcome(1..=1000), outcome(1001..=2000)]);
+        let report = report(vec![vec![vec![outcome(1..=1000), outcome(1001..=2000)]]]);
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         let read = &json["jobs"][0]["read"];
         assert_eq!(read["total_ios"], 1000);
@@ -338,39 +262,36 @@ mod tests {
         assert_eq!(read["runtime"], 2000);
         assert_eq!(read["clat_ns"]["percentile"]["99.000000"], 990);
         assert_eq!(json["jobs"][0]["write"]["total_ios"], 0);
-        assert_eq!(json["all"]["read"]["iops"], 1000.0);
-        assert_eq!(json["all"]["read"]["clat_ns"]["N"], 2000);
-        assert_eq!(json["all"]["read"]["clat_ns"]["percentile"]["50.000000"], 1000);
+        let all = &json["devices"][0];
+        assert_eq!(all["read"]["iops"], 1000.0);
+        assert_eq!(all["read"]["clat_ns"]["N"], 2000);
+        assert_eq!(all["read"]["clat_ns"]["percentile"]["50.000000"], 1000);
+        assert_eq!((&all["usr_cpu"], &all["sys_cpu"]), (&json!(50.0), &json!(25.0)));
+    }
+
+    #[test]
+    fn devices_are_compared_turn_by_turn_with_the_first() {
+        let turns = |ios: [u64; 3]| ios.map(|n| vec![outcome(1..=n)]).to_vec();
+        // The machine was slow in the second turn, for both.
+        let report = report(vec![turns([1000, 100, 1000]), turns([500, 52, 490])]);
+        let json: Value = serde_json::from_str(&report.json()).unwrap();
+        let (first, second) = (&json["devices"][0], &json["devices"][1]);
+        assert_eq!((&first["iops_median"], &first["ratio_median"]), (&json!(500.0), &json!(1.0)));
+        assert_eq!(second["ratio_median"], 0.5);
+        assert_eq!(second["turns_iops"], json!([250.0, 26.0, 245.0]));
+        assert_eq!(second["read"]["total_ios"], 1042);
+        assert!(report.text().contains("ratio: to d0"), "{}", report.text());
     }
 
     #[test]
     fn without_samples_json_has_no_percentiles_and_text_no_latency() {
         let mut none = outcome(std::iter::empty());
         none.read.ios = 10;
-        let report = report(vec![none]);
+        let report = report(vec![vec![vec![none]]]);
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         let clat = &json["jobs"][0]["read"]["clat_ns"];
         assert_eq!((&clat["N"], &clat["percentile"]), (&json!(0), &json!({})));
         assert!(!report.text().contains("clat"), "{}", report.text());
         assert!(report.text().contains("read: IOPS=5, "), "{}", report.text());
-    }
-
-    #[test]
-    fn cpu_time_is_found_behind_any_name() {
-        let stat = "1 (a (b) c) S 2 3 4 5 6 7 8 9 10 11 250 50 0 0";
-        assert_eq!(Cpu::of(stat), Cpu { user_ns: 2_500_000_000, system_ns: 500_000_000 });
-        assert_eq!(Cpu::of(""), Cpu::default());
-        let report = report(vec![outcome(1..=1000)]);
-        let json: Value = serde_json::from_str(&report.json()).unwrap();
-        assert_eq!((&json["usr_cpu"], &json["sys_cpu"]), (&json!(50.0), &json!(25.0)));
-    }
-
-    #[test]
-    fn large_counts_are_short() {
-        for (n, text) in
-            [(999.4, "999"), (12_345.0, "12.3k"), (2.5e6, "2.500M"), (1.234e7, "12.34M")]
-        {
-            assert_eq!(count(n), text);
-        }
     }
 }

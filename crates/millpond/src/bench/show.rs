@@ -10,7 +10,7 @@ use reactor::{now, sleep, spawn};
 
 use crate::bench::args::BenchArgs;
 use crate::bench::job::Counter;
-use crate::bench::report::count;
+use crate::bench::side::count;
 
 /// Shorter runs show nothing: who waits less than this does not wonder.
 const QUIET: Nanos = Nanos::from_secs(2);
@@ -42,7 +42,9 @@ pub(crate) fn start(args: &BenchArgs, counters: Vec<Arc<Counter>>) -> Option<Sho
     }
     let shown = Shown { stop: Rc::default(), line: Rc::default() };
     let (stop, line) = (shown.stop.clone(), shown.line.clone());
-    let (runtime, block_bytes) = (args.runtime, args.bs.bytes());
+    let turns = u64::from(args.turns) * args.drive.len().max(1) as u64;
+    let runtime = args.runtime.map(|t| Nanos(t.0.saturating_mul(turns)));
+    let block_bytes = args.bs.bytes();
     spawn(async move {
         let began = now();
         let sum = || counters.iter().map(|c| c.get()).sum::<u64>();
@@ -54,7 +56,7 @@ pub(crate) fn start(args: &BenchArgs, counters: Vec<Arc<Counter>>) -> Option<Sho
                 return;
             }
             let (at, ios) = (now(), sum());
-            let rate = (ios - last.1) as f64 * 1e9 / (at.0 - last.0.0).max(1) as f64;
+            let rate = ios.saturating_sub(last.1) as f64 * 1e9 / (at.0 - last.0.0).max(1) as f64;
             last = (at, ios);
             let text = text(Nanos(at.0 - began.0), runtime, rate, block_bytes);
             let written = if terminal {

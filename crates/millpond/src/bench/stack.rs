@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What is driven: a core, and on it the devices of the command line.
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Class, CoreId};
+use block::{BlockDevice, Class, CoreId, Error, LocalFuture};
 use control::{Failure, with_absolute_paths};
 use dm::{Dm, Opened, Remove, Resolver};
 use reactor::{Reactor, flush};
@@ -33,11 +35,37 @@ pub(crate) fn core(no_uring: bool) -> Result<(Reactor, Leaves), Failure> {
     Ok((Reactor::enter(CoreId(0), Box::new(Memory::new())), Leaves::in_memory()))
 }
 
+/// Opens a word's leaf once for all who name it, device mapper or not: so a leaf can be driven
+/// itself and below a device in one run.
+struct Once {
+    leaves: Leaves,
+    open: Rc<RefCell<BTreeMap<String, Weak<dyn BlockDevice>>>>,
+}
+
+impl Resolver for Once {
+    fn canonical(&self, word: &str) -> String {
+        self.leaves.canonical(word)
+    }
+
+    fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let key = self.canonical(word);
+        if let Some(leaf) = self.open.borrow().get(&key).and_then(Weak::upgrade) {
+            return Box::pin(async move { Ok(leaf) });
+        }
+        let (opening, open) = (self.leaves.open(word), self.open.clone());
+        Box::pin(async move {
+            let leaf = opening.await?;
+            open.borrow_mut().insert(key, Rc::downgrade(&leaf));
+            Ok(leaf)
+        })
+    }
+}
+
 /// The devices of one run.
 pub(crate) struct Stack {
     dm: Rc<Dm>,
     leaves: Leaves,
-    driven: Driven,
+    driven: Vec<Driven>,
 }
 
 enum Driven {
@@ -47,30 +75,47 @@ enum Driven {
 
 impl Stack {
     pub(crate) async fn build(args: &BenchArgs, leaves: Leaves) -> Result<Stack, Failure> {
-        let dm = Dm::new(Rc::new(leaves.clone()));
+        let once = Rc::new(Once { leaves: leaves.clone(), open: Rc::default() });
+        let dm = Dm::new(once.clone());
         targets::register(&dm);
-        let driven = match &args.raw {
-            Some(word) => {
-                let leaf = leaves.open(word).await;
-                Driven::Raw(leaf.map_err(|e| Failure::from(e).within(format!("--raw {word}")))?)
-            }
-            None => {
-                let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
-                for (name, table) in &args.device {
-                    create(&dm, name, &with_absolute_paths(table, &here), args.mapping).await?;
-                }
+        let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
+        for (name, table) in &args.device {
+            create(&dm, name, &with_absolute_paths(table, &here), args.mapping).await?;
+        }
+        let drive = match &args.raw {
+            Some(word) => std::slice::from_ref(word),
+            None if args.drive.is_empty() => {
                 create(&dm, &args.name, &read_table(&args.table)?, args.mapping).await?;
-                Driven::Mapped(dm.open(&args.name)?)
+                std::slice::from_ref(&args.name)
             }
+            None => &args.drive[..],
         };
+        for s in &args.set {
+            let set = dm.set_attribute(&s.device, &s.attribute, &s.value);
+            set.map_err(|e| Failure::from(e).within(format!("--set {}", s.device)))?;
+        }
+        let mut driven = Vec::new();
+        for word in drive {
+            let mapped = args.raw.is_none() && dm.get(word).is_ok();
+            driven.push(if mapped {
+                Driven::Mapped(dm.open(word)?)
+            } else {
+                let leaf = once.open(word).await;
+                Driven::Raw(leaf.map_err(|e| Failure::from(e).within(word))?)
+            });
+        }
         Ok(Stack { dm, leaves, driven })
     }
 
-    pub(crate) fn device(&self) -> Rc<dyn BlockDevice> {
-        match &self.driven {
-            Driven::Mapped(opened) => opened.device().clone(),
-            Driven::Raw(leaf) => leaf.clone(),
-        }
+    /// What to drive.
+    pub(crate) fn devices(&self) -> Vec<Rc<dyn BlockDevice>> {
+        let device = |d: &Driven| -> Rc<dyn BlockDevice> {
+            match d {
+                Driven::Mapped(opened) => opened.device().clone(),
+                Driven::Raw(leaf) => leaf.clone(),
+            }
+        };
+        self.driven.iter().map(device).collect()
     }
 
     /// Whether no leaf is a file.
@@ -109,6 +154,6 @@ async fn create(dm: &Rc<Dm>, name: &str, table: &str, mapping: Mapping) -> Resul
 
 impl fmt::Debug for Stack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stack({})", self.device().name())
+        write!(f, "Stack({:?}, {} driven)", self.dm, self.driven.len())
     }
 }

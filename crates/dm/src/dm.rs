@@ -20,6 +20,9 @@ use crate::verbs::Remove;
 /// Deepest stack of mapped devices: bounds the stack that one `submit` needs.
 pub const NESTING_MAX: usize = 16;
 
+/// Highest minor number: the kernel's device numbers have 20 bits for it.
+const MINOR_MAX: u32 = (1 << 20) - 1;
+
 /// All mapped devices of one core.
 pub struct Dm {
     pub(crate) me: Weak<Dm>,
@@ -108,7 +111,18 @@ impl Dm {
         uuid: Option<&str>,
         table: Option<&str>,
     ) -> Result<Rc<MappedDevice>, Error> {
-        let device = self.add(name, uuid)?;
+        self.create_at(name, uuid, None, table).await
+    }
+
+    /// The same with a minor number of the caller's choice; without, it is the lowest free one.
+    pub async fn create_at(
+        &self,
+        name: &str,
+        uuid: Option<&str>,
+        minor: Option<u32>,
+        table: Option<&str>,
+    ) -> Result<Rc<MappedDevice>, Error> {
+        let device = self.add(name, uuid, minor)?;
         let Some(table) = table else { return Ok(device) };
         // Its name may change meanwhile.
         let live = match self.load(device.name(), table).await {
@@ -124,14 +138,31 @@ impl Dm {
         Ok(device)
     }
 
-    fn add(&self, word: &str, uuid: Option<&str>) -> Result<Rc<MappedDevice>, Error> {
+    fn add(
+        &self,
+        word: &str,
+        uuid: Option<&str>,
+        minor: Option<u32>,
+    ) -> Result<Rc<MappedDevice>, Error> {
         let name = self.free_name(word)?;
         if let Some(uuid) = uuid {
             self.check_uuid(uuid)?;
         }
         let mut devices = self.devices.borrow_mut();
-        let used: BTreeSet<u32> = devices.values().map(|d| d.minor).collect();
-        let minor = (0..).find(|m| !used.contains(m)).expect("fewer than 2^32 devices");
+        let used: BTreeMap<u32, &str> = devices.values().map(|d| (d.minor, d.name())).collect();
+        let minor = match minor {
+            Some(minor) if minor > MINOR_MAX => {
+                let e = format!("{name}: minor number {minor}: at most {MINOR_MAX} is allowed");
+                return Err(Error::invalid(e));
+            }
+            Some(minor) => match used.get(&minor) {
+                Some(owner) => {
+                    return Err(Error::busy(format!("{name}: minor number {minor} is {owner}'s")));
+                }
+                None => minor,
+            },
+            None => (0..).find(|m| !used.contains_key(m)).expect("fewer than 2^32 devices"),
+        };
         let uuid = uuid.map(str::to_owned);
         let device = Rc::new(MappedDevice::new(self.me.clone(), name.clone(), uuid, minor));
         devices.insert(name, device.clone());

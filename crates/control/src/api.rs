@@ -15,6 +15,9 @@ pub struct Create {
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
+    /// The lowest free one without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
 }

@@ -19,9 +19,11 @@ pub mod api;
 pub mod attr;
 mod failure;
 pub mod paths;
+pub mod report;
 mod size;
 mod table;
 pub mod text;
+pub mod tree;
 
 pub use failure::{EXIT_BUSY, EXIT_DONE, EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, Failure};
 pub use size::{SizeError, parse_size};

@@ -3,9 +3,14 @@
 use std::fmt::Write;
 
 use crate::api::{Dependency, Device, Line, TargetType, Version};
+use crate::report::{INFO, Layout, Subject, fields, mangle, report};
+use crate::tree;
 
 /// What `dmsetup` prints when there is nothing to list.
 pub const NO_DEVICES: &str = "No devices found\n";
+
+/// Major number of mapped devices; `dm`'s.
+const MAJOR: u32 = 254;
 
 fn state(d: &Device) -> String {
     let mut out = String::from(if d.suspended { "SUSPENDED" } else { "ACTIVE" });
@@ -61,40 +66,42 @@ pub fn info_columns(devices: &[Device]) -> String {
     if devices.is_empty() {
         return NO_DEVICES.into();
     }
-    let wide = devices.iter().map(|d| d.name.len()).max().unwrap_or(0).max(16);
-    let mut out = format!("{:<wide$} Maj Min Stat Open Targ Event  UUID\n", "Name");
-    for d in devices {
-        let mark = |on, c| if on { c } else { '-' };
-        let stat = [
-            mark(d.live_table, 'L'),
-            mark(d.inactive_table, 'I'),
-            mark(d.suspended, 's'),
-            if d.read_only { 'r' } else { 'w' },
-        ];
-        let row = format!(
-            "{:<wide$} {:>3} {:>3} {} {:>4} {:>4} {:>6} {}",
-            d.name,
-            d.major,
-            d.minor,
-            String::from_iter(stat),
-            d.open_count,
-            d.targets,
-            d.event_nr,
-            d.uuid.as_deref().unwrap_or("")
-        );
-        out.push_str(row.trim_end());
-        out.push('\n');
-    }
-    out
+    let columns = fields(INFO).expect("the default columns exist");
+    let row = |d| columns.iter().map(|f| Subject::alone(d).value(f)).collect();
+    report(&columns, &devices.iter().map(row).collect::<Vec<_>>(), &Layout::default())
+}
+
+/// How `ls` and `deps` name devices: `-o` of dmsetup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Naming {
+    /// Major and minor number.
+    #[default]
+    Devno,
+    /// A mapped device's name, and the word that opens a leaf.
+    Devname,
+    /// The kernel's name: `dm-N`.
+    Blkdevname,
 }
 
 /// `dmsetup ls`.
-pub fn ls(devices: &[Device]) -> String {
+pub fn ls(devices: &[Device], naming: Naming) -> String {
     if devices.is_empty() {
         return NO_DEVICES.into();
     }
     devices.iter().fold(String::new(), |mut out, d| {
-        let _ = writeln!(out, "{}\t({}:{})", d.name, d.major, d.minor);
+        let _ = match naming {
+            Naming::Devno => writeln!(out, "{}\t({}:{})", d.name, d.major, d.minor),
+            Naming::Devname => writeln!(out, "{0}\t({0})", d.name),
+            Naming::Blkdevname => writeln!(out, "{}\t(dm-{})", d.name, d.minor),
+        };
+        out
+    })
+}
+
+/// `dmsetup ls --target`: the numbers as `deps` writes them.
+pub fn ls_of_target(devices: &[Device]) -> String {
+    devices.iter().fold(String::new(), |mut out, d| {
+        let _ = writeln!(out, "{}\t({}, {})", d.name, d.major, d.minor);
         out
     })
 }
@@ -102,41 +109,7 @@ pub fn ls(devices: &[Device]) -> String {
 /// `dmsetup ls --tree`: each device that nothing stands on, with what it stands on below it.
 /// `deps` belongs to `devices` by index.
 pub fn tree(devices: &[Device], deps: &[Vec<Dependency>]) -> String {
-    if devices.is_empty() {
-        return NO_DEVICES.into();
-    }
-    let used = |name: &str| deps.iter().flatten().any(|d| d.name == name);
-    let mut out = String::new();
-    for d in devices.iter().filter(|d| !used(&d.name)) {
-        let root = Dependency { name: d.name.clone(), number: Some((d.major, d.minor)) };
-        branch(devices, deps, &root, "", "", &mut out);
-    }
-    out
-}
-
-/// Ends, because tables can't contain their own device, and soon, because the daemon bounds how
-/// deep devices are nested.
-fn branch(
-    devices: &[Device],
-    deps: &[Vec<Dependency>],
-    node: &Dependency,
-    head: &str,
-    indent: &str,
-    out: &mut String,
-) {
-    let Some((major, minor)) = node.number else {
-        let _ = writeln!(out, "{head}({})", node.name);
-        return;
-    };
-    let _ = writeln!(out, "{head}{} ({major}:{minor})", node.name);
-    let at = devices.iter().position(|d| d.name == node.name);
-    let below = at.and_then(|at| deps.get(at)).map_or(&[][..], Vec::as_slice);
-    for (nth, dep) in below.iter().enumerate() {
-        let last = nth + 1 == below.len();
-        let head = format!("{indent} {}", if last { "└─" } else { "├─" });
-        let next = format!("{indent} {}", if last { "  " } else { "│ " });
-        branch(devices, deps, dep, &head, &next, out);
-    }
+    tree::drawn(devices, deps, &tree::Style::default())
 }
 
 /// `dmsetup status` and `dmsetup table` of one device; with `name` when several are listed. A
@@ -154,17 +127,48 @@ pub fn lines(name: Option<&str>, lines: &[Line]) -> String {
 
 /// `dmsetup deps`, numbers for mapped devices, names for leaves, which have no numbers; with `name`
 /// when several are listed.
-pub fn deps(name: Option<&str>, deps: &[Dependency]) -> String {
+pub fn deps(name: Option<&str>, deps: &[Dependency], naming: Naming) -> String {
     let mut out = name.map(|n| format!("{n}: ")).unwrap_or_default();
     let _ = write!(out, "{} dependencies\t:", deps.len());
     for d in deps {
-        let _ = match d.number {
-            Some((major, minor)) => write!(out, " ({major}, {minor})"),
-            None => write!(out, " ({})", d.name),
+        let _ = match (d.number, naming) {
+            (Some((major, minor)), Naming::Devno) => write!(out, " ({major}, {minor})"),
+            (Some((MAJOR, minor)), Naming::Blkdevname) => write!(out, " (dm-{minor})"),
+            (Some(_) | None, _) => write!(out, " ({})", d.name),
         };
     }
     out.push('\n');
     out
+}
+
+/// `dmsetup table --concise` of one device: it can be given to `create --concise`. A backslash
+/// stands before each separator that belongs to a value.
+pub fn concise(d: &Device, lines: &[Line]) -> String {
+    let quoted = |value: &str| {
+        value.chars().fold(String::new(), |mut out, c| {
+            if [',', ';', '\\'].contains(&c) {
+                out.push('\\');
+            }
+            out.push(c);
+            out
+        })
+    };
+    let uuid = quoted(d.uuid.as_deref().unwrap_or_default());
+    let access = if d.read_only { "ro" } else { "rw" };
+    let mut out = format!("{},{uuid},{},{access}", quoted(&d.name), d.minor);
+    for l in lines {
+        let _ = write!(out, ",{} {} {} {}", l.start, l.length, l.target, quoted(&l.params));
+    }
+    out
+}
+
+/// `dmsetup mangle` of one device: names are kept unmangled, so all are in order.
+pub fn mangled(d: &Device) -> String {
+    let name = mangle(&d.name);
+    match &d.uuid {
+        Some(uuid) => format!("{name}: {uuid}: name and UUID already in correct form\n"),
+        None => format!("{name}: [no UUID]: name already in correct form\n"),
+    }
 }
 
 /// `dmsetup targets`.
@@ -230,8 +234,11 @@ mod tests {
         let d = Device { suspended: true, inactive_table: true, ..device("wc", 7) };
         assert_eq!(
             info_columns(&[d]),
-            "Name             Maj Min Stat Open Targ Event  UUID\n\
-             wc               254   7 LIsw    1    1      2\n"
+            format!(
+                "Name             Maj Min Stat Open Targ Event  UUID{0}\n\
+                 wc               254   7 LIsw    1    1      2 {0}    \n",
+                " ".repeat(28)
+            )
         );
     }
 
@@ -245,26 +252,43 @@ mod tests {
     }
 
     #[test]
-    fn tree_hangs_what_is_below_under_what_is_above() {
-        let devices = [device("low", 0), device("top", 1)];
-        let low = Dependency { name: "low".into(), number: Some((254, 0)) };
-        let deps = [vec![leaf("/d.img")], vec![low, leaf("mem:4K")]];
-        assert_eq!(
-            tree(&devices, &deps),
-            "top (254:1)\n ├─low (254:0)\n │  └─(/d.img)\n └─(mem:4K)\n"
-        );
-        assert_eq!(tree(&[], &[]), NO_DEVICES);
-    }
-
-    #[test]
     fn deps_targets_and_ls_print_as_dmsetup_does() {
         let low = Dependency { name: "low".into(), number: Some((254, 0)) };
         let d = [low, leaf("/d.img")];
-        assert_eq!(deps(None, &d), "2 dependencies\t: (254, 0) (/d.img)\n");
-        assert_eq!(deps(Some("wc"), &d), "wc: 2 dependencies\t: (254, 0) (/d.img)\n");
+        assert_eq!(deps(None, &d, Naming::Devno), "2 dependencies\t: (254, 0) (/d.img)\n");
+        assert_eq!(
+            deps(Some("wc"), &d, Naming::Devno),
+            "wc: 2 dependencies\t: (254, 0) (/d.img)\n"
+        );
         let t = TargetType { name: "linear".into(), version: (1, 5, 0) };
         assert_eq!(targets(&[t]), "linear           v1.5.0\n");
-        assert_eq!(ls(&[device("wc", 3)]), "wc\t(254:3)\n");
-        assert_eq!(ls(&[]), NO_DEVICES);
+        assert_eq!(deps(None, &d, Naming::Blkdevname), "2 dependencies\t: (dm-0) (/d.img)\n");
+        assert_eq!(deps(None, &d, Naming::Devname), "2 dependencies\t: (low) (/d.img)\n");
+        for (naming, want) in [
+            (Naming::Devno, "wc\t(254:3)\n"),
+            (Naming::Devname, "wc\t(wc)\n"),
+            (Naming::Blkdevname, "wc\t(dm-3)\n"),
+        ] {
+            assert_eq!(ls(&[device("wc", 3)], naming), want);
+            assert_eq!(ls(&[], naming), NO_DEVICES);
+        }
+        assert_eq!(ls_of_target(&[device("wc", 3)]), "wc\t(254, 3)\n");
+    }
+    #[test]
+    fn a_concise_table_quotes_its_separators() {
+        let line = |params: &str| Line {
+            start: 0,
+            length: 8,
+            target: "linear".into(),
+            params: params.into(),
+        };
+        let d = Device { uuid: Some("u,1".into()), ..device("a;b", 3) };
+        assert_eq!(
+            concise(&d, &[line("mem:4M,x 0"), line("")]),
+            "a\\;b,u\\,1,3,rw,0 8 linear mem:4M\\,x 0,0 8 linear "
+        );
+        assert_eq!(concise(&device("new", 2), &[]), "new,,2,rw");
+        assert_eq!(mangled(&d), "a\\x3bb: u,1: name and UUID already in correct form\n");
+        assert_eq!(mangled(&device("z", 0)), "z: [no UUID]: name already in correct form\n");
     }
 }

@@ -147,6 +147,7 @@ async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> 
     let new = |d: &DeviceConfig| api::Create {
         name: d.name.clone(),
         uuid: d.uuid.clone(),
+        minor: None,
         table: Some(d.table.clone()),
     };
     let all: Vec<api::Create> = devices.iter().map(new).collect();

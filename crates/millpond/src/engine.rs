@@ -20,6 +20,7 @@ use crate::addr::Addr;
 use crate::exports::DmExports;
 use crate::leaf::Leaves;
 use crate::patience::{STARTING, patiently};
+use crate::routes::Slot;
 use crate::targets;
 
 /// Time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a little.
@@ -102,7 +103,7 @@ impl Engine {
 
     pub(crate) async fn create(&self, new: api::Create) -> Result<api::Changed, Failure> {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
-        self.dm.create(&new.name, uuid, table).await?;
+        self.dm.create_at(&new.name, uuid, new.minor, table).await?;
         tracing::info!(device = new.name, "device created");
         self.changed(&new.name)
     }
@@ -186,8 +187,13 @@ impl Engine {
         Ok(self.dm.status(name)?.into_iter().map(line).collect())
     }
 
-    pub(crate) fn table(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
-        Ok(self.dm.table(name)?.into_iter().map(line).collect())
+    pub(crate) fn table(&self, name: &str, slot: Slot) -> Result<Vec<api::Line>, Failure> {
+        let device = self.dm.get(name)?;
+        let lines = match slot {
+            Slot::Live => device.table(),
+            Slot::Inactive => device.inactive_table(),
+        };
+        Ok(lines.into_iter().map(line).collect())
     }
 
     pub(crate) fn deps(&self, name: &str) -> Result<Vec<api::Dependency>, Failure> {

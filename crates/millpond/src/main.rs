@@ -20,6 +20,7 @@ mod client;
 mod config;
 mod core;
 mod daemon;
+mod dmsetup;
 mod embed;
 mod engine;
 mod exports;
@@ -50,6 +51,10 @@ use crate::config::Config;
 use crate::rundir::{RunDir, refused};
 
 fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    if dmsetup::is_meant(args.next().as_ref()) {
+        return dmsetup::main(args).into();
+    }
     let cli = Cli::parse();
     match run(cli) {
         Ok(code) => code.into(),

@@ -35,12 +35,19 @@ pub(crate) enum Verb {
     Rename,
     Message,
     Status,
-    Table,
+    Table(Slot),
     Deps,
     Wait(Option<u32>),
     Attributes,
     GetAttribute(String),
     SetAttribute(String),
+}
+
+/// Which of a device's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    Live,
+    Inactive,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +101,7 @@ fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<Verb>, Fai
         ("POST", ["rename"]) => Verb::Rename,
         ("POST", ["message"]) => Verb::Message,
         ("GET", ["status"]) => Verb::Status,
-        ("GET", ["table"]) => Verb::Table,
+        ("GET", ["table"]) => Verb::Table(slot(query)?),
         ("GET", ["deps"]) => Verb::Deps,
         ("GET", ["wait"]) => Verb::Wait(event(query)?),
         ("GET", ["attributes"]) => Verb::Attributes,
@@ -111,6 +118,17 @@ fn remove_how(query: &str) -> Result<RemoveHow, Failure> {
         "deferred=true" => Ok(RemoveHow::Deferred),
         _ => {
             let message = format!("query `{query}`: allowed are force=true and deferred=true");
+            Err(Failure::new(ErrorKind::Invalid, message))
+        }
+    }
+}
+
+fn slot(query: &str) -> Result<Slot, Failure> {
+    match query {
+        "" => Ok(Slot::Live),
+        "inactive=true" => Ok(Slot::Inactive),
+        _ => {
+            let message = format!("query `{query}`: allowed is inactive=true");
             Err(Failure::new(ErrorKind::Invalid, message))
         }
     }
@@ -179,7 +197,7 @@ async fn of_device(
             json(&core.call(async move |e| e.message(&name, message).await).await??)
         }
         Verb::Status => json(&core.call(async move |e| e.status(&name)).await??),
-        Verb::Table => json(&core.call(async move |e| e.table(&name)).await??),
+        Verb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
         Verb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
         Verb::Wait(seen) => json(&wait(state, name, seen).await?),
         Verb::Attributes => json(&core.call(async move |e| e.attributes(&name)).await??),
@@ -248,7 +266,8 @@ mod tests {
             ("POST", "/v1/devices/wc/rename", "", of("wc", Verb::Rename)),
             ("POST", "/v1/devices/wc/message", "", of("wc", Verb::Message)),
             ("GET", "/v1/devices/wc/status", "", of("wc", Verb::Status)),
-            ("GET", "/v1/devices/wc/table", "", of("wc", Verb::Table)),
+            ("GET", "/v1/devices/wc/table", "", of("wc", Verb::Table(Slot::Live))),
+            ("GET", "/v1/devices/wc/table", "inactive=true", of("wc", Verb::Table(Slot::Inactive))),
             ("GET", "/v1/devices/wc/deps", "", of("wc", Verb::Deps)),
             ("GET", "/v1/devices/wc/wait", "event=3", of("wc", Verb::Wait(Some(3)))),
             ("GET", "/v1/devices/wc/wait", "", of("wc", Verb::Wait(None))),
@@ -274,6 +293,7 @@ mod tests {
             ("GET", "/v1/devices/wc/load", "", ErrorKind::NotFound),
             ("DELETE", "/v1/devices/wc", "forced=true", ErrorKind::Invalid),
             ("GET", "/v1/devices/wc/wait", "event=-1", ErrorKind::Invalid),
+            ("GET", "/v1/devices/wc/table", "inactive", ErrorKind::Invalid),
         ] {
             assert_eq!(route(method, path, query).unwrap_err().kind(), Some(kind), "{path}");
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind as IoKind, Read, Write};
 
 use block::ErrorKind;
+use control::text::Naming;
 use control::{Failure, api, paths, text, with_absolute_paths};
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -92,13 +93,13 @@ pub(crate) fn read_table(args: &TableArgs) -> Result<String, Failure> {
     Ok(with_absolute_paths(&text, &here))
 }
 
-async fn post(client: &Client, name: &str, what: &str, body: &impl Serialize) -> Done {
+pub(crate) async fn post(client: &Client, name: &str, what: &str, body: &impl Serialize) -> Done {
     let changed: api::Changed = client.post(&paths::of_device(name, what), body).await?;
     warn(&changed);
     Ok(())
 }
 
-fn warn(changed: &api::Changed) {
+pub(crate) fn warn(changed: &api::Changed) {
     for w in &changed.warnings {
         eprintln!("millpond: warning: {w}");
     }
@@ -106,7 +107,7 @@ fn warn(changed: &api::Changed) {
 
 async fn create(client: &Client, a: &CreateArgs) -> Done {
     let table = if a.notable { None } else { Some(read_table(&a.table)?) };
-    let body = api::Create { name: a.name.clone(), uuid: a.uuid.clone(), table };
+    let body = api::Create { name: a.name.clone(), uuid: a.uuid.clone(), minor: None, table };
     warn(&client.post(paths::DEVICES, &body).await?);
     Ok(())
 }
@@ -125,7 +126,7 @@ async fn remove(client: &Client, a: &RemoveArgs) -> Done {
         .await
 }
 
-fn remove_query(force: bool, deferred: bool) -> &'static str {
+pub(crate) fn remove_query(force: bool, deferred: bool) -> &'static str {
     match (force, deferred) {
         (true, _) => "?force=true",
         (false, true) => "?deferred=true",
@@ -133,13 +134,13 @@ fn remove_query(force: bool, deferred: bool) -> &'static str {
     }
 }
 
-async fn delete(client: &Client, name: &str, query: &str) -> Done {
+pub(crate) async fn delete(client: &Client, name: &str, query: &str) -> Done {
     let _: api::Nothing = client.delete(&format!("{}{query}", paths::device(name))).await?;
     Ok(())
 }
 
 /// Removes what nothing uses until a round removes nothing; then what is left is busy.
-async fn remove_all(client: &Client, a: &RemoveAllArgs) -> Done {
+pub(crate) async fn remove_all(client: &Client, a: &RemoveAllArgs) -> Done {
     loop {
         let devices: Vec<api::Device> = client.get(paths::DEVICES).await?;
         let (mut removed, mut last) = (false, Ok(()));
@@ -162,7 +163,7 @@ async fn rename(client: &Client, a: &RenameArgs) -> Done {
     post(client, &a.name, "rename", &body).await
 }
 
-async fn message(client: &Client, a: &MessageArgs) -> Done {
+pub(crate) async fn message(client: &Client, a: &MessageArgs) -> Done {
     let path = paths::of_device(&a.name, "message");
     let body = api::Message { sector: a.sector, words: a.words.clone() };
     let answer = client.post::<_, api::Reply>(&path, &body);
@@ -198,7 +199,11 @@ async fn table(client: &Client, a: &TableListArgs) -> Done {
     lines(client, &a.name, "table", &a.target, &a.listing).await
 }
 
-async fn lines_of(client: &Client, name: &str, what: &str) -> Result<Vec<api::Line>, Failure> {
+pub(crate) async fn lines_of(
+    client: &Client,
+    name: &str,
+    what: &str,
+) -> Result<Vec<api::Line>, Failure> {
     client.get(&paths::of_device(name, what)).await
 }
 
@@ -257,7 +262,7 @@ async fn ls(client: &Client, a: &LsArgs) -> Done {
         devices = found;
     }
     if !a.tree {
-        return show(&a.listing, &devices, || text::ls(&devices));
+        return show(&a.listing, &devices, || text::ls(&devices, Naming::Devno));
     }
     let mut deps = Vec::new();
     for d in &devices {
@@ -275,7 +280,7 @@ async fn deps(client: &Client, a: &DepsArgs) -> Done {
         all.push(client.get::<Vec<api::Dependency>>(&paths::of_device(&d.name, "deps")).await?);
     }
     if a.name.is_some() {
-        return show(&a.listing, &all[0], || text::deps(None, &all[0]));
+        return show(&a.listing, &all[0], || text::deps(None, &all[0], Naming::Devno));
     }
     let map: BTreeMap<&str, &Vec<api::Dependency>> =
         devices.iter().map(|d| d.name.as_str()).zip(&all).collect();
@@ -283,7 +288,11 @@ async fn deps(client: &Client, a: &DepsArgs) -> Done {
         if devices.is_empty() {
             return text::NO_DEVICES.into();
         }
-        devices.iter().zip(&all).map(|(d, deps)| text::deps(Some(&d.name), deps)).collect()
+        devices
+            .iter()
+            .zip(&all)
+            .map(|(d, deps)| text::deps(Some(&d.name), deps, Naming::Devno))
+            .collect()
     })
 }
 
@@ -332,7 +341,7 @@ fn show(listing: &Listing, value: &impl Serialize, text: impl FnOnce() -> String
     }
 }
 
-fn print(text: &str) -> Done {
+pub(crate) fn print(text: &str) -> Done {
     match std::io::stdout().write_all(text.as_bytes()) {
         // Who reads us has seen enough.
         Err(e) if e.kind() == IoKind::BrokenPipe => Ok(()),

@@ -26,21 +26,22 @@ fn blocks(manual: &str) -> Vec<(String, String, bool)> {
     all
 }
 
-#[test]
-fn the_examples_of_the_api_manual_print_what_it_says() {
-    let pond = Pond::start();
+/// Runs the examples of a manual with a daemon; returns how many outputs were compared.
+fn run_examples(manual: &str, pond: &Pond, path: &Path) -> usize {
     let mut before = String::new(); // functions that the examples define
     let mut printed = None;
     let mut compared = 0;
-    for (language, text, follows) in blocks("api.md") {
+    for (language, text, follows) in blocks(manual) {
         if language == "sh" {
-            let script = format!("set -e\n{before}\n{text}");
-            let run_dir = pond.run_dir();
-            let dir = format!("MILLPOND_RUN_DIR={}", run_dir.display());
-            let said = sh("env", &[&dir, "sh", "-c", &script]);
+            let script = format!("set -e\ncd {}\n{before}\n{text}", pond.dir.path().display());
+            let run_dir = format!("MILLPOND_RUN_DIR={}", pond.run_dir().display());
+            let search = std::env::var("PATH").expect("tests have a PATH");
+            let search = format!("PATH={}:{search}", path.display());
+            let said = sh("env", &[&run_dir, &search, "LC_ALL=C.UTF-8", "sh", "-c", &script]);
             assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{text}\n{said:?}");
-            if said.out.is_empty() {
+            if text.contains("() {") {
                 before.push_str(&text);
+                before.push('\n');
             }
             printed = Some(said.out);
         } else {
@@ -49,7 +50,26 @@ fn the_examples_of_the_api_manual_print_what_it_says() {
             compared += 1;
         }
     }
+    compared
+}
+
+#[test]
+fn the_examples_of_the_api_manual_print_what_it_says() {
+    let pond = Pond::start();
+    let compared = run_examples("api.md", &pond, Path::new("/nowhere"));
     assert!(compared >= 8, "{compared} outputs compared");
+}
+
+#[test]
+fn the_examples_of_the_dmsetup_manual_print_what_it_says() {
+    let pond = Pond::start();
+    let bin = pond.dir.path().join("bin");
+    std::fs::create_dir(&bin).expect("a writable folder");
+    for name in ["millpond", "dmsetup"] {
+        std::os::unix::fs::symlink(common::MILLPOND, bin.join(name)).expect("a writable folder");
+    }
+    let compared = run_examples("dmsetup.md", &pond, &bin);
+    assert!(compared >= 4, "{compared} outputs compared");
 }
 
 #[test]

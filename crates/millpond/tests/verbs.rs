@@ -38,9 +38,12 @@ fn create_and_the_listings_print_what_dmsetup_prints() {
     );
     assert_eq!(
         pond.cli(&["info", "-c"]).ok(),
-        "Name             Maj Min Stat Open Targ Event  UUID\n\
-         low              254   0 L--w    1    1      0\n\
-         top              254   1 L--w    0    2      0 u-1\n"
+        format!(
+            "Name             Maj Min Stat Open Targ Event  UUID{0}\n\
+             low              254   0 L--w    1    1      0     {0}\n\
+             top              254   1 L--w    0    2      0 u-1 {0}\n",
+            " ".repeat(28)
+        )
     );
     let targets = pond.cli(&["targets"]).ok();
     for name in ["linear           v1.", "striped          v1.", "writecache       v1."] {

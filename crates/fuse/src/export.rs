@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! An export: a mount, the threads that serve it, and its orderly end.
 use std::fmt;
-use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -68,8 +67,7 @@ impl Export {
         let mut config = Config::default();
         config.n_threads = Some(options.threads);
         config.acl = SessionACL::Owner;
-        // A descriptor of its own for each thread, where the device can be opened once more.
-        config.clone_fd = OpenOptions::new().read(true).write(true).open(mount::DEVICE).is_ok();
+        config.clone_fd = true; // each thread has a queue of its own
         let device = mount::mount(&dir)?;
         // From here on dropping it unmounts.
         let mut export = Export { dir, session: None, mounted: true, shared };

@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 /// The kernel's door to FUSE.
-pub(crate) const DEVICE: &str = "/dev/fuse";
+const DEVICE: &str = "/dev/fuse";
 /// What `/proc/mounts` shows as the type of our mounts.
 const TYPE: &str = "fuse.millpond";
 /// What it shows as their source.
@@ -30,7 +30,10 @@ const STALE_MAX: usize = 16;
 /// killed has left there. Returns its absolute path without links.
 pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, Error> {
     let shown = dir.display();
-    let refused = |e: &io::Error| refused(e, format!("--fuse {shown}"));
+    let refused = |e: &io::Error| {
+        let hint = if e.kind() == IoKind::NotFound { ": an empty directory is needed" } else { "" };
+        refused(e, format!("--fuse {shown}{hint}"))
+    };
     let absolute = std::path::absolute(dir).map_err(|e| refused(&e))?;
     let mut metadata = std::fs::metadata(&absolute);
     for _ in 0..STALE_MAX {
@@ -91,20 +94,18 @@ fn top_type<'a>(mountinfo: &'a str, dir: &Path) -> Option<&'a str> {
 
 /// Mounts at `dir`, as [`prepare`] returned it, and returns the open device to serve it by.
 pub(crate) fn mount(dir: &Path) -> Result<OwnedFd, Error> {
-    let failed = |e: io::Error| refused(&e, format!("--fuse {}", dir.display()));
-    match OpenOptions::new().read(true).write(true).open(DEVICE) {
-        Ok(device) => match by_call(dir, &device) {
-            Ok(()) => Ok(device.into()),
-            Err(e) if e.kind() == IoKind::PermissionDenied => by_program(dir).map_err(failed),
-            Err(e) => Err(failed(e)),
-        },
-        Err(e) if e.kind() == IoKind::PermissionDenied => by_program(dir).map_err(failed),
-        Err(e) if e.kind() == IoKind::NotFound => Err(Error::new(
-            ErrorKind::NotSupported,
-            format!("--fuse {}: there is no {DEVICE}: `modprobe fuse` loads it", dir.display()),
-        )),
-        Err(e) => Err(refused(&e, DEVICE)),
-    }
+    let shown = dir.display();
+    // fusermount3 opens it with its caller's rights, so who can't open it can't mount.
+    let device = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|e| {
+        let why = "is needed, readable and writable (the kernel's module is fuse)";
+        refused(&e, format!("--fuse {shown}: {DEVICE} {why}"))
+    })?;
+    let mounted = match by_call(dir, &device) {
+        Ok(()) => Ok(device.into()),
+        Err(e) if e.kind() == IoKind::PermissionDenied => by_program(dir),
+        Err(e) => Err(e),
+    };
+    mounted.map_err(|e| refused(&e, format!("--fuse {shown}")))
 }
 
 fn by_call(dir: &Path, device: &File) -> io::Result<()> {

@@ -181,17 +181,16 @@ impl Leaves {
         leaf.stats().set_alarm(self.0.alarm.clone());
         let leaf = Rc::new(leaf);
         let mut open = self.0.open.borrow_mut();
-        open.retain(|l| l.strong_count() > 0);
-        open.push(Rc::downgrade(&leaf));
+        open.retain(|(_, leaf)| leaf.strong_count() > 0);
+        let id = self.0.next_id.replace(self.0.next_id.get() + 1);
+        open.push((id, Rc::downgrade(&leaf)));
         Ok(leaf)
     }
 
     fn open_path(&self, path: &Path) -> Result<OpenLeaf, Error> {
         if self.is_own(path) {
-            return Err(Error::invalid(format!(
-                "{}: this daemon serves it: name the device instead of its file",
-                path.display()
-            )));
+            let hint = "this daemon serves this file: name the device instead of it";
+            return Err(Error::invalid(hint));
         }
         let Some(files) = &self.0.files else {
             let hint = "files need io_uring; without it mem:SIZE and null:SIZE are allowed";

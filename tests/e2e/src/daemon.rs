@@ -44,7 +44,17 @@ impl Daemon {
     /// Starts `program` in `dir` with these devices, and waits until it is ready. Relative paths
     /// in tables are relative to `dir`.
     pub fn start(program: &Path, dir: &Path, devices: &[Device<'_>]) -> Result<Daemon> {
-        let mut config = String::new();
+        Daemon::start_with(program, dir, "", devices)
+    }
+
+    /// The same with options as the config has them.
+    pub fn start_with(
+        program: &Path,
+        dir: &Path,
+        options: &str,
+        devices: &[Device<'_>],
+    ) -> Result<Daemon> {
+        let mut config = format!("{options}\n");
         for (name, table) in devices {
             config.push_str(&format!("[[device]]\nname = '{name}'\ntable = '''{table}'''\n"));
         }

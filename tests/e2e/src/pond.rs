@@ -2,6 +2,7 @@
 //! A folder with files of devices and a daemon on them: what every test begins with.
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -12,12 +13,16 @@ use crate::daemon::{Daemon, Device};
 use crate::process::missing;
 use crate::{clock, pause};
 
+/// The folder for the devices as files.
+const MOUNT: &str = "mount";
+
 /// A daemon in a folder of its own, both gone when it is dropped. Its methods panic on failure:
 /// it is for tests.
 #[derive(Debug)]
 pub struct Pond {
     daemon: Option<Daemon>,
     program: PathBuf,
+    mounted: bool,
     dir: TempDir,
 }
 
@@ -33,15 +38,28 @@ pub fn clients(programs: &[&str]) -> bool {
 impl Pond {
     /// Makes files (name, bytes) and starts a daemon with these devices.
     pub fn start(files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
+        Pond::start_with("", files, devices)
+    }
+
+    /// The same, with the devices as files below [`Pond::mount`].
+    pub fn start_mounted(files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
+        Pond::start_with("fuse = './mount'", files, devices)
+    }
+
+    fn start_with(options: &str, files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
         let program = millpond(Build::Workspace).unwrap_or_else(|e| panic!("{e}"));
         let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir();
         let dir = dir.expect("a temporary folder can be made");
         for (name, bytes) in files {
             make_file(&dir.path().join(name), *bytes);
         }
-        let daemon = Daemon::start(&program, dir.path(), devices);
+        let mounted = !options.is_empty();
+        if mounted {
+            std::fs::create_dir(dir.path().join(MOUNT)).expect("the folder is new");
+        }
+        let daemon = Daemon::start_with(&program, dir.path(), options, devices);
         let daemon = Some(daemon.unwrap_or_else(|e| panic!("{e}")));
-        Pond { daemon, program, dir }
+        Pond { daemon, program, mounted, dir }
     }
 
     /// A write cache `wc`: `origin.img` and `cache.img` of these sizes, with these options.
@@ -63,6 +81,11 @@ impl Pond {
     /// The folder.
     pub fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Where the devices are as files, if they are.
+    pub fn mount(&self) -> PathBuf {
+        self.path(MOUNT)
     }
 
     /// A file in it.
@@ -128,6 +151,14 @@ impl Drop for Pond {
     fn drop(&mut self) {
         if let Some(daemon) = self.daemon.as_ref().filter(|_| std::thread::panicking()) {
             eprintln!("the daemon's log:\n{}", daemon.log());
+        }
+        if self.mounted {
+            drop(self.daemon.take());
+            // What a killed daemon leaves would keep the folder from being removed. Nothing may be
+            // there; for root it is the first one that works, for others the second.
+            let mount = self.mount();
+            let _ = Command::new("umount").arg("-lq").arg(&mount).output();
+            let _ = Command::new("fusermount3").args(["-uzq", "--"]).arg(&mount).output();
         }
     }
 }

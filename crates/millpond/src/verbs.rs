@@ -75,6 +75,19 @@ async fn each(verb: &str, names: &[String], one: impl AsyncFn(&str) -> Done) -> 
     Ok(())
 }
 
+/// All of standard input. What is longer than the daemon takes is refused, never cut: a part of a
+/// table may be another table.
+pub(crate) fn read_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = std::io::stdin().take(api::BODY_BYTES_MAX as u64 + 1).read_to_string(&mut text);
+    read.map_err(|e| refused(&e, "standard input"))?;
+    if text.len() > api::BODY_BYTES_MAX {
+        let message = format!("standard input: at most {} bytes are taken", api::BODY_BYTES_MAX);
+        return Err(Failure::new(ErrorKind::Invalid, message));
+    }
+    Ok(text)
+}
+
 /// The table that the arguments name, its relative paths made absolute.
 pub(crate) fn read_table(args: &TableArgs) -> Result<String, Failure> {
     let text = match (&args.table, &args.table_file) {
@@ -82,12 +95,7 @@ pub(crate) fn read_table(args: &TableArgs) -> Result<String, Failure> {
         (None, Some(file)) => {
             std::fs::read_to_string(file).map_err(|e| refused(&e, file.display()))?
         }
-        (None, None) => {
-            let mut text = String::new();
-            let read = std::io::stdin().take(api::BODY_BYTES_MAX as u64).read_to_string(&mut text);
-            read.map_err(|e| refused(&e, "standard input"))?;
-            text
-        }
+        (None, None) => read_stdin()?,
     };
     let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
     Ok(with_absolute_paths(&text, &here))

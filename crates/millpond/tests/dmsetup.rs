@@ -520,6 +520,12 @@ fn odd_arguments_are_errors_and_never_a_panic() {
         assert_eq!(said.code, Some(1), "{:.300}", said.err);
         assert!(!said.err.contains("panicked"), "{:.300}", said.err);
     }
+    // Cut somewhere, it would be other tables.
+    let long = "0 8 zero\n#".repeat(200_000);
+    for args in [&["create", "x"][..], &["create", "--concise"]] {
+        let e = dm.run_with(args, &long).failed(1);
+        assert!(e.contains("standard input: at most 1048576 bytes"), "{e:.300}");
+    }
     assert_eq!(dm.say("ls").ok(), "No devices found\n");
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The commands that change devices.
-use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -47,12 +46,7 @@ pub(crate) async fn create(client: &Client, options: &Options, words: &[String])
 
 async fn create_concise(client: &Client, words: &[String]) -> Done {
     let list = match words {
-        [] => {
-            let mut list = String::new();
-            let read = std::io::stdin().take(api::BODY_BYTES_MAX as u64).read_to_string(&mut list);
-            read.map_err(|e| Trouble::from(refused(&e, "standard input")))?;
-            list
-        }
+        [] => verbs::read_stdin()?,
         [list] => list.clone(),
         _ => return Err(Trouble::failed("dmsetup create --concise takes at most one argument")),
     };

@@ -51,13 +51,14 @@ pub struct Export {
     /// None before it is served and after it was stopped.
     session: Option<BackgroundSession>,
     mounted: bool,
+    cleared: usize,
     shared: Arc<Shared>,
 }
 
 impl Export {
     /// Mounts at `dir` and serves. Only the caller's user may use it.
     pub fn start(dir: &Path, host: Arc<dyn Host>, options: Options) -> Result<Export, Error> {
-        let dir = mount::prepare(dir)?;
+        let (dir, cleared) = mount::prepare(dir)?;
         let shared = Arc::new(Shared {
             budget: Budget::new(options.requests_max, options.bytes_max),
             open_files: AtomicUsize::new(0),
@@ -70,7 +71,7 @@ impl Export {
         config.clone_fd = true; // each thread has a queue of its own
         let device = mount::mount(&dir)?;
         // From here on dropping it unmounts.
-        let mut export = Export { dir, session: None, mounted: true, shared };
+        let mut export = Export { dir, session: None, mounted: true, cleared, shared };
         let served = Session::from_fd(fs, device, config.acl, config).and_then(Session::spawn);
         let failed = |e| mount::refused(&e, format!("--fuse {}", export.dir.display()));
         export.session = Some(served.map_err(failed)?);
@@ -80,6 +81,11 @@ impl Export {
     /// Where it is mounted: absolute, without links.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Dead mounts of killed daemons that were in the way.
+    pub fn cleared(&self) -> usize {
+        self.cleared
     }
 
     /// Refuses new requests, waits for those in flight (at most for `patience`), and unmounts.

@@ -27,8 +27,8 @@ const SOURCE: &str = "millpond";
 const STALE_MAX: usize = 16;
 
 /// Checks that a file system can be mounted at `dir`, after clearing away what a daemon that was
-/// killed has left there. Returns its absolute path without links.
-pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, Error> {
+/// killed has left there. Returns its absolute path without links, and how many dead mounts went.
+pub(crate) fn prepare(dir: &Path) -> Result<(PathBuf, usize), Error> {
     let shown = dir.display();
     let refused = |e: &io::Error| {
         let hint = if e.kind() == IoKind::NotFound { ": an empty directory is needed" } else { "" };
@@ -36,6 +36,7 @@ pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, Error> {
     };
     let absolute = std::path::absolute(dir).map_err(|e| refused(&e))?;
     let mut metadata = std::fs::metadata(&absolute);
+    let mut cleared = 0;
     for _ in 0..STALE_MAX {
         match &metadata {
             Err(e) if is_dead(e) => {
@@ -48,6 +49,7 @@ pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, Error> {
                 unmount(&absolute, How::Lazily).map_err(|e| {
                     refused(&e).within("the mount that a killed daemon left can't be unmounted")
                 })?;
+                cleared += 1;
                 metadata = std::fs::metadata(&absolute);
             }
             _ => break,
@@ -69,7 +71,7 @@ pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, Error> {
             format!("--fuse {shown}: the directory is not empty: choose an empty one"),
         ));
     }
-    Ok(dir)
+    Ok((dir, cleared))
 }
 
 /// Whether the server of the mount has gone.
@@ -227,6 +229,6 @@ mod tests {
         assert!(prepare(tmp.path()).unwrap_err().to_string().contains("not empty"));
         let empty = tmp.path().join("empty");
         std::fs::create_dir(&empty).unwrap();
-        assert_eq!(prepare(&empty).unwrap(), empty.canonicalize().unwrap());
+        assert_eq!(prepare(&empty).unwrap(), (empty.canonicalize().unwrap(), 0));
     }
 }

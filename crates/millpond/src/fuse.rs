@@ -278,6 +278,10 @@ impl Fuse {
         let options = Options { threads, requests_max: JOBS_MAX, ..Options::default() };
         core.post(|_| FACE.set(Some(Rc::new(Face::new()))))?;
         let export = Export::start(dir, Arc::new(Devices(core.clone())), options)?;
+        if export.cleared() > 0 {
+            let dir = export.dir().display();
+            tracing::warn!(%dir, "unmounted what a killed daemon had left");
+        }
         let own = export.dir().to_owned();
         core.post(|engine| engine.leaves.set_own_mount(Some(own)))?;
         Ok(Fuse { export, core: core.clone() })

@@ -243,6 +243,8 @@ fn synchronous_writes_and_fsynced_ones_survive_a_kill() {
     assert_eq!(dead.raw_os_error(), Some(Errno::NOTCONN.raw_os_error()));
     // The next daemon clears the dead mount away.
     pond.start_again();
+    let log = pond.daemon().log();
+    assert!(log.contains("unmounted what a killed daemon had left"), "{log}");
     let f = open(&device);
     for (at, len, byte) in [(0, 4096, 1), (8192, 4096, 2), (16384, 100, 3)] {
         let mut back = vec![0; len];

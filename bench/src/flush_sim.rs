@@ -13,8 +13,8 @@
 //! Invariants
 //! - F1 The dirty set and its order of arrival depend on the scale alone: both orders of writeback
 //!   and all disks get the same.
-//! - F2 The cache has one slot more than the full dirty set, so that no watermark starts writeback
-//!   before the flush.
+//! - F2 The cache has an eighth more slots than the full dirty set: at least so much is free that
+//!   no watermark starts writeback before the flush, not even one of 100 %.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -99,12 +99,17 @@ impl Scale {
         Scale { origin_blocks: full.origin_blocks / by, cache_blocks: full.cache_blocks / by }
     }
 
-    /// The smallest cache device with one slot more than the dirty set (F2).
+    /// Slots of the cache (F2).
+    fn slots(self) -> u64 {
+        self.cache_blocks + self.cache_blocks / 8
+    }
+
+    /// The smallest cache device with at least these slots.
     fn cache_device_sectors(self) -> Sector {
-        let mut area_bytes = self.cache_blocks * BLOCK_BYTES;
+        let mut area_bytes = self.slots() * BLOCK_BYTES;
         loop {
             let geometry = Geometry::compute(area_bytes, BLOCK_BYTES as u32);
-            if geometry.is_ok_and(|g| u64::from(g.slots) > self.cache_blocks) {
+            if geometry.is_ok_and(|g| u64::from(g.slots) >= self.slots()) {
                 return Sector::from_bytes(area_bytes);
             }
             area_bytes += BLOCK_BYTES;
@@ -247,8 +252,8 @@ fn open(
     let resumed: Result<(), Error> = finish(machine, async move { target.resume().await })?;
     resumed.map_err(|e| e.chain())?;
     let slots = cache.get_attribute("total_blocks").map_err(|e| e.chain())?;
-    if slots.parse() != Ok(scale.cache_blocks + 1) {
-        return Err(format!("the cache has {slots} slots, not {}", scale.cache_blocks + 1));
+    if slots.parse() != Ok(scale.slots()) {
+        return Err(format!("the cache has {slots} slots, not {}", scale.slots()));
     }
     Ok(cache)
 }

@@ -6,6 +6,9 @@
 //!               idle           │ goes on if begun │ starts            │ full
 //! ```
 //!
+//! The kernel's levels may leave writers and writeback next to no room, at 100 % none: then each
+//! write waits for a flush of the origin. [`Watermarks::with_room`] lowers such levels.
+//!
 //! Invariants
 //! - W1 `free_at_high <= free_at_low`: what starts also goes on.
 
@@ -48,6 +51,24 @@ impl Watermarks {
         let free_at_high = free_at(total, high_percent);
         let free_at_low = free_at(total, low_percent);
         Ok(Watermarks { free_at_high, free_at_low })
+    }
+
+    /// The same levels, but at least `room` blocks are free when writeback stops, and half of them
+    /// when it starts.
+    #[must_use]
+    pub fn with_room(self, room: u64) -> Watermarks {
+        Watermarks {
+            free_at_high: self.free_at_high.max(room / 2),
+            free_at_low: self.free_at_low.max(room),
+        }
+    }
+
+    /// The blocks that writers and writeback share while both are busy: free ones, and those that
+    /// are being written back. No more than twice what is free when writeback starts, so that
+    /// writers are not yet slowed much at that moment, however low it stops.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.free_at_low.min(self.free_at_high.saturating_mul(2))
     }
 
     /// Free blocks at the high watermark.
@@ -145,6 +166,25 @@ mod tests {
         let full = Watermarks::new(1000, 100, 100).unwrap();
         assert!(!full.should_start(1));
         assert!(full.should_start(0));
+    }
+
+    #[test]
+    fn levels_with_room_are_lowered_only_where_they_leave_too_little() {
+        // Watermarks, room asked for; free at high and at low, room found.
+        let table = [
+            ((50, 45), 125, (500, 550, 550)),
+            ((90, 80), 125, (100, 200, 200)),
+            ((90, 80), 256, (128, 256, 256)),
+            ((95, 45), 125, (62, 550, 124)),
+            ((100, 100), 125, (62, 125, 124)),
+            ((100, 0), 125, (62, 1000, 124)),
+            ((100, 100), 0, (0, 0, 0)),
+        ];
+        for ((high, low), room, (free_at_high, free_at_low, found)) in table {
+            let marks = Watermarks::new(1000, high, low).unwrap().with_room(room);
+            assert_eq!((marks.free_at_high(), marks.free_at_low()), (free_at_high, free_at_low));
+            assert_eq!(marks.room(), found, "{high}/{low}");
+        }
     }
 
     #[test]

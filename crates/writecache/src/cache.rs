@@ -15,9 +15,20 @@ use crate::slots::{Counts, Slots};
 use crate::status::Stats;
 use crate::writeback::Writeback;
 
-/// What writeback is taken to free per second until the first measurement: an HDD with sorted
-/// writes (256533 blocks in 44 s). A faster origin is measured within a fraction of a second.
-const ASSUMED_BLOCKS_PER_S: u64 = 6_000;
+/// What writeback is taken to free per second until the first measurement. Chosen low, about what
+/// a disk does with few dirty blocks far apart (600 to 1900 on the models): taken too high, writers
+/// would use up what is free before the first flush of the origin says better. A faster origin says
+/// so within milliseconds.
+const ASSUMED_BLOCKS_PER_S: u64 = 1_000;
+
+/// Least room for writers and writeback beside each other, whatever the watermarks say: an eighth
+/// of the slots; half of them in a tiny cache, where an eighth is less than a disk can sort; and
+/// 16 MiB of 4 KiB blocks are enough for any.
+fn room_min(slots: u64) -> u64 {
+    (slots / 8).clamp(ROOM_BLOCKS_TINY.min(slots / 2), ROOM_BLOCKS_ENOUGH)
+}
+const ROOM_BLOCKS_TINY: u64 = 256;
+const ROOM_BLOCKS_ENOUGH: u64 = 4096;
 
 /// Slots that reclaim keeps free: a sixteenth of them, at most 64 MiB of 4 KiB blocks.
 pub(crate) fn reclaim_reserve(slots: u32) -> u32 {
@@ -79,10 +90,9 @@ impl Cache {
         let geometry = superblock.geometry();
         let total = u64::from(geometry.slots);
         let watermarks = Watermarks::new(total, config.high_watermark, config.low_watermark)
-            .expect("percentages are checked when the table is parsed");
-        // Pacing ends at the reserve that reclaim keeps; the rate is assumed until it is measured.
-        let reserve = u64::from(reclaim_reserve(geometry.slots));
-        let pacer = Pacer::new(watermarks.free_at_high(), reserve, ASSUMED_BLOCKS_PER_S);
+            .expect("percentages are checked when the table is parsed")
+            .with_room(room_min(total));
+        let pacer = Pacer::new(watermarks.room(), ASSUMED_BLOCKS_PER_S);
         let capacity = Sector(blocks * config.block_sectors());
         let limits = crate::target::limits(&config, &*origin, &*device, capacity);
         let origin_io_bytes = origin.limits().max_io_bytes;
@@ -98,7 +108,7 @@ impl Cache {
             commits: Group::default(),
             device_flush: Group::default(),
             origin_flush: Group::default(),
-            writeback: Writeback::default(),
+            writeback: Writeback::new(pacer.batch_max(), config.block_size),
             watermarks,
             pacer: RefCell::new(pacer),
             stats: Stats::default(),

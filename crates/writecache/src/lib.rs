@@ -41,6 +41,7 @@ mod recover;
 mod slots;
 mod status;
 mod target;
+mod turns;
 mod write;
 mod writeback;
 

@@ -105,8 +105,12 @@ impl Cache {
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
     async fn pace(&self, blocks: usize) {
-        let free = u64::from(self.free_blocks());
-        let delay = self.pacer.borrow_mut().delay_ns(blocks as u64, free, reactor::now().0);
+        if !self.writeback.is_busy() {
+            return; // Nothing comes free by waiting.
+        }
+        let (free, pending) = (u64::from(self.free_blocks()), self.writeback.pending());
+        let now = reactor::now().0;
+        let delay = self.pacer.borrow_mut().delay_ns(blocks as u64, free, pending, now);
         if delay > 0 {
             self.stats.throttled_ns.add(delay);
             reactor::sleep(Nanos(delay)).await;

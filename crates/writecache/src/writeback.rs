@@ -2,10 +2,16 @@
 //! Writeback: dirty blocks to the origin in ascending order, gathered from wherever they lie.
 //!
 //! ```text
-//!   dirty bitmap ─ sweep ─▶ run ─▶ read its slots ─▶ check ─▶ one origin write   (many in flight)
+//!   dirty bitmap ─ sweep ─▶ run ─▶ read its slots ─▶ check ─▶ one origin write   (many in flight,
+//!                                                                   │             in this order)
 //!                                                                   │
 //!          retire: Clean in the map ◀── one origin FLUSH ◀── written, unsettled
 //! ```
+//!
+//! One origin flush has to drain all that the origin has taken into a cache of its own, and until
+//! it has ended nothing comes free. So while writers may be slowed blocks are written in batches, a
+//! flush each: of a few blocks at first, then twice as many each time, up to what writers can wait
+//! for (`policy::Pacer`).
 //!
 //! Invariants
 //! - I3 A block is retired only after an origin flush that began after its write had completed.
@@ -24,18 +30,22 @@ use block::{Buf, Class, Flags, Status};
 use policy::{Run, Sweep};
 use reactor::Workers;
 use roaring::RoaringTreemap;
+use smallvec::SmallVec;
 
 use crate::cache::{Cache, TaskGuard, reclaim_reserve};
 use crate::config::{Mutation, Order};
 use crate::slots::{Held, State, next_in};
+use crate::turns::Turns;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
 const RUNS_IN_FLIGHT_MAX: usize = 256;
 /// Written bytes after which an origin flush is due (design: one per 64 to 256 MiB).
 const SETTLE_BYTES: u64 = 64 << 20;
-/// Fewest blocks for which an origin flush is worth its time: 64 blocks of a sorted HDD stream take
-/// about as long as the flush.
-const SETTLE_BLOCKS_MIN: u64 = 64;
+/// First batch: 16 scattered blocks and the flush take a disk about 20 to 30 ms. Chosen.
+const BATCH_BLOCKS_FIRST: u64 = 16;
+/// Least number of blocks beyond a batch that may be on their way, so that the origin has work
+/// while the batch is settled: a disk's queue (NCQ).
+const BATCH_AHEAD_MIN: u64 = 32;
 /// Longest run of LRU order: the kernel's BIO_MAX_VECS.
 const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
@@ -44,6 +54,7 @@ const LRU_RUN_BLOCKS_MAX: u64 = 256;
 struct Picked {
     run: Run,
     job: u64,
+    ticket: u64,
 }
 
 /// A block version on the origin, not yet settled.
@@ -65,7 +76,6 @@ struct FlushJob {
     total: u64,
 }
 
-#[derive(Default)]
 pub(crate) struct Writeback {
     sweep: RefCell<Sweep>,
     busy: RefCell<RoaringTreemap>,
@@ -74,9 +84,15 @@ pub(crate) struct Writeback {
     busy_blocks: Cell<u64>,
     in_flight_blocks: Cell<u64>,
     in_flight_runs: Cell<usize>,
+    /// The order in which runs go to the origin.
+    turns: Turns,
     written: RefCell<Vec<Written>>,
-    /// Blocks of the flush that runs whose origin flush is under way.
+    /// Blocks whose origin flush is under way, and those of the flush that runs among them.
     settling: Cell<u64>,
+    settling_of_job: Cell<u64>,
+    /// Blocks of one batch.
+    batch: Cell<u64>,
+    batch_max: u64,
     job: RefCell<Option<FlushJob>>,
     jobs: Cell<u64>,
     /// Counts what may have made a block eligible: blocks released, ranges unlocked, flushes
@@ -90,6 +106,41 @@ pub(crate) struct Writeback {
 }
 
 impl Writeback {
+    /// Batches are of at most `batch_max` blocks of `block_size` bytes.
+    pub(crate) fn new(batch_max: u64, block_size: u32) -> Writeback {
+        let batch_max = batch_max.min(SETTLE_BYTES / u64::from(block_size)).max(1);
+        Writeback {
+            sweep: RefCell::default(),
+            busy: RefCell::default(),
+            awaited: RefCell::default(),
+            busy_blocks: Cell::default(),
+            in_flight_blocks: Cell::default(),
+            in_flight_runs: Cell::default(),
+            turns: Turns::default(),
+            written: RefCell::default(),
+            settling: Cell::default(),
+            settling_of_job: Cell::default(),
+            batch: Cell::new(BATCH_BLOCKS_FIRST.min(batch_max)),
+            batch_max,
+            job: RefCell::default(),
+            jobs: Cell::default(),
+            news: Cell::default(),
+            lru: RefCell::default(),
+            draining: Cell::default(),
+            idle: Cell::default(),
+        }
+    }
+
+    /// Whether blocks are being written back, or are about to be.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.draining.get() || self.busy_blocks.get() > 0
+    }
+
+    /// Blocks that the origin has, but not durably yet.
+    pub(crate) fn pending(&self) -> u64 {
+        self.written.borrow().len() as u64 + self.settling.get()
+    }
+
     fn is_free(&self, range: &Range<u64>) -> bool {
         self.busy.borrow().range_cardinality(range.clone()) == 0
     }
@@ -126,7 +177,7 @@ impl Writeback {
     pub(crate) fn progress(&self) -> Option<(u64, u64)> {
         let job = self.job.borrow();
         let job = job.as_ref()?;
-        let pending = of_job(&self.written.borrow(), job.number) + self.settling.get();
+        let pending = of_job(&self.written.borrow(), job.number) + self.settling_of_job.get();
         let left = job.todo.len();
         let done = job.total - left + pending.min(left.saturating_sub(1));
         Some((done, job.total))
@@ -213,7 +264,9 @@ impl Cache {
             self.pacer.borrow_mut().writeback_started(reactor::now().0);
             loop {
                 let room = || {
-                    wb.in_flight_blocks.get() < jobs && wb.in_flight_runs.get() < RUNS_IN_FLIGHT_MAX
+                    wb.in_flight_blocks.get() < jobs
+                        && wb.in_flight_runs.get() < RUNS_IN_FLIGHT_MAX
+                        && (wb.blocks() < batch_and_ahead(wb.batch.get()) || !self.in_batches())
                 };
                 self.changed.wait_for(|| stop() || room()).await;
                 exhausted = None;
@@ -228,7 +281,7 @@ impl Cache {
                 wb.busy_blocks.set(wb.busy_blocks.get() + run.blocks());
                 wb.in_flight_blocks.set(wb.in_flight_blocks.get() + run.blocks());
                 wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
-                runs.push(Picked { run, job: wb.jobs.get() });
+                runs.push(Picked { run, job: wb.jobs.get(), ticket: wb.turns.draw() });
             }
             wb.idle.set(true);
             if wb.blocks() == 0 {
@@ -318,13 +371,7 @@ impl Cache {
         let wb = &self.writeback;
         let slots = u64::from(self.geometry.slots);
         let calm = (SETTLE_BYTES / u64::from(self.config.block_size)).min(slots / 8).max(1);
-        // Where writers are slowed down, blocks must come free steadily, not in lumps that they
-        // would feel: the origin is flushed more often.
-        let pressed = (calm / 16).max(SETTLE_BLOCKS_MIN).min(calm);
-        let many = || match u64::from(self.free_blocks()) < self.watermarks.free_at_high() {
-            true => pressed,
-            false => calm,
-        };
+        let many = || if self.in_batches() { wb.batch.get() } else { calm };
         let picking_ended = || self.stopping.get() && wb.idle.get() && wb.in_flight_runs.get() == 0;
         loop {
             let due = || {
@@ -338,14 +385,25 @@ impl Cache {
             if self.health().is_err() || !due() {
                 return;
             }
+            let full = self.in_batches() && wb.written.borrow().len() as u64 >= wb.batch.get();
             self.settle().await;
+            if full {
+                wb.batch.set((2 * wb.batch.get()).min(wb.batch_max));
+            }
         }
+    }
+
+    /// Whether the size of a batch counts: always but in a `flush` that no writer suffers from.
+    fn in_batches(&self) -> bool {
+        let slowed = u64::from(self.free_blocks()) < self.pacer.borrow().start();
+        slowed || self.writeback.job.borrow().is_none()
     }
 
     async fn settle(&self) {
         let wb = &self.writeback;
         let written = wb.written.take();
-        wb.settling.set(of_job(&written, wb.jobs.get()));
+        wb.settling.set(written.len() as u64);
+        wb.settling_of_job.set(of_job(&written, wb.jobs.get()));
         let durable = if self.mutation(Mutation::FreeBeforeOriginDurable) {
             Ok(())
         } else {
@@ -369,6 +427,7 @@ impl Cache {
             self.pacer.borrow_mut().freed(written.len() as u64, reactor::now().0);
         }
         wb.settling.set(0);
+        wb.settling_of_job.set(0);
         wb.release(written.iter().map(|w| w.block));
         self.changed.wake_all();
     }
@@ -398,8 +457,13 @@ impl Cache {
     }
 }
 
+/// Blocks that may be on their way while batches have `batch` blocks.
+fn batch_and_ahead(batch: u64) -> u64 {
+    batch + (batch / 4).max(BATCH_AHEAD_MIN)
+}
+
 /// Reads a run's blocks from their slots and writes them to the origin.
-async fn write_run(cache: Rc<Cache>, Picked { run, job }: Picked) {
+async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Picked) {
     let wb = &cache.writeback;
     let good = cache.gather(run).await;
     // WB3. What was gathered is superseded or in this commit.
@@ -412,6 +476,10 @@ async fn write_run(cache: Rc<Cache>, Picked { run, job }: Picked) {
     let good = if cache.health().is_ok() { good } else { Gathered { blocks: vec![], ..good } };
     let mut written = Vec::with_capacity(good.blocks.len());
     let size = cache.block_bytes();
+    // A disk without a cache of its own sorts no more than its queue holds: it must get the runs in
+    // the order of the sweep, whichever were read first.
+    wb.turns.come(ticket).await;
+    let mut parts = SmallVec::<[_; 1]>::new();
     let mut at = 0;
     while at < good.blocks.len() {
         let contiguous = |n: usize| good.blocks[n].0 == good.blocks[at].0 + (n - at) as u64;
@@ -423,15 +491,20 @@ async fn write_run(cache: Rc<Cache>, Picked { run, job }: Picked) {
         cache.stats.origin_writes.add(1);
         cache.stats.origin_write_bytes.add(data.len() as u64);
         let flags = Flags::BACKGROUND;
-        match reactor::write(&*cache.origin, flags, Class::Background, sector, data.into()).await {
-            Ok(()) => written.extend(good.blocks[at..end].iter().map(|&(block, held)| Written {
+        let class = Class::Background;
+        parts.push((at..end, reactor::write(&*cache.origin, flags, class, sector, data.into())));
+        at = end;
+    }
+    wb.turns.pass_on(ticket);
+    for (part, io) in parts {
+        match io.await {
+            Ok(()) => written.extend(good.blocks[part].iter().map(|&(block, held)| Written {
                 block,
                 held,
                 job,
             })),
             Err(status) => cache.fail(status),
         }
-        at = end;
     }
     // What was not written stays dirty and may be picked again.
     wb.release(

@@ -241,7 +241,7 @@ fn a_flush_tells_its_progress() {
     });
     let mut seen = seen.unwrap();
     assert!(seen.is_sorted(), "{seen:?}");
-    assert_eq!(seen[0], 0);
+    assert!(seen[0] < 20, "{seen:?}");
     seen.dedup();
     assert!(seen.len() >= 4, "{seen:?}");
 }

@@ -113,7 +113,7 @@ fn crash_after_crash_does_not_use_up_what_the_log_keeps_for_the_end_of_a_checkpo
         let hang = now() + Nanos::from_millis(HANG_MS);
         machine.run(|| number(&cache, "log_used_units") > start.max(half) || now() > hang);
         let hangs = now() > hang;
-        let cut = now() + Nanos(150_000);
+        let cut = now() + Nanos(110_000);
         machine.run(|| now() > cut);
         drop(cache); // the writers have it
         machine.kill();

@@ -11,25 +11,32 @@ use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::{CoreId, ErrorKind};
 use control::Failure;
 use reactor::{Reactor, spawn};
 use tokio::sync::oneshot;
-use uring::{Mailbox, Sender, Uring};
+use uring::{Sender, Uring};
 
 use crate::engine::Engine;
 use crate::rundir::refused;
+use crate::shards::Shards;
 
 thread_local! {
     static ENGINE: RefCell<Option<Rc<Engine>>> = const { RefCell::new(None) };
 }
 
+/// Further cores that there is room for: threads of the doors, each of which may be one.
+const SHARDS_MAX: u16 = 32;
+
 /// The core as the control path has it.
 #[derive(Clone)]
-pub(crate) struct Core(Sender);
+pub(crate) struct Core {
+    sender: Sender,
+    shards: Arc<Shards>,
+}
 
 /// The core's thread; a panic there has ended the process before anybody could join it.
 pub(crate) type CoreThread = JoinHandle<()>;
@@ -37,15 +44,16 @@ pub(crate) type CoreThread = JoinHandle<()>;
 impl Core {
     /// Starts the thread; returns when it takes calls.
     pub(crate) fn start(default_export: Option<String>) -> Result<(Core, CoreThread), Failure> {
-        let mailbox = Mailbox::new()?;
-        let sender = mailbox.sender();
+        let shards = Shards::new(SHARDS_MAX)?;
+        let sender = shards.owner();
         let (started, wait) = mpsc::channel();
+        let of_thread = shards.clone();
         let thread = std::thread::Builder::new()
             .name("core0".into())
-            .spawn(move || run(mailbox, default_export, &started))
+            .spawn(move || run(of_thread, default_export, &started))
             .map_err(|e| refused(&e, "thread of core 0"))?;
         match wait.recv() {
-            Ok(Ok(())) => Ok((Core(sender), thread)),
+            Ok(Ok(())) => Ok((Core { sender, shards }, thread)),
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(Failure::new(ErrorKind::Io, "core 0 ended as it began")),
         }
@@ -59,7 +67,7 @@ impl Core {
         Fut: Future<Output = T> + 'static,
     {
         let (tell, answer) = oneshot::channel();
-        self.0.call(move || {
+        self.sender.call(move || {
             let engine = ENGINE.with_borrow(Clone::clone).expect("set before the first call");
             spawn(async move {
                 // Nobody may wait any more: a client that has gone.
@@ -71,10 +79,16 @@ impl Core {
 
     /// Runs `f` on the core, after what was posted before, without an answer.
     pub(crate) fn post(&self, f: impl FnOnce(&Rc<Engine>) + Send + 'static) -> Result<(), Failure> {
-        self.0.call(move || {
+        self.sender.call(move || {
             f(&ENGINE.with_borrow(Clone::clone).expect("set before the first call"));
         })?;
         Ok(())
+    }
+
+    /// The cores besides this one.
+    #[expect(dead_code, reason = "the doors begin to use it")]
+    pub(crate) fn shards(&self) -> &Arc<Shards> {
+        &self.shards
     }
 
     /// Lets the core's thread end.
@@ -91,11 +105,11 @@ impl fmt::Debug for Core {
 }
 
 fn run(
-    mailbox: Mailbox,
+    shards: Arc<Shards>,
     default_export: Option<String>,
     started: &mpsc::Sender<Result<(), Failure>>,
 ) {
-    let uring = match Uring::with_mailboxes(CoreId(0), vec![mailbox]) {
+    let uring = match Uring::with_mailboxes(CoreId(0), shards.mailboxes()) {
         Ok(uring) => uring,
         Err(e) => {
             let _ = started.send(Err(e.into()));
@@ -104,7 +118,7 @@ fn run(
     };
     let files = uring.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-    let engine = reactor.on(|| Rc::new(Engine::new(files, default_export)));
+    let engine = reactor.on(|| Rc::new(Engine::new(files, default_export, shards)));
     ENGINE.set(Some(engine.clone()));
     let _ = started.send(Ok(()));
     reactor.run(|| engine.ended());

@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
@@ -21,6 +22,7 @@ use crate::exports::DmExports;
 use crate::leaf::Leaves;
 use crate::patience::{STARTING, patiently};
 use crate::routes::Slot;
+use crate::shards::{Owner, Shards};
 use crate::targets;
 
 /// Time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a little.
@@ -38,19 +40,23 @@ pub(crate) struct Engine {
     pub(crate) dm: Rc<Dm>,
     pub(crate) leaves: Leaves,
     pub(crate) server: Server,
+    /// Lends devices to the other cores.
+    #[expect(dead_code, reason = "the doors begin to use it")]
+    pub(crate) owner: Rc<Owner>,
     files: Files,
     ended: Cell<bool>,
 }
 
 impl Engine {
-    pub(crate) fn new(files: Files, default_export: Option<String>) -> Engine {
+    pub(crate) fn new(files: Files, default_export: Option<String>, shards: Arc<Shards>) -> Engine {
         let leaves = Leaves::new(files.clone());
         reactor::spawn(leaves.clone().tell_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
         targets::register(&dm);
+        let owner = Owner::new(shards, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
         let server = Server::new(Rc::new(exports), Options::default());
-        Engine { dm, leaves, server, files, ended: Cell::new(false) }
+        Engine { dm, leaves, server, owner, files, ended: Cell::new(false) }
     }
 
     /// Whether [`Engine::end`] was called.

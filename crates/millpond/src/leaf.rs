@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use block::{
-    Base, Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, OnFault, Sector,
+    Base, Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, OnFault, Ram, Sector,
 };
 use dm::Resolver;
 use queue::{Leaf, Mem, Null, Stats};
 use reactor::WaitList;
-use uring::{Files, OpenOptions};
+use uring::{Files, OpenOptions, SharedFile};
 
 use crate::patience::patiently;
 
@@ -80,8 +81,79 @@ impl Base for OpenLeaf {
 
 impl Drop for OpenLeaf {
     fn drop(&mut self) {
-        if let OpenLeaf::File(leaf, files) = self {
-            files.close(leaf.file());
+        match self {
+            OpenLeaf::File(leaf, files) => files.close(leaf.file()),
+            // Another core that looks for news seldom may have it still, but not what is in it.
+            OpenLeaf::Mem(mem) if Arc::strong_count(mem.ram()) > 1 => {
+                mem.ram().punch(0..mem.ram().len());
+            }
+            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {}
+        }
+    }
+}
+
+/// An open leaf on its way to another core: the same file, the same memory.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedLeaf {
+    /// The same for the same open leaf only.
+    pub(crate) id: u64,
+    name: String,
+    limits: Limits,
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    File(SharedFile),
+    Mem(Arc<Ram>),
+    Null,
+}
+
+/// A leaf that another core has opened. Dropping it ends only this core's use.
+pub(crate) enum Adopted {
+    File(Rc<OpenLeaf>),
+    Mem(Rc<Mem>),
+    Null(Rc<Null>),
+}
+
+impl SharedLeaf {
+    /// The leaf on this core.
+    pub(crate) fn adopt(&self, files: &Files) -> Adopted {
+        match &self.what {
+            What::File(file) => {
+                let leaf = Leaf::new(&self.name, files.adopt(file), self.limits.clone());
+                Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone())))
+            }
+            What::Mem(ram) => Adopted::Mem(Rc::new(Mem::on(&self.name, ram.clone()))),
+            What::Null => Adopted::Null(Rc::new(Null::new(&self.name, self.limits.capacity))),
+        }
+    }
+}
+
+impl Adopted {
+    pub(crate) fn base(&self) -> Rc<dyn Base> {
+        match self {
+            Adopted::File(leaf) => leaf.clone(),
+            Adopted::Mem(mem) => mem.clone(),
+            Adopted::Null(null) => null.clone(),
+        }
+    }
+
+    /// Requests that have entered and not ended.
+    pub(crate) fn in_flight(&self) -> u64 {
+        match self {
+            Adopted::File(leaf) => leaf.stats().in_flight(),
+            Adopted::Mem(mem) => mem.stats().in_flight(),
+            Adopted::Null(null) => null.stats().in_flight(),
+        }
+    }
+
+    /// Whether only this has it.
+    pub(crate) fn is_unused(&self) -> bool {
+        1 == match self {
+            Adopted::File(leaf) => Rc::strong_count(leaf),
+            Adopted::Mem(mem) => Rc::strong_count(mem),
+            Adopted::Null(null) => Rc::strong_count(null),
         }
     }
 }
@@ -94,7 +166,8 @@ pub(crate) struct Leaves(Rc<Shared>);
 struct Shared {
     /// Absent where there is no io_uring: then only what is in memory can be opened.
     files: Option<Files>,
-    open: RefCell<Vec<Weak<OpenLeaf>>>,
+    open: RefCell<Vec<(u64, Weak<OpenLeaf>)>>,
+    next_id: Cell<u64>,
     warnings: RefCell<Vec<String>>,
     patience: Cell<Nanos>,
     alarm: Rc<WaitList>,
@@ -119,6 +192,7 @@ impl Leaves {
         Leaves(Rc::new(Shared {
             files,
             open: RefCell::default(),
+            next_id: Cell::new(0),
             warnings: RefCell::default(),
             patience: Cell::new(Nanos::ZERO),
             alarm: Rc::default(),
@@ -150,7 +224,26 @@ impl Leaves {
 
     /// The leaves that are open now.
     pub(crate) fn opened(&self) -> Vec<Rc<OpenLeaf>> {
-        self.0.open.borrow().iter().filter_map(Weak::upgrade).collect()
+        self.0.open.borrow().iter().filter_map(|(_, leaf)| leaf.upgrade()).collect()
+    }
+
+    /// The leaf that is this base, for other cores; nothing when it is none.
+    pub(crate) fn share(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
+        let open = self.0.open.borrow();
+        let found =
+            open.iter().find(|(_, leaf)| std::ptr::addr_eq(leaf.as_ptr(), Rc::as_ptr(base)));
+        let (id, leaf) = found.and_then(|(id, leaf)| Some((*id, leaf.upgrade()?)))?;
+        let what = match &*leaf {
+            OpenLeaf::File(file, files) => What::File(files.share(file.file())?),
+            OpenLeaf::Mem(mem) => What::Mem(mem.ram().clone()),
+            OpenLeaf::Null(_) => What::Null,
+        };
+        Some(SharedLeaf { id, name: leaf.name().to_owned(), limits: leaf.limits(), what })
+    }
+
+    /// The open leaf that was shared with this id.
+    pub(crate) fn by_id(&self, id: u64) -> Option<Rc<OpenLeaf>> {
+        self.0.open.borrow().iter().find(|(i, _)| *i == id)?.1.upgrade()
     }
 
     /// What was to say about leaves opened since the last call.

@@ -130,6 +130,11 @@ impl Stats {
         bytes.set(bytes.get().wrapping_add(len.0 << SECTOR_SHIFT));
     }
 
+    /// Counts and tells a request that failed on another core's device on the same file or memory.
+    pub fn failed_elsewhere(&self, op: Op, sector: Sector, len: Sector, cause: Status) {
+        self.failed(op, sector, len, cause);
+    }
+
     #[cold]
     fn failed(&self, op: Op, sector: Sector, len: Sector, cause: Status) {
         let errors = &self.by_op[index(op)].errors;

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Invariants
-//! - R1 All state belongs to one core. Only `Msg` crosses cores, by `post`; messages from one core to
-//!   another arrive in the order in which they were posted.
+//! - R1 All state belongs to one core. Only `Msg` crosses cores, by `post`; messages from one core
+//!   to another arrive in the order in which they were posted.
 //! - R2 Every request in flight owns one op slot until its outcome has come, whether or not anybody
 //!   still waits; the driver holds the buffers until then.
 //! - R3 Completing a request stores the outcome and queues a task; it never runs client code.

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Presence: which shards may be at work, and whether they know the newest mappings.
+//!
+//! ```text
+//!   owner    change:  generation += 1 ── fence ── look who is present
+//!   shard    enter:   present = 1     ── fence ── look at the generation
+//!            leave:   present = 0     ── fence ── look at the generation
+//! ```
+//!
+//! Either side first says its part and then looks at the other's, with a full fence between, so at
+//! least one of the two sees the other. That is all the protocol of `shards` needs:
+//!
+//! Invariants
+//! - P1 A shard that the owner did not find present after a change sees that change when it enters.
+//! - P2 A shard that the owner found present after a change, and that leaves, sees it on leaving.
+//! - P3 What a shard has done before it left happens before whatever the owner does after having
+//!   found it absent.
+//!
+//! A shard writes only to its own cache line, and the owner's is written only when a mapping
+//! changes: entering and leaving cost two fences and share nothing that is written.
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// A word of memory that threads share: the real one, or that of the model checker.
+pub(crate) trait Word {
+    fn new(value: u64) -> Self;
+    fn load(&self) -> u64;
+    fn store(&self, value: u64);
+    fn full_fence();
+}
+
+impl Word for AtomicU64 {
+    fn new(value: u64) -> AtomicU64 {
+        AtomicU64::new(value)
+    }
+    fn load(&self) -> u64 {
+        AtomicU64::load(self, Ordering::Acquire)
+    }
+    fn store(&self, value: u64) {
+        AtomicU64::store(self, value, Ordering::Release);
+    }
+    fn full_fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Two cache lines, which processors fetch together.
+#[repr(align(128))]
+struct Line<W>(W);
+
+/// The shared words of all shards.
+pub(crate) struct Presence<W = AtomicU64> {
+    generation: Line<W>,
+    present: Box<[Line<W>]>,
+}
+
+impl<W: Word> Presence<W> {
+    pub(crate) fn new(shards: usize) -> Presence<W> {
+        let present = std::iter::repeat_with(|| Line(W::new(0))).take(shards).collect();
+        Presence { generation: Line(W::new(0)), present }
+    }
+
+    /// The shard is about to submit bios. Returns the generation that it must know by then.
+    pub(crate) fn enter(&self, shard: usize) -> u64 {
+        self.present[shard].0.store(1);
+        W::full_fence();
+        self.generation.0.load()
+    }
+
+    /// The shard has nothing in flight and submits nothing until it enters again. Returns the
+    /// generation up to which the owner may be waiting for it.
+    pub(crate) fn leave(&self, shard: usize) -> u64 {
+        self.present[shard].0.store(0);
+        W::full_fence();
+        self.generation.0.load()
+    }
+
+    /// Owner: mappings have changed. Returns the new generation.
+    pub(crate) fn change(&self) -> u64 {
+        let generation = self.generation.0.load() + 1;
+        self.generation.0.store(generation);
+        W::full_fence();
+        generation
+    }
+
+    /// Owner: whether the shard may be at work by mappings of before the last change.
+    pub(crate) fn is_present(&self, shard: usize) -> bool {
+        self.present[shard].0.load() == 1
+    }
+
+    pub(crate) fn shards(&self) -> usize {
+        self.present.len()
+    }
+}
+
+impl<W: Word> fmt::Debug for Presence<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Presence(generation {})", self.generation.0.load())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic;
+    use loom::thread;
+
+    use super::*;
+
+    impl Word for atomic::AtomicU64 {
+        fn new(value: u64) -> Self {
+            atomic::AtomicU64::new(value)
+        }
+        fn load(&self) -> u64 {
+            atomic::AtomicU64::load(self, Ordering::Acquire)
+        }
+        fn store(&self, value: u64) {
+            atomic::AtomicU64::store(self, value, Ordering::Release);
+        }
+        fn full_fence() {
+            atomic::fence(Ordering::SeqCst);
+        }
+    }
+
+    type Checked = Presence<atomic::AtomicU64>;
+
+    /// All executions of a shard that comes and goes twice beside an owner that changes once. The
+    /// cell is the old leaf: only one side at a time may touch it, or loom reports a race.
+    #[test]
+    fn nobody_goes_by_a_mapping_that_the_owner_takes_for_withdrawn() {
+        loom::model(|| {
+            let presence = Arc::new(Checked::new(1));
+            let old_leaf = Arc::new(loom::cell::UnsafeCell::new(0_u64));
+            let told = Arc::new(atomic::AtomicU64::new(0));
+            let shard = {
+                let (presence, leaf, told) = (presence.clone(), old_leaf.clone(), told.clone());
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        if presence.enter(0) == 0 {
+                            leaf.with_mut(|_| ());
+                        }
+                        if presence.leave(0) == 1 {
+                            told.store(1, Ordering::Release);
+                        }
+                    }
+                })
+            };
+            presence.change();
+            if presence.is_present(0) {
+                // P2: a shard that was found present tells, at the latest when it leaves.
+                while told.load(Ordering::Acquire) == 0 {
+                    thread::yield_now();
+                }
+            }
+            // P1 and P3.
+            old_leaf.with_mut(|_| ());
+            shard.join().unwrap();
+        });
+    }
+}

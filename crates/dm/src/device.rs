@@ -52,7 +52,8 @@ pub struct MappedDevice {
     dm: Weak<Dm>,
     live: RefCell<Option<Rc<Table>>>,
     inactive: RefCell<Option<Rc<Table>>>,
-    flat: RefCell<Option<Rc<Flat>>>,
+    /// The one that leads nowhere where there is none: one branch less for each bio.
+    flat: RefCell<Rc<Flat>>,
     /// Bases of flat mappings of before, as long as somebody else holds them: something that was
     /// sent there since the last suspend may be in flight.
     past: RefCell<Vec<Weak<dyn Base>>>,
@@ -84,7 +85,7 @@ impl MappedDevice {
             dm,
             live: RefCell::default(),
             inactive: RefCell::default(),
-            flat: RefCell::default(),
+            flat: RefCell::new(Rc::new(Flat::nowhere())),
             past: RefCell::default(),
             published: Cell::new(false),
             mapping: Cell::default(),
@@ -120,7 +121,7 @@ impl MappedDevice {
 
     /// The flat mapping by which bios go now, if there is one.
     pub(crate) fn flat(&self) -> Option<Rc<Flat>> {
-        self.flat.borrow().clone()
+        Some(self.flat.borrow().clone()).filter(|flat| !flat.is_nowhere())
     }
 
     /// How bios go through pure mappings.
@@ -135,11 +136,11 @@ impl MappedDevice {
     /// Makes the flat mapping again.
     pub(crate) fn refresh_flat(&self) {
         let pure = !self.blocked.get() && self.mapping.get() == Mapping::InPlace;
-        let new = self.live().filter(|_| pure).and_then(|t| t.flatten()).map(Rc::new);
-        let old = self.flat.replace(new);
+        let new = self.live().filter(|_| pure).and_then(|t| t.flatten());
+        let old = self.flat.replace(Rc::new(new.unwrap_or_else(Flat::nowhere)));
         let mut past = self.past.borrow_mut();
         past.retain(|base| base.strong_count() > 0);
-        for base in old.iter().flat_map(|flat| flat.bases()) {
+        for base in old.bases() {
             if !past.iter().any(|b| std::ptr::addr_eq(b.as_ptr(), Rc::as_ptr(base))) {
                 past.push(Rc::downgrade(base));
             }
@@ -414,14 +415,10 @@ impl BlockDevice for MappedDevice {
 
     fn submit(&self, bio: Bio) {
         let flat = self.flat.borrow();
-        if let Some(flat) = &*flat {
-            match flat.place(bio.sector, bio.len) {
-                Some((base, sector)) => base.submit_at(sector, bio),
-                None => flat.submit_in_parts(bio),
-            }
-        } else {
-            drop(flat);
-            self.submit_counted(bio);
+        match flat.place(bio.sector, bio.len) {
+            Some((base, sector)) => base.submit_at(sector, bio),
+            None if flat.is_nowhere() => self.submit_counted(bio),
+            None => flat.submit_in_parts(bio),
         }
     }
 

@@ -41,6 +41,11 @@ impl Layout {
         Layout { n: Divisor::new(n), chunk: Divisor::new(chunk) }
     }
 
+    /// Whether stripes and chunk are powers of two.
+    pub(crate) fn is_shifts(self) -> bool {
+        self.n.shift.is_some() && self.chunk.shift.is_some()
+    }
+
     /// Stripe, sector on it, and sectors left in the chunk.
     pub(crate) fn place(self, at: Sector) -> (usize, Sector, Sector) {
         let (chunk, inside) = self.chunk.divide(at.0);

@@ -274,8 +274,9 @@ impl Leaves {
         leaf.stats().set_alarm(self.0.alarm.clone());
         let leaf = Rc::new(leaf);
         let mut open = self.0.open.borrow_mut();
-        open.retain(|l| l.strong_count() > 0);
-        open.push(Rc::downgrade(&leaf));
+        open.retain(|(_, leaf)| leaf.strong_count() > 0);
+        let id = self.0.next_id.replace(self.0.next_id.get() + 1);
+        open.push((id, Rc::downgrade(&leaf)));
         Ok(leaf)
     }
 

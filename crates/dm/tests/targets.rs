@@ -3,7 +3,7 @@
 mod common;
 
 use block::{BlockDevice, Class, Flags, Nanos, Op, Sector, Status};
-use common::{Bench, bytes, disk, filled, read, take_log, write};
+use common::{Bench, bytes, disk, filled, lay_out, read, take_log, write};
 use proptest::prelude::*;
 
 const A: &str = "/ram/a/1024";
@@ -173,17 +173,7 @@ fn table() -> impl Strategy<Value = String> {
     });
     let linear = (1..100_u64, 0..3_usize)
         .prop_map(|(len, d)| (len, len, format!("linear {} @", [A, B, C][d])));
-    prop::collection::vec(prop_oneof![striped, linear], 1..6).prop_map(|lines| {
-        // Each line takes the next area of all three disks.
-        let (mut start, mut offset, mut text) = (0, 0, String::new());
-        for (len, width, line) in lines {
-            let line = line.replace('@', &offset.to_string());
-            text.push_str(&format!("{start} {len} {line}\n"));
-            start += len;
-            offset += width;
-        }
-        text
-    })
+    prop::collection::vec(prop_oneof![striped, linear], 1..6).prop_map(|l| lay_out(l).1)
 }
 
 proptest! {

@@ -51,6 +51,11 @@ impl State {
         z ^ (z >> 31)
     }
 
+    /// Requests that disks have not answered yet.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.pending.len() + self.ready.len()
+    }
+
     fn perform(&mut self, file: FileId, what: &SqeOp) -> Status {
         let disk = &mut self.disks[file.0 as usize];
         let at = |offset: u64| usize::try_from(offset).expect("a small disk");
@@ -278,6 +283,19 @@ impl Bench {
         let future = self.reactor.on(|| f(self.dm.clone(), self.state.clone()));
         self.reactor.block_on(future)
     }
+}
+
+/// A table over disks `a`, `b`, `c`, its lines' areas disjoint: first sectors written `@` are put
+/// in. Each line is its length, the sectors that it takes of every disk, and its words.
+pub(crate) fn lay_out(lines: Vec<(u64, u64, String)>) -> (u64, String) {
+    let (mut start, mut offset, mut text) = (0, 0, String::new());
+    for (len, width, line) in lines {
+        let line = line.replace('@', &offset.to_string());
+        text.push_str(&format!("{start} {len} {line}\n"));
+        start += len;
+        offset += width;
+    }
+    (start, text)
 }
 
 /// Index of the disk that `word` opened.

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Stacks of pure mappings as one: the same sectors as layer by layer, and nothing of it is left
+//! behind when a layer changes.
+mod common;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use block::{BlockDevice, Class, Flags, Nanos, Op, Sector, Status};
+use common::{Bench, disk, filled, lay_out, read, take_log, write};
+use dm::{Dm, Remove};
+use proptest::prelude::*;
+
+const A: &str = "/ram/a/4096";
+const B: &str = "/ram/b/4096";
+const C: &str = "/ram/c/4096";
+
+/// Names of the three devices of a layer; disks at the bottom.
+fn names(layer: usize) -> [String; 3] {
+    match layer {
+        0 => [A, B, C].map(str::to_owned),
+        _ => ["x", "y", "z"].map(|d| format!("{d}{layer}")),
+    }
+}
+
+/// One device: its lines over the three devices `below`, whose sizes bound it.
+fn device() -> impl Strategy<Value = Vec<(u64, u64, String)>> {
+    let striped = (1..4_u64, 1..20_u64, 1..6_u64).prop_map(|(n, chunk, rows)| {
+        let areas: String =
+            ["%0", "%1", "%2"].iter().take(n as usize).map(|d| format!(" {d} @")).collect();
+        (n * chunk * rows, chunk * rows, format!("striped {n} {chunk}{areas}"))
+    });
+    let linear = (1..100_u64, 0..3).prop_map(|(len, d)| (len, len, format!("linear %{d} @")));
+    prop::collection::vec(prop_oneof![striped, linear], 1..5)
+}
+
+/// Layers of three devices each, as tables by name, bottom first; lines that find no room below
+/// are left out.
+fn stack() -> impl Strategy<Value = Vec<(String, String)>> {
+    let layer = (device(), device(), device());
+    prop::collection::vec(layer, 1..4).prop_map(|layers| {
+        let mut tables = Vec::new();
+        let mut room = 4096 / 3;
+        for (i, (x, y, z)) in layers.into_iter().enumerate() {
+            let below = names(i);
+            let mut smallest = u64::MAX;
+            // The three devices of a layer share what is below: each has a third of it.
+            for (nth, (name, lines)) in names(i + 1).into_iter().zip([x, y, z]).enumerate() {
+                let mut used = room * nth as u64;
+                let mut fitting = vec![];
+                for (len, width, line) in lines {
+                    if used + width <= room * (nth as u64 + 1) {
+                        let line = (0..3).fold(line, |l, d| l.replace(&format!("%{d}"), &below[d]));
+                        fitting.push((len, width, line.replace('@', &used.to_string())));
+                        used += width;
+                    }
+                }
+                let (size, table) = lay_out(fitting);
+                smallest = smallest.min(size);
+                tables.push((name, table));
+            }
+            room = smallest / 3;
+            if room == 0 {
+                break;
+            }
+        }
+        tables.retain(|(_, table)| !table.is_empty());
+        tables
+    })
+}
+
+async fn build(dm: &Dm, tables: &[(String, String)]) -> Vec<String> {
+    let mut made = Vec::new();
+    for (name, table) in tables {
+        // One that stands on a device which was left out is left out too.
+        if dm.create(name, None, Some(table)).await.is_ok() {
+            made.push(name.clone());
+        }
+    }
+    made
+}
+
+fn set_all(dm: &Dm, devices: &[String], mapping: &str) {
+    for name in devices {
+        dm.set_attribute(name, "mapping", mapping).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 150,
+        failure_persistence: None,
+        rng_seed: proptest::test_runner::RngSeed::Fixed(7),
+        ..Default::default()
+    })]
+
+    #[test]
+    fn a_stack_leads_where_its_layers_lead(
+        tables in stack(),
+        requests in prop::collection::vec((0..4_u8, 0..5000_u64, 1..200_u64), 1..12),
+    ) {
+        Bench::new(1).run(|dm, _| async move {
+            let made = build(&dm, &tables).await;
+            let Some(top) = made.last() else { return };
+            let dev = dm.get(top).unwrap();
+            assert!(dev.live_map().is_some(), "pure all the way down");
+            let capacity = dev.limits().capacity.0;
+            let mut model = vec![0_u8; capacity as usize * 512];
+            for (i, (what, at, len)) in requests.into_iter().enumerate() {
+                // In place and cloned by turns: what one wrote the other must find.
+                set_all(&dm, &made, if i % 2 == 0 { "in-place" } else { "clone" });
+                let at = at % capacity;
+                let len = len.min(capacity - at);
+                let range = at as usize * 512..(at + len) as usize * 512;
+                if what > 0 {
+                    let bufs = filled(0, len);
+                    let data: Vec<u8> = range.clone().map(|b| (b / 512 * 7 + i) as u8 | 1).collect();
+                    bufs.copy_from(&data);
+                    let (flags, class) = (Flags::empty(), Class::Normal);
+                    reactor::write(&*dev, flags, class, Sector(at), bufs).await.unwrap();
+                    model[range].copy_from_slice(&data);
+                } else {
+                    reactor::discard(&*dev, Class::Normal, Sector(at), Sector(len)).await.unwrap();
+                    model[range].fill(0);
+                }
+            }
+            for mapping in ["clone", "in-place"] {
+                set_all(&dm, &made, mapping);
+                assert_eq!(dev.live_map().is_some(), mapping == "in-place");
+                for (at, len) in [(0, capacity), (capacity / 2, 1), (capacity - 1, 1)] {
+                    let want = &model[at as usize * 512..(at + len) as usize * 512];
+                    assert!(read(&*dev, at, len).await.unwrap() == want, "{mapping}: {tables:?}");
+                }
+            }
+        });
+    }
+}
+
+/// Three layers under load; the device at the bottom moves from one disk to another, and the one
+/// in the middle between spellings of its mapping. What arrives at a disk that was left is lost.
+#[test]
+fn nothing_goes_to_a_disk_that_a_layer_has_left() {
+    for seed in 0..8 {
+        Bench::new(seed).run(|dm, state| async move {
+            dm.create("other", None, Some(&format!("0 8 linear {B} 0"))).await.unwrap();
+            dm.create("low", None, Some(&format!("0 96 linear {A} 0"))).await.unwrap();
+            dm.create("mid", None, Some("0 96 striped 2 8 low 0 low 48")).await.unwrap();
+            let top = dm.create("top", None, Some("0 90 linear mid 6")).await.unwrap();
+            let running = Rc::new(Cell::new(6));
+            for client in 0..6_u64 {
+                let (top, running) = (top.clone(), running.clone());
+                reactor::spawn(async move {
+                    for round in 0..120_u64 {
+                        let (byte, at) = ((client * 31 + round) as u8, client * 15);
+                        // Some lie in one extent, some cross.
+                        let len = 1 + round % 15;
+                        write(&*top, byte, at, len).await.unwrap();
+                        let got = read(&*top, at, len).await.unwrap();
+                        assert!(got.iter().all(|&b| b == byte), "client {client} round {round}");
+                    }
+                    running.set(running.get() - 1);
+                });
+            }
+            let mut moves = 0;
+            while running.get() > 0 {
+                let (from, to) = if moves % 2 == 0 { (A, B) } else { (B, A) };
+                // Opens the disk: its line in the table is of a device that is not live yet.
+                dm.load("low", &format!("0 96 linear {to} 0")).await.unwrap();
+                dm.suspend("low").await.unwrap();
+                assert_eq!(state.borrow().in_flight(), 0, "suspend has drained everything below");
+                let (old, new) = (disk(&state, from), disk(&state, to));
+                let mut s = state.borrow_mut();
+                let bytes = s.disks[old].bytes[..96 * 512].to_vec();
+                s.disks[new].bytes[..96 * 512].copy_from_slice(&bytes);
+                s.disks[old].bytes.fill(0xDD);
+                (s.disks[old].broken, s.disks[new].broken) = (true, false);
+                drop(s);
+                dm.resume("low").await.unwrap();
+                assert!(top.live_map().is_some(), "flat again");
+                if moves % 3 == 0 {
+                    dm.load(
+                        "mid",
+                        "0 48 striped 2 8 low 0 low 48\n48 48 striped 2 8 low 24 low 72",
+                    )
+                    .await
+                    .unwrap();
+                    dm.resume("mid").await.unwrap();
+                } else if moves % 3 == 1 {
+                    dm.suspend("top").await.unwrap();
+                    assert_eq!(state.borrow().in_flight(), 0);
+                    dm.resume("top").await.unwrap();
+                } else {
+                    dm.set_attribute(
+                        "mid",
+                        "mapping",
+                        if moves % 2 == 0 { "clone" } else { "in-place" },
+                    )
+                    .unwrap();
+                }
+                reactor::sleep(Nanos::from_micros(reactor::random() % 700)).await;
+                moves += 1;
+            }
+            assert!(moves > 10, "{moves} moves are no load test");
+            dm.remove_all(Remove::IfUnused).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_bio_goes_to_its_disk_in_one_step_and_a_flush_once_to_each() {
+    Bench::new(1).run(|dm, state| async move {
+        dm.create("low", None, Some(&format!("0 1024 linear {A} 100"))).await.unwrap();
+        let table = format!("0 1024 striped 2 8 low 0 {B} 0");
+        dm.create("mid", None, Some(&table)).await.unwrap();
+        let top = dm.create("top", None, Some("0 512 linear mid 256")).await.unwrap();
+        write(&*top, 1, 8, 8).await.unwrap();
+        write(&*top, 1, 16, 8).await.unwrap();
+        assert_eq!(take_log(&state, B), [(Op::Write, 128, 8)]);
+        assert_eq!(take_log(&state, A), [(Op::Write, 100 + 136, 8)]);
+        reactor::flush(&*top, Class::Normal).await.unwrap();
+        assert_eq!(take_log(&state, A), [(Op::Flush, 0, 0)]);
+        assert_eq!(take_log(&state, B), [(Op::Flush, 0, 0)]);
+        // Beyond the end, of no length, and around the corner.
+        for (at, len) in [(512, 1), (511, 2), (u64::MAX, 1), (u64::MAX - 1, 2)] {
+            assert_eq!(read(&*top, at, len).await, Err(Status::Invalid), "{at}+{len}");
+        }
+        assert_eq!((take_log(&state, A), take_log(&state, B)), (vec![], vec![]));
+    });
+}
+
+#[test]
+fn a_chunk_that_is_no_multiple_of_the_block_is_never_resolved_short() {
+    Bench::new(1).run(|dm, _| async move {
+        // 12 sectors a chunk on disks of 8-sector blocks: an aligned bio may lie askew below.
+        let table = "0 96 striped 2 12 /ram4k/a/48 0 /ram4k/b/48 0";
+        let dev = dm.create("d", None, Some(table)).await.unwrap();
+        assert!(dev.live_map().is_none());
+    });
+}
+
+#[test]
+fn faults_count_for_the_stripe_whichever_way_they_came() {
+    Bench::new(1).run(|dm, state| async move {
+        let table = format!("0 1024 striped 2 8 {A} 0 {B} 512");
+        dm.create("mid", None, Some(&table)).await.unwrap();
+        let top = dm.create("top", None, Some("0 1024 linear mid 0")).await.unwrap();
+        write(&*top, 1, 0, 8).await.unwrap();
+        let broken = disk(&state, B);
+        state.borrow_mut().disks[broken].broken = true;
+        let status = |dm: &Dm| dm.status("mid").unwrap()[0].params.clone();
+        assert_eq!(status(&dm), format!("2 {A} {B} 1 AA"));
+        assert_eq!(write(&*top, 1, 8, 8).await, Err(Status::Io));
+        assert_eq!(status(&dm), format!("2 {A} {B} 1 AD"));
+        assert_eq!(dm.info("mid").unwrap().event_nr, 1);
+        // Cloned, each layer tells its own; across both stripes, split.
+        dm.set_attribute("top", "mapping", "clone").unwrap();
+        assert_eq!(write(&*top, 1, 8, 8).await, Err(Status::Io));
+        assert_eq!(dm.info("mid").unwrap().event_nr, 2);
+        assert_eq!(write(&*top, 1, 4, 8).await, Err(Status::Io));
+        assert_eq!(dm.info("mid").unwrap().event_nr, 3);
+    });
+}

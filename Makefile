@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-flush-sim bench-hop bench-nbd
+.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,10 @@ bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one 
 
 bench-hop: ## a request to a device of another core and back, beside a local one, at depths 1 to 64
 	$(CARGO) run --release --locked -p bench --bin hop
+
+bench-noclone: setup ## linear and striped in process and through FUSE, beside the raw device
+	$(CARGO) build --release --locked -p millpond
+	$(CARGO) run --release --locked -p bench --bin noclone -- $(ARGS)
 
 clean: ## remove everything that was built
 	$(CARGO) clean

@@ -31,6 +31,7 @@ mkfs.xfs            | xfsprogs                        | file systems on our devi
 curl                | curl                            | control API, as anyone would use it
 jq                  | jq                              | reading JSON in scripts
 python3             | python3                         | scripted protocol clients in tests
+valgrind            | valgrind                        | bench-noclone: instructions and allocations
 '
 
 # Only `make fuzz`.

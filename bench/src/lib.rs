@@ -4,8 +4,10 @@
 //! Every bench alternates what it compares within one run, prints medians as a table for people,
 //! and as its last line one JSON object.
 
+pub mod files;
 pub mod flush_sim;
 pub mod load;
+pub mod mapped;
 pub mod median;
 pub mod peer;
 pub mod process;

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Stacks of pure mappings over one leaf, driven by `millpond bench`: timed side by side in one
+//! process, and counted under valgrind.
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::median::median;
+
+/// What is driven, by the name that it has in the stack; the first is the leaf itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Raw,
+    Linear,
+    Striped,
+    /// Linear on striped on linear.
+    Layers3,
+    CloneLinear,
+    CloneStriped,
+    CloneLayers3,
+}
+
+pub const SHAPES: [Shape; 7] = [
+    Shape::Raw,
+    Shape::Linear,
+    Shape::Striped,
+    Shape::Layers3,
+    Shape::CloneLinear,
+    Shape::CloneStriped,
+    Shape::CloneLayers3,
+];
+
+impl Shape {
+    /// Part of a key of the JSON line.
+    pub fn key(self) -> &'static str {
+        match self {
+            Shape::Raw => "raw",
+            Shape::Linear => "linear",
+            Shape::Striped => "striped",
+            Shape::Layers3 => "layers3",
+            Shape::CloneLinear => "clone_linear",
+            Shape::CloneStriped => "clone_striped",
+            Shape::CloneLayers3 => "clone_layers3",
+        }
+    }
+
+    /// Mapped devices that a request passes.
+    pub fn layers(self) -> u32 {
+        match self {
+            Shape::Raw => 0,
+            Shape::Linear | Shape::Striped | Shape::CloneLinear | Shape::CloneStriped => 1,
+            Shape::Layers3 | Shape::CloneLayers3 => 3,
+        }
+    }
+
+    fn word(self, leaf: &str) -> String {
+        if self == Shape::Raw { leaf.to_owned() } else { self.key().to_owned() }
+    }
+}
+
+/// The options that make all shapes over `leaf`, of `sectors`.
+fn stack(leaf: &str, sectors: u64) -> Vec<String> {
+    let half = sectors / 2;
+    let mut args = Vec::new();
+    let mut device = |name: &str, target: &str| {
+        args.push("--device".to_owned());
+        args.push(format!("{name}=0 {sectors} {target}"));
+        if name.starts_with("clone") {
+            args.push("--set".to_owned());
+            args.push(format!("{name}:mapping=clone"));
+        }
+    };
+    for (linear, striped, low, mid, top) in [
+        ("linear", "striped", "low", "mid", "layers3"),
+        ("clone_linear", "clone_striped", "clone_low", "clone_mid", "clone_layers3"),
+    ] {
+        device(linear, &format!("linear {leaf} 0"));
+        device(striped, &format!("striped 2 128 {leaf} 0 {leaf} {half}"));
+        device(low, &format!("linear {leaf} 0"));
+        device(mid, &format!("striped 2 128 {low} 0 {low} {half}"));
+        device(top, &format!("linear {mid} 0"));
+    }
+    args
+}
+
+/// A group of shapes that are driven in turns.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Begins the keys of the JSON line.
+    pub key: &'static str,
+    pub what: &'static str,
+    pub leaf: &'static str,
+    pub sectors: u64,
+    /// Options of `millpond bench` that say what is done.
+    pub load: &'static [&'static str],
+    pub shapes: &'static [Shape],
+}
+
+/// What came of one shape.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    pub shape: Shape,
+    pub turns_iops: Vec<f64>,
+    pub iops: f64,
+    /// To the first shape of the group, turn by turn.
+    pub ratio: f64,
+    /// What a request takes longer than with the first shape, turn by turn.
+    pub more_ns: f64,
+}
+
+fn run(command: &mut Command) -> Result<(String, String), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| format!("{program}: {e}"))?;
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    if !output.status.success() {
+        return Err(format!("{program}: {}: {}", output.status, err.trim()));
+    }
+    Ok((out, err))
+}
+
+/// Drives the shapes of a group in turns of `turn_ms`.
+///
+/// # Errors
+/// What the program said.
+pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<Timed>, String> {
+    let mut command = Command::new(ours);
+    command.arg("bench").args(stack(group.leaf, group.sectors)).args(group.load);
+    for shape in group.shapes {
+        command.args(["--drive", &shape.word(group.leaf)]);
+    }
+    command.args(["--turns", &turns.to_string(), "--runtime", &format!("{turn_ms}ms")]);
+    command.args(["--prefill", "--latency", "off", "-o", "json"]);
+    let (out, _) = run(&mut command)?;
+    let json: Value = serde_json::from_str(&out).map_err(|e| format!("millpond bench: {e}"))?;
+    let devices = json["devices"].as_array().ok_or("millpond bench: no devices")?;
+    let turns_of = |device: &Value| -> Vec<f64> {
+        device["turns_iops"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
+    };
+    let first = devices.first().map(turns_of).unwrap_or_default();
+    let timed = |(shape, device): (&Shape, &Value)| {
+        let turns_iops = turns_of(device);
+        let pairs = || turns_iops.iter().zip(&first);
+        let ratio = median(&pairs().map(|(a, b)| a / b).collect::<Vec<_>>());
+        let more_ns = median(&pairs().map(|(a, b)| 1e9 / a - 1e9 / b).collect::<Vec<_>>());
+        Timed { shape: *shape, iops: median(&turns_iops), ratio, more_ns, turns_iops }
+    };
+    Ok(group.shapes.iter().zip(devices).map(timed).collect())
+}
+
+/// What valgrind counts of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    Instructions,
+    Allocations,
+}
+
+/// Requests of the shorter and the longer run: what both do once cancels out.
+const REQUESTS: [u64; 2] = [20_000, 120_000];
+
+impl Count {
+    /// What one request of `shape` takes: the difference of two runs over the difference of their
+    /// requests.
+    ///
+    /// # Errors
+    /// When valgrind is not there or does not say.
+    pub fn per_request(self, ours: &Path, shape: Shape) -> Result<f64, String> {
+        let [short, long] = REQUESTS;
+        let (before, after) = (self.total(ours, shape, short)?, self.total(ours, shape, long)?);
+        Ok((after - before) / (long - short) as f64)
+    }
+
+    fn total(self, ours: &Path, shape: Shape, requests: u64) -> Result<f64, String> {
+        // Small, so that filling it does not take long: a count does not depend on it.
+        let (leaf, sectors) = ("mem:16M", 32_768);
+        let (tool, before, after): (&[&str], _, _) = match self {
+            Count::Instructions => {
+                (&["--tool=callgrind", "--callgrind-out-file=/dev/null"], "Collected :", "\n")
+            }
+            Count::Allocations => (&["--leak-check=no"], "total heap usage:", "allocs"),
+        };
+        let mut command = Command::new("valgrind");
+        command.args(tool).arg(ours).arg("bench").args(stack(leaf, sectors));
+        command.args(["--drive", &shape.word(leaf), "--number-ios", &requests.to_string()]);
+        // Valgrind does not know io_uring.
+        command.args(["--no-uring", "--prefill", "--latency", "off"]).args(RANDREAD_512);
+        let (_, err) = run(&mut command)?;
+        let found = err.split_once(before).and_then(|(_, rest)| rest.split_once(after));
+        let number = found.map(|(n, _)| n.trim().replace(',', "")).and_then(|n| n.parse().ok());
+        number.ok_or_else(|| format!("valgrind: no `{before}` in what it said"))
+    }
+}
+
+/// The load that is counted.
+pub const RANDREAD_512: &[&str] = &["--rw", "randread", "--bs", "512", "--iodepth", "32"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_but_the_leaf_is_a_device_of_the_stack() {
+        let args = stack("mem:1M", 2048);
+        for shape in SHAPES {
+            let device = format!("{}=0 2048 ", shape.word("mem:1M"));
+            let made = args.iter().any(|a| a.starts_with(&device));
+            assert_eq!(made, shape != Shape::Raw, "{shape:?}");
+            let cloned = args.contains(&format!("{}:mapping=clone", shape.key()));
+            assert_eq!(cloned, shape.key().starts_with("clone"), "{shape:?}");
+        }
+    }
+}

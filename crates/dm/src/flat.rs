@@ -346,8 +346,8 @@ impl Flat {
         (end.0 <= self.capacity).then(|| self.root.part(at.0, len.0))
     }
 
-    /// Where `len` sectors from `at` on lie, when they are valid for a bio, in one extent, and there
-    /// is a short way to tell.
+    /// Where `len` sectors from `at` on lie, when they are valid for a bio, in one extent, and
+    /// there is a short way to tell.
     #[inline]
     pub(crate) fn place(&self, at: Sector, len: Sector) -> Option<(&dyn Base, Sector)> {
         let (at, len) = (at.0, len.0);

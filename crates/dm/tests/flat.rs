@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Class, Flags, Nanos, Op, Sector, Status};
-use common::{Bench, disk, filled, lay_out, read, take_log, write};
+use common::{Bench, Shared, disk, filled, lay_out, read, take_log, write};
 use dm::{Dm, Remove};
 use proptest::prelude::*;
 
@@ -82,7 +82,7 @@ async fn build(dm: &Dm, tables: &[(String, String)]) -> Vec<String> {
 
 fn set_all(dm: &Dm, devices: &[String], mapping: &str) {
     for name in devices {
-        dm.set_attribute(name, "mapping", mapping).unwrap();
+        dm.set_attribute(name, "mapping", mapping).expect("both words are known");
     }
 }
 
@@ -114,7 +114,8 @@ proptest! {
                 let range = at as usize * 512..(at + len) as usize * 512;
                 if what > 0 {
                     let bufs = filled(0, len);
-                    let data: Vec<u8> = range.clone().map(|b| (b / 512 * 7 + i) as u8 | 1).collect();
+                    let byte = |b: usize| (b / 512 * 7 + i) as u8 | 1;
+                    let data: Vec<u8> = range.clone().map(byte).collect();
                     bufs.copy_from(&data);
                     let (flags, class) = (Flags::empty(), Class::Normal);
                     reactor::write(&*dev, flags, class, Sector(at), bufs).await.unwrap();
@@ -134,6 +135,16 @@ proptest! {
             }
         });
     }
+}
+
+/// Copies what `from` holds to `to` and breaks `from`.
+fn carry_over(state: &Shared, from: &str, to: &str) {
+    let (old, new) = (disk(state, from), disk(state, to));
+    let mut s = state.borrow_mut();
+    let bytes = s.disks[old].bytes.clone();
+    s.disks[new].bytes = bytes;
+    s.disks[old].bytes.fill(0xDD);
+    (s.disks[old].broken, s.disks[new].broken) = (true, false);
 }
 
 /// Three layers under load; the device at the bottom moves from one disk to another, and the one
@@ -168,13 +179,7 @@ fn nothing_goes_to_a_disk_that_a_layer_has_left() {
                 dm.load("low", &format!("0 96 linear {to} 0")).await.unwrap();
                 dm.suspend("low").await.unwrap();
                 assert_eq!(state.borrow().in_flight(), 0, "suspend has drained everything below");
-                let (old, new) = (disk(&state, from), disk(&state, to));
-                let mut s = state.borrow_mut();
-                let bytes = s.disks[old].bytes[..96 * 512].to_vec();
-                s.disks[new].bytes[..96 * 512].copy_from_slice(&bytes);
-                s.disks[old].bytes.fill(0xDD);
-                (s.disks[old].broken, s.disks[new].broken) = (true, false);
-                drop(s);
+                carry_over(&state, from, to);
                 dm.resume("low").await.unwrap();
                 assert!(top.live_map().is_some(), "flat again");
                 if moves % 3 == 0 {

@@ -14,12 +14,13 @@ use fuser::{
 };
 use rustix::fs::{FallocateFlags, OFlags};
 
-use crate::attribute::{self, At};
+use crate::attribute;
 use crate::budget::{Budget, Permit};
 use crate::handle::{Handle, Item, Opens};
-use crate::host::{Device, DeviceId, Host};
+use crate::host::{DeviceId, Host};
 use crate::inode::{Inodes, Node};
 use crate::job::{Job, Work};
+use crate::tree::{Found, Tree};
 
 /// F4: the kernel asks again every time.
 const NO_TIME: Duration = Duration::ZERO;
@@ -48,6 +49,7 @@ pub(crate) struct Shared {
 
 /// The tree of one mount.
 pub(crate) struct Fs {
+    tree: Tree,
     host: Arc<dyn Host>,
     shared: Arc<Shared>,
     inodes: Mutex<Inodes>,
@@ -66,19 +68,13 @@ struct Text {
     shown: String,
 }
 
-/// What the tree has at a node now.
-enum Found {
-    Folder,
-    Text { writable: bool },
-    Device(Device),
-}
-
 impl Fs {
     pub(crate) fn new(host: Arc<dyn Host>, shared: Arc<Shared>, request_bytes_max: u32) -> Fs {
         #[expect(clippy::disallowed_methods, reason = "the time that stat shows")]
         let mounted = SystemTime::now();
         let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
         Fs {
+            tree: Tree(host.clone()),
             host,
             shared,
             inodes: Mutex::new(Inodes::new()),
@@ -97,85 +93,6 @@ impl Fs {
 
     fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
         self.inodes().node(ino.0).ok_or(Errno::ENOENT)
-    }
-
-    /// What is at `node` now.
-    fn find(&self, node: &Node) -> Result<Found, Errno> {
-        match node {
-            Node::Root | Node::Dev | Node::Mapper | Node::Sys | Node::Block => Ok(Found::Folder),
-            Node::Device(id) => self.host.device(*id).map(Found::Device).ok_or(Errno::ENOENT),
-            Node::Attribute(id, path) if path.is_empty() => {
-                self.host.device(*id).map(|_| Found::Folder).ok_or(Errno::ENOENT)
-            }
-            Node::Attribute(id, path) => {
-                match attribute::at(&self.host.attributes(*id), path).ok_or(Errno::ENOENT)? {
-                    At::Folder => Ok(Found::Folder),
-                    At::Text { writable } => Ok(Found::Text { writable }),
-                }
-            }
-        }
-    }
-
-    /// The node that `name` is in the folder `parent`.
-    fn child(&self, parent: &Node, name: &str) -> Result<Node, Errno> {
-        let device = |mapped: bool| {
-            let found = self.host.find(name).filter(|d| d.mapped || !mapped);
-            found.map(|d| d.id).ok_or(Errno::ENOENT)
-        };
-        match (parent, name) {
-            (Node::Root, "dev") => Ok(Node::Dev),
-            (Node::Root, "sys") => Ok(Node::Sys),
-            (Node::Sys, "block") => Ok(Node::Block),
-            (Node::Dev, "mapper") => Ok(Node::Mapper),
-            (Node::Dev, _) => Ok(Node::Device(device(false)?)),
-            (Node::Mapper, _) => Ok(Node::Device(device(true)?)),
-            (Node::Block, _) => Ok(Node::Attribute(device(false)?, String::new())),
-            (Node::Attribute(id, path), _) => Ok(Node::Attribute(*id, attribute::join(path, name))),
-            (Node::Root | Node::Sys | Node::Device(_), _) => Err(Errno::ENOENT),
-        }
-    }
-
-    /// What a folder holds now.
-    fn list(&self, node: &Node) -> Result<Vec<Item>, Errno> {
-        let folder = |node, name: &str| Item { node, folder: true, name: name.to_owned() };
-        let device =
-            |d: Device| Item { node: Node::Device(d.id), folder: false, name: d.file_name };
-        Ok(match node {
-            Node::Root => vec![folder(Node::Dev, "dev"), folder(Node::Sys, "sys")],
-            Node::Sys => vec![folder(Node::Block, "block")],
-            Node::Dev => {
-                let devices = self.host.devices().into_iter().map(device);
-                // A device of this name is reached below `mapper` only.
-                let devices = devices.filter(|d| d.name != "mapper");
-                std::iter::once(folder(Node::Mapper, "mapper")).chain(devices).collect()
-            }
-            Node::Mapper => {
-                self.host.devices().into_iter().filter(|d| d.mapped).map(device).collect()
-            }
-            Node::Block => {
-                let of = |d: Device| folder(Node::Attribute(d.id, String::new()), &d.file_name);
-                self.host.devices().into_iter().map(of).collect()
-            }
-            Node::Attribute(id, path) => {
-                let item = |(name, folder): (String, bool)| {
-                    let node = Node::Attribute(*id, attribute::join(path, &name));
-                    Item { node, folder, name }
-                };
-                let all = self.host.attributes(*id);
-                attribute::list(&all, path).into_iter().map(item).collect()
-            }
-            Node::Device(_) => return Err(Errno::ENOTDIR),
-        })
-    }
-
-    fn parent(&self, node: &Node) -> Node {
-        match node {
-            Node::Root | Node::Dev | Node::Sys => Node::Root,
-            Node::Mapper | Node::Device(_) => Node::Dev,
-            Node::Block => Node::Sys,
-            Node::Attribute(id, path) => attribute::parent(path)
-                .map_or(Node::Block, |up| Node::Attribute(*id, up.to_owned())),
-        }
     }
 
     fn attr(&self, ino: u64, found: &Found) -> FileAttr {
@@ -212,13 +129,13 @@ impl Fs {
     }
 
     fn attr_of(&self, ino: INodeNo) -> Result<FileAttr, Errno> {
-        Ok(self.attr(ino.0, &self.find(&self.node(ino)?)?))
+        Ok(self.attr(ino.0, &self.tree.find(&self.node(ino)?)?))
     }
 
     fn look_up(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
-        let node = self.child(&self.node(parent)?, name)?;
-        let found = self.find(&node)?;
+        let node = self.tree.child(&self.node(parent)?, name)?;
+        let found = self.tree.find(&node)?;
         let ino = self.inodes().look_up(&node);
         Ok(self.attr(ino, &found))
     }
@@ -226,7 +143,7 @@ impl Fs {
     /// What `truncate` and O_TRUNC come to. A device keeps its size; to cut it to nothing is what
     /// `cp` and `>` ask for, and what they mean is to write from its beginning.
     fn resize(&self, ino: INodeNo, size: u64) -> Result<(), Errno> {
-        match self.find(&self.node(ino)?)? {
+        match self.tree.find(&self.node(ino)?)? {
             Found::Folder => Err(Errno::EISDIR),
             Found::Text { .. } => Ok(()),
             Found::Device(d) if size == 0 || size == d.size_bytes => Ok(()),
@@ -240,7 +157,7 @@ impl Fs {
         }
         let node = self.node(ino)?;
         let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
-        match (self.find(&node)?, node) {
+        match (self.tree.find(&node)?, node) {
             (Found::Device(d), _) => {
                 if writes && d.read_only {
                     return Err(Errno::EROFS);
@@ -547,8 +464,8 @@ impl Filesystem for Fs {
         if offset == 0 {
             let listed = self.node(ino).and_then(|node| {
                 let dot = |node, name: &str| Item { node, folder: true, name: name.to_owned() };
-                let mut items = vec![dot(node.clone(), "."), dot(self.parent(&node), "..")];
-                items.extend(self.list(&node)?);
+                let mut items = vec![dot(node.clone(), "."), dot(Tree::parent(&node), "..")];
+                items.extend(self.tree.list(&node)?);
                 Ok(items)
             });
             match listed {

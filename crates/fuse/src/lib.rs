@@ -37,6 +37,7 @@ mod inode;
 mod job;
 mod mount;
 mod serve;
+mod tree;
 
 pub use export::{Export, Options, Stopped};
 pub use gate::Gate;

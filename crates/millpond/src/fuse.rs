@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants
-//! - F1 Core 0 never waits for a FUSE thread: those wait for it. So no leaf is opened by a path that
-//!   leads into the mount, nor looked at.
+//! - F1 Core 0 never waits for a FUSE thread: those wait for it. So no leaf is opened by a path
+//!   that leads into the mount, nor looked at.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::OsString;

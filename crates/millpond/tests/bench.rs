@@ -126,7 +126,8 @@ fn what_an_engine_keeps_is_verified_and_settled() {
     file_in(dir.path(), "cache.img", 16);
     let table = "0 16384 writecache s ./origin.img ./cache.img 4096 0";
     let args = ["--table", table, "--iodepth", "8"];
-    let write = ["--rw", "write", "--number-ios", "2048", "--verify"];
+    // On cores of their own, from where they send bios to the engine's.
+    let write = ["--rw", "write", "--jobs", "2", "--number-ios", "1024", "--verify"];
     let text = bench_in(dir.path(), &[&args[..], &write].concat()).ok();
     assert!(text.contains("verify: 2048 blocks as written"), "{text}");
     let read = ["--rw", "read", "--number-ios", "2048", "--verify"];
@@ -177,8 +178,9 @@ fn verify_notices_a_device_that_drops_writes() {
 #[test]
 fn a_failed_request_is_told_by_device_operation_and_sector() {
     let table = "0 1000 linear mem:1M 0\n1000 1048 error";
-    for (rw, op) in [("read", "read"), ("write", "write")] {
+    for (rw, op, jobs) in [("read", "read", "1"), ("write", "write", "2")] {
         let args = ["--table", table, "--name", "half", "--rw", rw, "--iodepth", "8"];
+        let args = [&args[..], &["--jobs", jobs]].concat();
         let said = bench(&args).failed(1);
         assert_eq!(said, format!("millpond: bench: half: {op} at sector 1000: I/O error (EIO)\n"));
     }

@@ -24,7 +24,9 @@ const RUNTIME: Nanos = Nanos::from_secs(10);
         .args(["table", "table_file", "raw", "drive"]),
     after_help = "\
 The device is the one of --table, on those of --device, which are made first, in their order; or a
-leaf as it is (--raw). With several jobs each has its own --iodepth requests in flight.
+leaf as it is (--raw). With several jobs each has its own --iodepth requests in flight, and a core
+(a thread) of its own, where it goes by a copy of the mapping; a device that can't be copied, of an
+engine say, is reached through the core that has it.
 
 Latency is from submission to the moment the generator looks at the completion. Reading the clock
 takes as long as a request to memory: where all leaves are in memory every 64th request is timed,

@@ -3,7 +3,7 @@
 //! of its own and drives it, with no door between.
 //!
 //! ```text
-//!   args ──▶ stack (dm, leaves on a core) ──▶ Rc<dyn BlockDevice>
+//!   args ──▶ stack (dm, leaves on core 0) ──▶ Rc<dyn BlockDevice>, on the core of each job
 //!                                                   ▲ submit   │ OnDone: number of the slot
 //!            show (progress) ◀── Counter ── job ────┘          ▼
 //!            report (text, JSON) ◀── Outcome ── job ◀── slots that are ready, refilled in a batch
@@ -19,6 +19,7 @@
 //!   latency is taken.
 
 mod args;
+mod cores;
 mod cpu;
 mod job;
 mod memory;
@@ -30,18 +31,14 @@ mod stack;
 
 pub(crate) use args::BenchArgs;
 
-use std::cell::RefCell;
 use std::io::{Write, stdout};
-use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{BlockDevice, ErrorKind};
 use control::Failure;
-use reactor::{WaitList, spawn};
 
 use crate::bench::args::Latency;
 use crate::bench::cpu::Cpu;
-use crate::bench::job::{Counter, Outcome, Sampling, Work};
+use crate::bench::job::{Counter, Sampling};
 use crate::bench::report::{Driven, Report};
 use crate::bench::stack::Stack;
 use crate::cli::Format;
@@ -54,10 +51,10 @@ const SAMPLE_EVERY: u64 = 64;
 /// Runs the verb.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     args.check()?;
-    let (reactor, leaves) = stack::core(args.no_uring)?;
+    let (reactor, ground) = stack::core(args)?;
     let (format, args) = (args.listing.format, args.clone());
     let report = reactor.block_on(async move {
-        let stack = Stack::build(&args, leaves).await?;
+        let stack = Stack::build(&args, ground).await?;
         let done = drive(&stack, &args).await;
         let closed = stack.close().await;
         let report = done?;
@@ -74,21 +71,20 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
 async fn drive(stack: &Stack, args: &BenchArgs) -> Result<Report, Failure> {
     let sampling = sampling(args.latency, stack.in_memory());
     let mut driven = Vec::new();
-    for device in stack.devices() {
-        let work = args.work(&*device, sampling)?;
+    for door in stack.doors() {
+        let work = args.work(&*door.device, sampling)?;
         if args.prefill {
-            job::prefill(&*device, work.area()).await?;
+            job::prefill(&*door.device, work.area()).await?;
         }
-        let done = Driven::new(device.name());
-        driven.push((device, work, done));
+        let done = Driven::new(door.device.name());
+        driven.push((door, work, done));
     }
     let counters: Vec<Arc<Counter>> = (0..args.jobs).map(|_| Arc::default()).collect();
     let shown = show::start(args, counters.clone());
     for _ in 0..args.turns {
-        for (device, work, done) in &mut driven {
+        for (door, work, done) in &mut driven {
             let before = Cpu::now();
-            let outcomes = jobs(device, work, counters.clone()).await;
-            let outcomes: Vec<Outcome> = outcomes.into_iter().collect::<Result<_, Failure>>()?;
+            let outcomes = cores::run(door, work, counters.clone()).await?;
             done.turn(&outcomes, Cpu::now().since(before));
         }
     }
@@ -104,29 +100,4 @@ fn sampling(wanted: Option<Latency>, in_memory: bool) -> Sampling {
         None if in_memory => Sampling::Every(SAMPLE_EVERY),
         None => Sampling::All,
     }
-}
-
-/// Runs the jobs beside each other as tasks of this core.
-async fn jobs(
-    device: &Rc<dyn BlockDevice>,
-    work: &Work,
-    counters: Vec<Arc<Counter>>,
-) -> Vec<Result<Outcome, Failure>> {
-    let count = counters.len();
-    let done = Rc::new(RefCell::new(Vec::new()));
-    let ended = Rc::new(WaitList::new());
-    for (nth, counter) in counters.into_iter().enumerate() {
-        let (device, work) = (device.clone(), work.of_job(nth, count));
-        let (done, ended) = (done.clone(), ended.clone());
-        spawn(async move {
-            let result = job::run(device, work, counter).await;
-            done.borrow_mut().push((nth, result));
-            ended.wake_all();
-        });
-    }
-    ended.wait_for(|| done.borrow().len() == count).await;
-    let mut done = done.take();
-    done.sort_by_key(|(nth, _)| *nth);
-    let failed = |e: String| Failure::new(ErrorKind::Io, e).within("bench");
-    done.into_iter().map(|(_, result)| result.map_err(failed)).collect()
 }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use block::{BlockDevice, Class, CoreId, Error, LocalFuture};
 use control::{Failure, with_absolute_paths};
@@ -12,19 +13,34 @@ use reactor::{Reactor, flush};
 use uring::Uring;
 
 use crate::bench::args::{BenchArgs, Mapping};
+use crate::bench::cores::Door;
 use crate::bench::memory::Memory;
 use crate::leaf::{Leaves, OpenLeaf};
 use crate::rundir::refused;
+use crate::shards::{Lent, Owner, Shards};
 use crate::targets;
 use crate::verbs::read_table;
 
-/// A core on this thread, and what opens leaves there. Without io_uring only memory can be driven.
-pub(crate) fn core(no_uring: bool) -> Result<(Reactor, Leaves), Failure> {
-    if !no_uring {
-        match Uring::new() {
+/// What devices are built on.
+pub(crate) struct Ground {
+    leaves: Leaves,
+    /// Room for the cores of the jobs, when there are several and each can have its own.
+    shards: Option<Arc<Shards>>,
+}
+
+/// A core on this thread, and what devices are built on there. Without io_uring only memory can be
+/// driven.
+pub(crate) fn core(args: &BenchArgs) -> Result<(Reactor, Ground), Failure> {
+    if !args.no_uring {
+        let cores = u16::try_from(args.jobs).expect("checked by clap");
+        // One job runs on core 0; several leave it alone.
+        let shards = Shards::new(if cores > 1 { cores } else { 0 })?;
+        match Uring::with_mailboxes(CoreId(0), shards.mailboxes()) {
             Ok(uring) => {
                 let leaves = Leaves::new(uring.files());
-                return Ok((Reactor::enter(CoreId(0), Box::new(uring)), leaves));
+                let shards = (cores > 1).then_some(shards);
+                let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+                return Ok((reactor, Ground { leaves, shards }));
             }
             Err(e) => {
                 let why = Failure::from(e);
@@ -32,7 +48,8 @@ pub(crate) fn core(no_uring: bool) -> Result<(Reactor, Leaves), Failure> {
             }
         }
     }
-    Ok((Reactor::enter(CoreId(0), Box::new(Memory::new())), Leaves::in_memory()))
+    let reactor = Reactor::enter(CoreId(0), Box::new(Memory::new()));
+    Ok((reactor, Ground { leaves: Leaves::in_memory(), shards: None }))
 }
 
 /// Opens a word's leaf once for all who name it, device mapper or not: so a leaf can be driven
@@ -66,18 +83,21 @@ pub(crate) struct Stack {
     dm: Rc<Dm>,
     leaves: Leaves,
     driven: Vec<Driven>,
+    shards: Option<Arc<Shards>>,
 }
 
 enum Driven {
-    Mapped(Opened),
-    Raw(Rc<dyn BlockDevice>),
+    Mapped(Opened, Option<Lent>),
+    Raw(Rc<OpenLeaf>, Option<Lent>),
 }
 
 impl Stack {
-    pub(crate) async fn build(args: &BenchArgs, leaves: Leaves) -> Result<Stack, Failure> {
+    pub(crate) async fn build(args: &BenchArgs, ground: Ground) -> Result<Stack, Failure> {
+        let Ground { leaves, shards } = ground;
         let once = Rc::new(Once { leaves: leaves.clone(), open: Rc::default() });
         let dm = Dm::new(once.clone());
         targets::register(&dm);
+        let owner = shards.clone().map(|shards| Owner::new(shards, &dm, leaves.clone()));
         let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
         for (name, table) in &args.device {
             create(&dm, name, &with_absolute_paths(table, &here), args.mapping).await?;
@@ -98,24 +118,32 @@ impl Stack {
         for word in drive {
             let mapped = args.raw.is_none() && dm.get(word).is_ok();
             driven.push(if mapped {
-                Driven::Mapped(dm.open(word)?)
+                let lent = owner.as_ref().map(|o| dm.open(word).map(|opened| o.lend(opened)));
+                Driven::Mapped(dm.open(word)?, lent.transpose()?)
             } else {
-                let leaf = once.open(word).await;
-                Driven::Raw(leaf.map_err(|e| Failure::from(e).within(word))?)
+                let opened = once.open(word).await;
+                let opened = opened.map_err(|e| Failure::from(e).within(word))?;
+                let same = |l: &Rc<OpenLeaf>| std::ptr::addr_eq(Rc::as_ptr(l), Rc::as_ptr(&opened));
+                let leaf = leaves.opened().into_iter().find(same).expect("held just now");
+                let lent = owner.as_ref().map(|o| o.lend_leaf(&leaf));
+                Driven::Raw(leaf, lent)
             });
         }
-        Ok(Stack { dm, leaves, driven })
+        Ok(Stack { dm, leaves, driven, shards })
     }
 
     /// What to drive.
-    pub(crate) fn devices(&self) -> Vec<Rc<dyn BlockDevice>> {
-        let device = |d: &Driven| -> Rc<dyn BlockDevice> {
-            match d {
-                Driven::Mapped(opened) => opened.device().clone(),
-                Driven::Raw(leaf) => leaf.clone(),
-            }
+    pub(crate) fn doors(&self) -> Vec<Door> {
+        let door = |driven: &Driven| {
+            let (device, lent): (Rc<dyn BlockDevice>, _) = match driven {
+                Driven::Mapped(opened, lent) => (opened.device().clone(), lent),
+                Driven::Raw(leaf, lent) => (leaf.clone(), lent),
+            };
+            let elsewhere = lent.as_ref().zip(self.shards.as_ref());
+            let elsewhere = elsewhere.map(|(lent, shards)| (shards.clone(), lent.handle()));
+            Door { device, elsewhere }
         };
-        self.driven.iter().map(device).collect()
+        self.driven.iter().map(door).collect()
     }
 
     /// Whether no leaf is a file.
@@ -126,7 +154,7 @@ impl Stack {
 
     /// Settles the devices, from the top down, and what is below them.
     pub(crate) async fn close(self) -> Result<(), Failure> {
-        let Stack { dm, leaves, driven } = self;
+        let Stack { dm, leaves, driven, shards: _ } = self;
         // Held for their flush: the tables, which hold them too, go first.
         let opened = leaves.opened();
         drop(driven);

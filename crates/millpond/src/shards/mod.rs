@@ -80,7 +80,6 @@ use dm::Plan;
 use reactor::Export;
 use uring::{Mailbox, Sender};
 
-#[cfg_attr(not(test), expect(unused_imports, reason = "the doors begin to use it"))]
 pub(crate) use owner::Lent;
 pub(crate) use owner::Owner;
 pub(crate) use shard::Shard;

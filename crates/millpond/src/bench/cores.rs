@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where jobs run: one alone on core 0, several each on a core (and thread) of its own; without
+//! io_uring, of which every core has one, as tasks of core 0.
+//!
+//! ```text
+//!   core 0 (devices)                 thread of a job
+//!   start ─── handle, work ────────▶ shard, replica ── wait for the others ── job::run
+//!   wait  ◀── ended(nth, outcome) ── call
+//! ```
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Barrier};
+
+use block::{BlockDevice, ErrorKind};
+use control::Failure;
+use reactor::{WaitList, spawn};
+
+use crate::bench::job::{self, Counter, Outcome, Work};
+use crate::rundir::refused;
+use crate::shards::{Handle, Shards};
+
+type Ended = (usize, Result<Outcome, String>);
+
+thread_local! {
+    /// On core 0: what has come of jobs, and who waits for it.
+    static ENDED: RefCell<Vec<Ended>> = const { RefCell::new(Vec::new()) };
+    static NEWS: Rc<WaitList> = Rc::default();
+}
+
+/// What is driven, as jobs find it.
+pub(crate) struct Door {
+    /// On core 0.
+    pub(crate) device: Rc<dyn BlockDevice>,
+    /// On the cores of jobs, if they have any.
+    pub(crate) elsewhere: Option<(Arc<Shards>, Handle)>,
+}
+
+/// Runs the jobs beside each other, one for each counter, until all have ended.
+pub(crate) async fn run(
+    door: &Door,
+    work: &Work,
+    counters: Vec<Arc<Counter>>,
+) -> Result<Vec<Outcome>, Failure> {
+    let count = counters.len();
+    let together = Arc::new(Barrier::new(count));
+    for (nth, counter) in counters.into_iter().enumerate() {
+        let work = work.of_job(nth, count);
+        match &door.elsewhere {
+            None => {
+                let device = door.device.clone();
+                spawn(async move { ended((nth, job::run(device, work, counter).await)) });
+            }
+            Some((shards, handle)) => {
+                let (shards, handle, together) = (shards.clone(), handle.clone(), together.clone());
+                let body = move || {
+                    let result = on_its_core(&shards, &handle, &together, work, counter);
+                    // Core 0 waits for it: it is there.
+                    let _ = shards.owner().call(move || ended((nth, result)));
+                };
+                let thread = std::thread::Builder::new().name(format!("job{nth}"));
+                thread.spawn(body).map_err(|e| refused(&e, "thread of a job"))?;
+            }
+        }
+    }
+    let news = NEWS.with(Rc::clone);
+    news.wait_for(|| ENDED.with_borrow(|e| e.len() == count)).await;
+    let mut done = ENDED.take();
+    done.sort_by_key(|(nth, _)| *nth);
+    let failed = |e: String| Failure::new(ErrorKind::Io, e).within("bench");
+    done.into_iter().map(|(_, result)| result.map_err(failed)).collect()
+}
+
+/// On core 0: takes what has come of a job.
+fn ended(job: Ended) {
+    ENDED.with_borrow_mut(|all| all.push(job));
+    NEWS.with(|news| news.wake_all());
+}
+
+/// On the thread of a job: the core, and on it the job.
+fn on_its_core(
+    shards: &Arc<Shards>,
+    handle: &Handle,
+    together: &Barrier,
+    work: Work,
+    counter: Arc<Counter>,
+) -> Result<Outcome, String> {
+    let shard = shards.enter().map_err(|e| e.chain());
+    // Also when this one can't begin: the others wait for it.
+    together.wait();
+    let shard = shard?;
+    let device = shard.device(handle);
+    shard.block_on(async move { job::run(device, work, counter).await })
+}

@@ -5,7 +5,8 @@
 //!   cli ──▶ verbs ──▶ client ═══ control.sock ═══▶ http ──▶ routes ──▶ core ──▶ engine
 //!    │        └ progress                           (thread of tokio)     │ (thread of core 0)
 //!    ├──▶ daemon ── config, rundir, addr                                 ├ dm ── leaf
-//!    ├──▶ embed (run)                                                    └ nbd ── exports
+//!    ├──▶ embed (run)                                                    ├ nbd ── exports
+//!    │                               /dev/fuse ═══▶ fuse, sysfs ─────────┘ (threads of fuser)
 //!    └──▶ bench ── a core of its own: no daemon, no door
 //! ```
 //!

@@ -80,8 +80,7 @@ use dm::Plan;
 use reactor::Export;
 use uring::{Mailbox, Sender};
 
-pub(crate) use owner::Lent;
-pub(crate) use owner::Owner;
+pub(crate) use owner::{Lent, Owner};
 pub(crate) use shard::Shard;
 
 use crate::leaf::SharedLeaf;

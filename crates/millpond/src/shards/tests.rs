@@ -355,6 +355,17 @@ fn write_for_ever(shards: &Arc<Shards>, handle: &Handle, at: u64, stop: &AtomicB
     numbers
 }
 
+/// Ends the process when core 0 panics: its shards would wait for it for ever.
+struct EndOnPanic;
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::exit(101);
+        }
+    }
+}
+
 /// Two shards write and read while core 0 swaps the device between two leaves that are mirrors:
 /// whenever the device is suspended both hold the same, copied by core 0.
 fn swap_under_load(leaf_a: &str, leaf_b: &str, swaps: u64) {
@@ -366,6 +377,7 @@ fn swap_under_load(leaf_a: &str, leaf_b: &str, swaps: u64) {
     let lent = world.lend("top");
     let stop = AtomicBool::new(false);
     let numbers = thread::scope(|threads| {
+        let _end = EndOnPanic;
         let writers: Vec<_> = [0, 2]
             .map(|at| {
                 let (shards, handle, stop) = (world.shards.clone(), lent.handle(), &stop);

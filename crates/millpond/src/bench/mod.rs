@@ -81,8 +81,11 @@ async fn drive(stack: &Stack, args: &BenchArgs) -> Result<Report, Failure> {
     }
     let counters: Vec<Arc<Counter>> = (0..args.jobs).map(|_| Arc::default()).collect();
     let shown = show::start(args, counters.clone());
-    for _ in 0..args.turns {
-        for (door, work, done) in &mut driven {
+    for turn in 0..args.turns as usize {
+        for nth in 0..driven.len() {
+            // Another begins every time: what comes after whom must not decide.
+            let at = (turn + nth) % driven.len();
+            let (door, work, done) = &mut driven[at];
             let before = Cpu::now();
             let outcomes = cores::run(door, work, counters.clone()).await?;
             done.turn(&outcomes, Cpu::now().since(before));

@@ -134,8 +134,10 @@ fn through_fuse(args: &Args, dir: &Path, errors: &mut Vec<String>) -> Vec<Throug
         cell("qsd_fuse_randread", "qsd null-co, 4 KiB randread", file, files::RANDREAD);
         cell("qsd_fuse_randwrite", "qsd null-co, 4 KiB randwrite", file, files::RANDWRITE);
     }
-    for _ in 0..args.rounds {
-        for (through, file, job) in &mut cells {
+    for round in 0..args.rounds {
+        for nth in 0..cells.len() {
+            let at = (round + nth) % cells.len();
+            let (through, file, job) = &mut cells[at];
             match files::fio(file, job, args.seconds) {
                 Ok(iops) => through.runs.push(iops),
                 Err(e) => errors.push(e),

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Gate: writes of whole blocks pass together, a write of a part of a block passes alone.
 //!
-//! It belongs to one device on one core. A write of a part of a block is rare (nobody does it who
-//! cares about speed), so the common case costs a counter, up and down.
+//! It belongs to one device on one core, where everybody who wants to be alone passes. Writers on
+//! other threads pass by its [`SideGate`], which is shut while somebody is or wants to be alone. A
+//! write of a part of a block is rare (nobody does it who cares about speed), so the common case
+//! costs a counter, up and down.
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use reactor::WaitList;
 
@@ -16,12 +20,55 @@ pub struct Gate {
     /// Writers that want to be alone: they go first, or many others could keep them out for ever.
     want_alone: Cell<usize>,
     changed: WaitList,
+    side: Arc<SideGate>,
+}
+
+/// A gate as other threads have it. Passing and shutting are each a store and then a look at the
+/// other's, in one order for all (`SeqCst`), so at least one of the two sees the other.
+#[derive(Debug, Default)]
+pub struct SideGate {
+    inside: AtomicUsize,
+    shut: AtomicBool,
+}
+
+impl SideGate {
+    /// Passes together with others, or not at all. Who passed leaves by [`SideGate::leave`].
+    #[must_use]
+    pub fn pass(&self) -> bool {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let free = !self.shut.load(Ordering::SeqCst);
+        if !free {
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+        }
+        free
+    }
+
+    /// Leaves. When true, somebody may wait for it: [`Gate::look_again`] is to be called, on the
+    /// gate's core.
+    #[must_use]
+    pub fn leave(&self) -> bool {
+        self.inside.fetch_sub(1, Ordering::SeqCst) == 1 && self.shut.load(Ordering::SeqCst)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
 }
 
 impl Gate {
     /// Nobody writes yet.
     pub fn new() -> Gate {
         Gate::default()
+    }
+
+    /// The gate for other threads.
+    pub fn side(&self) -> Arc<SideGate> {
+        self.side.clone()
+    }
+
+    /// Lets those who wait look again.
+    pub fn look_again(&self) {
+        self.changed.wake_all();
     }
 
     /// Passes together with others of the kind.
@@ -37,7 +84,9 @@ impl Gate {
     /// Passes when nobody else is in, and keeps everybody out.
     pub(crate) async fn alone(&self) -> Alone<'_> {
         self.want_alone.set(self.want_alone.get() + 1);
-        self.changed.wait_for(|| !self.alone.get() && self.together.get() == 0).await;
+        self.side.shut.store(true, Ordering::SeqCst);
+        let nobody = || !self.alone.get() && self.together.get() == 0 && self.side.is_empty();
+        self.changed.wait_for(nobody).await;
         self.want_alone.set(self.want_alone.get() - 1);
         self.alone.set(true);
         Alone(self)
@@ -69,6 +118,36 @@ pub(crate) struct Alone<'a>(&'a Gate);
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.0.alone.set(false);
+        if self.0.want_alone.get() == 0 {
+            self.0.side.shut.store(false, Ordering::SeqCst);
+        }
         self.0.changed.wake_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    #[test]
+    fn who_wants_to_be_alone_waits_for_other_threads_and_keeps_them_out() {
+        let gate = Gate::new();
+        let side = gate.side();
+        assert!(side.pass());
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut alone = pin!(gate.alone());
+        assert!(alone.as_mut().poll(&mut cx).is_pending(), "one is inside");
+        assert!(!side.pass(), "shut for newcomers");
+        assert!(side.leave(), "the last one out calls");
+        gate.look_again();
+        let Poll::Ready(alone) = alone.as_mut().poll(&mut cx) else { panic!("nobody is inside") };
+        assert!(!side.pass());
+        drop(alone);
+        assert!(side.pass());
+        assert!(!side.leave(), "nobody waits");
     }
 }

@@ -30,6 +30,24 @@ impl Job {
         Job { work, permit }
     }
 
+    /// Whether it changes blocks.
+    pub fn is_write(&self) -> bool {
+        matches!(self.work, Work::Write { .. } | Work::Zero { .. })
+    }
+
+    /// Whether it begins and ends between blocks of `block_bytes`, or changes none. If not, it must
+    /// pass the device's gate on the gate's core.
+    pub fn is_whole(&self, block_bytes: u32) -> bool {
+        let block = u64::from(block_bytes);
+        let whole =
+            |offset: u64, len: u64| offset.is_multiple_of(block) && len.is_multiple_of(block);
+        match &self.work {
+            Work::Read { .. } | Work::Flush { .. } => true,
+            Work::Write { offset, data, .. } => whole(*offset, data.len() as u64),
+            Work::Zero { offset, len, .. } => whole(*offset, *len),
+        }
+    }
+
     /// Does the request on `dev`, by bios of the current core, and replies. `gate` is the device's.
     pub async fn serve(self, dev: &dyn BlockDevice, gate: &Gate) {
         let Job { work, permit } = self;

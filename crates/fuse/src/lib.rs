@@ -40,6 +40,6 @@ mod serve;
 mod tree;
 
 pub use export::{Export, Options, Stopped};
-pub use gate::Gate;
+pub use gate::{Gate, SideGate};
 pub use host::{Attribute, Device, DeviceId, Host, OpenId};
 pub use job::Job;

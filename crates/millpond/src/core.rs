@@ -86,7 +86,6 @@ impl Core {
     }
 
     /// The cores besides this one.
-    #[expect(dead_code, reason = "the doors begin to use it")]
     pub(crate) fn shards(&self) -> &Arc<Shards> {
         &self.shards
     }

@@ -41,7 +41,6 @@ pub(crate) struct Engine {
     pub(crate) leaves: Leaves,
     pub(crate) server: Server,
     /// Lends devices to the other cores.
-    #[expect(dead_code, reason = "the doors begin to use it")]
     pub(crate) owner: Rc<Owner>,
     files: Files,
     ended: Cell<bool>,

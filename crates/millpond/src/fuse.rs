@@ -5,6 +5,7 @@
 //!   FUSE threads                                 core 0
 //!   names, attributes  ── ask, wait ───────────▶ Face, engine
 //!   a job              ── run, don't wait ─────▶ Workers ── Job::serve ── reply from here
+//!      └ or, of a device that is mapped to memory: this thread is a shard, serves it, and replies
 //! ```
 //!
 //! Invariants
@@ -16,17 +17,18 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::rc::{Rc, Weak};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use block::{BlockDevice, Error};
 use control::Failure;
-use dm::{MappedDevice, Opened};
-use fuse::{Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options};
+use dm::MappedDevice;
+use fuse::{Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options, SideGate};
 use reactor::Workers;
 
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::leaf::OpenLeaf;
+use crate::shards::{Handle, Lent};
 use crate::sysfs;
 
 /// Jobs that are served at a time; what the export has in flight.
@@ -86,8 +88,15 @@ struct Known {
 struct OpenFile {
     device: Rc<dyn BlockDevice>,
     gate: Rc<Gate>,
-    /// Keeps a mapped device from being removed.
-    _opened: Option<Opened>,
+    /// Keeps a mapped device from being removed, too.
+    _lent: Lent,
+}
+
+/// An open file as FUSE threads have it.
+struct Here {
+    handle: Handle,
+    side: Arc<SideGate>,
+    block_bytes: u32,
 }
 
 /// What core 0 remembers for the export.
@@ -156,22 +165,26 @@ impl Face {
         }
     }
 
-    fn open(&self, engine: &Engine, id: DeviceId) -> Result<OpenId, Error> {
+    fn open(&self, engine: &Engine, id: DeviceId) -> Result<(OpenId, Here), Error> {
         let shown = self.shown(engine, id)?;
-        let opened = match &shown {
-            Shown::Mapped(device) => Some(device.open()?),
-            Shown::Leaf(_) => None,
+        let lent = match &shown {
+            Shown::Mapped(device) => engine.owner.lend(device.open()?),
+            Shown::Leaf(leaf) => engine.owner.lend_leaf(leaf),
         };
-        let gate = self.known(&shown).1;
-        let file = OpenFile { device: shown.device(), gate, _opened: opened };
+        let (device, gate) = (shown.device(), self.known(&shown).1);
+        let block_bytes = device.limits().logical_block_bytes;
+        let here = Here { handle: lent.handle(), side: gate.side(), block_bytes };
         let number = self.next();
-        self.open.borrow_mut().insert(number, Rc::new(file));
-        Ok(OpenId(number))
+        self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, gate, _lent: lent }));
+        Ok((OpenId(number), here))
     }
 }
 
 /// The host of the export: every question goes to core 0.
-struct Devices(Core);
+struct Devices {
+    core: Core,
+    open: RwLock<BTreeMap<u64, Arc<Here>>>,
+}
 
 impl Devices {
     /// Asks core 0 and waits; nothing when it is ending.
@@ -185,7 +198,7 @@ impl Devices {
                 let _ = tell.send(f(&face, engine)); // who asked waits
             }
         };
-        self.0.post(question).ok()?;
+        self.core.post(question).ok()?;
         answer.recv().ok()
     }
 
@@ -195,6 +208,54 @@ impl Devices {
     ) -> Result<T, Error> {
         let ending = || Error::not_found("the daemon is shutting down");
         self.ask(f).unwrap_or_else(|| Err(ending()))
+    }
+}
+
+impl Devices {
+    fn files_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u64, Arc<Here>>> {
+        // Nothing under the lock can leave it half changed.
+        self.open.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves a job on this thread if it need not wait (F2); else gives it back.
+    fn run_here(&self, open: OpenId, job: Job) -> Result<(), Job> {
+        let file = {
+            let files = self.open.read().unwrap_or_else(PoisonError::into_inner);
+            files.get(&open.0).cloned()
+        };
+        let Some(file) = file.filter(|file| job.is_whole(file.block_bytes)) else {
+            return Err(job);
+        };
+        let job = RefCell::new(Some(job)); // comes back when there is no shard
+        let side = job.borrow().as_ref().is_some_and(Job::is_write).then_some(&file.side);
+        if side.is_some_and(|side| !side.pass()) {
+            return Err(job.take().expect("put in above"));
+        }
+        let left = self.core.shards().here(|shard| {
+            let device = shard.device(&file.handle);
+            let job = job.take().expect("put in above");
+            shard.block_on(async move {
+                if !device.is_in_memory() {
+                    return Some(job);
+                }
+                // Its own gate: it has passed the device's on the side.
+                job.serve(&*device, &Gate::new()).await;
+                None
+            })
+        });
+        if side.is_some_and(|side| side.leave()) {
+            // No core 0, nobody who waits there.
+            let _ = self.core.post(move |_| {
+                let Some(face) = Face::here() else { return };
+                if let Some(file) = face.open.borrow().get(&open.0) {
+                    file.gate.look_again();
+                }
+            });
+        }
+        match left.ok().flatten().or_else(|| job.take()) {
+            Some(job) => Err(job),
+            None => Ok(()),
+        }
     }
 }
 
@@ -223,20 +284,24 @@ impl Host for Devices {
     }
 
     fn open(&self, id: DeviceId) -> Result<OpenId, Error> {
-        self.ask_for(move |face, engine| face.open(engine, id))
+        let (open, here) = self.ask_for(move |face, engine| face.open(engine, id))?;
+        self.files_mut().insert(open.0, Arc::new(here));
+        Ok(open)
     }
 
     fn close(&self, open: OpenId) {
+        self.files_mut().remove(&open.0);
         self.ask(move |face, _| {
             let file = face.open.borrow_mut().remove(&open.0);
             drop(file);
         });
     }
 
-    /// The one place that decides where a request runs: as yet always on core 0.
+    /// The one place that decides where a request runs.
     fn run(&self, open: OpenId, job: Job) {
+        let Err(job) = self.run_here(open, job) else { return };
         // A job that can't be sent or whose file is gone fails as it is dropped.
-        let _ = self.0.post(move |_| {
+        let _ = self.core.post(move |_| {
             let Some(face) = Face::here() else { return };
             let file = face.open.borrow().get(&open.0).cloned();
             if let Some(file) = file {
@@ -277,7 +342,11 @@ impl Fuse {
         let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
         let options = Options { threads, requests_max: JOBS_MAX, ..Options::default() };
         core.post(|_| FACE.set(Some(Rc::new(Face::new()))))?;
-        let export = Export::start(dir, Arc::new(Devices(core.clone())), options)?;
+        let export = Export::start(
+            dir,
+            Arc::new(Devices { core: core.clone(), open: RwLock::default() }),
+            options,
+        )?;
         if export.cleared() > 0 {
             let dir = export.dir().display();
             tracing::warn!(%dir, "unmounted what a killed daemon had left");

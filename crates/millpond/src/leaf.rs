@@ -117,6 +117,14 @@ pub(crate) enum Adopted {
 }
 
 impl SharedLeaf {
+    /// Whether its bios end as they are submitted.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        match &self.what {
+            What::File(_) => false,
+            What::Mem(_) | What::Null => true,
+        }
+    }
+
     /// The leaf on this core.
     pub(crate) fn adopt(&self, files: &Files) -> Adopted {
         match &self.what {

@@ -36,7 +36,6 @@ mod patience;
 mod progress;
 mod routes;
 mod rundir;
-#[cfg_attr(not(test), expect(dead_code, reason = "the doors begin to use it"))]
 mod shards;
 mod sysfs;
 mod targets;

@@ -95,6 +95,15 @@ enum Local {
     Leaf(SharedLeaf),
 }
 
+impl Local {
+    fn is_in_memory(&self) -> bool {
+        match self {
+            Local::Flat(_, leaves) => leaves.iter().all(SharedLeaf::is_in_memory),
+            Local::Leaf(leaf) => leaf.is_in_memory(),
+        }
+    }
+}
+
 /// How a replica of a device is to work, by the owner's last word.
 #[derive(Clone, Debug)]
 enum Force {

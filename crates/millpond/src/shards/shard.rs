@@ -62,7 +62,7 @@ impl OnFault for Tell {
 }
 
 /// A device of core 0, on this core.
-struct Replica {
+pub(crate) struct Replica {
     entry: Arc<Entry>,
     remote: Remote,
     present: Rc<Cell<bool>>,
@@ -91,6 +91,17 @@ impl Now {
             (Now::Closed, Force::Closed) => true,
             // A mapping that could not be made here may be made the next time.
             _ => false,
+        }
+    }
+}
+
+impl Replica {
+    /// Whether bios are served on this thread as they are submitted: by a mapping of this core's
+    /// that ends in memory. To be asked inside [`Shard::block_on`].
+    pub(crate) fn is_in_memory(&self) -> bool {
+        match &*self.now.borrow() {
+            Now::Flat(local, _) | Now::Leaf(local, _) => local.is_in_memory(),
+            Now::Remote | Now::Closed => false,
         }
     }
 }
@@ -149,7 +160,7 @@ impl Shard {
 
     /// The device that core 0 has lent, for use inside [`Shard::block_on`]. The same one at every
     /// call, until the loan ends; its name is that of when it was lent.
-    pub(crate) fn device(&self, handle: &Handle) -> Rc<dyn BlockDevice> {
+    pub(crate) fn device(&self, handle: &Handle) -> Rc<Replica> {
         self.inner.replica(&handle.0)
     }
 

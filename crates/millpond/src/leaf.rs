@@ -11,7 +11,7 @@ use block::{
     Base, Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, OnFault, Ram, Sector,
 };
 use dm::Resolver;
-use queue::{Leaf, Mem, Null, Stats};
+use queue::{Elsewhere, Leaf, Mem, Null, Stats};
 use reactor::WaitList;
 use uring::{Files, OpenOptions, SharedFile};
 
@@ -100,6 +100,8 @@ pub(crate) struct SharedLeaf {
     name: String,
     limits: Limits,
     what: What,
+    /// Where what is done elsewhere is counted.
+    elsewhere: Elsewhere,
 }
 
 #[derive(Clone, Debug)]
@@ -127,18 +129,28 @@ impl SharedLeaf {
 
     /// The leaf on this core.
     pub(crate) fn adopt(&self, files: &Files) -> Adopted {
-        match &self.what {
+        let adopted = match &self.what {
             What::File(file) => {
                 let leaf = Leaf::new(&self.name, files.adopt(file), self.limits.clone());
                 Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone())))
             }
             What::Mem(ram) => Adopted::Mem(Rc::new(Mem::on(&self.name, ram.clone()))),
             What::Null => Adopted::Null(Rc::new(Null::new(&self.name, self.limits.capacity))),
-        }
+        };
+        adopted.stats().stand_for(&self.elsewhere);
+        adopted
     }
 }
 
 impl Adopted {
+    fn stats(&self) -> &Stats {
+        match self {
+            Adopted::File(leaf) => leaf.stats(),
+            Adopted::Mem(mem) => mem.stats(),
+            Adopted::Null(null) => null.stats(),
+        }
+    }
+
     pub(crate) fn base(&self) -> Rc<dyn Base> {
         match self {
             Adopted::File(leaf) => leaf.clone(),
@@ -246,7 +258,9 @@ impl Leaves {
             OpenLeaf::Mem(mem) => What::Mem(mem.ram().clone()),
             OpenLeaf::Null(_) => What::Null,
         };
-        Some(SharedLeaf { id, name: leaf.name().to_owned(), limits: leaf.limits(), what })
+        let elsewhere = leaf.stats().elsewhere();
+        let (name, limits) = (leaf.name().to_owned(), leaf.limits());
+        Some(SharedLeaf { id, name, limits, what, elsewhere })
     }
 
     /// The open leaf that was shared with this id.

@@ -29,4 +29,4 @@ mod testing;
 pub use leaf::Leaf;
 pub use mem::Mem;
 pub use null::Null;
-pub use stats::{Counts, Stats};
+pub use stats::{Counts, Elsewhere, Stats};

@@ -3,6 +3,8 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{IoError, OnFault, Op, SECTOR_SHIFT, Sector, Status};
 use reactor::{Epoch, Grace, WaitList};
@@ -30,18 +32,70 @@ pub(crate) struct Ticket {
     epoch: Epoch,
 }
 
-/// Totals of one operation, as they are kept.
+/// What was done by operation. Written by one core only, with plain loads and stores; others read.
 #[derive(Debug, Default)]
-struct Totals {
-    ios: Cell<u64>,
-    bytes: Cell<u64>,
-    errors: Cell<u64>,
+struct Done {
+    ios: [AtomicU64; OPS],
+    bytes: [AtomicU64; OPS],
 }
 
-/// Counters of one leaf. Plain cells: they belong to the core that owns the leaf.
+impl Done {
+    fn add(&self, op: usize, bytes: u64) {
+        let add = |to: &AtomicU64, n: u64| {
+            to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        };
+        add(&self.ios[op], 1);
+        add(&self.bytes[op], bytes);
+    }
+
+    fn of(&self, op: usize) -> (u64, u64) {
+        (self.ios[op].load(Ordering::Relaxed), self.bytes[op].load(Ordering::Relaxed))
+    }
+}
+
+/// What other cores' devices on the same file or memory have done. It belongs to the leaf that they
+/// stand for, which adds it to its own totals; their failures it is told one by one
+/// ([`Stats::failed_elsewhere`]).
+#[derive(Clone, Debug, Default)]
+pub struct Elsewhere(Arc<Mutex<Others>>);
+
+#[derive(Debug, Default)]
+struct Others {
+    there: Vec<Arc<Done>>,
+    /// Totals of those that are gone.
+    gone: [(u64, u64); OPS],
+}
+
+impl Elsewhere {
+    fn lock(&self) -> MutexGuard<'_, Others> {
+        // Nothing under the lock can panic half way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, op: usize) -> (u64, u64) {
+        let others = self.lock();
+        let there = others.there.iter().map(|done| done.of(op));
+        there.fold(others.gone[op], |a, b| (a.0 + b.0, a.1.wrapping_add(b.1)))
+    }
+
+    fn leave(&self, done: &Arc<Done>) {
+        let mut others = self.lock();
+        others.there.retain(|d| !Arc::ptr_eq(d, done));
+        for (op, gone) in others.gone.iter_mut().enumerate() {
+            let (ios, bytes) = done.of(op);
+            *gone = (gone.0 + ios, gone.1.wrapping_add(bytes));
+        }
+    }
+}
+
+/// Counters of one leaf. They belong to the core that owns the leaf.
 pub struct Stats {
     device: String,
-    by_op: [Totals; OPS],
+    done: Arc<Done>,
+    errors: [Cell<u64>; OPS],
+    elsewhere: Elsewhere,
+    /// The leaf for which this one counts, too.
+    stands_for: OnceCell<Elsewhere>,
     in_flight: Grace,
     last_error: RefCell<Option<IoError>>,
     failures: Cell<u64>,
@@ -53,7 +107,10 @@ impl Stats {
     pub(crate) fn new(device: String) -> Stats {
         Stats {
             device,
-            by_op: Default::default(),
+            done: Arc::default(),
+            errors: Default::default(),
+            elsewhere: Elsewhere::default(),
+            stands_for: OnceCell::new(),
             in_flight: Grace::default(),
             last_error: RefCell::new(None),
             failures: Cell::new(0),
@@ -67,10 +124,27 @@ impl Stats {
         &self.device
     }
 
-    /// Totals of one operation.
+    /// Totals of one operation, on all cores.
     pub fn of(&self, op: Op) -> Counts {
-        let Totals { ios, bytes, errors } = &self.by_op[index(op)];
-        Counts { ios: ios.get(), bytes: bytes.get(), errors: errors.get() }
+        let op = index(op);
+        let (here, elsewhere) = (self.done.of(op), self.elsewhere.of(op));
+        Counts {
+            ios: here.0 + elsewhere.0,
+            bytes: here.1.wrapping_add(elsewhere.1),
+            errors: self.errors[op].get(),
+        }
+    }
+
+    /// For the stats of other cores' devices on the same file or memory.
+    pub fn elsewhere(&self) -> Elsewhere {
+        self.elsewhere.clone()
+    }
+
+    /// Counts for the leaf whose [`Stats::elsewhere`] it is, too, from now on.
+    pub fn stand_for(&self, elsewhere: &Elsewhere) {
+        if self.stands_for.set(elsewhere.clone()).is_ok() {
+            elsewhere.lock().there.push(self.done.clone());
+        }
     }
 
     /// Requests that have entered and not ended.
@@ -80,7 +154,7 @@ impl Stats {
 
     /// Failed requests of all operations.
     pub fn errors(&self) -> u64 {
-        self.by_op.iter().map(|c| c.errors.get()).sum()
+        self.errors.iter().map(Cell::get).sum()
     }
 
     /// The last request that failed, in full.
@@ -125,9 +199,7 @@ impl Stats {
         if status != Status::Ok {
             return self.failed(op, sector, len, status);
         }
-        let Totals { ios, bytes, .. } = &self.by_op[index(op)];
-        ios.set(ios.get() + 1);
-        bytes.set(bytes.get().wrapping_add(len.0 << SECTOR_SHIFT));
+        self.done.add(index(op), len.0 << SECTOR_SHIFT);
     }
 
     /// Counts and tells a request that failed on another core's device on the same file or memory.
@@ -137,7 +209,7 @@ impl Stats {
 
     #[cold]
     fn failed(&self, op: Op, sector: Sector, len: Sector, cause: Status) {
-        let errors = &self.by_op[index(op)].errors;
+        let errors = &self.errors[index(op)];
         errors.set(errors.get() + 1);
         let device = self.device.clone();
         *self.last_error.borrow_mut() = Some(IoError { device, op, sector, cause });
@@ -153,12 +225,42 @@ impl Stats {
     }
 }
 
+impl Drop for Stats {
+    fn drop(&mut self) {
+        if let Some(elsewhere) = self.stands_for.get() {
+            elsewhere.leave(&self.done);
+        }
+    }
+}
+
 impl fmt::Debug for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stats({}, {:?})", self.device, self.by_op)
+        write!(f, "Stats({}, {:?})", self.device, self.done)
     }
 }
 
 fn index(op: Op) -> usize {
     op as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_other_cores_do_adds_up_and_stays_when_they_go() {
+        let leaf = Stats::new("disk".into());
+        leaf.count(Op::Read, Sector(0), Sector(8), Status::Ok);
+        let elsewhere = leaf.elsewhere();
+        for _ in 0..2 {
+            let twin = Stats::new("disk".into());
+            twin.stand_for(&elsewhere);
+            twin.count(Op::Read, Sector(8), Sector(1), Status::Ok);
+            twin.count(Op::Read, Sector(8), Sector(1), Status::Io);
+            assert_eq!(twin.of(Op::Read).ios, 1, "its own only");
+        }
+        leaf.failed_elsewhere(Op::Read, Sector(8), Sector(1), Status::Io);
+        assert_eq!(leaf.of(Op::Read), Counts { ios: 3, bytes: 10 * 512, errors: 1 });
+        assert_eq!(leaf.of(Op::Write), Counts::default());
+    }
 }

@@ -25,6 +25,8 @@ pub struct Measured {
     pub reads: u64,
     /// Writes a second.
     pub write_iops: f64,
+    /// Reads a second.
+    pub read_iops: f64,
 }
 
 /// A run that is under way.
@@ -42,7 +44,9 @@ impl Fio {
 
     /// 4 KiB requests against a file, without a server.
     pub fn on_file(dir: &Path, file: &Path) -> Fio {
-        Fio::with_engine(dir, "psync").with([&format!("--filename={}", file.display())])
+        // A colon separates files.
+        let file = file.display().to_string().replace(':', "\\:");
+        Fio::with_engine(dir, "psync").with([&format!("--filename={file}")])
     }
 
     fn with_engine(dir: &Path, engine: &str) -> Fio {
@@ -128,5 +132,6 @@ fn measured(report: &str) -> Option<Measured> {
         writes: sum("write", "total_ios")? as u64,
         reads: sum("read", "total_ios")? as u64,
         write_iops: sum("write", "iops")?,
+        read_iops: sum("read", "iops")?,
     })
 }

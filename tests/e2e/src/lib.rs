@@ -2,12 +2,14 @@
 //! The whole program under real clients: what the tests and the demo share.
 //!
 //! ```text
-//!   tests/*.rs, bin/demo
+//!   tests/*.rs, bin/demo, bin/published
+//!     ├─ published what others have published, run as they wrote it
 //!     ├─ pond      a test's folder, files and daemon
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
 //!     ├─ stamp     writes blocks that say what they are; knows what a crash may leave of them
 //!     ├─ client    a small NBD client for stamps, and for what no decent client sends
+//!     ├─ undo      mounts, loop devices and folders that go however a program ends
 //!     └─ process   children with an end: output, deadline, and none left behind
 //! ```
 //!
@@ -23,7 +25,9 @@ pub mod daemon;
 pub mod fio;
 pub mod pond;
 pub mod process;
+pub mod published;
 pub mod stamp;
+pub mod undo;
 
 /// What went wrong, in words for who runs a test or the demo.
 pub type Result<T, E = String> = std::result::Result<T, E>;

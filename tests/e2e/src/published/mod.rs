@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The procedures with which others have published their results, run as they wrote them: only the
+//! path before `/dev` is another one.
+//!
+//! ```text
+//!   cache         dmsetup create mycache ... writecache, fio randwrite, time dmsetup message flush
+//!   linear        fio, 512 B psync reads by twelve jobs, of memory and of linear on it
+//!   filesystem    mkfs, mount, a tarball copied and unpacked, umount, fsck, sha256
+//!   site          a daemon with its devices as files, and a link called dmsetup
+//!   attached      loop devices and mounts that do not outlive what made them
+//! ```
+//!
+//! Invariants
+//! - P1 A procedure fails unless the data are proven to be right: a figure of wrong data is none.
+//! - P2 Nothing outlives a procedure, however it ends: no process, mount, loop device or file.
+
+use std::time::Duration;
+
+mod attached;
+pub mod cache;
+pub mod filesystem;
+pub mod linear;
+mod site;
+
+pub use site::Site;
+
+/// Longest wait for any one step. Disks may be slow.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// Where devices are not files, and why; none where the procedures can run.
+pub fn obstacle() -> Option<String> {
+    let missing = crate::process::missing(&["fio", "sha256sum"]);
+    if !missing.is_empty() {
+        return Some(format!("needs {} (scripts/setup.sh installs it)", missing.join(", ")));
+    }
+    let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    if let Err(e) = device {
+        return Some(format!("needs /dev/fuse, readable and writable: {e}"));
+    }
+    let root = rustix::process::geteuid().is_root();
+    if !root && !crate::process::missing(&["fusermount3"]).is_empty() {
+        return Some("needs root or fusermount3 (scripts/setup.sh installs it)".into());
+    }
+    None
+}

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use reactor::WaitList;
 
@@ -23,35 +23,39 @@ pub struct Gate {
     side: Arc<SideGate>,
 }
 
-/// A gate as other threads have it. Passing and shutting are each a store and then a look at the
-/// other's, in one order for all (`SeqCst`), so at least one of the two sees the other.
+/// A gate as other threads have it: how many are inside, and whether it is shut, in one word. So
+/// who comes to a shut gate leaves no trace, and whoever waits for the last one misses nobody.
 #[derive(Debug, Default)]
-pub struct SideGate {
-    inside: AtomicUsize,
-    shut: AtomicBool,
-}
+pub struct SideGate(AtomicUsize);
+
+/// Beside the number of those inside.
+const SHUT: usize = 1 << (usize::BITS - 1);
 
 impl SideGate {
     /// Passes together with others, or not at all. Who passed leaves by [`SideGate::leave`].
     #[must_use]
     pub fn pass(&self) -> bool {
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        let free = !self.shut.load(Ordering::SeqCst);
-        if !free {
-            self.inside.fetch_sub(1, Ordering::SeqCst);
-        }
-        free
+        let enter = |word: usize| (word & SHUT == 0).then_some(word + 1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter).is_ok()
     }
 
     /// Leaves. When true, somebody may wait for it: [`Gate::look_again`] is to be called, on the
     /// gate's core.
     #[must_use]
     pub fn leave(&self) -> bool {
-        self.inside.fetch_sub(1, Ordering::SeqCst) == 1 && self.shut.load(Ordering::SeqCst)
+        self.0.fetch_sub(1, Ordering::AcqRel) == SHUT | 1
+    }
+
+    fn shut(&self) {
+        self.0.fetch_or(SHUT, Ordering::AcqRel);
+    }
+
+    fn open(&self) {
+        self.0.fetch_and(!SHUT, Ordering::AcqRel);
     }
 
     fn is_empty(&self) -> bool {
-        self.inside.load(Ordering::SeqCst) == 0
+        self.0.load(Ordering::Acquire) & !SHUT == 0
     }
 }
 
@@ -84,7 +88,7 @@ impl Gate {
     /// Passes when nobody else is in, and keeps everybody out.
     pub(crate) async fn alone(&self) -> Alone<'_> {
         self.want_alone.set(self.want_alone.get() + 1);
-        self.side.shut.store(true, Ordering::SeqCst);
+        self.side.shut();
         let nobody = || !self.alone.get() && self.together.get() == 0 && self.side.is_empty();
         self.changed.wait_for(nobody).await;
         self.want_alone.set(self.want_alone.get() - 1);
@@ -119,7 +123,7 @@ impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.0.alone.set(false);
         if self.0.want_alone.get() == 0 {
-            self.0.side.shut.store(false, Ordering::SeqCst);
+            self.0.side.open();
         }
         self.0.changed.wake_all();
     }
@@ -129,6 +133,7 @@ impl Drop for Alone<'_> {
 mod tests {
     use std::future::Future;
     use std::pin::pin;
+    use std::sync::atomic::AtomicBool;
     use std::task::{Context, Poll, Waker};
 
     use super::*;
@@ -149,5 +154,44 @@ mod tests {
         drop(alone);
         assert!(side.pass());
         assert!(!side.leave(), "nobody waits");
+    }
+
+    #[test]
+    fn who_comes_to_a_shut_gate_holds_nobody_up() {
+        let gate = Gate::new();
+        let side = gate.side();
+        let (told, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        if side.pass() && side.leave() {
+                            told.fetch_add(1, Ordering::AcqRel);
+                        }
+                    }
+                });
+            }
+            let mut cx = Context::from_waker(Waker::noop());
+            for round in 0..20_000 {
+                let before = told.load(Ordering::Acquire);
+                let mut alone = pin!(gate.alone());
+                let mut polled = alone.as_mut().poll(&mut cx);
+                let mut looks = 0_u32;
+                while polled.is_pending() {
+                    // Only by the word of who was inside.
+                    if told.load(Ordering::Acquire) != before {
+                        gate.look_again();
+                        polled = alone.as_mut().poll(&mut cx);
+                    }
+                    std::thread::yield_now();
+                    looks += 1;
+                    if looks == 10_000_000 {
+                        stop.store(true, Ordering::Relaxed);
+                        panic!("round {round}: nobody is inside, and nobody said so");
+                    }
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
     }
 }

@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone
+.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,9 @@ build: ## the program, optimised: target/release/millpond
 
 demo: setup ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS=--size ...)
 	$(CARGO) run --release --locked -p e2e --bin demo -- $(ARGS)
+
+published: setup ## what others have published, run as they wrote it (root; ARGS='--only linear')
+	$(CARGO) run --release --locked -p e2e --bin published -- $(ARGS)
 
 test: setup ## all tests, end to end with real clients included; in CI a while of fuzzing first
 	$(if $(CI),@$(MAKE) --no-print-directory fuzz)

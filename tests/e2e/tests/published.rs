@@ -3,6 +3,10 @@
 //! is timed here.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::fmt::Debug;
+use std::io::{Write, stderr};
+
+use e2e::Result;
 use e2e::binary::{Build, millpond};
 use e2e::published::cache::{self, Order};
 use e2e::published::filesystem::{self, Kind};
@@ -10,22 +14,29 @@ use e2e::published::{Site, linear, obstacle};
 
 const MIB: u64 = 1 << 20;
 
-/// A place for a procedure; none, said aloud, where it can't run.
-fn site(obstacle: Option<String>) -> Option<Site> {
+/// Runs a procedure at a place of its own; says aloud that it did not, where it can't.
+fn at_a_site<T: Debug>(
+    obstacle: Option<String>,
+    procedure: impl FnOnce(&Site) -> Result<T>,
+) -> Option<T> {
     if let Some(why) = obstacle {
-        eprintln!("SKIPPED, a published procedure was NOT run: {why}");
+        // Past the test harness, which shows what a test prints only when it fails.
+        let _ = writeln!(stderr(), "SKIPPED: a published procedure was NOT run: {why}");
         return None;
     }
     let program = millpond(Build::Workspace).unwrap();
-    Some(Site::start(&program, &std::env::temp_dir()).unwrap())
+    let site = Site::start(&program, &std::env::temp_dir()).unwrap();
+    let done =
+        procedure(&site).unwrap_or_else(|e| panic!("{e}\nthe daemon's log:\n{}", site.log()));
+    site.end().unwrap();
+    Some(done)
 }
 
 fn a_write_cache(order: Order) {
-    let Some(site) = site(obstacle()) else { return };
     let sizes = cache::Sizes { origin_bytes: 64 * MIB, cache_bytes: 32 * MIB };
-    let filled = cache::run(&site, sizes, order, 1).unwrap();
+    let filled = at_a_site(obstacle(), |site| cache::run(site, sizes, order, 1));
+    let Some(filled) = filled else { return };
     assert!(filled.origin_writes > 0 && filled.origin_writes <= filled.dirty_blocks, "{filled:?}");
-    site.end().unwrap();
 }
 
 #[test]
@@ -40,24 +51,23 @@ fn a_write_cache_is_filled_and_flushed_oldest_first() {
 
 #[test]
 fn twelve_jobs_read_memory_and_a_linear_mapping_of_it() {
-    let Some(site) = site(obstacle()) else { return };
-    let reads = linear::run(&site, linear::Sizes { mib: 64, rounds: 2, run_ms: 300 }).unwrap();
+    let sizes = linear::Sizes { mib: 64, rounds: 2, run_ms: 300 };
+    let Some(reads) = at_a_site(obstacle(), |site| linear::run(site, sizes)) else { return };
     let all = [&reads.raw_iops[..], &reads.linear_iops].concat();
     assert!(all.len() == 4 && all.iter().all(|iops| *iops > 0.0), "{reads:?}");
-    site.end().unwrap();
 }
 
 fn a_file_system(kind: Kind) {
-    let Some(site) = site(kind.obstacle(&std::env::temp_dir())) else { return };
     let sizes = filesystem::Sizes {
         device_bytes: 384 * MIB,
         cache_bytes: 16 * MIB,
         files: 400,
         file_bytes_max: 64 << 10,
     };
-    let kept = filesystem::run(&site, kind, sizes).unwrap();
+    let obstacle = kind.obstacle(&std::env::temp_dir());
+    let kept = at_a_site(obstacle, |site| filesystem::run(site, kind, sizes));
+    let Some(kept) = kept else { return };
     assert!(kept.tarball_bytes > 8 * MIB, "{kept:?}");
-    site.end().unwrap();
 }
 
 #[test]

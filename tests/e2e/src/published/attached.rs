@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Loop devices and mounts that do not outlive what made them.
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -121,12 +120,11 @@ pub(super) fn obstacle(file_system: &str, dir: &Path, programs: &[&str]) -> Opti
             return Some(format!("needs a kernel with {file_system}"));
         }
     }
-    let probe = dir.join("probe.img");
-    let tried = File::create(&probe)
-        .and_then(|f| f.set_len(1 << 20))
-        .map_err(|e| format!("{}: {e}", probe.display()))
-        .and_then(|()| Loop::attach(&probe))
-        .and_then(Loop::detach);
-    let _ = std::fs::remove_file(&probe);
+    let tried = tempfile::Builder::new()
+        .prefix("millpond-published-probe-")
+        .tempfile_in(dir)
+        .and_then(|probe| probe.as_file().set_len(1 << 20).map(|()| probe))
+        .map_err(|e| format!("{}: {e}", dir.display()))
+        .and_then(|probe| Loop::attach(probe.path())?.detach());
     tried.err().map(|e| format!("needs loop devices: {e}"))
 }

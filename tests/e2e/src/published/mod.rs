@@ -38,8 +38,20 @@ pub fn obstacle() -> Option<String> {
         return Some(format!("needs /dev/fuse, readable and writable: {e}"));
     }
     let root = rustix::process::geteuid().is_root();
+    if root && !may_mount() {
+        return Some("needs CAP_SYS_ADMIN, which root does not have here: for mounts".into());
+    }
     if !root && !crate::process::missing(&["fusermount3"]).is_empty() {
         return Some("needs root or fusermount3 (scripts/setup.sh installs it)".into());
     }
     None
+}
+
+/// Whether this process has `CAP_SYS_ADMIN`, which root in a container may lack.
+fn may_mount() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capabilities = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let capabilities = capabilities.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    // capability.h: CAP_SYS_ADMIN is 21. Where nobody tells, trying will.
+    capabilities.is_none_or(|bits| bits & (1 << 21) != 0)
 }

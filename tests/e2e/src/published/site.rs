@@ -118,6 +118,11 @@ impl Site {
         self.daemon.attribute(device, name)
     }
 
+    /// What the daemon has logged.
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
     /// The folder, for the files of clients.
     pub fn dir(&self) -> &Path {
         &self.dir

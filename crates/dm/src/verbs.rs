@@ -83,9 +83,12 @@ impl Dm {
         let mut result = Ok(());
         let mut tried = BTreeSet::new();
         loop {
-            let next = self.devices().into_iter().find(|d| {
-                !tried.contains(&d.minor) && (how == Remove::Force || self.users(d).is_empty())
-            });
+            let left = self.devices().into_iter().filter(|d| !tried.contains(&d.minor));
+            let mut left: Vec<_> = left.collect();
+            // By force the one on top loses its table even when it stays, so what is below is free.
+            let unused = left.iter().position(|d| self.users(d).is_empty());
+            let forced = (how == Remove::Force && !left.is_empty()).then_some(0);
+            let next = unused.or(forced).map(|i| left.swap_remove(i));
             let Some(device) = next else { return result };
             tried.insert(device.minor);
             result = result.and(self.remove(device.name(), how).await);

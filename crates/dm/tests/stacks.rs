@@ -180,3 +180,20 @@ fn limits_stack_from_the_devices_below() {
         assert!(limits.write_zeroes);
     });
 }
+
+#[test]
+fn removal_of_all_by_force_takes_whole_stacks() {
+    Bench::new(1).run(|dm, _| async move {
+        dm.create("a", None, Some("0 96 linear /ram/a/4096 0")).await.unwrap();
+        dm.create("b", None, Some("0 96 linear a 0")).await.unwrap();
+        dm.create("c", None, Some("0 96 linear b 0")).await.unwrap();
+        let held = dm.open("c").unwrap();
+        dm.create("d", None, Some("0 96 linear a 0")).await.unwrap();
+        dm.remove_all(Remove::Force).await.unwrap_err();
+        let left: Vec<_> = dm.devices().iter().map(|d| d.info().name).collect();
+        assert_eq!(left, ["c"], "what is open stays, without what it stood on");
+        drop(held);
+        dm.remove_all(Remove::Force).await.unwrap();
+        assert!(dm.devices().is_empty());
+    });
+}

@@ -17,8 +17,9 @@
 //!   among them.
 //! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
 //! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
-//! - D5 There is a flat mapping only while bios need not wait and the live table is a pure mapping;
-//!   the mappings of devices above are made again, in the same step, whenever this one changes.
+//! - D5 There is a flat mapping only while bios need wait neither here nor below and the live table
+//!   is a pure mapping; the mappings of devices above are made again, in the same step, whenever
+//!   this one changes. So a bio that waits is counted by every device that it came through.
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -57,14 +58,17 @@ pub struct MappedDevice {
     /// Bases of flat mappings of before, as long as somebody else holds them: something that was
     /// sent there since the last suspend may be in flight.
     past: RefCell<Vec<Weak<dyn Base>>>,
+    /// Bios may have to wait, here or in a device below. Made again with the flat mapping.
+    held: Cell<bool>,
     /// Other cores may go by a flat mapping of this device.
     pub(crate) published: Cell<bool>,
+    /// Those who wait until no other core does.
+    pub(crate) withdrawing: Cell<usize>,
     mapping: Cell<Mapping>,
     suspended: Cell<bool>,
     /// Bios are deferred: from the begin of a suspend to the end of a resume.
     blocked: Cell<bool>,
     deferred: RefCell<VecDeque<Bio>>,
-    unblocked: WaitList,
     gate: Rc<Gate>,
     event_nr: Cell<u32>,
     events: WaitList,
@@ -87,12 +91,13 @@ impl MappedDevice {
             inactive: RefCell::default(),
             flat: RefCell::new(Rc::new(Flat::nowhere())),
             past: RefCell::default(),
+            held: Cell::new(true),
             published: Cell::new(false),
+            withdrawing: Cell::new(0),
             mapping: Cell::default(),
             suspended: Cell::new(true),
             blocked: Cell::new(true),
             deferred: RefCell::default(),
-            unblocked: WaitList::new(),
             gate: Rc::default(),
             event_nr: Cell::new(0),
             events: WaitList::new(),
@@ -133,9 +138,15 @@ impl MappedDevice {
         self.mapping.set(mapping);
     }
 
-    /// Makes the flat mapping again.
+    /// Whether a bio may have to wait for a resume, of this device or of one below.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.get()
+    }
+
+    /// Makes the flat mapping again. Those of the devices below have been.
     pub(crate) fn refresh_flat(&self) {
-        let pure = !self.blocked.get() && self.mapping.get() == Mapping::InPlace;
+        self.held.set(self.blocked.get() || self.live().is_some_and(|t| t.is_held()));
+        let pure = !self.held.get() && self.mapping.get() == Mapping::InPlace;
         let new = self.live().filter(|_| pure).and_then(|t| t.flatten());
         let old = self.flat.replace(Rc::new(new.unwrap_or_else(Flat::nowhere)));
         let mut past = self.past.borrow_mut();
@@ -150,10 +161,11 @@ impl MappedDevice {
     /// Waits until everything that flat mappings have sent has ended. The caller has made sure that
     /// there is none now.
     async fn bases_quiesced(&self) {
-        let past = self.past.take();
+        let past = self.past.borrow().clone();
         for base in past.iter().filter_map(Weak::upgrade) {
             base.quiesced().await;
         }
+        self.past.take();
     }
 
     /// Runs of dirty sectors within `at..at + len`, for block status: nothing when no target of
@@ -313,7 +325,6 @@ impl MappedDevice {
         for bio in waiting {
             self.submit(bio);
         }
-        self.unblocked.wake_all();
     }
 
     /// Takes the device down for good: suspends it and drops its tables. The caller holds `lock`.
@@ -328,7 +339,6 @@ impl MappedDevice {
         drop(self.live.take());
         drop(self.inactive.take());
         self.fail_deferred();
-        self.unblocked.wake_all();
         self.raise_event();
         Ok(())
     }
@@ -452,13 +462,9 @@ impl Base for MappedDevice {
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move {
-            self.unblocked.wait_for(|| !self.blocked.get() || self.gone.get()).await;
+            // What came while this was a pure mapping went on to bases that the mapping above had
+            // as its own; nothing came that had to wait (D5).
             self.gate.passed().await;
-            // Bios that had waited here went on through the mapping of now.
-            let bases = self.flat().map(|f| f.bases().to_vec()).unwrap_or_default();
-            for base in bases {
-                base.quiesced().await;
-            }
         })
     }
 

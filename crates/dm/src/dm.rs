@@ -310,8 +310,12 @@ impl Dm {
             device.refresh_flat();
         }
         for device in &changed {
-            if device.published.replace(false) {
+            // Who has begun to withdraw it, too, waits still: until then it is in use.
+            let waiting = &device.withdrawing;
+            if device.published.replace(false) || waiting.get() > 0 {
+                waiting.set(waiting.get() + 1);
                 replicas.withdraw(device.minor).await;
+                waiting.set(waiting.get() - 1);
             }
         }
         // Things may have changed again meanwhile: what counts is what is now.

@@ -91,6 +91,11 @@ impl Table {
         *self.limits.borrow_mut() = stacked(&self.entries);
     }
 
+    /// Whether bios may have to wait in a device below.
+    pub(crate) fn is_held(&self) -> bool {
+        self.uses.mapped.iter().any(|o| o.device().is_held())
+    }
+
     /// Whether every target is a pure mapping.
     pub(crate) fn is_pure(&self) -> bool {
         self.entries.iter().all(|e| e.pure.is_some())
@@ -131,10 +136,13 @@ impl Table {
         let mapped = self.uses.mapped.iter().map(|o| o.device());
         for mapped in mapped {
             let device: Rc<dyn BlockDevice> = mapped.clone();
-            if same(&device, &area.device)
-                && let Some(flat) = mapped.flat()
-            {
-                return flat.part(area.offset, len);
+            if same(&device, &area.device) {
+                if mapped.is_held() {
+                    return None;
+                }
+                if let Some(flat) = mapped.flat() {
+                    return flat.part(area.offset, len);
+                }
             }
         }
         let base = area.device.clone().as_base()?;

@@ -9,7 +9,8 @@
 //!
 //! It is made when a table goes live, and again for every device above when one below it is
 //! suspended or gets another table. It ends at *bases*: leaves, and mapped devices that are no pure
-//! mapping or are suspended. A bio that lies in one extent has its sector rewritten and goes to its
+//! mapping. There is none while a device below is suspended: bios that wait there are counted on
+//! their way. A bio that lies in one extent has its sector rewritten and goes to its
 //! base; that is all. Nothing is chained to its completion and nothing is counted: who wants to
 //! know when earlier bios have ended, or that some failed, asks the bases.
 //!
@@ -27,9 +28,9 @@ use crate::layout::Layout;
 use crate::split::{Split, flush_all};
 use crate::target::striped::Errors;
 
-/// Nodes of one mapping; a stack that is larger is not made flat all the way down. A striped over a
-/// concatenation has its nodes once a stripe, so layers multiply.
-const NODES_MAX: usize = 1 << 16;
+/// Nodes of one mapping; a stack that is larger is not made flat all the way down. A line has the
+/// nodes of all that it covers below, so layers multiply.
+pub(crate) const NODES_MAX: usize = 1 << 16;
 
 /// A mapping of sectors `at`, each node counting from its own first sector.
 #[derive(Clone, Debug)]
@@ -159,10 +160,14 @@ impl<B> Node<B> {
             }
             Node::Concat(c) => {
                 let (begin, end) = (at.wrapping_add(c.shift), at.wrapping_add(c.shift) + len);
-                let starts = std::iter::once(&0).chain(&c.ends);
-                for ((start, stop), node) in starts.zip(&c.ends).zip(&c.nodes) {
-                    let (from, to) = (begin.max(*start), end.min(*stop));
-                    node.for_each_area(from, to.saturating_sub(from), f);
+                let (mut from, first) = (begin, c.ends.partition_point(|e| *e <= begin));
+                for (stop, node) in c.ends[first..].iter().zip(&c.nodes[first..]) {
+                    let to = end.min(*stop);
+                    node.for_each_area(from, to - from, f);
+                    from = to;
+                    if from == end {
+                        break;
+                    }
                 }
             }
         }
@@ -170,25 +175,52 @@ impl<B> Node<B> {
 }
 
 impl<B: Clone> Node<B> {
-    /// The node for the part of this one that begins at `from` and is `len` sectors long.
-    fn part(&self, from: u64, len: u64) -> Node<B> {
+    /// The node for the part of this one that begins at `from` and is `len` sectors long. Takes its
+    /// nodes out of `room`; `None` when there is not enough.
+    fn part(&self, from: u64, len: u64, room: &mut usize) -> Option<Node<B>> {
+        Some(self.narrowed(from, len, room)?.shifted(from))
+    }
+
+    /// What of this one tells where `len` sectors from `at` on lie.
+    fn narrowed(&self, at: u64, len: u64, room: &mut usize) -> Option<Node<B>> {
+        *room = room.checked_sub(1)?;
         match self {
-            Node::Linear { .. } => {}
+            Node::Linear { .. } => Some(self.clone()),
             Node::Striped(s) => {
-                let (stripe, place, room) = s.layout.place(Sector(from.wrapping_add(s.shift)));
-                if len <= room.0 {
-                    return s.stripes[stripe].part(place.0, len);
+                let begin = at.wrapping_add(s.shift);
+                let (stripe, place, left) = s.layout.place(Sector(begin));
+                if len <= left.0 {
+                    let inside = s.stripes[stripe].narrowed(place.0, len, room)?;
+                    return Some(inside.shifted(place.0.wrapping_sub(at)));
                 }
+                let mut stripes = Vec::new();
+                for (i, node) in s.stripes.iter().enumerate() {
+                    let from = s.layout.boundary(Sector(begin), i).0;
+                    let to = s.layout.boundary(Sector(begin + len), i).0;
+                    stripes.push(node.narrowed(from, to.saturating_sub(from), room)?);
+                }
+                let (shift, layout) = (s.shift, s.layout);
+                Some(Node::Striped(Box::new(Striped { shift, layout, stripes })))
             }
             Node::Concat(c) => {
-                let at = from.wrapping_add(c.shift);
-                let index = c.ends.partition_point(|end| *end <= at);
-                if len <= c.ends[index] - at {
-                    return c.nodes[index].part(at, len);
+                let (begin, end) = (at.wrapping_add(c.shift), at.wrapping_add(c.shift) + len);
+                // Of a stripe that a short part does not touch nothing is asked: any node does.
+                let first = c.ends.partition_point(|e| *e <= begin).min(c.nodes.len() - 1);
+                let last = c.ends.partition_point(|e| *e < end).clamp(first, c.nodes.len() - 1);
+                if first == last {
+                    let inside = c.nodes[first].narrowed(begin, len, room)?;
+                    return Some(inside.shifted(c.shift));
                 }
+                let (mut nodes, mut from) = (Vec::new(), begin);
+                for (node, stop) in c.nodes[first..=last].iter().zip(&c.ends[first..]) {
+                    let to = end.min(*stop);
+                    nodes.push(node.narrowed(from, to - from, room)?);
+                    from = to;
+                }
+                let ends = c.ends[first..=last].to_vec();
+                Some(Node::Concat(Box::new(Concat { shift: c.shift, ends, nodes })))
             }
         }
-        self.clone().shifted(from)
     }
 }
 
@@ -264,19 +296,33 @@ pub struct Flat {
     watches: Vec<Rc<Watch>>,
 }
 
-/// Counts the faults of one stripe.
+/// The stripes of one target, `width` sectors each.
+pub(crate) struct Stripes {
+    pub(crate) errors: Rc<Errors>,
+    pub(crate) nodes: Vec<Node<DynBase>>,
+    pub(crate) width: Sector,
+}
+
+/// Counts the faults of one base for the stripes that lie on it.
 struct Watch {
-    area: (u64, u64),
+    stripes: Vec<Watched>,
+}
+
+/// What of a stripe lies on one base: first sectors and ends.
+struct Watched {
     errors: Rc<Errors>,
     stripe: usize,
+    areas: Vec<(u64, u64)>,
 }
 
 impl OnFault for Watch {
     fn on_fault(&self, op: Op, sector: Sector, len: Sector, status: Status) {
-        let (begin, end) = self.area;
-        let hit = sector.0 < end && begin < sector.0.saturating_add(len.0);
-        if hit || op == Op::Flush {
-            self.errors.count(self.stripe, status);
+        let end = sector.0.saturating_add(len.0);
+        for Watched { errors, stripe, areas } in &self.stripes {
+            let hit = areas.iter().any(|(from, to)| sector.0 < *to && *from < end);
+            if hit || op == Op::Flush {
+                errors.count(*stripe, status);
+            }
         }
     }
 }
@@ -303,47 +349,63 @@ impl Flat {
     /// `None` where F1 would not hold. `limits` are the device's.
     pub(crate) fn new(limits: Limits, root: Node<DynBase>) -> Option<Flat> {
         let capacity = limits.capacity.0;
-        let mask = Sector::from_bytes(u64::from(limits.logical_block_bytes) - 1).0;
+        let mask = sectors(limits.logical_block_bytes) - 1;
         let mut bases: Vec<DynBase> = Vec::new();
         root.for_each_base(&mut |base| {
             if !bases.iter().any(|b| same(b, base)) {
                 bases.push(base.clone());
             }
         });
-        let mut sound = root.nodes() <= NODES_MAX && aligned(&root, mask);
+        let block = |base: &DynBase| sectors(base.limits().logical_block_bytes);
+        let unit = sectors(limits.logical_block_bytes);
+        let mut sound = root.nodes() <= NODES_MAX && aligned(&root, unit, &block);
         root.for_each_area(0, capacity, &mut |base, at, len| {
-            let below = base.limits();
-            let fits = at.checked_add(len).is_some_and(|end| end <= below.capacity.0);
-            let block = Sector::from_bytes(below.logical_block_bytes.into());
-            sound &= fits && below.logical_block_bytes <= limits.logical_block_bytes;
-            sound &= Sector(at).is_aligned(block);
+            sound &= at.checked_add(len).is_some_and(|end| end <= base.limits().capacity.0);
         });
         let short = Short::of(&root);
         sound.then_some(Flat { capacity, mask, short, root, limits, bases, watches: Vec::new() })
     }
 
-    /// Counts faults of the stripe whose node maps `len` sectors, for as long as this mapping is
-    /// there.
-    pub(crate) fn watch(
-        &mut self,
-        node: &Node<DynBase>,
-        len: Sector,
-        errors: &Rc<Errors>,
-        i: usize,
-    ) {
-        node.for_each_area(0, len.0, &mut |base, at, len| {
-            let watch = Watch { area: (at, at + len), errors: errors.clone(), stripe: i };
-            let watch = Rc::new(watch);
+    /// Counts faults of stripes for as long as this mapping is there.
+    pub(crate) fn watch(&mut self, striped: &[Stripes]) {
+        // One watcher a base, however many lines have stripes there.
+        let mut by_base: Vec<Vec<Watched>> = self.bases.iter().map(|_| Vec::new()).collect();
+        for Stripes { errors, nodes, width } in striped {
+            for (stripe, node) in nodes.iter().enumerate() {
+                node.for_each_area(0, width.0, &mut |base, at, len| {
+                    let watched = &mut by_base[self.index(base)];
+                    let area = (at, at + len);
+                    match watched.last_mut() {
+                        Some(w) if w.stripe == stripe && Rc::ptr_eq(&w.errors, errors) => {
+                            w.areas.push(area);
+                        }
+                        _ => {
+                            let (errors, areas) = (errors.clone(), vec![area]);
+                            watched.push(Watched { errors, stripe, areas });
+                        }
+                    }
+                });
+            }
+        }
+        for (base, stripes) in self.bases.iter().zip(by_base).filter(|(_, s)| !s.is_empty()) {
+            let watch = Rc::new(Watch { stripes });
             let as_fault: Rc<dyn OnFault> = watch.clone();
             base.watch(Rc::downgrade(&as_fault));
             self.watches.push(watch);
-        });
+        }
     }
 
-    /// The part from `at` on as a node of another mapping, unless it reaches beyond the end.
-    pub(crate) fn part(&self, at: Sector, len: Sector) -> Option<Node<DynBase>> {
+    /// Index of one of the bases.
+    fn index(&self, base: &DynBase) -> usize {
+        let found = self.bases.iter().position(|b| same(b, base));
+        found.expect("`bases` holds them all")
+    }
+
+    /// The part from `at` on as a node of another mapping that has `room` for so many more nodes,
+    /// unless it reaches beyond the end.
+    pub(crate) fn part(&self, at: Sector, len: Sector, room: &mut usize) -> Option<Node<DynBase>> {
         let end = at.checked_add(len)?;
-        (end.0 <= self.capacity).then(|| self.root.part(at.0, len.0))
+        if end.0 <= self.capacity { self.root.part(at.0, len.0, room) } else { None }
     }
 
     /// Where `len` sectors from `at` on lie, when they are valid for a bio, in one extent, and
@@ -427,11 +489,8 @@ impl Flat {
 
     /// The mapping without its bases, which [`Flat::bases`] lists: what another core needs.
     pub fn plan(&self) -> Plan {
-        let index = |base: &DynBase| {
-            let found = self.bases.iter().position(|b| same(b, base));
-            found.expect("`bases` holds them all")
-        };
-        Plan { limits: self.limits.clone(), root: self.root.with_bases(&index) }
+        let root = self.root.with_bases(&|base| self.index(base));
+        Plan { limits: self.limits.clone(), root }
     }
 }
 
@@ -480,9 +539,7 @@ impl Map for Flat {
 
     fn map(&self, at: Sector, len: Sector) -> Extent {
         let (base, sector, left) = self.root.resolve(at.0);
-        let device = self.bases.iter().position(|b| same(b, base));
-        let device = device.expect("`bases` holds them all");
-        Extent { device, sector: Sector(sector), len: len.min(Sector(left)) }
+        Extent { device: self.index(base), sector: Sector(sector), len: len.min(Sector(left)) }
     }
 }
 
@@ -497,13 +554,25 @@ fn same(a: &DynBase, b: &DynBase) -> bool {
     std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b))
 }
 
-/// Whether every chunk keeps an aligned bio aligned.
-fn aligned<B>(node: &Node<B>, mask: u64) -> bool {
+fn sectors(bytes: u32) -> u64 {
+    Sector::from_bytes(bytes.into()).0
+}
+
+/// Whether what begins at a multiple of `unit` sectors, a power of two, and is as long as one,
+/// begins and ends at a multiple of its base's `block`, in however many parts it goes there.
+fn aligned<B>(node: &Node<B>, unit: u64, block: &impl Fn(&B) -> u64) -> bool {
+    // What is left of the alignment when this is added, or when it is split there.
+    let after = |by: u64| unit.min(1_u64.checked_shl(by.trailing_zeros()).unwrap_or(unit));
     match node {
-        Node::Linear { .. } => true,
+        Node::Linear { base, shift } => after(*shift) >= block(base),
         Node::Striped(s) => {
-            s.layout.chunk.value & mask == 0 && s.stripes.iter().all(|n| aligned(n, mask))
+            let unit = after(s.shift | s.layout.chunk.value);
+            s.stripes.iter().all(|n| aligned(n, unit, block))
         }
-        Node::Concat(c) => c.nodes.iter().all(|n| aligned(n, mask)),
+        Node::Concat(c) => {
+            let inner = &c.ends[..c.ends.len().saturating_sub(1)];
+            let unit = after(inner.iter().fold(c.shift, |all, end| all | end));
+            c.nodes.iter().all(|n| aligned(n, unit, block))
+        }
     }
 }

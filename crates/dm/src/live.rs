@@ -11,7 +11,7 @@ use block::{Base, Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
 use crate::area::{Area, distinct, same, shifted, stack};
 use crate::context::Uses;
 use crate::device::{Depths, MappedDevice};
-use crate::flat::{Flat, Node};
+use crate::flat::{Flat, NODES_MAX, Node, Stripes};
 use crate::split::{Split, flush_all};
 use crate::target::Pure;
 
@@ -42,6 +42,7 @@ pub(crate) struct Table {
     limits: RefCell<Limits>,
     /// Who gets a flush: distinct devices below pure mappings, and every other target.
     flushed: Vec<Rc<dyn BlockDevice>>,
+    pure: bool,
 }
 
 impl Table {
@@ -60,7 +61,8 @@ impl Table {
             }
         }
         let limits = RefCell::new(stacked(&entries));
-        let table = Table { entries, uses, limits, flushed };
+        let pure = entries.iter().all(|e| e.pure.is_some());
+        let table = Table { entries, uses, limits, flushed, pure };
         table.check_alignment()?;
         Ok(table)
     }
@@ -98,22 +100,24 @@ impl Table {
 
     /// Whether every target is a pure mapping.
     pub(crate) fn is_pure(&self) -> bool {
-        self.entries.iter().all(|e| e.pure.is_some())
+        self.pure
     }
 
     /// The table as one mapping, when every target is a pure one and all below can be its bases.
     pub(crate) fn flatten(&self) -> Option<Flat> {
-        let mut parts = Vec::new();
-        let mut striped = Vec::new();
+        let (mut parts, mut striped) = (Vec::new(), Vec::new());
+        let mut room = NODES_MAX;
         for entry in &self.entries {
             let len = entry.end - entry.start;
             let node = match entry.pure.as_ref()? {
-                Pure::Linear(linear) => self.part(&linear.area, len)?,
+                Pure::Linear(linear) => self.part(&linear.area, len, &mut room)?,
                 Pure::Striped(target) => {
                     let width = Sector(len.0 / target.layout.n.value);
-                    let stripes = target.stripes.iter().map(|area| self.part(area, width));
-                    let stripes = stripes.collect::<Option<Vec<_>>>()?;
-                    striped.push((target.errors.clone(), stripes.clone(), width));
+                    let mut part = |area| self.part(area, width, &mut room);
+                    let stripes: Vec<_> =
+                        target.stripes.iter().map(&mut part).collect::<Option<_>>()?;
+                    let (errors, nodes) = (target.errors.clone(), stripes.clone());
+                    striped.push(Stripes { errors, nodes, width });
                     Node::striped(target.layout, stripes)
                 }
             };
@@ -123,28 +127,25 @@ impl Table {
             return None;
         }
         let mut flat = Flat::new(self.limits(), Node::concat(parts))?;
-        for (errors, stripes, width) in striped {
-            for (i, node) in stripes.iter().enumerate() {
-                flat.watch(node, width, &errors, i);
-            }
-        }
+        flat.watch(&striped);
         Some(flat)
     }
 
     /// What `len` sectors of an area come to: the mapping below when it is flat, else its device.
-    fn part(&self, area: &Area, len: Sector) -> Option<Node<Rc<dyn Base>>> {
-        let mapped = self.uses.mapped.iter().map(|o| o.device());
-        for mapped in mapped {
-            let device: Rc<dyn BlockDevice> = mapped.clone();
-            if same(&device, &area.device) {
-                if mapped.is_held() {
-                    return None;
-                }
-                if let Some(flat) = mapped.flat() {
-                    return flat.part(area.offset, len);
-                }
+    /// `None` when bios may have to wait there (D5), or there is no `room` for so many nodes.
+    fn part(&self, area: &Area, len: Sector, room: &mut usize) -> Option<Node<Rc<dyn Base>>> {
+        let is_it =
+            |d: &Rc<MappedDevice>| std::ptr::addr_eq(Rc::as_ptr(d), Rc::as_ptr(&area.device));
+        let mapped = self.uses.mapped.iter().map(|o| o.device()).find(|d| is_it(d));
+        if let Some(mapped) = mapped {
+            if mapped.is_held() {
+                return None;
+            }
+            if let Some(flat) = mapped.flat() {
+                return flat.part(area.offset, len, room);
             }
         }
+        *room = room.checked_sub(1)?;
         let base = area.device.clone().as_base()?;
         Some(Node::linear(base, area.offset))
     }

@@ -265,3 +265,79 @@ fn faults_count_for_the_stripe_whichever_way_they_came() {
         assert_eq!(dm.info("mid").unwrap().event_nr, 3);
     });
 }
+
+#[test]
+fn a_fault_counts_once_a_stripe_in_however_many_pieces_it_lies() {
+    Bench::new(1).run(|dm, state| async move {
+        let low = format!("0 8 linear {A} 0\n8 8 linear {A} 100\n16 8 linear {A} 200");
+        dm.create("low", None, Some(&low)).await.unwrap();
+        let top = dm.create("top", None, Some("0 24 striped 1 8 low 0")).await.unwrap();
+        let broken = disk(&state, A);
+        state.borrow_mut().disks[broken].broken = true;
+        reactor::flush(&*top, Class::Normal).await.unwrap_err();
+        assert_eq!(dm.info("top").unwrap().event_nr, 1);
+        write(&*top, 1, 8, 8).await.unwrap_err();
+        assert_eq!(dm.info("top").unwrap().event_nr, 2);
+    });
+}
+
+#[test]
+fn an_aligned_bio_stays_aligned_when_a_device_below_has_got_coarser_blocks() {
+    Bench::new(1).run(|dm, state| async move {
+        dm.create("low", None, Some("0 64 linear /ram/y/64 0")).await.unwrap();
+        // Its second line begins within what will be a block.
+        let table = format!("0 4 linear {A} 0\n4 60 linear low 0");
+        let top = dm.create("top", None, Some(&table)).await.unwrap();
+        dm.load("low", "0 64 linear /ram4k/y/64 0").await.unwrap();
+        dm.resume("low").await.unwrap();
+        dm.suspend("top").await.unwrap();
+        dm.resume("top").await.unwrap();
+        assert_eq!(top.limits().logical_block_bytes, 4096);
+        assert_eq!(write(&*top, 1, 8, 8).await, Err(Status::Invalid));
+        assert_eq!(take_log(&state, "/ram4k/y/64"), []);
+    });
+}
+
+/// As many lines as `n`, each two sectors of `dev`, from `offset` on around 4000 sectors.
+fn lines(n: u64, dev: &str, offset: u64) -> String {
+    (0..n).map(|i| format!("{} 2 linear {dev} {}\n", i * 2, (i * 2 + offset) % 4000)).collect()
+}
+
+#[test]
+fn a_mapping_has_the_nodes_of_what_it_covers_and_no_others() {
+    Bench::new(1).run(|dm, _| async move {
+        dm.create("low", None, Some(&lines(2000, A, 0))).await.unwrap();
+        // Each line lies across two below: were it to have all 2000 there would be millions.
+        let top = dm.create("top", None, Some(&lines(1990, "low", 1))).await.unwrap();
+        assert!(top.live_map().is_some());
+        let stripes: String = (0..400).map(|i| format!(" top {}", i * 9)).collect();
+        let table = format!("0 3200 striped 400 1{stripes}");
+        let wide = dm.create("wide", None, Some(&table)).await.unwrap();
+        assert!(wide.live_map().is_some());
+        let middle = dm.create("middle", None, Some("0 900 linear wide 450")).await.unwrap();
+        assert!(middle.live_map().is_some());
+        write(&*middle, 3, 100, 700).await.unwrap();
+        set_all(&dm, &["low", "top", "wide", "middle"].map(str::to_owned), "clone");
+        assert!(read(&*middle, 100, 700).await.unwrap().iter().all(|b| *b == 3));
+    });
+}
+
+#[test]
+fn a_mapping_of_too_many_nodes_is_not_made_and_its_bios_go_layer_by_layer() {
+    Bench::new(1).run(|dm, _| async move {
+        dm.create("d0", None, Some(&lines(256, A, 0))).await.unwrap();
+        // Each layer has all that is below twice: 2^15 times the lines at the end, so sector s is
+        // sector s >> 15 of d0.
+        for i in 1..16_u64 {
+            let (len, below) = (512 << i, i - 1);
+            let table = format!("0 {len} striped 2 1 d{below} 0 d{below} 0");
+            dm.create(&format!("d{i}"), None, Some(&table)).await.unwrap();
+        }
+        assert!(dm.devices().iter().any(|d| d.live_map().is_none()), "the bound was reached");
+        let (top, low) = (dm.get("d15").unwrap(), dm.get("d0").unwrap());
+        for at in 0..512_u64 {
+            write(&*top, at as u8, (at << 15) | ((at * 77) & 0x7fff), 1).await.unwrap();
+            assert_eq!(read(&*low, at, 1).await.unwrap()[7], at as u8);
+        }
+    });
+}

@@ -156,12 +156,16 @@ struct Watch {
     watchers: RefCell<Vec<Weak<dyn OnFault>>>,
 }
 
+/// In a tag: it is of a flush.
+const FLUSH: u64 = 1 << 63;
+
 impl OnDone for Watch {
     fn on_done(&self, status: Status, tag: u64) {
         self.grace.leave(Epoch::from_tag(tag));
         if status != Status::Ok {
             for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
-                watcher.on_fault(Op::Write, Sector(tag >> 1), Sector(1), status);
+                let op = if tag & FLUSH == 0 { Op::Write } else { Op::Flush };
+                watcher.on_fault(op, Sector((tag & !FLUSH) >> 1), Sector(1), status);
             }
         }
     }
@@ -198,7 +202,8 @@ impl Base for Ram {
     }
 
     fn submit_at(&self, sector: Sector, bio: Bio) {
-        let tag = sector.0 << 1 | self.watch.grace.enter().tag();
+        let flush = if bio.op == Op::Flush { FLUSH } else { 0 };
+        let tag = flush | sector.0 << 1 | self.watch.grace.enter().tag();
         let (offset, len) = (sector.bytes(), bio.len.bytes());
         let Bio { op, flags, bufs, done, .. } = bio;
         let done = reactor::chain(done, self.watch.clone(), tag);

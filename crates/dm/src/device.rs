@@ -343,7 +343,7 @@ impl MappedDevice {
         Ok(())
     }
 
-    fn fail_deferred(&self) {
+    pub(crate) fn fail_deferred(&self) {
         for bio in self.deferred.take() {
             bio.complete(Status::NoDevice);
         }
@@ -444,13 +444,22 @@ impl MappedDevice {
         let live = self.live.borrow();
         let Some(table) = &*live else { return bio.complete(Status::Io) };
         if self.blocked.get() {
-            return self.deferred.borrow_mut().push_back(bio);
+            return self.defer(bio);
         }
         let bio = self.gate.pass(bio);
         match self.mapping.get() {
             Mapping::Clone if table.is_pure() => table.submit(clone_of(bio)),
             Mapping::Clone | Mapping::InPlace => table.submit(bio),
         }
+    }
+}
+
+impl MappedDevice {
+    fn defer(&self, bio: Bio) {
+        if self.dm.upgrade().is_some_and(|dm| dm.is_ending()) {
+            return bio.complete(Status::NoDevice);
+        }
+        self.deferred.borrow_mut().push_back(bio);
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The devices by name: how they are found, made and given a table.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
@@ -34,6 +34,8 @@ pub struct Dm {
     opening: RefCell<BTreeSet<String>>,
     opened: WaitList,
     replicas: RefCell<Rc<dyn Replicas>>,
+    /// Nothing that is suspended will be resumed.
+    ending: Cell<bool>,
 }
 
 impl Dm {
@@ -49,7 +51,22 @@ impl Dm {
             opening: RefCell::default(),
             opened: WaitList::new(),
             replicas: RefCell::new(Rc::new(NoReplicas)),
+            ending: Cell::new(false),
         })
+    }
+
+    /// Fails the bios that wait on suspended devices, and all that would have to from now on. For a
+    /// program that is about to end: what stands on such a device can settle then, or tell that it
+    /// can't, instead of waiting for ever.
+    pub fn end_waiting(&self) {
+        self.ending.set(true);
+        for device in self.devices() {
+            device.fail_deferred();
+        }
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.get()
     }
 
     /// Adds a target type; one of the same name is replaced for tables loaded from now on.

@@ -5,7 +5,7 @@ mod common;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Class, Flags, LocalFuture, Nanos, Op, Sector};
+use block::{Class, Flags, LocalFuture, Nanos, Op, Sector, Status};
 use common::{Bench, filled, take_log};
 use dm::{Dm, Flat, MappedDevice, Remove, Replicas};
 use reactor::BioFuture;
@@ -14,10 +14,10 @@ const A: &str = "/ram/a/4096";
 
 /// `low` on a disk, and `mid` and `top` on it.
 async fn stack(dm: &Dm) -> [Rc<MappedDevice>; 3] {
-    let low = dm.create("low", None, Some(&format!("0 96 linear {A} 0"))).await.unwrap();
-    let mid = dm.create("mid", None, Some("0 96 linear low 0")).await.unwrap();
-    let top = dm.create("top", None, Some("0 96 linear mid 0")).await.unwrap();
-    [low, mid, top]
+    let low = dm.create("low", None, Some(&format!("0 96 linear {A} 0"))).await;
+    let mid = dm.create("mid", None, Some("0 96 linear low 0")).await;
+    let top = dm.create("top", None, Some("0 96 linear mid 0")).await;
+    [low, mid, top].map(|device| device.expect("a table without a mistake"))
 }
 
 fn begin_write(dev: &MappedDevice, at: u64) -> BioFuture {
@@ -76,6 +76,20 @@ fn a_suspend_waits_for_its_own_bios_that_wait_below() {
         later.await.unwrap();
         let order: Vec<_> = take_log(&state, A).iter().map(|l| (l.0, l.1)).collect();
         assert_eq!(order, [0, 1, 2, 3, 4, 50].map(|at| (Op::Write, at)));
+    });
+}
+
+#[test]
+fn at_the_end_of_the_program_nothing_waits_for_a_resume() {
+    Bench::new(1).run(|dm, _| async move {
+        let [low, _, top] = stack(&dm).await;
+        dm.suspend("low").await.unwrap();
+        let write = begin_write(&top, 0);
+        dm.end_waiting();
+        dm.suspend("top").await.unwrap();
+        assert_eq!(write.await, Err(Status::NoDevice));
+        assert_eq!(begin_write(&low, 0).await, Err(Status::NoDevice));
+        dm.suspend("mid").await.unwrap();
     });
 }
 

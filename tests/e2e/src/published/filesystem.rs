@@ -78,12 +78,12 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// About 250 MiB in 8000 files.
+    /// About 250 MiB in 2000 files.
     pub const FULL: Sizes = Sizes {
         device_bytes: 2 << 30,
         cache_bytes: 256 << 20,
-        files: 8000,
-        file_bytes_max: 64 << 10,
+        files: 2000,
+        file_bytes_max: 256 << 10,
     };
 }
 

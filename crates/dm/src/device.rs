@@ -21,7 +21,7 @@
 //!   is a pure mapping; the mappings of devices above are made again, in the same step, whenever
 //!   this one changes. So a bio that waits is counted by every device that it came through.
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
@@ -202,6 +202,11 @@ impl MappedDevice {
         let mut depths = Depths::new();
         self.depth(&mut depths);
         depths.contains_key(&other.minor)
+    }
+
+    /// Whether a table of this device names one of those with these minor numbers.
+    pub(crate) fn stands_on_any(&self, minors: &BTreeSet<u32>) -> bool {
+        self.tables().any(|t| t.uses.mapped.iter().any(|o| minors.contains(&o.device().minor)))
     }
 
     /// Longest chain of mapped devices from this one down. Terminates by D4, and looks once at each

@@ -289,21 +289,24 @@ impl Dm {
         *self.replicas.borrow_mut() = replicas;
     }
 
-    /// `device` and those that stand on it, each after all that it stands on.
+    /// `device` and those that stand on it, each after all that it stands on. Looks once at each
+    /// device.
     fn with_those_above(&self, device: &MappedDevice) -> Vec<Rc<MappedDevice>> {
-        let mut found: Vec<Rc<MappedDevice>> = Vec::new();
-        found.extend(self.devices.borrow().values().find(|d| d.minor == device.minor).cloned());
-        let mut next = 0;
-        while let Some(device) = found.get(next).cloned() {
-            for user in self.users(&device) {
-                if !found.iter().any(|d| Rc::ptr_eq(d, &user)) {
-                    found.push(user);
-                }
-            }
-            next += 1;
+        let mut found = self.devices();
+        if device.open_count() == 0 {
+            found.retain(|d| d.minor == device.minor);
+            return found;
         }
         let mut known = Depths::new();
-        found.sort_by_key(|d| d.depth(&mut known));
+        found.sort_by_cached_key(|d| d.depth(&mut known));
+        let mut minors = BTreeSet::from([device.minor]);
+        found.retain(|d| {
+            let stands = d.minor == device.minor || d.stands_on_any(&minors);
+            if stands {
+                minors.insert(d.minor);
+            }
+            stands
+        });
         found
     }
 

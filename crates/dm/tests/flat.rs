@@ -211,6 +211,70 @@ fn nothing_goes_to_a_disk_that_a_layer_has_left() {
     }
 }
 
+/// As above, but one operator moves the device at the bottom while two others suspend, load and
+/// resume those above it and change their mappings, at whatever moment.
+#[test]
+fn operators_at_once_on_one_stack_neither_lose_anything_nor_wait_for_each_other_for_ever() {
+    for seed in 0..8 {
+        Bench::new(seed).run(|dm, state| async move {
+            dm.create("other", None, Some(&format!("0 8 linear {B} 0"))).await.unwrap();
+            dm.create("low", None, Some(&format!("0 96 linear {A} 0"))).await.unwrap();
+            dm.create("mid", None, Some("0 96 striped 2 8 low 0 low 48")).await.unwrap();
+            let top = dm.create("top", None, Some("0 90 linear mid 6")).await.unwrap();
+            let running = Rc::new(Cell::new(6));
+            for client in 0..6_u64 {
+                let (top, running) = (top.clone(), running.clone());
+                reactor::spawn(async move {
+                    for round in 0..120_u64 {
+                        let (byte, at) = ((client * 31 + round) as u8, client * 15);
+                        let len = 1 + round % 15;
+                        write(&*top, byte, at, len).await.unwrap();
+                        let got = read(&*top, at, len).await.unwrap();
+                        assert!(got.iter().all(|&b| b == byte), "client {client} round {round}");
+                    }
+                    running.set(running.get() - 1);
+                });
+            }
+            let operators = Rc::new(Cell::new(2));
+            for (name, table) in
+                [("mid", "0 96 striped 2 8 low 0 low 48"), ("top", "0 90 linear mid 6")]
+            {
+                let (dm, running, operators) = (dm.clone(), running.clone(), operators.clone());
+                reactor::spawn(async move {
+                    while running.get() > 0 {
+                        match reactor::random() % 4 {
+                            0 => dm.load(name, table).await.unwrap(),
+                            1 => dm.suspend(name).await.unwrap(),
+                            2 => dm.set_attribute(name, "mapping", "clone").unwrap(),
+                            _ => dm.set_attribute(name, "mapping", "in-place").unwrap(),
+                        }
+                        reactor::sleep(Nanos(reactor::random() % 200_000)).await;
+                        dm.resume(name).await.unwrap();
+                    }
+                    operators.set(operators.get() - 1);
+                });
+            }
+            let mut moves = 0;
+            while running.get() > 0 {
+                let (from, to) = if moves % 2 == 0 { (A, B) } else { (B, A) };
+                dm.load("low", &format!("0 96 linear {to} 0")).await.unwrap();
+                dm.suspend("low").await.unwrap();
+                assert_eq!(state.borrow().in_flight(), 0, "suspend has drained everything below");
+                reactor::sleep(Nanos(reactor::random() % 200_000)).await;
+                carry_over(&state, from, to);
+                dm.resume("low").await.unwrap();
+                reactor::sleep(Nanos(reactor::random() % 500_000)).await;
+                moves += 1;
+            }
+            assert!(moves > 10, "{moves} moves are no load test");
+            while operators.get() > 0 {
+                reactor::sleep(Nanos::from_micros(1)).await;
+            }
+            dm.remove_all(Remove::IfUnused).await.unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_bio_goes_to_its_disk_in_one_step_and_a_flush_once_to_each() {
     Bench::new(1).run(|dm, state| async move {

@@ -94,6 +94,7 @@ struct OpenFile {
 
 /// An open file as FUSE threads have it.
 struct Here {
+    id: DeviceId,
     handle: Handle,
     side: Arc<SideGate>,
     block_bytes: u32,
@@ -147,6 +148,13 @@ impl Face {
         (id, gate)
     }
 
+    /// Lets those who wait at a device's gate look again.
+    fn look_again(&self, id: DeviceId) {
+        if let Some(known) = self.known.borrow().iter().find(|k| k.id == id) {
+            known.gate.look_again();
+        }
+    }
+
     fn find(&self, engine: &Engine, id: DeviceId) -> Option<Shown> {
         Shown::all(engine).into_iter().find(|shown| self.known(shown).0 == id)
     }
@@ -173,7 +181,7 @@ impl Face {
         };
         let (device, gate) = (shown.device(), self.known(&shown).1);
         let block_bytes = device.limits().logical_block_bytes;
-        let here = Here { handle: lent.handle(), side: gate.side(), block_bytes };
+        let here = Here { id, handle: lent.handle(), side: gate.side(), block_bytes };
         let number = self.next();
         self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, gate, _lent: lent }));
         Ok((OpenId(number), here))
@@ -244,11 +252,12 @@ impl Devices {
             })
         });
         if side.is_some_and(|side| side.leave()) {
+            // By the device: after the reply the file may be closed, and others wait all the same.
+            let id = file.id;
             // No core 0, nobody who waits there.
             let _ = self.core.post(move |_| {
-                let Some(face) = Face::here() else { return };
-                if let Some(file) = face.open.borrow().get(&open.0) {
-                    file.gate.look_again();
+                if let Some(face) = Face::here() {
+                    face.look_again(id);
                 }
             });
         }

@@ -7,6 +7,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use e2e::binary::{Build, millpond};
@@ -137,6 +139,37 @@ fn writes_at_any_byte_leave_their_neighbours_alone() {
     let mut back = vec![0; data.len()];
     open(&device).read_exact_at(&mut back, 0).unwrap();
     assert!(back == data);
+}
+
+#[test]
+fn writers_of_whole_blocks_that_come_and_go_hold_a_writer_of_parts_never_up() {
+    if !fuse() {
+        return;
+    }
+    let pond = Pond::start_mounted(&[], &[MEMORY]);
+    let device = file(&pond, "lin");
+    let stop = Arc::new(AtomicBool::new(false));
+    for block in 1..4 {
+        let (device, stop) = (device.clone(), stop.clone());
+        // Not joined: they would never come back from a device that hangs.
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                // Each closes its file as soon as the reply is there.
+                open(&device).write_all_at(&[1; 4096], block * 4096).unwrap();
+            }
+        });
+    }
+    let (tell, hear) = mpsc::channel();
+    let parts = open(&device);
+    std::thread::spawn(move || {
+        for _ in 0..1000 {
+            parts.write_all_at(&[2; 100], 50).unwrap();
+        }
+        tell.send(()).unwrap();
+    });
+    let done = hear.recv_timeout(LIMIT / 2);
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(done, Ok(()), "a write hangs");
 }
 
 #[test]

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Reads: cached blocks from their slots, checked against their checksums; the rest from the
 //! origin. Reads never enter the cache.
+//!
+//! Invariant
+//! - R1 What the origin gave counts only if the block is not in the cache when it arrives. Else the
+//!   block came meanwhile and may have been written back beside the read, and an origin write that
+//!   fails leaves its range undefined. A block whose origin write failed does not leave the cache.
 use std::ops::Range;
 
 use block::{Bio, Bufs, Status};
@@ -28,6 +33,7 @@ impl Cache {
         let mut pieces = SmallVec::<[Piece; 2]>::new();
         let mut done = 0;
         let mut outcome = Ok(());
+        let installs = self.installs.get();
         while done < count {
             match self.next_piece(bio, first, done..count) {
                 Ok(piece) => {
@@ -43,6 +49,16 @@ impl Cache {
         for piece in pieces {
             let read = piece.io.await;
             outcome = outcome.and(read);
+            // R1. A block that came into the cache meanwhile was installed, and counted.
+            if piece.held.is_empty() && self.installs.get() != installs {
+                for index in piece.blocks.clone() {
+                    let block = first + index as u64;
+                    if self.slots.borrow().find(block).is_some() {
+                        let data = bio.bufs.slice(index * size..(index + 1) * size);
+                        outcome = outcome.and(self.reread(bio, block, data).await);
+                    }
+                }
+            }
             for (index, (held, crc)) in piece.blocks.clone().zip(piece.held) {
                 self.stats.read_hits.add(1);
                 let block = first + index as u64;
@@ -115,14 +131,19 @@ impl Cache {
         Ok(())
     }
 
-    /// Reads one block again, until its version stayed in its slot for the whole read. Each turn
-    /// means that a newer version was written and committed meanwhile, or a rotten one dropped.
+    /// Reads one block again, until its version stayed in its slot for the whole read, or the block
+    /// stayed out of the cache (R1). Each turn means that a newer version was written meanwhile, or
+    /// a rotten one dropped.
     async fn reread(&self, bio: &Bio, block: u64, data: Bufs) -> Result<(), Status> {
         loop {
             let found = self.slots.borrow().find(block);
             let Some(found) = found else {
                 let at = self.sector_of(block);
-                return reactor::read(&*self.origin, bio.class, at, data).await;
+                reactor::read(&*self.origin, bio.class, at, data.clone()).await?;
+                if self.slots.borrow().find(block).is_none() {
+                    return Ok(());
+                }
+                continue;
             };
             if !Self::is_readable(found.state) {
                 return Err(Status::Checksum);

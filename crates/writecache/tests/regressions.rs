@@ -5,6 +5,7 @@
 mod common;
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Sector, Status, Target};
@@ -12,7 +13,7 @@ use common::{
     BLOCK, Lab, at, config, expect, fill, flush, get, number, pattern, put, put_with, say, suspend,
 };
 use format::{Kind, RecordHeader, UNIT};
-use sim::model::Uniform;
+use sim::model::{Cmd, Kind as CmdKind, Model, Uniform};
 use sim::{DiskSpec, Ended, Faults, Machine, Rng, Swarm, World};
 use writecache::WriteCache;
 
@@ -359,4 +360,85 @@ fn after_a_flush_no_block_hides_what_the_origin_gets_without_the_cache() {
         lab.world.borrow_mut().poke(lab.origin, at(block), &pattern(block, 2));
     }
     lab.life(async move |cache| expect(&*cache, 0..count, 2).await).unwrap();
+}
+
+/// What one read of a disk takes; all else takes 0.1 ms.
+const SLOW_READ_NS: u64 = 50_000_000;
+
+/// A disk whose reads are overtaken by all else; by end and number, what is in flight.
+#[derive(Default)]
+struct SlowReads(BTreeSet<(u64, u64)>);
+
+impl Model for SlowReads {
+    fn submit(&mut self, now_ns: u64, id: u64, cmd: Cmd) {
+        let latency_ns = if cmd.kind == CmdKind::Read { SLOW_READ_NS } else { 100_000 };
+        self.0.insert((now_ns + latency_ns, id));
+    }
+    fn next_event(&self) -> Option<u64> {
+        self.0.first().map(|due| due.0)
+    }
+    fn pop_done(&mut self, now_ns: u64, done: &mut Vec<u64>) {
+        while let Some((_, id)) = self.0.first().copied().filter(|due| due.0 <= now_ns) {
+            self.0.pop_first();
+            done.push(id);
+        }
+    }
+    fn power_cut(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Reads block 3 from the origin. Meanwhile it is written to the cache, and written back by an
+/// origin write that fails. Returns what the read brings, and whether the origin was torn.
+async fn read_beside_a_failed_writeback(lab: &Lab, cache: &WriteCache) -> (Vec<u8>, bool) {
+    let (began, buf) = (reactor::now(), Buf::zeroed(BLOCK));
+    let read = reactor::read(cache, Class::Foreground, at(3), buf.all().into());
+    reactor::sleep(Nanos::from_millis(1)).await;
+    let fails = Faults { write_error_per_mille: 1000, ..Faults::default() };
+    set_faults(lab, lab.origin, fails);
+    put_with(cache, Flags::FUA, 3, 2).await.unwrap();
+    let failed = || number(cache, "error") != 0;
+    assert!(in_time(10, failed).await, "no origin write has failed");
+    let torn = [1, 2].iter().all(|&version| lab.origin_block(3) != pattern(3, version));
+    read.await.unwrap();
+    assert!(reactor::now().0 >= began.0 + SLOW_READ_NS, "the origin was not read");
+    (buf.read(<[u8]>::to_vec), torn)
+}
+
+/// `work` in 16 worlds, before an origin whose reads are slow and whose block 3 has version 1. Each
+/// block is written back at once. A write that fails is torn in some worlds only.
+fn before_slow_reads(work: impl AsyncFn(Lab, Rc<WriteCache>) -> (Vec<u8>, bool) + Copy + 'static) {
+    let mut torn = 0;
+    for seed in 0..16 {
+        let mut lab = Lab::seeded(seed, 256, 1024, "high_watermark 0 low_watermark 0");
+        let spec = DiskSpec::new("slow origin", lab.sectors, Box::new(SlowReads::default()));
+        lab.origin = lab.world.borrow_mut().add_disk(spec);
+        lab.world.borrow_mut().poke(lab.origin, at(3), &pattern(3, 1));
+        let inner = lab.clone();
+        let (found, is_torn) = lab.life(async move |cache| work(inner, cache).await).unwrap();
+        let whole = [1, 2].iter().any(|&version| found == pattern(3, version));
+        assert!(whole, "seed {seed}: neither the old version nor the new");
+        torn += u32::from(is_torn);
+    }
+    assert!(torn > 0, "the origin must be able to tear");
+}
+
+/// What the read of the origin brought was partly one version and partly the other, though no
+/// write of a client had failed.
+#[test]
+fn a_read_does_not_return_what_a_failed_writeback_has_torn_beside_it() {
+    before_slow_reads(async |lab, cache| read_beside_a_failed_writeback(&lab, &cache).await);
+}
+
+/// The same, where the read comes to the origin only because a clean block is rotten.
+#[test]
+fn a_second_read_does_not_return_what_a_failed_writeback_has_torn_beside_it() {
+    before_slow_reads(async |lab, cache| {
+        put_with(&*cache, Flags::FUA, 3, 1).await.unwrap();
+        assert!(in_time(HANG_MS, || number(&cache, "dirty_blocks") == 0).await);
+        lab.rot_data_of(3);
+        let outcome = read_beside_a_failed_writeback(&lab, &cache).await;
+        assert_eq!(number(&cache, "checksum_errors"), 1);
+        outcome
+    });
 }

@@ -135,6 +135,35 @@ proptest! {
             }
         });
     }
+
+    #[test]
+    fn a_bio_arrives_as_its_sender_made_it(
+        tables in stack(),
+        sectors in prop::collection::vec((0..5000_u64, any::<bool>()), 1..8),
+    ) {
+        Bench::new(1).run(|dm, state| async move {
+            let made = build(&dm, &tables).await;
+            let Some(top) = made.last() else { return };
+            let dev = dm.get(top).unwrap();
+            for (at, fua) in sectors {
+                let at = Sector(at % dev.limits().capacity.0);
+                let (flags, class) = match fua {
+                    true => (Flags::FUA | Flags::META, Class::Foreground),
+                    false => (Flags::IDLE, Class::Background),
+                };
+                let bufs = filled(7, 1);
+                reactor::write(&*dev, flags, class, at, bufs.clone()).await.unwrap();
+                let place = dev.live_map().unwrap().map(at, Sector(1));
+                let disk = disk(&state, dev.live_map().unwrap().devices()[place.device].name());
+                let last = state.borrow_mut().disks[disk].last.take().unwrap();
+                let (op, f, c, said, len, data, sector) = last;
+                assert_eq!((op, f, c, said, len), (Op::Write, flags, class, at, Sector(1)));
+                assert_eq!(sector, place.sector, "where it is meant to go");
+                let address = |b: &block::Bufs| b.iter().next().unwrap().as_ptr();
+                assert_eq!(address(&data), address(&bufs), "not copied");
+            }
+        });
+    }
 }
 
 /// Copies what `from` holds to `to` and breaks `from`.

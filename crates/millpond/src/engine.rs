@@ -256,6 +256,8 @@ impl Engine {
         if !drained.get() {
             tracing::warn!("clients' requests did not end in time and are dropped unanswered");
         }
+        // What waits for a resume has nobody left who could resume it, and nothing may wait for it.
+        self.dm.end_waiting();
         let mut failures = Vec::new();
         for name in self.top_down() {
             if let Err(e) = self.dm.suspend(&name).await {

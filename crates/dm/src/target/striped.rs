@@ -39,7 +39,8 @@ impl OnDone for Errors {
 
 impl Errors {
     pub(crate) fn count(&self, stripe: usize, status: Status) {
-        if matches!(status, Status::Ok | Status::NotSupported) {
+        // What does not fit or is not known there is its sender's mistake.
+        if matches!(status, Status::Ok | Status::NotSupported | Status::Invalid) {
             return;
         }
         let count = self.counts[stripe].get().saturating_add(1);

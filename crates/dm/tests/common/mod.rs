@@ -20,6 +20,8 @@ pub(crate) struct Disk {
     pub(crate) bytes: Vec<u8>,
     /// What arrived: operation, first sector, length in sectors.
     pub(crate) log: Vec<(Op, u64, u64)>,
+    /// The last bio as it was when it arrived, buffers shared, and the sector that was meant.
+    pub(crate) last: Option<(Op, Flags, Class, Sector, Sector, Bufs, Sector)>,
     /// Requests fail from now on.
     pub(crate) broken: bool,
 }
@@ -204,6 +206,11 @@ impl Base for Ram {
     fn submit_at(&self, sector: Sector, bio: Bio) {
         let flush = if bio.op == Op::Flush { FLUSH } else { 0 };
         let tag = flush | sector.0 << 1 | self.watch.grace.enter().tag();
+        if self.state.borrow().logging {
+            let Bio { op, flags, class, sector: said, len, ref bufs, .. } = bio;
+            let last = Some((op, flags, class, said, len, bufs.clone(), sector));
+            self.state.borrow_mut().disks[self.file.0 as usize].last = last;
+        }
         let (offset, len) = (sector.bytes(), bio.len.bytes());
         let Bio { op, flags, bufs, done, .. } = bio;
         let done = reactor::chain(done, self.watch.clone(), tag);

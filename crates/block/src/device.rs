@@ -35,9 +35,9 @@ pub trait BlockDevice {
 /// Mappings above it send bios here without a trace of their own: no completion chained, nothing
 /// counted. So it is the base that can say when they have ended, and which have failed.
 pub trait Base: BlockDevice {
-    /// As `submit`, of a bio whose sectors lie at `sector` of this device; what the bio says is where
-    /// they lie on the device that it was sent to. The mapping has checked that they are on this
-    /// one, aligned to its logical blocks; the buffers' length is still to be checked.
+    /// As `submit`, of a bio whose sectors lie at `sector` of this device; what the bio says is
+    /// where they lie on the device that it was sent to. The mapping has checked that they are on
+    /// this one, aligned to its logical blocks; the buffers' length is still to be checked.
     fn submit_at(&self, sector: Sector, bio: Bio);
 
     /// Resolves when every bio that was submitted before the call has completed.

@@ -30,6 +30,7 @@ use block::{
 };
 use reactor::{Epoch, WaitList};
 
+use crate::account::Account;
 use crate::clone::clone_of;
 use crate::dm::Dm;
 use crate::flat::Flat;
@@ -65,6 +66,7 @@ pub struct MappedDevice {
     /// Those who wait until no other core does.
     pub(crate) withdrawing: Cell<usize>,
     mapping: Cell<Mapping>,
+    pub(crate) account: Rc<Account>,
     suspended: Cell<bool>,
     /// Bios are deferred: from the begin of a suspend to the end of a resume.
     blocked: Cell<bool>,
@@ -95,6 +97,7 @@ impl MappedDevice {
             published: Cell::new(false),
             withdrawing: Cell::new(0),
             mapping: Cell::default(),
+            account: Rc::default(),
             suspended: Cell::new(true),
             blocked: Cell::new(true),
             deferred: RefCell::default(),
@@ -146,7 +149,8 @@ impl MappedDevice {
     /// Makes the flat mapping again. Those of the devices below have been.
     pub(crate) fn refresh_flat(&self) {
         self.held.set(self.blocked.get() || self.live().is_some_and(|t| t.is_held()));
-        let pure = !self.held.get() && self.mapping.get() == Mapping::InPlace;
+        let in_place = self.mapping.get() == Mapping::InPlace && !self.account.is_on();
+        let pure = in_place && !self.held.get();
         let new = self.live().filter(|_| pure).and_then(|t| t.flatten());
         let old = self.flat.replace(Rc::new(new.unwrap_or_else(Flat::nowhere)));
         let mut past = self.past.borrow_mut();
@@ -452,6 +456,7 @@ impl MappedDevice {
             return self.defer(bio);
         }
         let bio = self.gate.pass(bio);
+        let bio = if self.account.is_on() { self.account.pass(bio) } else { bio };
         match self.mapping.get() {
             Mapping::Clone if table.is_pure() => table.submit(clone_of(bio)),
             Mapping::Clone | Mapping::InPlace => table.submit(bio),

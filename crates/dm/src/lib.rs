@@ -16,6 +16,7 @@
 //! Invariants: D1 to D5 in `device.rs`, F1 and F2 in `flat.rs`.
 #![warn(missing_docs)]
 
+mod account;
 mod area;
 mod clone;
 mod context;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Sector, Target};
+use block::{BlockDevice, Error, ErrorKind, Sector, Target};
 
 use crate::area::same;
 use crate::device::{MAJOR, MappedDevice, Opened};
@@ -24,6 +24,9 @@ pub enum Remove {
 
 /// The attribute of devices that are nothing but mappings.
 const MAPPING: &str = "mapping";
+/// The attributes of all devices that have a table.
+const IOSTATS: &str = "queue/iostats";
+const STAT: &str = "stat";
 
 impl Dm {
     /// Drops the inactive table.
@@ -252,38 +255,59 @@ impl Dm {
         let device = self.get(name)?;
         let targets = device.live().map(|t| t.targets()).unwrap_or_default();
         let mut names: BTreeSet<_> = targets.iter().flat_map(|t| t.attributes()).collect();
-        if device.live().is_some_and(|t| t.is_pure()) {
-            names.insert(MAPPING);
+        if let Some(table) = device.live() {
+            names.extend([IOSTATS, STAT]);
+            names.extend(table.is_pure().then_some(MAPPING));
         }
         Ok(names.into_iter().collect())
     }
 
     /// Reads an attribute of the device or of the first target that has it.
     pub fn get_attribute(&self, name: &str, attribute: &str) -> Result<String, Error> {
-        if self.is_mapping(name, attribute)? {
-            return Ok(self.get(name)?.mapping().choice());
+        let device = self.with_own(name, attribute)?;
+        match attribute {
+            MAPPING => Ok(device.mapping().choice()),
+            IOSTATS => Ok(u8::from(device.account.is_on()).to_string()),
+            STAT => Ok(device.account.stat()),
+            _ => self.with_attribute(name, attribute)?.get_attribute(attribute),
         }
-        self.with_attribute(name, attribute)?.get_attribute(attribute)
     }
 
     /// Writes an attribute of the device or of the first target that has it.
     pub fn set_attribute(&self, name: &str, attribute: &str, value: &str) -> Result<(), Error> {
-        if self.is_mapping(name, attribute)? {
-            let mapping = value.parse().map_err(|e: Error| e.within(name))?;
-            let device = self.get(name)?;
-            device.set_mapping(mapping);
-            self.refresh_flats(&device);
-            if let Some(dm) = self.me.upgrade() {
-                // Other cores follow a little later: either way leads to the same sectors.
-                reactor::spawn(async move { dm.withdraw_flats(&device).await });
+        let device = self.with_own(name, attribute)?;
+        match attribute {
+            MAPPING => device.set_mapping(value.parse().map_err(|e: Error| e.within(name))?),
+            IOSTATS => device.account.set_on(match value.trim() {
+                "0" => false,
+                "1" => true,
+                _ => {
+                    let e = format!("{name}: {IOSTATS}: `{value}` must be 0 or 1");
+                    return Err(Error::invalid(e));
+                }
+            }),
+            STAT => {
+                let e = format!("{name}: attribute `{STAT}` is read-only");
+                return Err(Error::new(ErrorKind::Denied, e));
             }
-            return Ok(());
+            _ => return self.with_attribute(name, attribute)?.set_attribute(attribute, value),
         }
-        self.with_attribute(name, attribute)?.set_attribute(attribute, value)
+        self.refresh_flats(&device);
+        if let Some(dm) = self.me.upgrade() {
+            // Other cores follow a little later: either way leads to the same sectors.
+            reactor::spawn(async move { dm.withdraw_flats(&device).await });
+        }
+        Ok(())
     }
 
-    fn is_mapping(&self, name: &str, attribute: &str) -> Result<bool, Error> {
-        Ok(attribute == MAPPING && self.attributes(name)?.contains(&MAPPING))
+    /// The device, which has the attribute if it is one that devices have themselves.
+    fn with_own(&self, name: &str, attribute: &str) -> Result<Rc<MappedDevice>, Error> {
+        if [MAPPING, IOSTATS, STAT].contains(&attribute)
+            && !self.attributes(name)?.contains(&attribute)
+        {
+            return self.with_attribute(name, attribute).and(self.get(name));
+        }
+        self.get(name)
     }
 
     fn with_attribute(&self, name: &str, attribute: &str) -> Result<Rc<dyn Target>, Error> {

@@ -434,3 +434,35 @@ fn a_mapping_of_too_many_nodes_is_not_made_and_its_bios_go_layer_by_layer() {
         }
     });
 }
+
+#[test]
+fn accounts_are_kept_while_they_are_on_and_cost_the_flat_mapping() {
+    Bench::new(1).run(|dm, _| async move {
+        dm.create("low", None, Some(&format!("0 64 linear {A} 0"))).await.unwrap();
+        let top = dm.create("top", None, Some("0 64 linear low 0")).await.unwrap();
+        let stat = |name: &str| -> Vec<u64> {
+            let line = dm.get_attribute(name, "stat").unwrap();
+            line.split_whitespace().map(|word| word.parse().unwrap()).collect()
+        };
+        write(&*top, 1, 0, 8).await.unwrap();
+        assert_eq!(stat("top"), [0; 17], "off");
+        dm.set_attribute("top", "queue/iostats", "1").unwrap();
+        assert!(top.live_map().is_none());
+        write(&*top, 1, 0, 8).await.unwrap();
+        read(&*top, 0, 3).await.unwrap();
+        reactor::flush(&*top, Class::Normal).await.unwrap();
+        read(&*top, 64, 1).await.unwrap_err();
+        let mut want = [0; 17];
+        (want[0], want[2], want[4], want[6], want[15]) = (1, 3, 1, 8, 1);
+        assert_eq!(stat("top"), want);
+        assert_eq!(stat("low"), [0; 17], "each its own");
+        dm.set_attribute("top", "queue/iostats", "0").unwrap();
+        assert!(top.live_map().is_some());
+        write(&*top, 1, 0, 8).await.unwrap();
+        assert_eq!(stat("top"), want, "off again");
+        let e = dm.set_attribute("top", "queue/iostats", "yes").unwrap_err();
+        assert_eq!(e.to_string(), "top: queue/iostats: `yes` must be 0 or 1");
+        let e = dm.set_attribute("top", "stat", "0").unwrap_err();
+        assert_eq!(e.to_string(), "top: attribute `stat` is read-only");
+    });
+}

@@ -444,7 +444,7 @@ fn messages_go_to_the_target_at_the_sector_and_hold_a_suspend_up() {
         );
         assert_eq!(dm.get_attribute("d", "mood").unwrap(), "mood of a");
         let e = dm.get_attribute("d", "size").unwrap_err();
-        assert_eq!(e.to_string(), "d: no attribute `size`: it has mood");
+        assert_eq!(e.to_string(), "d: no attribute `size`: it has mood, queue/iostats, stat");
     });
 }
 

@@ -11,8 +11,8 @@
 //!
 //! Invariants
 //! - J1 A slot is in flight or on the list, never both; its buffer is the device's while in flight.
-//! - J2 Once the list after a failure is taken nothing is submitted any more; what is in flight still
-//!   ends. So the slot that failed still says what it was.
+//! - J2 Once the list after a failure is taken nothing is submitted any more; what is in flight
+//!   still ends. So the slot that failed still says what it was.
 //! - J3 With verification no two requests in flight touch the same block, so that what a block must
 //!   hold is known.
 use std::cell::{Cell, RefCell};

@@ -15,8 +15,8 @@
 //!   in the list of ready slots are there from the beginning.
 //! - G2 The generator goes through the same door as every other client, `submit` and a completion;
 //!   nothing in it is made for one kind of device.
-//! - G3 The clock is read once in [`job::TICK`] requests, when a job has to wait, and for those whose
-//!   latency is taken.
+//! - G3 The clock is read once in [`job::TICK`] requests, when a job has to wait, and for those
+//!   whose latency is taken.
 
 mod args;
 mod cores;

@@ -366,7 +366,8 @@ impl Filesystem for Fs {
                 Ok(permit) => self.host.run(open, Job::new(Work::Flush { reply }, permit)),
                 Err(e) => reply.error(e),
             },
-            Some(Handle::Text(_)) => reply.error(Errno::EINVAL),
+            // What was written to an attribute is in force.
+            Some(Handle::Text(_)) => reply.ok(),
             Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
         }
     }
@@ -374,7 +375,7 @@ impl Filesystem for Fs {
     fn fallocate(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         length: u64,
@@ -394,6 +395,14 @@ impl Filesystem for Fs {
         } else {
             return reply.error(Errno::EOPNOTSUPP);
         };
+        if !mode.contains(keep) {
+            // It asks to grow the file if need be.
+            match self.attr_of(ino) {
+                Ok(attr) if offset.saturating_add(length) <= attr.size => {}
+                Ok(_) => return reply.error(Errno::EINVAL),
+                Err(e) => return reply.error(e),
+            }
+        }
         match self.admit(0) {
             Ok(permit) => {
                 let work = Work::Zero { offset, len: length, unmap, reply };

@@ -12,7 +12,7 @@ use fuser::{BackgroundSession, Config, Session, SessionACL};
 use crate::budget::Budget;
 use crate::fs::{Fs, Shared};
 use crate::host::Host;
-use crate::mount::{self, How};
+use crate::mount::{self, How, Mounted};
 
 /// Bounds of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,8 @@ pub struct Export {
     dir: PathBuf,
     /// None before it is served and after it was stopped.
     session: Option<BackgroundSession>,
-    mounted: bool,
+    /// None after it was stopped.
+    mounted: Option<Mounted>,
     cleared: usize,
     shared: Arc<Shared>,
 }
@@ -69,9 +70,10 @@ impl Export {
         config.n_threads = Some(options.threads);
         config.acl = SessionACL::Owner;
         config.clone_fd = true; // each thread has a queue of its own
-        let device = mount::mount(&dir)?;
+        let (device, mounted) = mount::mount(&dir)?;
         // From here on dropping it unmounts.
-        let mut export = Export { dir, session: None, mounted: true, cleared, shared };
+        let mounted = Some(mounted);
+        let mut export = Export { dir, session: None, mounted, cleared, shared };
         let served = Session::from_fd(fs, device, config.acl, config).and_then(Session::spawn);
         let failed = |e| mount::refused(&e, format!("--fuse {}", export.dir.display()));
         export.session = Some(served.map_err(failed)?);
@@ -97,14 +99,15 @@ impl Export {
         let open_files = self.shared.open_files.load(Ordering::Acquire);
         let mut stopped = Stopped { open_files, requests, lazily: false };
         let session = self.session.take().expect("an export that has started has one");
-        self.mounted = false;
+        let mounted = self.mounted.take().expect("set as long as there is a session");
         if session.guard.is_finished() {
             return stopped; // somebody has unmounted it
         }
-        stopped.lazily = mount::unmount(&self.dir, How::IfUnused).is_err();
+        stopped.lazily = mounted.unmount(How::IfUnused).is_err();
         if stopped.lazily {
-            // As long as a file is open the threads go on, until the process ends.
-            let _ = mount::unmount(&self.dir, How::Lazily);
+            // As long as a file is open the threads go on, until the process ends. It fails when
+            // somebody has unmounted it under its users, or mounted something on it: that stays.
+            let _ = mounted.unmount(How::Lazily);
         } else {
             let _ = session.join(); // nothing is mounted any more: nothing can be done about it
         }
@@ -116,8 +119,8 @@ impl Drop for Export {
     fn drop(&mut self) {
         // When the threads have ended, somebody has unmounted it.
         let ended = self.session.as_ref().is_some_and(|s| s.guard.is_finished());
-        if self.mounted && !ended {
-            let _ = mount::unmount(&self.dir, How::Lazily);
+        if let Some(mounted) = self.mounted.take().filter(|_| !ended) {
+            let _ = mounted.unmount(How::Lazily);
         }
     }
 }

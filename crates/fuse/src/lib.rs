@@ -43,3 +43,4 @@ pub use export::{Export, Options, Stopped};
 pub use gate::{Gate, SideGate};
 pub use host::{Attribute, Device, DeviceId, Host, OpenId};
 pub use job::Job;
+pub use mount::places;

@@ -3,11 +3,12 @@
 //!
 //! We mount ourselves and give fuser the open device: it then never unmounts on its own, so what
 //! somebody else has mounted at the same place meanwhile is safe.
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind as IoKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -23,6 +24,8 @@ const DEVICE: &str = "/dev/fuse";
 const TYPE: &str = "fuse.millpond";
 /// What it shows as their source.
 const SOURCE: &str = "millpond";
+/// Which mounts there are.
+const MOUNTS: &str = "/proc/self/mountinfo";
 /// Mounts of dead daemons on top of each other that are cleared away.
 const STALE_MAX: usize = 16;
 
@@ -35,18 +38,20 @@ pub(crate) fn prepare(dir: &Path) -> Result<(PathBuf, usize), Error> {
         refused(e, format!("--fuse {shown}{hint}"))
     };
     let absolute = std::path::absolute(dir).map_err(|e| refused(&e))?;
+    // Links can be followed to a dead mount, though nothing in it can be asked for.
+    let absolute = absolute.canonicalize().unwrap_or(absolute);
     let mut metadata = std::fs::metadata(&absolute);
     let mut cleared = 0;
     for _ in 0..STALE_MAX {
         match &metadata {
             Err(e) if is_dead(e) => {
-                if !is_ours(&absolute) {
+                let Some(dead) = Mounted::at(&absolute) else {
                     return Err(Error::busy(format!(
                         "--fuse {shown}: a dead FUSE mount of another program is there: unmount \
                          it, or choose another directory"
                     )));
-                }
-                unmount(&absolute, How::Lazily).map_err(|e| {
+                };
+                dead.unmount(How::Lazily).map_err(|e| {
                     refused(&e).within("the mount that a killed daemon left can't be unmounted")
                 })?;
                 cleared += 1;
@@ -60,7 +65,7 @@ pub(crate) fn prepare(dir: &Path) -> Result<(PathBuf, usize), Error> {
         return Err(Error::invalid(format!("--fuse {shown}: it is no directory")));
     }
     let dir = absolute.canonicalize().map_err(|e| refused(&e))?;
-    if is_ours(&dir) {
+    if Mounted::at(&dir).is_some() {
         return Err(Error::busy(format!(
             "--fuse {shown}: another daemon has its devices there: choose another directory"
         )));
@@ -79,34 +84,100 @@ fn is_dead(e: &io::Error) -> bool {
     [Errno::NOTCONN, Errno::CONNABORTED].iter().any(|d| Some(d.raw_os_error()) == e.raw_os_error())
 }
 
-/// Whether the topmost mount at `dir`, an absolute path, is one of this program.
-fn is_ours(dir: &Path) -> bool {
-    let Ok(mounts) = std::fs::read_to_string("/proc/self/mountinfo") else { return false };
-    top_type(&mounts, dir).is_some_and(|kind| kind == TYPE)
+/// One of this program's mounts, whoever serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mounted {
+    dir: PathBuf,
+    /// Of its file system: nobody else's as long as that lives.
+    number: Vec<u8>,
 }
 
-/// The type of the topmost mount at exactly `dir`. Blanks in paths are written as `\040`.
-fn top_type<'a>(mountinfo: &'a str, dir: &Path) -> Option<&'a str> {
-    let quoted = dir.to_str()?.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011");
-    let quoted = quoted.replace('\n', "\\012");
+impl Mounted {
+    /// The topmost mount at `dir`, an absolute path without links, if it is of this program.
+    fn at(dir: &Path) -> Option<Mounted> {
+        let table = std::fs::read(MOUNTS).ok()?;
+        let top = mounts(&table).rfind(|m| m.dir == dir)?;
+        (top.kind == TYPE.as_bytes())
+            .then(|| Mounted { dir: top.dir.clone(), number: top.number.to_vec() })
+    }
+
+    /// Unmounts it. Fails when it is not there any more, or something else was mounted on it.
+    pub(crate) fn unmount(&self, how: How) -> io::Result<()> {
+        if Mounted::at(&self.dir).as_ref() != Some(self) {
+            return Err(io::Error::other("it is not the topmost mount there any more"));
+        }
+        unmount(&self.dir, how)
+    }
+}
+
+/// Where the file system can be reached that this program has mounted at `dir`: there, and where
+/// it or a part of it was mounted once more (`mount --bind`). Looks at nothing in it.
+pub fn places(dir: &Path) -> Vec<PathBuf> {
+    let mut places = vec![dir.to_owned()];
+    if let Ok(table) = std::fs::read(MOUNTS) {
+        places.extend(others(&table, dir));
+    }
+    places
+}
+
+fn others(table: &[u8], dir: &Path) -> Vec<PathBuf> {
+    let own = mounts(table).rfind(|m| m.dir == dir && m.kind == TYPE.as_bytes());
+    let Some(own) = own else { return Vec::new() };
+    let same = mounts(table).filter(|m| m.number == own.number && m.dir != dir);
+    same.map(|m| m.dir).collect()
+}
+
+/// A line of `/proc/self/mountinfo`.
+struct Line<'a> {
+    number: &'a [u8],
+    dir: PathBuf,
+    kind: &'a [u8],
+}
+
+/// The mounts that this process sees, a later one on top of an earlier one.
+fn mounts(table: &[u8]) -> impl DoubleEndedIterator<Item = Line<'_>> {
     // id parent major:minor root MOUNTPOINT options [optional...] - TYPE source options
-    let at = |line: &&str| line.split(' ').nth(4) == Some(&*quoted);
-    mountinfo.lines().rfind(at)?.split_once(" - ")?.1.split(' ').next()
+    table.split(|b| *b == b'\n').filter_map(|line| {
+        let words: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
+        let dash = words.iter().position(|w| *w == b"-")?;
+        let (number, dir) = (*words.get(2)?, words.get(4)?);
+        let dir = PathBuf::from(OsString::from_vec(unquoted(dir)));
+        Some(Line { number, dir, kind: words.get(dash + 1)? })
+    })
+}
+
+/// Blanks, ends of lines and backslashes in a path are written as `\040`.
+fn unquoted(mut quoted: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(quoted.len());
+    while let Some((first, rest)) = quoted.split_first() {
+        let octal = rest.get(..3).filter(|_| *first == b'\\');
+        let code = octal.and_then(|o| u8::from_str_radix(std::str::from_utf8(o).ok()?, 8).ok());
+        out.push(code.unwrap_or(*first));
+        quoted = if code.is_some() { &rest[3..] } else { rest };
+    }
+    out
 }
 
 /// Mounts at `dir`, as [`prepare`] returned it, and returns the open device to serve it by.
-pub(crate) fn mount(dir: &Path) -> Result<OwnedFd, Error> {
+pub(crate) fn mount(dir: &Path) -> Result<(OwnedFd, Mounted), Error> {
     let shown = dir.display();
     // fusermount3 opens it with its caller's rights, so who can't open it can't mount.
     let device = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|e| {
         let why = "is needed, readable and writable (the kernel's module is fuse)";
         refused(&e, format!("--fuse {shown}: {DEVICE} {why}"))
     })?;
-    let mounted = match by_call(dir, &device) {
+    let device = match by_call(dir, &device) {
         Ok(()) => Ok(device.into()),
         Err(e) if e.kind() == IoKind::PermissionDenied => by_program(dir),
         Err(e) => Err(e),
     };
+    let mounted = device.and_then(|device| {
+        if let Some(mounted) = Mounted::at(dir) {
+            return Ok((device, mounted));
+        }
+        let _ = unmount(dir, How::Lazily); // without it nothing is left of it, either
+        Err(io::Error::other(format!("{MOUNTS} does not show what was mounted")))
+    });
     mounted.map_err(|e| refused(&e, format!("--fuse {shown}")))
 }
 
@@ -171,7 +242,7 @@ pub(crate) enum How {
 }
 
 /// Unmounts what is on top at `dir`.
-pub(crate) fn unmount(dir: &Path, how: How) -> io::Result<()> {
+fn unmount(dir: &Path, how: How) -> io::Result<()> {
     let lazily = how == How::Lazily;
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
@@ -202,18 +273,33 @@ pub(crate) fn refused(e: &io::Error, what: impl std::fmt::Display) -> Error {
 mod tests {
     use super::*;
 
-    const MOUNTS: &str = "\
+    const TABLE: &[u8] = b"\
 21 1 8:1 / / rw - ext4 /dev/sda1 rw
-30 21 0:40 / /mnt/a\\040b rw,nosuid shared:7 master:1 - fuse.millpond millpond rw,user_id=0
+30 21 0:40 / /mnt/a\\040b\\134 rw,nosuid shared:7 master:1 - fuse.millpond millpond rw,user_id=0
 31 21 0:41 / /mnt/c rw - fuse.millpond millpond rw
 32 31 0:42 / /mnt/c rw - tmpfs tmpfs rw
+33 21 0:43 / /mnt/\xff rw - tmpfs tmpfs rw
+34 21 0:40 /dev /mnt/again rw - fuse.millpond millpond rw
 ";
 
     #[test]
-    fn the_topmost_mount_at_a_place_is_what_counts() {
-        assert_eq!(top_type(MOUNTS, Path::new("/mnt/a b")), Some(TYPE));
-        assert_eq!(top_type(MOUNTS, Path::new("/mnt/c")), Some("tmpfs"));
-        assert_eq!(top_type(MOUNTS, Path::new("/mnt")), None);
+    fn mounts_are_told_by_place_and_number() {
+        let top = |dir: &str| {
+            let top = mounts(TABLE).rfind(|m| m.dir == Path::new(dir))?;
+            Some((top.number.to_vec(), top.kind.to_vec()))
+        };
+        assert_eq!(top("/mnt/a b\\"), Some((b"0:40".to_vec(), TYPE.into())));
+        assert_eq!(top("/mnt/c"), Some((b"0:42".to_vec(), b"tmpfs".to_vec())), "the topmost");
+        assert_eq!(top("/mnt"), None);
+        assert_eq!(others(TABLE, Path::new("/mnt/a b\\")), [PathBuf::from("/mnt/again")]);
+        assert!(others(TABLE, Path::new("/mnt/c")).is_empty());
+        assert!(others(TABLE, Path::new("/")).is_empty());
+    }
+
+    #[test]
+    fn a_mount_that_is_not_ours_is_not_unmounted() {
+        let root = Mounted { dir: "/".into(), number: b"0:0".to_vec() };
+        assert!(root.unmount(How::IfUnused).unwrap_err().to_string().contains("topmost"));
     }
 
     #[test]

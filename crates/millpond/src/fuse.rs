@@ -34,6 +34,9 @@ use crate::sysfs;
 /// Jobs that are served at a time; what the export has in flight.
 const JOBS_MAX: usize = 1024;
 
+/// Longest name of a file. One longer would spoil the list of the whole folder.
+const NAME_BYTES_MAX: usize = 255;
+
 /// A device that files show.
 #[derive(Clone)]
 pub(crate) enum Shown {
@@ -45,7 +48,8 @@ impl Shown {
     /// All devices: mapped ones, and leaves that tables use and that have no path of their own.
     fn all(engine: &Engine) -> Vec<Shown> {
         let mut all: Vec<Shown> = engine.dm.devices().into_iter().map(Shown::Mapped).collect();
-        let leaves = engine.leaves.opened().into_iter().filter(|l| !l.name().contains('/'));
+        let has_name = |l: &OpenLeaf| !l.name().contains('/') && l.name().len() <= NAME_BYTES_MAX;
+        let leaves = engine.leaves.opened().into_iter().filter(|l| has_name(l));
         for leaf in leaves.map(Shown::Leaf) {
             // A mapped device may be called like a leaf: tables would find it first, too.
             if all.iter().all(|other| other.file_name() != leaf.file_name()) {
@@ -401,9 +405,10 @@ impl fmt::Debug for Fuse {
 /// Links that one path may hold, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-/// Whether the absolute `path` leads to `dir` (absolute, without links) or below it. Nothing below
-/// `dir` is looked at on the way.
+/// Whether the absolute `path` leads to what is mounted at `dir` (absolute, without links), or
+/// below it. Nothing there is looked at on the way.
 pub(crate) fn leads_into(path: &Path, dir: &Path) -> bool {
+    let own = fuse::places(dir);
     let names = |path: &Path| -> Vec<OsString> {
         path.components().rev().map(|c| c.as_os_str().to_owned()).collect()
     };
@@ -417,7 +422,7 @@ pub(crate) fn leads_into(path: &Path, dir: &Path) -> bool {
             Some(Component::Normal(name)) => at.push(name),
             Some(Component::CurDir | Component::Prefix(_)) | None => {}
         }
-        if at == dir {
+        if own.contains(&at) {
             return true;
         }
         if let Ok(to) = std::fs::read_link(&at) {

@@ -152,21 +152,23 @@ fn writers_of_whole_blocks_that_come_and_go_hold_a_writer_of_parts_never_up() {
     for block in 1..4 {
         let (device, stop) = (device.clone(), stop.clone());
         // Not joined: they would never come back from a device that hangs.
-        std::thread::spawn(move || {
+        let writer = move || {
             while !stop.load(Ordering::Relaxed) {
                 // Each closes its file as soon as the reply is there.
                 open(&device).write_all_at(&[1; 4096], block * 4096).unwrap();
             }
-        });
+        };
+        std::thread::Builder::new().spawn(writer).unwrap();
     }
     let (tell, hear) = mpsc::channel();
     let parts = open(&device);
-    std::thread::spawn(move || {
+    let writer = move || {
         for _ in 0..1000 {
             parts.write_all_at(&[2; 100], 50).unwrap();
         }
         tell.send(()).unwrap();
-    });
+    };
+    std::thread::Builder::new().spawn(writer).unwrap();
     let done = hear.recv_timeout(LIMIT / 2);
     stop.store(true, Ordering::Relaxed);
     assert_eq!(done, Ok(()), "a write hangs");
@@ -228,6 +230,10 @@ fn holes_and_zero_ranges_read_as_zeroes() {
     assert_eq!(fallocate(&f, FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
     let beyond = fallocate(&f, FallocateFlags::PUNCH_HOLE | keep, 64 * MIB, 4096);
     assert_eq!(beyond, Err(Errno::INVAL));
+    // A device does not grow, so only with KEEP_SIZE is a range cut off at its end.
+    let across = |mode| fallocate(&f, mode, 64 * MIB - 512, 4096);
+    assert_eq!(across(FallocateFlags::ZERO_RANGE), Err(Errno::INVAL));
+    assert_eq!(across(FallocateFlags::ZERO_RANGE | keep), Ok(()));
 }
 
 #[test]
@@ -423,6 +429,98 @@ fn a_table_can_not_stand_on_a_file_of_its_own_daemon() {
     }
     // By its name it can.
     pond.verb(&["create", "up", "--table", "0 8 linear lin 0"]);
+}
+
+#[test]
+fn an_attribute_can_be_synced_as_in_sysfs() {
+    if !fuse() {
+        return;
+    }
+    let pond = Pond::start_mounted(&[], &[MEMORY]);
+    File::open(pond.mount().join("sys/block/lin/size")).unwrap().sync_all().unwrap();
+}
+
+/// A mount made by a test.
+struct Mount(PathBuf);
+
+impl Mount {
+    /// None, said aloud, where that is not allowed.
+    fn new(args: &[&str], at: &Path) -> Option<Mount> {
+        let ended = run(Command::new("mount").args(args).arg(at), LIMIT).unwrap();
+        if ended.code != 0 {
+            println!("skipped: needs root: {}", ended.complaint());
+            return None;
+        }
+        Some(Mount(at.to_owned()))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg("-l").arg(&self.0), LIMIT);
+    }
+}
+
+#[test]
+fn a_table_can_not_stand_on_a_file_of_its_own_daemon_mounted_elsewhere() {
+    if !fuse() {
+        return;
+    }
+    let pond = Pond::start_mounted(&[], &[MEMORY]);
+    let (dev, again) = (pond.mount().join("dev"), pond.path("again"));
+    std::fs::create_dir(&again).unwrap();
+    let Some(_bind) = Mount::new(&["--bind", dev.to_str().unwrap()], &again) else { return };
+    let table = format!("0 8 linear {} 0", again.join("lin").display());
+    let refused = pond.daemon().try_verb(&["create", "up", "--table", &table]).unwrap();
+    assert!(refused.stderr.contains("name the device"), "{}", refused.stderr);
+}
+
+#[test]
+fn what_somebody_else_has_mounted_there_stays() {
+    if !fuse() {
+        return;
+    }
+    let mut pond = Pond::start_mounted(&[], &[MEMORY]);
+    let dir = pond.mount();
+    let f = open(&file(&pond, "lin"));
+    // Ours is gone from there, but for who has a file open.
+    let gone = run(Command::new("umount").arg("-l").arg(&dir), LIMIT).unwrap();
+    if gone.code != 0 {
+        return println!("skipped: needs root: {}", gone.complaint());
+    }
+    let Some(_theirs) = Mount::new(&["-t", "tmpfs", "tmpfs"], &dir) else { return };
+    std::fs::write(dir.join("precious"), "1").unwrap();
+    pond.terminate();
+    assert!(dir.join("precious").exists());
+    drop(f);
+}
+
+#[test]
+fn what_a_killed_daemon_left_is_unmounted_through_a_link_too() {
+    if !fuse() {
+        return;
+    }
+    let mut pond = Pond::start_mounted(&[], &[MEMORY]);
+    let link = pond.path("link");
+    std::os::unix::fs::symlink(pond.mount(), &link).unwrap();
+    pond.kill();
+    let mut command = Command::new(millpond(Build::Workspace).unwrap());
+    command.args(["run", "--fuse"]).arg(&link).args(["--table", MEMORY.1, "--", "true"]);
+    let ended = run(&mut command, LIMIT).unwrap();
+    assert_eq!(ended.code, 0, "{}", ended.complaint());
+}
+
+#[test]
+fn a_leaf_that_no_file_can_be_named_after_spoils_no_list() {
+    if !fuse() {
+        return;
+    }
+    let table = format!("0 8 linear mem:4K,{} 0", "long".repeat(300));
+    let pond = Pond::start_mounted(&[], &[MEMORY, ("long", &table)]);
+    for (dir, count) in [("dev", 4), ("sys/block", 3)] {
+        let all = std::fs::read_dir(pond.mount().join(dir)).unwrap();
+        assert_eq!(all.map(Result::unwrap).count(), count, "{dir}");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use control::Failure;
 use reactor::{WaitList, spawn};
 
 use crate::bench::job::{self, Counter, Outcome, Work};
+use crate::bench::replay::Replay;
 use crate::rundir::refused;
 use crate::shards::{Handle, Shards};
 
@@ -32,7 +33,15 @@ pub(crate) struct Door {
     /// On core 0.
     pub(crate) device: Rc<dyn BlockDevice>,
     /// On the cores of jobs, if they have any.
-    pub(crate) elsewhere: Option<(Arc<Shards>, Handle)>,
+    pub(crate) elsewhere: Option<(Arc<Shards>, There)>,
+}
+
+/// What is driven, as a core of a job finds it.
+#[derive(Clone)]
+pub(crate) enum There {
+    Replica(Handle),
+    /// A stack that clones: built again on that core.
+    Replay(Replay),
 }
 
 /// Runs the jobs beside each other, one for each counter, until all have ended.
@@ -50,10 +59,10 @@ pub(crate) async fn run(
                 let device = door.device.clone();
                 spawn(async move { ended((nth, job::run(device, work, counter).await)) });
             }
-            Some((shards, handle)) => {
-                let (shards, handle, together) = (shards.clone(), handle.clone(), together.clone());
+            Some((shards, there)) => {
+                let (shards, there, together) = (shards.clone(), there.clone(), together.clone());
                 let body = move || {
-                    let result = on_its_core(&shards, &handle, &together, work, counter);
+                    let result = on_its_core(&shards, there, &together, work, counter);
                     // Core 0 waits for it: it is there.
                     let _ = shards.owner().call(move || ended((nth, result)));
                 };
@@ -79,15 +88,27 @@ fn ended(job: Ended) {
 /// On the thread of a job: the core, and on it the job.
 fn on_its_core(
     shards: &Arc<Shards>,
-    handle: &Handle,
+    there: There,
     together: &Barrier,
     work: Work,
     counter: Arc<Counter>,
 ) -> Result<Outcome, String> {
-    let shard = shards.enter().map_err(|e| e.chain());
+    let ready = shards.enter().and_then(|shard| {
+        let (dm, device): (_, Rc<dyn BlockDevice>) = match there {
+            There::Replica(handle) => (None, shard.device(&handle)),
+            There::Replay(replay) => {
+                let (dm, top) = replay.on(&shard)?;
+                (Some(dm), top)
+            }
+        };
+        Ok((shard, dm, device))
+    });
     // Also when this one can't begin: the others wait for it.
     together.wait();
-    let shard = shard?;
-    let device = shard.device(handle);
-    shard.block_on(async move { job::run(device, work, counter).await })
+    let (shard, dm, device) = ready.map_err(|e| e.chain())?;
+    shard.block_on(async move {
+        let outcome = job::run(device, work, counter).await;
+        drop(dm);
+        outcome
+    })
 }

@@ -24,6 +24,7 @@ mod cpu;
 mod job;
 mod memory;
 mod pattern;
+mod replay;
 mod report;
 mod show;
 mod side;

@@ -13,8 +13,9 @@ use reactor::{Reactor, flush};
 use uring::Uring;
 
 use crate::bench::args::{BenchArgs, Mapping};
-use crate::bench::cores::Door;
+use crate::bench::cores::{Door, There};
 use crate::bench::memory::Memory;
+use crate::bench::replay::Replay;
 use crate::leaf::{Leaves, OpenLeaf};
 use crate::rundir::refused;
 use crate::shards::{Lent, Owner, Shards};
@@ -140,7 +141,15 @@ impl Stack {
                 Driven::Raw(leaf, lent) => (leaf.clone(), lent),
             };
             let elsewhere = lent.as_ref().zip(self.shards.as_ref());
-            let elsewhere = elsewhere.map(|(lent, shards)| (shards.clone(), lent.handle()));
+            let replay = match driven {
+                Driven::Mapped(opened, _) => Replay::of(&self.dm, &self.leaves, opened.device()),
+                Driven::Raw(..) => None,
+            };
+            let there = |lent: &Lent| match replay {
+                Some(replay) => There::Replay(replay),
+                None => There::Replica(lent.handle()),
+            };
+            let elsewhere = elsewhere.map(|(lent, shards)| (shards.clone(), there(lent)));
             Door { device, elsewhere }
         };
         self.driven.iter().map(door).collect()

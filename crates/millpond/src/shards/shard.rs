@@ -158,6 +158,11 @@ impl Shard {
         Shards::core(self.inner.slot)
     }
 
+    /// A leaf of core 0 on this core, for who builds something of his own on it.
+    pub(crate) fn adopt(&self, leaf: &SharedLeaf) -> Adopted {
+        leaf.adopt(&self.inner.files)
+    }
+
     /// The device that core 0 has lent, for use inside [`Shard::block_on`]. The same one at every
     /// call, until the loan ends; its name is that of when it was lent.
     pub(crate) fn device(&self, handle: &Handle) -> Rc<Replica> {

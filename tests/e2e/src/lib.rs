@@ -7,6 +7,7 @@
 //!     ├─ pond      a test's folder, files and daemon
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
+//!     ├─ mounted   devices as files
 //!     ├─ stamp     writes blocks that say what they are; knows what a crash may leave of them
 //!     ├─ client    a small NBD client for stamps, and for what no decent client sends
 //!     ├─ undo      mounts, loop devices and folders that go however a program ends
@@ -23,6 +24,7 @@ pub mod binary;
 pub mod client;
 pub mod daemon;
 pub mod fio;
+pub mod mounted;
 pub mod pond;
 pub mod process;
 pub mod published;

@@ -78,6 +78,13 @@ fn the_example_of_the_config_manual_is_a_config() {
     let (_, text, _) = blocks("config.md").swap_remove(0);
     // Ports and paths of the machine are not the test's.
     let text = text.replace("127.0.0.1:10809", "127.0.0.1:0").replace("/run/pond.sock", "api.sock");
+    let fuse = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+    let mount = dir.path().join("files");
+    let text = match fuse {
+        true => text.replace("/srv/pond", &mount.to_string_lossy()),
+        false => text.lines().filter(|l| !l.starts_with("fuse")).collect::<Vec<_>>().join("\n"),
+    };
+    std::fs::create_dir(&mount).expect("a writable folder");
     std::fs::write(dir.path().join("pond.toml"), text).expect("a writable folder");
     file_in(dir.path(), "origin.img", 2048);
     file_in(dir.path(), "cache.img", 64);
@@ -86,4 +93,5 @@ fn the_example_of_the_config_manual_is_a_config() {
     assert!(pond.cli(&["info", "wc"]).ok().contains("UUID: 5c1e\n"));
     let said = pond.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);
     assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(mount.join("dev/mapper/wc").exists(), fuse);
 }

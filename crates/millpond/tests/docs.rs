@@ -94,4 +94,7 @@ fn the_example_of_the_config_manual_is_a_config() {
     let said = pond.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(mount.join("dev/mapper/wc").exists(), fuse);
+    // An orderly end: a killed one would leave its mount.
+    pond.signal("TERM");
+    assert!(pond.wait().0.success());
 }

@@ -95,6 +95,6 @@ fn the_example_of_the_config_manual_is_a_config() {
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(mount.join("dev/mapper/wc").exists(), fuse);
     // An orderly end: a killed one would leave its mount.
-    pond.signal("TERM");
+    pond.signal("-TERM");
     assert!(pond.wait().0.success());
 }

@@ -437,7 +437,7 @@ impl BlockDevice for MappedDevice {
         match flat.place(bio.sector, bio.len) {
             Some((base, sector)) => base.submit_at(sector, bio),
             None if flat.is_nowhere() => self.submit_counted(bio),
-            None => flat.submit_in_parts(bio),
+            None => flat.submit_elsewhere(bio),
         }
     }
 

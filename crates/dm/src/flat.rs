@@ -272,13 +272,22 @@ impl Short {
             chunk_mask: chunk - 1,
             chunk_bits: chunk.trailing_zeros(),
             row_bits: chunk.trailing_zeros() + n.trailing_zeros(),
-            stripe_mask: stripes.len().saturating_sub(1),
+            stripe_mask: stripes.len() - 1,
             stripes,
         }
     }
 
+    /// One chunk without end and no stripe.
     fn none() -> Short {
-        Short::striped(0, Layout::new(1, 1), Vec::new())
+        Short::Striped {
+            shift: 0,
+            chunk: 0,
+            chunk_mask: u64::MAX,
+            chunk_bits: 0,
+            row_bits: 0,
+            stripe_mask: 0,
+            stripes: Vec::new(),
+        }
     }
 }
 
@@ -443,10 +452,29 @@ impl Flat {
         }
     }
 
+    /// The same, the long way: node by node.
+    fn place_by_nodes(&self, at: Sector, len: Sector) -> Option<(&dyn Base, Sector)> {
+        let (at, len) = (at.0, len.0);
+        let on_it = at < self.capacity && len.wrapping_sub(1) < self.capacity - at;
+        if !on_it || (at | len) & self.mask != 0 {
+            return None;
+        }
+        let (base, sector, left) = self.root.resolve(at);
+        (len <= left).then_some((&**base, Sector(sector)))
+    }
+
     /// What `place` does not tell: sends it down in as many parts as it has extents, or refuses it.
+    #[inline(never)]
+    pub(crate) fn submit_elsewhere(&self, bio: Bio) {
+        match self.place_by_nodes(bio.sector, bio.len) {
+            Some((base, sector)) => base.submit_at(sector, bio),
+            None => self.submit_in_parts(bio),
+        }
+    }
+
     #[cold]
     #[inline(never)]
-    pub(crate) fn submit_in_parts(&self, bio: Bio) {
+    fn submit_in_parts(&self, bio: Bio) {
         if let Err(status) = self.limits.check(&bio) {
             return bio.complete(status);
         }
@@ -454,10 +482,6 @@ impl Flat {
             return flush_all(bio, self.bases.iter().map(|b| &**b as &dyn BlockDevice));
         }
         let (begin, end) = (bio.sector.0, bio.end().0);
-        let (base, sector, left) = self.root.resolve(begin);
-        if end - begin <= left {
-            return base.submit_at(Sector(sector), bio);
-        }
         let data = matches!(bio.op, Op::Read | Op::Write);
         let mut split = Split::new(bio);
         if data {
@@ -527,7 +551,7 @@ impl BlockDevice for Flat {
     fn submit(&self, bio: Bio) {
         match self.place(bio.sector, bio.len) {
             Some((base, sector)) => base.submit_at(sector, bio),
-            None => self.submit_in_parts(bio),
+            None => self.submit_elsewhere(bio),
         }
     }
 }

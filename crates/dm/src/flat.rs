@@ -22,11 +22,12 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Base, Bio, BlockDevice, Extent, Limits, Map, OnFault, Op, Sector, Status};
+use block::{Base, Bio, BlockDevice, Extent, Limits, Map, OnFault, Op, Sector};
 
 use crate::layout::Layout;
 use crate::split::{Split, flush_all};
 use crate::target::striped::Errors;
+use crate::watch::{Watch, Watched};
 
 /// Nodes of one mapping; a stack that is larger is not made flat all the way down. A line has the
 /// nodes of all that it covers below, so layers multiply.
@@ -310,30 +311,6 @@ pub(crate) struct Stripes {
     pub(crate) errors: Rc<Errors>,
     pub(crate) nodes: Vec<Node<DynBase>>,
     pub(crate) width: Sector,
-}
-
-/// Counts the faults of one base for the stripes that lie on it.
-struct Watch {
-    stripes: Vec<Watched>,
-}
-
-/// What of a stripe lies on one base: first sectors and ends.
-struct Watched {
-    errors: Rc<Errors>,
-    stripe: usize,
-    areas: Vec<(u64, u64)>,
-}
-
-impl OnFault for Watch {
-    fn on_fault(&self, op: Op, sector: Sector, len: Sector, status: Status) {
-        let end = sector.0.saturating_add(len.0);
-        for Watched { errors, stripe, areas } in &self.stripes {
-            let hit = areas.iter().any(|(from, to)| sector.0 < *to && *from < end);
-            if hit || op == Op::Flush {
-                errors.count(*stripe, status);
-            }
-        }
-    }
 }
 
 impl Flat {

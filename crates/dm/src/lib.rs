@@ -33,6 +33,7 @@ mod split;
 mod table;
 mod target;
 mod verbs;
+mod watch;
 
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
 pub use device::{MAJOR, MappedDevice, Opened};

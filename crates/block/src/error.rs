@@ -23,6 +23,12 @@ pub enum ErrorKind {
     NotSupported,
     /// The caller may not (EACCES).
     Denied,
+    /// A number beyond the device's end (ERANGE).
+    Range,
+    /// A limit that was set is used up (EDQUOT).
+    Limit,
+    /// The device that it would need was never given (ENODEV).
+    NoDevice,
 }
 
 impl ErrorKind {
@@ -37,6 +43,9 @@ impl ErrorKind {
             ErrorKind::NoSpace => 28,
             ErrorKind::NotSupported => 95,
             ErrorKind::Denied => 13,
+            ErrorKind::Range => 34,
+            ErrorKind::Limit => 122,
+            ErrorKind::NoDevice => 19,
         }
     }
 
@@ -51,6 +60,9 @@ impl ErrorKind {
             ErrorKind::NoSpace => "ENOSPC",
             ErrorKind::NotSupported => "EOPNOTSUPP",
             ErrorKind::Denied => "EACCES",
+            ErrorKind::Range => "ERANGE",
+            ErrorKind::Limit => "EDQUOT",
+            ErrorKind::NoDevice => "ENODEV",
         }
     }
 }

@@ -28,7 +28,7 @@ pub struct Failure {
 }
 
 /// Kinds with their words on the wire and HTTP statuses.
-const KINDS: [(ErrorKind, &str, u16); 8] = [
+const KINDS: [(ErrorKind, &str, u16); 11] = [
     (ErrorKind::Invalid, "invalid", 400),
     (ErrorKind::NotFound, "not_found", 404),
     (ErrorKind::Busy, "busy", 409),
@@ -37,6 +37,9 @@ const KINDS: [(ErrorKind, &str, u16); 8] = [
     (ErrorKind::NoSpace, "no_space", 507),
     (ErrorKind::NotSupported, "not_supported", 501),
     (ErrorKind::Denied, "denied", 403),
+    (ErrorKind::Range, "range", 400),
+    (ErrorKind::Limit, "limit", 507),
+    (ErrorKind::NoDevice, "no_device", 409),
 ];
 
 impl Failure {

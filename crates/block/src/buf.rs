@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering, fence};
 
 use smallvec::SmallVec;
 
+use crate::ram::copy_shared;
+
 /// Alignment of every buffer: what O_DIRECT may ask for.
 pub const PAGE: usize = 4096;
 
@@ -334,6 +336,45 @@ impl Bufs {
         }
     }
 
+    /// For devices, with the buffers of a bio in hand: copies `out.len()` bytes from `at` on out. As
+    /// a driver does (B1), without looking whether somebody has them borrowed: parts of one buffer
+    /// may be in the hands of several cores. Panics when they are not all inside.
+    pub fn take_at(&self, at: usize, out: &mut [u8]) {
+        self.pieces(at, out.len(), |from, done, len| {
+            let to = &mut out[done..done + len];
+            // SAFETY: `from` is alive for `len` bytes, which are the bio's from submit to completion
+            // (border contract, point 8); `to` is the caller's alone.
+            unsafe { copy_shared(to.as_mut_ptr().cast(), from.cast(), len) };
+        });
+    }
+
+    /// For devices, as [`Bufs::take_at`]: copies `data` to the bytes from `at` on.
+    pub fn put_at(&self, at: usize, data: &[u8]) {
+        self.pieces(at, data.len(), |to, done, len| {
+            let from = &data[done..done + len];
+            // SAFETY: as in `take_at`, the other way round.
+            unsafe { copy_shared(to.cast(), from.as_ptr().cast(), len) };
+        });
+    }
+
+    /// Calls `f` with pointer, position and length of each contiguous piece of a range.
+    fn pieces(&self, at: usize, len: usize, mut f: impl FnMut(*mut u8, usize, usize)) {
+        let (mut skip, mut done) = (at, 0);
+        for s in &self.0 {
+            if done == len {
+                return;
+            }
+            let from = skip.min(s.len());
+            skip -= from;
+            let here = (s.len() - from).min(len - done);
+            if here > 0 {
+                f(s.as_ptr().wrapping_add(from), done, here);
+                done += here;
+            }
+        }
+        assert_eq!(done, len, "{len} bytes at {at} of {} bytes", self.len_bytes());
+    }
+
     /// Copies the data out; panics unless `out` is exactly as long.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len_bytes(), "copy to a buffer of another length");
@@ -382,6 +423,24 @@ mod tests {
             assert_eq!(buf.as_ptr().align_offset(PAGE), 0);
             assert_eq!(buf.len(), len);
         }
+    }
+
+    #[test]
+    fn a_range_is_copied_across_slices_though_somebody_has_one_borrowed() {
+        let (a, b) = (Buf::zeroed(4096), Buf::zeroed(4096));
+        let mut bufs = Bufs::from(a.slice(100..612));
+        bufs.push(b.all());
+        a.read(|_| bufs.put_at(510, &[1, 2, 3, 4]));
+        let mut out = [9; 6];
+        bufs.take_at(509, &mut out);
+        assert_eq!(out, [0, 1, 2, 3, 4, 0]);
+        a.read(|bytes| assert_eq!(bytes[609..613], [0, 1, 2, 0]));
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes at 4095 of 4096 bytes")]
+    fn a_range_beyond_the_end_is_not_touched() {
+        Bufs::from(Buf::zeroed(4096)).put_at(4095, &[1, 2]);
     }
 
     #[test]

@@ -48,7 +48,7 @@ unsafe impl Sync for Ram {}
 /// # Safety
 /// Both ranges are mapped for `len` bytes, do not overlap, and one of them is the caller's alone.
 #[inline]
-unsafe fn copy_shared(to: *mut c_void, from: *const c_void, len: usize) {
+pub(crate) unsafe fn copy_shared(to: *mut c_void, from: *const c_void, len: usize) {
     // SAFETY: by the caller's promise. Racing accesses of the shared side would be undefined for
     // Rust's own copies. Behind `black_box` this is a call of machine code that the compiler
     // doesn't know: what it does is what a loop of relaxed loads and stores of bytes may do, and

@@ -11,6 +11,7 @@ use std::task::{Context, Wake, Waker};
 use block::{BlockDevice, CoreId, Nanos, Status, crashing, set_crashing};
 use slab::Slab;
 
+use crate::call::Calls;
 use crate::driver::{Driver, Event, Msg, Sqe};
 use crate::exports::{Export, Exports};
 use crate::io::{OpTable, finish};
@@ -76,6 +77,7 @@ pub(crate) struct Core {
     pub(crate) timers: RefCell<Timers>,
     pub(crate) exports: RefCell<Exports>,
     outbox: RefCell<Outbox>,
+    pub(crate) calls: Calls,
 }
 
 /// A core, for the run loops of drivers.
@@ -258,6 +260,7 @@ impl Reactor {
             timers: RefCell::default(),
             exports: RefCell::default(),
             outbox: RefCell::default(),
+            calls: Calls::default(),
         }));
         CORES.with_borrow_mut(|c| {
             assert!(c.insert(id, core.clone()).is_none(), "core entered twice on one thread");

@@ -21,6 +21,7 @@
 //! - R4 Code above never sees which driver runs it, nor whether cores are threads.
 #![warn(missing_docs)]
 
+mod call;
 mod core;
 mod driver;
 mod exports;
@@ -32,6 +33,7 @@ mod timer;
 mod wait;
 mod workers;
 
+pub use crate::call::call;
 pub use crate::core::{Reactor, core_id, export, now, post, random, spawn, unexport};
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;
@@ -41,7 +43,7 @@ pub use io::{
     write_zeroes,
 };
 pub use remote::Remote;
-pub use timer::sleep;
+pub use timer::{sleep, yield_now};
 pub use wait::WaitList;
 pub use workers::Workers;
 

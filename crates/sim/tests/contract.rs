@@ -260,3 +260,29 @@ fn messages_between_two_cores_arrive_in_the_order_in_which_they_were_posted() {
         Ok(())
     });
 }
+
+#[test]
+fn a_call_brings_back_what_another_core_made_of_it() {
+    seeds::run(200, |seed| {
+        let machine = Machine::boot(&World::new(seed), 3);
+        let got = machine.block_on(async {
+            let calls: Vec<_> = (0..30_u16)
+                .map(|n| {
+                    reactor::call(CoreId(n % 3), move || async move {
+                        reactor::sleep(block::Nanos(u64::from(30 - n))).await;
+                        reactor::yield_now().await;
+                        (n, reactor::core_id())
+                    })
+                })
+                .collect();
+            drop(reactor::call(CoreId(1), || async {}));
+            let mut got = Vec::new();
+            for call in calls {
+                got.push(call.await);
+            }
+            got
+        });
+        assert_eq!(got, Ok((0..30).map(|n| (n, CoreId(n % 3))).collect()));
+        Ok(())
+    });
+}

@@ -91,6 +91,8 @@ where
         post(core, Msg::Call(Box::new(run)));
     }
     poll_fn(move |cx| {
+        // The whole of it, not just its number, lives as long as the future.
+        let key: &Key = &key;
         let nth = key.0;
         let value = with_core(|c| {
             let mut calls = c.calls.0.borrow_mut();

@@ -23,6 +23,7 @@ mod damage;
 mod geometry;
 mod record;
 mod superblock;
+pub mod zram;
 
 pub use damage::Damage;
 pub use geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, SLOTS_MIN};

@@ -11,6 +11,7 @@ use std::task::{Context, Wake, Waker};
 use block::{BlockDevice, CoreId, Nanos, Status, crashing, set_crashing};
 use slab::Slab;
 
+use crate::anchor::Anchors;
 use crate::call::Calls;
 use crate::driver::{Driver, Event, Msg, Sqe};
 use crate::exports::{Export, Exports};
@@ -78,6 +79,7 @@ pub(crate) struct Core {
     pub(crate) exports: RefCell<Exports>,
     outbox: RefCell<Outbox>,
     pub(crate) calls: Calls,
+    pub(crate) anchors: RefCell<Anchors>,
 }
 
 /// A core, for the run loops of drivers.
@@ -261,6 +263,7 @@ impl Reactor {
             exports: RefCell::default(),
             outbox: RefCell::default(),
             calls: Calls::default(),
+            anchors: RefCell::default(),
         }));
         CORES.with_borrow_mut(|c| {
             assert!(c.insert(id, core.clone()).is_none(), "core entered twice on one thread");
@@ -333,6 +336,7 @@ impl Drop for Reactor {
         drop(core.timers.take());
         drop(core.sq.take());
         drop(core.exports.take());
+        drop(core.anchors.take());
         drop(core.outbox.take());
         drop(core.ops.take());
         CORES.with_borrow_mut(|c| c.remove(&core.id));

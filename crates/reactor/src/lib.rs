@@ -21,6 +21,7 @@
 //! - R4 Code above never sees which driver runs it, nor whether cores are threads.
 #![warn(missing_docs)]
 
+mod anchor;
 mod call;
 mod core;
 mod driver;
@@ -33,6 +34,7 @@ mod timer;
 mod wait;
 mod workers;
 
+pub use crate::anchor::{Anchor, anchor, anchored, unanchor};
 pub use crate::call::call;
 pub use crate::core::{Reactor, core_id, export, now, post, random, spawn, unexport};
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};

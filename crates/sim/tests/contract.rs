@@ -276,6 +276,15 @@ fn a_call_brings_back_what_another_core_made_of_it() {
                 })
                 .collect();
             drop(reactor::call(CoreId(1), || async {}));
+            let make = || async { reactor::anchor(Rc::new(Cell::new(7))) };
+            let anchor = reactor::call(CoreId(2), make).await;
+            assert_eq!(reactor::anchored::<Cell<i32>>(anchor), None, "it is another core's");
+            let found = reactor::call(CoreId(2), move || async move {
+                let found = reactor::anchored::<Cell<i32>>(anchor).map(|c| c.get());
+                reactor::unanchor(anchor);
+                (found, reactor::anchored::<Cell<i32>>(anchor).is_some())
+            });
+            assert_eq!(found.await, (Some(7), false));
             let mut got = Vec::new();
             for call in calls {
                 got.push(call.await);

@@ -251,7 +251,7 @@ fn open(
     let target = cache.clone();
     let resumed: Result<(), Error> = finish(machine, async move { target.resume().await })?;
     resumed.map_err(|e| e.chain())?;
-    let slots = cache.get_attribute("total_blocks").map_err(|e| e.chain())?;
+    let slots = cache.attribute("total_blocks").map_err(|e| e.chain())?;
     if slots.parse() != Ok(scale.slots()) {
         return Err(format!("the cache has {slots} slots, not {}", scale.slots()));
     }
@@ -300,7 +300,7 @@ fn check(
     blocks: &[u64],
 ) -> Result<(), String> {
     for name in ["error", "dirty_blocks", "bad_blocks"] {
-        let value = cache.get_attribute(name).map_err(|e| e.chain())?;
+        let value = cache.attribute(name).map_err(|e| e.chain())?;
         if value != "0" {
             return Err(format!("{name} is {value} after the flush"));
         }

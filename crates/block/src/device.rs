@@ -73,6 +73,31 @@ pub trait Map {
     fn map(&self, at: Sector, len: Sector) -> Extent;
 }
 
+/// What may be done with an attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It can only be read.
+    Read,
+    /// It can only be read, and may have many lines: not shown where all attributes are.
+    ReadMany,
+    /// It can only be written: a command.
+    Write,
+    /// It has a value that can be set.
+    ReadWrite,
+}
+
+impl Access {
+    /// Whether it can be read.
+    pub fn reads(self) -> bool {
+        self != Access::Write
+    }
+
+    /// Whether it can be written.
+    pub fn writes(self) -> bool {
+        matches!(self, Access::Write | Access::ReadWrite)
+    }
+}
+
 /// One line of a table at work.
 ///
 /// Lifecycle: constructed when the table is loaded; `resume` before the first bio of each live
@@ -117,14 +142,29 @@ pub trait Target: BlockDevice + Any {
         Vec::new()
     }
 
-    /// Reads an attribute.
-    fn get_attribute(&self, name: &str) -> Result<String, Error> {
-        Err(Error::not_found(format!("{}: no attribute `{name}`", self.kind())))
+    /// Who may do what with an attribute; the target refuses the rest all the same.
+    fn access(&self, _name: &str) -> Access {
+        Access::ReadWrite
     }
 
-    /// Writes an attribute.
-    fn set_attribute(&self, name: &str, _value: &str) -> Result<(), Error> {
-        Err(Error::not_found(format!("{}: no attribute `{name}`", self.kind())))
+    /// Reads an attribute. It may be read at any time, by several at once, and while one is being
+    /// written: it waits for no write. Errors: `ENOENT` for unknown names, `EACCES` for those that
+    /// can only be written.
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+        let kind = self.kind();
+        Box::pin(async move { Err(Error::not_found(format!("{kind}: no attribute `{name}`"))) })
+    }
+
+    /// Writes an attribute. What it asks for is done when the future resolves, which may take
+    /// minutes; it is no message that holds `suspend` up: one that is at work then is ended early
+    /// by `suspend`, with an error.
+    fn set_attribute(
+        self: Rc<Self>,
+        name: String,
+        _value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        let kind = self.kind();
+        Box::pin(async move { Err(Error::not_found(format!("{kind}: no attribute `{name}`"))) })
     }
 
     /// Runs of dirty sectors within `at..at + len` for block status; nothing when not a cache.

@@ -28,7 +28,7 @@ mod units;
 pub use bio::{Bio, Class, Flags, Op};
 pub use buf::{Buf, Bufs, PAGE, Slice};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
-pub use device::{Base, BlockDevice, Extent, LocalFuture, Map, OnFault, Target};
+pub use device::{Access, Base, BlockDevice, Extent, LocalFuture, Map, OnFault, Target};
 pub use error::{Error, ErrorKind};
 pub use limits::Limits;
 pub use ram::Ram;

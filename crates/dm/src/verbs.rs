@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, ErrorKind, Sector, Target};
+use block::{Access, BlockDevice, Error, ErrorKind, Sector, Target};
 
 use crate::area::same;
 use crate::device::{MAJOR, MappedDevice, Opened};
@@ -262,19 +262,39 @@ impl Dm {
         Ok(names.into_iter().collect())
     }
 
+    /// What may be done with an attribute of a device.
+    pub fn access(&self, name: &str, attribute: &str) -> Result<Access, Error> {
+        let _ = self.with_own(name, attribute)?;
+        match attribute {
+            MAPPING | IOSTATS => Ok(Access::ReadWrite),
+            STAT => Ok(Access::Read),
+            _ => Ok(self.with_attribute(name, attribute)?.access(attribute)),
+        }
+    }
+
     /// Reads an attribute of the device or of the first target that has it.
-    pub fn get_attribute(&self, name: &str, attribute: &str) -> Result<String, Error> {
+    pub async fn get_attribute(&self, name: &str, attribute: &str) -> Result<String, Error> {
         let device = self.with_own(name, attribute)?;
         match attribute {
             MAPPING => Ok(device.mapping().choice()),
             IOSTATS => Ok(u8::from(device.account.is_on()).to_string()),
             STAT => Ok(device.account.stat()),
-            _ => self.with_attribute(name, attribute)?.get_attribute(attribute),
+            _ => {
+                let target = self.with_attribute(name, attribute)?;
+                let read = target.get_attribute(attribute.to_owned()).await;
+                read.map_err(|e| e.within(name))
+            }
         }
     }
 
-    /// Writes an attribute of the device or of the first target that has it.
-    pub fn set_attribute(&self, name: &str, attribute: &str, value: &str) -> Result<(), Error> {
+    /// Writes an attribute of the device or of the first target that has it. Resolves when what it
+    /// asks for is done; no lock is held meanwhile, so that the device can be suspended or removed.
+    pub async fn set_attribute(
+        &self,
+        name: &str,
+        attribute: &str,
+        value: &str,
+    ) -> Result<(), Error> {
         let device = self.with_own(name, attribute)?;
         match attribute {
             MAPPING => device.set_mapping(value.parse().map_err(|e: Error| e.within(name))?),
@@ -290,7 +310,11 @@ impl Dm {
                 let e = format!("{name}: attribute `{STAT}` is read-only");
                 return Err(Error::new(ErrorKind::Denied, e));
             }
-            _ => return self.with_attribute(name, attribute)?.set_attribute(attribute, value),
+            _ => {
+                let target = self.with_attribute(name, attribute)?;
+                let written = target.set_attribute(attribute.to_owned(), value.to_owned()).await;
+                return written.map_err(|e| e.within(name));
+            }
         }
         self.refresh_flats(&device);
         if let Some(dm) = self.me.upgrade() {

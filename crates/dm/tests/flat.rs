@@ -80,9 +80,9 @@ async fn build(dm: &Dm, tables: &[(String, String)]) -> Vec<String> {
     made
 }
 
-fn set_all(dm: &Dm, devices: &[String], mapping: &str) {
+async fn set_all(dm: &Dm, devices: &[String], mapping: &str) {
     for name in devices {
-        dm.set_attribute(name, "mapping", mapping).expect("both words are known");
+        dm.set_attribute(name, "mapping", mapping).await.expect("both words are known");
     }
 }
 
@@ -108,7 +108,7 @@ proptest! {
             let mut model = vec![0_u8; capacity as usize * 512];
             for (i, (what, at, len)) in requests.into_iter().enumerate() {
                 // In place and cloned by turns: what one wrote the other must find.
-                set_all(&dm, &made, if i % 2 == 0 { "in-place" } else { "clone" });
+                set_all(&dm, &made, if i % 2 == 0 { "in-place" } else { "clone" }).await;
                 let at = at % capacity;
                 let len = len.min(capacity - at);
                 let range = at as usize * 512..(at + len) as usize * 512;
@@ -126,7 +126,7 @@ proptest! {
                 }
             }
             for mapping in ["clone", "in-place"] {
-                set_all(&dm, &made, mapping);
+                set_all(&dm, &made, mapping).await;
                 assert_eq!(dev.live_map().is_some(), mapping == "in-place");
                 for (at, len) in [(0, capacity), (capacity / 2, 1), (capacity - 1, 1)] {
                     let want = &model[at as usize * 512..(at + len) as usize * 512];
@@ -229,6 +229,7 @@ fn nothing_goes_to_a_disk_that_a_layer_has_left() {
                         "mapping",
                         if moves % 2 == 0 { "clone" } else { "in-place" },
                     )
+                    .await
                     .unwrap();
                 }
                 reactor::sleep(Nanos::from_micros(reactor::random() % 700)).await;
@@ -274,8 +275,8 @@ fn operators_at_once_on_one_stack_neither_lose_anything_nor_wait_for_each_other_
                         match reactor::random() % 4 {
                             0 => dm.load(name, table).await.unwrap(),
                             1 => dm.suspend(name).await.unwrap(),
-                            2 => dm.set_attribute(name, "mapping", "clone").unwrap(),
-                            _ => dm.set_attribute(name, "mapping", "in-place").unwrap(),
+                            2 => dm.set_attribute(name, "mapping", "clone").await.unwrap(),
+                            _ => dm.set_attribute(name, "mapping", "in-place").await.unwrap(),
                         }
                         reactor::sleep(Nanos(reactor::random() % 200_000)).await;
                         dm.resume(name).await.unwrap();
@@ -351,7 +352,7 @@ fn faults_count_for_the_stripe_whichever_way_they_came() {
         assert_eq!(status(&dm), format!("2 {A} {B} 1 AD"));
         assert_eq!(dm.info("mid").unwrap().event_nr, 1);
         // Cloned, each layer tells its own; across both stripes, split.
-        dm.set_attribute("top", "mapping", "clone").unwrap();
+        dm.set_attribute("top", "mapping", "clone").await.unwrap();
         assert_eq!(write(&*top, 1, 8, 8).await, Err(Status::Io));
         assert_eq!(dm.info("mid").unwrap().event_nr, 2);
         assert_eq!(write(&*top, 1, 4, 8).await, Err(Status::Io));
@@ -410,7 +411,7 @@ fn a_mapping_has_the_nodes_of_what_it_covers_and_no_others() {
         let middle = dm.create("middle", None, Some("0 900 linear wide 450")).await.unwrap();
         assert!(middle.live_map().is_some());
         write(&*middle, 3, 100, 700).await.unwrap();
-        set_all(&dm, &["low", "top", "wide", "middle"].map(str::to_owned), "clone");
+        set_all(&dm, &["low", "top", "wide", "middle"].map(str::to_owned), "clone").await;
         assert!(read(&*middle, 100, 700).await.unwrap().iter().all(|b| *b == 3));
     });
 }
@@ -440,13 +441,13 @@ fn accounts_are_kept_while_they_are_on_and_cost_the_flat_mapping() {
     Bench::new(1).run(|dm, _| async move {
         dm.create("low", None, Some(&format!("0 64 linear {A} 0"))).await.unwrap();
         let top = dm.create("top", None, Some("0 64 linear low 0")).await.unwrap();
-        let stat = |name: &str| -> Vec<u64> {
-            let line = dm.get_attribute(name, "stat").unwrap();
+        let stat = async |name: &str| -> Vec<u64> {
+            let line = dm.get_attribute(name, "stat").await.unwrap();
             line.split_whitespace().map(|word| word.parse().unwrap()).collect()
         };
         write(&*top, 1, 0, 8).await.unwrap();
-        assert_eq!(stat("top"), [0; 17], "off");
-        dm.set_attribute("top", "queue/iostats", "1").unwrap();
+        assert_eq!(stat("top").await, [0; 17], "off");
+        dm.set_attribute("top", "queue/iostats", "1").await.unwrap();
         assert!(top.live_map().is_none());
         write(&*top, 1, 0, 8).await.unwrap();
         read(&*top, 0, 3).await.unwrap();
@@ -454,15 +455,15 @@ fn accounts_are_kept_while_they_are_on_and_cost_the_flat_mapping() {
         read(&*top, 64, 1).await.unwrap_err();
         let mut want = [0; 17];
         (want[0], want[2], want[4], want[6], want[15]) = (1, 3, 1, 8, 1);
-        assert_eq!(stat("top"), want);
-        assert_eq!(stat("low"), [0; 17], "each its own");
-        dm.set_attribute("top", "queue/iostats", "0").unwrap();
+        assert_eq!(stat("top").await, want);
+        assert_eq!(stat("low").await, [0; 17], "each its own");
+        dm.set_attribute("top", "queue/iostats", "0").await.unwrap();
         assert!(top.live_map().is_some());
         write(&*top, 1, 0, 8).await.unwrap();
-        assert_eq!(stat("top"), want, "off again");
-        let e = dm.set_attribute("top", "queue/iostats", "yes").unwrap_err();
+        assert_eq!(stat("top").await, want, "off again");
+        let e = dm.set_attribute("top", "queue/iostats", "yes").await.unwrap_err();
         assert_eq!(e.to_string(), "top: queue/iostats: `yes` must be 0 or 1");
-        let e = dm.set_attribute("top", "stat", "0").unwrap_err();
+        let e = dm.set_attribute("top", "stat", "0").await.unwrap_err();
         assert_eq!(e.to_string(), "top: attribute `stat` is read-only");
     });
 }

@@ -319,8 +319,19 @@ impl Target for Told {
     fn attributes(&self) -> Vec<&'static str> {
         vec!["mood"]
     }
-    fn get_attribute(&self, _name: &str) -> Result<String, Error> {
-        Ok(format!("mood of {}", self.name))
+    fn get_attribute(self: Rc<Self>, _name: String) -> LocalFuture<Result<String, Error>> {
+        Box::pin(async move { Ok(format!("mood of {}", self.name)) })
+    }
+    fn set_attribute(
+        self: Rc<Self>,
+        _name: String,
+        value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            self.say("set")?;
+            reactor::sleep(Nanos::from_millis(10)).await;
+            self.say(&value)
+        })
     }
 }
 
@@ -414,6 +425,30 @@ fn a_target_that_can_not_suspend_is_told_and_stops_a_removal() {
 }
 
 #[test]
+fn an_attribute_that_is_being_written_holds_up_neither_reads_nor_a_suspend() {
+    let bench = Bench::new(1);
+    let (log, _) = told(&bench);
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 told a")).await.unwrap();
+        log.borrow_mut().clear();
+        let (other, written) = (dm.clone(), Rc::new(Cell::new(false)));
+        let done = written.clone();
+        reactor::spawn(async move {
+            other.set_attribute("d", "mood", "merry").await.unwrap();
+            done.set(true);
+        });
+        reactor::sleep(Nanos(1)).await;
+        assert_eq!(*log.borrow(), ["set a"]);
+        assert_eq!(dm.get_attribute("d", "mood").await.unwrap(), "mood of a");
+        dm.suspend("d").await.unwrap();
+        assert!(!written.get());
+        assert_eq!(*log.borrow(), ["set a", "suspend a"]);
+        reactor::sleep(Nanos::from_millis(11)).await;
+        assert!(written.get());
+    });
+}
+
+#[test]
 fn messages_go_to_the_target_at_the_sector_and_hold_a_suspend_up() {
     let bench = Bench::new(1);
     let (log, _) = told(&bench);
@@ -442,8 +477,8 @@ fn messages_go_to_the_target_at_the_sector_and_hold_a_suspend_up() {
             (e.kind(), e.to_string()),
             (ErrorKind::Busy, "d: is suspended: resume it first".into())
         );
-        assert_eq!(dm.get_attribute("d", "mood").unwrap(), "mood of a");
-        let e = dm.get_attribute("d", "size").unwrap_err();
+        assert_eq!(dm.get_attribute("d", "mood").await.unwrap(), "mood of a");
+        let e = dm.get_attribute("d", "size").await.unwrap_err();
         assert_eq!(e.to_string(), "d: no attribute `size`: it has mood, queue/iostats, stat");
     });
 }

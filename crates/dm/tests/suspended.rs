@@ -62,9 +62,9 @@ fn a_suspend_waits_for_its_own_bios_that_wait_below() {
         reactor::sleep(Nanos::from_secs(1)).await;
         assert!(!suspended.get());
         // The ways change while they are on theirs.
-        dm.set_attribute("top", "mapping", "clone").unwrap();
+        dm.set_attribute("top", "mapping", "clone").await.unwrap();
         dm.resume("low").await.unwrap();
-        dm.set_attribute("low", "mapping", "clone").unwrap();
+        dm.set_attribute("low", "mapping", "clone").await.unwrap();
         reactor::sleep(Nanos(1)).await;
         assert!(!suspended.get() && state.borrow().in_flight() > 0);
         while !suspended.get() {
@@ -117,7 +117,7 @@ fn a_suspend_waits_for_a_withdrawal_that_somebody_else_began() {
         dm.set_replicas(Rc::new(slow.clone()));
         stack(&dm).await;
         for (name, device) in [("low", "low"), ("top", "low")] {
-            dm.set_attribute(name, "mapping", "clone").unwrap();
+            dm.set_attribute(name, "mapping", "clone").await.unwrap();
             reactor::sleep(Nanos::from_millis(1)).await;
             assert!(slow.0.get() > 0, "a core may write by the old mapping still");
             dm.suspend(device).await.unwrap();

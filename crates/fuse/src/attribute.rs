@@ -6,7 +6,7 @@ use crate::host::Attribute;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Folder,
-    Text { writable: bool },
+    Text { readable: bool, writable: bool },
 }
 
 /// What lies at `path`, "" being the device's own folder.
@@ -15,7 +15,7 @@ pub(crate) fn at(all: &[Attribute], path: &str) -> Option<At> {
         return Some(At::Folder);
     }
     if let Some(found) = all.iter().find(|a| a.path == path) {
-        return Some(At::Text { writable: found.writable });
+        return Some(At::Text { readable: found.readable, writable: found.writable });
     }
     let below = |a: &Attribute| a.path.strip_prefix(path).is_some_and(|r| r.starts_with('/'));
     all.iter().any(below).then_some(At::Folder)
@@ -61,7 +61,12 @@ mod tests {
 
     fn some() -> Vec<Attribute> {
         let paths = [("size", false), ("queue/fua", false), ("queue/wbt_lat_usec", true)];
-        paths.map(|(path, writable)| Attribute { path: path.into(), writable }).to_vec()
+        let attribute = |(path, writable): (&str, bool)| Attribute {
+            path: path.into(),
+            readable: true,
+            writable,
+        };
+        paths.map(attribute).to_vec()
     }
 
     #[test]
@@ -70,8 +75,11 @@ mod tests {
         assert_eq!(at(&all, ""), Some(At::Folder));
         assert_eq!(at(&all, "queue"), Some(At::Folder));
         assert_eq!(at(&all, "queu"), None);
-        assert_eq!(at(&all, "queue/fua"), Some(At::Text { writable: false }));
-        assert_eq!(at(&all, "queue/wbt_lat_usec"), Some(At::Text { writable: true }));
+        assert_eq!(at(&all, "queue/fua"), Some(At::Text { readable: true, writable: false }));
+        assert_eq!(
+            at(&all, "queue/wbt_lat_usec"),
+            Some(At::Text { readable: true, writable: true })
+        );
         assert_eq!(list(&all, ""), [("queue".into(), true), ("size".into(), false)]);
         let queue = [("fua".into(), false), ("wbt_lat_usec".into(), false)];
         assert_eq!(list(&all, "queue"), queue);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use block::{Buf, ErrorKind};
+use block::{Buf, Error, ErrorKind};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr,
@@ -53,7 +53,7 @@ pub(crate) struct Fs {
     host: Arc<dyn Host>,
     shared: Arc<Shared>,
     inodes: Mutex<Inodes>,
-    texts: Opens<Text>,
+    texts: Arc<Opens<Text>>,
     folders: Opens<Vec<Item>>,
     request_bytes_max: u32,
     owner: (u32, u32),
@@ -68,6 +68,15 @@ struct Text {
     shown: String,
 }
 
+impl Text {
+    fn part(&self, offset: u64, size: u32) -> &[u8] {
+        let bytes = self.shown.as_bytes();
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        let to = from.saturating_add(size as usize).min(bytes.len());
+        &bytes[from..to]
+    }
+}
+
 impl Fs {
     pub(crate) fn new(host: Arc<dyn Host>, shared: Arc<Shared>, request_bytes_max: u32) -> Fs {
         #[expect(clippy::disallowed_methods, reason = "the time that stat shows")]
@@ -78,7 +87,7 @@ impl Fs {
             host,
             shared,
             inodes: Mutex::new(Inodes::new()),
-            texts: Opens::new(),
+            texts: Arc::new(Opens::new()),
             folders: Opens::new(),
             request_bytes_max,
             owner: (uid.as_raw(), gid.as_raw()),
@@ -98,8 +107,8 @@ impl Fs {
     fn attr(&self, ino: u64, found: &Found) -> FileAttr {
         let (kind, perm, nlink, size) = match found {
             Found::Folder => (FileType::Directory, 0o555, 2, 0),
-            Found::Text { writable } => {
-                let perm = if *writable { 0o644 } else { 0o444 };
+            Found::Text { readable, writable } => {
+                let perm = if *readable { 0o444 } else { 0 } | if *writable { 0o200 } else { 0 };
                 (FileType::RegularFile, perm, 1, ATTRIBUTE_BYTES)
             }
             Found::Device(d) => {
@@ -170,8 +179,9 @@ impl Fs {
                     | FopenFlags::FOPEN_NOFLUSH;
                 Ok((Handle::Device(open), how))
             }
-            (Found::Text { writable }, Node::Attribute(device, path)) => {
-                if writes && !writable {
+            (Found::Text { readable, writable }, Node::Attribute(device, path)) => {
+                let reads = flags.acc_mode() != OpenAccMode::O_WRONLY;
+                if writes && !writable || reads && !readable {
                     return Err(Errno::EACCES);
                 }
                 let number = self.texts.open(Text { device, path, shown: String::new() });
@@ -182,34 +192,42 @@ impl Fs {
         }
     }
 
-    /// The part of an attribute's text that a read wants; from the beginning it is the value of
-    /// now, further on that of the last beginning.
-    fn read_text(&self, number: u64, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
-        let mut text = self.texts.get(number).ok_or(Errno::EBADF)?;
-        if offset == 0 {
-            let (device, path) = (text.device, text.path.clone());
-            let read = self.host.read_attribute(device, &path);
-            let mut shown = read.map_err(|e| attribute_errno(e.kind()))?;
-            if !shown.ends_with('\n') {
-                shown.push('\n');
-            }
-            self.texts.replace(number, Text { device, path, shown });
-            text = self.texts.get(number).ok_or(Errno::EBADF)?;
+    /// Replies with the part of an attribute's text that a read wants; from the beginning it is the
+    /// value of now, further on that of the last beginning.
+    fn read_text(&self, number: u64, offset: u64, size: u32, reply: ReplyData) {
+        let Some(text) = self.texts.get(number) else { return reply.error(Errno::EBADF) };
+        if offset > 0 {
+            return reply.data(text.part(offset, size));
         }
-        let bytes = text.shown.as_bytes();
-        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
-        let to = from.saturating_add(size as usize).min(bytes.len());
-        Ok(bytes[from..to].to_vec())
+        let (device, texts) = (text.device, self.texts.clone());
+        let path = text.path.clone();
+        // F6.
+        let answer = move |read: Result<String, Error>| match read {
+            Ok(mut shown) => {
+                if !shown.ends_with('\n') {
+                    shown.push('\n');
+                }
+                // Before the reply: the next part may be asked for at once.
+                let text = texts.replace(number, Text { device, path, shown });
+                reply.data(text.part(0, size));
+            }
+            Err(e) => reply.error(attribute_errno(e.kind())),
+        };
+        self.host.read_attribute(device, &text.path, Box::new(answer));
     }
 
-    fn write_text(&self, number: u64, data: &[u8]) -> Result<u32, Errno> {
-        let text = self.texts.get(number).ok_or(Errno::EBADF)?;
+    fn write_text(&self, number: u64, data: &[u8], reply: ReplyWrite) {
+        let Some(text) = self.texts.get(number) else { return reply.error(Errno::EBADF) };
         let len = u32::try_from(data.len()).ok().filter(|l| u64::from(*l) <= ATTRIBUTE_BYTES);
-        let value = attribute::value(data).ok_or(Errno::EINVAL)?;
-        let len = len.ok_or(Errno::EINVAL)?;
-        let set = self.host.write_attribute(text.device, &text.path, value);
-        set.map_err(|e| attribute_errno(e.kind()))?;
-        Ok(len)
+        let (Some(len), Some(value)) = (len, attribute::value(data)) else {
+            return reply.error(Errno::EINVAL);
+        };
+        // F6.
+        let answer = move |set: Result<(), Error>| match set {
+            Ok(()) => reply.written(len),
+            Err(e) => reply.error(attribute_errno(e.kind())),
+        };
+        self.host.write_attribute(text.device, &text.path, value, Box::new(answer));
     }
 
     /// F1: counts a request that is to hold `bytes` of data, or waits until it can.
@@ -316,10 +334,7 @@ impl Filesystem for Fs {
                 }
                 Err(e) => reply.error(e),
             },
-            Some(Handle::Text(number)) => match self.read_text(number, offset, size) {
-                Ok(text) => reply.data(&text),
-                Err(e) => reply.error(e),
-            },
+            Some(Handle::Text(number)) => self.read_text(number, offset, size, reply),
             Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
         }
     }
@@ -348,10 +363,7 @@ impl Filesystem for Fs {
                 }
                 Err(e) => reply.error(e),
             },
-            Some(Handle::Text(number)) => match self.write_text(number, data) {
-                Ok(written) => reply.written(written),
-                Err(e) => reply.error(e),
-            },
+            Some(Handle::Text(number)) => self.write_text(number, data, reply),
             Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
         }
     }
@@ -478,7 +490,7 @@ impl Filesystem for Fs {
                 Ok(items)
             });
             match listed {
-                Ok(items) => self.folders.replace(number, items),
+                Ok(items) => drop(self.folders.replace(number, items)),
                 Err(e) => return reply.error(e),
             }
         }

@@ -78,10 +78,12 @@ impl<T> Opens<T> {
         self.lock().open.get(&number).cloned()
     }
 
-    pub(crate) fn replace(&self, number: u64, what: T) {
+    pub(crate) fn replace(&self, number: u64, what: T) -> Arc<T> {
+        let what = Arc::new(what);
         if let Some(slot) = self.lock().open.get_mut(&number) {
-            *slot = Arc::new(what);
+            *slot = what.clone();
         }
+        what
     }
 
     pub(crate) fn close(&self, number: u64) {

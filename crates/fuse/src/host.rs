@@ -32,12 +32,18 @@ pub struct Device {
 pub struct Attribute {
     /// Its path below `sys/block/NAME`.
     pub path: String,
+    /// Whether it can be read.
+    pub readable: bool,
     /// Whether it can be set.
     pub writable: bool,
 }
 
-/// The program behind the files. Called on threads of this room; everything but [`Host::run`] may
-/// block for a moment. When the program is ending, nothing is there any more.
+/// What is to be told once of an attribute's read or write, on any thread, however long it takes.
+/// Dropped untold, the request fails.
+pub type Answer<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
+
+/// The program behind the files. Called on threads of this room; what returns something may block
+/// for a moment. When the program is ending, nothing is there any more.
 pub trait Host: Send + Sync + 'static {
     /// All devices, by file name, each name once.
     fn devices(&self) -> Vec<Device>;
@@ -61,9 +67,9 @@ pub trait Host: Send + Sync + 'static {
     /// All attributes of a device.
     fn attributes(&self, id: DeviceId) -> Vec<Attribute>;
 
-    /// Reads an attribute.
-    fn read_attribute(&self, id: DeviceId, path: &str) -> Result<String, Error>;
+    /// Reads an attribute, without waiting for it.
+    fn read_attribute(&self, id: DeviceId, path: &str, answer: Answer<String>);
 
-    /// Sets an attribute.
-    fn write_attribute(&self, id: DeviceId, path: &str, value: &str) -> Result<(), Error>;
+    /// Sets an attribute, without waiting for it: what it asks for may take minutes.
+    fn write_attribute(&self, id: DeviceId, path: &str, value: &str, answer: Answer<()>);
 }

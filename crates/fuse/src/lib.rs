@@ -16,7 +16,7 @@
 //! can submit to the device, and answered from any thread.
 //!
 //! Invariants
-//! - F1 A request is counted in the [`Budget`](budget::Budget) before memory is taken for it, and
+//! - F1 A request of a device's blocks is counted in the [`Budget`](budget::Budget) before memory is taken for it, and
 //!   until its reply has been sent.
 //! - F2 Data of a request lie in a buffer of its own: nothing is shared by two requests.
 //! - F3 A write that covers only a part of a block excludes every other write of its device while
@@ -24,6 +24,8 @@
 //! - F4 Nothing is cached by the kernel: files are opened for direct I/O, names and attributes
 //!   live for no time. What a file shows is the device of now.
 //! - F5 No thread that serves devices ever touches a path below DIR: it would wait for itself.
+//! - F6 An attribute is read and written without a thread of this room: the answer is sent by who
+//!   has it. Those requests hold no budget; the processes that wait for them bound their number.
 #![warn(missing_docs)]
 
 mod attribute;
@@ -41,6 +43,6 @@ mod tree;
 
 pub use export::{Export, Options, Stopped};
 pub use gate::{Gate, SideGate};
-pub use host::{Attribute, Device, DeviceId, Host, OpenId};
+pub use host::{Answer, Attribute, Device, DeviceId, Host, OpenId};
 pub use job::Job;
 pub use mount::places;

@@ -12,7 +12,7 @@ use crate::inode::Node;
 /// What the tree has at a node now.
 pub(crate) enum Found {
     Folder,
-    Text { writable: bool },
+    Text { readable: bool, writable: bool },
     Device(Device),
 }
 
@@ -31,7 +31,7 @@ impl Tree {
             Node::Attribute(id, path) => {
                 match attribute::at(&self.0.attributes(*id), path).ok_or(Errno::ENOENT)? {
                     At::Folder => Ok(Found::Folder),
-                    At::Text { writable } => Ok(Found::Text { writable }),
+                    At::Text { readable, writable } => Ok(Found::Text { readable, writable }),
                 }
             }
         }

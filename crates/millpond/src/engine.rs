@@ -10,7 +10,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector};
+use block::{Access, BlockDevice, Class, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server};
@@ -211,27 +211,37 @@ impl Engine {
         targets.map(|t| api::TargetType { name: t.name.into(), version: t.version }).collect()
     }
 
-    pub(crate) fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
+    pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
         let mut all = api::Attributes::new();
         for attr in self.dm.attributes(name)? {
-            all.insert(attr.into(), self.dm.get_attribute(name, attr)?);
+            if matches!(self.dm.access(name, attr)?, Access::Read | Access::ReadWrite) {
+                all.insert(attr.into(), self.dm.get_attribute(name, attr).await?);
+            }
         }
         Ok(all)
     }
 
-    pub(crate) fn attribute(&self, name: &str, attr: &str) -> Result<api::Attribute, Failure> {
-        Ok(api::Attribute { value: self.dm.get_attribute(name, attr)? })
+    pub(crate) async fn attribute(
+        &self,
+        name: &str,
+        attr: &str,
+    ) -> Result<api::Attribute, Failure> {
+        Ok(api::Attribute { value: self.dm.get_attribute(name, attr).await? })
     }
 
-    pub(crate) fn set_attribute(
+    pub(crate) async fn set_attribute(
         &self,
         name: &str,
         attr: &str,
         value: &str,
     ) -> Result<api::Attribute, Failure> {
-        self.dm.set_attribute(name, attr, value)?;
+        self.dm.set_attribute(name, attr, value).await?;
         tracing::info!(device = name, attr, value, "attribute set");
-        self.attribute(name, attr)
+        match self.dm.access(name, attr) {
+            Ok(access) if access.reads() => self.attribute(name, attr).await,
+            // A command has no value; and what it did may have taken the attribute away.
+            Ok(_) | Err(_) => Ok(api::Attribute { value: value.to_owned() }),
+        }
     }
 
     fn changed(&self, name: &str) -> Result<api::Changed, Failure> {

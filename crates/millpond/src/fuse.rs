@@ -22,7 +22,9 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use block::{BlockDevice, Error};
 use control::Failure;
 use dm::MappedDevice;
-use fuse::{Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options, SideGate};
+use fuse::{
+    Answer, Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options, SideGate,
+};
 use reactor::Workers;
 
 use crate::core::Core;
@@ -221,6 +223,21 @@ impl Devices {
         let ending = || Error::not_found("the daemon is shutting down");
         self.ask(f).unwrap_or_else(|| Err(ending()))
     }
+
+    /// Begins something that takes its time with a device, as a task of core 0.
+    fn begin(
+        &self,
+        id: DeviceId,
+        f: impl AsyncFnOnce(&Engine, Result<Shown, Error>) + Send + 'static,
+    ) {
+        // When core 0 is ending, `f` is dropped with all that it was to answer.
+        let _ = self.core.post(move |engine| {
+            let Some(face) = Face::here() else { return };
+            let shown = face.shown(engine, id);
+            let engine = engine.clone();
+            reactor::spawn(async move { f(&engine, shown).await });
+        });
+    }
 }
 
 impl Devices {
@@ -330,16 +347,24 @@ impl Host for Devices {
         all.flatten().unwrap_or_default()
     }
 
-    fn read_attribute(&self, id: DeviceId, path: &str) -> Result<String, Error> {
+    fn read_attribute(&self, id: DeviceId, path: &str, answer: Answer<String>) {
         let path = path.to_owned();
-        self.ask_for(move |face, engine| sysfs::get(engine, &face.shown(engine, id)?, &path))
+        self.begin(id, async move |engine: &Engine, shown| {
+            answer(match shown {
+                Ok(shown) => sysfs::get(engine, &shown, &path).await,
+                Err(e) => Err(e),
+            });
+        });
     }
 
-    fn write_attribute(&self, id: DeviceId, path: &str, value: &str) -> Result<(), Error> {
+    fn write_attribute(&self, id: DeviceId, path: &str, value: &str, answer: Answer<()>) {
         let (path, value) = (path.to_owned(), value.to_owned());
-        self.ask_for(move |face, engine| {
-            sysfs::set(engine, &face.shown(engine, id)?, &path, &value)
-        })
+        self.begin(id, async move |engine: &Engine, shown| {
+            answer(match shown {
+                Ok(shown) => sysfs::set(engine, &shown, &path, &value).await,
+                Err(e) => Err(e),
+            });
+        });
     }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The REST API's paths, and what each does. docs/api.md is its manual.
+use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Error, ErrorKind};
@@ -9,6 +10,7 @@ use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::engine::Engine;
 use crate::http::{State, shutdown};
 use crate::metrics;
 
@@ -200,13 +202,14 @@ async fn of_device(
         Verb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
         Verb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
         Verb::Wait(seen) => json(&wait(state, name, seen).await?),
-        Verb::Attributes => json(&core.call(async move |e| e.attributes(&name)).await??),
+        Verb::Attributes => json(&core.call(async move |e| e.attributes(&name).await).await??),
         Verb::GetAttribute(attr) => {
-            json(&core.call(async move |e| e.attribute(&name, &attr)).await??)
+            json(&core.call(async move |e| e.attribute(&name, &attr).await).await??)
         }
         Verb::SetAttribute(attr) => {
             let value = parse::<api::Attribute>(body)?.value;
-            json(&core.call(async move |e| e.set_attribute(&name, &attr, &value)).await??)
+            let set = async move |e: Rc<Engine>| e.set_attribute(&name, &attr, &value).await;
+            json(&core.call(set).await??)
         }
     }
 }

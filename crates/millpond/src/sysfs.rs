@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Attributes of devices by sysfs's paths: what the kernel shows of every disk, as far as it is
 //! known here, and what the device's targets add. A target's attribute goes before ours.
-use block::{BlockDevice, Error, ErrorKind, Limits, Op};
+use block::{Access, BlockDevice, Error, ErrorKind, Limits, Op};
 use fuse::Attribute;
 
 use crate::engine::Engine;
@@ -57,12 +57,18 @@ pub(crate) fn attributes(engine: &Engine, shown: &Shown) -> Vec<Attribute> {
     let of_limits = OF_LIMITS.iter().map(|(path, _)| *path);
     let ours = of_limits.chain(["ro"]).chain(own.iter().copied());
     let targets = of_targets(engine, shown);
-    let read_only = |path: &str| Attribute { path: path.to_owned(), writable: false };
+    let read_only =
+        |path: &str| Attribute { path: path.to_owned(), readable: true, writable: false };
     let mut all: Vec<Attribute> =
         ours.filter(|path| !targets.contains(path)).map(read_only).collect();
-    // Which of them can be set only the target knows: it refuses the others.
-    let may_set = |path: &&str| Attribute { path: (*path).to_owned(), writable: true };
-    all.extend(targets.iter().map(may_set));
+    if let Shown::Mapped(device) = shown {
+        let of_target = |path: &&str| {
+            let access = engine.dm.access(device.name(), path).unwrap_or(Access::Read);
+            let (readable, writable) = (access.reads(), access.writes());
+            Attribute { path: (*path).to_owned(), readable, writable }
+        };
+        all.extend(targets.iter().map(of_target));
+    }
     all.sort();
     all
 }
@@ -79,11 +85,11 @@ fn unknown(path: &str) -> Error {
 }
 
 /// Reads an attribute.
-pub(crate) fn get(engine: &Engine, shown: &Shown, path: &str) -> Result<String, Error> {
+pub(crate) async fn get(engine: &Engine, shown: &Shown, path: &str) -> Result<String, Error> {
     if let Shown::Mapped(device) = shown
         && of_targets(engine, shown).contains(&path)
     {
-        return engine.dm.get_attribute(device.name(), path);
+        return engine.dm.get_attribute(device.name(), path).await;
     }
     if let Some((_, show)) = OF_LIMITS.iter().find(|(p, _)| *p == path) {
         return Ok(show(&shown.device().limits()));
@@ -120,10 +126,15 @@ fn stat(leaf: &crate::leaf::OpenLeaf) -> String {
 }
 
 /// Sets an attribute.
-pub(crate) fn set(engine: &Engine, shown: &Shown, path: &str, value: &str) -> Result<(), Error> {
+pub(crate) async fn set(
+    engine: &Engine,
+    shown: &Shown,
+    path: &str,
+    value: &str,
+) -> Result<(), Error> {
     match shown {
         Shown::Mapped(device) if of_targets(engine, shown).contains(&path) => {
-            engine.dm.set_attribute(device.name(), path, value)?;
+            engine.dm.set_attribute(device.name(), path, value).await?;
             tracing::info!(device = device.name(), attr = path, value, "attribute set");
             Ok(())
         }

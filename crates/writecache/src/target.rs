@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Op, Sector, Status, Target};
+use block::{
+    Access, Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Op, Sector, Status, Target,
+};
 use reactor::Workers;
 
 use crate::cache::{Cache, TaskGuard};
@@ -112,6 +114,14 @@ impl WriteCache {
         if let Some(cache) = self.cache() {
             cache.slots.borrow().check();
         }
+    }
+
+    /// Reads an attribute. Errors: `EBUSY` before the first resume, `ENOENT` for unknown names.
+    pub fn attribute(&self, name: &str) -> Result<String, Error> {
+        let cache = self.cache().ok_or_else(|| {
+            Error::busy(format!("writecache {}: was never resumed: {name} is not known", self.name))
+        })?;
+        cache.attribute(name)
     }
 
     fn cache(&self) -> Option<Rc<Cache>> {
@@ -349,17 +359,24 @@ impl Target for WriteCache {
         ATTRIBUTES.to_vec()
     }
 
-    fn get_attribute(&self, name: &str) -> Result<String, Error> {
-        let cache = self.cache().ok_or_else(|| {
-            Error::busy(format!("writecache {}: was never resumed: {name} is not known", self.name))
-        })?;
-        cache.attribute(name)
+    fn access(&self, _name: &str) -> Access {
+        Access::Read
     }
 
-    fn set_attribute(&self, name: &str, _value: &str) -> Result<(), Error> {
-        let known = ATTRIBUTES.contains(&name);
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+        let value = self.attribute(&name);
+        Box::pin(async move { value })
+    }
+
+    fn set_attribute(
+        self: Rc<Self>,
+        name: String,
+        _value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        let known = ATTRIBUTES.contains(&&*name);
         let why = if known { "is read-only" } else { "is not there" };
-        Err(Error::invalid(format!("writecache: attribute `{name}` {why}")))
+        let e = Error::invalid(format!("writecache: attribute `{name}` {why}"));
+        Box::pin(async move { Err(e) })
     }
 
     fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {

@@ -242,7 +242,7 @@ fn live(
 
 /// Everything that the cache counts, for a failure report.
 fn books(cache: &WriteCache) -> String {
-    let value = |name| cache.get_attribute(name).unwrap_or_default();
+    let value = |name| cache.attribute(name).unwrap_or_default();
     cache.attributes().iter().map(|&name| format!("{name} {}; ", value(name))).collect()
 }
 
@@ -295,7 +295,7 @@ fn finish(
             (Err(_), _) | (_, Err(_)) if with_faults => return Ok(()),
             (Err(e), _) | (_, Err(e)) => return Err(e.chain()),
         }
-        let dirty = target.get_attribute("dirty_blocks").map_err(|e| e.chain())?;
+        let dirty = target.attribute("dirty_blocks").map_err(|e| e.chain())?;
         if dirty != "0" {
             return Err(format!("{dirty} blocks are dirty after a flush"));
         }

@@ -59,7 +59,7 @@ impl Replay {
             for (name, table, mapping) in &self.devices {
                 // What stands on an engine can't be made here, and is not asked for.
                 if dm.create(name, None, Some(table)).await.is_ok() {
-                    dm.set_attribute(name, "mapping", &mapping.to_string())?;
+                    dm.set_attribute(name, "mapping", &mapping.to_string()).await?;
                 }
             }
             let top = dm.get(&self.top)?;

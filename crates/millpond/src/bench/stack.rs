@@ -112,7 +112,7 @@ impl Stack {
             None => &args.drive[..],
         };
         for s in &args.set {
-            let set = dm.set_attribute(&s.device, &s.attribute, &s.value);
+            let set = dm.set_attribute(&s.device, &s.attribute, &s.value).await;
             set.map_err(|e| Failure::from(e).within(format!("--set {}", s.device)))?;
         }
         let mut driven = Vec::new();
@@ -184,7 +184,7 @@ async fn create(dm: &Rc<Dm>, name: &str, table: &str, mapping: Mapping) -> Resul
     let device = created.map_err(|e| Failure::from(e).within(name))?;
     // A device of engines has no such attribute, and nothing to choose.
     if mapping != Mapping::default() {
-        dm.set_attribute(device.name(), "mapping", mapping.word())?;
+        dm.set_attribute(device.name(), "mapping", mapping.word()).await?;
     }
     Ok(())
 }

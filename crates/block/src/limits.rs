@@ -26,6 +26,10 @@ pub struct Limits {
     pub write_zeroes: bool,
     /// Whether completed writes may still be lost by a power cut until a flush.
     pub volatile_cache: bool,
+    /// Whether what has been flushed survives the end of the program. A compressed RAM disk without
+    /// a store says no, and doors offer no flush that would mean nothing; a `mem:` leaf stands in
+    /// for a disk and says yes.
+    pub keeps: bool,
     /// Whether seeks cost (HDD): decides writeback tuning.
     pub rotational: bool,
 }
@@ -44,6 +48,7 @@ impl Limits {
             discard_granularity_bytes: 0,
             write_zeroes: false,
             volatile_cache: true,
+            keeps: true,
             rotational: false,
         }
     }
@@ -66,6 +71,7 @@ impl Limits {
             self.discard_granularity_bytes.max(below.discard_granularity_bytes);
         self.write_zeroes &= below.write_zeroes;
         self.volatile_cache |= below.volatile_cache;
+        self.keeps &= below.keeps;
         self.rotational |= below.rotational;
     }
 
@@ -108,6 +114,7 @@ mod tests {
             io_opt_bytes: 98304,
             max_io_bytes: 1 << 20,
             write_zeroes: true,
+            keeps: false,
             ..Limits::new(Sector(50))
         };
         top.stack(&below);
@@ -116,5 +123,8 @@ mod tests {
         assert_eq!(top.io_opt_bytes, 196_608);
         assert_eq!(top.max_io_bytes, 1 << 20);
         assert!(!top.write_zeroes);
+        assert!(!top.keeps);
+        top.stack(&Limits::new(Sector(50)));
+        assert!(!top.keeps, "nor with a part that does");
     }
 }

@@ -29,9 +29,10 @@ const OF_LIMITS: [(&str, Show); 17] = [
     ("queue/atomic_write_unit_min_bytes", |l| l.atomic_write_unit_bytes.to_string()),
     ("queue/rotational", |l| number(l.rotational)),
     ("queue/write_cache", |l| {
-        if l.volatile_cache { "write back" } else { "write through" }.to_owned()
+        // As the kernel: who asks wants to know whether flushes are of any use.
+        if l.volatile_cache && l.keeps { "write back" } else { "write through" }.to_owned()
     }),
-    ("queue/fua", |_| number(true)),
+    ("queue/fua", |l| number(l.keeps)),
     ("removable", |_| number(false)),
 ];
 

@@ -281,8 +281,12 @@ impl Handshake {
         let device = export.device();
         let limits = device.limits();
         let read_only = export.read_only();
-        let mut flags = ExportFlags::HAS_FLAGS | ExportFlags::FLUSH | ExportFlags::CAN_MULTI_CONN;
-        let writes = ExportFlags::FUA | ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
+        let mut flags = ExportFlags::HAS_FLAGS | ExportFlags::CAN_MULTI_CONN;
+        let writes = ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
+        // Where nothing is kept, a flush would promise what it can't hold. Who sends one all the
+        // same is answered.
+        flags.set(ExportFlags::FLUSH, limits.keeps);
+        flags.set(ExportFlags::FUA, limits.keeps && !read_only);
         flags.set(ExportFlags::READ_ONLY, read_only);
         flags.set(writes | ExportFlags::FAST_ZERO, !read_only);
         flags.set(ExportFlags::ROTATIONAL, limits.rotational);

@@ -2,7 +2,7 @@
 //! The option phase as clients see it.
 mod common;
 
-use block::Nanos;
+use block::{Limits, Nanos, Sector};
 use common::{Disk, One, info, meta, with_server};
 use nbd::Options;
 use nbd::wire::{opt, rep};
@@ -27,6 +27,24 @@ fn go_tells_size_flags_name_description_and_block_sizes() {
         let sizes = vec![0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0];
         assert_eq!(c.option_reply().await, (rep::INFO, sizes));
         assert_eq!(c.option_reply().await, (rep::ACK, vec![]));
+    });
+}
+
+#[test]
+fn a_device_that_keeps_nothing_offers_no_flush_and_no_fua() {
+    let volatile = || {
+        let limits = Limits { keeps: false, ..Limits::new(Sector(2048)) };
+        One::new(&Disk::with(limits, Nanos::ZERO))
+    };
+    with_server(1, Options::default(), volatile, |net, listener, _| async move {
+        let mut c = net.connect(listener);
+        c.greet().await;
+        c.option(opt::GO, &info("", &[])).await;
+        let (_, export) = c.option_reply().await;
+        assert_eq!(export[10..], [0x09, 0x61], "all but flush (4) and FUA (8)");
+        assert_eq!(c.option_reply().await, (rep::ACK, vec![]));
+        // Sent all the same, it is answered.
+        assert_eq!(c.ask(nbd::wire::cmd::FLUSH, 0, 0, 0).await, (0, vec![]));
     });
 }
 

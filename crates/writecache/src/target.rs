@@ -231,6 +231,7 @@ pub(crate) fn limits(
         },
         write_zeroes: true,
         volatile_cache: true,
+        keeps: o.keeps && c.keeps,
         rotational: false,
     }
 }

@@ -42,6 +42,7 @@ fn a_device_that_keeps_nothing_offers_no_flush_and_no_fua() {
         c.option(opt::GO, &info("", &[])).await;
         let (_, export) = c.option_reply().await;
         assert_eq!(export[10..], [0x09, 0x61], "all but flush (4) and FUA (8)");
+        assert_eq!(c.option_reply().await.0, rep::INFO, "block sizes");
         assert_eq!(c.option_reply().await, (rep::ACK, vec![]));
         // Sent all the same, it is answered.
         assert_eq!(c.ask(nbd::wire::cmd::FLUSH, 0, 0, 0).await, (0, vec![]));

@@ -6,10 +6,12 @@
 //!
 //! Absent on purpose: devices, bios, the reactor, randomness.
 
+mod idle;
 mod pacer;
 mod sweep;
 mod watermarks;
 
+pub use idle::{IdleOrder, IdleRules};
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use sweep::{Run, Sweep};
 pub use watermarks::{Watermarks, WatermarksError};

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The table line: `<algorithm> [<#opt_args> [<option> <value>]...]`; and the same options as an
+//! unconfigured device gathers them from its attributes.
+//!
+//! Invariants
+//! - CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
+//! - CF2 A config that was parsed, or has been checked, is one that a device can be made of.
+use block::{Error, Sector};
+use policy::{IdleOrder, IdleRules};
+
+use crate::algorithms::{Choice, Files};
+use crate::codec::Algorithm;
+use crate::codecs::Algorithms;
+use crate::layout::PAGE_SECTORS;
+use crate::shared::{BATCH_PAGES, INFLIGHT};
+use crate::value::{boolean, bytes, number, number_u32, page_bytes};
+
+/// Largest device: 16 TiB, whose table of slots takes 64 GiB.
+pub const SECTORS_MAX: Sector = Sector(1 << 35);
+/// Pages of the largest batch: 1 MiB.
+pub(crate) const BATCH_PAGES_MAX: u32 = 256;
+/// Batches in flight at most.
+pub(crate) const INFLIGHT_MAX: u32 = 64;
+/// Shards at most.
+pub const SHARDS_MAX: u32 = 64;
+/// Largest number that `#opt_args` may give: each option of this version, those of algorithms for
+/// each priority, twice.
+const OPT_ARGS_MAX: usize = 80;
+
+/// Options that a table line knows, in the order in which it shows them.
+const OPTIONS: [&str; 15] = [
+    "backing_dev",
+    "mem_limit",
+    "compressed_writeback",
+    "writeback_batch_size",
+    "writeback_inflight",
+    "writeback_limit",
+    "writeback_limit_enable",
+    "shards",
+    "auto_writeback_idle",
+    "auto_writeback_watermark",
+    "auto_writeback_budget",
+    "auto_writeback_order",
+    "recomp_algorithm",
+    "algorithm_params",
+    "persist",
+];
+
+/// What a device is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its size; zero while it is not known.
+    pub len: Sector,
+    /// The backing device, as the table names it.
+    pub backing_dev: Option<String>,
+    /// Whether what is flushed survives.
+    pub persist: bool,
+    /// How many shards are wanted; otherwise as many as there are cores for it.
+    pub shards: Option<u32>,
+    pub(crate) choice: Choice,
+    /// Bytes of memory, whole pages; 0 for no limit.
+    pub(crate) mem_limit: u64,
+    /// As it was set; see [`Config::packs`].
+    pub(crate) compressed_writeback: bool,
+    pub(crate) writeback_batch_size: u32,
+    pub(crate) writeback_inflight: u32,
+    /// 4 KiB blocks.
+    pub(crate) writeback_limit: u64,
+    pub(crate) writeback_limit_enable: bool,
+    pub(crate) auto: IdleRules,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            len: Sector::ZERO,
+            backing_dev: None,
+            persist: false,
+            shards: None,
+            choice: Choice::default(),
+            mem_limit: 0,
+            compressed_writeback: false,
+            writeback_batch_size: BATCH_PAGES,
+            writeback_inflight: INFLIGHT,
+            writeback_limit: 0,
+            writeback_limit_enable: false,
+            auto: IdleRules::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Parses the arguments after the target's name, of a table line of `len`. `files` reads
+    /// dictionaries; whether there is such a backing device is not asked.
+    ///
+    /// # Errors
+    /// `EINVAL` names the word and what is allowed; whatever reading a dictionary gives.
+    pub fn parse(args: &[&str], len: Sector, files: &dyn Files) -> Result<Config, Error> {
+        let (algorithm, rest) = args.split_first().ok_or_else(|| {
+            Error::invalid("zram takes <algorithm> [<#opt_args> [<option> <value>]...]")
+        })?;
+        let mut config = Config { len, ..Config::default() };
+        config.choice.set_primary(algorithm)?;
+        if let Some((count_word, words)) = rest.split_first() {
+            counted(count_word, words)?;
+            config.options(words, files)?;
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    fn options(&mut self, words: &[&str], files: &dyn Files) -> Result<(), Error> {
+        let mut params = Vec::new();
+        let mut packed = None;
+        let mut limit = None;
+        let mut words = words.iter().copied();
+        while let Some(option) = words.next() {
+            if option == "persist" {
+                self.persist = true;
+                continue;
+            }
+            if !OPTIONS.contains(&option) {
+                return Err(Error::invalid(format!(
+                    "unknown option `{option}`: {} are allowed",
+                    OPTIONS.join(", ")
+                )));
+            }
+            let missing = || Error::invalid(format!("{option} has no value"));
+            let value = words.next().ok_or_else(missing)?;
+            match option {
+                // After all algorithms are known.
+                "algorithm_params" => params.push(value),
+                "recomp_algorithm" => self.choice.set_secondary(value.split(','))?,
+                _ => self.set(option, value)?,
+            }
+            match option {
+                "compressed_writeback" => packed = Some(self.compressed_writeback),
+                "writeback_limit" => limit = limit.or(Some(true)),
+                "writeback_limit_enable" => limit = Some(self.writeback_limit_enable),
+                _ => {}
+            }
+        }
+        for value in params {
+            self.choice.set_params(value.split(','), files)?;
+        }
+        self.writeback_limit_enable = limit.unwrap_or(false);
+        if self.persist && packed == Some(false) {
+            return Err(Error::invalid(
+                "compressed_writeback 0: persist packs what it writes; leave one of them out",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Sets one option of a single value, by the name that table and attributes share.
+    pub(crate) fn set(&mut self, option: &str, value: &str) -> Result<(), Error> {
+        match option {
+            "backing_dev" => {
+                let none = value.is_empty() || value == "none";
+                self.backing_dev = if none { None } else { Some(value.to_owned()) };
+            }
+            "persist" => self.persist = boolean(option, value)?,
+            "mem_limit" => self.mem_limit = page_bytes(option, value)?,
+            "compressed_writeback" => self.compressed_writeback = boolean(option, value)?,
+            "writeback_batch_size" => {
+                self.writeback_batch_size = number_u32(option, value, 1, BATCH_PAGES_MAX)?;
+            }
+            "writeback_inflight" => {
+                self.writeback_inflight = number_u32(option, value, 1, INFLIGHT_MAX)?;
+            }
+            "writeback_limit" => self.writeback_limit = number(option, value, 0, u64::MAX)?,
+            "writeback_limit_enable" => {
+                self.writeback_limit_enable = number(option, value, 0, u64::MAX)? != 0;
+            }
+            "shards" => {
+                let shards = number_u32(option, value, 0, SHARDS_MAX)?;
+                self.shards = Some(shards).filter(|s| *s > 0);
+            }
+            _ => set_auto(&mut self.auto, option, value)?,
+        }
+        Ok(())
+    }
+
+    /// Whether a device can be made of it (CF2).
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.len == Sector::ZERO || !self.len.is_aligned(Sector(PAGE_SECTORS)) {
+            return Err(Error::invalid(format!(
+                "length {}: a multiple of {PAGE_SECTORS} sectors (a page of 4096 bytes) is \
+                 allowed",
+                self.len
+            )));
+        }
+        if self.len > SECTORS_MAX {
+            return Err(Error::invalid(format!(
+                "length {}: up to {SECTORS_MAX} sectors (16 TiB) are allowed",
+                self.len
+            )));
+        }
+        if self.backing_dev.is_none() {
+            let wants = [
+                ("persist", self.persist),
+                ("auto_writeback_idle", self.auto.idle_secs.is_some()),
+                ("auto_writeback_watermark", self.auto.watermark_bytes.is_some()),
+            ];
+            if let Some((option, _)) = wants.iter().find(|(_, wanted)| *wanted) {
+                return Err(Error::invalid(format!("{option} needs a backing_dev")));
+            }
+        }
+        self.choice.check()
+    }
+
+    /// The arguments of a table line as words: the options that differ from the defaults (CF1).
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mut options = Vec::new();
+        let mut give = |option: &str, value: String| options.extend([option.to_owned(), value]);
+        if let Some(device) = &self.backing_dev {
+            give("backing_dev", device.clone());
+        }
+        if self.mem_limit > 0 {
+            give("mem_limit", self.mem_limit.to_string());
+        }
+        if self.compressed_writeback && !self.persist {
+            give("compressed_writeback", "1".to_owned());
+        }
+        if self.writeback_batch_size != BATCH_PAGES {
+            give("writeback_batch_size", self.writeback_batch_size.to_string());
+        }
+        if self.writeback_inflight != INFLIGHT {
+            give("writeback_inflight", self.writeback_inflight.to_string());
+        }
+        if self.writeback_limit > 0 {
+            give("writeback_limit", self.writeback_limit.to_string());
+        }
+        // A limit enables itself, and without one it is off.
+        if self.writeback_limit_enable != (self.writeback_limit > 0) {
+            give("writeback_limit_enable", u8::from(self.writeback_limit_enable).to_string());
+        }
+        if let Some(shards) = self.shards {
+            give("shards", shards.to_string());
+        }
+        for option in ["auto_writeback_idle", "auto_writeback_watermark", "auto_writeback_budget"] {
+            let value = show_auto(&self.auto, option);
+            if value != "0" {
+                give(option, value);
+            }
+        }
+        if self.auto.order != IdleOrder::default() {
+            let option = "auto_writeback_order";
+            give(option, show_auto(&self.auto, option));
+        }
+        self.choice.options(&mut give);
+        if self.persist {
+            options.push("persist".to_owned());
+        }
+        let mut words = vec![self.choice.primary().name().to_owned()];
+        if !options.is_empty() {
+            words.push(options.len().to_string());
+        }
+        words.extend(options);
+        words
+    }
+
+    /// The arguments as a table line shows them (CF1).
+    pub fn table(&self) -> String {
+        let words: Vec<String> = self.words().iter().map(|w| quote(w)).collect();
+        words.join(" ")
+    }
+
+    /// Pages of the device.
+    pub(crate) fn slots(&self) -> u64 {
+        self.len.0 / PAGE_SECTORS
+    }
+
+    /// Algorithms and parameters by priority.
+    pub(crate) fn algorithms(&self) -> Algorithms {
+        self.choice.algorithms()
+    }
+
+    /// The primary algorithm.
+    pub fn algorithm(&self) -> Algorithm {
+        self.choice.primary()
+    }
+
+    /// Whether several objects are packed into one block of the backing device.
+    pub(crate) fn packs(&self) -> bool {
+        self.compressed_writeback || self.persist
+    }
+
+    /// The limit of memory in pages, `u64::MAX` for none.
+    pub(crate) fn mem_limit_pages(&self) -> u64 {
+        limit_pages(self.mem_limit)
+    }
+}
+
+/// A limit of memory in pages, `u64::MAX` for none; `bytes` is 0 then.
+pub(crate) fn limit_pages(bytes: u64) -> u64 {
+    if bytes == 0 { u64::MAX } else { bytes / block::PAGE as u64 }
+}
+
+/// Sets a rule of the automatic writeback; 0 takes it away.
+pub(crate) fn set_auto(rules: &mut IdleRules, option: &str, value: &str) -> Result<(), Error> {
+    match option {
+        "auto_writeback_idle" => {
+            let secs = number_u32(option, value, 0, u32::MAX)?;
+            rules.idle_secs = Some(secs).filter(|s| *s > 0);
+        }
+        "auto_writeback_watermark" => {
+            rules.watermark_bytes = Some(bytes(option, value)?).filter(|b| *b > 0);
+        }
+        "auto_writeback_budget" => {
+            rules.budget_bytes = Some(bytes(option, value)?).filter(|b| *b > 0);
+        }
+        "auto_writeback_order" => {
+            rules.order = match value {
+                "huge" => IdleOrder::HugeFirst,
+                "coldest" => IdleOrder::ColdestFirst,
+                _ => {
+                    let e = format!("{option}: `{value}`: huge or coldest is allowed");
+                    return Err(Error::invalid(e));
+                }
+            };
+        }
+        _ => return Err(Error::not_found(format!("zram: no option `{option}`"))),
+    }
+    Ok(())
+}
+
+/// A rule of the automatic writeback as its attribute shows it.
+pub(crate) fn show_auto(rules: &IdleRules, option: &str) -> String {
+    match option {
+        "auto_writeback_idle" => rules.idle_secs.unwrap_or(0).to_string(),
+        "auto_writeback_watermark" => rules.watermark_bytes.unwrap_or(0).to_string(),
+        "auto_writeback_budget" => rules.budget_bytes.unwrap_or(0).to_string(),
+        _ => match rules.order {
+            IdleOrder::HugeFirst => "huge".to_owned(),
+            IdleOrder::ColdestFirst => "coldest".to_owned(),
+        },
+    }
+}
+
+fn counted(count_word: &str, words: &[&str]) -> Result<(), Error> {
+    let count = number("#opt_args", count_word, 0, OPT_ARGS_MAX as u64)?;
+    if count == words.len() as u64 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "#opt_args: {count} words were announced and {} follow",
+        words.len()
+    )))
+}
+
+/// A word as a table line spells it: white space and backslashes quoted.
+fn quote(word: &str) -> String {
+    let mut out = String::with_capacity(word.len());
+    for c in word.chars() {
+        if c.is_ascii_whitespace() || c == '\\' {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

@@ -31,6 +31,7 @@ use block::{
 use reactor::{Epoch, WaitList};
 
 use crate::account::Account;
+use crate::attributes::Bare;
 use crate::clone::clone_of;
 use crate::dm::Dm;
 use crate::flat::Flat;
@@ -54,6 +55,8 @@ pub struct MappedDevice {
     dm: Weak<Dm>,
     live: RefCell<Option<Rc<Table>>>,
     inactive: RefCell<Option<Rc<Table>>>,
+    /// What answers for attributes while there is no live table.
+    bare: RefCell<Option<Rc<dyn Bare>>>,
     /// The one that leads nowhere where there is none: one branch less for each bio.
     flat: RefCell<Rc<Flat>>,
     /// Bases of flat mappings of before, as long as somebody else holds them: something that was
@@ -91,6 +94,7 @@ impl MappedDevice {
             dm,
             live: RefCell::default(),
             inactive: RefCell::default(),
+            bare: RefCell::default(),
             flat: RefCell::new(Rc::new(Flat::nowhere())),
             past: RefCell::default(),
             held: Cell::new(true),
@@ -116,9 +120,31 @@ impl MappedDevice {
         self.minor
     }
 
-    /// Whether bios wait.
+    /// Whether bios wait, or would if there were a table. To a bare device none can come.
     pub fn is_suspended(&self) -> bool {
-        self.suspended.get()
+        self.suspended.get() && !self.is_bare()
+    }
+
+    fn is_bare(&self) -> bool {
+        self.live.borrow().is_none() && self.bare.borrow().is_some()
+    }
+
+    pub(crate) fn bare(&self) -> Option<Rc<dyn Bare>> {
+        self.bare.borrow().clone()
+    }
+
+    pub(crate) fn set_bare(&self, bare: Rc<dyn Bare>) {
+        *self.bare.borrow_mut() = Some(bare);
+    }
+
+    /// Drops the tables. The caller holds `lock`, and has suspended the device.
+    pub(crate) fn make_bare(&self, bare: Rc<dyn Bare>) {
+        assert!(self.suspended.get(), "D2: nothing is in flight below");
+        drop(self.live.take());
+        drop(self.inactive.take());
+        self.set_bare(bare);
+        self.fail_deferred();
+        self.raise_event();
     }
 
     /// The live table as a pure mapping, when it is nothing but one. Holds until it or a device
@@ -297,12 +323,7 @@ impl MappedDevice {
             if !self.suspended.get() {
                 return Ok(());
             }
-            let none = || Error::invalid(format!("{}: no table to resume: load one", self.name()));
-            let live = self.live().ok_or_else(none)?;
-            live.resume().await.map_err(|e| self.stays_suspended(e))?;
-            live.refresh_limits();
-            self.unblock();
-            return Ok(());
+            return self.resume_live().await;
         };
         if new.entries.is_empty() {
             let name = self.name();
@@ -315,6 +336,16 @@ impl MappedDevice {
         self.set_inactive(None);
         let old = self.live.replace(Some(new));
         drop(old);
+        self.unblock();
+        Ok(())
+    }
+
+    /// Lets bios go on to the live table of before. The caller holds `lock`.
+    pub(crate) async fn resume_live(&self) -> Result<(), Error> {
+        let none = || Error::invalid(format!("{}: no table to resume: load one", self.name()));
+        let live = self.live().ok_or_else(none)?;
+        live.resume().await.map_err(|e| self.stays_suspended(e))?;
+        live.refresh_limits();
         self.unblock();
         Ok(())
     }
@@ -385,7 +416,7 @@ impl MappedDevice {
             uuid: self.uuid.borrow().clone(),
             major: MAJOR,
             minor: self.minor,
-            suspended: self.suspended.get(),
+            suspended: self.is_suspended(),
             read_only: false,
             deferred_remove: self.remove_at_close.get(),
             live_table: self.live.borrow().is_some(),

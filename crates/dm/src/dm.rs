@@ -155,7 +155,7 @@ impl Dm {
         Ok(device)
     }
 
-    fn add(
+    pub(crate) fn add(
         &self,
         word: &str,
         uuid: Option<&str>,

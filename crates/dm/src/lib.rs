@@ -13,11 +13,12 @@
 //! counted. A bio that crosses extents is split, sharing its data; only that path allocates. Bios
 //! for other targets are counted in flight, by a completion chained to theirs.
 //!
-//! Invariants: D1 to D5 in `device.rs`, F1 and F2 in `flat.rs`.
+//! Invariants: D1 to D5 in `device.rs`, A1 and A2 in `attributes.rs`, F1 and F2 in `flat.rs`.
 #![warn(missing_docs)]
 
 mod account;
 mod area;
+mod attributes;
 mod clone;
 mod context;
 mod device;
@@ -35,6 +36,7 @@ mod target;
 mod verbs;
 mod watch;
 
+pub use attributes::Bare;
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
 pub use device::{MAJOR, MappedDevice, Opened};
 pub use dm::{Dm, NESTING_MAX};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{Access, BlockDevice, Error, ErrorKind, Sector, Target};
+use block::{BlockDevice, Error, Sector};
 
 use crate::area::same;
 use crate::device::{MAJOR, MappedDevice, Opened};
@@ -21,12 +21,6 @@ pub enum Remove {
     /// Removed now, or when the last opener has closed it.
     Deferred,
 }
-
-/// The attribute of devices that are nothing but mappings.
-const MAPPING: &str = "mapping";
-/// The attributes of all devices that have a table.
-const IOSTATS: &str = "queue/iostats";
-const STAT: &str = "stat";
 
 impl Dm {
     /// Drops the inactive table.
@@ -98,7 +92,7 @@ impl Dm {
         }
     }
 
-    fn in_use(&self, device: &Rc<MappedDevice>) -> Error {
+    pub(crate) fn in_use(&self, device: &Rc<MappedDevice>) -> Error {
         let users = self.users(device);
         let names: Vec<_> = users.iter().map(|d| d.name()).collect();
         let by = if names.is_empty() {
@@ -248,100 +242,5 @@ impl Dm {
         let device = self.get(name)?;
         let seen = seen.unwrap_or_else(|| device.event_nr());
         Ok(device.wait_event(seen).await)
-    }
-
-    /// Attribute names that a device's targets know, each once.
-    pub fn attributes(&self, name: &str) -> Result<Vec<&'static str>, Error> {
-        let device = self.get(name)?;
-        let targets = device.live().map(|t| t.targets()).unwrap_or_default();
-        let mut names: BTreeSet<_> = targets.iter().flat_map(|t| t.attributes()).collect();
-        if let Some(table) = device.live() {
-            names.extend([IOSTATS, STAT]);
-            names.extend(table.is_pure().then_some(MAPPING));
-        }
-        Ok(names.into_iter().collect())
-    }
-
-    /// What may be done with an attribute of a device.
-    pub fn access(&self, name: &str, attribute: &str) -> Result<Access, Error> {
-        let _ = self.with_own(name, attribute)?;
-        match attribute {
-            MAPPING | IOSTATS => Ok(Access::ReadWrite),
-            STAT => Ok(Access::Read),
-            _ => Ok(self.with_attribute(name, attribute)?.access(attribute)),
-        }
-    }
-
-    /// Reads an attribute of the device or of the first target that has it.
-    pub async fn get_attribute(&self, name: &str, attribute: &str) -> Result<String, Error> {
-        let device = self.with_own(name, attribute)?;
-        match attribute {
-            MAPPING => Ok(device.mapping().choice()),
-            IOSTATS => Ok(u8::from(device.account.is_on()).to_string()),
-            STAT => Ok(device.account.stat()),
-            _ => {
-                let target = self.with_attribute(name, attribute)?;
-                let read = target.get_attribute(attribute.to_owned()).await;
-                read.map_err(|e| e.within(name))
-            }
-        }
-    }
-
-    /// Writes an attribute of the device or of the first target that has it. Resolves when what it
-    /// asks for is done; no lock is held meanwhile, so that the device can be suspended or removed.
-    pub async fn set_attribute(
-        &self,
-        name: &str,
-        attribute: &str,
-        value: &str,
-    ) -> Result<(), Error> {
-        let device = self.with_own(name, attribute)?;
-        match attribute {
-            MAPPING => device.set_mapping(value.parse().map_err(|e: Error| e.within(name))?),
-            IOSTATS => device.account.set_on(match value.trim() {
-                "0" => false,
-                "1" => true,
-                _ => {
-                    let e = format!("{name}: {IOSTATS}: `{value}` must be 0 or 1");
-                    return Err(Error::invalid(e));
-                }
-            }),
-            STAT => {
-                let e = format!("{name}: attribute `{STAT}` is read-only");
-                return Err(Error::new(ErrorKind::Denied, e));
-            }
-            _ => {
-                let target = self.with_attribute(name, attribute)?;
-                let written = target.set_attribute(attribute.to_owned(), value.to_owned()).await;
-                return written.map_err(|e| e.within(name));
-            }
-        }
-        self.refresh_flats(&device);
-        if let Some(dm) = self.me.upgrade() {
-            // Other cores follow a little later: either way leads to the same sectors.
-            reactor::spawn(async move { dm.withdraw_flats(&device).await });
-        }
-        Ok(())
-    }
-
-    /// The device, which has the attribute if it is one that devices have themselves.
-    fn with_own(&self, name: &str, attribute: &str) -> Result<Rc<MappedDevice>, Error> {
-        if [MAPPING, IOSTATS, STAT].contains(&attribute)
-            && !self.attributes(name)?.contains(&attribute)
-        {
-            return self.with_attribute(name, attribute).and(self.get(name));
-        }
-        self.get(name)
-    }
-
-    fn with_attribute(&self, name: &str, attribute: &str) -> Result<Rc<dyn Target>, Error> {
-        let device = self.get(name)?;
-        let targets = device.live().map(|t| t.targets()).unwrap_or_default();
-        let found = targets.into_iter().find(|t| t.attributes().contains(&attribute));
-        found.ok_or_else(|| {
-            let known = self.attributes(name).unwrap_or_default();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            Error::not_found(format!("{name}: no attribute `{attribute}`: it has {known}"))
-        })
     }
 }

@@ -1,16 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! On-media structures of a zram device's backing area: packed objects.
+//! On-media structures of a zram device's backing area.
 //!
-//! The byte map with its promises is `docs/format/zram.md`; the code and that page change together.
+//! ```text
+//!   superblock ─▶ checkpoint: slot ─▶ object       the map, as it was
+//!        └──────▶ unit ─▶ unit ─▶ unit ...         what has changed since, objects in them
+//! ```
+//!
+//! Objects are what compressed writeback packs, with and without persistence; the rest is
+//! persistence's. The byte map with its promises is `docs/format/zram.md`; the code and that page
+//! change together.
 //!
 //! Invariants
 //! - ZF1 A decoder never panics, whatever the bytes; it says what is wrong.
 //! - ZF2 An encoder never writes what its decoder would refuse (asserted before the bytes are made).
 //! - ZF3 One flipped bit anywhere in what is read is detected.
+//! - ZF4 Magic, version and checksum stay where they are in every version of a unit.
 
+mod geometry;
+mod map;
 mod object;
+mod superblock;
+mod unit;
 
+pub use geometry::{DATA_BLOCKS_MIN, Geometry, REGION_BLOCKS_MAX};
+pub use map::{Image, MAP_ENTRIES, MapEntry, MapHeader, MapUnit, decode_map, encode_map};
 pub use object::{
     CHECK_MASK, Damaged, Found, OBJECT_ALIGN, OBJECT_HEADER, OBJECT_MAX, Object, encode_with,
     object_bytes, verify, walk,
 };
+pub use superblock::{
+    CODECS, ChainStart, Checkpoint, CodecId, SHARDS_MAX, Superblock, elect, highest_generation,
+};
+pub use unit::{FoundUnit, UNIT_BLOCKS_MAX, UNIT_HEADER, UnitHeader, decode_unit};

@@ -30,7 +30,7 @@ pub const OBJECT_MAX: usize = 4096;
 /// The bits of an object's checksum that an address keeps.
 pub const CHECK_MASK: u32 = (1 << 20) - 1;
 
-const PRIORITIES: u8 = 4;
+pub(super) const PRIORITIES: u8 = 4;
 const KIND_PAGE: u8 = 1;
 const KIND_SAME: u8 = 2;
 const KIND_DISCARDED: u8 = 3;

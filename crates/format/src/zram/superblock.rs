@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The superblock of a shard's region: whose it is, which checkpoint holds, where the chain of
+//! units goes on.
+//!
+//! Four copies, two of which must agree, as those of the write cache: a writer writes copies 0 and
+//! 1, flushes, writes copies 2 and 3, flushes.
+//!
+//! Invariants
+//! - S1 A copy carries its own number: a copy written to another copy's place is refused.
+//! - S2 A new generation is above every generation seen on the media, valid quorum or not.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::geometry::{Geometry, REGION_BLOCKS_MAX};
+use super::unit::UNIT_BLOCKS_MAX;
+use crate::{Damage, SUPERBLOCK_COPIES, UNIT, check_unit, is_blank, seal};
+
+const MAGIC: [u8; 8] = *b"MPZRSUPR";
+const VERSION: u16 = 1;
+/// Shards that a device has at most.
+pub const SHARDS_MAX: u16 = 64;
+/// Algorithms that a device has at most.
+pub const CODECS: usize = 4;
+
+/// What decompresses the pages of one priority.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodecId {
+    /// Which algorithm, 0 when there is none.
+    pub algorithm: u8,
+    /// What the algorithm has to know besides, 0 when that is nothing.
+    pub parameter: u8,
+    /// Checksum of the dictionary, 0 when there is none.
+    pub dictionary: u32,
+}
+
+/// The newest complete checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Checkpoint area, 0 or 1.
+    pub area: u8,
+    /// Units written; 0 means that no slot has a page.
+    pub units: u32,
+    /// In each of its units.
+    pub id: u64,
+}
+
+/// Where the first unit after the checkpoint is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChainStart {
+    /// Its block, 0 when no place is known yet: then there is none.
+    pub next: u32,
+    /// Behind the last block of the run that `next` lies in.
+    pub next_end: u32,
+    /// Its sequence number.
+    pub sequence: u64,
+    /// Checksum of the header of the unit before, or what else its `link` must be.
+    pub link: u32,
+}
+
+impl ChainStart {
+    pub(super) fn is_place(next: u32, next_end: u32) -> bool {
+        match next {
+            0 => next_end == 0,
+            _ => next < next_end && next_end - next <= UNIT_BLOCKS_MAX,
+        }
+    }
+}
+
+/// What a superblock says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Identity of the device, drawn when it is formatted; in everything but objects.
+    pub uuid: [u8; 16],
+    /// Counts superblock writes.
+    pub generation: u64,
+    /// Whose region this is.
+    pub shard: u16,
+    /// Shards of the device.
+    pub shards: u16,
+    /// Slots of the whole device.
+    pub slots: u64,
+    /// Blocks of this region and of every other of the device.
+    pub region_blocks: u32,
+    /// Units of one checkpoint area.
+    pub map_units: u32,
+    /// Counts openings. Units of another life are not of this chain.
+    pub life: u32,
+    /// What decompresses the pages, by priority.
+    pub codecs: [CodecId; CODECS],
+    /// The newest complete checkpoint.
+    pub checkpoint: Checkpoint,
+    /// Where the units after it begin.
+    pub chain: ChainStart,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct CodecMedia {
+    algorithm: u8,
+    parameter: u8,
+    reserved: U16,
+    dictionary: U32,
+}
+
+/// The bytes of a superblock. Offsets are in `docs/format/zram.md`.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct SuperblockMedia {
+    magic: [u8; 8],
+    version: U16,
+    copy: u8,
+    reserved0: u8,
+    crc: U32,
+    uuid: [u8; 16],
+    generation: U64,
+    slots: U64,
+    region_blocks: U32,
+    map_units: U32,
+    shard: U16,
+    shards: U16,
+    life: U32,
+    codecs: [CodecMedia; CODECS],
+    checkpoint_id: U64,
+    checkpoint_units: U32,
+    checkpoint_area: u8,
+    reserved1: [u8; 3],
+    chain_sequence: U64,
+    chain_next: U32,
+    chain_next_end: U32,
+    chain_link: U32,
+    reserved2: [u8; 3964],
+}
+
+const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
+
+impl Superblock {
+    /// Makes the unit of `copy` in `out`, which is one unit long.
+    ///
+    /// # Panics
+    /// If a field has a value that `decode` would refuse, or `out` is not one unit.
+    pub fn encode(&self, copy: u8, out: &mut [u8]) {
+        assert!(copy < SUPERBLOCK_COPIES);
+        assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // ZF2
+        let media = SuperblockMedia {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            copy,
+            reserved0: 0,
+            crc: U32::ZERO,
+            uuid: self.uuid,
+            generation: U64::new(self.generation),
+            slots: U64::new(self.slots),
+            region_blocks: U32::new(self.region_blocks),
+            map_units: U32::new(self.map_units),
+            shard: U16::new(self.shard),
+            shards: U16::new(self.shards),
+            life: U32::new(self.life),
+            codecs: self.codecs.map(|codec| CodecMedia {
+                algorithm: codec.algorithm,
+                parameter: codec.parameter,
+                reserved: U16::ZERO,
+                dictionary: U32::new(codec.dictionary),
+            }),
+            checkpoint_id: U64::new(self.checkpoint.id),
+            checkpoint_units: U32::new(self.checkpoint.units),
+            checkpoint_area: self.checkpoint.area,
+            reserved1: [0; 3],
+            chain_sequence: U64::new(self.chain.sequence),
+            chain_next: U32::new(self.chain.next),
+            chain_next_end: U32::new(self.chain.next_end),
+            chain_link: U32::new(self.chain.link),
+            reserved2: [0; 3964],
+        };
+        let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
+        out.copy_from_slice(media.as_bytes());
+        seal(out);
+    }
+
+    /// Reads the unit found in the place of `copy`.
+    ///
+    /// # Errors
+    /// [`Damage`] says why it is no superblock of this copy.
+    pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION)?;
+        let media = SuperblockMedia::ref_from_bytes(unit)
+            .map_err(|_| Damage::Length { found_bytes: UNIT })?;
+        if media.copy != copy {
+            return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // S1
+        }
+        let codecs_are_plain = media.codecs.iter().all(|codec| codec.reserved == U16::ZERO);
+        let reserved = [&media.reserved1[..], &media.reserved2];
+        let is_plain = media.reserved0 == 0 && reserved.into_iter().all(is_blank);
+        if !is_plain || !codecs_are_plain {
+            return Err(Damage::Field("reserved"));
+        }
+        let superblock = Superblock {
+            uuid: media.uuid,
+            generation: media.generation.get(),
+            shard: media.shard.get(),
+            shards: media.shards.get(),
+            slots: media.slots.get(),
+            region_blocks: media.region_blocks.get(),
+            map_units: media.map_units.get(),
+            life: media.life.get(),
+            codecs: media.codecs.map(|codec| CodecId {
+                algorithm: codec.algorithm,
+                parameter: codec.parameter,
+                dictionary: codec.dictionary.get(),
+            }),
+            checkpoint: Checkpoint {
+                area: media.checkpoint_area,
+                units: media.checkpoint_units.get(),
+                id: media.checkpoint_id.get(),
+            },
+            chain: ChainStart {
+                next: media.chain_next.get(),
+                next_end: media.chain_next_end.get(),
+                sequence: media.chain_sequence.get(),
+                link: media.chain_link.get(),
+            },
+        };
+        match superblock.wrong_field() {
+            None => Ok(superblock),
+            Some(name) => Err(Damage::Field(name)),
+        }
+    }
+
+    /// The layout of the region.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        Geometry { region_blocks: self.region_blocks, map_units: self.map_units }
+    }
+
+    /// The first field whose value no writer makes.
+    fn wrong_field(&self) -> Option<&'static str> {
+        if !(1..=SHARDS_MAX).contains(&self.shards) {
+            return Some("shards");
+        }
+        if self.shard >= self.shards {
+            return Some("shard");
+        }
+        if self.slots == 0 {
+            return Some("slots");
+        }
+        if self.region_blocks > REGION_BLOCKS_MAX {
+            return Some("region_blocks");
+        }
+        let geometry = self.geometry();
+        if self.map_units == 0 || geometry.blocks_least() > u64::from(self.region_blocks) {
+            return Some("map_units");
+        }
+        if self.checkpoint.area >= 2 {
+            return Some("checkpoint_area");
+        }
+        if self.checkpoint.units > self.map_units {
+            return Some("checkpoint_units");
+        }
+        let ChainStart { next, next_end, .. } = self.chain;
+        let is_data = next == 0 || geometry.data().contains(&next);
+        if !ChainStart::is_place(next, next_end) || !is_data || next_end > self.region_blocks {
+            return Some("chain_next");
+        }
+        None
+    }
+}
+
+/// The state that the media holds: the newest generation that at least two copies carry with
+/// the same contents.
+///
+/// # Errors
+/// [`Damage::NoQuorum`] when there is none.
+pub fn elect(copies: &[Result<Superblock, Damage>; 4]) -> Result<Superblock, Damage> {
+    let agreed = |(index, first): (usize, &Result<Superblock, Damage>)| {
+        let first = first.as_ref().ok()?;
+        let agrees = |second: &Result<Superblock, Damage>| second.as_ref() == Ok(first);
+        copies[index + 1..].iter().any(agrees).then(|| first.clone())
+    };
+    let mut elected: Option<Superblock> = None;
+    for candidate in copies.iter().enumerate().filter_map(agreed) {
+        match &elected {
+            Some(best) if *best == candidate || best.generation > candidate.generation => {}
+            // No writer that keeps S2 makes this: do not guess which pair is the true one.
+            Some(best) if best.generation == candidate.generation => {
+                return Err(no_quorum(copies));
+            }
+            Some(_) | None => elected = Some(candidate),
+        }
+    }
+    elected.ok_or_else(|| no_quorum(copies))
+}
+
+/// The highest generation of any valid copy, 0 if there is none: the next superblock that is
+/// written carries a higher one (S2).
+#[must_use]
+pub fn highest_generation(copies: &[Result<Superblock, Damage>; 4]) -> u64 {
+    copies.iter().flatten().map(|copy| copy.generation).max().unwrap_or(0)
+}
+
+fn no_quorum(copies: &[Result<Superblock, Damage>; 4]) -> Damage {
+    let state = |copy: &Result<Superblock, Damage>| match copy {
+        Ok(superblock) => Ok(superblock.generation),
+        Err(damage) => Err(damage.clone()),
+    };
+    Damage::NoQuorum(Box::new([0, 1, 2, 3].map(|index| state(&copies[index]))))
+}
+
+#[cfg(test)]
+#[path = "superblock_tests.rs"]
+mod tests;

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Store: the objects of a shard, packed by size so that little memory is lost between them.
+//!
+//! ```text
+//!   region   │ cell 0        │ cell 1        │ cell 2        │ ...        8 frames of 4 KiB each
+//!   cell     │ span: 1 to 8 frames, divided into objects of one class │ nothing │
+//!         or │ page │ page │ nothing │ page │ ...     for pages that are not compressed
+//!   object   │ owner 4 │ length 2 │ bytes │ ...         hole: │ next hole 2 │ ...
+//! ```
+//!
+//! The region is address space; memory is taken where it is written and given back where it is
+//! punched out. A store finds out about a hole from the memory itself, so that nothing but 16 bytes
+//! a cell is kept beside.
+//!
+//! Invariants
+//! - ST1 An object's bytes are its owner's until it is removed or moved; no two overlap.
+//! - ST2 `Memory` counts the frames of all spans and the pages; the limit is asked before a frame is
+//!   added, so a store that is refused has taken nothing.
+//! - ST3 Frames that are not in use and still have memory are at most `IDLE_MAX` between calls.
+//! - ST4 Insert, remove and read take a bounded number of steps, whatever the store contains.
+mod classes;
+mod compact;
+mod memory;
+mod spans;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use block::{Error, ErrorKind, PAGE, Ram};
+
+use self::classes::{FRAMES_MAX, HEADER};
+pub(crate) use self::memory::Memory;
+use self::spans::{NONE_OBJECT, PAGES, Spans};
+
+/// Bytes of a cell.
+const CELL: usize = FRAMES_MAX * PAGE;
+/// Frames that are kept for the next use before they are given back, half of them at once: a page
+/// fault costs as much as a short compression. 1 MiB.
+const IDLE_MAX: usize = 256;
+/// A longer object is not worth it: the page is stored as it is.
+pub(crate) const OBJECT_BYTES_MAX: usize = classes::LONGEST;
+
+/// Where an object is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Handle(pub(crate) u64);
+
+/// The limit has been reached, or the address space is used up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Full;
+
+/// The objects of a shard.
+pub(crate) struct Store {
+    ram: Ram,
+    memory: Arc<Memory>,
+    spans: Spans,
+    /// Frames taken from `memory`.
+    frames: u64,
+    /// Frames that became idle, oldest first; some are in use again.
+    idle: VecDeque<u64>,
+    /// Frames that are idle.
+    idle_count: usize,
+}
+
+impl Store {
+    /// An empty store for objects of that many slots.
+    pub(crate) fn new(memory: Arc<Memory>, slots: u32) -> Result<Store, Error> {
+        // A cell for each object can't be too few. Less does as long as spans are rather full, and
+        // a quarter is twice what pages that are not compressed need.
+        let enough = slots.max(1).saturating_add(64);
+        let sizes = [enough, slots / 2 + 64, slots / 4 + 64];
+        let mut refused = None;
+        for cells in sizes {
+            match Ram::new(u64::from(cells) * CELL as u64) {
+                Ok(ram) => return Ok(Store::of(ram, memory, cells)),
+                Err(e) => refused = Some(e),
+            }
+        }
+        Err(refused.unwrap_or_else(|| Error::new(ErrorKind::NoSpace, "no memory")))
+    }
+
+    fn of(ram: Ram, memory: Arc<Memory>, cells: u32) -> Store {
+        let spans = Spans::new(cells);
+        Store { ram, memory, spans, frames: 0, idle: VecDeque::new(), idle_count: 0 }
+    }
+
+    /// Stores the object of a slot: 1 to [`OBJECT_BYTES_MAX`] bytes, or a whole page.
+    pub(crate) fn insert(&mut self, owner: u32, object: &[u8]) -> Result<Handle, Full> {
+        if object.len() == PAGE {
+            return self.insert_page(object);
+        }
+        let cell = self.cell_with_hole(object.len())?;
+        Ok(self.put(cell, owner, object))
+    }
+
+    /// Copies an object out; `out` is as long as it is.
+    #[inline]
+    pub(crate) fn read(&self, at: Handle, out: &mut [u8]) {
+        debug_assert_eq!(out.len(), self.len(at), "an object is read whole");
+        self.ram.read(address(at), out);
+    }
+
+    /// Removes an object.
+    pub(crate) fn remove(&mut self, at: Handle) {
+        let (cell, class, nth) = self.find(at);
+        if class == PAGES {
+            let span = self.spans.get_mut(cell);
+            assert!(span.free & (1 << nth) != 0, "no page at {at:?}");
+            span.free &= !(1 << nth);
+            self.spans.emptied(cell);
+            self.release(cell, 1 << nth);
+        } else {
+            self.free_object(cell, class, nth);
+            self.spans.emptied(cell);
+            let frames = self.spans.get(cell).in_use();
+            if self.spans.get(cell).live == 0 {
+                self.release(cell, frames);
+            }
+        }
+        if self.spans.get(cell).live == 0 {
+            self.spans.drop_empty(cell);
+        }
+        self.bound_idle();
+    }
+
+    /// Bytes that an object of this length takes, with its share of what is lost.
+    pub(crate) fn class_bytes(len: usize) -> usize {
+        if len > OBJECT_BYTES_MAX { PAGE } else { classes::class(classes::of(len)).size }
+    }
+
+    /// Gives the memory of all idle frames back.
+    pub(crate) fn trim(&mut self) {
+        self.give_back(0);
+    }
+
+    fn insert_page(&mut self, page: &[u8]) -> Result<Handle, Full> {
+        let partial = self.spans.fullest(PAGES);
+        // ST2
+        if !self.memory.take(1) {
+            return Err(Full);
+        }
+        let Some(cell) = partial.or_else(|| self.spans.add(PAGES)) else {
+            self.memory.give(1);
+            return Err(Full);
+        };
+        self.frames += 1;
+        let span = self.spans.get_mut(cell);
+        let free = !span.in_use();
+        // Memory that is there already, first.
+        let choice = if free & span.resident != 0 { free & span.resident } else { free };
+        let nth = choice.trailing_zeros();
+        span.free |= 1 << nth;
+        self.occupy(cell, 1 << nth);
+        self.spans.filled(cell);
+        let at = cell as usize * CELL + nth as usize * PAGE;
+        self.ram.write(at, page);
+        Ok(Handle(at as u64))
+    }
+
+    /// A span with a hole for an object of `len` bytes: of its class, of one a little larger, or a
+    /// new one; of any larger class where there can be no new one.
+    fn cell_with_hole(&mut self, len: usize) -> Result<u32, Full> {
+        let class = classes::of(len);
+        let near = self.spans.class_with_hole(class, classes::near(class));
+        if let Some(class) = near {
+            return Ok(self.spans.fullest(class).expect("it has a hole"));
+        }
+        if let Some(cell) = self.add_span(class) {
+            return Ok(cell);
+        }
+        let any = self.spans.class_with_hole(class, PAGES).ok_or(Full)?;
+        Ok(self.spans.fullest(any).expect("it has a hole"))
+    }
+
+    fn add_span(&mut self, class: usize) -> Option<u32> {
+        let frames = classes::class(class).frames as u64;
+        // ST2
+        if !self.memory.take(frames) {
+            return None;
+        }
+        let Some(cell) = self.spans.add(class) else {
+            self.memory.give(frames);
+            return None;
+        };
+        self.frames += frames;
+        self.occupy(cell, self.spans.get(cell).in_use());
+        Some(cell)
+    }
+
+    /// Puts an object into a hole of the span.
+    fn put(&mut self, cell: u32, owner: u32, object: &[u8]) -> Handle {
+        let span = self.spans.get_mut(cell);
+        let class = classes::class(span.class());
+        let start = |nth: u16| cell as usize * CELL + usize::from(nth) * class.size;
+        let nth = span.free;
+        let at = if nth == NONE_OBJECT {
+            let nth = span.fresh;
+            assert!(usize::from(nth) < class.objects, "the span has a hole");
+            span.fresh += 1;
+            start(nth)
+        } else {
+            let mut next = [0; 2];
+            self.ram.read(start(nth), &mut next);
+            span.free = u16::from_le_bytes(next);
+            start(nth)
+        };
+        self.spans.filled(cell);
+        self.ram.write(at, &header(owner, object.len()));
+        self.ram.write(at + HEADER, object);
+        Handle((at + HEADER) as u64)
+    }
+
+    /// Makes an object a hole, without counting it.
+    fn free_object(&mut self, cell: u32, class: usize, nth: usize) {
+        let span = self.spans.get_mut(cell);
+        let nth = u16::try_from(nth).expect("objects of a span are few");
+        assert!(nth < span.fresh, "object {nth} of cell {cell} was never used");
+        let next = std::mem::replace(&mut span.free, nth);
+        let at = cell as usize * CELL + usize::from(nth) * classes::class(class).size;
+        self.ram.write(at, &next.to_le_bytes());
+    }
+
+    /// The cell of an object, its class, and which object it is there.
+    fn find(&self, at: Handle) -> (u32, usize, usize) {
+        let at = address(at);
+        let cell = u32::try_from(at / CELL).expect("handles are of this region");
+        let (span, inside) = (self.spans.get(cell), at % CELL);
+        assert!(span.is_used(), "no object at {at}");
+        let class = span.class();
+        if class == PAGES {
+            return (cell, class, inside / PAGE);
+        }
+        let size = classes::class(class).size;
+        assert_eq!(inside % size, HEADER, "no object at {at}");
+        (cell, class, inside / size)
+    }
+
+    fn len(&self, at: Handle) -> usize {
+        let (_, class, _) = self.find(at);
+        if class == PAGES { PAGE } else { self.header(address(at) - HEADER).1 }
+    }
+
+    /// Owner and length of the object that begins there.
+    fn header(&self, at: usize) -> (u32, usize) {
+        let mut bytes = [0; HEADER];
+        self.ram.read(at, &mut bytes);
+        let [a, b, c, d, e, f] = bytes;
+        (u32::from_le_bytes([a, b, c, d]), usize::from(u16::from_le_bytes([e, f])))
+    }
+
+    /// Frames of a cell, by bits, are in use from now on.
+    fn occupy(&mut self, cell: u32, frames: u8) {
+        let span = self.spans.get_mut(cell);
+        self.idle_count -= (span.resident & frames).count_ones() as usize;
+        span.resident |= frames;
+    }
+
+    /// Frames of a cell, by bits, are not in use any more.
+    fn release(&mut self, cell: u32, frames: u8) {
+        let count = frames.count_ones();
+        self.memory.give(u64::from(count));
+        self.frames -= u64::from(count);
+        self.idle_count += count as usize;
+        let first = u64::from(cell) * FRAMES_MAX as u64;
+        self.idle
+            .extend((0..FRAMES_MAX as u64).filter(|f| frames & (1 << f) != 0).map(|f| first + f));
+    }
+
+    /// ST3
+    fn bound_idle(&mut self) {
+        if self.idle_count > IDLE_MAX {
+            self.give_back(IDLE_MAX / 2);
+        }
+        // Those that are in use again fall out; where they became idle once more, they are in twice.
+        while self.idle.len() > 4 * IDLE_MAX {
+            self.give_back(self.idle_count.saturating_sub(1));
+        }
+    }
+
+    /// Gives the memory of idle frames back, the oldest first, until so many are left.
+    fn give_back(&mut self, left: usize) {
+        let mut frames = Vec::new();
+        while self.idle_count > left || left == 0 {
+            let Some(frame) = self.idle.pop_front() else { break };
+            let (cell, bit) = split(frame);
+            let span = self.spans.get_mut(cell);
+            if span.idle() & bit != 0 {
+                span.resident &= !bit;
+                self.idle_count -= 1;
+                frames.push(frame);
+            }
+        }
+        frames.sort_unstable();
+        for run in frames.chunk_by(|a, b| a + 1 == *b) {
+            let first = usize::try_from(run[0]).expect("the region is mapped");
+            self.ram.punch(first * PAGE..(first + run.len()) * PAGE);
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.memory.give(self.frames);
+    }
+}
+
+fn header(owner: u32, len: usize) -> [u8; HEADER] {
+    let [a, b, c, d] = owner.to_le_bytes();
+    let [e, f] = u16::try_from(len).expect("shorter than a page").to_le_bytes();
+    [a, b, c, d, e, f]
+}
+
+fn address(at: Handle) -> usize {
+    usize::try_from(at.0).expect("handles are addresses of a region that is mapped")
+}
+
+/// The cell of a frame, and which bit it is there.
+fn split(frame: u64) -> (u32, u8) {
+    let cell = u32::try_from(frame / FRAMES_MAX as u64).expect("a frame of the region");
+    (cell, 1 << (frame % FRAMES_MAX as u64))
+}

@@ -136,7 +136,8 @@ pub(crate) struct ServeArgs {
     /// Let TCP addresses be other than loopback. There is no encryption and no password
     #[arg(long)]
     pub(crate) allow_remote: bool,
-    /// Cores to run devices on; only 1 for now
+    /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
+    /// all of them; everything else is on the first. By default 1
     #[arg(long, value_name = "N")]
     pub(crate) cores: Option<u32>,
     /// The device that a client gets who asks for the export with the empty name

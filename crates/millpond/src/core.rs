@@ -20,6 +20,7 @@ use reactor::{Reactor, spawn};
 use tokio::sync::oneshot;
 use uring::{Sender, Uring};
 
+use crate::cores::Cores;
 use crate::engine::Engine;
 use crate::rundir::refused;
 use crate::shards::Shards;
@@ -28,7 +29,7 @@ thread_local! {
     static ENGINE: RefCell<Option<Rc<Engine>>> = const { RefCell::new(None) };
 }
 
-/// Further cores that there is room for: threads of the doors, each of which may be one.
+/// Further cores that there is room for: those of engines, and threads of the doors.
 const SHARDS_MAX: u16 = 32;
 
 /// The core as the control path has it.
@@ -38,22 +39,40 @@ pub(crate) struct Core {
     shards: Arc<Shards>,
 }
 
-/// The core's thread; a panic there has ended the process before anybody could join it.
-pub(crate) type CoreThread = JoinHandle<()>;
+/// The threads of core 0 and of the cores beside it; a panic there has ended the process before
+/// anybody could join it.
+#[derive(Debug)]
+pub(crate) struct Threads {
+    core0: JoinHandle<()>,
+    beside: Cores,
+}
+
+impl Threads {
+    /// Waits until they have ended; core 0 has been told to ([`Core::end`]).
+    pub(crate) fn join(self) {
+        let _ = self.core0.join();
+        drop(self.beside);
+    }
+}
 
 impl Core {
-    /// Starts the thread; returns when it takes calls.
-    pub(crate) fn start(default_export: Option<String>) -> Result<(Core, CoreThread), Failure> {
+    /// Starts the threads of core 0 and of `cores - 1` beside it; returns when they take calls.
+    pub(crate) fn start(
+        default_export: Option<String>,
+        cores: u32,
+    ) -> Result<(Core, Threads), Failure> {
         let shards = Shards::new(SHARDS_MAX)?;
+        let beside = Cores::start(&shards, cores)?;
+        let ids = beside.ids();
         let sender = shards.owner();
         let (started, wait) = mpsc::channel();
         let of_thread = shards.clone();
         let thread = std::thread::Builder::new()
             .name("core0".into())
-            .spawn(move || run(of_thread, default_export, &started))
+            .spawn(move || run(of_thread, default_export, &ids, &started))
             .map_err(|e| refused(&e, "thread of core 0"))?;
         match wait.recv() {
-            Ok(Ok(())) => Ok((Core { sender, shards }, thread)),
+            Ok(Ok(())) => Ok((Core { sender, shards }, Threads { core0: thread, beside })),
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(Failure::new(ErrorKind::Io, "core 0 ended as it began")),
         }
@@ -106,6 +125,7 @@ impl fmt::Debug for Core {
 fn run(
     shards: Arc<Shards>,
     default_export: Option<String>,
+    cores: &[CoreId],
     started: &mpsc::Sender<Result<(), Failure>>,
 ) {
     let uring = match Uring::with_mailboxes(CoreId(0), shards.mailboxes()) {
@@ -117,7 +137,7 @@ fn run(
     };
     let files = uring.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-    let engine = reactor.on(|| Rc::new(Engine::new(files, default_export, shards)));
+    let engine = reactor.on(|| Rc::new(Engine::new(files, default_export, shards, cores)));
     ENGINE.set(Some(engine.clone()));
     let _ = started.send(Ok(()));
     reactor.run(|| engine.ended());

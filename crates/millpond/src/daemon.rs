@@ -2,10 +2,10 @@
 //! The daemon: starts everything in order, and ends it in order.
 //!
 //! ```text
-//!   start   lock · core · NBD sockets · devices of the config · control socket · FUSE mount ·
+//!   start   lock · cores · NBD sockets · devices of the config · control socket · FUSE mount ·
 //!           serve · ready
 //!   stop    no new clients · files' requests end, unmount · requests end · devices settle ·
-//!           answers leave · core ends
+//!           answers leave · cores end
 //! ```
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig};
-use crate::core::{Core, CoreThread};
+use crate::core::{Core, Threads};
 use crate::engine::Engine;
 use crate::fuse::Fuse;
 use crate::http::{Connections, Listener, State, serve};
@@ -43,7 +43,7 @@ pub(crate) struct Daemon {
     state: Arc<State>,
     closing: watch::Sender<bool>,
     connections: Connections,
-    thread: CoreThread,
+    threads: Threads,
     sockets: Vec<PathBuf>,
     fuse: Option<Fuse>,
     _lock: Lock,
@@ -62,12 +62,8 @@ impl Daemon {
             http.push(Addr::parse("--http", text, options.allow_remote)?);
         }
         let cores = options.cores.unwrap_or(1);
-        if cores != 1 {
-            let message = format!("--cores {cores}: 1 is all that is allowed for now");
-            return Err(Failure::new(ErrorKind::Invalid, message));
-        }
         let lock = run_dir.take()?;
-        let (core, thread) = Core::start(options.default_export.clone())?;
+        let (core, threads) = Core::start(options.default_export.clone(), cores)?;
         let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;
         let (files, nbd): (Vec<FileId>, Vec<Addr>) = taken.into_iter().unzip();
         create(&core, devices).await?;
@@ -93,7 +89,17 @@ impl Daemon {
         }
         state.core.call(async move |e: Rc<Engine>| e.serve(&files)).await?;
         let run_dir = run_dir.clone();
-        Ok(Daemon { run_dir, nbd, state, closing, connections, thread, sockets, fuse, _lock: lock })
+        Ok(Daemon {
+            run_dir,
+            nbd,
+            state,
+            closing,
+            connections,
+            threads,
+            sockets,
+            fuse,
+            _lock: lock,
+        })
     }
 
     /// Where the devices are as files.
@@ -113,7 +119,7 @@ impl Daemon {
         }
         self.connections.drain().await;
         self.state.core.end().await;
-        let _ = self.thread.join(); // see `CoreThread`
+        self.threads.join();
         for path in &self.sockets {
             let _ = std::fs::remove_file(path); // gone is what it shall be
         }
@@ -122,7 +128,7 @@ impl Daemon {
 
     async fn unmount(&self, fuse: Fuse) -> Result<(), Failure> {
         let devices = self.state.core.call(async |e: Rc<Engine>| e.devices()).await?;
-        let suspended = devices.iter().any(|d| d.suspended);
+        let suspended = devices.iter().any(|d| d.suspended && d.live_table);
         let patience = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
         // It waits for threads, so not here.
         let stopped = tokio::task::spawn_blocking(move || fuse.stop(patience)).await;

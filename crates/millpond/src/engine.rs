@@ -10,7 +10,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Access, BlockDevice, Class, Error, ErrorKind, Nanos, Sector};
+use block::{Access, BlockDevice, Class, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server};
@@ -47,11 +47,17 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(files: Files, default_export: Option<String>, shards: Arc<Shards>) -> Engine {
+    /// `cores` are all on which parts of devices may be, this one first.
+    pub(crate) fn new(
+        files: Files,
+        default_export: Option<String>,
+        shards: Arc<Shards>,
+        cores: &[CoreId],
+    ) -> Engine {
         let leaves = Leaves::new(files.clone());
         reactor::spawn(leaves.clone().tell_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
-        targets::register(&dm);
+        targets::register(&dm, cores);
         let owner = Owner::new(shards, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
         let server = Server::new(Rc::new(exports), Options::default());
@@ -258,7 +264,7 @@ impl Engine {
             server.shutdown().await;
             done.set(true);
         });
-        let suspended = self.dm.devices().iter().any(|d| d.is_suspended());
+        let suspended = self.dm.list().iter().any(|d| d.suspended && d.live_table);
         let deadline = now() + if suspended { DRAIN_SUSPENDED } else { DRAIN };
         while !drained.get() && now() < deadline {
             sleep(LOOK).await;

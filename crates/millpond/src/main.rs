@@ -20,6 +20,7 @@ mod cli;
 mod client;
 mod config;
 mod core;
+mod cores;
 mod daemon;
 mod dmsetup;
 mod embed;

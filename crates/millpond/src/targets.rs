@@ -9,12 +9,13 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, Target};
+use block::{BlockDevice, CoreId, Error, Target};
 use dm::{Context, Dm, MappedDevice, TargetType};
 use writecache::{Config, WriteCache};
 
-/// Adds the engines' target types.
-pub(crate) fn register(dm: &Rc<Dm>) {
+/// Adds the engines' target types. `cores` are all on which parts of devices may be, this first.
+pub(crate) fn register(dm: &Rc<Dm>, cores: &[CoreId]) {
+    tracing::debug!(?cores, "engines");
     let claims = Rc::new(Claims { dm: Rc::downgrade(dm), held: RefCell::default() });
     dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
         Box::pin(write_cache(claims.clone(), ctx, args))

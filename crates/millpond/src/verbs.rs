@@ -336,7 +336,10 @@ async fn set(client: &Client, a: &SetArgs) -> Done {
 
 async fn version(client: &Client, a: &VersionArgs) -> Done {
     let daemon: api::Version = client.get(paths::VERSION).await?;
-    show(&a.listing, &daemon, || text::version(env!("CARGO_PKG_VERSION"), &daemon))
+    show(&a.listing, &daemon, || {
+        let versions = text::version(env!("CARGO_PKG_VERSION"), &daemon);
+        format!("{versions}Cores:             {}\n", daemon.cores)
+    })
 }
 
 fn show(listing: &Listing, value: &impl Serialize, text: impl FnOnce() -> String) -> Done {

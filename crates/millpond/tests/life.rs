@@ -107,7 +107,7 @@ fn a_config_that_cannot_be_had_names_file_line_and_device() {
             1,
             ["config pond.toml: line 3: device d: line 1: nothing: ", "unknown target type"],
         ),
-        ("cores = 2", 1, ["--cores 2", "1 is all that is allowed"]),
+        ("cores = 17", 1, ["--cores 17", "1 to 16 are allowed"]),
         ("nbd = ['0.0.0.0:10809']", 1, ["0.0.0.0:10809", "--allow-remote"]),
     ] {
         let dir = with_config(text);
@@ -162,6 +162,28 @@ fn nbd_and_http_are_served_where_they_are_asked_for() {
         let said = common::qemu_io(&uri, &["write 0 64k", "read 0 64k"]);
         assert_eq!(said.code, Some(0), "{uri}: {said:?}");
     }
+}
+
+#[test]
+fn a_daemon_of_several_cores_serves_and_ends_as_one_of_one() {
+    let pond = Pond::start_with(&["--cores", "3"]);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", pond.pid())).unwrap();
+    let name = |t: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(t.unwrap().path().join("comm")).unwrap().trim().to_owned()
+    };
+    let mut cores: Vec<String> = threads.map(name).filter(|n| n.starts_with("core")).collect();
+    cores.sort();
+    assert_eq!(cores, ["core0", "core1", "core2"]);
+    assert!(pond.cli(&["version"]).ok().ends_with("Cores:             3\n"));
+    pond.create("d", "0 2048 linear mem:1M 0");
+    // Other cores follow swaps of tables, and hold none up.
+    pond.cli(&["load", "d", "--table", "0 2048 linear mem:1M,other 0"]).ok();
+    pond.cli(&["resume", "d"]).ok();
+    let said = common::qemu_io(&pond.uri("d"), &["write 0 64k", "read 0 64k"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    pond.signal("-TERM");
+    let (status, log, _dir) = pond.wait();
+    assert!(status.success() && log.contains("all devices are settled"), "{log}");
 }
 
 #[test]

@@ -52,7 +52,9 @@ fn create_and_the_listings_print_what_dmsetup_prints() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(
         pond.cli(&["version"]).ok(),
-        format!("Library version:   {version}\nDriver version:    {version}\n")
+        format!(
+            "Library version:   {version}\nDriver version:    {version}\nCores:             1\n"
+        )
     );
 }
 

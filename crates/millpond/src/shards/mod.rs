@@ -178,6 +178,11 @@ impl Shards {
         self.owner.clone()
     }
 
+    /// How threads that are no core call one.
+    pub(crate) fn sender(&self, core: CoreId) -> Sender {
+        self.mailboxes[usize::from(core.0)].sender()
+    }
+
     /// Makes this thread a shard. Fails when there is no room for another.
     pub(crate) fn enter(self: &Arc<Shards>) -> Result<Shard, Error> {
         Shard::new(self.clone())

@@ -1,11 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a compressed RAM disk writes back by itself: pages that have been idle for long, or enough
-//! to stay below a watermark of memory, within a budget a day.
+//! of them to stay below a watermark of memory, within a budget a day.
+//!
+//! ```text
+//!   memory ── look ──▶ Rest(how long)
+//!                 └──▶ Scan ── ages of all pages ── steps ──▶ Step { huge, min_age, max_pages } ...
+//!                                                               └─ written back ── wrote ──▶ budget
+//! ```
+//!
+//! Ages are kept in classes an eighth of their age wide, so that the coldest pages are found
+//! without sorting, and a step is a walk in slot order: neighbours go out together.
+//!
+//! Invariants
+//! - ID1 A day's writes never exceed the budget: a step asks for no more pages than would fit if
+//!   each took the most that a page can take.
+//! - ID2 A page that was accessed within `idle_secs` goes only when memory is above the watermark.
+//! - ID3 Each round is bounded: commands of the owner have their turn in between.
+
+use std::fmt;
+
+/// Classes of ages: 8 of a second each, then 8 for each power of two.
+const CLASSES: usize = 240;
+const SECOND_NS: u64 = 1_000_000_000;
+const DAY_NS: u64 = 24 * 3600 * SECOND_NS;
+/// How often memory is compared with the watermark: 32 MiB of new pages at 128 MiB/s.
+const WATERMARK_EVERY_NS: u64 = SECOND_NS / 4;
+/// Pages of one round: 64 MiB (ID3).
+const ROUND_PAGES_MAX: u64 = 16384;
+/// How long nothing is tried after a failure.
+const PAUSE_NS: u64 = 60 * SECOND_NS;
+/// Bytes of a page on the backing device.
+const PAGE_BYTES: u64 = 4096;
+/// Most that a page can take when objects are packed: the page as it came, its header, and the
+/// rest of the block with which a write ends, which each shard may leave once in a round.
+const PACKED_PAGE_BYTES_MAX: u64 = 3 * PAGE_BYTES;
 
 /// Which pages go first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdleOrder {
-    /// Pages that do not compress, as each gives the most memory; then the others, coldest first.
+    /// Pages that do not compress, as each gives the most memory; then the others. Of each sort
+    /// the coldest first.
     #[default]
     HugeFirst,
     /// Those that have not been accessed for the longest time.
@@ -24,3 +58,342 @@ pub struct IdleRules {
     /// Which pages go first.
     pub order: IdleOrder,
 }
+
+impl IdleRules {
+    /// Whether anything is to be written back at all.
+    pub fn any(&self) -> bool {
+        self.idle_secs.is_some() || self.watermark_bytes.is_some()
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Class {
+    pages: u64,
+    bytes: u64,
+}
+
+/// Pages in memory by the time since their last access.
+#[derive(Clone)]
+pub struct Ages {
+    huge: Vec<Class>,
+    rest: Vec<Class>,
+}
+
+impl Default for Ages {
+    fn default() -> Ages {
+        let none = || vec![Class::default(); CLASSES];
+        Ages { huge: none(), rest: none() }
+    }
+}
+
+/// The class of an age.
+fn class(age_secs: u32) -> usize {
+    if age_secs < 8 {
+        return age_secs as usize;
+    }
+    let octave = age_secs.ilog2();
+    let eighth = (age_secs >> (octave - 3)) & 7;
+    ((octave - 2) * 8 + eighth) as usize
+}
+
+/// The youngest age of a class.
+fn youngest(class: usize) -> u32 {
+    let class = u32::try_from(class).expect("few classes");
+    if class < 8 {
+        return class;
+    }
+    let (octave, eighth) = (class / 8 + 2, class % 8);
+    (8 + eighth) << (octave - 3)
+}
+
+impl Ages {
+    /// One more page that takes `bytes` of memory.
+    pub fn add(&mut self, age_secs: u32, huge: bool, bytes: u64) {
+        let of = if huge { &mut self.huge } else { &mut self.rest };
+        let class = &mut of[class(age_secs)];
+        class.pages += 1;
+        class.bytes += bytes;
+    }
+
+    /// The pages of another shard, too.
+    pub fn merge(&mut self, other: &Ages) {
+        let ours = self.huge.iter_mut().chain(&mut self.rest);
+        for (class, more) in ours.zip(other.huge.iter().chain(&other.rest)) {
+            class.pages += more.pages;
+            class.bytes += more.bytes;
+        }
+    }
+
+    fn of(&self, step: Who, nth: usize) -> Class {
+        let (huge, rest) = (self.huge[nth], self.rest[nth]);
+        let both = || Class { pages: huge.pages + rest.pages, bytes: huge.bytes + rest.bytes };
+        match step {
+            Who::Huge => huge,
+            Who::Rest => rest,
+            Who::All => both(),
+        }
+    }
+}
+
+impl fmt::Debug for Ages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pages = |of: &[Class]| of.iter().map(|c| c.pages).sum::<u64>();
+        write!(f, "Ages({} huge, {} others)", pages(&self.huge), pages(&self.rest))
+    }
+}
+
+/// Pages among which a step chooses.
+#[derive(Clone, Copy)]
+enum Who {
+    Huge,
+    /// All but huge ones, which have gone before.
+    Rest,
+    All,
+}
+
+/// A writeback to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Only pages stored as they came.
+    pub huge: bool,
+    /// Only pages not accessed for so long.
+    pub min_age_secs: u32,
+    /// So many at most.
+    pub max_pages: u64,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing, for so long.
+    Rest(u64),
+    /// Find out the ages of all pages, then ask for [`IdlePolicy::steps`].
+    Scan,
+}
+
+/// What the policy is at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IdleState {
+    /// There are no rules.
+    #[default]
+    Off,
+    /// Nothing is to be done.
+    Waiting,
+    /// Pages are being written back.
+    Writing,
+    /// Today's budget is used up.
+    Spent,
+    /// The backing device is full.
+    Full,
+    /// The device's own writeback limit is reached.
+    Limited,
+    /// The backing device has failed.
+    Failed,
+}
+
+impl IdleState {
+    /// One word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            IdleState::Off => "off",
+            IdleState::Waiting => "waiting",
+            IdleState::Writing => "writing",
+            IdleState::Spent => "spent",
+            IdleState::Full => "full",
+            IdleState::Limited => "limited",
+            IdleState::Failed => "failed",
+        }
+    }
+}
+
+/// What there is to tell of the policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdleTotals {
+    /// What it is at.
+    pub state: IdleState,
+    /// Bytes written today.
+    pub today_bytes: u64,
+    /// Bytes that may be written in a day; 0 for no limit.
+    pub budget_bytes: u64,
+    /// Bytes written since the device was made.
+    pub total_bytes: u64,
+    /// Pages written since then.
+    pub total_pages: u64,
+}
+
+/// The automatic writeback of one device.
+#[derive(Debug, Default)]
+pub struct IdlePolicy {
+    rules: IdleRules,
+    /// When the day began; days are of 24 hours since the device was made.
+    day_ns: u64,
+    scanned_ns: Option<u64>,
+    paused_until_ns: u64,
+    /// The last round was cut short: there is more to do.
+    more: bool,
+    told: IdleTotals,
+}
+
+impl IdlePolicy {
+    /// A policy without rules, of a device made at `now_ns`.
+    pub fn new(now_ns: u64) -> IdlePolicy {
+        IdlePolicy { day_ns: now_ns, ..IdlePolicy::default() }
+    }
+
+    /// Takes other rules. What was written today stays written.
+    pub fn set_rules(&mut self, rules: IdleRules) {
+        if rules == self.rules {
+            return;
+        }
+        self.rules = rules;
+        self.scanned_ns = None;
+        self.paused_until_ns = 0;
+        self.told.budget_bytes = rules.budget_bytes.unwrap_or(0);
+        self.told.state = if rules.any() { IdleState::Waiting } else { IdleState::Off };
+    }
+
+    /// What there is to tell.
+    pub fn totals(&self) -> IdleTotals {
+        self.told
+    }
+
+    /// Today's budget that is left.
+    fn left_bytes(&mut self, now_ns: u64) -> u64 {
+        let days = now_ns.saturating_sub(self.day_ns) / DAY_NS;
+        if days > 0 {
+            self.day_ns += days * DAY_NS;
+            self.told.today_bytes = 0;
+        }
+        let budget = self.rules.budget_bytes.unwrap_or(u64::MAX);
+        budget.saturating_sub(self.told.today_bytes)
+    }
+
+    fn is_above(&self, memory_bytes: u64) -> bool {
+        self.rules.watermark_bytes.is_some_and(|mark| memory_bytes > mark)
+    }
+
+    /// Whether it is time to look at the pages.
+    pub fn look(&mut self, now_ns: u64, memory_bytes: u64, packed: bool) -> Look {
+        if !self.rules.any() {
+            return Look::Rest(SECOND_NS);
+        }
+        if now_ns < self.paused_until_ns {
+            return Look::Rest((self.paused_until_ns - now_ns).min(SECOND_NS));
+        }
+        if self.left_bytes(now_ns) < page_bytes_max(packed) {
+            self.told.state = IdleState::Spent;
+            return Look::Rest(SECOND_NS);
+        }
+        let idle_every =
+            self.rules.idle_secs.map(|secs| u64::from((secs / 8).clamp(1, 60)) * SECOND_NS);
+        let due = |every: u64| self.scanned_ns.map_or(0, |at| (at + every).saturating_sub(now_ns));
+        let idle = idle_every.map(due);
+        if self.more || idle == Some(0) || self.is_above(memory_bytes) {
+            return Look::Scan;
+        }
+        self.told.state = IdleState::Waiting;
+        let watermark = self.rules.watermark_bytes.map(|_| WATERMARK_EVERY_NS);
+        // Rules may change meanwhile.
+        let soon = idle.into_iter().chain(watermark).min().unwrap_or(SECOND_NS);
+        Look::Rest(soon.min(SECOND_NS))
+    }
+
+    /// What to write back, in this order. With `packed` a page takes what its object does.
+    pub fn steps(
+        &mut self,
+        now_ns: u64,
+        memory_bytes: u64,
+        packed: bool,
+        ages: &Ages,
+    ) -> Vec<Step> {
+        self.scanned_ns = Some(now_ns);
+        let fitting = self.left_bytes(now_ns) / page_bytes_max(packed); // ID1
+        let mut plan = Plan {
+            pages_left: fitting.min(ROUND_PAGES_MAX),
+            // A sixteenth below the watermark, lest each new page start a round.
+            goal_bytes: match self.rules.watermark_bytes {
+                Some(mark) if memory_bytes > mark => memory_bytes - (mark - mark / 16),
+                Some(_) | None => 0,
+            },
+            idle_secs: self.rules.idle_secs,
+        };
+        let steps = match self.rules.order {
+            IdleOrder::HugeFirst => [plan.step(Who::Huge, ages), plan.step(Who::Rest, ages)],
+            IdleOrder::ColdestFirst => [plan.step(Who::All, ages), None],
+        };
+        self.more = plan.pages_left == 0;
+        let steps: Vec<Step> = steps.into_iter().flatten().collect();
+        if steps.is_empty() {
+            self.more = false;
+            self.told.state = IdleState::Waiting;
+        } else {
+            self.told.state = IdleState::Writing;
+        }
+        steps
+    }
+
+    /// What a step has written; `in_vain` tells why not all.
+    pub fn wrote(&mut self, now_ns: u64, bytes: u64, pages: u64, in_vain: Option<IdleState>) {
+        self.left_bytes(now_ns);
+        self.told.today_bytes += bytes;
+        self.told.total_bytes += bytes;
+        self.told.total_pages += pages;
+        // A page that was accessed since the scan is not written: the next scan counts anew.
+        self.more &= pages > 0;
+        if let Some(state) = in_vain {
+            self.told.state = state;
+            self.more = false;
+            self.paused_until_ns = now_ns + PAUSE_NS;
+        } else if pages == 0 && self.told.state == IdleState::Writing {
+            // Nothing came of it although memory is scarce: not at once again.
+            self.paused_until_ns = now_ns + SECOND_NS;
+        }
+    }
+}
+
+fn page_bytes_max(packed: bool) -> u64 {
+    if packed { PACKED_PAGE_BYTES_MAX } else { PAGE_BYTES }
+}
+
+/// What is still to be found in one round.
+struct Plan {
+    pages_left: u64,
+    /// Memory to be gained from pages of any age.
+    goal_bytes: u64,
+    idle_secs: Option<u32>,
+}
+
+impl Plan {
+    /// Goes from the oldest pages to younger ones.
+    fn step(&mut self, who: Who, ages: &Ages) -> Option<Step> {
+        let mut step = None;
+        for nth in (0..CLASSES).rev() {
+            let class = ages.of(who, nth);
+            if class.pages == 0 {
+                continue;
+            }
+            // ID2: a class that only partly is idle is taken from there on.
+            let oldest = if nth + 1 < CLASSES { youngest(nth + 1) - 1 } else { u32::MAX };
+            let idle = self.idle_secs.filter(|secs| *secs <= oldest);
+            if self.pages_left == 0 || (idle.is_none() && self.goal_bytes == 0) {
+                break;
+            }
+            let min_age_secs = match idle {
+                Some(secs) if self.goal_bytes == 0 => secs.max(youngest(nth)),
+                Some(_) | None => youngest(nth),
+            };
+            let pages = class.pages.min(self.pages_left);
+            self.pages_left -= pages;
+            let bytes = class.bytes / class.pages * pages;
+            self.goal_bytes = self.goal_bytes.saturating_sub(bytes);
+            let max_pages = step.map_or(0, |s: Step| s.max_pages) + pages;
+            let huge = matches!(who, Who::Huge);
+            step = Some(Step { huge, min_age_secs, max_pages });
+        }
+        step
+    }
+}
+
+#[cfg(test)]
+#[path = "idle_tests.rs"]
+mod tests;

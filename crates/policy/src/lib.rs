@@ -11,7 +11,7 @@ mod pacer;
 mod sweep;
 mod watermarks;
 
-pub use idle::{IdleOrder, IdleRules};
+pub use idle::{Ages, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Look, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use sweep::{Run, Sweep};
 pub use watermarks::{Watermarks, WatermarksError};

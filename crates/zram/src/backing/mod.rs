@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Backing: a shard's region of the backing device, and what lies where in it.
+//!
+//! ```text
+//!   writeback ──take──▶ Space ◀──give back── reclaim ◀──grace, discard── retired ◀── release
+//!                         │ Blocks                                                     ▲
+//!   read-back ──pin───────┘                                slot overwritten, discarded ┘
+//!             ──cache──▶ a few runs of neighbours, read ahead
+//! ```
+//!
+//! Invariants
+//! - BK1 A block that was written is free again only when every read that had begun before it was
+//!   retired has ended, and its discard has (Z3).
+//! - BK2 What the cache holds of a block is what lies in the block as long as that is live.
+mod address;
+mod blocks;
+mod cache;
+mod space;
+
+pub(crate) use address::Address;
+pub(crate) use cache::{Cached, EXTENT_BLOCKS};
+pub(crate) use space::Space;
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::BlockDevice;
+use reactor::WaitList;
+
+use crate::layout::Region;
+use crate::pack::blocks_of;
+use cache::Cache;
+
+/// A shard's region of the backing device.
+pub(crate) struct Backing {
+    space: Rc<Space>,
+    cache: Cache,
+    packed: bool,
+    /// Pages a write may cover, as the device would have it.
+    io_pages_max: u32,
+    /// A writeback is at work, or its writes are in flight.
+    pub(crate) busy: Cell<bool>,
+    pub(crate) changed: WaitList,
+    /// Tells what a block held before from what it holds now; counts writes of packed objects.
+    pub(crate) generation: Cell<u32>,
+}
+
+impl Backing {
+    /// A region of `device`, on which nothing is. With `packed` objects lie one after the other,
+    /// else each page has a block.
+    pub(crate) fn new(device: Rc<dyn BlockDevice>, region: Region, packed: bool) -> Backing {
+        let page = crate::slot::PAGE as u32;
+        let io_pages_max = (device.limits().max_io_bytes / page).clamp(1, 256);
+        Backing {
+            space: Rc::new(Space::new(device, region)),
+            cache: Cache::default(),
+            packed,
+            io_pages_max,
+            busy: Cell::new(false),
+            changed: WaitList::new(),
+            generation: Cell::new(0),
+        }
+    }
+
+    pub(crate) fn is_packed(&self) -> bool {
+        self.packed
+    }
+
+    /// Blocks that one write may cover, when `pages` are wanted. A page that did not compress takes
+    /// two of them when it is packed.
+    pub(crate) fn batch_blocks(&self, pages: u32) -> u32 {
+        pages.clamp(1, self.io_pages_max).max(1 + u32::from(self.packed))
+    }
+
+    pub(crate) fn space(&self) -> &Rc<Space> {
+        &self.space
+    }
+
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// The blocks in which a page lies whose object has `size` bytes.
+    pub(crate) fn blocks_at(&self, at: Address, size: usize) -> Range<u32> {
+        let blocks = if self.packed { blocks_of(at.offset(), size) } else { 1 };
+        at.block()..at.block() + u32::try_from(blocks).expect("a page covers at most 3 blocks")
+    }
+
+    /// A page lies there from now on. Returns how many blocks are in use that were not before.
+    pub(crate) fn occupy(&self, at: Address, size: usize) -> u32 {
+        let mut blocks = self.space.blocks();
+        let before = blocks.in_use();
+        self.blocks_at(at, size).for_each(|block| blocks.use_one(block));
+        blocks.in_use() - before
+    }
+
+    /// The page of a slot lies there no more. Returns how many blocks are not in use any more; they
+    /// come free by and by.
+    pub(crate) fn release(&self, at: Address, size: usize) -> u32 {
+        let mut gone = 0;
+        for block in self.blocks_at(at, size) {
+            if self.space.blocks().unuse_one(block) {
+                self.cache.forget(block); // BK2
+                self.space.retire(block..block + 1);
+                gone += 1;
+            }
+        }
+        gone
+    }
+
+    /// A run was written, or may have been: its blocks in which nothing lies come free by and by.
+    pub(crate) fn retire_unused(&self, run: Range<u32>) {
+        let mut from = run.start;
+        while from < run.end {
+            let is_live = |block: u32| self.space.blocks().is_live(block);
+            let end = (from..run.end).find(|b| is_live(*b)).unwrap_or(run.end);
+            if from < end {
+                self.space.retire(from..end);
+            }
+            from = end + 1;
+        }
+    }
+
+    /// Waits until nothing is in flight: no write, no discard, no read.
+    pub(crate) async fn quiesce(&self) {
+        self.changed.wait_for(|| !self.busy.get()).await;
+        self.space.quiesce().await;
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Attributes of a live device: what is asked, and what is told to do.
+//!
+//! Invariants
+//! - CT1 What a command has done before it failed is told with the failure.
+use std::fmt::Write;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use block::{BlockDevice, Error, ErrorKind};
+
+use crate::attributes;
+use crate::command::{Idle, Recompress, Writeback};
+use crate::config::Config;
+use crate::recompress::Recompressed;
+use crate::shared::{Shared, Totals};
+use crate::status::auto_stat;
+use crate::store::OBJECT_BYTES_MAX;
+use crate::target::Zram;
+use crate::value::{number, page_bytes};
+use crate::writeback::Outcome;
+
+/// Puts into force what can be set at any time.
+pub(crate) fn apply(config: &Config, shared: &Shared) {
+    shared.memory.set_limit(config.mem_limit_pages());
+    shared.batch_pages.store(config.writeback_batch_size, Relaxed);
+    shared.inflight.store(config.writeback_inflight, Relaxed);
+    shared.budget.set_on(config.writeback_limit_enable);
+}
+
+impl Zram {
+    /// Reads an attribute (Z6).
+    pub(crate) async fn get(self: &Rc<Self>, name: &str) -> Result<String, Error> {
+        let totals = self.shared.totals();
+        let config = self.config.borrow().clone();
+        let text = match name {
+            "disksize" => self.limits().capacity.bytes().to_string(),
+            "initstate" => "1".to_owned(),
+            "mm_stat" => attributes::mm_stat(&totals),
+            "bd_stat" => attributes::bd_stat(&totals),
+            "io_stat" => attributes::io_stat(&totals),
+            "debug_stat" => attributes::debug_stat(),
+            "writeback_progress" => attributes::progress(&totals),
+            "backed_stat" => attributes::backed_stat(&totals),
+            "auto_writeback_stat" => auto_stat(&self.policy.totals()),
+            "last_error" => self.last_error().await.unwrap_or_default(),
+            "writeback_limit" => self.shared.budget.left().to_string(),
+            "block_state" => self.block_state().await,
+            _ => return attributes::of_config(name, &config),
+        };
+        Ok(text)
+    }
+
+    async fn block_state(self: &Rc<Self>) -> String {
+        let Some(parts) = self.parts() else { return String::new() };
+        let mut all: Vec<_> = parts.ask(|shard| shard.states()).await.concat();
+        all.sort_unstable();
+        let mut text = String::with_capacity(all.len() * 28);
+        for (slot, accessed, letters) in all {
+            let letters = letters.map(char::from).iter().collect::<String>();
+            let _ = writeln!(text, "{slot:12} {accessed:12}.000000 {letters}");
+        }
+        text
+    }
+
+    /// Sets an attribute, or runs the command that it stands for.
+    pub(crate) async fn set(self: &Rc<Self>, name: &str, value: &str) -> Result<(), Error> {
+        match name {
+            "writeback" => self.writeback(value).await,
+            "recompress" => self.recompress(value).await,
+            "idle" => self.idle(Idle::parse(value)?).await,
+            "compact" => self.compact().await,
+            "reset" => self.reset(value).await,
+            "mem_used_max" => {
+                number(name, value.trim(), 0, 0)?;
+                self.shared.memory.reset_max_used();
+                Ok(())
+            }
+            "writeback_limit" => {
+                self.config.borrow_mut().set(name, value.trim())?;
+                self.shared.budget.set_left(self.config.borrow().writeback_limit);
+                Ok(())
+            }
+            "disksize" => {
+                page_bytes(name, value.trim())?;
+                Err(self.initialised(name))
+            }
+            _ if attributes::is_fixed(name) => Err(self.initialised(name)),
+            _ if attributes::access(name).writes() => {
+                self.config.borrow_mut().set(name, value.trim())?;
+                apply(&self.config.borrow(), &self.shared);
+                crate::policy::start(self);
+                self.changed.wake_all();
+                Ok(())
+            }
+            _ if attributes::NAMES.contains(&name) => Err(attributes::read_only(name)),
+            _ => Err(attributes::unknown(name)),
+        }
+    }
+
+    fn initialised(&self, name: &str) -> Error {
+        Error::busy(format!("{}: {name} can't be set while the device has a size", self.name))
+    }
+
+    async fn idle(self: &Rc<Self>, which: Idle) -> Result<(), Error> {
+        let parts = self.running()?;
+        parts.ask(move |shard| shard.mark_idle(which)).await;
+        Ok(())
+    }
+
+    async fn compact(self: &Rc<Self>) -> Result<(), Error> {
+        let _turn = self.turn().await?;
+        self.running()?.ask(|shard| shard.compact()).await;
+        Ok(())
+    }
+
+    async fn reset(self: &Rc<Self>, value: &str) -> Result<(), Error> {
+        number("reset", value.trim(), 1, u64::MAX)?;
+        match self.on_reset() {
+            Some(reset) => reset().await,
+            None => Err(Error::busy(format!("{}: it can't be reset here", self.name))),
+        }
+    }
+
+    async fn recompress(self: &Rc<Self>, text: &str) -> Result<(), Error> {
+        self.running()?;
+        let algorithms = self.config.borrow().algorithms();
+        let huge = u32::try_from(OBJECT_BYTES_MAX).expect("less than a page") + 1;
+        let how = Recompress::parse(text, &algorithms, huge)?;
+        let _turn = self.turn().await?;
+        let done = self.running()?.ask(move |shard| shard.recompress(how.clone())).await;
+        let done = done.into_iter().fold(Recompressed::default(), Recompressed::and);
+        let so_far = format!("{} pages tried, {} shrunk", done.tried, done.shrunk);
+        if let Some(slot) = done.damaged {
+            return Err(Error::io(format!("recompress: slot {slot} can't be read; {so_far}")));
+        }
+        if done.no_memory {
+            let e = format!("recompress: mem_limit leaves no room to work; {so_far}");
+            return Err(Error::new(ErrorKind::NoSpace, e));
+        }
+        self.not_cancelled("recompress", &so_far)
+    }
+
+    fn not_cancelled(&self, command: &str, so_far: &str) -> Result<(), Error> {
+        if self.shared.cancel.load(Relaxed) {
+            return Err(Error::busy(format!("{command}: ended by a suspend; {so_far}")));
+        }
+        Ok(())
+    }
+
+    async fn writeback(self: &Rc<Self>, text: &str) -> Result<(), Error> {
+        self.running()?;
+        if !self.has_backing() {
+            let e = format!("{}: writeback needs a backing_dev", self.name);
+            return Err(Error::new(ErrorKind::NoDevice, e));
+        }
+        let which = Writeback::parse(text, self.layout.slots)?;
+        let outcome = self.write_back(which).await?;
+        told(&outcome)?;
+        let so_far = format!("{} pages written", outcome.pages);
+        self.not_cancelled("writeback", &so_far)
+    }
+
+    /// Writes pages back; for the automatic policy, too.
+    pub(crate) async fn write_back(self: &Rc<Self>, which: Writeback) -> Result<Outcome, Error> {
+        let _turn = self.turn().await?;
+        let shards = self.layout.shards;
+        let done = self
+            .running()?
+            .ask(move |shard| {
+                let which = which.of_shard(shard.plan.nth, shards);
+                async move { shard.writeback(&which).await }
+            })
+            .await;
+        Ok(done.into_iter().fold(Outcome::default(), Outcome::and))
+    }
+
+    /// What went wrong last on each shard, as far as anything did.
+    async fn last_error(self: &Rc<Self>) -> Option<String> {
+        let told = self.parts()?.ask(|shard| async move { shard.last_error() }).await;
+        let told: Vec<String> = told.into_iter().flatten().collect();
+        Some(told.join("; ")).filter(|text| !text.is_empty())
+    }
+
+    /// Everything that attributes and status show.
+    pub(crate) fn totals(&self) -> Totals {
+        self.shared.totals()
+    }
+}
+
+/// A writeback that did not do all it was told, as an error (CT1).
+fn told(outcome: &Outcome) -> Result<(), Error> {
+    let so_far = format!("{} pages written", outcome.pages);
+    if let Some((slot, status)) = &outcome.error {
+        return Err(Error::io(format!(
+            "writeback: slot {slot}: the backing device failed: {status}; {so_far}"
+        )));
+    }
+    if outcome.limit_reached {
+        let e = format!("writeback: writeback_limit reached; {so_far}");
+        return Err(Error::new(ErrorKind::Limit, e));
+    }
+    if outcome.no_space {
+        let e = format!("writeback: the backing device has no free block; {so_far}");
+        return Err(Error::new(ErrorKind::NoSpace, e));
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Marking pages idle, compacting memory, and looking at slots: walks over all slots of a shard.
+use std::rc::Rc;
+
+use policy::Ages;
+use reactor::yield_now;
+
+use crate::command::Idle;
+use crate::shard::Shard;
+use crate::slot::{Flags, Slot};
+
+/// Slots that are looked at in one go.
+pub(crate) const WALK_RUN: u32 = 8192;
+
+/// A page as `block_state` shows it: its slot, when it was accessed, its letters.
+pub(crate) type State = (u64, u32, [u8; 6]);
+
+impl Shard {
+    /// Calls `f` with the slots in order, letting others go in between.
+    async fn walk(&self, mut f: impl FnMut(u32, Slot)) {
+        let slots = self.slots.borrow().len();
+        for first in (0..slots).step_by(WALK_RUN as usize) {
+            for nth in first..slots.min(first.saturating_add(WALK_RUN)) {
+                let slot = self.slot(nth);
+                if !slot.is_empty() {
+                    f(nth, slot);
+                }
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Marks pages idle, as `idle` says. Those that take no memory never are.
+    pub(crate) async fn mark_idle(self: Rc<Self>, which: Idle) {
+        let now = self.clock();
+        self.walk(|nth, slot| {
+            if !slot.is_resident() {
+                return;
+            }
+            let idle = match which {
+                Idle::All => true,
+                Idle::Age(age) => now.checked_sub(age).is_some_and(|then| slot.accessed <= then),
+            };
+            if idle {
+                self.set_flags(nth, Flags::IDLE);
+            } else {
+                self.clear_flags(nth, Flags::IDLE);
+            }
+        })
+        .await;
+    }
+
+    /// Moves objects together and gives the pages that become free back. Returns how many.
+    pub(crate) async fn compact(self: Rc<Self>) -> u64 {
+        let slots = &self.slots;
+        let freed = self.store.borrow_mut().compact(&mut |owner, old, new| {
+            let mut slots = slots.borrow_mut();
+            let slot = slots.get(owner);
+            assert!(slot.is_resident() && slot.place == old.0, "{slot:?} is not at {old:?}");
+            slots.set(owner, slot.at(new.0));
+        });
+        self.store.borrow_mut().trim();
+        self.counters.pages_compacted.add(freed);
+        freed
+    }
+
+    /// Every page's state, for `block_state`.
+    pub(crate) async fn states(self: Rc<Self>) -> Vec<State> {
+        let mut states = Vec::new();
+        self.walk(|nth, slot| states.push((self.global(nth), slot.accessed, letters(slot)))).await;
+        states
+    }
+
+    /// The clock, and the pages in memory by age: what the automatic policy decides by.
+    pub(crate) async fn ages(self: Rc<Self>) -> (u32, Ages) {
+        let clock = self.clock();
+        let mut ages = Ages::default();
+        self.walk(|_, slot| {
+            if slot.is_resident() {
+                let age = clock.saturating_sub(slot.accessed);
+                ages.add(age, slot.has(Flags::HUGE), slot.size() as u64);
+            }
+        })
+        .await;
+        (clock, ages)
+    }
+}
+
+/// The kernel's letters for what a slot is.
+fn letters(slot: Slot) -> [u8; 6] {
+    let letter = |is: bool, letter: u8| if is { letter } else { b'.' };
+    [
+        letter(slot.has(Flags::SAME), b's'),
+        letter(slot.has(Flags::BACKED), b'w'),
+        letter(slot.has(Flags::HUGE), b'h'),
+        letter(slot.has(Flags::IDLE), b'i'),
+        letter(slot.priority() > 0, b'r'),
+        letter(slot.has(Flags::INCOMPRESSIBLE), b'n'),
+    ]
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Parts: the shards of a device as core 0 has them, wherever they are.
+//!
+//! ```text
+//!   bio of one chunk ──▶ its shard, in place (sector rewritten)
+//!   longer bio       ──▶ one bio a shard: its chunks lie in a row there, buffers gathered
+//!   ask              ──▶ a task on the shard's core, its answer back here
+//! ```
+use std::fmt;
+use std::future::Future;
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Bufs, CoreId, Error, Op, Sector, Status};
+use reactor::{
+    Anchor, BioFuture, Export, Msg, Remote, anchor, anchored, call, core_id, export, io, post,
+    spawn, unanchor, unexport,
+};
+use smallvec::SmallVec;
+
+use crate::layout::{Layout, PAGE_SECTORS};
+use crate::shard::{Plan, Shard};
+use crate::slot::PAGE;
+
+/// A device of another core, on its way to one that shall use it.
+struct Lent {
+    core: CoreId,
+    export: Export,
+    name: String,
+    limits: block::Limits,
+}
+
+/// A shard as core 0 has it.
+struct Part {
+    core: CoreId,
+    anchor: Anchor,
+    export: Option<Export>,
+    device: Rc<dyn BlockDevice>,
+}
+
+/// All shards of a device.
+pub(crate) struct Parts {
+    layout: Layout,
+    parts: Vec<Part>,
+    /// The backing device as other cores reach it.
+    lent: Option<Export>,
+}
+
+/// How a shard is made on its core, of a plan and the backing device as that core has it.
+pub(crate) type Make<Fut> = fn(Plan, Option<Rc<dyn BlockDevice>>) -> Fut;
+
+impl Parts {
+    /// Makes the shards of `plan`, in turn on `cores`, of which the first is this one.
+    pub(crate) async fn make<Fut>(
+        plan: &Plan,
+        cores: &[CoreId],
+        backing: Option<Rc<dyn BlockDevice>>,
+        make: Make<Fut>,
+    ) -> Result<Parts, Error>
+    where
+        Fut: Future<Output = Result<Rc<Shard>, Error>> + 'static,
+    {
+        let layout = plan.layout;
+        let here = core_id();
+        let elsewhere = cores.iter().take(layout.shards as usize).any(|core| *core != here);
+        let lent = backing.as_ref().filter(|_| elsewhere).map(|device| export(device.clone()));
+        // What was made goes again when a later one fails.
+        let mut made = Parts { layout, parts: Vec::new(), lent };
+        for nth in 0..layout.shards {
+            let core = cores[nth as usize % cores.len()];
+            let plan = Plan { nth, ..plan.clone() };
+            let part = if core == here {
+                let shard = make(plan, backing.clone()).await?;
+                Part { core, anchor: anchor(shard.clone()), export: None, device: shard }
+            } else {
+                let lent = backing.as_ref().zip(lent).map(|(device, export)| Lent {
+                    core: here,
+                    export,
+                    name: device.name().to_owned(),
+                    limits: device.limits(),
+                });
+                let (anchor, export, name, limits) = call(core, move || async move {
+                    let backing = lent.map(|l| -> Rc<dyn BlockDevice> {
+                        Rc::new(Remote::new(l.core, l.export, l.name, l.limits))
+                    });
+                    let shard = make(plan, backing).await?;
+                    let (name, limits) = (shard.name().to_owned(), shard.limits());
+                    Ok::<_, Error>((anchor(shard.clone()), export(shard), name, limits))
+                })
+                .await?;
+                let device = Rc::new(Remote::new(core, export, name, limits));
+                Part { core, anchor, export: Some(export), device }
+            };
+            made.parts.push(part);
+        }
+        Ok(made)
+    }
+
+    /// Asks every shard at once; the answers in their order. `f` runs on the shards' cores.
+    pub(crate) async fn ask<T, F, Fut>(&self, f: F) -> Vec<T>
+    where
+        T: Send + 'static,
+        F: Fn(Rc<Shard>) -> Fut + Clone + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let ask = |part: &Part| {
+            let (anchor, f) = (part.anchor, f.clone());
+            call(part.core, move || {
+                let shard = anchored::<Shard>(anchor).expect("kept as long as its part lives");
+                f(shard)
+            })
+        };
+        let asked: Vec<_> = self.parts.iter().map(ask).collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for answer in asked {
+            answers.push(answer.await);
+        }
+        answers
+    }
+
+    /// Sends a bio, checked before, to the shards that it is about.
+    pub(crate) fn submit(&self, mut bio: Bio) {
+        if let [only] = &self.parts[..] {
+            return only.device.submit(bio);
+        }
+        let (slot, pages) = (bio.sector.0 / PAGE_SECTORS, bio.len.0 / PAGE_SECTORS);
+        if bio.op != Op::Flush && self.layout.run(slot, pages) == pages {
+            let (shard, local) = self.layout.local(slot);
+            bio.sector = Sector(u64::from(local) * PAGE_SECTORS);
+            return self.parts[shard as usize].device.submit(bio);
+        }
+        self.split(bio, slot, pages);
+    }
+
+    /// One bio a shard, and a task that waits for them.
+    fn split(&self, bio: Bio, slot: u64, pages: u64) {
+        struct Share {
+            first: u32,
+            pages: u64,
+            bufs: Bufs,
+        }
+        let Bio { op, flags, class, bufs, done, .. } = bio;
+        let share = || Share { first: 0, pages: 0, bufs: Bufs::new() };
+        let mut shares: SmallVec<[Share; 8]> = self.parts.iter().map(|_| share()).collect();
+        let mut at = 0;
+        while at < pages {
+            let run = self.layout.run(slot + at, pages - at);
+            let (shard, local) = self.layout.local(slot + at);
+            let share = &mut shares[shard as usize];
+            if share.pages == 0 {
+                share.first = local;
+            }
+            share.pages += run;
+            if !bufs.is_empty() {
+                let byte = |page: u64| {
+                    usize::try_from(page).expect("of a bio's buffers, which are in memory") * PAGE
+                };
+                for slice in bufs.slice(byte(at)..byte(at + run)).iter() {
+                    share.bufs.push(slice.clone());
+                }
+            }
+            at += run;
+        }
+        let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
+        for (part, share) in self.parts.iter().zip(shares) {
+            if share.pages > 0 || op == Op::Flush {
+                let range = Sector(u64::from(share.first) * PAGE_SECTORS);
+                let len = Sector(share.pages * PAGE_SECTORS);
+                sent.push(io(&*part.device, op, flags, class, (range, len), share.bufs));
+            }
+        }
+        spawn(async move {
+            let mut worst = Status::Ok;
+            for bio in sent {
+                if let Err(status) = bio.await {
+                    worst = status;
+                }
+            }
+            done.complete(worst);
+        });
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if block::crashing() {
+            return;
+        }
+        for Part { core, anchor, export, .. } in self.parts.drain(..) {
+            let forget = move || {
+                unanchor(anchor);
+                if let Some(export) = export {
+                    unexport(export);
+                }
+            };
+            if core == core_id() {
+                forget();
+            } else {
+                post(core, Msg::Call(Box::new(forget)));
+            }
+        }
+        if let Some(export) = self.lent {
+            unexport(export);
+        }
+    }
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Parts({} of {:?})", self.parts.len(), self.layout)
+    }
+}

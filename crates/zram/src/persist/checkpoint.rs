@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Checkpoint: all images, written while units go on, so that the chain before it is not needed.
+//!
+//! ```text
+//!  chain:  ... unit │ L ......... units meanwhile ......... │ all written, flush │ superblock: (area, L)
+//!  map:             └─ images 0..n in order, each as it stands ─┘
+//! ```
+//!
+//! The map is fuzzy: an image is written as it stands when its turn comes. That is right because
+//! every image that changes after L is in a unit from L on, which a replay applies upon the map.
+//!
+//! When no place for a unit is left, a checkpoint is what frees blocks; and slots that have become
+//! empty or same-filled, which need no block, get into its map directly, so that discards make room
+//! on a device that is full.
+//!
+//! Invariants
+//! - CK1 A superblock is written when the map and every unit it may speak of is durable (PS4).
+//! - CK2 One checkpoint at a time.
+//!
+//! Cost: 16 bytes a page and three flushes, for every so many units.
+use std::rc::Rc;
+
+use block::Status;
+use format::zram::{ChainStart, Checkpoint, MAP_ENTRIES, MapEntry, Superblock};
+use reactor::{spawn, yield_now};
+
+use super::chain::take_run;
+use super::image::Image;
+use super::media::{MapWriter, write_superblock};
+use super::{Mutation, Persist};
+use crate::shard::Shard;
+use crate::slot::Flags;
+
+/// Units of the chain at which a checkpoint is due take at least as many blocks: 4 MiB.
+const DUE_BLOCKS_MIN: u32 = 1024;
+/// Slots whose images are looked at in one go.
+const SLOTS_AT_ONCE: u32 = 16384;
+
+impl Persist {
+    /// Blocks of the chain at which a checkpoint is due: four times what it writes itself, but no
+    /// more than a quarter of the data, which can't be reused before.
+    fn due_blocks(&self) -> u32 {
+        let data = self.geometry.data();
+        let most = (data.end - data.start) / 4;
+        self.geometry.map_units.saturating_mul(4).max(DUE_BLOCKS_MIN).min(most)
+    }
+
+    /// Whether the chain is so long that a checkpoint must shorten it first.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.checkpointing.get() && self.chain.borrow().held_blocks >= 2 * self.due_blocks()
+    }
+}
+
+impl Shard {
+    /// Has a checkpoint made beside everything else when the chain has become long.
+    pub(super) fn checkpoint_if_due(self: &Rc<Self>) {
+        let persist = self.persist();
+        let due = persist.chain.borrow().held_blocks >= persist.due_blocks();
+        if due && !persist.checkpointing.replace(true) {
+            let shard = self.clone();
+            spawn(async move {
+                shard.checkpoint_in_turn().await;
+            });
+        }
+    }
+
+    /// Makes a checkpoint after the one that runs, if one does.
+    pub(crate) async fn checkpoint(&self) -> Result<(), Status> {
+        let persist = self.persist();
+        persist.changed.wait_for(|| !persist.checkpointing.get()).await;
+        persist.health()?;
+        persist.checkpointing.set(true);
+        self.checkpoint_in_turn().await;
+        persist.health()
+    }
+
+    async fn checkpoint_in_turn(&self) {
+        let persist = self.persist();
+        if let Err(status) = self.make_checkpoint().await {
+            self.persist_failed("a checkpoint could not be written", status);
+        }
+        persist.absorbing.set(false);
+        persist.checkpointing.set(false); // CK2
+        persist.changed.wake_all();
+    }
+
+    /// Makes place for another unit, or says that the device is full.
+    pub(super) async fn make_room(&self) -> Result<(), Status> {
+        let persist = self.persist();
+        for _ in 0..2 {
+            if persist.chain.borrow().next.is_some() {
+                return Ok(());
+            }
+            self.checkpoint().await?;
+        }
+        match persist.chain.borrow().next {
+            Some(_) => Ok(()),
+            None => Err(Status::NoSpace),
+        }
+    }
+
+    async fn make_checkpoint(&self) -> Result<(), Status> {
+        let persist = self.persist();
+        let start = persist.chain.borrow().end();
+        let absorbed = if start.next == 0 { self.absorb() } else { Vec::new() };
+        let old = persist.superblock.borrow().checkpoint;
+        let area = if old.id == 0 { 0 } else { 1 - old.area };
+        let mut checkpoint = Checkpoint { area, units: 0, id: old.id + 1 };
+        if persist.mutation(Mutation::SuperblockBeforeData) {
+            let images = persist.images.borrow();
+            let pages = (0..images.len()).filter(|n| !images.get(*n).is_none()).count();
+            checkpoint.units = u32::try_from(pages.div_ceil(MAP_ENTRIES)).expect("few units");
+            drop(images);
+            self.put_superblock(checkpoint, start).await?;
+        }
+        checkpoint.units = self.dump(checkpoint).await?;
+        let last = persist.chain.borrow().sequence - 1;
+        self.flush_after(last).await?; // CK1
+        self.put_superblock(checkpoint, start).await?;
+        self.let_go_of_units(start.sequence);
+        absorbed.into_iter().for_each(|image| self.unuse(image.blocks()));
+        if start.next == 0 {
+            self.lead_on(checkpoint).await?;
+        }
+        Ok(())
+    }
+
+    /// Dirty slots that need no block become as they are by the map alone. Returns the objects
+    /// that nobody needs when that is durable.
+    fn absorb(&self) -> Vec<Image> {
+        let persist = self.persist();
+        let mut absorbed = Vec::new();
+        let mut dirty = persist.dirty.borrow_mut();
+        let mut images = persist.images.borrow_mut();
+        let mut from = 0;
+        while let Some(nth) = dirty.first(&(from..images.len())) {
+            from = nth + 1;
+            let slot = self.slot(nth);
+            let image = if slot.is_empty() {
+                Image::default()
+            } else if slot.has(Flags::SAME) {
+                Image::same(slot.place)
+            } else {
+                continue;
+            };
+            dirty.remove(nth);
+            let old = images.set(nth, image);
+            if old.is_page() {
+                absorbed.push(old);
+            }
+            persist.absorbing.set(true);
+        }
+        absorbed
+    }
+
+    /// The chain goes on at a place that has come free, if there is one.
+    async fn lead_on(&self, checkpoint: Checkpoint) -> Result<(), Status> {
+        let persist = self.persist();
+        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let mut run = take_run(space);
+        if run.is_none() {
+            // What has been let go comes free by and by.
+            if let Some(some) = space.take(1).await {
+                space.give_back(some);
+                run = take_run(space);
+            }
+        }
+        let Some(run) = run else { return Ok(()) };
+        let mut start = persist.chain.borrow().end();
+        assert_eq!(start.next, 0, "units were built without a place");
+        (start.next, start.next_end) = (run.start, run.end);
+        self.put_superblock(checkpoint, start).await?;
+        persist.chain.borrow_mut().next = Some(run);
+        Ok(())
+    }
+
+    async fn put_superblock(&self, checkpoint: Checkpoint, chain: ChainStart) -> Result<(), Status> {
+        let persist = self.persist();
+        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let new = {
+            let old = persist.superblock.borrow();
+            Superblock { generation: old.generation + 1, checkpoint, chain, ..old.clone() }
+        };
+        let at = |block: u32| space.sector(block);
+        write_superblock(space.device(), at, &new).await?;
+        *persist.superblock.borrow_mut() = new;
+        Ok(())
+    }
+
+    /// Writes every image to a checkpoint area; returns the number of units.
+    async fn dump(&self, checkpoint: Checkpoint) -> Result<u32, Status> {
+        let persist = self.persist();
+        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let mut map = {
+            let superblock = persist.superblock.borrow();
+            MapWriter::new(&superblock, checkpoint)
+        };
+        let slots = persist.images.borrow().len();
+        let first = persist.geometry.map(checkpoint.area);
+        let mut from = 0;
+        while from < slots {
+            let end = slots.min(from.saturating_add(SLOTS_AT_ONCE));
+            let entries: Vec<MapEntry> = {
+                let images = persist.images.borrow();
+                (from..end).filter_map(|nth| images.get(nth).entry(nth)).collect()
+            };
+            map.push(&entries);
+            map.write(space.device(), |unit| space.sector(first + unit), false).await?;
+            from = end;
+            yield_now().await;
+        }
+        map.write(space.device(), |unit| space.sector(first + unit), true).await?;
+        Ok(map.units())
+    }
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Media: superblocks and maps as they are read and written; and whose device it is.
+//!
+//! ```text
+//!   device   │ region of shard 0            │ region of shard 1            │ ...
+//!            │ superblocks │ maps │ data    │ superblocks │ maps │ data    │
+//! ```
+//!
+//! Invariants
+//! - MD1 A device is formatted when shard 0 has a superblock. That is written last, over nothing
+//!   but zeroes and what a format cut short has left. Anything else is refused (PS6).
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
+use format::Damage;
+use format::zram::{
+    ChainStart, Checkpoint, CodecId, Geometry, MAP_ENTRIES, MapEntry, MapHeader,
+    REGION_BLOCKS_MAX, SHARDS_MAX, Superblock, elect, encode_map, highest_generation,
+};
+use reactor::BioFuture;
+
+use crate::codec::Algorithm;
+use crate::codecs::Algorithms;
+use crate::layout::{Layout, PAGE_SECTORS, Region};
+use crate::pack::BLOCK;
+
+/// Units of one write of a map: 256 KiB.
+const UNITS_PER_WRITE: usize = 64;
+
+/// What the media of a device say, before its shards are opened; goes to their cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Media {
+    uuid: [u8; 16],
+    /// As it was formatted: with so many shards, whatever the table says.
+    pub(crate) layout: Layout,
+    region_blocks: u32,
+}
+
+impl Media {
+    /// A shard's region.
+    pub(super) fn region(&self, shard: u32) -> Region {
+        let first = u64::from(self.region_blocks) * u64::from(shard);
+        Region { first, blocks: self.region_blocks }
+    }
+
+    /// Whether a superblock is that of one of its shards.
+    pub(super) fn has(&self, shard: u32, superblock: &Superblock) -> bool {
+        superblock.uuid == self.uuid
+            && u32::from(superblock.shard) == shard
+            && u32::from(superblock.shards) == self.layout.shards
+            && superblock.slots == self.layout.slots
+            && superblock.region_blocks == self.region_blocks
+            && superblock.map_units
+                >= Geometry::of_slots(self.layout.slots_of(shard), self.region_blocks).map_units
+    }
+}
+
+/// What the copies of a region's superblock are.
+pub(super) type Copies = [Result<Superblock, Damage>; 4];
+
+/// What decompresses the pages of a device.
+pub(super) fn codec_ids(algorithms: &Algorithms) -> [CodecId; 4] {
+    algorithms.each_ref().map(|algorithm| {
+        let Some((algorithm, params)) = algorithm else { return CodecId::default() };
+        let dictionary = params.dict.as_deref().map_or(0, |dict| format::checksum(dict).max(1));
+        let (algorithm, parameter) = match algorithm {
+            // The same format.
+            Algorithm::Lz4 | Algorithm::Lz4hc => (1, 0),
+            Algorithm::Zstd => (2, 0),
+            Algorithm::Deflate => (3, params.winbits.unwrap_or(0).to_le_bytes()[0]),
+        };
+        CodecId { algorithm, parameter, dictionary }
+    })
+}
+
+fn named(device: &dyn BlockDevice) -> String {
+    format!("backing_dev {}", device.name())
+}
+
+pub(super) fn io_error(device: &dyn BlockDevice, what: &str, status: Status) -> Error {
+    Error::io(format!("{}: cannot {what}: {status}", named(device)))
+}
+
+/// Damaged metadata: which, and what is wrong.
+pub(super) fn damaged(device: &dyn BlockDevice, what: &str) -> Error {
+    Error::io(format!("{}: damaged metadata: {what}; it is left as it is", named(device)))
+}
+
+/// Reads the copies of the superblock of the region that begins at block `first` of the device.
+pub(super) async fn read_copies(device: &dyn BlockDevice, first: u64) -> Result<Copies, Error> {
+    let mut copies: Copies = [const { Err(Damage::Magic) }; 4];
+    for (copy, found) in (0u8..).zip(&mut copies) {
+        let unit = read_block(device, first + u64::from(Geometry::superblock(copy))).await?;
+        *found = unit.read(|b| Superblock::decode(copy, b));
+    }
+    Ok(copies)
+}
+
+async fn read_block(device: &dyn BlockDevice, block: u64) -> Result<Buf, Error> {
+    let unit = Buf::alloc(BLOCK);
+    let at = Sector(block * PAGE_SECTORS);
+    let read = reactor::read(device, Class::Foreground, at, unit.all().into()).await;
+    read.map_err(|status| io_error(device, "read a superblock", status))?;
+    Ok(unit)
+}
+
+fn write_copy(device: &dyn BlockDevice, at: Sector, copy: u8, new: &Superblock) -> BioFuture {
+    let unit = Buf::alloc(BLOCK);
+    unit.write(|b| new.encode(copy, b));
+    let flags = Flags::SYNC | Flags::META;
+    reactor::write(device, flags, Class::Foreground, at, unit.all().into())
+}
+
+/// Writes a superblock: copies 0 and 1, flush, 2 and 3, flush, so that at every moment one pair is
+/// whole. `at` says where a block of the region lies.
+pub(super) async fn write_superblock(
+    device: &dyn BlockDevice,
+    at: impl Fn(u32) -> Sector,
+    new: &Superblock,
+) -> Result<(), Status> {
+    for pair in [[0, 1], [2, 3]] {
+        let writes = pair.map(|copy| write_copy(device, at(Geometry::superblock(copy)), copy, new));
+        all(writes).await?;
+        reactor::flush(device, Class::Foreground).await?;
+    }
+    Ok(())
+}
+
+/// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
+async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
+    let mut outcome = Ok(());
+    for io in ios {
+        let ended = io.await;
+        outcome = outcome.and(ended);
+    }
+    outcome
+}
+
+/// Makes all copies that differ from the elected superblock the same as it, before anything is done
+/// by it: so that nothing newer is on the media that could be elected later.
+pub(super) async fn mend(
+    device: &dyn BlockDevice,
+    at: impl Fn(u32) -> Sector,
+    copies: &Copies,
+    elected: &Superblock,
+) -> Result<(), Status> {
+    let differ = (0u8..).zip(copies).filter(|(_, found)| found.as_ref() != Ok(elected));
+    let writes: Vec<BioFuture> = differ
+        .map(|(copy, _)| write_copy(device, at(Geometry::superblock(copy)), copy, elected))
+        .collect();
+    if writes.is_empty() {
+        return Ok(());
+    }
+    all(writes).await?;
+    reactor::flush(device, Class::Foreground).await
+}
+
+/// Finds out whose `device` is, and formats it when it is nobody's. The number of shards is that
+/// of the media.
+///
+/// # Errors
+/// `EINVAL` when it is something else's, or of a device of another size; `ENOSPC` when it is too
+/// small; `EIO` when it can't be read or its superblock is lost.
+pub(crate) async fn prepare(
+    device: &Rc<dyn BlockDevice>,
+    wanted: Layout,
+    algorithms: &Algorithms,
+) -> Result<Media, Error> {
+    let device = &**device;
+    let copies = read_copies(device, 0).await?;
+    let elected = match elect(&copies) {
+        Ok(elected) if elected.life > 0 || elected.generation > 1 => elected,
+        Ok(elected) => {
+            // Formatted, all but perhaps the second pair of copies; never opened.
+            mend(device, |block| Sector(u64::from(block) * PAGE_SECTORS), &copies, &elected)
+                .await
+                .map_err(|status| io_error(device, "write a superblock", status))?;
+            elected
+        }
+        Err(damage) => {
+            if let Some(version) = copies.iter().find_map(|copy| match copy {
+                Err(Damage::Version { found, .. }) => Some(*found),
+                Ok(_) | Err(_) => None,
+            }) {
+                return Err(Error::new(
+                    ErrorKind::NotSupported,
+                    format!("{}: zram format version {version} is unknown here", named(device)),
+                ));
+            }
+            if highest_generation(&copies) > 1 {
+                return Err(damaged(device, &format!("superblock of shard 0: {damage}")));
+            }
+            return make(device, wanted, algorithms).await;
+        }
+    };
+    if elected.slots != wanted.slots {
+        return Err(Error::invalid(format!(
+            "{}: it belongs to a zram of {} sectors, the table says {}",
+            named(device),
+            elected.slots * PAGE_SECTORS,
+            wanted.slots * PAGE_SECTORS
+        )));
+    }
+    let layout = Layout { slots: elected.slots, shards: u32::from(elected.shards) };
+    let blocks = u64::from(elected.region_blocks) * u64::from(elected.shards);
+    let has = device.limits().capacity.0 / PAGE_SECTORS;
+    if elected.shard != 0 || blocks > has {
+        return Err(Error::invalid(format!(
+            "{}: it has {has} blocks of 4 KiB, of {blocks} that its superblock names: it shrank",
+            named(device)
+        )));
+    }
+    Ok(Media { uuid: elected.uuid, layout, region_blocks: elected.region_blocks })
+}
+
+/// Formats a device on which nothing is (MD1).
+async fn make(
+    device: &dyn BlockDevice,
+    layout: Layout,
+    algorithms: &Algorithms,
+) -> Result<Media, Error> {
+    let shards = u16::try_from(layout.shards).ok().filter(|shards| *shards <= SHARDS_MAX);
+    let shards = shards.ok_or_else(|| {
+        Error::invalid(format!("persist: at most {SHARDS_MAX} shards are allowed"))
+    })?;
+    let region = layout.region(0, device.limits().capacity);
+    let region_blocks = region.blocks.min(REGION_BLOCKS_MAX);
+    let geometry = Geometry::of_slots(layout.slots_of(0), region_blocks);
+    if u64::from(region_blocks) < geometry.blocks_least() {
+        let needs = geometry.blocks_least() * u64::from(layout.shards) * BLOCK as u64 / 1024;
+        return Err(Error::new(
+            ErrorKind::NoSpace,
+            format!(
+                "{}: it has {} KiB, needs at least {needs} KiB for persist with {} shards",
+                named(device),
+                device.limits().capacity.0 / 2,
+                layout.shards
+            ),
+        ));
+    }
+    check_blank(device, layout, region_blocks).await?;
+    let halves = [reactor::random(), reactor::random()].map(u64::to_le_bytes);
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&halves[0]);
+    uuid[8..].copy_from_slice(&halves[1]);
+    let media = Media { uuid, layout, region_blocks };
+    for shard in (0..shards).rev() {
+        let new = Superblock {
+            uuid,
+            generation: 1,
+            shard,
+            shards,
+            slots: layout.slots,
+            region_blocks,
+            map_units: Geometry::of_slots(layout.slots_of(u32::from(shard)), region_blocks)
+                .map_units,
+            life: 0,
+            codecs: codec_ids(algorithms),
+            checkpoint: Checkpoint::default(),
+            chain: ChainStart { sequence: 1, ..ChainStart::default() },
+        };
+        let first = media.region(u32::from(shard)).first;
+        let at = |block: u32| Sector((first + u64::from(block)) * PAGE_SECTORS);
+        write_superblock(device, at, &new)
+            .await
+            .map_err(|status| io_error(device, "write a superblock", status))?;
+    }
+    Ok(media)
+}
+
+/// Refuses a device on which something is but zeroes and what a format cut short has left: looks
+/// where superblocks of ours would be, and at the first 256 KiB, where everybody else's are.
+async fn check_blank(
+    device: &dyn BlockDevice,
+    layout: Layout,
+    region_blocks: u32,
+) -> Result<(), Error> {
+    let maps = u64::from(Geometry { region_blocks, map_units: 1 }.map(0));
+    for shard in 0..layout.shards {
+        let first = u64::from(region_blocks) * u64::from(shard);
+        let is_copy = |block: u64| {
+            (0..4).find(|copy| u64::from(Geometry::superblock(*copy)) == block)
+        };
+        for block in (0..maps).filter(|block| shard == 0 || is_copy(*block).is_some()) {
+            let unit = read_block(device, first + block).await?;
+            let ours = |b: &[u8]| {
+                let copy = is_copy(block).and_then(|copy| Superblock::decode(copy, b).ok());
+                copy.is_some_and(|found| found.generation == 1 && found.life == 0)
+            };
+            if !unit.read(|b| format::is_blank(b) || ours(b)) {
+                return Err(Error::invalid(format!(
+                    "{}: it is neither a persistent zram nor blank: block {} is not zero; to have \
+                     it formatted, fill the first 256 KiB{} with zeroes",
+                    named(device),
+                    first + block,
+                    if shard == 0 { "" } else { " of each shard's part" }
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes the units of a map and writes them in their order.
+pub(super) struct MapWriter {
+    header: MapHeader,
+    entries: Vec<MapEntry>,
+    /// Units made so far.
+    units: u32,
+}
+
+impl MapWriter {
+    pub(super) fn new(superblock: &Superblock, checkpoint: Checkpoint) -> MapWriter {
+        let (uuid, shard, id) = (superblock.uuid, superblock.shard, checkpoint.id);
+        let header = MapHeader { uuid, shard, id, index: 0, link: 0 };
+        MapWriter { header, entries: Vec::new(), units: 0 }
+    }
+
+    pub(super) fn units(&self) -> u32 {
+        self.units
+    }
+
+    pub(super) fn push(&mut self, entries: &[MapEntry]) {
+        self.entries.extend_from_slice(entries);
+    }
+
+    /// Writes the units that are full, or `all`.
+    pub(super) async fn write(
+        &mut self,
+        device: &dyn BlockDevice,
+        at: impl Fn(u32) -> Sector,
+        all: bool,
+    ) -> Result<(), Status> {
+        let whole = MAP_ENTRIES * UNITS_PER_WRITE;
+        while self.entries.len() >= whole || (all && !self.entries.is_empty()) {
+            let taken = self.entries.len().min(whole);
+            let units = taken.div_ceil(MAP_ENTRIES);
+            let buf = Buf::alloc(units * BLOCK);
+            buf.write(|out| {
+                let parts = self.entries[..taken].chunks(MAP_ENTRIES);
+                for (entries, unit) in parts.zip(out.chunks_mut(BLOCK)) {
+                    self.header.link = encode_map(&self.header, entries, unit);
+                    self.header.index += 1;
+                }
+            });
+            self.entries.drain(..taken);
+            let flags = Flags::META;
+            let data = buf.all().into();
+            reactor::write(device, flags, Class::Normal, at(self.units), data).await?;
+            self.units += u32::try_from(units).expect("at most UNITS_PER_WRITE");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Persistence: what was flushed is there after a crash, and everything after a clean end.
+//!
+//! ```text
+//!   changed slots ──commit, evict──▶ unit ─▶ unit ─▶ unit ─▶ (place reserved)      the chain
+//!                                      │       objects, packed
+//!   images: slot ─▶ its newest object ◀┘
+//!       └──checkpoint──▶ map areas A, B in turn ──▶ superblock: (area, where the chain goes on)
+//! ```
+//!
+//! A unit holds what slots have become, and the place of the unit after it. Opening loads the
+//! newest checkpoint and follows the chain from there: as far as units are whole and linked. Bytes
+//! are in `docs/format/zram.md`, reasons in `docs/decisions/0017-zram-persist.md`.
+//!
+//! Invariants
+//! - PS1 FLUSH and FUA complete when every unit with what they cover, and every unit before those,
+//!   is durable. Cost of a lone one: one write and one flush of the device.
+//! - PS2 A page leaves memory only when the unit that holds it is durable.
+//! - PS3 An object's block is free only when the unit that supersedes the object is durable, and
+//!   the blocks of a unit only when a checkpoint after it is. So what can be replayed is there.
+//! - PS4 A superblock names a checkpoint when its map, and every unit whose objects are in it, is
+//!   durable.
+//! - PS5 After a failed unit or flush nothing is promised any more: commits and evictions fail,
+//!   memory goes on to be read and written.
+//! - PS6 Media that are not ours, or hold what can't be read, are refused and left as they are.
+mod bits;
+mod chain;
+mod checkpoint;
+mod commit;
+mod evict;
+mod gate;
+mod image;
+mod media;
+mod open;
+mod replay;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::Status;
+use format::zram::{Geometry, Superblock};
+use reactor::WaitList;
+
+use crate::shard::Shard;
+
+pub(crate) use gate::Gate;
+pub(crate) use media::{Media, prepare};
+pub(crate) use open::open;
+
+use bits::Bits;
+use chain::Chain;
+use commit::Ticket;
+use image::{Image, Images};
+
+/// Faults planted on purpose, so that tests can prove that they would be seen. Never set by a
+/// table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mutation {
+    /// None.
+    #[default]
+    None,
+    /// A commit skips the flush of the device.
+    SkipFlush,
+    /// A FUA write completes without a commit.
+    IgnoreFua,
+    /// An object's block is free before the unit that supersedes the object is durable.
+    FreeBeforeDurable,
+    /// The blocks of a unit are free although the chain still leads through it.
+    FreeUnitBeforeCheckpoint,
+    /// Replay takes units and objects without checking their checksums.
+    DropChecksumCheck,
+    /// A unit says that the next one is somewhere else.
+    WrongNext,
+    /// A superblock names a checkpoint before its map and units are durable.
+    SuperblockBeforeData,
+    /// A page leaves memory before the unit that holds it is durable.
+    EvictBeforeDurable,
+    /// Replay begins anew without a new life, so that units cut off once may join again.
+    SameLife,
+    /// A flush of the device that failed is forgotten.
+    ForgetFailedFlush,
+}
+
+/// Persistence of one shard.
+pub(crate) struct Persist {
+    geometry: Geometry,
+    superblock: RefCell<Superblock>,
+    images: RefCell<Images>,
+    /// Slots that differ from their image.
+    dirty: RefCell<Bits>,
+    chain: RefCell<Chain>,
+    tickets: RefCell<Vec<Rc<Ticket>>>,
+    committing: Cell<bool>,
+    checkpointing: Cell<bool>,
+    /// Slots have got images that only the checkpoint which runs makes durable.
+    absorbing: Cell<bool>,
+    /// The first error after which nothing is promised any more (PS5).
+    failed: Cell<Option<Status>>,
+    /// A unit is written, the chain may go on, a checkpoint or commit has ended, it has failed.
+    changed: WaitList,
+    mutation: Mutation,
+}
+
+impl Persist {
+    /// A slot is not as its image any more.
+    pub(crate) fn changed(&self, slot: u32) {
+        self.dirty.borrow_mut().insert(slot);
+    }
+
+    /// Slots that are not as the last unit says.
+    pub(crate) fn dirty(&self) -> u32 {
+        self.dirty.borrow().len()
+    }
+
+    /// What went wrong, if nothing is promised any more.
+    pub(crate) fn failure(&self) -> Option<Status> {
+        self.failed.get()
+    }
+
+    fn health(&self) -> Result<(), Status> {
+        self.failed.get().map_or(Ok(()), Err)
+    }
+
+    fn mutation(&self, mutation: Mutation) -> bool {
+        self.mutation == mutation
+    }
+
+    fn image(&self, slot: u32) -> Image {
+        self.images.borrow().get(slot)
+    }
+}
+
+impl Shard {
+    fn persist(&self) -> &Persist {
+        self.persist.as_ref().expect("only of a persistent device")
+    }
+
+    /// PS5
+    fn persist_failed(&self, what: &str, status: Status) {
+        let persist = self.persist();
+        if persist.failed.get().is_none() {
+            persist.failed.set(Some(status));
+            self.note_error(format!("persist: {what}: {status}: nothing more is made durable"));
+        }
+        persist.changed.wake_all();
+    }
+
+    /// Every slot is as its image: what an open has found.
+    pub(crate) fn adopt_images(&self) {
+        let Some(persist) = &self.persist else { return };
+        let images = persist.images.borrow();
+        let accessed = self.clock();
+        for nth in 0..images.len() {
+            let image = images.get(nth);
+            if !image.is_none() {
+                self.adopt(nth, image.slot(accessed));
+            }
+        }
+    }
+
+    /// One thing less lies in these blocks.
+    fn unuse(&self, blocks: Range<u32>) {
+        let backing = self.backing.as_ref().expect("a persistent device has one");
+        let gone = blocks.map(|block| u64::from(backing.unuse(block))).sum();
+        self.counters.bd_count.sub(gone);
+    }
+
+    /// One thing more lies in these blocks.
+    fn use_one(&self, blocks: Range<u32>) {
+        let backing = self.backing.as_ref().expect("a persistent device has one");
+        let mut taken = backing.space().blocks();
+        let before = taken.in_use();
+        blocks.for_each(|block| taken.use_one(block));
+        self.counters.bd_count.add(u64::from(taken.in_use() - before));
+    }
+}

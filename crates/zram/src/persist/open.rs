@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Open: elect the superblock, load the checkpoint, follow the chain; then begin a new life.
+//!
+//! ```text
+//!   4 superblocks ─ elect ─▶ map ─▶ units while whole and linked ─▶ images
+//!                                                                     │ new checkpoint, if any unit
+//!   superblock: life + 1, the chain begins at a new place ◀───────────┘
+//! ```
+//!
+//! Until the new superblock is durable nothing that the old one leads to is overwritten, so an open
+//! that is cut can be done again.
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Sector, Status};
+use format::zram::{
+    ChainStart, Checkpoint, CodecId, MapEntry, Superblock, decode_map, elect, highest_generation,
+};
+use reactor::WaitList;
+
+use super::bits::Bits;
+use super::chain::{Chain, take_run};
+use super::image::{Image, Images};
+use super::media::{
+    MapWriter, Media, codec_ids, damaged, io_error, mend, read_copies, write_superblock,
+};
+use super::replay::replay;
+use super::{Mutation, Persist};
+use crate::backing::Backing;
+use crate::codecs::Algorithms;
+use crate::layout::{PAGE_SECTORS, Region};
+use crate::pack::BLOCK;
+
+/// Units of a map read at once: 1 MiB.
+const UNITS_PER_READ: u32 = 256;
+/// Objects that lie in a block, wholly or in part, at most.
+const OBJECTS_PER_BLOCK_MAX: u8 = 172;
+
+/// Where a shard's region lies, and what may be wrong with it.
+pub(super) struct Opening<'a> {
+    pub(super) device: &'a dyn BlockDevice,
+    pub(super) shard: u32,
+    pub(super) region: Region,
+    pub(super) superblock: Superblock,
+    pub(super) images: Images,
+    pub(super) mutation: Mutation,
+}
+
+impl Opening<'_> {
+    pub(super) fn at(&self, block: u32) -> Sector {
+        Sector((self.region.first + u64::from(block)) * PAGE_SECTORS)
+    }
+
+    pub(super) fn damaged(&self, what: &str) -> Error {
+        damaged(self.device, &format!("shard {}: {what}", self.shard))
+    }
+
+    pub(super) fn failed(&self, what: &str, status: Status) -> Error {
+        io_error(self.device, &format!("{what} of shard {}", self.shard), status)
+    }
+
+    /// Reads whole blocks of the region.
+    pub(super) async fn read(&self, block: u32, blocks: u32, what: &str) -> Result<Buf, Error> {
+        let buf = Buf::alloc(blocks as usize * BLOCK);
+        let at = self.at(block);
+        let read = reactor::read(self.device, Class::Foreground, at, buf.all().into()).await;
+        read.map_err(|status| self.failed(&format!("read {what}"), status))?;
+        Ok(buf)
+    }
+
+    async fn load_map(&mut self) -> Result<(), Error> {
+        let checkpoint = self.superblock.checkpoint;
+        let first = self.superblock.geometry().map(checkpoint.area);
+        let (mut index, mut link) = (0, 0);
+        let mut least = 0;
+        while index < checkpoint.units {
+            let units = UNITS_PER_READ.min(checkpoint.units - index);
+            let buf = self.read(first + index, units, "a checkpoint").await?;
+            let mut entries: Vec<MapEntry> = Vec::new();
+            for unit in 0..units as usize {
+                let what = |problem: &str| format!("checkpoint unit {index}: {problem}");
+                let (header, crc, found) = buf.read(|b| {
+                    let bytes = &b[unit * BLOCK..(unit + 1) * BLOCK];
+                    let map = decode_map(bytes, &self.superblock.uuid)
+                        .map_err(|damage| self.damaged(&what(&damage.to_string())))?;
+                    Ok::<_, Error>((map.header, map.crc, map.entries()))
+                        .map(|(header, crc, found)| (header, crc, found.collect::<Vec<_>>()))
+                })?;
+                let fits = u32::from(header.shard) == self.shard
+                    && header.id == checkpoint.id
+                    && header.index == index
+                    && header.link == link;
+                if !fits {
+                    return Err(self.damaged(&what("it is of another checkpoint")));
+                }
+                (index, link) = (index + 1, crc);
+                entries.extend(found);
+            }
+            for entry in entries {
+                if u64::from(entry.slot) < least || entry.slot >= self.images.len() {
+                    return Err(self.damaged(&format!("checkpoint: slot {}", entry.slot)));
+                }
+                least = u64::from(entry.slot) + 1;
+                self.images.set(entry.slot, Image::of_entry(&entry));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many objects lie in each block of the region; refuses what can't be.
+    fn count_objects(&self) -> Result<Vec<u8>, Error> {
+        let data = self.superblock.geometry().data();
+        let mut counts = vec![0u8; self.region.blocks as usize];
+        for nth in 0..self.images.len() {
+            let image = self.images.get(nth);
+            if !image.is_page() {
+                continue;
+            }
+            let blocks = image.blocks();
+            let lies_there = data.start <= blocks.start && blocks.end <= data.end;
+            let damaged = || self.damaged(&format!("slot {nth} lies in blocks {blocks:?}"));
+            if !lies_there {
+                return Err(damaged());
+            }
+            for count in &mut counts[blocks.start as usize..blocks.end as usize] {
+                *count += 1;
+                if *count > OBJECTS_PER_BLOCK_MAX {
+                    return Err(damaged());
+                }
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Whether the pages can be decompressed by the algorithms of the table.
+    fn check_codecs(&self, wanted: &[CodecId; 4]) -> Result<(), Error> {
+        let has = &self.superblock.codecs;
+        for (priority, (has, wanted)) in has.iter().zip(wanted).enumerate() {
+            let mut slots = 0..self.images.len();
+            let is_of_it = |nth: u32| {
+                let image = self.images.get(nth);
+                let packed = image.is_page() && image.size() < BLOCK;
+                packed && usize::from(image.priority()) == priority
+            };
+            if has != wanted && slots.any(is_of_it) {
+                return Err(Error::new(
+                    ErrorKind::Invalid,
+                    format!(
+                        "backing_dev {}: pages of priority {priority} were compressed by {}, which \
+                         the table does not name: {}",
+                        self.device.name(),
+                        codec_name(has),
+                        codec_name(wanted)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all images to the checkpoint area that is not in use.
+    async fn dump(&self, checkpoint: Checkpoint) -> Result<u32, Status> {
+        let mut map = MapWriter::new(&self.superblock, checkpoint);
+        let first = self.superblock.geometry().map(checkpoint.area);
+        for nth in 0..self.images.len() {
+            map.push(self.images.get(nth).entry(nth).as_slice());
+            if nth % 16384 == 0 {
+                map.write(self.device, |unit| self.at(first + unit), false).await?;
+            }
+        }
+        map.write(self.device, |unit| self.at(first + unit), true).await?;
+        Ok(map.units())
+    }
+}
+
+fn codec_name(codec: &CodecId) -> String {
+    let name = match codec.algorithm {
+        0 => "no algorithm",
+        1 => "lz4",
+        2 => "zstd",
+        3 => "deflate",
+        _ => "an algorithm unknown here",
+    };
+    match (codec.parameter, codec.dictionary) {
+        (0, 0) => name.to_owned(),
+        (parameter, 0) => format!("{name} (window {})", parameter.cast_signed()),
+        (_, dictionary) => format!("{name} with the dictionary of crc32c {dictionary:#010x}"),
+    }
+}
+
+/// Opens a shard of a device that was prepared: what it holds, and its region of the device.
+///
+/// # Errors
+/// As [`super::prepare`]; `EIO` names what is damaged.
+pub(crate) async fn open(
+    device: Rc<dyn BlockDevice>,
+    media: &Media,
+    shard: u32,
+    algorithms: &Algorithms,
+    mutation: Mutation,
+) -> Result<(Persist, Backing), Error> {
+    let region = media.region(shard);
+    let copies = read_copies(&*device, region.first).await?;
+    let lost = |what: String| damaged(&*device, &format!("superblock of shard {shard}: {what}"));
+    let elected = elect(&copies).map_err(|damage| lost(damage.to_string()))?;
+    if !media.has(shard, &elected) {
+        return Err(lost("it is of another device or shard".to_owned()));
+    }
+    let images = Images::new(media.layout.slots_of(shard));
+    let mut opening =
+        Opening { device: &*device, shard, region, superblock: elected, images, mutation };
+    opening.load_map().await?;
+    let end = replay(&mut opening).await?;
+    let counts = opening.count_objects()?;
+    let wanted = codec_ids(algorithms);
+    opening.check_codecs(&wanted)?;
+    // Nothing was written so far.
+    let written = |status| opening.failed("write the superblock", status);
+    let at = |block: u32| opening.at(block);
+    mend(&*device, at, &copies, &opening.superblock).await.map_err(written)?;
+    let backing = Backing::new(device.clone(), region, true);
+    occupy(&backing, &opening.superblock.geometry().data(), &counts);
+    let old = &opening.superblock;
+    let mut new = Superblock {
+        generation: highest_generation(&copies).max(old.generation) + 1,
+        life: old.life + 1,
+        codecs: wanted,
+        ..old.clone()
+    };
+    if mutation == Mutation::SameLife {
+        new.life = 1;
+    }
+    if end.sequence > old.chain.sequence {
+        let area = if old.checkpoint.id == 0 { 0 } else { 1 - old.checkpoint.area };
+        new.checkpoint = Checkpoint { area, units: 0, id: old.checkpoint.id + 1 };
+        new.checkpoint.units = opening.dump(new.checkpoint).await.map_err(written)?;
+        // The units that it speaks of may have been left in a cache by a process that was killed.
+        reactor::flush(&*device, Class::Foreground).await.map_err(written)?;
+    }
+    let run = take_run(backing.space()).unwrap_or_default();
+    new.chain = ChainStart { next: run.start, next_end: run.end, ..end };
+    write_superblock(&*device, at, &new).await.map_err(written)?;
+    let slots = opening.images.len();
+    let persist = Persist {
+        geometry: new.geometry(),
+        chain: RefCell::new(Chain::new(&new.chain)),
+        superblock: RefCell::new(new),
+        images: RefCell::new(opening.images),
+        dirty: RefCell::new(Bits::new(slots)),
+        tickets: RefCell::default(),
+        committing: Cell::new(false),
+        checkpointing: Cell::new(false),
+        absorbing: Cell::new(false),
+        failed: Cell::new(None),
+        changed: WaitList::new(),
+        mutation,
+    };
+    Ok((persist, backing))
+}
+
+/// Takes the metadata and what images lie in; the rest of the region is free.
+fn occupy(backing: &Backing, data: &Range<u32>, counts: &[u8]) {
+    let mut blocks = backing.space().blocks();
+    let all = blocks.count();
+    assert_eq!(blocks.take(all), Some(0..all), "nothing else has taken any");
+    let mut free = data.start;
+    for block in data.clone() {
+        let count = counts[block as usize];
+        (0..count).for_each(|_| blocks.use_one(block));
+        if count > 0 {
+            if free < block {
+                blocks.give_back(free..block);
+            }
+            free = block + 1;
+        }
+    }
+    if free < data.end {
+        blocks.give_back(free..data.end);
+    }
+}

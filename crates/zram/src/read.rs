@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reads: what is in memory at once, what is on the backing device afterwards.
+use std::rc::Rc;
+
+use block::{Bio, Bufs, Op, Status};
+use reactor::yield_now;
+use smallvec::SmallVec;
+
+use crate::layout::PAGE_SECTORS;
+use crate::shard::{PAGES_AT_ONCE, Shard};
+use crate::slot::{Flags, PAGE};
+
+/// Pages that are on the backing device: which slot, and where in the bio's buffers it goes.
+pub(crate) type Wanted = SmallVec<[(u32, usize); 8]>;
+
+/// The slots of a bio on its shard.
+pub(crate) fn slots_of(bio: &Bio) -> std::ops::Range<u32> {
+    let slot = |sector: block::Sector| {
+        u32::try_from(sector.0 / PAGE_SECTORS).expect("within the shard, checked at its entry")
+    };
+    slot(bio.sector)..slot(bio.end())
+}
+
+impl Shard {
+    /// Serves a bio as it is submitted, if that is short and nobody has to be waited for.
+    pub(crate) fn at_once(&self, bio: &Bio) -> Option<Status> {
+        if bio.len.0 > PAGES_AT_ONCE * PAGE_SECTORS {
+            return None;
+        }
+        let slots = slots_of(bio);
+        let status = match bio.op {
+            Op::Read => {
+                if slots.clone().any(|s| self.slot(s).has(Flags::BACKED)) {
+                    return None;
+                }
+                let mut wanted = Wanted::new();
+                self.read_resident(&bio.bufs, slots, 0, &mut wanted)
+            }
+            Op::Write => self.write_pages(&bio.bufs, slots, 0),
+            Op::Discard | Op::WriteZeroes => {
+                slots.for_each(|slot| self.discard_page(slot));
+                Status::Ok
+            }
+            Op::Flush => Status::Ok,
+        };
+        Some(status)
+    }
+
+    /// Reads the pages that are in memory to `bufs`, from byte `at` on; lists those that are not.
+    fn read_resident(
+        &self,
+        bufs: &Bufs,
+        slots: std::ops::Range<u32>,
+        mut at: usize,
+        wanted: &mut Wanted,
+    ) -> Status {
+        let mut worst = Status::Ok;
+        let accessed = self.clock();
+        let mut page = std::mem::take(&mut self.codecs.borrow_mut().page);
+        for nth in slots {
+            let slot = self.touched(nth, accessed);
+            if slot.has(Flags::BACKED) {
+                wanted.push((nth, at));
+            } else {
+                match self.page_of(slot, &mut page) {
+                    Ok(()) => bufs.put_at(at, &page),
+                    Err(status) => {
+                        worst = status;
+                        self.counters.failed_reads.add(1);
+                        self.note_error(format!(
+                            "slot {}: its object in memory is damaged",
+                            self.global(nth)
+                        ));
+                    }
+                }
+            }
+            at += PAGE;
+        }
+        self.codecs.borrow_mut().page = page;
+        worst
+    }
+
+    /// A slot that is being accessed: it is not idle any more (SL3).
+    fn touched(&self, nth: u32, accessed: u32) -> crate::slot::Slot {
+        let mut slots = self.slots.borrow_mut();
+        let slot = slots.get(nth);
+        if slot.is_empty() || (slot.accessed == accessed && !slot.has(Flags::IDLE | Flags::PICKED))
+        {
+            return slot;
+        }
+        let mut slot = slot.without(Flags::IDLE | Flags::PICKED);
+        slot.accessed = accessed;
+        slots.set(nth, slot);
+        slot
+    }
+
+    /// Reads a bio of any length, wherever its pages are.
+    pub(crate) async fn read(self: &Rc<Self>, bio: &Bio) -> Status {
+        let slots = slots_of(bio);
+        let mut worst = Status::Ok;
+        let mut at = 0;
+        let mut first = slots.start;
+        while first < slots.end {
+            let end = slots.end.min(first + READ_RUN);
+            let mut wanted = Wanted::new();
+            let status = self.read_resident(&bio.bufs, first..end, at, &mut wanted);
+            let status = match status {
+                Status::Ok if !wanted.is_empty() => self.read_back(&wanted, &bio.bufs).await,
+                other => other,
+            };
+            if worst == Status::Ok {
+                worst = status;
+            }
+            at += (end - first) as usize * PAGE;
+            first = end;
+            if first < slots.end {
+                yield_now().await;
+            }
+        }
+        worst
+    }
+}
+
+/// Pages of a long bio that are read in one go.
+const READ_RUN: u32 = 32;

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Settings: a device that has no size yet, as a hot-added one of the kernel. Attributes are set
+//! one by one, in any order; the one that makes it a device is `disksize`.
+//!
+//! ```text
+//!   backing_dev /img   comp_algorithm zstd   ...      disksize 6G
+//!        └──────────────────┴── Settings ──────────────┘ └──▶ Start: a table line
+//! ```
+//!
+//! Invariants
+//! - SE1 What is refused changes nothing.
+//! - SE2 A [`Start`] is a table line that parses, as long as its dictionary is still there.
+use block::{Access, Error, Sector};
+use policy::IdleTotals;
+
+use crate::algorithms::Files;
+use crate::attributes::{self, NAMES, read_only, unknown};
+use crate::command::Idle;
+use crate::config::Config;
+use crate::shared::Totals;
+use crate::status::auto_stat;
+use crate::value::{number, page_bytes};
+
+/// An unconfigured device.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    config: Config,
+}
+
+/// The table line that makes a device of settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Its length.
+    pub len: Sector,
+    /// The arguments after the target's name.
+    pub args: Vec<String>,
+}
+
+impl Settings {
+    /// As a device that was just added.
+    pub fn new() -> Settings {
+        Settings::default()
+    }
+
+    /// Names of the attributes: those of a live device.
+    pub fn attributes(&self) -> Vec<&'static str> {
+        NAMES.to_vec()
+    }
+
+    /// What may be done with an attribute.
+    pub fn access(&self, name: &str) -> Access {
+        attributes::access(name)
+    }
+
+    /// Reads an attribute: settings, and a device in which nothing is.
+    ///
+    /// # Errors
+    /// `EACCES` for one that can only be written, `ENXIO` for one that is not there.
+    pub fn get(&self, name: &str) -> Result<String, Error> {
+        let totals = Totals { mem_limit_pages: self.config.mem_limit_pages(), ..Totals::default() };
+        let text = match name {
+            "initstate" => "0".to_owned(),
+            "mm_stat" => attributes::mm_stat(&totals),
+            "bd_stat" => attributes::bd_stat(&totals),
+            "io_stat" => attributes::io_stat(&totals),
+            "debug_stat" => attributes::debug_stat(),
+            "backed_stat" => attributes::backed_stat(&totals),
+            "writeback_progress" => attributes::progress(&totals),
+            "auto_writeback_stat" => auto_stat(&IdleTotals::default()),
+            "block_state" | "last_error" => String::new(),
+            _ => return attributes::of_config(name, &self.config),
+        };
+        Ok(text)
+    }
+
+    /// Sets an attribute. When that makes it a device the outcome says which; these settings stay
+    /// as they are until [`Settings::reset`].
+    ///
+    /// # Errors
+    /// `EINVAL` for a value that is wrong, or that nothing can be done with before `disksize`;
+    /// `EACCES` for an attribute that can only be read, `ENXIO` for one that is not there; and
+    /// what looking at a backing device or reading a dictionary gives.
+    pub fn set(
+        &mut self,
+        name: &str,
+        value: &str,
+        files: &dyn Files,
+    ) -> Result<Option<Start>, Error> {
+        let value = value.trim();
+        match name {
+            "disksize" => return self.start(value).map(Some),
+            "comp_algorithm" => self.config.choice.set_primary(value)?,
+            "recomp_algorithm" => {
+                self.config.choice.set_secondary(value.split_ascii_whitespace())?;
+            }
+            "algorithm_params" => {
+                self.config.choice.set_params(value.split_ascii_whitespace(), files)?;
+            }
+            "backing_dev" => {
+                if value != "none" {
+                    let wrong = |e: Error| e.within(name);
+                    named(value).and_then(|()| files.backing(value)).map_err(wrong)?;
+                }
+                self.config.set(name, value)?;
+            }
+            "reset" => {
+                number(name, value, 1, u64::from(u16::MAX))?;
+                self.reset();
+            }
+            "mem_used_max" => {
+                number(name, value, 0, 0)?;
+            }
+            "idle" => {
+                Idle::parse(value)?;
+                return Err(not_initialised(name));
+            }
+            "compact" | "writeback" | "recompress" => return Err(not_initialised(name)),
+            _ if attributes::access(name).writes() => self.config.set(name, value)?,
+            _ if NAMES.contains(&name) => return Err(read_only(name)),
+            _ => return Err(unknown(name)),
+        }
+        Ok(None)
+    }
+
+    /// Everything is as in a device that was just added.
+    pub fn reset(&mut self) {
+        *self = Settings::new();
+    }
+
+    fn start(&self, size: &str) -> Result<Start, Error> {
+        let bytes = page_bytes("disksize", size)?;
+        if bytes == 0 {
+            return Err(Error::invalid(format!("disksize: `{size}`: at least 1 is allowed")));
+        }
+        let config = Config { len: Sector::from_bytes(bytes), ..self.config.clone() };
+        config.check().map_err(|e| e.within("disksize"))?;
+        Ok(Start { len: config.len, args: config.words() })
+    }
+}
+
+fn named(device: &str) -> Result<(), Error> {
+    if !device.is_empty() {
+        return Ok(());
+    }
+    Err(Error::invalid("a block device, a regular file, a leaf, or `none` is allowed"))
+}
+
+fn not_initialised(name: &str) -> Error {
+    Error::invalid(format!("{name}: the device has no size yet: set disksize first"))
+}
+
+#[cfg(test)]
+#[path = "settings_tests.rs"]
+mod tests;

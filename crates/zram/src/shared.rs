@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Shared: what the shards of a device have in common, and what its attributes tell.
+//!
+//! Invariants
+//! - SH1 Plain numbers in atomics: nobody ever waits here, so an attribute is read at any time.
+//! - SH2 The counters of a shard are written by its core only.
+//! - SH3 The budget never grants more than is left, however many ask at once.
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use crate::store::Memory;
+
+/// Pages a backing write covers by default: 128 KiB.
+pub(crate) const BATCH_PAGES: u32 = 32;
+/// Backing writes in flight by default, of each shard.
+pub(crate) const INFLIGHT: u32 = 16;
+
+/// A number that one core counts and any reads.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Relaxed);
+    }
+
+    pub(crate) fn sub(&self, n: u64) {
+        self.0.store(self.get().wrapping_sub(n), Relaxed);
+    }
+
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Counters of one shard, on cache lines of their own.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Counters {
+    /// Slots that have a page.
+    pub(crate) pages: Counter,
+    /// Bytes of the objects in memory.
+    pub(crate) compr_bytes: Counter,
+    pub(crate) same_pages: Counter,
+    /// Pages in memory that are stored as they came.
+    pub(crate) huge_pages: Counter,
+    pub(crate) huge_pages_since: Counter,
+    pub(crate) pages_compacted: Counter,
+    /// Blocks of the backing device in use, 4 KiB.
+    pub(crate) bd_count: Counter,
+    /// Pages read back.
+    pub(crate) bd_reads: Counter,
+    /// Blocks written to the backing device, 4 KiB.
+    pub(crate) bd_writes: Counter,
+    /// Bytes of objects written to the backing device.
+    pub(crate) bd_object_bytes: Counter,
+    /// Slots whose page is on the backing device.
+    pub(crate) backed_pages: Counter,
+    pub(crate) failed_reads: Counter,
+    pub(crate) failed_writes: Counter,
+    pub(crate) invalid_io: Counter,
+    pub(crate) notify_free: Counter,
+    /// Pages that the running writeback or recompression has looked at and has to look at.
+    pub(crate) done: Counter,
+    pub(crate) to_do: Counter,
+}
+
+/// How many blocks may still be written back, when that is limited.
+#[derive(Default)]
+pub(crate) struct Budget {
+    left: AtomicU64,
+    /// Granted, and neither spent nor refunded yet.
+    held: AtomicU64,
+    on: AtomicBool,
+}
+
+impl Budget {
+    /// Takes up to `blocks`; returns how many were granted, each of which is to be spent or
+    /// refunded.
+    pub(crate) fn take(&self, blocks: u64) -> u64 {
+        // Held first: who finds nothing left and nothing held knows that nothing will come back.
+        self.held.fetch_add(blocks, SeqCst);
+        if !self.is_on() {
+            return blocks;
+        }
+        let less = |left: u64| Some(left - left.min(blocks));
+        let before = self.left.fetch_update(SeqCst, SeqCst, less);
+        let granted = before.unwrap_or_else(|same| same).min(blocks);
+        self.held.fetch_sub(blocks - granted, SeqCst);
+        granted
+    }
+
+    /// Gives back what was taken and not written.
+    pub(crate) fn refund(&self, blocks: u64) {
+        if self.is_on() {
+            self.left.fetch_add(blocks, SeqCst);
+        }
+        self.spend(blocks);
+    }
+
+    /// What was taken has been written.
+    pub(crate) fn spend(&self, blocks: u64) {
+        self.held.fetch_sub(blocks, SeqCst);
+    }
+
+    /// What was taken and may still be refunded.
+    pub(crate) fn held(&self) -> u64 {
+        self.held.load(SeqCst)
+    }
+
+    pub(crate) fn left(&self) -> u64 {
+        self.left.load(Relaxed)
+    }
+
+    pub(crate) fn set_left(&self, blocks: u64) {
+        self.left.store(blocks, Relaxed);
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Relaxed)
+    }
+
+    pub(crate) fn set_on(&self, on: bool) {
+        self.on.store(on, Relaxed);
+    }
+}
+
+/// What all shards of a device see.
+pub(crate) struct Shared {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) budget: Budget,
+    /// Pages that one backing write covers at most, 1 to 256.
+    pub(crate) batch_pages: AtomicU32,
+    /// Backing writes that a shard has in flight at most.
+    pub(crate) inflight: AtomicU32,
+    /// Stops the running writeback or recompression at the next page.
+    pub(crate) cancel: AtomicBool,
+    counters: Vec<Arc<Counters>>,
+}
+
+impl Shared {
+    pub(crate) fn new(memory: Arc<Memory>, shards: usize) -> Arc<Shared> {
+        Arc::new(Shared {
+            memory,
+            budget: Budget::default(),
+            batch_pages: AtomicU32::new(BATCH_PAGES),
+            inflight: AtomicU32::new(INFLIGHT),
+            cancel: AtomicBool::new(false),
+            counters: (0..shards).map(|_| Arc::default()).collect(),
+        })
+    }
+
+    /// The counters of the `nth` shard.
+    pub(crate) fn counters(&self, nth: usize) -> Arc<Counters> {
+        self.counters[nth].clone()
+    }
+
+    fn sum(&self, of: impl Fn(&Counters) -> &Counter) -> u64 {
+        self.counters.iter().map(|c| of(c).get()).sum()
+    }
+
+    /// Everything that attributes and status show, as of now.
+    pub(crate) fn totals(&self) -> Totals {
+        Totals {
+            orig_pages: self.sum(|c| &c.pages),
+            compr_bytes: self.sum(|c| &c.compr_bytes),
+            mem_pages: self.memory.used(),
+            mem_limit_pages: self.memory.limit(),
+            mem_max_pages: self.memory.max_used(),
+            same_pages: self.sum(|c| &c.same_pages),
+            pages_compacted: self.sum(|c| &c.pages_compacted),
+            huge_pages: self.sum(|c| &c.huge_pages),
+            huge_pages_since: self.sum(|c| &c.huge_pages_since),
+            bd_count: self.sum(|c| &c.bd_count),
+            bd_reads: self.sum(|c| &c.bd_reads),
+            bd_writes: self.sum(|c| &c.bd_writes),
+            bd_object_bytes: self.sum(|c| &c.bd_object_bytes),
+            backed_pages: self.sum(|c| &c.backed_pages),
+            failed_reads: self.sum(|c| &c.failed_reads),
+            failed_writes: self.sum(|c| &c.failed_writes),
+            invalid_io: self.sum(|c| &c.invalid_io),
+            notify_free: self.sum(|c| &c.notify_free),
+            done: self.sum(|c| &c.done),
+            to_do: self.sum(|c| &c.to_do),
+        }
+    }
+}
+
+/// What a device tells of itself. Pages and blocks are of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) orig_pages: u64,
+    pub(crate) compr_bytes: u64,
+    pub(crate) mem_pages: u64,
+    /// `u64::MAX` when there is none.
+    pub(crate) mem_limit_pages: u64,
+    pub(crate) mem_max_pages: u64,
+    pub(crate) same_pages: u64,
+    pub(crate) pages_compacted: u64,
+    pub(crate) huge_pages: u64,
+    pub(crate) huge_pages_since: u64,
+    pub(crate) bd_count: u64,
+    pub(crate) bd_reads: u64,
+    pub(crate) bd_writes: u64,
+    pub(crate) bd_object_bytes: u64,
+    pub(crate) backed_pages: u64,
+    pub(crate) failed_reads: u64,
+    pub(crate) failed_writes: u64,
+    pub(crate) invalid_io: u64,
+    pub(crate) notify_free: u64,
+    pub(crate) done: u64,
+    pub(crate) to_do: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_grants_what_is_left_and_takes_back_what_was_not_used() {
+        let budget = Budget::default();
+        assert_eq!(budget.take(7), 7, "off: everything");
+        budget.set_left(10);
+        budget.set_on(true);
+        assert_eq!((budget.take(7), budget.take(7), budget.take(7)), (7, 3, 0));
+        budget.refund(2);
+        assert_eq!((budget.left(), budget.take(7)), (2, 2));
+        assert_eq!(budget.held(), 17 - 2 + 2);
+        budget.spend(17);
+        assert_eq!((budget.held(), budget.left()), (0, 0));
+    }
+}

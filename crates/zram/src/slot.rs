@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Slot: all that is known of one page, in 16 bytes; and the table of a shard's slots.
+//!
+//! ```text
+//!   place     the repeated word (SAME), where in memory, or where on the backing device (BACKED)
+//!   bits      size of the object 13 | flags | priority of its algorithm 2
+//!   accessed  seconds on the device's clock when it was last read or written
+//! ```
+//!
+//! Invariants
+//! - SL1 A slot without a page is all zeroes, so a table takes memory only where pages were.
+//! - SL2 SAME and BACKED exclude each other; a slot has a page when it has one of them or a size.
+//! - SL3 Every access clears IDLE and PICKED; every change clears CLEANING too. That is how an I/O
+//!   in flight learns that its page is not cold, or not the same, any more.
+use bitflags::bitflags;
+
+/// Bytes of a page: the unit of everything here.
+pub(crate) const PAGE: usize = block::PAGE;
+
+const SIZE_MASK: u32 = (1 << 13) - 1;
+const PRIORITY_SHIFT: u32 = 30;
+
+bitflags! {
+    /// What a slot may be. Letters of `block_state` in brackets.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Flags: u32 {
+        /// All words of the page are equal; it takes no memory. [s]
+        const SAME = 1 << 13;
+        /// Written back: the page is on the backing device, not in memory. [w]
+        const BACKED = 1 << 14;
+        /// Being written back.
+        const PICKED = 1 << 15;
+        /// Stored as it came: it was not worth compressing. [h]
+        const HUGE = 1 << 16;
+        /// Not accessed since it was marked. [i]
+        const IDLE = 1 << 17;
+        /// Every algorithm that there is has failed on it. [n]
+        const INCOMPRESSIBLE = 1 << 18;
+        /// Differs from its durable image; only with `persist`.
+        const DIRTY = 1 << 19;
+        /// Its content is on its way to the backing device; only with `persist`.
+        const CLEANING = 1 << 20;
+    }
+}
+
+/// What is known of one page.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Slot {
+    pub(crate) place: u64,
+    bits: u32,
+    pub(crate) accessed: u32,
+}
+
+impl Slot {
+    /// A page whose words are all `word`.
+    pub(crate) fn same(word: u64, accessed: u32) -> Slot {
+        Slot { place: word, bits: Flags::SAME.bits(), accessed }
+    }
+
+    /// A page kept as an object of `size` bytes, compressed by the algorithm of `priority`; as it
+    /// came when `size` is a page's.
+    pub(crate) fn object(place: u64, size: usize, priority: u8, accessed: u32) -> Slot {
+        assert!(size > 0 && size <= PAGE && priority < 4, "object of {size}, {priority}");
+        let huge = if size == PAGE { Flags::HUGE } else { Flags::empty() };
+        let size = u32::try_from(size).expect("at most a page, asserted above");
+        let bits = size | huge.bits() | u32::from(priority) << PRIORITY_SHIFT;
+        Slot { place, bits, accessed }
+    }
+
+    /// Whether there is no page: it reads as zeroes.
+    pub(crate) fn is_empty(self) -> bool {
+        self.bits & (SIZE_MASK | Flags::SAME.bits() | Flags::BACKED.bits()) == 0
+    }
+
+    pub(crate) fn has(self, flags: Flags) -> bool {
+        self.flags().intersects(flags)
+    }
+
+    /// Whether its object is in memory.
+    pub(crate) fn is_resident(self) -> bool {
+        self.size() > 0 && !self.has(Flags::BACKED)
+    }
+
+    /// Bytes of its object; 0 for SAME and empty ones.
+    pub(crate) fn size(self) -> usize {
+        (self.bits & SIZE_MASK) as usize
+    }
+
+    /// Which algorithm has compressed it: 0 the primary one, 1 to 3 those of recompression.
+    pub(crate) fn priority(self) -> u8 {
+        (self.bits >> PRIORITY_SHIFT) as u8
+    }
+
+    pub(crate) fn flags(self) -> Flags {
+        Flags::from_bits_truncate(self.bits)
+    }
+
+    pub(crate) fn with(self, flags: Flags) -> Slot {
+        Slot { bits: self.bits | flags.bits(), ..self }
+    }
+
+    pub(crate) fn without(self, flags: Flags) -> Slot {
+        Slot { bits: self.bits & !flags.bits(), ..self }
+    }
+
+    pub(crate) fn at(self, place: u64) -> Slot {
+        Slot { place, ..self }
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (size, priority) = (self.size(), self.priority());
+        write!(f, "Slot({:#x}, {size} B, {priority}, {:?})", self.place, self.flags())
+    }
+}
+
+/// The slots of a shard.
+pub(crate) struct Slots(Vec<[u64; 2]>);
+
+impl Slots {
+    pub(crate) fn new(count: u32) -> Slots {
+        // Zeroed by the system when it is first touched (SL1).
+        Slots(vec![[0; 2]; count as usize])
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.0.len()).expect("made from a u32")
+    }
+
+    pub(crate) fn get(&self, slot: u32) -> Slot {
+        let [place, rest] = self.0[slot as usize];
+        Slot { place, bits: rest as u32, accessed: (rest >> 32) as u32 }
+    }
+
+    pub(crate) fn set(&mut self, nth: u32, slot: Slot) {
+        let rest = u64::from(slot.bits) | u64::from(slot.accessed) << 32;
+        self.0[nth as usize] = [slot.place, rest];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_comes_back_from_the_table_as_it_went_in() {
+        let mut slots = Slots::new(2);
+        assert!(slots.get(1).is_empty());
+        let slot = Slot::object(u64::MAX, PAGE, 3, u32::MAX).with(Flags::IDLE | Flags::CLEANING);
+        slots.set(1, slot);
+        assert_eq!(slots.get(1), slot);
+        assert_eq!((slot.size(), slot.priority()), (PAGE, 3));
+        assert!(slot.has(Flags::HUGE) && slot.is_resident());
+        assert_eq!(slots.get(0), Slot::default());
+        assert_eq!(size_of::<[u64; 2]>(), 16);
+    }
+
+    #[test]
+    fn kinds_exclude_each_other() {
+        assert!(!Slot::same(0, 1).is_empty());
+        assert!(!Slot::same(0, 1).is_resident());
+        let backed = Slot::object(7, 100, 1, 0).with(Flags::BACKED);
+        assert!(!backed.is_resident() && !backed.is_empty());
+    }
+}

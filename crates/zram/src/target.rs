@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The target: life cycle, and the way of a bio to the shards.
+//!
+//! Invariants
+//! - T1 One command at a time: writeback, recompression, compaction and marks take turns. Reading
+//!   an attribute takes none.
+//! - T2 `suspend` ends the command that runs at its next page, and waits for it.
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use block::{Access, Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Status, Target};
+use reactor::WaitList;
+
+use crate::attributes;
+use crate::backing::Backing;
+use crate::config::Config;
+use crate::control::apply;
+use crate::layout::{Layout, PAGE_SECTORS};
+use crate::parts::Parts;
+use crate::policy::Policy;
+use crate::shard::{self, Plan, Shard};
+use crate::shared::Shared;
+use crate::slot::PAGE;
+use crate::store::Memory;
+
+/// Slots a shard has at most.
+const SLOTS_MAX: u64 = 1 << 31;
+
+/// Turns a live device into an unconfigured one; given by the program.
+pub type OnReset = Rc<dyn Fn() -> LocalFuture<Result<(), Error>>>;
+
+/// The zram target: a compressed RAM disk.
+///
+/// Lifecycle: made from a parsed table line; the first `resume` makes the shards (and reads what a
+/// persistent device left behind); data live as long as the target does, through any number of
+/// `suspend` and `resume`.
+pub struct Zram {
+    pub(crate) name: String,
+    pub(crate) config: RefCell<Config>,
+    /// What is flushed survives.
+    persist: bool,
+    backing: Option<Rc<dyn BlockDevice>>,
+    pub(crate) layout: Layout,
+    limits: Limits,
+    cores: Vec<CoreId>,
+    pub(crate) shared: Arc<Shared>,
+    parts: RefCell<Option<Rc<Parts>>>,
+    on_reset: RefCell<Option<OnReset>>,
+    /// A command runs (T1).
+    busy: Cell<bool>,
+    pub(crate) changed: WaitList,
+    /// Counts live periods: a policy of an earlier one ends.
+    pub(crate) period: Cell<u64>,
+    /// The automatic writeback.
+    pub(crate) policy: Policy,
+    suspending: Cell<bool>,
+}
+
+impl Zram {
+    /// A device whose pages are written back to `backing` if there is one, with its shards on
+    /// `cores`, of which the first is this one.
+    ///
+    /// # Errors
+    /// `EINVAL` when lengths or backing do not fit; says which and what is allowed.
+    pub fn new(
+        name: impl Into<String>,
+        config: Config,
+        backing: Option<Rc<dyn BlockDevice>>,
+        cores: Vec<CoreId>,
+    ) -> Result<Rc<Zram>, Error> {
+        assert!(!cores.is_empty(), "a device needs a core");
+        config.check()?;
+        let (sectors, slots) = (config.len, config.slots());
+        let given = u32::try_from(cores.len()).expect("few cores");
+        let shards = config.shards.unwrap_or(given);
+        let layout = Layout { slots, shards };
+        if slots.div_ceil(u64::from(shards)) > SLOTS_MAX {
+            let most = SLOTS_MAX * u64::from(shards) * PAGE_SECTORS;
+            return Err(Error::invalid(format!(
+                "length {sectors}: at most {most} sectors are allowed with {shards} shards"
+            )));
+        }
+        if let Some(device) = &backing {
+            let region = layout.region(0, device.limits().capacity);
+            if region.blocks == 0 {
+                return Err(Error::invalid(format!(
+                    "backing_dev {}: {} are too small: at least {shards} pages of {PAGE} bytes are \
+                     needed, one for each shard",
+                    device.name(),
+                    device.limits().capacity
+                )));
+            }
+        }
+        let memory = Arc::new(Memory::new());
+        let shared = Shared::new(memory, shards as usize);
+        shared.budget.set_left(config.writeback_limit);
+        apply(&config, &shared);
+        let persist = config.persist;
+        let limits = Limits { volatile_cache: persist, keeps: persist, ..shard::limits(sectors) };
+        Ok(Rc::new(Zram {
+            name: name.into(),
+            config: RefCell::new(config),
+            persist,
+            backing,
+            layout,
+            limits,
+            cores,
+            shared,
+            parts: RefCell::default(),
+            on_reset: RefCell::default(),
+            busy: Cell::new(false),
+            changed: WaitList::new(),
+            period: Cell::new(0),
+            policy: Policy::new(),
+            suspending: Cell::new(false),
+        }))
+    }
+
+    /// What `reset` does.
+    pub fn set_on_reset(&self, on_reset: OnReset) {
+        self.on_reset.replace(Some(on_reset));
+    }
+
+    pub(crate) fn on_reset(&self) -> Option<OnReset> {
+        self.on_reset.borrow().clone()
+    }
+
+    /// Whether pages can be written back.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.backing.is_some()
+    }
+
+    /// The shards, once the device was resumed.
+    pub(crate) fn parts(&self) -> Option<Rc<Parts>> {
+        self.parts.borrow().clone()
+    }
+
+    /// The shards, for a command.
+    pub(crate) fn running(&self) -> Result<Rc<Parts>, Error> {
+        let never = || Error::invalid(format!("{}: it was never resumed", self.name));
+        let parts = self.parts().ok_or_else(never)?;
+        if self.suspending.get() {
+            return Err(Error::busy(format!("{}: it is suspended", self.name)));
+        }
+        Ok(parts)
+    }
+
+    /// Waits for the other commands (T1).
+    pub(crate) async fn turn(self: &Rc<Self>) -> Result<Turn, Error> {
+        self.changed.wait_for(|| !self.busy.get()).await;
+        self.running()?;
+        self.busy.set(true);
+        Ok(Turn(self.clone()))
+    }
+
+    async fn start(self: &Rc<Self>) -> Result<(), Error> {
+        self.suspending.set(false);
+        self.shared.cancel.store(false, Relaxed);
+        if self.parts.borrow().is_none() {
+            let plan = Plan {
+                device: self.name.clone(),
+                nth: 0,
+                layout: self.layout,
+                algorithms: self.config.borrow().algorithms(),
+                shared: self.shared.clone(),
+                packed: self.config.borrow().packs(),
+            };
+            let parts = Parts::make(&plan, &self.cores, self.backing.clone(), make).await?;
+            self.parts.replace(Some(Rc::new(parts)));
+        }
+        self.period.set(self.period.get() + 1);
+        crate::policy::start(self);
+        Ok(())
+    }
+
+    async fn stop(self: &Rc<Self>) -> Result<(), Error> {
+        self.suspending.set(true);
+        self.period.set(self.period.get() + 1);
+        self.shared.cancel.store(true, Relaxed);
+        self.changed.wake_all();
+        self.changed.wait_for(|| !self.busy.get()).await;
+        let Some(parts) = self.parts() else { return Ok(()) };
+        for settled in parts.ask(|shard| async move { shard.settle_down().await }).await {
+            settled.map_err(|e| e.within(&self.name))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a shard, on its core.
+async fn make(plan: Plan, device: Option<Rc<dyn BlockDevice>>) -> Result<Rc<Shard>, Error> {
+    let backing = device.map(|device| {
+        let region = plan.layout.region(plan.nth, device.limits().capacity);
+        Backing::new(device, region, plan.packed)
+    });
+    Shard::new(plan, backing)
+}
+
+/// The right to run a command; ends when dropped.
+pub(crate) struct Turn(Rc<Zram>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.busy.set(false);
+        if !block::crashing() {
+            self.0.changed.wake_all();
+        }
+    }
+}
+
+impl BlockDevice for Zram {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if let Err(status) = self.limits.check(&bio) {
+            return bio.complete(status);
+        }
+        if bio.op == Op::Flush && !self.persist {
+            return bio.complete(Status::Ok);
+        }
+        match &*self.parts.borrow() {
+            Some(parts) => parts.submit(bio),
+            None => bio.complete(Status::NoDevice),
+        }
+    }
+}
+
+impl Target for Zram {
+    fn kind(&self) -> &'static str {
+        "zram"
+    }
+
+    fn table(&self) -> String {
+        self.config.borrow().table()
+    }
+
+    fn status(&self) -> String {
+        crate::status::line(self)
+    }
+
+    fn deps(&self) -> Vec<String> {
+        self.backing.iter().map(|device| device.name().to_owned()).collect()
+    }
+
+    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.stop().await })
+    }
+
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.start().await })
+    }
+
+    fn attributes(&self) -> Vec<&'static str> {
+        attributes::NAMES.to_vec()
+    }
+
+    fn access(&self, name: &str) -> Access {
+        attributes::access(name)
+    }
+
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+        Box::pin(async move { self.get(&name).await })
+    }
+
+    fn set_attribute(
+        self: Rc<Self>,
+        name: String,
+        value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.set(&name, &value).await })
+    }
+}
+
+impl fmt::Debug for Zram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Zram({}, {:?})", self.name, self.layout)
+    }
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writes and discards: a page is same-filled, compressed, or kept as it came.
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{Bio, Bufs, Status};
+use reactor::yield_now;
+
+use crate::read::slots_of;
+use crate::shard::Shard;
+use crate::slot::{PAGE, Slot};
+
+/// Pages of a long bio that are compressed in one go.
+const WRITE_RUN: u32 = 16;
+/// Slots of a long discard that are looked at in one go.
+const DISCARD_RUN: u32 = 4096;
+
+/// The word that a page consists of, if it consists of one.
+pub(crate) fn same_word(page: &[u8]) -> Option<u64> {
+    let (first, rest) = page.split_first_chunk::<8>()?;
+    let word = u64::from_ne_bytes(*first);
+    // From both ends first: most pages differ there.
+    let last = page.last_chunk::<8>()?;
+    if first != last {
+        return None;
+    }
+    let equal = |chunk: &[u8]| u64::from_ne_bytes(chunk.try_into().expect("of eight")) == word;
+    rest.chunks_exact(8).all(equal).then_some(word)
+}
+
+impl Shard {
+    /// Writes pages from byte `at` of `bufs` on. Those before one that fails are written.
+    pub(crate) fn write_pages(&self, bufs: &Bufs, slots: Range<u32>, mut at: usize) -> Status {
+        let accessed = self.clock();
+        for nth in slots {
+            bufs.take_at(at, &mut self.codecs.borrow_mut().page);
+            if let Err(status) = self.write_page(nth, accessed) {
+                self.counters.failed_writes.add(1);
+                return status;
+            }
+            at += PAGE;
+        }
+        Status::Ok
+    }
+
+    /// Writes the page that lies in the codecs' page buffer.
+    fn write_page(&self, nth: u32, accessed: u32) -> Result<(), Status> {
+        let codecs = &mut *self.codecs.borrow_mut();
+        if let Some(word) = same_word(&codecs.page) {
+            self.replace(nth, Slot::same(word, accessed));
+            return Ok(());
+        }
+        let compressed = codecs.compress(0);
+        let object = match compressed {
+            Some(size) => &codecs.object[..size],
+            None => &codecs.page[..],
+        };
+        let handle = self.store.borrow_mut().insert(nth, object).map_err(|_| {
+            let limit = self.shared.memory.limit() * PAGE as u64;
+            self.note_error(format!(
+                "slot {}: mem_limit of {limit} bytes reached",
+                self.global(nth)
+            ));
+            Status::Io
+        })?;
+        if compressed.is_none() {
+            self.counters.huge_pages_since.add(1);
+        }
+        self.replace(nth, Slot::object(handle.0, object.len(), 0, accessed));
+        Ok(())
+    }
+
+    /// The slot has no page any more.
+    pub(crate) fn discard_page(&self, nth: u32) {
+        self.counters.notify_free.add(1);
+        if !self.slot(nth).is_empty() {
+            self.replace(nth, Slot::default());
+        }
+    }
+
+    /// Writes a bio of any length.
+    pub(crate) async fn write(self: &Rc<Self>, bio: &Bio) -> Status {
+        let slots = slots_of(bio);
+        for first in slots.clone().step_by(WRITE_RUN as usize) {
+            let at = (first - slots.start) as usize * PAGE;
+            let run = first..slots.end.min(first.saturating_add(WRITE_RUN));
+            let status = self.write_pages(&bio.bufs, run, at);
+            if status != Status::Ok {
+                return status;
+            }
+            yield_now().await;
+        }
+        Status::Ok
+    }
+
+    /// Discards a range of any length; it reads as zeroes then.
+    pub(crate) async fn discard(self: &Rc<Self>, bio: &Bio) -> Status {
+        let slots = slots_of(bio);
+        for first in slots.clone().step_by(DISCARD_RUN as usize) {
+            (first..slots.end.min(first.saturating_add(DISCARD_RUN)))
+                .for_each(|slot| self.discard_page(slot));
+            yield_now().await;
+        }
+        Status::Ok
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_one_word_is_told_from_others() {
+        let mut page = vec![0xa5; PAGE];
+        assert_eq!(same_word(&page), Some(0xa5a5_a5a5_a5a5_a5a5));
+        for at in [0, 7, 8, 2048, PAGE - 1] {
+            page[at] ^= 1;
+            assert_eq!(same_word(&page), None, "{at}");
+            page[at] ^= 1;
+        }
+        for (nth, byte) in page.iter_mut().enumerate() {
+            *byte = (nth % 8) as u8;
+        }
+        assert_eq!(same_word(&page), Some(u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7])));
+    }
+}

@@ -12,6 +12,7 @@ use crate::algorithms::{Choice, Files};
 use crate::codec::Algorithm;
 use crate::codecs::Algorithms;
 use crate::layout::PAGE_SECTORS;
+use crate::persist::Mutation;
 use crate::shared::{BATCH_PAGES, INFLIGHT};
 use crate::value::{boolean, bytes, number, number_u32, page_bytes};
 
@@ -68,6 +69,9 @@ pub struct Config {
     pub(crate) writeback_limit: u64,
     pub(crate) writeback_limit_enable: bool,
     pub(crate) auto: IdleRules,
+    /// A planted fault, for tests of the tests.
+    #[doc(hidden)]
+    pub mutation: Mutation,
 }
 
 impl Default for Config {
@@ -85,6 +89,7 @@ impl Default for Config {
             writeback_limit: 0,
             writeback_limit_enable: false,
             auto: IdleRules::default(),
+            mutation: Mutation::None,
         }
     }
 }

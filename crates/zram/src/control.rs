@@ -164,9 +164,9 @@ impl Zram {
     /// Writes pages back; for the automatic policy, too.
     pub(crate) async fn write_back(self: &Rc<Self>, which: Writeback) -> Result<Outcome, Error> {
         let _turn = self.turn().await?;
-        let shards = self.layout.shards;
-        let done = self
-            .running()?
+        let parts = self.running()?;
+        let shards = parts.layout().shards;
+        let done = parts
             .ask(move |shard| {
                 let which = which.of_shard(shard.plan.nth, shards);
                 async move { shard.writeback(&which).await }

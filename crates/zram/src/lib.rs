@@ -37,6 +37,7 @@ mod idle;
 mod layout;
 mod pack;
 mod parts;
+mod persist;
 mod policy;
 mod read;
 mod readback;
@@ -55,6 +56,8 @@ mod writeback;
 pub use algorithms::{DICTIONARY_BYTES_MAX, Files, NoFiles};
 pub use codec::Algorithm;
 pub use config::{Config, SECTORS_MAX, SHARDS_MAX};
+#[doc(hidden)]
+pub use persist::Mutation;
 pub use settings::{Settings, Start};
 pub use target::{OnReset, Zram};
 

@@ -13,7 +13,7 @@
 use block::Buf;
 use format::zram::{OBJECT_ALIGN, Object, encode_with, object_bytes};
 
-pub(crate) use format::zram::{Damaged, Found, OBJECT_HEADER, verify};
+pub(crate) use format::zram::{OBJECT_HEADER, verify};
 
 /// Bytes of a backing block.
 pub(crate) const BLOCK: usize = 4096;

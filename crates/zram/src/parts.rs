@@ -95,6 +95,11 @@ impl Parts {
         Ok(made)
     }
 
+    /// How the device is divided.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// Asks every shard at once; the answers in their order. `f` runs on the shards' cores.
     pub(crate) async fn ask<T, F, Fut>(&self, f: F) -> Vec<T>
     where

@@ -24,7 +24,7 @@ pub(crate) fn slots_of(bio: &Bio) -> std::ops::Range<u32> {
 impl Shard {
     /// Serves a bio as it is submitted, if that is short and nobody has to be waited for.
     pub(crate) fn at_once(&self, bio: &Bio) -> Option<Status> {
-        if bio.len.0 > PAGES_AT_ONCE * PAGE_SECTORS {
+        if bio.len.0 > PAGES_AT_ONCE * PAGE_SECTORS || self.waits_for_media(bio) {
             return None;
         }
         let slots = slots_of(bio);

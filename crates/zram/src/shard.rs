@@ -10,12 +10,13 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::{Bio, BlockDevice, Error, Limits, Nanos, Op, Sector, Status};
+use block::{Bio, BlockDevice, Error, Flags as BioFlags, Limits, Nanos, Op, Sector, Status};
 use reactor::{Workers, now};
 
 use crate::backing::{Address, Backing};
 use crate::codecs::{Algorithms, Codecs};
 use crate::layout::{Layout, PAGE_SECTORS};
+use crate::persist::{Media, Mutation, Persist};
 use crate::shared::{Counters, Shared};
 use crate::slot::{Flags, PAGE, Slot, Slots};
 use crate::store::{Handle, Store};
@@ -38,6 +39,10 @@ pub(crate) struct Plan {
     pub(crate) shared: Arc<Shared>,
     /// Whether objects are written back compressed, several to a block.
     pub(crate) packed: bool,
+    /// What the media of a persistent device say.
+    pub(crate) media: Option<Media>,
+    /// A planted fault, for tests of the tests.
+    pub(crate) mutation: Mutation,
 }
 
 /// A share of a device's slots.
@@ -49,6 +54,8 @@ pub(crate) struct Shard {
     pub(crate) shared: Arc<Shared>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) backing: Option<Backing>,
+    /// Only of a persistent device, which has a backing.
+    pub(crate) persist: Option<Persist>,
     limits: Limits,
     made: Nanos,
     last_error: RefCell<Option<String>>,
@@ -57,7 +64,11 @@ pub(crate) struct Shard {
 
 impl Shard {
     /// An empty share. To be called on the core that shall own it.
-    pub(crate) fn new(plan: Plan, backing: Option<Backing>) -> Result<Rc<Shard>, Error> {
+    pub(crate) fn new(
+        plan: Plan,
+        backing: Option<Backing>,
+        persist: Option<Persist>,
+    ) -> Result<Rc<Shard>, Error> {
         let slots = plan.layout.slots_of(plan.nth);
         let store = Store::new(plan.shared.memory.clone(), slots)?;
         let codecs = Codecs::new(&plan.algorithms)?;
@@ -73,6 +84,7 @@ impl Shard {
                 shared,
                 counters,
                 backing,
+                persist,
                 limits,
                 made: now(),
                 last_error: RefCell::default(),
@@ -131,6 +143,15 @@ impl Shard {
         self.let_go(old);
         self.take_in(new);
         self.slots.borrow_mut().set(nth, new);
+        if let Some(persist) = &self.persist {
+            persist.changed(nth);
+        }
+    }
+
+    /// A slot, which is empty, is as the device was left.
+    pub(crate) fn adopt(&self, nth: u32, slot: Slot) {
+        self.take_in(slot);
+        self.slots.borrow_mut().set(nth, slot);
     }
 
     /// A page in memory has got to `place` on the backing device: its memory is free then.
@@ -154,8 +175,11 @@ impl Shard {
         } else if old.has(Flags::BACKED) {
             counters.backed_pages.sub(1);
             let backing = self.backing.as_ref().expect("there is one: a page is on it");
-            let gone = backing.release(Address(old.place), old.size());
-            counters.bd_count.sub(u64::from(gone));
+            // A persistent page stays until what it has become is durable.
+            if self.persist.is_none() {
+                let gone = backing.release(Address(old.place), old.size());
+                counters.bd_count.sub(u64::from(gone));
+            }
         } else {
             self.store.borrow_mut().remove(Handle(old.place));
             counters.compr_bytes.sub(old.size() as u64);
@@ -217,21 +241,32 @@ impl Shard {
         self.codecs.borrow_mut().decompress(priority, object, out)
     }
 
-    /// Waits until nothing is in flight below.
+    /// Makes everything durable if that is wanted, and waits until nothing is in flight below.
     pub(crate) async fn settle_down(self: Rc<Self>) -> Result<(), Error> {
+        let kept = if self.persist.is_some() { self.keep_all().await } else { Ok(()) };
         if let Some(backing) = &self.backing {
             backing.quiesce().await;
         }
-        Ok(())
+        kept
     }
 
     async fn handle(self: Rc<Self>, bio: &Bio) -> Status {
-        match bio.op {
+        let done = match bio.op {
             Op::Read => self.read(bio).await,
             Op::Write => self.write(bio).await,
             Op::Discard | Op::WriteZeroes => self.discard(bio).await,
             Op::Flush => Status::Ok,
+        };
+        if done == Status::Ok && self.waits_for_media(bio) {
+            return self.commit_bio(bio).await;
         }
+        done
+    }
+
+    /// Whether a bio ends only when something is durable.
+    pub(crate) fn waits_for_media(&self, bio: &Bio) -> bool {
+        let fua = bio.op.is_write() && bio.flags.contains(BioFlags::FUA);
+        self.persist.is_some() && (fua || bio.op == Op::Flush)
     }
 }
 

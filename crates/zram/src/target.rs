@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::control::apply;
 use crate::layout::{Layout, PAGE_SECTORS};
 use crate::parts::Parts;
+use crate::persist::{self, Gate};
 use crate::policy::Policy;
 use crate::shard::{self, Plan, Shard};
 use crate::shared::Shared;
@@ -95,7 +96,9 @@ impl Zram {
             }
         }
         let memory = Arc::new(Memory::new());
-        let shared = Shared::new(memory, shards as usize);
+        // The media of a persistent device may have any number of shards.
+        let most = if config.persist { crate::config::SHARDS_MAX.max(shards) } else { shards };
+        let shared = Shared::new(memory, most as usize);
         shared.budget.set_left(config.writeback_limit);
         apply(&config, &shared);
         let persist = config.persist;
@@ -160,15 +163,27 @@ impl Zram {
         self.suspending.set(false);
         self.shared.cancel.store(false, Relaxed);
         if self.parts.borrow().is_none() {
+            let algorithms = self.config.borrow().algorithms();
+            let mut layout = self.layout;
+            let (mut backing, mut media) = (self.backing.clone(), None);
+            if self.persist {
+                let device = backing.take().expect("checked with the options");
+                let gate: Rc<dyn BlockDevice> = Rc::new(Gate::new(device));
+                let found = persist::prepare(&gate, layout, &algorithms).await?;
+                layout = found.layout;
+                (backing, media) = (Some(gate), Some(found));
+            }
             let plan = Plan {
                 device: self.name.clone(),
                 nth: 0,
-                layout: self.layout,
-                algorithms: self.config.borrow().algorithms(),
+                layout,
+                algorithms,
                 shared: self.shared.clone(),
                 packed: self.config.borrow().packs(),
+                media,
+                mutation: self.config.borrow().mutation,
             };
-            let parts = Parts::make(&plan, &self.cores, self.backing.clone(), make).await?;
+            let parts = Parts::make(&plan, &self.cores, backing, make).await?;
             self.parts.replace(Some(Rc::new(parts)));
         }
         self.period.set(self.period.get() + 1);
@@ -192,11 +207,18 @@ impl Zram {
 
 /// Makes a shard, on its core.
 async fn make(plan: Plan, device: Option<Rc<dyn BlockDevice>>) -> Result<Rc<Shard>, Error> {
+    if let (Some(media), Some(device)) = (plan.media, device.clone()) {
+        let opened = persist::open(device, &media, plan.nth, &plan.algorithms, plan.mutation);
+        let (persist, backing) = opened.await?;
+        let shard = Shard::new(plan, Some(backing), Some(persist))?;
+        shard.adopt_images();
+        return Ok(shard);
+    }
     let backing = device.map(|device| {
         let region = plan.layout.region(plan.nth, device.limits().capacity);
         Backing::new(device, region, plan.packed)
     });
-    Shard::new(plan, backing)
+    Shard::new(plan, backing, None)
 }
 
 /// The right to run a command; ends when dropped.

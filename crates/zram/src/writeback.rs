@@ -130,6 +130,10 @@ impl Shard {
         let mut walk = Walk::new(which.clone(), self.slots.borrow().len());
         self.counters.done.set(0);
         self.counters.to_do.set(walk.slots());
+        if self.persist.is_some() {
+            let found = walk.all(self, backing).await;
+            return self.evict(found).await;
+        }
         job.work(&mut walk).await;
         job.landed(0).await;
         self.counters.done.set(self.counters.to_do.get());
@@ -183,6 +187,19 @@ impl Walk {
             }
         }
         shard.counters.done.set(u64::from(self.looked_at));
+    }
+
+    /// All candidates.
+    async fn all(&mut self, shard: &Shard, backing: &Backing) -> Vec<u32> {
+        let mut all = Vec::new();
+        loop {
+            self.gather(shard, backing, 256).await;
+            if self.found.is_empty() {
+                return all;
+            }
+            all.extend(self.found.drain(..));
+            self.bytes = 0;
+        }
     }
 
     /// Counts the candidates that are left.

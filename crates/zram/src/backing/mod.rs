@@ -98,15 +98,17 @@ impl Backing {
     /// The page of a slot lies there no more. Returns how many blocks are not in use any more; they
     /// come free by and by.
     pub(crate) fn release(&self, at: Address, size: usize) -> u32 {
-        let mut gone = 0;
-        for block in self.blocks_at(at, size) {
-            if self.space.blocks().unuse_one(block) {
-                self.cache.forget(block); // BK2
-                self.space.retire(block..block + 1);
-                gone += 1;
-            }
+        self.blocks_at(at, size).map(|block| u32::from(self.unuse(block))).sum()
+    }
+
+    /// One thing less lies in a block; whether it is not in use any more, and comes free by and by.
+    pub(crate) fn unuse(&self, block: u32) -> bool {
+        let last = self.space.blocks().unuse_one(block);
+        if last {
+            self.cache.forget(block); // BK2
+            self.space.retire(block..block + 1);
         }
-        gone
+        last
     }
 
     /// A run was written, or may have been: its blocks in which nothing lies come free by and by.

@@ -165,7 +165,13 @@ pub(super) fn take_run(space: &Space) -> Option<Range<u32>> {
 impl Shard {
     /// Builds a unit of the next slots of `todo` that are dirty, at most `blocks_max` long, and
     /// sends it off (CH1).
-    fn build(self: &Rc<Self>, todo: &mut Todo, blocks_max: u32, class: Class) -> Built {
+    fn build(
+        self: &Rc<Self>,
+        todo: &mut Todo,
+        blocks_max: u32,
+        class: Class,
+        budgeted: bool,
+    ) -> Built {
         let persist = self.persist();
         let backing = self.backing.as_ref().expect("a persistent device has one");
         if todo.next(persist).is_none() {
@@ -246,6 +252,13 @@ impl Shard {
             let space = shard.backing.as_ref().expect("it was there").space().clone();
             let at = space.sector(unit.start);
             let written = reactor::write(space.device(), flags, class, at, data).await;
+            if budgeted {
+                let budget = &shard.shared.budget;
+                match written {
+                    Ok(()) => budget.spend(u64::from(blocks)),
+                    Err(_) => budget.refund(u64::from(blocks)),
+                }
+            }
             shard.unit_written(sequence, unit, written);
         });
         Built::Unit(blocks)
@@ -317,7 +330,7 @@ impl Shard {
     ) -> Result<(), Status> {
         loop {
             self.unit_room().await?;
-            match self.build(todo, self.unit_blocks(), class) {
+            match self.build(todo, self.unit_blocks(), class, false) {
                 Built::Unit(_) => {
                     self.checkpoint_if_due();
                     yield_now().await;
@@ -332,6 +345,7 @@ impl Shard {
     pub(super) async fn write_units_within_budget(
         self: &Rc<Self>,
         todo: &mut Todo,
+        written: &mut u64,
     ) -> Result<bool, Status> {
         loop {
             self.unit_room().await?;
@@ -340,10 +354,11 @@ impl Shard {
             let blocks = u32::try_from(granted).expect("at most what was wanted");
             let built = match blocks {
                 0 => Built::TooFew,
-                _ => self.build(todo, blocks, Class::Background),
+                _ => self.build(todo, blocks, Class::Background, true),
             };
-            let used = if let Built::Unit(blocks) = built { blocks } else { 0 };
-            self.shared.budget.refund(granted - u64::from(used));
+            let used = if let Built::Unit(blocks) = built { u64::from(blocks) } else { 0 };
+            self.shared.budget.refund(granted - used);
+            *written += used;
             match built {
                 Built::Unit(_) => {
                     self.checkpoint_if_due();

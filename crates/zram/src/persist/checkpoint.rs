@@ -174,7 +174,11 @@ impl Shard {
         Ok(())
     }
 
-    async fn put_superblock(&self, checkpoint: Checkpoint, chain: ChainStart) -> Result<(), Status> {
+    async fn put_superblock(
+        &self,
+        checkpoint: Checkpoint,
+        chain: ChainStart,
+    ) -> Result<(), Status> {
         let persist = self.persist();
         let space = self.backing.as_ref().expect("a persistent device has one").space();
         let new = {

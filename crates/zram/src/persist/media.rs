@@ -14,8 +14,8 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
 use format::Damage;
 use format::zram::{
-    ChainStart, Checkpoint, CodecId, Geometry, MAP_ENTRIES, MapEntry, MapHeader,
-    REGION_BLOCKS_MAX, SHARDS_MAX, Superblock, elect, encode_map, highest_generation,
+    ChainStart, Checkpoint, CodecId, Geometry, MAP_ENTRIES, MapEntry, MapHeader, REGION_BLOCKS_MAX,
+    SHARDS_MAX, Superblock, elect, encode_map, highest_generation,
 };
 use reactor::BioFuture;
 
@@ -278,9 +278,8 @@ async fn check_blank(
     let maps = u64::from(Geometry { region_blocks, map_units: 1 }.map(0));
     for shard in 0..layout.shards {
         let first = u64::from(region_blocks) * u64::from(shard);
-        let is_copy = |block: u64| {
-            (0..4).find(|copy| u64::from(Geometry::superblock(*copy)) == block)
-        };
+        let is_copy =
+            |block: u64| (0..4).find(|copy| u64::from(Geometry::superblock(*copy)) == block);
         for block in (0..maps).filter(|block| shard == 0 || is_copy(*block).is_some()) {
             let unit = read_block(device, first + block).await?;
             let ours = |b: &[u8]| {

@@ -38,10 +38,11 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::Status;
+use block::{Bio, Error, ErrorKind, Op, Status};
 use format::zram::{Geometry, Superblock};
 use reactor::WaitList;
 
+use crate::read::slots_of;
 use crate::shard::Shard;
 
 pub(crate) use gate::Gate;
@@ -157,6 +158,40 @@ impl Shard {
                 self.adopt(nth, image.slot(accessed));
             }
         }
+        let backing = self.backing.as_ref().expect("a persistent device has one");
+        self.counters.bd_count.set(u64::from(backing.space().blocks().in_use()));
+    }
+
+    /// Everything is durable, and a checkpoint says so: the next open reads it and nothing else.
+    pub(crate) async fn keep_all(self: &Rc<Self>) -> Result<(), Error> {
+        let persist = self.persist();
+        let kept = match self.commit_all().await {
+            // Whose chain is empty has been as the last checkpoint says.
+            Ok(()) if persist.chain.borrow().held.is_empty() => Ok(()),
+            Ok(()) => self.checkpoint().await,
+            Err(status) => Err(status),
+        };
+        persist.changed.wait_for(|| !persist.checkpointing.get()).await;
+        kept.map_err(|status| {
+            let left = persist.dirty();
+            let e = format!("persist: {left} pages are not on the backing device: {status}");
+            let kind = match status {
+                Status::NoSpace => ErrorKind::NoSpace,
+                _ => ErrorKind::Io,
+            };
+            Error::new(kind, e)
+        })
+    }
+
+    /// A bio that was done in memory is durable too.
+    pub(crate) async fn commit_bio(self: &Rc<Self>, bio: &Bio) -> Status {
+        let done = match bio.op {
+            Op::Flush => self.commit_all().await,
+            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => {
+                self.commit(slots_of(bio)).await
+            }
+        };
+        done.err().unwrap_or(Status::Ok)
     }
 
     /// One thing less lies in these blocks.

@@ -117,15 +117,13 @@ async fn refuse_rot(
         let later = buf.read(|b| {
             b.chunks(BLOCK).find_map(|block| {
                 let header = decode_unit(block, &superblock.uuid).ok()?.header;
-                let is_ours =
-                    header.shard == superblock.shard && header.life == superblock.life;
+                let is_ours = header.shard == superblock.shard && header.life == superblock.life;
                 (is_ours && header.durable >= sequence).then_some(header.sequence)
             })
         });
         if let Some(later) = later {
-            return Err(opening.damaged(&format!(
-                "unit {sequence} was durable, says unit {later}, and is lost"
-            )));
+            return Err(opening
+                .damaged(&format!("unit {sequence} was durable, says unit {later}, and is lost")));
         }
         at += blocks;
     }
@@ -150,7 +148,9 @@ fn apply(images: &mut Images, first: u32, unit: &[u8]) -> Result<(), String> {
                 page(first, offset, found.check, bytes.len(), priority)
             }
         };
-        (found.slot..end).for_each(|slot| drop(images.set(slot, image)));
+        for slot in found.slot..end {
+            images.set(slot, image);
+        }
     }
     Ok(())
 }

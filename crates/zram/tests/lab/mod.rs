@@ -9,19 +9,10 @@ use block::{BlockDevice, Buf, Class, CoreId, Error, Flags, Sector, Status, Targe
 use reactor::FileId;
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, World, WorldRef};
-use zram::{Config, Files, Zram};
+use zram::{Config, NoFiles, Zram};
 
 pub(crate) const PAGE: usize = 4096;
 const PAGE_SECTORS: u64 = 8;
-
-/// No dictionaries.
-pub(crate) struct NoFiles;
-
-impl Files for NoFiles {
-    fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
-        Err(Error::not_found(path))
-    }
-}
 
 /// A world with a backing disk, and the device that is made on it.
 #[derive(Clone)]

@@ -231,6 +231,8 @@ pub struct IdlePolicy {
     paused_until_ns: u64,
     /// The last round was cut short: there is more to do.
     more: bool,
+    /// Pages that the last round has written.
+    round_pages: u64,
     told: IdleTotals,
 }
 
@@ -288,7 +290,9 @@ impl IdlePolicy {
             self.rules.idle_secs.map(|secs| u64::from((secs / 8).clamp(1, 60)) * SECOND_NS);
         let due = |every: u64| self.scanned_ns.map_or(0, |at| (at + every).saturating_sub(now_ns));
         let idle = idle_every.map(due);
-        if self.more || idle == Some(0) || self.is_above(memory_bytes) {
+        // A round in which nothing came of it is not repeated at once.
+        let again = self.round_pages > 0 || due(SECOND_NS) == 0;
+        if idle == Some(0) || again && (self.more || self.is_above(memory_bytes)) {
             return Look::Scan;
         }
         self.told.state = IdleState::Waiting;
@@ -307,6 +311,7 @@ impl IdlePolicy {
         ages: &Ages,
     ) -> Vec<Step> {
         self.scanned_ns = Some(now_ns);
+        self.round_pages = 0;
         let fitting = self.left_bytes(now_ns) / page_bytes_max(packed); // ID1
         let mut plan = Plan {
             pages_left: fitting.min(ROUND_PAGES_MAX),
@@ -332,21 +337,25 @@ impl IdlePolicy {
         steps
     }
 
-    /// What a step has written; `in_vain` tells why not all.
-    pub fn wrote(&mut self, now_ns: u64, bytes: u64, pages: u64, in_vain: Option<IdleState>) {
+    /// What came of a step: bytes and pages written, and perhaps why it could not do all.
+    pub fn wrote(
+        &mut self,
+        now_ns: u64,
+        step: Step,
+        (bytes, pages): (u64, u64),
+        in_vain: Option<IdleState>,
+    ) {
         self.left_bytes(now_ns);
         self.told.today_bytes += bytes;
         self.told.total_bytes += bytes;
         self.told.total_pages += pages;
-        // A page that was accessed since the scan is not written: the next scan counts anew.
-        self.more &= pages > 0;
+        self.round_pages += pages;
+        // Shards have equal parts of a step, and not all have so many pages.
+        self.more |= pages < step.max_pages;
         if let Some(state) = in_vain {
             self.told.state = state;
             self.more = false;
             self.paused_until_ns = now_ns + PAUSE_NS;
-        } else if pages == 0 && self.told.state == IdleState::Writing {
-            // Nothing came of it although memory is scarce: not at once again.
-            self.paused_until_ns = now_ns + SECOND_NS;
         }
     }
 }

@@ -105,9 +105,8 @@ async fn round(zram: &Rc<Zram>) {
         // Suspended meanwhile: the task ends when it looks again.
         let Ok(outcome) = zram.write_back(which).await else { return };
         let in_vain = in_vain(&outcome);
-        let bytes = outcome.blocks * PAGE as u64;
-        let policy = &zram.policy.decisions;
-        policy.borrow_mut().wrote(now().0, bytes, outcome.pages, in_vain);
+        let written = (outcome.blocks * PAGE as u64, outcome.pages);
+        zram.policy.decisions.borrow_mut().wrote(now().0, step, written, in_vain);
         if in_vain.is_some() {
             return;
         }

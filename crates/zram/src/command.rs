@@ -193,7 +193,7 @@ impl Which {
     /// it is their kind that decides.
     pub(crate) fn runs(&self, slots: u32) -> Vec<Range<u32>> {
         if !self.kinds.is_empty() {
-            return vec![0..slots];
+            return std::iter::once(0..slots).collect();
         }
         let cut = |r: &Range<u32>| r.start.min(slots)..r.end.min(slots);
         self.pages.iter().map(cut).filter(|r| !r.is_empty()).collect()

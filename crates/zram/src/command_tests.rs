@@ -18,22 +18,28 @@ fn recompress(text: &str) -> Result<Recompress, Error> {
     Recompress::parse(text, &algorithms([Some(lz4), Some(zstd), None, Some(deflate)]), 3264)
 }
 
+fn ends<T: Copy>(ranges: &[Range<T>]) -> Vec<(T, T)> {
+    ranges.iter().map(|r| (r.start, r.end)).collect()
+}
+
 #[test]
 fn writeback_takes_old_words_and_new_keys_in_any_mix() {
-    let table: [(&str, &[Kind], &[Range<u64>]); 9] = [
-        ("idle", &[Kind::Idle], &[]),
-        ("type=huge_idle", &[Kind::HugeIdle], &[]),
-        ("huge type=incompressible", &[Kind::Huge, Kind::Incompressible], &[]),
-        ("idle idle", &[Kind::Idle], &[]),
-        ("page_index=5", &[], std::slice::from_ref(&(5..6))),
-        ("page_indexes=0-999", &[], std::slice::from_ref(&(0..1000))),
-        ("page_indexes=7-9 page_index=3", &[], &[3..4, 7..10]),
-        ("page_index=4 page_index=3 page_indexes=4-8", &[], std::slice::from_ref(&(3..9))),
-        (" page_index=3\tidle \n", &[Kind::Idle], std::slice::from_ref(&(3..4))),
+    // Words, kinds, first pages and ends of ranges.
+    type Row = (&'static str, Vec<Kind>, Vec<(u64, u64)>);
+    let table: [Row; 9] = [
+        ("idle", vec![Kind::Idle], vec![]),
+        ("type=huge_idle", vec![Kind::HugeIdle], vec![]),
+        ("huge type=incompressible", vec![Kind::Huge, Kind::Incompressible], vec![]),
+        ("idle idle", vec![Kind::Idle], vec![]),
+        ("page_index=5", vec![], vec![(5, 6)]),
+        ("page_indexes=0-999", vec![], vec![(0, 1000)]),
+        ("page_indexes=7-9 page_index=3", vec![], vec![(3, 4), (7, 10)]),
+        ("page_index=4 page_index=3 page_indexes=4-8", vec![], vec![(3, 9)]),
+        (" page_index=3\tidle \n", vec![Kind::Idle], vec![(3, 4)]),
     ];
     for (text, kinds, pages) in table {
         let got = writeback(text).unwrap();
-        assert_eq!((&got.kinds[..], &got.pages[..]), (kinds, pages), "{text}");
+        assert_eq!((&got.kinds, ends(&got.pages)), (&kinds, pages), "{text}");
         assert_eq!(got.max_pages, u64::MAX);
     }
 }
@@ -94,12 +100,12 @@ fn kinds_are_told_by_the_flags_of_a_slot() {
 fn a_shard_looks_at_its_own_slots_only() {
     // Chunks of 256: of three shards the second has chunks 1, 4, 7 ... as its slots 0, 256, 512.
     let command = Writeback::parse("page_indexes=300-1100", 10_000).unwrap();
-    let of = |shard| command.of_shard(shard, 3).pages;
-    assert_eq!(of(0), [256..512]);
-    assert_eq!(of(1), [44..333]);
-    assert_eq!(of(2), [0..256]);
-    assert_eq!(command.of_shard(1, 3).runs(300), [44..300]);
-    assert_eq!(Writeback::parse("idle", 9).unwrap().of_shard(0, 1).runs(9), [0..9]);
+    let of = |shard| ends(&command.of_shard(shard, 3).pages);
+    assert_eq!(of(0), [(256, 512)]);
+    assert_eq!(of(1), [(44, 333)]);
+    assert_eq!(of(2), [(0, 256)]);
+    assert_eq!(ends(&command.of_shard(1, 3).runs(300)), [(44, 300)]);
+    assert_eq!(ends(&Writeback::parse("idle", 9).unwrap().of_shard(0, 1).runs(9)), [(0, 9)]);
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl Zram {
             let (mut backing, mut media) = (self.backing.clone(), None);
             if self.persist {
                 let device = backing.take().expect("checked with the options");
-                let gate: Rc<dyn BlockDevice> = Rc::new(Gate::new(device));
+                let gate: Rc<dyn BlockDevice> = Rc::new(Gate::new(device, self.config.borrow().mutation));
                 let found = persist::prepare(&gate, layout, &algorithms).await?;
                 layout = found.layout;
                 (backing, media) = (Some(gate), Some(found));
@@ -216,7 +216,7 @@ async fn make(plan: Plan, device: Option<Rc<dyn BlockDevice>>) -> Result<Rc<Shar
     }
     let backing = device.map(|device| {
         let region = plan.layout.region(plan.nth, device.limits().capacity);
-        Backing::new(device, region, plan.packed)
+        Backing::new(device, region, plan.packed).with_mutation(plan.mutation)
     });
     Shard::new(plan, backing, None)
 }

@@ -32,6 +32,7 @@ use reactor::{BioFuture, Workers, write, yield_now};
 
 use crate::backing::Backing;
 use crate::command::Which;
+use crate::persist::Mutation;
 use crate::shard::Shard;
 use crate::slot::{Flags, PAGE};
 use batch::{Added, Batch, Picked};
@@ -143,7 +144,9 @@ impl Shard {
 
 impl Walk {
     fn new(which: Which, slots: u32) -> Walk {
-        let (runs, left) = (which.runs(slots), which.max_pages);
+        let (mut runs, left) = (which.runs(slots), which.max_pages);
+        // A shard of a small device may have no slots.
+        runs.retain(|run| !run.is_empty());
         let at = (0, runs.first().map_or(0, |run| run.start));
         Walk { which, runs, at, looked_at: 0, found: VecDeque::new(), bytes: 0, left }
     }
@@ -225,6 +228,10 @@ impl Walk {
 impl Job {
     fn backing(&self) -> &Backing {
         self.shard.backing.as_ref().expect("a job is made only where there is one")
+    }
+
+    fn has(&self, mutation: Mutation) -> bool {
+        self.backing().space().has(mutation)
     }
 
     fn note(&self, f: impl FnOnce(&mut Outcome)) {
@@ -372,7 +379,8 @@ impl Job {
         let mut pages = 0;
         for page in &flight.pages {
             let slot = shard.slot(page.nth);
-            if !slot.has(Flags::PICKED) {
+            let planted = self.has(Mutation::SettleChanged) && page.is_of(slot);
+            if !slot.has(Flags::PICKED) && !planted {
                 continue; // WB1
             }
             assert!(slot.is_resident() && page.is_of(slot), "{slot:?} was picked as {page:?}");
@@ -389,7 +397,12 @@ impl Job {
     /// A write has failed: its pages stay in memory.
     fn stay(&self, flight: &Flight, status: Status) {
         let shard = &self.shard;
-        shard.shared.budget.refund(u64::from(flight.run.end - flight.run.start));
+        let blocks = u64::from(flight.run.end - flight.run.start);
+        if self.has(Mutation::KeepGrant) {
+            shard.shared.budget.spend(blocks);
+        } else {
+            shard.shared.budget.refund(blocks); // WB2
+        }
         for page in &flight.pages {
             shard.clear_flags(page.nth, Flags::PICKED);
         }
@@ -404,9 +417,12 @@ async fn land(mut flight: Flight) {
     let job = flight.job.clone();
     match done {
         Ok(()) => job.settle(&flight),
+        Err(_) if job.has(Mutation::SettleFailed) => job.settle(&flight),
         Err(status) => job.stay(&flight, status),
     }
-    job.backing().retire_unused(flight.run.clone()); // WB3
+    if !job.has(Mutation::LeakBlocks) {
+        job.backing().retire_unused(flight.run.clone()); // WB3
+    }
     flight.pages.clear();
     job.spare.borrow_mut().push(flight.pages);
     job.in_flight.set(job.in_flight.get() - 1);

@@ -30,6 +30,7 @@ use reactor::WaitList;
 
 use crate::layout::Region;
 use crate::pack::blocks_of;
+use crate::persist::Mutation;
 use cache::Cache;
 
 /// A shard's region of the backing device.
@@ -61,6 +62,12 @@ impl Backing {
             changed: WaitList::new(),
             generation: Cell::new(0),
         }
+    }
+
+    /// With a fault planted, for tests.
+    pub(crate) fn with_mutation(self, mutation: Mutation) -> Backing {
+        self.space.mutation.set(mutation);
+        self
     }
 
     pub(crate) fn is_packed(&self) -> bool {

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::blocks::Blocks;
 use crate::layout::{PAGE_SECTORS, Region};
+use crate::persist::Mutation;
 use crate::slot::PAGE;
 
 /// For how long blocks are gathered before they are discarded, and how often it is looked whether
@@ -40,6 +41,8 @@ pub(crate) struct Space {
     changed: WaitList,
     discards: Cell<bool>,
     granularity: u32,
+    /// A fault planted by a test.
+    pub(super) mutation: Cell<Mutation>,
 }
 
 /// Keeps every block that was live when it was made from being written; ends when dropped.
@@ -68,6 +71,7 @@ impl Space {
             changed: WaitList::new(),
             discards: Cell::new(granularity > 0),
             granularity: granularity.div_ceil(PAGE as u32).max(1),
+            mutation: Cell::default(),
         }
     }
 
@@ -91,6 +95,11 @@ impl Space {
     /// To be held by a read, from the moment it looks where a page is until it has it.
     pub(crate) fn pin(&self) -> Pin<'_> {
         Pin(self, self.reads.enter())
+    }
+
+    /// Whether this fault was planted.
+    pub(crate) fn has(&self, mutation: Mutation) -> bool {
+        self.mutation.get() == mutation
     }
 
     /// Takes a run of at most `want` blocks; waits when there are none but some come free.
@@ -117,7 +126,8 @@ impl Space {
     /// Nothing lies any more in blocks that were written, or may have been. They come free when
     /// the reads that may be looking at them have ended (BK1).
     pub(crate) fn retire(self: &Rc<Self>, run: Range<u32>) {
-        if !self.reclaiming.get() && !self.discards.get() && self.reads.in_flight() == 0 {
+        let at_once = !self.reclaiming.get() && !self.discards.get() && self.reads.in_flight() == 0;
+        if at_once || self.has(Mutation::ReuseAtOnce) {
             return self.give_back(run);
         }
         let mut retired = self.retired.borrow_mut();
@@ -164,10 +174,16 @@ async fn reclaim(space: Rc<Space>) {
         merge(&mut runs);
         space.reads.passed().await; // BK1
         for some in runs.chunks(DISCARDS_IN_FLIGHT) {
+            let late = space.has(Mutation::DiscardLate);
+            if late {
+                some.iter().for_each(|run| space.give_back(run.clone()));
+            }
             if space.discards.get() && space.waiting.get() == 0 {
                 discard_all(&space, some).await;
             }
-            some.iter().for_each(|run| space.give_back(run.clone()));
+            if !late {
+                some.iter().for_each(|run| space.give_back(run.clone()));
+            }
             space.changed.wake_all();
         }
         runs.clear();

@@ -81,6 +81,22 @@ pub enum Mutation {
     SameLife,
     /// A flush of the device that failed is forgotten.
     ForgetFailedFlush,
+    /// Writeback: a page leaves memory although it was changed while it was written.
+    SettleChanged,
+    /// Writeback: a page leaves memory although its write has failed.
+    SettleFailed,
+    /// Writeback: what a failed write was granted is not refunded.
+    KeepGrant,
+    /// Writeback: blocks that were written for nothing never come free.
+    LeakBlocks,
+    /// A block is free at once, whoever reads it.
+    ReuseAtOnce,
+    /// Read-back does not keep blocks from being reused.
+    ReadUnpinned,
+    /// A block is free before its discard has ended.
+    DiscardLate,
+    /// Read-back takes raw pages without checking their checksums.
+    TakeAnyPage,
 }
 
 /// Persistence of one shard.

@@ -6,6 +6,12 @@ use super::classes::{self, HEADER};
 use super::spans::{NONE_OBJECT, PAGES};
 use super::{CELL, Handle, Store};
 
+/// Objects of a span by bits.
+const WORDS: usize = classes::OBJECTS_MAX.div_ceil(64);
+
+/// Classes that are looked at in one step.
+const TIDY_CLASSES: usize = 16;
+
 /// Told of each object that moves: its owner, where it was and where it is.
 pub(crate) type Moved<'a> = dyn FnMut(u32, Handle, Handle) + 'a;
 
@@ -20,22 +26,40 @@ impl Store {
         before - self.frames
     }
 
-    /// Empties one span of a class, if its objects fit into holes of others.
+    /// The same in small steps, for now and then between writes: looks at a few classes, from where
+    /// it looked last, and empties at most one span.
+    pub(crate) fn tidy(&mut self, moved: &mut Moved<'_>) -> u64 {
+        let before = self.frames;
+        for _ in 0..TIDY_CLASSES {
+            self.tidy_next = (self.tidy_next + 1) % PAGES;
+            if self.compact_one(self.tidy_next, moved) {
+                break;
+            }
+        }
+        before - self.frames
+    }
+
+    /// Empties one span of a class, if its objects fit into holes of others: of its class and of
+    /// those a little larger.
     fn compact_one(&mut self, class: usize, moved: &mut Moved<'_>) -> bool {
         let Some(cell) = self.spans.emptiest(class) else { return false };
-        let (objects, live) = (classes::class(class).objects, self.spans.get(cell).live);
-        let own = self.spans.holes(class) + u64::from(live) - objects as u64;
-        if own < u64::from(live) {
+        let span = self.spans.get(cell);
+        let (live, ready) = (u64::from(span.live), u64::from(span.ready));
+        let to = classes::near(class);
+        let holes: u64 = (class..to).map(|class| self.spans.holes(class)).sum();
+        // Its own do not count.
+        if holes - (ready - live) < live {
             return false;
         }
         self.spans.hide(cell);
-        self.drain(cell, class, moved);
+        self.drain(cell, to, moved);
         true
     }
 
-    /// Moves all objects of a span that is in no list, and frees it.
-    fn drain(&mut self, cell: u32, class: usize, moved: &mut Moved<'_>) {
-        let size = classes::class(class).size;
+    /// Moves all objects of a span that is in no list to holes of classes before `to`, where there
+    /// are enough, and frees it.
+    fn drain(&mut self, cell: u32, to: usize, moved: &mut Moved<'_>) {
+        let size = classes::class(self.spans.get(cell).class()).size;
         let live = self.live_objects(cell, size);
         let mut bytes = [0; PAGE];
         for nth in 0..usize::from(self.spans.get(cell).fresh) {
@@ -45,21 +69,20 @@ impl Store {
             let at = cell as usize * CELL + nth * size;
             let (owner, len) = self.header(at);
             self.ram.read(at + HEADER, &mut bytes[..len]);
-            let to = self.spans.fullest(class).expect("holes were counted");
-            let new = self.put(to, owner, &bytes[..len]);
+            let class = self.spans.class_with_hole(classes::of(len), to);
+            let hole = class.and_then(|class| self.spans.fullest(class));
+            let new = self.put(hole.expect("holes were counted"), owner, &bytes[..len]);
             self.spans.emptied_hidden(cell);
             moved(owner, Handle((at + HEADER) as u64), new);
         }
-        let frames = self.spans.get(cell).in_use();
-        self.release(cell, frames);
-        self.spans.drop_empty(cell);
+        self.drop_span(cell);
         self.bound_idle();
     }
 
     /// Objects of a span, by bits.
-    pub(super) fn live_objects(&self, cell: u32, size: usize) -> [u64; CELL / 16 / 64] {
+    pub(super) fn live_objects(&self, cell: u32, size: usize) -> [u64; WORDS] {
         let span = self.spans.get(cell);
-        let mut live = [0; CELL / 16 / 64];
+        let mut live = [0; WORDS];
         for nth in 0..usize::from(span.fresh) {
             live[nth / 64] |= 1 << (nth % 64);
         }

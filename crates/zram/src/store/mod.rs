@@ -2,20 +2,21 @@
 //! Store: the objects of a shard, packed by size so that little memory is lost between them.
 //!
 //! ```text
-//!   region   │ cell 0        │ cell 1        │ cell 2        │ ...        8 frames of 4 KiB each
-//!   cell     │ span: 1 to 8 frames, divided into objects of one class │ nothing │
+//!   region   │ cell 0        │ cell 1        │ cell 2        │ ...       32 frames of 4 KiB each
+//!   cell     │ span: 1 to 32 frames, divided into objects of one class │ nothing │
 //!         or │ page │ page │ nothing │ page │ ...     for pages that are not compressed
 //!   object   │ owner 4 │ length 2 │ bytes │ ...         hole: │ next hole 2 │ ...
 //! ```
 //!
 //! The region is address space; memory is taken where it is written and given back where it is
-//! punched out. A store finds out about a hole from the memory itself, so that nothing but 16 bytes
-//! a cell is kept beside.
+//! punched out. A span grows frame by frame, so that the last one of a class takes no more than it
+//! needs, and an object goes to a hole of a class a little larger before that happens. Holes are
+//! found from the memory itself: 28 bytes a cell are all that is kept beside.
 //!
 //! Invariants
 //! - ST1 An object's bytes are its owner's until it is removed or moved; no two overlap.
-//! - ST2 `Memory` counts the frames of all spans and the pages; the limit is asked before a frame is
-//!   added, so a store that is refused has taken nothing.
+//! - ST2 `Memory` counts the frames in use; the limit is asked before a frame is added, so a store
+//!   that refuses an object has taken nothing.
 //! - ST3 Frames that are not in use and still have memory are at most `IDLE_MAX` between calls.
 //! - ST4 Insert, remove and read take a bounded number of steps, whatever the store contains.
 mod classes;
@@ -23,6 +24,8 @@ mod compact;
 mod memory;
 mod spans;
 
+#[cfg(test)]
+mod overhead_tests;
 #[cfg(test)]
 mod tests;
 
@@ -62,15 +65,17 @@ pub(crate) struct Store {
     idle: VecDeque<u64>,
     /// Frames that are idle.
     idle_count: usize,
+    /// The class that was tidied last.
+    tidy_next: usize,
 }
 
 impl Store {
     /// An empty store for objects of that many slots.
     pub(crate) fn new(memory: Arc<Memory>, slots: u32) -> Result<Store, Error> {
-        // A cell for each object can't be too few. Less does as long as spans are rather full, and
-        // a quarter is twice what pages that are not compressed need.
-        let enough = slots.max(1).saturating_add(64);
-        let sizes = [enough, slots / 2 + 64, slots / 4 + 64];
+        // A cell for each object can't be too few. Fewer do as long as spans are not nearly empty;
+        // the least is twice what pages that are not compressed need.
+        let spare = 2 * classes::COUNT as u32;
+        let sizes = [1, 2, 4, 8, 16].map(|part| (slots / part).saturating_add(spare));
         let mut refused = None;
         for cells in sizes {
             match Ram::new(u64::from(cells) * CELL as u64) {
@@ -83,7 +88,8 @@ impl Store {
 
     fn of(ram: Ram, memory: Arc<Memory>, cells: u32) -> Store {
         let spans = Spans::new(cells);
-        Store { ram, memory, spans, frames: 0, idle: VecDeque::new(), idle_count: 0 }
+        let idle = VecDeque::new();
+        Store { ram, memory, spans, frames: 0, idle, idle_count: 0, tidy_next: 0 }
     }
 
     /// Stores the object of a slot: 1 to [`OBJECT_BYTES_MAX`] bytes, or a whole page.
@@ -106,21 +112,15 @@ impl Store {
     pub(crate) fn remove(&mut self, at: Handle) {
         let (cell, class, nth) = self.find(at);
         if class == PAGES {
-            let span = self.spans.get_mut(cell);
-            assert!(span.free & (1 << nth) != 0, "no page at {at:?}");
-            span.free &= !(1 << nth);
+            assert!(self.spans.get(cell).in_use & (1 << nth) != 0, "no page at {at:?}");
             self.spans.emptied(cell);
             self.release(cell, 1 << nth);
         } else {
             self.free_object(cell, class, nth);
             self.spans.emptied(cell);
-            let frames = self.spans.get(cell).in_use();
-            if self.spans.get(cell).live == 0 {
-                self.release(cell, frames);
-            }
         }
         if self.spans.get(cell).live == 0 {
-            self.spans.drop_empty(cell);
+            self.drop_span(cell);
         }
         self.bound_idle();
     }
@@ -141,52 +141,63 @@ impl Store {
         if !self.memory.take(1) {
             return Err(Full);
         }
-        let Some(cell) = partial.or_else(|| self.spans.add(PAGES)) else {
+        let Some(cell) = partial.or_else(|| self.spans.add_pages()) else {
             self.memory.give(1);
             return Err(Full);
         };
         self.frames += 1;
         let span = self.spans.get_mut(cell);
-        let free = !span.in_use();
         // Memory that is there already, first.
-        let choice = if free & span.resident != 0 { free & span.resident } else { free };
+        let choice = if span.idle() != 0 { span.idle() } else { !span.in_use };
         let nth = choice.trailing_zeros();
-        span.free |= 1 << nth;
-        self.occupy(cell, 1 << nth);
+        self.occupied(cell, 1 << nth);
+        self.spans.get_mut(cell).in_use |= 1 << nth;
         self.spans.filled(cell);
         let at = cell as usize * CELL + nth as usize * PAGE;
         self.ram.write(at, page);
         Ok(Handle(at as u64))
     }
 
-    /// A span with a hole for an object of `len` bytes: of its class, of one a little larger, or a
-    /// new one; of any larger class where there can be no new one.
+    /// A span with a hole for an object of `len` bytes: of its class or one a little larger; one that
+    /// has grown; where none may grow, of any larger class.
     fn cell_with_hole(&mut self, len: usize) -> Result<u32, Full> {
         let class = classes::of(len);
-        let near = self.spans.class_with_hole(class, classes::near(class));
-        if let Some(class) = near {
-            return Ok(self.spans.fullest(class).expect("it has a hole"));
-        }
-        if let Some(cell) = self.add_span(class) {
-            return Ok(cell);
-        }
-        let any = self.spans.class_with_hole(class, PAGES).ok_or(Full)?;
-        Ok(self.spans.fullest(any).expect("it has a hole"))
+        let hole = match self.spans.class_with_hole(class, classes::near(class)) {
+            Some(near) => near,
+            None => match self.grow(class) {
+                Some(cell) => return Ok(cell),
+                None => self.spans.class_with_hole(class, PAGES).ok_or(Full)?,
+            },
+        };
+        Ok(self.spans.fullest(hole).expect("it has a hole"))
     }
 
-    fn add_span(&mut self, class: usize) -> Option<u32> {
-        let frames = classes::class(class).frames as u64;
+    /// Adds what frames the growing span of a class needs for an object more.
+    fn grow(&mut self, nth: usize) -> Option<u32> {
+        let class = classes::class(nth);
+        let cell = self.spans.growing(nth)?;
+        let span = self.spans.get(cell);
+        let before = span.in_use.count_ones();
+        let objects = usize::from(span.ready) + 1;
+        let after = u32::try_from((objects * class.size).div_ceil(PAGE)).expect("few frames");
+        let frames = (u32::MAX >> (u32::BITS - after)) & !span.in_use;
         // ST2
-        if !self.memory.take(frames) {
+        if !self.memory.take(u64::from(after - before)) {
+            if before == 0 {
+                self.spans.drop_empty(cell);
+            }
             return None;
         }
-        let Some(cell) = self.spans.add(class) else {
-            self.memory.give(frames);
-            return None;
-        };
-        self.frames += frames;
-        self.occupy(cell, self.spans.get(cell).in_use());
+        self.frames += u64::from(after - before);
+        self.occupied(cell, frames);
+        self.spans.grew(cell, class, frames);
         Some(cell)
+    }
+
+    /// A span without objects is not in use any more.
+    fn drop_span(&mut self, cell: u32) {
+        self.release(cell, self.spans.get(cell).in_use);
+        self.spans.drop_empty(cell);
     }
 
     /// Puts an object into a hole of the span.
@@ -250,22 +261,26 @@ impl Store {
         (u32::from_le_bytes([a, b, c, d]), usize::from(u16::from_le_bytes([e, f])))
     }
 
-    /// Frames of a cell, by bits, are in use from now on.
-    fn occupy(&mut self, cell: u32, frames: u8) {
+    /// Frames of a cell, by bits, are going to be in use.
+    fn occupied(&mut self, cell: u32, frames: u32) {
         let span = self.spans.get_mut(cell);
-        self.idle_count -= (span.resident & frames).count_ones() as usize;
+        self.idle_count -= (span.idle() & frames).count_ones() as usize;
         span.resident |= frames;
     }
 
     /// Frames of a cell, by bits, are not in use any more.
-    fn release(&mut self, cell: u32, frames: u8) {
+    fn release(&mut self, cell: u32, frames: u32) {
+        self.spans.get_mut(cell).in_use &= !frames;
         let count = frames.count_ones();
         self.memory.give(u64::from(count));
         self.frames -= u64::from(count);
         self.idle_count += count as usize;
         let first = u64::from(cell) * FRAMES_MAX as u64;
-        self.idle
-            .extend((0..FRAMES_MAX as u64).filter(|f| frames & (1 << f) != 0).map(|f| first + f));
+        let mut left = frames;
+        while left != 0 {
+            self.idle.push_back(first + u64::from(left.trailing_zeros()));
+            left &= left - 1;
+        }
     }
 
     /// ST3
@@ -317,7 +332,7 @@ fn address(at: Handle) -> usize {
 }
 
 /// The cell of a frame, and which bit it is there.
-fn split(frame: u64) -> (u32, u8) {
+fn split(frame: u64) -> (u32, u32) {
     let cell = u32::try_from(frame / FRAMES_MAX as u64).expect("a frame of the region");
     (cell, 1 << (frame % FRAMES_MAX as u64))
 }

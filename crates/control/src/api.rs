@@ -20,6 +20,9 @@ pub struct Create {
     pub minor: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
+    /// A compressed RAM disk that has no size yet, instead of a table.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub zram: bool,
 }
 
 /// `POST .../load`: the table for the inactive slot.

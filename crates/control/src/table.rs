@@ -26,18 +26,54 @@ fn line_with_paths(line: &str, base: &Path) -> String {
         rest = &rest[blank..];
         let word = &rest[..word_len(rest)];
         words += usize::from(!word.is_empty());
-        if words > 3 && is_relative(word) {
-            out.push_str(&quoted(&base.to_string_lossy()));
-            if !out.ends_with('/') {
-                out.push('/');
-            }
-            out.push_str(word.strip_prefix("./").unwrap_or(word));
+        if words > 3 {
+            push(&mut out, word, &quoted(&base.to_string_lossy()));
         } else {
             out.push_str(word);
         }
         rest = &rest[word.len()..];
     }
     out
+}
+
+/// The same for an attribute's value, where it has paths: `backing_dev` of a compressed RAM disk is
+/// one, and `algorithm_params` names dictionaries.
+pub fn value_with_absolute_paths(attribute: &str, value: &str, base: &Path) -> String {
+    let base = base.to_string_lossy();
+    match attribute {
+        "backing_dev" => {
+            let mut out = String::new();
+            push(&mut out, value, &base);
+            out
+        }
+        "algorithm_params" => {
+            let mut words = Vec::new();
+            for word in value.split_ascii_whitespace() {
+                let mut out = String::new();
+                push(&mut out, word, &base);
+                words.push(out);
+            }
+            words.join(" ")
+        }
+        _ => value.to_owned(),
+    }
+}
+
+/// Appends a word, made absolute when it is a relative path, or the part after `dict=` is.
+fn push(out: &mut String, word: &str, base: &str) {
+    let dict = word.match_indices("dict=").find(|(at, _)| *at == 0 || word[..*at].ends_with(','));
+    let dict = dict.map(|(at, key)| at + key.len());
+    let path = dict.map_or(word, |at| &word[at..]);
+    if !is_relative(path) {
+        out.push_str(word);
+        return;
+    }
+    out.push_str(&word[..word.len() - path.len()]);
+    out.push_str(base);
+    if !base.ends_with('/') {
+        out.push('/');
+    }
+    out.push_str(path.strip_prefix("./").unwrap_or(path));
 }
 
 /// Bytes up to the next white space that no backslash quotes.
@@ -54,7 +90,7 @@ fn word_len(text: &str) -> usize {
 
 fn is_relative(word: &str) -> bool {
     let Some(slash) = word.find('/') else { return false };
-    slash > 0 && !word[..slash].contains(':')
+    slash > 0 && !word[..slash].contains([':', '=', ','])
 }
 
 fn quoted(path: &str) -> String {
@@ -92,6 +128,31 @@ mod tests {
             " # see also docs/a.md b/c",
         ] {
             assert_eq!(absolute(same), same);
+        }
+    }
+
+    #[test]
+    fn a_dictionary_is_a_path_within_a_word() {
+        let line = "0 8 zram zstd 2 algorithm_params";
+        assert_eq!(
+            absolute(&format!("{line} priority=0,dict=./d/e,level=3")),
+            format!("{line} priority=0,dict=/my\\ disks/d/e,level=3")
+        );
+        let same = format!("{line} priority=0,dict=/d/e,level=3");
+        assert_eq!(absolute(&same), same);
+    }
+
+    #[test]
+    fn paths_in_values_become_absolute() {
+        for (attribute, value, expected) in [
+            ("backing_dev", "./a b", "/my disks/a b"),
+            ("backing_dev", "none", "none"),
+            ("backing_dev", "/dev/sda", "/dev/sda"),
+            ("algorithm_params", "algo=zstd  dict=../d", "algo=zstd dict=/my disks/../d"),
+            ("comp_algorithm", "a/b", "a/b"),
+        ] {
+            let got = value_with_absolute_paths(attribute, value, Path::new("/my disks"));
+            assert_eq!(got, expected);
         }
     }
 

@@ -90,8 +90,8 @@ impl Dm {
         self.get(name)?.open()
     }
 
-    /// The mapped device that a table's word means.
-    pub(crate) fn find(&self, word: &str) -> Option<Rc<MappedDevice>> {
+    /// The mapped device that a table's word means: `NAME`, `/dev/mapper/NAME`, `dm-N`.
+    pub fn find(&self, word: &str) -> Option<Rc<MappedDevice>> {
         let name = word.strip_prefix("/dev/mapper/").unwrap_or(word);
         if let Ok(device) = self.get(name) {
             return Some(device);

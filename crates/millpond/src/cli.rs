@@ -187,7 +187,9 @@ Examples:
   millpond create wc --table '0 4194304 writecache s /srv/origin.img /srv/cache.img 4096 0'
   millpond create both --table-file both.table --uuid 5c1e
   echo '0 2048 zero' | millpond create z
-  millpond create later --notable")]
+  millpond create later --notable
+  millpond create ram --table '0 8388608 zram zstd 2 backing_dev /srv/cold.img'
+  millpond create zram0 --zram && millpond set zram0 disksize 4G")]
 pub(crate) struct CreateArgs {
     /// Name of the device and of its export
     pub(crate) name: String,
@@ -196,6 +198,10 @@ pub(crate) struct CreateArgs {
     /// Make it without a table, suspended
     #[arg(long, conflicts_with_all = ["table", "table_file"])]
     pub(crate) notable: bool,
+    /// Make a compressed RAM disk without a size: set its attributes, `disksize` last, as those of
+    /// /sys/block/zram0
+    #[arg(long, conflicts_with_all = ["table", "table_file", "notable"])]
+    pub(crate) zram: bool,
     /// A second, unchangeable name
     #[arg(short, long)]
     pub(crate) uuid: Option<String>,

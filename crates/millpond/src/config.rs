@@ -24,8 +24,8 @@ pub(crate) struct DeviceConfig {
     pub(crate) place: String,
     pub(crate) name: String,
     pub(crate) uuid: Option<String>,
-    /// With paths made absolute.
-    pub(crate) table: String,
+    /// With paths made absolute. Without, it is a compressed RAM disk that has no size yet.
+    pub(crate) table: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -48,7 +48,9 @@ struct File {
 struct Device {
     name: Spanned<String>,
     uuid: Option<String>,
-    table: Spanned<String>,
+    table: Option<Spanned<String>>,
+    #[serde(default)]
+    zram: bool,
 }
 
 impl Config {
@@ -94,7 +96,14 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
             let message = format!("{place}: device {name}: the name is taken ({})", first.place);
             return Err(invalid(message));
         }
-        let table = with_absolute_paths(d.table.get_ref().trim_end(), base);
+        let table = match (d.table, d.zram) {
+            (Some(table), false) => Some(with_absolute_paths(table.get_ref().trim_end(), base)),
+            (None, true) => None,
+            (Some(_), true) | (None, false) => {
+                let wanted = "either `table` or `zram = true` is needed";
+                return Err(invalid(format!("{place}: device {name}: {wanted}")));
+            }
+        };
         devices.push(DeviceConfig { place, name, uuid: d.uuid, table });
     }
     let serve = ServeArgs {
@@ -129,7 +138,10 @@ mod tests {
         let names: Vec<&str> = config.devices.iter().map(|d| d.name.as_str()).collect();
         assert_eq!(names, ["b", "a"]);
         assert_eq!(config.devices[1].place, "config pond.toml: line 8");
-        assert_eq!(config.devices[1].table, "0 8 linear b 0\n8 8 linear /etc/x 0");
+        let table = config.devices[1].table.as_deref();
+        assert_eq!(table, Some("0 8 linear b 0\n8 8 linear /etc/x 0"));
+        let config = read("[[device]]\nname = 'z'\nzram = true").unwrap();
+        assert_eq!(config.devices[0].table, None);
     }
 
     #[test]
@@ -137,7 +149,8 @@ mod tests {
         for (text, parts) in [
             ("nbd = [", ["pond.toml: line 1", ""]),
             ("\ncolour = 1", ["line 2: unknown field `colour`", "default_export"]),
-            ("[[device]]\nname = 'a'", ["line 1", "missing field `table`"]),
+            ("[[device]]\nname = 'a'", ["line 2: device a: ", "`table` or `zram = true`"]),
+            ("[[device]]\nname = 'a'\ntable = ''\nzram = true", ["line 2: ", "either `table` or"]),
             ("[[device]]\nname = 'a'\ntable = 7", ["line 3", "expected a string"]),
             (
                 "[[device]]\nname='a'\ntable=''\n[[device]]\nname='a'\ntable=''",

@@ -154,7 +154,8 @@ async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> 
         name: d.name.clone(),
         uuid: d.uuid.clone(),
         minor: None,
-        table: Some(d.table.clone()),
+        table: d.table.clone(),
+        zram: d.table.is_none(),
     };
     let all: Vec<api::Create> = devices.iter().map(new).collect();
     let done = core.call(async move |e: Rc<Engine>| e.create_all(all).await).await?;

@@ -24,6 +24,7 @@ use crate::patience::{STARTING, patiently};
 use crate::routes::Slot;
 use crate::shards::{Owner, Shards};
 use crate::targets;
+use crate::zram::Ground;
 
 /// Time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a little.
 const DRAIN: Nanos = Nanos::from_secs(35);
@@ -42,6 +43,8 @@ pub(crate) struct Engine {
     pub(crate) server: Server,
     /// Lends devices to the other cores.
     pub(crate) owner: Rc<Owner>,
+    /// Makes compressed RAM disks without a table.
+    zram: Ground,
     files: Files,
     ended: Cell<bool>,
 }
@@ -57,11 +60,11 @@ impl Engine {
         let leaves = Leaves::new(files.clone());
         reactor::spawn(leaves.clone().tell_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
-        targets::register(&dm, cores);
+        let zram = targets::register(&dm, &leaves, cores);
         let owner = Owner::new(shards, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
         let server = Server::new(Rc::new(exports), Options::default());
-        Engine { dm, leaves, server, owner, files, ended: Cell::new(false) }
+        Engine { dm, leaves, server, owner, zram, files, ended: Cell::new(false) }
     }
 
     /// Whether [`Engine::end`] was called.
@@ -114,7 +117,17 @@ impl Engine {
 
     pub(crate) async fn create(&self, new: api::Create) -> Result<api::Changed, Failure> {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
-        self.dm.create_at(&new.name, uuid, new.minor, table).await?;
+        match (new.zram, table) {
+            (false, _) => drop(self.dm.create_at(&new.name, uuid, new.minor, table).await?),
+            (true, None) => {
+                let face = self.zram.unconfigured();
+                self.dm.create_bare(&new.name, uuid, new.minor, face)?;
+            }
+            (true, Some(_)) => {
+                let e = format!("{}: `zram` makes it without a table: give one of them", new.name);
+                return Err(Error::invalid(e).into());
+            }
+        }
         tracing::info!(device = new.name, "device created");
         self.changed(&new.name)
     }

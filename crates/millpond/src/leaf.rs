@@ -3,6 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::ErrorKind as IoKind;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -285,6 +287,46 @@ impl Leaves {
 
     fn is_own(&self, path: &Path) -> bool {
         self.0.own_mount.borrow().as_ref().is_some_and(|dir| crate::fuse::leads_into(path, dir))
+    }
+
+    /// Whether `word` can be opened, as far as a look at it tells. Errors: `ENXIO` when there is no
+    /// such file, `EINVAL` when it is of another sort or empty, `EACCES` when it can't be written.
+    pub(crate) fn look(&self, word: &str) -> Result<(), Error> {
+        let Word::Path(path) = parse(word)? else { return Ok(()) };
+        self.check_path(word)?;
+        let shown = path.display();
+        let meta = std::fs::metadata(&path).map_err(|e| {
+            let kind = match e.kind() {
+                IoKind::NotFound | IoKind::NotADirectory => ErrorKind::NotFound,
+                IoKind::PermissionDenied => ErrorKind::Denied,
+                _ => ErrorKind::Io,
+            };
+            Error::new(kind, format!("{shown}: {e}"))
+        })?;
+        if meta.is_file() && meta.len() == 0 {
+            return Err(Error::invalid(format!("{shown}: it is empty: give it its size first")));
+        }
+        if !meta.is_file() && !meta.file_type().is_block_device() {
+            let wanted = "neither a regular file nor a block device";
+            return Err(Error::invalid(format!("{shown}: is {wanted}")));
+        }
+        rustix::fs::access(&path, rustix::fs::Access::WRITE_OK)
+            .map_err(|e| Error::new(ErrorKind::Denied, format!("{shown}: {e}")))
+    }
+
+    /// Refuses paths that can't be looked at: into our own mount, and relative ones, which mean
+    /// something else to whoever has written them.
+    pub(crate) fn check_path(&self, path: &str) -> Result<(), Error> {
+        let path = Path::new(path);
+        if !path.is_absolute() {
+            let e = format!("{}: a path must begin with a slash here", path.display());
+            return Err(Error::invalid(e));
+        }
+        if self.is_own(path) {
+            let hint = "this daemon serves this file: name the device instead of it";
+            return Err(Error::invalid(format!("{}: {hint}", path.display())));
+        }
+        Ok(())
     }
 
     async fn open_word(self, word: String) -> Result<Rc<OpenLeaf>, Error> {

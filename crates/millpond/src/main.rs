@@ -41,6 +41,7 @@ mod shards;
 mod sysfs;
 mod targets;
 mod verbs;
+mod zram;
 
 use std::process::ExitCode;
 

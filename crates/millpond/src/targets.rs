@@ -3,9 +3,9 @@
 //! mapper, nor it them; they meet here.
 //!
 //! Invariants
-//! - T1 A device is the origin or the cache of write caches of one mapped device only: two engines
-//!   would overwrite each other's blocks. Tables of the same device may name it again, as the old
-//!   one has settled before the new one runs.
+//! - T1 A device is the origin, the cache or the backing device of engines of one mapped device
+//!   only: two would overwrite each other's blocks. Tables of the same device may name it again, as
+//!   the old one has settled before the new one runs.
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
@@ -13,26 +13,34 @@ use block::{BlockDevice, CoreId, Error, Target};
 use dm::{Context, Dm, MappedDevice, TargetType};
 use writecache::{Config, WriteCache};
 
+use crate::leaf::Leaves;
+use crate::zram::Ground;
+
 /// Adds the engines' target types. `cores` are all on which parts of devices may be, this first.
-pub(crate) fn register(dm: &Rc<Dm>, cores: &[CoreId]) {
-    tracing::debug!(?cores, "engines");
+/// Returns what makes compressed RAM disks without a table.
+pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> Ground {
     let claims = Rc::new(Claims { dm: Rc::downgrade(dm), held: RefCell::default() });
+    let ground = Ground::new(dm, leaves.clone(), claims.clone(), cores);
+    dm.register(ground.target_type());
     dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
         Box::pin(write_cache(claims.clone(), ctx, args))
     }));
+    ground
 }
 
-/// Which write caches there are, and on what (T1).
-struct Claims {
+/// Which engines there are, and on what (T1).
+pub(crate) struct Claims {
     dm: Weak<Dm>,
     held: RefCell<Vec<Claim>>,
 }
 
 struct Claim {
-    target: Weak<WriteCache>,
+    target: Weak<dyn Target>,
+    /// As people call it.
+    engine: &'static str,
     /// Not its name: that may change.
     owner: Weak<MappedDevice>,
-    devices: [Weak<dyn BlockDevice>; 2],
+    devices: Vec<Weak<dyn BlockDevice>>,
 }
 
 impl Claims {
@@ -41,7 +49,12 @@ impl Claims {
         self.dm.upgrade().ok_or_else(gone)?.get(ctx.device())
     }
 
-    fn check(&self, ctx: &Context, devices: &[Rc<dyn BlockDevice>; 2]) -> Result<(), Error> {
+    /// Whether none of `devices` is in an engine of another mapped device.
+    pub(crate) fn check(
+        &self,
+        ctx: &Context,
+        devices: &[Rc<dyn BlockDevice>],
+    ) -> Result<(), Error> {
         let me = self.owner(ctx)?;
         let mut held = self.held.borrow_mut();
         held.retain(|claim| claim.target.strong_count() > 0);
@@ -50,14 +63,33 @@ impl Claims {
             let taken = devices.iter().find(|d| claim.devices.iter().any(|c| same(c, d)));
             if let Some(taken) = taken.filter(|_| !Rc::ptr_eq(&owner, &me)) {
                 return Err(Error::busy(format!(
-                    "{} is in the write cache {} already; a device may be origin or cache of one \
-                     write cache only",
+                    "{} is in the {} {} already; a device may be origin, cache or backing device \
+                     of one only",
                     taken.name(),
+                    claim.engine,
                     owner.name()
                 )));
             }
         }
         Ok(())
+    }
+
+    /// Keeps the devices for `target` for as long as it lives; returns whose it is.
+    pub(crate) fn hold(
+        &self,
+        ctx: &Context,
+        target: Rc<dyn Target>,
+        engine: &'static str,
+        devices: &[Rc<dyn BlockDevice>],
+    ) -> Result<Weak<MappedDevice>, Error> {
+        let owner = Rc::downgrade(&self.owner(ctx)?);
+        self.held.borrow_mut().push(Claim {
+            target: Rc::downgrade(&target),
+            engine,
+            owner: owner.clone(),
+            devices: devices.iter().map(Rc::downgrade).collect(),
+        });
+        Ok(owner)
     }
 }
 
@@ -82,11 +114,7 @@ async fn write_cache(
     let devices = [origin.clone(), cache.clone()];
     claims.check(&ctx, &devices)?;
     let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
-    claims.held.borrow_mut().push(Claim {
-        target: Rc::downgrade(&target),
-        owner: Rc::downgrade(&claims.owner(&ctx)?),
-        devices: devices.each_ref().map(Rc::downgrade),
-    });
+    claims.hold(&ctx, target.clone(), "write cache", &devices)?;
     let events = ctx.events();
     let device = ctx.device().to_owned();
     target.on_failure(move || {

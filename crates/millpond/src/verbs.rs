@@ -5,7 +5,7 @@ use std::io::{ErrorKind as IoKind, Read, Write};
 
 use block::ErrorKind;
 use control::text::Naming;
-use control::{Failure, api, paths, text, with_absolute_paths};
+use control::{Failure, api, paths, text, value_with_absolute_paths, with_absolute_paths};
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -114,8 +114,9 @@ pub(crate) fn warn(changed: &api::Changed) {
 }
 
 async fn create(client: &Client, a: &CreateArgs) -> Done {
-    let table = if a.notable { None } else { Some(read_table(&a.table)?) };
-    let body = api::Create { name: a.name.clone(), uuid: a.uuid.clone(), minor: None, table };
+    let table = if a.notable || a.zram { None } else { Some(read_table(&a.table)?) };
+    let (name, uuid) = (a.name.clone(), a.uuid.clone());
+    let body = api::Create { name, uuid, minor: None, table, zram: a.zram };
     warn(&client.post(paths::DEVICES, &body).await?);
     Ok(())
 }
@@ -324,12 +325,14 @@ async fn get(client: &Client, a: &GetArgs) -> Done {
     let path = paths::of_device(&a.name, "attributes");
     let all: api::Attributes = client.get(&path).await?;
     show(&a.listing, &all, || {
-        all.iter().map(|(name, value)| format!("{name} {}\n", value.trim_end())).collect()
+        let shown = |value: &String| value.trim_end().replace('\n', "\n  ");
+        all.iter().map(|(name, value)| format!("{name} {}\n", shown(value))).collect()
     })
 }
 
 async fn set(client: &Client, a: &SetArgs) -> Done {
-    let body = api::Attribute { value: a.value.clone() };
+    let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
+    let body = api::Attribute { value: value_with_absolute_paths(&a.attr, &a.value, &here) };
     let _: api::Attribute = client.put(&paths::attribute(&a.name, &a.attr), &body).await?;
     Ok(())
 }

@@ -97,7 +97,7 @@ impl Stack {
         let Ground { leaves, shards } = ground;
         let once = Rc::new(Once { leaves: leaves.clone(), open: Rc::default() });
         let dm = Dm::new(once.clone());
-        targets::register(&dm, &[CoreId(0)]);
+        targets::register(&dm, &leaves, &[CoreId(0)]);
         let owner = shards.clone().map(|shards| Owner::new(shards, &dm, leaves.clone()));
         let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
         for (name, table) in &args.device {

@@ -69,7 +69,7 @@ async fn create_one(
     check_name(name)?;
     // A table without a line loads nothing: dmsetup leaves the device without one.
     let table = table.filter(|t| t.lines().any(|l| !l.trim().is_empty() && !l.starts_with('#')));
-    let body = api::Create { name: name.into(), uuid, minor, table };
+    let body = api::Create { name: name.into(), uuid, minor, table, zram: false };
     let created: Result<api::Changed, Failure> = client.post(paths::DEVICES, &body).await;
     created.map(|changed| verbs::warn(&changed)).map_err(|f| {
         // The daemon makes it with its table, or not at all; dmsetup says which step failed.

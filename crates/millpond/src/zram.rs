@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Compressed RAM disks: made by a table line, or bare, as one that the kernel has just added, and
+//! then set up by attributes.
+//!
+//! ```text
+//!   create NAME --zram ──▶ Unconfigured ── disksize: load, resume ──▶ Zram (a target of dm)
+//!                               ▲                                       │
+//!                               └────────────── reset ──────────────────┘
+//! ```
+//!
+//! Invariants
+//! - ZF1 An unconfigured device starts once: who sets anything meanwhile is told that it is busy.
+use std::cell::{Cell, RefCell};
+use std::io::{Error as IoError, ErrorKind as IoKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::rc::{Rc, Weak};
+
+use block::{Access, BlockDevice, CoreId, Error, ErrorKind, LocalFuture, Target};
+use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
+use rustix::fs::OFlags;
+use zram::{Config, DICTIONARY_BYTES_MAX, Files, Settings, Start, Zram};
+
+use crate::leaf::Leaves;
+use crate::targets::Claims;
+
+/// What a compressed RAM disk needs of the program. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Ground {
+    dm: Weak<Dm>,
+    leaves: Leaves,
+    claims: Rc<Claims>,
+    /// All on which its parts may be, this one first.
+    cores: Rc<[CoreId]>,
+}
+
+impl Ground {
+    pub(crate) fn new(dm: &Rc<Dm>, leaves: Leaves, claims: Rc<Claims>, cores: &[CoreId]) -> Ground {
+        Ground { dm: Rc::downgrade(dm), leaves, claims, cores: cores.into() }
+    }
+
+    /// The target type of table lines.
+    pub(crate) fn target_type(&self) -> TargetType {
+        let ground = self.clone();
+        TargetType::new("zram", zram::VERSION, move |ctx, args| {
+            Box::pin(construct(ground.clone(), ctx, args))
+        })
+    }
+
+    /// The face of a device that has no size yet.
+    pub(crate) fn unconfigured(&self) -> Rc<dyn Bare> {
+        Rc::new(Unconfigured {
+            ground: self.clone(),
+            settings: RefCell::new(Settings::new()),
+            starting: Cell::new(false),
+        })
+    }
+
+    fn dm(&self) -> Result<Rc<Dm>, Error> {
+        self.dm.upgrade().ok_or_else(|| Error::busy("the device mapper is shutting down"))
+    }
+}
+
+impl Files for Ground {
+    fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
+        self.leaves.check_path(path)?;
+        let refused = |e: &IoError| {
+            let kind = match e.kind() {
+                IoKind::NotFound => ErrorKind::NotFound,
+                IoKind::PermissionDenied => ErrorKind::Denied,
+                _ => ErrorKind::Io,
+            };
+            Error::new(kind, format!("{path}: {e}"))
+        };
+        // A pipe would be waited for.
+        let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+        let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(path);
+        let file = file.map_err(|e| refused(&e))?;
+        let meta = file.metadata().map_err(|e| refused(&e))?;
+        if !meta.is_file() || meta.len() > DICTIONARY_BYTES_MAX as u64 {
+            return Err(Error::invalid(format!(
+                "{path}: a regular file of at most {DICTIONARY_BYTES_MAX} bytes is allowed"
+            )));
+        }
+        let mut bytes = Vec::new();
+        let most = DICTIONARY_BYTES_MAX as u64;
+        file.take(most).read_to_end(&mut bytes).map_err(|e| refused(&e))?;
+        Ok(bytes)
+    }
+
+    fn backing(&self, device: &str) -> Result<(), Error> {
+        match self.dm()?.find(device) {
+            Some(_) => Ok(()),
+            None => self.leaves.look(device),
+        }
+    }
+}
+
+async fn construct(
+    ground: Ground,
+    ctx: Context,
+    args: Vec<String>,
+) -> Result<Rc<dyn Target>, Error> {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let config = Config::parse(&words, ctx.len(), &ground)?;
+    let backing = match &config.backing_dev {
+        Some(word) => Some(ctx.lookup(word).await?),
+        None => None,
+    };
+    let devices: Vec<Rc<dyn BlockDevice>> = backing.iter().cloned().collect();
+    ground.claims.check(&ctx, &devices)?;
+    let target = Zram::new(ctx.device(), config, backing, ground.cores.to_vec())?;
+    let owner = ground.claims.hold(&ctx, target.clone(), "zram", &devices)?;
+    target.set_on_reset(Rc::new(move || Box::pin(reset(ground.clone(), owner.clone()))));
+    Ok(target)
+}
+
+/// Makes the device of a table a bare one.
+async fn reset(ground: Ground, owner: Weak<MappedDevice>) -> Result<(), Error> {
+    let (dm, device) = (ground.dm()?, owner.upgrade());
+    let device = device.ok_or_else(|| Error::not_found("the device is gone"))?;
+    let lines = device.info().targets;
+    if lines != 1 {
+        return Err(Error::busy(format!(
+            "reset: the device's table has {lines} lines: it would take the others along"
+        )));
+    }
+    dm.make_bare(device.name(), ground.unconfigured()).await
+}
+
+/// A device that has no size yet.
+struct Unconfigured {
+    ground: Ground,
+    settings: RefCell<Settings>,
+    starting: Cell<bool>,
+}
+
+impl Unconfigured {
+    async fn start(&self, device: &MappedDevice, start: Start) -> Result<(), Error> {
+        let dm = self.ground.dm()?;
+        let words: Vec<String> = start.args.iter().map(|word| quote(word)).collect();
+        let table = format!("0 {} zram {}", start.len, words.join(" "));
+        dm.load(device.name(), &table).await?;
+        let live = dm.resume(device.name()).await;
+        if live.is_err() {
+            dm.clear(device.name()).await?;
+        }
+        live
+    }
+}
+
+impl Bare for Unconfigured {
+    fn attributes(&self) -> Vec<&'static str> {
+        self.settings.borrow().attributes()
+    }
+
+    fn access(&self, name: &str) -> Access {
+        self.settings.borrow().access(name)
+    }
+
+    fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+        let value = self.settings.borrow().get(&name);
+        Box::pin(async move { value })
+    }
+
+    fn set(
+        self: Rc<Self>,
+        device: Rc<MappedDevice>,
+        name: String,
+        value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            if self.starting.get() {
+                return Err(Error::busy(format!("{name}: the device is being started"))); // ZF1
+            }
+            let start = self.settings.borrow_mut().set(&name, &value, &self.ground)?;
+            let Some(start) = start else { return Ok(()) };
+            self.starting.set(true);
+            let started = self.start(&device, start).await;
+            self.starting.set(false);
+            started.map_err(|e| e.within(name))
+        })
+    }
+}

@@ -140,7 +140,7 @@ fn only_the_end_of_a_dictionary_that_is_too_long_counts() {
 }
 
 /// A page that doesn't fit, thousands of times: zlib-rs 0.6.8 loses a piece of its buffer with each
-/// stream that is reset before it was finished, and panicked at the 15th such page.
+/// stream that is reset before it was finished, and panics when none is left.
 #[test]
 fn pages_that_do_not_compress_do_no_harm_to_the_next() {
     let compressible = [noise(3, PAGE / 2), vec![0; PAGE / 2]].concat();

@@ -158,8 +158,8 @@ impl Store {
         Ok(Handle(at as u64))
     }
 
-    /// A span with a hole for an object of `len` bytes: of its class or one a little larger; one that
-    /// has grown; where none may grow, of any larger class.
+    /// A span with a hole for an object of `len` bytes: of its class or one a little larger; one
+    /// that has grown; where none may grow, of any larger class.
     fn cell_with_hole(&mut self, len: usize) -> Result<u32, Full> {
         let class = classes::of(len);
         let hole = match self.spans.class_with_hole(class, classes::near(class)) {
@@ -288,7 +288,7 @@ impl Store {
         if self.idle_count > IDLE_MAX {
             self.give_back(IDLE_MAX / 2);
         }
-        // Those that are in use again fall out; where they became idle once more, they are in twice.
+        // Those that are in use again fall out; some became idle once more and are in twice.
         while self.idle.len() > 4 * IDLE_MAX {
             self.give_back(self.idle_count.saturating_sub(1));
         }

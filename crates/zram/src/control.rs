@@ -87,7 +87,10 @@ impl Zram {
             }
             _ if attributes::is_fixed(name) => Err(self.initialised(name)),
             _ if attributes::access(name).writes() => {
-                self.config.borrow_mut().set(name, value.trim())?;
+                let mut config = self.config.borrow().clone();
+                config.set(name, value.trim())?;
+                config.check()?;
+                self.config.replace(config);
                 apply(&self.config.borrow(), &self.shared);
                 crate::policy::start(self);
                 self.changed.wake_all();

@@ -4,10 +4,10 @@ mod lab;
 
 use std::rc::Rc;
 
-use block::{Nanos, Target};
+use block::{CoreId, ErrorKind, Nanos, Sector, Target};
 use lab::{Lab, drop_pages, expect, fill, numbers, page, put, set, told};
-use sim::Faults;
-use zram::Zram;
+use sim::{Faults, Machine, World};
+use zram::{Config, NoFiles, Zram};
 
 const BLOCKS: u64 = 4096;
 
@@ -136,6 +136,28 @@ fn rules_may_be_changed_at_any_time() {
         let table = zram.table();
         assert!(!table.contains("auto_"), "{table}");
     });
+}
+
+#[test]
+fn rules_without_a_backing_device_are_refused() {
+    let world = World::calm(1);
+    let machine = Machine::boot(&world, 1);
+    let done = machine.block_on(async {
+        let config = Config::parse(&["lz4"], Sector(64), &NoFiles).unwrap();
+        let zram = Zram::new("zram0", config, None, vec![CoreId(0)]).unwrap();
+        zram.clone().resume().await.unwrap();
+        for (name, value) in [("auto_writeback_idle", "60"), ("auto_writeback_watermark", "1M")] {
+            let e = set(&zram, name, value).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Invalid);
+            assert!(e.to_string().contains("needs a backing_dev"), "{e}");
+            assert_eq!(told(&zram, name).await, "0", "nothing has changed");
+        }
+        let e = set(&zram, "writeback", "idle").await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NoDevice, "{e}");
+        zram.suspend().await.unwrap();
+    });
+    machine.shut_down();
+    done.expect("no power cut was planned");
 }
 
 #[test]

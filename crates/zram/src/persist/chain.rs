@@ -410,6 +410,9 @@ impl Shard {
             let backing = self.backing.as_ref().expect("a persistent device has one");
             let flushed = reactor::flush(backing.space().device(), Class::Foreground).await;
             if let Err(status) = flushed {
+                if persist.mutation(Mutation::ForgetFailedFlush) {
+                    return Err(status);
+                }
                 self.persist_failed("a flush of the backing device failed", status);
                 return Err(status);
             }

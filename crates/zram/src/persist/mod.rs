@@ -77,8 +77,6 @@ pub enum Mutation {
     SuperblockBeforeData,
     /// A page leaves memory before the unit that holds it is durable.
     EvictBeforeDurable,
-    /// Replay begins anew without a new life, so that units cut off once may join again.
-    SameLife,
     /// A flush of the device that failed is forgotten.
     ForgetFailedFlush,
     /// Writeback: a page leaves memory although it was changed while it was written.

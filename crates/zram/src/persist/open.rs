@@ -228,9 +228,6 @@ pub(crate) async fn open(
         codecs: wanted,
         ..old.clone()
     };
-    if mutation == Mutation::SameLife {
-        new.life = 1;
-    }
     if end.sequence > old.chain.sequence {
         let area = if old.checkpoint.id == 0 { 0 } else { 1 - old.checkpoint.area };
         new.checkpoint = Checkpoint { area, units: 0, id: old.checkpoint.id + 1 };

@@ -83,7 +83,7 @@ async fn read_unit(opening: &Opening<'_>, at: &ChainStart) -> Result<Unit, Error
     let Ok(unit) = buf.read(|b| decode_unit(b, &superblock.uuid)) else { return Ok(Unit::None) };
     let header = unit.header;
     let fits = header.shard == superblock.shard
-        && (header.life == superblock.life || opening.mutation == Mutation::SameLife)
+        && header.life == superblock.life
         && header.sequence == at.sequence
         && header.link == at.link
         && header.blocks <= most;

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!   memory ── look ──▶ Rest(how long)
-//!                 └──▶ Scan ── ages of all pages ── steps ──▶ Step { huge, min_age, max_pages } ...
-//!                                                               └─ written back ── wrote ──▶ budget
+//!                └──▶ Scan ── ages of all pages ── steps ──▶ Step { huge, min age, max pages }
+//!                                                             └─ written back ─▶ wrote: budget
 //! ```
 //!
 //! Ages are kept in classes an eighth of their age wide, so that the coldest pages are found

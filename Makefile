@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone published
+.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,10 @@ bench-hop: ## a request to a device of another core and back, beside a local one
 bench-noclone: setup ## linear and striped in process and through FUSE, beside the raw device
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin noclone -- $(ARGS)
+
+bench-zram: setup ## zram: writeback in batches; compressed memory beside nbdkit and the bare compressor
+	$(CARGO) build --release --locked -p millpond
+	$(CARGO) run --release --locked -p bench --bin zram -- $(ARGS)
 
 clean: ## remove everything that was built
 	$(CARGO) clean

@@ -59,6 +59,8 @@ pub struct Client {
     inbox: Vec<u8>,
     start: usize,
     end: usize,
+    /// What is written, one of them at random each time.
+    payloads: Vec<Vec<u8>>,
 }
 
 fn wrong(what: impl Into<String>) -> io::Error {
@@ -82,7 +84,15 @@ impl Client {
         stream.read_exact(&mut size)?;
         stream.read_exact(&mut [0; 2])?;
         let size = u64::from_be_bytes(size);
-        Ok(Client { stream, size, inbox: vec![0; INBOX_BYTES], start: 0, end: 0 })
+        let payloads = vec![vec![0x6d; BLOCK_BYTES as usize]];
+        Ok(Client { stream, size, inbox: vec![0; INBOX_BYTES], start: 0, end: 0, payloads })
+    }
+
+    /// What random writes write from now on: blocks, of which there is at least one.
+    pub fn set_payloads(&mut self, payloads: Vec<Vec<u8>>) {
+        let is_block = |p: &Vec<u8>| p.len() == BLOCK_BYTES as usize;
+        assert!(!payloads.is_empty() && payloads.iter().all(is_block), "payloads are blocks");
+        self.payloads = payloads;
     }
 
     /// Size of the export.
@@ -140,12 +150,12 @@ impl Client {
             Kind::RandRead => (cmd::READ, BLOCK_BYTES as usize),
             Kind::RandWrite => (cmd::WRITE, 0),
         };
-        let payload = vec![0x6d; if command == cmd::WRITE { BLOCK_BYTES as usize } else { 0 }];
+        let payload_bytes = if command == cmd::WRITE { BLOCK_BYTES as usize } else { 0 };
         let mut latency_ns =
             Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).map_err(|e| wrong(e.to_string()))?;
         let mut free: Vec<u64> = (0..depth as u64).collect();
         let mut sent_at = vec![0.0; depth];
-        let mut out = Vec::with_capacity(depth * (REQUEST_BYTES + payload.len()));
+        let mut out = Vec::with_capacity(depth * (REQUEST_BYTES + payload_bytes));
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         let begin = clock();
         let (mut now, mut ios, mut flying) = (begin, 0, 0);
@@ -159,7 +169,9 @@ impl Client {
                     let offset = random % blocks * u64::from(BLOCK_BYTES);
                     let (kind, len) = (command, BLOCK_BYTES);
                     out.extend(Request { flags: 0, kind, cookie, offset, len }.encode());
-                    out.extend_from_slice(&payload);
+                    // Other bits than those that chose the place.
+                    let nth = (random >> 40) as usize % self.payloads.len();
+                    out.extend_from_slice(&self.payloads[nth][..payload_bytes]);
                     sent_at[cookie as usize] = now;
                     flying += 1;
                 }

@@ -101,9 +101,63 @@ impl Peer {
     }
 }
 
-fn nbdkit(backing: Backing, size: u64, socket: &Path, file: &Path) -> (Command, String) {
+/// Where a server runs, and which program is ours.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub dir: &'a Path,
+    pub program: &'a Path,
+    pub cpu: usize,
+}
+
+impl Place<'_> {
+    fn folder(&self, name: &str) -> Result<PathBuf, String> {
+        let dir = self.dir.join(name);
+        fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        Ok(dir)
+    }
+}
+
+impl Peer {
+    /// Starts our daemon with one device of this table, in the folder `name`.
+    ///
+    /// # Errors
+    /// What the program said.
+    pub fn ours(name: &str, table: &str, place: Place<'_>) -> Result<Peer, String> {
+        let dir = place.folder(&format!("ours-{name}"))?;
+        serve_table(place.program, table, (&dir, place.cpu), &format!("millpond {table}"))
+    }
+
+    /// Starts nbdkit with these words, in the folder `name`.
+    ///
+    /// # Errors
+    /// What the program said.
+    pub fn nbdkit(name: &str, plugin: &[&str], place: Place<'_>) -> Result<Peer, String> {
+        let socket = place.folder(&format!("nbdkit-{name}"))?.join("nbd.sock");
+        let mut command = nbdkit_at(&socket);
+        command.args(plugin);
+        let server = Server::start(&mut command, place.cpu, &socket)?;
+        let what = format!("nbdkit {}", plugin.join(" "));
+        Ok(Peer { name: Name::Nbdkit, server, socket, what })
+    }
+
+    /// An attribute of our device.
+    ///
+    /// # Errors
+    /// What the program said.
+    pub fn attribute(&self, program: &Path, attribute: &str) -> Result<String, String> {
+        let run_dir = self.socket.parent().unwrap_or(Path::new("."));
+        ours_said(program, &["get", EXPORT, attribute], run_dir)
+    }
+}
+
+fn nbdkit_at(socket: &Path) -> Command {
     let mut command = Command::new("nbdkit");
     command.arg("--foreground").arg("--exit-with-parent").arg("--unix").arg(socket);
+    command
+}
+
+fn nbdkit(backing: Backing, size: u64, socket: &Path, file: &Path) -> (Command, String) {
+    let mut command = nbdkit_at(socket);
     let what = match backing {
         Backing::Memory => {
             command.arg("memory").arg(size.to_string());
@@ -147,22 +201,37 @@ fn start_ours(
         Backing::Memory => format!("mem:{size}"),
         Backing::File => file.display().to_string(),
     };
-    let socket = dir.join("nbd.sock");
-    let mut command = Command::new(program);
-    command.arg("daemon").arg("--run-dir").arg(dir);
-    let server = Server::start(&mut command, cpu, &socket)?;
     let table = format!("0 {} linear {leaf} 0", size / 512);
-    let create = Command::new(program)
-        .args(["create", EXPORT, "--table", &table])
-        .env("MILLPOND_RUN_DIR", dir)
-        .output()
-        .map_err(|e| format!("{}: {e}", program.display()))?;
-    if !create.status.success() {
-        return Err(String::from_utf8_lossy(&create.stderr).trim().to_owned());
-    }
     let what = match backing {
         Backing::Memory => "millpond linear over mem:",
         Backing::File => "millpond linear over a file (O_DIRECT, io_uring)",
     };
+    serve_table(program, &table, (dir, cpu), what)
+}
+
+/// What a verb of ours prints; it has to succeed.
+fn ours_said(program: &Path, words: &[&str], run_dir: &Path) -> Result<String, String> {
+    let output = Command::new(program)
+        .args(words)
+        .env("MILLPOND_RUN_DIR", run_dir)
+        .output()
+        .map_err(|e| format!("{}: {e}", program.display()))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn serve_table(
+    program: &Path,
+    table: &str,
+    (dir, cpu): (&Path, usize),
+    what: &str,
+) -> Result<Peer, String> {
+    let socket = dir.join("nbd.sock");
+    let mut command = Command::new(program);
+    command.arg("daemon").arg("--run-dir").arg(dir);
+    let server = Server::start(&mut command, cpu, &socket)?;
+    ours_said(program, &["create", EXPORT, "--table", table], dir)?;
     Ok(Peer { name: Name::Ours, server, socket, what: what.into() })
 }

@@ -71,6 +71,17 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Bytes of memory that the process has resident.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()));
+        let status = status.unwrap_or_default();
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or_default();
+        let kib = line.trim().trim_end_matches("kB").trim().parse::<u64>();
+        kib.unwrap_or_default() << 10
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // It serves throw-away data, so nothing is lost by the hard way.

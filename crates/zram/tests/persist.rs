@@ -229,6 +229,7 @@ fn finish(
             Err(_) if errors_allowed => return Ok(()),
             other => other.map_err(|e| e.chain())?,
         }
+        target.check().await;
         target.clone().resume().await.map_err(|e| e.chain())?;
         load.read_all(device).await
     });

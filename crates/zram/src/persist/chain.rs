@@ -44,6 +44,18 @@ pub(super) struct Held {
     blocks: Range<u32>,
 }
 
+impl Flight {
+    pub(super) fn superseded(&self) -> &[Image] {
+        &self.superseded
+    }
+}
+
+impl Held {
+    pub(super) fn blocks(&self) -> Range<u32> {
+        self.blocks.clone()
+    }
+}
+
 /// The end of the chain, and what of it is needed.
 pub(super) struct Chain {
     /// The run in which the next unit will be; nothing when no place is reserved: then only a

@@ -25,6 +25,7 @@
 //! - PS6 Media that are not ours, or hold what can't be read, are refused and left as they are.
 mod bits;
 mod chain;
+mod check;
 mod checkpoint;
 mod commit;
 mod evict;

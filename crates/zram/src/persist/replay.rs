@@ -7,8 +7,8 @@
 //! of blocks, and where its header leads, if that is whole.
 use block::Error;
 use format::zram::{
-    CHECK_MASK, ChainStart, FoundUnit, OBJECT_MAX, Object, UNIT_HEADER, decode_unit, object_bytes,
-    walk,
+    CHECK_MASK, ChainStart, FoundUnit, OBJECT_MAX, Object, UNIT_BLOCKS_MAX, UNIT_HEADER,
+    decode_unit, object_bytes, walk,
 };
 
 use super::Mutation;
@@ -112,7 +112,7 @@ async fn refuse_rot(
     let data = superblock.geometry().data();
     let (mut at, end) = (run.start.max(data.start), run.end.min(data.end));
     while at < end {
-        let blocks = (end - at).min(BLOCKS_AT_ONCE);
+        let blocks = (end - at).min(UNIT_BLOCKS_MAX);
         let buf = opening.read(at, blocks, "a unit").await?;
         let later = buf.read(|b| {
             b.chunks(BLOCK).find_map(|block| {

@@ -1,0 +1,586 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What persistence keeps on its media: what is found there again, what is refused, and what an
+//! operation costs.
+mod common;
+
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, CoreId, Error, ErrorKind, Flags, Sector, Status, Target};
+use common::{PAGE, PAGE_SECTORS};
+use format::zram::{Geometry, Superblock, UNIT_HEADER, decode_unit};
+use reactor::FileId;
+use sim::model::Uniform;
+use sim::{Cut, DiskSpec, DiskStats, Ended, Machine, World, WorldRef};
+use zram::{Config, NoFiles, Zram};
+
+const BLOCK: usize = 4096;
+
+/// A world with one disk, and the table of a device on it.
+#[derive(Clone)]
+struct Lab {
+    world: WorldRef,
+    disk: FileId,
+    slots: u64,
+    table: String,
+    cores: u16,
+}
+
+impl Lab {
+    fn new(slots: u64, blocks: u64) -> Lab {
+        Lab::seeded(1, slots, blocks)
+    }
+
+    fn seeded(seed: u64, slots: u64, blocks: u64) -> Lab {
+        let world = World::calm(seed);
+        let model = Uniform::new(seed, 20_000, 60_000);
+        let spec = DiskSpec::new("disk", Sector(blocks * PAGE_SECTORS), Box::new(model));
+        let disk = world.borrow_mut().add_disk(spec);
+        Lab {
+            world,
+            disk,
+            slots,
+            table: "lz4 5 backing_dev disk persist shards 1".into(),
+            cores: 1,
+        }
+    }
+
+    fn with(&self, table: &str) -> Lab {
+        Lab { table: table.to_owned(), ..self.clone() }
+    }
+
+    fn target(&self) -> Rc<Zram> {
+        let words: Vec<&str> = self.table.split_whitespace().collect();
+        let len = Sector(self.slots * PAGE_SECTORS);
+        let config = Config::parse(&words, len, &NoFiles).expect("a good table");
+        let backing: Rc<dyn BlockDevice> = self.world.borrow().leaf(self.disk);
+        let cores = (0..self.cores).map(CoreId).collect();
+        Zram::new("zram0", config, Some(backing), cores).expect("a device that fits")
+    }
+
+    /// Opens the device and works, until the process is killed.
+    fn life<T: 'static>(
+        &self,
+        work: impl AsyncFnOnce(Rc<Zram>) -> T + 'static,
+    ) -> Result<T, Error> {
+        let machine = Machine::boot(&self.world, self.cores);
+        let lab = self.clone();
+        let done = machine.block_on(async move {
+            let target = lab.target();
+            target.clone().resume().await?;
+            Ok(work(target).await)
+        });
+        machine.kill();
+        done.expect("no power cut was planned")
+    }
+
+    fn refusal(&self) -> Error {
+        self.life(async |_| ()).expect_err("it was opened")
+    }
+
+    fn stats(&self) -> DiskStats {
+        self.world.borrow().stats(self.disk)
+    }
+
+    fn peek(&self, block: u32, blocks: usize) -> Vec<u8> {
+        let mut bytes = vec![0; blocks * BLOCK];
+        self.world.borrow().peek(self.disk, sector(block), &mut bytes);
+        bytes
+    }
+
+    fn poke(&self, block: u32, bytes: &[u8]) {
+        self.world.borrow_mut().poke(self.disk, sector(block), bytes);
+    }
+
+    fn flip(&self, block: u32, byte: u64) {
+        let at = u64::from(block) * BLOCK as u64 + byte;
+        self.world.borrow_mut().flip_bit(self.disk, at, 3);
+    }
+
+    fn image(&self) -> Vec<u8> {
+        let bytes = self.world.borrow().leaf(self.disk).limits().capacity.bytes();
+        self.peek(0, usize::try_from(bytes).unwrap() / BLOCK)
+    }
+
+    fn superblock(&self) -> Superblock {
+        Superblock::decode(0, &self.peek(0, 1)).expect("copy 0")
+    }
+
+    fn copies_agree(&self) -> bool {
+        let copies = (0u8..4)
+            .map(|copy| Superblock::decode(copy, &self.peek(Geometry::superblock(copy), 1)));
+        copies.into_iter().all(|copy| copy == Ok(self.superblock()))
+    }
+
+    /// Where the units of the chain are, in their order, by their headers alone.
+    fn units(&self) -> Vec<u32> {
+        let superblock = self.superblock();
+        let (mut at, mut sequence) = (superblock.chain.next, superblock.chain.sequence);
+        let mut units = Vec::new();
+        while let Ok(unit) = decode_unit(&self.peek(at, 1), &superblock.uuid) {
+            if unit.header.sequence != sequence || unit.header.life != superblock.life {
+                break;
+            }
+            units.push(at);
+            (at, sequence) = (unit.header.next, sequence + 1);
+        }
+        units
+    }
+}
+
+fn sector(block: u32) -> Sector {
+    Sector(u64::from(block) * PAGE_SECTORS)
+}
+
+/// A page of a slot and version: every third incompressible, every fifth of one word.
+fn page(slot: u64, version: u64) -> Vec<u8> {
+    let mut x = (slot << 20 | version).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut words = std::iter::repeat_with(|| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x
+    });
+    let first = words.next().unwrap();
+    match slot % 15 {
+        0 | 3 | 6 | 9 | 12 => words.take(PAGE / 8).flat_map(u64::to_le_bytes).collect(),
+        5 | 10 => first.to_le_bytes().repeat(PAGE / 8),
+        _ => {
+            let mut page: Vec<u8> = words.take(PAGE / 16).flat_map(u64::to_le_bytes).collect();
+            page.resize(PAGE, 7);
+            page
+        }
+    }
+}
+
+async fn put(dev: &dyn BlockDevice, slot: u64, version: u64, flags: Flags) -> Result<(), Status> {
+    let data = Buf::copy_of(&page(slot, version));
+    let at = Sector(slot * PAGE_SECTORS);
+    reactor::write(dev, flags, Class::Normal, at, data.all().into()).await
+}
+
+async fn fill(dev: &dyn BlockDevice, slots: std::ops::Range<u64>, version: u64) {
+    for slot in slots {
+        put(dev, slot, version, Flags::empty()).await.expect("a write");
+    }
+}
+
+async fn discard(dev: &dyn BlockDevice, slots: std::ops::Range<u64>) {
+    let (at, len) = (slots.start * PAGE_SECTORS, (slots.end - slots.start) * PAGE_SECTORS);
+    reactor::discard(dev, Class::Normal, Sector(at), Sector(len)).await.expect("a discard");
+}
+
+async fn flush(dev: &dyn BlockDevice) -> Result<(), Status> {
+    reactor::flush(dev, Class::Foreground).await
+}
+
+async fn read(dev: &dyn BlockDevice, slot: u64) -> Result<Vec<u8>, Status> {
+    let buf = Buf::zeroed(PAGE);
+    let at = Sector(slot * PAGE_SECTORS);
+    reactor::read(dev, Class::Foreground, at, buf.all().into()).await?;
+    Ok(buf.read(<[u8]>::to_vec))
+}
+
+async fn expect(dev: &dyn BlockDevice, slots: std::ops::Range<u64>, version: u64) {
+    for slot in slots {
+        let found = read(dev, slot).await;
+        assert!(found == Ok(page(slot, version)), "slot {slot} is not version {version}");
+    }
+}
+
+async fn expect_zeroes(dev: &dyn BlockDevice, slots: std::ops::Range<u64>) {
+    for slot in slots {
+        assert!(read(dev, slot).await == Ok(vec![0; PAGE]), "slot {slot} is not empty");
+    }
+}
+
+async fn suspend(target: &Rc<Zram>) {
+    target.clone().suspend().await.expect("suspend");
+}
+
+async fn writeback_all(target: &Rc<Zram>) {
+    let set =
+        |name: &str, value: &str| target.clone().set_attribute(name.to_owned(), value.to_owned());
+    set("idle", "all").await.expect("idle");
+    set("writeback", "idle").await.expect("writeback");
+}
+
+async fn numbers(target: &Rc<Zram>, name: &str) -> Vec<u64> {
+    let text = target.clone().get_attribute(name.to_owned()).await.expect("an attribute");
+    text.split_whitespace().map(|n| n.parse().expect("a number")).collect()
+}
+
+#[test]
+fn after_a_clean_end_everything_is_there_with_any_number_of_cores() {
+    for (first, then) in [(1, 1), (1, 2), (2, 1), (2, 3)] {
+        let mut lab = Lab::new(700, 12000).with("lz4 3 backing_dev disk persist");
+        lab.cores = first;
+        let lived = lab.life(async |zram| {
+            fill(&*zram, 0..650, 1).await;
+            suspend(&zram).await;
+            zram.check().await;
+        });
+        lived.unwrap();
+        lab.cores = then;
+        let lived = lab.life(async |zram| {
+            let stat = numbers(&zram, "mm_stat").await;
+            assert_eq!((stat[0], stat[2]), (650 * PAGE as u64, 0), "known, and not in memory");
+            expect(&*zram, 0..650, 1).await;
+            expect_zeroes(&*zram, 650..700).await;
+            fill(&*zram, 0..20, 2).await;
+            suspend(&zram).await;
+            zram.check().await;
+        });
+        lived.unwrap();
+        lab.life(async |zram| {
+            expect(&*zram, 0..20, 2).await;
+            expect(&*zram, 20..650, 1).await;
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn an_open_after_a_clean_end_reads_superblocks_and_map_and_where_a_unit_would_be() {
+    let lab = Lab::new(500, 4000);
+    lab.life(async |zram| {
+        fill(&*zram, 0..500, 1).await;
+        suspend(&zram).await;
+    })
+    .unwrap();
+    let before = lab.stats();
+    lab.life(async |_| ()).unwrap();
+    let after = lab.stats();
+    let (reads, writes) = (after.reads - before.reads, after.writes - before.writes);
+    // Four copies to see whose it is and four to open it; two units of map in one; where the next
+    // unit would be, and what lies behind.
+    assert_eq!(reads, 4 + 4 + 1 + 2);
+    assert_eq!((writes, after.flushes - before.flushes), (4, 2), "the superblock");
+}
+
+#[test]
+fn a_lone_flush_costs_one_write_and_one_flush_and_a_second_one_nothing() {
+    let lab = Lab::new(300, 4000);
+    let inside = lab.clone();
+    let lived = lab.life(async move |zram| {
+        let cost = |before: DiskStats| {
+            let after = inside.stats();
+            (after.writes - before.writes, after.flushes - before.flushes)
+        };
+        put(&*zram, 4, 1, Flags::empty()).await.unwrap();
+        let before = inside.stats();
+        flush(&*zram).await.unwrap();
+        assert_eq!(cost(before), (1, 1), "FLUSH");
+        let before = inside.stats();
+        flush(&*zram).await.unwrap();
+        assert_eq!(cost(before), (0, 0), "FLUSH with nothing new");
+        fill(&*zram, 20..40, 1).await;
+        let before = inside.stats();
+        put(&*zram, 7, 1, Flags::FUA).await.unwrap();
+        assert_eq!(cost(before), (1, 1), "FUA, whatever else is dirty");
+        flush(&*zram).await.unwrap();
+        let before = inside.stats();
+        writeback_all(&zram).await;
+        assert_eq!(cost(before), (0, 0), "clean pages leave memory without any I/O");
+        // Two of the twenty-two are of one word.
+        assert_eq!(numbers(&zram, "mm_stat").await[2], 0);
+        expect(&*zram, 20..40, 1).await;
+    });
+    lived.unwrap();
+}
+
+#[test]
+fn discards_and_pages_of_one_word_survive_too() {
+    let lab = Lab::new(300, 4000);
+    lab.life(async |zram| {
+        fill(&*zram, 0..300, 1).await;
+        flush(&*zram).await.unwrap();
+        discard(&*zram, 100..200).await;
+        flush(&*zram).await.unwrap();
+    })
+    .unwrap();
+    for _ in 0..2 {
+        lab.life(async |zram| {
+            expect(&*zram, 0..100, 1).await;
+            expect_zeroes(&*zram, 100..200).await;
+            expect(&*zram, 200..300, 1).await;
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn checkpoints_while_it_works_keep_the_chain_short_and_lose_nothing() {
+    let lab = Lab::new(64, 600);
+    let before = lab.life(async |_| ()).map(|()| lab.superblock()).unwrap();
+    lab.life(async |zram| {
+        for version in 1..40 {
+            fill(&*zram, 0..64, version).await;
+            flush(&*zram).await.unwrap();
+        }
+    })
+    .unwrap();
+    let after = lab.superblock();
+    assert!(after.checkpoint.id > before.checkpoint.id + 3, "{after:?}");
+    lab.life(async |zram| expect(&*zram, 0..64, 39).await).unwrap();
+}
+
+/// Slots 0 to 9 are version 1 by the first unit, slots 10 to 19 by the second.
+fn two_units() -> Lab {
+    let lab = Lab::new(300, 4000);
+    lab.life(async |zram| {
+        fill(&*zram, 0..10, 1).await;
+        flush(&*zram).await.unwrap();
+        fill(&*zram, 10..20, 1).await;
+        flush(&*zram).await.unwrap();
+    })
+    .unwrap();
+    assert_eq!(lab.units().len(), 2);
+    lab
+}
+
+#[test]
+fn a_torn_last_unit_gives_the_state_before_it() {
+    for byte in [0, 70, UNIT_HEADER as u64 + 40, BLOCK as u64 + 99] {
+        let lab = two_units();
+        lab.flip(lab.units()[1], byte);
+        lab.life(async |zram| {
+            expect(&*zram, 0..10, 1).await;
+            expect_zeroes(&*zram, 10..20).await;
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_rotten_unit_that_a_later_one_calls_durable_is_refused() {
+    for byte in [0, 70, UNIT_HEADER as u64 + 40, BLOCK as u64 + 99] {
+        let lab = two_units();
+        lab.flip(lab.units()[0], byte);
+        let before = lab.image();
+        let e = lab.refusal();
+        assert_eq!(e.kind(), ErrorKind::Io);
+        let why = e.chain();
+        assert!(why.contains("unit 1 was durable, says unit 2, and is lost"), "{why}");
+        assert!(lab.image() == before, "left as it is");
+    }
+}
+
+#[test]
+fn a_unit_that_was_cut_off_never_joins_the_chain_again() {
+    let lab = two_units();
+    let second = lab.units()[1];
+    let cut_off = lab.peek(second, 20);
+    lab.poke(second, &[0; BLOCK]);
+    lab.life(async |zram| expect_zeroes(&*zram, 10..20).await).unwrap();
+    // Where the chain goes on now, and where it went on then.
+    lab.poke(lab.superblock().chain.next, &cut_off);
+    lab.poke(second, &cut_off);
+    lab.life(async |zram| {
+        expect(&*zram, 0..10, 1).await;
+        expect_zeroes(&*zram, 10..20).await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rotten_object_is_an_error_of_its_page_only_and_names_it() {
+    let lab = Lab::new(300, 4000);
+    lab.life(async |zram| {
+        fill(&*zram, 0..10, 1).await;
+        suspend(&zram).await;
+    })
+    .unwrap();
+    let data = lab.superblock().geometry().data();
+    // The first object of the first unit is slot 0, which takes a block and more.
+    lab.flip(data.start, 1000);
+    lab.life(async |zram| {
+        assert_eq!(read(&*zram, 0).await, Err(Status::Io));
+        expect(&*zram, 1..10, 1).await;
+        put(&*zram, 0, 2, Flags::FUA).await.unwrap();
+        expect(&*zram, 0..1, 2).await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn superblock_copies_that_rot_are_mended_while_two_are_left() {
+    for rotten in [vec![0], vec![3], vec![0, 1], vec![1, 2], vec![0, 3]] {
+        let lab = two_units();
+        for copy in &rotten {
+            lab.flip(Geometry::superblock(*copy), 100);
+        }
+        lab.life(async |zram| expect(&*zram, 0..20, 1).await).unwrap();
+        assert!(lab.copies_agree(), "{rotten:?}");
+    }
+    let lab = two_units();
+    [0, 1, 2].iter().for_each(|copy| lab.flip(Geometry::superblock(*copy), 100));
+    let before = lab.image();
+    let e = lab.refusal();
+    assert!(e.chain().contains("no two superblock copies agree"), "{}", e.chain());
+    assert!(lab.image() == before, "left as it is");
+}
+
+#[test]
+fn a_rotten_checkpoint_is_refused_and_its_unit_named() {
+    let lab = Lab::new(300, 4000);
+    lab.life(async |zram| {
+        fill(&*zram, 0..300, 1).await;
+        suspend(&zram).await;
+    })
+    .unwrap();
+    let superblock = lab.superblock();
+    lab.flip(superblock.geometry().map(superblock.checkpoint.area) + 1, 200);
+    let before = lab.image();
+    let why = lab.refusal().chain();
+    assert!(why.contains("shard 0: checkpoint unit 1: checksum mismatch"), "{why}");
+    assert!(lab.image() == before, "left as it is");
+}
+
+#[test]
+fn what_is_not_ours_is_refused_and_left_alone() {
+    for (block, byte) in [(0, 0), (0, 1024), (1, 0), (16, 5), (63, 4095), (2000, 0)] {
+        let lab = Lab::new(300, 4000).with("lz4 5 backing_dev disk persist shards 2");
+        lab.flip(block, byte);
+        let before = lab.image();
+        let e = lab.refusal();
+        assert_eq!(e.kind(), ErrorKind::Invalid, "{}", e.chain());
+        let named = format!("block {block} is not zero");
+        assert!(e.chain().contains(&named), "{}", e.chain());
+        assert!(lab.image() == before, "left as it is");
+    }
+}
+
+#[test]
+fn a_device_of_another_shape_is_refused_and_left_alone() {
+    let refused = |lab: &Lab, kind: ErrorKind, part: &str| {
+        let before = lab.image();
+        let e = lab.refusal();
+        assert_eq!(e.kind(), kind, "{}", e.chain());
+        assert!(e.chain().contains(part), "{}", e.chain());
+        assert!(lab.image() == before, "left as it is");
+    };
+    let lab = Lab { slots: 301, ..two_units() };
+    refused(&lab, ErrorKind::Invalid, "a zram of 2400 sectors, the table says 2408");
+    let lab = two_units().with("zstd 5 backing_dev disk persist shards 1");
+    refused(&lab, ErrorKind::Invalid, "compressed by lz4, which the table does not name: zstd");
+    let small = Lab::new(300, 3000);
+    small.poke(0, &two_units().peek(0, 3000));
+    refused(&small, ErrorKind::Invalid, "it has 3000 blocks of 4 KiB, of 4000");
+    let tiny = Lab::new(300, 83);
+    refused(&tiny, ErrorKind::NoSpace, "needs at least 336 KiB");
+    Lab::new(300, 84).life(async |_| ()).unwrap();
+    // The same format.
+    let lab = two_units().with("lz4hc 5 backing_dev disk persist shards 1");
+    lab.life(async |zram| expect(&*zram, 0..20, 1).await).unwrap();
+}
+
+#[test]
+fn a_format_of_the_future_is_refused() {
+    let lab = two_units();
+    for copy in 0..4 {
+        let block = Geometry::superblock(copy);
+        let mut unit = lab.peek(block, 1);
+        unit[8] = 2;
+        unit[12..16].fill(0);
+        let crc = format::checksum(&unit);
+        unit[12..16].copy_from_slice(&crc.to_le_bytes());
+        lab.poke(block, &unit);
+    }
+    let e = lab.refusal();
+    assert_eq!(e.kind(), ErrorKind::NotSupported, "{}", e.chain());
+    assert!(e.chain().contains("version 2"), "{}", e.chain());
+}
+
+#[test]
+fn a_full_device_says_so_and_discards_make_room() {
+    // Room for about 60 pages that do not compress, which is every third.
+    let lab = Lab::new(300, 64 + 4 + 80);
+    let lived = lab.life(async |zram| {
+        fill(&*zram, 0..90, 1).await;
+        flush(&*zram).await.expect("these fit");
+        fill(&*zram, 90..300, 1).await;
+        assert_eq!(flush(&*zram).await, Err(Status::NoSpace));
+        let e = zram.clone().suspend().await.expect_err("not everything is there");
+        assert_eq!(e.kind(), ErrorKind::NoSpace, "{}", e.chain());
+        zram.clone().resume().await.unwrap();
+        expect(&*zram, 0..300, 1).await;
+        discard(&*zram, 30..300).await;
+        flush(&*zram).await.expect("what is discarded needs no room");
+        fill(&*zram, 30..80, 2).await;
+        flush(&*zram).await.expect("and makes some");
+        zram.clone().suspend().await.unwrap();
+        zram.check().await;
+    });
+    lived.unwrap();
+    lab.life(async |zram| {
+        expect(&*zram, 0..30, 1).await;
+        expect(&*zram, 30..80, 2).await;
+        expect_zeroes(&*zram, 80..300).await;
+    })
+    .unwrap();
+}
+
+/// Opens with the power going after `steps`; whether it had opened by then.
+fn open_until(lab: &Lab, steps: u64) -> bool {
+    let machine = Machine::boot(&lab.world, lab.cores);
+    let until = lab.world.borrow().steps() + steps;
+    lab.world.borrow_mut().power_cut_at(Some(Cut::Step(until)));
+    let inside = lab.clone();
+    let opened = machine.block_on(async move {
+        let target = inside.target();
+        let opened = target.clone().resume().await;
+        // Whatever comes after, the power goes with the target still there.
+        std::mem::forget(target);
+        opened
+    });
+    lab.world.borrow_mut().power_cut_at(None);
+    machine.power_cut();
+    match opened {
+        Ok(result) => {
+            result.unwrap();
+            true
+        }
+        Err(ended) => {
+            assert_eq!(ended, Ended::PowerCut);
+            false
+        }
+    }
+}
+
+#[test]
+fn a_format_cut_at_any_step_leaves_a_device_that_opens_or_is_formatted_anew() {
+    for seed in 0..5 {
+        for steps in 0.. {
+            let mut lab = Lab::seeded(seed, 300, 1000);
+            lab.table = "lz4 5 backing_dev disk persist shards 2".into();
+            let opened = open_until(&lab, steps);
+            // And that open is cut too, somewhere else.
+            open_until(&lab, (steps * 7) % 40);
+            let live = lab.life(async |zram| {
+                expect_zeroes(&*zram, 0..3).await;
+                fill(&*zram, 0..10, 1).await;
+                flush(&*zram).await.unwrap();
+            });
+            live.unwrap_or_else(|e| panic!("seed {seed}, step {steps}: {}", e.chain()));
+            assert!(lab.copies_agree());
+            lab.life(async |zram| expect(&*zram, 0..10, 1).await).unwrap();
+            if opened {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_open_cut_at_any_step_loses_nothing() {
+    for steps in 0..200 {
+        let lab = two_units();
+        let opened = open_until(&lab, steps);
+        open_until(&lab, (steps * 5) % 60);
+        lab.life(async |zram| expect(&*zram, 0..20, 1).await).unwrap();
+        if opened {
+            return;
+        }
+    }
+    panic!("it never opened");
+}

@@ -258,7 +258,15 @@ impl Job {
             let inflight = shard.shared.inflight.load(Relaxed).clamp(1, INFLIGHT_MAX as u32);
             self.landed(inflight - 1).await;
             let blocks = u32::try_from(walk.bytes.div_ceil(PAGE)).unwrap_or(pages).clamp(1, pages);
-            let Some((run, granted)) = self.room(blocks).await else {
+            let first = shard.slot(*walk.found.front().expect("not empty")).size();
+            let least = backing.blocks_of(first).min(pages);
+            let Some((run, granted)) = self.room(blocks.max(least), least).await else {
+                if backing.space().blocks().free() > 0 && !self.outcome.get().limit_reached {
+                    // It is just this page for which there is no room.
+                    walk.pop(backing.bytes_of(first));
+                    self.note(|o| o.candidates += 1);
+                    continue;
+                }
                 let rest = walk.found.len() as u64;
                 (walk.found.clear(), walk.bytes = 0);
                 let rest = rest + walk.count(shard, backing).await;
@@ -289,23 +297,22 @@ impl Job {
                     yield_now().await;
                 }
             }
-            let short = run.end - run.start < blocks;
             if batch.is_empty() && !walk.found.is_empty() {
-                // A page that the whole of what was granted does not hold.
+                // A page that what was granted does not hold.
                 self.note(|o| {
-                    o.limit_reached |= granted < blocks;
-                    o.no_space |= short && granted == blocks;
+                    o.limit_reached |= granted < least;
+                    o.candidates += 1;
                 });
-                walk.pop(PAGE);
-                self.note(|o| o.candidates += 1);
+                walk.pop(backing.bytes_of(first));
             }
             self.send(&flights, batch, run, granted);
         }
     }
 
-    /// A run of at most `blocks` blocks, and what the budget has granted, which is at least as much.
-    /// Nothing when there is none; the outcome says why.
-    async fn room(&self, blocks: u32) -> Option<(Range<u32>, u32)> {
+    /// A run of `least` to `blocks` blocks, and what the budget has granted, which is at least as
+    /// much. Nothing when there is none; the outcome says why. When the budget grants less than
+    /// `least`, so many.
+    async fn room(&self, blocks: u32, least: u32) -> Option<(Range<u32>, u32)> {
         let budget = &self.shard.shared.budget;
         let mut granted = budget.take(u64::from(blocks));
         while granted == 0 {
@@ -323,11 +330,12 @@ impl Job {
         }
         let granted = u32::try_from(granted).expect("at most what was asked for");
         let space = self.backing().space();
-        let mut run = space.take(granted).await;
+        let least = least.min(granted);
+        let mut run = space.take_run(granted, least).await;
         if run.is_none() {
             // What is in flight may come free.
             self.landed(0).await;
-            run = space.take(granted).await;
+            run = space.take_run(granted, least).await;
         }
         let Some(run) = run else {
             budget.refund(u64::from(granted));

@@ -36,6 +36,8 @@ pub(crate) struct Space {
     retired: RefCell<Vec<Range<u32>>>,
     /// The task that makes them free runs.
     reclaiming: Cell<bool>,
+    /// How often it has.
+    rounds: Cell<u64>,
     /// Those who wait for blocks, or for the end.
     waiting: Cell<u32>,
     changed: WaitList,
@@ -67,6 +69,7 @@ impl Space {
             reads: Grace::default(),
             retired: RefCell::default(),
             reclaiming: Cell::new(false),
+            rounds: Cell::new(0),
             waiting: Cell::new(0),
             changed: WaitList::new(),
             discards: Cell::new(granularity > 0),
@@ -104,13 +107,24 @@ impl Space {
 
     /// Takes a run of at most `want` blocks; waits when there are none but some come free.
     pub(crate) async fn take(&self, want: u32) -> Option<Range<u32>> {
+        self.take_run(want, 1).await
+    }
+
+    /// Takes a run of `least` to `want` blocks; waits when there is none but some come free.
+    pub(crate) async fn take_run(&self, want: u32, least: u32) -> Option<Range<u32>> {
         loop {
             let run = self.blocks().take(want);
-            if run.is_some() || !self.reclaiming.get() {
-                return run;
+            match run {
+                Some(run) if run.end - run.start >= least => return Some(run),
+                Some(short) => self.give_back(short),
+                None => {}
+            }
+            if !self.reclaiming.get() {
+                return None;
             }
             self.waiting.set(self.waiting.get() + 1);
-            let ready = || self.blocks().free() > 0 || !self.reclaiming.get();
+            let round = self.rounds.get();
+            let ready = || self.rounds.get() != round || !self.reclaiming.get();
             self.changed.wait_for(ready).await;
             self.waiting.set(self.waiting.get() - 1);
         }
@@ -184,6 +198,7 @@ async fn reclaim(space: Rc<Space>) {
             if !late {
                 some.iter().for_each(|run| space.give_back(run.clone()));
             }
+            space.rounds.set(space.rounds.get() + 1);
             space.changed.wake_all();
         }
         runs.clear();

@@ -71,6 +71,9 @@ fn who_waits_for_blocks_is_not_kept_waiting_for_discards() {
         assert_eq!(space.take(32).await, None, "nothing is on its way");
         space.retire(all.start..5);
         assert_eq!(space.take(2).await, Some(0..2));
+        assert_eq!(space.take_run(9, 4).await, None, "three are left");
+        space.retire(5..6);
+        assert_eq!(space.take_run(9, 4).await, Some(2..6));
     });
     assert_eq!(stats.discards, 0);
 }

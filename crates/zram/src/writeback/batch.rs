@@ -70,6 +70,11 @@ impl Backing {
     pub(crate) fn bytes_of(&self, size: usize) -> usize {
         if self.is_packed() { object_bytes(size) } else { PAGE }
     }
+
+    /// Blocks that such a page takes when it is the first of a run.
+    pub(crate) fn blocks_of(&self, size: usize) -> u32 {
+        block_at(self.bytes_of(size).next_multiple_of(PAGE)).max(1)
+    }
 }
 
 impl Batch {

@@ -3,6 +3,8 @@
 //! tell which slot and version they are, and attributes in one word.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod dress;
+
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, CoreId, Error, Flags, Sector, Status, Target};

@@ -67,7 +67,7 @@ pub(super) fn codec_ids(algorithms: &Algorithms) -> [CodecId; 4] {
             // The same format.
             Algorithm::Lz4 | Algorithm::Lz4hc => (1, 0),
             Algorithm::Zstd => (2, 0),
-            Algorithm::Deflate => (3, params.winbits.unwrap_or(0).to_le_bytes()[0]),
+            Algorithm::Deflate => (3, u8::from(params.winbits.is_some_and(|bits| bits > 0))),
         };
         CodecId { algorithm, parameter, dictionary }
     })

@@ -184,7 +184,7 @@ fn codec_name(codec: &CodecId) -> String {
     };
     match (codec.parameter, codec.dictionary) {
         (0, 0) => name.to_owned(),
-        (parameter, 0) => format!("{name} (window {})", parameter.cast_signed()),
+        (_, 0) => format!("{name} with headers"),
         (_, dictionary) => format!("{name} with the dictionary of crc32c {dictionary:#010x}"),
     }
 }

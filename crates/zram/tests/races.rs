@@ -104,14 +104,14 @@ fn command(rng: &mut Rng, slots: u64) -> (&'static str, String) {
 async fn operator(
     world: WorldRef,
     zram: Rc<Zram>,
-    (slots, bad): (u64, Bad),
+    (slots, bad, pause_ns_max): (u64, Bad, u64),
     stop: Rc<Cell<bool>>,
     failure: Rc<RefCell<Option<String>>>,
 ) {
     loop {
         let (pause, (name, value)) = {
             let rng = &mut world.borrow_mut().rng;
-            (rng.below(300_000), command(rng, slots))
+            (rng.below(pause_ns_max), command(rng, slots))
         };
         reactor::sleep(Nanos(pause)).await;
         if stop.get() {
@@ -141,7 +141,7 @@ fn simulate(seed: u64, mutation: Mutation, bad: Bad) -> Result<(), String> {
             discards: rng.pick(&[0, 3, 20]),
             fua_per_mille: 0,
             blocks_max: rng.pick(&[1, 4, 40]),
-            think_ns_max: rng.pick(&[0, 20_000, 1_000_000]),
+            think_ns_max: rng.pick(&[0, 20_000, 1_000_000, 20_000_000]),
             reads: rng.pick(&[10, 40, 200]),
             errors_allowed: bad == Bad::All || setup.limited,
             ..Mix::default()
@@ -180,7 +180,7 @@ fn simulate(seed: u64, mutation: Mutation, bad: Bad) -> Result<(), String> {
         machine.spawn(0, load.client(dressed.clone(), 120));
     }
     let (stop, failure) = (Rc::new(Cell::new(false)), Rc::new(RefCell::new(None)));
-    let what = (setup.slots, bad);
+    let what = (setup.slots, bad, 300_000 + 2 * mix.think_ns_max);
     let work = operator(world.clone(), zram.clone(), what, stop.clone(), failure.clone());
     machine.spawn(0, work);
     machine.run(|| load.verdict.is_settled(CLIENTS));
@@ -239,17 +239,17 @@ async fn census(zram: &Rc<Zram>, setup: &Setup, limit: u64) -> Result<(), String
 
 #[test]
 fn no_read_ever_shows_another_page_or_an_old_one() {
-    seeds::run(300, |seed| simulate(seed, Mutation::None, Bad::No));
+    seeds::run(200, |seed| simulate(seed, Mutation::None, Bad::No));
 }
 
 #[test]
 fn a_disk_that_fails_writes_is_no_concern_of_readers() {
-    seeds::run(300, |seed| simulate(seed, Mutation::None, Bad::Writes));
+    seeds::run(200, |seed| simulate(seed, Mutation::None, Bad::Writes));
 }
 
 #[test]
 fn nor_on_a_disk_that_fails_loses_and_confuses() {
-    seeds::run(300, |seed| simulate(seed, Mutation::None, Bad::All));
+    seeds::run(200, |seed| simulate(seed, Mutation::None, Bad::All));
 }
 
 #[test]

@@ -8,6 +8,8 @@ use reactor::yield_now;
 use crate::command::Idle;
 use crate::shard::Shard;
 use crate::slot::{Flags, Slot};
+use crate::store::Store;
+use crate::store::compact::Moved;
 
 /// Slots that are looked at in one go.
 pub(crate) const WALK_RUN: u32 = 8192;
@@ -50,18 +52,32 @@ impl Shard {
         .await;
     }
 
-    /// Moves objects together and gives the pages that become free back. Returns how many.
-    pub(crate) async fn compact(self: Rc<Self>) -> u64 {
-        let slots = &self.slots;
-        let freed = self.store.borrow_mut().compact(&mut |owner, old, new| {
-            let mut slots = slots.borrow_mut();
+    /// Moves objects together and gives the pages that become free back.
+    pub(crate) async fn compact(self: Rc<Self>) {
+        for class in 0..Store::CLASSES {
+            while self.moving(|store, moved| store.compact_step(class, moved)) {
+                yield_now().await;
+            }
+        }
+        self.store.borrow_mut().trim();
+    }
+
+    /// A little of the same, now and then.
+    pub(crate) fn tidy_memory(&self) {
+        self.moving(|store, moved| store.tidy(moved));
+    }
+
+    /// Lets the store move objects, whose slots follow.
+    fn moving<T>(&self, work: impl FnOnce(&mut Store, &mut Moved<'_>) -> T) -> T {
+        let (store, slots) = (&mut *self.store.borrow_mut(), &mut *self.slots.borrow_mut());
+        let before = store.pages();
+        let done = work(store, &mut |owner, old, new| {
             let slot = slots.get(owner);
             assert!(slot.is_resident() && slot.place == old.0, "{slot:?} is not at {old:?}");
             slots.set(owner, slot.at(new.0));
         });
-        self.store.borrow_mut().trim();
-        self.counters.pages_compacted.add(freed);
-        freed
+        self.counters.pages_compacted.add(before - store.pages());
+        done
     }
 
     /// Every page's state, for `block_state`.

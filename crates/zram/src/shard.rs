@@ -5,7 +5,7 @@
 //! - ZS1 What is in memory changes without an `.await` in between, so every page is seen whole.
 //! - ZS2 A slot changes only by `replace`, `settle` and flags; they keep the counters true.
 //! - ZS3 An object is in the store just as long as a resident slot has its handle.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -58,6 +58,8 @@ pub(crate) struct Shard {
     pub(crate) persist: Option<Persist>,
     limits: Limits,
     made: Nanos,
+    /// Counts objects that were stored.
+    pub(crate) inserted: Cell<u32>,
     last_error: RefCell<Option<String>>,
     tasks: Workers<Bio>,
 }
@@ -87,6 +89,7 @@ impl Shard {
                 persist,
                 limits,
                 made: now(),
+                inserted: Cell::new(0),
                 last_error: RefCell::default(),
                 tasks: Workers::new(BIOS_MAX, move |bio: Bio| {
                     let shard = of_tasks.upgrade();
@@ -288,7 +291,7 @@ pub(crate) fn limits(capacity: Sector) -> Limits {
 
 /// Fills a page with a word.
 pub(crate) fn fill(page: &mut [u8], word: u64) {
-    let bytes = word.to_ne_bytes();
+    let bytes = word.to_le_bytes();
     if bytes.iter().all(|b| *b == bytes[0]) {
         page.fill(bytes[0]);
         return;

@@ -9,22 +9,27 @@ use reactor::yield_now;
 use crate::read::slots_of;
 use crate::shard::Shard;
 use crate::slot::{PAGE, Slot};
+use crate::store::Handle;
+use crate::store::compact::TIDY_ROUND;
 
 /// Pages of a long bio that are compressed in one go.
 const WRITE_RUN: u32 = 16;
+/// Objects are moved together a little after so many have come: cheap, and enough to keep what is
+/// lost between them below a twentieth.
+const TIDY_EVERY: u32 = 64;
 /// Slots of a long discard that are looked at in one go.
 const DISCARD_RUN: u32 = 4096;
 
 /// The word that a page consists of, if it consists of one.
 pub(crate) fn same_word(page: &[u8]) -> Option<u64> {
     let (first, rest) = page.split_first_chunk::<8>()?;
-    let word = u64::from_ne_bytes(*first);
+    let word = u64::from_le_bytes(*first);
     // From both ends first: most pages differ there.
     let last = page.last_chunk::<8>()?;
     if first != last {
         return None;
     }
-    let equal = |chunk: &[u8]| u64::from_ne_bytes(chunk.try_into().expect("of eight")) == word;
+    let equal = |chunk: &[u8]| u64::from_le_bytes(chunk.try_into().expect("of eight")) == word;
     rest.chunks_exact(8).all(equal).then_some(word)
 }
 
@@ -55,7 +60,7 @@ impl Shard {
             Some(size) => &codecs.object[..size],
             None => &codecs.page[..],
         };
-        let handle = self.store.borrow_mut().insert(nth, object).map_err(|_| {
+        let handle = self.insert(nth, object).ok_or_else(|| {
             let limit = self.shared.memory.limit() * PAGE as u64;
             self.note_error(format!(
                 "slot {}: mem_limit of {limit} bytes reached",
@@ -68,6 +73,19 @@ impl Shard {
         }
         self.replace(nth, Slot::object(handle.0, object.len(), 0, accessed));
         Ok(())
+    }
+
+    /// Finds memory for an object, of others by moving them together if need be.
+    fn insert(&self, nth: u32, object: &[u8]) -> Option<Handle> {
+        let inserted = self.inserted.replace(self.inserted.get().wrapping_add(1));
+        if inserted % TIDY_EVERY == 0 {
+            self.tidy_memory();
+        }
+        let found = self.store.borrow_mut().insert(nth, object);
+        found.ok().or_else(|| {
+            (0..TIDY_ROUND).for_each(|_| self.tidy_memory());
+            self.store.borrow_mut().insert(nth, object).ok()
+        })
     }
 
     /// The slot has no page any more.
@@ -121,6 +139,6 @@ mod tests {
         for (nth, byte) in page.iter_mut().enumerate() {
             *byte = (nth % 8) as u8;
         }
-        assert_eq!(same_word(&page), Some(u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7])));
+        assert_eq!(same_word(&page), Some(u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7])));
     }
 }

@@ -84,7 +84,7 @@ impl Algorithm {
 
 /// What may be set of an algorithm; the default is the kernel's.
 #[derive(Clone, Default)]
-pub struct Params {
+pub(crate) struct Params {
     /// How hard to try; for lz4 the acceleration, so more is faster.
     pub level: Option<i32>,
     /// What pages are likely to contain.
@@ -105,7 +105,7 @@ impl fmt::Debug for Params {
 }
 
 /// Says whether the algorithm takes these parameters.
-pub fn check(algorithm: Algorithm, params: &Params) -> Result<(), Error> {
+pub(crate) fn check(algorithm: Algorithm, params: &Params) -> Result<(), Error> {
     let name = algorithm.name();
     let (min, max, _) = algorithm.levels();
     if let Some(level) = params.level.filter(|level| !(min..=max).contains(level)) {

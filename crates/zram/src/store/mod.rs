@@ -20,7 +20,7 @@
 //! - ST3 Frames that are not in use and still have memory are at most `IDLE_MAX` between calls.
 //! - ST4 Insert, remove and read take a bounded number of steps, whatever the store contains.
 mod classes;
-mod compact;
+pub(crate) mod compact;
 mod memory;
 mod spans;
 
@@ -128,6 +128,11 @@ impl Store {
     /// Bytes that an object of this length takes, with its share of what is lost.
     pub(crate) fn class_bytes(len: usize) -> usize {
         if len > OBJECT_BYTES_MAX { PAGE } else { classes::class(classes::of(len)).size }
+    }
+
+    /// Pages in use.
+    pub(crate) fn pages(&self) -> u64 {
+        self.frames
     }
 
     /// Gives the memory of all idle frames back.

@@ -78,10 +78,10 @@ pub(crate) fn steps() -> Vec<Step> {
             steps.push(Step::Row { heading, name, kernel: numbers(row) });
         } else if line.starts_with("limits: ") {
             steps.push(Step::Limits(line));
-        } else if let Some((name, kernel)) = line.split_once(": ") {
-            if ["backing_dev", "writeback_limit", "debug_stat"].contains(&name) {
-                steps.push(Step::Shown { name, kernel });
-            }
+        } else if let Some((name, kernel)) = line.split_once(": ")
+            && ["backing_dev", "writeback_limit", "debug_stat"].contains(&name)
+        {
+            steps.push(Step::Shown { name, kernel });
         }
     }
     // 42 writes, and three rows after each of the 14 headings.

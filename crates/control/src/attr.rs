@@ -5,3 +5,7 @@
 pub const FLUSH_DONE_BLOCKS: &str = "flush_done_blocks";
 /// Blocks that the running flush set out to write back; 0 when none runs.
 pub const FLUSH_TOTAL_BLOCKS: &str = "flush_total_blocks";
+/// `DONE TOTAL`: pages that the running command of a compressed RAM disk has looked at, and will.
+pub const WRITEBACK_PROGRESS: &str = "writeback_progress";
+/// Attributes that are such commands.
+pub const LONG_COMMANDS: [&str; 2] = ["writeback", "recompress"];

@@ -470,12 +470,15 @@ pub(crate) struct GetArgs {
 
 /// Change an attribute of a device
 ///
-/// `get` lists a device's attributes; most only tell, and setting one of those is refused.
+/// `get` lists a device's attributes; many only tell, and setting one of those is refused. Some are
+/// commands: they end when what they stand for is done, and can't be read.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   millpond get DEVICE
-  millpond set DEVICE ATTRIBUTE VALUE")]
+  millpond set DEVICE ATTRIBUTE VALUE
+  millpond set zram0 disksize 4G
+  millpond set zram0 writeback 'type=huge page_indexes=0-1023'")]
 pub(crate) struct SetArgs {
     /// The device
     pub(crate) name: String,

@@ -1,56 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Progress of a long message on standard error: a bar on a terminal, a line a second elsewhere.
+//! Progress of a long command on standard error: a bar on a terminal, a line a second elsewhere.
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use control::{api, attr, paths};
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::client::Client;
 
-/// Shorter messages show nothing: who waits less than this does not wonder.
-pub(crate) const QUIET: Duration = Duration::from_secs(2);
+/// Shorter commands show nothing: who waits less than this does not wonder.
+const QUIET: Duration = Duration::from_secs(2);
 /// How often it is shown after that.
-pub(crate) const EVERY: Duration = Duration::from_secs(1);
+const EVERY: Duration = Duration::from_secs(1);
 
-/// What is shown of a running flush.
+/// What takes its time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Long {
+    /// A write cache is flushed.
+    Flush,
+    /// A compressed RAM disk does what was written to this attribute.
+    Command(&'static str),
+}
+
+impl Long {
+    /// As people say it.
+    fn doing(self) -> &'static str {
+        match self {
+            Long::Flush => "flushing",
+            Long::Command(attribute) => attribute,
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Long::Flush => "blocks",
+            Long::Command(_) => "pages",
+        }
+    }
+}
+
+/// What is shown of something that takes its time.
 #[derive(Debug)]
-pub(crate) struct Progress {
+struct Progress {
+    what: Long,
     name: String,
     began: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    pub(crate) fn new(name: &str) -> Progress {
+    pub(crate) fn new(what: Long, name: &str) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{prefix} {wide_bar} {msg}")
                 .expect("a constant template");
-            ProgressBar::new(0).with_style(style).with_prefix(format!("flushing {name}"))
+            ProgressBar::new(0).with_style(style).with_prefix(format!("{} {name}", what.doing()))
         });
-        Progress { name: name.into(), began: Instant::now(), bar }
+        Progress { what, name: name.into(), began: Instant::now(), bar }
     }
 
     /// Asks the daemon how far it is and shows it; nothing while it does not say.
     pub(crate) async fn show(&self, client: &Client) {
-        let (Some(done), Some(total)) = (
-            self.ask(client, attr::FLUSH_DONE_BLOCKS).await,
-            self.ask(client, attr::FLUSH_TOTAL_BLOCKS).await,
-        ) else {
-            return;
+        let (done, total) = match self.what {
+            Long::Flush => (
+                self.ask(client, attr::FLUSH_DONE_BLOCKS).await,
+                self.ask(client, attr::FLUSH_TOTAL_BLOCKS).await,
+            ),
+            Long::Command(_) => both(self.ask_text(client, attr::WRITEBACK_PROGRESS).await),
         };
-        if total == 0 {
-            return;
-        }
-        let text = line(done, total, self.began.elapsed());
+        let (Some(done), Some(total @ 1..)) = (done, total) else { return };
+        let text = line(done, total, self.what.unit(), self.began.elapsed());
         match &self.bar {
             Some(bar) => {
                 bar.set_length(total);
                 bar.set_position(done);
                 bar.set_message(text);
             }
-            None => eprintln!("millpond: flushing {}: {text}", self.name),
+            None => eprintln!("millpond: {} {}: {text}", self.what.doing(), self.name),
         }
     }
 
@@ -61,13 +87,45 @@ impl Progress {
     }
 
     async fn ask(&self, client: &Client, attr: &str) -> Option<u64> {
+        self.ask_text(client, attr).await?.trim().parse().ok()
+    }
+
+    async fn ask_text(&self, client: &Client, attr: &str) -> Option<String> {
         let answer = client.get::<api::Attribute>(&paths::attribute(&self.name, attr)).await;
-        answer.ok()?.value.trim().parse().ok()
+        Some(answer.ok()?.value)
     }
 }
 
-/// Blocks done of total, rate since the beginning, time left at that rate.
-fn line(done: u64, total: u64, elapsed: Duration) -> String {
+/// Waits for `answer`; shows how far it is when that takes its time.
+pub(crate) async fn watch<T>(
+    client: &Client,
+    what: Long,
+    name: &str,
+    answer: impl Future<Output = T>,
+) -> T {
+    tokio::pin!(answer);
+    let progress = Progress::new(what, name);
+    let mut tick = interval_at(Instant::now() + QUIET, EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let answer = loop {
+        tokio::select! {
+            answer = &mut answer => break answer,
+            _ = tick.tick() => progress.show(client).await,
+        }
+    };
+    progress.finish();
+    answer
+}
+
+/// `DONE TOTAL`.
+fn both(text: Option<String>) -> (Option<u64>, Option<u64>) {
+    let text = text.unwrap_or_default();
+    let mut words = text.split_ascii_whitespace().map(|word| word.parse().ok());
+    (words.next().flatten(), words.next().flatten())
+}
+
+/// Done of total, rate since the beginning, time left at that rate.
+fn line(done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
     let rate = done as f64 / elapsed.as_secs_f64().max(1e-3);
     let left = if rate > 0.0 {
         format!("{:.0} s left", total.saturating_sub(done) as f64 / rate)
@@ -75,7 +133,7 @@ fn line(done: u64, total: u64, elapsed: Duration) -> String {
         "time left unknown".into()
     };
     let percent = 100 * done.min(total) / total.max(1);
-    format!("{done} of {total} blocks ({percent} %), {rate:.0} blocks/s, {left}")
+    format!("{done} of {total} {unit} ({percent} %), {rate:.0} {unit}/s, {left}")
 }
 
 #[cfg(test)]
@@ -85,12 +143,15 @@ mod tests {
     #[test]
     fn a_line_says_done_total_rate_and_time_left() {
         assert_eq!(
-            line(500, 2000, Duration::from_secs(5)),
+            line(500, 2000, "blocks", Duration::from_secs(5)),
             "500 of 2000 blocks (25 %), 100 blocks/s, 15 s left"
         );
         assert_eq!(
-            line(0, 2000, Duration::from_secs(5)),
-            "0 of 2000 blocks (0 %), 0 blocks/s, time left unknown"
+            line(0, 2000, "pages", Duration::from_secs(5)),
+            "0 of 2000 pages (0 %), 0 pages/s, time left unknown"
         );
+        assert_eq!(both(Some("5 9\n".into())), (Some(5), Some(9)));
+        assert_eq!(both(Some("5".into())), (Some(5), None));
+        assert_eq!(both(None), (None, None));
     }
 }

@@ -5,9 +5,10 @@ use std::io::{ErrorKind as IoKind, Read, Write};
 
 use block::ErrorKind;
 use control::text::Naming;
-use control::{Failure, api, paths, text, value_with_absolute_paths, with_absolute_paths};
+use control::{
+    Failure, api, attr, paths, text, value_with_absolute_paths, with_absolute_paths,
+};
 use serde::Serialize;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::cli::{
     CreateArgs, DepsArgs, Format, GetArgs, InfoArgs, Listing, LoadArgs, LsArgs, MessageArgs,
@@ -15,7 +16,7 @@ use crate::cli::{
     TableListArgs, TargetsArgs, VersionArgs, WaitArgs,
 };
 use crate::client::Client;
-use crate::progress::{EVERY, Progress, QUIET};
+use crate::progress::{Long, watch};
 use crate::rundir::refused;
 
 type Done = Result<(), Failure>;
@@ -176,17 +177,7 @@ pub(crate) async fn message(client: &Client, a: &MessageArgs) -> Done {
     let path = paths::of_device(&a.name, "message");
     let body = api::Message { sector: a.sector, words: a.words.clone() };
     let answer = client.post::<_, api::Reply>(&path, &body);
-    tokio::pin!(answer);
-    let progress = Progress::new(&a.name);
-    let mut tick = interval_at(Instant::now() + QUIET, EVERY);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let reply = loop {
-        tokio::select! {
-            reply = &mut answer => break reply,
-            _ = tick.tick() => progress.show(client).await,
-        }
-    };
-    progress.finish();
+    let reply = watch(client, Long::Flush, &a.name, answer).await;
     let reply = reply?.reply;
     if reply.is_empty() { Ok(()) } else { print(&format!("{}\n", reply.trim_end())) }
 }
@@ -333,7 +324,12 @@ async fn get(client: &Client, a: &GetArgs) -> Done {
 async fn set(client: &Client, a: &SetArgs) -> Done {
     let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
     let body = api::Attribute { value: value_with_absolute_paths(&a.attr, &a.value, &here) };
-    let _: api::Attribute = client.put(&paths::attribute(&a.name, &a.attr), &body).await?;
+    let path = paths::attribute(&a.name, &a.attr);
+    let answer = client.put::<_, api::Attribute>(&path, &body);
+    match attr::LONG_COMMANDS.into_iter().find(|command| *command == a.attr) {
+        Some(command) => watch(client, Long::Command(command), &a.name, answer).await?,
+        None => answer.await?,
+    };
     Ok(())
 }
 

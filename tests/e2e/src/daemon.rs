@@ -103,6 +103,11 @@ impl Daemon {
         self.process.ended().is_none()
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// `kill -9`.
     pub fn kill(self) -> Result<()> {
         self.process.signal(Signal::KILL)?;

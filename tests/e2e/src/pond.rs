@@ -46,14 +46,15 @@ impl Pond {
         Pond::start_with("fuse = './mount'", files, devices)
     }
 
-    fn start_with(options: &str, files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
+    /// The same with options as the config has them.
+    pub fn start_with(options: &str, files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
         let program = millpond(Build::Workspace).unwrap_or_else(|e| panic!("{e}"));
         let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir();
         let dir = dir.expect("a temporary folder can be made");
         for (name, bytes) in files {
             make_file(&dir.path().join(name), *bytes);
         }
-        let mounted = !options.is_empty();
+        let mounted = options.contains("fuse");
         if mounted {
             std::fs::create_dir(dir.path().join(MOUNT)).expect("the folder is new");
         }

@@ -104,9 +104,10 @@ impl Shard {
             let end = slots.end.min(first + READ_RUN);
             let mut wanted = Wanted::new();
             let status = self.read_resident(&bio.bufs, first..end, at, &mut wanted);
-            let status = match status {
-                Status::Ok if !wanted.is_empty() => self.read_back(&wanted, &bio.bufs).await,
-                other => other,
+            let status = if status == Status::Ok && !wanted.is_empty() {
+                self.read_back(&wanted, &bio.bufs).await
+            } else {
+                status
             };
             if worst == Status::Ok {
                 worst = status;

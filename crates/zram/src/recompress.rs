@@ -68,10 +68,10 @@ impl Shard {
                         self.counters.failed_reads.add(1);
                     }
                 }
-                if done.tried % RUN == 0 {
+                if done.tried.is_multiple_of(RUN) {
                     yield_now().await;
                 }
-            } else if nth % crate::idle::WALK_RUN == 0 {
+            } else if nth.is_multiple_of(crate::idle::WALK_RUN) {
                 yield_now().await;
             }
             self.counters.done.set(u64::from(nth) + 1);

@@ -78,7 +78,7 @@ impl Shard {
     /// Finds memory for an object, of others by moving them together if need be.
     fn insert(&self, nth: u32, object: &[u8]) -> Option<Handle> {
         let inserted = self.inserted.replace(self.inserted.get().wrapping_add(1));
-        if inserted % TIDY_EVERY == 0 {
+        if inserted.is_multiple_of(TIDY_EVERY) {
             self.tidy_memory();
         }
         let found = self.store.borrow_mut().insert(nth, object);

@@ -10,7 +10,7 @@ use e2e::Result;
 use e2e::binary::{Build, millpond};
 use e2e::published::cache::{self, Order};
 use e2e::published::filesystem::{self, Kind};
-use e2e::published::{Site, linear, obstacle};
+use e2e::published::{Site, linear, obstacle, zram};
 
 const MIB: u64 = 1 << 20;
 
@@ -78,4 +78,25 @@ fn a_tarball_survives_on_ext4_over_linear_striped_and_writecache() {
 #[test]
 fn a_tarball_survives_on_xfs_over_linear_striped_and_writecache() {
     a_file_system(Kind::Xfs);
+}
+
+#[test]
+fn idle_pages_are_written_back_and_read_back() {
+    let sizes = zram::Sizes { disksize: "384M", written_mib: 256 };
+    let Some(idle) = at_a_site(obstacle(), |site| zram::idle(site, sizes)) else { return };
+    assert!(idle.fill_iops > 0.0 && idle.read_back_iops > 0.0, "{idle:?}");
+}
+
+#[test]
+fn a_writeback_limit_is_kept_to_the_page() {
+    at_a_site(obstacle(), zram::limit);
+}
+
+#[test]
+fn a_tarball_on_ext4_survives_writeback_and_read_back() {
+    let obstacle = zram::obstacle(&std::env::temp_dir());
+    let Some(kept) = at_a_site(obstacle, |site| zram::tarball(site, (400, 64 << 10))) else {
+        return;
+    };
+    assert!(kept.tarball_bytes > 8 * MIB && kept.pages > 0, "{kept:?}");
 }

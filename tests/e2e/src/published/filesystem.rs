@@ -40,7 +40,7 @@ impl Kind {
         }
     }
 
-    fn mkfs(self) -> &'static str {
+    pub(super) fn mkfs(self) -> &'static str {
         match self {
             Kind::Ext4 => "mkfs.ext4",
             Kind::Xfs => "mkfs.xfs",
@@ -102,13 +102,13 @@ pub struct Kept {
     pub read_s: f64,
 }
 
-/// Files of random data in a tree, the same for the same sizes.
-fn make_tree(dir: &Path, sizes: Sizes) -> std::io::Result<()> {
+/// Files of random data in a tree, the same for the same numbers.
+pub(super) fn make_tree(dir: &Path, files: u64, file_bytes_max: u64) -> std::io::Result<()> {
     let mut random = Random::new(3);
-    for nth in 0..sizes.files {
+    for nth in 0..files {
         let folder = dir.join(format!("{:02}/{:02}", nth % 7, nth % 41));
         std::fs::create_dir_all(&folder)?;
-        let len = random.below(sizes.file_bytes_max + 1);
+        let len = random.below(file_bytes_max + 1);
         let words = (0..len.div_ceil(4)).flat_map(|_| (random.below(1 << 32) as u32).to_le_bytes());
         let data: Vec<u8> = words.take(len as usize).collect();
         File::create(folder.join(format!("file {nth}")))?.write_all(&data)?;
@@ -122,7 +122,7 @@ fn sums(tree: &Path) -> Result<String> {
     run_command(Command::new("sh").args(["-c", script]).current_dir(tree), PATIENCE)?.ok()
 }
 
-fn same(what: &str, before: &str, after: &str) -> Result<()> {
+pub(super) fn same(what: &str, before: &str, after: &str) -> Result<()> {
     if before == after && !before.is_empty() {
         return Ok(());
     }
@@ -131,7 +131,7 @@ fn same(what: &str, before: &str, after: &str) -> Result<()> {
     Err(format!("{what}: not the same: {differ:?}, {} and {} lines", lines.0, lines.1))
 }
 
-fn check(kind: Kind, disk: &Loop) -> Result<()> {
+pub(super) fn check(kind: Kind, disk: &Loop) -> Result<()> {
     let words = kind.check();
     let args: Vec<&Path> = words[1..].iter().map(Path::new).chain([disk.device()]).collect();
     ok(words[0], &args).map(drop)
@@ -141,7 +141,8 @@ fn check(kind: Kind, disk: &Loop) -> Result<()> {
 pub fn run(site: &Site, kind: Kind, sizes: Sizes) -> Result<Kept> {
     let (tree, tarball, place) = (site.path("tree"), site.path("tree.tar"), site.path("place"));
     if !tree.exists() {
-        make_tree(&tree, sizes).map_err(|e| format!("{}: {e}", tree.display()))?;
+        let made = make_tree(&tree, sizes.files, sizes.file_bytes_max);
+        made.map_err(|e| format!("{}: {e}", tree.display()))?;
         std::fs::create_dir(&place).map_err(|e| format!("{}: {e}", place.display()))?;
         ok("tar", &[Path::new("-cf"), &tarball, Path::new("-C"), &tree, Path::new(".")])?;
     }

@@ -96,6 +96,16 @@ impl Site {
         run(&mut command, PATIENCE)?.ok()
     }
 
+    /// Runs `millpond` with these words; it has to succeed.
+    pub fn millpond(&self, args: &[&str]) -> Result<String> {
+        self.daemon.verb(args)
+    }
+
+    /// What `/sys/block/NAME` is.
+    pub fn block(&self, name: &str) -> PathBuf {
+        self.path("mount/sys/block").join(name)
+    }
+
     /// `dmsetup create NAME --table LINE`
     pub fn create(&self, name: &str, table: &str) -> Result<()> {
         self.dmsetup(&["create", name, "--table", table]).map(drop)

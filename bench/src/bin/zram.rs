@@ -84,6 +84,8 @@ struct Runs {
     title: String,
     single: Vec<Written>,
     batched: Vec<Written>,
+    /// The device divided among two cores.
+    two_cores: Vec<Written>,
     packed: Vec<Written>,
     /// Seconds and CPU seconds of plain sequential writes.
     plain: Vec<(f64, f64)>,
@@ -108,10 +110,13 @@ impl Runs {
     }
 
     /// Of the disk's plain sequential bandwidth.
-    fn share(&self) -> f64 {
-        ratio(&self.plain, &self.batched, |p| p.0, |w| w.s)
+    fn share(&self, of: &[Written]) -> f64 {
+        ratio(&self.plain, of, |p| p.0, |w| w.s)
     }
 }
+
+/// What is compared on a disk.
+const KINDS: usize = 5;
 
 /// Runs everything that is compared on a disk, in turns.
 fn write_back(
@@ -124,25 +129,27 @@ fn write_back(
         title,
         single: Vec::new(),
         batched: Vec::new(),
+        two_cores: Vec::new(),
         packed: Vec::new(),
         plain: Vec::new(),
     };
     for round in 0..rounds {
-        for turn in 0..4 {
-            let run = |options| {
+        for turn in 0..KINDS {
+            let run = |options, cores| {
                 // All pages once, then some: reading everything back takes longer than the rest.
                 let compare_every = if round == 0 { 1 } else { 16 };
                 let pages = mib * PAGES_PER_MIB;
-                let case = Case { data, pages, algorithm: "lz4", options, compare_every };
+                let case = Case { data, pages, algorithm: "lz4", options, cores, compare_every };
                 writeback::run(place, &case)
             };
-            match (round + turn) % 4 {
+            match (round + turn) % KINDS {
                 0 => runs.plain.push(writeback::sequential(place, mib * MIB)?),
-                1 => runs.batched.push(run(BATCHED)?),
-                2 => runs.single.push(run(SINGLE)?),
+                1 => runs.batched.push(run(BATCHED, 1)?),
+                2 => runs.single.push(run(SINGLE, 1)?),
+                3 if place.cores().len() > 1 => runs.two_cores.push(run(BATCHED, 2)?),
                 // What does not compress is written as it is, packed or not.
-                _ if data == Data::Random => {}
-                _ => runs.packed.push(run(PACKED)?),
+                4 if data != Data::Random => runs.packed.push(run(PACKED, 1)?),
+                _ => {}
             }
         }
         let _ = writeln!(stderr(), "{}: round {} of {rounds} done", runs.title, round + 1);
@@ -167,6 +174,7 @@ fn print_runs(out: &mut impl Write, runs: &Runs, mib: u64) -> io::Result<()> {
     for (name, written) in [
         ("page by page", &runs.single),
         ("batched", &runs.batched),
+        ("batched, two cores", &runs.two_cores),
         ("batched, packed", &runs.packed),
     ] {
         if written.is_empty() {
@@ -183,7 +191,12 @@ fn print_runs(out: &mut impl Write, runs: &Runs, mib: u64) -> io::Result<()> {
     line(out, "plain sequential", &s, median(&cpu))?;
     writeln!(out)?;
     writeln!(out, "  page by page / batched: {:.1} wall, {:.1} CPU", runs.wall(), runs.cpu())?;
-    writeln!(out, "  limit: the disk's plain sequential writes; reached: {:.3}", runs.share())?;
+    let share = runs.share(&runs.batched);
+    write!(out, "  limit: the disk's plain sequential writes; reached: {share:.3}")?;
+    if !runs.two_cores.is_empty() {
+        write!(out, ", two cores {:.3}", runs.share(&runs.two_cores))?;
+    }
+    writeln!(out)?;
     if !runs.packed.is_empty() {
         let over = of(&runs.packed, |w| w.media_bytes as f64 / w.compr_bytes as f64);
         writeln!(out, "  limit: the objects' bytes; packed media bytes to them: {over:.3}")?;
@@ -199,7 +212,7 @@ fn keys_of_runs(keys: &mut Map<String, Value>, runs: &Runs) {
     put("batched_s", of(&runs.batched, |w| w.s));
     put("disk_seq_s", median(&runs.plain.iter().map(|p| p.0).collect::<Vec<_>>()));
     put("wall_ratio", runs.wall());
-    put("share_of_seq", runs.share());
+    put("share_of_seq", runs.share(&runs.batched));
     put("read_back_pages_per_s", of(&runs.batched, |w| w.read_back_pages_per_s));
     // Virtual time knows of no CPU.
     if !runs.key.starts_with("sim_") {
@@ -207,6 +220,11 @@ fn keys_of_runs(keys: &mut Map<String, Value>, runs: &Runs) {
         put("batched_cpu_s", of(&runs.batched, |w| w.cpu_s));
         put("disk_seq_cpu_s", median(&runs.plain.iter().map(|p| p.1).collect::<Vec<_>>()));
         put("cpu_ratio", runs.cpu());
+    }
+    if !runs.two_cores.is_empty() {
+        put("two_cores_s", of(&runs.two_cores, |w| w.s));
+        put("two_cores_cpu_s", of(&runs.two_cores, |w| w.cpu_s));
+        put("two_cores_share_of_seq", runs.share(&runs.two_cores));
     }
 }
 

@@ -35,7 +35,7 @@ pub fn run(
     algorithm: &str,
     pages: u64,
 ) -> Result<[Used; 2], String> {
-    let zram = device(place, (algorithm, &[]), pages, None)?;
+    let zram = device(place, (algorithm, &[]), (pages, 1), None)?;
     assert_eq!(zram.limits().capacity.bytes(), pages * PAGE_BYTES as u64);
     let used = |zram| {
         let mm_stat = numbers(place, zram, "mm_stat")?;

@@ -6,15 +6,19 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use block::{BlockDevice, CoreId, Op, Sector};
 use queue::Leaf;
 use reactor::{FileId, Reactor};
 use sim::model::{Flash, FlashParams};
 use sim::{DiskSpec, Machine, World, WorldRef};
-use uring::{OpenOptions, Uring};
+use uring::{Mailbox, OpenOptions, Uring};
 
 use crate::clock;
+use crate::process::cpus;
 
 /// A place.
 pub trait Place {
@@ -27,6 +31,11 @@ pub trait Place {
     /// Seconds by the clock that counts here.
     fn now_s(&self) -> f64;
 
+    /// Cores that a device may be divided among; the first is the caller's.
+    fn cores(&self) -> Vec<CoreId> {
+        vec![CoreId(0)]
+    }
+
     /// The backing device.
     fn disk(&self) -> Rc<dyn BlockDevice>;
 
@@ -34,8 +43,40 @@ pub trait Place {
     fn written(&self) -> (u64, u64);
 }
 
+/// A second core, which runs until it is dropped.
+struct Second {
+    stop: Arc<AtomicBool>,
+    mailbox: Mailbox,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Second {
+    fn start(mailboxes: Vec<Mailbox>) -> Second {
+        let (stop, mailbox) = (Arc::new(AtomicBool::new(false)), mailboxes[1].clone());
+        let told = stop.clone();
+        let work = move || {
+            let driver = Uring::with_mailboxes(CoreId(1), mailboxes);
+            let driver = driver.expect("as the first core has got one");
+            let reactor = Reactor::enter(CoreId(1), Box::new(driver));
+            reactor.run(|| told.load(Ordering::Relaxed));
+        };
+        #[expect(clippy::disallowed_methods, reason = "a core is a thread")]
+        let thread = Some(std::thread::spawn(work));
+        Second { stop, mailbox, thread }
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.mailbox.sender().call(|| ()); // one that has ended needs no word
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 /// A file of this machine; it goes with this value.
 pub struct Local {
+    second: Option<Second>,
     reactor: Reactor,
     leaf: Rc<Leaf>,
     path: PathBuf,
@@ -62,12 +103,15 @@ impl Local {
     pub fn new(dir: &Path, bytes: u64) -> Result<Local, String> {
         let path = dir.join("backing");
         make(&path, bytes).map_err(|e| format!("{}: {e}", path.display()))?;
-        let uring = Uring::new().map_err(|e| e.chain())?;
+        let mailboxes: Result<Vec<_>, _> = (0..2).map(|_| Mailbox::new()).collect();
+        let mailboxes = mailboxes.map_err(|e| e.chain())?;
+        let uring = Uring::with_mailboxes(CoreId(0), mailboxes.clone()).map_err(|e| e.chain())?;
         let files = uring.files();
         let opened = files.open_path(&path, OpenOptions::default()).map_err(|e| e.chain())?;
         let leaf = Rc::new(Leaf::new("backing", opened.file, opened.limits));
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-        Ok(Local { reactor, leaf, path, warning: opened.warning })
+        let second = (cpus().len() > 1).then(|| Second::start(mailboxes));
+        Ok(Local { second, reactor, leaf, path, warning: opened.warning })
     }
 
     /// Whether every block of the file is there still: else an overwrite would allocate.
@@ -85,6 +129,11 @@ impl Place for Local {
         clock()
     }
 
+    fn cores(&self) -> Vec<CoreId> {
+        let second = self.second.as_ref().map(|_| CoreId(1));
+        std::iter::once(CoreId(0)).chain(second).collect()
+    }
+
     fn disk(&self) -> Rc<dyn BlockDevice> {
         self.leaf.clone()
     }
@@ -97,6 +146,8 @@ impl Place for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
+        // While the first core is there still: what it had sent is done.
+        self.second = None;
         let _ = std::fs::remove_file(&self.path); // nothing better to do about it
     }
 }

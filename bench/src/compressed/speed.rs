@@ -83,7 +83,7 @@ pub fn run(
     algorithm: &str,
     (pages, count, rounds): (u64, usize, usize),
 ) -> Result<Speed, String> {
-    let zram = device(place, (algorithm, &[]), pages, None)?;
+    let zram = device(place, (algorithm, &[]), (pages, 1), None)?;
     let pool: Vec<Buf> =
         (0..POOL_PAGES).map(|nth| Buf::copy_of(&Data::Half.pages(nth, 1))).collect();
     let page_of = |slot: u64| (slot % POOL_PAGES) as usize;

@@ -32,6 +32,8 @@ pub struct Case {
     pub algorithm: &'static str,
     /// Words of the table, by pairs.
     pub options: &'static [&'static str],
+    /// Cores that the device is divided among.
+    pub cores: usize,
     /// Every so many MiB one is read back and compared.
     pub compare_every: u64,
 }
@@ -65,7 +67,7 @@ pub struct Written {
 pub fn device(
     place: &impl Place,
     (algorithm, options): (&str, &[&str]),
-    pages: u64,
+    (pages, cores): (u64, usize),
     backing: Option<Rc<dyn BlockDevice>>,
 ) -> Result<Rc<Zram>, String> {
     let mut words = options.to_vec();
@@ -76,8 +78,10 @@ pub fn device(
     let args = [&[algorithm, &count], &words[..]].concat();
     let len = Sector(pages * PAGE_SECTORS);
     let config = Config::parse(&args, len, &NoFiles).map_err(|e| e.chain())?;
+    let mut given = place.cores();
+    given.truncate(cores);
     let made = async move {
-        let zram = Zram::new("bench", config, backing, vec![reactor::core_id()])?;
+        let zram = Zram::new("bench", config, backing, given)?;
         zram.clone().resume().await.map(|()| zram)
     };
     place.finish(made)?.map_err(|e| e.chain())
@@ -198,7 +202,8 @@ fn compare(place: &impl Place, zram: &Rc<Zram>, case: &Case) -> Result<f64, Stri
 /// # Errors
 /// What a device answered when it was not what it should have been.
 pub fn run(place: &impl Place, case: &Case) -> Result<Written, String> {
-    let zram = device(place, (case.algorithm, case.options), case.pages, Some(place.disk()))?;
+    let size = (case.pages, case.cores);
+    let zram = device(place, (case.algorithm, case.options), size, Some(place.disk()))?;
     write_pages(place, zram.clone(), case.data, shuffled(case.pages), 0)?;
     let mm_stat = numbers(place, &zram, "mm_stat")?;
     set(place, &zram, "idle", "all")?;
@@ -251,7 +256,7 @@ mod tests {
     const PAGES: u64 = 4096;
 
     fn case(data: Data, options: &'static [&'static str]) -> Case {
-        Case { data, pages: PAGES, algorithm: "lz4", options, compare_every: 1 }
+        Case { data, pages: PAGES, algorithm: "lz4", options, cores: 1, compare_every: 1 }
     }
 
     fn simulated() -> Simulated {

@@ -36,8 +36,9 @@ pub(crate) struct Space {
     retired: RefCell<Vec<Range<u32>>>,
     /// The task that makes them free runs.
     reclaiming: Cell<bool>,
-    /// How often it has.
+    /// How often it has looked for some, and how often some have come free.
     rounds: Cell<u64>,
+    freed: Cell<u64>,
     /// Those who wait for blocks, or for the end.
     waiting: Cell<u32>,
     changed: WaitList,
@@ -70,6 +71,7 @@ impl Space {
             retired: RefCell::default(),
             reclaiming: Cell::new(false),
             rounds: Cell::new(0),
+            freed: Cell::new(0),
             waiting: Cell::new(0),
             changed: WaitList::new(),
             discards: Cell::new(granularity > 0),
@@ -123,8 +125,8 @@ impl Space {
                 return None;
             }
             self.waiting.set(self.waiting.get() + 1);
-            let round = self.rounds.get();
-            let ready = || self.rounds.get() != round || !self.reclaiming.get();
+            let freed = self.freed.get();
+            let ready = || self.freed.get() != freed || !self.reclaiming.get();
             self.changed.wait_for(ready).await;
             self.waiting.set(self.waiting.get() - 1);
         }
@@ -152,6 +154,15 @@ impl Space {
         if !self.reclaiming.replace(true) {
             spawn(reclaim(self.clone()));
         }
+    }
+
+    /// Waits until what is of use no more when this is called is free.
+    pub(crate) async fn reclaimed(&self) {
+        self.waiting.set(self.waiting.get() + 1);
+        // It may have come too late for the round that runs.
+        let round = self.rounds.get() + 2;
+        self.changed.wait_for(|| self.rounds.get() >= round || !self.reclaiming.get()).await;
+        self.waiting.set(self.waiting.get() - 1);
     }
 
     /// Waits until no read and no discard is in flight.
@@ -198,9 +209,11 @@ async fn reclaim(space: Rc<Space>) {
             if !late {
                 some.iter().for_each(|run| space.give_back(run.clone()));
             }
-            space.rounds.set(space.rounds.get() + 1);
+            space.freed.set(space.freed.get() + 1);
             space.changed.wake_all();
         }
+        space.rounds.set(space.rounds.get() + 1);
+        space.changed.wake_all();
         runs.clear();
     }
     space.reclaiming.set(false);

@@ -36,6 +36,8 @@ pub(super) struct Flight {
     written: bool,
     /// Objects that it supersedes: nobody needs them once it is durable (PS3).
     superseded: Vec<Image>,
+    /// Slots that are not in memory whose object was only moved: from where, to where.
+    moved: Vec<(u32, Image, Image)>,
 }
 
 /// A unit that a replay would go through.
@@ -158,15 +160,20 @@ pub(super) enum Built {
     Unit(u32),
     /// No slot is dirty.
     Nothing,
-    /// The blocks that it may have are too few for the next object.
+    /// The blocks that it may have are too few for the next object, or not beside each other.
     TooFew,
     /// There is no place for it.
     NoPlace,
 }
 
-/// A run for units; nothing when no two blocks beside each other are free.
+/// A run for units, which has at least one block.
 pub(super) fn take_run(space: &Space) -> Option<Range<u32>> {
-    let run = space.blocks().take(UNIT_BLOCKS_MAX)?;
+    space.blocks().take(UNIT_BLOCKS_MAX)
+}
+
+/// A run that takes any object; nothing when none was found.
+fn take_wide_run(space: &Space) -> Option<Range<u32>> {
+    let run = space.blocks().take(UNIT_BLOCKS_MIN)?;
     if run.end - run.start < UNIT_BLOCKS_MIN {
         space.give_back(run);
         return None;
@@ -175,12 +182,12 @@ pub(super) fn take_run(space: &Space) -> Option<Range<u32>> {
 }
 
 impl Shard {
-    /// Builds a unit of the next slots of `todo` that are dirty, at most `blocks_max` long, and
+    /// Builds a unit of the next slots of `todo` that are dirty, at most `blocks_wanted` long, and
     /// sends it off (CH1).
     fn build(
         self: &Rc<Self>,
         todo: &mut Todo,
-        blocks_max: u32,
+        blocks_wanted: u32,
         class: Class,
         budgeted: bool,
     ) -> Built {
@@ -191,10 +198,10 @@ impl Shard {
         }
         let mut chain = persist.chain.borrow_mut();
         let Some(run) = chain.next.clone() else { return Built::NoPlace };
-        let blocks_max = blocks_max.min(run.end - run.start);
+        let blocks_max = blocks_wanted.min(run.end - run.start);
         let generation = (chain.sequence & u64::from(u32::MAX)) as u32;
         let mut packer = Packer::new(blocks_max as usize * BLOCK, UNIT_HEADER, generation);
-        let mut superseded = Vec::new();
+        let (mut superseded, mut moved) = (Vec::new(), Vec::new());
         let mut object_bytes = 0;
         while let Some(nth) = todo.next(persist) {
             let Some((slots, image)) = self.pack(nth, todo.end(), &mut packer, run.start) else {
@@ -206,29 +213,39 @@ impl Shard {
             }
             for slot in nth..nth + slots {
                 persist.dirty.borrow_mut().remove(slot);
+                persist.anew.borrow_mut().remove(slot);
                 let old = persist.images.borrow_mut().set(slot, image);
                 if old.is_page() {
                     superseded.push(old);
                 }
+                if self.slot(slot).has(Is::BACKED) {
+                    moved.push((slot, old, image));
+                }
             }
             todo.pass(slots);
         }
+        let mut wide = None;
         if packer.bytes() == UNIT_HEADER {
-            return match todo.next(persist) {
-                Some(_) => Built::TooFew,
-                None => Built::Nothing,
-            };
+            if todo.next(persist).is_none() {
+                return Built::Nothing;
+            }
+            // A page that did not compress, and one block: a unit without objects leads on to two.
+            if run.end - run.start == 1 && blocks_wanted >= UNIT_BLOCKS_MIN {
+                wide = take_wide_run(backing.space());
+            }
+            if wide.is_none() {
+                return Built::TooFew;
+            }
         }
         let (buf, blocks) = packer.finish();
         let blocks = u32::try_from(blocks).expect("at most UNIT_BLOCKS_MAX");
         let unit = run.start..run.start + blocks;
         self.use_one(unit.clone()); // PS3: held
         let rest = unit.end..run.end;
-        chain.next = if rest.end - rest.start >= UNIT_BLOCKS_MIN {
-            Some(rest)
-        } else {
-            backing.space().give_back(rest);
-            take_run(backing.space())
+        chain.next = match wide {
+            None if rest.is_empty() => take_run(backing.space()),
+            None => Some(rest),
+            wide => wide,
         };
         let ChainStart { mut next, mut next_end, sequence, link } = chain.end(); // CH2
         if persist.mutation(Mutation::WrongNext) && next + 1 < next_end && sequence % 16 == 0 {
@@ -246,7 +263,7 @@ impl Shard {
         if persist.mutation(Mutation::FreeBeforeDurable) {
             superseded.drain(..).for_each(|image| self.unuse(image.blocks()));
         }
-        chain.flight.push_back(Flight { sequence, written: false, superseded });
+        chain.flight.push_back(Flight { sequence, written: false, superseded, moved });
         if persist.mutation(Mutation::FreeUnitBeforeCheckpoint) {
             self.unuse(unit.clone());
         } else {
@@ -282,7 +299,6 @@ impl Shard {
     fn pack(&self, nth: u32, end: u32, packer: &mut Packer, first: u32) -> Option<(u32, Image)> {
         let persist = self.persist();
         let slot = self.slot(nth);
-        assert!(!slot.has(Is::BACKED), "slot {nth} is dirty and has left memory"); // PS2
         if slot.is_empty() {
             let dirty = persist.dirty.borrow();
             let also = |n: &u32| dirty.has(*n) && self.slot(*n).is_empty();
@@ -310,7 +326,13 @@ impl Shard {
         }
         let (size, priority) = (slot.size(), slot.priority());
         packer.fits(size).then(|| {
-            let fill = |to: &mut [u8]| self.store.borrow().read(Handle(slot.place), to);
+            let fill = |to: &mut [u8]| {
+                if slot.has(Is::BACKED) {
+                    to.copy_from_slice(persist.moving.borrow().bytes(nth));
+                } else {
+                    self.store.borrow().read(Handle(slot.place), to);
+                }
+            };
             let offset = packer.push_page(nth, priority, size, fill);
             let block = first + u32::try_from(offset.at / BLOCK).expect("within a unit");
             let at = Address::packed(block, offset.at % BLOCK, offset.check);
@@ -334,21 +356,45 @@ impl Shard {
         persist.changed.wake_all();
     }
 
+    /// As [`Shard::write_units`], with the blocks that are kept for tidying too.
+    pub(super) async fn write_units_tidying(
+        self: &Rc<Self>,
+        todo: &mut Todo,
+    ) -> Result<(), Status> {
+        let mut tries = 0;
+        loop {
+            self.unit_room(true).await?;
+            match self.build(todo, self.unit_blocks(), Class::Background, false) {
+                Built::Unit(_) => {
+                    tries = 0;
+                    yield_now().await;
+                }
+                Built::Nothing => return Ok(()),
+                Built::NoPlace => self.make_room(true).await?,
+                Built::TooFew => self.make_wide_room(&mut tries, true).await?,
+            }
+        }
+    }
+
     /// Sends units off until no slot of `todo` is dirty.
     pub(super) async fn write_units(
         self: &Rc<Self>,
         todo: &mut Todo,
         class: Class,
     ) -> Result<(), Status> {
+        let mut tries = 0;
         loop {
-            self.unit_room().await?;
+            self.unit_room(false).await?;
             match self.build(todo, self.unit_blocks(), class, false) {
                 Built::Unit(_) => {
+                    tries = 0;
                     self.checkpoint_if_due();
+                    self.tidy_if_due();
                     yield_now().await;
                 }
                 Built::Nothing => return Ok(()),
-                Built::NoPlace | Built::TooFew => self.make_room().await?,
+                Built::NoPlace => self.make_room(false).await?,
+                Built::TooFew => self.make_wide_room(&mut tries, false).await?,
             }
         }
     }
@@ -359,8 +405,9 @@ impl Shard {
         todo: &mut Todo,
         written: &mut u64,
     ) -> Result<bool, Status> {
+        let mut tries = 0;
         loop {
-            self.unit_room().await?;
+            self.unit_room(false).await?;
             let want = self.unit_blocks();
             let granted = self.shared.budget.take(u64::from(want));
             let blocks = u32::try_from(granted).expect("at most what was wanted");
@@ -373,12 +420,15 @@ impl Shard {
             *written += used;
             match built {
                 Built::Unit(_) => {
+                    tries = 0;
                     self.checkpoint_if_due();
+                    self.tidy_if_due();
                     yield_now().await;
                 }
                 Built::Nothing => return Ok(true),
                 Built::TooFew if blocks < want => return Ok(false),
-                Built::NoPlace | Built::TooFew => self.make_room().await?,
+                Built::NoPlace => self.make_room(false).await?,
+                Built::TooFew => self.make_wide_room(&mut tries, false).await?,
             }
         }
     }
@@ -390,11 +440,13 @@ impl Shard {
     }
 
     /// Waits until another unit may be in flight, and the chain is not too long.
-    async fn unit_room(&self) -> Result<(), Status> {
+    async fn unit_room(&self, tidying: bool) -> Result<(), Status> {
         let persist = self.persist();
         let inflight = self.shared.inflight.load(std::sync::atomic::Ordering::Relaxed) as usize;
         let room = || persist.chain.borrow().in_flight() < inflight.max(1);
-        let ready = || (room() && !persist.is_overdue()) || persist.failure().is_some();
+        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let kept = || !tidying && persist.is_kept_for_tidying(space.blocks().free());
+        let ready = || (room() && !persist.is_overdue() && !kept()) || persist.failure().is_some();
         persist.changed.wait_for(ready).await;
         persist.health()
     }
@@ -441,6 +493,7 @@ impl Shard {
         while chain.flight.front().is_some_and(|unit| unit.sequence <= last) {
             let unit = chain.flight.pop_front().expect("there is one");
             assert!(unit.written, "unit {} is durable but not written", unit.sequence);
+            unit.moved.into_iter().for_each(|(nth, from, to)| self.moved(nth, from, to));
             unit.superseded.into_iter().for_each(|old| self.unuse(old.blocks()));
         }
     }

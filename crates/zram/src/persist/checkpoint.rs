@@ -85,12 +85,16 @@ impl Shard {
     }
 
     /// Makes place for another unit, or says that the device is full.
-    pub(super) async fn make_room(&self) -> Result<(), Status> {
+    pub(super) async fn make_room(&self, tidying: bool) -> Result<(), Status> {
         let persist = self.persist();
         for _ in 0..2 {
             if persist.chain.borrow().next.is_some() {
                 return Ok(());
             }
+            self.checkpoint().await?;
+        }
+        if !tidying && persist.chain.borrow().next.is_none() && persist.tidying.get() {
+            persist.changed.wait_for(|| !persist.tidying.get()).await;
             self.checkpoint().await?;
         }
         match persist.chain.borrow().next {
@@ -160,10 +164,8 @@ impl Shard {
         let mut run = take_run(space);
         if run.is_none() {
             // What has been let go comes free by and by.
-            if let Some(some) = space.take(1).await {
-                space.give_back(some);
-                run = take_run(space);
-            }
+            space.reclaimed().await;
+            run = take_run(space);
         }
         let Some(run) = run else { return Ok(()) };
         let mut start = persist.chain.borrow().end();

@@ -56,6 +56,11 @@ impl Image {
         Address(self.place)
     }
 
+    /// Bytes of its object with header and padding.
+    pub(super) fn bytes(self) -> usize {
+        zram::object_bytes(self.size())
+    }
+
     /// The blocks in which its object lies, none if it has none.
     pub(super) fn blocks(self) -> Range<u32> {
         if !self.is_page() {

@@ -34,6 +34,7 @@ mod image;
 mod media;
 mod open;
 mod replay;
+mod tidy;
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -54,6 +55,7 @@ use bits::Bits;
 use chain::Chain;
 use commit::Ticket;
 use image::{Image, Images};
+use tidy::Moving;
 
 /// Faults planted on purpose, so that tests can prove that they would be seen. Never set by a
 /// table.
@@ -94,6 +96,8 @@ pub enum Mutation {
     ReadUnpinned,
     /// A block is free before its discard has ended.
     DiscardLate,
+    /// A page that changed while it was read from a sparse block is brought back to memory.
+    BringBackAnyway,
     /// Read-back takes raw pages without checking their checksums.
     TakeAnyPage,
 }
@@ -111,6 +115,12 @@ pub(crate) struct Persist {
     checkpointing: Cell<bool>,
     /// Slots have got images that only the checkpoint which runs makes durable.
     absorbing: Cell<bool>,
+    tidying: Cell<bool>,
+    /// The unit from which on it may be tidied again.
+    tidy_from: Cell<u64>,
+    moving: RefCell<Moving>,
+    /// Slots that are as their image, and dirty for tidying only.
+    anew: RefCell<Bits>,
     /// The first error after which nothing is promised any more (PS5).
     failed: Cell<Option<Status>>,
     /// A unit is written, the chain may go on, a checkpoint or commit has ended, it has failed.
@@ -122,6 +132,7 @@ impl Persist {
     /// A slot is not as its image any more.
     pub(crate) fn changed(&self, slot: u32) {
         self.dirty.borrow_mut().insert(slot);
+        self.anew.borrow_mut().remove(slot);
     }
 
     /// Slots that are not as the last unit says.
@@ -180,7 +191,9 @@ impl Shard {
     /// Everything is durable, and a checkpoint says so: the next open reads it and nothing else.
     pub(crate) async fn keep_all(self: &Rc<Self>) -> Result<(), Error> {
         let persist = self.persist();
-        let kept = match self.commit_all().await {
+        let committed = self.commit_all().await;
+        persist.changed.wait_for(|| !persist.tidying.get()).await;
+        let kept = match committed {
             // Whose chain is empty has been as the last checkpoint says.
             Ok(()) if persist.chain.borrow().held.is_empty() => Ok(()),
             Ok(()) => self.checkpoint().await,

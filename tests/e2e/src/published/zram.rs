@@ -194,7 +194,7 @@ pub fn idle(site: &Site, sizes: Sizes) -> Result<Idle> {
 /// Has fewer pages written back than there are: exactly as many as the limit allows.
 pub fn limit(site: &Site) -> Result<()> {
     let (limit, candidates) = LIMIT;
-    let mib = candidates * PAGE_BYTES >> 20;
+    let mib = (candidates * PAGE_BYTES) >> 20;
     site.make_sparse_disk("limited.img", 64 << 20)?;
     let zram = Zram::make(site, "32M", &site.path("limited.img"))?;
     zram.fill(mib)?;
@@ -241,7 +241,7 @@ pub fn tarball(site: &Site, (files, file_bytes_max): Tree) -> Result<Kept> {
     let tarball_bytes = std::fs::metadata(&tarball).map_err(|e| e.to_string())?.len();
     let before = sha256(&tarball)?;
 
-    let disk_mib = (tarball_bytes * 3 / 2 >> 20) + 64;
+    let disk_mib = ((tarball_bytes * 3 / 2) >> 20) + 64;
     site.make_sparse_disk("backing.img", disk_mib << 20)?;
     let zram = Zram::make(site, &format!("{disk_mib}M"), &site.path("backing.img"))?;
     let disk = Loop::attach(&zram.device())?;

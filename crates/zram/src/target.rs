@@ -122,6 +122,11 @@ impl Zram {
         }))
     }
 
+    /// Whether it has pages that are gone when it is dropped.
+    pub fn would_lose_pages(&self) -> bool {
+        !self.persist && self.shared.totals().orig_pages > 0
+    }
+
     /// What `reset` does.
     pub fn set_on_reset(&self, on_reset: OnReset) {
         self.on_reset.replace(Some(on_reset));
@@ -166,9 +171,13 @@ impl Zram {
             let algorithms = self.config.borrow().algorithms();
             let mut layout = self.layout;
             let (mut backing, mut media) = (self.backing.clone(), None);
+            if let (false, Some(device)) = (self.persist, &backing) {
+                persist::refuse_persistent(device).await?;
+            }
             if self.persist {
                 let device = backing.take().expect("checked with the options");
-                let gate: Rc<dyn BlockDevice> = Rc::new(Gate::new(device, self.config.borrow().mutation));
+                let gate: Rc<dyn BlockDevice> =
+                    Rc::new(Gate::new(device, self.config.borrow().mutation));
                 let found = persist::prepare(&gate, layout, &algorithms).await?;
                 layout = found.layout;
                 (backing, media) = (Some(gate), Some(found));

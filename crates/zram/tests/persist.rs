@@ -252,7 +252,11 @@ fn a_full_device_loses_nothing_that_was_acknowledged() {
 }
 
 fn is_caught(mutation: Mutation, with_faults: bool) {
-    let found = seeds::first_failure(0..4000, |seed| simulate(seed, mutation, with_faults, false));
+    caught(mutation, |seed| simulate(seed, mutation, with_faults, false));
+}
+
+fn caught(mutation: Mutation, simulate: impl FnMut(u64) -> Result<(), String>) {
+    let found = seeds::first_failure(0..4000, simulate);
     let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 4000 seeds"));
     eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
 }
@@ -295,6 +299,12 @@ fn a_superblock_before_its_checkpoint_is_caught() {
 #[test]
 fn a_page_that_leaves_memory_too_early_is_caught() {
     is_caught(Mutation::EvictBeforeDurable, false);
+}
+
+#[test]
+fn a_slot_that_goes_to_a_moved_object_too_early_is_caught() {
+    let mutation = Mutation::MoveBeforeDurable;
+    caught(mutation, |seed| simulate(seed, mutation, false, true));
 }
 
 #[test]

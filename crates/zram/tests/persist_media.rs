@@ -475,6 +475,18 @@ fn a_device_of_another_shape_is_refused_and_left_alone() {
 }
 
 #[test]
+fn a_volatile_device_does_not_overwrite_a_persistent_one() {
+    let lab = two_units();
+    let before = lab.image();
+    let e = lab.with("lz4 2 backing_dev disk").refusal();
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    assert!(e.chain().contains("add the option persist"), "{}", e.chain());
+    assert!(lab.image() == before, "left as it is");
+    lab.poke(0, &[0; 64 * BLOCK]);
+    lab.with("lz4 2 backing_dev disk").life(async |_| ()).unwrap();
+}
+
+#[test]
 fn a_format_of_the_future_is_refused() {
     let lab = two_units();
     for copy in 0..4 {

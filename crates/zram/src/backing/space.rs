@@ -107,11 +107,6 @@ impl Space {
         self.mutation.get() == mutation
     }
 
-    /// Takes a run of at most `want` blocks; waits when there are none but some come free.
-    pub(crate) async fn take(&self, want: u32) -> Option<Range<u32>> {
-        self.take_run(want, 1).await
-    }
-
     /// Takes a run of `least` to `want` blocks; waits when there is none but some come free.
     pub(crate) async fn take_run(&self, want: u32, least: u32) -> Option<Range<u32>> {
         loop {

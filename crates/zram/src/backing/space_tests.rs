@@ -32,7 +32,7 @@ fn free(space: &Space) -> u32 {
 #[test]
 fn what_comes_free_is_gathered_and_discarded_in_runs() {
     let (_, stats) = on_disk(&World::calm(1), async |space| {
-        let all = space.take(BLOCKS).await.unwrap();
+        let all = space.take_run(BLOCKS, 1).await.unwrap();
         // One block after the other, and not in order.
         all.clone().rev().step_by(2).for_each(|b| space.retire(b..b + 1));
         all.clone().step_by(2).for_each(|b| space.retire(b..b + 1));
@@ -46,7 +46,7 @@ fn what_comes_free_is_gathered_and_discarded_in_runs() {
 #[test]
 fn a_block_that_is_being_read_is_not_free() {
     on_disk(&World::calm(1), async |space| {
-        let run = space.take(8).await.unwrap();
+        let run = space.take_run(8, 1).await.unwrap();
         let pin = space.pin();
         space.retire(run);
         sleep(Nanos(5 * GATHER.0)).await;
@@ -63,14 +63,14 @@ fn a_block_that_is_being_read_is_not_free() {
 #[test]
 fn who_waits_for_blocks_is_not_kept_waiting_for_discards() {
     let (_, stats) = on_disk(&World::calm(1), async |space| {
-        let all = space.take(BLOCKS).await.unwrap();
+        let all = space.take_run(BLOCKS, 1).await.unwrap();
         space.retire(7..9);
         let before = reactor::now();
-        assert_eq!(space.take(32).await, Some(7..9));
+        assert_eq!(space.take_run(32, 1).await, Some(7..9));
         assert!((reactor::now() - before).0 < GATHER.0 / 2);
-        assert_eq!(space.take(32).await, None, "nothing is on its way");
+        assert_eq!(space.take_run(32, 1).await, None, "nothing is on its way");
         space.retire(all.start..5);
-        assert_eq!(space.take(2).await, Some(0..2));
+        assert_eq!(space.take_run(2, 1).await, Some(0..2));
         assert_eq!(space.take_run(9, 4).await, None, "three are left");
         space.retire(5..6);
         assert_eq!(space.take_run(9, 4).await, Some(2..6));

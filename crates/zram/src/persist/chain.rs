@@ -220,6 +220,9 @@ impl Shard {
                 }
                 if self.slot(slot).has(Is::BACKED) {
                     moved.push((slot, old, image));
+                    if persist.mutation(Mutation::MoveBeforeDurable) {
+                        self.moved(slot, old, image);
+                    }
                 }
             }
             todo.pass(slots);

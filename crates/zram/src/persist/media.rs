@@ -213,6 +213,29 @@ pub(crate) async fn prepare(
     Ok(Media { uuid: elected.uuid, layout, region_blocks: elected.region_blocks })
 }
 
+/// Refuses a device that holds what a persistent zram has left: it is not to be lost because one
+/// word is missing in a table.
+///
+/// # Errors
+/// `EINVAL`. What can't be read is nobody's.
+pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<(), Error> {
+    let device = &**device;
+    let last = Geometry::superblock(3);
+    if device.limits().capacity.0 / PAGE_SECTORS <= u64::from(last) {
+        return Ok(());
+    }
+    let copies = read_copies(device, 0).await;
+    match copies.map(|copies| elect(&copies)) {
+        Ok(Ok(found)) => Err(Error::invalid(format!(
+            "{}: it holds a persistent zram of {} sectors: add the option persist, or fill its \
+             first 256 KiB with zeroes to give that up",
+            named(device),
+            found.slots * PAGE_SECTORS
+        ))),
+        Ok(Err(_)) | Err(_) => Ok(()),
+    }
+}
+
 /// Formats a device on which nothing is (MD1).
 async fn make(
     device: &dyn BlockDevice,

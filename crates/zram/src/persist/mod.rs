@@ -48,7 +48,7 @@ use crate::read::slots_of;
 use crate::shard::Shard;
 
 pub(crate) use gate::Gate;
-pub(crate) use media::{Media, prepare};
+pub(crate) use media::{Media, prepare, refuse_persistent};
 pub(crate) use open::open;
 
 use bits::Bits;
@@ -80,6 +80,8 @@ pub enum Mutation {
     SuperblockBeforeData,
     /// A page leaves memory before the unit that holds it is durable.
     EvictBeforeDurable,
+    /// A slot goes to an object that was moved before that is durable.
+    MoveBeforeDurable,
     /// A flush of the device that failed is forgotten.
     ForgetFailedFlush,
     /// Writeback: a page leaves memory although it was changed while it was written.

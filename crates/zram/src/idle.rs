@@ -59,7 +59,16 @@ impl Shard {
                 yield_now().await;
             }
         }
-        self.store.borrow_mut().trim();
+        self.give_idle_back().await;
+    }
+
+    /// Gives memory that is not in use back to the system.
+    pub(crate) async fn give_idle_back(&self) {
+        let mut at = Some(0);
+        while let Some(cell) = at {
+            at = self.store.borrow_mut().sweep(cell);
+            yield_now().await;
+        }
     }
 
     /// A little of the same, now and then.

@@ -51,6 +51,11 @@ impl Shard {
     /// Writes the page that lies in the codecs' page buffer.
     fn write_page(&self, nth: u32, accessed: u32) -> Result<(), Status> {
         let codecs = &mut *self.codecs.borrow_mut();
+        let old = self.slot(nth);
+        if old.is_resident() {
+            // Compressing hides that its memory is cold.
+            self.store.borrow().prefetch(Handle(old.place), 1);
+        }
         if let Some(word) = same_word(&codecs.page) {
             self.replace(nth, Slot::same(word, accessed));
             return Ok(());

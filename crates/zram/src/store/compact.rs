@@ -24,7 +24,7 @@ impl Store {
 
     /// A step of a compaction: empties a span of a class if that is possible; classes are counted
     /// from 0 on to [`Store::CLASSES`]. Says whether it was, so that another one may be. The memory
-    /// is given back by `trim`, or when more becomes idle.
+    /// is given back by sweeps, or when more becomes idle.
     pub(crate) fn compact_step(&mut self, class: usize, moved: &mut Moved<'_>) -> bool {
         self.compact_one(class, moved)
     }

@@ -21,6 +21,7 @@
 //! - ST4 Insert, remove and read take a bounded number of steps, whatever the store contains.
 mod classes;
 pub(crate) mod compact;
+mod idle;
 mod memory;
 mod spans;
 
@@ -40,9 +41,6 @@ use self::spans::{NONE_OBJECT, PAGES, Spans};
 
 /// Bytes of a cell.
 const CELL: usize = FRAMES_MAX * PAGE;
-/// Frames that are kept for the next use before they are given back, half of them at once: a page
-/// fault costs as much as a short compression. 1 MiB.
-const IDLE_MAX: usize = 256;
 /// A longer object is not worth it: the page is stored as it is.
 pub(crate) const OBJECT_BYTES_MAX: usize = classes::LONGEST;
 
@@ -65,6 +63,8 @@ pub(crate) struct Store {
     idle: VecDeque<u64>,
     /// Frames that are idle.
     idle_count: usize,
+    /// Idle frames are kept, and not listed.
+    keep: bool,
     /// The class that was tidied last.
     tidy_next: usize,
 }
@@ -89,7 +89,7 @@ impl Store {
     fn of(ram: Ram, memory: Arc<Memory>, cells: u32) -> Store {
         let spans = Spans::new(cells);
         let idle = VecDeque::new();
-        Store { ram, memory, spans, frames: 0, idle, idle_count: 0, tidy_next: 0 }
+        Store { ram, memory, spans, frames: 0, idle, idle_count: 0, keep: false, tidy_next: 0 }
     }
 
     /// Stores the object of a slot: 1 to [`OBJECT_BYTES_MAX`] bytes, or a whole page.
@@ -106,6 +106,12 @@ impl Store {
     pub(crate) fn read(&self, at: Handle, out: &mut [u8]) {
         debug_assert_eq!(out.len(), self.len(at), "an object is read whole");
         self.ram.read(address(at), out);
+    }
+
+    /// An object of `len` bytes will be read or removed soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: Handle, len: usize) {
+        self.ram.prefetch(address(at) - HEADER, len + HEADER);
     }
 
     /// Removes an object.
@@ -133,11 +139,6 @@ impl Store {
     /// Pages in use.
     pub(crate) fn pages(&self) -> u64 {
         self.frames
-    }
-
-    /// Gives the memory of all idle frames back.
-    pub(crate) fn trim(&mut self) {
-        self.give_back(0);
     }
 
     fn insert_page(&mut self, page: &[u8]) -> Result<Handle, Full> {
@@ -272,52 +273,6 @@ impl Store {
         self.idle_count -= (span.idle() & frames).count_ones() as usize;
         span.resident |= frames;
     }
-
-    /// Frames of a cell, by bits, are not in use any more.
-    fn release(&mut self, cell: u32, frames: u32) {
-        self.spans.get_mut(cell).in_use &= !frames;
-        let count = frames.count_ones();
-        self.memory.give(u64::from(count));
-        self.frames -= u64::from(count);
-        self.idle_count += count as usize;
-        let first = u64::from(cell) * FRAMES_MAX as u64;
-        let mut left = frames;
-        while left != 0 {
-            self.idle.push_back(first + u64::from(left.trailing_zeros()));
-            left &= left - 1;
-        }
-    }
-
-    /// ST3
-    fn bound_idle(&mut self) {
-        if self.idle_count > IDLE_MAX {
-            self.give_back(IDLE_MAX / 2);
-        }
-        // Those that are in use again fall out; some became idle once more and are in twice.
-        while self.idle.len() > 4 * IDLE_MAX {
-            self.give_back(self.idle_count.saturating_sub(1));
-        }
-    }
-
-    /// Gives the memory of idle frames back, the oldest first, until so many are left.
-    fn give_back(&mut self, left: usize) {
-        let mut frames = Vec::new();
-        while self.idle_count > left || left == 0 {
-            let Some(frame) = self.idle.pop_front() else { break };
-            let (cell, bit) = split(frame);
-            let span = self.spans.get_mut(cell);
-            if span.idle() & bit != 0 {
-                span.resident &= !bit;
-                self.idle_count -= 1;
-                frames.push(frame);
-            }
-        }
-        frames.sort_unstable();
-        for run in frames.chunk_by(|a, b| a + 1 == *b) {
-            let first = usize::try_from(run[0]).expect("the region is mapped");
-            self.ram.punch(first * PAGE..(first + run.len()) * PAGE);
-        }
-    }
 }
 
 impl Drop for Store {
@@ -334,10 +289,4 @@ fn header(owner: u32, len: usize) -> [u8; HEADER] {
 
 fn address(at: Handle) -> usize {
     usize::try_from(at.0).expect("handles are addresses of a region that is mapped")
-}
-
-/// The cell of a frame, and which bit it is there.
-fn split(frame: u64) -> (u32, u32) {
-    let cell = u32::try_from(frame / FRAMES_MAX as u64).expect("a frame of the region");
-    (cell, 1 << (frame % FRAMES_MAX as u64))
 }

@@ -4,6 +4,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use super::idle::IDLE_MAX;
 use super::*;
 
 /// Reproducible numbers.
@@ -182,14 +183,14 @@ fn the_system_gets_memory_back_after_discards_and_compaction() {
     assert!(sparse < used * 9 / 10, "{sparse} of {used}");
     assert!(resident() - before < sparse + beside + IDLE_MAX);
     device.compact();
-    device.store.trim();
+    super::tests::sweep(&mut device.store);
     let packed = usize::try_from(device.memory.used()).unwrap();
     assert!(packed < used * 27 / 100, "{packed} of {used}");
     assert!(resident() - before < packed + beside, "{packed} pages");
     for slot in 0..SLOTS {
         device.discard(slot);
     }
-    device.store.trim();
+    super::tests::sweep(&mut device.store);
     assert_eq!(device.memory.used(), 0);
     assert!(resident() - before < beside);
 }

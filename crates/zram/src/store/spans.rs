@@ -105,6 +105,11 @@ impl Spans {
         Spans { cells, cells_max, unused, of: vec![none; PAGES + 1], holes: [0; HOLES_WORDS] }
     }
 
+    /// Cells that are or have been in use; the others come after them.
+    pub(super) fn cells(&self) -> u32 {
+        u32::try_from(self.cells.len()).expect("at most `cells_max`")
+    }
+
     pub(super) fn get(&self, cell: u32) -> &Span {
         &self.cells[cell as usize]
     }
@@ -294,10 +299,6 @@ impl Spans {
 
 #[cfg(test)]
 impl Spans {
-    pub(super) fn cells(&self) -> u32 {
-        u32::try_from(self.cells.len()).unwrap()
-    }
-
     pub(super) fn by_class(&self) -> Vec<Vec<u32>> {
         let mut by_class = vec![Vec::new(); PAGES + 1];
         for (cell, span) in (0..).zip(&self.cells).filter(|(_, span)| span.is_used()) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::idle::IDLE_MAX;
 use super::*;
 
 impl Store {
@@ -43,7 +44,7 @@ impl Store {
         }
         assert_eq!(self.frames, frames);
         assert_eq!(self.idle_count, idle);
-        assert!(idle <= IDLE_MAX);
+        assert!(idle <= IDLE_MAX || self.keep);
         assert!(self.idle.len() <= 4 * IDLE_MAX);
     }
 }
@@ -51,6 +52,14 @@ impl Store {
 fn store(slots: u32) -> (Store, Arc<Memory>) {
     let memory = Arc::new(Memory::new());
     (Store::new(memory.clone(), slots).unwrap(), memory)
+}
+
+/// Gives the memory of all idle frames back.
+pub(super) fn sweep(store: &mut Store) {
+    let mut at = Some(0);
+    while let Some(cell) = at {
+        at = store.sweep(cell);
+    }
 }
 
 /// Bytes that no other object has.
@@ -255,7 +264,8 @@ enum Step {
     Remove(u32),
     Compact,
     Tidy,
-    Trim,
+    Keep,
+    Sweep { keep: bool },
     Limit(u64),
 }
 
@@ -273,7 +283,8 @@ fn a_step() -> impl Strategy<Value = Step> {
         100 => (0..OWNERS).prop_map(Step::Remove),
         2 => Just(Step::Compact),
         10 => Just(Step::Tidy),
-        2 => Just(Step::Trim),
+        1 => Just(Step::Keep),
+        2 => any::<bool>().prop_map(|keep| Step::Sweep { keep }),
         1 => (0..600_u64).prop_map(Step::Limit),
         1 => Just(Step::Limit(u64::MAX)),
     ]
@@ -307,8 +318,10 @@ proptest! {
                     let freed = model.tidy(&mut store);
                     prop_assert_eq!(freed, before - memory.used());
                 }
-                Step::Trim => {
-                    store.trim();
+                Step::Keep => store.keep_idle(true),
+                Step::Sweep { keep } => {
+                    store.keep_idle(keep);
+                    sweep(&mut store);
                     prop_assert_eq!(store.idle_count, 0);
                 }
                 Step::Limit(pages) => memory.set_limit(pages),

@@ -74,6 +74,14 @@ impl Claims {
         Ok(())
     }
 
+    /// The engines of the device whose table is being loaded, as they are now.
+    pub(crate) fn of_owner(&self, ctx: &Context) -> Result<Vec<Rc<dyn Target>>, Error> {
+        let me = self.owner(ctx)?;
+        let held = self.held.borrow();
+        let mine = held.iter().filter(|c| c.owner.upgrade().is_some_and(|o| Rc::ptr_eq(&o, &me)));
+        Ok(mine.filter_map(|claim| claim.target.upgrade()).collect())
+    }
+
     /// Keeps the devices for `target` for as long as it lives; returns whose it is.
     pub(crate) fn hold(
         &self,

@@ -10,6 +10,8 @@
 //!
 //! Invariants
 //! - ZF1 An unconfigured device starts once: who sets anything meanwhile is told that it is busy.
+//! - ZF2 A table that replaces one whose pages are nowhere but in memory is not loaded.
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::io::{Error as IoError, ErrorKind as IoKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -102,6 +104,16 @@ async fn construct(
 ) -> Result<Rc<dyn Target>, Error> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let config = Config::parse(&words, ctx.len(), &ground)?;
+    // ZF2
+    for old in ground.claims.of_owner(&ctx)? {
+        let old: Rc<dyn Any> = old;
+        if old.downcast_ref::<Zram>().is_some_and(Zram::would_lose_pages) {
+            return Err(Error::busy(
+                "the device has pages that are in its present table only: reset or remove \
+                 it first; with `persist` they would survive",
+            ));
+        }
+    }
     let backing = match &config.backing_dev {
         Some(word) => Some(ctx.lookup(word).await?),
         None => None,

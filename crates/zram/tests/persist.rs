@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What was flushed is there, under every kind of bad day: random clients, writeback, recompression,
-//! suspend and resume, injected errors, power cuts and kills at any step, torn writes, and opens
-//! that are cut themselves; with shards on two cores, and other cores the next time. All answers
-//! judged by the oracle. And the proof that the judge is awake: planted faults are each caught.
+//! What was flushed is there, under every kind of bad day: random clients, writeback,
+//! recompression, suspend and resume, injected errors, power cuts and kills at any step, torn
+//! writes, and opens that are cut themselves; with shards on two cores, and other cores the next
+//! time. All answers judged by the oracle. And the proof that the judge is awake: planted faults
+//! are each caught.
 mod common;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{BlockDevice, CoreId, Error, Nanos, Sector, Target};
-use common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS};
+use common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS, vanish};
 use reactor::FileId;
 use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
 use zram::{Config, Mutation, NoFiles, Zram};
@@ -196,12 +197,7 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
 
 /// The power goes, or only the process.
 fn crash(machine: Machine, target: Rc<Zram>, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
-    // The target goes with its machine, without an orderly end.
-    machine.on(0, || {
-        block::set_crashing(true);
-        drop(target);
-        block::set_crashing(false);
-    });
+    vanish(&machine, target);
     let killed = world.borrow_mut().rng.below(3) == 0;
     world.borrow_mut().power_cut_at(None);
     if killed {

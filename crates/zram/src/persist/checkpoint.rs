@@ -111,10 +111,9 @@ impl Shard {
         let area = if old.id == 0 { 0 } else { 1 - old.area };
         let mut checkpoint = Checkpoint { area, units: 0, id: old.id + 1 };
         if persist.mutation(Mutation::SuperblockBeforeData) {
-            let images = persist.images.borrow();
-            let pages = (0..images.len()).filter(|n| !images.get(*n).is_none()).count();
+            let slots = persist.images.borrow().len();
+            let pages = (0..slots).filter(|nth| !persist.image(*nth).is_none()).count();
             checkpoint.units = u32::try_from(pages.div_ceil(MAP_ENTRIES)).expect("few units");
-            drop(images);
             self.put_superblock(checkpoint, start).await?;
         }
         checkpoint.units = self.dump(checkpoint).await?;

@@ -2,8 +2,8 @@
 //! Gate: the backing device as the shards of a persistent device see it: one flush at a time.
 //!
 //! Invariants
-//! - GA1 One flush is in flight at a time, and after one that failed no other succeeds. For a failed
-//!   flush may take with it what another shard's, which succeeds, was sent to save.
+//! - GA1 One flush is in flight at a time, and after one that failed no other succeeds. For a
+//!   failed flush may take with it what another shard's, which succeeds, was sent to save.
 //! - GA2 A flush is submitted below after it came here: it covers all that had completed then.
 use std::cell::{Cell, RefCell};
 use std::fmt;

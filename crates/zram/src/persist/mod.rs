@@ -205,10 +205,8 @@ impl Shard {
         kept.map_err(|status| {
             let left = persist.dirty();
             let e = format!("persist: {left} pages are not on the backing device: {status}");
-            let kind = match status {
-                Status::NoSpace => ErrorKind::NoSpace,
-                _ => ErrorKind::Io,
-            };
+            let full = status == Status::NoSpace;
+            let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
             Error::new(kind, e)
         })
     }

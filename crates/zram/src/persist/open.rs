@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   4 superblocks ─ elect ─▶ map ─▶ units while whole and linked ─▶ images
-//!                                                                     │ new checkpoint, if any unit
+//!                                                                     │ new map, if any unit
 //!   superblock: life + 1, the chain begins at a new place ◀───────────┘
 //! ```
 //!

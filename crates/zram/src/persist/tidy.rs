@@ -8,9 +8,9 @@
 //!                                               read first
 //! ```
 //!
-//! Runs by itself when an eighth of the data is free or less, and when no two free blocks lie beside
-//! each other. It empties whole stretches, those first in which least is of use, and none that are
-//! more than three quarters full: so what comes free lies together.
+//! Runs by itself when an eighth of the data is free or less, and when no two free blocks lie
+//! beside each other. It empties whole stretches, those first in which least is of use, and none
+//! that are more than three quarters full: so what comes free lies together.
 //!
 //! Invariants
 //! - TY1 An object is moved as its bytes are, after a check, and only if its slot is still there.
@@ -53,7 +53,7 @@ pub(super) struct Moving(BTreeMap<u32, Vec<u8>>);
 impl Moving {
     /// The bytes of a slot's object.
     pub(super) fn bytes(&self, nth: u32) -> &[u8] {
-        &self.0.get(&nth).expect("a slot that is dirty and not in memory is being moved")
+        self.0.get(&nth).expect("a slot that is dirty and not in memory is being moved")
     }
 }
 
@@ -174,7 +174,7 @@ impl Shard {
         Ok(count)
     }
 
-    /// Calls `f` with the image of every slot whose page is an object, letting others go in between.
+    /// Calls `f` with the image of every slot whose page is an object; lets others go in between.
     async fn each_image(&self, mut f: impl FnMut(u32, Image)) {
         let persist = self.persist();
         let slots = persist.images.borrow().len();

@@ -3,15 +3,27 @@
 //! suspended, and one that makes some pages incompressible on their way.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod media;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Buf, Error, Limits, Op, Sector, Status, Target};
 use reactor::{OnDone, WaitList};
+use sim::Machine;
 use zram::Zram;
 
 pub(crate) const PAGE: usize = 4096;
 pub(crate) const PAGE_SECTORS: u64 = 8;
+
+/// The target goes with its machine, without an orderly end.
+pub(crate) fn vanish(machine: &Machine, target: Rc<Zram>) {
+    machine.on(0, || {
+        block::set_crashing(true);
+        drop(target);
+        block::set_crashing(false);
+    });
+}
 
 /// Keeps bios away while the target is suspended, as a mapped device does.
 #[derive(Default)]
@@ -82,7 +94,7 @@ impl BlockDevice for Gated {
 pub(crate) struct Noisy(pub(crate) Rc<dyn BlockDevice>);
 
 fn noise(page: u64, bytes: &mut [u8]) {
-    if page % 3 != 0 || bytes.iter().all(|b| *b == 0) {
+    if !page.is_multiple_of(3) || bytes.iter().all(|b| *b == 0) {
         return;
     }
     let mut x = page.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

@@ -2,8 +2,8 @@
 //! Checkpoint: all images, written while units go on, so that the chain before it is not needed.
 //!
 //! ```text
-//!  chain:  ... unit │ L ......... units meanwhile ......... │ all written, flush │ superblock: (area, L)
-//!  map:             └─ images 0..n in order, each as it stands ─┘
+//!  chain:  ... unit │ L ...... units meanwhile ...... │ written, flush │ superblock: (area, L)
+//!  map:             └─ images 0..n, each as it stands ─┘
 //! ```
 //!
 //! The map is fuzzy: an image is written as it stands when its turn comes. That is right because

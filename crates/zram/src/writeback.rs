@@ -20,6 +20,7 @@
 //! - WB4 One writeback at a time is at work on a shard, until its last write has completed: so a
 //!   flag found at the end is the one that was set at the beginning.
 mod batch;
+mod sparse;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -70,8 +71,17 @@ impl Outcome {
             blocks: self.blocks + other.blocks,
             limit_reached: self.limit_reached || other.limit_reached,
             no_space: self.no_space || other.no_space,
-            error: self.error.or(other.error),
+            error: first_of(self.error, other.error),
         }
+    }
+}
+
+/// The error of the lower slot, whichever came first.
+fn first_of(a: Option<(u64, Status)>, b: Option<(u64, Status)>) -> Option<(u64, Status)> {
+    match (a, b) {
+        (Some((slot, _)), Some((other, _))) if other < slot => b,
+        (Some(_), _) => a,
+        (None, _) => b,
     }
 }
 
@@ -80,6 +90,8 @@ struct Job {
     shard: Rc<Shard>,
     in_flight: Cell<u32>,
     outcome: Cell<Outcome>,
+    /// Pages that were brought back from sparse blocks.
+    brought: Cell<u64>,
     /// Lists of pages that can be used again.
     spare: RefCell<Vec<Vec<Picked>>>,
 }
@@ -103,6 +115,13 @@ struct Flight {
     object_bytes: u64,
 }
 
+/// What there is too little of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Short {
+    Limit,
+    Space,
+}
+
 /// Where the walk over the slots is, and what it has found.
 struct Walk {
     which: Which,
@@ -111,6 +130,8 @@ struct Walk {
     at: (usize, u32),
     looked_at: u32,
     found: VecDeque<u32>,
+    /// Pages that were brought back from sparse blocks: they go first, whatever was asked for.
+    again: VecDeque<u32>,
     /// Bytes that those found take on the device, about.
     bytes: usize,
     /// Pages that may still be found.
@@ -126,6 +147,7 @@ impl Shard {
             shard: self.clone(),
             in_flight: Cell::default(),
             outcome: Cell::default(),
+            brought: Cell::default(),
             spare: RefCell::default(),
         });
         let mut walk = Walk::new(which.clone(), self.slots.borrow().len());
@@ -138,7 +160,8 @@ impl Shard {
         job.work(&mut walk).await;
         job.landed(0).await;
         self.counters.done.set(self.counters.to_do.get());
-        job.outcome.get()
+        let outcome = job.outcome.get();
+        Outcome { pages: outcome.pages.saturating_sub(job.brought.get()), ..outcome }
     }
 }
 
@@ -148,7 +171,16 @@ impl Walk {
         // A shard of a small device may have no slots.
         runs.retain(|run| !run.is_empty());
         let at = (0, runs.first().map_or(0, |run| run.start));
-        Walk { which, runs, at, looked_at: 0, found: VecDeque::new(), bytes: 0, left }
+        Walk {
+            which,
+            runs,
+            at,
+            looked_at: 0,
+            found: VecDeque::new(),
+            again: VecDeque::new(),
+            bytes: 0,
+            left,
+        }
     }
 
     fn slots(&self) -> u64 {
@@ -172,7 +204,13 @@ impl Walk {
     fn takes(&self, shard: &Shard, backing: &Backing, nth: u32) -> Option<usize> {
         let slot = shard.slot(nth);
         let free = slot.is_resident() && !slot.has(Flags::PICKED);
-        (free && self.which.takes(nth, slot)).then(|| backing.bytes_of(slot.size()))
+        let wanted = || self.again.front() == Some(&nth) || self.which.takes(nth, slot);
+        (free && wanted()).then(|| backing.bytes_of(slot.size()))
+    }
+
+    /// The candidate to write next.
+    fn front(&self) -> Option<u32> {
+        self.again.front().or(self.found.front()).copied()
     }
 
     /// Looks for candidates until they fill `blocks`.
@@ -184,7 +222,7 @@ impl Walk {
                 self.bytes += bytes;
                 self.left -= 1;
             }
-            if self.looked_at % WALK_RUN == 0 {
+            if self.looked_at.is_multiple_of(WALK_RUN) {
                 shard.counters.done.set(u64::from(self.looked_at));
                 yield_now().await;
             }
@@ -214,14 +252,21 @@ impl Walk {
                 return count;
             }
             count += self.found.len() as u64;
-            (self.found.clear(), self.bytes = 0);
+            self.found.clear();
+            self.bytes = 0;
         }
     }
 
-    fn pop(&mut self, bytes: usize) {
+    /// The front is done with; whether it was asked for.
+    fn pop(&mut self, bytes: usize) -> bool {
+        if self.again.pop_front().is_some() {
+            self.bytes = self.bytes.saturating_sub(bytes);
+            return false;
+        }
         self.found.pop_front();
         // What was found may be of another size by now.
         self.bytes = if self.found.is_empty() { 0 } else { self.bytes.saturating_sub(bytes) };
+        true
     }
 }
 
@@ -252,67 +297,87 @@ impl Job {
         loop {
             let pages = backing.batch_blocks(shard.shared.batch_pages.load(Relaxed));
             walk.gather(shard, backing, pages).await;
-            if walk.found.is_empty() || shard.shared.cancel.load(Relaxed) {
+            let Some(first) = walk.front() else { return };
+            if shard.shared.cancel.load(Relaxed) {
                 return;
             }
             let inflight = shard.shared.inflight.load(Relaxed).clamp(1, INFLIGHT_MAX as u32);
             self.landed(inflight - 1).await;
             let blocks = u32::try_from(walk.bytes.div_ceil(PAGE)).unwrap_or(pages).clamp(1, pages);
-            let first = shard.slot(*walk.found.front().expect("not empty")).size();
-            let least = backing.blocks_of(first).min(pages);
-            let Some((run, granted)) = self.room(blocks.max(least), least).await else {
-                if backing.space().blocks().free() > 0 && !self.outcome.get().limit_reached {
+            let least = self.least(first).min(pages);
+            let (run, granted) = match self.room(blocks.max(least), least).await {
+                Ok(room) => room,
+                Err(Short::Space) if self.bring_back(walk).await => continue,
+                Err(why) => {
+                    let none = backing.space().blocks().free() == 0;
+                    self.note(|o| match why {
+                        Short::Limit => o.limit_reached = true,
+                        Short::Space => o.no_space = true,
+                    });
+                    if why == Short::Limit || none {
+                        return self.give_up(walk).await;
+                    }
                     // It is just this page for which there is no room.
-                    walk.pop(backing.bytes_of(first));
-                    self.note(|o| o.candidates += 1);
+                    self.pop(walk, backing.bytes_of(shard.slot(first).size()));
                     continue;
                 }
-                let rest = walk.found.len() as u64;
-                (walk.found.clear(), walk.bytes = 0);
-                let rest = rest + walk.count(shard, backing).await;
-                self.note(|o| o.candidates += rest);
-                return;
             };
             let mut batch = Batch::new(backing, &run, self.spare.borrow_mut().pop());
-            while let Some(&nth) = walk.found.front() {
+            while let Some(nth) = walk.front() {
                 let added = match walk.takes(shard, backing, nth) {
                     Some(_) => batch.add(shard, nth),
                     None => Added::Gone,
                 };
-                let bytes = match added {
+                match added {
                     Added::Full => break,
-                    Added::Gone => PAGE,
-                    Added::Yes(bytes) => {
-                        self.note(|o| o.candidates += 1);
-                        bytes
-                    }
+                    Added::Gone => drop(walk.pop(PAGE)),
+                    Added::Yes(bytes) => self.pop(walk, bytes),
                     Added::Damaged(status) => {
                         self.failed(nth, status, "its object in memory is damaged");
-                        PAGE
+                        self.pop(walk, PAGE);
                     }
-                };
-                walk.pop(bytes);
+                }
                 filled += 1;
                 if filled % FILL_RUN == 0 {
                     yield_now().await;
                 }
             }
-            if batch.is_empty() && !walk.found.is_empty() {
+            if let Some(nth) = walk.front()
+                && batch.is_empty()
+                && granted < self.least(nth).min(pages)
+            {
                 // A page that what was granted does not hold.
-                self.note(|o| {
-                    o.limit_reached |= granted < least;
-                    o.candidates += 1;
-                });
-                walk.pop(backing.bytes_of(first));
+                self.note(|o| o.limit_reached = true);
+                self.pop(walk, backing.bytes_of(shard.slot(nth).size()));
             }
             self.send(&flights, batch, run, granted);
         }
     }
 
+    /// Blocks that the page of a slot needs at least.
+    fn least(&self, nth: u32) -> u32 {
+        self.backing().blocks_of(self.shard.slot(nth).size())
+    }
+
+    /// The front is done with.
+    fn pop(&self, walk: &mut Walk, bytes: usize) {
+        let asked_for = walk.pop(bytes);
+        self.note(|o| o.candidates += u64::from(asked_for));
+    }
+
+    /// Nothing more can be written: counts what could have been.
+    async fn give_up(&self, walk: &mut Walk) {
+        let rest = walk.found.len() as u64;
+        walk.found.clear();
+        walk.again.clear();
+        walk.bytes = 0;
+        let rest = rest + walk.count(&self.shard, self.backing()).await;
+        self.note(|o| o.candidates += rest);
+    }
+
     /// A run of `least` to `blocks` blocks, and what the budget has granted, which is at least as
-    /// much. Nothing when there is none; the outcome says why. When the budget grants less than
-    /// `least`, so many.
-    async fn room(&self, blocks: u32, least: u32) -> Option<(Range<u32>, u32)> {
+    /// much. When the budget grants less than `least`, so many.
+    async fn room(&self, blocks: u32, least: u32) -> Result<(Range<u32>, u32), Short> {
         let budget = &self.shard.shared.budget;
         let mut granted = budget.take(u64::from(blocks));
         while granted == 0 {
@@ -321,8 +386,7 @@ impl Job {
             let held = budget.held();
             granted = budget.take(u64::from(blocks));
             if granted == 0 && held == 0 {
-                self.note(|o| o.limit_reached = true);
-                return None;
+                return Err(Short::Limit);
             }
             if granted == 0 {
                 reactor::sleep(block::Nanos(100_000)).await;
@@ -339,15 +403,14 @@ impl Job {
         }
         let Some(run) = run else {
             budget.refund(u64::from(granted));
-            self.note(|o| o.no_space = true);
-            return None;
+            return Err(Short::Space);
         };
-        Some((run, granted))
+        Ok((run, granted))
     }
 
     fn failed(&self, nth: u32, status: Status, why: &str) {
         let slot = self.shard.global(nth);
-        self.note(|o| o.error = o.error.or(Some((slot, status))));
+        self.note(|o| o.error = first_of(o.error, Some((slot, status))));
         self.shard.note_error(format!("slot {slot}: writeback: {why}"));
     }
 

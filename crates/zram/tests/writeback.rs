@@ -437,3 +437,32 @@ fn a_fragmented_device_is_used_to_its_last_block() {
         }
     });
 }
+
+#[test]
+fn what_lies_in_sparse_blocks_is_written_closer_together_when_none_is_free() {
+    let lab = Lab::new(2048, 300, "compressed_writeback 1");
+    lab.run(async move |zram| {
+        for slot in 0..1024 {
+            put(&*zram, slot, &page(slot, 1, 250)).await.unwrap();
+        }
+        set(&zram, "writeback", "page_indexes=0-1023").await.unwrap();
+        let full = bd(&zram).await[0];
+        assert!(full > 250, "{full}");
+        // One page stays of each block or so, and many blocks have none.
+        for slot in (0..1024).filter(|slot| slot % 4 != 0) {
+            drop_pages(&*zram, slot, 1).await;
+        }
+        for slot in 1024..1700 {
+            put(&*zram, slot, &page(slot, 1, 250)).await.unwrap();
+        }
+        set(&zram, "writeback", "page_indexes=1024-1699").await.unwrap();
+        let stat = numbers(&zram, "backed_stat").await;
+        assert!(bd(&zram).await[0] <= 300, "{stat:?}");
+        assert_eq!(stat[0], 256 + 676, "{stat:?}");
+        assert_eq!(numbers(&zram, "mm_stat").await[1], 0, "all of them have left memory");
+        for slot in (0..1024).step_by(4).chain(1024..1700) {
+            assert!(get(&*zram, slot).await == Ok(page(slot, 1, 250)), "slot {slot}");
+        }
+        assert_eq!(get(&*zram, 1).await, Ok(vec![0; PAGE]));
+    });
+}

@@ -111,7 +111,8 @@ Examples:
   millpond daemon --run-dir /tmp/pond
   millpond daemon --config /etc/millpond.toml
   millpond daemon --nbd 127.0.0.1:10809 --default-export wc
-  millpond daemon --fuse /srv/pond")]
+  millpond daemon --fuse /srv/pond
+  millpond daemon --cores 4")]
 pub(crate) struct DaemonArgs {
     /// Create these devices at start (TOML, docs/config.md); options given here win
     #[arg(long, value_name = "FILE")]
@@ -458,6 +459,7 @@ pub(crate) struct WaitArgs {
 Examples:
   millpond get wc
   millpond get wc flush_total_blocks
+  millpond get zram0 block_state
   millpond get wc -o json")]
 pub(crate) struct GetArgs {
     /// The device

@@ -5,9 +5,7 @@ use std::io::{ErrorKind as IoKind, Read, Write};
 
 use block::ErrorKind;
 use control::text::Naming;
-use control::{
-    Failure, api, attr, paths, text, value_with_absolute_paths, with_absolute_paths,
-};
+use control::{Failure, api, attr, paths, text, value_with_absolute_paths, with_absolute_paths};
 use serde::Serialize;
 
 use crate::cli::{

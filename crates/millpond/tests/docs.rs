@@ -89,7 +89,7 @@ fn the_example_of_the_config_manual_is_a_config() {
     file_in(dir.path(), "origin.img", 2048);
     file_in(dir.path(), "cache.img", 64);
     let pond = Pond::start_in(dir, &["--config", "pond.toml"]);
-    assert_eq!(pond.cli(&["ls"]).ok(), "slow\t(254:0)\nwc\t(254:1)\n");
+    assert_eq!(pond.cli(&["ls"]).ok(), "slow\t(254:0)\nwc\t(254:1)\nzram0\t(254:2)\n");
     assert!(pond.cli(&["info", "wc"]).ok().contains("UUID: 5c1e\n"));
     let said = pond.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);
     assert_eq!(said.code, Some(0), "{said:?}");

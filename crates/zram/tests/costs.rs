@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What writeback and read-back cost, counted exactly: requests of the backing device a MiB, and
 //! memory that is allocated.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod lab;
 
 use std::cell::RefCell;

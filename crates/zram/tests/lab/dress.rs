@@ -31,7 +31,7 @@ impl Dress {
 }
 
 fn word(unit: &[u8], nth: usize) -> u64 {
-    u64::from_le_bytes(unit[nth * 8..nth * 8 + 8].try_into().unwrap())
+    u64::from_le_bytes(unit[nth * 8..nth * 8 + 8].try_into().expect("eight bytes"))
 }
 
 /// How many sectors of a page are noise, by what it holds; more than there are: it is same-filled.

@@ -15,7 +15,7 @@ use queue::Leaf;
 use reactor::{FileId, Reactor};
 use sim::model::{Flash, FlashParams};
 use sim::{DiskSpec, Machine, World, WorldRef};
-use uring::{Mailbox, OpenOptions, Uring};
+use uring::{Mailbox, OpenOptions, Sender, Uring};
 
 use crate::clock;
 use crate::process::cpus;
@@ -46,13 +46,14 @@ pub trait Place {
 /// A second core, which runs until it is dropped.
 struct Second {
     stop: Arc<AtomicBool>,
-    mailbox: Mailbox,
+    /// As long as there is one, the core waits when it has nothing to do.
+    sender: Sender,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Second {
     fn start(mailboxes: Vec<Mailbox>) -> Second {
-        let (stop, mailbox) = (Arc::new(AtomicBool::new(false)), mailboxes[1].clone());
+        let (stop, sender) = (Arc::new(AtomicBool::new(false)), mailboxes[1].sender());
         let told = stop.clone();
         let work = move || {
             let driver = Uring::with_mailboxes(CoreId(1), mailboxes);
@@ -62,14 +63,14 @@ impl Second {
         };
         #[expect(clippy::disallowed_methods, reason = "a core is a thread")]
         let thread = Some(std::thread::spawn(work));
-        Second { stop, mailbox, thread }
+        Second { stop, sender, thread }
     }
 }
 
 impl Drop for Second {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let _ = self.mailbox.sender().call(|| ()); // one that has ended needs no word
+        let _ = self.sender.call(|| ()); // one that has ended needs no word
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -347,6 +347,30 @@ fn the_command_line_shows_how_far_a_writeback_is_and_a_removal_ends_it() {
 }
 
 #[test]
+fn a_daemon_that_is_told_to_end_ends_a_command_that_runs() {
+    if !fuse() {
+        return;
+    }
+    let mut pond = Pond::start_mounted(&[], &[]);
+    let name = slow(&pond, 0, 8, 100);
+    fill(&pond, &name, 0..400, |nth| page(nth, 0));
+    let zram = Files::of(&pond, &name);
+    zram.set("idle", "all");
+    let path = zram.path("writeback");
+    let writer = std::thread::spawn(move || {
+        OpenOptions::new().write(true).open(path).unwrap().write_all(b"idle\n")
+    });
+    while zram.numbers("bd_stat")[2] == 0 {
+        pause(Duration::from_millis(5));
+    }
+    let before = clock();
+    pond.terminate();
+    let took = clock() - before;
+    assert!(took < 20.0, "forty seconds of writeback were left; the end took {took} s");
+    assert_eq!(errno(&writer.join().unwrap().unwrap_err()), Errno::BUSY);
+}
+
+#[test]
 fn an_attribute_of_many_lines_is_read_whole() {
     if !fuse() {
         return;

@@ -172,7 +172,7 @@ impl Zram {
         let done = parts
             .ask(move |shard| {
                 let which = which.of_shard(shard.plan.nth, shards);
-                async move { shard.writeback(&which).await }
+                async move { shard.freeing(shard.writeback(&which)).await }
             })
             .await;
         Ok(done.into_iter().fold(Outcome::default(), Outcome::and))

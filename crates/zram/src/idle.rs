@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Marking pages idle, compacting memory, and looking at slots: walks over all slots of a shard.
+use std::cell::Cell;
 use std::rc::Rc;
 
+use block::Nanos;
 use policy::Ages;
-use reactor::yield_now;
+use reactor::{sleep, spawn, yield_now};
 
 use crate::command::Idle;
 use crate::shard::Shard;
@@ -13,6 +15,10 @@ use crate::store::compact::Moved;
 
 /// Slots that are looked at in one go.
 pub(crate) const WALK_RUN: u32 = 8192;
+
+/// The longest that memory is kept which is not in use any more: short for whoever needs it, long
+/// enough for a gigabyte to be written.
+const SWEEP_EVERY: Nanos = Nanos::from_secs(1);
 
 /// A page as `block_state` shows it: its slot, when it was accessed, its letters.
 pub(crate) type State = (u64, u32, [u8; 6]);
@@ -71,7 +77,28 @@ impl Shard {
         }
     }
 
-    /// A little of the same, now and then.
+    /// Does `work`, which is about to free much, and lets the system have the memory when it lies in
+    /// rows: at its end, and once in a while before.
+    pub(crate) async fn freeing<T>(self: &Rc<Self>, work: impl Future<Output = T>) -> T {
+        let at_work = Rc::new(Cell::new(true));
+        let (going_on, shard) = (at_work.clone(), Rc::downgrade(self));
+        spawn(async move {
+            loop {
+                sleep(SWEEP_EVERY).await;
+                let shard = shard.upgrade().filter(|_| going_on.get());
+                let Some(shard) = shard else { return };
+                shard.give_idle_back().await;
+            }
+        });
+        self.store.borrow_mut().keep_idle(true);
+        let done = work.await;
+        at_work.set(false);
+        self.store.borrow_mut().keep_idle(false);
+        self.give_idle_back().await;
+        done
+    }
+
+    /// A little of a compaction, now and then.
     pub(crate) fn tidy_memory(&self) {
         self.moving(|store, moved| store.tidy(moved));
     }

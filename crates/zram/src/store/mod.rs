@@ -111,7 +111,8 @@ impl Store {
     /// An object of `len` bytes will be read or removed soon.
     #[inline]
     pub(crate) fn prefetch(&self, at: Handle, len: usize) {
-        self.ram.prefetch(address(at) - HEADER, len + HEADER);
+        // A whole page has no header before it.
+        self.ram.prefetch(address(at).saturating_sub(HEADER), len + HEADER);
     }
 
     /// Removes an object.

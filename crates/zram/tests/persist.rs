@@ -234,17 +234,17 @@ fn finish(
 
 #[test]
 fn what_was_flushed_survives_any_crash() {
-    seeds::run(1000, |seed| simulate(seed, Mutation::None, false, false));
+    seeds::run(400, |seed| simulate(seed, Mutation::None, false, false));
 }
 
 #[test]
 fn errors_of_the_device_lose_nothing_that_was_acknowledged() {
-    seeds::run(600, |seed| simulate(seed, Mutation::None, true, false));
+    seeds::run(300, |seed| simulate(seed, Mutation::None, true, false));
 }
 
 #[test]
 fn a_full_device_loses_nothing_that_was_acknowledged() {
-    seeds::run(600, |seed| simulate(seed, Mutation::None, false, true));
+    seeds::run(300, |seed| simulate(seed, Mutation::None, false, true));
 }
 
 fn is_caught(mutation: Mutation, with_faults: bool) {
@@ -269,7 +269,9 @@ fn an_ignored_fua_is_caught() {
 
 #[test]
 fn freeing_what_is_not_durably_superseded_is_caught() {
-    is_caught(Mutation::FreeBeforeDurable, false);
+    // Of a device that is full: there blocks are written again soon.
+    let mutation = Mutation::FreeBeforeDurable;
+    caught(mutation, |seed| simulate(seed, mutation, false, true));
 }
 
 #[test]

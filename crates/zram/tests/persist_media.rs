@@ -92,6 +92,31 @@ fn a_lone_flush_costs_one_write_and_one_flush_and_a_second_one_nothing() {
 }
 
 #[test]
+fn writeback_stays_within_its_limit_and_flush_has_none() {
+    let lab = Lab::new(300, 4000);
+    lab.life(async |zram| {
+        fill(&*zram, 0..60, 1).await;
+        let set =
+            |name: &str, value: &str| zram.clone().set_attribute(name.to_owned(), value.to_owned());
+        set("writeback_limit_enable", "1").await.unwrap();
+        set("writeback_limit", "7").await.unwrap();
+        let e = set("writeback", "page_indexes=0-299").await.expect_err("more than 7 blocks");
+        assert_eq!(e.kind(), ErrorKind::Limit, "{}", e.chain());
+        let (written, left) = (numbers(&zram, "bd_stat").await[2], "writeback_limit");
+        let left = numbers(&zram, left).await[0];
+        // A page that does not compress takes two blocks by itself.
+        assert!(written >= 6 && written + left == 7, "{written} written, {left} left");
+        flush(&*zram).await.unwrap();
+        assert!(numbers(&zram, "bd_stat").await[2] > 20);
+        // All are clean: what is left is enough.
+        set("writeback", "page_indexes=0-299").await.unwrap();
+        assert_eq!(numbers(&zram, "writeback_limit").await[0], left);
+        expect(&*zram, 0..60, 1).await;
+    })
+    .unwrap();
+}
+
+#[test]
 fn discards_and_pages_of_one_word_survive_too() {
     let lab = Lab::new(300, 4000);
     lab.life(async |zram| {

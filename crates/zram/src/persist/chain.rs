@@ -411,8 +411,18 @@ impl Shard {
         let mut tries = 0;
         loop {
             self.unit_room(false).await?;
+            if todo.next(self.persist()).is_none() {
+                return Ok(true);
+            }
             let want = self.unit_blocks();
-            let granted = self.shared.budget.take(u64::from(want));
+            let budget = &self.shared.budget;
+            let held = budget.held();
+            let granted = budget.take(u64::from(want));
+            if granted == 0 && held > 0 {
+                // What others hold may be refunded, and the limit is exact.
+                reactor::sleep(block::Nanos(100_000)).await;
+                continue;
+            }
             let blocks = u32::try_from(granted).expect("at most what was wanted");
             let built = match blocks {
                 0 => Built::TooFew,

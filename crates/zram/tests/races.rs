@@ -277,7 +277,6 @@ fn the_same_seed_gives_the_same_run() {
             })
             .unwrap()
             .ok();
-        drop(machine);
         let world = world.borrow();
         world.trace()
     };

@@ -210,6 +210,14 @@ impl Shard {
         }
     }
 
+    /// The object of a slot, if it is in memory, will be asked for soon.
+    pub(crate) fn prefetch(&self, nth: u32) {
+        let slot = self.slot(nth);
+        if slot.is_resident() {
+            self.store.borrow().prefetch(Handle(slot.place), slot.size());
+        }
+    }
+
     /// The object of a resident slot, to the first bytes of `out`.
     pub(crate) fn object_of(&self, slot: Slot, out: &mut [u8]) {
         assert!(slot.is_resident(), "{slot:?} has no object in memory");

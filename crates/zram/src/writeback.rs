@@ -42,6 +42,9 @@ use batch::{Added, Batch, Picked};
 const INFLIGHT_MAX: usize = 64;
 /// Pages that are copied in one go, about 50 microseconds of work.
 const FILL_RUN: u32 = 32;
+/// How many pages before its turn one is fetched: what lies cold in memory takes as long as it
+/// takes to copy one or two that are not.
+const PREFETCH: usize = 2;
 /// Slots that are looked at in one go.
 const WALK_RUN: u32 = 8192;
 
@@ -324,6 +327,9 @@ impl Job {
             };
             let mut batch = Batch::new(backing, &run, self.spare.borrow_mut().pop());
             while let Some(nth) = walk.front() {
+                if let Some(soon) = walk.found.get(PREFETCH) {
+                    shard.prefetch(*soon);
+                }
                 let added = match walk.takes(shard, backing, nth) {
                     Some(_) => batch.add(shard, nth),
                     None => Added::Gone,

@@ -85,6 +85,14 @@ impl Zram {
             )));
         }
         if let Some(device) = &backing {
+            let logical = device.limits().logical_block_bytes;
+            if logical as usize > PAGE {
+                return Err(Error::invalid(format!(
+                    "backing_dev {}: its logical blocks have {logical} bytes: at most a page, \
+                     {PAGE}, is allowed",
+                    device.name()
+                )));
+            }
             let region = layout.region(0, device.limits().capacity);
             if region.blocks == 0 {
                 return Err(Error::invalid(format!(

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::ErrorKind as IoKind;
+use std::io::{Error as IoError, ErrorKind as IoKind};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
@@ -295,14 +295,7 @@ impl Leaves {
         let Word::Path(path) = parse(word)? else { return Ok(()) };
         self.check_path(word)?;
         let shown = path.display();
-        let meta = std::fs::metadata(&path).map_err(|e| {
-            let kind = match e.kind() {
-                IoKind::NotFound | IoKind::NotADirectory => ErrorKind::NotFound,
-                IoKind::PermissionDenied => ErrorKind::Denied,
-                _ => ErrorKind::Io,
-            };
-            Error::new(kind, format!("{shown}: {e}"))
-        })?;
+        let meta = std::fs::metadata(&path).map_err(|e| file_error(&e, word))?;
         if meta.is_file() && meta.len() == 0 {
             return Err(Error::invalid(format!("{shown}: it is empty: give it its size first")));
         }
@@ -310,8 +303,8 @@ impl Leaves {
             let wanted = "neither a regular file nor a block device";
             return Err(Error::invalid(format!("{shown}: is {wanted}")));
         }
-        rustix::fs::access(&path, rustix::fs::Access::WRITE_OK)
-            .map_err(|e| Error::new(ErrorKind::Denied, format!("{shown}: {e}")))
+        let access = rustix::fs::access(&path, rustix::fs::Access::WRITE_OK);
+        access.map_err(|e| file_error(&e.into(), word))
     }
 
     /// Refuses paths that can't be looked at: into our own mount, and relative ones, which mean
@@ -383,6 +376,18 @@ impl fmt::Debug for Leaves {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Leaves({} open)", self.opened().len())
     }
+}
+
+/// An error of the system about a file that a user has named.
+pub(crate) fn file_error(e: &IoError, path: &str) -> Error {
+    let known = [
+        (IoKind::NotFound, ErrorKind::NotFound),
+        (IoKind::NotADirectory, ErrorKind::NotFound),
+        (IoKind::PermissionDenied, ErrorKind::Denied),
+        (IoKind::ReadOnlyFilesystem, ErrorKind::Denied),
+    ];
+    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
+    Error::new(kind, format!("{path}: {e}"))
 }
 
 #[derive(Debug, PartialEq, Eq)]

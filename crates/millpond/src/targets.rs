@@ -86,13 +86,13 @@ impl Claims {
     pub(crate) fn hold(
         &self,
         ctx: &Context,
-        target: Rc<dyn Target>,
+        target: &Rc<dyn Target>,
         engine: &'static str,
         devices: &[Rc<dyn BlockDevice>],
     ) -> Result<Weak<MappedDevice>, Error> {
         let owner = Rc::downgrade(&self.owner(ctx)?);
         self.held.borrow_mut().push(Claim {
-            target: Rc::downgrade(&target),
+            target: Rc::downgrade(target),
             engine,
             owner: owner.clone(),
             devices: devices.iter().map(Rc::downgrade).collect(),
@@ -122,7 +122,8 @@ async fn write_cache(
     let devices = [origin.clone(), cache.clone()];
     claims.check(&ctx, &devices)?;
     let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
-    claims.hold(&ctx, target.clone(), "write cache", &devices)?;
+    let as_target: Rc<dyn Target> = target.clone();
+    claims.hold(&ctx, &as_target, "write cache", &devices)?;
     let events = ctx.events();
     let device = ctx.device().to_owned();
     target.on_failure(move || {

@@ -13,16 +13,16 @@
 //! - ZF2 A table that replaces one whose pages are nowhere but in memory is not loaded.
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::io::{Error as IoError, ErrorKind as IoKind, Read};
+use std::io::{Error as IoError, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::rc::{Rc, Weak};
 
-use block::{Access, BlockDevice, CoreId, Error, ErrorKind, LocalFuture, Target};
+use block::{Access, BlockDevice, CoreId, Error, LocalFuture, Target};
 use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
 use rustix::fs::OFlags;
 use zram::{Config, DICTIONARY_BYTES_MAX, Files, Settings, Start, Zram};
 
-use crate::leaf::Leaves;
+use crate::leaf::{Leaves, file_error};
 use crate::targets::Claims;
 
 /// What a compressed RAM disk needs of the program. Clones are the same.
@@ -65,19 +65,12 @@ impl Ground {
 impl Files for Ground {
     fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
         self.leaves.check_path(path)?;
-        let refused = |e: &IoError| {
-            let kind = match e.kind() {
-                IoKind::NotFound => ErrorKind::NotFound,
-                IoKind::PermissionDenied => ErrorKind::Denied,
-                _ => ErrorKind::Io,
-            };
-            Error::new(kind, format!("{path}: {e}"))
-        };
+        let refused = |e: IoError| file_error(&e, path);
         // A pipe would be waited for.
         let nonblock = OFlags::NONBLOCK.bits().cast_signed();
         let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(path);
-        let file = file.map_err(|e| refused(&e))?;
-        let meta = file.metadata().map_err(|e| refused(&e))?;
+        let file = file.map_err(refused)?;
+        let meta = file.metadata().map_err(refused)?;
         if !meta.is_file() || meta.len() > DICTIONARY_BYTES_MAX as u64 {
             return Err(Error::invalid(format!(
                 "{path}: a regular file of at most {DICTIONARY_BYTES_MAX} bytes is allowed"
@@ -85,7 +78,7 @@ impl Files for Ground {
         }
         let mut bytes = Vec::new();
         let most = DICTIONARY_BYTES_MAX as u64;
-        file.take(most).read_to_end(&mut bytes).map_err(|e| refused(&e))?;
+        file.take(most).read_to_end(&mut bytes).map_err(refused)?;
         Ok(bytes)
     }
 
@@ -121,7 +114,8 @@ async fn construct(
     let devices: Vec<Rc<dyn BlockDevice>> = backing.iter().cloned().collect();
     ground.claims.check(&ctx, &devices)?;
     let target = Zram::new(ctx.device(), config, backing, ground.cores.to_vec())?;
-    let owner = ground.claims.hold(&ctx, target.clone(), "zram", &devices)?;
+    let as_target: Rc<dyn Target> = target.clone();
+    let owner = ground.claims.hold(&ctx, &as_target, "zram", &devices)?;
     target.set_on_reset(Rc::new(move || Box::pin(reset(ground.clone(), owner.clone()))));
     Ok(target)
 }

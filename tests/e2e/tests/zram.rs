@@ -356,18 +356,19 @@ fn a_daemon_that_is_told_to_end_ends_a_command_that_runs() {
     fill(&pond, &name, 0..400, |nth| page(nth, 0));
     let zram = Files::of(&pond, &name);
     zram.set("idle", "all");
-    let path = zram.path("writeback");
-    let writer = std::thread::spawn(move || {
-        OpenOptions::new().write(true).open(path).unwrap().write_all(b"idle\n")
+    let (path, stat) = (zram.path("writeback"), zram.path("bd_stat"));
+    std::thread::scope(|threads| {
+        let write = move || OpenOptions::new().write(true).open(path)?.write_all(b"idle\n");
+        let writer = threads.spawn(write);
+        while std::fs::read_to_string(&stat).unwrap() == "0 0 0\n" {
+            pause(Duration::from_millis(5));
+        }
+        let before = clock();
+        pond.terminate();
+        let took = clock() - before;
+        assert!(took < 20.0, "forty seconds of writeback were left; the end took {took} s");
+        assert_eq!(errno(&writer.join().unwrap().unwrap_err()), Errno::BUSY);
     });
-    while zram.numbers("bd_stat")[2] == 0 {
-        pause(Duration::from_millis(5));
-    }
-    let before = clock();
-    pond.terminate();
-    let took = clock() - before;
-    assert!(took < 20.0, "forty seconds of writeback were left; the end took {took} s");
-    assert_eq!(errno(&writer.join().unwrap().unwrap_err()), Errno::BUSY);
 }
 
 #[test]

@@ -187,3 +187,57 @@ impl Bare for Unconfigured {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use block::ErrorKind;
+    use dm::NoLeaves;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn dictionaries_and_backing_devices_are_looked_at_before_they_are_opened() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = |name: &str| tmp.path().join(name).display().to_string();
+        let file = |name: &str, bytes: usize| std::fs::write(path(name), vec![7; bytes]).unwrap();
+        file("empty", 0);
+        file("dict", 9);
+        file("most", DICTIONARY_BYTES_MAX);
+        file("long", DICTIONARY_BYTES_MAX + 1);
+        mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let dm = Dm::new(Rc::new(NoLeaves));
+        let ground = crate::targets::register(&dm, &Leaves::in_memory(), &[CoreId(0)]);
+
+        assert_eq!(ground.read(&path("dict")).unwrap(), [7; 9]);
+        assert_eq!(ground.read(&path("most")).unwrap().len(), DICTIONARY_BYTES_MAX);
+        for (name, kind) in [
+            (path("long"), ErrorKind::Invalid),
+            (path("pipe"), ErrorKind::Invalid),
+            (path(""), ErrorKind::Invalid),
+            (path("missing"), ErrorKind::NotFound),
+            ("dict".into(), ErrorKind::Invalid),
+        ] {
+            let e = ground.read(&name).unwrap_err();
+            assert!(e.kind() == kind && e.to_string().contains(&name), "{name}: {e}");
+        }
+        for word in [path("dict"), "mem:64M".into(), "null:1G".into()] {
+            ground.backing(&word).unwrap();
+        }
+        for (word, kind) in [
+            (path("empty"), ErrorKind::Invalid),
+            (path("pipe"), ErrorKind::Invalid),
+            (path(""), ErrorKind::Invalid),
+            (path("missing"), ErrorKind::NotFound),
+            (path("dict/below"), ErrorKind::NotFound),
+            ("./dict".into(), ErrorKind::Invalid),
+            ("nothing".into(), ErrorKind::NotFound),
+            ("mem:x".into(), ErrorKind::Invalid),
+        ] {
+            assert_eq!(ground.backing(&word).unwrap_err().kind(), kind, "{word}");
+        }
+        let unconfigured = ground.unconfigured();
+        dm.create_bare("z", None, None, unconfigured).unwrap();
+        ground.backing("/dev/mapper/z").unwrap();
+    }
+}

@@ -90,21 +90,26 @@ impl Shard {
         let rested = persist.chain.borrow().sequence >= persist.tidy_from.get();
         let due = rested && persist.is_tight(space.blocks().free());
         if due && !persist.tidying.replace(true) {
-            self.start_tidying();
+            let shard = self.clone();
+            spawn(async move {
+                let persist = shard.persist();
+                let space = shard.backing.as_ref().expect("it was there").space();
+                // Many may be on their way.
+                space.reclaimed().await;
+                let is_tight = persist.is_tight(space.blocks().free());
+                let emptied = if is_tight { shard.tidy_blocks().await } else { Ok(1) };
+                shard.end_tidying(emptied);
+            });
         }
     }
 
-    fn start_tidying(self: &Rc<Self>) {
-        let shard = self.clone();
-        spawn(async move {
-            let emptied = shard.tidy_blocks().await.unwrap_or(0);
-            let persist = shard.persist();
-            shard.forget_moving();
-            let rest = if emptied == 0 { REST_UNITS } else { 1 };
-            persist.tidy_from.set(persist.chain.borrow().sequence + rest);
-            persist.tidying.set(false);
-            persist.changed.wake_all();
-        });
+    fn end_tidying(&self, emptied: Result<usize, Status>) {
+        let persist = self.persist();
+        self.forget_moving();
+        let rest = if emptied.is_ok_and(|blocks| blocks > 0) { 1 } else { REST_UNITS };
+        persist.tidy_from.set(persist.chain.borrow().sequence + rest);
+        persist.tidying.set(false);
+        persist.changed.wake_all();
     }
 
     /// Makes place for a page that did not compress, by what costs more each time; in the end says
@@ -123,7 +128,11 @@ impl Shard {
             2 => self.checkpoint().await?,
             3 if !tidying => {
                 if !persist.tidying.replace(true) {
-                    self.start_tidying();
+                    let shard = self.clone();
+                    spawn(async move {
+                        let emptied = shard.tidy_blocks().await;
+                        shard.end_tidying(emptied);
+                    });
                 }
                 persist.changed.wait_for(|| !persist.tidying.get()).await;
             }
@@ -137,8 +146,6 @@ impl Shard {
     /// Returns the number of blocks that were emptied.
     async fn tidy_blocks(self: &Rc<Self>) -> Result<usize, Status> {
         let persist = self.persist();
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
-        space.reclaimed().await;
         // Blocks that only a replay needs come free by a checkpoint.
         let held = persist.chain.borrow().held_blocks;
         let (_, data) = persist.free_and_data(0);

@@ -6,7 +6,7 @@
 //!   cache         dmsetup create mycache ... writecache, fio randwrite, time dmsetup message flush
 //!   linear        fio, 512 B psync reads by twelve jobs, of memory and of linear on it
 //!   filesystem    mkfs, mount, a tarball copied and unpacked, umount, fsck, sha256
-//!   zram          fio randwrite, time echo idle > writeback, cat bd_stat; a limit; a tarball on ext4
+//!   zram          fio randwrite, time echo idle > writeback, cat bd_stat; a limit; a tarball
 //!   site          a daemon with its devices as files, and a link called dmsetup
 //!   attached      loop devices and mounts that do not outlive what made them
 //! ```

@@ -35,7 +35,7 @@ const SMALL_MIB: u64 = 256;
 /// What is served, as it was for the figures of other servers.
 const SERVED_MIB: u64 = 512;
 /// Random pages of one run in process.
-const SPEED_PAGES: usize = 100_000;
+const SPEED_PAGES: usize = 50_000;
 const ALGORITHMS: [&str; 2] = ["lz4", "zstd"];
 
 struct Args {

@@ -11,18 +11,13 @@ use block::Status;
 
 use super::Mutation;
 use super::chain::Todo;
+use super::image::Image;
 use crate::shard::Shard;
 use crate::slot::Flags;
 use crate::writeback::Outcome;
 
 /// Pages that are made durable by one flush of the device: 16 MiB before compression.
 const ROUND: usize = 4096;
-
-/// What was written of a round.
-struct Round {
-    blocks: u64,
-    within_budget: bool,
-}
 
 impl Shard {
     /// Has pages leave memory; those that have left it meanwhile are passed over.
@@ -42,21 +37,23 @@ impl Shard {
             let round: Vec<u32> =
                 round.iter().copied().filter(|nth| self.slot(*nth).is_resident()).collect();
             round.iter().for_each(|nth| self.set_flags(*nth, Flags::PICKED));
-            let made = self.make_durable(&round).await;
-            match &made {
-                Ok(made) => {
-                    outcome.blocks += made.blocks;
-                    outcome.limit_reached = !made.within_budget;
-                }
+            let within = self.write_round(&round, &mut outcome.blocks).await;
+            match within {
+                Ok(within_budget) => outcome.limit_reached = !within_budget,
                 Err(Status::NoSpace) => outcome.no_space = true,
-                Err(status) => {
-                    outcome.error = round.first().map(|nth| (self.global(*nth), *status));
-                }
+                Err(_) => {}
             }
-            // What was durable before can leave even if the device is full.
-            let durable = made.is_ok() || outcome.no_space && self.sync().await.is_ok();
-            for nth in round {
-                outcome.pages += u64::from(self.evict_page(nth, durable));
+            // What is in units by now can leave, even if not everything is. Tidying may put a page
+            // into another unit meanwhile, which is not durable then.
+            let persist = self.persist();
+            let images: Vec<Image> = round.iter().map(|nth| persist.image(*nth)).collect();
+            let durable = self.sync_round().await;
+            if let Err(status) = durable {
+                outcome.error = round.first().map(|nth| (self.global(*nth), status));
+            }
+            for (nth, image) in round.into_iter().zip(images) {
+                let evicted = self.evict_page(nth, image, durable.is_ok());
+                outcome.pages += u64::from(evicted);
                 self.counters.done.add(1);
             }
             if outcome.limit_reached || outcome.no_space || outcome.error.is_some() {
@@ -67,25 +64,27 @@ impl Shard {
         outcome
     }
 
-    async fn make_durable(self: &Rc<Self>, round: &[u32]) -> Result<Round, Status> {
-        let mut blocks = 0;
-        let mut todo = Todo::of_slots(round);
-        let within_budget = self.write_units_within_budget(&mut todo, &mut blocks).await?;
-        if !self.persist().mutation(Mutation::EvictBeforeDurable) {
-            self.sync().await?;
+    /// Sends off units with what is dirty; whether the budget lasted.
+    async fn write_round(self: &Rc<Self>, round: &[u32], blocks: &mut u64) -> Result<bool, Status> {
+        self.write_units_within_budget(&mut Todo::of_slots(round), blocks).await
+    }
+
+    async fn sync_round(&self) -> Result<(), Status> {
+        if self.persist().mutation(Mutation::EvictBeforeDurable) {
+            return Ok(());
         }
-        Ok(Round { blocks, within_budget })
+        self.sync().await
     }
 
     /// EV1
-    fn evict_page(&self, nth: u32, durable: bool) -> bool {
+    fn evict_page(&self, nth: u32, image: Image, durable: bool) -> bool {
         let persist = self.persist();
         let slot = self.slot(nth);
         if !slot.has(Flags::PICKED) {
             return false;
         }
-        let image = persist.image(nth);
-        if !durable || persist.dirty.borrow().has(nth) || !slot.is_resident() || !image.is_page() {
+        let is_image = image.is_page() && persist.image(nth) == image;
+        if !durable || persist.dirty.borrow().has(nth) || !slot.is_resident() || !is_image {
             self.clear_flags(nth, Flags::PICKED);
             return false;
         }

@@ -23,7 +23,7 @@ mod batch;
 mod sparse;
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -135,6 +135,8 @@ struct Walk {
     found: VecDeque<u32>,
     /// Pages that were brought back from sparse blocks: they go first, whatever was asked for.
     again: VecDeque<u32>,
+    /// Those that may still be in flight. One that changes meanwhile is not picked once more (WB4).
+    brought: BTreeSet<u32>,
     /// Bytes that those found take on the device, about.
     bytes: usize,
     /// Pages that may still be found.
@@ -181,6 +183,7 @@ impl Walk {
             looked_at: 0,
             found: VecDeque::new(),
             again: VecDeque::new(),
+            brought: BTreeSet::new(),
             bytes: 0,
             left,
         }
@@ -207,7 +210,10 @@ impl Walk {
     fn takes(&self, shard: &Shard, backing: &Backing, nth: u32) -> Option<usize> {
         let slot = shard.slot(nth);
         let free = slot.is_resident() && !slot.has(Flags::PICKED);
-        let wanted = || self.again.front() == Some(&nth) || self.which.takes(nth, slot);
+        let wanted = || match self.again.front() {
+            Some(first) if *first == nth => true,
+            Some(_) | None => !self.brought.contains(&nth) && self.which.takes(nth, slot),
+        };
         (free && wanted()).then(|| backing.bytes_of(slot.size()))
     }
 
@@ -228,6 +234,9 @@ impl Walk {
             if self.looked_at.is_multiple_of(WALK_RUN) {
                 shard.counters.done.set(u64::from(self.looked_at));
                 yield_now().await;
+                if shard.shared.cancel.load(Relaxed) {
+                    return;
+                }
             }
         }
         shard.counters.done.set(u64::from(self.looked_at));

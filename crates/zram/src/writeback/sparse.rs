@@ -39,6 +39,7 @@ impl Job {
             return false;
         }
         self.landed(0).await;
+        walk.brought = walk.again.iter().copied().collect();
         let mut fill: Fill = vec![0; backing.space().blocks().count() as usize];
         shard.each_backed(|slot| add_up(backing, slot, &mut fill)).await;
         let victims = choose(&mut fill);
@@ -64,6 +65,7 @@ impl Job {
         brought.sort_unstable();
         let size = |nth: &u32| backing.bytes_of(shard.slot(*nth).size());
         walk.bytes += brought.iter().map(size).sum::<usize>();
+        walk.brought.extend(&brought);
         walk.again.extend(brought);
         true
     }
@@ -170,6 +172,9 @@ impl Shard {
             return Kept::Damaged;
         };
         let Object::Page { priority, bytes } = found.object else { return Kept::Damaged };
+        if (bytes.len(), priority) != (slot.size(), slot.priority()) {
+            return Kept::Damaged; // Another one, whose check happens to be the same.
+        }
         let Ok(handle) = self.store.borrow_mut().insert(nth, bytes) else { return Kept::NoMemory };
         let flags = slot.flags() & (Flags::IDLE | Flags::INCOMPRESSIBLE);
         let new = Slot::object(handle.0, bytes.len(), priority, slot.accessed).with(flags);

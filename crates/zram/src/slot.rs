@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Invariants
-//! - SL1 A slot without a page is all zeroes, so a table takes memory only where pages were.
+//! - SL1 A slot without a page is all zeroes, so a table takes memory only where pages were: it is
+//!   made in parts as they are needed, none of which is so large that the system would refuse it.
 //! - SL2 SAME and BACKED exclude each other; a slot has a page when it has one of them or a size.
 //! - SL3 Every access clears IDLE and PICKED; every change clears CLEANING too. That is how an I/O
 //!   in flight learns that its page is not cold, or not the same, any more.
@@ -115,27 +116,45 @@ impl std::fmt::Debug for Slot {
     }
 }
 
+/// Slots of a part of the table: 1 MiB.
+const PART: u32 = 1 << 16;
+
 /// The slots of a shard.
-pub(crate) struct Slots(Vec<[u64; 2]>);
+pub(crate) struct Slots {
+    /// Empty where there was never a page (SL1).
+    parts: Vec<Vec<[u64; 2]>>,
+    count: u32,
+}
 
 impl Slots {
     pub(crate) fn new(count: u32) -> Slots {
-        // Zeroed by the system when it is first touched (SL1).
-        Slots(vec![[0; 2]; count as usize])
+        Slots { parts: vec![Vec::new(); count.div_ceil(PART) as usize], count }
     }
 
     pub(crate) fn len(&self) -> u32 {
-        u32::try_from(self.0.len()).expect("made from a u32")
+        self.count
     }
 
-    pub(crate) fn get(&self, slot: u32) -> Slot {
-        let [place, rest] = self.0[slot as usize];
-        Slot { place, bits: rest as u32, accessed: (rest >> 32) as u32 }
+    #[inline]
+    pub(crate) fn get(&self, nth: u32) -> Slot {
+        assert!(nth < self.count, "slot {nth} of {}", self.count);
+        match self.parts[(nth / PART) as usize].get((nth % PART) as usize) {
+            Some([place, rest]) => {
+                Slot { place: *place, bits: *rest as u32, accessed: (rest >> 32) as u32 }
+            }
+            None => Slot::default(),
+        }
     }
 
     pub(crate) fn set(&mut self, nth: u32, slot: Slot) {
+        assert!(nth < self.count, "slot {nth} of {}", self.count);
+        let part = &mut self.parts[(nth / PART) as usize];
+        if part.is_empty() {
+            // Zeroed by the system when it is first touched.
+            *part = vec![[0; 2]; PART.min(self.count - nth / PART * PART) as usize];
+        }
         let rest = u64::from(slot.bits) | u64::from(slot.accessed) << 32;
-        self.0[nth as usize] = [slot.place, rest];
+        part[(nth % PART) as usize] = [slot.place, rest];
     }
 }
 
@@ -154,6 +173,20 @@ mod tests {
         assert!(slot.has(Flags::HUGE) && slot.is_resident());
         assert_eq!(slots.get(0), Slot::default());
         assert_eq!(size_of::<[u64; 2]>(), 16);
+    }
+
+    #[test]
+    fn a_table_of_the_largest_shard_takes_memory_where_pages_are() {
+        let mut slots = Slots::new(1 << 31);
+        let last = slots.len() - 1;
+        assert!(slots.get(last).is_empty());
+        slots.set(last, Slot::same(7, 1));
+        assert_eq!(slots.get(last), Slot::same(7, 1));
+        assert!(slots.get(last - 1).is_empty() && slots.get(0).is_empty());
+        assert_eq!(slots.parts.iter().filter(|part| !part.is_empty()).count(), 1);
+        let mut odd = Slots::new(PART + 3);
+        odd.set(PART + 2, Slot::same(7, 1));
+        assert_eq!((odd.get(PART + 2), odd.len()), (Slot::same(7, 1), PART + 3));
     }
 
     #[test]

@@ -196,3 +196,25 @@ fn what_does_not_fit_the_pages_is_refused() {
         assert_eq!(reactor::flush(&*zram, Class::Normal).await, Ok(()));
     });
 }
+
+#[test]
+fn the_largest_device_takes_memory_for_its_pages_only() {
+    let slots = zram::SECTORS_MAX.0 / 8;
+    Lab::new(slots, 64, "shards 2").run(async move |zram| {
+        for slot in [0, 256, slots / 2, slots - 1] {
+            put(&*zram, slot, &noise(slot, 1)).await.unwrap();
+        }
+        set(&zram, "writeback", &format!("page_index={}", slots - 1)).await.unwrap();
+        assert_eq!(bd_count(&zram).await, 1);
+        for slot in [0, 256, slots / 2, slots - 1] {
+            assert!(get(&*zram, slot).await == Ok(noise(slot, 1)), "slot {slot}");
+        }
+        drop_pages(&*zram, slots - 600, 600).await;
+        assert_eq!(get(&*zram, slots - 1).await, Ok(vec![0; PAGE]));
+        assert_eq!(bd_count(&zram).await, 0);
+    });
+}
+
+async fn bd_count(zram: &Rc<zram::Zram>) -> u64 {
+    numbers(zram, "bd_stat").await[0]
+}

@@ -6,6 +6,8 @@
 //!   shard        0         1         0         1              of two
 //!   backing  | region of shard 0 | region of shard 1 |
 //! ```
+use std::ops::Range;
+
 use block::Sector;
 
 use crate::slot::PAGE;
@@ -55,6 +57,12 @@ impl Layout {
         u32::try_from(chunks * CHUNK + rest).expect("checked when the device was made")
     }
 
+    /// Which slots of a shard those from `slot` to before `end` are.
+    pub(crate) fn part_of(self, shard: u32, slot: u64, end: u64) -> Range<u32> {
+        let before = |at| Layout { slots: at, ..self }.slots_of(shard);
+        before(slot)..before(end)
+    }
+
     /// How far a run of slots stays on one shard in a row.
     pub(crate) fn run(self, slot: u64, len: u64) -> u64 {
         if self.shards == 1 { len } else { len.min(CHUNK - slot % CHUNK) }
@@ -64,7 +72,8 @@ impl Layout {
     pub(crate) fn region(self, shard: u32, capacity: Sector) -> Region {
         let blocks = capacity.0 / PAGE_SECTORS;
         let each = blocks / u64::from(self.shards);
-        let most = u64::from(u32::MAX - 1);
+        // Whole words of bits, so that what comes after the last block is a number, too.
+        let most = u64::from(u32::MAX / 64 * 64);
         Region {
             first: each * u64::from(shard),
             blocks: u32::try_from(each.min(most)).expect("bounded"),
@@ -88,6 +97,8 @@ mod tests {
                 seen[shard as usize] += 1;
                 let end = slot + layout.run(slot, slots - slot) - 1;
                 assert_eq!(layout.local(end).0, shard);
+                let is_part = |s| layout.part_of(s, slot, slot + 1).contains(&local);
+                assert!((0..shards).all(|s| is_part(s) == (s == shard)));
             }
             for shard in 0..shards {
                 assert_eq!(layout.slots_of(shard), seen[shard as usize], "{layout:?} {shard}");
@@ -101,5 +112,7 @@ mod tests {
         let regions: Vec<Region> = (0..3).map(|s| layout.region(s, Sector(8 * 100))).collect();
         assert_eq!(regions[2], Region { first: 66, blocks: 33 });
         assert_eq!(regions[1].first, u64::from(regions[0].blocks));
+        let most = Layout { slots: 1, shards: 1 }.region(0, Sector(1 << 40)).blocks;
+        assert!((most - 1) / 64 < u32::MAX / 64, "the word after the last one has a number");
     }
 }

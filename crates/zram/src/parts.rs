@@ -138,39 +138,28 @@ impl Parts {
 
     /// One bio a shard, and a task that waits for them.
     fn split(&self, bio: Bio, slot: u64, pages: u64) {
-        struct Share {
-            first: u32,
-            pages: u64,
-            bufs: Bufs,
-        }
         let Bio { op, flags, class, bufs, done, .. } = bio;
-        let share = || Share { first: 0, pages: 0, bufs: Bufs::new() };
-        let mut shares: SmallVec<[Share; 8]> = self.parts.iter().map(|_| share()).collect();
+        let mut gathered: SmallVec<[Bufs; 8]> = self.parts.iter().map(|_| Bufs::new()).collect();
         let mut at = 0;
-        while at < pages {
+        // A discard has no buffers, and may be as long as the device.
+        while at < pages && !bufs.is_empty() {
             let run = self.layout.run(slot + at, pages - at);
-            let (shard, local) = self.layout.local(slot + at);
-            let share = &mut shares[shard as usize];
-            if share.pages == 0 {
-                share.first = local;
-            }
-            share.pages += run;
-            if !bufs.is_empty() {
-                let byte = |page: u64| {
-                    usize::try_from(page).expect("of a bio's buffers, which are in memory") * PAGE
-                };
-                for slice in bufs.slice(byte(at)..byte(at + run)).iter() {
-                    share.bufs.push(slice.clone());
-                }
+            let (shard, _) = self.layout.local(slot + at);
+            let byte = |page: u64| {
+                usize::try_from(page).expect("of a bio's buffers, which are in memory") * PAGE
+            };
+            for slice in bufs.slice(byte(at)..byte(at + run)).iter() {
+                gathered[shard as usize].push(slice.clone());
             }
             at += run;
         }
         let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
-        for (part, share) in self.parts.iter().zip(shares) {
-            if share.pages > 0 || op == Op::Flush {
-                let range = Sector(u64::from(share.first) * PAGE_SECTORS);
-                let len = Sector(share.pages * PAGE_SECTORS);
-                sent.push(io(&*part.device, op, flags, class, (range, len), share.bufs));
+        for ((nth, part), bufs) in (0..).zip(&self.parts).zip(gathered) {
+            let slots = self.layout.part_of(nth, slot, slot + pages);
+            if !slots.is_empty() || op == Op::Flush {
+                let sector = |local: u32| Sector(u64::from(local) * PAGE_SECTORS);
+                let range = (sector(slots.start), sector(slots.end - slots.start));
+                sent.push(io(&*part.device, op, flags, class, range, bufs));
             }
         }
         spawn(async move {

@@ -2,6 +2,7 @@
 //! Marking pages idle, compacting memory, and looking at slots: walks over all slots of a shard.
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use block::Nanos;
 use policy::Ages;
@@ -58,10 +59,12 @@ impl Shard {
         .await;
     }
 
-    /// Moves objects together and gives the pages that become free back.
+    /// Moves objects together and gives the pages that become free back. A suspend ends it.
     pub(crate) async fn compact(self: Rc<Self>) {
         for class in 0..Store::CLASSES {
-            while self.moving(|store, moved| store.compact_step(class, moved)) {
+            while !self.shared.cancel.load(Relaxed)
+                && self.moving(|store, moved| store.compact_step(class, moved))
+            {
                 yield_now().await;
             }
         }

@@ -98,7 +98,9 @@ impl Budget {
     /// Gives back what was taken and not written.
     pub(crate) fn refund(&self, blocks: u64) {
         if self.is_on() {
-            self.left.fetch_add(blocks, SeqCst);
+            // The limit may have been set anew, to any number.
+            let more = |left: u64| Some(left.saturating_add(blocks));
+            let _always = self.left.fetch_update(SeqCst, SeqCst, more);
         }
         self.spend(blocks);
     }
@@ -231,7 +233,10 @@ mod tests {
         budget.refund(2);
         assert_eq!((budget.left(), budget.take(7)), (2, 2));
         assert_eq!(budget.held(), 17 - 2 + 2);
-        budget.spend(17);
-        assert_eq!((budget.held(), budget.left()), (0, 0));
+        budget.spend(10);
+        assert_eq!((budget.held(), budget.left()), (7, 0));
+        budget.set_left(u64::MAX);
+        budget.refund(7);
+        assert_eq!((budget.held(), budget.left()), (0, u64::MAX), "no wrap");
     }
 }

@@ -44,7 +44,8 @@ fuzz_target!(|data: &[u8]| {
         }
         2 => {
             if repaired {
-                unit[60..64].copy_from_slice(&format::checksum(&unit[UNIT_HEADER..]).to_le_bytes());
+                let body = format::checksum(&unit[UNIT_HEADER..]);
+                unit[60..64].copy_from_slice(&body.to_le_bytes());
                 repair(&mut unit, &unit_head(), UNIT_HEADER);
             }
             chained(&unit);

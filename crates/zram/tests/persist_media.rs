@@ -315,6 +315,16 @@ fn a_volatile_device_does_not_overwrite_a_persistent_one() {
 }
 
 #[test]
+fn a_volatile_device_does_not_overwrite_a_persistent_one_that_is_damaged() {
+    let lab = two_units();
+    [0, 1, 3].iter().for_each(|copy| lab.flip(Geometry::superblock(*copy), 100));
+    let before = lab.image();
+    let e = lab.with("lz4 2 backing_dev disk").refusal();
+    assert!(e.chain().contains("a persistent zram of 2400 sectors"), "{}", e.chain());
+    assert!(lab.image() == before, "left as it is");
+}
+
+#[test]
 fn a_format_of_the_future_is_refused() {
     let lab = two_units();
     for copy in 0..4 {
@@ -329,6 +339,8 @@ fn a_format_of_the_future_is_refused() {
     let e = lab.refusal();
     assert_eq!(e.kind(), ErrorKind::NotSupported, "{}", e.chain());
     assert!(e.chain().contains("version 2"), "{}", e.chain());
+    let e = lab.with("lz4 2 backing_dev disk").refusal();
+    assert!(e.chain().contains("it holds a persistent zram: add"), "{}", e.chain());
 }
 
 #[test]

@@ -224,16 +224,19 @@ pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<()
     if device.limits().capacity.0 / PAGE_SECTORS <= u64::from(last) {
         return Ok(());
     }
-    let copies = read_copies(device, 0).await;
-    match copies.map(|copies| elect(&copies)) {
-        Ok(Ok(found)) => Err(Error::invalid(format!(
-            "{}: it holds a persistent zram of {} sectors: add the option persist, or fill its \
-             first 256 KiB with zeroes to give that up",
-            named(device),
-            found.slots * PAGE_SECTORS
-        ))),
-        Ok(Err(_)) | Err(_) => Ok(()),
-    }
+    let Ok(copies) = read_copies(device, 0).await else { return Ok(()) };
+    // One copy is enough, and one of a later version, to see that it is somebody's.
+    let is_one =
+        |copy: &&Result<Superblock, Damage>| matches!(copy, Ok(_) | Err(Damage::Version { .. }));
+    let Some(found) = copies.iter().find(is_one) else { return Ok(()) };
+    let of = found
+        .as_ref()
+        .map_or(String::new(), |found| format!(" of {} sectors", found.slots * PAGE_SECTORS));
+    Err(Error::invalid(format!(
+        "{}: it holds a persistent zram{of}: add the option persist, or fill its first 256 KiB with \
+         zeroes to give that up",
+        named(device)
+    )))
 }
 
 /// Formats a device on which nothing is (MD1).

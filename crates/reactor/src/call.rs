@@ -64,8 +64,9 @@ impl Drop for Key {
 }
 
 /// Runs `f` on `core`, which may be this one, and returns what its future comes to. It is sent at
-/// once, after what was posted before; dropping the returned future does not stop it. Waits for
-/// ever when that core has ended.
+/// once, after what was posted before, and `f` runs when it comes, before what is posted after; on
+/// this core it has run when this returns. The future is a task's. Dropping the returned future
+/// does not stop it. Waits for ever when that core has ended.
 pub fn call<T, F, Fut>(core: CoreId, f: F) -> impl Future<Output = T> + 'static
 where
     T: Send + 'static,
@@ -76,8 +77,10 @@ where
     let key = Key(with_core(|c| c.calls.0.borrow_mut().insert(Call::Waiting(None))));
     let nth = key.0;
     let run = move || {
+        // Now: what comes after may take away what it is about.
+        let work = f();
         spawn(async move {
-            let value = f().await;
+            let value = work.await;
             if core_id() == home {
                 answer(nth, Box::new(value));
             } else {

@@ -261,6 +261,35 @@ fn messages_between_two_cores_arrive_in_the_order_in_which_they_were_posted() {
     });
 }
 
+/// Who calls may be gone at once, and have what it called about forgotten.
+#[test]
+fn a_call_finds_what_was_there_when_it_was_sent() {
+    seeds::run(50, |seed| {
+        let machine = Machine::boot(&World::new(seed), 2);
+        let got = machine.block_on(async {
+            let mut got = Vec::new();
+            for core in [CoreId(0), CoreId(1)] {
+                let make = || async { reactor::anchor(Rc::new(Cell::new(7))) };
+                let anchor = reactor::call(core, make).await;
+                let found = reactor::call(core, move || {
+                    let found = reactor::anchored::<Cell<i32>>(anchor);
+                    async move { found.map(|c| c.get()) }
+                });
+                let forget = move || reactor::unanchor(anchor);
+                if core == reactor::core_id() {
+                    forget();
+                } else {
+                    reactor::post(core, reactor::Msg::Call(Box::new(forget)));
+                }
+                got.push(found.await);
+            }
+            got
+        });
+        assert_eq!(got, Ok(vec![Some(7), Some(7)]));
+        Ok(())
+    });
+}
+
 #[test]
 fn a_call_brings_back_what_another_core_made_of_it() {
     seeds::run(200, |seed| {

@@ -8,10 +8,12 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{BlockDevice, Error, ErrorKind};
+use reactor::yield_now;
 
 use crate::attributes;
 use crate::command::{Idle, Recompress, Writeback};
 use crate::config::Config;
+use crate::idle::State;
 use crate::recompress::Recompressed;
 use crate::shared::{Shared, Totals};
 use crate::status::auto_stat;
@@ -19,6 +21,11 @@ use crate::store::OBJECT_BYTES_MAX;
 use crate::target::Zram;
 use crate::value::{number, page_bytes};
 use crate::writeback::Outcome;
+
+/// Bytes of a line of `block_state`, about.
+const STATE_BYTES: usize = 40;
+/// Lines that are written in one go.
+const LINES_AT_ONCE: usize = 2048;
 
 /// Puts into force what can be set at any time.
 pub(crate) fn apply(config: &Config, shared: &Shared) {
@@ -53,12 +60,23 @@ impl Zram {
 
     async fn block_state(self: &Rc<Self>) -> String {
         let Some(parts) = self.parts() else { return String::new() };
-        let mut all: Vec<_> = parts.ask(|shard| shard.states()).await.concat();
-        all.sort_unstable();
-        let mut text = String::with_capacity(all.len() * 28);
-        for (slot, accessed, letters) in all {
+        let of_shards = parts.ask(|shard| shard.states()).await;
+        let pages: usize = of_shards.iter().map(Vec::len).sum();
+        let mut text = String::with_capacity(pages * STATE_BYTES);
+        // Each is in order: the next page is the first one of some shard.
+        let mut lists: Vec<_> = of_shards.into_iter().map(Vec::into_iter).collect();
+        for nth in 1..=pages {
+            let first = |list: &std::vec::IntoIter<State>| match list.as_slice() {
+                [(slot, ..), ..] => *slot,
+                [] => u64::MAX,
+            };
+            let next = lists.iter_mut().min_by_key(|list| first(list));
+            let Some((slot, accessed, letters)) = next.and_then(Iterator::next) else { break };
             let letters = letters.map(char::from).iter().collect::<String>();
             let _ = writeln!(text, "{slot:12} {accessed:12}.000000 {letters}");
+            if nth % LINES_AT_ONCE == 0 {
+                yield_now().await;
+            }
         }
         text
     }
@@ -193,7 +211,7 @@ impl Zram {
 
 /// A writeback that did not do all it was told, as an error (CT1).
 fn told(outcome: &Outcome) -> Result<(), Error> {
-    let so_far = format!("{} pages written", outcome.pages);
+    let so_far = format!("{} pages written of {}", outcome.pages, outcome.candidates);
     if let Some((slot, status)) = &outcome.error {
         return Err(Error::io(format!(
             "writeback: slot {slot}: the backing device failed: {status}; {so_far}"

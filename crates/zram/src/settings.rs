@@ -138,11 +138,15 @@ impl Settings {
     }
 }
 
+/// SE2: a line feed ends a table line, whatever quotes it.
 fn named(device: &str) -> Result<(), Error> {
-    if !device.is_empty() {
-        return Ok(());
+    if device.contains('\n') {
+        return Err(Error::invalid(format!("`{device}`: a name without line feeds is allowed")));
     }
-    Err(Error::invalid("a block device, a regular file, a leaf, or `none` is allowed"))
+    if device.is_empty() {
+        return Err(Error::invalid("a block device, a regular file, a leaf, or `none` is allowed"));
+    }
+    Ok(())
 }
 
 fn not_initialised(name: &str) -> Error {

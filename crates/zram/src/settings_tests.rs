@@ -16,7 +16,7 @@ impl Files for Machine {
 
     fn backing(&self, device: &str) -> Result<(), Error> {
         match device {
-            "/dev/vda" | "/a b" => Ok(()),
+            "/dev/vda" | "/a b" | "/a\nb" => Ok(()),
             "/tmp" => Err(Error::invalid("/tmp: is a directory")),
             _ => NoFiles.backing(device),
         }
@@ -32,6 +32,15 @@ fn set(settings: &mut Settings, words: &[(&str, &str)]) {
 
 fn start(settings: &mut Settings, size: &str) -> Start {
     settings.set("disksize", size, &Machine).unwrap().expect("it has a size now")
+}
+
+#[test]
+fn a_backing_device_that_no_table_line_can_name_is_refused() {
+    let mut settings = Settings::new();
+    let e = settings.set("backing_dev", "/a\nb\n", &Machine).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    assert!(e.to_string().starts_with("backing_dev: `/a\nb`: a name without line feeds"), "{e}");
+    assert_eq!(settings.get("backing_dev").unwrap(), "none", "SE1");
 }
 
 #[test]

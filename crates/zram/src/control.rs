@@ -132,7 +132,7 @@ impl Zram {
     async fn compact(self: &Rc<Self>) -> Result<(), Error> {
         let _turn = self.turn().await?;
         self.running()?.ask(|shard| shard.compact()).await;
-        Ok(())
+        self.not_cancelled("compact", "what was moved stays")
     }
 
     async fn reset(self: &Rc<Self>, value: &str) -> Result<(), Error> {

@@ -218,3 +218,29 @@ fn the_largest_device_takes_memory_for_its_pages_only() {
 async fn bd_count(zram: &Rc<zram::Zram>) -> u64 {
     numbers(zram, "bd_stat").await[0]
 }
+
+#[test]
+fn a_suspend_ends_a_compaction_which_says_so() {
+    Lab::new(4096, 64, "").run(async move |zram| {
+        for slot in 0..4096 {
+            put(&*zram, slot, &page(slot, 1, 300)).await.unwrap();
+        }
+        for slot in (0..4096).filter(|slot| slot % 8 != 0) {
+            drop_pages(&*zram, slot, 1).await;
+        }
+        let (of, said) = (zram.clone(), Rc::new(Cell::new(None)));
+        let tell = said.clone();
+        reactor::spawn(async move {
+            tell.set(Some(set(&of, "compact", "1").await));
+        });
+        reactor::yield_now().await;
+        zram.clone().suspend().await.unwrap();
+        let said = said.take().expect("it has ended");
+        assert_eq!(said.expect_err("it was ended").kind(), ErrorKind::Busy);
+        zram.clone().resume().await.unwrap();
+        set(&zram, "compact", "1").await.unwrap();
+        for slot in (0..4096).step_by(8) {
+            assert!(get(&*zram, slot).await == Ok(page(slot, 1, 300)), "slot {slot}");
+        }
+    });
+}

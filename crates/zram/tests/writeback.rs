@@ -526,7 +526,7 @@ fn forged(slot: u32, len: usize, there: &[u8]) -> Vec<u8> {
         format::zram::encode_with(slot, 0, generation, len, &mut block, |bytes| bytes.fill(7));
         block
     };
-    let crc = |block: &[u8]| u32::from_le_bytes(block[..4].try_into().unwrap());
+    let crc = |block: &[u8]| u32::from_le_bytes(block[..4].try_into().expect("four bytes"));
     let none = crc(&encode(0));
     // A CRC is linear: each bit of the generation turns the same bits of it over.
     let turns: Vec<u32> = (0..32).map(|bit| crc(&encode(1 << bit)) ^ none).collect();

@@ -194,7 +194,25 @@ mod tests {
 
     use block::ErrorKind;
     use dm::NoLeaves;
+    use reactor::Reactor;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use uring::Uring;
+
+    #[test]
+    fn what_persists_on_a_device_that_keeps_nothing_is_not_kept() {
+        let core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
+        core.block_on(async {
+            let leaves = Leaves::in_memory();
+            let dm = Dm::new(Rc::new(leaves.clone()));
+            crate::targets::register(&dm, &leaves, &[CoreId(0)]);
+            dm.create("ram", None, Some("0 65536 zram lz4")).await.unwrap();
+            for (backing, keeps) in [("ram", false), ("mem:32M", true)] {
+                let table = format!("0 64 zram lz4 3 backing_dev {backing} persist");
+                let device = dm.create(&format!("on-{keeps}"), None, Some(&table)).await.unwrap();
+                assert_eq!(device.limits().keeps, keeps, "{backing}");
+            }
+        });
+    }
 
     #[test]
     fn dictionaries_and_backing_devices_are_looked_at_before_they_are_opened() {

@@ -110,7 +110,8 @@ impl Zram {
         shared.budget.set_left(config.writeback_limit);
         apply(&config, &shared);
         let persist = config.persist;
-        let limits = Limits { volatile_cache: persist, keeps: persist, ..shard::limits(sectors) };
+        let keeps = persist && backing.as_ref().is_some_and(|device| device.limits().keeps);
+        let limits = Limits { volatile_cache: persist, keeps, ..shard::limits(sectors) };
         Ok(Rc::new(Zram {
             name: name.into(),
             config: RefCell::new(config),

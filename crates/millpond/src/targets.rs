@@ -44,7 +44,7 @@ struct Claim {
 }
 
 impl Claims {
-    fn owner(&self, ctx: &Context) -> Result<Rc<MappedDevice>, Error> {
+    pub(crate) fn owner(&self, ctx: &Context) -> Result<Rc<MappedDevice>, Error> {
         let gone = || Error::busy("the device mapper is shutting down");
         self.dm.upgrade().ok_or_else(gone)?.get(ctx.device())
     }
@@ -74,12 +74,11 @@ impl Claims {
         Ok(())
     }
 
-    /// The engines of the device whose table is being loaded, as they are now.
-    pub(crate) fn of_owner(&self, ctx: &Context) -> Result<Vec<Rc<dyn Target>>, Error> {
-        let me = self.owner(ctx)?;
+    /// The engines of a mapped device, in all its tables.
+    pub(crate) fn of(&self, owner: &Rc<MappedDevice>) -> Vec<Rc<dyn Target>> {
         let held = self.held.borrow();
-        let mine = held.iter().filter(|c| c.owner.upgrade().is_some_and(|o| Rc::ptr_eq(&o, &me)));
-        Ok(mine.filter_map(|claim| claim.target.upgrade()).collect())
+        let mine = held.iter().filter(|c| c.owner.upgrade().is_some_and(|o| Rc::ptr_eq(&o, owner)));
+        mine.filter_map(|claim| claim.target.upgrade()).collect()
     }
 
     /// Keeps the devices for `target` for as long as it lives; returns whose it is.

@@ -97,16 +97,7 @@ async fn construct(
 ) -> Result<Rc<dyn Target>, Error> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let config = Config::parse(&words, ctx.len(), &ground)?;
-    // ZF2
-    for old in ground.claims.of_owner(&ctx)? {
-        let old: Rc<dyn Any> = old;
-        if old.downcast_ref::<Zram>().is_some_and(Zram::would_lose_pages) {
-            return Err(Error::busy(
-                "the device has pages that are in its present table only: reset or remove \
-                 it first; with `persist` they would survive",
-            ));
-        }
-    }
+    nothing_is_lost(&ground, &ground.claims.owner(&ctx)?)?; // ZF2
     let backing = match &config.backing_dev {
         Some(word) => Some(ctx.lookup(word).await?),
         None => None,
@@ -116,8 +107,30 @@ async fn construct(
     let target = Zram::new(ctx.device(), config, backing, ground.cores.to_vec())?;
     let as_target: Rc<dyn Target> = target.clone();
     let owner = ground.claims.hold(&ctx, &as_target, "zram", &devices)?;
+    let (on_ground, device) = (ground.clone(), owner.clone());
+    target.set_before_start(Rc::new(move || match device.upgrade() {
+        Some(device) => nothing_is_lost(&on_ground, &device), // ZF2
+        None => Ok(()),
+    }));
     target.set_on_reset(Rc::new(move || Box::pin(reset(ground.clone(), owner.clone()))));
     Ok(target)
+}
+
+/// Refuses a new table while the present one has pages that are nowhere else.
+fn nothing_is_lost(ground: &Ground, owner: &Rc<MappedDevice>) -> Result<(), Error> {
+    if !owner.info().live_table {
+        return Ok(()); // the engine of a table before may be there still: somebody reads of it
+    }
+    for engine in ground.claims.of(owner) {
+        let engine: Rc<dyn Any> = engine;
+        if engine.downcast_ref::<Zram>().is_some_and(Zram::would_lose_pages) {
+            return Err(Error::busy(
+                "the device has pages that are in its present table only: reset or remove it \
+                 first; with `persist` they would survive",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Makes the device of a table a bare one.
@@ -192,11 +205,32 @@ impl Bare for Unconfigured {
 mod tests {
     use super::*;
 
-    use block::ErrorKind;
+    use block::{Buf, Class, ErrorKind, Flags, Sector};
     use dm::NoLeaves;
-    use reactor::Reactor;
+    use reactor::{Reactor, write};
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use uring::Uring;
+
+    #[test]
+    fn a_device_that_was_reset_starts_though_somebody_still_reads_of_the_one_before() {
+        let core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
+        core.block_on(async {
+            let leaves = Leaves::in_memory();
+            let dm = Dm::new(Rc::new(leaves.clone()));
+            let ground = crate::targets::register(&dm, &leaves, &[CoreId(0)]);
+            let device = dm.create("z", None, Some("0 64 zram lz4")).await.unwrap();
+            let page = Buf::copy_of(&[7; 4096]);
+            let (flags, class) = (Flags::empty(), Class::Foreground);
+            write(&*device, flags, class, Sector::ZERO, page.all().into()).await.unwrap();
+            let before: Rc<dyn Any> = ground.claims.of(&device).remove(0);
+            let e = dm.load("z", "0 64 zram lz4").await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Busy, "ZF2: {e}");
+            dm.set_attribute("z", "reset", "1").await.unwrap();
+            assert!(before.downcast_ref::<Zram>().unwrap().would_lose_pages());
+            dm.set_attribute("z", "disksize", "1M").await.unwrap();
+            assert_eq!(dm.get_attribute("z", "disksize").await.unwrap(), "1048576");
+        });
+    }
 
     #[test]
     fn what_persists_on_a_device_that_keeps_nothing_is_not_kept() {

@@ -59,7 +59,7 @@ pub use config::{Config, SECTORS_MAX, SHARDS_MAX};
 #[doc(hidden)]
 pub use persist::Mutation;
 pub use settings::{Settings, Start};
-pub use target::{OnReset, Zram};
+pub use target::{BeforeStart, OnReset, Zram};
 
 /// Version of the target, as `dmsetup targets` shows it.
 pub const VERSION: (u32, u32, u32) = (1, 0, 0);

@@ -33,6 +33,9 @@ const SLOTS_MAX: u64 = 1 << 31;
 /// Turns a live device into an unconfigured one; given by the program.
 pub type OnReset = Rc<dyn Fn() -> LocalFuture<Result<(), Error>>>;
 
+/// Asked before a device starts for the first time; given by the program.
+pub type BeforeStart = Rc<dyn Fn() -> Result<(), Error>>;
+
 /// The zram target: a compressed RAM disk.
 ///
 /// Lifecycle: made from a parsed table line; the first `resume` makes the shards (and reads what a
@@ -50,6 +53,7 @@ pub struct Zram {
     pub(crate) shared: Arc<Shared>,
     parts: RefCell<Option<Rc<Parts>>>,
     on_reset: RefCell<Option<OnReset>>,
+    before_start: RefCell<Option<BeforeStart>>,
     /// A command runs (T1).
     busy: Cell<bool>,
     pub(crate) changed: WaitList,
@@ -123,6 +127,7 @@ impl Zram {
             shared,
             parts: RefCell::default(),
             on_reset: RefCell::default(),
+            before_start: RefCell::default(),
             busy: Cell::new(false),
             changed: WaitList::new(),
             period: Cell::new(0),
@@ -134,6 +139,11 @@ impl Zram {
     /// Whether it has pages that are gone when it is dropped.
     pub fn would_lose_pages(&self) -> bool {
         !self.persist && self.shared.totals().orig_pages > 0
+    }
+
+    /// What may refuse the first start.
+    pub fn set_before_start(&self, before_start: BeforeStart) {
+        self.before_start.replace(Some(before_start));
     }
 
     /// What `reset` does.
@@ -177,6 +187,8 @@ impl Zram {
         self.suspending.set(false);
         self.shared.cancel.store(false, Relaxed);
         if self.parts.borrow().is_none() {
+            let before_start = self.before_start.borrow().clone();
+            before_start.map_or(Ok(()), |may| may())?;
             let algorithms = self.config.borrow().algorithms();
             let mut layout = self.layout;
             let (mut backing, mut media) = (self.backing.clone(), None);

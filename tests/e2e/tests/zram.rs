@@ -424,6 +424,27 @@ fn memory_goes_back_to_the_system_after_discard_and_compact() {
     verify(&pond, "z", 1..2, |_| vec![0; PAGE]);
 }
 
+#[test]
+fn no_new_table_takes_pages_along_that_are_nowhere_else() {
+    let (table, other) = ("0 65536 zram lz4", "0 65536 zram zstd");
+    let mut pond = Pond::start(&[], &[("ram", table)]);
+    pond.verb(&["load", "ram", "--table", other]);
+    pond.connect("ram").write(0, &page(0, 0)).unwrap();
+    // Loaded while there was nothing to lose; now there is.
+    for args in [&["resume", "ram"][..], &["load", "ram", "--table", other]] {
+        let refused = pond.daemon().try_verb(args).unwrap();
+        assert_eq!(refused.code, 4, "{}", refused.complaint());
+        assert!(refused.complaint().contains("reset or remove"), "{}", refused.complaint());
+    }
+    pond.verb(&["clear", "ram"]);
+    pond.verb(&["resume", "ram"]);
+    let mut found = vec![0; PAGE];
+    pond.connect("ram").read(0, &mut found).unwrap();
+    assert!(found == page(0, 0), "the page is there still");
+    pond.verb(&["set", "ram", "reset", "1"]);
+    pond.terminate();
+}
+
 const PERSISTENT: &str = "0 65536 zram zstd 3 backing_dev ./back.img persist";
 
 #[test]

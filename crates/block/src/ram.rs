@@ -175,6 +175,9 @@ impl Ram {
     }
 
     fn zero(&self, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
         let len = range.end - range.start;
         let to = self.at(range.start, len);
         // SAFETY: mapped for `len` bytes (M1); not seen into by the compiler, as `copy_shared`.

@@ -71,6 +71,8 @@ pub struct MappedDevice {
     mapping: Cell<Mapping>,
     pub(crate) account: Rc<Account>,
     suspended: Cell<bool>,
+    /// The last suspend has failed: targets may hold what they could not keep.
+    pub(crate) unclean: Cell<bool>,
     /// Bios are deferred: from the begin of a suspend to the end of a resume.
     blocked: Cell<bool>,
     deferred: RefCell<VecDeque<Bio>>,
@@ -103,6 +105,7 @@ impl MappedDevice {
             mapping: Cell::default(),
             account: Rc::default(),
             suspended: Cell::new(true),
+            unclean: Cell::new(false),
             blocked: Cell::new(true),
             deferred: RefCell::default(),
             gate: Rc::default(),
@@ -297,7 +300,7 @@ impl MappedDevice {
     ///
     /// After an error of a target the device is suspended all the same.
     pub(crate) async fn suspend(&self) -> Result<(), Error> {
-        if self.suspended.get() {
+        if self.suspended.get() && !self.unclean.get() {
             return Ok(());
         }
         self.blocked.set(true);
@@ -312,6 +315,7 @@ impl MappedDevice {
             None => Ok(()),
         };
         self.suspended.set(true);
+        self.unclean.set(result.is_err()); // Asked again by the next suspend or removal.
         result.map_err(|e| e.within(format!("{}: suspended, but not cleanly", self.name())))
     }
 
@@ -356,6 +360,7 @@ impl MappedDevice {
 
     fn unblock(&self) {
         self.suspended.set(false);
+        self.unclean.set(false);
         self.blocked.set(false);
         if let Some(dm) = self.dm.upgrade() {
             dm.refresh_flats(self);

@@ -112,6 +112,7 @@ impl Dm {
             device.set_inactive(Some(Rc::new(table)));
             // The old table's error does not matter: it is being thrown away.
             let _ = device.suspend().await;
+            device.unclean.set(false);
             device.resume().await?;
         }
         Ok(())

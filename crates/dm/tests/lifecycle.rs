@@ -418,6 +418,12 @@ fn a_target_that_can_not_suspend_is_told_and_stops_a_removal() {
         let e = dm.remove("d", Remove::IfUnused).await.unwrap_err();
         assert_eq!(e.to_string(), "d: suspended, but not cleanly: line 1: told: on purpose");
         assert!(dm.info("d").unwrap().suspended);
+        // It is asked again: what it could not keep is not dropped by a second try.
+        *fail.borrow_mut() = "suspend t".into();
+        let e = dm.remove("d", Remove::IfUnused).await.unwrap_err();
+        assert_eq!(e.to_string(), "d: suspended, but not cleanly: line 1: told: on purpose");
+        *fail.borrow_mut() = "suspend t".into();
+        assert!(dm.suspend("d").await.is_err());
         dm.resume("d").await.unwrap();
         dm.remove("d", Remove::Force).await.unwrap();
         assert!(dm.list().is_empty());

@@ -80,8 +80,8 @@ impl Shard {
         }
     }
 
-    /// Does `work`, which is about to free much, and lets the system have the memory when it lies in
-    /// rows: at its end, and once in a while before.
+    /// Does `work`, which is about to free much, and lets the system have the memory when it lies
+    /// in rows: at its end, and once in a while before.
     pub(crate) async fn freeing<T>(self: &Rc<Self>, work: impl Future<Output = T>) -> T {
         let at_work = Rc::new(Cell::new(true));
         let (going_on, shard) = (at_work.clone(), Rc::downgrade(self));

@@ -19,7 +19,8 @@
 //!   recompressed, written back, read back, overwritten meanwhile.
 //! - Z2 A page leaves memory only when its copy on the backing device is complete and it has not
 //!   been accessed since that was begun.
-//! - Z3 A block of the backing device is reused only when no read and no discard of it is in flight.
+//! - Z3 A block of the backing device is reused only when no read and no discard of it is in
+//!   flight.
 //! - Z4 What comes from the backing device is checked before it is used.
 //! - Z5 Blocks written back never exceed the budget; what was not written is refunded.
 //! - Z6 Attributes are read without waiting for a writeback.

@@ -274,6 +274,8 @@ impl BlockDevice for Zram {
 
     fn submit(&self, bio: Bio) {
         if let Err(status) = self.limits.check(&bio) {
+            // The first shard is on this core (SH2).
+            self.shared.counters(0).invalid_io.add(1);
             return bio.complete(status);
         }
         if bio.op == Op::Flush && !self.persist {

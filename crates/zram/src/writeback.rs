@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::{Class, Flags as BioFlags, Status};
+use block::{Buf, Class, Flags as BioFlags, Status};
 use reactor::{BioFuture, Workers, write, yield_now};
 
 use crate::backing::Backing;
@@ -113,6 +113,8 @@ impl Drop for Job {
 struct Flight {
     job: Rc<Job>,
     write: BioFuture,
+    /// Goes here, where the next batch finds it again, not where the driver lets go of it.
+    _buf: Buf,
     run: Range<u32>,
     pages: Vec<Picked>,
     object_bytes: u64,
@@ -452,7 +454,7 @@ impl Job {
         let write = write(device, BioFlags::BACKGROUND, Class::Background, at, bufs);
         self.in_flight.set(self.in_flight.get() + 1);
         let (job, pages, object_bytes) = (self.clone(), full.pages, full.object_bytes);
-        flights.push(Flight { job, write, run: used, pages, object_bytes });
+        flights.push(Flight { job, write, _buf: full.buf, run: used, pages, object_bytes });
     }
 
     /// The pages of a completed write are on the device; those that have not changed leave memory.

@@ -191,6 +191,7 @@ fn what_does_not_fit_the_pages_is_refused() {
         let part = reactor::read(&*zram, Class::Normal, Sector(0), buf.all().into()).await;
         assert_eq!(part, Err(Status::Invalid));
         assert_eq!(get_run(&*zram, 63, 2).await, Err(Status::Invalid));
+        assert_eq!(numbers(&zram, "io_stat").await, [0, 0, 2, 0]);
         assert_eq!(zram.limits().logical_block_bytes, 4096);
         assert!(!zram.limits().keeps && !zram.limits().volatile_cache);
         assert_eq!(reactor::flush(&*zram, Class::Normal).await, Ok(()));

@@ -12,7 +12,7 @@
 //!
 //! Invariants
 //! - ZF1 A decoder never panics, whatever the bytes; it says what is wrong.
-//! - ZF2 An encoder never writes what its decoder would refuse (asserted before the bytes are made).
+//! - ZF2 An encoder never writes what its decoder would refuse (asserted before bytes are made).
 //! - ZF3 One flipped bit anywhere in what is read is detected.
 //! - ZF4 Magic, version and checksum stay where they are in every version of a unit.
 

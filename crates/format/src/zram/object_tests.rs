@@ -91,7 +91,11 @@ proptest! {
     }
 
     #[test]
-    fn one_flipped_bit_is_seen((priority, bytes) in any_object(), at: prop::sample::Index, bit in 0u32..8) {
+    fn one_flipped_bit_is_seen(
+        (priority, bytes) in any_object(),
+        at: prop::sample::Index,
+        bit in 0u32..8,
+    ) {
         let (mut media, check) = made(3, 4, &Object::Page { priority, bytes: &bytes });
         let at = at.index(media.len());
         media[at] ^= 1u8 << bit;

@@ -243,6 +243,9 @@ impl Superblock {
         if self.slots == 0 {
             return Some("slots");
         }
+        if self.chain.sequence == 0 {
+            return Some("chain_sequence");
+        }
         if self.region_blocks > REGION_BLOCKS_MAX {
             return Some("region_blocks");
         }

@@ -95,6 +95,7 @@ fn values_that_no_writer_makes_are_refused_though_the_checksum_is_good() {
         (104, 5, "checkpoint_units"),
         (108, 2, "checkpoint_area"),
         (109, 1, "reserved"),
+        (112, 0, "chain_sequence"),
         (120, 71, "chain_next"),
         (120, 0, "chain_next"),
         (120, 200, "chain_next"),

@@ -2,8 +2,10 @@
 //! Units of the chain: a header that says where the next unit will be, then objects.
 //!
 //! ```text
-//! 0       8     10     12    16     32         40        48     52         56     60         64       68     72         80
-//! │ magic │ ver │shard │ crc │ uuid │ sequence │ durable │ next │ next_end │ link │ body_crc │ blocks │ life │ reserved │ objects …
+//! 0       8     10      12    16     32         40        48
+//! │ magic │ ver │ shard │ crc │ uuid │ sequence │ durable │
+//! 48     52         56     60         64       68     72         80
+//! │ next │ next_end │ link │ body_crc │ blocks │ life │ reserved │ objects …
 //! ```
 //!
 //! `crc` covers the header, in which `body_crc` covers the rest: a header says what it says even if

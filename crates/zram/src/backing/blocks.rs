@@ -208,7 +208,10 @@ mod tests {
         #[test]
         fn blocks_are_given_to_one_taker_at_a_time(
             count in 1u32..300,
-            steps in prop::collection::vec((any::<bool>(), 1u32..80, any::<prop::sample::Index>()), 1..200),
+            steps in prop::collection::vec(
+                (any::<bool>(), 1u32..80, any::<prop::sample::Index>()),
+                1..200,
+            ),
         ) {
             let mut blocks = Blocks::new(count);
             let mut taken = vec![false; count as usize];

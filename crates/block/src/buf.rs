@@ -337,8 +337,8 @@ impl Bufs {
     }
 
     /// For devices, with the buffers of a bio in hand: copies `out.len()` bytes from `at` on out.
-    /// As a driver does (B1), without looking whether somebody has them borrowed: parts of one buffer
-    /// may be in the hands of several cores. Panics when they are not all inside.
+    /// As a driver does (B1), without looking whether somebody has them borrowed: parts of one
+    /// buffer may be in the hands of several cores. Panics when they are not all inside.
     pub fn take_at(&self, at: usize, out: &mut [u8]) {
         self.pieces(at, out.len(), |from, done, len| {
             let to = &mut out[done..done + len];

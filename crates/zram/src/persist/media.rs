@@ -234,8 +234,7 @@ pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<()
         .map_or(String::new(), |found| format!(" of {} sectors", found.slots * PAGE_SECTORS));
     Err(Error::invalid(format!(
         "{}: it holds a persistent zram{of}: add the option persist, or fill its first 256 KiB \
-         with \
-         zeroes to give that up",
+         with zeroes to give that up",
         named(device)
     )))
 }

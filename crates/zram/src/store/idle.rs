@@ -2,8 +2,8 @@
 //! Idle frames: memory that is there and not in use, and when the system gets it back.
 //!
 //! Giving a frame back costs about as much as compressing a page, whether it is one or a thousand
-//! in a row. So some are kept for the next use; and who is about to free very many keeps them all and
-//! sweeps afterwards, when they lie in a row.
+//! in a row. So some are kept for the next use; and who is about to free very many keeps them all
+//! and sweeps afterwards, when they lie in a row.
 use block::PAGE;
 
 use super::Store;

@@ -2,8 +2,8 @@
 //! The target: life cycle, and the way of a bio to the shards.
 //!
 //! Invariants
-//! - T1 One command at a time: writeback, recompression, compaction and marks take turns. Reading
-//!   an attribute takes none.
+//! - T1 One command at a time: writeback, recompression and compaction take turns. Marking pages
+//!   idle and reading an attribute take none.
 //! - T2 `suspend` ends the command that runs at its next page, and waits for it.
 use std::cell::{Cell, RefCell};
 use std::fmt;

@@ -152,6 +152,8 @@ fn live(
     let gate = Rc::new(Gate { errors_allowed: mix.errors_allowed, ..Gate::default() });
     let gated = Gated { target: target.clone(), gate: gate.clone() };
     let device: Rc<dyn BlockDevice> = Rc::new(Noisy(Rc::new(gated)));
+    let device: Rc<dyn BlockDevice> =
+        if with_faults { device } else { Rc::new(ReadsDoNotFail(device)) };
     let load = Workload::new(world, oracle, mix);
     // What a crash left must be there before anything else happens, and without an error.
     let strict = Workload::new(world, oracle, Mix { errors_allowed: false, ..mix });
@@ -308,4 +310,32 @@ fn a_slot_that_goes_to_a_moved_object_too_early_is_caught() {
 #[test]
 fn a_forgotten_failure_of_a_flush_is_caught() {
     is_caught(Mutation::ForgetFailedFlush, true);
+}
+
+/// On a disk without errors no read fails, however full it is.
+struct ReadsDoNotFail(Rc<dyn BlockDevice>);
+
+impl BlockDevice for ReadsDoNotFail {
+    fn name(&self) -> &str {
+        "reads"
+    }
+
+    fn limits(&self) -> block::Limits {
+        self.0.limits()
+    }
+
+    fn submit(&self, bio: block::Bio) {
+        if bio.op != block::Op::Read {
+            return self.0.submit(bio);
+        }
+        let below = self.0.clone();
+        reactor::spawn(async move {
+            let block::Bio { op, flags, class, sector, len, bufs, done } = bio;
+            let read = reactor::io(&*below, op, flags, class, (sector, len), bufs).await;
+            if let Err(status) = read {
+                panic!("a read of {sector:?} failed: {status}");
+            }
+            done.complete(block::Status::Ok);
+        });
+    }
 }

@@ -152,7 +152,7 @@ fn superblock_head() -> [u8; 10] {
         life: 1,
         codecs: [CodecId::default(); 4],
         checkpoint: Checkpoint::default(),
-        chain: format::zram::ChainStart::default(),
+        chain: format::zram::ChainStart { sequence: 1, ..Default::default() },
     };
     let mut unit = [0; UNIT];
     superblock.encode(0, &mut unit);

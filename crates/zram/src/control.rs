@@ -111,7 +111,6 @@ impl Zram {
                 self.config.replace(config);
                 apply(&self.config.borrow(), &self.shared);
                 crate::policy::start(self);
-                self.changed.wake_all();
                 Ok(())
             }
             _ if attributes::NAMES.contains(&name) => Err(attributes::read_only(name)),

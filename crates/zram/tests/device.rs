@@ -91,10 +91,16 @@ fn attributes_are_read_and_pages_changed_while_a_writeback_runs_and_suspend_ends
         assert!(done >= 100 && done < to_do && to_do == 4096, "{done} of {to_do}");
         put(&*zram, 4000, &noise(4000, 2)).await.unwrap();
         zram.clone().suspend().await.unwrap();
-        while ended.take().is_none() {
-            assert!(numbers(&zram, "bd_stat").await[0] < 4000, "it was not ended");
-            reactor::sleep(block::Nanos(10_000)).await;
-        }
+        let ended = loop {
+            match ended.take() {
+                Some(ended) => break ended,
+                None => reactor::sleep(block::Nanos(10_000)).await,
+            }
+        };
+        let e = ended.expect_err("it was ended before its time");
+        assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
+        let written = numbers(&zram, "bd_stat").await[0];
+        assert!(written < 4000, "{written} pages were written before it ended");
         zram.clone().resume().await.unwrap();
         expect(&zram, 0..4000, 1).await;
         expect(&zram, 4000..4001, 2).await;
@@ -123,6 +129,28 @@ fn a_write_beyond_the_memory_limit_fails_and_leaves_the_old_page() {
         assert!(told.contains("slot 3: mem_limit of 1048576 bytes"), "{told}");
         set(&zram, "mem_limit", "0").await.unwrap();
         put(&*zram, 4, &noise(4, 2)).await.unwrap();
+    });
+}
+
+#[test]
+fn at_the_memory_limit_objects_move_together_for_a_page_that_comes() {
+    Lab::new(4096, 64, "mem_limit 1M").run(async move |zram| {
+        let mut filled = 0;
+        while put(&*zram, filled, &page(filled, 1, 300)).await.is_ok() {
+            filled += 1;
+        }
+        for slot in (0..filled).filter(|slot| slot % 4 != 0) {
+            drop_pages(&*zram, slot, 1).await;
+        }
+        // All spans are still in use, each by a few of its objects.
+        let stat = numbers(&zram, "mm_stat").await;
+        assert!(stat[2] > (1 << 20) * 9 / 10 && stat[1] < 1 << 19, "{stat:?}");
+        for slot in 2000..2100 {
+            put(&*zram, slot, &noise(slot, 1)).await.expect("there is room between the objects");
+        }
+        for slot in (0..filled).step_by(4) {
+            assert!(get(&*zram, slot).await == Ok(page(slot, 1, 300)), "slot {slot}");
+        }
     });
 }
 

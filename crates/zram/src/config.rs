@@ -12,7 +12,7 @@ use crate::algorithms::{Choice, Files};
 use crate::codec::Algorithm;
 use crate::codecs::Algorithms;
 use crate::layout::PAGE_SECTORS;
-use crate::persist::Mutation;
+use crate::mutation::Mutation;
 use crate::shared::{BATCH_PAGES, INFLIGHT};
 use crate::value::{boolean, bytes, number, number_u32, page_bytes};
 

@@ -36,6 +36,7 @@ mod config;
 mod control;
 mod idle;
 mod layout;
+mod mutation;
 mod pack;
 mod parts;
 mod persist;
@@ -58,7 +59,7 @@ pub use algorithms::{DICTIONARY_BYTES_MAX, Files, NoFiles};
 pub use codec::Algorithm;
 pub use config::{Config, SECTORS_MAX, SHARDS_MAX};
 #[doc(hidden)]
-pub use persist::Mutation;
+pub use mutation::Mutation;
 pub use settings::{Settings, Start};
 pub use target::{BeforeStart, OnReset, Zram};
 

@@ -25,8 +25,8 @@ use reactor::{BioFuture, read};
 use smallvec::SmallVec;
 
 use crate::backing::{Address, Backing, Cached, EXTENT_BLOCKS};
+use crate::mutation::Mutation;
 use crate::pack::verify;
-use crate::persist::Mutation;
 use crate::read::Wanted;
 use crate::shard::Shard;
 use crate::slot::PAGE;

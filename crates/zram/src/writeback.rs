@@ -33,7 +33,7 @@ use reactor::{BioFuture, Workers, write, yield_now};
 
 use crate::backing::Backing;
 use crate::command::Which;
-use crate::persist::Mutation;
+use crate::mutation::Mutation;
 use crate::shard::Shard;
 use crate::slot::{Flags, PAGE};
 use batch::{Added, Batch, Picked};

@@ -445,6 +445,26 @@ fn no_new_table_takes_pages_along_that_are_nowhere_else() {
     pond.terminate();
 }
 
+#[test]
+fn memory_goes_back_to_the_system_after_a_writeback() {
+    if !fuse() {
+        return;
+    }
+    let table = "0 262144 zram lz4 2 backing_dev ./back.img";
+    let pond = Pond::start_mounted(&[("back.img", 128 * MIB)], &[("z", table)]);
+    let zram = Files::of(&pond, "z");
+    fill(&pond, "z", 0..256, noise);
+    let base = resident(&pond);
+    fill(&pond, "z", 0..64 * MIB / PAGE as u64, noise);
+    let full = resident(&pond);
+    assert!(full - base > 60 * MIB, "{base}, then {full} resident");
+    zram.set("idle", "all");
+    zram.set("writeback", "idle");
+    assert_eq!(zram.numbers("mm_stat")[2], 0);
+    let after = resident(&pond);
+    assert!(full - after > 60 * MIB, "{base} empty, {full} full, {after} written back");
+}
+
 const PERSISTENT: &str = "0 65536 zram zstd 3 backing_dev ./back.img persist";
 
 #[test]

@@ -29,8 +29,8 @@ use block::BlockDevice;
 use reactor::WaitList;
 
 use crate::layout::Region;
+use crate::mutation::Mutation;
 use crate::pack::blocks_of;
-use crate::persist::Mutation;
 use cache::Cache;
 
 /// A shard's region of the backing device.

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::blocks::Blocks;
 use crate::layout::{PAGE_SECTORS, Region};
-use crate::persist::Mutation;
+use crate::mutation::Mutation;
 use crate::slot::PAGE;
 
 /// For how long blocks are gathered before they are discarded, and how often it is looked whether

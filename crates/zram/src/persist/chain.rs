@@ -19,9 +19,10 @@ use block::{Class, Flags, Status};
 use format::zram::{ChainStart, Object, UNIT_BLOCKS_MAX, UNIT_HEADER, UnitHeader};
 use reactor::{spawn, yield_now};
 
+use super::Persist;
 use super::image::Image;
-use super::{Mutation, Persist};
 use crate::backing::{Address, Space};
+use crate::mutation::Mutation;
 use crate::pack::{BLOCK, Packer};
 use crate::shard::Shard;
 use crate::slot::Flags as Is;

@@ -24,10 +24,11 @@ use block::Status;
 use format::zram::{ChainStart, Checkpoint, MAP_ENTRIES, MapEntry, Superblock};
 use reactor::{spawn, yield_now};
 
+use super::Persist;
 use super::chain::take_run;
 use super::image::Image;
 use super::media::{MapWriter, write_superblock};
-use super::{Mutation, Persist};
+use crate::mutation::Mutation;
 use crate::shard::Shard;
 use crate::slot::Flags;
 

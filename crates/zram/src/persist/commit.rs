@@ -9,8 +9,8 @@ use std::rc::Rc;
 
 use block::{Class, Status};
 
-use super::Mutation;
 use super::chain::Todo;
+use crate::mutation::Mutation;
 use crate::shard::Shard;
 
 /// Somebody who waits for slots to be durable.

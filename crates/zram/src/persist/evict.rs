@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use block::Status;
 
-use super::Mutation;
 use super::chain::Todo;
 use super::image::Image;
+use crate::mutation::Mutation;
 use crate::shard::Shard;
 use crate::slot::Flags;
 use crate::writeback::Outcome;

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Class, Completion, Limits, Op, Status};
 use reactor::spawn;
 
-use super::Mutation;
+use crate::mutation::Mutation;
 
 /// See the module. Lives on one core; shards on others reach it through a remote.
 pub(crate) struct Gate {

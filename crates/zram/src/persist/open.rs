@@ -19,6 +19,7 @@ use format::zram::{
 };
 use reactor::WaitList;
 
+use super::Persist;
 use super::bits::Bits;
 use super::chain::{Chain, take_run};
 use super::image::{Image, Images};
@@ -26,10 +27,10 @@ use super::media::{
     MapWriter, Media, codec_ids, damaged, io_error, mend, read_copies, write_superblock,
 };
 use super::replay::replay;
-use super::{Mutation, Persist};
 use crate::backing::Backing;
 use crate::codecs::Algorithms;
 use crate::layout::{PAGE_SECTORS, Region};
+use crate::mutation::Mutation;
 use crate::pack::BLOCK;
 
 /// Units of a map read at once: 1 MiB.

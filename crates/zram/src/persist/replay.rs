@@ -11,10 +11,10 @@ use format::zram::{
     decode_unit, object_bytes, walk,
 };
 
-use super::Mutation;
 use super::image::{Image, Images};
 use super::open::Opening;
 use crate::backing::Address;
+use crate::mutation::Mutation;
 use crate::pack::BLOCK;
 
 /// Blocks read at once where a unit begins: most units are no longer, 128 KiB.

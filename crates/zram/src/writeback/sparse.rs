@@ -15,8 +15,8 @@ use reactor::{read, yield_now};
 
 use super::{Job, WALK_RUN, Walk};
 use crate::backing::{Address, Backing};
+use crate::mutation::Mutation;
 use crate::pack::verify;
-use crate::persist::Mutation;
 use crate::shard::Shard;
 use crate::slot::{Flags, PAGE, Slot};
 

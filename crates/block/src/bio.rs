@@ -75,6 +75,16 @@ pub enum Class {
     Idle,
 }
 
+/// Who opened a device: a connection of a client, an open file. It tells writers apart, who are
+/// slowed each by its own share, and those who must each hear of an error once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Opener(pub u32);
+
+impl Opener {
+    /// Nobody in particular: engines, and who opens nothing.
+    pub const NOBODY: Opener = Opener(0);
+}
+
 /// One block request. It is remapped in place (`sector` rewritten) on its way to a leaf.
 #[must_use = "a bio must be submitted or completed"]
 pub struct Bio {
@@ -84,6 +94,8 @@ pub struct Bio {
     pub flags: Flags,
     /// Whose latency it is part of.
     pub class: Class,
+    /// Who sent it.
+    pub opener: Opener,
     /// First sector; zero for a flush.
     pub sector: Sector,
     /// Length; zero for a flush. Equals the buffers' length for reads and writes.

@@ -357,6 +357,20 @@ impl Bufs {
         });
     }
 
+    /// For devices, as [`Bufs::take_at`]: copies `len` bytes from `from` of `source` on to the bytes
+    /// from `at` on. The two are different memory.
+    pub fn put_from(&self, at: usize, source: &Bufs, from: usize, len: usize) {
+        self.pieces(at, len, |to, done, len| {
+            let mut to = to;
+            source.pieces(from + done, len, |from, _, len| {
+                // SAFETY: as in `take_at`: both are alive for `len` bytes and in the hands of whoever
+                // has the two bios.
+                unsafe { copy_shared(to.cast(), from.cast(), len) };
+                to = to.wrapping_add(len);
+            });
+        });
+    }
+
     /// Calls `f` with pointer, position and length of each contiguous piece of a range.
     fn pieces(&self, at: usize, len: usize, mut f: impl FnMut(*mut u8, usize, usize)) {
         let (mut skip, mut done) = (at, 0);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Who takes bios: devices, pure mappings, and targets of a table.
 use std::any::Any;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
-use crate::{Bio, Error, Limits, Op, Sector, Status};
+use crate::{Bio, Error, Limits, Op, Opener, Sector, Status};
 
 /// A future of the control path: boxed, on one core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -23,6 +24,22 @@ pub trait BlockDevice {
 
     /// Takes the bio; see the border contract at the head of this room.
     fn submit(&self, bio: Bio);
+
+    /// Where `len` sectors from `at` on lie, as far as one answer holds; `None` when the device
+    /// takes its bios itself. `at + len` is within the capacity. An answer is right as long as
+    /// [`map_generation`](BlockDevice::map_generation) stays the same: bios go by it only then.
+    fn map_blocks(&self, _at: Sector, _len: Sector) -> Option<Mapped> {
+        None
+    }
+
+    /// Changes whenever an answer of [`map_blocks`](BlockDevice::map_blocks) may be another one.
+    fn map_generation(&self) -> u64 {
+        0
+    }
+
+    /// A writer above has just been made to wait because too much is dirty. Whoever throttles
+    /// writeback below lets more of it through for a while.
+    fn dirtier_waited(&self) {}
 
     /// The device as the end of flat mappings, if it can be one.
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -62,6 +79,63 @@ pub struct Extent {
     pub sector: Sector,
     /// How far the answer holds; at least 1 and at most what was asked.
     pub len: Sector,
+}
+
+/// What one answer of [`BlockDevice::map_blocks`] tells: `len` sectors lie from `sector` on, on
+/// `base`.
+#[derive(Clone)]
+pub struct Mapped {
+    /// To be sent there with [`Base::submit_at`].
+    pub base: Rc<dyn Base>,
+    /// First sector there.
+    pub sector: Sector,
+    /// How far the answer holds; at least 1 and at most what was asked.
+    pub len: Sector,
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapped({} {}+{})", self.base.name(), self.sector, self.len)
+    }
+}
+
+/// A device as one opener has it: what is sent through it says who sent it.
+pub struct OpenedBy {
+    device: Rc<dyn BlockDevice>,
+    opener: Opener,
+}
+
+impl OpenedBy {
+    /// `device`, opened by `opener`.
+    pub fn new(device: Rc<dyn BlockDevice>, opener: Opener) -> OpenedBy {
+        OpenedBy { device, opener }
+    }
+}
+
+impl BlockDevice for OpenedBy {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.device.limits()
+    }
+
+    fn submit(&self, bio: Bio) {
+        self.device.submit(Bio { opener: self.opener, ..bio });
+    }
+
+    fn map_blocks(&self, at: Sector, len: Sector) -> Option<Mapped> {
+        self.device.map_blocks(at, len)
+    }
+
+    fn map_generation(&self) -> u64 {
+        self.device.map_generation()
+    }
+
+    fn dirtier_waited(&self) {
+        self.device.dirtier_waited();
+    }
 }
 
 /// A pure mapping: where sectors live, and for how long they are contiguous. No I/O, no state.

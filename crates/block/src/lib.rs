@@ -25,10 +25,12 @@ mod ram;
 mod status;
 mod units;
 
-pub use bio::{Bio, Class, Flags, Op};
+pub use bio::{Bio, Class, Flags, Op, Opener};
 pub use buf::{Buf, Bufs, PAGE, Slice};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
-pub use device::{Access, Base, BlockDevice, Extent, LocalFuture, Map, OnFault, Target};
+pub use device::{
+    Access, Base, BlockDevice, Extent, LocalFuture, Map, Mapped, OnFault, OpenedBy, Target,
+};
 pub use error::{Error, ErrorKind};
 pub use limits::Limits;
 pub use ram::Ram;

@@ -32,6 +32,8 @@ pub struct Limits {
     pub keeps: bool,
     /// Whether seeks cost (HDD): decides writeback tuning.
     pub rotational: bool,
+    /// Commands the device works on at once; 0 when nobody knows.
+    pub queue_depth: u32,
 }
 
 impl Limits {
@@ -50,6 +52,7 @@ impl Limits {
             volatile_cache: true,
             keeps: true,
             rotational: false,
+            queue_depth: 0,
         }
     }
 
@@ -73,6 +76,10 @@ impl Limits {
         self.volatile_cache |= below.volatile_cache;
         self.keeps &= below.keeps;
         self.rotational |= below.rotational;
+        self.queue_depth = match (self.queue_depth, below.queue_depth) {
+            (0, depth) | (depth, 0) => depth,
+            (a, b) => a.min(b),
+        };
     }
 
     /// Whether `bio` lies on the device, is aligned, and its buffers hold exactly its length.

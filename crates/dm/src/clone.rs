@@ -27,8 +27,8 @@ impl OnDone for Original {
 
 /// A clone of `bio`, whose end ends the original.
 pub(crate) fn clone_of(bio: Bio) -> Bio {
-    let Bio { op, flags, class, sector, len, bufs, done } = bio;
+    let Bio { op, flags, class, opener, sector, len, bufs, done } = bio;
     let original = Original { op, flags, class, sector, len, bufs: bufs.clone() };
     let done = reactor::chain(done, Rc::new(original), 0);
-    Bio { op, flags, class, sector, len, bufs, done }
+    Bio { op, flags, class, opener, sector, len, bufs, done }
 }

@@ -26,7 +26,8 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Error, Limits, LocalFuture, Map, OnFault, Sector, Status, crashing,
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, Map, Mapped, OnFault, Sector, Status,
+    crashing,
 };
 use reactor::{Epoch, WaitList};
 
@@ -59,6 +60,8 @@ pub struct MappedDevice {
     bare: RefCell<Option<Rc<dyn Bare>>>,
     /// The one that leads nowhere where there is none: one branch less for each bio.
     flat: RefCell<Rc<Flat>>,
+    /// Counts flat mappings.
+    flat_generation: Cell<u64>,
     /// Bases of flat mappings of before, as long as somebody else holds them: something that was
     /// sent there since the last suspend may be in flight.
     past: RefCell<Vec<Weak<dyn Base>>>,
@@ -98,6 +101,7 @@ impl MappedDevice {
             inactive: RefCell::default(),
             bare: RefCell::default(),
             flat: RefCell::new(Rc::new(Flat::nowhere())),
+            flat_generation: Cell::new(0),
             past: RefCell::default(),
             held: Cell::new(true),
             published: Cell::new(false),
@@ -182,6 +186,7 @@ impl MappedDevice {
         let pure = in_place && !self.held.get();
         let new = self.live().filter(|_| pure).and_then(|t| t.flatten());
         let old = self.flat.replace(Rc::new(new.unwrap_or_else(Flat::nowhere)));
+        self.flat_generation.set(self.flat_generation.get() + 1);
         let mut past = self.past.borrow_mut();
         past.retain(|base| base.strong_count() > 0);
         for base in old.bases() {
@@ -474,6 +479,20 @@ impl BlockDevice for MappedDevice {
             Some((base, sector)) => base.submit_at(sector, bio),
             None if flat.is_nowhere() => self.submit_counted(bio),
             None => flat.submit_elsewhere(bio),
+        }
+    }
+
+    fn map_blocks(&self, at: Sector, len: Sector) -> Option<Mapped> {
+        self.flat.borrow().map_blocks(at, len)
+    }
+
+    fn map_generation(&self) -> u64 {
+        self.flat_generation.get()
+    }
+
+    fn dirtier_waited(&self) {
+        for base in self.flat.borrow().bases() {
+            base.dirtier_waited();
         }
     }
 

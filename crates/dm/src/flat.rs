@@ -22,7 +22,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Base, Bio, BlockDevice, Extent, Limits, Map, OnFault, Op, Sector};
+use block::{Base, Bio, BlockDevice, Extent, Limits, Map, Mapped, OnFault, Op, Sector};
 
 use crate::layout::Layout;
 use crate::split::{Split, flush_all};
@@ -523,6 +523,14 @@ impl BlockDevice for Flat {
 
     fn limits(&self) -> Limits {
         self.limits.clone()
+    }
+
+    fn map_blocks(&self, at: Sector, len: Sector) -> Option<Mapped> {
+        if self.is_nowhere() {
+            return None;
+        }
+        let (base, sector, left) = self.root.resolve(at.0);
+        Some(Mapped { base: base.clone(), sector: Sector(sector), len: len.min(Sector(left)) })
     }
 
     fn submit(&self, bio: Bio) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Split: one request as several, its outcome the worst of theirs. Shares the data, allocates.
-use block::{Bio, BlockDevice, Bufs, Class, Completion, Flags, Op, Sector, Status};
+use block::{Bio, BlockDevice, Bufs, Class, Completion, Flags, Op, Opener, Sector, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
@@ -10,6 +10,7 @@ pub(crate) struct Split {
     op: Op,
     flags: Flags,
     class: Class,
+    opener: Opener,
     bufs: Bufs,
     parent: Completion,
     parts: SmallVec<[BioFuture; 8]>,
@@ -17,8 +18,8 @@ pub(crate) struct Split {
 
 impl Split {
     pub(crate) fn new(bio: Bio) -> Split {
-        let Bio { op, flags, class, bufs, done, .. } = bio;
-        Split { op, flags, class, bufs, parent: done, parts: SmallVec::new() }
+        let Bio { op, flags, class, opener, bufs, done, .. } = bio;
+        Split { op, flags, class, opener, bufs, parent: done, parts: SmallVec::new() }
     }
 
     /// Sends `len` sectors to `dev` at `sector`; their data begins `skip` sectors into the request.
@@ -33,7 +34,9 @@ impl Split {
             Op::Read | Op::Write => self.bufs.slice(bytes(skip)..bytes(skip + len)),
             Op::Flush | Op::Discard | Op::WriteZeroes => Bufs::new(),
         };
-        self.parts.push(reactor::io(dev, self.op, self.flags, self.class, (sector, len), bufs));
+        let part = (sector, len);
+        let (op, flags, class, opener) = (self.op, self.flags, self.class, self.opener);
+        self.parts.push(reactor::io_by(opener, dev, op, flags, class, part, bufs));
     }
 
     /// Completes the request when all its parts have ended; at once when it has none.

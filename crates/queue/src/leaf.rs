@@ -95,7 +95,7 @@ impl Base for Leaf {
         }
         let ticket = self.watch.stats.begin(bio.op, sector, bio.len);
         let tag = self.watch.tickets.borrow_mut().insert(ticket) as u64;
-        let Bio { op, flags, class: _, sector: _, len, bufs, done } = bio;
+        let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
         let done = chain(done, self.watch.clone(), tag);
         let fua = flags.contains(Flags::FUA);
         let (offset, len) = (sector.bytes(), len.bytes());

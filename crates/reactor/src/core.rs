@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use block::{BlockDevice, CoreId, Nanos, Status, crashing, set_crashing};
+use block::{BlockDevice, CoreId, Nanos, Opener, Status, crashing, set_crashing};
 use slab::Slab;
 
 use crate::anchor::Anchors;
@@ -78,6 +78,7 @@ pub(crate) struct Core {
     pub(crate) timers: RefCell<Timers>,
     pub(crate) exports: RefCell<Exports>,
     outbox: RefCell<Outbox>,
+    openers: Cell<u32>,
     pub(crate) calls: Calls,
     pub(crate) anchors: RefCell<Anchors>,
 }
@@ -114,6 +115,17 @@ pub fn now() -> Nanos {
 /// Random bits from the driver: seeded under simulation.
 pub fn random() -> u64 {
     with_core(|c| c.driver.borrow_mut().random())
+}
+
+/// A number for somebody who opens a device here. No other opener of any core has it, until after
+/// sixteen million of this core.
+pub fn new_opener() -> Opener {
+    const BITS: u32 = 24;
+    with_core(|c| {
+        let nth = c.openers.get() % ((1 << BITS) - 1) + 1;
+        c.openers.set(nth);
+        Opener(u32::from(c.id.0) << BITS | nth)
+    })
 }
 
 /// Starts a task on this core. It runs until it ends; only a power cut cancels it.
@@ -262,6 +274,7 @@ impl Reactor {
             timers: RefCell::default(),
             exports: RefCell::default(),
             outbox: RefCell::default(),
+            openers: Cell::new(0),
             calls: Calls::default(),
             anchors: RefCell::default(),
         }));

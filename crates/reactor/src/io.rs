@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Bio, BlockDevice, Bufs, Class, Completion, CoreId, Flags, Op, OpKey, Sector, Status, crashing,
+    Bio, BlockDevice, Bufs, Class, Completion, CoreId, Flags, Op, OpKey, Opener, Sector, Status,
+    crashing,
 };
 use slab::Slab;
 
@@ -181,8 +182,21 @@ pub fn io(
     (sector, len): (Sector, Sector),
     bufs: Bufs,
 ) -> BioFuture {
+    io_by(Opener::NOBODY, dev, op, flags, class, (sector, len), bufs)
+}
+
+/// As [`io`], for somebody.
+pub fn io_by(
+    opener: Opener,
+    dev: &dyn BlockDevice,
+    op: Op,
+    flags: Flags,
+    class: Class,
+    (sector, len): (Sector, Sector),
+    bufs: Bufs,
+) -> BioFuture {
     let (key, done) = new_completion(Slot::Waiting(None));
-    dev.submit(Bio { op, flags, class, sector, len, bufs, done });
+    dev.submit(Bio { op, flags, class, opener, sector, len, bufs, done });
     BioFuture(IoFuture(key))
 }
 

@@ -36,13 +36,13 @@ mod workers;
 
 pub use crate::anchor::{Anchor, anchor, anchored, unanchor};
 pub use crate::call::call;
-pub use crate::core::{Reactor, core_id, export, now, post, random, spawn, unexport};
+pub use crate::core::{Reactor, core_id, export, new_opener, now, post, random, spawn, unexport};
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;
 pub use grace::{Epoch, Grace};
 pub use io::{
-    BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, push_bio, read, write,
-    write_zeroes,
+    BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, io_by, push_bio, read,
+    write, write_zeroes,
 };
 pub use remote::Remote;
 pub use timer::{sleep, yield_now};

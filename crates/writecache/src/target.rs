@@ -233,6 +233,7 @@ pub(crate) fn limits(
         volatile_cache: true,
         keeps: o.keeps && c.keeps,
         rotational: false,
+        queue_depth: 0,
     }
 }
 

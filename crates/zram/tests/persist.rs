@@ -330,7 +330,7 @@ impl BlockDevice for ReadsDoNotFail {
         }
         let below = self.0.clone();
         reactor::spawn(async move {
-            let block::Bio { op, flags, class, sector, len, bufs, done } = bio;
+            let block::Bio { op, flags, class, opener: _, sector, len, bufs, done } = bio;
             let read = reactor::io(&*below, op, flags, class, (sector, len), bufs).await;
             if let Err(status) = read {
                 panic!("a read of {sector:?} failed: {status}");

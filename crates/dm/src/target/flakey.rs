@@ -177,9 +177,10 @@ impl Flakey {
     /// Reads, then spoils what came.
     fn read_corrupted(&self, bio: Bio, corrupt: Corrupt) {
         let area = self.area.clone();
-        let Bio { op, flags, class, sector, len, bufs, done } = bio;
+        let Bio { op, flags, class, opener, sector, len, bufs, done } = bio;
         let place = (area.offset + sector, len);
-        let read = reactor::io(&*area.device, op, flags, class, place, bufs.clone());
+        let device = &*area.device;
+        let read = reactor::io_by(opener, device, op, flags, class, place, bufs.clone());
         reactor::spawn(async move {
             let status = read.await.into();
             if status == Status::Ok {

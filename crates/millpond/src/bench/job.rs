@@ -24,7 +24,7 @@ use std::task::{Context, Poll, Waker};
 
 use block::{
     Bio, BlockDevice, Buf, Class, Completion, CoreId, ErrorKind, Flags, IoError, Nanos, Op, OpKey,
-    Sector, Status,
+    Opener, Sector, Status,
 };
 use clap::ValueEnum;
 use control::Failure;
@@ -412,6 +412,7 @@ impl Job {
             op,
             flags: Flags::empty(),
             class: Class::Foreground,
+            opener: Opener::NOBODY,
             sector: chosen.sector,
             len: self.block,
             bufs: chosen.buf.all().into(),

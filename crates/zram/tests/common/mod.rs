@@ -139,7 +139,7 @@ impl BlockDevice for Noisy {
                 below.submit(bio);
             }
             Op::Read => reactor::spawn(async move {
-                let Bio { op, flags, class, sector, len: sectors, bufs, done } = bio;
+                let Bio { op, flags, class, opener: _, sector, len: sectors, bufs, done } = bio;
                 let data = Buf::alloc(len);
                 let at: (Sector, Sector) = (sector, sectors);
                 let read = reactor::io(&*below, op, flags, class, at, data.all().into()).await;

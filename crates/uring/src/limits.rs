@@ -2,7 +2,7 @@
 //! Limits of files and block devices, as the kernel tells them.
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use block::{Buf, Error, Limits, PAGE, Sector};
 use rustix::fs::{
@@ -81,6 +81,7 @@ fn of_regular_file(fd: &OwnedFd, stat: &Statx) -> Limits {
         discard_granularity_bytes: if holes { block } else { 0 },
         write_zeroes: holes,
         rotational: queue_number(stat.stx_dev_major, stat.stx_dev_minor, "rotational") == Some(1),
+        queue_depth: queue_depth(&device_dir(stat.stx_dev_major, stat.stx_dev_minor)),
         ..Limits::new(Sector::from_bytes(stat.stx_size))
     }
 }
@@ -109,19 +110,68 @@ fn of_block_device(path: &Path, fd: &OwnedFd, stat: &Statx, direct: bool) -> Res
         // The page cache is volatile whatever lies below.
         volatile_cache: !(direct && write_through),
         rotational: number("rotational") == Some(1),
+        queue_depth: queue_depth(&device_dir(major, minor)),
         ..Limits::new(Sector::from_bytes(bytes))
     })
 }
 
-/// A queue attribute of a block device, or of the disk that a partition lies on.
-fn queue_text(major: u32, minor: u32, name: &str) -> Option<String> {
-    let device = format!("/sys/dev/block/{major}:{minor}");
-    ["queue", "../queue"]
+/// What the kernel shows of a block device.
+fn device_dir(major: u32, minor: u32) -> PathBuf {
+    format!("/sys/dev/block/{major}:{minor}").into()
+}
+
+/// An attribute of a block device, or of the disk that a partition lies on.
+fn attribute(device: &Path, name: &str) -> Option<String> {
+    let text = [device.join(name), device.join("..").join(name)]
         .iter()
-        .find_map(|queue| fs::read_to_string(format!("{device}/{queue}/{name}")).ok())
-        .map(|text| text.trim().to_owned())
+        .find_map(|path| fs::read_to_string(path).ok())?;
+    Some(text.trim().to_owned())
+}
+
+/// How many requests a disk takes at once: what its queue holds, or less where its driver says
+/// that the device takes less. 0 when neither is known.
+fn queue_depth(device: &Path) -> u32 {
+    let number = |name| attribute(device, name)?.parse::<u32>().ok().filter(|n| *n > 0);
+    let (queue, driver) = (number("queue/nr_requests"), number("device/queue_depth"));
+    queue.into_iter().chain(driver).min().unwrap_or(0)
+}
+
+fn queue_text(major: u32, minor: u32, name: &str) -> Option<String> {
+    attribute(&device_dir(major, minor), &format!("queue/{name}"))
 }
 
 fn queue_number(major: u32, minor: u32, name: &str) -> Option<u64> {
     queue_text(major, minor, name)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_depth_is_the_smaller_of_what_queue_and_driver_say_for_disks_and_partitions() {
+        let dir = std::env::temp_dir().join(format!("millpond-limits-{}", std::process::id()));
+        let cases: [(&str, Option<&str>, Option<&str>, u32); 6] = [
+            ("sata", Some("256\n"), Some("32\n"), 32),
+            ("slow", Some("4\n"), Some("254\n"), 4),
+            ("nvme", Some("1023\n"), None, 1023),
+            ("loop", None, None, 0),
+            ("none", Some("0\n"), None, 0),
+            ("odd", Some("many\n"), Some("1\n"), 1),
+        ];
+        for (disk, queue, driver, depth) in cases {
+            let disk_dir = dir.join(disk);
+            fs::create_dir_all(disk_dir.join("part1")).unwrap();
+            for (folder, name, text) in
+                [("queue", "nr_requests", queue), ("device", "queue_depth", driver)]
+            {
+                let Some(text) = text else { continue };
+                fs::create_dir_all(disk_dir.join(folder)).unwrap();
+                fs::write(disk_dir.join(folder).join(name), text).unwrap();
+            }
+            assert_eq!(queue_depth(&disk_dir), depth, "{disk}");
+            assert_eq!(queue_depth(&disk_dir.join("part1")), depth, "a partition of {disk}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -19,13 +19,13 @@ use std::path::{Component, Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
-use block::{BlockDevice, Error};
+use block::{BlockDevice, Error, OpenedBy};
 use control::Failure;
 use dm::MappedDevice;
 use fuse::{
     Answer, Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options, SideGate,
 };
-use reactor::Workers;
+use reactor::{Workers, new_opener};
 
 use crate::core::Core;
 use crate::engine::Engine;
@@ -92,7 +92,8 @@ struct Known {
 
 /// A device held open by a file.
 struct OpenFile {
-    device: Rc<dyn BlockDevice>,
+    /// As this file has it: what comes from different files has different openers.
+    device: OpenedBy,
     gate: Rc<Gate>,
     /// Keeps a mapped device from being removed, too.
     _lent: Lent,
@@ -130,7 +131,7 @@ impl Face {
             open: RefCell::default(),
             next: Cell::new(1),
             jobs: Workers::new(JOBS_MAX, |(file, job): (Rc<OpenFile>, Job)| async move {
-                job.serve(&*file.device, &file.gate).await;
+                job.serve(&file.device, &file.gate).await;
             }),
         }
     }
@@ -189,6 +190,7 @@ impl Face {
         let block_bytes = device.limits().logical_block_bytes;
         let here = Here { id, handle: lent.handle(), side: gate.side(), block_bytes };
         let number = self.next();
+        let device = OpenedBy::new(device, new_opener());
         self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, gate, _lent: lent }));
         Ok((OpenId(number), here))
     }

@@ -57,6 +57,13 @@ impl BlockDevice for OpenLeaf {
         }
     }
 
+    fn dirtier_waited(&self) {
+        match self {
+            OpenLeaf::File(leaf, _) => leaf.dirtier_waited(),
+            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {} // no queue
+        }
+    }
+
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
         Some(self)
     }

@@ -10,8 +10,8 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{Buf, Nanos, Status};
-use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, now, spawn};
+use block::{Buf, Nanos, OpenedBy, Status};
+use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, new_opener, now, spawn};
 
 use crate::handshake::{Handshake, Session, Step};
 use crate::job::{Job, check, held_bytes};
@@ -176,7 +176,9 @@ impl Conn {
 
 /// A connection's whole life.
 pub(crate) async fn run(conn: Rc<Conn>) {
-    if let Some((session, rest)) = handshake(&conn).await {
+    if let Some((mut session, rest)) = handshake(&conn).await {
+        // Each connection is a client of its own: what is below tells writers apart by it.
+        session.device = Rc::new(OpenedBy::new(session.device, new_opener()));
         conn.deadline.set(conn.deadline.get().filter(|_| conn.draining.get()));
         let _ = conn.session.set(session);
         spawn(send::run(conn.clone()));

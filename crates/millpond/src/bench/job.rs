@@ -29,7 +29,7 @@ use block::{
 use clap::ValueEnum;
 use control::Failure;
 use hdrhistogram::Histogram;
-use reactor::{OnDone, chain, core_id, flush, now, write};
+use reactor::{OnDone, chain, core_id, flush, new_opener, now, write};
 
 use crate::bench::pattern::{Blocks, Turn};
 
@@ -192,6 +192,7 @@ struct Slot {
 struct Job {
     device: Rc<dyn BlockDevice>,
     home: CoreId,
+    opener: Opener,
     ready: Rc<Ready>,
     slots: Vec<Slot>,
     /// Taken from `ready`, and given back empty.
@@ -276,6 +277,7 @@ impl Job {
         Job {
             device,
             home: core_id(),
+            opener: new_opener(),
             ready: Rc::new(ready),
             slots: (0..depth).map(slot).collect(),
             batch: Vec::with_capacity(depth as usize),
@@ -412,7 +414,7 @@ impl Job {
             op,
             flags: Flags::empty(),
             class: Class::Foreground,
-            opener: Opener::NOBODY,
+            opener: self.opener,
             sector: chosen.sector,
             len: self.block,
             bufs: chosen.buf.all().into(),

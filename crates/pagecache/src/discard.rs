@@ -1,2 +1,130 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Discards and write zeroes.
+//! Discards and write zeroes: what is cached of the range goes, and the device below is told.
+//!
+//! Pages that the range covers in part stay: a discard leaves them as they are, zeroes are written
+//! into them.
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use block::{Bio, Buf, Bufs, Flags, Op, Opener, PAGE, Sector, Status};
+use reactor::WaitList;
+
+use crate::{PAGE_SECTORS, PageCache};
+
+/// The discards that are below (PC5).
+#[derive(Default)]
+pub(crate) struct Discards {
+    next: Cell<u64>,
+    below: RefCell<Vec<(u64, Range<u64>)>>,
+}
+
+impl Discards {
+    /// Whether one of them has any of `pages`.
+    pub(crate) fn overlap(&self, pages: &Range<u64>) -> bool {
+        let below = self.below.borrow();
+        below.iter().any(|(_, range)| range.start < pages.end && pages.start < range.end)
+    }
+
+    /// Waits until none has any of `pages`.
+    pub(crate) async fn passed(&self, pages: &Range<u64>, changed: &WaitList) {
+        if self.overlap(pages) {
+            changed.wait_for(|| !self.overlap(pages)).await;
+        }
+    }
+
+    fn begin(&self, pages: Range<u64>) -> u64 {
+        let id = self.next.replace(self.next.get() + 1);
+        self.below.borrow_mut().push((id, pages));
+        id
+    }
+
+    fn end(&self, id: u64) {
+        self.below.borrow_mut().retain(|(i, _)| *i != id);
+    }
+}
+
+impl PageCache {
+    pub(crate) fn discard(&self, bio: Bio) {
+        let supported = match bio.op {
+            Op::WriteZeroes => self.limits.write_zeroes,
+            Op::Discard => self.limits.discard_granularity_bytes > 0,
+            Op::Read | Op::Write | Op::Flush => false,
+        };
+        if !supported {
+            return bio.complete(Status::NotSupported);
+        }
+        let me = self.rc();
+        reactor::spawn(async move {
+            let status = me.discard_range(&bio).await.into();
+            bio.complete(status);
+        });
+    }
+
+    async fn discard_range(&self, bio: &Bio) -> Result<(), Status> {
+        let (from, to) = (bio.sector.0, bio.end().0);
+        let end_of_device = self.limits.capacity.0;
+        let first = from.div_ceil(PAGE_SECTORS);
+        let last = if to == end_of_device { self.device_pages() } else { to / PAGE_SECTORS };
+        if bio.op == Op::WriteZeroes {
+            // The parts of pages at both ends; all of it when that lies in one page.
+            let head = from..to.min(first * PAGE_SECTORS);
+            let tail = from.max(last * PAGE_SECTORS)..to;
+            let tail = tail.start.max(head.end)..tail.end;
+            for part in [head, tail].into_iter().filter(|part| !part.is_empty()) {
+                self.write_zeroes_here(part, bio).await?;
+            }
+        }
+        if first >= last {
+            return Ok(());
+        }
+        let pages = first..last;
+        self.discards.passed(&pages, &self.changed).await;
+        let id = self.discards.begin(pages.clone());
+        // Nothing new of the range begins from here on; what is in flight ends.
+        self.changed.wait_for(|| self.forget(&pages)).await;
+        let at = Sector(pages.start * PAGE_SECTORS);
+        let len = Sector((pages.end * PAGE_SECTORS).min(end_of_device) - at.0);
+        let (op, flags, class) = (bio.op, bio.flags, bio.class);
+        let below = &*self.below;
+        let done = reactor::io_by(bio.opener, below, op, flags, class, (at, len), Bufs::new()).await;
+        self.discards.end(id);
+        self.changed.wake_all();
+        done
+    }
+
+    /// Takes `pages` out of the cache; `false` while some are in flight.
+    fn forget(&self, pages: &Range<u64>) -> bool {
+        let mut free = true;
+        let mut cache = self.cache.borrow_mut();
+        let mut at = pages.start;
+        while let Some(id) = cache.find_from(at) {
+            let folio = cache.folio(id);
+            if folio.start >= pages.end {
+                break;
+            }
+            at = folio.end();
+            let inside = folio.inside(pages);
+            if folio.reading.any_in(&inside) || folio.writing.any_in(&inside) {
+                free = false;
+                continue;
+            }
+            let whole = inside.len() == folio.pages() as usize;
+            cache.clear_dirty(id, &inside);
+            let folio = cache.folio_mut(id);
+            folio.uptodate.clear(&inside);
+            if whole && folio.pins == 0 {
+                cache.remove(id);
+            }
+        }
+        drop(cache);
+        self.dirty_changed();
+        free
+    }
+
+    async fn write_zeroes_here(&self, sectors: Range<u64>, bio: &Bio) -> Result<(), Status> {
+        let (at, len) = (Sector(sectors.start), Sector(sectors.end - sectors.start));
+        let bufs = Bufs::from(Buf::zeroed(usize::try_from(len.bytes()).unwrap_or(PAGE)));
+        let flags = bio.flags & (Flags::FUA | Flags::SYNC);
+        reactor::io_by(Opener::NOBODY, self, Op::Write, flags, bio.class, (at, len), bufs).await
+    }
+}

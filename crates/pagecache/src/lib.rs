@@ -1,5 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Pagecache: a write-back page cache in RAM before any device (target `buffered`).
+//! Pagecache: a write-back page cache in RAM before any device; the target `buffered`.
+//!
+//! ```text
+//!   read ──▶ folios ──miss──▶ read below, ahead of sequential readers
+//!   write ─▶ folios (dirty) ─▶ done; slowed as dirty pages pile up (pacing)
+//!                │
+//!                ├── flusher: background, expired ──┐
+//!                └── FLUSH, FUA ────────────────────┤
+//!                                             iomap │ where does this run lie?
+//!                                                   ▼
+//!                                   ioends: large writes, one completion each ──▶ base below
+//! ```
+//!
+//! What has been written is in memory only until it has been flushed: a client that needs it to
+//! survive sends FLUSH or FUA, as to any device with a volatile cache.
+//!
+//! Invariants (those of the parts: arena M, folio FO, cache C)
+//! - PC1 A read returns what the last completed write put there, whether that is dirty, being
+//!   written or on the device.
+//! - PC2 A FLUSH that succeeds has everything on the device below, durably, that had completed
+//!   before it was submitted.
+//! - PC3 What could not be written stays dirty and is tried again; every opener hears of it once.
+//! - PC4 What is on its way to the device does not change (FO1), and a page has one write in flight
+//!   at a time (C3): after a crash a page is old or new, never a mixture of two.
+//! - PC5 While a discard or write zeroes is below, nothing else of its range is.
+//! - PC6 Memory for pages and for what is known about them stays within `memory`.
 #![warn(missing_docs)]
 
 mod arena;
@@ -14,6 +39,7 @@ mod folio;
 mod ioend;
 mod iomap;
 mod pacing;
+mod pin;
 mod read;
 mod readahead;
 mod reclaim;
@@ -21,3 +47,112 @@ mod status;
 mod target;
 mod write;
 mod writeback;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+use block::{BlockDevice, Error, Limits, PAGE, SECTOR_SIZE, Sector};
+use reactor::{Grace, WaitList};
+
+pub use config::Config;
+
+use arena::Memory;
+use cache::Cache;
+
+/// The kernel has no such target; ours counts from here.
+pub const VERSION: (u32, u32, u32) = (1, 0, 0);
+
+/// Sectors of a page.
+pub(crate) const PAGE_SECTORS: u64 = (PAGE / SECTOR_SIZE) as u64;
+
+/// A page cache before a device.
+pub struct PageCache {
+    me: Weak<PageCache>,
+    name: String,
+    below: Rc<dyn BlockDevice>,
+    limits: Limits,
+    cache: RefCell<Cache>,
+    memory: Memory,
+    /// Memory came back, something was written or read, a discard ended: whoever waits looks again.
+    changed: WaitList,
+    /// The round of flushes that a write belongs to.
+    round: Cell<u64>,
+    /// Reads and writes of the device below that are no ioends.
+    busy: Grace,
+    discards: discard::Discards,
+    config: Config,
+    writeback: writeback::State,
+    errors: errors::Errors,
+    pacing: pacing::Pacing,
+    ahead: readahead::Streams,
+    hits: Cell<u64>,
+    misses: Cell<u64>,
+}
+
+impl PageCache {
+    /// A cache called `name` of the first `len` sectors of `below`. Errors: `EINVAL` when they are
+    /// not all there.
+    pub fn new(
+        name: &str,
+        config: Config,
+        below: Rc<dyn BlockDevice>,
+        len: Sector,
+    ) -> Result<Rc<PageCache>, Error> {
+        let under = below.limits();
+        if under.capacity < len {
+            return Err(Error::invalid(format!(
+                "{} has {} sectors, fewer than the {len} of the table line",
+                below.name(),
+                under.capacity
+            )));
+        }
+        if under.logical_block_bytes as usize > PAGE {
+            return Err(Error::invalid(format!(
+                "{}: logical blocks of {} bytes, at most {PAGE} are allowed",
+                below.name(),
+                under.logical_block_bytes
+            )));
+        }
+        let limits = Limits {
+            capacity: len,
+            volatile_cache: true,
+            atomic_write_unit_bytes: under.atomic_write_unit_bytes,
+            ..under
+        };
+        Ok(Rc::new_cyclic(|me| PageCache {
+            me: me.clone(),
+            name: name.to_owned(),
+            limits,
+            cache: RefCell::default(),
+            memory: Memory::new(config.memory_bytes),
+            changed: WaitList::new(),
+            round: Cell::new(1),
+            busy: Grace::default(),
+            discards: discard::Discards::default(),
+            writeback: writeback::State::new(&below, &config),
+            errors: errors::Errors::default(),
+            pacing: pacing::Pacing::new(&config),
+            ahead: readahead::Streams::new(&config),
+            hits: Cell::new(0),
+            misses: Cell::new(0),
+            config,
+            below,
+        }))
+    }
+
+    /// Pages of the device; the last one may reach beyond its end.
+    pub(crate) fn device_pages(&self) -> u64 {
+        self.limits.capacity.0.div_ceil(PAGE_SECTORS)
+    }
+
+    fn rc(&self) -> Rc<PageCache> {
+        self.me.upgrade().expect("a method of it runs")
+    }
+}
+
+impl fmt::Debug for PageCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageCache({} over {})", self.name, self.below.name())
+    }
+}

@@ -1,2 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The target of a table line.
+//! The target of a table line: takes bios, is suspended and resumed.
+use std::rc::Rc;
+
+use block::{Access, Bio, BlockDevice, Error, Limits, LocalFuture, Op, Opener, Target};
+
+use crate::PageCache;
+
+impl BlockDevice for PageCache {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if let Err(status) = self.limits.check(&bio) {
+            return bio.complete(status);
+        }
+        match bio.op {
+            Op::Read => self.read(bio),
+            Op::Write => self.write(bio),
+            Op::Discard | Op::WriteZeroes => self.discard(bio),
+            Op::Flush => {
+                let me = self.rc();
+                reactor::spawn(async move {
+                    let status = me.flush(bio.opener).await.into();
+                    bio.complete(status);
+                });
+            }
+        }
+    }
+}
+
+impl Target for PageCache {
+    fn kind(&self) -> &'static str {
+        "buffered"
+    }
+
+    fn table(&self) -> String {
+        self.config.table(self.below.name())
+    }
+
+    fn status(&self) -> String {
+        self.status_line()
+    }
+
+    fn deps(&self) -> Vec<String> {
+        vec![self.below.name().to_owned()]
+    }
+
+    /// Writes everything back: what the device below holds then is all there is. An error leaves
+    /// what could not be written in memory, dirty.
+    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            let flushed = self.flush(Opener::NOBODY).await;
+            // Read-ahead that nobody waits for.
+            self.busy.passed().await;
+            flushed.map_err(|status| {
+                let said = self.errors.describe().unwrap_or_else(|| status.to_string());
+                let dirty = self.dirty_bytes();
+                Error::io(format!("{dirty} bytes could not be written back: {said}"))
+            })
+        })
+    }
+
+    fn attributes(&self) -> Vec<&'static str> {
+        crate::attributes::NAMES.to_vec()
+    }
+
+    fn access(&self, name: &str) -> Access {
+        crate::attributes::access(name)
+    }
+
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+        Box::pin(async move { self.get(&name) })
+    }
+
+    fn set_attribute(
+        self: Rc<Self>,
+        name: String,
+        value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.set(&name, &value) })
+    }
+}
+
+impl PageCache {
+    /// What is in memory only.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        let cache = self.cache.borrow();
+        (cache.dirty_pages() + cache.writing_pages()) * block::PAGE as u64
+    }
+}

@@ -1,2 +1,203 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writes.
+//! Writes: into folios, dirty; done as soon as they are copied, or a little later when writers are
+//! slowed.
+//!
+//! A write goes through at once unless it meets an [`Obstacle`]; then a task waits until that has
+//! gone, and goes on where it stopped.
+use std::ops::Range;
+
+use block::{Bio, Bufs, Class, Flags, Opener, PAGE, Status};
+use reactor::now;
+
+use crate::PageCache;
+use crate::cache::FolioId;
+use crate::pin::Pins;
+use crate::read::{pages_of, small};
+
+/// Why a write can't go on at once.
+enum Obstacle {
+    /// No memory that could be taken.
+    Memory,
+    /// As much is dirty as may be.
+    Dirty,
+    /// The page is written in part, and what is there has to be read first.
+    Partly(u64),
+    /// The page is being read, or written below from memory that can't be replaced.
+    InFlight(u64),
+    /// A discard of the page is below.
+    Discard(u64),
+}
+
+impl PageCache {
+    pub(crate) fn write(&self, bio: Bio) {
+        let from = bio.sector.bytes();
+        let bytes = from..from + bio.len.bytes();
+        let fua = bio.flags.contains(Flags::FUA);
+        let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener);
+        if fua || stopped.is_err() {
+            let me = self.rc();
+            return reactor::spawn(async move {
+                let status = me.write_slowly(&bytes, &bio.bufs, bio.opener, fua, stopped).await;
+                bio.complete(status.into());
+            });
+        }
+        match self.pacing.wrote(bio.opener, bio.len.bytes(), now()) {
+            None => bio.complete(Status::Ok),
+            Some(pause) => {
+                self.below.dirtier_waited();
+                reactor::spawn(async move {
+                    reactor::sleep(pause).await;
+                    bio.complete(Status::Ok);
+                });
+            }
+        }
+    }
+
+    async fn write_slowly(
+        &self,
+        bytes: &Range<u64>,
+        from: &Bufs,
+        opener: Opener,
+        fua: bool,
+        mut stopped: Result<(), (u64, Obstacle)>,
+    ) -> Result<(), Status> {
+        let mut _pins = Pins::none(&self.rc());
+        while let Err((done, obstacle)) = stopped {
+            match obstacle {
+                Obstacle::Memory => self.wait_for_room().await?,
+                Obstacle::Dirty => {
+                    self.below.dirtier_waited();
+                    self.wait_for_room().await?;
+                }
+                Obstacle::Partly(page) => {
+                    _pins = self.bring_in(page..page + 1, Class::Foreground).await?;
+                }
+                Obstacle::InFlight(page) => {
+                    self.changed.wait_for(|| !self.is_in_flight(page)).await;
+                }
+                Obstacle::Discard(page) => {
+                    self.discards.passed(&(page..page + 1), &self.changed).await;
+                }
+            }
+            stopped = self.copy_in(bytes, from, done, opener);
+        }
+        if fua {
+            return self.sync_range(pages_of(bytes)).await;
+        }
+        if let Some(pause) = self.pacing.wrote(opener, bytes.end - bytes.start, now()) {
+            self.below.dirtier_waited();
+            reactor::sleep(pause).await;
+        }
+        Ok(())
+    }
+
+    /// Copies in what meets no obstacle, from `done` bytes on; else returns how far it came.
+    fn copy_in(
+        &self,
+        bytes: &Range<u64>,
+        from: &Bufs,
+        mut done: u64,
+        opener: Opener,
+    ) -> Result<(), (u64, Obstacle)> {
+        while bytes.start + done < bytes.end {
+            let at = bytes.start + done;
+            match self.copy_into_one(at..bytes.end, from, done, opener) {
+                Ok(len) => done += len,
+                Err(obstacle) => return Err((done, obstacle)),
+            }
+        }
+        self.wake_writeback();
+        Ok(())
+    }
+
+    /// Copies in what lies in the folio of the first page; returns how much that is.
+    fn copy_into_one(
+        &self,
+        bytes: Range<u64>,
+        from: &Bufs,
+        done: u64,
+        opener: Opener,
+    ) -> Result<u64, Obstacle> {
+        let page = PAGE as u64;
+        let pages = pages_of(&bytes);
+        if self.discards.overlap(&pages) {
+            return Err(Obstacle::Discard(pages.start));
+        }
+        if self.pacing.is_full() {
+            return Err(Obstacle::Dirty);
+        }
+        let found = self.cache.borrow().find(pages.start);
+        let id = match found {
+            Some(id) => id,
+            None => self.folio_to_write(&pages, opener).ok_or(Obstacle::Memory)?,
+        };
+        let mut cache = self.cache.borrow_mut();
+        let folio = cache.folio(id);
+        let base = folio.start * page;
+        let mut inside = folio.inside(&pages);
+        let mut end = bytes.end.min(base + u64::from(folio.pages()) * page);
+        // A page that is written in part, at the beginning or at the end, is up to date already.
+        let whole = |to: u64| to.is_multiple_of(page) || to == self.limits.capacity.bytes();
+        let head_partly = !bytes.start.is_multiple_of(page) || (inside.len() == 1 && !whole(end));
+        if head_partly && !folio.uptodate.get(inside.start) {
+            return Err(Obstacle::Partly(pages.start));
+        }
+        if inside.len() > 1 && !whole(end) && !folio.uptodate.get(inside.end - 1) {
+            inside.end -= 1;
+            end = base + u64::from(inside.end) * page;
+        }
+        if folio.reading.any_in(&inside) {
+            let first = folio.reading.next_run(inside).expect("there is one").start;
+            return Err(Obstacle::InFlight(folio.start + u64::from(first)));
+        }
+        if folio.writing.any_in(&inside) {
+            self.step_aside(&mut cache, id, &inside)?;
+        }
+        let len = end - bytes.start;
+        let folio = cache.folio(id);
+        folio.copy_in(small(bytes.start - base), from, small(done), small(len));
+        cache.order.touch(id.0);
+        let new = cache.mark_dirty(id, &inside, now(), self.round.get());
+        drop(cache);
+        self.pacing.dirtied(new * page);
+        Ok(len)
+    }
+
+    /// Lets a folio be written although pages of it are on their way below: puts it on a copy.
+    fn step_aside(
+        &self,
+        cache: &mut crate::cache::Cache,
+        id: FolioId,
+        pages: &Range<u32>,
+    ) -> Result<(), Obstacle> {
+        let folio = cache.folio_mut(id);
+        let busy = folio.writing.next_run(pages.clone()).expect("the caller saw it");
+        let wait = Obstacle::InFlight(folio.start + u64::from(busy.start));
+        if folio.reading.any() {
+            return Err(wait);
+        }
+        let Some(copy) = self.memory.take(folio.memory.order()) else { return Err(wait) };
+        folio.move_to(copy);
+        Ok(())
+    }
+
+    fn is_in_flight(&self, page: u64) -> bool {
+        let cache = self.cache.borrow();
+        let Some(id) = cache.find(page) else { return false };
+        let folio = cache.folio(id);
+        let inside = folio.inside(&(page..page + 1));
+        folio.reading.any_in(&inside) || folio.writing.any_in(&inside)
+    }
+
+    /// A folio for a write that begins at the first of `pages`: as large as the write, or larger
+    /// for a writer that goes on and on.
+    fn folio_to_write(&self, pages: &Range<u64>, opener: Opener) -> Option<FolioId> {
+        let order = self.ahead.write_order(opener, pages);
+        let start = pages.start & !((1 << order) - 1);
+        let gap = self.cache.borrow().gap(pages.start, 0..self.device_pages());
+        if start == pages.start && start + (1 << order) <= gap.end {
+            return self.make_folio(start, start + (1 << order), false);
+        }
+        self.make_folio(pages.start, pages.end.min(gap.end), false)
+    }
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pins: folios that a task refers to while it waits.
+use std::rc::Rc;
+
+use block::crashing;
+use smallvec::SmallVec;
+
+use crate::PageCache;
+use crate::cache::FolioId;
+
+/// Folios that stay until this is dropped.
+pub(crate) struct Pins {
+    of: Rc<PageCache>,
+    folios: SmallVec<[FolioId; 4]>,
+}
+
+impl Pins {
+    pub(crate) fn none(of: &Rc<PageCache>) -> Pins {
+        Pins { of: of.clone(), folios: SmallVec::new() }
+    }
+
+    pub(crate) fn add(&mut self, id: FolioId) {
+        self.of.cache.borrow_mut().folio_mut(id).pins += 1;
+        self.folios.push(id);
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        if crashing() {
+            return;
+        }
+        let mut cache = self.of.cache.borrow_mut();
+        let mut free = false;
+        for id in self.folios.drain(..) {
+            let folio = cache.folio_mut(id);
+            folio.pins -= 1;
+            free |= folio.pins == 0;
+        }
+        drop(cache);
+        if free {
+            self.of.changed.wake_all();
+        }
+    }
+}

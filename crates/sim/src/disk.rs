@@ -8,7 +8,7 @@ use block::{Bio, BlockDevice, Buf, Limits, Op, SECTOR_SIZE, Sector, Status};
 use reactor::{FileId, SqeOp};
 
 use crate::media::Media;
-use crate::model::{Hdd, HddParams, Model};
+use crate::model::{Flash, FlashParams, Hdd, HddParams, Model};
 
 /// What goes wrong with a disk, out of a thousand requests of the kind. All zero: nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,8 +51,13 @@ pub struct DiskSpec {
     pub atomic_write_unit_bytes: u32,
     /// Whether the power may be cut. Twice the memory; a benchmark of gigabytes turns it off.
     pub keeps_history: bool,
+    /// Whether what is written can be read back. A benchmark of time alone turns it off: writes
+    /// go nowhere and reads give zeroes, at the same moments as ever.
+    pub keeps_data: bool,
     /// What its leaf says about seeks.
     pub rotational: bool,
+    /// What its leaf says about commands at once; 0: nothing.
+    pub queue_depth: u32,
 }
 
 impl DiskSpec {
@@ -64,14 +69,23 @@ impl DiskSpec {
             model,
             atomic_write_unit_bytes: 512,
             keeps_history: true,
+            keeps_data: true,
             rotational: false,
+            queue_depth: 0,
         }
+    }
+
+    /// A flash device that says how many commands it works on at once.
+    pub fn flash(name: &str, capacity: Sector, params: FlashParams) -> DiskSpec {
+        let spec = DiskSpec::new(name, capacity, Box::new(Flash::new(params)));
+        DiskSpec { queue_depth: commands(params.queue_depth), ..spec }
     }
 
     /// A rotating disk for benchmarks: no power cuts.
     pub fn hdd(name: &str, capacity: Sector, params: HddParams) -> DiskSpec {
         let spec = DiskSpec::new(name, capacity, Box::new(Hdd::new(params)));
-        DiskSpec { keeps_history: false, rotational: true, ..spec }
+        let queue_depth = commands(params.queue_depth);
+        DiskSpec { keeps_history: false, rotational: true, queue_depth, ..spec }
     }
 }
 
@@ -81,6 +95,7 @@ pub(crate) struct DiskState {
     pub(crate) name: String,
     pub(crate) model: Box<dyn Model>,
     pub(crate) media: Media,
+    pub(crate) keeps_data: bool,
     pub(crate) faults: Faults,
     pub(crate) bad_sectors: BTreeSet<u64>,
     pub(crate) stats: DiskStats,
@@ -96,6 +111,7 @@ impl DiskState {
             discard_granularity_bytes: 512,
             write_zeroes: true,
             rotational: spec.rotational,
+            queue_depth: spec.queue_depth,
             ..Limits::new(spec.capacity)
         };
         DiskState {
@@ -103,6 +119,7 @@ impl DiskState {
             name: spec.name,
             model: spec.model,
             media: Media::new(spec.capacity.bytes(), tear, spec.keeps_history),
+            keeps_data: spec.keeps_data,
             faults: Faults::default(),
             bad_sectors: BTreeSet::new(),
             stats: DiskStats::default(),
@@ -130,6 +147,10 @@ impl DiskState {
             self.bad_sectors.retain(|s| !sectors(offset, len).contains(s));
         }
     }
+}
+
+fn commands(queue_depth: usize) -> u32 {
+    u32::try_from(queue_depth).expect("a queue has fewer than 2^32 slots")
 }
 
 fn sectors(offset: u64, len: usize) -> std::ops::Range<u64> {

@@ -190,3 +190,25 @@ fn stalls_find_a_slot_reused_too_early_that_even_latencies_hide() {
     assert_eq!(even, 0);
     assert!(stalled >= 10, "{stalled}");
 }
+
+#[test]
+fn a_disk_that_keeps_no_data_takes_the_same_time_and_reads_zeroes() {
+    let run = |keeps_data| {
+        let world = World::calm(1);
+        let flash = sim::model::FlashParams::sata();
+        let spec = DiskSpec::flash("disk", Sector(1024), flash);
+        assert_eq!(spec.queue_depth, 32);
+        let file = world.borrow_mut().add_disk(DiskSpec { keeps_data, ..spec });
+        let disk = world.borrow().leaf(file);
+        assert_eq!(disk.limits().queue_depth, 32);
+        let machine = Machine::boot(&world, 1);
+        assert_eq!(write(&machine, &disk, 3, 9), Ok(()));
+        let found = read(&machine, &disk, 3).unwrap();
+        machine.shut_down();
+        let now = world.borrow().now();
+        (found, now, world.borrow().stats(file))
+    };
+    let (with, without) = (run(true), run(false));
+    assert_eq!((with.0, without.0), (9, 0));
+    assert_eq!((with.1, with.2), (without.1, without.2));
+}

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`Hdd`] | destage order and pacing on a rotating disk; two presets |
 //! | [`Flash`] | SATA SSD and NVMe: latency, bandwidth, queue depth |
+//! | [`Turnaround`] | a host that hears late of completions, around any of these |
 //! | [`Uniform`] | correctness seeds: every command takes a random time |
 //!
 //! Invariants
@@ -18,10 +19,12 @@
 
 mod flash;
 mod hdd;
+mod turnaround;
 mod uniform;
 
 pub use flash::{Flash, FlashParams};
 pub use hdd::{Hdd, HddParams};
+pub use turnaround::Turnaround;
 pub use uniform::Uniform;
 
 /// What a command does, as far as time is concerned.

@@ -18,9 +18,10 @@ pub(super) enum What {
         bufs: Bufs,
         early: Option<Vec<u8>>,
     },
+    /// `data` is `None` on a disk that keeps none.
     Write {
         bufs: Bufs,
-        data: Vec<u8>,
+        data: Option<Vec<u8>>,
         fua: bool,
     },
     Flush {
@@ -69,9 +70,13 @@ impl World {
                 (offset, bufs.len_bytes() as u64, What::Read { bufs, early: None })
             }
             SqeOp::Write { offset, bufs, fua } => {
-                let mut data = vec![0; bufs.len_bytes()];
-                bufs.copy_to(&mut data);
-                (offset, data.len() as u64, What::Write { bufs, data, fua })
+                let keeps = self.disks.get(disk).is_some_and(|d| d.keeps_data);
+                let data = keeps.then(|| {
+                    let mut data = vec![0; bufs.len_bytes()];
+                    bufs.copy_to(&mut data);
+                    data
+                });
+                (offset, bufs.len_bytes() as u64, What::Write { bufs, data, fua })
             }
             SqeOp::Flush => (0, 0, What::Flush { mark: FlushMark::default() }),
             SqeOp::Discard { offset, len } => (offset, len, What::Discard),
@@ -175,7 +180,12 @@ impl World {
                     bufs.copy_from(&data);
                 }
             }
-            What::Write { bufs, data, fua } => {
+            What::Write { data: None, .. } => {
+                if broken || rng.chance_per_mille(faults.write_error_per_mille) {
+                    return Status::Io;
+                }
+            }
+            What::Write { bufs, data: Some(data), fua } => {
                 let mut at = 0;
                 bufs.for_each(|piece| {
                     let same = piece == &data[at..at + piece.len()];
@@ -205,6 +215,11 @@ impl World {
                     return Status::Io;
                 }
                 disk.media.flush(*mark);
+            }
+            What::Discard | What::WriteZeroes if !disk.keeps_data => {
+                if broken || rng.chance_per_mille(faults.write_error_per_mille) {
+                    return Status::Io;
+                }
             }
             What::Discard | What::WriteZeroes => {
                 let zeroes = vec![0; len];

@@ -17,8 +17,11 @@ impl World {
         in_flight.resize_with(self.disks.len(), Vec::new);
         for mut op in std::mem::take(&mut self.ops) {
             let op = &mut op.1;
+            if !self.disks.get(op.disk).is_some_and(|disk| disk.keeps_data) {
+                continue;
+            }
             let data = match &mut op.what {
-                What::Write { data, .. } => std::mem::take(data),
+                What::Write { data, .. } => data.take().unwrap_or_default(),
                 What::Discard | What::WriteZeroes => vec![0; usize_of(op.len)],
                 What::Read { .. } | What::Flush { .. } | What::Refused(_) => continue,
             };

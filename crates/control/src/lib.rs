@@ -27,4 +27,4 @@ pub mod tree;
 
 pub use failure::{EXIT_BUSY, EXIT_DONE, EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, Failure};
 pub use size::{SizeError, parse_size};
-pub use table::{value_with_absolute_paths, with_absolute_paths};
+pub use table::{name_with_absolute_path, value_with_absolute_paths, with_absolute_paths};

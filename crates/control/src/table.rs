@@ -59,6 +59,13 @@ pub fn value_with_absolute_paths(attribute: &str, value: &str, base: &Path) -> S
     }
 }
 
+/// A device's name as the daemon knows it: made absolute when it is a relative path, of a leaf.
+pub fn name_with_absolute_path(name: &str, base: &Path) -> String {
+    let mut out = String::new();
+    push(&mut out, name, &base.to_string_lossy());
+    out
+}
+
 /// Appends a word, made absolute when it is a relative path, or the part after `dict=` is.
 fn push(out: &mut String, word: &str, base: &str) {
     let dict = word.match_indices("dict=").find(|(at, _)| *at == 0 || word[..*at].ends_with(','));
@@ -153,6 +160,19 @@ mod tests {
         ] {
             let got = value_with_absolute_paths(attribute, value, Path::new("/my disks"));
             assert_eq!(got, expected);
+        }
+    }
+
+    #[test]
+    fn a_name_is_a_path_only_with_a_slash() {
+        for (name, expected) in [
+            ("wc", "wc"),
+            ("./a b.img", "/my disks/a b.img"),
+            ("sub/a.img", "/my disks/sub/a.img"),
+            ("/a.img", "/a.img"),
+            ("mem:64M,a/b", "mem:64M,a/b"),
+        ] {
+            assert_eq!(name_with_absolute_path(name, Path::new("/my disks")), expected);
         }
     }
 

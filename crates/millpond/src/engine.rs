@@ -19,12 +19,13 @@ use uring::Files;
 
 use crate::addr::Addr;
 use crate::exports::DmExports;
-use crate::leaf::Leaves;
+use crate::fuse::Shown;
+use crate::leaf::{Leaves, names_a_leaf};
 use crate::patience::{STARTING, patiently};
 use crate::routes::Slot;
 use crate::shards::{Owner, Shards};
-use crate::targets;
 use crate::zram::Ground;
+use crate::{sysfs, targets};
 
 /// Time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a little.
 const DRAIN: Nanos = Nanos::from_secs(35);
@@ -230,8 +231,30 @@ impl Engine {
         targets.map(|t| api::TargetType { name: t.name.into(), version: t.version }).collect()
     }
 
+    /// The open leaf of this name, if no mapped device has it. Errors: `ENXIO` when it is a path
+    /// and no table has it open.
+    fn leaf(&self, name: &str) -> Result<Option<Shown>, Failure> {
+        if !names_a_leaf(name) || self.dm.get(name).is_ok() {
+            return Ok(None); // an unknown mapped device is for its verb to tell
+        }
+        self.leaves.find(name).map(|leaf| Some(Shown::Leaf(leaf))).ok_or_else(|| {
+            let open = self.leaves.opened();
+            let open: Vec<&str> = open.iter().map(|leaf| leaf.name()).collect();
+            let open = if open.is_empty() { "none".to_owned() } else { open.join(", ") };
+            let hint = "allowed are mapped devices and the leaves that tables have open";
+            Error::not_found(format!("{name}: no such device: {hint}, now {open}")).into()
+        })
+    }
+
     pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
         let mut all = api::Attributes::new();
+        if let Some(leaf) = self.leaf(name)? {
+            for attr in sysfs::attributes(self, &leaf).into_iter().filter(|a| a.readable) {
+                let value = sysfs::get(self, &leaf, &attr.path).await?;
+                all.insert(attr.path, value);
+            }
+            return Ok(all);
+        }
         for attr in self.dm.attributes(name)? {
             if matches!(self.dm.access(name, attr)?, Access::Read | Access::ReadWrite) {
                 all.insert(attr.into(), self.dm.get_attribute(name, attr).await?);
@@ -245,7 +268,11 @@ impl Engine {
         name: &str,
         attr: &str,
     ) -> Result<api::Attribute, Failure> {
-        Ok(api::Attribute { value: self.dm.get_attribute(name, attr).await? })
+        let value = match self.leaf(name)? {
+            Some(leaf) => sysfs::get(self, &leaf, attr).await?,
+            None => self.dm.get_attribute(name, attr).await?,
+        };
+        Ok(api::Attribute { value })
     }
 
     pub(crate) async fn set_attribute(
@@ -254,6 +281,10 @@ impl Engine {
         attr: &str,
         value: &str,
     ) -> Result<api::Attribute, Failure> {
+        if let Some(leaf) = self.leaf(name)? {
+            sysfs::set(self, &leaf, attr, value).await?;
+            return self.attribute(name, attr).await;
+        }
         self.dm.set_attribute(name, attr, value).await?;
         tracing::info!(device = name, attr, value, "attribute set");
         match self.dm.access(name, attr) {

@@ -34,6 +34,14 @@ impl OpenLeaf {
             OpenLeaf::Null(null) => null.stats(),
         }
     }
+
+    /// Whether it lies on a file or block device.
+    pub(crate) fn is_file(&self) -> bool {
+        match self {
+            OpenLeaf::File(..) => true,
+            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => false,
+        }
+    }
 }
 
 impl BlockDevice for OpenLeaf {
@@ -277,6 +285,13 @@ impl Leaves {
         self.0.open.borrow().iter().find(|(i, _)| *i == id)?.1.upgrade()
     }
 
+    /// The open leaf that a table's word means.
+    pub(crate) fn find(&self, word: &str) -> Option<Rc<OpenLeaf>> {
+        let (open, same) = (self.opened(), self.canonical(word));
+        let named = open.iter().find(|leaf| leaf.name() == word);
+        named.or_else(|| open.iter().find(|leaf| self.canonical(leaf.name()) == same)).cloned()
+    }
+
     /// What was to say about leaves opened since the last call.
     pub(crate) fn take_warnings(&self) -> Vec<String> {
         self.0.warnings.take()
@@ -402,6 +417,11 @@ enum Word {
     Path(PathBuf),
     Mem(Sector),
     Null(Sector),
+}
+
+/// Whether a word can be nothing but a leaf's: mapped devices have no such names.
+pub(crate) fn names_a_leaf(word: &str) -> bool {
+    word.contains('/') || word.starts_with("mem:") || word.starts_with("null:")
 }
 
 /// What a word of a table names. The same word is the same device as long as anybody has it open;

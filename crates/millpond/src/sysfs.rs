@@ -81,8 +81,15 @@ fn of_targets(engine: &Engine, shown: &Shown) -> Vec<&'static str> {
     }
 }
 
-fn unknown(path: &str) -> Error {
-    Error::not_found(format!("no attribute `{path}`"))
+fn unknown(engine: &Engine, shown: &Shown, path: &str) -> Error {
+    let name = shown.device().name().to_owned();
+    let why = match shown {
+        Shown::Leaf(leaf) if !leaf.is_file() => ", for it is in memory and has no queue",
+        Shown::Mapped(_) | Shown::Leaf(_) => "",
+    };
+    let known: Vec<String> = attributes(engine, shown).into_iter().map(|a| a.path).collect();
+    let known = known.join(", ");
+    Error::not_found(format!("{name}: no attribute `{path}`{why}: it has {known}"))
 }
 
 /// Reads an attribute.
@@ -104,11 +111,11 @@ pub(crate) async fn get(engine: &Engine, shown: &Shown, path: &str) -> Result<St
                 "dm/name" => Ok(info.name),
                 "dm/uuid" => Ok(info.uuid.unwrap_or_default()),
                 "dm/suspended" => Ok(number(info.suspended)),
-                _ => Err(unknown(path)),
+                _ => Err(unknown(engine, shown, path)),
             }
         }
         (Shown::Leaf(leaf), "stat") => Ok(stat(leaf)),
-        (Shown::Leaf(_), _) => Err(unknown(path)),
+        (Shown::Leaf(_), _) => Err(unknown(engine, shown, path)),
     }
 }
 
@@ -140,7 +147,12 @@ pub(crate) async fn set(
             Ok(())
         }
         Shown::Mapped(_) | Shown::Leaf(_) => {
-            Err(Error::new(ErrorKind::Denied, format!("attribute `{path}` is read-only")))
+            if attributes(engine, shown).iter().all(|a| a.path != path) {
+                return Err(unknown(engine, shown, path));
+            }
+            let name = shown.device().name().to_owned();
+            let e = format!("{name}: attribute `{path}` is read-only");
+            Err(Error::new(ErrorKind::Denied, e))
         }
     }
 }

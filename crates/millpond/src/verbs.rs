@@ -2,10 +2,14 @@
 //! dmsetup's verbs: each a few requests to the daemon, and their answers in print.
 use std::collections::BTreeMap;
 use std::io::{ErrorKind as IoKind, Read, Write};
+use std::path::PathBuf;
 
 use block::ErrorKind;
 use control::text::Naming;
-use control::{Failure, api, attr, paths, text, value_with_absolute_paths, with_absolute_paths};
+use control::{
+    Failure, api, attr, name_with_absolute_path, paths, text, value_with_absolute_paths,
+    with_absolute_paths,
+};
 use serde::Serialize;
 
 use crate::cli::{
@@ -96,8 +100,12 @@ pub(crate) fn read_table(args: &TableArgs) -> Result<String, Failure> {
         }
         (None, None) => read_stdin()?,
     };
-    let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
-    Ok(with_absolute_paths(&text, &here))
+    Ok(with_absolute_paths(&text, &here()?))
+}
+
+/// What relative paths are relative to.
+fn here() -> Result<PathBuf, Failure> {
+    std::env::current_dir().map_err(|e| refused(&e, "current directory"))
 }
 
 pub(crate) async fn post(client: &Client, name: &str, what: &str, body: &impl Serialize) -> Done {
@@ -307,11 +315,12 @@ async fn wait(client: &Client, a: &WaitArgs) -> Done {
 }
 
 async fn get(client: &Client, a: &GetArgs) -> Done {
+    let name = name_with_absolute_path(&a.name, &here()?);
     if let Some(attr) = &a.attr {
-        let attribute: api::Attribute = client.get(&paths::attribute(&a.name, attr)).await?;
+        let attribute: api::Attribute = client.get(&paths::attribute(&name, attr)).await?;
         return show(&a.listing, &attribute, || format!("{}\n", attribute.value.trim_end()));
     }
-    let path = paths::of_device(&a.name, "attributes");
+    let path = paths::of_device(&name, "attributes");
     let all: api::Attributes = client.get(&path).await?;
     show(&a.listing, &all, || {
         let shown = |value: &String| value.trim_end().replace('\n', "\n  ");
@@ -320,9 +329,9 @@ async fn get(client: &Client, a: &GetArgs) -> Done {
 }
 
 async fn set(client: &Client, a: &SetArgs) -> Done {
-    let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
+    let here = here()?;
     let body = api::Attribute { value: value_with_absolute_paths(&a.attr, &a.value, &here) };
-    let path = paths::attribute(&a.name, &a.attr);
+    let path = paths::attribute(&name_with_absolute_path(&a.name, &here), &a.attr);
     let answer = client.put::<_, api::Attribute>(&path, &body);
     match attr::LONG_COMMANDS.into_iter().find(|command| *command == a.attr) {
         Some(command) => watch(client, Long::Command(command), &a.name, answer).await?,

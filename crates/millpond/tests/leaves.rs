@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Leaves by their names: what tables stand on has attributes too, while a table has it open.
+mod common;
+
+use common::{Pond, sh};
+
+#[test]
+fn a_leaf_that_a_table_has_open_has_attributes_by_any_path_that_leads_to_it() {
+    let pond = Pond::start();
+    let path = pond.file("disk.img", 4);
+    std::os::unix::fs::symlink(&path, pond.dir.path().join("link.img")).unwrap();
+    let said = pond.cli(&["get", &path, "size"]).failed(3);
+    let (hint, none) = ("no such device: allowed are mapped devices and the leaves", "now none (ENXIO)\n");
+    assert!(said.contains(hint) && said.ends_with(none), "{said}");
+
+    pond.create("d", "0 4096 linear ./disk.img 0");
+    for name in [&path, "./disk.img", "./link.img"] {
+        assert_eq!(pond.cli(&["get", name, "size"]).ok(), "8192\n", "{name}");
+    }
+    let all = pond.cli(&["get", &path]).ok();
+    for line in ["size 8192\n", "ro 0\n", "queue/logical_block_size ", "stat "] {
+        assert!(all.contains(line), "{line}: {all}");
+    }
+    let json = pond.cli(&["get", &path, "-o", "json"]).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["size"], "8192");
+    // By HTTP its name is percent-coded.
+    let coded = path.replace('/', "%2F");
+    let url = format!("http://millpond/v1/devices/{coded}/attributes/size");
+    let socket = pond.run_dir().join("control.sock");
+    let said = sh("curl", &["-sS", "--unix-socket", &socket.display().to_string(), &url]);
+    assert_eq!(said.ok(), r#"{"value":"8192"}"#);
+
+    let said = pond.cli(&["get", "./other.img", "size"]).failed(3);
+    assert!(said.contains("other.img: no such device") && said.contains(&path), "{said}");
+    pond.cli(&["remove", "d"]).ok();
+    pond.cli(&["get", &path, "size"]).failed(3);
+}
+
+#[test]
+fn what_a_leaf_has_not_or_does_not_let_be_set_is_refused_by_name() {
+    let pond = Pond::start();
+    let path = pond.file("disk.img", 4);
+    pond.create("d", "0 4096 linear ./disk.img 0\n4096 8 linear mem:4M 0");
+    let said = pond.cli(&["get", &path, "queue/nothing"]).failed(3);
+    let wanted = format!("{path}: no attribute `queue/nothing`: it has ");
+    assert!(said.contains(&wanted) && said.contains("queue/rotational"), "{said}");
+    pond.cli(&["set", &path, "queue/nothing", "1"]).failed(3);
+    let said = pond.cli(&["set", &path, "size", "1"]).failed(1);
+    assert_eq!(said, format!("millpond: set {path}: attribute `size` is read-only (EACCES)\n"));
+    for verb in [
+        &["get", "mem:4M", "queue/wbt_lat_usec"][..],
+        &["set", "mem:4M", "queue/wbt_lat_usec", "0"],
+    ] {
+        let said = pond.cli(verb).failed(3);
+        assert!(
+            said.contains("`queue/wbt_lat_usec`, for it is in memory and has no queue"),
+            "{said}"
+        );
+    }
+    // A word without a slash is a mapped device's name.
+    let said = pond.cli(&["get", "disk.img"]).failed(3);
+    assert_eq!(said, "millpond: get disk.img: no such device (ENXIO)\n");
+}

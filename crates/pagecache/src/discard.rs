@@ -116,8 +116,6 @@ impl PageCache {
                 cache.remove(id);
             }
         }
-        drop(cache);
-        self.dirty_changed();
         free
     }
 

@@ -41,7 +41,7 @@ impl PageCache {
                 bio.complete(status.into());
             });
         }
-        match self.pacing.wrote(bio.opener, bio.len.bytes(), now()) {
+        match self.pacing.wrote(bio.opener, bio.len.bytes(), self.dirty_bytes(), now()) {
             None => bio.complete(Status::Ok),
             Some(pause) => {
                 self.below.dirtier_waited();
@@ -84,7 +84,8 @@ impl PageCache {
         if fua {
             return self.sync_range(pages_of(bytes)).await;
         }
-        if let Some(pause) = self.pacing.wrote(opener, bytes.end - bytes.start, now()) {
+        let len = bytes.end - bytes.start;
+        if let Some(pause) = self.pacing.wrote(opener, len, self.dirty_bytes(), now()) {
             self.below.dirtier_waited();
             reactor::sleep(pause).await;
         }
@@ -123,7 +124,7 @@ impl PageCache {
         if self.discards.overlap(&pages) {
             return Err(Obstacle::Discard(pages.start));
         }
-        if self.pacing.is_full() {
+        if self.pacing.is_full(self.dirty_bytes()) {
             return Err(Obstacle::Dirty);
         }
         let found = self.cache.borrow().find(pages.start);
@@ -157,9 +158,7 @@ impl PageCache {
         let folio = cache.folio(id);
         folio.copy_in(small(bytes.start - base), from, small(done), small(len));
         cache.order.touch(id.0);
-        let new = cache.mark_dirty(id, &inside, now(), self.round.get());
-        drop(cache);
-        self.pacing.dirtied(new * page);
+        cache.mark_dirty(id, &inside, now(), self.round.get());
         Ok(len)
     }
 

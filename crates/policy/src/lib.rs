@@ -6,11 +6,18 @@
 //!
 //! Absent on purpose: devices, bios, the reactor, randomness.
 
+mod bandwidth;
+mod dirty;
 mod idle;
 mod pacer;
 mod sweep;
 mod watermarks;
 
+pub use bandwidth::{BANDWIDTH_START, Bandwidth};
+pub use dirty::{
+    Admit, Bound, DIRTY_BYTES_MIN, Dirtier, DirtyLimits, DirtyThrottle, LIMIT_MIN_BYTES,
+    LIMIT_START_BYTES, PAUSE_MAX_NS, PAUSE_MIN_NS, RATIO_ONE, Thresholds,
+};
 pub use idle::{Ages, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Look, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use sweep::{Run, Sweep};

@@ -12,6 +12,7 @@ mod idle;
 mod pacer;
 mod sweep;
 mod watermarks;
+pub mod wbt;
 
 pub use bandwidth::{BANDWIDTH_START, Bandwidth};
 pub use dirty::{

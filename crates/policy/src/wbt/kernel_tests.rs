@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The published depths, windows and traces, and what no sequence of windows may break.
+use proptest::prelude::*;
+
+use super::super::Reads;
+use super::*;
+
+const STEPS: [i32; 11] = [-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5];
+
+/// A row for each queue depth: max/normal/background at each of [`STEPS`], `*` where a boost can't
+/// go on.
+const DEPTHS: &str = "\
+1 2/2/1* 2/2/1* 2/2/1* 2/2/1* 2/2/1* 2/2/1* 1/1/1 1/1/1 1/1/1 1/1/1 1/1/1
+2 1/1/1* 1/1/1* 1/1/1* 1/1/1* 1/1/1* 2/2/1 1/1/1 1/1/1 1/1/1 1/1/1 1/1/1
+3 2/2/1* 2/2/1* 2/2/1* 2/2/1* 2/2/1* 3/2/1 2/2/1 1/1/1 1/1/1 1/1/1 1/1/1
+4 3/2/1* 3/2/1* 3/2/1* 3/2/1* 3/2/1* 4/2/1 2/2/1 1/1/1 1/1/1 1/1/1 1/1/1
+8 6/3/2* 6/3/2* 6/3/2* 6/3/2* 6/3/2* 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1 1/1/1
+16 12/6/3* 12/6/3* 12/6/3* 12/6/3* 12/6/3* 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+21 15/8/4* 15/8/4* 15/8/4* 15/8/4* 15/8/4* 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+22 16/8/4* 16/8/4* 16/8/4* 16/8/4* 16/8/4* 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+31 23/12/6* 23/12/6* 23/12/6* 23/12/6* 23/12/6* 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+32 24/12/6* 24/12/6* 24/12/6* 24/12/6* 24/12/6* 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+64 48/24/12* 48/24/12* 48/24/12* 48/24/12* 31/16/8 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+128 96/48/24* 96/48/24* 96/48/24* 61/31/16 31/16/8 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+256 192/96/48* 192/96/48* 121/61/31 61/31/16 31/16/8 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1
+1023 767/384/192* 241/121/61 121/61/31 61/31/16 31/16/8 16/8/4 8/4/2 4/2/1 2/2/1 1/1/1 1/1/1";
+
+fn depth(max: u32, normal: u32, background: u32) -> Depth {
+    Depth { max, normal, background }
+}
+
+#[test]
+fn every_published_depth() {
+    let mut cells = 0;
+    for row in DEPTHS.lines() {
+        let mut words = row.split(' ');
+        let queue_depth: u32 = words.next().unwrap().parse().unwrap();
+        for step in STEPS {
+            let (d, is_bounded) = depth_at(Shape::default(), queue_depth, step);
+            let star = if is_bounded { "*" } else { "" };
+            let cell = format!("{}/{}/{}{star}", d.max, d.normal, d.background);
+            assert_eq!(Some(&*cell), words.next(), "queue depth {queue_depth}, step {step}");
+            cells += 1;
+        }
+        assert_eq!(words.next(), None);
+    }
+    assert_eq!(cells, 14 * 11);
+}
+
+#[test]
+fn the_rule_as_first_published_scales_other_devices_from_64() {
+    let shape = Shape { default_depth: 64, qd1: Qd1Rule::Always };
+    let at = |queue_depth, step| depth_at(shape, queue_depth, step).0;
+    for step in 0..6 {
+        assert_eq!(at(1, step), depth(2, 2, 1));
+    }
+    assert_eq!(at(32, 0), depth(32, 16, 8));
+    assert_eq!(at(32, 1), depth(16, 8, 4));
+    assert_eq!(at(32, 2), depth(8, 4, 2));
+    assert_eq!(at(128, 0), depth(64, 32, 16));
+    // The sample of a trace that was published: window 72727272, background 8, normal 16, max 32.
+    assert_eq!((at(128, 1), window_at(1)), (depth(32, 16, 8), 72_727_272));
+}
+
+#[test]
+fn without_its_rule_a_device_of_queue_depth_1_has_one_in_flight() {
+    let shape = Shape { qd1: Qd1Rule::None, ..Shape::default() };
+    for step in -3..4 {
+        assert_eq!(depth_at(shape, 1, step).0, depth(1, 1, 1));
+    }
+    assert_eq!(depth_at(shape, 2, 0), depth_at(Shape::default(), 2, 0));
+}
+
+#[test]
+fn every_published_window() {
+    for (step, ns) in [
+        (-3, 100_000_000),
+        (0, 100_000_000),
+        (1, 72_727_272),
+        (2, 59_259_259),
+        (3, 50_000_000),
+        (4, 45_714_285),
+        (5, 41_025_641),
+        (6, 38_095_238),
+        (7, 35_555_555),
+        (8, 33_333_333),
+        (15, 25_000_000),
+        (31, 17_777_777),
+    ] {
+        assert_eq!(window_at(step), ns, "step {step}");
+    }
+}
+
+fn law(queue_depth: u32) -> Control {
+    Control::new(Device { queue_depth, rotational: false, volatile_cache: false })
+}
+
+fn reads(all_ns: &[u64]) -> Reads {
+    let mut reads = Reads::default();
+    all_ns.iter().for_each(|ns| reads.record(*ns));
+    reads
+}
+
+fn writes_alone() -> Sample {
+    Sample { writes: 100, in_flight: 4, ..Sample::default() }
+}
+
+fn reads_of(all_ns: &[u64]) -> Sample {
+    Sample { reads: reads(all_ns), ..writes_alone() }
+}
+
+#[test]
+fn the_published_trace() {
+    let mut law = law(128);
+    let mut close = |sample: &Sample| {
+        let verdict = law.close_window(sample);
+        let d = law.depth();
+        (verdict, law.step(), (d.max, d.normal, d.background), law.window_ns())
+    };
+    use Verdict::{Exceeded, Ok, Unknown, UnknownWrites};
+    let full = 100_000_000;
+    assert_eq!(close(&writes_alone()), (UnknownWrites, -1, (31, 16, 8), full));
+    assert_eq!(close(&writes_alone()), (UnknownWrites, -2, (61, 31, 16), full));
+    assert_eq!(close(&writes_alone()), (UnknownWrites, -3, (96, 48, 24), full));
+    assert_eq!(
+        close(&writes_alone()),
+        (UnknownWrites, -3, (96, 48, 24), full),
+        "as far as it goes"
+    );
+    let slow = reads_of(&[2_446_000, 9_000_000]);
+    assert_eq!(close(&slow), (Exceeded, 0, (16, 8, 4), full), "at once");
+    assert_eq!(close(&slow), (Exceeded, 1, (8, 4, 2), 72_727_272));
+    assert_eq!(close(&slow), (Exceeded, 2, (4, 2, 1), 59_259_259));
+    assert_eq!(close(&slow), (Exceeded, 3, (2, 2, 1), 50_000_000));
+    assert_eq!(close(&slow), (Exceeded, 4, (1, 1, 1), 45_714_285));
+    assert_eq!(close(&slow), (Exceeded, 4, (1, 1, 1), 45_714_285), "it refuses");
+    // One quick read hides the slow ones: the shortest is the signal.
+    let quick = reads_of(&[1_999_999, 50_000_000]);
+    for step in [3, 2, 1, 0, -1] {
+        let (verdict, now, ..) = close(&quick);
+        assert_eq!((verdict, now), (Ok, step));
+    }
+    for step in [-1, -1, -1, -1, 0] {
+        let (verdict, now, ..) = close(&Sample::default());
+        assert_eq!((verdict, now), (Unknown, step));
+    }
+}
+
+#[test]
+fn without_a_sign_five_windows_move_a_step_towards_0() {
+    let mut law = law(128);
+    for _ in 0..3 {
+        law.close_window(&reads_of(&[5_000_000]));
+    }
+    let mut steps = Vec::new();
+    while law.wants_timer() {
+        law.close_window(&Sample::default());
+        steps.push(law.step());
+    }
+    assert_eq!(steps, [3, 3, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 0]);
+}
+
+#[test]
+fn verdicts_are_found_in_their_order() {
+    let judge = |sample: Sample| law(16).judge(&sample);
+    let stuck = |ns, sample| Sample { read_outstanding_ns: Some(ns), ..sample };
+    assert_eq!(judge(stuck(100_000_001, reads_of(&[1]))), Verdict::Exceeded);
+    assert_eq!(judge(stuck(100_000_000, reads_of(&[1]))), Verdict::Ok);
+    assert_eq!(judge(stuck(2_000_001, writes_alone())), Verdict::Exceeded);
+    assert_eq!(judge(stuck(2_000_000, writes_alone())), Verdict::UnknownWrites);
+    assert_eq!(judge(stuck(2_000_001, Sample::default())), Verdict::Exceeded);
+    let few = |writes| Sample { writes, in_flight: 0, ..reads_of(&[5_000_000]) };
+    assert_eq!(judge(few(3)), Verdict::Exceeded);
+    assert_eq!(judge(few(2)), Verdict::UnknownWrites);
+    assert_eq!(judge(few(0)), Verdict::Unknown);
+    assert_eq!(judge(Sample { in_flight: 1, ..few(0) }), Verdict::UnknownWrites);
+    assert_eq!(judge(Sample { dirty_waited: true, ..few(0) }), Verdict::UnknownWrites);
+    assert_eq!(judge(reads_of(&[2_000_000])), Verdict::Ok);
+    assert_eq!(judge(reads_of(&[2_000_001])), Verdict::Exceeded);
+}
+
+#[test]
+fn limits_by_what_is_written_and_what_was_read() {
+    let law = law(16);
+    assert_eq!(law.depth(), depth(16, 8, 4));
+    let at = Signs { now_ns: 5_000_000_000, ..Signs::default() };
+    let ago = |ns| Some(at.now_ns - ns);
+    let beside_reads = Signs { last_read_ns: ago(99_999_999), ..at };
+    let after_reads = Signs { last_read_ns: ago(100_000_000), ..at };
+    let waiting = Signs { dirty_wait_ns: ago(999_999_999), ..beside_reads };
+    let waited = Signs { dirty_wait_ns: ago(1_000_000_000), ..at };
+    let limits = |signs: &Signs| Who::ALL.map(|who| law.limit(who, signs));
+    assert_eq!(limits(&at), [16, 8, 4, 4]);
+    assert_eq!(limits(&beside_reads), [16, 4, 4, 4]);
+    assert_eq!(limits(&after_reads), [16, 8, 4, 4]);
+    assert_eq!(limits(&waiting), [16, 16, 16, 4]);
+    assert_eq!(limits(&waited), [16, 8, 4, 4]);
+}
+
+#[test]
+fn who_waits_is_woken_with_room_for_half_of_the_background() {
+    let mut law = law(16);
+    let with = |writes, discards| Signs { in_flight: [writes, discards], ..Signs::default() };
+    let wakes = |law: &Control, who, range: std::ops::Range<u32>| -> Vec<u32> {
+        range.filter(|n| law.wakes(who, &with(*n, *n))).collect()
+    };
+    // Normal 8, background 4.
+    assert_eq!(wakes(&law, Who::Sync, 0..20), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(wakes(&law, Who::Discard, 0..20), [0, 1, 2]);
+    law.set_device(Device { volatile_cache: true, ..law.device });
+    assert_eq!(wakes(&law, Who::Background, 0..20), [0], "the cache is empty first");
+    assert_eq!(wakes(&law, Who::Discard, 0..20), [0, 1, 2]);
+    let waited = Signs { now_ns: 9, dirty_wait_ns: Some(8), ..with(6, 0) };
+    assert!(law.wakes(Who::Background, &waited), "somebody waits for memory");
+}
+
+#[test]
+fn a_new_target_or_device_starts_anew() {
+    let mut law = law(128);
+    law.close_window(&writes_alone());
+    law.set_target(Target::Ns(5));
+    assert_eq!((law.step(), law.depth(), law.target_ns()), (0, depth(16, 8, 4), 5));
+    law.close_window(&writes_alone());
+    law.set_device(Device { queue_depth: 8, ..law.device });
+    assert_eq!((law.step(), law.depth(), law.target_ns()), (0, depth(8, 4, 2), 5));
+    law.set_target(Target::Default);
+    assert_eq!(law.target_ns(), 2_000_000);
+    law.set_device(Device { rotational: true, ..law.device });
+    assert_eq!(law.target_ns(), 75_000_000);
+}
+
+/// A device of queue depth 2 is boosted to depth 1 by a window of writes alone, from where neither
+/// way leads back: the quirk is the kernel's, and the reason to have another law.
+#[test]
+fn a_boost_may_lower_the_depth_for_ever() {
+    let mut law = law(2);
+    law.close_window(&writes_alone());
+    assert_eq!((law.step(), law.depth()), (-1, depth(1, 1, 1)));
+    for sample in [writes_alone(), reads_of(&[1]), reads_of(&[9_000_000]), Sample::default()] {
+        for _ in 0..10 {
+            law.close_window(&sample);
+            assert_eq!((law.step(), law.depth()), (-1, depth(1, 1, 1)));
+        }
+    }
+}
+
+fn any_sample() -> impl Strategy<Value = Sample> {
+    let reads_ns = prop::collection::vec(0_u64..10_000_000, 0..3);
+    let stuck = prop::option::of(0_u64..300_000_000);
+    (reads_ns, stuck, 0_u32..5, 0_u32..3, any::<bool>()).prop_map(
+        |(reads_ns, read_outstanding_ns, writes, in_flight, dirty_waited)| Sample {
+            reads: reads(&reads_ns),
+            read_outstanding_ns,
+            writes,
+            in_flight,
+            dirty_waited,
+            ..Sample::default()
+        },
+    )
+}
+
+proptest! {
+    /// K1, and that depths are in order and let something go whatever comes.
+    #[test]
+    fn steps_and_depths_are_bounded(
+        queue_depth in 1_u32..2000,
+        qd1 in prop::sample::select(vec![Qd1Rule::Kernel, Qd1Rule::Always, Qd1Rule::None]),
+        samples in prop::collection::vec(any_sample(), 1..200),
+    ) {
+        let device = Device { queue_depth, rotational: false, volatile_cache: false };
+        let mut law = Control::with_shape(device, Shape { qd1, ..Shape::default() });
+        for sample in &samples {
+            law.close_window(sample);
+            let d = law.depth();
+            prop_assert!(d.background >= 1 && d.background <= d.normal && d.normal <= d.max, "{d:?}");
+            prop_assert!(d.max <= queue_depth.max(2));
+            prop_assert!((-20..=STEP_MAX).contains(&law.step()), "step {}", law.step());
+            if qd1 == Qd1Rule::Kernel {
+                prop_assert!(law.step() <= 5);
+            }
+            prop_assert!(law.window_ns() <= WINDOW_NS);
+        }
+    }
+
+    /// Whatever has come before, silence ends at step 0: the timer is not wanted for ever. But for
+    /// the quirk above: a boost that led to depth 1.
+    #[test]
+    fn silence_ends_the_timer(
+        queue_depth in 3_u32..2000,
+        samples in prop::collection::vec(any_sample(), 1..100),
+    ) {
+        let mut law = law(queue_depth);
+        for sample in &samples {
+            law.close_window(sample);
+        }
+        for _ in 0..5 * 32 {
+            law.close_window(&Sample::default());
+        }
+        prop_assert!(!law.wants_timer(), "step {}", law.step());
+        prop_assert_eq!(law.depth().max, queue_depth.min(16));
+    }
+
+    /// With nothing in flight whoever waits is woken, and may go.
+    #[test]
+    fn nobody_waits_for_nothing(
+        queue_depth in 1_u32..300,
+        volatile_cache in any::<bool>(),
+        samples in prop::collection::vec(any_sample(), 0..30),
+        now_ns in 0_u64..10_000_000_000,
+        read_ago_ns in prop::option::of(0_u64..3_000_000_000),
+        wait_ago_ns in prop::option::of(0_u64..3_000_000_000),
+    ) {
+        let device = Device { queue_depth, rotational: false, volatile_cache };
+        let mut law = Control::new(device);
+        for sample in &samples {
+            law.close_window(sample);
+        }
+        let ago = |ago_ns: Option<u64>| ago_ns.and_then(|ns| now_ns.checked_sub(ns));
+        let signs = Signs {
+            now_ns,
+            last_read_ns: ago(read_ago_ns),
+            dirty_wait_ns: ago(wait_ago_ns),
+            ..Signs::default()
+        };
+        for who in Who::ALL {
+            prop_assert!(law.wakes(who, &signs));
+            prop_assert!(law.allowance(who, &signs).ios >= 1);
+        }
+    }
+}

@@ -410,6 +410,12 @@ impl Bufs {
     }
 }
 
+impl Extend<Slice> for Bufs {
+    fn extend<I: IntoIterator<Item = Slice>>(&mut self, more: I) {
+        self.0.extend(more);
+    }
+}
+
 impl<T: Into<Slice>> From<T> for Bufs {
     fn from(one: T) -> Bufs {
         let mut bufs = Bufs::new();

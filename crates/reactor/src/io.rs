@@ -15,10 +15,10 @@ use slab::Slab;
 use crate::core::{core_id, post, with_core};
 use crate::driver::{FileId, Msg, OpResult, Sqe, SqeOp};
 
-/// Told when a chained request has ended, before whoever waits for it. May count and wake; must
+/// Told when a chained or watched request has ended, before whoever waits for it. May count and wake; must
 /// not submit or complete (R3).
 pub trait OnDone {
-    /// The request ended with `status`. `tag` is what [`chain`] was given.
+    /// The request ended with `status`. `tag` is what [`chain`] or [`watched`] was given.
     fn on_done(&self, status: Status, tag: u64);
 }
 
@@ -30,6 +30,11 @@ enum Slot {
     /// The record of a bio that was remapped in place: who watches, and whose outcome it is.
     Chain {
         parent: Completion,
+        watcher: Rc<dyn OnDone>,
+        tag: u64,
+    },
+    /// Nobody waits: the watcher is all that hears of it.
+    Watched {
         watcher: Rc<dyn OnDone>,
         tag: u64,
     },
@@ -63,7 +68,11 @@ pub(crate) fn finish(key: OpKey, result: OpResult) {
             Slot::Orphan => drop(ops.0.remove(index(key))),
             Slot::Chain { parent, watcher, tag } => {
                 ops.0.remove(index(key));
-                return Some((parent, watcher, tag));
+                return Some((Some(parent), watcher, tag));
+            }
+            Slot::Watched { watcher, tag } => {
+                ops.0.remove(index(key));
+                return Some((None, watcher, tag));
             }
             Slot::Done(_) => panic!("a request was completed twice"),
         }
@@ -71,7 +80,9 @@ pub(crate) fn finish(key: OpKey, result: OpResult) {
     });
     if let Some((parent, watcher, tag)) = chained {
         watcher.on_done(result.status, tag);
-        parent.complete(result.status);
+        if let Some(parent) = parent {
+            parent.complete(result.status);
+        }
     }
 }
 
@@ -95,6 +106,12 @@ pub fn chain(parent: Completion, watcher: Rc<dyn OnDone>, tag: u64) -> Completio
     new_completion(Slot::Chain { parent, watcher, tag }).1
 }
 
+/// A completion of which only `watcher` is told: what an engine puts into a bio of its own when no
+/// task waits for it. Costs one slot of the op table, no allocation.
+pub fn watched(watcher: Rc<dyn OnDone>, tag: u64) -> Completion {
+    new_completion(Slot::Watched { watcher, tag }).1
+}
+
 fn poll_op(key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
     with_core(|c| match &mut c.ops.borrow_mut().0[index(key)] {
         Slot::Done(result) => Poll::Ready(*result),
@@ -105,7 +122,9 @@ fn poll_op(key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
             }
             Poll::Pending
         }
-        Slot::Orphan | Slot::Chain { .. } => unreachable!("no future has this slot"),
+        Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => {
+            unreachable!("no future has this slot")
+        }
     })
 }
 

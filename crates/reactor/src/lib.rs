@@ -42,7 +42,7 @@ pub use exports::Export;
 pub use grace::{Epoch, Grace};
 pub use io::{
     BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, io_by, push_bio, read,
-    write, write_zeroes,
+    watched, write, write_zeroes,
 };
 pub use remote::Remote;
 pub use timer::{sleep, yield_now};

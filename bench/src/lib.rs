@@ -4,6 +4,7 @@
 //! Every bench alternates what it compares within one run, prints medians as a table for people,
 //! and as its last line one JSON object.
 
+pub mod beside;
 pub mod compressed;
 pub mod files;
 pub mod flush_sim;

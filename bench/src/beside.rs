@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Parts of `make bench-wbt`: a reader by the clock beside a writer that never stops, over NBD.
+//!
+//! ```text
+//!   reader   a 4 KiB read at a random place each 1/rate s, whether the one before has ended or not
+//!   writer   1 MiB writes in order, a few in flight, from the beginning again at the end
+//! ```
+//!
+//! Invariants
+//! - B1 A read's latency counts from when it was due, not from when it could be sent: a device that
+//!   stalls is not asked less often because of that.
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hdrhistogram::Histogram;
+use nbd::request::{ReplyIn, Request};
+use nbd::wire::{OPTION_MAGIC, cmd, opt};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use crate::clock;
+
+/// Bytes of a read.
+const READ_BYTES: u32 = 4096;
+/// Bytes of a write.
+const WRITE_BYTES: u32 = 1 << 20;
+/// Writes in flight.
+const WRITE_DEPTH: u64 = 4;
+/// Latencies above a minute count as a minute.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// One read of the socket takes up to this.
+const INBOX_BYTES: usize = 256 << 10;
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+/// A histogram of nanoseconds.
+///
+/// # Errors
+/// None: the bounds are constant.
+pub fn histogram() -> io::Result<Histogram<u64>> {
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).map_err(|e| wrong(e.to_string()))
+}
+
+/// A connection to an export.
+#[derive(Debug)]
+pub struct Conn {
+    stream: UnixStream,
+    size: u64,
+    inbox: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Conn {
+    /// Connects by the oldest option: replies are simple then.
+    ///
+    /// # Errors
+    /// What the system or the server said.
+    pub fn open(socket: &Path, export: &str) -> io::Result<Conn> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.read_exact(&mut [0; 18])?;
+        let len = u32::try_from(export.len()).map_err(|_| wrong("export name too long"))?;
+        let mut out = vec![0, 0, 0, 3];
+        out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+        out.extend_from_slice(&opt::EXPORT_NAME.to_be_bytes());
+        out.extend_from_slice(&len.to_be_bytes());
+        out.extend_from_slice(export.as_bytes());
+        stream.write_all(&out)?;
+        let mut size = [0; 8];
+        stream.read_exact(&mut size)?;
+        stream.read_exact(&mut [0; 2])?;
+        let size = u64::from_be_bytes(size);
+        Ok(Conn { stream, size, inbox: vec![0; INBOX_BYTES], start: 0, end: 0 })
+    }
+
+    /// The next reply's cookie, its data skipped; none when more bytes are needed.
+    fn reply(&mut self, data: usize) -> io::Result<Option<u64>> {
+        let parsed = ReplyIn::parse(&self.inbox[self.start..self.end]);
+        match parsed.map_err(|_| wrong("no reply"))? {
+            Some((ReplyIn::Simple { cookie, error: 0 }, n)) => {
+                if self.end - self.start < n + data {
+                    return Ok(None);
+                }
+                self.start += n + data;
+                Ok(Some(cookie))
+            }
+            Some((other, _)) => Err(wrong(format!("unexpected reply {other:?}"))),
+            None => Ok(None),
+        }
+    }
+
+    /// Reads what is there, at least a byte.
+    fn fill(&mut self) -> io::Result<()> {
+        self.inbox.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        match self.stream.read(&mut self.inbox[self.end..])? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            n => {
+                self.end += n;
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until there is something to read, `seconds` at most.
+    fn readable(&self, seconds: f64) -> io::Result<bool> {
+        let seconds = seconds.max(0.0);
+        let (tv_sec, tv_nsec) = (seconds.trunc() as i64, (seconds.fract() * 1e9) as i64);
+        let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
+        match poll(&mut fds, Some(&Timespec { tv_sec, tv_nsec })) {
+            Ok(n) => Ok(n > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Reads by the clock, `rate` a second, for `seconds`, after `warm_up` seconds that do not
+    /// count. Returns latencies in nanoseconds (B1).
+    ///
+    /// # Errors
+    /// What the system or the server said.
+    pub fn read_by_the_clock(
+        &mut self,
+        rate: f64,
+        (warm_up, seconds): (f64, f64),
+        seed: u64,
+    ) -> io::Result<Histogram<u64>> {
+        let mut latency_ns = histogram()?;
+        let blocks = self.size / u64::from(READ_BYTES);
+        let mut random = seed | 1;
+        let begin = clock();
+        // When each read was due; the cookie is its number.
+        let due = |nth: u64| begin + nth as f64 / rate;
+        let count = ((warm_up + seconds) * rate) as u64;
+        let (mut sent, mut ended) = (0, 0);
+        while ended < count {
+            let now = clock();
+            while sent < count && due(sent) <= now {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let offset = random % blocks * u64::from(READ_BYTES);
+                let (kind, len, cookie) = (cmd::READ, READ_BYTES, sent);
+                let request = Request { flags: 0, kind, cookie, offset, len };
+                self.stream.write_all(&request.encode())?;
+                sent += 1;
+            }
+            let wait = if sent < count { due(sent) - clock() } else { 1.0 };
+            if !self.readable(wait)? {
+                continue;
+            }
+            self.fill()?;
+            let now = clock();
+            while let Some(cookie) = self.reply(READ_BYTES as usize)? {
+                if cookie >= sent {
+                    return Err(wrong("unknown cookie"));
+                }
+                if due(cookie) >= begin + warm_up {
+                    latency_ns.saturating_record(((now - due(cookie)) * 1e9) as u64);
+                }
+                ended += 1;
+            }
+        }
+        Ok(latency_ns)
+    }
+
+    /// Writes in order and begins again at the end, until told to stop; counts bytes that were
+    /// answered. Ends with a FLUSH.
+    ///
+    /// # Errors
+    /// What the system or the server said.
+    pub fn write_on(&mut self, stop: &AtomicBool, written: &AtomicU64) -> io::Result<()> {
+        let data = vec![0x77; WRITE_BYTES as usize];
+        let pieces = self.size / u64::from(WRITE_BYTES);
+        let (mut sent, mut ended) = (0, 0);
+        loop {
+            while sent - ended < WRITE_DEPTH && !stop.load(Ordering::Relaxed) {
+                let offset = sent % pieces * u64::from(WRITE_BYTES);
+                let (kind, len, cookie) = (cmd::WRITE, WRITE_BYTES, sent);
+                let request = Request { flags: 0, kind, cookie, offset, len };
+                self.stream.write_all(&request.encode())?;
+                self.stream.write_all(&data)?;
+                sent += 1;
+            }
+            if sent == ended {
+                break;
+            }
+            self.fill()?;
+            while self.reply(0)?.is_some() {
+                ended += 1;
+                written.fetch_add(u64::from(WRITE_BYTES), Ordering::Relaxed);
+            }
+        }
+        let flush = Request { flags: 0, kind: cmd::FLUSH, cookie: sent, offset: 0, len: 0 };
+        self.stream.write_all(&flush.encode())?;
+        while self.reply(0)?.is_none() {
+            self.fill()?;
+        }
+        Ok(())
+    }
+}
+
+/// What came of a while of one of them, or of both.
+#[derive(Debug, Default)]
+pub struct While {
+    /// Nanoseconds.
+    pub latency_ns: Option<Histogram<u64>>,
+    pub written_bytes_per_s: Option<f64>,
+}
+
+/// What runs, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'a> {
+    pub socket: &'a Path,
+    /// The export that is read, and how often a second.
+    pub reader: Option<(&'a str, f64)>,
+    /// The export that is written.
+    pub writer: Option<&'a str>,
+    /// Seconds that do not count, and seconds that do.
+    pub time: (f64, f64),
+    pub seed: u64,
+}
+
+/// Runs a load.
+///
+/// # Errors
+/// What one of them met.
+pub fn run(load: &Load<'_>) -> Result<While, String> {
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let open = |export| {
+        Conn::open(load.socket, export).map_err(|e| format!("{export}: cannot connect: {e}"))
+    };
+    let reader = load.reader.map(|(export, rate)| open(export).map(|conn| (conn, rate)));
+    let writer = load.writer.map(open).transpose()?;
+    let reader = reader.transpose()?;
+    let (warm_up, seconds) = load.time;
+    std::thread::scope(|threads| {
+        let writing = writer.map(|mut conn| {
+            let (stop, written) = (&stop, &written);
+            threads.spawn(move || conn.write_on(stop, written))
+        });
+        let counting = threads.spawn(|| {
+            pause(warm_up);
+            let (from, begin) = (written.load(Ordering::Relaxed), clock());
+            pause(seconds);
+            let bytes = written.load(Ordering::Relaxed) - from;
+            bytes as f64 / (clock() - begin)
+        });
+        let latency_ns = reader
+            .map(|(mut conn, rate)| conn.read_by_the_clock(rate, load.time, load.seed))
+            .transpose();
+        let rate = counting.join().map_err(|_| "the clock has panicked")?;
+        stop.store(true, Ordering::Relaxed);
+        let wrote = writing.map(|w| w.join().map_err(|_| "the writer has panicked")).transpose()?;
+        let written_bytes_per_s = wrote.is_some().then_some(rate);
+        wrote.transpose().map_err(|e| format!("writer: {e}"))?;
+        let latency_ns = latency_ns.map_err(|e| format!("reader: {e}"))?;
+        Ok(While { latency_ns, written_bytes_per_s })
+    })
+}
+
+fn pause(seconds: f64) {
+    #[expect(clippy::disallowed_methods, reason = "a bench takes its time")]
+    std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
+}

@@ -177,8 +177,8 @@ pub enum Admit {
 pub struct DirtyThrottle {
     limits: DirtyLimits,
     bandwidth: Bandwidth,
-    /// The limit in force (D2).
-    hard_limit: u64,
+    /// What the limits come to; looked at anew once an interval.
+    at: Thresholds,
     /// The base rate, in bytes per second.
     rate: u64,
     /// What the base rate should have been in the interval before, for the step that agrees with
@@ -196,7 +196,7 @@ impl DirtyThrottle {
         DirtyThrottle {
             limits,
             bandwidth: Bandwidth::new(),
-            hard_limit: limits.thresholds(None).limit,
+            at: limits.thresholds(None),
             rate: BANDWIDTH_START,
             balanced: BANDWIDTH_START,
             interval_ns: 0,
@@ -211,8 +211,15 @@ impl DirtyThrottle {
     }
 
     /// Sets other limits. A lower one is reached slowly (D2).
-    pub fn set_limits(&mut self, limits: DirtyLimits) {
+    pub fn set_limits(&mut self, limits: DirtyLimits, now_ns: u64) {
         self.limits = limits;
+        self.look(now_ns);
+    }
+
+    /// Works out the thresholds anew; the limit in force only rises by that.
+    fn look(&mut self, now_ns: u64) {
+        let set = self.limits.thresholds(self.bandwidth.known(now_ns));
+        self.at = Thresholds { limit: set.limit.max(self.at.limit), ..set };
     }
 
     /// The device's write bandwidth.
@@ -229,12 +236,8 @@ impl DirtyThrottle {
 
     /// The thresholds in force (D2).
     #[must_use]
-    pub fn thresholds(&self, now_ns: u64) -> Thresholds {
-        self.in_force(self.limits.thresholds(self.bandwidth.known(now_ns)))
-    }
-
-    fn in_force(&self, set: Thresholds) -> Thresholds {
-        Thresholds { limit: set.limit.max(self.hard_limit), ..set }
+    pub fn thresholds(&self) -> Thresholds {
+        self.at
     }
 
     /// Writeback is in flight from now on, where there was none.
@@ -250,6 +253,7 @@ impl DirtyThrottle {
         if let (false, Some(bandwidth)) = (was_known, self.bandwidth.known(now_ns)) {
             self.rate = bandwidth;
             self.balanced = bandwidth;
+            self.look(now_ns);
         }
         self.advance(dirty, now_ns);
     }
@@ -258,7 +262,7 @@ impl DirtyThrottle {
     /// may go beyond the limit, so that none is too large to go at all.
     pub fn admit(&mut self, dirtier: &mut Dirtier, dirty: u64, now_ns: u64) -> Admit {
         self.advance(dirty, now_ns);
-        let at = self.thresholds(now_ns);
+        let at = self.at;
         if dirty < at.freerun() {
             dirtier.due_ns = dirtier.due_ns.min(now_ns); // D4
             return Admit::Now;
@@ -277,7 +281,7 @@ impl DirtyThrottle {
     pub fn wrote(&mut self, dirtier: &mut Dirtier, bytes: u64, dirty: u64, now_ns: u64) -> u64 {
         self.dirtied = self.dirtied.saturating_add(bytes);
         self.advance(dirty, now_ns);
-        let at = self.thresholds(now_ns);
+        let at = self.at;
         if dirty < at.freerun() {
             dirtier.due_ns = dirtier.due_ns.min(now_ns); // D4
             return 0;
@@ -310,22 +314,19 @@ impl DirtyThrottle {
 
     /// Moves limit and base rate on, once an interval.
     fn advance(&mut self, dirty: u64, now_ns: u64) {
-        let set = self.limits.thresholds(self.bandwidth.known(now_ns));
-        self.hard_limit = self.hard_limit.max(set.limit);
         let elapsed_ns = now_ns.saturating_sub(self.interval_ns);
         if elapsed_ns < INTERVAL_NS {
             return;
         }
-        // D2
-        let floor = set.limit.max(dirty);
+        self.look(now_ns);
+        let floor = self.at.set_limit.max(dirty); // D2
         for _ in 0..(elapsed_ns / INTERVAL_NS).min(INTERVALS_MAX) {
-            self.hard_limit -= self.hard_limit.saturating_sub(floor).div_ceil(32);
+            self.at.limit -= self.at.limit.saturating_sub(floor).div_ceil(32);
         }
-        let at = self.in_force(set);
         let dirtied = u128::from(self.dirtied) * SECOND_NS / u128::from(elapsed_ns);
         // A longer time without writes tells nothing of writers that wait for each other's space.
-        if dirty >= at.freerun() && elapsed_ns < 2 * INTERVAL_NS {
-            self.follow(&at, dirty, u64::try_from(dirtied).unwrap_or(u64::MAX), now_ns);
+        if dirty >= self.at.freerun() && elapsed_ns < 2 * INTERVAL_NS {
+            self.follow(dirty, u64::try_from(dirtied).unwrap_or(u64::MAX), now_ns);
         }
         self.interval_ns = now_ns;
         self.dirtied = 0;
@@ -333,9 +334,10 @@ impl DirtyThrottle {
 
     /// Moves the base rate towards what would have made the writers dirty as much as the device
     /// writes, having dirtied `dirtied` bytes a second instead (`wb_update_dirty_ratelimit`).
-    fn follow(&mut self, at: &Thresholds, dirty: u64, dirtied: u64, now_ns: u64) {
+    fn follow(&mut self, dirty: u64, dirtied: u64, now_ns: u64) {
+        let at = self.at;
         let bandwidth = self.bandwidth.bytes_per_s(now_ns);
-        let task = self.rate_at(at, dirty);
+        let task = self.rate_at(&at, dirty);
         let balanced = u128::from(task) * u128::from(bandwidth) / u128::from(dirtied.max(1));
         let balanced = u64::try_from(balanced).unwrap_or(u64::MAX).min(bandwidth);
         // Only a step that goes the way in which the dirty bytes should go, and no further than

@@ -94,22 +94,22 @@ fn the_limit_falls_slowly_and_never_below_what_is_dirty() {
         max_bytes: 1 << 30,
     });
     let lower = DirtyLimits { dirty: Bound::Bytes(64 * MIB), ..*t.limits() };
-    t.set_limits(lower);
+    t.set_limits(lower, 0);
     let mut limits = Vec::new();
     for nth in 1..=200 {
         let dirty = 100 * MIB;
         t.admit(&mut Dirtier::default(), dirty, nth * 200 * MS);
-        limits.push(t.thresholds(nth * 200 * MS).limit);
+        limits.push(t.thresholds().limit);
     }
     assert_eq!(limits[0], 320 * MIB - 220 * MIB / 32);
     assert!(limits.is_sorted_by(|a, b| a >= b));
     assert!((100 * MIB..101 * MIB).contains(&limits[199]), "{}", limits[199]);
     t.admit(&mut Dirtier::default(), 0, 1000 * SECOND);
-    let limit = t.thresholds(1000 * SECOND).limit;
+    let limit = t.thresholds().limit;
     assert!(limit < 74 * MIB, "{limit}");
     // Upwards at once.
-    t.set_limits(DirtyLimits { dirty: Bound::Bytes(500 * MIB), ..lower });
-    assert_eq!(t.thresholds(1000 * SECOND).limit, 500 * MIB);
+    t.set_limits(DirtyLimits { dirty: Bound::Bytes(500 * MIB), ..lower }, 1000 * SECOND);
+    assert_eq!(t.thresholds().limit, 500 * MIB);
 }
 
 #[test]
@@ -209,7 +209,7 @@ impl Lab {
     }
 
     fn begin(&mut self, now_ns: u64) {
-        let background = self.throttle.thresholds(now_ns).background;
+        let background = self.throttle.thresholds().background;
         if self.dirty > background {
             let bytes = self.dirty.min(MIB);
             self.ioend = Some((bytes, now_ns + bytes * SECOND / self.bandwidth));
@@ -251,7 +251,7 @@ fn what_is_dirty_settles_at_the_setpoint_and_the_writer_at_the_bandwidth() {
             let mut lab = Lab::new(SECONDS, bandwidth, vec![writer(size, u64::MAX)]);
             lab.run(30);
             let (rates, dirty) = lab.measure(20);
-            let at = lab.throttle.thresholds(lab.now_ns);
+            let at = lab.throttle.thresholds();
             let what = format!("{bandwidth} in {size}");
             // A write of a fourth of the limit is a lump that no rate makes smooth.
             within(&what, rates[0], bandwidth, if size * 4 >= at.limit { 15 } else { 5 });
@@ -287,7 +287,7 @@ fn writers_have_equal_shares_and_no_sawtooth() {
         for rate in &rates {
             within(&format!("{n} writers"), *rate, share, 10);
         }
-        let at = lab.throttle.thresholds(lab.now_ns);
+        let at = lab.throttle.thresholds();
         assert!(*dirty.end() < at.limit, "{n}: {dirty:?} {at:?}");
         // Each write is late by about its own part, not now and then by 100 ms.
         let part_ns = 65536 * SECOND / share;
@@ -325,7 +325,7 @@ fn a_device_that_falls_to_a_tenth_stops_nobody_dead() {
     let mut worst = u64::MAX;
     for _ in 0..60 {
         let (rates, dirty) = lab.measure(2);
-        let at = lab.throttle.thresholds(lab.now_ns);
+        let at = lab.throttle.thresholds();
         assert!(*dirty.end() <= at.limit.max(430 * MIB), "{dirty:?} {at:?}");
         worst = worst.min(rates.iter().sum());
         for rate in &rates {
@@ -334,7 +334,7 @@ fn a_device_that_falls_to_a_tenth_stops_nobody_dead() {
     }
     assert!(worst >= 4 * MIB, "{worst}");
     let (rates, dirty) = lab.measure(10);
-    let at = lab.throttle.thresholds(lab.now_ns);
+    let at = lab.throttle.thresholds();
     within("limit", at.limit, 40 * MIB, 25);
     within("all", rates.iter().sum(), 20 * MIB, 10);
     assert!(*dirty.end() <= at.limit, "{dirty:?} {at:?}");
@@ -391,10 +391,10 @@ proptest! {
                     Admit::After(ns) => prop_assert!(0 < ns && ns <= PAUSE_MAX_NS),
                     Admit::Now | Admit::AtLimit => {}
                 },
-                4 => t.set_limits(DirtyLimits { dirty: Bound::Bytes(number), ..SECONDS }),
-                _ => t.set_limits(DirtyLimits { dirty: Bound::Millis(number as u32), ..SECONDS }),
+                4 => t.set_limits(DirtyLimits { dirty: Bound::Bytes(number), ..SECONDS }, now),
+                _ => t.set_limits(DirtyLimits { dirty: Bound::Millis(number as u32), ..SECONDS }, now),
             }
-            let at = t.thresholds(now);
+            let at = t.thresholds();
             prop_assert!(at.background < at.set_limit && at.set_limit <= at.limit, "{:?}", at);
         }
     }

@@ -8,8 +8,10 @@
 
 mod bandwidth;
 mod dirty;
+mod evict;
 mod idle;
 mod pacer;
+mod readahead;
 mod sweep;
 mod watermarks;
 pub mod wbt;
@@ -19,7 +21,9 @@ pub use dirty::{
     Admit, Bound, DIRTY_BYTES_MIN, Dirtier, DirtyLimits, DirtyThrottle, LIMIT_MIN_BYTES,
     LIMIT_START_BYTES, PAUSE_MAX_NS, PAUSE_MIN_NS, RATIO_ONE, Thresholds,
 };
+pub use evict::S3Fifo;
 pub use idle::{Ages, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Look, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};
+pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams, folio_order};
 pub use sweep::{Run, Sweep};
 pub use watermarks::{Watermarks, WatermarksError};

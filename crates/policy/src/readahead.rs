@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Read-ahead for those who read in order, and folio sizes for those who write in order.
+//!
+//! ```text
+//!  read so far ──────▶│ requested │ window, being read ahead      │
+//!                                 ▲ marker: a read from here on asks for the next window,
+//!                                   so that it is there before the reader is
+//! ```
+//!
+//! Windows grow as the kernel's: the first is two or four times what was asked for, the following
+//! ones double or quadruple up to the limit (`get_init_ra_size`, `get_next_ra_size`).
+//!
+//! Invariants
+//! - RA1 Two reads side by side make a stream; who reads at random is never read ahead for.
+//! - RA2 Windows of a stream do not overlap, and each begins where the one before ended, or after
+//!   what was read.
+//! - RA3 No window is larger than the limit, and the table has [`STREAMS_MAX`] rows at most.
+use std::ops::Range;
+
+/// Streams kept: the least recently used one goes. Chosen: some clients with several each.
+pub const STREAMS_MAX: usize = 64;
+/// Streams of one opener, so that one who reads at random does not push out all others.
+const STREAMS_OF_OPENER: usize = 16;
+/// Reads of a stream may come in another order than they were sent, within so many pages. Chosen:
+/// 32 reads of 128 KiB in flight.
+const REORDER_PAGES: u64 = 1024;
+/// Largest folio: 2 MiB.
+pub const ORDER_MAX: u8 = 9;
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    opener: u32,
+    /// One page behind the last one that was asked for.
+    next: u64,
+    /// Pages in order up to `next`.
+    run: u64,
+    /// Whether a second read went on where the first one ended.
+    goes_on: bool,
+    /// The last window; 0 while there was none.
+    window: u32,
+    /// Up to where was read ahead.
+    ahead_end: u64,
+    /// A read of this page or a later one asks for the next window.
+    marker: u64,
+    used_at: u64,
+}
+
+/// The streams of all openers of a device, of reads or of writes.
+#[derive(Clone, Debug, Default)]
+pub struct Streams {
+    rows: Vec<Stream>,
+    clock: u64,
+}
+
+impl Streams {
+    /// None.
+    #[must_use]
+    pub fn new() -> Streams {
+        Streams::default()
+    }
+
+    /// `opener` reads `pages`: what to read ahead now, in windows of at most `max_pages`. It may
+    /// reach beyond the end of the device.
+    pub fn on_read(
+        &mut self,
+        opener: u32,
+        pages: Range<u64>,
+        max_pages: u32,
+    ) -> Option<Range<u64>> {
+        let (stream, is_ahead) = self.follow(opener, &pages)?;
+        if max_pages == 0 || !is_ahead {
+            return None;
+        }
+        if stream.window == 0 {
+            let asked = u32::try_from(pages.end - pages.start).unwrap_or(u32::MAX);
+            stream.window = first_window(asked, max_pages);
+            stream.ahead_end = stream.next;
+        } else if pages.end > stream.marker {
+            stream.window = next_window(stream.window, max_pages);
+        } else {
+            return None;
+        }
+        let from = stream.ahead_end.max(stream.next); // RA2
+        stream.marker = from;
+        stream.ahead_end = from + u64::from(stream.window);
+        Some(from..stream.ahead_end)
+    }
+
+    /// `opener` writes `pages`: how many pages it has written in order just before them.
+    pub fn on_write(&mut self, opener: u32, pages: Range<u64>) -> u64 {
+        match self.follow(opener, &pages) {
+            Some((stream, _)) => stream.run.saturating_sub(stream.next - pages.start),
+            None => 0,
+        }
+    }
+
+    /// Forgets the streams of an opener.
+    pub fn forget(&mut self, opener: u32) {
+        self.rows.retain(|s| s.opener != opener);
+    }
+
+    /// How many streams are known.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether none is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The stream that `pages` go on with, and whether they go beyond what was seen of it.
+    fn follow(&mut self, opener: u32, pages: &Range<u64>) -> Option<(&mut Stream, bool)> {
+        self.clock += 1;
+        let is_of = |s: &Stream| {
+            let behind = if s.goes_on { REORDER_PAGES } else { 1 };
+            let ahead = if s.window > 0 { REORDER_PAGES } else { 0 };
+            s.opener == opener && pages.start + behind >= s.next && pages.start <= s.next + ahead
+        };
+        let found = (self.rows.iter().enumerate())
+            .filter(|(_, s)| is_of(s))
+            .min_by_key(|(_, s)| s.next.abs_diff(pages.start));
+        let Some((nth, _)) = found else {
+            self.start(opener, pages);
+            return None;
+        };
+        let stream = &mut self.rows[nth];
+        stream.used_at = self.clock;
+        let is_ahead = pages.end > stream.next;
+        if is_ahead {
+            let asked = pages.end - pages.start;
+            stream.run += (pages.end - stream.next).min(asked);
+            stream.next = pages.end;
+            stream.goes_on = true;
+        }
+        if stream.goes_on { Some((stream, is_ahead)) } else { None } // RA1
+    }
+
+    fn start(&mut self, opener: u32, pages: &Range<u64>) {
+        let of_opener = self.rows.iter().filter(|s| s.opener == opener).count();
+        let crowded = of_opener >= STREAMS_OF_OPENER;
+        if crowded || self.rows.len() >= STREAMS_MAX {
+            let oldest = (self.rows.iter().enumerate())
+                .filter(|(_, s)| !crowded || s.opener == opener)
+                .min_by_key(|(_, s)| s.used_at);
+            let (nth, _) = oldest.expect("there are rows, of this opener if it has too many");
+            self.rows.swap_remove(nth); // RA3
+        }
+        self.rows.push(Stream {
+            opener,
+            next: pages.end,
+            run: pages.end - pages.start,
+            goes_on: false,
+            window: 0,
+            ahead_end: 0,
+            marker: 0,
+            used_at: self.clock,
+        });
+    }
+}
+
+/// The kernel's first window for a request.
+fn first_window(asked: u32, max: u32) -> u32 {
+    let size = asked.min(max).next_power_of_two();
+    match size {
+        _ if size <= max / 32 => size * 4,
+        _ if size <= max / 4 => size * 2,
+        _ => max,
+    }
+}
+
+/// The kernel's window after one of `size`.
+fn next_window(size: u32, max: u32) -> u32 {
+    match size {
+        _ if size < max / 16 => size * 4,
+        _ if size <= max / 2 => size * 2,
+        _ => max,
+    }
+}
+
+/// The order of the folio to begin at `page`, when `left` pages are written (or read) from there
+/// on, by one who did so in order for `run` pages before: the largest that is aligned, and that the
+/// request fills or that doubles what was written, up to [`ORDER_MAX`].
+#[must_use]
+pub fn folio_order(page: u64, left: u64, run: u64) -> u8 {
+    let wanted = left.max(run).max(1).ilog2();
+    let order = wanted.min(page.trailing_zeros()).min(u32::from(ORDER_MAX));
+    u8::try_from(order).expect("at most ORDER_MAX")
+}
+
+#[cfg(test)]
+#[path = "readahead_tests.rs"]
+mod tests;

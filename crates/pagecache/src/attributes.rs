@@ -1,2 +1,162 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Attributes.
+//! Attributes: settings by the names that the kernel has for them, and what the cache tells of
+//! itself as `name value` lines, each name with its unit.
+use std::fmt::Write;
+
+use block::{Access, Error, ErrorKind, PAGE};
+
+use crate::PageCache;
+use crate::config::OPTIONS;
+
+/// What is told; what can be set is in [`OPTIONS`].
+const TOLD: [&str; 4] = ["cache_stat", "bandwidth", "ioend_stats", "errors"];
+
+/// Names of all attributes, in the order in which they are listed.
+pub(crate) const NAMES: [&str; OPTIONS.len() + TOLD.len()] = {
+    let mut names = [""; OPTIONS.len() + TOLD.len()];
+    let mut nth = 0;
+    while nth < names.len() {
+        names[nth] = if nth < OPTIONS.len() { OPTIONS[nth] } else { TOLD[nth - OPTIONS.len()] };
+        nth += 1;
+    }
+    names
+};
+
+/// Fixed with the table line.
+const MEMORY: &str = "memory";
+
+/// What may be done with an attribute.
+pub(crate) fn access(name: &str) -> Access {
+    let settable = OPTIONS.contains(&name) && name != MEMORY;
+    if settable { Access::ReadWrite } else { Access::Read }
+}
+
+/// `name value` lines.
+pub(crate) struct Lines(String);
+
+impl Lines {
+    pub(crate) fn new() -> Lines {
+        Lines(String::with_capacity(512))
+    }
+
+    pub(crate) fn add(&mut self, name: &str, value: impl std::fmt::Display) {
+        let end = if self.0.is_empty() { "" } else { "\n" };
+        write!(self.0, "{end}{name} {value}").expect("a string takes everything");
+    }
+
+    pub(crate) fn text(self) -> String {
+        self.0
+    }
+}
+
+impl PageCache {
+    pub(crate) fn get(&self, name: &str) -> Result<String, Error> {
+        match name {
+            "cache_stat" => Ok(self.cache_stat()),
+            "bandwidth" => Ok(self.bandwidth_stat()),
+            "ioend_stats" => Ok(self.ioend_stats()),
+            "errors" => Ok(self.error_stat()),
+            _ => self.config.get(name).ok_or_else(|| unknown(name)),
+        }
+    }
+
+    pub(crate) fn set(&self, name: &str, value: &str) -> Result<(), Error> {
+        if name == MEMORY {
+            let fixed = "attribute `memory` is read-only: it is set by a table line";
+            return Err(Error::new(ErrorKind::Denied, fixed));
+        }
+        if TOLD.contains(&name) {
+            let text = format!("attribute `{name}` is read-only");
+            return Err(Error::new(ErrorKind::Denied, text));
+        }
+        self.config.set(name, value)?;
+        self.pacing.set_limits(&self.config, reactor::now());
+        self.ahead.set_limit(&self.config);
+        // Writers at a limit, and the flusher, look again.
+        self.changed.wake_all();
+        self.wake_writeback();
+        Ok(())
+    }
+
+    fn bandwidth_stat(&self) -> String {
+        let now = reactor::now();
+        let bandwidth = self.pacing.bandwidth();
+        let at = self.pacing.thresholds();
+        let (pauses, paused, longest) = self.pacing.pauses();
+        let mut lines = Lines::new();
+        lines.add("write_bytes_per_s", bandwidth.known(now.0).unwrap_or(0));
+        lines.add("writer_bytes_per_s", self.pacing.rate());
+        lines.add("background_bytes", at.background);
+        lines.add("freerun_bytes", at.freerun());
+        lines.add("setpoint_bytes", at.setpoint());
+        lines.add("limit_bytes", at.limit);
+        lines.add("dirty_bytes", self.dirty_bytes());
+        lines.add("pauses", pauses);
+        lines.add("paused_usec", paused.0 / 1000);
+        lines.add("longest_pause_usec", longest.0 / 1000);
+        lines.text()
+    }
+
+    fn cache_stat(&self) -> String {
+        let page = PAGE as u64;
+        let cache = self.cache.borrow();
+        let (windows, ahead) = self.ahead.counts();
+        let mut sizes = [0u64; crate::arena::ORDER_MAX as usize + 1];
+        cache.iter().for_each(|(_, f)| sizes[usize::from(f.memory.order())] += 1);
+        let mut lines = Lines::new();
+        lines.add("memory_limit_bytes", self.memory.limit_bytes());
+        lines.add("memory_used_bytes", self.memory.used_bytes());
+        lines.add("folios", cache.folios());
+        lines.add("cached_bytes", cache.pages() * page);
+        lines.add("dirty_bytes", cache.dirty_pages() * page);
+        lines.add("writeback_bytes", cache.writing_pages() * page);
+        lines.add("read_hits", self.hits.get());
+        lines.add("read_misses", self.misses.get());
+        lines.add("readahead_windows", windows);
+        lines.add("readahead_bytes", ahead * page);
+        lines.add("evicted_folios", self.evicted.get());
+        for (order, count) in sizes.iter().enumerate() {
+            lines.add(&format!("folios_of_{}_kib", 4 << order), count);
+        }
+        lines.text()
+    }
+
+    fn error_stat(&self) -> String {
+        let now = reactor::now();
+        let mut lines = Lines::new();
+        let (since, pages) =
+            self.errors.failing().map_or((now, 0), |(since, pages)| (since, pages));
+        lines.add("errors", self.errors.count());
+        lines.add("flush_errors", self.errors.flush_errors());
+        lines.add("failing_bytes", pages * PAGE as u64);
+        lines.add("failing_seconds", now.0.saturating_sub(since.0) / 1_000_000_000);
+        lines.add("last", self.errors.describe().unwrap_or_else(|| "none".to_owned()));
+        lines.text()
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::not_found(format!("buffered: no attribute `{name}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_set_and_the_rest_is_told() {
+        for (nth, name) in NAMES.iter().enumerate() {
+            assert!(!NAMES[..nth].contains(name), "{name}");
+            let told = TOLD.contains(name) || *name == MEMORY;
+            assert_eq!(access(name), if told { Access::Read } else { Access::ReadWrite }, "{name}");
+        }
+    }
+
+    #[test]
+    fn lines_are_names_and_values() {
+        let mut lines = Lines::new();
+        lines.add("a_bytes", 1);
+        lines.add("b", "x y");
+        assert_eq!(lines.text(), "a_bytes 1\nb x y");
+    }
+}

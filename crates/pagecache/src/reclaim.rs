@@ -1,2 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Clean pages go when memory is needed.
+//! Clean pages go when memory is needed, those first that are least likely to be read again.
+//!
+//! Invariants
+//! - RC1 Only folios that are idle go: nothing of them is dirty, in flight or referred to.
+//! - RC2 For one folio no more than twice its size is let go.
+use crate::PageCache;
+use crate::arena::{bytes_of, charge_of};
+
+impl PageCache {
+    /// Lets folios go until a piece of `order` may be had, or as many were let go as that is
+    /// worth. Whether any was.
+    pub(crate) fn make_room(&self, order: u8) -> bool {
+        let mut freed = 0;
+        // Pieces lie scattered: twice as much has been free somewhere, and smaller pieces are taken.
+        while freed < 2 * bytes_of(order) {
+            let Some(bytes) = self.evict_one() else { break };
+            freed += bytes;
+            if self.memory.take(order).is_some() {
+                return true;
+            }
+        }
+        freed > 0
+    }
+
+    /// Lets one idle folio go; how many bytes that sets free.
+    fn evict_one(&self) -> Option<u64> {
+        let order = self.cache.borrow_mut().evict()?; // RC1
+        self.evicted.set(self.evicted.get() + 1);
+        Some(charge_of(order))
+    }
+}

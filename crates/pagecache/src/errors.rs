@@ -1,2 +1,271 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What writeback could not write, and who has heard of it.
+//!
+//! A page that could not be written stays dirty and is tried again: by every FLUSH at once, by the
+//! flusher after 100 ms, then 200 ms, and so on up to 10 s. Meanwhile all other pages go on. When
+//! it has been written at last nothing is lost; yet every opener hears of the error, once, at its
+//! next FLUSH, since what it has written may have been at risk.
+//!
+//! A flush of the device below that fails is worse: what it should have covered may be lost, and is
+//! no longer here to be written again (point 7 of the border contract: it is not sent a second time
+//! as if nothing had been lost). The FLUSHes that it was sent for fail, and so does the next one of
+//! every other opener. Who gets the error must write again what it needs to keep.
+//!
+//! Invariants
+//! - E1 An error is heard by each opener that was there before it, once. An opener that comes later
+//!   hears of it only if nobody has yet.
+//! - E2 `failed` has every page whose last write below has failed and that is still dirty; more only
+//!   until the next retry.
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use block::{IoError, Nanos, Opener, Status};
+
+/// First pause before a failed page is tried again, and the longest.
+const PAUSE_FIRST: Nanos = Nanos(100_000_000);
+const PAUSE_MAX: Nanos = Nanos(10_000_000_000);
+/// Openers that are remembered; of more than these, those that were here last.
+const OPENERS_MAX: usize = 4096;
+
+/// What one opener knows.
+#[derive(Clone, Copy)]
+struct Known {
+    /// The newest error that it has heard of, or that came before it.
+    error: u64,
+    /// When it was here last, counted in calls.
+    last: u64,
+}
+
+/// Numbered errors, and how far each opener has heard.
+#[derive(Default)]
+struct Heard {
+    openers: BTreeMap<Opener, Known>,
+    calls: u64,
+    /// The newest error that anybody has heard of.
+    newest: u64,
+}
+
+impl Heard {
+    fn known(&mut self, opener: Opener) -> &mut Known {
+        self.calls += 1;
+        if self.openers.len() >= OPENERS_MAX && !self.openers.contains_key(&opener) {
+            self.forget_some();
+        }
+        let (error, last) = (self.newest, self.calls);
+        let known = self.openers.entry(opener).or_insert(Known { error, last }); // E1
+        known.last = last;
+        known
+    }
+
+    /// A quarter of the openers goes, those that were away for longest.
+    fn forget_some(&mut self) {
+        let mut last: Vec<u64> = self.openers.values().map(|k| k.last).collect();
+        let (_, quarter, _) = last.select_nth_unstable(OPENERS_MAX / 4);
+        let quarter = *quarter;
+        self.openers.retain(|_, k| k.last > quarter);
+    }
+}
+
+/// Pages as ranges, neither overlapping nor touching: end by start.
+#[derive(Default)]
+struct Pages(BTreeMap<u64, u64>);
+
+impl Pages {
+    fn insert(&mut self, new: &Range<u64>) {
+        let (mut start, mut end) = (new.start, new.end);
+        while let Some((&from, &to)) = self.0.range(..=end).next_back() {
+            if to < start {
+                break;
+            }
+            self.0.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+        }
+        self.0.insert(start, end);
+    }
+
+    fn remove(&mut self, old: &Range<u64>) {
+        while let Some((&from, &to)) = self.0.range(..old.end).next_back() {
+            if to <= old.start {
+                break;
+            }
+            self.0.remove(&from);
+            if from < old.start {
+                self.0.insert(from, old.start);
+            }
+            if to > old.end {
+                self.0.insert(old.end, to);
+            }
+        }
+    }
+
+    /// The range that ends behind `page` and begins first.
+    fn next(&self, page: u64) -> Option<Range<u64>> {
+        let before = self.0.range(..=page).next_back().filter(|(_, to)| **to > page);
+        before.or_else(|| self.0.range(page..).next()).map(|(from, to)| *from..*to)
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|(from, to)| to - from).sum()
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Errors {
+    /// Number of the newest error; how many there were.
+    newest: Cell<u64>,
+    last: RefCell<Option<IoError>>,
+    heard: RefCell<Heard>,
+    /// Who was here last: usually the same as before.
+    recent: Cell<Option<Opener>>,
+    failed: RefCell<Pages>,
+    any_failed: Cell<bool>,
+    /// When the first of `failed` failed.
+    since: Cell<Nanos>,
+    /// When they are to be tried again, and how much later after that.
+    retry_at: Cell<Nanos>,
+    pause: Cell<Nanos>,
+    /// First and last failure since anything was written.
+    row: Cell<Option<(Nanos, Nanos)>>,
+    flush_errors: Cell<u64>,
+}
+
+impl Errors {
+    /// `opener` is here: from now on it hears of every error.
+    pub(crate) fn note(&self, opener: Opener) {
+        let before = self.recent.replace(Some(opener));
+        if before != Some(opener) {
+            let mut heard = self.heard.borrow_mut();
+            // It was here until now, though nobody counted.
+            if let Some(before) = before {
+                heard.known(before);
+            }
+            heard.known(opener);
+        }
+    }
+
+    /// What `opener` has not heard of yet, as the outcome of its FLUSH.
+    pub(crate) fn hear(&self, opener: Opener) -> Result<(), Status> {
+        let mut heard = self.heard.borrow_mut();
+        let newest = self.newest.get();
+        let known = heard.known(opener);
+        if known.error >= newest {
+            return Ok(());
+        }
+        known.error = newest;
+        heard.newest = newest;
+        let last = self.last.borrow();
+        Err(last.as_ref().map_or(Status::Io, |e| e.cause))
+    }
+
+    fn raise(&self, error: IoError) {
+        self.newest.set(self.newest.get() + 1);
+        *self.last.borrow_mut() = Some(error);
+    }
+
+    /// An ioend has failed, with these pages in it.
+    pub(crate) fn write_failed(&self, error: IoError, now: Nanos, pages: &[Range<u64>]) {
+        self.raise(error);
+        if !self.any_failed.replace(true) {
+            self.since.set(now);
+            self.pause.set(PAUSE_FIRST);
+        }
+        if now >= self.retry_at.get() {
+            self.retry_at.set(now + self.pause.get());
+        }
+        let first = self.row.get().map_or(now, |(first, _)| first);
+        self.row.set(Some((first, now)));
+        let mut failed = self.failed.borrow_mut();
+        pages.iter().for_each(|run| failed.insert(run));
+    }
+
+    /// Something has been written.
+    pub(crate) fn write_done(&self) {
+        self.row.set(None);
+    }
+
+    /// Pages have been written, or are not dirty any more.
+    pub(crate) fn settled(&self, pages: &Range<u64>) {
+        if self.any_failed.get() {
+            let mut failed = self.failed.borrow_mut();
+            failed.remove(pages);
+            self.any_failed.set(!failed.0.is_empty());
+        }
+    }
+
+    /// A flush of the device below has failed.
+    pub(crate) fn flush_failed(&self, error: IoError) {
+        self.flush_errors.set(self.flush_errors.get() + 1);
+        self.raise(error);
+    }
+
+    /// How many flushes of the device below have failed.
+    pub(crate) fn flush_errors(&self) -> u64 {
+        self.flush_errors.get()
+    }
+
+    /// When failed pages are to be tried again.
+    pub(crate) fn retry_at(&self) -> Option<Nanos> {
+        self.is_failing().then(|| self.retry_at.get())
+    }
+
+    /// They are tried now; the next time, should it fail again, twice as late.
+    pub(crate) fn retry_begins(&self, now: Nanos) {
+        self.pause.set(Nanos(self.pause.get().0 * 2).min(PAUSE_MAX));
+        self.retry_at.set(now + self.pause.get());
+    }
+
+    /// Nothing could be tried: all of it is on its way already.
+    pub(crate) fn retry_later(&self, now: Nanos) {
+        self.retry_at.set(now + self.pause.get());
+    }
+
+    /// The first failed range that ends behind a page.
+    pub(crate) fn next_failed(&self, page: u64) -> Option<Range<u64>> {
+        if self.is_failing() { self.failed.borrow().next(page) } else { None }
+    }
+
+    /// Whether there are pages that could not be written and have not been since.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.any_failed.get()
+    }
+
+    /// Whether nothing at all gets written any more: pages have failed, and failed again when they
+    /// were retried, and nothing was written meanwhile. Who waits for room need wait no longer.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let again = |(first, last): (Nanos, Nanos)| last.0 - first.0 >= PAUSE_FIRST.0;
+        self.is_failing() && self.row.get().is_some_and(again)
+    }
+
+    /// Since when, and how many pages.
+    pub(crate) fn failing(&self) -> Option<(Nanos, u64)> {
+        self.is_failing().then(|| (self.since.get(), self.failed.borrow().count()))
+    }
+
+    /// How many writes and flushes below have failed.
+    pub(crate) fn count(&self) -> u64 {
+        self.newest.get()
+    }
+
+    /// For people: how many errors, the last one, and what has become of the pages. Nothing when
+    /// there was none.
+    pub(crate) fn describe(&self) -> Option<String> {
+        let last = self.last.borrow();
+        let last = last.as_ref()?;
+        let count = self.newest.get();
+        let plural = if count == 1 { "" } else { "s" };
+        let lasts = match self.failing() {
+            Some((since, pages)) => {
+                let seconds = reactor::now().0.saturating_sub(since.0) / 1_000_000_000;
+                format!("{pages} pages could not be written for {seconds} s")
+            }
+            None => "all pages could be written since".to_owned(),
+        };
+        Some(format!("{count} error{plural}, the last: {last}; {lasts}"))
+    }
+}
+
+#[cfg(test)]
+#[path = "errors_tests.rs"]
+mod tests;

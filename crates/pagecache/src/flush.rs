@@ -1,2 +1,223 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! FLUSH and FUA.
+//! FLUSH and FUA: what has been written is made durable.
+//!
+//! ```text
+//!   FLUSH ─┐                    ┌─ dirty in this round or before: ioends ─▶ wait ─▶ once more
+//!   FLUSH ─┼─ share a round ────┤                                     what was on its way before
+//!   FLUSH ─┘                    └─ wait for all ioends ─▶ one flush below ─▶ each opener's errors
+//! ```
+//!
+//! Each write belongs to a round; a FLUSH ends the one that runs and writes all that became dirty in
+//! it or before. It goes over the device twice at most. After the first time a page of the round
+//! that is still dirty is one that was on its way below, from before, and had been written again:
+//! all of that has ended by then, so the second time takes it. Writers that go on and on keep no
+//! FLUSH from ending: each time takes a folio once.
+//!
+//! Cost of a lone FLUSH: one write for each ioend, and one flush below if it has a volatile cache. N
+//! concurrent FLUSHes share that, or the next. A FUA write that is no larger than an ioend costs
+//! one write with FUA for each base.
+//!
+//! Invariants
+//! - FL1 A FLUSH succeeds only if a flush below has that began when all ioends had ended that had
+//!   any page of its round, none of them failed, and no other flush below failed since it began.
+//! - FL2 One flush below is in flight at a time: one that fails may take with it what another one,
+//!   which succeeds, was sent to save; so the failure must be known before the next begins.
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use block::{Class, IoError, Op, Opener, Sector, Status};
+use reactor::WaitList;
+
+use crate::PageCache;
+use crate::folio::Folio;
+use crate::ioend::{Collector, Purpose};
+use crate::writeback::CHUNK_PAGES;
+
+/// Work that must begin after its caller asked for it, and may serve many callers: whoever comes
+/// while it runs shares the next run.
+#[derive(Default)]
+pub(crate) struct Group {
+    begun: Cell<u64>,
+    ended: Cell<u64>,
+    running: Cell<bool>,
+    /// The last run that failed.
+    failed: Cell<Option<(u64, Status)>>,
+    wait: WaitList,
+}
+
+impl Group {
+    /// Returns after a run of `work` that began after this call has ended, with its outcome; or
+    /// with an error, if a later one that has ended too had one.
+    pub(crate) async fn join(
+        &self,
+        work: impl AsyncFnOnce() -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let need = self.begun.get() + 1;
+        self.wait.wait_for(|| self.ended.get() >= need || !self.running.get()).await;
+        if self.ended.get() < need {
+            self.running.set(true);
+            let mine = self.begun.get() + 1;
+            self.begun.set(mine);
+            if let Err(status) = work().await {
+                self.failed.set(Some((mine, status)));
+            }
+            self.ended.set(mine);
+            self.running.set(false);
+            self.wait.wake_all();
+        }
+        match self.failed.get() {
+            Some((run, status)) if run >= need => Err(status),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+impl PageCache {
+    /// FLUSH: everything that had completed before is durable when this succeeds. Fails if that
+    /// could not be done, and once for each error that `opener` has not heard of.
+    pub(crate) async fn flush(&self, opener: Opener) -> Result<(), Status> {
+        let done = self.write_back_all().await;
+        // Whatever this one fails with, it is told now.
+        let heard = self.errors.hear(opener);
+        done.and(heard)
+    }
+
+    /// As a FLUSH, whatever failed before and was written since.
+    pub(crate) async fn write_back_all(&self) -> Result<(), Status> {
+        self.writeback.rounds.join(async || self.flush_round().await).await
+    }
+
+    async fn flush_round(&self) -> Result<(), Status> {
+        let wb = &self.writeback;
+        let flush_errors = self.errors.flush_errors();
+        let round = self.round.get();
+        self.round.set(round + 1);
+        let watch = wb.watch(0..u64::MAX);
+        let of_round = |folio: &Folio| folio.dirty_round <= round;
+        self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
+        wb.wait_ended(|| false).await;
+        let again = || self.cache.borrow().is_dirty_since(round);
+        if wb.watched(watch).is_ok() && again() {
+            self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
+            wb.wait_ended(|| false).await;
+        }
+        wb.unwatch(watch)?;
+        self.flush_below(flush_errors).await // FL1
+    }
+
+    /// FUA: `pages` are durable when this succeeds. `flush_errors` is what
+    /// [`crate::errors::Errors::flush_errors`] told before they became dirty.
+    pub(crate) async fn sync_range(
+        &self,
+        pages: Range<u64>,
+        flush_errors: u64,
+    ) -> Result<(), Status> {
+        let wb = &self.writeback;
+        let watch = wb.watch(pages.clone());
+        // What has been taken by writeback already is in no FUA write: a flush is needed then.
+        let all_dirty = self.is_all_dirty(&pages);
+        let small = pages.end - pages.start <= self.ioend_pages();
+        let volatile = self.below.limits().volatile_cache;
+        if volatile && small && all_dirty {
+            let own = RefCell::new(Collector::new(Purpose::Fua));
+            let sent = self.write_out(&pages, &own, Purpose::Fua, |_| true).await;
+            wb.wait_ended(|| !self.is_writing_in(&pages)).await;
+            wb.unwatch(watch)?;
+            if sent == pages.end - pages.start {
+                return Ok(());
+            }
+            // The flusher was quicker with some of them.
+            return self.flush_below(flush_errors).await;
+        }
+        let before = self.is_writing_in(&pages);
+        self.write_out(&pages, &wb.sync, Purpose::Sync, |_| true).await;
+        wb.wait_ended(|| !self.is_writing_in(&pages)).await;
+        if before && wb.watched(watch).is_ok() {
+            self.write_out(&pages, &wb.sync, Purpose::Sync, |_| true).await;
+            wb.wait_ended(|| !self.is_writing_in(&pages)).await;
+        }
+        wb.unwatch(watch)?;
+        self.flush_below(flush_errors).await
+    }
+
+    /// Sends all dirty pages of a range for which `wanted` holds, but those that are being written,
+    /// and what the flusher has collected so far. Returns how many pages it has taken itself.
+    async fn write_out(
+        &self,
+        pages: &Range<u64>,
+        collector: &RefCell<Collector>,
+        purpose: Purpose,
+        wanted: impl Fn(&Folio) -> bool,
+    ) -> u64 {
+        let wb = &self.writeback;
+        // Of the flusher's pages some are ours: they are waited for now.
+        wb.background.borrow_mut().hand_over(&mut wb.sync.borrow_mut());
+        self.send_ready(&wb.sync);
+        let (mut from, mut sent, mut since) = (pages.start, 0, 0);
+        loop {
+            self.wait_for_ioends(purpose).await;
+            let found = self.gather(collector, &mut from, pages.end, u64::MAX, false, &wanted);
+            self.send_ready(collector);
+            sent += found.pages;
+            since += found.pages;
+            if found.end {
+                break;
+            }
+            if since >= CHUNK_PAGES {
+                since = 0;
+                reactor::yield_now().await;
+            }
+        }
+        self.close(collector);
+        sent
+    }
+
+    /// Makes durable what the device below has been told, if it does not do so by itself.
+    async fn flush_below(&self, flush_errors: u64) -> Result<(), Status> {
+        if !self.below.limits().volatile_cache {
+            return Ok(());
+        }
+        let flush = async || {
+            let flushed = reactor::flush(&*self.below, Class::Foreground).await;
+            flushed.inspect_err(|&cause| {
+                let device = self.below.name().to_owned();
+                let error = IoError { device, op: Op::Flush, sector: Sector::ZERO, cause };
+                self.errors.flush_failed(error);
+            })
+        };
+        self.writeback.device_flush.join(flush).await?; // FL2
+        // FL1. What another one lost may have been ours.
+        if self.errors.flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
+    }
+
+    fn is_all_dirty(&self, pages: &Range<u64>) -> bool {
+        let cache = self.cache.borrow();
+        let mut at = pages.start;
+        while at < pages.end {
+            let Some(id) = cache.find(at) else { return false };
+            let folio = cache.folio(id);
+            let inside = folio.inside(&(at..pages.end));
+            if !folio.dirty.all_in(&inside) || folio.writing.any_in(&inside) {
+                return false;
+            }
+            at = folio.end();
+        }
+        true
+    }
+
+    fn is_writing_in(&self, pages: &Range<u64>) -> bool {
+        let cache = self.cache.borrow();
+        let mut at = pages.start;
+        while let Some(id) = cache.find_from(at) {
+            let folio = cache.folio(id);
+            if folio.start >= pages.end {
+                return false;
+            }
+            if folio.writing.any_in(&folio.inside(pages)) {
+                return true;
+            }
+            at = folio.end();
+        }
+        false
+    }
+}

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use block::Nanos;
-use policy::evict::S3Fifo;
+use policy::S3Fifo;
 use slab::Slab;
 
 use crate::arena::Piece;
@@ -27,7 +27,6 @@ impl FolioId {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Cache {
     folios: Slab<Folio>,
     index: BTreeMap<u64, FolioId>,
@@ -40,6 +39,19 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
+    /// No folios; of `capacity` bytes at most.
+    pub(crate) fn new(capacity: u64) -> Cache {
+        Cache {
+            folios: Slab::new(),
+            index: BTreeMap::new(),
+            dirty: BTreeMap::new(),
+            order: S3Fifo::new(capacity / block::PAGE as u64),
+            pages: 0,
+            dirty_pages: 0,
+            writing_pages: 0,
+        }
+    }
+
     pub(crate) fn folio(&self, id: FolioId) -> &Folio {
         &self.folios[id.index()]
     }
@@ -70,11 +82,11 @@ impl Cache {
     /// Adds a folio with nothing up to date. No other has its pages (C1).
     pub(crate) fn insert(&mut self, start: u64, memory: Piece) -> FolioId {
         let folio = Folio::new(start, memory);
-        let (pages, bytes) = (folio.pages(), crate::arena::bytes_of(folio.memory.order()));
+        let pages = folio.pages();
         let id = FolioId(u32::try_from(self.folios.insert(folio)).expect("2^32 folios of 4 KiB"));
         self.index.insert(start, id);
         self.pages += u64::from(pages);
-        self.order.insert(id.0, bytes);
+        self.order.insert(id.0, pages, start);
         id
     }
 
@@ -89,6 +101,16 @@ impl Cache {
             self.dirty.remove(&folio.start);
             self.dirty_pages -= u64::from(folio.dirty.count());
         }
+    }
+
+    /// Takes out the folio that is the first to go of those that are idle; how large it was.
+    pub(crate) fn evict(&mut self) -> Option<u8> {
+        let folios = &self.folios;
+        let victim = self.order.victim(|key| folios[FolioId(key).index()].is_idle());
+        let id = FolioId(victim?);
+        let order = self.folio(id).memory.order();
+        self.remove(id);
+        Some(order)
     }
 
     /// Pages in all folios.

@@ -86,7 +86,8 @@ impl PageCache {
         let len = Sector((pages.end * PAGE_SECTORS).min(end_of_device) - at.0);
         let (op, flags, class) = (bio.op, bio.flags, bio.class);
         let below = &*self.below;
-        let done = reactor::io_by(bio.opener, below, op, flags, class, (at, len), Bufs::new()).await;
+        let done =
+            reactor::io_by(bio.opener, below, op, flags, class, (at, len), Bufs::new()).await;
         self.discards.end(id);
         self.changed.wake_all();
         done
@@ -110,6 +111,8 @@ impl PageCache {
             }
             let whole = inside.len() == folio.pages() as usize;
             cache.clear_dirty(id, &inside);
+            let start = cache.folio(id).start;
+            self.errors.settled(&(start + u64::from(inside.start)..start + u64::from(inside.end)));
             let folio = cache.folio_mut(id);
             folio.uptodate.clear(&inside);
             if whole && folio.pins == 0 {

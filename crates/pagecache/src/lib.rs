@@ -45,6 +45,7 @@ mod readahead;
 mod reclaim;
 mod status;
 mod target;
+mod value;
 mod write;
 mod writeback;
 
@@ -88,6 +89,7 @@ pub struct PageCache {
     ahead: readahead::Streams,
     hits: Cell<u64>,
     misses: Cell<u64>,
+    evicted: Cell<u64>,
 }
 
 impl PageCache {
@@ -124,18 +126,19 @@ impl PageCache {
             me: me.clone(),
             name: name.to_owned(),
             limits,
-            cache: RefCell::default(),
+            cache: RefCell::new(Cache::new(config.memory_bytes)),
             memory: Memory::new(config.memory_bytes),
             changed: WaitList::new(),
             round: Cell::new(1),
             busy: Grace::default(),
             discards: discard::Discards::default(),
-            writeback: writeback::State::new(&below, &config),
+            writeback: writeback::State::new(&below, len),
             errors: errors::Errors::default(),
             pacing: pacing::Pacing::new(&config),
             ahead: readahead::Streams::new(&config),
             hits: Cell::new(0),
             misses: Cell::new(0),
+            evicted: Cell::new(0),
             config,
             below,
         }))

@@ -106,7 +106,7 @@ impl PageCache {
     pub(crate) async fn bring_in(&self, pages: Range<u64>, class: Class) -> Result<Pins, Status> {
         loop {
             self.discards.passed(&pages, &self.changed).await;
-            let Some(pins) = self.make_folios(&pages, class == Class::Idle) else {
+            let Some(pins) = self.make_folios(&pages) else {
                 if class == Class::Idle {
                     return Err(Status::NoSpace); // Reading ahead is not worth waiting for.
                 }
@@ -129,7 +129,7 @@ impl PageCache {
     }
 
     /// Folios for all of `pages`, pinned; `None`, and none made, when there is no memory.
-    fn make_folios(&self, pages: &Range<u64>, spare: bool) -> Option<Pins> {
+    fn make_folios(&self, pages: &Range<u64>) -> Option<Pins> {
         let mut pins = Pins::none(&self.rc());
         let mut at = pages.start;
         while at < pages.end {
@@ -138,7 +138,7 @@ impl PageCache {
                 Some(id) => id,
                 None => {
                     let gap = self.cache.borrow().gap(at, pages.clone());
-                    self.make_folio(at, gap.end, spare)?
+                    self.make_folio(at, gap.end)?
                 }
             };
             pins.add(id);
@@ -147,13 +147,12 @@ impl PageCache {
         Some(pins)
     }
 
-    /// A new folio at `start`, as large as alignment, `end` and memory allow. `spare`: only from
-    /// memory that is free.
-    pub(crate) fn make_folio(&self, start: u64, end: u64, spare: bool) -> Option<FolioId> {
+    /// A new folio at `start`, as large as alignment, `end` and memory allow.
+    pub(crate) fn make_folio(&self, start: u64, end: u64) -> Option<FolioId> {
         let mut order = order_at(start, end);
         loop {
             let memory = match self.memory.take(order) {
-                None if !spare && self.make_room(order) => self.memory.take(order),
+                None if self.make_room(order) => self.memory.take(order),
                 taken => taken,
             };
             match memory {
@@ -265,15 +264,8 @@ impl PageCache {
         let len = Sector((bufs.len_bytes() >> SECTOR_SHIFT) as u64);
         let flags = block::Flags::empty();
         let below = &*self.below;
-        let read = reactor::io_by(
-            Opener::NOBODY,
-            below,
-            block::Op::Read,
-            flags,
-            class,
-            (at, len),
-            bufs,
-        );
+        let read =
+            reactor::io_by(Opener::NOBODY, below, block::Op::Read, flags, class, (at, len), bufs);
         Fill { folios, read }
     }
 

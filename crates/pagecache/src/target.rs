@@ -2,7 +2,7 @@
 //! The target of a table line: takes bios, is suspended and resumed.
 use std::rc::Rc;
 
-use block::{Access, Bio, BlockDevice, Error, Limits, LocalFuture, Op, Opener, Target};
+use block::{Access, Bio, BlockDevice, Error, Limits, LocalFuture, Op, Target};
 
 use crate::PageCache;
 
@@ -19,6 +19,8 @@ impl BlockDevice for PageCache {
         if let Err(status) = self.limits.check(&bio) {
             return bio.complete(status);
         }
+        self.errors.note(bio.opener);
+        self.errors.note(bio.opener);
         match bio.op {
             Op::Read => self.read(bio),
             Op::Write => self.write(bio),
@@ -55,15 +57,21 @@ impl Target for PageCache {
     /// what could not be written in memory, dirty.
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
-            let flushed = self.flush(Opener::NOBODY).await;
+            self.stop_flusher().await;
+            let flushed = self.write_back_all().await;
             // Read-ahead that nobody waits for.
             self.busy.passed().await;
             flushed.map_err(|status| {
-                let said = self.errors.describe().unwrap_or_else(|| status.to_string());
+                let said = self.errors.describe().unwrap_or_default();
                 let dirty = self.dirty_bytes();
-                Error::io(format!("{dirty} bytes could not be written back: {said}"))
+                Error::io(format!("{status}: {dirty} bytes are not written back: {said}"))
             })
         })
+    }
+
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.start_flusher();
+        Box::pin(async { Ok(()) })
     }
 
     fn attributes(&self) -> Vec<&'static str> {

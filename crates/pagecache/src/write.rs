@@ -6,7 +6,7 @@
 //! gone, and goes on where it stopped.
 use std::ops::Range;
 
-use block::{Bio, Bufs, Class, Flags, Opener, PAGE, Status};
+use block::{Bio, Bufs, Class, Flags, Nanos, Opener, PAGE, Status};
 use reactor::now;
 
 use crate::PageCache;
@@ -20,21 +20,23 @@ enum Obstacle {
     Memory,
     /// As much is dirty as may be.
     Dirty,
+    /// The writer has to wait for so long, because of what it wrote before.
+    Owes(Nanos),
     /// The page is written in part, and what is there has to be read first.
     Partly(u64),
     /// The page is being read, or written below from memory that can't be replaced.
     InFlight(u64),
-    /// A discard of the page is below.
-    Discard(u64),
+    /// A discard of some of the pages is below.
+    Discard(Range<u64>),
 }
 
 impl PageCache {
     pub(crate) fn write(&self, bio: Bio) {
         let from = bio.sector.bytes();
         let bytes = from..from + bio.len.bytes();
-        let fua = bio.flags.contains(Flags::FUA);
+        let fua = bio.flags.contains(Flags::FUA).then(|| self.errors.flush_errors());
         let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener);
-        if fua || stopped.is_err() {
+        if fua.is_some() || stopped.is_err() {
             let me = self.rc();
             return reactor::spawn(async move {
                 let status = me.write_slowly(&bytes, &bio.bufs, bio.opener, fua, stopped).await;
@@ -58,7 +60,7 @@ impl PageCache {
         bytes: &Range<u64>,
         from: &Bufs,
         opener: Opener,
-        fua: bool,
+        fua: Option<u64>,
         mut stopped: Result<(), (u64, Obstacle)>,
     ) -> Result<(), Status> {
         let mut _pins = Pins::none(&self.rc());
@@ -69,20 +71,22 @@ impl PageCache {
                     self.below.dirtier_waited();
                     self.wait_for_room().await?;
                 }
+                Obstacle::Owes(time) => {
+                    self.below.dirtier_waited();
+                    reactor::sleep(time).await;
+                }
                 Obstacle::Partly(page) => {
                     _pins = self.bring_in(page..page + 1, Class::Foreground).await?;
                 }
                 Obstacle::InFlight(page) => {
                     self.changed.wait_for(|| !self.is_in_flight(page)).await;
                 }
-                Obstacle::Discard(page) => {
-                    self.discards.passed(&(page..page + 1), &self.changed).await;
-                }
+                Obstacle::Discard(pages) => self.discards.passed(&pages, &self.changed).await,
             }
             stopped = self.copy_in(bytes, from, done, opener);
         }
-        if fua {
-            return self.sync_range(pages_of(bytes)).await;
+        if let Some(flush_errors) = fua {
+            return self.sync_range(pages_of(bytes), flush_errors).await;
         }
         let len = bytes.end - bytes.start;
         if let Some(pause) = self.pacing.wrote(opener, len, self.dirty_bytes(), now()) {
@@ -100,6 +104,11 @@ impl PageCache {
         mut done: u64,
         opener: Opener,
     ) -> Result<(), (u64, Obstacle)> {
+        if done == 0
+            && let Some(time) = self.pacing.owes(opener, self.dirty_bytes(), now())
+        {
+            return Err((0, Obstacle::Owes(time)));
+        }
         while bytes.start + done < bytes.end {
             let at = bytes.start + done;
             match self.copy_into_one(at..bytes.end, from, done, opener) {
@@ -122,7 +131,7 @@ impl PageCache {
         let page = PAGE as u64;
         let pages = pages_of(&bytes);
         if self.discards.overlap(&pages) {
-            return Err(Obstacle::Discard(pages.start));
+            return Err(Obstacle::Discard(pages));
         }
         if self.pacing.is_full(self.dirty_bytes()) {
             return Err(Obstacle::Dirty);
@@ -195,8 +204,8 @@ impl PageCache {
         let start = pages.start & !((1 << order) - 1);
         let gap = self.cache.borrow().gap(pages.start, 0..self.device_pages());
         if start == pages.start && start + (1 << order) <= gap.end {
-            return self.make_folio(start, start + (1 << order), false);
+            return self.make_folio(start, start + (1 << order));
         }
-        self.make_folio(pages.start, pages.end.min(gap.end), false)
+        self.make_folio(pages.start, pages.end.min(gap.end))
     }
 }

@@ -74,7 +74,7 @@ impl PageCache {
         self.ahead.set_limit(&self.config);
         // Writers at a limit, and the flusher, look again.
         self.changed.wake_all();
-        self.wake_writeback();
+        self.writeback_set();
         Ok(())
     }
 

@@ -270,9 +270,12 @@ impl DirtyThrottle {
         if dirty >= at.limit {
             return Admit::AtLimit;
         }
-        match dirtier.due_ns.saturating_sub(now_ns) {
-            ahead if ahead > PAUSE_MAX_NS => Admit::After((ahead - PAUSE_MAX_NS).min(PAUSE_MAX_NS)),
-            _ => Admit::Now,
+        let ahead_ns = dirtier.due_ns.saturating_sub(now_ns);
+        let pause_max_ns = self.pause_max_ns(dirty, now_ns);
+        if ahead_ns > pause_max_ns {
+            Admit::After((ahead_ns - pause_max_ns).min(pause_max_ns))
+        } else {
+            Admit::Now
         }
     }
 

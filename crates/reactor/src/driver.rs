@@ -144,7 +144,7 @@ pub enum Event {
 /// Every submitted [`Sqe`] yields exactly one [`Event::Cqe`], at a later `park`, never inside
 /// `submit`. The driver holds the buffers of a request until it has ended.
 pub trait Driver {
-    /// Nanoseconds since the driver's epoch; never goes back.
+    /// Nanoseconds since an epoch that all cores share; never goes back.
     fn now(&self) -> Nanos;
     /// Takes the whole batch, in order of submission.
     fn submit(&mut self, batch: &mut Vec<Sqe>);

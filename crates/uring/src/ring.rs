@@ -11,6 +11,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use block::{CoreId, Error, ErrorKind, Nanos, Status};
@@ -31,6 +32,10 @@ const SQ_ENTRIES: u32 = 256;
 const CQ_ENTRIES: u32 = 4096;
 /// How long a dropped driver waits for the kernel to let go of its buffers.
 const DRAIN_SECS_MAX: u64 = 30;
+
+/// When the clock of all cores began: what one has noted another may compare.
+#[expect(clippy::disallowed_methods, reason = "this is the clock of production")]
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// What the driver and its [`Files`] share.
 pub(crate) struct Shared {
@@ -103,11 +108,9 @@ impl Uring {
             bell: Bell::new(mailboxes[usize::from(id.0)].clone()),
             ending: false,
         };
-        #[expect(clippy::disallowed_methods, reason = "this is the clock of production")]
-        let epoch = Instant::now();
         let shared = Rc::new(RefCell::new(shared));
         mailboxes[usize::from(id.0)].open();
-        Ok(Uring { id, shared, mailboxes, messages: Vec::new(), epoch })
+        Ok(Uring { id, shared, mailboxes, messages: Vec::new(), epoch: *EPOCH })
     }
 
     /// The handle that opens and closes this driver's files.

@@ -1,53 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Leaf: a file or block device of the driver, as a device.
-use std::cell::RefCell;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Flags, Limits, LocalFuture, OnFault, Op, Sector, Status};
-use reactor::{FileId, OnDone, SqeOp, chain, driver_io, push_bio, spawn};
-use slab::Slab;
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
+use reactor::FileId;
 
-use crate::stats::{Stats, Ticket};
+use crate::stats::Stats;
+use crate::wbt::{SharedWbt, Throttle, Wbt};
 
-/// Counts the end of each request that is with the driver.
-struct Watch {
-    stats: Stats,
-    tickets: RefCell<Slab<Ticket>>,
-}
-
-impl OnDone for Watch {
-    fn on_done(&self, status: Status, tag: u64) {
-        let slot = usize::try_from(tag).expect("made from a slab index");
-        let ticket = self.tickets.borrow_mut().remove(slot);
-        self.stats.end(ticket, status);
-    }
-}
-
-/// A device on a file that the driver has open. Costs one op slot a bio and no allocation.
+/// A device on a file that the driver has open. Costs one op slot a bio and no allocation, but for
+/// writes that its throttle ([`crate::wbt`]) makes wait or cuts.
 ///
 /// `limits.max_io_bytes` is advice to clients: a larger bio is served too.
 pub struct Leaf {
-    file: FileId,
     limits: Limits,
-    watch: Rc<Watch>,
+    wbt: Wbt,
 }
 
 impl Leaf {
-    /// A device called `name` on `file`.
+    /// A device called `name` on `file`, throttled by our law with the default target.
     pub fn new(name: impl Into<String>, file: FileId, limits: Limits) -> Leaf {
-        let watch = Watch { stats: Stats::new(name.into()), tickets: RefCell::default() };
-        Leaf { file, limits, watch: Rc::new(watch) }
+        let wbt = SharedWbt::new(&limits);
+        Leaf::with_wbt(name, file, limits, &wbt)
+    }
+
+    /// A device on a file of which another core's leaf is one, too: `wbt` is that leaf's, and what
+    /// it allows is for all of them together.
+    pub fn with_wbt(
+        name: impl Into<String>,
+        file: FileId,
+        limits: Limits,
+        wbt: &SharedWbt,
+    ) -> Leaf {
+        let stats = Stats::new(name.into());
+        let throttle = Throttle::new(stats, file, limits.logical_block_bytes, wbt.0.clone());
+        Leaf { limits, wbt: Wbt::new(throttle) }
+    }
+
+    /// The throttle, for a leaf of another core on the same file.
+    pub fn shared_wbt(&self) -> SharedWbt {
+        self.wbt.shared()
+    }
+
+    /// The throttle.
+    pub fn wbt(&self) -> &Wbt {
+        &self.wbt
     }
 
     /// The driver's file.
     pub fn file(&self) -> FileId {
-        self.file
+        self.wbt.throttle().file()
     }
 
     /// What it has counted.
     pub fn stats(&self) -> &Stats {
-        &self.watch.stats
+        &self.wbt.throttle().stats
     }
 
     fn knows(&self, op: Op) -> bool {
@@ -59,14 +67,14 @@ impl Leaf {
     }
 
     fn refuse(&self, sector: Sector, bio: Bio, status: Status) {
-        self.watch.stats.count(bio.op, sector, bio.len, status);
+        self.stats().count(bio.op, sector, bio.len, status);
         bio.complete(status);
     }
 }
 
 impl BlockDevice for Leaf {
     fn name(&self) -> &str {
-        self.watch.stats.device()
+        self.stats().device()
     }
 
     fn limits(&self) -> Limits {
@@ -78,6 +86,10 @@ impl BlockDevice for Leaf {
             Ok(()) => self.submit_at(bio.sector, bio),
             Err(status) => self.refuse(bio.sector, bio, status),
         }
+    }
+
+    fn dirtier_waited(&self) {
+        self.wbt.dirtier_waited();
     }
 
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -93,54 +105,27 @@ impl Base for Leaf {
         if !self.knows(bio.op) {
             return self.refuse(sector, bio, Status::NotSupported);
         }
-        let ticket = self.watch.stats.begin(bio.op, sector, bio.len);
-        let tag = self.watch.tickets.borrow_mut().insert(ticket) as u64;
-        let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
-        let done = chain(done, self.watch.clone(), tag);
-        let fua = flags.contains(Flags::FUA);
-        let (offset, len) = (sector.bytes(), len.bytes());
-        let what = match op {
-            Op::Read => SqeOp::Read { offset, bufs },
-            Op::Write => SqeOp::Write { offset, bufs, fua },
-            Op::Flush => SqeOp::Flush,
-            Op::Discard => SqeOp::Discard { offset, len },
-            Op::WriteZeroes => {
-                SqeOp::WriteZeroes { offset, len, unmap: !flags.contains(Flags::NOUNMAP) }
-            }
-        };
-        if fua && matches!(op, Op::Discard | Op::WriteZeroes) {
-            // Q3: rare enough for a task.
-            let file = self.file;
-            spawn(async move {
-                let mut result = driver_io(file, what).await;
-                if result.status == Status::Ok {
-                    result = driver_io(file, SqeOp::Flush).await;
-                }
-                done.complete(result.status);
-            });
-        } else {
-            push_bio(done, self.file, what);
-        }
+        self.wbt.throttle().submit(sector, bio);
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move { self.watch.stats.grace().passed().await })
+        Box::pin(async move { self.stats().grace().passed().await })
     }
 
     fn watch(&self, watcher: Weak<dyn OnFault>) {
-        self.watch.stats.watch(watcher);
+        self.stats().watch(watcher);
     }
 }
 
 impl fmt::Debug for Leaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Leaf({} = {:?})", self.name(), self.file)
+        write!(f, "Leaf({} = {:?})", self.name(), self.file())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use block::{Buf, Class};
+    use block::{Buf, Class, Flags};
     use reactor::{discard, flush, read, write, write_zeroes};
 
     use super::*;

@@ -7,6 +7,7 @@
 //!         │ check limits, count
 //!   ┌─────▼─────┐   ┌───────────┐   ┌───────────┐
 //!   │   Leaf    │   │    Mem    │   │   Null    │
+//!   │    wbt    │   │           │   │           │
 //!   └─────┬─────┘   └───────────┘   └───────────┘
 //!         │ Sqe       RAM, at once    nothing, at once
 //!       driver
@@ -14,7 +15,8 @@
 //!
 //! Invariants
 //! - Q1 Every bio that enters is counted in flight once and counted done once, also when refused.
-//! - Q2 What passes the limits of a leaf reaches the driver whole and in order of submission.
+//! - Q2 What passes the limits of a leaf reaches the driver in order of submission and whole, but
+//!   for writes and discards that its throttle lets wait, and writes that it cuts (`wbt`).
 //! - Q3 A leaf keeps the border contract by itself: FUA on an operation for which the driver has no
 //!   FUA is that operation and then a flush.
 #![warn(missing_docs)]
@@ -25,6 +27,7 @@ mod null;
 mod stats;
 #[cfg(test)]
 mod testing;
+pub mod wbt;
 
 pub use leaf::Leaf;
 pub use mem::Mem;

@@ -262,7 +262,7 @@ pub enum Control {
     /// See [`Mode::Kernel`].
     Kernel(KernelControl),
     /// See [`Mode::Tail`].
-    Tail(TailControl),
+    Tail(Box<TailControl>),
 }
 
 /// Calls the same method of whichever law it is.
@@ -280,7 +280,7 @@ impl Control {
     pub fn new(mode: Mode, device: Device) -> Control {
         match mode {
             Mode::Kernel => Control::Kernel(KernelControl::new(device)),
-            Mode::Tail => Control::Tail(TailControl::new(device)),
+            Mode::Tail => Control::Tail(Box::new(TailControl::new(device))),
         }
     }
 

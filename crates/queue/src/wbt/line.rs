@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The line of one leaf: bios that wait for tokens, and bios that go in pieces.
+//!
+//! It exists while there are any, and the core's anchors hold it: with the core (a power cut) goes
+//! the line, whoever still holds the leaf. A bio in it is a record: no task, no waker. Whatever lets
+//! it go (a request that has ended, a window, word of another core, a new target) sends it to the
+//! driver at once.
+//!
+//! Invariants
+//! - L1 While somebody waits the line has a door, through which other cores tell it to look, and it
+//!   has looked after the door was opened.
+//! - L2 A bio in pieces ends once: when all of it has been sent, or given up after a piece has
+//!   failed, and the last piece has ended. It fails with the status of the first that did.
+//! - L3 Nothing is borrowed while a bio is completed or sent.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use block::{Completion, Op, Sector, Status};
+use policy::wbt::{Mode, Who};
+use reactor::{Anchor, anchor, unanchor};
+use slab::Slab;
+
+use super::shared::Door;
+use super::throttle::{Mutation, Note, Throttle};
+use super::waiting::{Tried, Waiter, Waiting, Whose, Work};
+use crate::stats::Ticket;
+
+/// Pieces are multiples of this, or of the logical block where that is larger.
+const PIECE_UNIT_BYTES: u32 = 4096;
+
+/// A bio that goes in pieces.
+struct Split {
+    ticket: Ticket,
+    done: Completion,
+    /// Of the first piece that failed.
+    status: Status,
+    in_flight: u32,
+    /// Not all has been sent.
+    has_rest: bool,
+}
+
+/// See the module.
+pub(crate) struct Line {
+    throttle: Rc<Throttle>,
+    waiting: RefCell<Waiting>,
+    splits: RefCell<Slab<Split>>,
+    held_by: Cell<Option<Anchor>>,
+    door: RefCell<Option<Arc<Door>>>,
+}
+
+impl Line {
+    pub(super) fn open(throttle: &Rc<Throttle>) -> Rc<Line> {
+        let line = Rc::new(Line {
+            throttle: throttle.clone(),
+            waiting: RefCell::default(),
+            splits: RefCell::default(),
+            held_by: Cell::new(None),
+            door: RefCell::default(),
+        });
+        line.held_by.set(Some(anchor(line.clone())));
+        throttle.line.replace(Rc::downgrade(&line));
+        line
+    }
+
+    /// Ends the line if nobody is in it.
+    pub(super) fn close_if_idle(&self) {
+        if self.waiting.borrow().is_empty()
+            && self.splits.borrow().is_empty()
+            && let Some(anchor) = self.held_by.take()
+        {
+            self.throttle.line.take();
+            // Whoever called holds the line, too.
+            unanchor(anchor);
+        }
+    }
+
+    pub(super) fn door(&self) -> Option<Arc<Door>> {
+        self.door.borrow().clone()
+    }
+
+    /// How many bios of `who` wait.
+    pub(super) fn waiting(&self, who: Who) -> usize {
+        self.waiting.borrow().count(who)
+    }
+
+    fn mode(&self) -> Mode {
+        self.throttle.shared.lock().control.mode()
+    }
+
+    /// Takes a write or a discard: it goes, or waits.
+    pub(super) fn enter(self: &Rc<Self>, work: Work, who: Who, now_ns: u64) {
+        let behind = self.waiting.borrow().is_behind(self.mode(), who);
+        let rest = if behind { Some(work) } else { self.advance(work, who, now_ns) };
+        if let Some(work) = rest {
+            self.throttle.shared.waits.count.fetch_add(1, Relaxed);
+            self.waiting.borrow_mut().push(who, work, now_ns);
+            if self.door.borrow().is_none() {
+                let name = self.held_by.get().expect("open: somebody is in it");
+                let door = Arc::new(Door::new(name));
+                self.door.replace(Some(door.clone()));
+                self.throttle.shared.open(door);
+                // L1: what has ended since the refusal has told nobody.
+                return self.look(now_ns);
+            }
+        }
+        self.close_if_idle();
+    }
+
+    /// Lets go whoever may.
+    pub(super) fn look(self: &Rc<Self>, now_ns: u64) {
+        if let Some(door) = self.door() {
+            door.bell.answer();
+        }
+        let mode = self.mode();
+        let mut tried = Tried::default();
+        loop {
+            let next = self.waiting.borrow().next(mode, now_ns, tried);
+            let Some((who, overdue)) = next else { break };
+            let taken = self.waiting.borrow_mut().take(who);
+            let Waiter { work, since_ns, seq } = taken.expect("it was somebody's turn");
+            let rest = self.advance(work, who, now_ns);
+            let rest = rest.and_then(|work| self.force(work, who, overdue, now_ns));
+            if let Some(work) = rest {
+                self.waiting.borrow_mut().put_back(who, Waiter { work, since_ns, seq });
+                tried.in_vain(who, overdue);
+            } else {
+                self.count_wait(now_ns.saturating_sub(since_ns));
+            }
+        }
+        if self.waiting.borrow().is_empty()
+            && let Some(door) = self.door.take()
+        {
+            self.throttle.shared.close(&door);
+        }
+        self.close_if_idle();
+    }
+
+    fn count_wait(&self, ns: u64) {
+        let waits = &self.throttle.shared.waits;
+        waits.total_ns.fetch_add(ns, Relaxed);
+        waits.max_ns.fetch_max(ns, Relaxed);
+    }
+
+    /// Sends as much as may go; returns what is left.
+    fn advance(&self, mut work: Work, who: Who, now_ns: u64) -> Option<Work> {
+        let shared = &self.throttle.shared;
+        loop {
+            if let Whose::Split(nth) = work.whose
+                && self.splits.borrow()[nth].status != Status::Ok
+            {
+                // L2: what is left of it is given up.
+                self.splits.borrow_mut()[nth].has_rest = false;
+                self.finish(nth);
+                return None;
+            }
+            if !shared.tokens.is_on() {
+                self.send(work, Note::Plain);
+                return None;
+            }
+            let allowance = shared.allowance(who, now_ns);
+            let bytes = self.piece_of(&work, allowance.piece_bytes);
+            if !shared.take(who, bytes, allowance, now_ns) {
+                return Some(work);
+            }
+            work = self.send_some(work, bytes, Note::Token { who, bytes, forced: false })?;
+        }
+    }
+
+    /// One that has waited too long goes past the limit, piece by piece, one at a time.
+    fn force(&self, work: Work, who: Who, overdue: bool, now_ns: u64) -> Option<Work> {
+        if !overdue {
+            return Some(work);
+        }
+        let shared = &self.throttle.shared;
+        let bytes = self.piece_of(&work, shared.allowance(who, now_ns).piece_bytes);
+        if !shared.force(who, bytes, now_ns) {
+            return Some(work);
+        }
+        self.send_some(work, bytes, Note::Token { who, bytes, forced: true })
+    }
+
+    /// How much of the work is to go at once, bytes.
+    fn piece_of(&self, work: &Work, piece_bytes: u32) -> u64 {
+        let left = work.len.bytes();
+        if work.op != Op::Write || left <= u64::from(piece_bytes) {
+            return left;
+        }
+        let unit = u64::from(self.throttle.block_bytes.max(PIECE_UNIT_BYTES));
+        (u64::from(piece_bytes) / unit * unit).max(unit).min(left)
+    }
+
+    /// Sends the first `bytes` of the work; returns the rest.
+    fn send_some(&self, work: Work, bytes: u64, note: Note) -> Option<Work> {
+        if bytes == work.len.bytes() {
+            self.send(work, note);
+            return None;
+        }
+        let Work { op, flags, sector, len, bufs, whose } = work;
+        let whose = match whose {
+            Whose::Split(nth) => Whose::Split(nth),
+            Whose::Bio(ticket, done) => self.split(ticket, done),
+        };
+        let cut = usize::try_from(bytes).expect("the buffers lie in memory");
+        let gone = Sector::from_bytes(bytes);
+        let first = bufs.slice(0..cut);
+        let rest = bufs.slice(cut..bufs.len_bytes());
+        let Whose::Split(nth) = whose else { unreachable!("split above") };
+        self.splits.borrow_mut()[nth].in_flight += 1;
+        let piece = Work { op, flags, sector, len: gone, bufs: first, whose: Whose::Split(nth) };
+        self.throttle.send(piece, note);
+        Some(Work { op, flags, sector: sector + gone, len: len - gone, bufs: rest, whose })
+    }
+
+    /// Sends all that is left of the work.
+    fn send(&self, work: Work, note: Note) {
+        if let Whose::Split(nth) = work.whose {
+            let mut splits = self.splits.borrow_mut();
+            splits[nth].has_rest = false;
+            splits[nth].in_flight += 1;
+        }
+        self.throttle.send(work, note);
+    }
+
+    fn split(&self, ticket: Ticket, done: Completion) -> Whose {
+        self.throttle.shared.waits.splits.fetch_add(1, Relaxed);
+        let split = Split { ticket, done, status: Status::Ok, in_flight: 0, has_rest: true };
+        Whose::Split(self.splits.borrow_mut().insert(split))
+    }
+
+    pub(super) fn piece_ended(&self, nth: usize, status: Status) {
+        let forgets = self.throttle.mutation.get() == Mutation::ForgetError;
+        let mut splits = self.splits.borrow_mut();
+        let split = &mut splits[nth];
+        split.in_flight -= 1;
+        if split.status == Status::Ok && !forgets {
+            split.status = status;
+        }
+        drop(splits);
+        self.finish(nth);
+    }
+
+    /// Ends the bio when all of its pieces have.
+    fn finish(&self, nth: usize) {
+        let mut splits = self.splits.borrow_mut();
+        if splits[nth].in_flight > 0 || splits[nth].has_rest {
+            return;
+        }
+        let Split { ticket, done, status, .. } = splits.remove(nth);
+        drop(splits);
+        self.throttle.stats.end(ticket, status);
+        done.complete(status);
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writeback throttling at a leaf: writes wait here, before the driver, so that reads beside them
+//! stay quick.
+//!
+//! ```text
+//!   reads, flushes,                writes, discards
+//!   SYNC|IDLE writes,                     │ Who
+//!   write zeroes                   ┌──────▼───────┐  law says no   ┌─────────────────────────┐
+//!        │ never wait              │ take a token ├───────────────▶│ line: Sync ▸ Normal ▸   │
+//!        │                         └──────┬───────┘                │ Background, and Discard │
+//!        │                                │ in pieces,             └───────────┬─────────────┘
+//!        │                                │ if the law says so                 │ one has ended,
+//!        ▼                                ▼                                    ▼ a window, a turn
+//!   ───────────────────────────── driver ─────────────────────────────────────────
+//!        │ how long it took               │ the token comes back ──▶ the next go
+//!        └───────────▶ window ◀───────────┘      (other cores are told, too)
+//!                        │ Sample
+//!                        ▼
+//!                  policy::wbt::Control ── allowance ──▶ take a token
+//! ```
+//!
+//! The law (`policy::wbt`) is shared by the leaves of all cores on one file, and so are the tokens.
+//! A window's task runs on the core whose write came first while no window was open; it ends when
+//! nothing is in flight, nobody waits, and the law has nothing to settle.
+//!
+//! Invariants
+//! - W1 What is in flight of a count was at most the law's limit when the last of it was let go, but
+//!   for one request at a time that had waited for a second (our law only). Counts are back at 0
+//!   when nothing is in flight.
+//! - W2 Nobody waits while nothing of its count is in flight, but for as long as our law holds
+//!   writes back for a moment: a window goes on while anybody waits.
+//! - W3 Switching it off, another target, another law, another queue depth: whoever may go then,
+//!   goes then.
+//! - W4 Reads, flushes, write zeroes and SYNC|IDLE writes never wait.
+//! - W5 A bio that waits is in flight for [`crate::Stats`], so it is waited for before a table, a
+//!   leaf or a file goes.
+//! - W6 By the kernel's law bios of a count go in order. By ours the urgent go first, and a bio that
+//!   has waited for a second before them.
+mod attributes;
+mod counters;
+mod line;
+mod shared;
+mod sync;
+mod throttle;
+mod tokens;
+mod waiting;
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use block::Limits;
+use policy::wbt::{Control, Depth, Device, Facts, Mode, Target, Verdict, Who};
+use reactor::now;
+
+use shared::Shared;
+pub(crate) use throttle::Throttle;
+
+/// Requests that a device is taken to work on at once when nobody knows. Chosen: as many as a file
+/// on a fast disk profits from.
+const QUEUE_DEPTH_UNKNOWN: u32 = 128;
+
+/// The throttle of a file on its way to another core, whose leaf on the same file adopts it with
+/// [`crate::Leaf::with_wbt`]. Clones are the same.
+#[derive(Clone)]
+pub struct SharedWbt(pub(crate) Arc<Shared>);
+
+impl SharedWbt {
+    /// A throttle for a device with these limits: on, by our law, with the default target.
+    pub(crate) fn new(limits: &Limits) -> SharedWbt {
+        let queue_depth = match limits.queue_depth {
+            0 => QUEUE_DEPTH_UNKNOWN,
+            depth => depth,
+        };
+        let (rotational, volatile_cache) = (limits.rotational, limits.volatile_cache);
+        let device = Device { queue_depth, rotational, volatile_cache };
+        SharedWbt(Arc::new(Shared::new(Control::new(Mode::default(), device), device)))
+    }
+}
+
+impl fmt::Debug for SharedWbt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What the throttle of a leaf has to tell; all cores together, but for `waiting`.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The law in force.
+    pub mode: Mode,
+    /// The target in force; 0 when off.
+    pub target_ns: u64,
+    /// The scale step.
+    pub step: i32,
+    /// The depths in force; all 0 when off.
+    pub depth: Depth,
+    /// What else the law tells.
+    pub facts: Facts,
+    /// Tracked requests in flight: writes, discards.
+    pub in_flight: [u32; 2],
+    /// Bytes of those writes.
+    pub in_flight_bytes: u64,
+    /// Bios that wait on this core, by [`Who`].
+    pub waiting: [usize; 4],
+    /// Bios that had to wait.
+    pub waits: u64,
+    /// How long they waited together.
+    pub waited_ns: u64,
+    /// The longest of these times.
+    pub waited_max_ns: u64,
+    /// Bios that went in pieces.
+    pub splits: u64,
+    /// Pieces and bios that went past the limit, because they had waited for a second.
+    pub overdue: u64,
+    /// Windows by [`Verdict`].
+    pub windows: [u64; 4],
+    /// What the last window said.
+    pub verdict: Option<Verdict>,
+    /// The median of its reads.
+    pub read_p50_ns: Option<u64>,
+    /// Their 99th percentile.
+    pub read_p99_ns: Option<u64>,
+}
+
+/// The throttle of a leaf.
+pub struct Wbt(Rc<Throttle>);
+
+impl Wbt {
+    pub(crate) fn new(throttle: Rc<Throttle>) -> Wbt {
+        Wbt(throttle)
+    }
+
+    pub(crate) fn throttle(&self) -> &Rc<Throttle> {
+        &self.0
+    }
+
+    /// For the leaf of another core on the same file.
+    pub fn shared(&self) -> SharedWbt {
+        SharedWbt(self.0.shared.clone())
+    }
+
+    /// Changes the law, and lets go whoever may go then.
+    fn turn(&self, change: impl FnOnce(&mut Control)) {
+        let mut state = self.0.shared.lock();
+        change(&mut state.control);
+        let on = state.control.is_on();
+        drop(state);
+        // W3: first it is so, then everybody looks.
+        self.0.shared.tokens.turn(on);
+        self.0.turned();
+    }
+
+    /// The target that was asked for.
+    pub fn target(&self) -> Target {
+        self.0.shared.lock().control.target()
+    }
+
+    /// Aims at `target` from now on. The one in force already stays as it is.
+    pub fn set_target(&self, target: Target) {
+        if self.target() != target {
+            self.turn(|law| law.set_target(target));
+        }
+    }
+
+    /// The law in force.
+    pub fn mode(&self) -> Mode {
+        self.0.shared.lock().control.mode()
+    }
+
+    /// Goes by another law from now on, with the target that there was.
+    pub fn set_mode(&self, mode: Mode) {
+        if self.mode() != mode {
+            let device = self.device();
+            let mut law = Control::new(mode, device);
+            law.set_target(self.target());
+            self.set_law(law);
+        }
+    }
+
+    /// Goes by this very law from now on: for benchmarks of laws with a shape of their own.
+    pub fn set_law(&self, law: Control) {
+        self.turn(|old| *old = law);
+    }
+
+    fn device(&self) -> Device {
+        self.0.shared.lock().device
+    }
+
+    /// Requests that the device is taken to work on at once.
+    pub fn queue_depth(&self) -> u32 {
+        self.device().queue_depth
+    }
+
+    /// Takes the device to work on so many requests at once; at least 1.
+    pub fn set_queue_depth(&self, queue_depth: u32) {
+        let device = Device { queue_depth: queue_depth.max(1), ..self.device() };
+        self.0.shared.lock().device = device;
+        self.turn(|law| law.set_device(device));
+    }
+
+    /// A writer above was made to wait because too much is dirty.
+    pub fn dirtier_waited(&self) {
+        if self.0.shared.tokens.is_on() {
+            self.0.shared.note_dirty_wait(now().0);
+        }
+    }
+
+    /// What there is to tell.
+    pub fn report(&self) -> Report {
+        let shared = &self.0.shared;
+        let signs = shared.signs(0);
+        let line = self.0.line();
+        let waiting = Who::ALL.map(|who| line.as_ref().map_or(0, |line| line.waiting(who)));
+        let waits = &shared.waits;
+        let state = shared.lock();
+        let law = &state.control;
+        Report {
+            mode: law.mode(),
+            target_ns: law.target_ns(),
+            step: law.step(),
+            depth: law.depth(),
+            facts: law.facts(),
+            in_flight: signs.in_flight,
+            in_flight_bytes: signs.in_flight_bytes,
+            waiting,
+            waits: waits.count.load(Relaxed),
+            waited_ns: waits.total_ns.load(Relaxed),
+            waited_max_ns: waits.max_ns.load(Relaxed),
+            splits: waits.splits.load(Relaxed),
+            overdue: waits.forced.load(Relaxed),
+            windows: state.windows,
+            verdict: state.last.verdict,
+            read_p50_ns: state.last.read_p50_ns,
+            read_p99_ns: state.last.read_p99_ns,
+        }
+    }
+}
+
+impl fmt::Debug for Wbt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Wbt({} {} ns, {:?})", self.mode().name(), self.report().target_ns, self.0.shared)
+    }
+}

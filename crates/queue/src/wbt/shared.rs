@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the leaves of all cores on one file share: the law, the tokens, the signs, the figures.
+//!
+//! The law lies behind a lock that is held for a few instructions, and asked only by tracked
+//! writes; reads store two words.
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use block::CoreId;
+use policy::wbt::{Allowance, Control, Device, Reads, Sample, Signs, Verdict, Who};
+use reactor::{Anchor, Msg, anchored, core_id, now, post};
+
+use super::counters::{Counters, News, Snapshot};
+use super::line::Line;
+use super::tokens::{Bell, Load, Tokens};
+
+/// A writer that was made to wait within this counts as waiting.
+const RECENT_WAIT_NS: u64 = 1_000_000_000;
+/// Windows without any sign, and nothing in flight, after which there is no point in more.
+const SILENT_WINDOWS_MAX: u32 = 256;
+/// Bytes of the words in which tokens are counted.
+const SECTOR: u64 = 512;
+
+/// The leaf of one core that has somebody waiting, as others tell it to look.
+pub(crate) struct Door {
+    core: CoreId,
+    line: Anchor,
+    pub(crate) bell: Bell,
+}
+
+impl Door {
+    pub(crate) fn new(line: Anchor) -> Door {
+        Door { core: core_id(), line, bell: Bell::new() }
+    }
+
+    fn tell(&self) {
+        if !self.bell.ring() {
+            return;
+        }
+        let line = self.line;
+        let look = move || {
+            if let Some(line) = anchored::<Line>(line) {
+                line.look(now().0);
+            }
+        };
+        post(self.core, Msg::Call(Box::new(look)));
+    }
+}
+
+/// How the last window went.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Last {
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) read_p50_ns: Option<u64>,
+    pub(crate) read_p99_ns: Option<u64>,
+}
+
+/// What the lock guards.
+pub(crate) struct State {
+    pub(crate) control: Control,
+    pub(crate) device: Device,
+    watched: Vec<(Weak<Counters>, Snapshot)>,
+    window_from_ns: u64,
+    /// Clean reads of before the first window.
+    early_reads: Reads,
+    silent_windows: u32,
+    /// Windows by [`Verdict`].
+    pub(crate) windows: [u64; 4],
+    pub(crate) last: Last,
+}
+
+/// How long requests have waited.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    pub(crate) count: AtomicU64,
+    pub(crate) total_ns: AtomicU64,
+    pub(crate) max_ns: AtomicU64,
+    /// In pieces.
+    pub(crate) splits: AtomicU64,
+    /// Past the limit, because they had waited too long.
+    pub(crate) forced: AtomicU64,
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) tokens: Tokens,
+    state: Mutex<State>,
+    doors: Mutex<Vec<Arc<Door>>>,
+    /// A task closes windows.
+    armed: AtomicBool,
+    last_read_ns: AtomicU64,
+    dirty_wait_ns: AtomicU64,
+    /// Requests in flight that are neither reads nor tracked.
+    beside: AtomicU32,
+    /// Requests other than reads that have been sent.
+    begun: AtomicU64,
+    /// Since when writes are in flight, and how long they were before that in this window.
+    busy_from_ns: AtomicU64,
+    busy_ns: AtomicU64,
+    /// Somebody was made to wait in this window.
+    held: AtomicBool,
+    /// A request is in flight that went past the limit.
+    pub(crate) forced: AtomicBool,
+    pub(crate) waits: Waits,
+}
+
+/// A time as a word in which 0 means never.
+fn word(ns: u64) -> u64 {
+    ns.max(1)
+}
+
+fn time(word: &AtomicU64) -> Option<u64> {
+    Some(word.load(Relaxed)).filter(|ns| *ns > 0)
+}
+
+impl Shared {
+    pub(crate) fn new(control: Control, device: Device) -> Shared {
+        let state = State {
+            device,
+            watched: Vec::new(),
+            window_from_ns: 0,
+            early_reads: Reads::default(),
+            silent_windows: 0,
+            windows: [0; 4],
+            last: Last::default(),
+            control,
+        };
+        Shared {
+            tokens: Tokens::new(state.control.is_on()),
+            state: Mutex::new(state),
+            doors: Mutex::default(),
+            armed: AtomicBool::new(false),
+            last_read_ns: AtomicU64::new(0),
+            dirty_wait_ns: AtomicU64::new(0),
+            beside: AtomicU32::new(0),
+            begun: AtomicU64::new(0),
+            busy_from_ns: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
+            held: AtomicBool::new(false),
+            forced: AtomicBool::new(false),
+            waits: Waits::default(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under the lock can panic half way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn doors(&self) -> MutexGuard<'_, Vec<Arc<Door>>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts of another leaf are part of the windows from now on.
+    pub(crate) fn add(&self, counters: &Arc<Counters>) {
+        let mut state = self.lock();
+        state.watched.retain(|(counters, _)| counters.strong_count() > 0);
+        state.watched.push((Arc::downgrade(counters), Snapshot::nothing()));
+    }
+
+    pub(crate) fn signs(&self, now_ns: u64) -> Signs {
+        let (writes, discards) = (self.tokens.load(0), self.tokens.load(1));
+        Signs {
+            now_ns,
+            last_read_ns: time(&self.last_read_ns),
+            dirty_wait_ns: time(&self.dirty_wait_ns),
+            in_flight: [writes.ios, discards.ios],
+            in_flight_bytes: writes.sectors * SECTOR,
+        }
+    }
+
+    pub(crate) fn allowance(&self, who: Who, now_ns: u64) -> Allowance {
+        let signs = self.signs(now_ns);
+        self.lock().control.allowance(who, &signs)
+    }
+
+    pub(crate) fn wakes(&self, ended: Who, now_ns: u64) -> bool {
+        let signs = self.signs(now_ns);
+        self.lock().control.wakes(ended, &signs)
+    }
+
+    pub(crate) fn note_read(&self, now_ns: u64) {
+        self.last_read_ns.store(word(now_ns), Relaxed);
+    }
+
+    pub(crate) fn note_dirty_wait(&self, now_ns: u64) {
+        self.dirty_wait_ns.store(word(now_ns), Relaxed);
+    }
+
+    /// How many requests other than reads had been sent, if none of them is in flight.
+    pub(crate) fn quiet(&self) -> Option<u64> {
+        let idle = (0..2).all(|count| self.tokens.load(count).ios == 0);
+        (idle && self.beside.load(Relaxed) == 0).then(|| self.begun.load(Relaxed))
+    }
+
+    /// Whether nothing but reads was in flight since [`Shared::quiet`] said `begun`.
+    pub(crate) fn was_quiet_since(&self, begun: u64) -> bool {
+        self.begun.load(Relaxed) == begun
+    }
+
+    /// A request that is neither a read nor tracked goes.
+    pub(crate) fn begin_beside(&self) {
+        self.begun.fetch_add(1, Relaxed);
+        self.beside.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn end_beside(&self) {
+        self.beside.fetch_sub(1, Relaxed);
+    }
+
+    /// Takes a token for `bytes` if `allowance` lets it.
+    pub(crate) fn take(&self, who: Who, bytes: u64, allowance: Allowance, now_ns: u64) -> bool {
+        let limit = Load { ios: allowance.ios, sectors: allowance.bytes / SECTOR };
+        let before = self.tokens.take(who.count(), sectors(who, bytes), limit);
+        if let Some(before) = before {
+            self.taken(who, before, now_ns);
+        }
+        before.is_some()
+    }
+
+    /// Takes a token whatever is in flight, unless one that did so still is.
+    pub(crate) fn force(&self, who: Who, bytes: u64, now_ns: u64) -> bool {
+        if self.forced.swap(true, SeqCst) {
+            return false;
+        }
+        self.waits.forced.fetch_add(1, Relaxed);
+        let before = self.tokens.take_anyway(who.count(), sectors(who, bytes));
+        self.taken(who, before, now_ns);
+        true
+    }
+
+    fn taken(&self, who: Who, before: Load, now_ns: u64) {
+        self.begun.fetch_add(1, Relaxed);
+        if before.ios == 0 && who.count() == 0 {
+            self.busy_from_ns.store(now_ns, Relaxed);
+        }
+    }
+
+    /// Gives a token back. Returns how many leaves have somebody waiting.
+    pub(crate) fn give(&self, who: Who, bytes: u64, now_ns: u64) -> u32 {
+        let (left, waiting) = self.tokens.give(who.count(), sectors(who, bytes));
+        if left.ios == 0 && who.count() == 0 {
+            let from_ns = self.busy_from_ns.load(Relaxed);
+            self.busy_ns.fetch_add(now_ns.saturating_sub(from_ns), Relaxed);
+        }
+        waiting
+    }
+
+    /// A leaf begins to have somebody waiting; it must look once more after this.
+    pub(crate) fn open(&self, door: Arc<Door>) {
+        self.held.store(true, Relaxed);
+        self.doors().push(door);
+        self.tokens.announce();
+    }
+
+    /// Nobody waits there any more.
+    pub(crate) fn close(&self, door: &Arc<Door>) {
+        self.tokens.retract();
+        self.doors().retain(|other| !Arc::ptr_eq(other, door));
+    }
+
+    /// Tells all leaves with somebody waiting, but for `mine`, to look.
+    pub(crate) fn tell_others(&self, mine: Option<&Arc<Door>>) {
+        let others = |door: &&Arc<Door>| !mine.is_some_and(|mine| Arc::ptr_eq(mine, door));
+        self.doors().iter().filter(others).for_each(|door| door.tell());
+    }
+
+    /// Whether the caller is to start a task that closes windows. The first window begins then.
+    pub(crate) fn arms(&self, now_ns: u64) -> bool {
+        if self.armed.load(SeqCst) || self.armed.swap(true, SeqCst) {
+            return false;
+        }
+        let mut state = self.lock();
+        state.silent_windows = 0;
+        // What came before the window is none of it, but for clean reads: there may be no others.
+        let News { clean_reads, .. } = state.news();
+        state.early_reads.merge(&clean_reads);
+        state.window_from_ns = now_ns;
+        self.busy(now_ns);
+        true
+    }
+
+    pub(crate) fn window_ns(&self) -> u64 {
+        self.lock().control.window_ns()
+    }
+
+    /// Closes a window. Returns whether another one is to follow; if not, the task ends.
+    pub(crate) fn close_window(&self, now_ns: u64) -> bool {
+        let tracked = || self.tokens.load(0).ios + self.tokens.load(1).ios;
+        let mut state = self.lock();
+        let News { reads, mut clean_reads, writes, write_bytes } = state.news();
+        clean_reads.merge(&std::mem::take(&mut state.early_reads));
+        let watched = state.watched.iter().filter_map(|(c, _)| c.upgrade()?.watched_ns()).min();
+        let window_ns = now_ns.saturating_sub(state.window_from_ns);
+        let dirty_wait_ns = time(&self.dirty_wait_ns);
+        let sample = Sample {
+            now_ns,
+            window_ns,
+            reads,
+            clean_reads,
+            writes: u32::try_from(writes).unwrap_or(u32::MAX),
+            write_bytes,
+            write_busy_ns: self.busy(now_ns).min(window_ns),
+            read_outstanding_ns: watched.map(|issued_ns| now_ns.saturating_sub(issued_ns)),
+            in_flight: tracked(),
+            dirty_waited: dirty_wait_ns
+                .is_some_and(|then| now_ns.saturating_sub(then) < RECENT_WAIT_NS),
+            held: self.held.swap(self.tokens.waiting() > 0, Relaxed),
+        };
+        let goes_on = state.close(&sample);
+        drop(state);
+        if goes_on || tracked() > 0 || self.tokens.waiting() > 0 {
+            return true;
+        }
+        self.disarm();
+        // A write that came meanwhile found it armed.
+        (tracked() > 0 || self.tokens.waiting() > 0) && !self.armed.swap(true, SeqCst)
+    }
+
+    /// The task that closes windows ends.
+    pub(crate) fn disarm(&self) {
+        self.armed.store(false, SeqCst);
+    }
+
+    /// For how long writes were in flight since the last call.
+    fn busy(&self, now_ns: u64) -> u64 {
+        let before_ns = self.busy_ns.swap(0, Relaxed);
+        if self.tokens.load(0).ios == 0 {
+            return before_ns;
+        }
+        before_ns + now_ns.saturating_sub(self.busy_from_ns.swap(now_ns, Relaxed))
+    }
+}
+
+/// Discards count as none: they carry nothing.
+fn sectors(who: Who, bytes: u64) -> u64 {
+    if who == Who::Discard { 0 } else { bytes / SECTOR }
+}
+
+impl State {
+    fn news(&mut self) -> News {
+        let mut news = News::default();
+        for (counters, seen) in &mut self.watched {
+            if let Some(counters) = counters.upgrade() {
+                seen.take(&counters, &mut news);
+            }
+        }
+        news
+    }
+
+    /// Whether another window is wanted although nothing is in flight.
+    fn close(&mut self, sample: &Sample) -> bool {
+        self.window_from_ns = sample.now_ns;
+        let verdict = self.control.close_window(sample);
+        self.windows[verdict as usize] += 1;
+        self.last = Last {
+            verdict: Some(verdict),
+            read_p50_ns: sample.reads.percentile_ns(500),
+            read_p99_ns: sample.reads.percentile_ns(990),
+        };
+        let silent = verdict == Verdict::Unknown && sample.in_flight == 0;
+        self.silent_windows = if silent { self.silent_windows + 1 } else { 0 };
+        self.control.wants_timer() && self.silent_windows < SILENT_WINDOWS_MAX
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (writes, discards) = (self.tokens.load(0), self.tokens.load(1));
+        write!(f, "Shared(writes {writes:?}, discards {discards:?})")
+    }
+}

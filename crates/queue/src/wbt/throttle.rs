@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The way of one leaf's bios to the driver and back: which are tracked, which need tokens, and
+//! what is noted when they end. Those that have to wait, or to be cut, go through `line`.
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use block::{Bio, Bufs, Class, Completion, CoreId, Flags, Nanos, Op, OpKey, Sector, Status};
+use policy::wbt::Who;
+use reactor::{FileId, OnDone, SqeOp, chain, core_id, driver_io, now, push_bio, sleep, spawn};
+use slab::Slab;
+
+use super::counters::Counters;
+use super::line::Line;
+use super::shared::Shared;
+use super::waiting::{Whose, Work};
+use crate::stats::{Stats, Ticket};
+
+/// What a bio is to the throttle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    /// A read whose time counts.
+    Read,
+    /// A read that nobody waits for.
+    QuietRead,
+    /// It needs a token.
+    Tracked(Who),
+    /// Neither: it never waits.
+    Beside,
+}
+
+fn sort_of(op: Op, flags: Flags, class: Class) -> Sort {
+    let background = class >= Class::Background || flags.contains(Flags::BACKGROUND);
+    let urgent = flags.intersects(Flags::SYNC | Flags::META | Flags::FUA);
+    match op {
+        Op::Read if background => Sort::QuietRead,
+        Op::Read => Sort::Read,
+        Op::Discard => Sort::Tracked(Who::Discard),
+        Op::Flush | Op::WriteZeroes => Sort::Beside,
+        // Direct I/O: its sender waits for it and sends no more than it likes.
+        Op::Write if flags.contains(Flags::SYNC | Flags::IDLE) => Sort::Beside,
+        Op::Write if urgent => Sort::Tracked(Who::Sync),
+        Op::Write if background => Sort::Tracked(Who::Background),
+        Op::Write if class == Class::Foreground => Sort::Tracked(Who::Sync),
+        Op::Write => Sort::Tracked(Who::Normal),
+    }
+}
+
+/// What is to be done when a request has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Note {
+    /// Nothing.
+    Plain,
+    /// It was a read that counts.
+    Read {
+        issued_ns: u64,
+        /// From [`Shared::quiet`].
+        quiet: Option<u64>,
+    },
+    /// It was neither tracked nor a read.
+    Beside,
+    /// It holds a token.
+    Token { who: Who, bytes: u64, forced: bool },
+}
+
+/// A request that is with the driver.
+struct Sent {
+    whose: SentOf,
+    note: Note,
+}
+
+enum SentOf {
+    Bio(Ticket),
+    /// A piece of a bio in `line`.
+    Split(usize),
+}
+
+/// A fault that a test plants to see that it would be found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Mutation {
+    #[default]
+    None,
+    /// A write that ends lets nobody go.
+    LoseWakeUp,
+    /// A new target, or none, lets nobody go.
+    SilentTurn,
+    /// A failed piece is forgotten.
+    ForgetError,
+    /// Pieces keep their tokens.
+    LeakToken,
+}
+
+/// See the module.
+pub(crate) struct Throttle {
+    file: FileId,
+    me: Weak<Throttle>,
+    pub(crate) stats: Stats,
+    pub(super) shared: Arc<Shared>,
+    counters: Arc<Counters>,
+    pub(super) block_bytes: u32,
+    sent: RefCell<Slab<Sent>>,
+    /// While somebody waits or goes in pieces.
+    pub(super) line: RefCell<Weak<Line>>,
+    /// The read that is being watched, by its slot of `sent`.
+    watched: Cell<Option<usize>>,
+    pub(super) mutation: Cell<Mutation>,
+}
+
+impl Throttle {
+    pub(crate) fn new(
+        stats: Stats,
+        file: FileId,
+        block_bytes: u32,
+        shared: Arc<Shared>,
+    ) -> Rc<Throttle> {
+        let counters = Arc::new(Counters::new());
+        shared.add(&counters);
+        Rc::new_cyclic(|me| Throttle {
+            file,
+            me: me.clone(),
+            stats,
+            shared,
+            counters,
+            block_bytes,
+            sent: RefCell::default(),
+            line: RefCell::default(),
+            watched: Cell::new(None),
+            mutation: Cell::default(),
+        })
+    }
+
+    pub(crate) fn file(&self) -> FileId {
+        self.file
+    }
+
+    pub(super) fn line(&self) -> Option<Rc<Line>> {
+        self.line.borrow().upgrade()
+    }
+
+    /// Takes a bio whose sectors lie at `sector`, and which the device knows.
+    pub(crate) fn submit(self: &Rc<Self>, sector: Sector, bio: Bio) {
+        let ticket = self.stats.begin(bio.op, sector, bio.len);
+        let Bio { op, flags, class, opener: _, sector: _, len, bufs, done } = bio;
+        let work = Work { op, flags, sector, len, bufs, whose: Whose::Bio(ticket, done) };
+        if !self.shared.tokens.is_on() {
+            return self.send(work, Note::Plain);
+        }
+        match sort_of(op, flags, class) {
+            Sort::Read => self.read(work),
+            Sort::QuietRead => self.send(work, Note::Plain),
+            Sort::Tracked(who) => self.write(work, who),
+            Sort::Beside => {
+                self.shared.begin_beside();
+                self.send(work, Note::Beside);
+            }
+        }
+    }
+
+    fn read(self: &Rc<Self>, work: Work) {
+        let issued_ns = now().0.max(1);
+        self.shared.note_read(issued_ns);
+        if self.watched.get().is_none() {
+            self.watched.set(Some(self.sent.borrow().vacant_key()));
+            self.counters.watch(issued_ns);
+        }
+        let quiet = self.shared.quiet();
+        self.send(work, Note::Read { issued_ns, quiet });
+    }
+
+    fn write(self: &Rc<Self>, work: Work, who: Who) {
+        let now_ns = now().0;
+        if let Some(line) = self.line() {
+            line.enter(work, who, now_ns);
+        } else if let Some(work) = self.try_whole(work, who, now_ns) {
+            Line::open(self).enter(work, who, now_ns);
+        }
+        if self.shared.arms(now_ns) {
+            self.start_windows();
+        }
+    }
+
+    /// Sends the work if it may go at once as it is; returns it otherwise.
+    fn try_whole(self: &Rc<Self>, work: Work, who: Who, now_ns: u64) -> Option<Work> {
+        let allowance = self.shared.allowance(who, now_ns);
+        let bytes = work.len.bytes();
+        let whole = work.op != Op::Write || bytes <= u64::from(allowance.piece_bytes);
+        if !whole || !self.shared.take(who, bytes, allowance, now_ns) {
+            return Some(work);
+        }
+        self.send(work, Note::Token { who, bytes, forced: false });
+        None
+    }
+
+    /// Sends all that the work is.
+    pub(super) fn send(self: &Rc<Self>, work: Work, note: Note) {
+        let Work { op, flags, sector, len, bufs, whose } = work;
+        let (ticket, done) = match whose {
+            Whose::Bio(ticket, done) => (ticket, done),
+            Whose::Split(nth) => {
+                return self.send_piece(nth, sqe_of(op, flags, sector, len, bufs), note);
+            }
+        };
+        let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Bio(ticket), note }) as u64;
+        let done = chain(done, self.clone(), tag);
+        let what = sqe_of(op, flags, sector, len, bufs);
+        if flags.contains(Flags::FUA) && matches!(op, Op::Discard | Op::WriteZeroes) {
+            // Q3: rare enough for a task.
+            let file = self.file;
+            spawn(async move {
+                let mut result = driver_io(file, what).await;
+                if result.status == Status::Ok {
+                    result = driver_io(file, SqeOp::Flush).await;
+                }
+                done.complete(result.status);
+            });
+        } else {
+            push_bio(done, self.file, what);
+        }
+    }
+
+    /// Sends a piece of a bio in `line`.
+    pub(super) fn send_piece(self: &Rc<Self>, nth: usize, what: SqeOp, note: Note) {
+        let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Split(nth), note }) as u64;
+        // Nobody waits for a piece: `on_done` counts it.
+        let nobody: block::FinishFn = |_: CoreId, _: OpKey, _: Status| ();
+        let nobody = Completion::new(nobody, core_id(), OpKey(0));
+        push_bio(chain(nobody, self.clone(), tag), self.file, what);
+    }
+
+    /// Lets go whoever may; another core or a window says so.
+    pub(super) fn look(&self) {
+        if let Some(line) = self.line() {
+            line.look(now().0);
+        }
+    }
+
+    /// The target or the law is another one, or the throttle is off.
+    pub(super) fn turned(&self) {
+        if self.mutation.get() == Mutation::SilentTurn {
+            return;
+        }
+        self.look();
+        self.tell_others();
+    }
+
+    fn tell_others(&self) {
+        let mine = self.line().and_then(|line| line.door());
+        self.shared.tell_others(mine.as_ref());
+    }
+
+    fn start_windows(&self) {
+        let (leaf, shared) = (self.me.clone(), self.shared.clone());
+        spawn(async move {
+            loop {
+                sleep(Nanos(shared.window_ns())).await;
+                // If it has gone, another leaf on the file starts anew when it needs to.
+                let Some(leaf) = leaf.upgrade() else { return shared.disarm() };
+                let goes_on = shared.close_window(now().0);
+                leaf.look();
+                leaf.tell_others();
+                if !goes_on {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// A token comes back.
+    fn write_ended(&self, who: Who, bytes: u64, forced: bool) {
+        let now_ns = now().0;
+        self.counters.write(if who == Who::Discard { 0 } else { bytes });
+        if forced {
+            self.shared.forced.store(false, Relaxed);
+        }
+        let waiting = self.shared.give(who, bytes, now_ns);
+        if waiting == 0 || self.mutation.get() == Mutation::LoseWakeUp {
+            return;
+        }
+        if self.shared.wakes(who, now_ns) {
+            let mut others = waiting;
+            if let Some(line) = self.line() {
+                others -= u32::from(line.door().is_some());
+                line.look(now_ns);
+            }
+            if others > 0 {
+                self.tell_others();
+            }
+        }
+    }
+
+    fn read_ended(&self, tag: usize, issued_ns: u64, quiet: Option<u64>) {
+        let now_ns = now().0;
+        self.shared.note_read(now_ns);
+        if self.watched.get() == Some(tag) {
+            self.watched.set(None);
+            self.counters.watch(0);
+        }
+        let is_clean = quiet.is_some_and(|begun| self.shared.was_quiet_since(begun));
+        self.counters.read(now_ns.saturating_sub(issued_ns), is_clean);
+    }
+}
+
+impl OnDone for Throttle {
+    fn on_done(&self, status: Status, tag: u64) {
+        let tag = usize::try_from(tag).expect("made from a slab index");
+        let Sent { whose, note } = self.sent.borrow_mut().remove(tag);
+        let piece = match whose {
+            SentOf::Bio(ticket) => {
+                self.stats.end(ticket, status);
+                None
+            }
+            SentOf::Split(nth) => Some((nth, self.line().expect("it lives until its splits end"))),
+        };
+        if let Some((nth, line)) = &piece {
+            line.piece_ended(*nth, status);
+        }
+        match note {
+            Note::Plain => {}
+            Note::Read { issued_ns, quiet } => self.read_ended(tag, issued_ns, quiet),
+            Note::Beside => self.shared.end_beside(),
+            Note::Token { .. } if piece.is_some() && self.mutation.get() == Mutation::LeakToken => {
+            }
+            Note::Token { who, bytes, forced } => self.write_ended(who, bytes, forced),
+        }
+        if let Some((_, line)) = piece {
+            line.close_if_idle();
+        }
+    }
+}
+
+fn sqe_of(op: Op, flags: Flags, sector: Sector, len: Sector, bufs: Bufs) -> SqeOp {
+    let (offset, len) = (sector.bytes(), len.bytes());
+    match op {
+        Op::Read => SqeOp::Read { offset, bufs },
+        Op::Write => SqeOp::Write { offset, bufs, fua: flags.contains(Flags::FUA) },
+        Op::Flush => SqeOp::Flush,
+        Op::Discard => SqeOp::Discard { offset, len },
+        Op::WriteZeroes => {
+            SqeOp::WriteZeroes { offset, len, unmap: !flags.contains(Flags::NOUNMAP) }
+        }
+    }
+}

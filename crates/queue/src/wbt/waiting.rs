@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who waits at one leaf, and whose turn it is.
+//!
+//! The kernel's law has one queue for writes and one for discards, first come, first served. Ours
+//! lets the urgent go first, and whoever has waited for [`OVERDUE_NS`] before them.
+use std::collections::VecDeque;
+
+use block::{Bufs, Completion, Flags, Op, Sector};
+use policy::wbt::{Mode, Who};
+
+use crate::stats::Ticket;
+
+/// Nobody is passed by others for longer than this, nor held by limits while nothing else is: for
+/// our law only. Chosen: a second is long beside any window.
+pub(crate) const OVERDUE_NS: u64 = 1_000_000_000;
+
+/// A bio on its way to the driver, or what is left of it.
+pub(crate) struct Work {
+    pub(crate) op: Op,
+    pub(crate) flags: Flags,
+    pub(crate) sector: Sector,
+    pub(crate) len: Sector,
+    pub(crate) bufs: Bufs,
+    pub(crate) whose: Whose,
+}
+
+/// What a request is.
+pub(crate) enum Whose {
+    /// A whole bio.
+    Bio(Ticket, Completion),
+    /// Part of the bio with this slot of the line.
+    Split(usize),
+}
+
+pub(crate) struct Waiter {
+    pub(crate) work: Work,
+    pub(crate) since_ns: u64,
+    pub(crate) seq: u64,
+}
+
+/// Which heads have been tried in vain in one look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tried {
+    /// Writes as urgent as this, and less, have to wait.
+    writes_from: Option<Who>,
+    discards: bool,
+    overdue: bool,
+}
+
+impl Tried {
+    /// `who` has to wait; `overdue`: it was its turn because it had waited long.
+    pub(crate) fn in_vain(&mut self, who: Who, overdue: bool) {
+        if who == Who::Discard {
+            self.discards = true;
+        } else {
+            self.overdue |= overdue;
+            self.writes_from = Some(self.writes_from.map_or(who, |other| other.min(who)));
+        }
+    }
+}
+
+/// The queue of one leaf.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    /// By [`Who`].
+    queues: [VecDeque<Waiter>; 4],
+    seq: u64,
+}
+
+/// The writes, most urgent first.
+const WRITES: [Who; 3] = [Who::Sync, Who::Normal, Who::Background];
+
+impl Waiting {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    pub(crate) fn count(&self, who: Who) -> usize {
+        self.queues[who as usize].len()
+    }
+
+    /// Whether a newcomer has to queue behind somebody.
+    pub(crate) fn is_behind(&self, mode: Mode, who: Who) -> bool {
+        let someone = |who: &Who| self.count(*who) > 0;
+        match (who, mode) {
+            (Who::Discard, Mode::Kernel | Mode::Tail) => someone(&who),
+            (Who::Sync | Who::Normal | Who::Background, Mode::Kernel) => WRITES.iter().any(someone),
+            (Who::Sync | Who::Normal | Who::Background, Mode::Tail) => {
+                WRITES.iter().filter(|other| **other <= who).any(someone)
+            }
+        }
+    }
+
+    /// At the end of its queue.
+    pub(crate) fn push(&mut self, who: Who, work: Work, now_ns: u64) {
+        self.seq += 1;
+        let waiter = Waiter { work, since_ns: now_ns, seq: self.seq };
+        self.queues[who as usize].push_back(waiter);
+    }
+
+    /// Where it was taken from.
+    pub(crate) fn put_back(&mut self, who: Who, waiter: Waiter) {
+        self.queues[who as usize].push_front(waiter);
+    }
+
+    pub(crate) fn take(&mut self, who: Who) -> Option<Waiter> {
+        self.queues[who as usize].pop_front()
+    }
+
+    fn head(&self, who: Who) -> Option<&Waiter> {
+        self.queues[who as usize].front()
+    }
+
+    /// Whose turn it is, and whether because it is overdue. Nobody's when the queue is empty or
+    /// all have been tried.
+    pub(crate) fn next(&self, mode: Mode, now_ns: u64, tried: Tried) -> Option<(Who, bool)> {
+        let write = match mode {
+            Mode::Kernel if tried.writes_from.is_some() => None,
+            Mode::Kernel => self.oldest().map(|who| (who, false)),
+            Mode::Tail => self.most_urgent(now_ns, tried),
+        };
+        let discard = self.count(Who::Discard) > 0 && !tried.discards;
+        write.or(discard.then_some((Who::Discard, false)))
+    }
+
+    fn oldest(&self) -> Option<Who> {
+        let queued = WRITES.iter().filter_map(|who| Some((self.head(*who)?.seq, *who)));
+        queued.min().map(|(_, who)| who)
+    }
+
+    fn most_urgent(&self, now_ns: u64, tried: Tried) -> Option<(Who, bool)> {
+        if !tried.overdue
+            && let Some(who) = self.oldest()
+        {
+            let since_ns = self.head(who)?.since_ns;
+            if now_ns.saturating_sub(since_ns) >= OVERDUE_NS {
+                return Some((who, true));
+            }
+        }
+        let open = |who: &&Who| tried.writes_from.is_none_or(|from| **who < from);
+        let next = WRITES.iter().filter(open).find(|who| self.count(**who) > 0);
+        next.map(|who| (*who, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(split: usize) -> Work {
+        Work {
+            op: Op::Write,
+            flags: Flags::empty(),
+            sector: Sector(0),
+            len: Sector(8),
+            bufs: Bufs::new(),
+            whose: Whose::Split(split),
+        }
+    }
+
+    /// The order in which a queue that was filled with `who` at the times empties.
+    fn order(mode: Mode, filled: &[(Who, u64)], now_ns: u64) -> Vec<usize> {
+        let mut waiting = Waiting::default();
+        for (nth, (who, at_ns)) in filled.iter().enumerate() {
+            waiting.push(*who, work(nth), *at_ns);
+        }
+        let mut order = Vec::new();
+        while let Some((who, _)) = waiting.next(mode, now_ns, Tried::default()) {
+            match waiting.take(who).unwrap().work.whose {
+                Whose::Split(nth) => order.push(nth),
+                Whose::Bio(..) => unreachable!(),
+            }
+        }
+        assert!(waiting.is_empty());
+        order
+    }
+
+    const MIXED: [(Who, u64); 5] =
+        [(Who::Background, 0), (Who::Discard, 1), (Who::Normal, 2), (Who::Sync, 3), (Who::Sync, 4)];
+
+    #[test]
+    fn the_kernels_queue_is_first_come_first_served() {
+        assert_eq!(order(Mode::Kernel, &MIXED, 5), [0, 2, 3, 4, 1]);
+        assert_eq!(order(Mode::Kernel, &MIXED, OVERDUE_NS * 2), [0, 2, 3, 4, 1]);
+    }
+
+    #[test]
+    fn ours_is_by_urgency_until_somebody_is_overdue() {
+        assert_eq!(order(Mode::Tail, &MIXED, 5), [3, 4, 2, 0, 1]);
+        assert_eq!(order(Mode::Tail, &MIXED, OVERDUE_NS), [0, 3, 4, 2, 1]);
+    }
+
+    #[test]
+    fn who_is_refused_holds_the_less_urgent_only() {
+        let mut waiting = Waiting::default();
+        for (who, at_ns) in MIXED {
+            waiting.push(who, work(0), at_ns);
+        }
+        let mut tried = Tried::default();
+        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((Who::Background, true)));
+        tried.in_vain(Who::Background, true);
+        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((Who::Sync, false)));
+        tried.in_vain(Who::Sync, false);
+        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((Who::Discard, false)));
+        tried.in_vain(Who::Discard, false);
+        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), None);
+        assert_eq!(waiting.next(Mode::Kernel, OVERDUE_NS, tried), None);
+    }
+
+    #[test]
+    fn newcomers_queue_behind_those_as_urgent() {
+        let mut waiting = Waiting::default();
+        waiting.push(Who::Normal, work(0), 0);
+        let behind = |mode| Who::ALL.map(|who| waiting.is_behind(mode, who));
+        assert_eq!(behind(Mode::Tail), [false, true, true, false]);
+        assert_eq!(behind(Mode::Kernel), [true, true, true, false]);
+    }
+}

@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 
 use crate::cache::{Cache, FolioId};
 use crate::iomap::{Mapper, Place, same};
-use crate::{PAGE_SECTORS, PageCache};
+use crate::{Mutation, PAGE_SECTORS, PageCache};
 
 /// The kernel's BIO_MAX_VECS.
 pub(crate) const SEGMENTS_MAX: usize = 256;
@@ -398,7 +398,8 @@ impl PageCache {
         // IO4: the borrow ends before each bio goes.
         let next = || collector.borrow_mut().take_ready();
         while let Some(ioend) = next() {
-            if ioend.generation == self.below.map_generation() {
+            let stale = self.has(Mutation::StaleMap);
+            if stale || ioend.generation == self.below.map_generation() {
                 self.send(ioend);
             } else {
                 self.map_anew(ioend).into_iter().for_each(|part| self.send(part)); // IO3
@@ -508,7 +509,11 @@ impl PageCache {
         {
             let mut cache = self.cache.borrow_mut();
             for Part { folio, pages, dirtied, round } in &parts {
-                cache.end_writing(*folio, pages, failed.then_some((*dirtied, *round)));
+                let again = failed && !self.has(Mutation::DropFailed);
+                cache.end_writing(*folio, pages, again.then_some((*dirtied, *round)));
+                if self.has(Mutation::CleanAtTheEnd) && !failed {
+                    cache.clear_dirty(*folio, pages);
+                }
             }
         }
         Spare::keep(&wb.spare.parts, parts);
@@ -518,8 +523,12 @@ impl PageCache {
             let runs = runs.as_deref().unwrap_or_default();
             let device = self.below.name().to_owned();
             let error = IoError { device, op: Op::Write, sector: at, cause: status };
+            let news = !self.errors.is_failing();
             self.errors.write_failed(error, reactor::now(), runs);
             wb.tell_failure(status, runs);
+            if news {
+                self.tell_failure();
+            }
         } else {
             self.errors.write_done();
             runs.iter().flatten().for_each(|run| self.errors.settled(run));
@@ -538,3 +547,7 @@ fn device_pages(cache: &Cache, part: &Part) -> Range<u64> {
     let start = cache.folio(part.folio).start;
     start + u64::from(part.pages.start)..start + u64::from(part.pages.end)
 }
+
+#[cfg(test)]
+#[path = "ioend_tests.rs"]
+mod tests;

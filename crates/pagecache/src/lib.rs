@@ -38,6 +38,7 @@ mod flush;
 mod folio;
 mod ioend;
 mod iomap;
+mod mutation;
 mod pacing;
 mod pin;
 mod read;
@@ -45,6 +46,8 @@ mod readahead;
 mod reclaim;
 mod status;
 mod target;
+#[cfg(test)]
+mod testing;
 mod value;
 mod write;
 mod writeback;
@@ -57,6 +60,8 @@ use block::{BlockDevice, Error, Limits, PAGE, SECTOR_SIZE, Sector};
 use reactor::{Grace, WaitList};
 
 pub use config::Config;
+#[doc(hidden)]
+pub use mutation::Mutation;
 
 use arena::Memory;
 use cache::Cache;
@@ -90,6 +95,7 @@ pub struct PageCache {
     hits: Cell<u64>,
     misses: Cell<u64>,
     evicted: Cell<u64>,
+    on_failure: RefCell<Option<Rc<dyn Fn()>>>,
 }
 
 impl PageCache {
@@ -127,7 +133,11 @@ impl PageCache {
             name: name.to_owned(),
             limits,
             cache: RefCell::new(Cache::new(config.memory_bytes)),
-            memory: Memory::new(config.memory_bytes),
+            memory: Memory::new(if config.mutation == Mutation::NoLimit {
+                u64::MAX / 2
+            } else {
+                config.memory_bytes
+            }),
             changed: WaitList::new(),
             round: Cell::new(1),
             busy: Grace::default(),
@@ -139,14 +149,32 @@ impl PageCache {
             hits: Cell::new(0),
             misses: Cell::new(0),
             evicted: Cell::new(0),
+            on_failure: RefCell::default(),
             config,
             below,
         }))
     }
 
+    /// Has `tell` called whenever writeback begins to fail.
+    pub fn on_failure(&self, tell: impl Fn() + 'static) {
+        *self.on_failure.borrow_mut() = Some(Rc::new(tell));
+    }
+
+    pub(crate) fn tell_failure(&self) {
+        let tell = self.on_failure.borrow().clone();
+        if let Some(tell) = tell {
+            tell();
+        }
+    }
+
     /// Pages of the device; the last one may reach beyond its end.
     pub(crate) fn device_pages(&self) -> u64 {
         self.limits.capacity.0.div_ceil(PAGE_SECTORS)
+    }
+
+    /// Whether a fault is planted.
+    fn has(&self, mutation: Mutation) -> bool {
+        self.config.mutation == mutation
     }
 
     fn rc(&self) -> Rc<PageCache> {

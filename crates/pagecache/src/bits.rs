@@ -78,12 +78,6 @@ impl Bits {
         Bits::touched(range).map(one).sum()
     }
 
-    /// How many bits of a range are set.
-    pub(crate) fn count_in(&self, range: &Range<u32>) -> u32 {
-        let words = self.words();
-        Bits::touched(range).map(|(w, first)| (words[w] & mask(range, first)).count_ones()).sum()
-    }
-
     /// Whether any bit is set.
     pub(crate) fn any(&self) -> bool {
         self.words().iter().any(|word| *word != 0)
@@ -178,7 +172,6 @@ mod tests {
             let within = from as usize..to as usize;
             let bits = of(&flags);
             let set = u32::try_from(flags[within.clone()].iter().filter(|f| **f).count()).unwrap();
-            prop_assert_eq!(bits.count_in(&range), set);
             prop_assert_eq!(bits.any_in(&range), set > 0);
             prop_assert_eq!(bits.all_in(&range), set == to - from);
             prop_assert_eq!(bits.any(), flags.contains(&true));

@@ -242,11 +242,6 @@ impl Cache {
         None
     }
 
-    /// The oldest time at which a dirty folio became so.
-    pub(crate) fn oldest_dirty(&self) -> Option<Nanos> {
-        self.dirty.values().map(|id| Nanos(self.folio(*id).dirtied_ns)).min()
-    }
-
     /// Whether a folio became dirty in `round` or before.
     pub(crate) fn is_dirty_since(&self, round: u64) -> bool {
         self.dirty.values().any(|id| self.folio(*id).dirty_round <= round)

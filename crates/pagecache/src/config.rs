@@ -12,6 +12,7 @@ use block::{Error, PAGE};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
 
 use crate::iomap::MapBlocks;
+use crate::mutation::Mutation;
 use crate::value::{bytes, millis, number, refused, show_millis};
 
 /// Memory of a cache unless the table says otherwise: 256 MiB. Chosen.
@@ -99,6 +100,9 @@ pub struct Config {
     pub(crate) map_blocks: Cell<MapBlocks>,
     /// Largest ioend; whole pages.
     pub(crate) ioend_bytes: Cell<u32>,
+    /// A planted fault, for tests of the tests.
+    #[doc(hidden)]
+    pub mutation: Mutation,
 }
 
 impl Default for Config {
@@ -112,6 +116,7 @@ impl Default for Config {
             read_ahead_kb: Cell::new(READ_AHEAD_KB),
             map_blocks: Cell::new(MapBlocks::default()),
             ioend_bytes: Cell::new(IOEND_BYTES),
+            mutation: Mutation::None,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use block::{Bio, Buf, Bufs, Flags, Op, Opener, PAGE, Sector, Status};
 use reactor::WaitList;
 
-use crate::{PAGE_SECTORS, PageCache};
+use crate::{Mutation, PAGE_SECTORS, PageCache};
 
 /// The discards that are below (PC5).
 #[derive(Default)]
@@ -105,7 +105,8 @@ impl PageCache {
             }
             at = folio.end();
             let inside = folio.inside(pages);
-            if folio.reading.any_in(&inside) || folio.writing.any_in(&inside) {
+            let waits = !self.has(Mutation::DiscardAtOnce);
+            if waits && (folio.reading.any_in(&inside) || folio.writing.any_in(&inside)) {
                 free = false;
                 continue;
             }

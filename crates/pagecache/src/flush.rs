@@ -28,10 +28,10 @@ use std::ops::Range;
 use block::{Class, IoError, Op, Opener, Sector, Status};
 use reactor::WaitList;
 
-use crate::PageCache;
 use crate::folio::Folio;
 use crate::ioend::{Collector, Purpose};
 use crate::writeback::CHUNK_PAGES;
+use crate::{Mutation, PageCache};
 
 /// Work that must begin after its caller asked for it, and may serve many callers: whoever comes
 /// while it runs shares the next run.
@@ -95,7 +95,7 @@ impl PageCache {
         let watch = wb.watch(0..u64::MAX);
         let of_round = |folio: &Folio| folio.dirty_round <= round;
         self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
-        wb.wait_ended(|| false).await;
+        wb.wait_ended(|| self.has(Mutation::FlushWithoutWaiting)).await;
         let again = || self.cache.borrow().is_dirty_since(round);
         if wb.watched(watch).is_ok() && again() {
             self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
@@ -174,7 +174,7 @@ impl PageCache {
 
     /// Makes durable what the device below has been told, if it does not do so by itself.
     async fn flush_below(&self, flush_errors: u64) -> Result<(), Status> {
-        if !self.below.limits().volatile_cache {
+        if !self.below.limits().volatile_cache || self.has(Mutation::SkipFlush) {
             return Ok(());
         }
         let flush = async || {

@@ -9,10 +9,10 @@ use std::ops::Range;
 use block::{Bio, Bufs, Class, Flags, Nanos, Opener, PAGE, Status};
 use reactor::now;
 
-use crate::PageCache;
 use crate::cache::FolioId;
 use crate::pin::Pins;
 use crate::read::{pages_of, small};
+use crate::{Mutation, PageCache};
 
 /// Why a write can't go on at once.
 enum Obstacle {
@@ -34,7 +34,8 @@ impl PageCache {
     pub(crate) fn write(&self, bio: Bio) {
         let from = bio.sector.bytes();
         let bytes = from..from + bio.len.bytes();
-        let fua = bio.flags.contains(Flags::FUA).then(|| self.errors.flush_errors());
+        let fua = (bio.flags.contains(Flags::FUA) && !self.has(Mutation::IgnoreFua))
+            .then(|| self.errors.flush_errors());
         let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener);
         if fua.is_some() || stopped.is_err() {
             let me = self.rc();
@@ -149,18 +150,19 @@ impl PageCache {
         // A page that is written in part, at the beginning or at the end, is up to date already.
         let whole = |to: u64| to.is_multiple_of(page) || to == self.limits.capacity.bytes();
         let head_partly = !bytes.start.is_multiple_of(page) || (inside.len() == 1 && !whole(end));
-        if head_partly && !folio.uptodate.get(inside.start) {
+        let read_first = !self.has(Mutation::PartlyIsWhole);
+        if head_partly && !folio.uptodate.get(inside.start) && read_first {
             return Err(Obstacle::Partly(pages.start));
         }
-        if inside.len() > 1 && !whole(end) && !folio.uptodate.get(inside.end - 1) {
+        if inside.len() > 1 && !whole(end) && !folio.uptodate.get(inside.end - 1) && read_first {
             inside.end -= 1;
             end = base + u64::from(inside.end) * page;
         }
-        if folio.reading.any_in(&inside) {
+        if folio.reading.any_in(&inside) && !self.has(Mutation::ReadOverDirty) {
             let first = folio.reading.next_run(inside).expect("there is one").start;
             return Err(Obstacle::InFlight(folio.start + u64::from(first)));
         }
-        if folio.writing.any_in(&inside) {
+        if folio.writing.any_in(&inside) && !self.has(Mutation::WriteInPlace) {
             self.step_aside(&mut cache, id, &inside)?;
         }
         let len = end - bytes.start;

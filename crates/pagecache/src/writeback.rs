@@ -26,11 +26,11 @@ use block::{BlockDevice, Nanos, PAGE, Sector, Status};
 use reactor::{OnDone, WaitList};
 use slab::Slab;
 
-use crate::PageCache;
 use crate::flush::Group;
 use crate::folio::Folio;
 use crate::ioend::{Collector, Counts, Flying, Purpose, Spare, Tickets, With};
 use crate::iomap::{MapBlocks, Mapper};
+use crate::{Mutation, PageCache};
 
 /// Ioends in flight: more than any drive's queue holds, few enough to bound memory.
 pub(crate) const IOENDS_MAX: u64 = 256;
@@ -455,6 +455,9 @@ impl PageCache {
         wanted: impl Fn(&Folio) -> bool,
     ) -> Gathered {
         let wb = &self.writeback;
+        if self.has(Mutation::StaleMap) {
+            wb.mapper.borrow_mut().trust();
+        }
         let mut collector = collector.borrow_mut();
         let mut with = With {
             cache: &mut self.cache.borrow_mut(),

@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone bench-zram published
+.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -75,6 +75,9 @@ bench-noclone: setup ## linear and striped in process and through FUSE, beside t
 bench-zram: setup ## zram: writeback in batches; compressed memory beside nbdkit and the bare compressor
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin zram -- $(ARGS)
+
+bench-wbt-sim: ## a lone writer, and a reader beside a writer, on models of disks in virtual time
+	$(CARGO) run --release --locked -p bench --bin wbt-sim -- $(ARGS)
 
 clean: ## remove everything that was built
 	$(CARGO) clean

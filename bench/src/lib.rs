@@ -13,6 +13,7 @@ pub mod mapped;
 pub mod median;
 pub mod peer;
 pub mod process;
+pub mod wbt_sim;
 
 /// Seconds since some moment; the benches are where real time is the subject.
 pub fn clock() -> f64 {

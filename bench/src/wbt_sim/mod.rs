@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writeback throttling in virtual time: a lone writer, and a reader by the clock beside a heavy
+//! writer, on models of four disks.
+//!
+//! ```text
+//!   writer ── 1 MiB, in order, as fast as it is let ──▶ Leaf ── wbt ──▶ model of a disk
+//!   reader ── 4 KiB at a random place, by the clock ─────▲
+//! ```
+//!
+//! The leaf and its throttle are the ones that serve clients. What is calibrated and what is a
+//! prediction: `docs/wbt-model.md`.
+//!
+//! Invariants
+//! - S1 A run is a function of its case: no clock, no other chance than the seed.
+//! - S2 A read's latency counts from when it was due. Reads are sent by the clock, however many are
+//!   still under way.
+//! - S3 Reads count from [`SETTLE_NS`] on; how the first ones went is told beside it. The writer
+//!   goes on until the last read has ended.
+mod results;
+mod run;
+
+use policy::wbt::{Control, Device, KernelControl, Mode, Qd1Rule, Shape};
+use sim::DiskSpec;
+use sim::model::{Flash, FlashParams, HddParams, Turnaround};
+
+pub use results::{Goal, Results, cases};
+pub use run::run;
+
+/// Every write of the published lone writer: what its kernel sent to such a disk at most.
+pub const LONE_REQUEST_BYTES: u64 = 512 << 10;
+/// Every other write.
+pub const REQUEST_BYTES: u64 = 1 << 20;
+/// What a writer keeps in flight, as a flusher does.
+pub const WRITER_BYTES: u64 = 32 << 20;
+/// What a lone writer writes.
+pub const LONE_BYTES: u64 = 10_000_000_000;
+/// Reads a second.
+pub const RATES: [u64; 3] = [20, 500, 2000];
+/// The reader's file lies at the beginning of the disk, the writer's right behind it.
+pub const READER_FILE_BYTES: u64 = 4 << 30;
+pub const WRITER_FILE_BYTES: u64 = 16 << 30;
+/// How long both run before reads count: what the throttle has to learn, it learns then.
+pub const SETTLE_NS: u64 = 4_000_000_000;
+
+/// A model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// The disk of the published lone writer, or one that works on more commands at once.
+    Lone {
+        queue_depth: u32,
+    },
+    /// A 7200 rpm disk with 64 MiB of write cache.
+    Hdd,
+    /// The same with its write cache off.
+    HddNoCache,
+    Sata,
+    Nvme,
+}
+
+impl Disk {
+    /// Those on which a reader is beside a writer.
+    pub const SHARED: [Disk; 4] = [Disk::Hdd, Disk::HddNoCache, Disk::Sata, Disk::Nvme];
+
+    /// How the keys of the JSON line begin.
+    pub fn key(self) -> String {
+        match self {
+            Disk::Lone { queue_depth } => format!("qd{queue_depth}"),
+            Disk::Hdd => "hdd".to_owned(),
+            Disk::HddNoCache => "hdd_nocache".to_owned(),
+            Disk::Sata => "sata".to_owned(),
+            Disk::Nvme => "nvme".to_owned(),
+        }
+    }
+
+    pub fn is_rotating(self) -> bool {
+        matches!(self, Disk::Hdd | Disk::HddNoCache)
+    }
+
+    pub fn request_bytes(self) -> u64 {
+        if matches!(self, Disk::Lone { .. }) { LONE_REQUEST_BYTES } else { REQUEST_BYTES }
+    }
+
+    /// Readers that leave time for a writer. The rotating disk does 174 random reads a second of the
+    /// reader's file one by one, and 503 with its queue full: it has nothing to share beside 500.
+    pub fn rates(self) -> &'static [u64] {
+        if self.is_rotating() { &RATES[..1] } else { &RATES }
+    }
+
+    fn spec(self) -> DiskSpec {
+        let capacity = block::Sector::from_bytes(READER_FILE_BYTES + WRITER_FILE_BYTES);
+        let name = self.key();
+        let spec = match self {
+            Disk::Lone { queue_depth } => {
+                let slots = usize::try_from(queue_depth).expect("a depth fits in a word");
+                let disk = FlashParams { queue_depth: slots, ..FlashParams::sata_depth_one() };
+                let disk = Box::new(Flash::new(disk));
+                let model = Turnaround::new(disk, Turnaround::LONE_WRITER_NS);
+                let spec = DiskSpec::new(&name, capacity, Box::new(model));
+                DiskSpec { queue_depth, ..spec }
+            }
+            Disk::Hdd => {
+                let params = HddParams { cache_bytes: 64 << 20, ..HddParams::textbook() };
+                DiskSpec::hdd(&name, capacity, params)
+            }
+            Disk::HddNoCache => DiskSpec::hdd(&name, capacity, HddParams::textbook()),
+            Disk::Sata => DiskSpec::flash(&name, capacity, FlashParams::sata()),
+            Disk::Nvme => DiskSpec::flash(&name, capacity, FlashParams::nvme()),
+        };
+        DiskSpec { keeps_history: false, keeps_data: false, ..spec }
+    }
+}
+
+/// What the leaf does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Throttling {
+    Off,
+    /// The kernel's law without its rule for a queue depth of 1.
+    NoRule,
+    Kernel,
+    Tail,
+}
+
+impl Throttling {
+    pub fn name(self) -> &'static str {
+        match self {
+            Throttling::Off => "off",
+            Throttling::NoRule => "without the rule",
+            Throttling::Kernel => "kernel",
+            Throttling::Tail => "tail",
+        }
+    }
+
+    /// Its law, or `None` for off.
+    fn law(self, device: Device) -> Option<Control> {
+        match self {
+            Throttling::Off => None,
+            Throttling::NoRule => {
+                let shape = Shape { qd1: Qd1Rule::None, ..Shape::default() };
+                Some(Control::Kernel(KernelControl::with_shape(device, shape)))
+            }
+            Throttling::Kernel => Some(Control::new(Mode::Kernel, device)),
+            Throttling::Tail => Some(Control::new(Mode::Tail, device)),
+        }
+    }
+}
+
+/// Who is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// A writer with so much to write.
+    Lone { bytes: u64 },
+    /// A writer that never ends, a reader, or both, for so long after the settling.
+    Beside { writer: bool, reads_per_s: Option<u64>, for_ns: u64 },
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    pub disk: Disk,
+    pub throttling: Throttling,
+    pub load: Load,
+}
+
+/// What came out of it.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Until the last write of a lone writer had ended, or for how long reads counted.
+    pub took_ns: u64,
+    /// Bytes of the writes that ended in that time.
+    pub write_bytes: u64,
+    /// Latencies of the reads that count, sorted, and of those before.
+    pub read_ns: Vec<u64>,
+    pub early_read_ns: Vec<u64>,
+    /// Writes that waited, bios that went in pieces, probes.
+    pub waits: u64,
+    pub splits: u64,
+    pub probes: u64,
+}
+
+impl Outcome {
+    pub fn seconds(&self) -> f64 {
+        self.took_ns as f64 / 1e9
+    }
+
+    pub fn mb_per_s(&self) -> f64 {
+        self.write_bytes as f64 / 1e6 / self.seconds()
+    }
+
+    /// The latency that `per_mille` of a thousand reads do not exceed, microseconds.
+    pub fn read_us(&self, per_mille: usize) -> f64 {
+        per_mille_of(&self.read_ns, per_mille)
+    }
+
+    /// The longest read before reads count, microseconds.
+    pub fn early_max_us(&self) -> f64 {
+        per_mille_of(&self.early_read_ns, 1000)
+    }
+}
+
+/// By nearest rank; not a number of nothing.
+fn per_mille_of(sorted_ns: &[u64], per_mille: usize) -> f64 {
+    let rank = (sorted_ns.len() * per_mille).div_ceil(1000).max(1);
+    sorted_ns.get(rank - 1).map_or(f64::NAN, |ns| *ns as f64 / 1e3)
+}

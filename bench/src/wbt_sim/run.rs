@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One run: a world with one disk, a leaf on it, a writer and a reader.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Flags, Nanos, Sector, Status};
+use policy::wbt::{Device, Target};
+use queue::Leaf;
+use sim::{Ended, Machine, Rng, World};
+
+use super::{Case, Load, Outcome, READER_FILE_BYTES, SETTLE_NS, WRITER_BYTES, WRITER_FILE_BYTES};
+
+/// Seed of the reader's places and of its jitter.
+const SEED: u64 = 1;
+const READ_BYTES: u64 = 4096;
+/// A due time is moved by up to this part of the distance of two, so that reads do not keep step
+/// with the writer.
+const JITTER: u64 = 10;
+/// How often a writer of which too much is dirty says that it waits: the longest pause there is.
+const DIRTY_PAUSE_NS: u64 = 200_000_000;
+/// A reader that is so far behind at the end is not waited for.
+const PATIENCE_NS: u64 = 600_000_000_000;
+
+/// Runs a case.
+///
+/// # Errors
+/// A request that failed, or a run that did not end.
+pub fn run(case: Case) -> Result<Outcome, String> {
+    let world = World::calm(SEED);
+    let file = world.borrow_mut().add_disk(case.disk.spec());
+    let limits = world.borrow().leaf(file).limits();
+    let machine = Machine::boot(&world, 1);
+    let device = Device {
+        queue_depth: limits.queue_depth,
+        rotational: limits.rotational,
+        volatile_cache: limits.volatile_cache,
+    };
+    let leaf = machine.on(0, || {
+        let leaf = Leaf::new(case.disk.key(), file, limits);
+        match case.throttling.law(device) {
+            Some(law) => leaf.wbt().set_law(law),
+            None => leaf.wbt().set_target(Target::Off),
+        }
+        Rc::new(leaf)
+    });
+    let (lone_bytes, writes, reads_per_s, for_ns) = match case.load {
+        Load::Lone { bytes } => (Some(bytes), true, None, 0),
+        Load::Beside { writer, reads_per_s, for_ns } => (None, writer, reads_per_s, for_ns),
+    };
+    let (from_ns, to_ns) =
+        if lone_bytes.is_some() { (0, u64::MAX) } else { (SETTLE_NS, SETTLE_NS + for_ns) };
+    let job = Rc::new(Job {
+        leaf: leaf.clone(),
+        request_bytes: case.disk.request_bytes(),
+        left: Cell::new(lone_bytes.unwrap_or(u64::MAX)),
+        writers: Cell::new(0),
+        from_ns,
+        to_ns,
+        place: Cell::new(0),
+        written: Cell::new(0),
+        stop: Cell::new(false),
+        reads: Cell::new(0),
+        reader_is_done: Cell::new(reads_per_s.is_none()),
+        latencies: RefCell::default(),
+        failure: Cell::new(None),
+    });
+    if writes {
+        machine.on(0, || job.clone().start_writer());
+    }
+    if let Some(rate) = reads_per_s {
+        machine.spawn(0, job.clone().reader(1_000_000_000 / rate));
+    }
+    let ended = match lone_bytes {
+        Some(_) => machine.run(|| job.writers.get() == 0),
+        None => {
+            let last_ns = to_ns + PATIENCE_NS;
+            let now = || world.borrow().now().0;
+            // A task that keeps the clock going when nobody else does.
+            machine.spawn(0, reactor::sleep(Nanos(to_ns)));
+            machine.run(|| {
+                let is_over = now() >= to_ns && job.reader_is_done.get() && job.reads.get() == 0;
+                is_over || now() >= last_ns
+            })
+        }
+    };
+    if ended != Ended::Until {
+        return Err(format!("the simulation stopped: {ended:?}"));
+    }
+    if let Some(status) = job.failure.get() {
+        return Err(format!("a request failed: {status}"));
+    }
+    if job.reads.get() > 0 {
+        return Err(format!("{} reads did not end", job.reads.get()));
+    }
+    let took_ns = lone_bytes.map_or(for_ns, |_| world.borrow().now().0);
+    let report = leaf.wbt().report();
+    job.stop.set(true);
+    let mut outcome = Outcome {
+        took_ns,
+        write_bytes: job.written.get(),
+        waits: report.waits,
+        splits: report.splits,
+        probes: report.facts.probes,
+        ..Outcome::default()
+    };
+    for (due_ns, latency_ns) in job.latencies.take() {
+        let counts = due_ns >= SETTLE_NS;
+        if counts { &mut outcome.read_ns } else { &mut outcome.early_read_ns }.push(latency_ns);
+    }
+    outcome.read_ns.sort_unstable();
+    outcome.early_read_ns.sort_unstable();
+    Ok(outcome)
+}
+
+struct Job {
+    leaf: Rc<Leaf>,
+    request_bytes: u64,
+    /// What the writer has not sent yet.
+    left: Cell<u64>,
+    /// Writer's tasks that have not ended.
+    writers: Cell<u64>,
+    /// When things count.
+    from_ns: u64,
+    to_ns: u64,
+    place: Cell<u64>,
+    written: Cell<u64>,
+    stop: Cell<bool>,
+    /// Reads in flight.
+    reads: Cell<u64>,
+    reader_is_done: Cell<bool>,
+    /// When due, and how long after that ended.
+    latencies: RefCell<Vec<(u64, u64)>>,
+    failure: Cell<Option<Status>>,
+}
+
+impl Job {
+    fn counts(&self, ns: u64) -> bool {
+        (self.from_ns..self.to_ns).contains(&ns)
+    }
+
+    /// Keeps writes in flight as a flusher does, and tells the leaf that its writers wait: there is
+    /// always too much dirty.
+    fn start_writer(self: Rc<Job>) {
+        let tasks = WRITER_BYTES / self.request_bytes;
+        self.writers.set(tasks);
+        let zeroes = Buf::zeroed(usize_of(self.request_bytes));
+        for _ in 0..tasks {
+            reactor::spawn(self.clone().write(zeroes.clone()));
+        }
+        reactor::spawn(async move {
+            while !self.stop.get() && self.writers.get() > 0 {
+                self.leaf.dirtier_waited();
+                reactor::sleep(Nanos(DIRTY_PAUSE_NS)).await;
+            }
+        });
+    }
+
+    async fn write(self: Rc<Job>, zeroes: Buf) {
+        while self.left.get() > 0 && !self.stop.get() {
+            let len = self.request_bytes.min(self.left.get()) / 512 * 512;
+            if len == 0 {
+                break;
+            }
+            self.left.set(self.left.get() - len);
+            let at = self.place.get();
+            self.place.set((at + self.request_bytes) % WRITER_FILE_BYTES);
+            let sector = Sector::from_bytes(READER_FILE_BYTES + at);
+            let data = zeroes.slice(0..usize_of(len)).into();
+            let (flags, class) = (Flags::BACKGROUND, Class::Background);
+            if let Err(status) = reactor::write(&*self.leaf, flags, class, sector, data).await {
+                self.failure.set(Some(status));
+            }
+            if self.counts(reactor::now().0) {
+                self.written.set(self.written.get() + len);
+            }
+        }
+        self.writers.set(self.writers.get() - 1);
+    }
+
+    /// S2.
+    async fn reader(self: Rc<Job>, every_ns: u64) {
+        let mut rng = Rng::new(SEED + 1);
+        let mut nth = 0;
+        loop {
+            let due_ns = nth * every_ns + rng.below(every_ns / JITTER + 1);
+            nth += 1;
+            if due_ns >= self.to_ns {
+                return self.reader_is_done.set(true);
+            }
+            reactor::sleep(Nanos(due_ns.saturating_sub(reactor::now().0))).await;
+            let block = rng.below(READER_FILE_BYTES / READ_BYTES);
+            self.reads.set(self.reads.get() + 1);
+            reactor::spawn(self.clone().read(due_ns, block));
+        }
+    }
+
+    async fn read(self: Rc<Job>, due_ns: u64, block: u64) {
+        let buf = Buf::alloc(usize_of(READ_BYTES));
+        let at = Sector::from_bytes(block * READ_BYTES);
+        let data = buf.all().into();
+        if let Err(status) = reactor::read(&*self.leaf, Class::Foreground, at, data).await {
+            self.failure.set(Some(status));
+        }
+        self.latencies.borrow_mut().push((due_ns, reactor::now().0 - due_ns));
+        self.reads.set(self.reads.get() - 1);
+    }
+}
+
+fn usize_of(n: u64) -> usize {
+    usize::try_from(n).expect("sizes of the bench fit in memory")
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A driver for this room's tests: writes down what it is asked and answers at the next park.
+//! A driver for this room's tests: writes down what it is asked and answers at the next park, or
+//! when it is told to. Its clock goes on when nothing else happens.
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -11,6 +13,11 @@ use reactor::{Driver, Event, Msg, Reactor, Sqe, SqeOp};
 pub(crate) struct Script {
     seen: Rc<RefCell<Vec<String>>>,
     fail: Rc<Cell<Option<Status>>>,
+    /// Requests are kept until [`Script::release`].
+    keeps: Rc<Cell<bool>>,
+    kept: Rc<RefCell<VecDeque<Event>>>,
+    released: Rc<RefCell<Vec<Event>>>,
+    now: Rc<Cell<Nanos>>,
 }
 
 impl Script {
@@ -19,6 +26,24 @@ impl Script {
     }
     pub(crate) fn seen(&self) -> Vec<String> {
         self.seen.borrow().clone()
+    }
+    /// What was seen since the last call.
+    pub(crate) fn take_seen(&self) -> Vec<String> {
+        self.seen.take()
+    }
+    /// From now on requests end only when they are released.
+    pub(crate) fn keep(&self) {
+        self.keeps.set(true);
+    }
+    /// Ends the `count` oldest requests that are kept, at the next park.
+    pub(crate) fn release(&self, count: usize) {
+        let mut kept = self.kept.borrow_mut();
+        let count = count.min(kept.len());
+        self.released.borrow_mut().extend(kept.drain(..count));
+    }
+    /// Requests that are kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.borrow().len()
     }
     pub(crate) fn fail_next(&self, status: Status) {
         self.fail.set(Some(status));
@@ -32,7 +57,7 @@ struct Scripted {
 
 impl Driver for Scripted {
     fn now(&self) -> Nanos {
-        Nanos::ZERO
+        self.script.now.get()
     }
     fn submit(&mut self, batch: &mut Vec<Sqe>) {
         for sqe in batch.drain(..) {
@@ -56,14 +81,23 @@ impl Driver for Scripted {
             };
             self.script.seen.borrow_mut().push(line);
             let status = self.script.fail.take().unwrap_or(Status::Ok);
-            self.done.push(Event::Cqe { home: sqe.home, key: sqe.key, result: status.into() });
+            let event = Event::Cqe { home: sqe.home, key: sqe.key, result: status.into() };
+            if self.script.keeps.get() {
+                self.script.kept.borrow_mut().push_back(event);
+            } else {
+                self.done.push(event);
+            }
         }
     }
     fn post(&mut self, _to: CoreId, _msg: Msg) {
         panic!("one core only");
     }
-    fn park(&mut self, _deadline: Option<Nanos>, out: &mut Vec<Event>) {
+    fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
         out.append(&mut self.done);
+        out.append(&mut self.script.released.borrow_mut());
+        if let (true, Some(deadline)) = (out.is_empty(), deadline) {
+            self.script.now.set(self.script.now.get().max(deadline));
+        }
     }
     fn random(&mut self) -> u64 {
         4

@@ -164,11 +164,12 @@ impl Line {
             if !shared.take(who, bytes, allowance, now_ns) {
                 return Some(work);
             }
+            self.waiting.borrow_mut().went(who, now_ns);
             work = self.send_some(work, bytes, Note::Token { who, bytes, forced: false })?;
         }
     }
 
-    /// One that has waited too long goes past the limit, piece by piece, one at a time.
+    /// One that has waited too long goes past the limit, a piece of it now.
     fn force(&self, work: Work, who: Who, overdue: bool, now_ns: u64) -> Option<Work> {
         if !overdue {
             return Some(work);
@@ -178,6 +179,7 @@ impl Line {
         if !shared.force(who, bytes, now_ns) {
             return Some(work);
         }
+        self.waiting.borrow_mut().went(who, now_ns);
         self.send_some(work, bytes, Note::Token { who, bytes, forced: true })
     }
 

@@ -25,8 +25,8 @@
 //!
 //! Invariants
 //! - W1 What is in flight of a count was at most the law's limit when the last of it was let go, but
-//!   for one request at a time that had waited for a second (our law only). Counts are back at 0
-//!   when nothing is in flight.
+//!   for one request at a time that had waited too long (our law only). Counts are back at 0 when
+//!   nothing is in flight.
 //! - W2 Nobody waits while nothing of its count is in flight, but for as long as our law holds
 //!   writes back for a moment: a window goes on while anybody waits.
 //! - W3 Switching it off, another target, another law, another queue depth: whoever may go then,
@@ -34,13 +34,15 @@
 //! - W4 Reads, flushes, write zeroes and SYNC|IDLE writes never wait.
 //! - W5 A bio that waits is in flight for [`crate::Stats`], so it is waited for before a table, a
 //!   leaf or a file goes.
-//! - W6 By the kernel's law bios of a count go in order. By ours the urgent go first, and a bio that
-//!   has waited for a second before them.
+//! - W6 By the kernel's law bios of a count go in order. By ours the urgent go first; of those that
+//!   have waited for a second one of a kind goes every 200 ms whatever the others do.
 mod attributes;
 mod counters;
 mod line;
 mod shared;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod throttle;
 mod tokens;
 mod waiting;
@@ -112,7 +114,7 @@ pub struct Report {
     pub waited_max_ns: u64,
     /// Bios that went in pieces.
     pub splits: u64,
-    /// Pieces and bios that went past the limit, because they had waited for a second.
+    /// Pieces and bios that went past the limit, because they had waited too long.
     pub overdue: u64,
     /// Windows by [`Verdict`].
     pub windows: [u64; 4],

@@ -6,9 +6,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::{Bio, Bufs, Class, Completion, CoreId, Flags, Nanos, Op, OpKey, Sector, Status};
+use block::{Bio, Bufs, Class, Flags, Nanos, Op, Sector, Status};
 use policy::wbt::Who;
-use reactor::{FileId, OnDone, SqeOp, chain, core_id, driver_io, now, push_bio, sleep, spawn};
+use reactor::{FileId, OnDone, SqeOp, chain, driver_io, now, push_bio, sleep, spawn, watched};
 use slab::Slab;
 
 use super::counters::Counters;
@@ -222,10 +222,7 @@ impl Throttle {
     /// Sends a piece of a bio in `line`.
     pub(super) fn send_piece(self: &Rc<Self>, nth: usize, what: SqeOp, note: Note) {
         let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Split(nth), note }) as u64;
-        // Nobody waits for a piece: `on_done` counts it.
-        let nobody: block::FinishFn = |_: CoreId, _: OpKey, _: Status| ();
-        let nobody = Completion::new(nobody, core_id(), OpKey(0));
-        push_bio(chain(nobody, self.clone(), tag), self.file, what);
+        push_bio(watched(self.clone(), tag), self.file, what);
     }
 
     /// Lets go whoever may; another core or a window says so.

@@ -2,7 +2,8 @@
 //! Who waits at one leaf, and whose turn it is.
 //!
 //! The kernel's law has one queue for writes and one for discards, first come, first served. Ours
-//! lets the urgent go first, and whoever has waited for [`OVERDUE_NS`] before them.
+//! lets the urgent go first; but who has waited for [`OVERDUE_NS`] goes before them once in
+//! [`SHARE_NS`], if none like it has gone meanwhile.
 use std::collections::VecDeque;
 
 use block::{Bufs, Completion, Flags, Op, Sector};
@@ -10,9 +11,12 @@ use policy::wbt::{Mode, Who};
 
 use crate::stats::Ticket;
 
-/// Nobody is passed by others for longer than this, nor held by limits while nothing else is: for
-/// our law only. Chosen: a second is long beside any window.
+/// Nobody is passed by others for longer than this without any of its kind going. Chosen: a second
+/// is long beside any window.
 pub(crate) const OVERDUE_NS: u64 = 1_000_000_000;
+/// How often one of a kind goes that would not otherwise. Chosen: longer than our law holds writes
+/// back for a moment.
+pub(crate) const SHARE_NS: u64 = 200_000_000;
 
 /// A bio on its way to the driver, or what is left of it.
 pub(crate) struct Work {
@@ -65,6 +69,8 @@ pub(crate) struct Waiting {
     /// By [`Who`].
     queues: [VecDeque<Waiter>; 4],
     seq: u64,
+    /// When one of them went last, or a piece of it.
+    went_ns: [u64; 4],
 }
 
 /// The writes, most urgent first.
@@ -129,17 +135,27 @@ impl Waiting {
     }
 
     fn most_urgent(&self, now_ns: u64, tried: Tried) -> Option<(Who, bool)> {
-        if !tried.overdue
-            && let Some(who) = self.oldest()
-        {
-            let since_ns = self.head(who)?.since_ns;
-            if now_ns.saturating_sub(since_ns) >= OVERDUE_NS {
-                return Some((who, true));
-            }
-        }
+        let overdue = if tried.overdue { None } else { self.overdue(now_ns) };
         let open = |who: &&Who| tried.writes_from.is_none_or(|from| **who < from);
-        let next = WRITES.iter().filter(open).find(|who| self.count(**who) > 0);
-        next.map(|who| (*who, false))
+        let urgent = || WRITES.iter().filter(open).find(|who| self.count(**who) > 0);
+        overdue.map(|who| (who, true)).or_else(|| urgent().map(|who| (*who, false)))
+    }
+
+    /// Of the kinds that have waited too long the one that has waited longest.
+    fn overdue(&self, now_ns: u64) -> Option<Who> {
+        let is_long = |then_ns: u64, ns: u64| now_ns.saturating_sub(then_ns) >= ns;
+        let since_ns = |who: Who| {
+            let head = self.head(who)?;
+            let late =
+                is_long(head.since_ns, OVERDUE_NS) && is_long(self.went_ns[who as usize], SHARE_NS);
+            late.then_some((head.seq, who))
+        };
+        WRITES.iter().filter_map(|who| since_ns(*who)).min().map(|(_, who)| who)
+    }
+
+    /// One of `who` goes, or a piece of it.
+    pub(crate) fn went(&mut self, who: Who, now_ns: u64) {
+        self.went_ns[who as usize] = now_ns;
     }
 }
 
@@ -166,6 +182,7 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some((who, _)) = waiting.next(mode, now_ns, Tried::default()) {
+            waiting.went(who, now_ns);
             match waiting.take(who).unwrap().work.whose {
                 Whose::Split(nth) => order.push(nth),
                 Whose::Bio(..) => unreachable!(),
@@ -188,6 +205,8 @@ mod tests {
     fn ours_is_by_urgency_until_somebody_is_overdue() {
         assert_eq!(order(Mode::Tail, &MIXED, 5), [3, 4, 2, 0, 1]);
         assert_eq!(order(Mode::Tail, &MIXED, OVERDUE_NS), [0, 3, 4, 2, 1]);
+        let two = [(Who::Background, 0), (Who::Background, 1), (Who::Normal, 2)];
+        assert_eq!(order(Mode::Tail, &two, OVERDUE_NS * 2), [0, 2, 1], "one at a time");
     }
 
     #[test]

@@ -65,6 +65,10 @@ impl PageCache {
         mut stopped: Result<(), (u64, Obstacle)>,
     ) -> Result<(), Status> {
         let mut _pins = Pins::none(&self.rc());
+        // The obstacle may have gone since, and nobody will say so again.
+        if let Err((done, _)) = stopped {
+            stopped = self.copy_in(bytes, from, done, opener);
+        }
         while let Err((done, obstacle)) = stopped {
             match obstacle {
                 Obstacle::Memory => self.wait_for_room().await?,

@@ -190,6 +190,7 @@ Examples:
   echo '0 2048 zero' | millpond create z
   millpond create later --notable
   millpond create ram --table '0 8388608 zram zstd 2 backing_dev /srv/cold.img'
+  millpond create buf --table '0 4194304 buffered /srv/disk.img 2 memory 512M'
   millpond create zram0 --zram && millpond set zram0 disksize 4G")]
 pub(crate) struct CreateArgs {
     /// Name of the device and of its export
@@ -454,15 +455,20 @@ pub(crate) struct WaitArgs {
 }
 
 /// Show a device's attributes, or the value of one
+///
+/// A file or disk below has attributes, too, while a table has it open: those of its queue, with the
+/// throttle of writeback.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   millpond get wc
   millpond get wc flush_total_blocks
   millpond get zram0 block_state
+  millpond get buf ioend_stats
+  millpond get ./disk.img queue/wbt_stats
   millpond get wc -o json")]
 pub(crate) struct GetArgs {
-    /// The device
+    /// The device: a mapped one, or the path of a leaf (with a slash)
     pub(crate) name: String,
     /// The attribute; all when left out
     pub(crate) attr: Option<String>,
@@ -480,9 +486,11 @@ Examples:
   millpond get DEVICE
   millpond set DEVICE ATTRIBUTE VALUE
   millpond set zram0 disksize 4G
+  millpond set buf dirty_seconds 1.5
+  millpond set /srv/disk.img queue/wbt_lat_usec 2000
   millpond set zram0 writeback 'type=huge page_indexes=0-1023'")]
 pub(crate) struct SetArgs {
-    /// The device
+    /// The device: a mapped one, or the path of a leaf (with a slash)
     pub(crate) name: String,
     /// The attribute
     pub(crate) attr: String,

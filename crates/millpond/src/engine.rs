@@ -249,7 +249,7 @@ impl Engine {
     pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
         let mut all = api::Attributes::new();
         if let Some(leaf) = self.leaf(name)? {
-            for attr in sysfs::attributes(self, &leaf).into_iter().filter(|a| a.readable) {
+            for attr in sysfs::attributes(self, &leaf).into_iter().filter(sysfs::is_line) {
                 let value = sysfs::get(self, &leaf, &attr.path).await?;
                 all.insert(attr.path, value);
             }

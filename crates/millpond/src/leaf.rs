@@ -13,6 +13,7 @@ use block::{
     Base, Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, OnFault, Ram, Sector,
 };
 use dm::Resolver;
+use queue::wbt::{SharedWbt, Wbt};
 use queue::{Elsewhere, Leaf, Mem, Null, Stats};
 use reactor::WaitList;
 use uring::{Files, OpenOptions, SharedFile};
@@ -35,11 +36,11 @@ impl OpenLeaf {
         }
     }
 
-    /// Whether it lies on a file or block device.
-    pub(crate) fn is_file(&self) -> bool {
+    /// The throttle of its writeback; nothing in memory, where nothing queues.
+    pub(crate) fn wbt(&self) -> Option<&Wbt> {
         match self {
-            OpenLeaf::File(..) => true,
-            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => false,
+            OpenLeaf::File(leaf, _) => Some(leaf.wbt()),
+            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
         }
     }
 }
@@ -123,7 +124,8 @@ pub(crate) struct SharedLeaf {
 
 #[derive(Clone, Debug)]
 enum What {
-    File(SharedFile),
+    /// With the throttle of its writeback: one for all cores.
+    File(SharedFile, SharedWbt),
     Mem(Arc<Ram>),
     Null,
 }
@@ -139,7 +141,7 @@ impl SharedLeaf {
     /// Whether its bios end as they are submitted.
     pub(crate) fn is_in_memory(&self) -> bool {
         match &self.what {
-            What::File(_) => false,
+            What::File(..) => false,
             What::Mem(_) | What::Null => true,
         }
     }
@@ -147,8 +149,9 @@ impl SharedLeaf {
     /// The leaf on this core.
     pub(crate) fn adopt(&self, files: &Files) -> Adopted {
         let adopted = match &self.what {
-            What::File(file) => {
-                let leaf = Leaf::new(&self.name, files.adopt(file), self.limits.clone());
+            What::File(file, wbt) => {
+                let (file, limits) = (files.adopt(file), self.limits.clone());
+                let leaf = Leaf::with_wbt(&self.name, file, limits, wbt);
                 Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone())))
             }
             What::Mem(ram) => Adopted::Mem(Rc::new(Mem::on(&self.name, ram.clone()))),
@@ -271,7 +274,7 @@ impl Leaves {
             open.iter().find(|(_, leaf)| std::ptr::addr_eq(leaf.as_ptr(), Rc::as_ptr(base)));
         let (id, leaf) = found.and_then(|(id, leaf)| Some((*id, leaf.upgrade()?)))?;
         let what = match &*leaf {
-            OpenLeaf::File(file, files) => What::File(files.share(file.file())?),
+            OpenLeaf::File(leaf, files) => What::File(files.share(leaf.file())?, leaf.shared_wbt()),
             OpenLeaf::Mem(mem) => What::Mem(mem.ram().clone()),
             OpenLeaf::Null(_) => What::Null,
         };

@@ -3,6 +3,7 @@
 //! known here, and what the device's targets add. A target's attribute goes before ours.
 use block::{Access, BlockDevice, Error, ErrorKind, Limits, Op};
 use fuse::Attribute;
+use queue::wbt::Wbt;
 
 use crate::engine::Engine;
 use crate::fuse::Shown;
@@ -62,13 +63,20 @@ pub(crate) fn attributes(engine: &Engine, shown: &Shown) -> Vec<Attribute> {
         |path: &str| Attribute { path: path.to_owned(), readable: true, writable: false };
     let mut all: Vec<Attribute> =
         ours.filter(|path| !targets.contains(path)).map(read_only).collect();
-    if let Shown::Mapped(device) = shown {
-        let of_target = |path: &&str| {
-            let access = engine.dm.access(device.name(), path).unwrap_or(Access::Read);
-            let (readable, writable) = (access.reads(), access.writes());
-            Attribute { path: (*path).to_owned(), readable, writable }
-        };
-        all.extend(targets.iter().map(of_target));
+    let more = |path: &str, access: Access| {
+        let (readable, writable) = (access.reads(), access.writes());
+        Attribute { path: path.to_owned(), readable, writable }
+    };
+    match shown {
+        Shown::Mapped(device) => {
+            all.extend(targets.iter().map(|path| {
+                more(path, engine.dm.access(device.name(), path).unwrap_or(Access::Read))
+            }))
+        }
+        Shown::Leaf(leaf) => {
+            let throttle = leaf.wbt().map(|_| Wbt::attributes()).unwrap_or_default();
+            all.extend(throttle.iter().map(|path| more(path, Wbt::access(path))));
+        }
     }
     all.sort();
     all
@@ -84,12 +92,26 @@ fn of_targets(engine: &Engine, shown: &Shown) -> Vec<&'static str> {
 fn unknown(engine: &Engine, shown: &Shown, path: &str) -> Error {
     let name = shown.device().name().to_owned();
     let why = match shown {
-        Shown::Leaf(leaf) if !leaf.is_file() => ", for it is in memory and has no queue",
+        Shown::Leaf(leaf) if leaf.wbt().is_none() => ", for it is in memory and has no queue",
         Shown::Mapped(_) | Shown::Leaf(_) => "",
     };
     let known: Vec<String> = attributes(engine, shown).into_iter().map(|a| a.path).collect();
     let known = known.join(", ");
     Error::not_found(format!("{name}: no attribute `{path}`{why}: it has {known}"))
+}
+
+/// Whether an attribute of a leaf has a value of one line: others are told one at a time.
+pub(crate) fn is_line(attribute: &Attribute) -> bool {
+    let of_throttle = Wbt::attributes().contains(&&*attribute.path);
+    attribute.readable && !(of_throttle && Wbt::access(&attribute.path) == Access::ReadMany)
+}
+
+/// The throttle of the leaf that has this attribute, if it is one of a throttle.
+fn throttle<'a>(shown: &'a Shown, path: &str) -> Option<&'a Wbt> {
+    match shown {
+        Shown::Mapped(_) => None,
+        Shown::Leaf(leaf) => leaf.wbt().filter(|_| Wbt::attributes().contains(&path)),
+    }
 }
 
 /// Reads an attribute.
@@ -101,6 +123,9 @@ pub(crate) async fn get(engine: &Engine, shown: &Shown, path: &str) -> Result<St
     }
     if let Some((_, show)) = OF_LIMITS.iter().find(|(p, _)| *p == path) {
         return Ok(show(&shown.device().limits()));
+    }
+    if let Some(wbt) = throttle(shown, path) {
+        return wbt.get(path);
     }
     match (shown, path) {
         (_, "ro") => Ok(number(shown.read_only())),
@@ -140,6 +165,11 @@ pub(crate) async fn set(
     path: &str,
     value: &str,
 ) -> Result<(), Error> {
+    if let Some(wbt) = throttle(shown, path) {
+        wbt.set(path, value)?;
+        tracing::info!(device = shown.device().name(), attr = path, value, "attribute set");
+        return Ok(());
+    }
     match shown {
         Shown::Mapped(device) if of_targets(engine, shown).contains(&path) => {
             engine.dm.set_attribute(device.name(), path, value).await?;

@@ -11,6 +11,7 @@ use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, CoreId, Error, Target};
 use dm::{Context, Dm, MappedDevice, TargetType};
+use pagecache::PageCache;
 use writecache::{Config, WriteCache};
 
 use crate::leaf::Leaves;
@@ -22,6 +23,10 @@ pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> Ground
     let claims = Rc::new(Claims { dm: Rc::downgrade(dm), held: RefCell::default() });
     let ground = Ground::new(dm, leaves.clone(), claims.clone(), cores);
     dm.register(ground.target_type());
+    let held = claims.clone();
+    dm.register(TargetType::new("buffered", pagecache::VERSION, move |ctx, args| {
+        Box::pin(page_cache(held.clone(), ctx, args))
+    }));
     dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
         Box::pin(write_cache(claims.clone(), ctx, args))
     }));
@@ -130,6 +135,35 @@ async fn write_cache(
             device,
             "writecache has failed: it serves reads only and keeps its dirty blocks until its \
              table is loaded again"
+        );
+        events.raise();
+    });
+    Ok(target)
+}
+
+async fn page_cache(
+    claims: Rc<Claims>,
+    ctx: Context,
+    args: Vec<String>,
+) -> Result<Rc<dyn Target>, Error> {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let Some((word, options)) = words.split_first() else {
+        return Err(Error::invalid("must be DEVICE [#opt_args [OPTION VALUE]...]"));
+    };
+    let config = pagecache::Config::parse(options)?;
+    let below = ctx.lookup(word).await?;
+    ctx.check_area(&*below, block::Sector::ZERO, ctx.len())?;
+    let devices = [below.clone()];
+    claims.check(&ctx, &devices)?;
+    let target = PageCache::new(ctx.device(), config, below, ctx.len())?;
+    let as_target: Rc<dyn Target> = target.clone();
+    claims.hold(&ctx, &as_target, "page cache", &devices)?;
+    let events = ctx.events();
+    let device = ctx.device().to_owned();
+    target.on_failure(move || {
+        tracing::error!(
+            device,
+            "buffered: dirty pages could not be written; they are kept, and tried again"
         );
         events.raise();
     });

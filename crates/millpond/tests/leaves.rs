@@ -10,7 +10,8 @@ fn a_leaf_that_a_table_has_open_has_attributes_by_any_path_that_leads_to_it() {
     let path = pond.file("disk.img", 4);
     std::os::unix::fs::symlink(&path, pond.dir.path().join("link.img")).unwrap();
     let said = pond.cli(&["get", &path, "size"]).failed(3);
-    let (hint, none) = ("no such device: allowed are mapped devices and the leaves", "now none (ENXIO)\n");
+    let (hint, none) =
+        ("no such device: allowed are mapped devices and the leaves", "now none (ENXIO)\n");
     assert!(said.contains(hint) && said.ends_with(none), "{said}");
 
     pond.create("d", "0 4096 linear ./disk.img 0");
@@ -21,6 +22,7 @@ fn a_leaf_that_a_table_has_open_has_attributes_by_any_path_that_leads_to_it() {
     for line in ["size 8192\n", "ro 0\n", "queue/logical_block_size ", "stat "] {
         assert!(all.contains(line), "{line}: {all}");
     }
+    assert!(!all.contains("wbt_stats"), "it has many lines: {all}");
     let json = pond.cli(&["get", &path, "-o", "json"]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["size"], "8192");
@@ -61,4 +63,36 @@ fn what_a_leaf_has_not_or_does_not_let_be_set_is_refused_by_name() {
     // A word without a slash is a mapped device's name.
     let said = pond.cli(&["get", "disk.img"]).failed(3);
     assert_eq!(said, "millpond: get disk.img: no such device (ENXIO)\n");
+}
+
+#[test]
+fn the_throttle_of_a_file_is_read_and_set_by_its_path() {
+    let pond = Pond::start();
+    let path = pond.file("disk.img", 4);
+    pond.create("d", "0 4096 linear ./disk.img 0");
+    let get = |attribute: &str| pond.cli(&["get", &path, attribute]).ok();
+    assert_eq!(get("queue/wbt_mode"), "[tail] kernel\n");
+    assert_ne!(get("queue/wbt_lat_usec"), "0\n", "on by default");
+    assert!(get("queue/wbt_stats").lines().count() > 5);
+    for (attribute, value, shown) in [
+        ("queue/wbt_mode", "kernel", "tail [kernel]\n"),
+        ("queue/wbt_lat_usec", "2500", "2500\n"),
+        ("queue/wbt_lat_usec", "0", "0\n"),
+        ("queue/nr_requests", "32", "32\n"),
+    ] {
+        assert_eq!(pond.cli(&["set", "./disk.img", attribute, value]).ok(), "");
+        assert_eq!(get(attribute), shown, "{attribute}");
+    }
+    for (attribute, value, allowed) in [
+        ("queue/wbt_lat_usec", "-2", "-1 (default), 0 (off), or 1 to 10000000"),
+        ("queue/wbt_mode", "fast", "tail or kernel"),
+        ("queue/nr_requests", "0", "1 to 65536"),
+    ] {
+        let said = pond.cli(&["set", &path, attribute, value]).failed(1);
+        let wanted = format!("{attribute} can't be `{value}`: allowed is {allowed}");
+        assert!(said.starts_with(&format!("millpond: set {path}: ")), "{said}");
+        assert!(said.contains(&wanted), "{said}");
+    }
+    let said = pond.cli(&["set", &path, "queue/wbt_stats", "1"]).failed(1);
+    assert!(said.contains("EACCES"), "{said}");
 }

@@ -8,6 +8,7 @@ pub mod beside;
 pub mod compressed;
 pub mod files;
 pub mod flush_sim;
+pub mod iomap;
 pub mod load;
 pub mod mapped;
 pub mod median;

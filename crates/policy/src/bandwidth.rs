@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The write bandwidth of a device, measured while writeback is in flight.
 //!
-//! Bytes are gathered for 200 ms of busy time; the samples are blended over 3 s, and what is told
+//! Bytes are gathered for 200 ms of busy time, or until they are many, on a device that is hardly
+//! ever busy with what comes; the samples are blended over 3 s, and what is told
 //! follows that by an eighth of the gap, only where it goes on moving away, as in
 //! `wb_update_write_bandwidth`. In the first 3 s the blend is over as much time as was measured,
 //! and is told as it is.
@@ -12,10 +13,16 @@
 
 /// What is told before anything was measured: the kernel's `INIT_BW`, 100 MiB/s.
 pub const BANDWIDTH_START: u64 = 100 << 20;
+/// Nothing is faster: 16 TiB/s.
+const BANDWIDTH_MAX: u64 = 16 << 40;
 /// Busy time of a sample: the kernel's `BANDWIDTH_INTERVAL`.
 const SAMPLE_NS: u64 = 200_000_000;
 /// Busy time of the first one: some I/Os of any device that is not stalled. Chosen.
 const FIRST_SAMPLE_NS: u64 = 20_000_000;
+/// Bytes with which a sample is complete however short it was, and the first one. Chosen: one takes
+/// a device of 300 MB/s the time of a sample, the other is what a slow start lets through in 80 ms.
+const SAMPLE_BYTES: u64 = 64 << 20;
+const FIRST_SAMPLE_BYTES: u64 = 8 << 20;
 /// Samples are blended over this time.
 const PERIOD_NS: u64 = 3_000_000_000;
 const SECOND_NS: u128 = 1_000_000_000;
@@ -91,8 +98,12 @@ impl Bandwidth {
         self.bytes = self.bytes.saturating_add(bytes);
         self.since_ns = more.then_some(now_ns); // BW1
         self.alive_ns = now_ns;
-        let enough_ns = if self.measured_ns == 0 { FIRST_SAMPLE_NS } else { SAMPLE_NS };
-        if self.busy_ns >= enough_ns {
+        let (enough_ns, enough) = match self.measured_ns {
+            0 => (FIRST_SAMPLE_NS, FIRST_SAMPLE_BYTES),
+            _ => (SAMPLE_NS, SAMPLE_BYTES),
+        };
+        if self.busy_ns >= enough_ns || self.bytes >= enough {
+            self.busy_ns = self.busy_ns.max(1); // Done as it began, as memory is.
             self.sample();
         }
     }
@@ -104,7 +115,7 @@ impl Bandwidth {
         let kept = u128::from(kept_ns);
         let old = self.blend;
         let blend = (sample * elapsed + u128::from(old) * kept) / (elapsed + kept);
-        self.blend = u64::try_from(blend).unwrap_or(u64::MAX).max(1);
+        self.blend = u64::try_from(blend).unwrap_or(u64::MAX).clamp(1, BANDWIDTH_MAX);
         if self.measured_ns < PERIOD_NS {
             self.average = self.blend;
         } else if self.average > old && old >= self.blend {

@@ -87,6 +87,16 @@ fn bandwidth_is_measured_while_writeback_is_in_flight() {
 }
 
 #[test]
+fn a_device_that_is_done_as_it_begins_is_known_to_be_fast() {
+    let mut bw = Bandwidth::new();
+    for n in 0..16 {
+        bw.started(n);
+        bw.done(1 << 20, false, n);
+    }
+    assert!(bw.known(16).is_some_and(|bw| bw > 1 << 40), "{:?}", bw.known(16));
+}
+
+#[test]
 fn the_limit_falls_slowly_and_never_below_what_is_dirty() {
     let mut t = DirtyThrottle::new(DirtyLimits {
         dirty: Bound::Bytes(320 * MIB),

@@ -170,8 +170,8 @@ impl Errors {
         if !self.any_failed.replace(true) {
             self.since.set(now);
             self.pause.set(PAUSE_FIRST);
-        }
-        if now >= self.retry_at.get() {
+            self.retry_at.set(now + PAUSE_FIRST);
+        } else if now >= self.retry_at.get() {
             self.retry_at.set(now + self.pause.get());
         }
         let first = self.row.get().map_or(now, |(first, _)| first);

@@ -46,17 +46,22 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Returns after a run of `work` that began after this call has ended, with its outcome; or
-    /// with an error, if a later one that has ended too had one.
+    /// The first run that will begin after this call.
+    pub(crate) fn next(&self) -> u64 {
+        self.begun.get() + 1
+    }
+
+    /// Returns after run `need` of `work` has ended, with its outcome; or with an error, if a later
+    /// one that has ended too had one.
     pub(crate) async fn join(
         &self,
+        need: u64,
         work: impl AsyncFnOnce() -> Result<(), Status>,
     ) -> Result<(), Status> {
-        let need = self.begun.get() + 1;
         self.wait.wait_for(|| self.ended.get() >= need || !self.running.get()).await;
         if self.ended.get() < need {
             self.running.set(true);
-            let mine = self.begun.get() + 1;
+            let mine = self.next();
             self.begun.set(mine);
             if let Err(status) = work().await {
                 self.failed.set(Some((mine, status)));
@@ -73,10 +78,11 @@ impl Group {
 }
 
 impl PageCache {
-    /// FLUSH: everything that had completed before is durable when this succeeds. Fails if that
-    /// could not be done, and once for each error that `opener` has not heard of.
-    pub(crate) async fn flush(&self, opener: Opener) -> Result<(), Status> {
-        let done = self.write_back_all().await;
+    /// FLUSH: everything that had completed before `round`, which is what [`Group::next`] told when
+    /// it came, is durable when this succeeds. Fails if that could not be done, and once for each
+    /// error that `opener` has not heard of.
+    pub(crate) async fn flush(&self, opener: Opener, round: u64) -> Result<(), Status> {
+        let done = self.join_round(round).await;
         // Whatever this one fails with, it is told now.
         let heard = self.errors.hear(opener);
         done.and(heard)
@@ -84,7 +90,11 @@ impl PageCache {
 
     /// As a FLUSH, whatever failed before and was written since.
     pub(crate) async fn write_back_all(&self) -> Result<(), Status> {
-        self.writeback.rounds.join(async || self.flush_round().await).await
+        self.join_round(self.writeback.rounds.next()).await
+    }
+
+    async fn join_round(&self, round: u64) -> Result<(), Status> {
+        self.writeback.rounds.join(round, async || self.flush_round().await).await
     }
 
     async fn flush_round(&self) -> Result<(), Status> {
@@ -97,8 +107,11 @@ impl PageCache {
         self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
         wb.wait_ended(|| self.has(Mutation::FlushWithoutWaiting)).await;
         let again = || self.cache.borrow().is_dirty_since(round);
-        if wb.watched(watch).is_ok() && again() {
-            self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
+        if wb.watched(watch).is_ok() {
+            if again() {
+                self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
+            }
+            // Or the flusher has taken it as soon as the first write had ended.
             wb.wait_ended(|| false).await;
         }
         wb.unwatch(watch)?;
@@ -185,7 +198,8 @@ impl PageCache {
                 self.errors.flush_failed(error);
             })
         };
-        self.writeback.device_flush.join(flush).await?; // FL2
+        let device_flush = &self.writeback.device_flush;
+        device_flush.join(device_flush.next(), flush).await?; // FL2
         // FL1. What another one lost may have been ours.
         if self.errors.flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
     }
@@ -221,3 +235,7 @@ impl PageCache {
         false
     }
 }
+
+#[cfg(test)]
+#[path = "flush_tests.rs"]
+mod tests;

@@ -26,9 +26,9 @@ impl BlockDevice for PageCache {
             Op::Write => self.write(bio),
             Op::Discard | Op::WriteZeroes => self.discard(bio),
             Op::Flush => {
-                let me = self.rc();
+                let (me, round) = (self.rc(), self.writeback.rounds.next());
                 reactor::spawn(async move {
-                    let status = me.flush(bio.opener).await.into();
+                    let status = me.flush(bio.opener, round).await.into();
                     bio.complete(status);
                 });
             }

@@ -391,11 +391,11 @@ impl PageCache {
         let wb = &self.writeback;
         wb.periodic_at.set(None);
         let age = u64::from(self.config.dirty_expire_centisecs.get()) * CENTISECOND_NS;
-        let before = reactor::now().0.saturating_sub(age);
+        let now = reactor::now().0;
         let mut from = 0;
         while !wb.stopping.get() {
             self.wait_for_ioends(Purpose::Background).await;
-            let old = |folio: &Folio| folio.dirtied_ns <= before;
+            let old = |folio: &Folio| folio.dirtied_ns + age <= now;
             let found = self.gather(&wb.background, &mut from, u64::MAX, CHUNK_PAGES, true, old);
             self.send_ready(&wb.background);
             if found.end {
@@ -541,3 +541,7 @@ async fn sleep_until(cache: Weak<PageCache>, which: Which, mut until: Nanos) {
         alarm.sleeps_until.set(Some(until));
     }
 }
+
+#[cfg(test)]
+#[path = "writeback_tests.rs"]
+mod tests;

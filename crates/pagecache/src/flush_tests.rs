@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+use std::rc::Rc;
+
+use block::{BlockDevice, Flags, Nanos, PAGE};
+
+use super::*;
+use crate::testing::{Lab, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write};
+
+const QUIET: &str = "memory 64M dirty_bytes 30M dirty_background_bytes 20M";
+
+async fn sleep_ms(ms: u64) {
+    reactor::sleep(Nanos(ms * MS)).await;
+}
+
+/// A cache of the first disk, without a flusher.
+fn quiet(lab: &Lab) -> (Rc<Probe>, Rc<PageCache>) {
+    let disk = lab.disks[0].clone();
+    let below: Rc<dyn BlockDevice> = disk.clone();
+    (disk, cache(&below, QUIET))
+}
+
+/// Begins something; what it comes to is known later.
+fn begin(work: impl Future<Output = Result<(), Status>> + 'static) -> Rc<Cell<Option<Status>>> {
+    let done = Rc::new(Cell::new(None));
+    let set = done.clone();
+    reactor::spawn(async move { set.set(Some(work.await.into())) });
+    done
+}
+
+fn flushing(cache: &Rc<PageCache>, opener: u32) -> Rc<Cell<Option<Status>>> {
+    let cache = cache.clone();
+    begin(async move { flush_by(&cache, opener).await })
+}
+
+/// FLUSHes of many openers, all of which come at once.
+fn submit_flushes(cache: &PageCache, openers: Range<u32>) -> Vec<reactor::BioFuture> {
+    let submit = |opener| {
+        let (flags, class) = (Flags::empty(), Class::Foreground);
+        let nothing = (Sector::ZERO, Sector::ZERO);
+        reactor::io_by(Opener(opener), cache, Op::Flush, flags, class, nothing, block::Bufs::new())
+    };
+    openers.map(submit).collect()
+}
+
+fn count(disk: &Probe, op: Op) -> usize {
+    disk.take().iter().filter(|s| s.op == op).count()
+}
+
+#[test]
+fn a_flush_makes_durable_what_was_written_and_costs_one_flush_below() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        write(&cache, 3..9, 1).await;
+        write(&cache, 100..101, 2).await;
+        assert_eq!(flush(&cache).await, Ok(()));
+        let seen = disk.take();
+        let what: Vec<_> = seen.iter().map(|s| (s.op, s.from / 8..s.to / 8)).collect();
+        assert_eq!(what, [(Op::Write, 3..9), (Op::Write, 100..101), (Op::Flush, 0..0)]);
+        let mut durable = vec![0; PAGE];
+        lab.world.borrow().peek_durable(lab.files[0], Sector(800), &mut durable);
+        assert_eq!(durable, pattern(100, 2));
+        // Nothing is left to be written.
+        assert_eq!(flush(&cache).await, Ok(()));
+        assert_eq!(disk.take().len(), 1);
+    });
+}
+
+#[test]
+fn concurrent_flushes_share_a_round() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        write(&cache, 0..9, 1).await;
+        for flush in submit_flushes(&cache, 1..50) {
+            assert_eq!(flush.await, Ok(()));
+        }
+        let seen = disk.take();
+        assert_eq!(seen.iter().filter(|s| s.op == Op::Flush).count(), 1);
+        assert_eq!(seen.len(), 2);
+    });
+}
+
+#[test]
+fn a_flush_that_comes_while_one_runs_has_a_round_of_its_own() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        disk.hold.set(true);
+        write(&cache, 0..1, 1).await;
+        let first = flushing(&cache, 1);
+        sleep_ms(1).await;
+        write(&cache, 5..6, 1).await;
+        let others: Vec<_> = (2..9).map(|opener| flushing(&cache, opener)).collect();
+        sleep_ms(1).await;
+        disk.release();
+        sleep_ms(100).await;
+        assert_eq!(first.get(), Some(Status::Ok));
+        assert!(others.iter().all(|f| f.get() == Some(Status::Ok)));
+        let ops: Vec<_> = disk.take().iter().map(|s| s.op).collect();
+        assert_eq!(ops, [Op::Write, Op::Flush, Op::Write, Op::Flush]);
+    });
+}
+
+/// The page is on its way below with its first version when the second one is written and flushed.
+#[test]
+fn a_flush_writes_what_was_written_again_while_it_was_on_its_way() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        disk.hold.set(true);
+        write(&cache, 7..8, 1).await;
+        let first = flushing(&cache, 1);
+        sleep_ms(1).await;
+        assert_eq!(disk.held(), 1);
+        write(&cache, 7..8, 2).await;
+        let second = flushing(&cache, 2);
+        sleep_ms(1).await;
+        assert_eq!((disk.held(), first.get()), (1, None), "one write of a page at a time");
+        disk.release();
+        sleep_ms(100).await;
+        assert_eq!((first.get(), second.get()), (Some(Status::Ok), Some(Status::Ok)));
+        let mut durable = vec![0; PAGE];
+        lab.world.borrow().peek_durable(lab.files[0], Sector(56), &mut durable);
+        assert_eq!(durable, pattern(7, 2));
+    });
+}
+
+/// As above, but the first write is the flusher's.
+#[test]
+fn a_flush_waits_for_what_the_flusher_has_begun() {
+    Lab::new(1, 8192).run(async |lab| {
+        let cache = running(&lab, QUIET).await;
+        let disk = lab.disks[0].clone();
+        disk.hold.set(true);
+        write(&cache, 0..16, 1).await;
+        cache.kick_writeback();
+        sleep_ms(1).await;
+        assert_eq!(disk.held(), 1);
+        write(&cache, 4..5, 2).await;
+        let done = flushing(&cache, 1);
+        sleep_ms(50).await;
+        assert_eq!(done.get(), None);
+        assert_eq!(count(&disk, Op::Flush), 0);
+        disk.release();
+        sleep_ms(50).await;
+        assert_eq!(done.get(), Some(Status::Ok));
+        assert_eq!(disk.take_writes().first(), Some(&(4..5)));
+        assert_eq!(lab.page(0, 4), pattern(4, 2));
+    });
+}
+
+#[test]
+fn a_flush_ends_though_writers_go_on_and_on() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (_, cache) = quiet(&lab);
+        let stop = Rc::new(Cell::new(false));
+        for nth in 0..4 {
+            let (cache, stop) = (cache.clone(), stop.clone());
+            reactor::spawn(async move {
+                let mut version = 0_u8;
+                while !stop.get() {
+                    version = version.wrapping_add(1);
+                    write(&cache, nth * 3..nth * 3 + 5, version).await;
+                    reactor::sleep(Nanos(1000)).await;
+                }
+            });
+        }
+        sleep_ms(5).await;
+        let begun = reactor::now();
+        for _ in 0..20 {
+            assert_eq!(flush(&cache).await, Ok(()));
+        }
+        // Two writes and a flush each, of up to 60 and 480 us.
+        assert!((reactor::now() - begun).0 < 20 * MS, "{:?}", reactor::now() - begun);
+        stop.set(true);
+        sleep_ms(1).await;
+    });
+}
+
+#[test]
+fn a_flush_whose_writes_fail_fails_and_flushes_nothing_below() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        disk.bad.borrow_mut().push(80..81);
+        write(&cache, 0..100, 1).await;
+        assert_eq!(flush_by(&cache, 1).await, Err(Status::Io));
+        assert_eq!(count(&disk, Op::Flush), 0);
+        assert!(cache.errors.is_failing());
+        assert_eq!(cache.dirty_bytes(), 100 * PAGE as u64, "all of its ioend");
+        assert_eq!(flush_by(&cache, 1).await, Err(Status::Io), "tried again");
+        assert_eq!(count(&disk, Op::Write), 1);
+        disk.bad.borrow_mut().clear();
+        assert_eq!(flush_by(&cache, 1).await, Ok(()));
+        assert_eq!(lab.page(0, 10), pattern(10, 1));
+        assert!(!cache.errors.is_failing());
+        assert_eq!(cache.writeback.counts.retries.get(), 2);
+    });
+}
+
+#[test]
+fn an_error_of_the_flusher_is_heard_by_each_opener_once() {
+    Lab::new(1, 8192).run(async |lab| {
+        let cache = running(&lab, QUIET).await;
+        let disk = lab.disks[0].clone();
+        for opener in [1, 2, 3] {
+            let page = u64::from(opener);
+            let put = try_write(&cache, Opener(opener), Flags::empty(), page..page + 1, 1);
+            assert_eq!(put.await, Ok(()));
+        }
+        disk.bad.borrow_mut().push(0..100);
+        cache.kick_writeback();
+        sleep_ms(10).await;
+        disk.bad.borrow_mut().clear();
+        sleep_ms(1000).await;
+        assert_eq!(cache.dirty_bytes(), 0, "written when it was tried again");
+        for opener in [1, 2, 3] {
+            assert_eq!(flush_by(&cache, opener).await, Err(Status::Io));
+        }
+        for opener in [1, 2, 3, 4] {
+            assert_eq!(flush_by(&cache, opener).await, Ok(()));
+        }
+    });
+}
+
+#[test]
+fn a_failed_flush_below_fails_all_that_share_it_and_the_next_of_the_others() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        for opener in 1..5 {
+            let put = try_write(&cache, Opener(opener), Flags::empty(), 0..1, 1);
+            assert_eq!(put.await, Ok(()));
+        }
+        disk.flushes_fail.set(true);
+        for flush in submit_flushes(&cache, 1..4) {
+            assert_eq!(flush.await, Err(Status::Timeout));
+        }
+        assert_eq!(count(&disk, Op::Flush), 1, "it is not sent a second time");
+        disk.flushes_fail.set(false);
+        assert_eq!(flush_by(&cache, 4).await, Err(Status::Timeout), "its page may be lost too");
+        for opener in 1..5 {
+            assert_eq!(flush_by(&cache, opener).await, Ok(()));
+        }
+    });
+}
+
+#[test]
+fn a_fua_write_costs_one_write_with_fua() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        write(&cache, 40..60, 1).await;
+        assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 10..14, 2).await, Ok(()));
+        let seen = disk.take();
+        assert_eq!(seen.len(), 1);
+        assert_eq!((seen[0].from, seen[0].to), (80, 112));
+        assert_eq!(seen[0].flags, Flags::FUA | Flags::SYNC);
+        let mut durable = vec![0; PAGE];
+        lab.world.borrow().peek_durable(lab.files[0], Sector(88), &mut durable);
+        assert_eq!(durable, pattern(11, 2));
+    });
+}
+
+#[test]
+fn a_fua_write_that_is_larger_than_an_ioend_costs_a_flush() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 0..512, 2).await, Ok(()));
+        let what: Vec<_> = disk.take().iter().map(|s| (s.op, s.flags)).collect();
+        let write = (Op::Write, Flags::SYNC);
+        assert_eq!(what, [write, write, (Op::Flush, Flags::empty())]);
+    });
+}
+
+#[test]
+fn a_device_without_a_cache_is_sent_no_flushes() {
+    Lab::with(1, 8192, |limits| limits.volatile_cache = false).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 0..2, 2).await, Ok(()));
+        write(&cache, 4..5, 1).await;
+        assert_eq!(flush(&cache).await, Ok(()));
+        let what: Vec<_> = disk.take().iter().map(|s| (s.op, s.flags)).collect();
+        assert_eq!(what, [(Op::Write, Flags::SYNC); 2]);
+    });
+}
+
+#[test]
+fn fua_of_a_page_that_is_on_its_way_waits_for_it_and_flushes() {
+    Lab::new(1, 8192).run(async |lab| {
+        let cache = running(&lab, QUIET).await;
+        let disk = lab.disks[0].clone();
+        disk.hold.set(true);
+        write(&cache, 0..16, 1).await;
+        cache.kick_writeback();
+        sleep_ms(1).await;
+        let inner = cache.clone();
+        let done = begin(async move { try_write(&inner, Opener(1), Flags::FUA, 4..6, 2).await });
+        sleep_ms(20).await;
+        assert_eq!((disk.held(), done.get()), (1, None));
+        disk.release();
+        sleep_ms(20).await;
+        assert_eq!(done.get(), Some(Status::Ok));
+        let what: Vec<_> = disk.take().iter().map(|s| (s.op, s.from / 8..s.to / 8)).collect();
+        assert_eq!(what, [(Op::Write, 0..16), (Op::Write, 4..6), (Op::Flush, 0..0)]);
+    });
+}
+
+#[test]
+fn fua_fails_when_its_write_fails_and_not_for_another_page() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        disk.bad.borrow_mut().push(80..88);
+        assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 10..11, 2).await, Err(Status::Io));
+        assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 11..12, 2).await, Ok(()));
+    });
+}
+
+/// A page of the FUA write went below in the background, and the flush that should have covered it
+/// has failed: the flush that the FUA write brings about can't cover it any more.
+#[test]
+fn fua_does_not_trust_a_flush_after_one_that_failed() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        let before = cache.errors.flush_errors();
+        write(&cache, 0..1, 1).await;
+        disk.flushes_fail.set(true);
+        assert_eq!(flush_by(&cache, 7).await, Err(Status::Timeout));
+        disk.flushes_fail.set(false);
+        assert_eq!(cache.sync_range(0..1, before).await, Err(Status::Io));
+        let now = cache.errors.flush_errors();
+        assert_eq!(cache.sync_range(0..1, now).await, Ok(()));
+    });
+}
+
+#[test]
+fn who_joins_shares_a_run_that_began_after_it_came() {
+    Lab::new(1, 8).run(async |_| {
+        let group = Rc::new(Group::default());
+        let runs = Rc::new(Cell::new(0));
+        let join = |fails: bool| {
+            let (group, runs) = (group.clone(), runs.clone());
+            begin(async move {
+                let work = async || {
+                    runs.set(runs.get() + 1);
+                    sleep_ms(10).await;
+                    if fails { Err(Status::Io) } else { Ok(()) }
+                };
+                group.join(group.next(), work).await
+            })
+        };
+        let first = join(false);
+        sleep_ms(1).await;
+        let rest: Vec<_> = (0..5).map(|_| join(true)).collect();
+        sleep_ms(15).await;
+        assert_eq!((first.get(), runs.get()), (Some(Status::Ok), 2));
+        sleep_ms(100).await;
+        assert!(rest.iter().all(|r| r.get() == Some(Status::Io)));
+        assert_eq!(runs.get(), 2);
+        let after = join(false);
+        sleep_ms(20).await;
+        assert_eq!((after.get(), runs.get()), (Some(Status::Ok), 3));
+    });
+}

@@ -163,9 +163,6 @@ impl PageCache {
         wanted: impl Fn(&Folio) -> bool,
     ) -> u64 {
         let wb = &self.writeback;
-        // Of the flusher's pages some are ours: they are waited for now.
-        wb.background.borrow_mut().hand_over(&mut wb.sync.borrow_mut());
-        self.send_ready(&wb.sync);
         let (mut from, mut sent, mut since) = (pages.start, 0, 0);
         loop {
             self.wait_for_ioends(purpose).await;
@@ -182,6 +179,9 @@ impl PageCache {
             }
         }
         self.close(collector);
+        // Some of the flusher's pages may be ours: they are waited for now (WB3).
+        wb.background.borrow_mut().hand_over(&mut wb.sync.borrow_mut());
+        self.send_ready(&wb.sync);
         sent
     }
 

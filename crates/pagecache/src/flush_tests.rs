@@ -158,7 +158,7 @@ fn a_flush_ends_though_writers_go_on_and_on() {
                 while !stop.get() {
                     version = version.wrapping_add(1);
                     write(&cache, nth * 3..nth * 3 + 5, version).await;
-                    reactor::sleep(Nanos(1000)).await;
+                    reactor::sleep(Nanos(5000)).await;
                 }
             });
         }

@@ -35,8 +35,8 @@ use crate::{Mutation, PAGE_SECTORS, PageCache};
 pub(crate) const SEGMENTS_MAX: usize = 256;
 /// The kernel's IOEND_BATCH_SIZE. Each folio is a segment at least, so segments end first.
 pub(crate) const FOLIOS_MAX: usize = 4096;
-/// Bases with an open ioend; the oldest is closed when there would be more.
-pub(crate) const OPEN_MAX: usize = 64;
+/// An ioend is closed after so many others were opened: so many are open at most.
+pub(crate) const OPENED_MAX: u64 = 64;
 const _: () = assert!(SEGMENTS_MAX <= FOLIOS_MAX);
 /// Ioends by size: up to 4 KiB, up to 8 KiB, and so on; the last has all that are larger.
 pub(crate) const SIZES: usize = 16;
@@ -240,7 +240,7 @@ pub(crate) struct Spare {
 }
 
 /// More lists than can be of use are let go.
-const SPARE_MAX: usize = 64;
+const SPARE_MAX: usize = 32;
 
 impl Spare {
     fn keep<T>(lists: &RefCell<Vec<Vec<T>>>, mut list: Vec<T>) {
@@ -331,6 +331,9 @@ impl Collector {
             parts: with.spare.parts.borrow_mut().pop().unwrap_or_default(),
             slices: with.spare.slices.borrow_mut().pop().unwrap_or_default(),
         };
+        // None waits for long because nothing joins it while others come and go.
+        let stale = |o: &mut Ioend| new.ticket - o.ticket >= OPENED_MAX;
+        self.ready.extend(self.open.extract_if(.., stale));
         match self.open.iter().position(|o| same(&o.place, &new.place)) {
             Some(open) => {
                 let full = std::mem::replace(&mut self.open[open], new);
@@ -338,9 +341,6 @@ impl Collector {
                 open
             }
             None => {
-                if self.open.len() >= OPEN_MAX {
-                    self.ready.push_back(self.open.remove(0));
-                }
                 self.open.push(new);
                 self.open.len() - 1
             }

@@ -17,8 +17,9 @@
 //! - IM1 An answer is used only while the generation of the device below is the one of the answer;
 //!   `ioend` looks again before it sends anything.
 //! - IM2 A page that does not lie in one extent goes to the device below itself, which divides it.
+//! - IM3 Between passes a base is not held: a table that lets it go closes it.
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::str::FromStr;
 
 use block::{Base, BlockDevice, Sector};
@@ -96,6 +97,8 @@ pub(crate) struct Mapper {
     /// One past the last sector of the cache.
     end: u64,
     kept: Answer,
+    /// The base of `kept` between passes (IM3).
+    resting: Option<Weak<dyn Base>>,
 }
 
 impl Mapper {
@@ -103,7 +106,7 @@ impl Mapper {
     pub(crate) fn new(below: Rc<dyn BlockDevice>, len: Sector) -> Mapper {
         // It covers nothing.
         let kept = Answer { from: 0, to: 0, place: None, sector: 0, generation: 0 };
-        Mapper { below, end: len.0, kept }
+        Mapper { below, end: len.0, kept, resting: None }
     }
 
     /// Which answers hold now.
@@ -116,6 +119,12 @@ impl Mapper {
         let at = page * PAGE_SECTORS;
         assert!(at < self.end, "page {page} of a device of {} sectors", self.end);
         counts.map_checks.set(counts.map_checks.get() + 1);
+        if let Some(base) = self.resting.take() {
+            self.kept.place = base.upgrade();
+            if self.kept.place.is_none() {
+                self.kept.to = self.kept.from;
+            }
+        }
         let kept = &self.kept;
         if !(kept.from <= at && at < kept.to && kept.generation == self.generation()) {
             self.ask(at, counts);
@@ -135,6 +144,13 @@ impl Mapper {
     /// For a planted fault: whatever is kept is taken for current.
     pub(crate) fn trust(&mut self) {
         self.kept.generation = self.generation();
+    }
+
+    /// A pass is over: the answer is kept, its base is not held (IM3).
+    pub(crate) fn rest(&mut self) {
+        if let Some(base) = self.kept.place.take() {
+            self.resting = Some(Rc::downgrade(&base));
+        }
     }
 
     fn ask(&mut self, at: u64, counts: &Counts) {

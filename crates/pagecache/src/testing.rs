@@ -31,6 +31,8 @@ pub(crate) struct Seen {
     pub(crate) segments: usize,
     /// When, in milliseconds.
     pub(crate) at_ms: u64,
+    /// Requests of all disks that came before it.
+    pub(crate) order: u64,
 }
 
 /// A disk of the world, and what is to go wrong with it.
@@ -45,6 +47,7 @@ pub(crate) struct Probe {
     pub(crate) hold: Cell<bool>,
     held: RefCell<Vec<(Sector, Bio)>>,
     count: Rc<Count>,
+    order: Rc<Cell<u64>>,
 }
 
 #[derive(Default)]
@@ -123,6 +126,7 @@ impl Base for Probe {
             to: sector.0 + len.0,
             segments: bufs.count(),
             at_ms: reactor::now().0 / MS,
+            order: self.order.replace(self.order.get() + 1),
         });
         let epoch = self.count.0.enter();
         let done = reactor::chain(bio.done, self.count.clone(), epoch.tag());
@@ -157,6 +161,7 @@ impl Lab {
     pub(crate) fn with(disks: u8, sectors: u64, change: impl Fn(&mut Limits)) -> Lab {
         let world = World::calm(1);
         let (mut files, mut probes) = (Vec::new(), Vec::new());
+        let order = Rc::new(Cell::new(0));
         for nth in 0..disks {
             let name = char::from(b'a' + nth).to_string();
             let model = Uniform::new(u64::from(nth), 20_000, 60_000);
@@ -175,6 +180,7 @@ impl Lab {
                 hold: Cell::new(false),
                 held: RefCell::default(),
                 count: Rc::default(),
+                order: order.clone(),
             }));
         }
         Lab { world, files, disks: probes }

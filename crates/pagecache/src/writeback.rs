@@ -17,7 +17,7 @@
 //! - WB2 A page that could not be written is left alone until its time has come; pages beside it go
 //!   on.
 //! - WB3 Whatever waits for the flusher ends: an open ioend is sent before it sleeps, other than for
-//!   room, which comes when an ioend ends.
+//!   room, which comes when an ioend ends; and before a FLUSH waits.
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
@@ -440,6 +440,7 @@ impl PageCache {
     pub(crate) fn close(&self, collector: &RefCell<Collector>) {
         collector.borrow_mut().close();
         self.send_ready(collector);
+        self.writeback.mapper.borrow_mut().rest();
     }
 
     /// Takes dirty runs of pages `from..to`, ascending, into ioends, until one is ready to be sent

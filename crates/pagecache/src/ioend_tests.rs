@@ -263,6 +263,41 @@ fn ioends_wait_where_the_device_below_is_suspended() {
     });
 }
 
+/// Writeback of pages that are dirty, from the look at the bits to the end of the ioends.
+async fn allocations(cache: &PageCache, pages: Range<u64>, step: usize) -> u64 {
+    for page in pages.step_by(step) {
+        write(cache, page..page + 1, 1).await;
+    }
+    let wb = &cache.writeback;
+    let work = || {
+        let mut from = 0;
+        loop {
+            let found = cache.gather(&wb.sync, &mut from, u64::MAX, u64::MAX, false, |_| true);
+            cache.send_ready(&wb.sync);
+            if found.end {
+                break cache.close(&wb.sync);
+            }
+        }
+    };
+    let count = allocation_counter::measure(work).count_total;
+    assert_eq!(cache.dirty_bytes(), 0, "the device ends each write at once");
+    count
+}
+
+#[test]
+fn an_ioend_costs_one_allocation_if_it_has_many_segments_and_else_none() {
+    Lab::new(1, 8).run(async |_| {
+        let below: Rc<dyn BlockDevice> = Rc::new(queue::Null::new("null", Sector(SECTORS)));
+        let cache = cache(&below, QUIET);
+        // The lists grow until they have been used once.
+        allocations(&cache, 0..2048, 1).await;
+        let before = get(&cache, |c| &c.ioends);
+        assert_eq!(allocations(&cache, 0..2048, 1).await, 8);
+        assert_eq!(get(&cache, |c| &c.ioends), before + 8);
+        assert_eq!(allocations(&cache, 0..2048, 2).await, 0, "1024 ioends of one page");
+    });
+}
+
 #[test]
 fn tickets_tell_when_all_up_to_a_number_have_ended() {
     let tickets = Tickets::default();

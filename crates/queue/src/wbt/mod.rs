@@ -197,9 +197,12 @@ impl Wbt {
 
     /// Takes the device to work on so many requests at once; at least 1.
     pub fn set_queue_depth(&self, queue_depth: u32) {
-        let device = Device { queue_depth: queue_depth.max(1), ..self.device() };
-        self.0.shared.lock().device = device;
-        self.turn(|law| law.set_device(device));
+        let before = self.device();
+        let device = Device { queue_depth: queue_depth.max(1), ..before };
+        if device != before {
+            self.0.shared.lock().device = device;
+            self.turn(|law| law.set_device(device));
+        }
     }
 
     /// A writer above was made to wait because too much is dirty.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ord
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use block::CoreId;
-use policy::wbt::{Allowance, Control, Device, Reads, Sample, Signs, Verdict, Who};
+use policy::wbt::{Allowance, Control, Device, Mode, Reads, Sample, Signs, Verdict, Who};
 use reactor::{Anchor, Msg, anchored, core_id, now, post};
 
 use super::counters::{Counters, News, Snapshot};
@@ -46,6 +46,15 @@ impl Door {
         };
         post(self.core, Msg::Call(Box::new(look)));
     }
+}
+
+/// What follows from a window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closed {
+    /// Another one follows; if not, the task ends.
+    pub(crate) goes_on: bool,
+    /// Whoever waits may ask again.
+    pub(crate) wakes: bool,
 }
 
 /// How the last window went.
@@ -285,8 +294,8 @@ impl Shared {
         self.lock().control.window_ns()
     }
 
-    /// Closes a window. Returns whether another one is to follow; if not, the task ends.
-    pub(crate) fn close_window(&self, now_ns: u64) -> bool {
+    /// Closes a window.
+    pub(crate) fn close_window(&self, now_ns: u64) -> Closed {
         let tracked = || self.tokens.load(0).ios + self.tokens.load(1).ios;
         let mut state = self.lock();
         let News { reads, mut clean_reads, writes, write_bytes } = state.news();
@@ -308,14 +317,22 @@ impl Shared {
                 .is_some_and(|then| now_ns.saturating_sub(then) < RECENT_WAIT_NS),
             held: self.held.swap(self.tokens.waiting() > 0, Relaxed),
         };
-        let goes_on = state.close(&sample);
+        let step = state.control.step();
+        let wanted = state.close(&sample);
+        let wakes = match state.control.mode() {
+            // As the kernel does; and nobody waits while nothing is in flight (W2).
+            Mode::Kernel => state.control.step() < step || tracked() == 0,
+            Mode::Tail => true,
+        };
         drop(state);
-        if goes_on || tracked() > 0 || self.tokens.waiting() > 0 {
-            return true;
+        let is_busy = || tracked() > 0 || self.tokens.waiting() > 0;
+        let mut goes_on = wanted || is_busy();
+        if !goes_on {
+            self.disarm();
+            // A write that came meanwhile found it armed.
+            goes_on = is_busy() && !self.armed.swap(true, SeqCst);
         }
-        self.disarm();
-        // A write that came meanwhile found it armed.
-        (tracked() > 0 || self.tokens.waiting() > 0) && !self.armed.swap(true, SeqCst)
+        Closed { goes_on, wakes }
     }
 
     /// The task that closes windows ends.

@@ -253,10 +253,12 @@ impl Throttle {
                 sleep(Nanos(shared.window_ns())).await;
                 // If it has gone, another leaf on the file starts anew when it needs to.
                 let Some(leaf) = leaf.upgrade() else { return shared.disarm() };
-                let goes_on = shared.close_window(now().0);
-                leaf.look();
-                leaf.tell_others();
-                if !goes_on {
+                let closed = shared.close_window(now().0);
+                if closed.wakes {
+                    leaf.look();
+                    leaf.tell_others();
+                }
+                if !closed.goes_on {
                     return;
                 }
             }

@@ -3,12 +3,17 @@
 //!
 //! Pages that the range covers in part stay: a discard leaves them as they are, zeroes are written
 //! into them.
+//!
+//! What is dirty in the range is no longer written, and gone when the device below has discarded it.
+//! Until then it counts as being written: a FLUSH waits for it, as it makes durable what was there
+//! or what is there then; and if the device below fails, it is dirty as before.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use block::{Bio, Buf, Bufs, Flags, Op, Opener, PAGE, Sector, Status};
+use block::{Bio, Buf, Bufs, Flags, Nanos, Op, Opener, PAGE, Sector, Status};
 use reactor::WaitList;
 
+use crate::cache::FolioId;
 use crate::{Mutation, PAGE_SECTORS, PageCache};
 
 /// The discards that are below (PC5).
@@ -41,6 +46,14 @@ impl Discards {
     fn end(&self, id: u64) {
         self.below.borrow_mut().retain(|(i, _)| *i != id);
     }
+}
+
+/// A dirty run that a discard has taken, and how old it is should the discard fail.
+struct Taken {
+    folio: FolioId,
+    run: Range<u32>,
+    dirtied: Nanos,
+    round: u64,
 }
 
 impl PageCache {
@@ -81,21 +94,77 @@ impl PageCache {
         self.discards.passed(&pages, &self.changed).await;
         let id = self.discards.begin(pages.clone());
         // Nothing new of the range begins from here on; what is in flight ends.
-        self.changed.wait_for(|| self.forget(&pages)).await;
+        self.changed.wait_for(|| self.is_quiet(&pages)).await;
+        let taken = self.take_dirty(&pages);
+        let ticket = self.writeback.tickets.draw();
         let at = Sector(pages.start * PAGE_SECTORS);
         let len = Sector((pages.end * PAGE_SECTORS).min(end_of_device) - at.0);
         let (op, flags, class) = (bio.op, bio.flags, bio.class);
         let below = &*self.below;
         let done =
             reactor::io_by(bio.opener, below, op, flags, class, (at, len), Bufs::new()).await;
+        self.put_back(taken, done.is_err());
+        if done.is_ok() {
+            self.forget(&pages);
+        }
+        self.discard_ended(ticket);
         self.discards.end(id);
         self.changed.wake_all();
         done
     }
 
-    /// Takes `pages` out of the cache; `false` while some are in flight.
-    fn forget(&self, pages: &Range<u64>) -> bool {
-        let mut free = true;
+    /// Whether none of `pages` is in flight.
+    fn is_quiet(&self, pages: &Range<u64>) -> bool {
+        if self.has(Mutation::DiscardAtOnce) {
+            return true;
+        }
+        let cache = self.cache.borrow();
+        let mut at = pages.start;
+        while let Some(id) = cache.find_from(at) {
+            let folio = cache.folio(id);
+            if folio.start >= pages.end {
+                break;
+            }
+            let inside = folio.inside(pages);
+            if folio.reading.any_in(&inside) || folio.writing.any_in(&inside) {
+                return false;
+            }
+            at = folio.end();
+        }
+        true
+    }
+
+    /// From now on what is dirty of `pages` counts as being written.
+    fn take_dirty(&self, pages: &Range<u64>) -> Vec<Taken> {
+        let mut taken = Vec::new();
+        let mut cache = self.cache.borrow_mut();
+        let mut at = pages.start;
+        while let Some((id, run)) = cache.next_dirty(at, |_| true) {
+            let folio = cache.folio(id);
+            let (dirtied, round) = (Nanos(folio.dirtied_ns), folio.dirty_round);
+            let inside = folio.inside(pages);
+            let start = folio.start;
+            let run = run.start..run.end.min(inside.end);
+            if run.is_empty() {
+                break;
+            }
+            at = start + u64::from(run.end);
+            cache.begin_writing(id, &run);
+            taken.push(Taken { folio: id, run, dirtied, round });
+        }
+        taken
+    }
+
+    /// It is written, or dirty as before.
+    fn put_back(&self, taken: Vec<Taken>, failed: bool) {
+        let mut cache = self.cache.borrow_mut();
+        for Taken { folio, run, dirtied, round } in taken {
+            cache.end_writing(folio, &run, failed.then_some((dirtied, round)));
+        }
+    }
+
+    /// Takes `pages`, of which none is in flight, out of the cache.
+    fn forget(&self, pages: &Range<u64>) {
         let mut cache = self.cache.borrow_mut();
         let mut at = pages.start;
         while let Some(id) = cache.find_from(at) {
@@ -105,11 +174,6 @@ impl PageCache {
             }
             at = folio.end();
             let inside = folio.inside(pages);
-            let waits = !self.has(Mutation::DiscardAtOnce);
-            if waits && (folio.reading.any_in(&inside) || folio.writing.any_in(&inside)) {
-                free = false;
-                continue;
-            }
             let whole = inside.len() == folio.pages() as usize;
             cache.clear_dirty(id, &inside);
             let start = cache.folio(id).start;
@@ -120,7 +184,6 @@ impl PageCache {
                 cache.remove(id);
             }
         }
-        free
     }
 
     async fn write_zeroes_here(&self, sectors: Range<u64>, bio: &Bio) -> Result<(), Status> {

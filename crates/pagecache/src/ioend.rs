@@ -119,7 +119,7 @@ pub(crate) struct Tickets {
 
 impl Tickets {
     /// A new number.
-    fn draw(&self) -> u64 {
+    pub(crate) fn draw(&self) -> u64 {
         let mut open = self.open.borrow_mut();
         open.push_back(1);
         self.oldest.get() + open.len() as u64 - 1
@@ -135,7 +135,7 @@ impl Tickets {
         *self.count(ticket) += 1;
     }
 
-    fn give_back(&self, ticket: u64) {
+    pub(crate) fn give_back(&self, ticket: u64) {
         *self.count(ticket) -= 1;
         let mut open = self.open.borrow_mut();
         while open.front() == Some(&0) {

@@ -524,6 +524,17 @@ impl PageCache {
     }
 }
 
+impl PageCache {
+    /// A discard has ended, which FLUSHes wait for as for an ioend.
+    pub(crate) fn discard_ended(&self, ticket: u64) {
+        let wb = &self.writeback;
+        wb.tickets.give_back(ticket);
+        wb.has_news();
+        wb.work.wake_all();
+        wb.ended.wake_all();
+    }
+}
+
 /// A task: wakes the flusher when the alarm is due, unless it was set to an earlier time.
 async fn sleep_until(cache: Weak<PageCache>, which: Which, mut until: Nanos) {
     loop {

@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-flush-sim bench-hop bench-nbd bench-noclone bench-wbt-sim bench-zram published
+.PHONY: bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is 
 bench-flush-sim: ## flush of a full cache, sorted against LRU order, on HDD models in virtual time
 	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)
 
+bench-iomap: ## writeback of a page cache: the mapping called for each page, and once a run
+	$(CARGO) run --release --locked -p bench --bin iomap -- $(ARGS)
+
 bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin nbd -- $(ARGS)
@@ -71,6 +74,10 @@ bench-hop: ## a request to a device of another core and back, beside a local one
 bench-noclone: setup ## linear and striped in process and through FUSE, beside the raw device
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin noclone -- $(ARGS)
+
+bench-wbt: ## a reader by the clock beside a buffered writer on the local disk, wbt off and on
+	$(CARGO) build --release --locked -p millpond
+	$(CARGO) run --release --locked -p bench --bin wbt -- $(ARGS)
 
 bench-zram: setup ## zram: writeback in batches; compressed memory beside nbdkit and the bare compressor
 	$(CARGO) build --release --locked -p millpond

@@ -12,8 +12,6 @@ use queue::{Leaf, Null};
 use reactor::Reactor;
 use uring::{Files, OpenOptions, Uring};
 
-/// The word of tables for the leaf.
-const LEAF: &str = "leaf";
 /// Sectors of a chunk of 64 KiB.
 const CHUNK: u64 = 128;
 
@@ -40,7 +38,7 @@ impl LeafKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
     Linear,
-    /// Two stripes, chunks of 64 KiB.
+    /// Two stripes on two leaves, chunks of 64 KiB.
     Striped,
 }
 
@@ -53,17 +51,24 @@ impl Mapping {
         }
     }
 
-    fn table(self, sectors: u64) -> String {
-        let half = sectors / 2;
+    fn leaves(self) -> u64 {
         match self {
-            Mapping::Linear => format!("0 {sectors} linear {LEAF} 0"),
-            Mapping::Striped => format!("0 {sectors} striped 2 {CHUNK} {LEAF} 0 {LEAF} {half}"),
+            Mapping::Linear => 1,
+            Mapping::Striped => 2,
+        }
+    }
+
+    fn table(self, sectors: u64) -> String {
+        match self {
+            Mapping::Linear => format!("0 {sectors} linear leaf0 0"),
+            Mapping::Striped => format!("0 {sectors} striped 2 {CHUNK} leaf0 0 leaf1 0"),
         }
     }
 }
 
 enum Opens {
     Null(Sector),
+    /// In this folder.
     File(PathBuf, Files),
 }
 
@@ -71,21 +76,21 @@ impl Resolver for Opens {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let opened: Result<Rc<dyn BlockDevice>, Error> = match self {
             Opens::Null(capacity) => Ok(Rc::new(Null::new(word, *capacity))),
-            Opens::File(path, files) => files
-                .open_path(path, OpenOptions::default())
+            Opens::File(dir, files) => files
+                .open_path(&dir.join(word), OpenOptions::default())
                 .map(|opened| Rc::new(Leaf::new(word, opened.file, opened.limits)) as _),
         };
         Box::pin(async move { opened })
     }
 }
 
-/// A core, and on it a mapped device over a leaf of `bytes`.
+/// A core, and on it a mapped device.
 pub struct Ground {
     reactor: Reactor,
     dm: Rc<Dm>,
     below: Rc<MappedDevice>,
-    /// The leaf's file, if it has one. It goes with this value.
-    path: Option<PathBuf>,
+    /// The folder of the leaves' files, if they have some. It goes with this value.
+    dir: Option<PathBuf>,
     kind: LeafKind,
 }
 
@@ -100,19 +105,26 @@ fn make(path: &Path, bytes: u64) -> std::io::Result<()> {
 }
 
 impl Ground {
-    /// A leaf in `dir` and the mapping over it.
+    /// The leaves, in a new folder in `dir` if they are files, and the mapping over them, `bytes` in
+    /// all.
     ///
     /// # Errors
     /// Why there is none.
     pub fn new(kind: LeafKind, mapping: Mapping, bytes: u64, dir: &Path) -> Result<Ground, String> {
-        let uring = Uring::with_mailboxes(CoreId(0), Vec::new()).map_err(|e| e.chain())?;
+        let uring = Uring::new().map_err(|e| e.chain())?;
         let sectors = bytes / SECTOR_SIZE as u64;
-        let path = (kind == LeafKind::File).then(|| dir.join("iomap-leaf"));
-        let opens = match &path {
-            None => Opens::Null(Sector(sectors)),
-            Some(path) => {
-                make(path, bytes).map_err(|e| format!("{}: {e}", path.display()))?;
-                Opens::File(path.clone(), uring.files())
+        let each = bytes / mapping.leaves();
+        let name = format!("millpond-bench-iomap-{}", std::process::id());
+        let dir = (kind == LeafKind::File).then(|| dir.join(name));
+        let opens = match &dir {
+            None => Opens::Null(Sector::from_bytes(each)),
+            Some(dir) => {
+                let failed = |e| format!("{}: {e}", dir.display());
+                std::fs::create_dir_all(dir).map_err(failed)?;
+                for nth in 0..mapping.leaves() {
+                    make(&dir.join(format!("leaf{nth}")), each).map_err(failed)?;
+                }
+                Opens::File(dir.clone(), uring.files())
             }
         };
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
@@ -122,7 +134,7 @@ impl Ground {
             below.map(|below| (dm, below))
         });
         let (dm, below) = made.map_err(|e| e.chain())?;
-        Ok(Ground { reactor, dm, below, path, kind })
+        Ok(Ground { reactor, dm, below, dir, kind })
     }
 
     /// Whether what was written can be read back.
@@ -160,8 +172,8 @@ impl Drop for Ground {
         let dm = self.dm.clone();
         let removed = self.reactor.block_on(async move { dm.remove_all(dm::Remove::Force).await });
         drop(removed); // its data is thrown away
-        if let Some(path) = &self.path {
-            let _ = std::fs::remove_file(path); // nothing better to do about it
+        if let Some(dir) = &self.dir {
+            let _ = std::fs::remove_dir_all(dir); // nothing better to do about it
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::mutation::Mutation;
 use crate::value::{bytes, millis, number, refused, show_millis};
 
 /// Memory of a cache unless the table says otherwise: 256 MiB. Chosen.
-pub const MEMORY_DEFAULT: u64 = 256 << 20;
+const MEMORY_DEFAULT: u64 = 256 << 20;
 /// The least memory, with which a folio of 2 MiB and reads beside it still fit, and the most.
 const MEMORY_MIN: u64 = 8 << 20;
 const MEMORY_MAX: u64 = 1 << 40;

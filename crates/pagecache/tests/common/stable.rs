@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A device that looks whether what is being written changes before it has been, and whether two
+//! writes of one sector are in flight at a time.
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Bufs, Limits, Op, Status};
+use reactor::OnDone;
+
+pub(crate) struct Stable {
+    below: Rc<dyn BlockDevice>,
+    books: Rc<Books>,
+}
+
+struct Flight {
+    tag: u64,
+    sectors: Range<u64>,
+    op: Op,
+    bufs: Bufs,
+    sum: u32,
+}
+
+struct Books {
+    flights: RefCell<Vec<Flight>>,
+    next: Cell<u64>,
+    spoilt: Rc<RefCell<Option<String>>>,
+}
+
+/// The whole contents as one number (FNV-1a).
+fn sum(bufs: &Bufs) -> u32 {
+    let mut bytes = vec![0; bufs.len_bytes()];
+    bufs.copy_to(&mut bytes);
+    bytes.iter().fold(0x811c_9dc5, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193))
+}
+
+impl Stable {
+    pub(crate) fn new(below: Rc<dyn BlockDevice>, spoilt: Rc<RefCell<Option<String>>>) -> Stable {
+        let books = Books { flights: RefCell::default(), next: Cell::new(0), spoilt };
+        Stable { below, books: Rc::new(books) }
+    }
+}
+
+impl Books {
+    fn complain(&self, why: String) {
+        self.spoilt.borrow_mut().get_or_insert(why);
+    }
+}
+
+impl OnDone for Books {
+    fn on_done(&self, _: Status, tag: u64) {
+        let mut flights = self.flights.borrow_mut();
+        let at = flights.iter().position(|f| f.tag == tag).expect("it was noted");
+        let flight = flights.swap_remove(at);
+        if sum(&flight.bufs) != flight.sum {
+            self.complain(format!("sectors {:?} changed while they were written", flight.sectors));
+        }
+    }
+}
+
+impl BlockDevice for Stable {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+
+    fn submit(&self, mut bio: Bio) {
+        let changes = match bio.op {
+            Op::Write | Op::Discard | Op::WriteZeroes => true,
+            Op::Read | Op::Flush => false,
+        };
+        if changes {
+            let sectors = bio.sector.0..bio.end().0;
+            let books = &self.books;
+            let tag = books.next.replace(books.next.get() + 1);
+            let mut flights = books.flights.borrow_mut();
+            let overlaps =
+                |f: &&Flight| f.sectors.start < sectors.end && sectors.start < f.sectors.end;
+            if let Some(other) = flights.iter().find(overlaps) {
+                let (op, with) = (bio.op, other.op);
+                let there = &other.sectors;
+                books.complain(format!("{op} of {sectors:?} while {with} of {there:?} is below"));
+            }
+            let bufs = bio.bufs.clone();
+            let sum = sum(&bufs);
+            flights.push(Flight { tag, sectors, op: bio.op, bufs, sum });
+            drop(flights);
+            bio.done = reactor::chain(bio.done, books.clone(), tag);
+        }
+        self.below.submit(bio);
+    }
+}

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub(crate) mod stable;
+pub(crate) mod still;
 
 use std::cell::RefCell;
 use std::rc::Rc;

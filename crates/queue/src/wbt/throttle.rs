@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::{Bio, Bufs, Class, Flags, Nanos, Op, Sector, Status};
+use block::{Bio, Bufs, Class, Completion, Flags, Nanos, Op, Sector, Status};
 use policy::wbt::Who;
 use reactor::{FileId, OnDone, SqeOp, chain, driver_io, now, push_bio, sleep, spawn, watched};
 use slab::Slab;
@@ -45,6 +45,14 @@ fn sort_of(op: Op, flags: Flags, class: Class) -> Sort {
         Op::Write if class == Class::Foreground => Sort::Tracked(Who::Sync),
         Op::Write => Sort::Tracked(Who::Normal),
     }
+}
+
+/// Whether a bio goes at once.
+enum Admitted {
+    /// And what is to be done when it has ended.
+    Goes(Note),
+    /// It is a write of this sort, and came at this time.
+    Waits(Who, u64),
 }
 
 /// What is to be done when a request has ended.
@@ -141,69 +149,88 @@ impl Throttle {
     /// Takes a bio whose sectors lie at `sector`, and which the device knows.
     pub(crate) fn submit(self: &Rc<Self>, sector: Sector, bio: Bio) {
         let ticket = self.stats.begin(bio.op, sector, bio.len);
-        let Bio { op, flags, class, opener: _, sector: _, len, bufs, done } = bio;
-        let work = Work { op, flags, sector, len, bufs, whose: Whose::Bio(ticket, done) };
-        if !self.shared.tokens.is_on() {
-            return self.send(work, Note::Plain);
-        }
-        match sort_of(op, flags, class) {
-            Sort::Read => self.read(work),
-            Sort::QuietRead => self.send(work, Note::Plain),
-            Sort::Tracked(who) => self.write(work, who),
-            Sort::Beside => {
-                self.shared.begin_beside();
-                self.send(work, Note::Beside);
+        let note = if self.shared.tokens.is_on() {
+            match self.admit(&bio) {
+                Admitted::Goes(note) => note,
+                Admitted::Waits(who, now_ns) => return self.hold(ticket, sector, bio, who, now_ns),
             }
-        }
+        } else {
+            Note::Plain
+        };
+        let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
+        self.send_bio(op, flags, sqe_of(op, flags, sector, len, bufs), ticket, done, note);
     }
 
-    fn read(self: &Rc<Self>, work: Work) {
+    fn admit(self: &Rc<Self>, bio: &Bio) -> Admitted {
+        Admitted::Goes(match sort_of(bio.op, bio.flags, bio.class) {
+            Sort::Read => self.note_read(),
+            Sort::QuietRead => Note::Plain,
+            Sort::Tracked(who) => return self.admit_write(bio, who),
+            Sort::Beside => {
+                self.shared.begin_beside();
+                Note::Beside
+            }
+        })
+    }
+
+    fn note_read(&self) -> Note {
         let issued_ns = now().0.max(1);
         self.shared.note_read(issued_ns);
         if self.watched.get().is_none() {
             self.watched.set(Some(self.sent.borrow().vacant_key()));
             self.counters.watch(issued_ns);
         }
-        let quiet = self.shared.quiet();
-        self.send(work, Note::Read { issued_ns, quiet });
+        Note::Read { issued_ns, quiet: self.shared.quiet() }
     }
 
-    fn write(self: &Rc<Self>, work: Work, who: Who) {
+    /// Whether a write may go at once as it is.
+    fn admit_write(&self, bio: &Bio, who: Who) -> Admitted {
         let now_ns = now().0;
-        if let Some(line) = self.line() {
-            line.enter(work, who, now_ns);
-        } else if let Some(work) = self.try_whole(work, who, now_ns) {
-            Line::open(self).enter(work, who, now_ns);
-        }
+        let bytes = bio.len.bytes();
+        let goes = self.line().is_none() && {
+            let allowance = self.shared.allowance(who, now_ns);
+            let whole = bio.op != Op::Write || bytes <= u64::from(allowance.piece_bytes);
+            whole && self.shared.take(who, bytes, allowance, now_ns)
+        };
         if self.shared.arms(now_ns) {
             self.start_windows();
         }
+        if goes {
+            Admitted::Goes(Note::Token { who, bytes, forced: false })
+        } else {
+            Admitted::Waits(who, now_ns)
+        }
     }
 
-    /// Sends the work if it may go at once as it is; returns it otherwise.
-    fn try_whole(self: &Rc<Self>, work: Work, who: Who, now_ns: u64) -> Option<Work> {
-        let allowance = self.shared.allowance(who, now_ns);
-        let bytes = work.len.bytes();
-        let whole = work.op != Op::Write || bytes <= u64::from(allowance.piece_bytes);
-        if !whole || !self.shared.take(who, bytes, allowance, now_ns) {
-            return Some(work);
-        }
-        self.send(work, Note::Token { who, bytes, forced: false });
-        None
+    #[cold]
+    fn hold(self: &Rc<Self>, ticket: Ticket, sector: Sector, bio: Bio, who: Who, now_ns: u64) {
+        let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
+        let work = Work { op, flags, sector, len, bufs, whose: Whose::Bio(ticket, done) };
+        let line = self.line().unwrap_or_else(|| Line::open(self));
+        line.enter(work, who, now_ns);
     }
 
     /// Sends all that the work is.
     pub(super) fn send(self: &Rc<Self>, work: Work, note: Note) {
         let Work { op, flags, sector, len, bufs, whose } = work;
-        let (ticket, done) = match whose {
-            Whose::Bio(ticket, done) => (ticket, done),
-            Whose::Split(nth) => {
-                return self.send_piece(nth, sqe_of(op, flags, sector, len, bufs), note);
-            }
-        };
+        let what = sqe_of(op, flags, sector, len, bufs);
+        match whose {
+            Whose::Bio(ticket, done) => self.send_bio(op, flags, what, ticket, done, note),
+            Whose::Split(nth) => self.send_piece(nth, what, note),
+        }
+    }
+
+    fn send_bio(
+        self: &Rc<Self>,
+        op: Op,
+        flags: Flags,
+        what: SqeOp,
+        ticket: Ticket,
+        done: Completion,
+        note: Note,
+    ) {
         let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Bio(ticket), note }) as u64;
         let done = chain(done, self.clone(), tag);
-        let what = sqe_of(op, flags, sector, len, bufs);
         if flags.contains(Flags::FUA) && matches!(op, Op::Discard | Op::WriteZeroes) {
             // Q3: rare enough for a task.
             let file = self.file;
@@ -220,7 +247,7 @@ impl Throttle {
     }
 
     /// Sends a piece of a bio in `line`.
-    pub(super) fn send_piece(self: &Rc<Self>, nth: usize, what: SqeOp, note: Note) {
+    fn send_piece(self: &Rc<Self>, nth: usize, what: SqeOp, note: Note) {
         let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Split(nth), note }) as u64;
         push_bio(watched(self.clone(), tag), self.file, what);
     }

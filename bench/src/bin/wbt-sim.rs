@@ -11,18 +11,29 @@ use std::sync::Mutex;
 use std::thread::{available_parallelism, scope};
 
 use bench::clock;
-use bench::wbt_sim::{Case, Load, Outcome, Results, cases, run};
+use bench::wbt_sim::{Case, Load, Outcome, Results, Writer, cases, run};
 
-const USAGE: &str = "usage: wbt-sim [--scale N]   sizes and times divided by N";
+const USAGE: &str = "usage: wbt-sim [--scale N] [--writer buffered|flusher]
+  --scale N    sizes and times divided by N, 1 to 64
+  --writer W   buffered: a client of a `buffered` device (default)
+               flusher: a task that keeps writes in flight, much faster to simulate";
 
-fn scale() -> Result<u64, String> {
+fn options() -> Result<(u64, Writer), String> {
+    let (mut scale, mut writer) = (1, Writer::default());
     let mut words = std::env::args().skip(1);
-    let divisor = match (words.next().as_deref(), words.next(), words.next()) {
-        (None, _, _) => Some(1),
-        (Some("--scale"), Some(by), None) => by.parse().ok().filter(|by| (1..=64).contains(by)),
-        _ => None,
-    };
-    divisor.ok_or_else(|| format!("N is 1 to 64; {USAGE}"))
+    while let Some(option) = words.next() {
+        let value = words.next().unwrap_or_default();
+        let known = match option.as_str() {
+            "--scale" => value.parse().ok().filter(|by| (1..=64).contains(by)).map(|by| scale = by),
+            "--writer" => {
+                let known = [("buffered", Writer::Buffered), ("flusher", Writer::Flusher)];
+                known.iter().find(|(name, _)| *name == value).map(|(_, kind)| writer = *kind)
+            }
+            _ => None,
+        };
+        known.ok_or_else(|| format!("{option} {value}: not allowed\n{USAGE}"))?;
+    }
+    Ok((scale, writer))
 }
 
 fn describe(case: Case) -> String {
@@ -39,8 +50,8 @@ fn describe(case: Case) -> String {
 
 /// All outcomes, in the order of the cases; each run is a world of its own, so they run side by
 /// side.
-fn run_all(scale: u64) -> Result<Results, String> {
-    let cases = cases(scale);
+fn run_all((scale, writer): (u64, Writer)) -> Result<Results, String> {
+    let cases = cases(scale, writer);
     let threads = available_parallelism().map_or(1, usize::from).min(4);
     let outcomes: Vec<Mutex<Option<Outcome>>> = cases.iter().map(|_| Mutex::new(None)).collect();
     let next = Mutex::new(0);
@@ -76,11 +87,11 @@ fn run_all(scale: u64) -> Result<Results, String> {
         workers.into_iter().try_for_each(|w| w.join().map_err(|_| "a run has panicked")?)
     })?;
     let found = outcomes.into_iter().filter_map(|o| o.into_inner().ok().flatten());
-    Ok(Results { scale, rows: cases.iter().copied().zip(found).collect() })
+    Ok(Results { scale, writer, rows: cases.iter().copied().zip(found).collect() })
 }
 
 fn main() -> ExitCode {
-    let results = scale().and_then(run_all);
+    let results = options().and_then(run_all);
     let printed = results.and_then(|results| {
         let mut out = stdout().lock();
         let done = results.print(&mut out).and_then(|()| writeln!(out, "{}", results.json()));

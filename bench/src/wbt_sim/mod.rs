@@ -3,11 +3,13 @@
 //! writer, on models of four disks.
 //!
 //! ```text
-//!   writer ── 1 MiB, in order, as fast as it is let ──▶ Leaf ── wbt ──▶ model of a disk
-//!   reader ── 4 KiB at a random place, by the clock ─────▲
+//!   client ── 1 MiB, in order, as fast as it is let ──▶ buffered ──┐ writeback, 1 MiB each
+//!             or a task that does as a flusher does ───────────────▼
+//!                                                               Leaf ── wbt ──▶ model of a disk
+//!   reader ── 4 KiB at a random place, by the clock ───────────────▲
 //! ```
 //!
-//! The leaf and its throttle are the ones that serve clients. What is calibrated and what is a
+//! `buffered`, the leaf and its throttle are the ones that serve clients. What is calibrated and what is a
 //! prediction: `docs/wbt-model.md`.
 //!
 //! Invariants
@@ -16,6 +18,7 @@
 //!   still under way.
 //! - S3 Reads count from [`SETTLE_NS`] on; how the first ones went is told beside it. The writer
 //!   goes on until the last read has ended.
+//! - S4 A lone writer has ended when all of it is on the disk: `buffered` is flushed.
 mod results;
 mod run;
 
@@ -30,15 +33,15 @@ pub use run::run;
 pub const LONE_REQUEST_BYTES: u64 = 512 << 10;
 /// Every other write.
 pub const REQUEST_BYTES: u64 = 1 << 20;
-/// What a writer keeps in flight, as a flusher does.
-pub const WRITER_BYTES: u64 = 32 << 20;
+/// What a writer without a cache keeps in flight.
+pub const FLUSHER_BYTES: u64 = 32 << 20;
 /// What a lone writer writes.
 pub const LONE_BYTES: u64 = 10_000_000_000;
 /// Reads a second.
 pub const RATES: [u64; 3] = [20, 500, 2000];
-/// The reader's file lies at the beginning of the disk, the writer's right behind it.
-pub const READER_FILE_BYTES: u64 = 4 << 30;
+/// The writer's file lies at the beginning of the disk, the reader's right behind it.
 pub const WRITER_FILE_BYTES: u64 = 16 << 30;
+pub const READER_FILE_BYTES: u64 = 4 << 30;
 /// How long both run before reads count: what the throttle has to learn, it learns then.
 pub const SETTLE_NS: u64 = 4_000_000_000;
 
@@ -144,6 +147,16 @@ impl Throttling {
     }
 }
 
+/// What writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Writer {
+    /// A client of a `buffered` device, one write at a time.
+    #[default]
+    Buffered,
+    /// A task that keeps writes in flight at the leaf.
+    Flusher,
+}
+
 /// Who is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
@@ -158,6 +171,7 @@ pub enum Load {
 pub struct Case {
     pub disk: Disk,
     pub throttling: Throttling,
+    pub writer: Writer,
     pub load: Load,
 }
 

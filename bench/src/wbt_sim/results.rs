@@ -4,7 +4,9 @@ use std::io::{self, Write};
 
 use serde_json::{Map, Value, json};
 
-use super::{Case, Disk, LONE_BYTES, Load, Outcome, RATES, SETTLE_NS, Throttling};
+use super::{
+    Case, Disk, LONE_BYTES, Load, Outcome, RATES, REQUEST_BYTES, SETTLE_NS, Throttling, Writer,
+};
 
 /// Depths at which a lone writer is tried on the disk of the published one.
 const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -34,28 +36,34 @@ fn alone_ns(scale: u64) -> u64 {
     20_000_000_000 / scale
 }
 
+/// In whole requests: a client that ends within a page has to read it.
+fn lone_bytes(scale: u64) -> u64 {
+    LONE_BYTES / scale / REQUEST_BYTES * REQUEST_BYTES
+}
+
 /// The runs, with sizes and times divided by `scale`.
-pub fn cases(scale: u64) -> Vec<Case> {
+pub fn cases(scale: u64, writer: Writer) -> Vec<Case> {
     let mut cases = Vec::new();
-    let lone = Load::Lone { bytes: LONE_BYTES / scale / 512 * 512 };
+    let case = |disk, throttling, load| Case { disk, throttling, writer, load };
+    let lone = Load::Lone { bytes: lone_bytes(scale) };
     for queue_depth in DEPTHS {
         let disk = Disk::Lone { queue_depth };
-        cases.extend(MODES.map(|throttling| Case { disk, throttling, load: lone }));
+        cases.extend(MODES.map(|throttling| case(disk, throttling, lone)));
     }
     let disk = Disk::Lone { queue_depth: 1 };
-    cases.push(Case { disk, throttling: Throttling::NoRule, load: lone });
+    cases.push(case(disk, Throttling::NoRule, lone));
     for disk in Disk::SHARED {
-        cases.extend(MODES.map(|throttling| Case { disk, throttling, load: lone }));
+        cases.extend(MODES.map(|throttling| case(disk, throttling, lone)));
         let load = Load::Beside { writer: true, reads_per_s: None, for_ns: alone_ns(scale) };
-        cases.push(Case { disk, throttling: Throttling::Off, load });
+        cases.push(case(disk, Throttling::Off, load));
         for rate in RATES {
             let load = |writer| {
                 let for_ns = beside_ns(rate, scale);
                 Load::Beside { writer, reads_per_s: Some(rate), for_ns }
             };
-            cases.push(Case { disk, throttling: Throttling::Off, load: load(false) });
+            cases.push(case(disk, Throttling::Off, load(false)));
             if disk.rates().contains(&rate) {
-                cases.extend(MODES.map(|throttling| Case { disk, throttling, load: load(true) }));
+                cases.extend(MODES.map(|throttling| case(disk, throttling, load(true))));
             }
         }
     }
@@ -82,18 +90,20 @@ impl Goal {
 /// All outcomes.
 pub struct Results {
     pub scale: u64,
+    pub writer: Writer,
     pub rows: Vec<(Case, Outcome)>,
 }
 
 impl Results {
-    fn of(&self, wanted: Case) -> &Outcome {
+    fn of(&self, disk: Disk, throttling: Throttling, load: Load) -> &Outcome {
+        let wanted = Case { disk, throttling, writer: self.writer, load };
         let row = self.rows.iter().find(|(case, _)| *case == wanted);
         &row.expect("cases() has every run that is asked for").1
     }
 
     fn lone(&self, disk: Disk, throttling: Throttling) -> &Outcome {
-        let bytes = LONE_BYTES / self.scale / 512 * 512;
-        self.of(Case { disk, throttling, load: Load::Lone { bytes } })
+        let bytes = lone_bytes(self.scale);
+        self.of(disk, throttling, Load::Lone { bytes })
     }
 
     /// How much longer a lone writer takes than off, per cent.
@@ -105,19 +115,19 @@ impl Results {
     fn writer(&self, disk: Disk) -> &Outcome {
         let for_ns = alone_ns(self.scale);
         let load = Load::Beside { writer: true, reads_per_s: None, for_ns };
-        self.of(Case { disk, throttling: Throttling::Off, load })
+        self.of(disk, Throttling::Off, load)
     }
 
     fn reader(&self, disk: Disk, rate: u64) -> &Outcome {
         let for_ns = beside_ns(rate, self.scale);
         let load = Load::Beside { writer: false, reads_per_s: Some(rate), for_ns };
-        self.of(Case { disk, throttling: Throttling::Off, load })
+        self.of(disk, Throttling::Off, load)
     }
 
     fn both(&self, disk: Disk, rate: u64, throttling: Throttling) -> &Outcome {
         let for_ns = beside_ns(rate, self.scale);
         let load = Load::Beside { writer: true, reads_per_s: Some(rate), for_ns };
-        self.of(Case { disk, throttling, load })
+        self.of(disk, throttling, load)
     }
 
     /// What the writer beside a reader keeps of what it has alone.
@@ -175,8 +185,11 @@ impl Results {
     }
 
     fn print_lone(&self, out: &mut impl Write) -> io::Result<()> {
-        let gb = LONE_BYTES as f64 / self.scale as f64 / 1e9;
-        writeln!(out, "A lone writer, {gb} GB in order, on the disk of the published one (qd1)")?;
+        let gb = lone_bytes(self.scale) as f64 / 1e9;
+        writeln!(
+            out,
+            "A lone writer, {gb:.2} GB in order, on the disk of the published one (qd1)"
+        )?;
         writeln!(out, "{:18} {:>9} {:>8} {:>11}", "wbt", "seconds", "loss", "measured s")?;
         let qd1 = Disk::Lone { queue_depth: 1 };
         let rows = [

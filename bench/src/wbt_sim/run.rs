@@ -3,12 +3,16 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Flags, Nanos, Sector, Status};
+use block::{BlockDevice, Buf, Class, Flags, Limits, Nanos, Op, Sector, Status, Target as _};
+use pagecache::{Config, PageCache};
 use policy::wbt::{Device, Target};
 use queue::Leaf;
 use sim::{Ended, Machine, Rng, World};
 
-use super::{Case, Load, Outcome, READER_FILE_BYTES, SETTLE_NS, WRITER_BYTES, WRITER_FILE_BYTES};
+use super::{
+    Case, FLUSHER_BYTES, Load, Outcome, READER_FILE_BYTES, REQUEST_BYTES, SETTLE_NS,
+    WRITER_FILE_BYTES, Writer,
+};
 
 /// Seed of the reader's places and of its jitter.
 const SEED: u64 = 1;
@@ -29,6 +33,8 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     let world = World::calm(SEED);
     let file = world.borrow_mut().add_disk(case.disk.spec());
     let limits = world.borrow().leaf(file).limits();
+    let max_io_bytes = u32::try_from(case.disk.request_bytes()).expect("a request is small");
+    let limits = Limits { max_io_bytes, ..limits };
     let machine = Machine::boot(&world, 1);
     let device = Device {
         queue_depth: limits.queue_depth,
@@ -47,25 +53,29 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         Load::Lone { bytes } => (Some(bytes), true, None, 0),
         Load::Beside { writer, reads_per_s, for_ns } => (None, writer, reads_per_s, for_ns),
     };
-    let (from_ns, to_ns) =
-        if lone_bytes.is_some() { (0, u64::MAX) } else { (SETTLE_NS, SETTLE_NS + for_ns) };
+    let to_ns = SETTLE_NS + for_ns;
     let job = Rc::new(Job {
         leaf: leaf.clone(),
         request_bytes: case.disk.request_bytes(),
         left: Cell::new(lone_bytes.unwrap_or(u64::MAX)),
         writers: Cell::new(0),
-        from_ns,
         to_ns,
         place: Cell::new(0),
-        written: Cell::new(0),
+        written: Cell::new(None),
         stop: Cell::new(false),
         reads: Cell::new(0),
         reader_is_done: Cell::new(reads_per_s.is_none()),
         latencies: RefCell::default(),
         failure: Cell::new(None),
     });
-    if writes {
-        machine.on(0, || job.clone().start_writer());
+    match case.writer {
+        Writer::Flusher if writes => machine.on(0, || job.clone().start_flusher()),
+        Writer::Buffered if writes => {
+            let cache = machine.on(0, || buffered(job.leaf.clone()))?;
+            job.writers.set(1);
+            machine.spawn(0, job.clone().client(cache));
+        }
+        Writer::Flusher | Writer::Buffered => {}
     }
     if let Some(rate) = reads_per_s {
         machine.spawn(0, job.clone().reader(1_000_000_000 / rate));
@@ -75,11 +85,10 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         None => {
             let last_ns = to_ns + PATIENCE_NS;
             let now = || world.borrow().now().0;
-            // A task that keeps the clock going when nobody else does.
-            machine.spawn(0, reactor::sleep(Nanos(to_ns)));
+            machine.spawn(0, job.clone().meter());
             machine.run(|| {
-                let is_over = now() >= to_ns && job.reader_is_done.get() && job.reads.get() == 0;
-                is_over || now() >= last_ns
+                let read = job.reader_is_done.get() && job.reads.get() == 0;
+                (job.written.get().is_some() && read) || now() >= last_ns
             })
         }
     };
@@ -97,7 +106,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     job.stop.set(true);
     let mut outcome = Outcome {
         took_ns,
-        write_bytes: job.written.get(),
+        write_bytes: lone_bytes.map_or(job.written.get().unwrap_or(0), |_| job.disk_bytes()),
         waits: report.waits,
         splits: report.splits,
         probes: report.facts.probes,
@@ -112,6 +121,12 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
+fn buffered(below: Rc<Leaf>) -> Result<Rc<PageCache>, String> {
+    let len = Sector::from_bytes(WRITER_FILE_BYTES);
+    let config = Config::parse(&[]).map_err(|e| e.chain())?;
+    PageCache::new("file", config, below, len).map_err(|e| e.chain())
+}
+
 struct Job {
     leaf: Rc<Leaf>,
     request_bytes: u64,
@@ -119,11 +134,11 @@ struct Job {
     left: Cell<u64>,
     /// Writer's tasks that have not ended.
     writers: Cell<u64>,
-    /// When things count.
-    from_ns: u64,
+    /// When nothing counts any more.
     to_ns: u64,
     place: Cell<u64>,
-    written: Cell<u64>,
+    /// Of [`Job::meter`].
+    written: Cell<Option<u64>>,
     stop: Cell<bool>,
     /// Reads in flight.
     reads: Cell<u64>,
@@ -134,14 +149,22 @@ struct Job {
 }
 
 impl Job {
-    fn counts(&self, ns: u64) -> bool {
-        (self.from_ns..self.to_ns).contains(&ns)
+    fn disk_bytes(&self) -> u64 {
+        self.leaf.stats().of(Op::Write).bytes
+    }
+
+    /// Counts what the disk was given in the time that counts.
+    async fn meter(self: Rc<Job>) {
+        reactor::sleep(Nanos(SETTLE_NS)).await;
+        let before = self.disk_bytes();
+        reactor::sleep(Nanos(self.to_ns - SETTLE_NS)).await;
+        self.written.set(Some(self.disk_bytes() - before));
     }
 
     /// Keeps writes in flight as a flusher does, and tells the leaf that its writers wait: there is
     /// always too much dirty.
-    fn start_writer(self: Rc<Job>) {
-        let tasks = WRITER_BYTES / self.request_bytes;
+    fn start_flusher(self: Rc<Job>) {
+        let tasks = FLUSHER_BYTES / self.request_bytes;
         self.writers.set(tasks);
         let zeroes = Buf::zeroed(usize_of(self.request_bytes));
         for _ in 0..tasks {
@@ -155,6 +178,32 @@ impl Job {
         });
     }
 
+    fn next_place(&self, len: u64) -> Sector {
+        let at = self.place.get();
+        self.place.set((at + len) % WRITER_FILE_BYTES);
+        Sector::from_bytes(at)
+    }
+
+    /// Copies a file, as `dd` does.
+    async fn client(self: Rc<Job>, cache: Rc<PageCache>) {
+        let zeroes = Buf::zeroed(usize_of(REQUEST_BYTES));
+        let mut result = cache.clone().resume().await.map_err(|_| Status::Io);
+        while result.is_ok() && self.left.get() > 0 && !self.stop.get() {
+            let len = REQUEST_BYTES.min(self.left.get());
+            self.left.set(self.left.get() - len);
+            let data = zeroes.slice(0..usize_of(len)).into();
+            let at = self.next_place(REQUEST_BYTES);
+            result = reactor::write(&*cache, Flags::empty(), Class::Normal, at, data).await;
+        }
+        if result.is_ok() && self.left.get() == 0 {
+            result = reactor::flush(&*cache, Class::Foreground).await;
+        }
+        if let Err(status) = result {
+            self.failure.set(Some(status));
+        }
+        self.writers.set(self.writers.get() - 1);
+    }
+
     async fn write(self: Rc<Job>, zeroes: Buf) {
         while self.left.get() > 0 && !self.stop.get() {
             let len = self.request_bytes.min(self.left.get()) / 512 * 512;
@@ -162,16 +211,11 @@ impl Job {
                 break;
             }
             self.left.set(self.left.get() - len);
-            let at = self.place.get();
-            self.place.set((at + self.request_bytes) % WRITER_FILE_BYTES);
-            let sector = Sector::from_bytes(READER_FILE_BYTES + at);
+            let sector = self.next_place(self.request_bytes);
             let data = zeroes.slice(0..usize_of(len)).into();
             let (flags, class) = (Flags::BACKGROUND, Class::Background);
             if let Err(status) = reactor::write(&*self.leaf, flags, class, sector, data).await {
                 self.failure.set(Some(status));
-            }
-            if self.counts(reactor::now().0) {
-                self.written.set(self.written.get() + len);
             }
         }
         self.writers.set(self.writers.get() - 1);
@@ -196,7 +240,7 @@ impl Job {
 
     async fn read(self: Rc<Job>, due_ns: u64, block: u64) {
         let buf = Buf::alloc(usize_of(READ_BYTES));
-        let at = Sector::from_bytes(block * READ_BYTES);
+        let at = Sector::from_bytes(WRITER_FILE_BYTES + block * READ_BYTES);
         let data = buf.all().into();
         if let Err(status) = reactor::read(&*self.leaf, Class::Foreground, at, data).await {
             self.failure.set(Some(status));

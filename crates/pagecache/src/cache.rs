@@ -220,26 +220,20 @@ impl Cache {
         from: u64,
         mut wanted: impl FnMut(&Folio) -> bool,
     ) -> Option<(FolioId, Range<u32>)> {
+        let folios = self.dirty_from(from).map(|id| (id, self.folio(id)));
+        let mut wanted = folios.filter(|(_, folio)| wanted(folio));
+        wanted.find_map(|(id, folio)| {
+            let inside = folio.inside(&(from..u64::MAX));
+            folio.next_to_write(inside).map(|run| (id, run))
+        })
+    }
+
+    /// The folios with dirty pages, in order, from the one on that has page `from`.
+    pub(crate) fn dirty_from(&self, from: u64) -> impl Iterator<Item = FolioId> {
         let before = self.dirty.range(..=from).next_back();
         let holding = before.filter(|(_, id)| self.folio(**id).end() > from);
         let first = holding.map_or(from, |(start, _)| *start);
-        for (_, id) in self.dirty.range(first..) {
-            let folio = self.folio(*id);
-            if !wanted(folio) {
-                continue;
-            }
-            let mut at = folio.inside(&(from..u64::MAX)).start;
-            while let Some(run) = folio.dirty.next_run(at..folio.pages()) {
-                match folio.writing.next_run(run.clone()) {
-                    None => return Some((*id, run)),
-                    Some(busy) if busy.start > run.start => {
-                        return Some((*id, run.start..busy.start));
-                    }
-                    Some(busy) => at = busy.end,
-                }
-            }
-        }
-        None
+        self.dirty.range(first..).map(|(_, id)| *id)
     }
 
     /// Whether a folio became dirty in `round` or before.

@@ -114,6 +114,18 @@ impl Folio {
         }
     }
 
+    /// The first run of pages that are dirty and not being written.
+    pub(crate) fn next_to_write(&self, mut pages: Range<u32>) -> Option<Range<u32>> {
+        while let Some(run) = self.dirty.next_run(pages.clone()) {
+            match self.writing.next_run(run.clone()) {
+                None => return Some(run),
+                Some(busy) if busy.start > run.start => return Some(run.start..busy.start),
+                Some(busy) => pages.start = busy.end,
+            }
+        }
+        None
+    }
+
     /// Whether it can be let go: nothing is dirty or in flight, and nobody refers to it.
     pub(crate) fn is_idle(&self) -> bool {
         self.pins == 0 && !self.dirty.any()

@@ -25,7 +25,9 @@ use std::rc::{Rc, Weak};
 use block::{BlockDevice, Nanos, PAGE, Sector, Status};
 use reactor::{OnDone, WaitList};
 use slab::Slab;
+use smallvec::SmallVec;
 
+use crate::cache::FolioId;
 use crate::flush::Group;
 use crate::folio::Folio;
 use crate::ioend::{Collector, Counts, Flying, Purpose, Spare, Tickets, With};
@@ -471,28 +473,62 @@ impl PageCache {
             capacity: self.limits.capacity,
         };
         let mut pages = 0;
-        while pages < quota && !collector.has_ready() {
-            let found = if *from < to { with.cache.next_dirty(*from, &wanted) } else { None };
-            let Some((folio, mut run)) = found else { return Gathered { pages, end: true } };
-            let start = with.cache.folio(folio).start;
-            let (first, mut end) = (start + u64::from(run.start), start + u64::from(run.end));
-            if first >= to {
-                return Gathered { pages, end: true };
+        // What is being written leaves the index of what is dirty: some folios are looked up at
+        // a time.
+        let mut some = SmallVec::<[FolioId; 32]>::new();
+        while *from < to {
+            some.clear();
+            some.extend(with.cache.dirty_from(*from).take(32));
+            if some.is_empty() {
+                break;
             }
-            end = end.min(to);
+            for id in some.iter().copied() {
+                let folio = with.cache.folio(id);
+                let (start, end) = (folio.start, folio.end());
+                if start >= to {
+                    return Gathered { pages, end: true };
+                }
+                if wanted(folio) {
+                    let left = quota - pages;
+                    let pass = (&mut *from, to, left, spare_failed);
+                    pages += self.gather_folio(&mut collector, &mut with, id, pass);
+                    if pages >= quota || collector.has_ready() {
+                        return Gathered { pages, end: false };
+                    }
+                }
+                *from = end.max(*from);
+            }
+        }
+        Gathered { pages, end: true }
+    }
+
+    /// The part of [`PageCache::gather`] for one folio. Returns how many pages it has taken.
+    fn gather_folio(
+        &self,
+        collector: &mut Collector,
+        with: &mut With<'_>,
+        id: FolioId,
+        (from, to, quota, spare_failed): (&mut u64, u64, u64, bool),
+    ) -> u64 {
+        let mut pages = 0;
+        while pages < quota && !collector.has_ready() {
+            let folio = with.cache.folio(id);
+            let start = folio.start;
+            let Some(mut run) = folio.next_to_write(folio.inside(&(*from..to))) else { break };
+            let first = start + u64::from(run.start);
             if spare_failed && let Some(failed) = self.errors.next_failed(first) {
                 if failed.start <= first {
                     *from = failed.end;
                     continue;
                 }
-                end = end.min(failed.start);
+                let room = failed.start - start;
+                run.end = run.end.min(u32::try_from(room).unwrap_or(u32::MAX));
             }
-            run.end = u32::try_from(end - start).expect("within the folio");
-            collector.add(&mut with, folio, &run);
-            *from = end;
+            collector.add(with, id, &run);
             pages += run.len() as u64;
+            *from = start + u64::from(run.end);
         }
-        Gathered { pages, end: false }
+        pages
     }
 
     /// An ioend goes out.

@@ -275,7 +275,7 @@ fn an_error_is_told_to_each_client_once_and_what_is_dirty_is_written_when_that_w
     two.flush().unwrap();
     let event = pond.verb(&["info", "c", "-o", "json"]);
     swap_below(&pond, &format!("0 {SECTORS} error"));
-    one.write(MIB, &[0x77; 65536]).unwrap();
+    one.write(MIB, &[0x77; 16384]).unwrap();
     let said = one.flush().unwrap_err().to_string();
     assert!(said.contains("error 5"), "EIO: {said}");
     let status = pond.verb(&["status", "c"]);
@@ -289,9 +289,9 @@ fn an_error_is_told_to_each_client_once_and_what_is_dirty_is_written_when_that_w
     pond.connect("c").flush().unwrap();
     let status = pond.verb(&["status", "c"]);
     assert!(!status.contains("failing"), "{status}");
-    let mut found = [0; 65536];
+    let mut found = [0; 16384];
     File::open(pond.path("disk.img")).unwrap().read_exact_at(&mut found, MIB).unwrap();
-    assert!(found == [0x77; 65536], "nothing was dropped");
+    assert!(found == [0x77; 16384], "nothing was dropped");
 }
 
 #[test]

@@ -129,9 +129,11 @@ impl Line {
                 self.count_wait(now_ns.saturating_sub(since_ns));
             }
         }
-        if self.waiting.borrow().is_empty()
-            && let Some(door) = self.door.take()
-        {
+        if !self.waiting.borrow().is_empty() {
+            // W2: a window goes on.
+            return self.throttle.arm(now_ns);
+        }
+        if let Some(door) = self.door.take() {
             self.throttle.shared.close(&door);
         }
         self.close_if_idle();

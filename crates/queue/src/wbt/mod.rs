@@ -44,6 +44,8 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod throttle;
+#[cfg(test)]
+mod token_tests;
 mod tokens;
 mod waiting;
 

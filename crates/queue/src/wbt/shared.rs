@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use block::CoreId;
 use policy::wbt::{Allowance, Control, Device, Mode, Reads, Sample, Signs, Verdict, Who};
-use reactor::{Anchor, Msg, anchored, core_id, now, post};
+use reactor::{Anchor, Msg, anchored, core_id, now, post, spawn};
 
 use super::counters::{Counters, News, Snapshot};
 use super::line::Line;
@@ -44,7 +44,11 @@ impl Door {
                 line.look(now().0);
             }
         };
-        post(self.core, Msg::Call(Box::new(look)));
+        if self.core == core_id() {
+            spawn(async move { look() });
+        } else {
+            post(self.core, Msg::Call(Box::new(look)));
+        }
     }
 }
 

@@ -515,8 +515,6 @@ fn attributes_say_what_is_and_what_is_allowed() {
     });
 }
 
-/// The sectors of a bio are those of the leaf for whoever hears of its end; a class of its own does
-/// not make a read a writer's business.
 #[test]
 fn off_it_is_as_if_it_were_not_there() {
     keeping(|script| async move {
@@ -537,4 +535,34 @@ fn off_it_is_as_if_it_were_not_there() {
         assert_eq!(ends.ok.get(), 200);
         check_idle(&leaf);
     });
+}
+
+/// Leaves of one core on one file share tokens, too: an end at one lets those at the other go.
+#[test]
+fn leaves_on_one_file_let_each_other_go() {
+    for mode in Mode::ALL {
+        keeping(|script| async move {
+            let (one, ends) = (leaf(mode, 1), Ends::default());
+            let two = Leaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt());
+            let two = Rc::new(two);
+            ends.count(read(&*two, Class::Foreground, Sector(0), data(BLOCK)));
+            settle().await;
+            script.release(1);
+            settle().await;
+            for nth in 0..4 {
+                ends.background(&one, nth << 20, 1 << 20);
+                ends.background(&two, nth << 20, 1 << 20);
+            }
+            settle().await;
+            assert_eq!(waiting(&one) + waiting(&two), if mode == Mode::Kernel { 7 } else { 8 });
+            while script.kept() > 0 {
+                script.release(1);
+                settle().await;
+            }
+            assert_eq!(ends.ok.get(), 9, "{mode:?}");
+            assert_eq!(two.wbt().mode(), mode);
+            check_idle(&one);
+            check_idle(&two);
+        });
+    }
 }

@@ -192,9 +192,7 @@ impl Throttle {
             let whole = bio.op != Op::Write || bytes <= u64::from(allowance.piece_bytes);
             whole && self.shared.take(who, bytes, allowance, now_ns)
         };
-        if self.shared.arms(now_ns) {
-            self.start_windows();
-        }
+        self.arm(now_ns);
         if goes {
             Admitted::Goes(Note::Token { who, bytes, forced: false })
         } else {
@@ -206,8 +204,7 @@ impl Throttle {
     fn hold(self: &Rc<Self>, ticket: Ticket, sector: Sector, bio: Bio, who: Who, now_ns: u64) {
         let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
         let work = Work { op, flags, sector, len, bufs, whose: Whose::Bio(ticket, done) };
-        let line = self.line().unwrap_or_else(|| Line::open(self));
-        line.enter(work, who, now_ns);
+        self.line().unwrap_or_else(|| Line::open(self)).enter(work, who, now_ns);
     }
 
     /// Sends all that the work is.
@@ -273,13 +270,23 @@ impl Throttle {
         self.shared.tell_others(mine.as_ref());
     }
 
+    /// Sees to it that windows are closed while there is something to see.
+    pub(super) fn arm(&self, now_ns: u64) {
+        if self.shared.arms(now_ns) {
+            self.start_windows();
+        }
+    }
+
     fn start_windows(&self) {
         let (leaf, shared) = (self.me.clone(), self.shared.clone());
         spawn(async move {
             loop {
                 sleep(Nanos(shared.window_ns())).await;
-                // If it has gone, another leaf on the file starts anew when it needs to.
-                let Some(leaf) = leaf.upgrade() else { return shared.disarm() };
+                let Some(leaf) = leaf.upgrade() else {
+                    // Whoever waits at another leaf on the file goes on with it.
+                    shared.disarm();
+                    return shared.tell_others(None);
+                };
                 let closed = shared.close_window(now().0);
                 if closed.wakes {
                     leaf.look();

@@ -222,7 +222,8 @@ fn limits_hold_between_cores() {
             thread::spawn(move || u32::from(take(&tokens)))
         });
         let mine = u32::from(take(&tokens));
-        let theirs: u32 = others.map(|other| other.join().expect("it has not panicked")).iter().sum();
+        let theirs = others.map(|other| other.join().expect("it has not panicked"));
+        let theirs: u32 = theirs.iter().sum();
         assert_eq!(mine + theirs, 2);
         assert_eq!(tokens.load(0), Load { ios: 2, sectors: 16 });
     });

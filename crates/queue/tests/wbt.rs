@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The throttle of a leaf in simulation: random clients on one or two cores, whose writes are of any
-//! class, beside somebody who switches laws, targets and depths; faults, and power cuts with bios in
-//! the line. And what it is for: a reader beside a writer.
+//! The throttle of a leaf in simulation: random clients on one or two cores, whose writes are of
+//! any class, beside somebody who switches laws, targets and depths; faults, and power cuts with
+//! bios in the line. And what it is for: a reader beside a writer.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

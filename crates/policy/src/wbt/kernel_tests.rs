@@ -272,7 +272,8 @@ proptest! {
         for sample in &samples {
             law.close_window(sample);
             let d = law.depth();
-            prop_assert!(d.background >= 1 && d.background <= d.normal && d.normal <= d.max, "{d:?}");
+            let in_order = d.background >= 1 && d.background <= d.normal && d.normal <= d.max;
+            prop_assert!(in_order, "{d:?}");
             prop_assert!(d.max <= queue_depth.max(2));
             prop_assert!((-20..=STEP_MAX).contains(&law.step()), "step {}", law.step());
             if qd1 == Qd1Rule::Kernel {

@@ -326,8 +326,8 @@ impl Control {
         !self.is_on() || either!(self, law => law.wakes(ended, signs))
     }
 
-    /// Takes note of a window. Whoever waits may ask again: by our law always, by the kernel's if the
-    /// step went down.
+    /// Takes note of a window. Whoever waits may ask again: by our law always, by the kernel's if
+    /// the step went down.
     pub fn close_window(&mut self, sample: &Sample) -> Verdict {
         either!(self, law => law.close_window(sample))
     }

@@ -2,9 +2,9 @@
 //! The line of one leaf: bios that wait for tokens, and bios that go in pieces.
 //!
 //! It exists while there are any, and the core's anchors hold it: with the core (a power cut) goes
-//! the line, whoever still holds the leaf. A bio in it is a record: no task, no waker. Whatever lets
-//! it go (a request that has ended, a window, word of another core, a new target) sends it to the
-//! driver at once.
+//! the line, whoever still holds the leaf. A bio in it is a record: no task, no waker. Whatever
+//! lets it go (a request that has ended, a window, word of another core, a new target) sends it to
+//! the driver at once.
 //!
 //! Invariants
 //! - L1 While somebody waits the line has a door, through which other cores tell it to look, and it

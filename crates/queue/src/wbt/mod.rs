@@ -24,9 +24,9 @@
 //! nothing is in flight, nobody waits, and the law has nothing to settle.
 //!
 //! Invariants
-//! - W1 What is in flight of a count was at most the law's limit when the last of it was let go, but
-//!   for one request at a time that had waited too long (our law only). Counts are back at 0 when
-//!   nothing is in flight.
+//! - W1 What is in flight of a count was at most the law's limit when the last of it was let go,
+//!   but for one request at a time that had waited too long (our law only). Counts are back at 0
+//!   when nothing is in flight.
 //! - W2 Nobody waits while nothing of its count is in flight, but for as long as our law holds
 //!   writes back for a moment: a window goes on while anybody waits.
 //! - W3 Switching it off, another target, another law, another queue depth: whoever may go then,

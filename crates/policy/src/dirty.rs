@@ -101,8 +101,18 @@ impl DirtyLimits {
     /// The thresholds with a bandwidth of `bytes_per_s`, where known (D5).
     #[must_use]
     pub fn thresholds(&self, bytes_per_s: Option<u64>) -> Thresholds {
-        let limit = self.dirty.bytes(bytes_per_s).min(self.max_bytes).max(DIRTY_BYTES_MIN);
-        let background = self.background.bytes(bytes_per_s);
+        let wanted = self.dirty.bytes(bytes_per_s);
+        let limit = wanted.min(self.max_bytes).max(DIRTY_BYTES_MIN);
+        let background = match self.background {
+            // What memory takes from one time it takes from the other, else they would meet: with
+            // writeback as good as off below the limit, where writers are as good as stopped.
+            Bound::Millis(_) if wanted > limit => {
+                let bytes = u128::from(self.background.bytes(bytes_per_s));
+                let bytes = bytes * u128::from(limit) / u128::from(wanted);
+                u64::try_from(bytes).unwrap_or(u64::MAX)
+            }
+            Bound::Millis(_) | Bound::Bytes(_) => self.background.bytes(bytes_per_s),
+        };
         // As the kernel: a background threshold that is no lower is half of the limit.
         let background = if background >= limit { limit / 2 } else { background };
         Thresholds { background, set_limit: limit, limit }

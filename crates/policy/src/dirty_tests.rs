@@ -58,6 +58,9 @@ fn limits_are_bytes_or_a_time_of_bandwidth() {
     assert_eq!(secs(None), (2 * MIB, 4 * MIB));
     assert_eq!(secs(Some(10)), (MIB / 2, MIB));
     assert_eq!(secs(Some(u64::MAX)), (1 << 29, 1 << 30));
+    // Memory for a little more than one second: the thresholds stay apart.
+    let little = DirtyLimits { max_bytes: 102 * MIB, ..SECONDS };
+    assert_eq!(both(little.thresholds(Some(100 * MIB))), (51 * MIB, 102 * MIB));
 }
 
 #[test]

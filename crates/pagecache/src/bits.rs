@@ -6,6 +6,7 @@ const WORD: u32 = u64::BITS;
 
 /// Bits, all clear at first. Up to 64 of them lie in place, more on the heap. Ranges are within the
 /// length that the bits were made with.
+#[derive(Clone)]
 pub(crate) enum Bits {
     Few(u64),
     Many(Box<[u64]>),

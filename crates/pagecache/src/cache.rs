@@ -203,7 +203,7 @@ impl Cache {
         let old = folio.writing.clear(pages);
         assert_eq!(old as usize, pages.len(), "each page of an ioend is being written");
         folio.pins -= 1;
-        folio.settle();
+        folio.settle(pages);
         self.writing_pages -= u64::from(old);
         if let Some((dirtied, round)) = failed {
             self.mark_dirty(id, pages, dirtied, round);

@@ -190,7 +190,10 @@ impl Errors {
         if self.any_failed.get() {
             let mut failed = self.failed.borrow_mut();
             failed.remove(pages);
-            self.any_failed.set(!failed.0.is_empty());
+            if failed.0.is_empty() {
+                self.any_failed.set(false);
+                self.row.set(None);
+            }
         }
     }
 

@@ -36,8 +36,8 @@ pub(crate) struct Folio {
     pub(crate) dirty_round: u64,
     /// Ioends, reads and tasks that refer to it.
     pub(crate) pins: u32,
-    /// Memory that ioends still write from (FO1).
-    retired: Vec<Piece>,
+    /// Memory that ioends still write from (FO1), each with the pages of which that is so.
+    retired: Vec<(Piece, Bits)>,
 }
 
 impl Folio {
@@ -104,14 +104,16 @@ impl Folio {
             at = run.end;
         }
         let old = std::mem::replace(&mut self.memory, memory);
-        self.retired.push(old);
+        self.retired.push((old, self.writing.clone()));
     }
 
-    /// Lets memory go that nothing is written from any more.
-    pub(crate) fn settle(&mut self) {
-        if !self.writing.any() {
-            self.retired.clear();
-        }
+    /// Pages have been written: lets memory go that nothing is written from any more, though other
+    /// pages may be by now.
+    pub(crate) fn settle(&mut self, pages: &Range<u32>) {
+        self.retired.retain_mut(|(_, writing)| {
+            writing.clear(pages);
+            writing.any()
+        });
     }
 
     /// The first run of pages that are dirty and not being written.

@@ -23,13 +23,15 @@ impl Pins {
         self.of.cache.borrow_mut().folio_mut(id).pins += 1;
         self.folios.push(id);
     }
-}
 
-impl Drop for Pins {
-    fn drop(&mut self) {
-        if crashing() {
-            return;
-        }
+    /// Takes them back in the same step in which they were added: nobody has seen them, so nobody
+    /// is woken.
+    pub(crate) fn undo(mut self) {
+        self.unpin();
+    }
+
+    /// Whether that leaves any without a pin.
+    fn unpin(&mut self) -> bool {
         let mut cache = self.of.cache.borrow_mut();
         let mut free = false;
         for id in self.folios.drain(..) {
@@ -37,8 +39,16 @@ impl Drop for Pins {
             folio.pins -= 1;
             free |= folio.pins == 0;
         }
-        drop(cache);
-        if free {
+        free
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        if crashing() {
+            return;
+        }
+        if self.unpin() {
             self.of.changed.wake_all();
         }
     }

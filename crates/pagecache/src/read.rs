@@ -91,7 +91,7 @@ impl PageCache {
         while bytes.start + done < bytes.end {
             let all = pages_of(&(bytes.start + done..bytes.end));
             let window = all.start..all.end.min(all.start + self.window_pages());
-            let _pins = self.bring_in(window, class).await?;
+            let _pins = self.bring_in(window, class, false).await?;
             done = self.copy_out(bytes, to, done);
         }
         Ok(())
@@ -102,21 +102,24 @@ impl PageCache {
         (self.memory.limit_bytes() / PAGE as u64 / 16).clamp(1, WINDOW_PAGES)
     }
 
-    /// Makes all of `pages` up to date, in folios that stay until the pins are dropped.
-    pub(crate) async fn bring_in(&self, pages: Range<u64>, class: Class) -> Result<Pins, Status> {
+    /// Makes all of `pages` up to date, in folios that stay until the pins are dropped. What is only
+    /// read `ahead` is not worth waiting for memory.
+    pub(crate) async fn bring_in(
+        &self,
+        pages: Range<u64>,
+        class: Class,
+        ahead: bool,
+    ) -> Result<Pins, Status> {
         loop {
             self.discards.passed(&pages, &self.changed).await;
             let Some(pins) = self.make_folios(&pages) else {
-                if class == Class::Idle {
-                    return Err(Status::NoSpace); // Reading ahead is not worth waiting for.
+                if ahead {
+                    return Err(Status::NoSpace);
                 }
                 self.wait_for_room().await?;
                 continue;
             };
-            let epoch = self.busy.enter();
-            let filled = self.fill(&pages, class).await;
-            self.busy.leave(epoch);
-            filled?;
+            self.fill(&pages, class).await?;
             if self.is_uptodate(&pages) {
                 return Ok(pins);
             }
@@ -138,7 +141,11 @@ impl PageCache {
                 Some(id) => id,
                 None => {
                     let gap = self.cache.borrow().gap(at, pages.clone());
-                    self.make_folio(at, gap.end)?
+                    let Some(id) = self.make_folio(at, gap.end) else {
+                        pins.undo();
+                        return None;
+                    };
+                    id
                 }
             };
             pins.add(id);
@@ -284,9 +291,11 @@ impl PageCache {
             return;
         };
         let me: Rc<PageCache> = self.rc();
+        let epoch = self.busy.enter();
         reactor::spawn(async move {
             // Nobody waits for it: who needs a page that it could not read reads it again.
-            let _ = me.bring_in(ahead, Class::Idle).await;
+            let _ = me.bring_in(ahead, Class::Idle, true).await;
+            me.busy.leave(epoch);
         });
     }
 }

@@ -20,7 +20,6 @@ impl BlockDevice for PageCache {
             return bio.complete(status);
         }
         self.errors.note(bio.opener);
-        self.errors.note(bio.opener);
         match bio.op {
             Op::Read => self.read(bio),
             Op::Write => self.write(bio),

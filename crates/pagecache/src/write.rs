@@ -64,12 +64,15 @@ impl PageCache {
         fua: Option<u64>,
         mut stopped: Result<(), (u64, Obstacle)>,
     ) -> Result<(), Status> {
-        let mut _pins = Pins::none(&self.rc());
+        // What was read for the write stays until it is copied in. Who waits for anything else holds
+        // nothing: it may be the memory that others wait for.
+        let mut pins: Option<Pins> = None;
         // The obstacle may have gone since, and nobody will say so again.
         if let Err((done, _)) = stopped {
             stopped = self.copy_in(bytes, from, done, opener);
         }
         while let Err((done, obstacle)) = stopped {
+            drop(pins.take());
             match obstacle {
                 Obstacle::Memory => self.wait_for_room().await?,
                 Obstacle::Dirty => {
@@ -81,7 +84,7 @@ impl PageCache {
                     reactor::sleep(time).await;
                 }
                 Obstacle::Partly(page) => {
-                    _pins = self.bring_in(page..page + 1, Class::Foreground).await?;
+                    pins = Some(self.bring_in(page..page + 1, Class::Foreground, false).await?);
                 }
                 Obstacle::InFlight(page) => {
                     self.changed.wait_for(|| !self.is_in_flight(page)).await;
@@ -114,15 +117,20 @@ impl PageCache {
         {
             return Err((0, Obstacle::Owes(time)));
         }
+        let mut stopped = Ok(());
         while bytes.start + done < bytes.end {
             let at = bytes.start + done;
             match self.copy_into_one(at..bytes.end, from, done, opener) {
                 Ok(len) => done += len,
-                Err(obstacle) => return Err((done, obstacle)),
+                Err(obstacle) => {
+                    stopped = Err((done, obstacle));
+                    break;
+                }
             }
         }
+        // What came in so far is dirty, whatever becomes of the rest.
         self.wake_writeback();
-        Ok(())
+        stopped
     }
 
     /// Copies in what lies in the folio of the first page; returns how much that is.

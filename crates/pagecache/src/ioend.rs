@@ -101,6 +101,14 @@ impl Purpose {
         }
     }
 
+    /// What it may have in flight, by what the flusher may.
+    pub(crate) fn share(self) -> u64 {
+        match self {
+            Purpose::Background => 1,
+            Purpose::Sync | Purpose::Fua => 2,
+        }
+    }
+
     fn class(self) -> Class {
         match self {
             Purpose::Background => Class::Background,
@@ -240,7 +248,7 @@ pub(crate) struct Spare {
 }
 
 /// More lists than can be of use are let go.
-const SPARE_MAX: usize = 32;
+const SPARE_MAX: usize = 64;
 
 impl Spare {
     fn keep<T>(lists: &RefCell<Vec<Vec<T>>>, mut list: Vec<T>) {
@@ -366,9 +374,13 @@ impl Collector {
         ioend.slices.push(slice);
     }
 
-    /// Whether there is something to be sent.
-    pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+    pub(crate) fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    /// How many ioends are to be sent.
+    pub(crate) fn ready(&self) -> u64 {
+        self.ready.len() as u64
     }
 
     /// Nothing more joins what is open.

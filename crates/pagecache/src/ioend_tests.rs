@@ -294,6 +294,7 @@ fn an_ioend_costs_one_allocation_if_it_has_many_segments_and_else_none() {
         let before = get(&cache, |c| &c.ioends);
         assert_eq!(allocations(&cache, 0..2048, 1).await, 8);
         assert_eq!(get(&cache, |c| &c.ioends), before + 8);
+        allocations(&cache, 0..2048, 2).await;
         assert_eq!(allocations(&cache, 0..2048, 2).await, 0, "1024 ioends of one page");
     });
 }

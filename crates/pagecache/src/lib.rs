@@ -36,6 +36,7 @@ mod discard;
 mod errors;
 mod flush;
 mod folio;
+mod gather;
 mod ioend;
 mod iomap;
 mod mutation;

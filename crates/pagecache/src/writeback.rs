@@ -25,14 +25,12 @@ use std::rc::{Rc, Weak};
 use block::{BlockDevice, Nanos, PAGE, Sector, Status};
 use reactor::{OnDone, WaitList};
 use slab::Slab;
-use smallvec::SmallVec;
 
-use crate::cache::FolioId;
+use crate::PageCache;
 use crate::flush::Group;
 use crate::folio::Folio;
-use crate::ioend::{Collector, Counts, Flying, Purpose, Spare, Tickets, With};
-use crate::iomap::{MapBlocks, Mapper};
-use crate::{Mutation, PageCache};
+use crate::ioend::{Collector, Counts, Flying, Purpose, Spare, Tickets};
+use crate::iomap::Mapper;
 
 /// Ioends in flight: more than any drive's queue holds, few enough to bound memory.
 pub(crate) const IOENDS_MAX: u64 = 256;
@@ -197,14 +195,6 @@ impl State {
     }
 }
 
-/// What [`PageCache::gather`] has found.
-pub(crate) struct Gathered {
-    /// Pages taken into ioends.
-    pub(crate) pages: u64,
-    /// Nothing more is there to be taken.
-    pub(crate) end: bool,
-}
-
 /// Why the flusher works.
 enum Due {
     Retry,
@@ -271,13 +261,15 @@ impl PageCache {
         (u64::from(bytes) / PAGE as u64).max(1)
     }
 
+    /// How many more ioends may go, at least one (WB1).
+    pub(crate) fn ioends_left(&self, purpose: Purpose) -> u64 {
+        let load = self.writeback.load(purpose);
+        (purpose.share() * IOENDS_MAX).saturating_sub(load.ioends.get()).max(1)
+    }
+
     /// Whether another ioend may go (WB1).
     fn has_room(&self, purpose: Purpose) -> bool {
-        let load = self.writeback.load(purpose);
-        let share = match purpose {
-            Purpose::Background => 1,
-            Purpose::Sync | Purpose::Fua => 2,
-        };
+        let (load, share) = (self.writeback.load(purpose), purpose.share());
         let bytes_max = share * LARGE_IOENDS_MAX * self.ioend_pages() * PAGE as u64;
         load.ioends.get() < share * IOENDS_MAX && load.bytes.get() < bytes_max
     }
@@ -443,92 +435,6 @@ impl PageCache {
         collector.borrow_mut().close();
         self.send_ready(collector);
         self.writeback.mapper.borrow_mut().rest();
-    }
-
-    /// Takes dirty runs of pages `from..to`, ascending, into ioends, until one is ready to be sent
-    /// or `quota` pages are. With `spare_failed` those that could not be written are left (WB2).
-    /// Leaves in `from` how far it came.
-    pub(crate) fn gather(
-        &self,
-        collector: &RefCell<Collector>,
-        from: &mut u64,
-        to: u64,
-        quota: u64,
-        spare_failed: bool,
-        wanted: impl Fn(&Folio) -> bool,
-    ) -> Gathered {
-        let wb = &self.writeback;
-        if self.has(Mutation::StaleMap) {
-            wb.mapper.borrow_mut().trust();
-        }
-        let mut collector = collector.borrow_mut();
-        let mut with = With {
-            cache: &mut self.cache.borrow_mut(),
-            mapper: &mut wb.mapper.borrow_mut(),
-            counts: &wb.counts,
-            tickets: &wb.tickets,
-            spare: &wb.spare,
-            pages_max: self.ioend_pages(),
-            single: self.config.map_blocks.get() == MapBlocks::Single,
-            capacity: self.limits.capacity,
-        };
-        let mut pages = 0;
-        // What is being written leaves the index of what is dirty: some folios are looked up at
-        // a time.
-        let mut some = SmallVec::<[FolioId; 32]>::new();
-        while *from < to {
-            some.clear();
-            some.extend(with.cache.dirty_from(*from).take(32));
-            if some.is_empty() {
-                break;
-            }
-            for id in some.iter().copied() {
-                let folio = with.cache.folio(id);
-                let (start, end) = (folio.start, folio.end());
-                if start >= to {
-                    return Gathered { pages, end: true };
-                }
-                if wanted(folio) {
-                    let left = quota - pages;
-                    let pass = (&mut *from, to, left, spare_failed);
-                    pages += self.gather_folio(&mut collector, &mut with, id, pass);
-                    if pages >= quota || collector.has_ready() {
-                        return Gathered { pages, end: false };
-                    }
-                }
-                *from = end.max(*from);
-            }
-        }
-        Gathered { pages, end: true }
-    }
-
-    /// The part of [`PageCache::gather`] for one folio. Returns how many pages it has taken.
-    fn gather_folio(
-        &self,
-        collector: &mut Collector,
-        with: &mut With<'_>,
-        id: FolioId,
-        (from, to, quota, spare_failed): (&mut u64, u64, u64, bool),
-    ) -> u64 {
-        let mut pages = 0;
-        while pages < quota && !collector.has_ready() {
-            let folio = with.cache.folio(id);
-            let start = folio.start;
-            let Some(mut run) = folio.next_to_write(folio.inside(&(*from..to))) else { break };
-            let first = start + u64::from(run.start);
-            if spare_failed && let Some(failed) = self.errors.next_failed(first) {
-                if failed.start <= first {
-                    *from = failed.end;
-                    continue;
-                }
-                let room = failed.start - start;
-                run.end = run.end.min(u32::try_from(room).unwrap_or(u32::MAX));
-            }
-            collector.add(with, id, &run);
-            pages += run.len() as u64;
-            *from = start + u64::from(run.end);
-        }
-        pages
     }
 
     /// An ioend goes out.

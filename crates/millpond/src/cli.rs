@@ -456,8 +456,8 @@ pub(crate) struct WaitArgs {
 
 /// Show a device's attributes, or the value of one
 ///
-/// A file or disk below has attributes, too, while a table has it open: those of its queue, with the
-/// throttle of writeback.
+/// A file or disk below has attributes, too, while a table has it open: those of its queue, with
+/// the throttle of writeback.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -69,9 +69,8 @@ pub(crate) fn attributes(engine: &Engine, shown: &Shown) -> Vec<Attribute> {
     };
     match shown {
         Shown::Mapped(device) => {
-            all.extend(targets.iter().map(|path| {
-                more(path, engine.dm.access(device.name(), path).unwrap_or(Access::Read))
-            }))
+            let access = |path| engine.dm.access(device.name(), path).unwrap_or(Access::Read);
+            all.extend(targets.iter().map(|path| more(path, access(path))));
         }
         Shown::Leaf(leaf) => {
             let throttle = leaf.wbt().map(|_| Wbt::attributes()).unwrap_or_default();

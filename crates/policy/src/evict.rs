@@ -28,6 +28,10 @@ const USES_MAX: u8 = 3;
 const USES_TO_MAIN: u8 = 2;
 /// The small queue has one in so many of all.
 const SMALL_SHARE: u64 = 10;
+/// So many in a row may refuse to go before another queue is asked. Chosen: what has been written is
+/// new and may not go, so that all of the small queue may refuse, and looking through thousands for
+/// one that may costs more than it is worth.
+const REFUSALS_MAX: u32 = 64;
 /// No end of a list.
 const NONE: u32 = u32::MAX;
 /// Names in a bucket of [`Names`].
@@ -171,13 +175,15 @@ impl S3Fifo {
     /// Takes out the key to evict, one for which `may` says yes. Those for which it says no are as
     /// if they had just come to their queue.
     pub fn victim(&mut self, mut may: impl FnMut(u32) -> bool) -> Option<u32> {
-        // What passes to the main queue late in the first round may not be looked at in it; in the
-        // second one nothing passes any more (E2).
-        self.round(&mut may).or_else(|| self.round(&mut may))
+        // What passes to the main queue late in the first whole round may not be looked at in it; in
+        // the second one nothing passes any more (E2).
+        [REFUSALS_MAX, u32::MAX, u32::MAX].iter().find_map(|max| self.round(*max, &mut may))
     }
 
-    /// Looks at each key once, in the main queue once more for each counted use.
-    fn round(&mut self, mut may: impl FnMut(u32) -> bool) -> Option<u32> {
+    /// Looks at each key once, in the main queue once more for each counted use; leaves a queue in
+    /// which `refusals_max` refused.
+    fn round(&mut self, refusals_max: u32, mut may: impl FnMut(u32) -> bool) -> Option<u32> {
+        let (mut small_refused, mut main_refused) = (0, 0);
         let mut small_left = self.small.len;
         let mut main_left = self.main.len.saturating_mul(u32::from(USES_MAX) + 1);
         while small_left > 0 || main_left > 0 {
@@ -196,6 +202,10 @@ impl S3Fifo {
                     return Some(key);
                 } else {
                     self.push(key, Queue::Small);
+                    small_refused += 1;
+                    if small_refused == refusals_max {
+                        small_left = 0;
+                    }
                 }
             } else {
                 main_left -= 1;
@@ -206,6 +216,11 @@ impl S3Fifo {
                     self.node(key).uses.set(uses - 1);
                 } else if may(key) {
                     return Some(key);
+                } else {
+                    main_refused += 1;
+                    if main_refused == refusals_max {
+                        main_left = 0;
+                    }
                 }
                 self.push(key, Queue::Main);
             }

@@ -119,6 +119,30 @@ fn a_large_folio_that_is_read_in_pieces_was_used_once() {
 }
 
 #[test]
+fn many_that_may_not_go_cost_few_looks() {
+    const KEYS: u32 = 8192;
+    let mut evictor = S3Fifo::new(u64::from(KEYS));
+    // What was there before is used; what comes may not go, as pages that have just been written.
+    (0..KEYS).for_each(|key| evictor.insert(key, 1, u64::from(key)));
+    (0..KEYS).for_each(|key| evictor.touch(key));
+    let mut new = BTreeSet::new();
+    let mut looks = 0;
+    for nth in 0..KEYS / 2 {
+        let may = |key| {
+            looks += 1;
+            !new.contains(&key)
+        };
+        let key = evictor.victim(may).unwrap();
+        new.insert(key);
+        evictor.insert(key, 1, u64::from(KEYS + nth));
+    }
+    assert!(looks <= u64::from(KEYS / 2 * (REFUSALS_MAX + 1)), "{looks} looks");
+    // When only one may go it is found all the same.
+    let last = (0..KEYS).find(|key| !new.contains(key)).unwrap();
+    assert_eq!(evictor.victim(|key| key == last), Some(last));
+}
+
+#[test]
 fn what_comes_back_soon_is_in_the_main_queue_at_once() {
     let mut evictor = S3Fifo::new(100);
     (0..100).for_each(|key| evictor.insert(key, 1, u64::from(key)));

@@ -538,13 +538,13 @@ fn off_it_is_as_if_it_were_not_there() {
 }
 
 /// Leaves of one core on one file share tokens, too: an end at one lets those at the other go.
-#[test]
-fn leaves_on_one_file_let_each_other_go() {
+fn two_leaves(mutation: Mutation) {
     for mode in Mode::ALL {
         keeping(|script| async move {
             let (one, ends) = (leaf(mode, 1), Ends::default());
             let two = Leaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt());
             let two = Rc::new(two);
+            one.wbt().throttle().mutation.set(mutation);
             ends.count(read(&*two, Class::Foreground, Sector(0), data(BLOCK)));
             settle().await;
             script.release(1);
@@ -559,10 +559,21 @@ fn leaves_on_one_file_let_each_other_go() {
                 script.release(1);
                 settle().await;
             }
-            assert_eq!(ends.ok.get(), 9, "{mode:?}");
+            assert_eq!(ends.ok.get(), 9, "{mode:?}: somebody waits for ever");
             assert_eq!(two.wbt().mode(), mode);
             check_idle(&one);
             check_idle(&two);
         });
     }
+}
+
+#[test]
+fn leaves_on_one_file_let_each_other_go() {
+    two_leaves(Mutation::None);
+}
+
+#[test]
+#[should_panic(expected = "somebody waits for ever")]
+fn a_leaf_that_keeps_an_end_to_itself_would_be_found() {
+    two_leaves(Mutation::TellNobody);
 }

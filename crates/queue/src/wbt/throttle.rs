@@ -93,6 +93,8 @@ pub(super) enum Mutation {
     LoseWakeUp,
     /// A new target, or none, lets nobody go.
     SilentTurn,
+    /// Other leaves on the file are told nothing.
+    TellNobody,
     /// A failed piece is forgotten.
     ForgetError,
     /// Pieces keep their tokens.
@@ -266,6 +268,9 @@ impl Throttle {
     }
 
     fn tell_others(&self) {
+        if self.mutation.get() == Mutation::TellNobody {
+            return;
+        }
         let mine = self.line().and_then(|line| line.door());
         self.shared.tell_others(mine.as_ref());
     }

@@ -3,11 +3,11 @@
 //! writes in flight, in pieces, so that the device is never far ahead of a read and never idle.
 //!
 //! ```text
-//!   clean reads ─▶ unloaded tail U ─▶ target T = 7/4 U (rotating: 3 U) ─▶ slack T - U
+//!   clean reads ─▶ unloaded tail U ─▶ target T = 7/4 U (rotating: 7/2 U) ─▶ slack T - U
 //!   windows ─────▶ rate R of the writes while busy
 //!   limit = R * slack * gain        gain: feedback of the tail of all reads against T
 //!
-//!   beside reads: limit bytes in flight, in pieces of limit/2 (rotating: limit/8)
+//!   beside reads: limit bytes in flight, in pieces of limit/2 (rotating: limit/16)
 //!   without:      whatever comes, up to what the device writes in a moment
 //! ```
 //! A clean read is one beside which no write was in flight. When reads come and all of them are
@@ -68,7 +68,7 @@ const FORGET_NS: u64 = 10_000_000_000;
 /// makes them smaller, more gain makes more of them: who wants more in flight is a device with
 /// long ways, and there the ends of pieces space out the next ones.
 const PIECES_FLASH: u64 = 2;
-const PIECES_ROTATING: u64 = 8;
+const PIECES_ROTATING: u64 = 16;
 /// Smallest piece, and what pieces are multiples of.
 const PIECE_MIN_FLASH: u64 = 4 << 10;
 /// A disk passes this in a tenth of a millisecond: smaller pieces win nothing.
@@ -202,7 +202,7 @@ impl Control {
     /// feedback lets pass before it acts, has to fit in as well, hence the rest to 2. A read of a
     /// disk waits for the head to come back whatever is done, so there it is more.
     fn measured_target_ns(&self, tail_ns: u64) -> u64 {
-        let factored = if self.device.rotational { tail_ns * 3 } else { tail_ns / 4 * 7 };
+        let factored = if self.device.rotational { tail_ns / 2 * 7 } else { tail_ns / 4 * 7 };
         factored.max(tail_ns + SLACK_MIN_NS)
     }
 

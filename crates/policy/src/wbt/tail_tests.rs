@@ -111,7 +111,7 @@ fn reads_of_a_device_that_is_alone_are_measured_without_a_probe() {
     let verdict =
         lab.window(Sample { reads: clean_reads.clone(), clean_reads, ..Sample::default() });
     assert_eq!(verdict, Verdict::Ok);
-    assert_eq!(lab.law.target_ns(), 30 * MS);
+    assert_eq!(lab.law.target_ns(), 35 * MS);
     assert_eq!(lab.law.facts().probes, 0);
 }
 
@@ -198,8 +198,8 @@ fn a_cache_that_takes_more_than_the_disk_for_a_moment_is_not_believed_for_long()
         lab.beside_and_clean(12 * MS, 10 * MS, 110_000_000);
     }
     let bytes = lab.allowance(Who::Background).bytes;
-    // 20 ms of slack.
-    assert!((2_000_000..2_600_000).contains(&bytes), "{bytes}");
+    // 25 ms of slack.
+    assert!((2_500_000..3_200_000).contains(&bytes), "{bytes}");
 }
 
 #[test]

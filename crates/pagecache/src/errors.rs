@@ -2,7 +2,8 @@
 //! What writeback could not write, and who has heard of it.
 //!
 //! A page that could not be written stays dirty and is tried again: by every FLUSH at once, by the
-//! flusher after 100 ms, then 200 ms, and so on up to 10 s. Meanwhile all other pages go on. When
+//! flusher after 100 ms, then 200 ms, and so on up to 10 s, in smaller ioends from the second time
+//! on, so that the pages beside a bad one get through. Meanwhile all other pages go on. When
 //! it has been written at last nothing is lost; yet every opener hears of the error, once, at its
 //! next FLUSH, since what it has written may have been at risk.
 //!
@@ -14,8 +15,8 @@
 //! Invariants
 //! - E1 An error is heard by each opener that was there before it, once. An opener that comes later
 //!   hears of it only if nobody has yet.
-//! - E2 `failed` has every page whose last write below has failed and that is still dirty; more only
-//!   until the next retry.
+//! - E2 `failed` has every page whose last write below has failed and that is still dirty; more
+//!   only until the next retry.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,6 +26,10 @@ use block::{IoError, Nanos, Opener, Status};
 /// First pause before a failed page is tried again, and the longest.
 const PAUSE_FIRST: Nanos = Nanos(100_000_000);
 const PAUSE_MAX: Nanos = Nanos(10_000_000_000);
+/// So many failed pages are retried one by one, more than that some at a time. Chosen: 4 MiB and
+/// 64 KiB, so that a device that was away is not asked for ten thousands of small writes.
+const ALONE_PAGES_MAX: u64 = 1024;
+const TOGETHER_PAGES: u64 = 16;
 /// Openers that are remembered; of more than these, those that were here last.
 const OPENERS_MAX: usize = 4096;
 
@@ -126,6 +131,8 @@ pub(crate) struct Errors {
     /// When they are to be tried again, and how much later after that.
     retry_at: Cell<Nanos>,
     pause: Cell<Nanos>,
+    /// How often they were looked for, to be tried again.
+    retries: Cell<u64>,
     /// First and last failure since anything was written.
     row: Cell<Option<(Nanos, Nanos)>>,
     flush_errors: Cell<u64>,
@@ -171,6 +178,7 @@ impl Errors {
             self.since.set(now);
             self.pause.set(PAUSE_FIRST);
             self.retry_at.set(now + PAUSE_FIRST);
+            self.retries.set(0);
         } else if now >= self.retry_at.get() {
             self.retry_at.set(now + self.pause.get());
         }
@@ -213,10 +221,25 @@ impl Errors {
         self.is_failing().then(|| self.retry_at.get())
     }
 
+    /// They are about to be tried again.
+    pub(crate) fn retry_is_due(&self) {
+        self.retries.set(self.retries.get() + 1);
+    }
+
     /// They are tried now; the next time, should it fail again, twice as late.
     pub(crate) fn retry_begins(&self, now: Nanos) {
         self.pause.set(Nanos(self.pause.get().0 * 2).min(PAUSE_MAX));
         self.retry_at.set(now + self.pause.get());
+    }
+
+    /// How many failed pages go in one ioend of at most `pages_max`. Who has failed twice goes alone,
+    /// or in few: a bad page takes all of its ioend with it, so the others are found.
+    pub(crate) fn retry_pages(&self, pages_max: u64) -> u64 {
+        if self.retries.get() < 2 {
+            return pages_max;
+        }
+        let few = self.failed.borrow().count() <= ALONE_PAGES_MAX;
+        if few { 1 } else { TOGETHER_PAGES.min(pages_max) }
     }
 
     /// Nothing could be tried: all of it is on its way already.

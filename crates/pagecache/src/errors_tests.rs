@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who hears of an error, when failed pages are tried again, and when a cache is stuck.
 use proptest::prelude::*;
 
 use super::*;

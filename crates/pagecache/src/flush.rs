@@ -7,14 +7,14 @@
 //!   FLUSH ─┘                    └─ wait for all ioends ─▶ one flush below ─▶ each opener's errors
 //! ```
 //!
-//! Each write belongs to a round; a FLUSH ends the one that runs and writes all that became dirty in
-//! it or before. It goes over the device twice at most. After the first time a page of the round
+//! Each write belongs to a round; a FLUSH ends the one that runs and writes all that became dirty
+//! in it or before. It goes over the device twice at most. After the first time a page of the round
 //! that is still dirty is one that was on its way below, from before, and had been written again:
 //! all of that has ended by then, so the second time takes it. Writers that go on and on keep no
 //! FLUSH from ending: each time takes a folio once.
 //!
-//! Cost of a lone FLUSH: one write for each ioend, and one flush below if it has a volatile cache. N
-//! concurrent FLUSHes share that, or the next. A FUA write that is no larger than an ioend costs
+//! Cost of a lone FLUSH: one write for each ioend, and one flush below if it has a volatile cache.
+//! N concurrent FLUSHes share that, or the next. A FUA write that is no larger than an ioend costs
 //! one write with FUA for each base.
 //!
 //! Invariants

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a FLUSH and a FUA write cost, what they wait for, and when they fail.
 use std::rc::Rc;
 
 use block::{BlockDevice, Flags, Nanos, PAGE};

@@ -3,6 +3,7 @@
 //!
 //! Invariants
 //! - GA1 A gathering goes over each folio once, ascending, and takes no page that is being written.
+//! - GA2 Pages that could not be written share no ioend with others, which would fail with them.
 use std::cell::RefCell;
 
 use smallvec::SmallVec;
@@ -47,9 +48,9 @@ impl Reach<'_> {
 }
 
 impl PageCache {
-    /// Takes dirty runs of pages `from..to`, ascending, into ioends, until a large one or some small ones
-    /// are ready to be sent, or `quota` pages are. With `spare_failed` those that could not be written are left (WB2).
-    /// Leaves in `from` how far it came.
+    /// Takes dirty runs of pages `from..to`, ascending, into ioends, until a large one or some
+    /// small ones are ready to be sent, or `quota` pages are. With `spare_failed` those that could
+    /// not be written are left (WB2). Leaves in `from` how far it came.
     pub(crate) fn gather(
         &self,
         collector: &RefCell<Collector>,
@@ -118,16 +119,21 @@ impl PageCache {
             let inside = folio.inside(&(*reach.from..reach.to));
             let Some(mut run) = folio.next_to_write(inside) else { return };
             let first = start + u64::from(run.start);
-            if reach.spare_failed
-                && let Some(failed) = self.errors.next_failed(first)
-            {
-                if failed.start <= first {
+            let failed = self.errors.next_failed(first);
+            let again = failed.as_ref().is_some_and(|failed| failed.start <= first);
+            if let Some(failed) = failed {
+                if again && reach.spare_failed {
                     *reach.from = failed.end;
                     continue;
                 }
-                let room = failed.start - start;
-                run.end = run.end.min(u32::try_from(room).unwrap_or(u32::MAX));
+                let end = if again { failed.end } else { failed.start } - start;
+                run.end = run.end.min(u32::try_from(end).unwrap_or(u32::MAX));
             }
+            with.pages_max = reach.pages_max;
+            if again {
+                with.pages_max = self.errors.retry_pages(reach.pages_max);
+            }
+            collector.set_failed(again); // GA2
             collector.add(with, id, &run);
             reach.pages += run.len() as u64;
             *reach.from = start + u64::from(run.end);

@@ -18,7 +18,8 @@
 //! - IO3 It goes where the mapping says at the moment when it is sent: if the generation is another
 //!   one than when it was collected, all of it is mapped anew.
 //! - IO4 Nothing is borrowed while a bio is submitted: a device may complete it at once.
-//! - IO5 Ioends are numbered as they are opened; `Tickets` tells when all up to a number have ended.
+//! - IO5 Ioends are numbered as they are opened; `Tickets` tells when all up to a number have
+//!   ended.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -221,6 +222,8 @@ pub(crate) struct Collector {
     /// One a base.
     open: Vec<Ioend>,
     tail: Option<Tail>,
+    /// What is open has pages that have failed before.
+    failed: bool,
     /// To be sent.
     ready: VecDeque<Ioend>,
 }
@@ -262,7 +265,7 @@ impl Spare {
 
 impl Collector {
     pub(crate) fn new(purpose: Purpose) -> Collector {
-        Collector { purpose, open: Vec::new(), tail: None, ready: VecDeque::new() }
+        Collector { purpose, open: Vec::new(), tail: None, failed: false, ready: VecDeque::new() }
     }
 
     /// Takes a dirty run of a folio, none of it being written, into ioends.
@@ -387,6 +390,13 @@ impl Collector {
     pub(crate) fn close(&mut self) {
         assert!(self.tail.is_none(), "a run has been added to its end");
         self.ready.extend(self.open.drain(..));
+    }
+
+    /// What is added from here on has failed before, or not: the two share no ioend.
+    pub(crate) fn set_failed(&mut self, failed: bool) {
+        if std::mem::replace(&mut self.failed, failed) != failed {
+            self.close();
+        }
     }
 
     /// All that is open or ready, for another purpose: somebody waits for it now.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How often the mapping is asked, how runs are joined, and where they come to lie.
 use std::rc::Rc;
 
 use block::BlockDevice;
@@ -343,7 +344,8 @@ proptest! {
             let dm = lab.dm();
             let below = lab.map(&dm, "below", table).await;
             let mode = if single { "single" } else { "multi" };
-            let cache = cache(&below, &options(&format!("map_blocks {mode} ioend_bytes {ioend_kib}K")));
+            let more = format!("map_blocks {mode} ioend_bytes {ioend_kib}K");
+            let cache = cache(&below, &options(&more));
             let (pages, capacity) = (cache.device_pages(), below.limits().capacity.0);
             let mut dirty = std::collections::BTreeSet::new();
             for (from, len) in runs {

@@ -8,16 +8,16 @@
 //! | every `dirty_writeback_centisecs` | folios dirty for longer than `dirty_expire_centisecs` |
 //! | some time after an error | what could not be written |
 //!
-//! Each time it begins it writes [`CHUNK_PAGES`] at least, so that a writer just above the threshold
-//! has its pages sorted and joined too. While nothing is dirty no timer runs.
+//! Each time it begins it writes [`CHUNK_PAGES`] at least, so that a writer just above the
+//! threshold has its pages sorted and joined too. While nothing is dirty no timer runs.
 //!
 //! Invariants
 //! - WB1 Background writeback has at most [`IOENDS_MAX`] ioends in flight and the bytes of
 //!   [`LARGE_IOENDS_MAX`] large ones, or a single one more; that of FLUSH twice as much.
 //! - WB2 A page that could not be written is left alone until its time has come; pages beside it go
 //!   on.
-//! - WB3 Whatever waits for the flusher ends: an open ioend is sent before it sleeps, other than for
-//!   room, which comes when an ioend ends; and before a FLUSH waits.
+//! - WB3 Whatever waits for the flusher ends: an open ioend is sent before it sleeps, other than
+//!   for room, which comes when an ioend ends; and before a FLUSH waits.
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
@@ -403,6 +403,7 @@ impl PageCache {
     async fn retry_failed(&self) {
         let wb = &self.writeback;
         let (mut at, mut tried) = (0, false);
+        self.errors.retry_is_due();
         while let Some(failed) = self.errors.next_failed(at).filter(|_| !wb.stopping.get()) {
             let mut from = failed.start.max(at);
             if !self.cache.borrow().is_dirty_in(&failed) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+//! When the flusher writes, in what order, how much at once, and what it does about errors.
 use std::rc::Rc;
 
 use block::{Class, Flags, Opener, Target};
@@ -164,6 +165,31 @@ fn what_could_not_be_written_is_tried_again_later_and_later_and_the_rest_goes_on
         sleep_ms(10_000).await;
         assert!(!cache.errors.is_failing());
         assert_eq!(lab.page(0, 1000), pattern(1000, 1));
+    });
+}
+
+/// A page that can't be written takes its ioend with it, but not for long.
+#[test]
+fn pages_beside_a_bad_one_are_written_by_the_second_retry() {
+    Lab::new(1, 65536).run(async |lab| {
+        let cache = running(&lab, EAGER).await;
+        let disk = &lab.disks[0];
+        disk.bad.borrow_mut().push(804..805);
+        write(&cache, 0..512, 1).await;
+        sleep_ms(50).await;
+        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(256));
+        sleep_ms(100).await;
+        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(256));
+        sleep_ms(200).await;
+        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(1));
+        assert_eq!(lab.page(0, 99), pattern(99, 1));
+        assert_eq!(lab.page(0, 101), pattern(101, 1));
+        // What is written beside it later does not fail with it.
+        write(&cache, 90..110, 2).await;
+        assert_eq!(flush(&cache).await, Err(Status::Io));
+        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(1));
+        assert_eq!(cache.dirty_bytes(), PAGE as u64);
+        assert_eq!(lab.page(0, 101), pattern(101, 2));
     });
 }
 

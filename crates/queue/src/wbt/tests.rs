@@ -13,6 +13,8 @@ use super::throttle::Mutation;
 use crate::Leaf;
 use crate::testing::{Script, with_core};
 
+mod windows;
+
 const BLOCK: u64 = 4096;
 
 fn leaf(mode: Mode, queue_depth: u32) -> Rc<Leaf> {
@@ -368,31 +370,6 @@ fn who_waits_is_waited_for() {
         assert_eq!(ends.ok.get(), 5);
         check_idle(&leaf);
     });
-}
-
-/// The window's task ends by itself, whatever the step was: `with_core` returns only when nothing
-/// can happen any more, but a core with a task that sleeps goes on.
-#[test]
-fn an_idle_device_has_no_timer() {
-    for mode in Mode::ALL {
-        for queue_depth in [1, 2, 16, 128] {
-            let script = Script::default();
-            let core = reactor::Reactor::enter(block::CoreId(0), script.driver());
-            let leaf = core.block_on(async move {
-                let (leaf, ends) = (leaf(mode, queue_depth), Ends::default());
-                for nth in 0..10 {
-                    ends.background(&leaf, nth * BLOCK, BLOCK);
-                    sleep(Nanos::from_millis(90)).await;
-                }
-                leaf
-            });
-            core.run(|| false);
-            assert_eq!(core.core().next_timer(), None);
-            let windows: u64 = leaf.wbt().report().windows.iter().sum();
-            assert!((5..400).contains(&windows), "{mode:?} {queue_depth}: {windows} windows");
-            drop(core);
-        }
-    }
 }
 
 /// W6: a steady stream of urgent writes leaves the background something.

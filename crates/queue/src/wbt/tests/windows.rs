@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Windows: when there are any, what they let go, and what they see.
+use std::rc::Rc;
+
+use block::{BlockDevice, Bufs, Class, Flags, Nanos, Op, Sector};
+use policy::wbt::Mode;
+use reactor::{FileId, flush, io, read, sleep, write, write_zeroes};
+
+use super::{BLOCK, Ends, check_idle, data, keeping, leaf, settle};
+use crate::Leaf;
+use crate::testing::{Script, with_core};
+
+/// The window's task ends by itself, whatever the step was: `with_core` returns only when nothing
+/// can happen any more, but a core with a task that sleeps goes on.
+#[test]
+fn an_idle_device_has_no_timer() {
+    for mode in Mode::ALL {
+        for queue_depth in [1, 2, 16, 128] {
+            let script = Script::default();
+            let core = reactor::Reactor::enter(block::CoreId(0), script.driver());
+            let leaf = core.block_on(async move {
+                let (leaf, ends) = (leaf(mode, queue_depth), Ends::default());
+                for nth in 0..10 {
+                    ends.background(&leaf, nth * BLOCK, BLOCK);
+                    sleep(Nanos::from_millis(90)).await;
+                }
+                leaf
+            });
+            core.run(|| false);
+            assert_eq!(core.core().next_timer(), None);
+            let windows: u64 = leaf.wbt().report().windows.iter().sum();
+            assert!((5..400).contains(&windows), "{mode:?} {queue_depth}: {windows} windows");
+            drop(core);
+        }
+    }
+}
+
+/// Writes alone are boosted window by window, and each lets more of them go; nothing has ended.
+#[test]
+fn a_window_that_raises_the_limits_lets_more_go() {
+    keeping(|script| async move {
+        let (leaf, ends) = (leaf(Mode::Kernel, 128), Ends::default());
+        (0..40).for_each(|nth| ends.background(&leaf, nth * BLOCK, BLOCK));
+        settle().await;
+        for (in_flight, step) in [(4, 0), (8, -1), (16, -2), (24, -3), (24, -3)] {
+            let report = leaf.wbt().report();
+            assert_eq!((script.kept(), report.step), (in_flight, step));
+            sleep(Nanos::from_millis(100)).await;
+            settle().await;
+        }
+        while ends.all() < 40 {
+            script.release(1);
+            settle().await;
+        }
+        check_idle(&leaf);
+    });
+}
+
+/// Whether the law has seen reads beside which nothing else was in flight.
+async fn clean_reads(beside: Option<Op>) -> bool {
+    let (leaf, ends) = (leaf(Mode::Tail, 16), Ends::default());
+    let send = |op| {
+        let len = if op == Op::Flush { Sector(0) } else { Sector(8) };
+        let bufs = if op == Op::Write { data(BLOCK) } else { Bufs::new() };
+        io(&*leaf, op, Flags::empty(), Class::Normal, (Sector(0), len), bufs)
+    };
+    for _ in 0..20 {
+        if let Some(op) = beside {
+            ends.count(send(op));
+        }
+        read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)).await.unwrap();
+        settle().await;
+    }
+    send(Op::Write).await.unwrap();
+    sleep(Nanos::from_millis(300)).await;
+    leaf.wbt().report().facts.clean_read_ns.is_some()
+}
+
+#[test]
+fn reads_are_clean_if_nothing_else_is_in_flight() {
+    for beside in [None, Some(Op::Write), Some(Op::Flush), Some(Op::WriteZeroes), Some(Op::Discard)]
+    {
+        let script = Script::default();
+        with_core(script.driver(), async move {
+            assert_eq!(clean_reads(beside).await, beside.is_none(), "{beside:?}");
+        });
+    }
+}
+
+/// One that has ended is none beside which reads are.
+#[test]
+fn reads_are_clean_again_when_the_others_have_ended() {
+    let script = Script::default();
+    with_core(script.driver(), async {
+        let leaf = leaf(Mode::Tail, 16);
+        flush(&*leaf, Class::Normal).await.unwrap();
+        write_zeroes(&*leaf, Flags::empty(), Class::Normal, Sector(0), Sector(8)).await.unwrap();
+        for _ in 0..20 {
+            read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)).await.unwrap();
+        }
+        write(&*leaf, Flags::empty(), Class::Normal, Sector(0), data(BLOCK)).await.unwrap();
+        sleep(Nanos::from_millis(300)).await;
+        assert!(leaf.wbt().report().facts.clean_read_ns.is_some());
+    });
+}
+
+/// The leaf whose write began the windows has gone: they go on where somebody waits.
+#[test]
+fn windows_go_on_when_the_leaf_that_began_them_goes() {
+    keeping(|script| async move {
+        let (one, ends) = (leaf(Mode::Kernel, 128), Ends::default());
+        let two = Rc::new(Leaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt()));
+        ends.background(&two, 0, BLOCK);
+        settle().await;
+        (0..40).for_each(|nth| ends.background(&one, nth * BLOCK, BLOCK));
+        settle().await;
+        script.release(1);
+        settle().await;
+        drop(two);
+        assert_eq!(script.kept(), 4);
+        sleep(Nanos::from_millis(150)).await;
+        settle().await;
+        assert_eq!(script.kept(), 4, "a window that nobody closed");
+        sleep(Nanos::from_millis(100)).await;
+        settle().await;
+        assert_eq!((script.kept(), one.wbt().report().step), (8, -1), "the next is");
+        while ends.all() < 41 {
+            script.release(1);
+            settle().await;
+        }
+        check_idle(&one);
+    });
+}

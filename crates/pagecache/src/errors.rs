@@ -232,8 +232,8 @@ impl Errors {
         self.retry_at.set(now + self.pause.get());
     }
 
-    /// How many failed pages go in one ioend of at most `pages_max`. Who has failed twice goes alone,
-    /// or in few: a bad page takes all of its ioend with it, so the others are found.
+    /// How many failed pages go in one ioend of at most `pages_max`. From the second retry on they
+    /// go alone, or with few: a bad page takes all of its ioend with it.
     pub(crate) fn retry_pages(&self, pages_max: u64) -> u64 {
         if self.retries.get() < 2 {
             return pages_max;

@@ -256,3 +256,56 @@ fn reads_beside_writers_are_quick_and_the_writers_too() {
     assert!(ns < 2 * MS, "{ns} ns, the start included");
     assert!(rate > off_rate / 10 * 8 && kernel_rate > off_rate / 10 * 8);
 }
+
+#[test]
+fn a_read_behind_reads_that_waited_for_a_write_does_not_count_as_clean() {
+    let stick = FlashParams {
+        queue_depth: 1,
+        read_latency_ns: 500_000,
+        write_bytes_per_s: 20_000_000,
+        ..FlashParams::sata()
+    };
+    let (world, file) = disk(stick);
+    let machine = Machine::boot(&world, 1);
+    let clean = |leaf: &Leaf| leaf.wbt().report().facts.clean_read_ns;
+    machine
+        .block_on(async move {
+            let leaf = leaf(file, 1, Mode::Tail);
+            let read = |leaf: &Rc<Leaf>| {
+                let leaf = leaf.clone();
+                async move {
+                    let buf = Buf::zeroed(4096).into();
+                    read(&*leaf, Class::Foreground, Sector(0), buf).await.unwrap();
+                }
+            };
+            let write = |leaf: &Rc<Leaf>, bytes| {
+                let leaf = leaf.clone();
+                async move {
+                    let (flags, data) = (Flags::BACKGROUND, Buf::zeroed(bytes).into());
+                    write(&*leaf, flags, Class::Background, Sector(0), data).await.unwrap();
+                }
+            };
+            for _ in 0..20 {
+                spawn({
+                    let (write, reads) = (write(&leaf, 4096), [read(&leaf), read(&leaf)]);
+                    async move {
+                        reads.into_iter().for_each(spawn);
+                        write.await;
+                    }
+                });
+                // The write, sent first, has ended by then; the reads behind it have not.
+                sleep(Nanos(MS / 2)).await;
+                assert_eq!(leaf.wbt().report().in_flight, [0, 0]);
+                read(&leaf).await;
+                sleep(Nanos(200 * MS)).await;
+            }
+            assert_eq!(clean(&leaf), None);
+            for _ in 0..10 {
+                read(&leaf).await;
+            }
+            write(&leaf, 4096).await;
+            sleep(Nanos(200 * MS)).await;
+            assert_eq!(clean(&leaf).map(|ns| ns / 1000), Some(510));
+        })
+        .unwrap();
+}

@@ -6,7 +6,7 @@
 //! the difference to the last time. Only the shortest and the longest are taken away by the reader.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use policy::wbt::{BUCKETS, Reads, bucket_of};
+use policy::wbt::{BUCKETS, Reads, bucket_end_ns, bucket_of};
 
 fn add(to: &AtomicU64, n: u64) {
     to.store(to.load(Relaxed).wrapping_add(n), Relaxed);
@@ -58,21 +58,25 @@ impl Seen {
     fn take(&mut self, times: &Times, reads: &mut Reads) {
         let sum_ns = times.sum_ns.load(Relaxed);
         let mut new_ns = sum_ns.wrapping_sub(self.sum_ns);
-        let mut any = false;
+        let mut new_buckets: Option<(usize, usize)> = None;
         for (bucket, (now, seen)) in times.buckets.iter().zip(self.buckets.iter_mut()).enumerate() {
             let now = now.load(Relaxed);
             let new = now.wrapping_sub(std::mem::replace(seen, now));
             if new > 0 {
                 // The sum is of all buckets: told with the first.
                 reads.add(bucket, new, std::mem::take(&mut new_ns));
-                any = true;
+                let first = new_buckets.map_or(bucket, |(first, _)| first);
+                new_buckets = Some((first, bucket));
             }
         }
         self.sum_ns = sum_ns;
         let min_ns = times.min_ns.swap(u64::MAX, Relaxed);
         let max_ns = times.max_ns.swap(0, Relaxed);
-        if any {
-            reads.bound(min_ns, max_ns);
+        if let Some((first, last)) = new_buckets {
+            // The core that counts may be half way: then its buckets say what bounds there are.
+            let min_ns = min_ns.min(bucket_end_ns(first) - 1);
+            let from_ns = last.checked_sub(1).map_or(0, bucket_end_ns);
+            reads.bound(min_ns, max_ns.max(from_ns).max(min_ns));
         }
     }
 }
@@ -155,6 +159,36 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another core counts while a window is closed: whatever is seen of it has bounds in order.
+    #[test]
+    fn what_is_half_counted_has_bounds_in_order() {
+        let half = |count: fn(&Times)| {
+            let (times, mut seen) = (Times::new(), Seen::nothing());
+            let mut reads = Reads::default();
+            count(&times);
+            seen.take(&times, &mut reads);
+            let (min_ns, max_ns) = (reads.min_ns().unwrap(), reads.max_ns().unwrap());
+            let tail_ns = reads.percentile_ns(990).unwrap();
+            assert!(min_ns <= tail_ns && tail_ns <= max_ns, "{reads:?}");
+            let octave = 1 << 20..1 << 21;
+            assert!(octave.contains(&min_ns) && octave.contains(&max_ns), "{reads:?}");
+        };
+        half(|times| times.buckets[bucket_of(1_500_000)].store(1, Relaxed));
+        half(|times| {
+            times.buckets[bucket_of(1_500_000)].store(1, Relaxed);
+            times.min_ns.store(1_500_000, Relaxed);
+        });
+        // The bounds were taken away before the bucket was seen.
+        let (times, mut seen) = (Times::new(), Seen::nothing());
+        times.record(1_500_000);
+        times.buckets[bucket_of(1_500_000)].store(0, Relaxed);
+        seen.take(&times, &mut Reads::default());
+        times.buckets[bucket_of(1_500_000)].store(1, Relaxed);
+        let mut reads = Reads::default();
+        seen.take(&times, &mut reads);
+        assert!(reads.percentile_ns(990).is_some_and(|ns| bucket_of(ns) == bucket_of(1_500_000)));
+    }
 
     #[test]
     fn a_window_sees_what_has_come_since_the_last() {

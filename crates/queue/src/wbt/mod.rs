@@ -142,6 +142,7 @@ impl Wbt {
 
     /// For the leaf of another core on the same file.
     pub fn shared(&self) -> SharedWbt {
+        self.0.shared.settle();
         SharedWbt(self.0.shared.clone())
     }
 

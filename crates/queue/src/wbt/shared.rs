@@ -5,11 +5,11 @@
 //! writes; reads store two words.
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use block::CoreId;
+use block::{CoreId, Nanos};
 use policy::wbt::{Allowance, Control, Device, Mode, Reads, Sample, Signs, Verdict, Who};
-use reactor::{Anchor, Msg, anchored, core_id, now, post, spawn};
+use reactor::{Anchor, Msg, anchored, core_id, now, post, sleep, spawn};
 
 use super::counters::{Counters, News, Snapshot};
 use super::line::Line;
@@ -102,10 +102,16 @@ pub(crate) struct Shared {
     doors: Mutex<Vec<Arc<Door>>>,
     /// A task closes windows.
     armed: AtomicBool,
+    /// Where it runs once other cores have leaves, too: of those one may stand still while it has
+    /// nothing in flight, and its timers with it.
+    home: OnceLock<CoreId>,
     last_read_ns: AtomicU64,
     dirty_wait_ns: AtomicU64,
     /// Requests in flight that are neither reads nor tracked.
     beside: AtomicU32,
+    /// Foreground reads in flight that were sent beside something else than reads. Who is sent
+    /// behind them waits for what they wait for.
+    late_reads: AtomicU32,
     /// Requests other than reads that have been sent.
     begun: AtomicU64,
     /// Since when writes are in flight, and how long they were before that in this window.
@@ -144,9 +150,11 @@ impl Shared {
             state: Mutex::new(state),
             doors: Mutex::default(),
             armed: AtomicBool::new(false),
+            home: OnceLock::new(),
             last_read_ns: AtomicU64::new(0),
             dirty_wait_ns: AtomicU64::new(0),
             beside: AtomicU32::new(0),
+            late_reads: AtomicU32::new(0),
             begun: AtomicU64::new(0),
             busy_from_ns: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
@@ -201,15 +209,24 @@ impl Shared {
         self.dirty_wait_ns.store(word(now_ns), Relaxed);
     }
 
-    /// How many requests other than reads had been sent, if none of them is in flight.
-    pub(crate) fn quiet(&self) -> Option<u64> {
+    /// A foreground read goes. How many requests other than reads had been sent, if none of them
+    /// is in flight, nor a read that was beside one.
+    pub(crate) fn begin_read(&self) -> Option<u64> {
         let idle = (0..2).all(|count| self.tokens.load(count).ios == 0);
-        (idle && self.beside.load(Relaxed) == 0).then(|| self.begun.load(Relaxed))
+        let quiet = idle && self.beside.load(Relaxed) == 0 && self.late_reads.load(Relaxed) == 0;
+        if !quiet {
+            self.late_reads.fetch_add(1, Relaxed);
+        }
+        quiet.then(|| self.begun.load(Relaxed))
     }
 
-    /// Whether nothing but reads was in flight since [`Shared::quiet`] said `begun`.
-    pub(crate) fn was_quiet_since(&self, begun: u64) -> bool {
-        self.begun.load(Relaxed) == begun
+    /// A foreground read has ended. `quiet` is from [`Shared::begin_read`]; whether nothing but
+    /// reads was in flight since.
+    pub(crate) fn end_read(&self, quiet: Option<u64>) -> bool {
+        if quiet.is_none() {
+            self.late_reads.fetch_sub(1, Relaxed);
+        }
+        quiet.is_some_and(|begun| self.begun.load(Relaxed) == begun)
     }
 
     /// A request that is neither a read nor tracked goes.
@@ -294,6 +311,20 @@ impl Shared {
         true
     }
 
+    /// Another core is to have a leaf, too: windows are closed on this one, which never stands
+    /// still. The first that says so stays it.
+    pub(crate) fn settle(&self) {
+        self.home.get_or_init(core_id);
+    }
+
+    /// Starts the task that closes windows where it has to run, if that is another core.
+    pub(crate) fn starts_elsewhere(self: &Arc<Shared>) -> bool {
+        let Some(home) = self.home.get().filter(|home| **home != core_id()) else { return false };
+        let windows = close_windows(self.clone());
+        post(*home, Msg::Call(Box::new(move || spawn(windows))));
+        true
+    }
+
     pub(crate) fn window_ns(&self) -> u64 {
         self.lock().control.window_ns()
     }
@@ -351,6 +382,19 @@ impl Shared {
             return before_ns;
         }
         before_ns + now_ns.saturating_sub(self.busy_from_ns.swap(now_ns, Relaxed))
+    }
+}
+
+/// Closes windows for leaves of other cores; ends with the last leaf.
+async fn close_windows(shared: Arc<Shared>) {
+    let mut goes_on = true;
+    while goes_on && Arc::strong_count(&shared) > 1 {
+        sleep(Nanos(shared.window_ns())).await;
+        let closed = shared.close_window(now().0);
+        if closed.wakes {
+            shared.tell_others(None);
+        }
+        goes_on = closed.goes_on;
     }
 }
 

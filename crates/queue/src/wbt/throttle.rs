@@ -63,7 +63,7 @@ pub(super) enum Note {
     /// It was a read that counts.
     Read {
         issued_ns: u64,
-        /// From [`Shared::quiet`].
+        /// From [`Shared::begin_read`].
         quiet: Option<u64>,
     },
     /// It was neither tracked nor a read.
@@ -182,7 +182,7 @@ impl Throttle {
             self.watched.set(Some(self.sent.borrow().vacant_key()));
             self.counters.watch(issued_ns);
         }
-        Note::Read { issued_ns, quiet: self.shared.quiet() }
+        Note::Read { issued_ns, quiet: self.shared.begin_read() }
     }
 
     /// Whether a write may go at once as it is.
@@ -277,7 +277,7 @@ impl Throttle {
 
     /// Sees to it that windows are closed while there is something to see.
     pub(super) fn arm(&self, now_ns: u64) {
-        if self.shared.arms(now_ns) {
+        if self.shared.arms(now_ns) && !self.shared.starts_elsewhere() {
             self.start_windows();
         }
     }
@@ -334,7 +334,7 @@ impl Throttle {
             self.watched.set(None);
             self.counters.watch(0);
         }
-        let is_clean = quiet.is_some_and(|begun| self.shared.was_quiet_since(begun));
+        let is_clean = self.shared.end_read(quiet);
         self.counters.read(now_ns.saturating_sub(issued_ns), is_clean);
     }
 }

@@ -131,3 +131,28 @@ fn windows_go_on_when_the_leaf_that_began_them_goes() {
         check_idle(&one);
     });
 }
+
+/// A read that does not come back is too slow before it has ended, and none of the next windows'
+/// when it has.
+#[test]
+fn a_read_is_watched_while_it_is_with_the_device() {
+    keeping(|script| async move {
+        let (leaf, ends) = (leaf(Mode::Kernel, 128), Ends::default());
+        ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
+        settle().await;
+        ends.background(&leaf, 0, BLOCK);
+        sleep(Nanos::from_millis(110)).await;
+        assert_eq!(leaf.wbt().report().step, 1, "longer than the target");
+        sleep(Nanos::from_millis(80)).await;
+        assert_eq!(leaf.wbt().report().step, 2);
+        script.release(1);
+        settle().await;
+        let too_slow = leaf.wbt().report().windows[1];
+        sleep(Nanos::from_millis(250)).await;
+        let report = leaf.wbt().report();
+        assert_eq!((report.windows[1], ends.ok.get()), (too_slow, 1), "{report:?}");
+        script.release(1);
+        settle().await;
+        check_idle(&leaf);
+    });
+}

@@ -20,8 +20,9 @@
 //! ```
 //!
 //! The law (`policy::wbt`) is shared by the leaves of all cores on one file, and so are the tokens.
-//! A window's task runs on the core whose write came first while no window was open; it ends when
-//! nothing is in flight, nobody waits, and the law has nothing to settle.
+//! A window's task runs on the core whose leaf was shared with the others: of those one may stand
+//! still, timers and all, while it has nothing in flight. It ends when nothing is in flight, nobody
+//! waits, and the law has nothing to settle.
 //!
 //! Invariants
 //! - W1 What is in flight of a count was at most the law's limit when the last of it was let go,
@@ -37,6 +38,8 @@
 //! - W6 By the kernel's law bios of a count go in order. By ours the urgent go first; of those that
 //!   have waited for a second one of a kind goes every 200 ms whatever the others do.
 mod attributes;
+#[cfg(test)]
+mod cores_tests;
 mod counters;
 mod line;
 mod shared;

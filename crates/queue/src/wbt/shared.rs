@@ -320,8 +320,8 @@ impl Shared {
     /// Starts the task that closes windows where it has to run, if that is another core.
     pub(crate) fn starts_elsewhere(self: &Arc<Shared>) -> bool {
         let Some(home) = self.home.get().filter(|home| **home != core_id()) else { return false };
-        let windows = close_windows(self.clone());
-        post(*home, Msg::Call(Box::new(move || spawn(windows))));
+        let shared = self.clone();
+        post(*home, Msg::Call(Box::new(move || spawn(close_windows(shared)))));
         true
     }
 

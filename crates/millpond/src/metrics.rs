@@ -52,6 +52,18 @@ fn leaves(out: &mut String, engine: &Engine) {
             sample(out, &bytes, leaf.stats().device(), leaf.stats().of(op).bytes);
         }
     }
+    let throttles = leaves.iter().filter_map(|leaf| Some((leaf, leaf.wbt()?.report())));
+    let throttles: Vec<_> = throttles.collect();
+    let waits = "millpond_wbt_waits_total";
+    family(out, waits, "Requests that the throttle of writeback let wait.", "counter");
+    for (leaf, report) in &throttles {
+        sample(out, waits, leaf.stats().device(), report.waits);
+    }
+    let waited = "millpond_wbt_waited_microseconds_total";
+    family(out, waited, "How long they waited.", "counter");
+    for (leaf, report) in &throttles {
+        sample(out, waited, leaf.stats().device(), report.waited_ns / 1000);
+    }
     let errors = "millpond_queue_errors_total";
     family(out, errors, "Requests of leaves that failed.", "counter");
     for leaf in &leaves {

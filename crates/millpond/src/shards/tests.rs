@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Sector, Status};
+use block::{Base, BlockDevice, Buf, Bufs, Class, Flags, Nanos, Sector, Status};
 use dm::{Dm, Remove};
 use reactor::{Reactor, flush, read, sleep, spawn, write};
 use uring::Uring;
 
 use super::*;
-use crate::leaf::Leaves;
+use crate::leaf::{Adopted, Leaves};
 
 /// Core 0 on this thread.
 struct World {
@@ -171,6 +171,40 @@ fn a_file_is_shared_and_free_for_others_when_core_0_closes_it() {
         assert_eq!(world.join(shard), Err(Status::NoDevice));
     });
     assert_eq!(world.first_sectors("g"), [0, 0, 0, 33]);
+    world.end();
+}
+
+#[test]
+fn the_throttle_of_a_file_is_one_for_all_cores() {
+    const MODE: &str = "queue/wbt_mode";
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let world = World::new();
+    world.create("f", &format!("0 2048 linear {} 0", path.display()));
+    let leaf = world.leaves.opened().pop().unwrap();
+    let base: Rc<dyn Base> = leaf.clone();
+    let shared = world.leaves.share(&base).unwrap();
+    let (set, wait_set) = mpsc::channel::<()>();
+    thread::scope(|threads| {
+        let shards = world.shards.clone();
+        let (seen, wait_seen) = mpsc::channel();
+        let shard = threads.spawn(move || {
+            let shard = shards.enter().unwrap();
+            let Adopted::File(twin) = shard.adopt(&shared) else { panic!("it is a file") };
+            let mode = || twin.wbt().unwrap().get(MODE).unwrap();
+            seen.send(mode()).unwrap();
+            wait_set.recv().unwrap();
+            let now = mode();
+            shard.block_on(async move { drop(twin) });
+            now
+        });
+        assert_eq!(wait_seen.recv().unwrap(), "[tail] kernel");
+        world.reactor.on(|| leaf.wbt().unwrap().set(MODE, "kernel")).unwrap();
+        set.send(()).unwrap();
+        assert_eq!(world.join(shard), "tail [kernel]");
+    });
+    world.reactor.on(|| drop((leaf, base)));
     world.end();
 }
 

@@ -28,6 +28,8 @@ pub enum Mutation {
     DiscardAtOnce,
     /// Memory has no limit.
     NoLimit,
+    /// Openers hear of an error again and again.
+    TellAgain,
     /// A folio that is read again overwrites what was written meanwhile.
     ReadOverDirty,
 }

@@ -2,9 +2,9 @@
 //! The target of a table line: takes bios, is suspended and resumed.
 use std::rc::Rc;
 
-use block::{Access, Bio, BlockDevice, Error, Limits, LocalFuture, Op, Target};
+use block::{Access, Bio, BlockDevice, Error, Limits, LocalFuture, Op, Status, Target};
 
-use crate::PageCache;
+use crate::{Mutation, PageCache};
 
 impl BlockDevice for PageCache {
     fn name(&self) -> &str {
@@ -27,8 +27,9 @@ impl BlockDevice for PageCache {
             Op::Flush => {
                 let (me, round) = (self.rc(), self.writeback.rounds.next());
                 reactor::spawn(async move {
-                    let status = me.flush(bio.opener, round).await.into();
-                    bio.complete(status);
+                    let done = me.flush(bio.opener, round).await;
+                    let again = me.has(Mutation::TellAgain) && me.errors.count() > 0;
+                    bio.complete(if again { Status::Io } else { done.into() });
                 });
             }
         }

@@ -8,7 +8,7 @@ mod common;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Nanos, OpenedBy, Opener, Sector};
+use block::{BlockDevice, Class, Nanos, OpenedBy, Opener, Sector};
 use common::{Lab, Rig, SHAPES, Shape, config};
 use pagecache::Mutation;
 use sim::{
@@ -240,8 +240,7 @@ fn live(
     draw_faults(lab, trouble);
     machine.spawn(0, life.clone().operate());
     let opened = |nth: u64| -> Rc<dyn BlockDevice> {
-        let opener = Opener(u32::try_from(nth + 1).expect("few clients"));
-        Rc::new(OpenedBy::new(rig.device.clone(), opener))
+        Rc::new(OpenedBy::new(rig.device.clone(), opener(nth)))
     };
     for nth in 0..RANDOM {
         machine.spawn(0, load.client(opened(nth), 50));
@@ -279,6 +278,11 @@ fn live(
     }
 }
 
+/// Client `nth`.
+fn opener(nth: u64) -> Opener {
+    Opener(u32::try_from(nth + 1).expect("few clients"))
+}
+
 /// Reads the whole device in long reads, checked.
 async fn read_all(load: Workload, device: Rc<dyn BlockDevice>) -> Result<(), String> {
     let blocks = device.limits().capacity.0;
@@ -298,7 +302,15 @@ fn finish(machine: &Machine, life: &Rc<Life>) -> Result<(), String> {
     let quiet = machine.block_on(async move {
         let (rig, load) = (&life.rig, &life.load);
         read_all(load.clone(), rig.device.clone()).await?;
-        // One hears of what has failed before; the pages are dirty still and go this time.
+        // Each opener hears of what has failed before, once.
+        for nth in 0..=RANDOM {
+            let own = OpenedBy::new(rig.device.clone(), opener(nth));
+            let _ = reactor::flush(&own, Class::Foreground).await;
+            if let Err(status) = reactor::flush(&own, Class::Foreground).await {
+                return Err(format!("opener {nth} hears of an error twice: {status}"));
+            }
+        }
+        // Whoever else there is, too; the pages are dirty still and go this time.
         if life.trouble == Trouble::None {
             load.flush(&*rig.device).await?;
         } else {
@@ -407,6 +419,11 @@ fn clearing_what_was_written_again_is_caught() {
 #[test]
 fn dropping_what_has_failed_is_caught() {
     is_caught_with(Mutation::DropFailed, Trouble::Io, &SHAPES);
+}
+
+#[test]
+fn telling_an_error_twice_is_caught() {
+    is_caught_with(Mutation::TellAgain, Trouble::Io, &SHAPES);
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! Pages that the range covers in part stay: a discard leaves them as they are, zeroes are written
 //! into them.
 //!
-//! What is dirty in the range is no longer written, and gone when the device below has discarded it.
-//! Until then it counts as being written: a FLUSH waits for it, as it makes durable what was there
+//! What is dirty in the range is no longer written, and gone when the device below has discarded
+//! it. Until then it counts as being written: a FLUSH waits for it, as it makes durable what was there
 //! or what is there then; and if the device below fails, it is dirty as before.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -12,7 +12,7 @@ impl PageCache {
     /// worth. Whether any was.
     pub(crate) fn make_room(&self, order: u8) -> bool {
         let mut freed = 0;
-        // Pieces lie scattered: twice as much has been free somewhere, and smaller pieces are taken.
+        // Pieces lie scattered: after twice as much the caller tries a smaller one.
         while freed < 2 * bytes_of(order) {
             let Some(bytes) = self.evict_one() else { break };
             freed += bytes;

@@ -411,8 +411,11 @@ proptest! {
                     Admit::After(ns) => prop_assert!(0 < ns && ns <= PAUSE_MAX_NS),
                     Admit::Now | Admit::AtLimit => {}
                 },
-                4 => t.set_limits(DirtyLimits { dirty: Bound::Bytes(number), ..SECONDS }, now),
-                _ => t.set_limits(DirtyLimits { dirty: Bound::Millis(number as u32), ..SECONDS }, now),
+                _ => {
+                    let ms = Bound::Millis(number as u32);
+                    let dirty = if what == 4 { Bound::Bytes(number) } else { ms };
+                    t.set_limits(DirtyLimits { dirty, ..SECONDS }, now);
+                }
             }
             let at = t.thresholds();
             prop_assert!(at.background < at.set_limit && at.set_limit <= at.limit, "{:?}", at);

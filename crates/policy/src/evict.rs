@@ -28,8 +28,8 @@ const USES_MAX: u8 = 3;
 const USES_TO_MAIN: u8 = 2;
 /// The small queue has one in so many of all.
 const SMALL_SHARE: u64 = 10;
-/// So many in a row may refuse to go before another queue is asked. Chosen: what has been written is
-/// new and may not go, so that all of the small queue may refuse, and looking through thousands for
+/// So many in a row may refuse to go before another queue is asked. Chosen: what has been written
+/// is new and may not go, so that all of the small queue may refuse, and looking through thousands for
 /// one that may costs more than it is worth.
 const REFUSALS_MAX: u32 = 64;
 /// No end of a list.
@@ -175,8 +175,8 @@ impl S3Fifo {
     /// Takes out the key to evict, one for which `may` says yes. Those for which it says no are as
     /// if they had just come to their queue.
     pub fn victim(&mut self, mut may: impl FnMut(u32) -> bool) -> Option<u32> {
-        // What passes to the main queue late in the first whole round may not be looked at in it; in
-        // the second one nothing passes any more (E2).
+        // What passes to the main queue late in the first whole round may not be looked at in it;
+        // in the second one nothing passes any more (E2).
         [REFUSALS_MAX, u32::MAX, u32::MAX].iter().find_map(|max| self.round(*max, &mut may))
     }
 

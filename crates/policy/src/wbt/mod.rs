@@ -15,6 +15,8 @@
 //! - T2 While a law is off it allows everything.
 //! - T3 A law that allows nothing (`ios` 0) with nothing in flight wants its timer, and allows
 //!   something again after a bounded number of windows.
+#[cfg(test)]
+mod extremes_tests;
 mod kernel;
 mod reads;
 mod tail;

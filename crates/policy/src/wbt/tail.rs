@@ -202,8 +202,8 @@ impl Control {
     /// feedback lets pass before it acts, has to fit in as well, hence the rest to 2. A read of a
     /// disk waits for the head to come back whatever is done, so there it is more.
     fn measured_target_ns(&self, tail_ns: u64) -> u64 {
-        let factored = if self.device.rotational { tail_ns / 2 * 7 } else { tail_ns / 4 * 7 };
-        factored.max(tail_ns + SLACK_MIN_NS)
+        let part_ns = if self.device.rotational { tail_ns / 2 } else { tail_ns / 4 };
+        part_ns.saturating_mul(7).max(tail_ns.saturating_add(SLACK_MIN_NS))
     }
 
     /// For how long the device may be busy with writes when a read comes.
@@ -273,11 +273,11 @@ impl Control {
         }
         let holds = self.probe.holding_ns.is_some();
         match who {
-            Who::Normal | Who::Background | Who::Discard if holds => Allowance::of_ios(0),
             // Nobody knows how long one takes.
-            Who::Discard => Allowance::of_ios(1),
+            Who::Discard => Allowance::of_ios(u32::from(!holds)),
             Who::Sync | Who::Normal | Who::Background => Allowance {
-                ios: u32::MAX,
+                // The pieces are the same: one that has waited too long goes all the same.
+                ios: if holds && who != Who::Sync { 0 } else { u32::MAX },
                 bytes: self.limit_bytes().saturating_mul(Control::share(who)),
                 piece_bytes: u32::try_from(self.piece_bytes()).unwrap_or(u32::MAX),
             },
@@ -397,9 +397,8 @@ impl Control {
             return;
         }
         // What is in flight ends, and then there is time for two reads.
-        let drain_ns = self.slack_ns();
-        let length_ns =
-            (drain_ns + 2 * self.read_gap_ns).clamp(PROBE_MIN_NS, PROBE_MAX_NS.min(WINDOW_NS));
+        let length_ns = self.slack_ns().saturating_add(self.read_gap_ns.saturating_mul(2));
+        let length_ns = length_ns.clamp(PROBE_MIN_NS, PROBE_MAX_NS.min(WINDOW_NS));
         let is_first = !is_known && self.probe.count < PROBES_FIRST;
         let rest = if is_first { PROBE_REST_FIRST } else { PROBE_REST };
         self.probe.holding_ns = Some(length_ns);

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Either law against whatever clocks, devices and targets there can be: nothing overflows, and
+//! somebody may always go, or may after a few windows.
+use proptest::prelude::*;
+
+use super::*;
+
+/// Numbers as they are, and those at the edges.
+fn any_ns() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(0),
+        Just(1),
+        0_u64..1 << 20,
+        0_u64..1 << 40,
+        Just(1 << 60),
+        Just(u64::MAX / 2),
+        Just(u64::MAX),
+    ]
+}
+
+fn any_reads() -> impl Strategy<Value = Reads> {
+    prop::collection::vec((any_ns(), 1_usize..40), 0..4).prop_map(|all| {
+        let mut reads = Reads::default();
+        for (ns, times) in all {
+            (0..times).for_each(|_| reads.record(ns));
+        }
+        reads
+    })
+}
+
+fn any_target() -> impl Strategy<Value = Target> {
+    prop_oneof![Just(Target::Off), Just(Target::Default), any_ns().prop_map(Target::Ns)]
+}
+
+fn any_window() -> impl Strategy<Value = (u64, Sample)> {
+    let reads = (any_reads(), any_reads());
+    let numbers = (any_ns(), any_ns(), any::<u32>(), any_ns(), 0_u32..3);
+    let flags = (any::<bool>(), any::<bool>());
+    let outstanding = prop::option::of(any_ns());
+    let clock = prop_oneof![Just(0), 0_u64..1 << 30, Just(1 << 50)];
+    (clock, reads, numbers, flags, outstanding).prop_map(|(goes_on_ns, reads, n, flags, out)| {
+        let sample = Sample {
+            now_ns: 0,
+            window_ns: n.0,
+            reads: reads.0,
+            clean_reads: reads.1,
+            writes: n.2,
+            write_bytes: n.1,
+            write_busy_ns: n.3,
+            read_outstanding_ns: out,
+            in_flight: n.4,
+            dirty_waited: flags.0,
+            held: flags.1,
+        };
+        (goes_on_ns, sample)
+    })
+}
+
+proptest! {
+    #[test]
+    fn nothing_overflows_and_nobody_is_held_for_long(
+        kernel in any::<bool>(),
+        (queue_depth, rotational, volatile_cache) in (any::<u32>(), any::<bool>(), any::<bool>()),
+        windows in prop::collection::vec((any_window(), prop::option::weighted(0.1, any_target())), 1..60),
+    ) {
+        let mode = if kernel { Mode::Kernel } else { Mode::Tail };
+        let mut law = Control::new(mode, Device { queue_depth, rotational, volatile_cache });
+        let (mut now_ns, mut held) = (0_u64, 0);
+        for ((goes_on_ns, sample), target) in windows {
+            now_ns += goes_on_ns;
+            if let Some(target) = target {
+                law.set_target(target);
+                held = 0;
+            }
+            law.close_window(&Sample { now_ns, ..sample });
+            let signs = Signs { now_ns, last_read_ns: Some(now_ns), ..Signs::default() };
+            let allowed = Who::ALL.map(|who| law.allowance(who, &signs));
+            let is_held = allowed.iter().any(|a| a.ios == 0);
+            held = if is_held { held + 1 } else { 0 };
+            prop_assert!(held <= 1, "two windows in a row");
+            prop_assert!(!is_held || law.wants_timer());
+            prop_assert!(allowed[0].ios > 0, "somebody waits for it");
+            prop_assert!(allowed.iter().all(|a| a.piece_bytes > 0));
+            prop_assert!(allowed[1..3].iter().all(|a| a.piece_bytes == allowed[0].piece_bytes));
+            prop_assert!((1..=1_000_000_000).contains(&law.window_ns()));
+            prop_assert!(law.wakes(Who::Background, &signs), "with nothing in flight");
+            let _ = (law.depth(), law.facts(), law.step());
+        }
+    }
+}

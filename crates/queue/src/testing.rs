@@ -41,6 +41,10 @@ impl Script {
         let count = count.min(kept.len());
         self.released.borrow_mut().extend(kept.drain(..count));
     }
+    /// Ends the newest request that is kept, at the next park.
+    pub(crate) fn release_newest(&self) {
+        self.released.borrow_mut().extend(self.kept.borrow_mut().pop_back());
+    }
     /// Requests that are kept.
     pub(crate) fn kept(&self) -> usize {
         self.kept.borrow().len()

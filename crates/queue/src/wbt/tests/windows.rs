@@ -156,3 +156,24 @@ fn a_read_is_watched_while_it_is_with_the_device() {
         check_idle(&leaf);
     });
 }
+
+#[test]
+fn a_read_is_not_clean_if_a_write_comes_and_goes_while_it_is_in_flight() {
+    keeping(|script| async move {
+        let (leaf, ends) = (leaf(Mode::Tail, 16), Ends::default());
+        for _ in 0..20 {
+            ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
+            settle().await;
+            ends.background(&leaf, 0, BLOCK);
+            settle().await;
+            script.release_newest();
+            settle().await;
+            script.release(1);
+            settle().await;
+        }
+        assert_eq!(ends.ok.get(), 40);
+        sleep(Nanos::from_millis(300)).await;
+        assert_eq!(leaf.wbt().report().facts.clean_read_ns, None);
+        check_idle(&leaf);
+    });
+}

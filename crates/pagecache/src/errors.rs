@@ -74,44 +74,53 @@ impl Heard {
 
 /// Pages as ranges, neither overlapping nor touching: end by start.
 #[derive(Default)]
-struct Pages(BTreeMap<u64, u64>);
+struct Pages {
+    ends: BTreeMap<u64, u64>,
+    count: u64,
+}
 
 impl Pages {
     fn insert(&mut self, new: &Range<u64>) {
         let (mut start, mut end) = (new.start, new.end);
-        while let Some((&from, &to)) = self.0.range(..=end).next_back() {
+        while let Some((&from, &to)) = self.ends.range(..=end).next_back() {
             if to < start {
                 break;
             }
-            self.0.remove(&from);
+            self.take(from);
             (start, end) = (start.min(from), end.max(to));
         }
-        self.0.insert(start, end);
+        self.put(start..end);
     }
 
     fn remove(&mut self, old: &Range<u64>) {
-        while let Some((&from, &to)) = self.0.range(..old.end).next_back() {
+        while let Some((&from, &to)) = self.ends.range(..old.end).next_back() {
             if to <= old.start {
                 break;
             }
-            self.0.remove(&from);
+            self.take(from);
             if from < old.start {
-                self.0.insert(from, old.start);
+                self.put(from..old.start);
             }
             if to > old.end {
-                self.0.insert(old.end, to);
+                self.put(old.end..to);
             }
         }
     }
 
     /// The range that ends behind `page` and begins first.
     fn next(&self, page: u64) -> Option<Range<u64>> {
-        let before = self.0.range(..=page).next_back().filter(|(_, to)| **to > page);
-        before.or_else(|| self.0.range(page..).next()).map(|(from, to)| *from..*to)
+        let before = self.ends.range(..=page).next_back().filter(|(_, to)| **to > page);
+        before.or_else(|| self.ends.range(page..).next()).map(|(from, to)| *from..*to)
     }
 
-    fn count(&self) -> u64 {
-        self.0.iter().map(|(from, to)| to - from).sum()
+    fn put(&mut self, range: Range<u64>) {
+        self.count += range.end - range.start;
+        self.ends.insert(range.start, range.end);
+    }
+
+    fn take(&mut self, start: u64) {
+        let end = self.ends.remove(&start).expect("a range that is there");
+        self.count -= end - start;
     }
 }
 
@@ -198,7 +207,7 @@ impl Errors {
         if self.any_failed.get() {
             let mut failed = self.failed.borrow_mut();
             failed.remove(pages);
-            if failed.0.is_empty() {
+            if failed.ends.is_empty() {
                 self.any_failed.set(false);
                 self.row.set(None);
             }
@@ -238,7 +247,7 @@ impl Errors {
         if self.retries.get() < 2 {
             return pages_max;
         }
-        let few = self.failed.borrow().count() <= ALONE_PAGES_MAX;
+        let few = self.failed.borrow().count <= ALONE_PAGES_MAX;
         if few { 1 } else { TOGETHER_PAGES.min(pages_max) }
     }
 
@@ -266,7 +275,7 @@ impl Errors {
 
     /// Since when, and how many pages.
     pub(crate) fn failing(&self) -> Option<(Nanos, u64)> {
-        self.is_failing().then(|| (self.since.get(), self.failed.borrow().count()))
+        self.is_failing().then(|| (self.since.get(), self.failed.borrow().count))
     }
 
     /// How many writes and flushes below have failed.

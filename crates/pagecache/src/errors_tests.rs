@@ -103,9 +103,9 @@ proptest! {
             let range = from..from + len;
             if insert { pages.insert(&range) } else { pages.remove(&range) }
             range.for_each(|page| flags[usize::try_from(page).unwrap()] = insert);
-            prop_assert_eq!(pages.count(), flags.iter().filter(|f| **f).count() as u64);
+            prop_assert_eq!(pages.count, flags.iter().filter(|f| **f).count() as u64);
             let mut ends = None;
-            for (from, to) in &pages.0 {
+            for (from, to) in &pages.ends {
                 prop_assert!(from < to && ends.is_none_or(|end| end < *from));
                 ends = Some(*to);
             }

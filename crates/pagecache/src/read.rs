@@ -116,7 +116,7 @@ impl PageCache {
                 if ahead {
                     return Err(Status::NoSpace);
                 }
-                self.wait_for_room().await?;
+                self.wait_for_memory().await?;
                 continue;
             };
             self.fill(&pages, class).await?;
@@ -276,13 +276,32 @@ impl PageCache {
         Fill { folios, read }
     }
 
-    /// Waits until there may be memory: something has been written back or let go.
+    /// Waits until there may be memory, of which none could be had just now: something has been
+    /// written back or let go. Fails when neither is to be expected.
+    pub(crate) async fn wait_for_memory(&self) -> Result<(), Status> {
+        let clean_in_use = || {
+            let cache = self.cache.borrow();
+            cache.iter().any(|(_, f)| f.pins > 0 && !f.dirty.any() && !f.writing.any())
+        };
+        if self.is_stuck() && !clean_in_use() {
+            return Err(Status::Io);
+        }
+        self.wait_for_change().await;
+        Ok(())
+    }
+
+    /// Waits until less may be dirty. Fails when that is not to be expected.
     pub(crate) async fn wait_for_room(&self) -> Result<(), Status> {
+        self.wait_for_change().await;
+        let is_full = self.pacing.is_full(self.dirty_bytes());
+        if is_full && self.is_stuck() { Err(Status::Io) } else { Ok(()) }
+    }
+
+    /// Has writeback begin, and waits for the next change: whatever that is, the caller looks again.
+    async fn wait_for_change(&self) {
         self.kick_writeback();
         let mut first = true;
-        // Whatever changes may be it: look again after the next change.
         self.changed.wait_for(|| !std::mem::replace(&mut first, false)).await;
-        if self.is_stuck() { Err(Status::Io) } else { Ok(()) }
     }
 
     /// Pages ahead of a sequential reader.

@@ -74,7 +74,7 @@ impl PageCache {
         while let Err((done, obstacle)) = stopped {
             drop(pins.take());
             match obstacle {
-                Obstacle::Memory => self.wait_for_room().await?,
+                Obstacle::Memory => self.wait_for_memory().await?,
                 Obstacle::Dirty => {
                     self.below.dirtier_waited();
                     self.wait_for_room().await?;

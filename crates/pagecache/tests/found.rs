@@ -79,12 +79,13 @@ impl BlockDevice for Below {
 
 async fn cache(below: &Rc<Below>, options: &str, memory_bytes: u64) -> Rc<PageCache> {
     let options = format!("read_ahead_kb 0 dirty_writeback_centisecs 0 {options}");
+    let len = below.limits().capacity;
     let words: Vec<&str> = options.split_whitespace().collect();
     let count = words.len().to_string();
     let args: Vec<&str> = [count.as_str()].into_iter().chain(words).collect();
     let mut config = Config::parse(&args).unwrap();
     config.memory_bytes = memory_bytes;
-    let cache = PageCache::new("cache", config, below.clone(), Sector(PAGES * 8)).unwrap();
+    let cache = PageCache::new("cache", config, below.clone(), len).unwrap();
     cache.clone().resume().await.unwrap();
     cache
 }
@@ -166,11 +167,16 @@ async fn sleep_ms(ms: u64) {
 /// A memory of 512 pages, of which readers that wait for the device hold 480.
 async fn nearly_full(below: &Rc<Below>) -> (Rc<PageCache>, Vec<Outcome>) {
     let cache = cache(below, "", 3 * MIB).await;
+    let readers = fill_with_readers(below, &cache).await;
+    (cache, readers)
+}
+
+async fn fill_with_readers(below: &Rc<Below>, cache: &Rc<PageCache>) -> Vec<Outcome> {
     below.hold.replace(vec![Op::Read]);
-    let read = |at: u64| send(&cache, Op::Read, Class::Normal, sectors(at * 64..at * 64 + 48));
+    let read = |at: u64| send(cache, Op::Read, Class::Normal, sectors(at * 64..at * 64 + 48));
     let readers = (0..10).map(read).collect();
     turns(2000).await;
-    (cache, readers)
+    readers
 }
 
 #[test]
@@ -199,6 +205,55 @@ fn a_client_who_reads_at_low_priority_waits_for_memory_too() {
         below.release();
         sleep_ms(1).await;
         assert_eq!(idle.get(), Some(Ok(())));
+    });
+}
+
+#[test]
+fn a_page_that_cannot_be_written_keeps_nobody_from_reading() {
+    run(1, async |below| {
+        let cache = cache(&below, "", 3 * MIB).await;
+        below.bad.replace(vec![9000]);
+        write(&cache, 9000..9001).await.unwrap();
+        assert_eq!(flush(&cache).await, Err(Status::Io));
+        sleep_ms(1000).await;
+        let mut readers = fill_with_readers(&below, &cache).await;
+        for at in 10..12 {
+            readers.push(send(&cache, Op::Read, Class::Normal, sectors(at * 64..at * 64 + 48)));
+        }
+        turns(2000).await;
+        below.hold.take();
+        while !below.held.borrow().is_empty() {
+            below.release_one();
+            sleep_ms(1).await;
+        }
+        sleep_ms(1000).await;
+        assert!(readers.iter().all(|r| r.get() == Some(Ok(()))));
+        below.bad.take();
+    });
+}
+
+#[test]
+fn a_page_that_cannot_be_written_stops_no_writer_at_the_limit() {
+    run(1, async |below| {
+        let limits = "dirty_bytes 64K dirty_background_bytes 1";
+        let cache = cache(&below, limits, 8 * MIB).await;
+        below.bad.replace(vec![9000]);
+        write(&cache, 9000..9001).await.unwrap();
+        assert_eq!(flush(&cache).await, Err(Status::Io));
+        sleep_ms(1000).await;
+        below.hold.replace(vec![Op::Write]);
+        let mut writers = Vec::new();
+        for at in 0..40 {
+            writers.push(send(&cache, Op::Write, Class::Normal, sectors(at * 64 + 1..at * 64 + 2)));
+        }
+        sleep_ms(100).await;
+        // Something else changes: a reader is done.
+        request(&cache, Op::Read, Class::Normal, sectors(8000..8001)).await.unwrap();
+        sleep_ms(1).await;
+        below.release();
+        sleep_ms(2000).await;
+        assert!(writers.iter().all(|w| w.get() == Some(Ok(()))));
+        below.bad.take();
     });
 }
 

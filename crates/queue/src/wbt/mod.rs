@@ -36,7 +36,8 @@
 //! - W5 A bio that waits is in flight for [`crate::Stats`], so it is waited for before a table, a
 //!   leaf or a file goes.
 //! - W6 By the kernel's law bios of a count go in order. By ours the urgent go first; of those that
-//!   have waited for a second one of a kind goes every 200 ms whatever the others do.
+//!   have waited for a second one of a kind goes every 200 ms whatever the others do, and after
+//!   every eight of them.
 mod attributes;
 #[cfg(test)]
 mod cores_tests;

@@ -3,7 +3,7 @@
 //!
 //! The kernel's law has one queue for writes and one for discards, first come, first served. Ours
 //! lets the urgent go first; but who has waited for [`OVERDUE_NS`] goes before them once in
-//! [`SHARE_NS`], if none like it has gone meanwhile.
+//! [`SHARE_NS`], and once in [`SHARE_PASSED`] that pass, if none like it has gone meanwhile.
 use std::collections::VecDeque;
 
 use block::{Bufs, Completion, Flags, Op, Sector};
@@ -17,6 +17,9 @@ pub(crate) const OVERDUE_NS: u64 = 1_000_000_000;
 /// How often one of a kind goes that would not otherwise. Chosen: longer than our law holds writes
 /// back for a moment.
 pub(crate) const SHARE_NS: u64 = 200_000_000;
+/// After so many of others, too, pieces and bios: a FLUSH may wait for what goes in many pieces.
+/// Chosen: little beside what passes.
+pub(crate) const SHARE_PASSED: u32 = 8;
 
 /// A bio on its way to the driver, or what is left of it.
 pub(crate) struct Work {
@@ -71,6 +74,8 @@ pub(crate) struct Waiting {
     seq: u64,
     /// When one of them went last, or a piece of it.
     went_ns: [u64; 4],
+    /// How many others went since then.
+    passed: [u32; 4],
 }
 
 /// The writes, most urgent first.
@@ -146,8 +151,9 @@ impl Waiting {
         let is_long = |then_ns: u64, ns: u64| now_ns.saturating_sub(then_ns) >= ns;
         let since_ns = |who: Who| {
             let head = self.head(who)?;
-            let late =
-                is_long(head.since_ns, OVERDUE_NS) && is_long(self.went_ns[who as usize], SHARE_NS);
+            let nth = who as usize;
+            let is_due = is_long(self.went_ns[nth], SHARE_NS) || self.passed[nth] >= SHARE_PASSED;
+            let late = is_long(head.since_ns, OVERDUE_NS) && is_due;
             late.then_some((head.seq, who))
         };
         WRITES.iter().filter_map(|who| since_ns(*who)).min().map(|(_, who)| who)
@@ -156,6 +162,8 @@ impl Waiting {
     /// One of `who` goes, or a piece of it.
     pub(crate) fn went(&mut self, who: Who, now_ns: u64) {
         self.went_ns[who as usize] = now_ns;
+        self.passed.iter_mut().for_each(|passed| *passed = passed.saturating_add(1));
+        self.passed[who as usize] = 0;
     }
 }
 
@@ -207,6 +215,28 @@ mod tests {
         assert_eq!(order(Mode::Tail, &MIXED, OVERDUE_NS), [0, 3, 4, 2, 1]);
         let two = [(Who::Background, 0), (Who::Background, 1), (Who::Normal, 2)];
         assert_eq!(order(Mode::Tail, &two, OVERDUE_NS * 2), [0, 2, 1], "one at a time");
+    }
+
+    /// Of two kinds of which one is urgent the other gets a share, however fast they go.
+    #[test]
+    fn who_is_overdue_goes_after_so_many_others() {
+        let mut waiting = Waiting::default();
+        for nth in 0..3 {
+            waiting.push(Who::Background, work(nth), 0);
+        }
+        let now_ns = OVERDUE_NS;
+        waiting.push(Who::Sync, work(9), now_ns);
+        waiting.went(Who::Background, now_ns);
+        for passed in 1..=3 * SHARE_PASSED {
+            let next = waiting.next(Mode::Tail, now_ns, Tried::default());
+            assert_eq!(next, Some((Who::Sync, false)), "{passed}");
+            waiting.went(Who::Sync, now_ns);
+            if passed % SHARE_PASSED == 0 {
+                let next = waiting.next(Mode::Tail, now_ns, Tried::default());
+                assert_eq!(next, Some((Who::Background, true)));
+                waiting.went(Who::Background, now_ns);
+            }
+        }
     }
 
     #[test]

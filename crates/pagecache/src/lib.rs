@@ -85,7 +85,7 @@ pub struct PageCache {
     changed: WaitList,
     /// The round of flushes that a write belongs to.
     round: Cell<u64>,
-    /// Reads and writes of the device below that are no ioends.
+    /// Reading ahead, for which no client waits.
     busy: Grace,
     discards: discard::Discards,
     config: Config,

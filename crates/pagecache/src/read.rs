@@ -102,8 +102,8 @@ impl PageCache {
         (self.memory.limit_bytes() / PAGE as u64 / 16).clamp(1, WINDOW_PAGES)
     }
 
-    /// Makes all of `pages` up to date, in folios that stay until the pins are dropped. What is only
-    /// read `ahead` is not worth waiting for memory.
+    /// Makes all of `pages` up to date, in folios that stay until the pins are dropped. What is
+    /// only read `ahead` is not worth waiting for memory.
     pub(crate) async fn bring_in(
         &self,
         pages: Range<u64>,
@@ -297,7 +297,8 @@ impl PageCache {
         if is_full && self.is_stuck() { Err(Status::Io) } else { Ok(()) }
     }
 
-    /// Has writeback begin, and waits for the next change: whatever that is, the caller looks again.
+    /// Has writeback begin, and waits for the next change: whatever that is, the caller looks
+    /// again.
     async fn wait_for_change(&self) {
         self.kick_writeback();
         let mut first = true;

@@ -64,8 +64,8 @@ impl PageCache {
         fua: Option<u64>,
         mut stopped: Result<(), (u64, Obstacle)>,
     ) -> Result<(), Status> {
-        // What was read for the write stays until it is copied in. Who waits for anything else holds
-        // nothing: it may be the memory that others wait for.
+        // What was read for the write stays until it is copied in. Who waits for anything else
+        // holds nothing: it may be the memory that others wait for.
         let mut pins: Option<Pins> = None;
         // The obstacle may have gone since, and nobody will say so again.
         if let Err((done, _)) = stopped {

@@ -219,8 +219,8 @@ impl PageCache {
         wb.work.wake_all();
     }
 
-    /// Whether nothing gets written any more (see [`crate::errors::Errors::is_stuck`]), and all that
-    /// is dirty has been tried.
+    /// Whether nothing gets written any more (see [`crate::errors::Errors::is_stuck`]), and all
+    /// that is dirty has been tried.
     pub(crate) fn is_stuck(&self) -> bool {
         let tried = || self.errors.failing().map_or(0, |(_, pages)| pages * PAGE as u64);
         self.errors.is_stuck() && tried() >= self.dirty_bytes()

@@ -29,8 +29,8 @@ const USES_TO_MAIN: u8 = 2;
 /// The small queue has one in so many of all.
 const SMALL_SHARE: u64 = 10;
 /// So many in a row may refuse to go before another queue is asked. Chosen: what has been written
-/// is new and may not go, so that all of the small queue may refuse, and looking through thousands for
-/// one that may costs more than it is worth.
+/// is new and may not go, so that all of the small queue may refuse, and looking through thousands
+/// for one that may costs more than it is worth.
 const REFUSALS_MAX: u32 = 64;
 /// No end of a list.
 const NONE: u32 = u32::MAX;

@@ -13,14 +13,17 @@ fn wbt_sim(args: &[&str]) -> (bool, String, String) {
 
 #[test]
 fn two_runs_print_the_same_bytes() {
-    let (first, second) = (wbt_sim(&["--scale", "32"]), wbt_sim(&["--scale", "32"]));
-    assert!(!first.1.is_empty(), "{}", first.2);
-    assert_eq!(first.1, second.1);
+    for writer in ["flusher", "buffered"] {
+        let args = ["--scale", "64", "--writer", writer];
+        let (first, second) = (wbt_sim(&args), wbt_sim(&args));
+        assert!(!first.1.is_empty(), "{}", first.2);
+        assert_eq!(first.1, second.1);
+    }
 }
 
 #[test]
 fn the_goals_hold_and_the_last_line_is_json_with_the_keys_that_results_are_collected_by() {
-    let (ok, out, err) = wbt_sim(&["--scale", "4"]);
+    let (ok, out, err) = wbt_sim(&["--scale", "8"]);
     assert!(ok, "{out}{err}");
     let last: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
     assert_eq!(last["missed"], Value::Array(Vec::new()));
@@ -47,9 +50,10 @@ fn the_goals_hold_and_the_last_line_is_json_with_the_keys_that_results_are_colle
 
 #[test]
 fn a_wrong_argument_is_refused_with_what_is_allowed() {
-    for args in [&["--scale"][..], &["--scale", "0"], &["--scale", "x"], &["7"]] {
+    for args in [&["--scale"][..], &["--scale", "0"], &["--writer", "x"], &["7"]] {
         let (ok, out, err) = wbt_sim(args);
         assert!(!ok && out.is_empty(), "{args:?}");
-        assert!(err.contains("N is 1 to 64"), "{args:?}: {err}");
+        assert!(err.contains("1 to 64") && err.contains("flusher"), "{args:?}: {err}");
+        assert!(err.contains(args[0]), "{args:?}: {err}");
     }
 }

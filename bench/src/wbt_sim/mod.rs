@@ -39,9 +39,10 @@ pub const FLUSHER_BYTES: u64 = 32 << 20;
 pub const LONE_BYTES: u64 = 10_000_000_000;
 /// Reads a second.
 pub const RATES: [u64; 3] = [20, 500, 2000];
-/// The writer's file lies at the beginning of the disk, the reader's right behind it.
-pub const WRITER_FILE_BYTES: u64 = 16 << 30;
-pub const READER_FILE_BYTES: u64 = 4 << 30;
+/// The file of a writer lies at the beginning of the disk, that of a reader right behind it, and is
+/// as long. A lone writer's file is longer; the others begin anew at the end.
+pub const FILE_BYTES: u64 = 4 << 30;
+pub const LONE_FILE_BYTES: u64 = 10 << 30;
 /// How long both run before reads count: what the throttle has to learn, it learns then.
 pub const SETTLE_NS: u64 = 4_000_000_000;
 
@@ -90,7 +91,7 @@ impl Disk {
     }
 
     fn spec(self) -> DiskSpec {
-        let capacity = block::Sector::from_bytes(READER_FILE_BYTES + WRITER_FILE_BYTES);
+        let capacity = block::Sector::from_bytes(LONE_FILE_BYTES.max(2 * FILE_BYTES));
         let name = self.key();
         let spec = match self {
             Disk::Lone { queue_depth } => {

@@ -10,8 +10,8 @@ use queue::Leaf;
 use sim::{Ended, Machine, Rng, World};
 
 use super::{
-    Case, FLUSHER_BYTES, Load, Outcome, READER_FILE_BYTES, REQUEST_BYTES, SETTLE_NS,
-    WRITER_FILE_BYTES, Writer,
+    Case, FILE_BYTES, FLUSHER_BYTES, LONE_FILE_BYTES, Load, Outcome, REQUEST_BYTES, SETTLE_NS,
+    Writer,
 };
 
 /// Seed of the reader's places and of its jitter.
@@ -57,6 +57,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     let job = Rc::new(Job {
         leaf: leaf.clone(),
         request_bytes: case.disk.request_bytes(),
+        file_bytes: if lone_bytes.is_some() { LONE_FILE_BYTES } else { FILE_BYTES },
         left: Cell::new(lone_bytes.unwrap_or(u64::MAX)),
         writers: Cell::new(0),
         to_ns,
@@ -71,7 +72,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     match case.writer {
         Writer::Flusher if writes => machine.on(0, || job.clone().start_flusher()),
         Writer::Buffered if writes => {
-            let cache = machine.on(0, || buffered(job.leaf.clone()))?;
+            let cache = machine.on(0, || buffered(job.leaf.clone(), job.file_bytes))?;
             job.writers.set(1);
             machine.spawn(0, job.clone().client(cache));
         }
@@ -121,8 +122,8 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-fn buffered(below: Rc<Leaf>) -> Result<Rc<PageCache>, String> {
-    let len = Sector::from_bytes(WRITER_FILE_BYTES);
+fn buffered(below: Rc<Leaf>, len_bytes: u64) -> Result<Rc<PageCache>, String> {
+    let len = Sector::from_bytes(len_bytes);
     let config = Config::parse(&[]).map_err(|e| e.chain())?;
     PageCache::new("file", config, below, len).map_err(|e| e.chain())
 }
@@ -130,6 +131,8 @@ fn buffered(below: Rc<Leaf>) -> Result<Rc<PageCache>, String> {
 struct Job {
     leaf: Rc<Leaf>,
     request_bytes: u64,
+    /// Of the writer.
+    file_bytes: u64,
     /// What the writer has not sent yet.
     left: Cell<u64>,
     /// Writer's tasks that have not ended.
@@ -180,7 +183,7 @@ impl Job {
 
     fn next_place(&self, len: u64) -> Sector {
         let at = self.place.get();
-        self.place.set((at + len) % WRITER_FILE_BYTES);
+        self.place.set((at + len) % self.file_bytes);
         Sector::from_bytes(at)
     }
 
@@ -232,7 +235,7 @@ impl Job {
                 return self.reader_is_done.set(true);
             }
             reactor::sleep(Nanos(due_ns.saturating_sub(reactor::now().0))).await;
-            let block = rng.below(READER_FILE_BYTES / READ_BYTES);
+            let block = rng.below(FILE_BYTES / READ_BYTES);
             self.reads.set(self.reads.get() + 1);
             reactor::spawn(self.clone().read(due_ns, block));
         }
@@ -240,7 +243,7 @@ impl Job {
 
     async fn read(self: Rc<Job>, due_ns: u64, block: u64) {
         let buf = Buf::alloc(usize_of(READ_BYTES));
-        let at = Sector::from_bytes(WRITER_FILE_BYTES + block * READ_BYTES);
+        let at = Sector::from_bytes(FILE_BYTES + block * READ_BYTES);
         let data = buf.all().into();
         if let Err(status) = reactor::read(&*self.leaf, Class::Foreground, at, data).await {
             self.failure.set(Some(status));

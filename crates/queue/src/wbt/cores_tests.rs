@@ -5,9 +5,17 @@ use std::rc::Rc;
 
 use block::{Buf, Class, CoreId, Flags, Limits, Nanos, Sector};
 use policy::wbt::Mode;
-use reactor::{Driver, Event, FileId, Msg, Reactor, Sqe, sleep, write};
+use reactor::{
+    BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe, discard, now, read, sleep, spawn, write,
+    yield_now,
+};
 
 use crate::Leaf;
+use crate::testing::{Script, with_core};
+
+fn limits() -> Limits {
+    Limits { queue_depth: 128, ..Limits::new(Sector(1 << 20)) }
+}
 
 /// What both cores' drivers share: a clock, and the mail of each.
 #[derive(Clone, Default)]
@@ -63,7 +71,7 @@ fn windows_do_not_stand_still_with_the_core_that_wrote_first() {
         Reactor::enter(CoreId(nth), Box::new(driver))
     };
     let (home, other) = (core(0), core(1));
-    let limits = Limits { queue_depth: 128, ..Limits::new(Sector(1 << 20)) };
+    let limits = limits();
     let put = async |leaf: &Leaf| {
         let data = Buf::zeroed(4096).into();
         write(leaf, Flags::empty(), Class::Normal, Sector(0), data).await.unwrap();
@@ -82,4 +90,65 @@ fn windows_do_not_stand_still_with_the_core_that_wrote_first() {
         one.wbt().report().windows.iter().sum::<u64>()
     });
     assert!(windows >= 9, "{windows} in a second");
+}
+
+/// Writers at one leaf that never pause leave those of another something, whatever the law.
+fn nobody_starves_at_another_leaf(mode: Mode, send: fn(&Leaf) -> BioFuture) {
+    let script = Script::default();
+    script.keep();
+    with_core(script.driver(), async move {
+        let limits = Limits { queue_depth: 1, discard_granularity_bytes: 512, ..limits() };
+        let one = Rc::new(Leaf::new("disk0", FileId(7), limits.clone()));
+        one.wbt().set_mode(mode);
+        let two = Leaf::with_wbt("twin", FileId(7), limits, &one.shared_wbt());
+        let busy = Rc::new(Cell::new(true));
+        let into = Buf::zeroed(4096).into();
+        let reads = read(&*one, Class::Foreground, Sector(0), into);
+        for _ in 0..8 {
+            let (one, busy) = (one.clone(), busy.clone());
+            spawn(async move {
+                while busy.get() {
+                    send(&one).await.unwrap();
+                }
+            });
+        }
+        yield_now().await;
+        let ended = Rc::new(Cell::new(false));
+        let (set, sent) = (ended.clone(), send(&two));
+        spawn(async move {
+            sent.await.unwrap();
+            set.set(true);
+        });
+        while !ended.get() {
+            script.release(1);
+            sleep(Nanos::from_millis(5)).await;
+            assert!(now() < Nanos::from_secs(10), "it starves: {:?}", one.wbt().report());
+        }
+        busy.set(false);
+        while one.stats().in_flight() > 0 {
+            script.release(usize::MAX);
+            sleep(Nanos::from_millis(5)).await;
+        }
+        reads.await.unwrap();
+        assert_eq!(one.wbt().report().in_flight, [0, 0]);
+    });
+}
+
+#[test]
+fn writes_of_one_core_do_not_starve_those_of_another() {
+    for mode in Mode::ALL {
+        nobody_starves_at_another_leaf(mode, |leaf| {
+            let data = Buf::zeroed(1 << 20).into();
+            write(leaf, Flags::BACKGROUND, Class::Background, Sector(0), data)
+        });
+    }
+}
+
+#[test]
+fn discards_of_one_core_do_not_starve_those_of_another() {
+    for mode in Mode::ALL {
+        nobody_starves_at_another_leaf(mode, |leaf| {
+            discard(leaf, Class::Normal, Sector(0), Sector(8))
+        });
+    }
 }

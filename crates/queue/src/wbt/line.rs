@@ -118,6 +118,7 @@ impl Line {
         loop {
             let next = self.waiting.borrow().next(mode, now_ns, tried);
             let Some((who, overdue)) = next else { break };
+            let overdue = overdue || self.is_passed_by(mode, who, now_ns);
             let taken = self.waiting.borrow_mut().take(who);
             let Waiter { work, since_ns, seq } = taken.expect("it was somebody's turn");
             let rest = self.advance(work, who, now_ns);
@@ -137,6 +138,15 @@ impl Line {
             self.throttle.shared.close(&door);
         }
         self.close_if_idle();
+    }
+
+    /// Whether leaves of other cores keep whoever is first of `who` here waiting for too long: in
+    /// one leaf bios of a count go in order, or our law sees to it.
+    fn is_passed_by(&self, mode: Mode, who: Who, now_ns: u64) -> bool {
+        let by_others = mode == Mode::Kernel || who == Who::Discard;
+        by_others
+            && self.throttle.shared.tokens.waiting() > 1
+            && self.waiting.borrow().is_late(who, now_ns)
     }
 
     fn count_wait(&self, ns: u64) {

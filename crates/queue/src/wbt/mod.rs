@@ -26,8 +26,8 @@
 //!
 //! Invariants
 //! - W1 What is in flight of a count was at most the law's limit when the last of it was let go,
-//!   but for one request at a time that had waited too long (our law only). Counts are back at 0
-//!   when nothing is in flight.
+//!   but for one request at a time that had waited too long (by the kernel's law only while leaves
+//!   of several cores have waiters). Counts are back at 0 when nothing is in flight.
 //! - W2 Nobody waits while nothing of its count is in flight, but for as long as our law holds
 //!   writes back for a moment: a window goes on while anybody waits.
 //! - W3 Switching it off, another target, another law, another queue depth: whoever may go then,

@@ -148,15 +148,16 @@ impl Waiting {
 
     /// Of the kinds that have waited too long the one that has waited longest.
     fn overdue(&self, now_ns: u64) -> Option<Who> {
+        let late = WRITES.iter().filter(|who| self.is_late(**who, now_ns));
+        late.filter_map(|who| Some((self.head(*who)?.seq, *who))).min().map(|(_, who)| who)
+    }
+
+    /// Whether the first of `who` has waited too long.
+    pub(crate) fn is_late(&self, who: Who, now_ns: u64) -> bool {
         let is_long = |then_ns: u64, ns: u64| now_ns.saturating_sub(then_ns) >= ns;
-        let since_ns = |who: Who| {
-            let head = self.head(who)?;
-            let nth = who as usize;
-            let is_due = is_long(self.went_ns[nth], SHARE_NS) || self.passed[nth] >= SHARE_PASSED;
-            let late = is_long(head.since_ns, OVERDUE_NS) && is_due;
-            late.then_some((head.seq, who))
-        };
-        WRITES.iter().filter_map(|who| since_ns(*who)).min().map(|(_, who)| who)
+        let nth = who as usize;
+        let is_due = is_long(self.went_ns[nth], SHARE_NS) || self.passed[nth] >= SHARE_PASSED;
+        is_due && self.head(who).is_some_and(|head| is_long(head.since_ns, OVERDUE_NS))
     }
 
     /// One of `who` goes, or a piece of it.

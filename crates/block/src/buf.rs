@@ -357,14 +357,14 @@ impl Bufs {
         });
     }
 
-    /// For devices, as [`Bufs::take_at`]: copies `len` bytes from `from` of `source` on to the bytes
-    /// from `at` on. The two are different memory.
+    /// For devices, as [`Bufs::take_at`]: copies `len` bytes of `source`, from `from` on, to the
+    /// bytes from `at` on. The two are different memory.
     pub fn put_from(&self, at: usize, source: &Bufs, from: usize, len: usize) {
         self.pieces(at, len, |to, done, len| {
             let mut to = to;
             source.pieces(from + done, len, |from, _, len| {
-                // SAFETY: as in `take_at`: both are alive for `len` bytes and in the hands of whoever
-                // has the two bios.
+                // SAFETY: as in `take_at`: both are alive for `len` bytes, and whoever has the two
+                // bios has both in hand.
                 unsafe { copy_shared(to.cast(), from.cast(), len) };
                 to = to.wrapping_add(len);
             });

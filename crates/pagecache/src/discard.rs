@@ -5,8 +5,8 @@
 //! into them.
 //!
 //! What is dirty in the range is no longer written, and gone when the device below has discarded
-//! it. Until then it counts as being written: a FLUSH waits for it, as it makes durable what was there
-//! or what is there then; and if the device below fails, it is dirty as before.
+//! it. Until then it counts as being written: a FLUSH waits for it, as it makes durable what was
+//! there or what is there then; and if the device below fails, it is dirty as before.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 

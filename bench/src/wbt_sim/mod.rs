@@ -9,8 +9,8 @@
 //!   reader ── 4 KiB at a random place, by the clock ───────────────▲
 //! ```
 //!
-//! `buffered`, the leaf and its throttle are the ones that serve clients. What is calibrated and what is a
-//! prediction: `docs/wbt-model.md`.
+//! `buffered`, the leaf and its throttle are the ones that serve clients. What is calibrated and
+//! what is a prediction: `docs/wbt-model.md`.
 //!
 //! Invariants
 //! - S1 A run is a function of its case: no clock, no other chance than the seed.
@@ -84,8 +84,8 @@ impl Disk {
         if matches!(self, Disk::Lone { .. }) { LONE_REQUEST_BYTES } else { REQUEST_BYTES }
     }
 
-    /// Readers that leave time for a writer. The rotating disk does 174 random reads a second of the
-    /// reader's file one by one, and 503 with its queue full: it has nothing to share beside 500.
+    /// Readers that leave time for a writer. The rotating disk does 174 random reads a second of
+    /// the reader's file one by one, and 503 with its queue full: nothing to share beside 500.
     pub fn rates(self) -> &'static [u64] {
         if self.is_rotating() { &RATES[..1] } else { &RATES }
     }

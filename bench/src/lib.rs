@@ -5,6 +5,7 @@
 //! and as its last line one JSON object.
 
 pub mod beside;
+pub mod beside_local;
 pub mod compressed;
 pub mod files;
 pub mod flush_sim;

@@ -2,14 +2,16 @@
 //! `make bench-wbt`: on this machine's disk, a reader by the clock beside a heavy buffered writer,
 //! with writeback throttling off, as the kernel's, and by the tail of the reads.
 //!
-//! One daemon, one file: `reader` is a linear device on its first half, `writer` a `buffered` one
-//! over a linear one on the other half. All loads alternate within a round; latencies are those of
+//! One file: `reader` is a linear device on its first half, `writer` a `buffered` one over a linear
+//! one on the other half. Both are driven in process; with `--through daemon` over NBD, where two
+//! CPUs have more to do than the disk. All loads alternate within a round; latencies are those of
 //! all rounds together, rates are medians.
 use std::io::{self, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use bench::beside::{self, Load, histogram};
+use bench::beside::{self, Load, While, histogram};
+use bench::beside_local::Local;
 use bench::clock;
 use bench::median::{median, spread_percent};
 use bench::process::{Server, cpus, pin};
@@ -17,7 +19,8 @@ use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
 const USAGE: &str = "usage: wbt [--rounds N] [--seconds S] [--warm-up S] [--rates R,R,...] \
-                     [--size-mib N] [--memory-mib N] [--ours PROGRAM] [--dir DIR]";
+                     [--size-mib N] [--memory-mib N] [--through process|daemon] [--ours PROGRAM] \
+                     [--dir DIR]";
 const MIB: u64 = 1 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
 /// Of this model are the figures: the disk of this machine.
@@ -30,6 +33,7 @@ struct Args {
     rates: Vec<f64>,
     size_mib: u64,
     memory_mib: u64,
+    daemon: bool,
     ours: PathBuf,
     dir: PathBuf,
 }
@@ -43,6 +47,7 @@ fn args() -> Result<Args, String> {
         rates: vec![500.0],
         size_mib: 2048,
         memory_mib: 256,
+        daemon: false,
         ours: here.with_file_name("millpond"),
         dir: std::env::temp_dir(),
     };
@@ -60,12 +65,15 @@ fn args() -> Result<Args, String> {
             }
             "--size-mib" => args.size_mib = value.parse().map_err(|_| bad())?,
             "--memory-mib" => args.memory_mib = value.parse().map_err(|_| bad())?,
+            "--through" if ["process", "daemon"].contains(&&value[..]) => {
+                args.daemon = value == "daemon";
+            }
             "--ours" => args.ours = value.into(),
             "--dir" => args.dir = value.into(),
             _ => return Err(bad()),
         }
     }
-    if !args.ours.exists() {
+    if args.daemon && !args.ours.exists() {
         let ours = args.ours.display();
         return Err(format!(
             "{ours}: not there; build it first: cargo build --release -p millpond"
@@ -123,6 +131,61 @@ struct Results {
     stats: Vec<String>,
 }
 
+/// Where both devices are.
+enum Place<'a> {
+    Process(Local),
+    Daemon(Pond<'a>),
+}
+
+impl Place<'_> {
+    fn attribute(&self, name: &str) -> Result<String, String> {
+        match self {
+            Place::Process(local) => local.get(name),
+            Place::Daemon(pond) => pond.said(&["get", &pond.leaf.to_string_lossy(), name]),
+        }
+    }
+
+    fn set_attribute(&self, name: &str, value: &str) -> Result<(), String> {
+        match self {
+            Place::Process(local) => local.set(name, value),
+            Place::Daemon(pond) => {
+                pond.said(&["set", &pond.leaf.to_string_lossy(), name, value]).map(drop)
+            }
+        }
+    }
+
+    fn set(&self, wbt: Wbt) -> Result<(), String> {
+        match wbt {
+            Wbt::Off => self.set_attribute("queue/wbt_lat_usec", "0"),
+            Wbt::Kernel | Wbt::Tail => {
+                self.set_attribute("queue/wbt_mode", wbt.key())?;
+                self.set_attribute("queue/wbt_lat_usec", "-1")
+            }
+        }
+    }
+
+    fn run(
+        &self,
+        args: &Args,
+        reader: Option<f64>,
+        writes: bool,
+        seed: usize,
+    ) -> Result<While, String> {
+        let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed as u64 + 1);
+        let time = (args.warm_up, args.seconds);
+        match self {
+            Place::Process(local) => local.run(reader, writes, time, seed),
+            Place::Daemon(pond) => beside::run(&Load {
+                socket: &pond.socket,
+                reader: reader.map(|rate| ("reader", rate)),
+                writer: writes.then_some("writer"),
+                time,
+                seed,
+            }),
+        }
+    }
+}
+
 /// A daemon with both devices.
 struct Pond<'a> {
     _server: Server,
@@ -143,11 +206,8 @@ fn make_file(path: &Path, bytes: u64) -> io::Result<()> {
 }
 
 impl<'a> Pond<'a> {
-    fn start(args: &'a Args, dir: &Path, cpu: usize) -> Result<Pond<'a>, String> {
-        let failed = |path: &Path, e: io::Error| format!("{}: {e}", path.display());
-        std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-        let (leaf, config) = (dir.join("leaf"), dir.join("pond.toml"));
-        make_file(&leaf, args.size_mib * MIB).map_err(|e| failed(&leaf, e))?;
+    fn start(args: &'a Args, leaf: PathBuf, dir: &Path, cpu: usize) -> Result<Pond<'a>, String> {
+        let config = dir.join("pond.toml");
         let half = args.size_mib * MIB / 512 / 2;
         let shown = leaf.display();
         let memory = args.memory_mib;
@@ -159,7 +219,7 @@ impl<'a> Pond<'a> {
         ] {
             text.push_str(&format!("[[device]]\nname = '{name}'\ntable = '{table}'\n"));
         }
-        std::fs::write(&config, text).map_err(|e| failed(&config, e))?;
+        std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
         let (run_dir, socket) = (dir.join("run"), dir.join("run/nbd.sock"));
         let mut command = Command::new(&args.ours);
         command.arg("daemon").arg("--run-dir").arg(&run_dir).arg("--config").arg(&config);
@@ -177,59 +237,30 @@ impl<'a> Pond<'a> {
             false => Err(text(&output.stderr)),
         }
     }
-
-    fn set(&self, wbt: Wbt) -> Result<(), String> {
-        let leaf = self.leaf.to_string_lossy();
-        let set = |name: &str, value: &str| self.said(&["set", &leaf, name, value]).map(drop);
-        match wbt {
-            Wbt::Off => set("queue/wbt_lat_usec", "0"),
-            Wbt::Kernel | Wbt::Tail => {
-                set("queue/wbt_mode", wbt.key())?;
-                set("queue/wbt_lat_usec", "-1")
-            }
-        }
-    }
-
-    fn run(
-        &self,
-        args: &Args,
-        reader: Option<f64>,
-        writes: bool,
-        seed: usize,
-    ) -> Result<beside::While, String> {
-        let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed as u64 + 1);
-        beside::run(&Load {
-            socket: &self.socket,
-            reader: reader.map(|rate| ("reader", rate)),
-            writer: writes.then_some("writer"),
-            time: (args.warm_up, args.seconds),
-            seed,
-        })
-    }
 }
 
 /// All loads once, in an order that moves from round to round.
-fn round(pond: &Pond<'_>, args: &Args, nth: usize, into: &mut Results) -> Result<(), String> {
+fn round(place: &Place<'_>, args: &Args, nth: usize, into: &mut Results) -> Result<(), String> {
     for (at, rate) in args.rates.iter().enumerate() {
-        let alone = pond.run(args, Some(*rate), false, nth)?.latency_ns;
+        let alone = place.run(args, Some(*rate), false, nth)?.latency_ns;
         let alone = alone.ok_or("the reader has read nothing")?;
         into.alone[at].add(alone).map_err(|e| e.to_string())?;
     }
     for turn in 0..MODES.len() {
         let mode = (turn + nth) % MODES.len();
-        pond.set(MODES[mode])?;
+        place.set(MODES[mode])?;
         let seen = &mut into.modes[mode];
-        let alone = pond.run(args, None, true, nth)?.written_bytes_per_s;
+        let alone = place.run(args, None, true, nth)?.written_bytes_per_s;
         seen.alone_bytes_per_s.push(alone.ok_or("the writer has written nothing")?);
         for (rate, beside) in args.rates.iter().zip(&mut seen.beside) {
-            let both = pond.run(args, Some(*rate), true, nth)?;
+            let both = place.run(args, Some(*rate), true, nth)?;
             let latency_ns = both.latency_ns.ok_or("the reader has read nothing")?;
             beside.latency_ns.add(latency_ns).map_err(|e| e.to_string())?;
             let written = both.written_bytes_per_s;
             beside.bytes_per_s.push(written.ok_or("the writer has written nothing")?);
         }
         if MODES[mode] != Wbt::Off {
-            let stats = pond.said(&["get", &pond.leaf.to_string_lossy(), "queue/wbt_stats"])?;
+            let stats = place.attribute("queue/wbt_stats")?;
             into.stats[mode] = stats;
         }
     }
@@ -319,13 +350,20 @@ fn summary(args: &Args, results: &Results) -> Value {
 }
 
 fn bench(args: &Args, dir: &Path) -> Result<(), String> {
-    let allowed = cpus();
-    let (server_cpu, client_cpu) = match allowed[..] {
-        [first, second, ..] => (first, second),
-        _ => return Err("needs two CPUs: one for the daemon, one for the clients".into()),
+    let failed = |path: &Path, e: io::Error| format!("{}: {e}", path.display());
+    std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+    let leaf = dir.join("leaf");
+    make_file(&leaf, args.size_mib * MIB).map_err(|e| failed(&leaf, e))?;
+    let place = if args.daemon {
+        let [server_cpu, client_cpu, ..] = cpus()[..] else {
+            return Err("needs two CPUs: one for the daemon, one for the clients".into());
+        };
+        let pond = Pond::start(args, leaf, dir, server_cpu)?;
+        pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
+        Place::Daemon(pond)
+    } else {
+        Place::Process(Local::new(&leaf, args.size_mib * MIB, args.memory_mib)?)
     };
-    let pond = Pond::start(args, dir, server_cpu)?;
-    pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     let empty = || histogram().map_err(|e| e.to_string());
     let many = || args.rates.iter().map(|_| empty()).collect::<Result<Vec<_>, _>>();
     let seen = || -> Result<Seen, String> {
@@ -337,7 +375,7 @@ fn bench(args: &Args, dir: &Path) -> Result<(), String> {
     let mut results = Results { alone: many()?, modes, stats: vec![String::new(); MODES.len()] };
     let begin = clock();
     for nth in 0..args.rounds {
-        round(&pond, args, nth, &mut results)?;
+        round(&place, args, nth, &mut results)?;
         let s = clock() - begin;
         let _ = writeln!(stderr(), "round {} of {} done, {s:.0} s", nth + 1, args.rounds);
     }
@@ -349,7 +387,7 @@ fn bench(args: &Args, dir: &Path) -> Result<(), String> {
             out,
             "a file of {mib} MiB in {dir}; {rounds} rounds, each load {seconds} s a round"
         )?;
-        writeln!(out, "daemon on CPU {server_cpu}, clients on CPU {client_cpu}")?;
+        writeln!(out, "{}", if args.daemon { "over NBD" } else { "in process" })?;
         table(&mut out, args, &results)?;
         writeln!(out, "{}", summary(args, &results))
     };

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The same reader and writer as in `beside`, in process: what is measured is the disk and our way
+//! to it, not how two CPUs share the sockets' work.
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::rc::Rc;
+
+use block::{
+    BlockDevice, Buf, Class, Error, Flags, LocalFuture, Nanos, Op, OpenedBy, SECTOR_SIZE, Sector,
+    Status, Target,
+};
+use dm::{Dm, MappedDevice, Resolver};
+use hdrhistogram::Histogram;
+use pagecache::{Config, PageCache};
+use queue::Leaf;
+use reactor::{Reactor, WaitList, io, new_opener, now, sleep, spawn, yield_now};
+use sim::Rng;
+use uring::{OpenOptions, Uring};
+
+use crate::beside::{While, histogram};
+
+/// Bytes of a read.
+const READ_BYTES: usize = 4096;
+/// Bytes of a write: a copy of them holds up nobody for long.
+const WRITE_BYTES: usize = 256 << 10;
+/// Writes in flight.
+const WRITE_DEPTH: usize = 8;
+
+/// Knows one leaf.
+struct One(Rc<Leaf>);
+
+impl Resolver for One {
+    fn open(&self, _word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let leaf: Rc<dyn BlockDevice> = self.0.clone();
+        Box::pin(async move { Ok(leaf) })
+    }
+}
+
+/// A core of this thread with both devices on one file.
+pub struct Local {
+    reactor: Reactor,
+    _dm: Rc<Dm>,
+    leaf: Rc<Leaf>,
+    reader: Rc<MappedDevice>,
+    writer: Rc<PageCache>,
+}
+
+/// What both share while they run.
+struct Run {
+    stop: Cell<bool>,
+    written: Cell<u64>,
+    /// Tasks that have not ended.
+    running: Cell<usize>,
+    failed: Cell<Option<Status>>,
+    changed: WaitList,
+    latency_ns: RefCell<Histogram<u64>>,
+}
+
+impl Run {
+    fn ended(&self, result: Result<(), Status>) {
+        if let Err(status) = result {
+            self.failed.set(Some(status));
+        }
+        self.running.set(self.running.get() - 1);
+        self.changed.wake_all();
+    }
+}
+
+impl Local {
+    /// Both devices on the file `leaf`, of `bytes`, half of it each.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub fn new(leaf: &Path, bytes: u64, memory_mib: u64) -> Result<Local, String> {
+        let uring = Uring::new().map_err(|e| e.chain())?;
+        let opened =
+            uring.files().open_path(leaf, OpenOptions::default()).map_err(|e| e.chain())?;
+        let leaf = Rc::new(Leaf::new("leaf", opened.file, opened.limits));
+        let reactor = Reactor::enter(CORE, Box::new(uring));
+        let (on, half) = (leaf.clone(), bytes / 2 / SECTOR_SIZE as u64);
+        let made = reactor.block_on(async move {
+            let dm = Dm::new(Rc::new(One(on)));
+            let (low, high) =
+                (format!("0 {half} linear leaf 0"), format!("0 {half} linear leaf {half}"));
+            let reader = dm.create("reader", None, Some(&low)).await?;
+            let below = dm.create("low", None, Some(&high)).await?;
+            let config = Config::parse(&["2", "memory", &format!("{memory_mib}M")])?;
+            let writer = PageCache::new("writer", config, below, Sector(half))?;
+            writer.clone().resume().await?;
+            Ok((dm, reader, writer))
+        });
+        let (dm, reader, writer) = made.map_err(|e: Error| e.chain())?;
+        Ok(Local { reactor, _dm: dm, leaf, reader, writer })
+    }
+
+    /// Sets an attribute of the leaf.
+    ///
+    /// # Errors
+    /// What it said.
+    pub fn set(&self, name: &str, value: &str) -> Result<(), String> {
+        self.reactor.on(|| self.leaf.wbt().set(name, value)).map_err(|e| e.chain())
+    }
+
+    /// Reads an attribute of the leaf.
+    ///
+    /// # Errors
+    /// What it said.
+    pub fn get(&self, name: &str) -> Result<String, String> {
+        self.reactor.on(|| self.leaf.wbt().get(name)).map_err(|e| e.chain())
+    }
+
+    /// Runs a reader of `rate` reads a second, a writer, or both, for `warm_up` seconds that do not
+    /// count and `seconds` that do.
+    ///
+    /// # Errors
+    /// What a device answered.
+    pub fn run(
+        &self,
+        rate: Option<f64>,
+        writes: bool,
+        (warm_up, seconds): (f64, f64),
+        seed: u64,
+    ) -> Result<While, String> {
+        let run = Rc::new(Run {
+            stop: Cell::new(false),
+            written: Cell::new(0),
+            running: Cell::new(0),
+            failed: Cell::new(None),
+            changed: WaitList::new(),
+            latency_ns: RefCell::new(histogram().map_err(|e| e.to_string())?),
+        });
+        let (reader, writer, of_run) = (self.reader.clone(), self.writer.clone(), run.clone());
+        let bytes_per_s = self.reactor.block_on(async move {
+            let run = of_run;
+            if writes {
+                write_on(&run, &writer);
+            }
+            if let Some(rate) = rate {
+                run.running.set(run.running.get() + 1);
+                spawn(read_by_the_clock(run.clone(), reader, rate, (warm_up, seconds), seed));
+            }
+            sleep(nanos(warm_up)).await;
+            let (from, begin) = (run.written.get(), now());
+            sleep(nanos(seconds)).await;
+            let bytes = run.written.get() - from;
+            let bytes_per_s = bytes as f64 * 1e9 / (now().0 - begin.0) as f64;
+            run.stop.set(true);
+            run.changed.wait_for(|| run.running.get() == 0).await;
+            if writes && let Err(status) = reactor::flush(&*writer, Class::Foreground).await {
+                run.failed.set(Some(status));
+            }
+            bytes_per_s
+        });
+        if let Some(status) = run.failed.get() {
+            return Err(format!("a request failed: {status}"));
+        }
+        let latency_ns = rate.map(|_| run.latency_ns.borrow().clone());
+        Ok(While { latency_ns, written_bytes_per_s: writes.then_some(bytes_per_s) })
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        let writer = self.writer.clone();
+        // Its data is thrown away.
+        let _ = self.reactor.block_on(async move { writer.suspend().await });
+    }
+}
+
+/// The only core.
+const CORE: block::CoreId = block::CoreId(0);
+
+fn nanos(seconds: f64) -> Nanos {
+    Nanos((seconds * 1e9) as u64)
+}
+
+/// Writers in order, from the beginning again at the end, until told to stop.
+fn write_on(run: &Rc<Run>, cache: &Rc<PageCache>) {
+    let device: Rc<dyn BlockDevice> = Rc::new(OpenedBy::new(cache.clone(), new_opener()));
+    let pieces = device.limits().capacity.bytes() / WRITE_BYTES as u64;
+    let next = Rc::new(Cell::new(0_u64));
+    run.running.set(run.running.get() + WRITE_DEPTH);
+    for _ in 0..WRITE_DEPTH {
+        let (run, device, next) = (run.clone(), device.clone(), next.clone());
+        spawn(async move {
+            let data = Buf::copy_of(&vec![0x77; WRITE_BYTES]);
+            let mut result = Ok(());
+            while result.is_ok() && !run.stop.get() {
+                let nth = next.replace(next.get() + 1) % pieces;
+                let at = Sector::from_bytes(nth * WRITE_BYTES as u64);
+                let (none, class) = (Flags::empty(), Class::Normal);
+                result = reactor::write(&*device, none, class, at, data.all().into()).await;
+                run.written.set(run.written.get() + WRITE_BYTES as u64);
+                // A write that ends at once must not keep the reader waiting.
+                yield_now().await;
+            }
+            run.ended(result);
+        });
+    }
+}
+
+/// B1 of `beside`.
+async fn read_by_the_clock(
+    run: Rc<Run>,
+    device: Rc<MappedDevice>,
+    rate: f64,
+    (warm_up, seconds): (f64, f64),
+    seed: u64,
+) {
+    let blocks = device.limits().capacity.bytes() / READ_BYTES as u64;
+    let mut rng = Rng::new(seed);
+    let begin = now();
+    let due = |nth: u64| Nanos(begin.0 + (nth as f64 / rate * 1e9) as u64);
+    let counts_from = Nanos(begin.0 + nanos(warm_up).0);
+    for nth in 0..((warm_up + seconds) * rate) as u64 {
+        let due = due(nth);
+        if now() < due {
+            sleep(Nanos(due.0 - now().0)).await;
+        }
+        let at = Sector::from_bytes(rng.below(blocks) * READ_BYTES as u64);
+        let (run, device) = (run.clone(), device.clone());
+        run.running.set(run.running.get() + 1);
+        spawn(async move {
+            let (none, class, into) = (Flags::empty(), Class::Foreground, Buf::alloc(READ_BYTES));
+            let len = Sector::from_bytes(READ_BYTES as u64);
+            let read = io(&*device, Op::Read, none, class, (at, len), into.all().into()).await;
+            if due >= counts_from {
+                run.latency_ns.borrow_mut().saturating_record(now().0 - due.0);
+            }
+            run.ended(read);
+        });
+    }
+    run.ended(Ok(()));
+}

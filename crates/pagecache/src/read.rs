@@ -11,7 +11,7 @@ use block::{Bio, Bufs, Class, Opener, PAGE, SECTOR_SHIFT, Sector, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
-use crate::arena::ORDER_MAX;
+use crate::arena::{ORDER_MAX, Piece};
 use crate::cache::FolioId;
 use crate::pin::Pins;
 use crate::{PAGE_SECTORS, PageCache};
@@ -158,15 +158,19 @@ impl PageCache {
     pub(crate) fn make_folio(&self, start: u64, end: u64) -> Option<FolioId> {
         let mut order = order_at(start, end);
         loop {
-            let memory = match self.memory.take(order) {
-                None if self.make_room(order) => self.memory.take(order),
-                taken => taken,
-            };
-            match memory {
+            match self.take_memory(order) {
                 Some(memory) => return Some(self.cache.borrow_mut().insert(start, memory)),
                 None if order == 0 => return None,
                 None => order = order.saturating_sub(2),
             }
+        }
+    }
+
+    /// Memory of `order`, for which clean folios go where that helps.
+    pub(crate) fn take_memory(&self, order: u8) -> Option<Piece> {
+        match self.memory.take(order) {
+            None if self.make_room(order) => self.memory.take(order),
+            taken => taken,
         }
     }
 

@@ -175,7 +175,9 @@ impl PageCache {
             return Err(Obstacle::InFlight(folio.start + u64::from(first)));
         }
         if folio.writing.any_in(&inside) && !self.has(Mutation::WriteInPlace) {
-            self.step_aside(&mut cache, id, &inside)?;
+            drop(cache);
+            self.step_aside(id, &inside)?;
+            cache = self.cache.borrow_mut();
         }
         let len = end - bytes.start;
         let folio = cache.folio(id);
@@ -186,20 +188,20 @@ impl PageCache {
     }
 
     /// Lets a folio be written although pages of it are on their way below: puts it on a copy.
-    fn step_aside(
-        &self,
-        cache: &mut crate::cache::Cache,
-        id: FolioId,
-        pages: &Range<u32>,
-    ) -> Result<(), Obstacle> {
-        let folio = cache.folio_mut(id);
-        let busy = folio.writing.next_run(pages.clone()).expect("the caller saw it");
-        let wait = Obstacle::InFlight(folio.start + u64::from(busy.start));
-        if folio.reading.any() {
-            return Err(wait);
-        }
-        let Some(copy) = self.memory.take(folio.memory.order()) else { return Err(wait) };
-        folio.move_to(copy);
+    fn step_aside(&self, id: FolioId, pages: &Range<u32>) -> Result<(), Obstacle> {
+        let (order, wait) = {
+            let cache = self.cache.borrow();
+            let folio = cache.folio(id);
+            let busy = folio.writing.next_run(pages.clone()).expect("the caller saw it");
+            let wait = Obstacle::InFlight(folio.start + u64::from(busy.start));
+            if folio.reading.any() {
+                return Err(wait);
+            }
+            (folio.memory.order(), wait)
+        };
+        // It stays meanwhile: what is being written has a pin (FO2).
+        let Some(copy) = self.take_memory(order) else { return Err(wait) };
+        self.cache.borrow_mut().folio_mut(id).move_to(copy);
         Ok(())
     }
 

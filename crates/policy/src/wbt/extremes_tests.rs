@@ -61,7 +61,10 @@ proptest! {
     fn nothing_overflows_and_nobody_is_held_for_long(
         kernel in any::<bool>(),
         (queue_depth, rotational, volatile_cache) in (any::<u32>(), any::<bool>(), any::<bool>()),
-        windows in prop::collection::vec((any_window(), prop::option::weighted(0.1, any_target())), 1..60),
+        windows in prop::collection::vec(
+            (any_window(), prop::option::weighted(0.1, any_target())),
+            1..60,
+        ),
     ) {
         let mode = if kernel { Mode::Kernel } else { Mode::Tail };
         let mut law = Control::new(mode, Device { queue_depth, rotational, volatile_cache });

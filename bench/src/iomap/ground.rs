@@ -105,8 +105,8 @@ fn make(path: &Path, bytes: u64) -> std::io::Result<()> {
 }
 
 impl Ground {
-    /// The leaves, in a new folder in `dir` if they are files, and the mapping over them, `bytes` in
-    /// all.
+    /// The leaves, in a new folder in `dir` if they are files, and the mapping over them: `bytes`
+    /// in all.
     ///
     /// # Errors
     /// Why there is none.

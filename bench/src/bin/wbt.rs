@@ -4,13 +4,13 @@
 //!
 //! One file: `reader` is a linear device on its first half, `writer` a `buffered` one over a linear
 //! one on the other half. Both are driven in process; with `--through daemon` over NBD, where two
-//! CPUs have more to do than the disk. All loads alternate within a round; latencies are those of
-//! all rounds together, rates are medians.
+//! CPUs have more to do than the disk. All loads alternate within a round; percentiles and
+//! rates are the medians of the rounds', so that one stall of the machine does not decide.
 use std::io::{self, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use bench::beside::{self, Load, While, histogram};
+use bench::beside::{self, Load, While};
 use bench::beside_local::Local;
 use bench::clock;
 use bench::median::{median, spread_percent};
@@ -119,13 +119,14 @@ struct Seen {
 }
 
 struct Beside {
-    latency_ns: Histogram<u64>,
+    /// Of each round.
+    latency_ns: Vec<Histogram<u64>>,
     bytes_per_s: Vec<f64>,
 }
 
 struct Results {
-    /// The reader alone, for each rate.
-    alone: Vec<Histogram<u64>>,
+    /// The reader alone, for each rate, of each round.
+    alone: Vec<Vec<Histogram<u64>>>,
     /// By [`MODES`].
     modes: Vec<Seen>,
     stats: Vec<String>,
@@ -244,7 +245,7 @@ fn round(place: &Place<'_>, args: &Args, nth: usize, into: &mut Results) -> Resu
     for (at, rate) in args.rates.iter().enumerate() {
         let alone = place.run(args, Some(*rate), false, nth)?.latency_ns;
         let alone = alone.ok_or("the reader has read nothing")?;
-        into.alone[at].add(alone).map_err(|e| e.to_string())?;
+        into.alone[at].push(alone);
     }
     for turn in 0..MODES.len() {
         let mode = (turn + nth) % MODES.len();
@@ -255,7 +256,7 @@ fn round(place: &Place<'_>, args: &Args, nth: usize, into: &mut Results) -> Resu
         for (rate, beside) in args.rates.iter().zip(&mut seen.beside) {
             let both = place.run(args, Some(*rate), true, nth)?;
             let latency_ns = both.latency_ns.ok_or("the reader has read nothing")?;
-            beside.latency_ns.add(latency_ns).map_err(|e| e.to_string())?;
+            beside.latency_ns.push(latency_ns);
             let written = both.written_bytes_per_s;
             beside.bytes_per_s.push(written.ok_or("the writer has written nothing")?);
         }
@@ -267,8 +268,9 @@ fn round(place: &Place<'_>, args: &Args, nth: usize, into: &mut Results) -> Resu
     Ok(())
 }
 
-fn us(latency_ns: &Histogram<u64>, quantile: f64) -> f64 {
-    latency_ns.value_at_quantile(quantile) as f64 / 1e3
+fn us(rounds: &[Histogram<u64>], quantile: f64) -> f64 {
+    let each = rounds.iter().map(|round| round.value_at_quantile(quantile) as f64 / 1e3);
+    median(&each.collect::<Vec<_>>())
 }
 
 fn table(out: &mut impl Write, args: &Args, results: &Results) -> io::Result<()> {
@@ -279,7 +281,7 @@ fn table(out: &mut impl Write, args: &Args, results: &Results) -> io::Result<()>
         write!(out, "  {:18} {:>7} {:>7} {:>7} {:>7}", "", "p50", "p99", "p99.9", "max")?;
         write!(out, " {:>9} {:>9}   {:>7} {:>5}", "p99/al.", "p99.9/al.", "MiB/s", "+-%")?;
         writeln!(out, " {:>8} {:>7}", "of alone", "of off")?;
-        let line = |out: &mut dyn Write, name: &str, h: &Histogram<u64>| {
+        let line = |out: &mut dyn Write, name: &str, h: &[Histogram<u64>]| {
             write!(out, "  {name:18}")?;
             for q in [0.5, 0.99, 0.999, 1.0] {
                 write!(out, " {:7.0}", us(h, q))?;
@@ -332,7 +334,7 @@ fn summary(args: &Args, results: &Results) -> Value {
             out.insert(format!("{MODEL}_{share_key}"), json!(share));
         }
     }
-    let mut percentiles = |who: &str, rate: f64, latency_ns: &Histogram<u64>| {
+    let mut percentiles = |who: &str, rate: f64, latency_ns: &[Histogram<u64>]| {
         for (percentile, q) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
             let value = us(latency_ns, q);
             out.insert(format!("{MODEL}_{rate}_read_{percentile}_{who}_us"), json!(value));
@@ -364,15 +366,14 @@ fn bench(args: &Args, dir: &Path) -> Result<(), String> {
     } else {
         Place::Process(Local::new(&leaf, args.size_mib * MIB, args.memory_mib)?)
     };
-    let empty = || histogram().map_err(|e| e.to_string());
-    let many = || args.rates.iter().map(|_| empty()).collect::<Result<Vec<_>, _>>();
-    let seen = || -> Result<Seen, String> {
-        let beside = many()?.into_iter();
-        let beside = beside.map(|latency_ns| Beside { latency_ns, bytes_per_s: Vec::new() });
-        Ok(Seen { alone_bytes_per_s: Vec::new(), beside: beside.collect() })
+    let rates = || args.rates.iter();
+    let beside = || rates().map(|_| Beside { latency_ns: Vec::new(), bytes_per_s: Vec::new() });
+    let seen = || Seen { alone_bytes_per_s: Vec::new(), beside: beside().collect() };
+    let mut results = Results {
+        alone: rates().map(|_| Vec::new()).collect(),
+        modes: MODES.iter().map(|_| seen()).collect(),
+        stats: vec![String::new(); MODES.len()],
     };
-    let modes = MODES.iter().map(|_| seen()).collect::<Result<_, _>>()?;
-    let mut results = Results { alone: many()?, modes, stats: vec![String::new(); MODES.len()] };
     let begin = clock();
     for nth in 0..args.rounds {
         round(&place, args, nth, &mut results)?;

@@ -27,8 +27,11 @@ const MEMORY: &str = "memory";
 
 /// What may be done with an attribute.
 pub(crate) fn access(name: &str) -> Access {
-    let settable = OPTIONS.contains(&name) && name != MEMORY;
-    if settable { Access::ReadWrite } else { Access::Read }
+    match name {
+        MEMORY => Access::Read,
+        _ if OPTIONS.contains(&name) => Access::ReadWrite,
+        _ => Access::ReadMany,
+    }
 }
 
 /// `name value` lines.
@@ -147,8 +150,12 @@ mod tests {
     fn settings_are_read_and_set_and_the_rest_is_told() {
         for (nth, name) in NAMES.iter().enumerate() {
             assert!(!NAMES[..nth].contains(name), "{name}");
-            let told = TOLD.contains(name) || *name == MEMORY;
-            assert_eq!(access(name), if told { Access::Read } else { Access::ReadWrite }, "{name}");
+            let told = match TOLD.contains(name) {
+                true => Access::ReadMany,
+                false if *name == MEMORY => Access::Read,
+                false => Access::ReadWrite,
+            };
+            assert_eq!(access(name), told, "{name}");
         }
     }
 

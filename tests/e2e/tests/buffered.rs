@@ -426,8 +426,12 @@ fn attributes_are_read_set_and_refused_by_name() {
     let (code, said) = refused(&pond, &["get", "c", "nosuch"]);
     assert!(code == 3 && said.contains("map_blocks"), "{said}");
     let all = pond.verb(&["get", "c"]);
-    for name in ["cache_stat", "bandwidth", "map_blocks", "dirty_background_seconds"] {
+    for name in ["memory", "map_blocks", "dirty_background_seconds"] {
         assert!(all.contains(name), "{name}: {all}");
+    }
+    for name in ["cache_stat", "bandwidth", "ioend_stats", "errors"] {
+        assert!(!all.contains(name), "{name} has many lines: {all}");
+        assert!(get(&pond, "c", name).contains('\n'), "{name}");
     }
 }
 

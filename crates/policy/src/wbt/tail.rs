@@ -36,6 +36,9 @@ const CLEAN_MIN: u64 = 8;
 const GENERATION: u64 = 128;
 /// A generation ends after this, too, so that one bad read is forgotten.
 const GENERATION_NS: u64 = 60_000_000_000;
+/// No disk that rotates has an unloaded tail below this: half a turn of the fastest, 15,000 a
+/// minute.
+const SEEK_MIN_NS: u64 = 2_000_000;
 /// What is added to the unloaded tail at least: a few requests of the fastest devices.
 const SLACK_MIN_NS: u64 = 10_000;
 
@@ -198,18 +201,23 @@ impl Control {
         }
     }
 
+    /// Whether a head has to go to where a read is. A disk that says that it rotates, and answers
+    /// nearly all reads sooner than a head is there, does not: virtual disks say what they like.
+    fn seeks(&self) -> bool {
+        self.device.rotational && self.unloaded.tail_ns.is_none_or(|ns| ns >= SEEK_MIN_NS)
+    }
+
     /// Twice the unloaded tail is a calm neighbour. What a window does not see, and what the
     /// feedback lets pass before it acts, has to fit in as well, hence the rest to 2. A read of a
     /// disk waits for the head to come back whatever is done, so there it is more.
     fn measured_target_ns(&self, tail_ns: u64) -> u64 {
-        let part_ns = if self.device.rotational { tail_ns / 2 } else { tail_ns / 4 };
+        let part_ns = if self.seeks() { tail_ns / 2 } else { tail_ns / 4 };
         part_ns.saturating_mul(7).max(tail_ns.saturating_add(SLACK_MIN_NS))
     }
 
     /// For how long the device may be busy with writes when a read comes.
     fn slack_ns(&self) -> u64 {
-        let first =
-            if self.device.rotational { FIRST_SLACK_ROTATING_NS } else { FIRST_SLACK_FLASH_NS };
+        let first = if self.seeks() { FIRST_SLACK_ROTATING_NS } else { FIRST_SLACK_FLASH_NS };
         let target_ns = self.target_ns();
         match self.unloaded.tail_ns {
             // A target that can't be met is met as far as it can.
@@ -226,11 +234,11 @@ impl Control {
     }
 
     fn pieces(&self) -> u64 {
-        if self.device.rotational { PIECES_ROTATING } else { PIECES_FLASH }
+        if self.seeks() { PIECES_ROTATING } else { PIECES_FLASH }
     }
 
     fn piece_bytes(&self) -> u64 {
-        let least = if self.device.rotational { PIECE_MIN_ROTATING } else { PIECE_MIN_FLASH };
+        let least = if self.seeks() { PIECE_MIN_ROTATING } else { PIECE_MIN_FLASH };
         let gained = self.slack_ns().saturating_mul(self.gain.min(GAIN_ONE)) / GAIN_ONE;
         let piece = self.written_in(gained) / self.pieces();
         let piece = piece.clamp(least, u64::from(u32::MAX));
@@ -246,7 +254,7 @@ impl Control {
     }
 
     fn lone_bytes(&self) -> u64 {
-        let ns = if self.device.rotational { LONE_ROTATING_NS } else { LONE_FLASH_NS };
+        let ns = if self.seeks() { LONE_ROTATING_NS } else { LONE_FLASH_NS };
         self.written_in(ns).max(LONE_MIN_BYTES)
     }
 
@@ -361,7 +369,7 @@ impl Control {
             self.gain = fair.clamp(self.gain / 2, self.gain * 7 / 8).max(GAIN_MIN);
         } else if held && self.gain < GAIN_ONE {
             self.gain = (self.gain + GAIN_STEP).min(GAIN_ONE);
-        } else if held && !self.device.rotational && tail_ns < unloaded_ns + slack_ns / 2 {
+        } else if held && !self.seeks() && tail_ns < unloaded_ns + slack_ns / 2 {
             // The device may do more with more in flight. A head can't.
             self.gain = (self.gain + GAIN_STEP).min(GAIN_MAX);
         }
@@ -377,7 +385,7 @@ impl Control {
         let bytes = u128::from(sample.write_bytes) * 1_000_000_000;
         let rate = u64::try_from(bytes / u128::from(sample.write_busy_ns.max(1)));
         let (rate, known) = (rate.unwrap_or(u64::MAX), self.rate.unwrap_or(0));
-        if self.device.rotational && self.rate.is_some() {
+        if self.seeks() && self.rate.is_some() {
             self.rate = Some(known - known / 8 + rate / 8);
         } else if rate > known {
             self.rate = Some(rate);

@@ -116,6 +116,21 @@ fn reads_of_a_device_that_is_alone_are_measured_without_a_probe() {
 }
 
 #[test]
+fn a_disk_that_answers_sooner_than_a_head_could_is_taken_for_flash() {
+    let allowed = |device| {
+        let mut lab = Lab::new(device);
+        for _ in 0..80 {
+            lab.beside_and_clean(150_000, 100_000, 500_000_000);
+        }
+        (lab.law.target_ns(), lab.law.piece_bytes(), lab.law.limit_bytes())
+    };
+    let (target_ns, piece_bytes, limit_bytes) = allowed(DISK);
+    assert_eq!(target_ns, 175_000);
+    assert_eq!(piece_bytes, 16 << 10);
+    assert!(limit_bytes >= 32 << 10, "{limit_bytes}");
+}
+
+#[test]
 fn too_long_reads_shrink_the_limit_and_good_ones_give_it_back() {
     let mut lab = Lab::known();
     let before = lab.allowance(Who::Background);

@@ -19,7 +19,7 @@ pub const EXIT_BUSY: u8 = 4;
 /// Body of every answer that is not 2xx, and the error type of floors 3 and 4's control path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// One of the words in [`KINDS`].
+    /// One of the words in `KINDS`.
     pub kind: String,
     /// Linux errno.
     pub errno: i32,

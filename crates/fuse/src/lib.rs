@@ -16,7 +16,7 @@
 //! can submit to the device, and answered from any thread.
 //!
 //! Invariants
-//! - F1 A request of a device's blocks is counted in the [`Budget`](budget::Budget) before memory
+//! - F1 A request of a device's blocks is counted in the `budget::Budget` before memory
 //!   is taken for it, and until its reply has been sent.
 //! - F2 Data of a request lie in a buffer of its own: nothing is shared by two requests.
 //! - F3 A write that covers only a part of a block excludes every other write of its device while

@@ -3,7 +3,7 @@
 //!
 //! Invariants
 //! - U1 Everything is undone once, and what came last first.
-//! - U2 [`leave`] returns when everything is undone, what other threads are just undoing included.
+//! - U2 `leave` returns when everything is undone, what other threads are just undoing included.
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;

@@ -229,6 +229,19 @@ fn written_back(options: &str, blocks: Vec<u64>) -> (Vec<Range<u64>>, usize) {
 }
 
 #[test]
+fn the_origin_is_written_in_the_background_class() {
+    let t = tapped(&Lab::new(4096, 32 << 10, ""));
+    let cache = t.cache.clone();
+    let work = async move {
+        fill(&*cache, 0..500, 1).await;
+        say(&cache, "flush").await.unwrap();
+    };
+    t.machine.block_on(work).unwrap();
+    let classes = t.over_origin.take_write_classes();
+    assert!(!classes.is_empty() && classes.iter().all(|c| *c == Class::Background), "{classes:?}");
+}
+
+#[test]
 fn flush_gathers_each_contiguous_run_from_anywhere_into_one_origin_write() {
     let blocks = (0..20).chain(30..40).chain(100..101).chain(200..500);
     let (mut writes, flushes) = written_back("", shuffled(blocks));

@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Limits, Op};
+use block::{Bio, BlockDevice, Class, Limits, Op};
 
 pub(crate) struct Tap {
     below: Rc<dyn BlockDevice>,
-    seen: RefCell<Vec<(Op, Range<u64>)>>,
+    seen: RefCell<Vec<(Op, Range<u64>, Class)>>,
 }
 
 impl Tap {
@@ -18,7 +18,13 @@ impl Tap {
 
     /// Operation and sectors of every bio since the last call.
     pub(crate) fn take(&self) -> Vec<(Op, Range<u64>)> {
-        self.seen.take()
+        self.seen.take().into_iter().map(|(op, sectors, _)| (op, sectors)).collect()
+    }
+
+    /// For whom the writes since the last call were.
+    pub(crate) fn take_write_classes(&self) -> Vec<Class> {
+        let writes = self.seen.take().into_iter().filter(|(op, _, _)| *op == Op::Write);
+        writes.map(|(_, _, class)| class).collect()
     }
 
     /// The writes since the last call, as ranges of 4096-byte blocks.
@@ -36,7 +42,7 @@ impl BlockDevice for Tap {
         self.below.limits()
     }
     fn submit(&self, bio: Bio) {
-        self.seen.borrow_mut().push((bio.op, bio.sector.0..bio.end().0));
+        self.seen.borrow_mut().push((bio.op, bio.sector.0..bio.end().0, bio.class));
         self.below.submit(bio);
     }
 }

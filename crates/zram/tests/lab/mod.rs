@@ -47,7 +47,10 @@ impl Lab {
     }
 
     pub(crate) fn target(&self) -> Rc<Zram> {
-        let backing: Rc<dyn BlockDevice> = self.world.borrow().leaf(self.disk);
+        self.target_over(self.world.borrow().leaf(self.disk))
+    }
+
+    pub(crate) fn target_over(&self, backing: Rc<dyn BlockDevice>) -> Rc<Zram> {
         let cores = (0..self.cores).map(CoreId).collect();
         Zram::new("zram0", self.config(), Some(backing), cores).expect("a good device")
     }

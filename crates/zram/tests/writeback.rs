@@ -3,14 +3,14 @@
 //! there, exact limits, what an error does; and the bugs that zram in Linux has had.
 mod lab;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Class, Error, ErrorKind, Limits, Nanos, Op, Status, Target};
+use block::{Error, ErrorKind, Nanos, Status, Target};
 use lab::{
     Lab, PAGE, drop_pages, expect, fill, get, get_run, noise, numbers, page, put, set, told,
 };
-use sim::{DiskStats, Faults, Machine, World};
+use sim::{DiskStats, Faults, World};
 use zram::Zram;
 
 fn stats(lab: &Lab) -> impl Fn() -> DiskStats + 'static {
@@ -44,53 +44,6 @@ fn idle_pages_go_to_the_device_in_writes_of_128_kib_and_come_back() {
             expect(&zram, 0..1024, 1).await;
             assert_eq!(bd(&zram).await, [blocks, 1024, blocks]);
         });
-    }
-}
-
-/// A backing device, and for whom it was written.
-struct Heard {
-    below: Rc<dyn BlockDevice>,
-    classes: RefCell<Vec<Class>>,
-}
-
-impl BlockDevice for Heard {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.below.limits()
-    }
-
-    fn submit(&self, bio: Bio) {
-        if bio.op == Op::Write {
-            self.classes.borrow_mut().push(bio.class);
-        }
-        self.below.submit(bio);
-    }
-}
-
-#[test]
-fn pages_are_written_back_in_the_background_class() {
-    for packed in ["0", "1"] {
-        let lab = Lab::new(256, 512, &format!("compressed_writeback {packed}"));
-        let machine = Machine::boot(&lab.world, 1);
-        let below = lab.world.borrow().leaf(lab.disk);
-        let heard = Rc::new(Heard { below, classes: RefCell::default() });
-        let (device, zram) = (heard.clone(), lab.clone());
-        let done = machine.block_on(async move {
-            let zram = zram.target_over(device);
-            zram.clone().resume().await.unwrap();
-            fill(&zram, 0..256, 1).await;
-            set(&zram, "idle", "all").await.unwrap();
-            set(&zram, "writeback", "idle").await.unwrap();
-            zram.suspend().await.unwrap();
-        });
-        machine.shut_down();
-        done.unwrap();
-        let classes = heard.classes.borrow();
-        let all = classes.iter().all(|class| *class == Class::Background);
-        assert!(!classes.is_empty() && all, "{classes:?}");
     }
 }
 

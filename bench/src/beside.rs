@@ -9,18 +9,18 @@
 //! Invariants
 //! - B1 A read's latency counts from when it was due, not from when it could be sent: a device that
 //!   stalls is not asked less often because of that.
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hdrhistogram::Histogram;
-use nbd::request::{ReplyIn, Request};
-use nbd::wire::{OPTION_MAGIC, cmd, opt};
+use nbd::request::Request;
+use nbd::wire::cmd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use crate::clock;
+use crate::conn::{Conn, wrong};
 
 /// Bytes of a read.
 const READ_BYTES: u32 = 4096;
@@ -30,12 +30,6 @@ const WRITE_BYTES: u32 = 1 << 20;
 const WRITE_DEPTH: u64 = 4;
 /// Latencies above a minute count as a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
-/// One read of the socket takes up to this.
-const INBOX_BYTES: usize = 256 << 10;
-
-fn wrong(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.into())
-}
 
 /// A histogram of nanoseconds.
 ///
@@ -45,67 +39,7 @@ pub fn histogram() -> io::Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).map_err(|e| wrong(e.to_string()))
 }
 
-/// A connection to an export.
-#[derive(Debug)]
-pub struct Conn {
-    stream: UnixStream,
-    size: u64,
-    inbox: Vec<u8>,
-    start: usize,
-    end: usize,
-}
-
 impl Conn {
-    /// Connects by the oldest option: replies are simple then.
-    ///
-    /// # Errors
-    /// What the system or the server said.
-    pub fn open(socket: &Path, export: &str) -> io::Result<Conn> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.read_exact(&mut [0; 18])?;
-        let len = u32::try_from(export.len()).map_err(|_| wrong("export name too long"))?;
-        let mut out = vec![0, 0, 0, 3];
-        out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
-        out.extend_from_slice(&opt::EXPORT_NAME.to_be_bytes());
-        out.extend_from_slice(&len.to_be_bytes());
-        out.extend_from_slice(export.as_bytes());
-        stream.write_all(&out)?;
-        let mut size = [0; 8];
-        stream.read_exact(&mut size)?;
-        stream.read_exact(&mut [0; 2])?;
-        let size = u64::from_be_bytes(size);
-        Ok(Conn { stream, size, inbox: vec![0; INBOX_BYTES], start: 0, end: 0 })
-    }
-
-    /// The next reply's cookie, its data skipped; none when more bytes are needed.
-    fn reply(&mut self, data: usize) -> io::Result<Option<u64>> {
-        let parsed = ReplyIn::parse(&self.inbox[self.start..self.end]);
-        match parsed.map_err(|_| wrong("no reply"))? {
-            Some((ReplyIn::Simple { cookie, error: 0 }, n)) => {
-                if self.end - self.start < n + data {
-                    return Ok(None);
-                }
-                self.start += n + data;
-                Ok(Some(cookie))
-            }
-            Some((other, _)) => Err(wrong(format!("unexpected reply {other:?}"))),
-            None => Ok(None),
-        }
-    }
-
-    /// Reads what is there, at least a byte.
-    fn fill(&mut self) -> io::Result<()> {
-        self.inbox.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
-        match self.stream.read(&mut self.inbox[self.end..])? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            n => {
-                self.end += n;
-                Ok(())
-            }
-        }
-    }
-
     /// Waits until there is something to read, `seconds` at most.
     fn readable(&self, seconds: f64) -> io::Result<bool> {
         let seconds = seconds.max(0.0);

@@ -7,6 +7,7 @@
 pub mod beside;
 pub mod beside_local;
 pub mod compressed;
+pub mod conn;
 pub mod files;
 pub mod flush_sim;
 pub mod iomap;

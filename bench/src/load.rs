@@ -3,20 +3,18 @@
 //! that can go in one write, all replies that are there in one read.
 //!
 //! fio's engine costs 5 to 8 µs of CPU a request, more than a good server, and hides it.
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Write};
 use std::path::Path;
 
 use hdrhistogram::Histogram;
-use nbd::request::{REQUEST_BYTES, ReplyIn, Request};
-use nbd::wire::{OPTION_MAGIC, cmd, opt};
+use nbd::request::{REQUEST_BYTES, Request};
+use nbd::wire::cmd;
 
 use crate::clock;
+use crate::conn::{Conn, wrong};
 
 /// Bytes of one request.
 pub const BLOCK_BYTES: u32 = 4096;
-/// One read takes up to this.
-const INBOX_BYTES: usize = 512 << 10;
 
 /// Latencies above ten seconds count as ten seconds.
 const LATENCY_NS_MAX: u64 = 10_000_000_000;
@@ -51,41 +49,19 @@ pub struct Outcome {
     pub latency_ns: Histogram<u64>,
 }
 
-/// A connection to an export.
+/// A connection that gives load.
 #[derive(Debug)]
 pub struct Client {
-    stream: UnixStream,
-    size: u64,
-    inbox: Vec<u8>,
-    start: usize,
-    end: usize,
+    conn: Conn,
     /// What is written, one of them at random each time.
     payloads: Vec<Vec<u8>>,
 }
 
-fn wrong(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.into())
-}
-
 impl Client {
-    /// Connects by the oldest option, which every server knows; replies are simple then.
+    /// Connects to an export of the server at `socket`.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
-        let mut stream = UnixStream::connect(socket)?;
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting)?;
-        let len = u32::try_from(export.len()).map_err(|_| wrong("export name too long"))?;
-        let mut out = vec![0, 0, 0, 3];
-        out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
-        out.extend_from_slice(&opt::EXPORT_NAME.to_be_bytes());
-        out.extend_from_slice(&len.to_be_bytes());
-        out.extend_from_slice(export.as_bytes());
-        stream.write_all(&out)?;
-        let mut size = [0; 8];
-        stream.read_exact(&mut size)?;
-        stream.read_exact(&mut [0; 2])?;
-        let size = u64::from_be_bytes(size);
         let payloads = vec![vec![0x6d; BLOCK_BYTES as usize]];
-        Ok(Client { stream, size, inbox: vec![0; INBOX_BYTES], start: 0, end: 0, payloads })
+        Ok(Client { conn: Conn::open(socket, export)?, payloads })
     }
 
     /// What random writes write from now on: blocks, of which there is at least one.
@@ -97,47 +73,18 @@ impl Client {
 
     /// Size of the export.
     pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// The next reply's cookie, its data skipped; none when more bytes are needed.
-    fn reply(&mut self, data: usize) -> io::Result<Option<u64>> {
-        let parsed = ReplyIn::parse(&self.inbox[self.start..self.end]);
-        match parsed.map_err(|_| wrong("no reply"))? {
-            Some((ReplyIn::Simple { cookie, error: 0 }, n)) => {
-                if self.end - self.start < n + data {
-                    return Ok(None);
-                }
-                self.start += n + data;
-                Ok(Some(cookie))
-            }
-            Some((other, _)) => Err(wrong(format!("unexpected reply {other:?}"))),
-            None => Ok(None),
-        }
-    }
-
-    /// Reads what is there, at least a byte.
-    fn fill(&mut self) -> io::Result<()> {
-        self.inbox.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
-        match self.stream.read(&mut self.inbox[self.end..])? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            n => {
-                self.end += n;
-                Ok(())
-            }
-        }
+        self.conn.size
     }
 
     /// Writes the whole export once, so that reads find data.
     pub fn write_all(&mut self, data: &[u8]) -> io::Result<()> {
         let step = u32::try_from(data.len()).map_err(|_| wrong("data too long"))?;
-        for offset in (0..self.size).step_by(data.len()) {
+        for offset in (0..self.conn.size).step_by(data.len()) {
             let request = Request { flags: 0, kind: cmd::WRITE, cookie: 1, offset, len: step };
-            self.stream.write_all(&request.encode())?;
-            self.stream.write_all(data)?;
-            while self.reply(0)?.is_none() {
-                self.fill()?;
+            self.conn.stream.write_all(&request.encode())?;
+            self.conn.stream.write_all(data)?;
+            while self.conn.reply(0)?.is_none() {
+                self.conn.fill()?;
             }
         }
         Ok(())
@@ -145,7 +92,7 @@ impl Client {
 
     /// Keeps `depth` requests in flight for `seconds`.
     pub fn run(&mut self, kind: Kind, depth: usize, seconds: f64) -> io::Result<Outcome> {
-        let blocks = self.size / u64::from(BLOCK_BYTES);
+        let blocks = self.conn.size / u64::from(BLOCK_BYTES);
         let (command, data) = match kind {
             Kind::RandRead => (cmd::READ, BLOCK_BYTES as usize),
             Kind::RandWrite => (cmd::WRITE, 0),
@@ -175,11 +122,11 @@ impl Client {
                     sent_at[cookie as usize] = now;
                     flying += 1;
                 }
-                self.stream.write_all(&out)?;
+                self.conn.stream.write_all(&out)?;
             }
-            self.fill()?;
+            self.conn.fill()?;
             now = clock();
-            while let Some(cookie) = self.reply(data)? {
+            while let Some(cookie) = self.conn.reply(data)? {
                 let sent = sent_at.get(cookie as usize).ok_or_else(|| wrong("unknown cookie"))?;
                 latency_ns.saturating_record(((now - sent) * 1e9) as u64);
                 free.push(cookie);

@@ -50,12 +50,13 @@ impl Index {
         if cell + 1 == self.cells.len() { 0 } else { cell + 1 }
     }
 
-    fn cell_of(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<usize> {
+    /// The block's cell, or the empty one where it would go.
+    fn cell_of(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Result<usize, usize> {
         let mut cell = self.place(block);
         loop {
             match self.cells[cell] {
-                EMPTY => return None,
-                slot if block_of(slot) == block => return Some(cell),
+                EMPTY => return Err(cell),
+                slot if block_of(slot) == block => return Ok(cell),
                 _ => cell = self.after(cell),
             }
         }
@@ -63,7 +64,30 @@ impl Index {
 
     /// The slot of `block`; `block_of` tells the block of a slot that is in the table.
     pub(crate) fn find(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
-        self.cell_of(block, block_of).map(|cell| self.cells[cell])
+        self.cell_of(block, block_of).ok().map(|cell| self.cells[cell])
+    }
+
+    /// Some slot that may be the block's, or one in its way: what a look at its place finds.
+    pub(crate) fn first_slot(&self, block: u64) -> Option<u32> {
+        Some(self.cells[self.place(block)]).filter(|&slot| slot != EMPTY)
+    }
+
+    /// Puts a block into the table, or gives it another slot; returns the one it had.
+    pub(crate) fn replace(
+        &mut self,
+        block: u64,
+        slot: u32,
+        block_of: impl Fn(u32) -> u64,
+    ) -> Option<u32> {
+        match self.cell_of(block, block_of) {
+            Ok(cell) => Some(std::mem::replace(&mut self.cells[cell], slot)),
+            Err(empty) => {
+                assert!(2 * self.len < self.cells.len(), "X2: more entries than slots");
+                self.cells[empty] = slot;
+                self.len += 1;
+                None
+            }
+        }
     }
 
     /// Adds a block that is not in the table.
@@ -79,7 +103,7 @@ impl Index {
 
     /// Takes a block out and returns its slot.
     pub(crate) fn remove(&mut self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
-        let mut hole = self.cell_of(block, &block_of)?;
+        let mut hole = self.cell_of(block, &block_of).ok()?;
         let removed = self.cells[hole];
         let mut cell = self.after(hole);
         while self.cells[cell] != EMPTY {

@@ -16,7 +16,7 @@
 //! later record says that the unit was durable: then it is rot, and the cache refuses to open
 //! rather than to forget what it had acknowledged.
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
@@ -24,15 +24,17 @@ use format::{
     CheckpointRef, Damage, Entry, Geometry, Kind, Op, SUPERBLOCK_COPIES, Superblock, UNIT,
     decode_record,
 };
-use reactor::WaitList;
+use reactor::{BioFuture, WaitList};
 
 use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, Mutation};
-use crate::slots::Slots;
+use crate::slots::{Contradiction, Rebuild};
 
 /// Units read at once: 1 MiB.
 const UNITS_PER_READ: u64 = 256;
+/// Reads under way while metadata are loaded: 4 MiB keep any device busy. Chosen.
+const READS_IN_FLIGHT: usize = 4;
 /// The kernel's dm-writecache magic, first word of its superblock.
 const KERNEL_MAGIC: [u8; 4] = 0x2348_9321u32.to_le_bytes();
 
@@ -43,7 +45,7 @@ struct Recovery<'a> {
     superblock: Superblock,
     geometry: Geometry,
     /// Where the log says each block is.
-    map: BTreeMap<u64, Entry>,
+    map: Rebuild,
 }
 
 /// How the log ended.
@@ -58,6 +60,46 @@ struct LogEnd {
 
 fn io_error(config: &Config, what: &str, status: Status) -> Error {
     Error::io(format!("cache device {}: {what}: {status}", config.cache))
+}
+
+/// Parts of the area read in their order, with several reads under way.
+struct ReadAhead<'a> {
+    config: &'a Config,
+    device: &'a dyn BlockDevice,
+    what: &'static str,
+    /// Not asked for yet: offsets in the area and lengths.
+    left: VecDeque<(u64, u64)>,
+    in_flight: VecDeque<(Buf, BioFuture)>,
+}
+
+impl<'a> ReadAhead<'a> {
+    fn new(config: &'a Config, device: &'a dyn BlockDevice, what: &'static str) -> ReadAhead<'a> {
+        ReadAhead { config, device, what, left: VecDeque::new(), in_flight: VecDeque::new() }
+    }
+
+    /// Has `len` bytes from `offset` on read too.
+    fn bytes(&mut self, offset: u64, len: u64) {
+        self.left.push_back((offset, len));
+    }
+
+    /// The next part; nothing after the last.
+    async fn next(&mut self) -> Result<Option<Buf>, Error> {
+        while self.in_flight.len() < READS_IN_FLIGHT {
+            let Some((offset, len)) = self.left.pop_front() else { break };
+            let part = len.min(UNITS_PER_READ * UNIT as u64);
+            if part == 0 {
+                continue;
+            }
+            self.left.push_front((offset + part, len - part));
+            let buf = Buf::alloc(usize::try_from(part).expect("at most 1 MiB"));
+            let at = self.config.start_sector + Sector::from_bytes(offset);
+            let read = reactor::read(self.device, Class::Foreground, at, buf.all().into());
+            self.in_flight.push_back((buf, read));
+        }
+        let Some((buf, read)) = self.in_flight.pop_front() else { return Ok(None) };
+        read.await.map_err(|status| io_error(self.config, self.what, status))?;
+        Ok(Some(buf))
+    }
 }
 
 async fn read_area(
@@ -94,22 +136,21 @@ impl Cache {
             device: &*device,
             superblock,
             geometry,
-            map: BTreeMap::new(),
+            map: Rebuild::new(geometry.slots),
         };
         recovery.load_checkpoint().await?;
         let end = recovery.replay().await?;
         let blocks = sectors.0 / config.block_sectors();
-        if let Some((&block, _)) = recovery.map.last_key_value().filter(|(b, _)| **b >= blocks) {
-            return Err(Error::invalid(format!(
+        let Recovery { superblock, map, .. } = recovery;
+        let slots = map.finish(blocks).map_err(|found| match found {
+            Contradiction::Beyond(block) => Error::invalid(format!(
                 "cache device {} holds block {block}, the table has only {blocks}",
                 config.cache
-            )));
-        }
-        let Recovery { superblock, map, .. } = recovery;
-        let slots =
-            Slots::recovered(geometry.slots, map.into_values()).map_err(|(block, slot)| {
+            )),
+            Contradiction::Slot { block, slot } => {
                 damaged(&config, &format!("block {block}: slot {slot} is taken or beyond the end"))
-            })?;
+            }
+        })?;
         // Nothing has been written so far: what is refused is left as it is.
         if !agreed {
             write_copies(&config, &*device, &superblock).await?;
@@ -291,38 +332,15 @@ fn check_superblock(
 }
 
 impl Recovery<'_> {
-    fn apply(&mut self, entry: Entry) {
-        match entry.op {
-            Op::Write | Op::Clean | Op::Bad => {
-                self.map.insert(entry.block, entry);
-            }
-            Op::Evict => {
-                if self.map.get(&entry.block).is_some_and(|e| e.slot == entry.slot) {
-                    self.map.remove(&entry.block);
-                }
-            }
-            Op::Drop => {
-                let end = entry.block + u64::from(entry.slot);
-                let gone: Vec<u64> = self.map.range(entry.block..end).map(|(b, _)| *b).collect();
-                for block in gone {
-                    self.map.remove(&block);
-                }
-            }
-        }
-    }
-
     async fn load_checkpoint(&mut self) -> Result<(), Error> {
         let named = self.superblock.checkpoint;
         let start = self.geometry.checkpoint_offset(named.area);
         let mut link = 0;
+        let mut reads = ReadAhead::new(self.config, self.device, "read checkpoint");
+        reads.bytes(start, u64::from(named.units) * UNIT as u64);
         let mut unit_no = 0u64;
-        while unit_no < u64::from(named.units) {
-            let count = UNITS_PER_READ.min(u64::from(named.units) - unit_no);
-            let bytes = usize::try_from(count).expect("at most 256") * UNIT;
-            let offset = start + unit_no * UNIT as u64;
-            let buf = read_area(self.config, self.device, offset, bytes, "read checkpoint").await?;
-            let mut entries = Vec::new();
-            for at in (0..bytes).step_by(UNIT) {
+        while let Some(buf) = reads.next().await? {
+            for at in (0..buf.len()).step_by(UNIT) {
                 let uuid = &self.superblock.uuid;
                 let wrong = buf.read(|b| match decode_record(&b[at..at + UNIT], uuid) {
                     Ok(record) => {
@@ -332,7 +350,7 @@ impl Recovery<'_> {
                             && h.seq == unit_no
                             && h.link == link;
                         link = record.crc;
-                        entries.extend(record.entries());
+                        self.map.apply(record.entries());
                         (!fits).then(|| "it is of another checkpoint".to_owned())
                     }
                     Err(damage) => Some(damage.to_string()),
@@ -342,7 +360,6 @@ impl Recovery<'_> {
                 }
                 unit_no += 1;
             }
-            entries.into_iter().for_each(|e| self.apply(e));
         }
         Ok(())
     }
@@ -358,14 +375,14 @@ impl Recovery<'_> {
         // record that does not belong.
         let (mut before, mut foreign_next) = (last, false);
         let mut unsettled: Vec<(u64, u32, Vec<Entry>)> = Vec::new();
+        let mut reads = ReadAhead::new(self.config, self.device, "read log");
+        let from_start = (start % log_units) * UNIT as u64;
+        let log_bytes = log_units * UNIT as u64;
+        reads.bytes(self.geometry.log_offset(start), log_bytes - from_start);
+        reads.bytes(self.geometry.log_start(), from_start);
         let mut seq = start;
-        while seq < start + log_units {
-            let to_end = log_units - seq % log_units;
-            let count = UNITS_PER_READ.min(to_end).min(start + log_units - seq);
-            let bytes = usize::try_from(count).expect("at most 256") * UNIT;
-            let offset = self.geometry.log_offset(seq);
-            let buf = read_area(self.config, self.device, offset, bytes, "read log").await?;
-            for at in (0..bytes).step_by(UNIT) {
+        while let Some(buf) = reads.next().await? {
+            for at in (0..buf.len()).step_by(UNIT) {
                 let uuid = self.superblock.uuid;
                 let decoded = buf.read(|b| {
                     decode_record(&b[at..at + UNIT], &uuid)
@@ -396,7 +413,7 @@ impl Recovery<'_> {
                     let settled = unsettled.iter().take_while(|r| r.0 <= durable).count();
                     for (seq, crc, entries) in unsettled.drain(..settled) {
                         before = (seq, crc);
-                        entries.into_iter().for_each(|e| self.apply(e));
+                        self.map.apply(entries.into_iter());
                     }
                     unsettled.push((seq, crc, entries));
                 } else if broken.is_none() {
@@ -413,7 +430,7 @@ impl Recovery<'_> {
                 break;
             }
             before = (seq, crc);
-            entries.into_iter().for_each(|e| self.apply(e));
+            self.map.apply(entries.into_iter());
         }
         // Cut off for its data, or for its place in the chain although it is a whole record.
         let cut_off = last.0 < read_to || foreign_next;

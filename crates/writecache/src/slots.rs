@@ -28,6 +28,10 @@ use roaring::RoaringTreemap;
 use crate::free::FreeMap;
 use crate::index::Index;
 
+mod rebuild;
+
+pub(crate) use rebuild::{Contradiction, Rebuild};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -53,6 +57,9 @@ struct Slot {
 const _: () = assert!(size_of::<Slot>() == 16);
 
 impl Slot {
+    const VACANT: Slot =
+        Slot { block_low: 0, block_high: 0, state: State::Free, logged: false, crc: 0, stamp: 0 };
+
     fn block(&self) -> u64 {
         u64::from(self.block_high) << 32 | u64::from(self.block_low)
     }
@@ -113,74 +120,6 @@ pub(crate) struct Counts {
 }
 
 impl Slots {
-    /// A map with every slot free.
-    pub(crate) fn new(count: u32) -> Slots {
-        let empty = Slot {
-            block_low: 0,
-            block_high: 0,
-            state: State::Free,
-            logged: false,
-            crc: 0,
-            stamp: 0,
-        };
-        let mut free = FreeMap::new(count);
-        for slot in 0..count {
-            free.put(slot);
-        }
-        Slots {
-            slots: vec![empty; count as usize],
-            index: Index::new(count),
-            free,
-            dirty: RoaringTreemap::new(),
-            changed: RoaringTreemap::new(),
-            committing: RoaringTreemap::new(),
-            limbo: Vec::new(),
-            counts: Counts { slots: count, free: count, ..Counts::default() },
-            next_stamp: 1,
-            evict_cursor: 0,
-        }
-    }
-
-    /// A map as recovered: every given block is where the log says. Returns the block and slot
-    /// that contradict each other, if any do.
-    pub(crate) fn recovered(
-        count: u32,
-        blocks: impl Iterator<Item = Entry>,
-    ) -> Result<Slots, (u64, u32)> {
-        let mut slots = vec![None; count as usize];
-        for e in blocks {
-            match slots.get_mut(e.slot as usize) {
-                Some(empty @ None) => *empty = Some(e),
-                Some(Some(_)) | None => return Err((e.block, e.slot)),
-            }
-        }
-        let mut this = Slots::new(count);
-        this.free = FreeMap::new(count);
-        for (slot, entry) in (0..count).zip(slots) {
-            let Some(e) = entry else {
-                this.free.put(slot);
-                continue;
-            };
-            this.counts.free -= 1;
-            let stamp = this.stamp();
-            let s = &mut this.slots[slot as usize];
-            s.set_block(e.block);
-            (s.crc, s.stamp, s.logged) = (e.crc, stamp, true);
-            let state = match e.op {
-                Op::Write => State::Dirty,
-                Op::Clean => State::Clean,
-                Op::Bad | Op::Evict | Op::Drop => State::Bad,
-            };
-            s.state = state;
-            *this.count(state) += 1;
-            if state == State::Dirty {
-                this.dirty.insert(e.block);
-            }
-            this.index.insert(e.block, slot);
-        }
-        Ok(this)
-    }
-
     fn stamp(&mut self) -> u32 {
         self.next_stamp = self.next_stamp.wrapping_add(1);
         self.next_stamp

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! On-media structures of the native write cache: encode, decode, checksum, byte map; no I/O.
+//! On-media structures of the native write cache, and in [`dm`] of the kernel's: encode, decode,
+//! checksum, byte map; no I/O.
 //!
 //! ```text
 //! offset 0      64K      128K     192K     256K
@@ -20,6 +21,7 @@
 //! order. Offsets are bytes from the start of the cache area (table option `start_sector`).
 
 mod damage;
+pub mod dm;
 mod geometry;
 mod record;
 mod superblock;

@@ -12,6 +12,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::limits;
+use crate::pmem::{self, Mapped, Mapping};
 use crate::table::DirectAlign;
 
 /// Whether to go around the page cache.
@@ -35,11 +36,21 @@ pub struct OpenOptions {
     pub exclusive: bool,
     /// Make a sparse file of that many bytes when there is none. One that is there stays as it is.
     pub create_size: Option<u64>,
+    /// Map it and answer reads and writes by memory copies, as persistent memory wants it; DAX
+    /// devices can be opened in no other way. Then `direct` means nothing. The size is what it is
+    /// now, and a file gets all its space.
+    pub mapped: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { read_only: false, direct: Direct::Try, exclusive: true, create_size: None }
+        OpenOptions {
+            read_only: false,
+            direct: Direct::Try,
+            exclusive: true,
+            create_size: None,
+            mapped: false,
+        }
     }
 }
 
@@ -48,6 +59,7 @@ impl Default for OpenOptions {
 pub(crate) struct File {
     pub(crate) fd: OwnedFd,
     pub(crate) direct: Option<DirectAlign>,
+    pub(crate) map: Option<Mapping>,
     pub(crate) limits: Limits,
     pub(crate) warning: Option<String>,
     pub(crate) identity: String,
@@ -81,8 +93,12 @@ pub(crate) fn identity(path: &Path) -> Result<String, Error> {
 }
 
 fn identity_of(stat: &Statx) -> String {
-    if type_of(stat) == FileType::BlockDevice {
-        format!("block {}:{}", stat.stx_rdev_major, stat.stx_rdev_minor)
+    let kind = type_of(stat);
+    let device = |kind| format!("{kind} {}:{}", stat.stx_rdev_major, stat.stx_rdev_minor);
+    if kind == FileType::BlockDevice {
+        device("block")
+    } else if kind == FileType::CharacterDevice {
+        device("char")
     } else {
         format!("file {}:{}/{}", stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
     }
@@ -102,7 +118,8 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
     })?;
     let kind = type_of(&stat);
     let is_block = kind == FileType::BlockDevice;
-    if !is_block && kind != FileType::RegularFile {
+    let is_dax = options.mapped && kind == FileType::CharacterDevice;
+    if !is_block && !is_dax && kind != FileType::RegularFile {
         let wanted = "neither a regular file nor a block device";
         return Err(Error::invalid(format!("{}: is {wanted}", path.display())));
     }
@@ -112,12 +129,16 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
     if is_block && options.exclusive {
         flags |= OFlags::EXCL;
     }
-    let (fd, direct) = open_direct(path, flags, options.direct)?;
+    let direct = if options.mapped { Direct::Never } else { options.direct };
+    let (fd, direct) = open_direct(path, flags, direct)?;
     if !is_block && options.exclusive {
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
             Errno::WOULDBLOCK => busy(path),
             e => os_error(path, "lock it", e),
         })?;
+    }
+    if options.mapped {
+        return open_mapped(path, fd, !options.read_only);
     }
     let refused = options.direct == Direct::Try && direct.is_none();
     let warning = refused.then(|| {
@@ -127,7 +148,16 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
     let limits = limits::of(path, &fd, !options.read_only, direct)?;
     let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
         .map_err(|e| os_error(path, "look it up", e))?;
-    Ok(File { fd, direct, limits, warning, identity: identity_of(&stat) })
+    Ok(File { fd, direct, map: None, limits, warning, identity: identity_of(&stat) })
+}
+
+fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> {
+    let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .map_err(|e| os_error(path, "look it up", e))?;
+    let limits = limits::of(path, &fd, writable, None)?;
+    let Mapped { mapping, limits, warning } = pmem::map(path, &fd, &stat, writable, &limits)?;
+    let map = Some(mapping);
+    Ok(File { fd, direct: None, map, limits, warning, identity: identity_of(&stat) })
 }
 
 fn busy(path: &Path) -> Error {

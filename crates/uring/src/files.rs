@@ -43,8 +43,12 @@ impl Files {
 
     /// Opens a regular file or block device.
     pub fn open_path(&self, path: &Path, options: OpenOptions) -> Result<Opened, Error> {
-        let File { fd, direct, limits, warning, identity } = file::open(path, options)?;
-        let file = self.0.borrow_mut().table.insert(fd, direct);
+        let File { fd, direct, map, limits, warning, identity } = file::open(path, options)?;
+        let table = &mut self.0.borrow_mut().table;
+        let file = match map {
+            Some(map) => table.insert_mapped(fd, map),
+            None => table.insert(fd, direct),
+        };
         Ok(Opened { file, limits, warning, identity })
     }
 
@@ -72,8 +76,8 @@ impl Files {
         file::identity(path)
     }
 
-    /// An open file, for another core's [`Files::adopt`]; nothing when it is closed. The file is
-    /// this core's: when it is closed here, what the others begin on it fails.
+    /// An open file, for another core's [`Files::adopt`]; nothing when it is closed, or mapped: then
+    /// it is this core's alone. When the file is closed here, what the others begin on it fails.
     pub fn share(&self, file: FileId) -> Option<SharedFile> {
         self.0.borrow().table.share(file)
     }

@@ -7,6 +7,7 @@
 //!   reactor ◀──events───────── outcome, or again for the rest ◀── CQ ring ──┘
 //!
 //!   Files     opens, listens, closes: what is in the table of the driver
+//!   pmem      a mapped file: what is a copy ends without the ring
 //!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the bell, always armed
 //! ```
 //!
@@ -20,6 +21,8 @@
 //! - U4 O_DIRECT never sees a misaligned buffer: the driver copies through an aligned one.
 //! - U5 Cores may share a descriptor, but the file is that core's which opened it: when that closes
 //!   it, lock and space are free, whoever still has the descriptor.
+//! - U6 A mapped file is written by stores: a request for it ends as durable as it says (`pmem`,
+//!   P2), and a page that can't be reached is EIO for who touches it, not the end of the process.
 
 mod bell;
 mod file;
@@ -27,6 +30,7 @@ mod files;
 mod flight;
 mod limits;
 mod mailbox;
+mod pmem;
 mod ring;
 mod socket;
 mod table;
@@ -34,5 +38,6 @@ mod table;
 pub use file::{Direct, OpenOptions};
 pub use files::{Files, Opened};
 pub use mailbox::{Mailbox, Sender};
+pub use pmem::copy;
 pub use ring::Uring;
 pub use table::SharedFile;

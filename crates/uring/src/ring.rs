@@ -23,6 +23,7 @@ use crate::bell::{BELL, Bell};
 use crate::files::Files;
 use crate::flight::{Flight, Next, Vectors};
 use crate::mailbox::{Mailbox, Sender};
+use crate::pmem::Served;
 use crate::socket;
 use crate::table::{Close, Table};
 
@@ -141,6 +142,9 @@ impl Shared {
                 Close::NoSuchFile => end(Status::NoDevice),
             }
             return;
+        }
+        if let Some(Served::Done(status)) = self.table.serve(file, &what) {
+            return end(status);
         }
         let Ok(direct) = self.table.begin(file) else { return end(Status::NoDevice) };
         let flight = Flight::new((home, key), file, what, direct);

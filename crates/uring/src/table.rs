@@ -5,10 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use block::{CoreId, OpKey};
-use reactor::FileId;
+use reactor::{FileId, SqeOp};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{Shutdown, shutdown};
 use slab::Slab;
+
+use crate::pmem::{Mapping, Served};
 
 /// Who waits for a close: nobody when it came from the control path.
 pub(crate) type Closer = Option<(CoreId, OpKey)>;
@@ -41,6 +43,7 @@ struct Slot {
     in_flight: u32,
     closing: Option<Closer>,
     direct: Option<DirectAlign>,
+    map: Option<Mapping>,
 }
 
 /// Open files by [`FileId`].
@@ -83,6 +86,19 @@ impl Table {
         self.take_in(Arc::new(fd), direct, true)
     }
 
+    /// Takes in a file that is read and written by copies.
+    pub(crate) fn insert_mapped(&mut self, fd: OwnedFd, map: Mapping) -> FileId {
+        let file = self.insert(fd, None);
+        self.0[index(file)].map = Some(map);
+        file
+    }
+
+    /// What became of a request, if the file is mapped.
+    pub(crate) fn serve(&self, file: FileId, what: &SqeOp) -> Option<Served> {
+        let slot = self.0.get(index(file)).filter(|s| s.closing.is_none())?;
+        Some(slot.map.as_ref()?.serve(what))
+    }
+
     /// Takes over a file that another core has shared.
     pub(crate) fn adopt(&mut self, shared: &SharedFile) -> FileId {
         self.take_in(shared.fd.clone(), shared.direct, false)
@@ -94,7 +110,7 @@ impl Table {
         direct: Option<DirectAlign>,
         opened_here: bool,
     ) -> FileId {
-        let slot = Slot { fd, opened_here, in_flight: 0, closing: None, direct };
+        let slot = Slot { fd, opened_here, in_flight: 0, closing: None, direct, map: None };
         FileId(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 open files"))
     }
 
@@ -102,8 +118,9 @@ impl Table {
         self.0.get(index(file)).filter(|s| s.closing.is_none()).map(|s| &*s.fd)
     }
 
+    /// Nothing for a mapped file: it is this core's alone.
     pub(crate) fn share(&self, file: FileId) -> Option<SharedFile> {
-        let slot = self.0.get(index(file)).filter(|s| s.closing.is_none())?;
+        let slot = self.0.get(index(file)).filter(|s| s.closing.is_none() && s.map.is_none())?;
         Some(SharedFile { fd: slot.fd.clone(), direct: slot.direct })
     }
 

@@ -6,7 +6,7 @@ mod common;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, ErrorKind, Flags, Nanos, Sector, Status};
-use common::{Folder, Rng, buf, bytes, on_core, open_descriptors, to_vec};
+use common::{Folder, Loop, Rng, buf, bytes, on_core, open_descriptors, to_vec};
 use queue::Leaf;
 use reactor::{discard, flush, read, sleep, spawn, write, write_zeroes};
 use uring::{Direct, Files, OpenOptions, Opened};
@@ -61,36 +61,6 @@ fn every_operation_works_on_a_file_in_the_page_cache() {
             let dev = open_leaf(&files, &folder, options);
             check_every_operation(dev).await;
         });
-    }
-}
-
-/// A loop device on a file, detached at the end.
-struct Loop(String);
-
-impl Loop {
-    /// Nothing where loop devices can't be had; says why.
-    fn on(file: &std::path::Path) -> Option<Loop> {
-        let made =
-            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
-        match made {
-            Ok(out) if out.status.success() => {
-                Some(Loop(String::from_utf8(out.stdout).unwrap().trim().to_owned()))
-            }
-            Ok(out) => {
-                eprintln!("skipped: losetup: {}", String::from_utf8_lossy(&out.stderr).trim());
-                None
-            }
-            Err(e) => {
-                eprintln!("skipped: losetup: {e}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
     }
 }
 

@@ -91,3 +91,33 @@ impl Rng {
 pub(crate) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
+
+/// A loop device on a file, detached at the end.
+pub(crate) struct Loop(pub(crate) String);
+
+impl Loop {
+    /// Nothing where loop devices can't be had; says why.
+    pub(crate) fn on(file: &Path) -> Option<Loop> {
+        let made =
+            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        match made {
+            Ok(out) if out.status.success() => {
+                Some(Loop(String::from_utf8(out.stdout).unwrap().trim().to_owned()))
+            }
+            Ok(out) => {
+                eprintln!("skipped: losetup: {}", String::from_utf8_lossy(&out.stderr).trim());
+                None
+            }
+            Err(e) => {
+                eprintln!("skipped: losetup: {e}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Lost: what becomes of a mapped page that can't be reached any more.
+//!
+//! A load or store in a mapping raises SIGBUS where the file was cut off behind our back, where the
+//! disk can't read the page or has no room for it, and where persistent memory is poisoned. By
+//! default that is the end of the process, and of every other device with it.
+//!
+//! ```text
+//!   copy ──▶ SIGBUS ──▶ handler: zeroes in place of the page, the page is noted as lost
+//!     └──── goes on ──▶ its request looks: a lost page in its range? then it ends in EIO
+//! ```
+//!
+//! Invariants
+//! - L1 A lost page stays lost until the mapping is gone: no request that touches it succeeds.
+//! - L2 A fault anywhere else goes to whoever handled it before.
+//! - L3 The handler only makes a system call, reads what is constant and writes to atomics: it may
+//!   interrupt anything.
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+/// Files that can be mapped at once.
+pub(super) const MAPPINGS_MAX: usize = 64;
+/// Lost pages that a mapping remembers; with one more all of it is lost.
+const LOST_MAX: usize = 64;
+
+/// One mapping, as the handler sees it.
+struct Place {
+    taken: AtomicBool,
+    /// Address; 0 while there is no mapping.
+    base: AtomicUsize,
+    len: AtomicUsize,
+    /// What is replaced at once: a page; the huge page of a DAX device.
+    unit: AtomicUsize,
+    count: AtomicUsize,
+    /// Offsets of lost units, the first `count`.
+    lost: [AtomicUsize; LOST_MAX],
+}
+
+static PLACES: [Place; MAPPINGS_MAX] = [const {
+    Place {
+        taken: AtomicBool::new(false),
+        base: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        unit: AtomicUsize::new(0),
+        count: AtomicUsize::new(0),
+        lost: [const { AtomicUsize::new(0) }; LOST_MAX],
+    }
+}; MAPPINGS_MAX];
+
+/// Who handled SIGBUS before: Rust's own look for stack overflows, as a rule.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A mapping's place in the table; given back when dropped, which must be before it is unmapped.
+pub(super) struct Watch(&'static Place);
+
+impl Watch {
+    /// Watches `len` bytes at `base`, where pages are lost by `unit`. Nothing: the table is full.
+    pub(super) fn begin(base: *const u8, len: usize, unit: usize) -> Option<Watch> {
+        BEFORE.get_or_init(install);
+        let place = PLACES.iter().find(|p| !p.taken.swap(true, Ordering::Acquire))?;
+        place.count.store(0, Ordering::Relaxed);
+        place.len.store(len, Ordering::Relaxed);
+        place.unit.store(unit, Ordering::Relaxed);
+        place.base.store(base.expose_provenance(), Ordering::Release);
+        Some(Watch(place))
+    }
+
+    /// L1: whether a lost page lies in `range` of the mapping. After a copy.
+    pub(super) fn touches(&self, range: &Range<usize>) -> bool {
+        let count = self.0.count.load(Ordering::Acquire);
+        if count == 0 {
+            return false;
+        }
+        let unit = self.0.unit.load(Ordering::Relaxed);
+        let mut lost = self.0.lost[..count.min(LOST_MAX)].iter();
+        let at = |place: &AtomicUsize| place.load(Ordering::Acquire);
+        count > LOST_MAX
+            || lost.any(|place| at(place) < range.end && range.start < at(place) + unit)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.base.store(0, Ordering::Release);
+        self.0.taken.store(false, Ordering::Release);
+    }
+}
+
+impl Place {
+    /// Puts zeroes where `address` faulted. False: it is not in this mapping, or can't be helped.
+    fn replace(&self, address: usize) -> bool {
+        let base = self.base.load(Ordering::Acquire);
+        let len = self.len.load(Ordering::Relaxed);
+        if base == 0 || address < base || address - base >= len {
+            return false;
+        }
+        let unit = self.unit.load(Ordering::Relaxed);
+        let offset = (address - base) / unit * unit;
+        let page = std::ptr::with_exposed_provenance_mut(base + offset);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the page lies in a mapping of ours, in which there are no Rust objects: whoever
+        // copies there reads zeroes from now on, or writes into the void, and then looks (L1).
+        let zeroes =
+            unsafe { mmap_anonymous(page, unit, protection, MapFlags::PRIVATE | MapFlags::FIXED) };
+        if zeroes.is_err() {
+            return false;
+        }
+        let nth = self.count.load(Ordering::Relaxed);
+        if let Some(place) = self.lost.get(nth) {
+            place.store(offset, Ordering::Release);
+        }
+        self.count.store((nth + 1).min(LOST_MAX + 1), Ordering::Release);
+        true
+    }
+}
+
+fn install() -> libc::sigaction {
+    // SAFETY: a sigaction of zeroes is valid: no handler, no flags, an empty mask.
+    let (mut new, mut before) = unsafe { std::mem::zeroed::<(libc::sigaction, libc::sigaction)>() };
+    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
+    new.sa_sigaction = handler as *const () as usize;
+    // On the stack that threads keep for stack overflows, where there is one.
+    new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    // SAFETY: both are valid, and the handler keeps L3.
+    let set = unsafe { libc::sigaction(libc::SIGBUS, &raw const new, &raw mut before) };
+    assert_eq!(set, 0, "SIGBUS can be handled");
+    before
+}
+
+extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid siginfo to a handler that has asked for it.
+    let address = unsafe { (*info).si_addr() }.addr();
+    if PLACES.iter().any(|place| place.replace(address)) {
+        return;
+    }
+    // L2.
+    let before = BEFORE.get().filter(|b| b.sa_flags & libc::SA_SIGINFO != 0);
+    match before.map(|b| b.sa_sigaction) {
+        Some(handler) if handler > 1 => {
+            // SAFETY: what was installed with SA_SIGINFO has this type, and is none of the two
+            // special values.
+            let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        // The default again: the instruction faults once more, and that is the end.
+        // SAFETY: SIGBUS and SIG_DFL are valid.
+        _ => unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+        },
+    }
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Persistent memory: a file that is read and written by memory copies.
+//!
+//! ```text
+//!            file system gives MAP_SYNC (DAX)           any other
+//!   Read     copy                                       copy
+//!   Write    copy past the caches, or written back      copy
+//!   FUA      the same and a fence                       the ring: a write with RWF_DSYNC
+//!   Flush    fence                                      the ring: fdatasync
+//! ```
+//!
+//! What is a copy is done as it is submitted; its outcome comes at the next park, like any other.
+//! Plain files stand in for persistent memory: their mapping is the page cache, which the ring's
+//! writes share, and fdatasync writes back what a mapping has dirtied. A page that is not in memory
+//! is read while the core waits: meant for files that stay in memory, and tests.
+//!
+//! Invariants
+//! - P1 The length is what it was at opening, and the mapping that long: no request reaches beyond.
+//!   A file that somebody else cuts off afterwards loses pages ([`lost`]): EIO, not the end.
+//! - P2 Without MAP_SYNC nothing is called durable that the file system has not.
+//! - P3 Space is reserved at opening, and nothing gives it back: a store never needs more.
+//! - P4 A mapping is used by the thread that made it only; it is not shared with other cores.
+pub mod copy;
+mod lost;
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use block::{Bufs, Error, ErrorKind, Limits, Sector, Status};
+use reactor::SqeOp;
+use rustix::fs::{FallocateFlags, FileType, Statx, fallocate};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::file::os_error;
+use copy::LineFlush;
+use lost::Watch;
+
+/// Largest request that clients should send: a copy keeps its core for as long as it takes.
+const IO_BYTES_MAX: u32 = 1 << 20;
+/// What a power cut can't tear: one aligned store. With a plain file it may catch writeback between
+/// two of them.
+const ATOMIC_BYTES: u32 = 8;
+
+/// A mapped file.
+pub(crate) struct Mapping {
+    // Dropped in this order, or the handler could take the next mapping there for ours.
+    watch: Watch,
+    region: Region,
+    writable: bool,
+    /// How copies become durable without the kernel; nothing where only the file system can.
+    flush: Option<LineFlush>,
+}
+
+/// Where a file is mapped.
+struct Region {
+    base: *mut u8,
+    len: usize,
+}
+
+/// What became of a request for a mapped file.
+#[derive(Debug)]
+pub(crate) enum Served {
+    Done(Status),
+    /// It is the file's, as if it were not mapped.
+    ByRing,
+}
+
+/// A mapping, and what a person should know about it.
+pub(crate) struct Mapped {
+    pub(crate) mapping: Mapping,
+    pub(crate) limits: Limits,
+    pub(crate) warning: Option<String>,
+}
+
+fn not_supported(path: &Path, why: &str) -> Error {
+    let path = path.display();
+    let text = "Persistent memory or DAX not supported on this system";
+    Error::new(ErrorKind::NotSupported, format!("{text}: {path}: {why}"))
+}
+
+/// Maps an open file whose limits would be `limits` if it were not mapped.
+pub(crate) fn map(
+    path: &Path,
+    fd: &OwnedFd,
+    stat: &Statx,
+    writable: bool,
+    limits: &Limits,
+) -> Result<Mapped, Error> {
+    let kind = FileType::from_raw_mode(stat.stx_mode.into());
+    let (bytes, unit) = if kind == FileType::CharacterDevice {
+        dax_device(path, stat)?
+    } else {
+        (limits.capacity.bytes(), rustix::param::page_size() as u64)
+    };
+    if bytes == 0 {
+        return Err(Error::invalid(format!(
+            "{}: it is empty: give it its size first",
+            path.display()
+        )));
+    }
+    let too_large = |_| Error::invalid(format!("{}: is too large to be mapped", path.display()));
+    let (len, unit) =
+        (usize::try_from(bytes).map_err(too_large)?, usize::try_from(unit).map_err(too_large)?);
+    if kind == FileType::RegularFile && writable {
+        reserve(path, fd, bytes)?;
+    }
+    let failed = |e| os_error(path, "map it", e);
+    let sync = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+    let (region, flush) = match Region::new(fd, len, writable, sync) {
+        Ok(region) => (region, copy::detect()),
+        Err(Errno::OPNOTSUPP | Errno::INVAL) if kind == FileType::RegularFile => {
+            let plain = Region::new(fd, len, writable, MapFlags::SHARED);
+            (plain.map_err(failed)?, None)
+        }
+        Err(Errno::OPNOTSUPP | Errno::INVAL) => {
+            let why = "it gives no MAP_SYNC; a file on a file system mounted with DAX, or a DAX \
+                       device, is allowed, and any file for tests";
+            return Err(not_supported(path, why));
+        }
+        Err(e) => return Err(failed(e)),
+    };
+    if flush.is_none() && kind != FileType::RegularFile {
+        return Err(not_supported(path, "this CPU has no instruction for it that is known here"));
+    }
+    let Some(watch) = Watch::begin(region.base, len, unit) else {
+        let e = format!("{} files are mapped already, the most there can be", lost::MAPPINGS_MAX);
+        return Err(Error::new(ErrorKind::NoSpace, format!("{}: {e}", path.display())));
+    };
+    let warning = flush.is_none().then(|| {
+        format!(
+            "{}: is not persistent memory (its file system gives no MAP_SYNC): only msync makes it \
+             durable, so each flush does as much (by fdatasync); a file on a file system mounted \
+             with DAX, or a DAX device, needs no such thing",
+            path.display()
+        )
+    });
+    let limits = Limits {
+        capacity: Sector::from_bytes(bytes),
+        max_io_bytes: IO_BYTES_MAX,
+        atomic_write_unit_bytes: ATOMIC_BYTES,
+        // P3.
+        discard_granularity_bytes: 0,
+        write_zeroes: false,
+        volatile_cache: true,
+        rotational: false,
+        ..limits.clone()
+    };
+    let mapping = Mapping { watch, region, writable, flush };
+    Ok(Mapped { mapping, limits, warning })
+}
+
+/// Size of a DAX device, and the unit by which it is mapped.
+fn dax_device(path: &Path, stat: &Statx) -> Result<(u64, u64), Error> {
+    let dir = format!("/sys/dev/char/{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor);
+    let number = |name: &str| {
+        let text = std::fs::read_to_string(format!("{dir}/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    let subsystem = std::fs::read_link(format!("{dir}/subsystem")).unwrap_or_default();
+    let size = number("size").filter(|_| subsystem.ends_with("dax"));
+    let size = size.ok_or_else(|| not_supported(path, "is no DAX device"))?;
+    Ok((size, number("device/align").or(number("align")).unwrap_or(2 << 20)))
+}
+
+/// P3: a store into a hole would need space, and there may be none.
+fn reserve(path: &Path, fd: &OwnedFd, bytes: u64) -> Result<(), Error> {
+    match fallocate(fd, FallocateFlags::empty(), 0, bytes) {
+        // A file system without it: a store that finds no room loses its page.
+        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+        Err(e) => Err(os_error(path, "reserve its space", e)),
+    }
+}
+
+impl Region {
+    fn new(fd: &OwnedFd, len: usize, writable: bool, flags: MapFlags) -> Result<Region, Errno> {
+        let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+        let (anywhere, protection) = (std::ptr::null_mut(), ProtFlags::READ | write);
+        // SAFETY: a new mapping at an address of the kernel's choice, where no Rust object is.
+        let base = unsafe { mmap(anywhere, len, protection, flags, fd, 0)? };
+        Ok(Region { base: base.cast(), len })
+    }
+}
+
+impl Mapping {
+    /// Does what is a copy or a fence.
+    pub(crate) fn serve(&self, what: &SqeOp) -> Served {
+        match what {
+            SqeOp::Read { offset, bufs } => Served::Done(self.read(*offset, bufs)),
+            SqeOp::Write { offset, bufs, fua } => match self.flush {
+                Some(flush) => {
+                    let written = self.write(*offset, bufs, Some(flush));
+                    if *fua {
+                        copy::fence();
+                    }
+                    Served::Done(written)
+                }
+                // P2.
+                None if *fua && self.writable => Served::ByRing,
+                None => Served::Done(self.write(*offset, bufs, None)),
+            },
+            SqeOp::Flush if self.flush.is_some() => {
+                copy::fence();
+                Served::Done(Status::Ok)
+            }
+            // P2.
+            SqeOp::Flush => Served::ByRing,
+            // P3.
+            SqeOp::Discard { .. } | SqeOp::WriteZeroes { .. } => Served::Done(Status::NotSupported),
+            SqeOp::Accept
+            | SqeOp::Recv { .. }
+            | SqeOp::Send { .. }
+            | SqeOp::Shutdown
+            | SqeOp::Close => Served::Done(Status::Invalid),
+        }
+    }
+
+    /// P1.
+    fn range(&self, offset: u64, len: usize) -> Option<Range<usize>> {
+        let start = usize::try_from(offset).ok()?;
+        let end = start.checked_add(len)?;
+        (end <= self.region.len).then_some(start..end)
+    }
+
+    fn read(&self, offset: u64, bufs: &Bufs) -> Status {
+        let Some(range) = self.range(offset, bufs.len_bytes()) else { return Status::Invalid };
+        let mut at = range.start;
+        for slice in bufs.iter() {
+            // SAFETY: P1 bounds the source; the slice is the request's until it has ended. Another
+            // process that writes to the file meanwhile, locked as it is, gives bytes that nobody
+            // vouches for.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.region.base.add(at),
+                    slice.as_ptr(),
+                    slice.len(),
+                );
+            }
+            at += slice.len();
+        }
+        self.outcome(&range)
+    }
+
+    fn write(&self, offset: u64, bufs: &Bufs, flush: Option<LineFlush>) -> Status {
+        let Some(range) = self.range(offset, bufs.len_bytes()) else { return Status::Invalid };
+        if !self.writable {
+            return Status::Io;
+        }
+        let mut at = range.start;
+        for slice in bufs.iter() {
+            let (from, len) = (slice.as_ptr().cast_const(), slice.len());
+            // SAFETY: P1 bounds the destination.
+            let to = unsafe { self.region.base.add(at) };
+            match flush {
+                // SAFETY: both are valid for the length, as above; the instruction was detected;
+                // P4: only this thread looks before a fence.
+                Some(flush) => unsafe { copy::copy(copy::best(flush, len), to, from, len) },
+                // SAFETY: both are valid for the length, as above.
+                None => unsafe { std::ptr::copy_nonoverlapping(from, to, len) },
+            }
+            at += len;
+        }
+        self.outcome(&range)
+    }
+
+    fn outcome(&self, range: &Range<usize>) -> Status {
+        if self.watch.touches(range) { Status::Io } else { Status::Ok }
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({} bytes, {:?})", self.region.len, self.flush)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; requests are served while it is borrowed.
+        let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::Buf;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// A mapping of a plain file that takes it for persistent memory, as with MAP_SYNC.
+    fn as_if_dax(file: &std::fs::File, len: usize) -> Option<Mapping> {
+        let flush = Some(copy::detect()?);
+        let fd = OwnedFd::from(file.try_clone().unwrap());
+        let region = Region::new(&fd, len, true, MapFlags::SHARED).unwrap();
+        let watch = Watch::begin(region.base, len, rustix::param::page_size()).unwrap();
+        Some(Mapping { watch, region, writable: true, flush })
+    }
+
+    fn in_memory() -> std::fs::File {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        rustix::fs::memfd_create(c"mapped", flags).unwrap().into()
+    }
+
+    fn is_ok(served: &Served) -> bool {
+        matches!(served, Served::Done(Status::Ok))
+    }
+
+    #[test]
+    fn with_map_sync_copies_and_fences_do_all_and_the_file_shows_it() {
+        const LEN: usize = 1 << 20;
+        let file = in_memory();
+        file.set_len(LEN as u64).unwrap();
+        let Some(mapping) = as_if_dax(&file, LEN) else { return };
+        let mut want = vec![0; LEN];
+        let mut nth = 0u8;
+        for (offset, lens) in [
+            (0, vec![512]),
+            (512, vec![64, 1, 63, 384]),
+            (4096, vec![4096]),
+            (12288, vec![1000, 3096, 8192]),
+            (LEN - 65536, vec![65536]),
+        ] {
+            for fua in [false, true] {
+                let mut bufs = Bufs::new();
+                let mut at = offset;
+                for &len in &lens {
+                    nth += 1;
+                    bufs.push(Buf::copy_of(&vec![nth; len]));
+                    want[at..at + len].fill(nth);
+                    at += len;
+                }
+                let offset = offset as u64;
+                assert!(is_ok(&mapping.serve(&SqeOp::Write { offset, bufs, fua })));
+            }
+            assert!(is_ok(&mapping.serve(&SqeOp::Flush)));
+        }
+        let mut found = vec![0; LEN];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == want);
+        let back = Bufs::from(Buf::zeroed(LEN));
+        assert!(is_ok(&mapping.serve(&SqeOp::Read { offset: 0, bufs: back.clone() })));
+        back.for_each(|b| assert!(b == want));
+    }
+
+    #[test]
+    fn a_request_beyond_the_mapping_is_refused() {
+        let file = in_memory();
+        file.set_len(8192).unwrap();
+        let Some(mapping) = as_if_dax(&file, 4096) else { return };
+        for offset in [512, 4096, u64::MAX - 511] {
+            let bufs = Bufs::from(Buf::zeroed(4096));
+            let served = mapping.serve(&SqeOp::Read { offset, bufs: bufs.clone() });
+            assert!(matches!(served, Served::Done(Status::Invalid)));
+            let served = mapping.serve(&SqeOp::Write { offset, bufs, fua: false });
+            assert!(matches!(served, Served::Done(Status::Invalid)));
+        }
+    }
+}

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use block::{Bio, BlockDevice, Buf, Limits, Op, SECTOR_SIZE, Sector, Status};
 use reactor::{FileId, SqeOp};
 
+use crate::lines::Lines;
 use crate::media::Media;
+use crate::medium::Medium;
 use crate::model::{Flash, FlashParams, Hdd, HddParams, Model};
 
 /// What goes wrong with a disk, out of a thousand requests of the kind. All zero: nothing.
@@ -47,8 +49,12 @@ pub struct DiskSpec {
     pub capacity: Sector,
     /// How long it takes.
     pub model: Box<dyn Model>,
-    /// What a power cut can't tear; 512 for disks, 8 for persistent memory.
+    /// What a power cut can't tear.
     pub atomic_write_unit_bytes: u32,
+    /// Persistent memory rather than a disk: a write is there for reads as it is submitted, and a
+    /// cut takes any words of cache lines that no flush (a fence) has covered. Knows no discards,
+    /// no zeroes, and no lost or misdirected writes.
+    pub is_memory: bool,
     /// Whether the power may be cut. Twice the memory; a benchmark of gigabytes turns it off.
     pub keeps_history: bool,
     /// Whether what is written can be read back. A benchmark of time alone turns it off: writes
@@ -68,11 +74,18 @@ impl DiskSpec {
             capacity,
             model,
             atomic_write_unit_bytes: 512,
+            is_memory: false,
             keeps_history: true,
             keeps_data: true,
             rotational: false,
             queue_depth: 0,
         }
+    }
+
+    /// Persistent memory.
+    pub fn memory(name: &str, capacity: Sector, model: Box<dyn Model>) -> DiskSpec {
+        let spec = DiskSpec::new(name, capacity, model);
+        DiskSpec { atomic_write_unit_bytes: 8, is_memory: true, ..spec }
     }
 
     /// A flash device that says how many commands it works on at once.
@@ -94,7 +107,7 @@ pub(crate) struct DiskState {
     pub(crate) limits: Limits,
     pub(crate) name: String,
     pub(crate) model: Box<dyn Model>,
-    pub(crate) media: Media,
+    pub(crate) media: Medium,
     pub(crate) keeps_data: bool,
     pub(crate) faults: Faults,
     pub(crate) bad_sectors: BTreeSet<u64>,
@@ -108,8 +121,8 @@ impl DiskState {
         let tear = u64::from(spec.atomic_write_unit_bytes);
         let limits = Limits {
             atomic_write_unit_bytes: spec.atomic_write_unit_bytes,
-            discard_granularity_bytes: 512,
-            write_zeroes: true,
+            discard_granularity_bytes: if spec.is_memory { 0 } else { 512 },
+            write_zeroes: !spec.is_memory,
             rotational: spec.rotational,
             queue_depth: spec.queue_depth,
             ..Limits::new(spec.capacity)
@@ -118,7 +131,11 @@ impl DiskState {
             limits,
             name: spec.name,
             model: spec.model,
-            media: Media::new(spec.capacity.bytes(), tear, spec.keeps_history),
+            media: if spec.is_memory {
+                Medium::Memory(Lines::new(spec.capacity.bytes()))
+            } else {
+                Medium::Disk(Media::new(spec.capacity.bytes(), tear, spec.keeps_history))
+            },
             keeps_data: spec.keeps_data,
             faults: Faults::default(),
             bad_sectors: BTreeSet::new(),

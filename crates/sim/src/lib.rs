@@ -19,7 +19,9 @@
 mod disk;
 mod driver;
 mod events;
+mod lines;
 mod media;
+mod medium;
 pub mod model;
 mod oracle;
 mod pages;

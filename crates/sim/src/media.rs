@@ -62,8 +62,8 @@ pub(crate) struct Media {
 /// What a flush covers, decided when it is submitted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FlushMark {
-    completed: u64,
-    failures: u64,
+    pub(crate) completed: u64,
+    pub(crate) failures: u64,
 }
 
 impl Media {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The disks keep the border contract, nothing weaker and nothing stronger: see `media` for power
-//! cuts. A read sees the medium either as it was at its submission or as it is at its completion.
+//! cuts, and `lines` for those of persistent memory. A read sees the medium either as it was at its submission or as it is at its completion.
 //! A buffer that changes while its write is in flight is a panic (contract, point 8).
 //!
 //! Invariants
@@ -129,6 +129,15 @@ impl World {
     pub fn add_swarm_disk(&mut self, name: &str, capacity: Sector) -> FileId {
         let model = self.swarm_model();
         self.add_disk(DiskSpec::new(name, capacity, model))
+    }
+
+    /// Adds persistent memory of `capacity`, mostly quick, with a model drawn by the seed.
+    pub fn add_swarm_memory(&mut self, name: &str, capacity: Sector) -> FileId {
+        let model = match self.rng.below(4) {
+            0 => self.swarm_model(),
+            _ => Box::new(Uniform::new(self.rng.next_u64(), 100, 3_000)),
+        };
+        self.add_disk(DiskSpec::memory(name, capacity, model))
     }
 
     /// The leaf device of a disk, for use on any core of this world.

@@ -22,6 +22,8 @@ pub(super) enum What {
     Write {
         bufs: Bufs,
         data: Option<Vec<u8>>,
+        /// Its name where it is there already: in memory.
+        begun: Option<u64>,
         fua: bool,
     },
     Flush {
@@ -76,7 +78,7 @@ impl World {
                     bufs.copy_to(&mut data);
                     data
                 });
-                (offset, bufs.len_bytes() as u64, What::Write { bufs, data, fua })
+                (offset, bufs.len_bytes() as u64, What::Write { bufs, data, begun: None, fua })
             }
             SqeOp::Flush => (0, 0, What::Flush { mark: FlushMark::default() }),
             SqeOp::Discard { offset, len } => (offset, len, What::Discard),
@@ -97,6 +99,9 @@ impl World {
             (What::Refused(status), _) => Some(*status),
             (_, None) => Some(Status::NoDevice),
             (What::Flush { .. }, Some(_)) => None,
+            (What::Discard | What::WriteZeroes, Some(disk)) if !disk.limits.write_zeroes => {
+                Some(Status::NotSupported)
+            }
             (_, Some(disk)) => (!disk.has(op.offset, op.len)).then_some(Status::Invalid),
         };
         let Some(disk) = known.filter(|_| refused.is_none()) else {
@@ -117,7 +122,13 @@ impl World {
                 disk.stats.read_bytes += op.len;
                 Kind::Read
             }
-            What::Write { .. } | What::WriteZeroes => {
+            What::Write { data, begun, .. } => {
+                *begun = data.as_ref().and_then(|data| disk.media.begin_write(op.offset, data));
+                disk.stats.writes += 1;
+                disk.stats.write_bytes += op.len;
+                Kind::Write
+            }
+            What::WriteZeroes => {
                 disk.stats.writes += 1;
                 disk.stats.write_bytes += op.len;
                 Kind::Write
@@ -185,7 +196,7 @@ impl World {
                     return Status::Io;
                 }
             }
-            What::Write { bufs, data: Some(data), fua } => {
+            What::Write { bufs, data: Some(data), begun, fua } => {
                 let mut at = 0;
                 bufs.for_each(|piece| {
                     let same = piece == &data[at..at + piece.len()];
@@ -193,8 +204,15 @@ impl World {
                     at += piece.len();
                 });
                 if broken || rng.chance_per_mille(faults.write_error_per_mille) {
-                    fail_write(disk, rng, offset, data);
+                    if begun.is_none() {
+                        fail_write(disk, rng, offset, data);
+                    }
                     return Status::Io;
+                }
+                if begun.is_some() {
+                    disk.heal(offset, len);
+                    disk.media.end_write(*begun, offset, data, *fua);
+                    return Status::Ok;
                 }
                 if rng.chance_per_mille(faults.lost_write_per_mille) {
                     note(now, Happened::Misplaced { disk: op.disk, id, to: None });

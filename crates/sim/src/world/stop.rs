@@ -21,6 +21,7 @@ impl World {
                 continue;
             }
             let data = match &mut op.what {
+                What::Write { begun: Some(_), .. } => continue,
                 What::Write { data, .. } => data.take().unwrap_or_default(),
                 What::Discard | What::WriteZeroes => vec![0; usize_of(op.len)],
                 What::Read { .. } | What::Flush { .. } | What::Refused(_) => continue,
@@ -52,14 +53,8 @@ impl World {
         let (step, in_flight) = (self.steps, self.ops.len());
         note(self.now, Happened::Killed { step, in_flight });
         let pending = self.forget();
-        for (disk, mut pending) in self.disks.iter_mut().zip(pending) {
-            disk.media.reopen();
-            self.rng.shuffle(&mut pending);
-            for write in pending {
-                if self.rng.chance_per_mille(700) {
-                    disk.media.write(write.offset, &write.data, false);
-                }
-            }
+        for (disk, pending) in self.disks.iter_mut().zip(pending) {
+            disk.media.kill(pending, &mut self.rng);
         }
         self.mix(u64::MAX - 1);
     }

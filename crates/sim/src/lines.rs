@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What simulated persistent memory holds: what a load sees, and what of it only the CPU's caches
+//! have.
+//!
+//! ```text
+//!   write submitted ── store ──▶ visible ───────────────────────────────▶ reads
+//!                        │
+//!                        └──▶ its cache line: stores in program order ── fence ──▶ durable
+//!                               └── power cut: each line lost, kept, or a part of it ──▶ durable
+//! ```
+//!
+//! A write is copied as it is submitted, as the driver does it, and completes later. A line may be
+//! evicted at any time, so any of it may survive a cut without a fence; what survives of a line is
+//! a part of its stores in their order, of which each word of 8 bytes is whole. Either the part
+//! before some moment (a line in a cache), or any words (non-temporal stores).
+//!
+//! Invariants
+//! - L1 A fence makes durable what the writes have stored that had completed when it was submitted,
+//!   and with it what their lines held before; it promises nothing of others.
+//! - L2 Of two stores to one word the older never comes back over the newer.
+//! - L3 What a failed fence should have covered is not made durable by one submitted after the
+//!   failure, unless its line is stored to again. (A file behind the mapping may fail; memory can't.)
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::media::{FlushMark, parts};
+use crate::pages::{Pages, pages_of};
+use crate::rng::Rng;
+
+/// Bytes that leave the caches at once.
+const LINE_BYTES: u64 = 64;
+/// Bytes of a store that are whole or not at all.
+const WORD_BYTES: u64 = 8;
+
+/// A part of a write, in one line.
+#[derive(Debug)]
+struct Store {
+    write: u64,
+    offset: u64,
+    data: Vec<u8>,
+}
+
+/// A write whose stores are not all durable.
+#[derive(Debug)]
+struct Write {
+    offset: u64,
+    len: usize,
+    /// How many had completed before it did; none while it is in flight.
+    completed: Option<u64>,
+    /// Number of the failure of a fence that should have covered it (L3).
+    abandoned: Option<u64>,
+}
+
+impl Write {
+    fn is_covered(&self, mark: FlushMark) -> bool {
+        self.completed.is_some_and(|nth| nth < mark.completed)
+            && self.abandoned.is_none_or(|failure| failure > mark.failures)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Lines {
+    visible: Pages,
+    durable: Pages,
+    /// Stores of each line that are not durable, in program order.
+    unfenced: BTreeMap<u64, Vec<Store>>,
+    writes: BTreeMap<u64, Write>,
+    next_write: u64,
+    completed: u64,
+    failures: u64,
+}
+
+impl Lines {
+    pub(crate) fn new(capacity_bytes: u64) -> Lines {
+        Lines {
+            visible: Pages::new(capacity_bytes),
+            durable: Pages::new(capacity_bytes),
+            unfenced: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            next_write: 0,
+            completed: 0,
+            failures: 0,
+        }
+    }
+
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+        self.visible.read(offset, out);
+    }
+
+    pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
+        self.durable.read(offset, out);
+    }
+
+    /// A write is submitted: it is copied. Returns its name for `complete`.
+    pub(crate) fn store(&mut self, offset: u64, data: &[u8]) -> u64 {
+        self.visible.write(offset, data);
+        let write = self.next_write;
+        self.next_write += 1;
+        for part in parts(offset, data.len(), LINE_BYTES) {
+            let at = offset + part.start as u64;
+            let store = Store { write, offset: at, data: data[part].to_vec() };
+            self.unfenced.entry(at / LINE_BYTES).or_default().push(store);
+        }
+        let record = Write { offset, len: data.len(), completed: None, abandoned: None };
+        self.writes.insert(write, record);
+        write
+    }
+
+    /// A write completes; with `fua` it is durable.
+    pub(crate) fn complete(&mut self, write: u64, fua: bool) {
+        let nth = self.completed;
+        self.completed += 1;
+        let Some(record) = self.writes.get_mut(&write) else { return };
+        record.completed = Some(nth);
+        if fua {
+            let (first, end) = (record.offset, record.offset + record.len as u64);
+            for line in first / LINE_BYTES..end.div_ceil(LINE_BYTES) {
+                self.fence_line(line, |store, _| store.write == write);
+            }
+            self.forget_durable();
+        }
+    }
+
+    /// What a fence submitted now covers (L1).
+    pub(crate) fn flush_mark(&self) -> FlushMark {
+        FlushMark { completed: self.completed, failures: self.failures }
+    }
+
+    /// A fence completes.
+    pub(crate) fn flush(&mut self, mark: FlushMark) {
+        for line in self.unfenced.keys().copied().collect::<Vec<_>>() {
+            self.fence_line(line, |_, write| write.is_covered(mark));
+        }
+        self.forget_durable();
+    }
+
+    /// L1, L2: everything up to the line's last store that `covers` is durable.
+    fn fence_line(&mut self, line: u64, covers: impl Fn(&Store, &Write) -> bool) {
+        let Some(stores) = self.unfenced.get_mut(&line) else { return };
+        let writes = &self.writes;
+        let last = stores.iter().rposition(|s| covers(s, &writes[&s.write]));
+        let Some(last) = last else { return };
+        for store in stores.drain(..=last) {
+            self.durable.write(store.offset, &store.data);
+        }
+        if stores.is_empty() {
+            self.unfenced.remove(&line);
+        }
+    }
+
+    /// Forgets writes of which nothing is left to lose.
+    fn forget_durable(&mut self) {
+        let left: BTreeSet<u64> = self.unfenced.values().flatten().map(|s| s.write).collect();
+        self.writes.retain(|id, write| left.contains(id) || write.completed.is_none());
+    }
+
+    /// A fence fails (L3).
+    pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
+        self.failures += 1;
+        for write in self.writes.values_mut() {
+            if write.completed.is_some_and(|nth| nth < mark.completed) {
+                write.abandoned.get_or_insert(self.failures);
+            }
+        }
+    }
+
+    /// A new process maps the memory.
+    pub(crate) fn reopen(&mut self) {
+        self.writes.values_mut().for_each(|write| write.abandoned = None);
+    }
+
+    /// The process is killed while it copies: of a write in flight the first part is there.
+    pub(crate) fn kill(&mut self, rng: &mut Rng) {
+        let in_flight: Vec<u64> = {
+            let open = self.writes.iter().filter(|(_, w)| w.completed.is_none());
+            open.map(|(id, _)| *id).collect()
+        };
+        for id in in_flight {
+            let write = &self.writes[&id];
+            let words = write.len as u64 / WORD_BYTES;
+            let some = rng.below(words + 1);
+            let kept = rng.pick(&[words, words, 0, some]) * WORD_BYTES;
+            let end = write.offset + kept;
+            let lines =
+                write.offset / LINE_BYTES..(write.offset + write.len as u64).div_ceil(LINE_BYTES);
+            for line in lines {
+                self.cut_short(line, id, end);
+            }
+        }
+        for write in self.writes.values_mut().filter(|w| w.completed.is_none()) {
+            // Nobody waits for it any more; the next process may fence it.
+            write.completed = Some(self.completed);
+        }
+        self.completed += 1;
+        self.forget_durable();
+    }
+
+    /// Takes back what `write` has stored to `line` from `end` on.
+    fn cut_short(&mut self, line: u64, write: u64, end: u64) {
+        let Some(stores) = self.unfenced.get_mut(&line) else { return };
+        for store in stores.iter_mut().filter(|s| s.write == write) {
+            let keep = usize::try_from(end.saturating_sub(store.offset)).expect("in memory");
+            store.data.truncate(keep);
+        }
+        stores.retain(|s| !s.data.is_empty());
+        let mut bytes = [0; LINE_BYTES as usize];
+        let at = line * LINE_BYTES;
+        self.durable.read(at, &mut bytes);
+        self.visible.write(at, &bytes);
+        for store in &*stores {
+            self.visible.write(store.offset, &store.data);
+        }
+        if stores.is_empty() {
+            self.unfenced.remove(&line);
+        }
+    }
+
+    /// The power goes, and comes back.
+    pub(crate) fn power_cut(&mut self, rng: &mut Rng) {
+        // Each cut draws how much it takes, so that all and nothing are drawn too.
+        let keep_per_mille = rng.pick(&[0, 100, 500, 900, 1000]);
+        let part_per_mille = rng.pick(&[0, 100, 500, 1000]);
+        for (line, stores) in std::mem::take(&mut self.unfenced) {
+            let of_store = |s: &Store| parts(s.offset, s.data.len(), WORD_BYTES).count();
+            let words: usize = stores.iter().map(of_store).sum();
+            // How many words come before the eviction; or which do, by chance.
+            let first = if rng.chance_per_mille(part_per_mille) {
+                if rng.chance_per_mille(500) { None } else { Some(rng.index(words + 1)) }
+            } else if rng.chance_per_mille(keep_per_mille) {
+                Some(words)
+            } else {
+                Some(0)
+            };
+            let mut nth = 0;
+            for store in &stores {
+                for part in parts(store.offset, store.data.len(), WORD_BYTES) {
+                    let survives = match first {
+                        Some(first) => nth < first,
+                        None => rng.chance_per_mille(500),
+                    };
+                    nth += 1;
+                    if survives {
+                        let at = store.offset + part.start as u64;
+                        self.durable.write(at, &store.data[part]);
+                    }
+                }
+            }
+            for page in pages_of(line * LINE_BYTES, LINE_BYTES as usize) {
+                self.visible.copy_page(page, &self.durable);
+            }
+        }
+        self.writes.clear();
+    }
+
+    /// One bit of the medium goes bad, unnoticed.
+    pub(crate) fn flip_bit(&mut self, offset: u64, bit: u32) {
+        for pages in [&mut self.visible, &mut self.durable] {
+            let mut byte = [0];
+            pages.read(offset, &mut byte);
+            pages.write(offset, &[byte[0] ^ (1 << bit)]);
+        }
+    }
+
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.visible.resident_bytes() + self.durable.resident_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(lines: &Lines, offset: u64, count: usize) -> Vec<u8> {
+        let mut out = vec![0; count * 8];
+        lines.read(offset, &mut out);
+        assert!(out.chunks(8).all(|w| w.iter().all(|b| *b == w[0])), "a word is torn: {out:?}");
+        out.chunks(8).map(|w| w[0]).collect()
+    }
+
+    /// What eight words hold after a cut, over many seeds.
+    fn outcomes(f: impl Fn(&mut Lines)) -> BTreeSet<Vec<u8>> {
+        let mut seen = BTreeSet::new();
+        for seed in 0..2000 {
+            let mut lines = Lines::new(1 << 16);
+            f(&mut lines);
+            lines.power_cut(&mut Rng::new(seed));
+            let after = words(&lines, 0, 8);
+            lines.power_cut(&mut Rng::new(seed + 1));
+            assert_eq!(after, words(&lines, 0, 8), "what is lost is lost for good");
+            seen.insert(after);
+        }
+        seen
+    }
+
+    #[test]
+    fn a_store_is_seen_at_once_and_durable_after_a_fence_that_follows_its_completion() {
+        let mut lines = Lines::new(1 << 16);
+        let write = lines.store(0, &[1; 64]);
+        assert_eq!(words(&lines, 0, 8), [1; 8]);
+        let early = lines.flush_mark();
+        lines.complete(write, false);
+        lines.flush(early);
+        let mut durable = [9; 64];
+        lines.read_durable(0, &mut durable);
+        assert_eq!(durable, [0; 64], "a fence promises nothing of what had not completed");
+        lines.flush(lines.flush_mark());
+        lines.power_cut(&mut Rng::new(0));
+        assert_eq!(words(&lines, 0, 8), [1; 8]);
+    }
+
+    #[test]
+    fn of_a_line_without_a_fence_any_words_may_survive_and_each_is_whole() {
+        let seen = outcomes(|lines| {
+            let write = lines.store(0, &[1; 64]);
+            lines.complete(write, false);
+        });
+        for whole in [vec![0; 8], vec![1; 8]] {
+            assert!(seen.contains(&whole));
+        }
+        assert!(seen.contains(&vec![1, 1, 1, 0, 0, 0, 0, 0]), "the first words");
+        let gaps = |w: &Vec<u8>| w.windows(2).any(|p| p == [0, 1]);
+        assert!(seen.iter().any(gaps), "words in any order");
+        assert!(seen.len() > 100, "{} outcomes", seen.len());
+    }
+
+    #[test]
+    fn lines_are_lost_and_kept_each_by_itself() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..500 {
+            let mut lines = Lines::new(1 << 16);
+            let write = lines.store(0, &[1; 128]);
+            lines.complete(write, false);
+            lines.power_cut(&mut Rng::new(seed));
+            let mut ends = [0; 128];
+            lines.read(0, &mut ends);
+            seen.insert((ends[0], ends[127]));
+        }
+        assert_eq!(seen.len(), 4);
+    }
+
+    #[test]
+    fn no_older_store_comes_back_over_a_newer_one_that_is_durable() {
+        let seen = outcomes(|lines| {
+            let older = lines.store(0, &[1; 64]);
+            let newer = lines.store(16, &[2; 16]);
+            lines.complete(older, false);
+            lines.complete(newer, true);
+            lines.flush(lines.flush_mark());
+        });
+        assert_eq!(seen, BTreeSet::from([vec![1, 1, 2, 2, 1, 1, 1, 1]]));
+        let seen = outcomes(|lines| {
+            let older = lines.store(0, &[1; 16]);
+            let newer = lines.store(8, &[2; 16]);
+            lines.complete(newer, true);
+            lines.complete(older, false);
+        });
+        // One line: what it held before the fence left the cache with it.
+        assert_eq!(seen, BTreeSet::from([vec![1, 2, 2, 0, 0, 0, 0, 0]]));
+    }
+
+    #[test]
+    fn a_missing_fence_is_seen() {
+        let fenced = outcomes(|lines| {
+            let write = lines.store(0, &[1; 64]);
+            lines.complete(write, false);
+            lines.flush(lines.flush_mark());
+        });
+        assert_eq!(fenced.len(), 1);
+    }
+
+    #[test]
+    fn after_a_failed_fence_the_next_one_does_not_cover_what_may_be_lost() {
+        let seen = outcomes(|lines| {
+            let write = lines.store(0, &[1; 64]);
+            lines.complete(write, false);
+            lines.fail_flush(lines.flush_mark());
+            lines.flush(lines.flush_mark());
+        });
+        assert!(seen.contains(&vec![0; 8]));
+    }
+
+    #[test]
+    fn a_kill_leaves_the_first_part_of_a_copy_and_all_that_had_completed() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..300 {
+            let mut lines = Lines::new(1 << 16);
+            let done = lines.store(0, &[1; 64]);
+            lines.complete(done, false);
+            lines.store(0, &[2; 64]);
+            lines.kill(&mut Rng::new(seed));
+            let after = words(&lines, 0, 8);
+            assert!(after.is_sorted_by(|a, b| a >= b), "{after:?}");
+            assert!(after.iter().all(|w| *w > 0));
+            lines.flush(lines.flush_mark());
+            lines.power_cut(&mut Rng::new(seed));
+            assert_eq!(after, words(&lines, 0, 8));
+            seen.insert(after);
+        }
+        assert_eq!(seen.len(), 9);
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a device of the world keeps its bytes in: a disk behind a volatile cache, or memory behind
+//! the caches of the CPU.
+
+use crate::lines::Lines;
+use crate::media::{FlushMark, InFlight, Media};
+use crate::rng::Rng;
+
+#[derive(Debug)]
+pub(crate) enum Medium {
+    Disk(Media),
+    Memory(Lines),
+}
+
+impl Medium {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+        match self {
+            Medium::Disk(media) => media.read(offset, out),
+            Medium::Memory(lines) => lines.read(offset, out),
+        }
+    }
+
+    pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
+        match self {
+            Medium::Disk(media) => media.read_durable(offset, out),
+            Medium::Memory(lines) => lines.read_durable(offset, out),
+        }
+    }
+
+    /// A write is submitted. Memory takes it at once and gives it a name.
+    pub(crate) fn begin_write(&mut self, offset: u64, data: &[u8]) -> Option<u64> {
+        match self {
+            Medium::Disk(_) => None,
+            Medium::Memory(lines) => Some(lines.store(offset, data)),
+        }
+    }
+
+    /// A write completes.
+    pub(crate) fn end_write(&mut self, begun: Option<u64>, offset: u64, data: &[u8], fua: bool) {
+        match (self, begun) {
+            (Medium::Disk(media), _) => media.write(offset, data, fua),
+            (Medium::Memory(lines), Some(write)) => lines.complete(write, fua),
+            (Medium::Memory(lines), None) => {
+                let write = lines.store(offset, data);
+                lines.complete(write, fua);
+            }
+        }
+    }
+
+    /// A write begins and completes.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], fua: bool) {
+        let begun = self.begin_write(offset, data);
+        self.end_write(begun, offset, data, fua);
+    }
+
+    pub(crate) fn flush_mark(&self) -> FlushMark {
+        match self {
+            Medium::Disk(media) => media.flush_mark(),
+            Medium::Memory(lines) => lines.flush_mark(),
+        }
+    }
+
+    pub(crate) fn flush(&mut self, mark: FlushMark) {
+        match self {
+            Medium::Disk(media) => media.flush(mark),
+            Medium::Memory(lines) => lines.flush(mark),
+        }
+    }
+
+    pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
+        match self {
+            Medium::Disk(media) => media.fail_flush(mark),
+            Medium::Memory(lines) => lines.fail_flush(mark),
+        }
+    }
+
+    /// The power goes, with these requests in flight to a disk.
+    pub(crate) fn power_cut(&mut self, in_flight: Vec<InFlight>, rng: &mut Rng) {
+        match self {
+            Medium::Disk(media) => media.power_cut(in_flight, rng),
+            Medium::Memory(lines) => lines.power_cut(rng),
+        }
+    }
+
+    /// The process is killed: of what is in flight to a disk each lands or does not.
+    pub(crate) fn kill(&mut self, mut in_flight: Vec<InFlight>, rng: &mut Rng) {
+        match self {
+            Medium::Disk(media) => {
+                media.reopen();
+                rng.shuffle(&mut in_flight);
+                for write in in_flight {
+                    if rng.chance_per_mille(700) {
+                        media.write(write.offset, &write.data, false);
+                    }
+                }
+            }
+            Medium::Memory(lines) => {
+                lines.reopen();
+                lines.kill(rng);
+            }
+        }
+    }
+
+    pub(crate) fn flip_bit(&mut self, offset: u64, bit: u32) {
+        match self {
+            Medium::Disk(media) => media.flip_bit(offset, bit),
+            Medium::Memory(lines) => lines.flip_bit(offset, bit),
+        }
+    }
+
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        match self {
+            Medium::Disk(media) => media.resident_bytes(),
+            Medium::Memory(lines) => lines.resident_bytes(),
+        }
+    }
+}

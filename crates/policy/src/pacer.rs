@@ -104,6 +104,12 @@ impl Pacer {
         }
     }
 
+    /// The watermarks have changed; what was measured stays.
+    pub fn set_room(&mut self, room: u64) {
+        let new = Pacer::new(room, 1);
+        (self.start, self.span, self.batch_max) = (new.start, new.span, new.batch_max);
+    }
+
     /// Writers are slowed when fewer blocks than these are free.
     #[must_use]
     pub fn start(&self) -> u64 {

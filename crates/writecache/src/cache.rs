@@ -9,7 +9,7 @@ use policy::{Pacer, Watermarks};
 use reactor::WaitList;
 
 use crate::commit::Log;
-use crate::config::{Config, Mutation};
+use crate::config::{Config, Mutation, Tuning};
 use crate::group::Group;
 use crate::slots::{Counts, Slots};
 use crate::status::Stats;
@@ -30,6 +30,12 @@ fn room_min(slots: u64) -> u64 {
 const ROOM_BLOCKS_TINY: u64 = 256;
 const ROOM_BLOCKS_ENOUGH: u64 = 4096;
 
+fn watermarks(slots: u64, tuning: &Tuning) -> Watermarks {
+    Watermarks::new(slots, tuning.high_watermark, tuning.low_watermark)
+        .expect("percentages are checked when options are parsed")
+        .with_room(room_min(slots))
+}
+
 /// Slots that reclaim keeps free: a sixteenth of them, at most 64 MiB of 4 KiB blocks.
 pub(crate) fn reclaim_reserve(slots: u32) -> u32 {
     (slots / 16).clamp(2, 16384)
@@ -37,7 +43,9 @@ pub(crate) fn reclaim_reserve(slots: u32) -> u32 {
 
 /// One cache at work. Everything in here belongs to one core; no borrow is held across an await.
 pub(crate) struct Cache {
+    /// What the table said; what a live device may change of it is in `tuning`.
     pub(crate) config: Config,
+    tuning: Cell<Tuning>,
     pub(crate) origin: Rc<dyn BlockDevice>,
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) geometry: Geometry,
@@ -52,7 +60,7 @@ pub(crate) struct Cache {
     pub(crate) device_flush: Group,
     pub(crate) origin_flush: Group,
     pub(crate) writeback: Writeback,
-    pub(crate) watermarks: Watermarks,
+    watermarks: Cell<Watermarks>,
     pub(crate) pacer: RefCell<Pacer>,
     pub(crate) stats: Stats,
     /// Somebody waits for: free slots, room among the changed blocks, work for a task.
@@ -89,9 +97,7 @@ impl Cache {
     ) -> Cache {
         let geometry = superblock.geometry();
         let total = u64::from(geometry.slots);
-        let watermarks = Watermarks::new(total, config.high_watermark, config.low_watermark)
-            .expect("percentages are checked when the table is parsed")
-            .with_room(room_min(total));
+        let watermarks = watermarks(total, &config.tuning);
         let pacer = Pacer::new(watermarks.room(), ASSUMED_BLOCKS_PER_S);
         let capacity = Sector(blocks * config.block_sectors());
         let limits = crate::target::limits(&config, &*origin, &*device, capacity);
@@ -109,7 +115,8 @@ impl Cache {
             device_flush: Group::default(),
             origin_flush: Group::default(),
             writeback: Writeback::new(pacer.batch_max(), config.block_size),
-            watermarks,
+            watermarks: Cell::new(watermarks),
+            tuning: Cell::new(config.tuning),
             pacer: RefCell::new(pacer),
             stats: Stats::default(),
             changed: WaitList::new(),
@@ -124,6 +131,28 @@ impl Cache {
             tasks: Cell::new(0),
             config,
         }
+    }
+
+    /// The options as they are now.
+    pub(crate) fn tuning(&self) -> Tuning {
+        self.tuning.get()
+    }
+
+    pub(crate) fn watermarks(&self) -> Watermarks {
+        self.watermarks.get()
+    }
+
+    /// Changes options while the cache is in use; whoever waits for something looks again.
+    pub(crate) fn tune(&self, tuning: Tuning) {
+        let total = u64::from(self.geometry.slots);
+        let new = watermarks(total, &tuning);
+        if new.room() != self.watermarks().room() {
+            self.pacer.borrow_mut().set_room(new.room());
+            self.writeback.set_batch_max(self.pacer.borrow().batch_max());
+        }
+        self.watermarks.set(new);
+        self.tuning.set(tuning);
+        self.changed.wake_all();
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -189,7 +218,7 @@ impl Cache {
 
     /// Uncommitted blocks at which a commit is due.
     pub(crate) fn commit_at(&self) -> u64 {
-        u64::from(self.config.autocommit_blocks.max(1)).min(self.changed_max() / 2).max(1)
+        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.changed_max() / 2).max(1)
     }
 
     /// Checksum of block `index` of a request's data.

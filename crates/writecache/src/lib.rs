@@ -36,6 +36,7 @@ mod config;
 mod free;
 mod group;
 mod index;
+mod options;
 mod read;
 mod recover;
 mod slots;
@@ -45,7 +46,7 @@ mod turns;
 mod write;
 mod writeback;
 
-pub use config::{Config, Mutation, Order};
+pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
 pub use target::WriteCache;
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.

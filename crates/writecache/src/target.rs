@@ -32,7 +32,7 @@ struct Live {
 /// `suspend` commits, stops writeback, and keeps what it knows for the next `resume`.
 pub struct WriteCache {
     name: String,
-    config: Config,
+    config: RefCell<Config>,
     origin: Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
@@ -92,7 +92,7 @@ impl WriteCache {
         }
         Ok(Rc::new(WriteCache {
             name: name.into(),
-            config,
+            config: RefCell::new(config),
             origin,
             device,
             sectors,
@@ -197,7 +197,7 @@ impl Cache {
             if end() {
                 return;
             }
-            let time = cache.config.autocommit_time.max(Nanos::from_millis(1));
+            let time = cache.tuning().autocommit_time.max(Nanos::from_millis(1));
             drop(cache);
             reactor::sleep(time).await;
             let Some(cache) = weak.upgrade() else { return };
@@ -243,7 +243,7 @@ impl BlockDevice for WriteCache {
     }
 
     fn limits(&self) -> Limits {
-        limits(&self.config, &*self.origin, &*self.device, self.sectors)
+        limits(&self.config.borrow(), &*self.origin, &*self.device, self.sectors)
     }
 
     fn submit(&self, bio: Bio) {
@@ -261,7 +261,7 @@ impl Target for WriteCache {
     }
 
     fn table(&self) -> String {
-        self.config.table()
+        self.config.borrow().table()
     }
 
     fn status(&self) -> String {
@@ -269,7 +269,8 @@ impl Target for WriteCache {
     }
 
     fn deps(&self) -> Vec<String> {
-        vec![self.config.origin.clone(), self.config.cache.clone()]
+        let config = self.config.borrow();
+        vec![config.origin.clone(), config.cache.clone()]
     }
 
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
@@ -333,7 +334,7 @@ impl Target for WriteCache {
                 return Ok(());
             }
             let (origin, device) = (self.origin.clone(), self.device.clone());
-            let config = self.config.clone();
+            let config = self.config.borrow().clone();
             let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
             // Crash after crash could use up what the log keeps for the end of a checkpoint.
             if cache.log.used() >= u64::from(cache.geometry.log_units / 2) {
@@ -358,27 +359,41 @@ impl Target for WriteCache {
     }
 
     fn attributes(&self) -> Vec<&'static str> {
-        ATTRIBUTES.to_vec()
+        ATTRIBUTES.iter().copied().chain(crate::options::live().map(|o| o.name)).collect()
     }
 
-    fn access(&self, _name: &str) -> Access {
-        Access::Read
+    fn access(&self, name: &str) -> Access {
+        if crate::options::live().any(|o| o.name == name) {
+            Access::ReadWrite
+        } else {
+            Access::Read
+        }
     }
 
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
-        let value = self.attribute(&name);
+        let option = self.config.borrow().option_value(&name);
+        let value = option.map_or_else(|| self.attribute(&name), Ok);
         Box::pin(async move { value })
     }
 
+    /// Options are attributes too: changing one changes the live device and its table line.
     fn set_attribute(
         self: Rc<Self>,
         name: String,
-        _value: String,
+        value: String,
     ) -> LocalFuture<Result<(), Error>> {
-        let known = ATTRIBUTES.contains(&&*name);
-        let why = if known { "is read-only" } else { "is not there" };
-        let e = Error::invalid(format!("writecache: attribute `{name}` {why}"));
-        Box::pin(async move { Err(e) })
+        let outcome = if ATTRIBUTES.contains(&&*name) {
+            Err(Error::invalid(format!("writecache: attribute `{name}` is read-only")))
+        } else {
+            let changed = self.config.borrow().with_option(&name, &value);
+            changed.map(|config| {
+                if let Some(cache) = self.cache() {
+                    cache.tune(config.tuning);
+                }
+                *self.config.borrow_mut() = config;
+            })
+        };
+        Box::pin(async move { outcome })
     }
 
     fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {

@@ -487,3 +487,27 @@ fn dirty_shows_runs_of_sectors_and_nothing_after_a_flush() {
     })
     .unwrap();
 }
+
+/// With half of 140 slots in use the high watermark of 50 percent would start writeback; raised
+/// while the cache is in use it does not, and lowered again it does.
+#[test]
+fn a_watermark_changed_on_a_live_device_counts_at_once() {
+    let lab = Lab::new(4096, 8192, "high_watermark 90");
+    let slots = lab
+        .life(async |cache| {
+            let total = number(&cache, "total_blocks");
+            fill(&*cache, 0..total * 6 / 10, 1).await;
+            flush(&*cache).await;
+            reactor::sleep(Nanos::from_millis(500)).await;
+            assert_eq!(number(&cache, "clean_blocks"), 0, "90 percent are not reached");
+            let set = cache.clone().set_attribute("low_watermark".into(), "20".into());
+            set.await.unwrap();
+            cache.clone().set_attribute("high_watermark".into(), "40".into()).await.unwrap();
+            reactor::sleep(Nanos::from_millis(5000)).await;
+            assert!(number(&cache, "dirty_blocks") <= total * 2 / 10 + 1, "drained to 20 percent");
+            assert_eq!(cache.table(), "s origin cache 4096 4 high_watermark 40 low_watermark 20");
+            total
+        })
+        .unwrap();
+    assert!(slots > 1000, "{slots} slots are too few for the test to say anything");
+}

@@ -39,15 +39,15 @@ fn the_man_page_has_every_attribute_and_every_option() {
 fn the_man_page_gives_the_defaults() {
     let c = config(4096, "");
     for (option, default) in [
-        ("high_watermark", u64::from(c.high_watermark)),
-        ("low_watermark", u64::from(c.low_watermark)),
-        ("autocommit_blocks", u64::from(c.autocommit_blocks)),
-        ("autocommit_time", c.autocommit_time.0 / 1_000_000),
-        ("writeback_io_bytes", u64::from(c.writeback_io_bytes)),
+        ("high_watermark", u64::from(c.tuning.high_watermark)),
+        ("low_watermark", u64::from(c.tuning.low_watermark)),
+        ("autocommit_blocks", u64::from(c.tuning.autocommit_blocks)),
+        ("autocommit_time", c.tuning.autocommit_time.0 / 1_000_000),
+        ("writeback_io_bytes", u64::from(c.tuning.writeback_io_bytes)),
         ("start_sector", c.start_sector.0),
     ] {
         let row = format!("| {option} | {default} |");
         assert!(MANUAL.contains(&row), "{row}");
     }
-    assert_eq!(c.writeback_jobs * c.block_size, 32 << 20);
+    assert_eq!(c.tuning.writeback_jobs * c.block_size, 32 << 20);
 }

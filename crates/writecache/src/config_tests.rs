@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Table lines: what is taken, what is refused, and what comes back.
+use block::{ErrorKind, Nanos};
+
+use super::*;
+
+fn parse(line: &str) -> Result<Config, Error> {
+    Config::parse(&line.split_whitespace().collect::<Vec<_>>())
+}
+
+#[test]
+fn the_line_comes_back_with_options_in_the_kernels_order() {
+    let line = "s /dev/o /dev/c 4096 6 low_watermark 40 HIGH_WATERMARK 60 start_sector 1024";
+    let config = parse(line).unwrap();
+    assert_eq!(config.tuning.high_watermark, 60);
+    assert_eq!(
+        config.table(),
+        "s /dev/o /dev/c 4096 6 start_sector 1024 high_watermark 60 low_watermark 40"
+    );
+}
+
+#[test]
+fn of_a_repeated_option_the_last_wins() {
+    let config = parse("s o c 512 4 autocommit_time 5 autocommit_time 7").unwrap();
+    assert_eq!(config.tuning.autocommit_time, Nanos::from_millis(7));
+    assert_eq!(config.table(), "s o c 512 2 autocommit_time 7");
+}
+
+#[test]
+fn zero_jobs_mean_unlimited_and_zero_autocommit_blocks_is_taken() {
+    let config = parse("s o c 4096 4 writeback_jobs 0 autocommit_blocks 0").unwrap();
+    assert_eq!((config.tuning.writeback_jobs, config.tuning.autocommit_blocks), (u32::MAX, 0));
+}
+
+#[test]
+fn bad_lines_get_the_kernels_text_and_name_the_argument() {
+    for (line, text) in [
+        ("", "Bad arguments"),
+        ("s", "Bad arguments"),
+        ("x o c 4096 0", "Bad arguments: mode `x`"),
+        ("s o c 4095 0", "Invalid block size `4095`"),
+        ("s o c 8192 0", "Invalid block size `8192`"),
+        ("s o c 256 0", "Invalid block size `256`"),
+        ("s o c 4k 0", "Invalid block size `4k`"),
+        ("s o c 4096", "Bad arguments"),
+        ("s o c 4096 99", "Invalid number of feature args `99`"),
+        ("s o c 4096 2 high_watermark", "Invalid number of feature args `2`"),
+        ("s o c 4096 2 high_watermark 101", "high_watermark `101`: 0 to 100 percent"),
+        ("s o c 4096 2 high_watermark x", "high_watermark `x`"),
+        ("s o c 4096 1 bogus", "Invalid optional argument `bogus`"),
+        ("s o c 4096 1 high_watermark", "high_watermark has no value"),
+        ("s o c 4096 2 autocommit_time 3600001", "autocommit_time `3600001`"),
+        ("s o c 4096 0 extra", "`extra` follows"),
+        ("s o c 4096 2 writeback_order random", "sorted or lru"),
+        ("s o c 4096 2 writeback_io_bytes 5000", "multiple of the block size"),
+        (
+            "s o c 4096 4 high_watermark 10 low_watermark 20",
+            "High watermark must be greater than or equal to low watermark",
+        ),
+    ] {
+        let error = parse(line).unwrap_err();
+        assert!(error.to_string().contains(text), "`{line}`: {error}");
+    }
+}
+
+#[test]
+fn what_is_not_there_yet_is_refused_by_name() {
+    for line in ["p o c 4096 0", "s o c 4096 1 ordered", "s o c 4096 2 format dm"] {
+        let error = parse(line).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+    }
+}
+
+#[test]
+fn options_of_the_other_mode_are_refused_as_the_kernel_does() {
+    for line in ["s o c 4096 1 fua", "s o c 4096 1 nofua", "p o c 4096 2 pause_writeback 5"] {
+        let error = parse(line).unwrap_err();
+        assert!(error.to_string().contains("Invalid optional argument"), "{error}");
+    }
+}
+
+#[test]
+fn a_live_option_changes_the_table_line_and_fixed_ones_are_refused() {
+    let config = parse("s o c 4096 2 high_watermark 60").unwrap();
+    let changed = config.with_option("High_Watermark", "70").unwrap();
+    assert_eq!(changed.tuning.high_watermark, 70);
+    assert_eq!(changed.table(), "s o c 4096 2 high_watermark 70");
+    let error = changed.with_option("low_watermark", "71").unwrap_err();
+    assert!(error.to_string().contains("High watermark must be"), "{error}");
+    let error = config.with_option("start_sector", "8").unwrap_err();
+    assert!(error.to_string().contains("load a new table"), "{error}");
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Picking: which blocks are written back next, and when there is reason to.
+use std::rc::Rc;
+
+use policy::Run;
+use reactor::Workers;
+
+use super::run::write_run;
+use super::{Picked, RUNS_IN_FLIGHT_MAX};
+use crate::cache::{Cache, TaskGuard};
+use crate::config::Order;
+use crate::slots::next_in;
+
+/// Least number of blocks beyond a batch that may be on their way, so that the origin has work
+/// while the batch is settled: a disk's queue (NCQ).
+const BATCH_AHEAD_MIN: u64 = 32;
+/// Longest run of LRU order: the kernel's BIO_MAX_VECS.
+const LRU_RUN_BLOCKS_MAX: u64 = 256;
+
+impl Cache {
+    pub(crate) fn wants_writeback(&self) -> bool {
+        let wb = &self.writeback;
+        let free = u64::from(self.free_blocks()) + wb.blocks();
+        let draining = if wb.draining.get() {
+            self.watermarks().should_continue(free)
+        } else {
+            self.watermarks().should_start(free)
+        };
+        wb.draining.set(draining);
+        let starved = self.starved.get() > 0 && self.counts().clean + self.counts().limbo == 0;
+        draining || starved || wb.job.borrow().is_some()
+    }
+
+    /// A task: picks runs while there is reason to, and keeps many in flight.
+    pub(crate) async fn pick_task(self: Rc<Cache>, _guard: TaskGuard) {
+        let wb = &self.writeback;
+        let stop = || self.stopping.get() || self.health().is_err();
+        let writer = self.clone();
+        let runs =
+            Workers::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
+        // What there was when nothing could be picked: look again when that has changed.
+        let state = || (wb.news.get(), self.installs.get());
+        let mut exhausted = None;
+        loop {
+            let work = || self.wants_writeback() && exhausted != Some(state());
+            self.changed.wait_for(|| stop() || work()).await;
+            wb.idle.set(false);
+            self.pacer.borrow_mut().writeback_started(reactor::now().0);
+            loop {
+                let room = || {
+                    wb.in_flight_blocks.get() < u64::from(self.tuning().writeback_jobs)
+                        && wb.in_flight_runs.get() < RUNS_IN_FLIGHT_MAX
+                        && (wb.blocks() < batch_and_ahead(wb.batch.get()) || !self.in_batches())
+                };
+                self.changed.wait_for(|| stop() || room()).await;
+                exhausted = None;
+                if stop() || !self.wants_writeback() {
+                    break;
+                }
+                let Some(run) = self.pick() else {
+                    exhausted = Some(state());
+                    break;
+                };
+                wb.busy.borrow_mut().insert_range(run.start..run.end);
+                wb.busy_blocks.set(wb.busy_blocks.get() + run.blocks());
+                wb.in_flight_blocks.set(wb.in_flight_blocks.get() + run.blocks());
+                wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
+                runs.push(Picked { run, job: wb.jobs.get(), ticket: wb.turns.draw() });
+            }
+            wb.idle.set(true);
+            if wb.blocks() == 0 {
+                self.pacer.borrow_mut().writeback_stopped();
+            }
+            self.changed.wake_all();
+            if stop() {
+                return;
+            }
+        }
+    }
+
+    /// The next run. `writeback_jobs` decides when it may begin, not how long it is.
+    fn pick(&self) -> Option<Run> {
+        let wb = &self.writeback;
+        let tuning = self.tuning();
+        let io_bytes = tuning.writeback_io_bytes.min(self.origin_io_bytes);
+        let io_max = u64::from(io_bytes / self.config.block_size).max(1);
+        let run = match tuning.writeback_order {
+            Order::Sorted => {
+                wb.sweep.borrow_mut().next_run(io_max, |from| self.next_eligible(from))
+            }
+            Order::Lru => self.next_oldest(io_max.min(LRU_RUN_BLOCKS_MAX)),
+        };
+        if run.is_none() && wb.job.borrow().as_ref().is_some_and(|j| j.todo.is_empty()) {
+            self.changed.wake_all();
+        }
+        run
+    }
+
+    /// The first block at or after `from` that is dirty, not busy, and asked for.
+    fn next_eligible(&self, mut from: u64) -> Option<u64> {
+        let wb = &self.writeback;
+        let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
+        let (mut job, awaited) = (wb.job.borrow_mut(), wb.awaited.borrow());
+        loop {
+            let block = match &mut *job {
+                Some(job) => next_in(&job.todo, from)?,
+                None => slots.next_dirty(from)?,
+            };
+            if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {
+                from = end;
+            } else if busy.contains(block) {
+                from = block + 1;
+            } else if slots.dirty().contains(block) {
+                return Some(block);
+            } else if let Some(job) = &mut *job {
+                // Discarded or quarantined since the flush began: there is nothing to write.
+                job.todo.remove(block);
+            }
+        }
+    }
+
+    /// LRU order: the oldest eligible block, extended to the right while the next is dirty too.
+    fn next_oldest(&self, max: u64) -> Option<Run> {
+        if let Some(run) = self.next_queued(max) {
+            return Some(run);
+        }
+        // Whatever was queued has been written or has moved on: queue what there is now.
+        let mut order = Vec::new();
+        let mut from = 0;
+        while let Some(block) = self.next_eligible(from) {
+            order.push((self.slots.borrow().age_of(block), block));
+            from = block + 1;
+        }
+        order.sort_unstable_by_key(|&(age, block)| (std::cmp::Reverse(age), block));
+        self.writeback.lru.borrow_mut().extend(order.into_iter().map(|(_, block)| block));
+        self.next_queued(max)
+    }
+
+    fn next_queued(&self, max: u64) -> Option<Run> {
+        loop {
+            let start = self.writeback.lru.borrow_mut().pop_front()?;
+            if self.next_eligible(start) != Some(start) {
+                continue;
+            }
+            let mut end = start + 1;
+            while end - start < max && self.next_eligible(end) == Some(end) {
+                end += 1;
+            }
+            return Some(Run { start, end });
+        }
+    }
+}
+
+/// Blocks that may be on their way while batches have `batch` blocks.
+fn batch_and_ahead(batch: u64) -> u64 {
+    batch + (batch / 4).max(BATCH_AHEAD_MIN)
+}

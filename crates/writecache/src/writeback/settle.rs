@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Settling: one origin flush for much that has been written, then the blocks are clean; and
+//! reclaim, which makes free slots of clean ones.
+use std::rc::Rc;
+
+use block::Class;
+
+use super::{SETTLE_BYTES, of_job};
+use crate::cache::{Cache, TaskGuard, reclaim_reserve};
+use crate::config::Mutation;
+
+impl Cache {
+    /// A task: flushes the origin after much has been written, or when nothing more comes, and
+    /// retires what the flush covers.
+    pub(crate) async fn settle_task(self: Rc<Cache>, _guard: TaskGuard) {
+        let wb = &self.writeback;
+        let slots = u64::from(self.geometry.slots);
+        let calm = (SETTLE_BYTES / u64::from(self.config.block_size)).min(slots / 8).max(1);
+        let many = || if self.in_batches() { wb.batch.get() } else { calm };
+        let picking_ended = || self.stopping.get() && wb.idle.get() && wb.in_flight_runs.get() == 0;
+        loop {
+            let due = || {
+                let written = wb.written.borrow().len() as u64;
+                let last = wb.idle.get() && wb.in_flight_runs.get() == 0;
+                let wanted = !wb.awaited.borrow().is_empty();
+                written >= many() || (written > 0 && (last || wanted))
+            };
+            let end = || self.health().is_err() || picking_ended();
+            self.changed.wait_for(|| due() || end()).await;
+            if self.health().is_err() || !due() {
+                return;
+            }
+            let full = self.in_batches() && wb.written.borrow().len() as u64 >= wb.batch.get();
+            self.settle().await;
+            if full {
+                wb.batch.set((2 * wb.batch.get()).min(wb.batch_max.get()));
+            }
+        }
+    }
+
+    /// Whether the size of a batch counts: always but in a `flush` that no writer suffers from.
+    pub(super) fn in_batches(&self) -> bool {
+        let slowed = u64::from(self.free_blocks()) < self.pacer.borrow().start();
+        slowed || self.writeback.job.borrow().is_none()
+    }
+
+    async fn settle(&self) {
+        let wb = &self.writeback;
+        let written = wb.written.take();
+        wb.settling.set(written.len() as u64);
+        wb.settling_of_job.set(of_job(&written, wb.jobs.get()));
+        let durable = if self.mutation(Mutation::FreeBeforeOriginDurable) {
+            Ok(())
+        } else {
+            self.flush_origin(Class::Background).await
+        };
+        // I3: durable on the origin now, so the copies in the cache are no longer needed.
+        if durable.is_ok() {
+            for part in written.chunks(64) {
+                self.changed_room(part.len()).await;
+                let mut slots = self.slots.borrow_mut();
+                for w in part {
+                    slots.retire(w.block, w.held);
+                }
+            }
+            if let Some(job) = &mut *wb.job.borrow_mut() {
+                // What was picked before the flush began may be older than what it must write.
+                for w in written.iter().filter(|w| w.job == job.number) {
+                    job.todo.remove(w.block);
+                }
+            }
+            self.pacer.borrow_mut().freed(written.len() as u64, reactor::now().0);
+        }
+        wb.settling.set(0);
+        wb.settling_of_job.set(0);
+        wb.release(written.iter().map(|w| w.block));
+        self.changed.wake_all();
+    }
+
+    /// A task: keeps some slots free by dropping clean blocks, and by committing what waits in
+    /// limbo.
+    pub(crate) async fn reclaim_task(self: Rc<Cache>, _guard: TaskGuard) {
+        let reserve = reclaim_reserve(self.geometry.slots);
+        loop {
+            let due = || {
+                let c = self.counts();
+                let limbo_min = if self.starved.get() > 0 { 1 } else { reserve / 2 };
+                c.free < reserve && (c.clean > 0 || c.limbo >= limbo_min.max(1))
+            };
+            let end = || self.stopping.get() || self.health().is_err();
+            self.changed.wait_for(|| due() || end()).await;
+            if end() {
+                return;
+            }
+            let c = self.counts();
+            let room = self.changed_max().saturating_sub(c.changed);
+            let want = u64::from(2 * reserve - c.free).min(room);
+            self.slots.borrow_mut().evict(u32::try_from(want).expect("at most 2 * reserve"));
+            self.commit().await.ok();
+            self.changed.wake_all();
+        }
+    }
+}

@@ -4,13 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Bufs, Limits, Sector, Status};
-use format::{Geometry, Superblock};
 use policy::{Pacer, Watermarks};
 use reactor::WaitList;
 
-use crate::commit::Log;
 use crate::config::{Config, Mutation, Tuning};
 use crate::group::Group;
+use crate::media::{Media, SlotArea};
 use crate::slots::{Counts, Slots};
 use crate::status::Stats;
 use crate::writeback::Writeback;
@@ -48,14 +47,13 @@ pub(crate) struct Cache {
     tuning: Cell<Tuning>,
     pub(crate) origin: Rc<dyn BlockDevice>,
     pub(crate) device: Rc<dyn BlockDevice>,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: SlotArea,
     /// Limits of the mapped device.
     pub(crate) limits: Limits,
     /// Largest request that the origin likes.
     pub(crate) origin_io_bytes: u32,
     pub(crate) slots: RefCell<Slots>,
-    pub(crate) superblock: RefCell<Superblock>,
-    pub(crate) log: Log,
+    pub(crate) media: Media,
     pub(crate) commits: Group,
     pub(crate) device_flush: Group,
     pub(crate) origin_flush: Group,
@@ -91,11 +89,10 @@ impl Cache {
         origin: Rc<dyn BlockDevice>,
         device: Rc<dyn BlockDevice>,
         blocks: u64,
-        superblock: Superblock,
+        media: Media,
         slots: Slots,
-        log: Log,
     ) -> Cache {
-        let geometry = superblock.geometry();
+        let geometry = media.slot_area();
         let total = u64::from(geometry.slots);
         let watermarks = watermarks(total, &config.tuning);
         let pacer = Pacer::new(watermarks.room(), ASSUMED_BLOCKS_PER_S);
@@ -109,8 +106,7 @@ impl Cache {
             limits,
             origin_io_bytes,
             slots: RefCell::new(slots),
-            superblock: RefCell::new(superblock),
-            log,
+            media,
             commits: Group::default(),
             device_flush: Group::default(),
             origin_flush: Group::default(),
@@ -187,7 +183,7 @@ impl Cache {
             }
         }
         self.changed.wake_all();
-        self.log.room.wake_all();
+        self.media.wake_all();
     }
 
     pub(crate) fn sector_of(&self, block: u64) -> Sector {
@@ -207,13 +203,9 @@ impl Cache {
         self.config.block_size as usize
     }
 
-    /// Limit on blocks that the log does not know yet: at most an eighth of the slots, and so few
-    /// that two commits of them, each with one unit that is not full, fit into the quarter of the
-    /// log that is kept for the end of a checkpoint (see `commit`).
+    /// Limit on blocks that the media do not know yet.
     pub(crate) fn changed_max(&self) -> u64 {
-        let reserve_units = u64::from(self.geometry.log_units / 4);
-        let log_max = (reserve_units - 2) / 2 * format::ENTRIES_PER_UNIT as u64;
-        u64::from(self.geometry.slots / 8).max(8).min(log_max)
+        self.media.changed_max()
     }
 
     /// Uncommitted blocks at which a commit is due.

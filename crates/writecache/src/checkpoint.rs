@@ -22,6 +22,7 @@ use format::{
 use crate::cache::Cache;
 use crate::commit::all;
 use crate::config::Mutation;
+use crate::media::{Media, Native};
 
 /// Units of one checkpoint write: 256 KiB.
 const UNITS_PER_WRITE: usize = 64;
@@ -30,26 +31,32 @@ impl Cache {
     /// A task: writes a checkpoint whenever half of the log is used. It outlives the other tasks
     /// at suspend, because their commits may need the room that it makes.
     pub(crate) async fn checkpoint_task(self: Rc<Cache>) {
-        let half = u64::from(self.geometry.log_units / 2);
+        let stop = || self.quiesced.get() || self.health().is_err();
         loop {
-            let due = || self.log.used() >= half;
-            let stop = || self.quiesced.get() || self.health().is_err();
-            self.changed.wait_for(|| due() || stop()).await;
+            self.changed.wait_for(|| self.is_checkpoint_due() || stop()).await;
             if stop() {
                 break;
             }
             if let Err(status) = self.checkpoint().await {
                 self.fail(status);
             }
-            self.log.room.wake_all();
+            self.media.wake_all();
         }
         self.checkpoints_on.set(false);
         self.changed.wake_all();
     }
 
+    /// Whether half of the log is used.
+    pub(crate) fn is_checkpoint_due(&self) -> bool {
+        match &self.media {
+            Media::Native(n) => n.log.used() >= u64::from(n.geometry.log_units / 2),
+        }
+    }
+
     pub(crate) async fn checkpoint(&self) -> Result<(), Status> {
-        let (durable_seq, durable_link) = self.log.durable.get();
-        let old = self.superblock.borrow().checkpoint;
+        let Media::Native(native) = &self.media;
+        let (durable_seq, durable_link) = native.log.durable.get();
+        let old = native.superblock.borrow().checkpoint;
         let area = if old.units == 0 { 0 } else { 1 - old.area };
         let mut new = CheckpointRef {
             area,
@@ -61,32 +68,32 @@ impl Cache {
         if self.mutation(Mutation::SuperblockBeforeData) {
             let live = self.counts().dirty + self.counts().clean + self.counts().bad;
             new.units = live.div_ceil(ENTRIES_PER_UNIT as u32);
-            self.write_superblock(new).await?;
+            self.write_superblock(native, new).await?;
         }
-        new.units = self.dump(area, new.id).await?;
-        self.log.closing.set(true);
-        self.log.room.wake_all();
+        new.units = self.dump(native, area, new.id).await?;
+        native.log.closing.set(true);
+        native.log.room.wake_all();
         let committed = self.commit().await;
-        self.log.closing.set(false);
+        native.log.closing.set(false);
         committed?;
         self.flush_device().await?;
-        self.write_superblock(new).await?;
-        self.log.start_seq.set(new.log_start_seq);
+        self.write_superblock(native, new).await?;
+        native.log.start_seq.set(new.log_start_seq);
         self.stats.checkpoints.add(1);
         Ok(())
     }
 
     /// Writes every live slot to a checkpoint area; returns the number of units.
-    async fn dump(&self, area: u8, id: u64) -> Result<u32, Status> {
-        let uuid = self.superblock.borrow().uuid;
-        let start = self.geometry.checkpoint_offset(area);
+    async fn dump(&self, native: &Native, area: u8, id: u64) -> Result<u32, Status> {
+        let uuid = native.superblock.borrow().uuid;
+        let start = native.geometry.checkpoint_offset(area);
         let (mut slot, mut units) = (0, 0u32);
         let mut link = 0;
         loop {
             let mut entries = Vec::with_capacity(UNITS_PER_WRITE * ENTRIES_PER_UNIT);
             {
                 let mut slots = self.slots.borrow_mut();
-                while slot < self.geometry.slots && entries.len() < entries.capacity() {
+                while slot < native.geometry.slots && entries.len() < entries.capacity() {
                     entries.extend(slots.checkpoint_entry(slot));
                     slot += 1;
                 }
@@ -120,9 +127,13 @@ impl Cache {
 
     /// Writes the superblock with another checkpoint: copies 0 and 1, flush, 2 and 3, flush, so
     /// that at every moment one pair is whole.
-    pub(crate) async fn write_superblock(&self, checkpoint: CheckpointRef) -> Result<(), Status> {
+    async fn write_superblock(
+        &self,
+        native: &Native,
+        checkpoint: CheckpointRef,
+    ) -> Result<(), Status> {
         let new = {
-            let old = self.superblock.borrow();
+            let old = native.superblock.borrow();
             Superblock { generation: old.generation + 1, checkpoint, ..old.clone() }
         };
         for pair in [[0, 1], [2, 3]] {
@@ -136,7 +147,7 @@ impl Cache {
             all(writes).await?;
             self.flush_device().await?;
         }
-        *self.superblock.borrow_mut() = new;
+        *native.superblock.borrow_mut() = new;
         Ok(())
     }
 }

@@ -19,6 +19,7 @@ use reactor::{BioFuture, WaitList};
 
 use crate::cache::Cache;
 use crate::config::Mutation;
+use crate::media::{Media, Native};
 use crate::slots::Batch;
 
 /// The record log: which records exist, which are durable, which are still needed.
@@ -70,15 +71,24 @@ impl Cache {
         }
         self.slots.borrow_mut().begin_commit();
         while !self.slots.borrow().is_commit_complete() {
-            let units = self.log_room().await;
-            let batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
-            if let Err(status) = self.write_batch(&batch).await {
+            let committed = match &self.media {
+                Media::Native(native) => self.commit_records(native).await,
+            };
+            if let Err(status) = committed {
                 self.fail(status);
                 return;
             }
-            self.slots.borrow_mut().batch_durable(&batch);
             self.changed.wake_all();
         }
+    }
+
+    /// Commits as much of what has changed as the log has room for.
+    async fn commit_records(&self, native: &Native) -> Result<(), Status> {
+        let units = self.log_room(native).await;
+        let batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
+        self.write_batch(native, &batch).await?;
+        self.slots.borrow_mut().batch_durable(&batch);
+        Ok(())
     }
 
     /// Writes an empty record that calls all before it durable. Rot in the newest batch looks like
@@ -86,9 +96,10 @@ impl Cache {
     ///
     /// Cost: one record write and one flush, at suspend.
     pub(crate) async fn seal(&self) -> Result<(), Status> {
+        let Media::Native(native) = &self.media;
         let work = async || {
-            if self.health().is_ok() && self.log_room().await > 0 {
-                let sealed = self.write_batch(&Batch::default()).await;
+            if self.health().is_ok() && self.log_room(native).await > 0 {
+                let sealed = self.write_batch(native, &Batch::default()).await;
                 sealed.unwrap_or_else(|status| self.fail(status));
             }
         };
@@ -99,38 +110,38 @@ impl Cache {
     /// Waits until the log has room for a record; returns for how many units a batch may take. A
     /// quarter of the log is kept for the commit that ends a checkpoint, without which no room
     /// would ever be made again.
-    async fn log_room(&self) -> usize {
-        let total = u64::from(self.geometry.log_units);
+    async fn log_room(&self, native: &Native) -> usize {
+        let total = u64::from(native.geometry.log_units);
         let room = || {
-            let kept = if self.log.closing.get() { 0 } else { total / 4 };
-            (total - kept).saturating_sub(self.log.used())
+            let kept = if native.log.closing.get() { 0 } else { total / 4 };
+            (total - kept).saturating_sub(native.log.used())
         };
-        self.log.room.wait_for(|| room() > 0 || self.health().is_err()).await;
+        native.log.room.wait_for(|| room() > 0 || self.health().is_err()).await;
         let batch_max = (total / 4).max(1);
         usize::try_from(room().min(batch_max)).expect("at most log_units")
     }
 
     /// Writes the records of a batch and flushes. The batch is durable when this returns.
-    async fn write_batch(&self, batch: &Batch) -> Result<(), Status> {
+    async fn write_batch(&self, native: &Native, batch: &Batch) -> Result<(), Status> {
         let units = batch.entries.chunks(ENTRIES_PER_UNIT).len().max(1);
         let buf = Buf::alloc(units * UNIT);
-        let (first_seq, mut link) = self.log.next.get();
-        let uuid = self.superblock.borrow().uuid;
-        let flushed_seq = self.log.durable.get().0;
+        let (first_seq, mut link) = native.log.next.get();
+        let uuid = native.superblock.borrow().uuid;
+        let flushed_seq = native.log.durable.get().0;
         buf.write(|out| {
             let mut entries = batch.entries.chunks(ENTRIES_PER_UNIT);
             for (seq, unit) in (first_seq..).zip(out.chunks_mut(UNIT)) {
                 let entries = entries.next().unwrap_or_default();
                 let count = u16::try_from(entries.len()).expect("at most ENTRIES_PER_UNIT");
-                let epoch = self.log.epoch;
+                let epoch = native.log.epoch;
                 let kind = Kind::Log;
                 let header = RecordHeader { kind, uuid, seq, epoch, link, flushed_seq, count };
                 link = format::encode_record(&header, entries, unit);
             }
         });
         let next_seq = first_seq + units as u64;
-        self.log.next.set((next_seq, link));
-        let log_units = u64::from(self.geometry.log_units);
+        native.log.next.set((next_seq, link));
+        let log_units = u64::from(native.geometry.log_units);
         let mut writes = Vec::with_capacity(units.div_ceil(UNITS_PER_WRITE) + 1);
         let mut at = 0;
         while at < units {
@@ -138,7 +149,7 @@ impl Cache {
             // The log goes round.
             let to_end = usize::try_from(log_units - seq % log_units).expect("at most log_units");
             let end = (at + UNITS_PER_WRITE.min(to_end)).min(units);
-            writes.push(self.write_area(self.geometry.log_offset(seq), &buf, at..end));
+            writes.push(self.write_area(native.geometry.log_offset(seq), &buf, at..end));
             at = end;
         }
         all(writes).await?;
@@ -146,7 +157,7 @@ impl Cache {
         if !self.mutation(Mutation::SkipCacheFlush) {
             self.flush_device().await?;
         }
-        self.log.durable.set((next_seq - 1, link));
+        native.log.durable.set((next_seq - 1, link));
         Ok(())
     }
 

@@ -36,6 +36,7 @@ mod config;
 mod free;
 mod group;
 mod index;
+mod media;
 mod options;
 mod read;
 mod recover;

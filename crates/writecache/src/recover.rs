@@ -29,6 +29,7 @@ use reactor::{BioFuture, WaitList};
 use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, Mutation};
+use crate::media::{Media, Native};
 use crate::slots::{Contradiction, Rebuild};
 
 /// Units read at once: 1 MiB.
@@ -176,7 +177,8 @@ impl Cache {
             closing: Cell::new(false),
             room: WaitList::new(),
         };
-        Ok(Cache::new(config, origin, device, blocks, superblock, slots, log))
+        let media = Media::Native(Native::new(superblock, log));
+        Ok(Cache::new(config, origin, device, blocks, media, slots))
     }
 }
 

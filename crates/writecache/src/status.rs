@@ -131,7 +131,7 @@ impl Cache {
             "origin_write_bytes" => s.origin_write_bytes.get(),
             "checksum_errors" => s.checksum_errors.get(),
             "throttled_us" => s.throttled_ns.get() / 1000,
-            "log_used_units" => self.log.used(),
+            "log_used_units" => self.media.log_used_units(),
             _ => {
                 return Err(Error::not_found(format!(
                     "writecache: no attribute `{name}`: {} are there",

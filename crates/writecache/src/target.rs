@@ -337,7 +337,7 @@ impl Target for WriteCache {
             let config = self.config.borrow().clone();
             let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
             // Crash after crash could use up what the log keeps for the end of a checkpoint.
-            if cache.log.used() >= u64::from(cache.geometry.log_units / 2) {
+            if cache.is_checkpoint_due() {
                 cache.checkpoint().await.map_err(|s| self.io_failed(s))?;
             }
             cache.tell_failure.replace(self.on_failure.borrow().clone());

@@ -30,7 +30,7 @@ use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, Mutation};
 use crate::media::{Media, Native};
-use crate::slots::{Contradiction, Rebuild};
+use crate::slots::{Contradiction, Rebuild, Slots};
 
 /// Units read at once: 1 MiB.
 const UNITS_PER_READ: u64 = 256;
@@ -50,13 +50,13 @@ struct Recovery<'a> {
 }
 
 /// How the log ended.
-struct LogEnd {
+pub(crate) struct LogEnd {
     /// The last good record and its checksum.
-    last: (u64, u32),
+    pub(crate) last: (u64, u32),
     /// The newest epoch that any record carries.
-    epoch: u64,
+    pub(crate) epoch: u64,
     /// Whether the unit after the last good record holds a record that was cut off.
-    cut_off: bool,
+    pub(crate) cut_off: bool,
 }
 
 fn io_error(config: &Config, what: &str, status: Status) -> Error {
@@ -131,34 +131,15 @@ impl Cache {
             None => (format_device(&config, &*device, area, sectors).await?, true),
         };
         check_superblock(&config, &superblock, area, sectors)?;
-        let geometry = superblock.geometry();
-        let mut recovery = Recovery {
-            config: &config,
-            device: &*device,
-            superblock,
-            geometry,
-            map: Rebuild::new(geometry.slots),
-        };
-        recovery.load_checkpoint().await?;
-        let end = recovery.replay().await?;
         let blocks = sectors.0 / config.block_sectors();
-        let Recovery { superblock, map, .. } = recovery;
-        let slots = map.finish(blocks).map_err(|found| match found {
-            Contradiction::Beyond(block) => Error::invalid(format!(
-                "cache device {} holds block {block}, the table has only {blocks}",
-                config.cache
-            )),
-            Contradiction::Slot { block, slot } => {
-                damaged(&config, &format!("block {block}: slot {slot} is taken or beyond the end"))
-            }
-        })?;
+        let Loaded { slots, end } = load(&config, &*device, &superblock, blocks).await?;
         // Nothing has been written so far: what is refused is left as it is.
         if !agreed {
             write_copies(&config, &*device, &superblock).await?;
         }
         if end.cut_off {
             let blank = Buf::zeroed(UNIT);
-            let offset = geometry.log_offset(end.last.0 + 1);
+            let offset = superblock.geometry().log_offset(end.last.0 + 1);
             let at = config.start_sector + Sector::from_bytes(offset);
             reactor::write(&*device, Flags::META, Class::Foreground, at, blank.into())
                 .await
@@ -180,6 +161,37 @@ impl Cache {
         let media = Media::Native(Native::new(superblock, log));
         Ok(Cache::new(config, origin, device, blocks, media, slots))
     }
+}
+
+/// What checkpoint and log say.
+pub(crate) struct Loaded {
+    pub(crate) slots: Slots,
+    pub(crate) end: LogEnd,
+}
+
+/// Reads checkpoint and log of a cache for an origin of `blocks` blocks. Writes nothing.
+pub(crate) async fn load(
+    config: &Config,
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+    blocks: u64,
+) -> Result<Loaded, Error> {
+    let geometry = superblock.geometry();
+    let superblock = superblock.clone();
+    let map = Rebuild::new(geometry.slots);
+    let mut recovery = Recovery { config, device, superblock, geometry, map };
+    recovery.load_checkpoint().await?;
+    let end = recovery.replay().await?;
+    let slots = recovery.map.finish(blocks).map_err(|found| match found {
+        Contradiction::Beyond(block) => Error::invalid(format!(
+            "cache device {} holds block {block}, the table has only {blocks}",
+            config.cache
+        )),
+        Contradiction::Slot { block, slot } => {
+            damaged(config, &format!("block {block}: slot {slot} is taken or beyond the end"))
+        }
+    })?;
+    Ok(Loaded { slots, end })
 }
 
 fn damaged(config: &Config, what: &str) -> Error {

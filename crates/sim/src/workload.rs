@@ -27,6 +27,8 @@ pub struct Mix {
     pub write_zeroes: u64,
     /// Writes that are FUA, of a thousand.
     pub fua_per_mille: u32,
+    /// Changes that say that they are metadata, of a thousand.
+    pub meta_per_mille: u32,
     /// Longest request in blocks.
     pub blocks_max: u64,
     /// Clients sleep up to this between requests; 0: never.
@@ -44,6 +46,7 @@ impl Default for Mix {
             discards: 3,
             write_zeroes: 3,
             fua_per_mille: 50,
+            meta_per_mille: 0,
             blocks_max: 4,
             think_ns_max: 20_000,
             errors_allowed: false,
@@ -192,7 +195,10 @@ impl Workload {
     ) -> Result<(), String> {
         let (at, len, bytes) = self.sectors(&range);
         let token = self.oracle.borrow_mut().begin_change(range, change, fua);
-        let flags = if fua { Flags::FUA } else { Flags::empty() };
+        let mut flags = if fua { Flags::FUA } else { Flags::empty() };
+        if self.world.borrow_mut().rng.chance_per_mille(self.mix.meta_per_mille) {
+            flags |= Flags::META;
+        }
         let (op, bufs) = match change {
             Change::Write => {
                 let buf = Buf::alloc(bytes);

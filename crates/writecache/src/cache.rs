@@ -7,6 +7,8 @@ use block::{BlockDevice, Bufs, Limits, Sector, Status};
 use policy::{Pacer, Watermarks};
 use reactor::WaitList;
 
+use crate::age::Age;
+use crate::around::Around;
 use crate::config::{Config, Mutation, Tuning};
 use crate::group::Group;
 use crate::media::{Media, SlotArea};
@@ -58,6 +60,8 @@ pub(crate) struct Cache {
     pub(crate) device_flush: Group,
     pub(crate) origin_flush: Group,
     pub(crate) writeback: Writeback,
+    pub(crate) around: Around,
+    pub(crate) age: Age,
     watermarks: Cell<Watermarks>,
     pub(crate) pacer: RefCell<Pacer>,
     pub(crate) stats: Stats,
@@ -110,6 +114,8 @@ impl Cache {
             commits: Group::default(),
             device_flush: Group::default(),
             origin_flush: Group::default(),
+            around: Around::default(),
+            age: Age::default(),
             writeback: Writeback::new(pacer.batch_max(), config.block_size),
             watermarks: Cell::new(watermarks),
             tuning: Cell::new(config.tuning),
@@ -148,6 +154,7 @@ impl Cache {
         }
         self.watermarks.set(new);
         self.tuning.set(tuning);
+        self.writeback.look_again();
         self.changed.wake_all();
     }
 

@@ -190,8 +190,11 @@ impl Cache {
     pub(crate) async fn flush_origin(&self, class: Class) -> Result<(), Status> {
         let flush = async || {
             self.stats.origin_flushes.add(1);
-            let flushed = reactor::flush(&*self.origin, class).await;
-            flushed.unwrap_or_else(|status| self.fail(status));
+            let around = self.around.completed();
+            match reactor::flush(&*self.origin, class).await {
+                Ok(()) => self.around.flushed(around),
+                Err(status) => self.fail(status),
+            }
         };
         self.origin_flush.join(flush).await;
         self.health()

@@ -15,20 +15,8 @@ const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
 /// Options that are known and not there yet: refused, so that nobody relies on them.
-pub(crate) const NOT_YET: &[&str] = &[
-    "max_age",
-    "cleaner",
-    "fua",
-    "nofua",
-    "metadata_only",
-    "pause_writeback",
-    "format",
-    "ordered",
-    "gap_fill",
-    "fail_mode",
-    "writeback_rate_max",
-    "foreground_p99_target",
-];
+pub(crate) const NOT_YET: &[&str] =
+    &["format", "ordered", "gap_fill", "fail_mode", "writeback_rate_max", "foreground_p99_target"];
 
 /// What the cache device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +80,14 @@ pub enum Mutation {
     WritebackBeforeCommit,
     /// A record says what data writes in flight will have written.
     RecordBeforeData,
+    /// A write goes around the cache although an entry is live.
+    AroundBesideLive,
+    /// A write goes around the cache before it is durable that the clean copy is gone.
+    AroundBeforeDrop,
+    /// A FLUSH does not flush the origin after writes that went around.
+    FlushWithoutOrigin,
+    /// `max_age` counts only while nothing else is to be written back.
+    IgnoreAge,
 }
 
 /// What may be changed while the device is in use (C1).

@@ -19,7 +19,7 @@
 //!   frees it is durable (`slots`, M4).
 //! - I3 An entry is retired only after the origin's flush has returned (`writeback`).
 //! - I4 No write goes around the cache for a sector with a live or not yet durably retired entry:
-//!   data never do; discards and zeroes take the range first (`writeback`, WB1).
+//!   data that do (`around`), discards and zeroes take the range first (`writeback`, WB1).
 //! - I5 The order of the map is the log's sequence, not the order of completions: a record says
 //!   the state of the map at the moment it is built.
 //! - I7 Discards are records.
@@ -29,6 +29,8 @@
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
 #![warn(missing_docs)]
 
+mod age;
+mod around;
 mod cache;
 mod checkpoint;
 mod commit;

@@ -175,7 +175,11 @@ impl Config {
             "nofua" => self.given.forget("fua"),
             _ => {}
         }
-        self.given.note(known.name, value);
+        // The default has no word that the kernel would take.
+        match value {
+            Some(none) if none.eq_ignore_ascii_case("none") => self.given.forget(name),
+            _ => self.given.note(known.name, value),
+        }
         Ok(())
     }
 
@@ -253,6 +257,7 @@ impl Config {
             "autocommit_time" => {
                 t.autocommit_time = Nanos::from_millis(ranged(name, word, 3_600_000, " ms")?);
             }
+            "max_age" if lower == "none" => t.max_age = None,
             "max_age" => {
                 t.max_age = Some(Nanos::from_millis(ranged(name, word, 86_400_000, " ms")?));
             }

@@ -5,12 +5,12 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Access, Bio, BlockDevice, Error, Limits, LocalFuture, Nanos, Op, Sector, Status, Target,
+    Access, Bio, BlockDevice, Class, Error, Limits, LocalFuture, Nanos, Op, Sector, Status, Target,
 };
 use reactor::Workers;
 
 use crate::cache::{Cache, TaskGuard};
-use crate::config::Config;
+use crate::config::{Config, Tuning};
 use crate::status::ATTRIBUTES;
 use crate::write::ZEROES_CACHED_BYTES_MAX;
 
@@ -38,6 +38,8 @@ pub struct WriteCache {
     sectors: Sector,
     live: RefCell<Option<Live>>,
     flush_on_suspend: Cell<bool>,
+    /// Cleaner mode by a message, of which the table line does not tell.
+    told_to_clean: Cell<bool>,
     on_failure: RefCell<Option<Rc<dyn Fn()>>>,
     /// Counts live periods, so that a task of an earlier one ends.
     period: Cell<u64>,
@@ -98,6 +100,7 @@ impl WriteCache {
             sectors,
             live: RefCell::new(None),
             flush_on_suspend: Cell::new(false),
+            told_to_clean: Cell::new(false),
             on_failure: RefCell::new(None),
             period: Cell::new(0),
         }))
@@ -147,6 +150,22 @@ impl WriteCache {
         reactor::spawn(cache.clone().checkpoint_task());
         reactor::spawn(cache.clone().commit_when_many_task(TaskGuard::new(cache)));
         reactor::spawn(Cache::commit_when_old_task(Rc::downgrade(cache), self.period.get()));
+        cache.start_ages();
+    }
+
+    /// The options as they are now, with what messages have said.
+    fn tuning(&self) -> Tuning {
+        let tuning = self.config.borrow().tuning;
+        Tuning { cleaner: tuning.cleaner || self.told_to_clean.get(), ..tuning }
+    }
+
+    fn retune(&self) {
+        let Some(cache) = self.cache() else { return };
+        let (old, new) = (cache.tuning(), self.tuning());
+        cache.tune(new);
+        if old.max_age != new.max_age {
+            cache.restart_ages();
+        }
     }
 
     fn io_failed(&self, status: Status) -> Error {
@@ -164,7 +183,8 @@ impl Cache {
             Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
             Op::Flush => {
                 self.stats.flushes.add(1);
-                self.commit().await
+                let committed = self.commit().await;
+                committed.and(self.flush_around(bio.class).await)
             }
             Op::WriteZeroes if bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
                 self.write_zero_blocks(bio).await
@@ -216,6 +236,9 @@ pub(crate) fn limits(
     capacity: Sector,
 ) -> Limits {
     let (o, c) = (origin.limits(), device.limits());
+    // What goes around the cache may tear as the origin tears.
+    let around = if config.ordered { u32::MAX } else { o.atomic_write_unit_bytes };
+    let atomic_bytes = c.atomic_write_unit_bytes.min(around);
     Limits {
         capacity,
         logical_block_bytes: config.block_size,
@@ -223,7 +246,7 @@ pub(crate) fn limits(
         io_min_bytes: config.block_size,
         io_opt_bytes: o.io_opt_bytes,
         max_io_bytes: o.max_io_bytes.min(c.max_io_bytes),
-        atomic_write_unit_bytes: c.atomic_write_unit_bytes.min(config.block_size),
+        atomic_write_unit_bytes: atomic_bytes.min(config.block_size),
         discard_granularity_bytes: if o.discard_granularity_bytes > 0 {
             o.discard_granularity_bytes.max(config.block_size)
         } else {
@@ -285,6 +308,11 @@ impl Target for WriteCache {
                     cache.write_back_all().await.map_err(|s| self.io_failed(s))?;
                 }
                 "flush_on_suspend" => self.flush_on_suspend.set(true),
+                "cleaner" => {
+                    self.flush_on_suspend.set(true);
+                    self.told_to_clean.set(true);
+                    self.retune();
+                }
                 "clear_stats" => {
                     if let Some(cache) = self.cache() {
                         cache.stats.clear();
@@ -292,8 +320,8 @@ impl Target for WriteCache {
                 }
                 _ => {
                     return Err(Error::invalid(format!(
-                        "writecache: unknown message `{}`: flush, flush_on_suspend, clear_stats \
-                         are allowed",
+                        "writecache: unknown message `{}`: flush, flush_on_suspend, cleaner, \
+                         clear_stats are allowed",
                         words.join(" ")
                     )));
                 }
@@ -316,6 +344,7 @@ impl Target for WriteCache {
             // A cache that had failed before has told so; a commit that fails now tells.
             if cache.health().is_ok() {
                 outcome = outcome.and(cache.commit().await);
+                outcome = outcome.and(cache.flush_around(Class::Background).await);
                 outcome = outcome.and(cache.seal().await);
             }
             cache.quiesced.set(true);
@@ -336,6 +365,9 @@ impl Target for WriteCache {
             let (origin, device) = (self.origin.clone(), self.device.clone());
             let config = self.config.borrow().clone();
             let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
+            // A1: a process that was killed may have left writes around in a cache of the origin.
+            cache.flush_origin(Class::Foreground).await.map_err(|s| self.io_failed(s))?;
+            cache.tune(self.tuning());
             // Crash after crash could use up what the log keeps for the end of a checkpoint.
             if cache.is_checkpoint_due() {
                 cache.checkpoint().await.map_err(|s| self.io_failed(s))?;
@@ -371,7 +403,10 @@ impl Target for WriteCache {
     }
 
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
-        let option = self.config.borrow().option_value(&name);
+        let option = match &*name {
+            "cleaner" => Some(u8::from(self.tuning().cleaner).to_string()),
+            _ => self.config.borrow().option_value(&name),
+        };
         let value = option.map_or_else(|| self.attribute(&name), Ok);
         Box::pin(async move { value })
     }
@@ -387,10 +422,11 @@ impl Target for WriteCache {
         } else {
             let changed = self.config.borrow().with_option(&name, &value);
             changed.map(|config| {
-                if let Some(cache) = self.cache() {
-                    cache.tune(config.tuning);
+                if name.eq_ignore_ascii_case("cleaner") {
+                    self.told_to_clean.set(false);
                 }
                 *self.config.borrow_mut() = config;
+                self.retune();
             })
         };
         Box::pin(async move { outcome })

@@ -36,10 +36,29 @@ impl Cache {
         flags: Flags,
     ) -> Result<(), Status> {
         self.health()?;
-        let size = self.block_bytes();
         let first = sector.0 / self.config.block_sectors();
+        self.stats.writes.add((bufs.len_bytes() / self.block_bytes()) as u64);
+        let mut through_cache = true;
+        if self.goes_around(flags) {
+            through_cache = self.write_around_or_over(first, bufs, class, flags).await?;
+        } else {
+            self.write_cached(first, bufs, class).await?;
+        }
+        if through_cache && flags.contains(Flags::FUA) && !self.mutation(Mutation::IgnoreFua) {
+            self.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Writes blocks to free slots, and then the map.
+    pub(crate) async fn write_cached(
+        &self,
+        first: u64,
+        bufs: &Bufs,
+        class: Class,
+    ) -> Result<(), Status> {
+        let size = self.block_bytes();
         let count = bufs.len_bytes() / size;
-        self.stats.writes.add(count as u64);
         self.pace(count).await;
         let mut done = 0;
         while done < count {
@@ -78,7 +97,8 @@ impl Cache {
                     let at = part.blocks.start;
                     let slot = |n: usize| part.slots.start + u32::try_from(n).expect("a part");
                     self.changed_room(to - from).await;
-                    first_change |= self.counts().changed == 0;
+                    let c = self.counts();
+                    first_change |= c.changed == 0 || c.dirty == 0;
                     self.install(first, &(at + from..at + to), &(slot(from)..slot(to)), bufs);
                 }
             }
@@ -86,9 +106,6 @@ impl Cache {
                 self.changed.wake_all();
             }
             outcome?;
-        }
-        if flags.contains(Flags::FUA) && !self.mutation(Mutation::IgnoreFua) {
-            self.commit().await?;
         }
         Ok(())
     }

@@ -171,6 +171,7 @@ fn tapped(lab: &Lab) -> Tapped {
     let target = cache.clone();
     machine.block_on(async move { target.resume().await.unwrap() }).unwrap();
     over_cache.take();
+    over_origin.take();
     Tapped { machine, cache, over_origin, over_cache }
 }
 

@@ -3,12 +3,19 @@
 //! resume, injected errors, power cuts and kills at any step, torn writes, and recovery that is
 //! cut itself; all answers judged by the oracle. And the proof that the judge is awake: planted
 //! faults of the commit protocol are each caught.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Nanos, Sector, Target};
+use common::live;
 use reactor::FileId;
-use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use sim::{
+    Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds,
+};
 use writecache::{Config, Mutation, WriteCache};
 
 const CLIENTS: u64 = 4;
@@ -22,6 +29,9 @@ struct Setup {
     cache: FileId,
     origin: FileId,
     sectors: Sector,
+    /// Whether writes may go around the cache: then a crash may tear blocks as it tears the
+    /// origin's.
+    around: bool,
 }
 
 fn draw_setup(world: &WorldRef, mutation: Mutation) -> Setup {
@@ -32,13 +42,19 @@ fn draw_setup(world: &WorldRef, mutation: Mutation) -> Setup {
     let start_sector = w.rng.pick(&[0, 0, 8]);
     let area_kib = w.rng.pick(&[416, 440, 512, 1024]);
     let cache = w.add_swarm_disk("cache", Sector(area_kib * 2 + start_sector));
-    let origin = w.add_swarm_disk("origin", sectors);
+    let around = w.rng.below(2) == 0;
+    let model = w.swarm_model();
+    let unit = if around { block_size } else { 512 };
+    let spec = DiskSpec::new("origin", sectors, model);
+    let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: unit, ..spec });
     let high = w.rng.range(0, 101);
     let low = w.rng.range(0, high + 1);
+    let options = live::draw_options(&mut w.rng, around);
+    let count = 16 + options.split_whitespace().count();
     let line = format!(
-        "s origin cache {block_size} 16 start_sector {start_sector} high_watermark {high} \
+        "s origin cache {block_size} {count} start_sector {start_sector} high_watermark {high} \
          low_watermark {low} writeback_jobs {} autocommit_blocks {} autocommit_time {} \
-         writeback_order {} writeback_io_bytes {}",
+         writeback_order {} writeback_io_bytes {}{options}",
         w.rng.pick(&[0, 1, 7, 1000]),
         w.rng.pick(&[0, 1, 9, 65536]),
         w.rng.pick(&[1, 5, 1000]),
@@ -48,7 +64,7 @@ fn draw_setup(world: &WorldRef, mutation: Mutation) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.mutation = mutation;
-    Setup { config, blocks, cache, origin, sectors }
+    Setup { config, blocks, cache, origin, sectors, around }
 }
 
 impl Setup {
@@ -65,7 +81,7 @@ async fn operator(world: WorldRef, cache: Rc<WriteCache>, gate: Rc<Gate>) {
     while !gate.stop.get() {
         let (pause, dice) = {
             let rng = &mut world.borrow_mut().rng;
-            (rng.below(3_000_000), rng.below(10))
+            (rng.below(3_000_000), rng.below(16))
         };
         reactor::sleep(Nanos(pause)).await;
         let say = |word: &str| cache.clone().message(vec![word.to_owned()]);
@@ -74,6 +90,12 @@ async fn operator(world: WorldRef, cache: Rc<WriteCache>, gate: Rc<Gate>) {
             2 => say("clear_stats").await.map(drop),
             3 => say("flush_on_suspend").await.map(drop),
             4 | 5 => gate.suspend_and_resume(&cache).await,
+            6 if gate.around => say("cleaner").await.map(drop),
+            7..=10 => {
+                // Drawn beforehand: nothing of the world is borrowed while it runs.
+                let mut rng = Rng::new(world.borrow_mut().rng.next_u64());
+                live::change(&cache, &mut rng, gate.around).await
+            }
             _ => {
                 cache.check();
                 Ok(())
@@ -95,6 +117,7 @@ struct Gate {
     stop: Cell<bool>,
     operator_done: Cell<bool>,
     errors_allowed: bool,
+    around: bool,
     failure: RefCell<Option<String>>,
 }
 
@@ -172,6 +195,7 @@ fn simulate(seed: u64, mutation: Mutation, with_faults: bool) -> Result<(), Stri
         let rng = &mut world.borrow_mut().rng;
         mix.fua_per_mille = rng.pick(&[0, 50, 500]);
         mix.flushes = rng.pick(&[1, 10, 40]);
+        mix.meta_per_mille = rng.pick(&[0, 300]);
         // Long enough for zeroes that go straight to the origin, whose sectors may tear.
         mix.blocks_max = if setup.config.block_size == 512 { rng.pick(&[6, 180]) } else { 6 };
         mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
@@ -205,7 +229,8 @@ fn live(
         Err(Some(why)) => return Err(why),
         Err(None) => return Ok(()),
     };
-    let gate = Rc::new(Gate { errors_allowed: with_faults, ..Gate::default() });
+    let gate =
+        Rc::new(Gate { errors_allowed: with_faults, around: setup.around, ..Gate::default() });
     let device: Rc<dyn BlockDevice> = Rc::new(Gated { cache: cache.clone(), gate: gate.clone() });
     let load = Workload::new(world, oracle, mix);
     // What a crash left must be there before anything else happens.
@@ -320,6 +345,16 @@ fn is_caught(mutation: Mutation) {
     let found = seeds::first_failure(0..4000, |seed| simulate(seed, mutation, false));
     let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 4000 seeds"));
     eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+}
+
+#[test]
+fn a_write_around_the_cache_beside_a_live_entry_is_caught() {
+    is_caught(Mutation::AroundBesideLive);
+}
+
+#[test]
+fn a_flush_that_forgets_what_went_around_the_cache_is_caught() {
+    is_caught(Mutation::FlushWithoutOrigin);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `flush`: everything that is dirty when it begins goes to the origin, with progress.
-use block::Status;
+use block::{Class, Status};
 use roaring::RoaringTreemap;
 
 use crate::cache::Cache;
@@ -32,6 +32,7 @@ impl Cache {
         wb.news.set(wb.news.get() + 1);
         self.changed.wake_all();
         self.forget_clean().await?;
+        self.flush_around(Class::Background).await?;
         if self.counts().bad > 0 { Err(Status::Checksum) } else { Ok(()) }
     }
 

@@ -15,6 +15,7 @@
 //!
 //! Invariants
 //! - I3 A block is retired only after an origin flush that began after its write had completed.
+//! - I3 holds for FUA too: such a write is durable as it ends, and needs no flush.
 //! - WB1 `busy` holds every block from the moment it is picked until it is settled, and every
 //!   block of a range that is being cleared: no two origin writes of a block are ever in flight.
 //! - WB2 What is written to the origin has just been checked against its checksum.
@@ -91,6 +92,10 @@ pub(crate) struct Writeback {
     /// begun or ended.
     news: Cell<u64>,
     lru: RefCell<VecDeque<u64>>,
+    /// Blocks that are old enough to go first (`age`); also some that have ceased to be dirty.
+    aged: RefCell<RoaringTreemap>,
+    /// Something was written without FUA since the last origin flush began.
+    volatile: Cell<bool>,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
     draining: Cell<bool>,
     /// The picking task has nothing to pick.
@@ -120,6 +125,8 @@ impl Writeback {
             jobs: Cell::default(),
             news: Cell::default(),
             lru: RefCell::default(),
+            aged: RefCell::default(),
+            volatile: Cell::default(),
             draining: Cell::default(),
             idle: Cell::default(),
         }
@@ -139,6 +146,22 @@ impl Writeback {
     /// Blocks that the origin has, but not durably yet.
     pub(crate) fn pending(&self) -> u64 {
         self.written.borrow().len() as u64 + self.settling.get()
+    }
+
+    /// Whatever is dirty now goes first.
+    pub(crate) fn mark(&self, dirty: &RoaringTreemap) {
+        *self.aged.borrow_mut() |= dirty;
+        self.lru.borrow_mut().clear();
+        self.news.set(self.news.get() + 1);
+    }
+
+    pub(crate) fn unmark(&self) {
+        self.aged.borrow_mut().clear();
+    }
+
+    /// There may be new reasons to write something back.
+    pub(crate) fn look_again(&self) {
+        self.news.set(self.news.get() + 1);
     }
 
     fn is_free(&self, range: &Range<u64>) -> bool {
@@ -187,6 +210,11 @@ impl Cache {
     /// Takes a range for a direct origin write: waits until no block of it is busy (WB1).
     pub(crate) async fn lock_origin(&self, range: Range<u64>) -> Result<(), Status> {
         let wb = &self.writeback;
+        let overlaps = |r: &Range<u64>| r.start < range.end && range.start < r.end;
+        if wb.is_free(&range) && !wb.awaited.borrow().iter().any(overlaps) {
+            wb.busy.borrow_mut().insert_range(range);
+            return Ok(());
+        }
         wb.awaited.borrow_mut().push(range.clone());
         self.changed.wake_all();
         self.changed.wait_for(|| wb.is_free(&range) || self.health().is_err()).await;

@@ -17,6 +17,15 @@ const BATCH_AHEAD_MIN: u64 = 32;
 /// Longest run of LRU order: the kernel's BIO_MAX_VECS.
 const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
+/// What a run is picked from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    /// Blocks that must go: those of a `flush`, and those of a certain age.
+    Asked,
+    /// Any dirty block.
+    Any,
+}
+
 impl Cache {
     pub(crate) fn wants_writeback(&self) -> bool {
         let wb = &self.writeback;
@@ -27,8 +36,21 @@ impl Cache {
             self.watermarks().should_start(free)
         };
         wb.draining.set(draining);
-        let starved = self.starved.get() > 0 && self.counts().clean + self.counts().limbo == 0;
-        draining || starved || wb.job.borrow().is_some()
+        self.is_asked_for() || self.wants_any()
+    }
+
+    /// Whether there is reason to write certain blocks back.
+    fn is_asked_for(&self) -> bool {
+        let wb = &self.writeback;
+        wb.job.borrow().is_some() || !wb.aged.borrow().is_empty()
+    }
+
+    /// Whether there is reason to write back whatever is dirty.
+    fn wants_any(&self) -> bool {
+        let c = self.counts();
+        let starved = self.starved.get() > 0 && c.clean + c.limbo == 0;
+        let cleaning = self.tuning().cleaner && c.dirty > 0;
+        starved || cleaning || (self.writeback.draining.get() && !self.is_paused())
     }
 
     /// A task: picks runs while there is reason to, and keeps many in flight.
@@ -42,7 +64,10 @@ impl Cache {
         let state = || (wb.news.get(), self.installs.get());
         let mut exhausted = None;
         loop {
-            let work = || self.wants_writeback() && exhausted != Some(state());
+            let work = || {
+                self.time_pause();
+                self.wants_writeback() && exhausted != Some(state())
+            };
             self.changed.wait_for(|| stop() || work()).await;
             wb.idle.set(false);
             self.pacer.borrow_mut().writeback_started(reactor::now().0);
@@ -81,69 +106,86 @@ impl Cache {
     /// The next run. `writeback_jobs` decides when it may begin, not how long it is.
     fn pick(&self) -> Option<Run> {
         let wb = &self.writeback;
-        let tuning = self.tuning();
-        let io_bytes = tuning.writeback_io_bytes.min(self.origin_io_bytes);
-        let io_max = u64::from(io_bytes / self.config.block_size).max(1);
-        let run = match tuning.writeback_order {
-            Order::Sorted => {
-                wb.sweep.borrow_mut().next_run(io_max, |from| self.next_eligible(from))
-            }
-            Order::Lru => self.next_oldest(io_max.min(LRU_RUN_BLOCKS_MAX)),
-        };
-        if run.is_none() && wb.job.borrow().as_ref().is_some_and(|j| j.todo.is_empty()) {
+        let asked = self.is_asked_for().then(|| self.pick_from(From::Asked)).flatten();
+        let any = || wb.job.borrow().is_none() && self.wants_any();
+        let run = asked.or_else(|| any().then(|| self.pick_from(From::Any)).flatten());
+        if let Some(run) = run {
+            // G2. A version that comes from now on is younger than this moment.
+            wb.aged.borrow_mut().remove_range(run.start..run.end);
+        } else if wb.job.borrow().as_ref().is_some_and(|j| j.todo.is_empty()) {
             self.changed.wake_all();
         }
         run
     }
 
-    /// The first block at or after `from` that is dirty, not busy, and asked for.
-    fn next_eligible(&self, mut from: u64) -> Option<u64> {
+    fn pick_from(&self, from: From) -> Option<Run> {
+        let wb = &self.writeback;
+        let tuning = self.tuning();
+        let io_bytes = tuning.writeback_io_bytes.min(self.origin_io_bytes);
+        let io_max = u64::from(io_bytes / self.config.block_size).max(1);
+        match tuning.writeback_order {
+            Order::Sorted => {
+                wb.sweep.borrow_mut().next_run(io_max, |at| self.next_eligible(from, at))
+            }
+            Order::Lru => self.next_oldest(from, io_max.min(LRU_RUN_BLOCKS_MAX)),
+        }
+    }
+
+    /// The first block at or after `at` that is dirty, not busy, and among those to pick from.
+    fn next_eligible(&self, from: From, mut at: u64) -> Option<u64> {
         let wb = &self.writeback;
         let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
-        let (mut job, awaited) = (wb.job.borrow_mut(), wb.awaited.borrow());
+        let (mut job, mut aged) = (wb.job.borrow_mut(), wb.aged.borrow_mut());
+        let awaited = wb.awaited.borrow();
         loop {
-            let block = match &mut *job {
-                Some(job) => next_in(&job.todo, from)?,
-                None => slots.next_dirty(from)?,
+            let block = match from {
+                From::Any => slots.next_dirty(at)?,
+                From::Asked => {
+                    let todo = job.as_ref().and_then(|job| next_in(&job.todo, at));
+                    [todo, next_in(&aged, at)].into_iter().flatten().min()?
+                }
             };
             if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {
-                from = end;
+                at = end;
             } else if busy.contains(block) {
-                from = block + 1;
+                at = block + 1;
             } else if slots.dirty().contains(block) {
                 return Some(block);
-            } else if let Some(job) = &mut *job {
-                // Discarded or quarantined since the flush began: there is nothing to write.
-                job.todo.remove(block);
+            } else {
+                // Discarded, quarantined or written back meanwhile: there is nothing to write.
+                aged.remove(block);
+                if let Some(job) = &mut *job {
+                    job.todo.remove(block);
+                }
             }
         }
     }
 
     /// LRU order: the oldest eligible block, extended to the right while the next is dirty too.
-    fn next_oldest(&self, max: u64) -> Option<Run> {
-        if let Some(run) = self.next_queued(max) {
+    fn next_oldest(&self, from: From, max: u64) -> Option<Run> {
+        if let Some(run) = self.next_queued(from, max) {
             return Some(run);
         }
         // Whatever was queued has been written or has moved on: queue what there is now.
         let mut order = Vec::new();
-        let mut from = 0;
-        while let Some(block) = self.next_eligible(from) {
+        let mut at = 0;
+        while let Some(block) = self.next_eligible(from, at) {
             order.push((self.slots.borrow().age_of(block), block));
-            from = block + 1;
+            at = block + 1;
         }
         order.sort_unstable_by_key(|&(age, block)| (std::cmp::Reverse(age), block));
         self.writeback.lru.borrow_mut().extend(order.into_iter().map(|(_, block)| block));
-        self.next_queued(max)
+        self.next_queued(from, max)
     }
 
-    fn next_queued(&self, max: u64) -> Option<Run> {
+    fn next_queued(&self, from: From, max: u64) -> Option<Run> {
         loop {
             let start = self.writeback.lru.borrow_mut().pop_front()?;
-            if self.next_eligible(start) != Some(start) {
+            if self.next_eligible(from, start) != Some(start) {
                 continue;
             }
             let mut end = start + 1;
-            while end - start < max && self.next_eligible(end) == Some(end) {
+            while end - start < max && self.next_eligible(from, end) == Some(end) {
                 end += 1;
             }
             return Some(Run { start, end });

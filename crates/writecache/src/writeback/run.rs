@@ -28,6 +28,7 @@ pub(super) async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Pic
     // A disk without a cache of its own sorts no more than its queue holds: it must get the runs in
     // the order of the sweep, whichever were read first.
     wb.turns.come(ticket).await;
+    let fua = cache.tuning().fua;
     let mut parts = SmallVec::<[_; 1]>::new();
     let mut at = 0;
     while at < good.blocks.len() {
@@ -39,7 +40,7 @@ pub(super) async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Pic
         let sector = cache.sector_of(first);
         cache.stats.origin_writes.add(1);
         cache.stats.origin_write_bytes.add(data.len() as u64);
-        let flags = Flags::BACKGROUND;
+        let flags = if fua { Flags::BACKGROUND | Flags::FUA } else { Flags::BACKGROUND };
         let class = Class::Background;
         parts.push((at..end, reactor::write(&*cache.origin, flags, class, sector, data.into())));
         at = end;
@@ -47,11 +48,11 @@ pub(super) async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Pic
     wb.turns.pass_on(ticket);
     for (part, io) in parts {
         match io.await {
-            Ok(()) => written.extend(good.blocks[part].iter().map(|&(block, held)| Written {
-                block,
-                held,
-                job,
-            })),
+            Ok(()) => {
+                wb.volatile.set(wb.volatile.get() || !fua);
+                let blocks = good.blocks[part].iter();
+                written.extend(blocks.map(|&(block, held)| Written { block, held, job }));
+            }
             Err(status) => cache.fail(status),
         }
     }

@@ -38,10 +38,12 @@ impl Cache {
         }
     }
 
-    /// Whether the size of a batch counts: always but in a `flush` that no writer suffers from.
+    /// Whether the size of a batch counts: always but when everything is to be written back and no
+    /// writer suffers from it.
     pub(super) fn in_batches(&self) -> bool {
         let slowed = u64::from(self.free_blocks()) < self.pacer.borrow().start();
-        slowed || self.writeback.job.borrow().is_none()
+        let all = self.tuning().cleaner || self.writeback.job.borrow().is_some();
+        slowed || !all
     }
 
     async fn settle(&self) {
@@ -49,7 +51,8 @@ impl Cache {
         let written = wb.written.take();
         wb.settling.set(written.len() as u64);
         wb.settling_of_job.set(of_job(&written, wb.jobs.get()));
-        let durable = if self.mutation(Mutation::FreeBeforeOriginDurable) {
+        let volatile = wb.volatile.replace(false);
+        let durable = if !volatile || self.mutation(Mutation::FreeBeforeOriginDurable) {
             Ok(())
         } else {
             self.flush_origin(Class::Background).await
@@ -85,7 +88,10 @@ impl Cache {
             let due = || {
                 let c = self.counts();
                 let limbo_min = if self.starved.get() > 0 { 1 } else { reserve / 2 };
-                c.free < reserve && (c.clean > 0 || c.limbo >= limbo_min.max(1))
+                let scarce = c.free < reserve && (c.clean > 0 || c.limbo >= limbo_min.max(1));
+                // Who empties the cache has no use for clean copies. They must not come back one
+                // day, when the origin has been in use without its cache.
+                scarce || (self.tuning().cleaner && c.clean > 0)
             };
             let end = || self.stopping.get() || self.health().is_err();
             self.changed.wait_for(|| due() || end()).await;
@@ -94,8 +100,9 @@ impl Cache {
             }
             let c = self.counts();
             let room = self.changed_max().saturating_sub(c.changed);
-            let want = u64::from(2 * reserve - c.free).min(room);
-            self.slots.borrow_mut().evict(u32::try_from(want).expect("at most 2 * reserve"));
+            let scarce = u64::from((2 * reserve).saturating_sub(c.free));
+            let want = if self.tuning().cleaner { room } else { scarce.min(room) };
+            self.slots.borrow_mut().evict(u32::try_from(want).unwrap_or(u32::MAX));
             self.commit().await.ok();
             self.changed.wake_all();
         }

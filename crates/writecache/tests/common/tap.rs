@@ -4,21 +4,27 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Class, Limits, Op};
+use block::{Bio, BlockDevice, Class, Flags, Limits, Op};
 
 pub(crate) struct Tap {
     below: Rc<dyn BlockDevice>,
     seen: RefCell<Vec<(Op, Range<u64>, Class)>>,
+    flags: RefCell<Vec<Flags>>,
 }
 
 impl Tap {
     pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<Tap> {
-        Rc::new(Tap { below, seen: RefCell::default() })
+        Rc::new(Tap { below, seen: RefCell::default(), flags: RefCell::default() })
     }
 
     /// Operation and sectors of every bio since the last call.
     pub(crate) fn take(&self) -> Vec<(Op, Range<u64>)> {
         self.seen.take().into_iter().map(|(op, sectors, _)| (op, sectors)).collect()
+    }
+
+    /// Flags of the writes since the last call.
+    pub(crate) fn take_write_flags(&self) -> Vec<Flags> {
+        self.flags.take()
     }
 
     /// For whom the writes since the last call were.
@@ -42,6 +48,9 @@ impl BlockDevice for Tap {
         self.below.limits()
     }
     fn submit(&self, bio: Bio) {
+        if bio.op == Op::Write {
+            self.flags.borrow_mut().push(bio.flags);
+        }
         self.seen.borrow_mut().push((bio.op, bio.sector.0..bio.end().0, bio.class));
         self.below.submit(bio);
     }

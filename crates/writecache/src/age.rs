@@ -7,20 +7,22 @@
 //! ```
 //!
 //! Every 15/16 of `max_age` (where the kernel starts too) whatever is dirty is *marked*; marked
-//! blocks are written back before all others, in the order of the sweep. A block leaves the marked
-//! ones as it is picked. There is no clock for each block: a mark is one bitmap, which is empty
+//! blocks are written back before all others, in one sweep. A block leaves the marked ones as it is
+//! picked. There is no clock for each block: a mark is one bitmap, which is empty
 //! again after its sweep; and a block that is overwritten all the time, whose newest version is
 //! never old, is written back like any other.
 //!
 //! Invariants
 //! - G1 A block is marked at most one period after it became dirty: periods follow one another
 //!   while anything is dirty.
-//! - G2 A marked block is picked within one sweep over the marked blocks: whoever is marked later
-//!   joins the sweep where the cursor is, and waits for no second one.
+//! - G2 A marked block is picked within one sweep over the marked blocks. Nobody joins it: a writer
+//!   that dirties block after block ahead of the sweep would keep it from ever coming round. A mark
+//!   that is due meanwhile is made when the sweep has ended.
 //!
 //! So a block is dirty for at most 15/16 of `max_age`, one sweep over what is dirty at one moment,
-//! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Blocks
-//! found at a start are new: nothing on the media says how old they are.
+//! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Where a
+//! sweep takes longer than 15/16 of `max_age`, for two sweeps: more can't be had from that disk in
+//! sorted order. Blocks found at a start are new: nothing on the media says how old they are.
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
 
@@ -63,7 +65,7 @@ impl Cache {
     fn mark(&self) {
         let ignored = self.mutation(Mutation::IgnoreAge) && self.writeback.is_busy();
         if !ignored {
-            self.writeback.mark(self.slots.borrow().dirty());
+            self.writeback.mark();
         }
         self.changed.wake_all();
     }

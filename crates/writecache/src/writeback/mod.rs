@@ -94,6 +94,7 @@ pub(crate) struct Writeback {
     lru: RefCell<VecDeque<u64>>,
     /// Blocks that are old enough to go first (`age`); also some that have ceased to be dirty.
     aged: RefCell<RoaringTreemap>,
+    mark_due: Cell<bool>,
     /// Something was written without FUA since the last origin flush began.
     volatile: Cell<bool>,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
@@ -126,6 +127,7 @@ impl Writeback {
             news: Cell::default(),
             lru: RefCell::default(),
             aged: RefCell::default(),
+            mark_due: Cell::default(),
             volatile: Cell::default(),
             draining: Cell::default(),
             idle: Cell::default(),
@@ -148,15 +150,23 @@ impl Writeback {
         self.written.borrow().len() as u64 + self.settling.get()
     }
 
-    /// Whatever is dirty now goes first.
-    pub(crate) fn mark(&self, dirty: &RoaringTreemap) {
-        *self.aged.borrow_mut() |= dirty;
-        self.lru.borrow_mut().clear();
+    /// Whatever is dirty goes first, once what was marked before has gone.
+    pub(crate) fn mark(&self) {
+        self.mark_due.set(true);
         self.news.set(self.news.get() + 1);
     }
 
     pub(crate) fn unmark(&self) {
+        self.mark_due.set(false);
         self.aged.borrow_mut().clear();
+    }
+
+    /// Begins the sweep over what is old, if one is due and the last one has ended.
+    fn mark_if_due(&self, dirty: &RoaringTreemap) {
+        if self.aged.borrow().is_empty() && self.mark_due.replace(false) {
+            *self.aged.borrow_mut() = dirty.clone();
+            self.lru.borrow_mut().clear();
+        }
     }
 
     /// There may be new reasons to write something back.

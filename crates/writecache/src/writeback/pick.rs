@@ -42,7 +42,7 @@ impl Cache {
     /// Whether there is reason to write certain blocks back.
     fn is_asked_for(&self) -> bool {
         let wb = &self.writeback;
-        wb.job.borrow().is_some() || !wb.aged.borrow().is_empty()
+        wb.job.borrow().is_some() || wb.mark_due.get() || !wb.aged.borrow().is_empty()
     }
 
     /// Whether there is reason to write back whatever is dirty.
@@ -106,6 +106,7 @@ impl Cache {
     /// The next run. `writeback_jobs` decides when it may begin, not how long it is.
     fn pick(&self) -> Option<Run> {
         let wb = &self.writeback;
+        wb.mark_if_due(self.slots.borrow().dirty());
         let asked = self.is_asked_for().then(|| self.pick_from(From::Asked)).flatten();
         let any = || wb.job.borrow().is_none() && self.wants_any();
         let run = asked.or_else(|| any().then(|| self.pick_from(From::Any)).flatten());

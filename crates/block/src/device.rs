@@ -25,6 +25,12 @@ pub trait BlockDevice {
     /// Takes the bio; see the border contract at the head of this room.
     fn submit(&self, bio: Bio);
 
+    /// What tells it from every other device, a copy of it among them, for as long as it lives:
+    /// the same after a restart of the machine. Nothing when nobody knows.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     /// Where `len` sectors from `at` on lie, as far as one answer holds; `None` when the device
     /// takes its bios itself. `at + len` is within the capacity. An answer is right as long as
     /// [`map_generation`](BlockDevice::map_generation) stays the same: bios go by it only then.
@@ -123,6 +129,10 @@ impl BlockDevice for OpenedBy {
 
     fn submit(&self, bio: Bio) {
         self.device.submit(Bio { opener: self.opener, ..bio });
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.device.identity()
     }
 
     fn map_blocks(&self, at: Sector, len: Sector) -> Option<Mapped> {

@@ -47,6 +47,17 @@ pub fn checksum(data: &[u8]) -> u32 {
     crc32c::crc32c(data)
 }
 
+/// The bytes by which a superblock knows its origin: FNV-1a of 128 bits over `identity`, never all
+/// zero. It guards against mix-ups, not against malice.
+#[must_use]
+pub fn origin_id(identity: &str) -> [u8; 16] {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let mix = |hash: u128, &byte: &u8| (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+    let hash = identity.as_bytes().iter().fold(BASIS, mix);
+    hash.max(1).to_be_bytes()
+}
+
 /// True if every byte of `unit` is zero, as on a device that was never formatted.
 #[must_use]
 pub fn is_blank(unit: &[u8]) -> bool {
@@ -111,6 +122,13 @@ mod tests {
         let plain = checksum(&unit);
         unit[CRC_RANGE].fill(0xff);
         assert_eq!(unit_checksum(&unit), plain);
+    }
+
+    #[test]
+    fn an_origin_id_is_fnv_1a_of_128_bits() {
+        // The published test vectors of FNV.
+        assert_eq!(origin_id(""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128.to_be_bytes());
+        assert_eq!(origin_id("a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964_u128.to_be_bytes());
     }
 
     #[test]

@@ -66,6 +66,14 @@ impl BlockDevice for OpenLeaf {
         }
     }
 
+    fn identity(&self) -> Option<String> {
+        match self {
+            OpenLeaf::File(leaf, _) => leaf.identity(),
+            // What is in memory ends with the program.
+            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
+        }
+    }
+
     fn dirtier_waited(&self) {
         match self {
             OpenLeaf::File(leaf, _) => leaf.dirtier_waited(),
@@ -377,7 +385,8 @@ impl Leaves {
             self.0.warnings.borrow_mut().push(warning);
         }
         let name = path.to_string_lossy();
-        Ok(OpenLeaf::File(Leaf::new(name, opened.file, opened.limits), files.clone()))
+        let leaf = Leaf::new(name, opened.file, opened.limits);
+        Ok(OpenLeaf::File(leaf.with_identity(opened.lasting_identity), files.clone()))
     }
 }
 

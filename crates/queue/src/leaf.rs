@@ -15,6 +15,7 @@ use crate::wbt::{SharedWbt, Throttle, Wbt};
 /// `limits.max_io_bytes` is advice to clients: a larger bio is served too.
 pub struct Leaf {
     limits: Limits,
+    identity: Option<String>,
     wbt: Wbt,
 }
 
@@ -35,7 +36,13 @@ impl Leaf {
     ) -> Leaf {
         let stats = Stats::new(name.into());
         let throttle = Throttle::new(stats, file, limits.logical_block_bytes, wbt.0.clone());
-        Leaf { limits, wbt: Wbt::new(throttle) }
+        Leaf { limits, identity: None, wbt: Wbt::new(throttle) }
+    }
+
+    /// The same with what tells its file from all others, as far as that is known.
+    #[must_use]
+    pub fn with_identity(self, identity: Option<String>) -> Leaf {
+        Leaf { identity, ..self }
     }
 
     /// The throttle, for a leaf of another core on the same file.
@@ -86,6 +93,10 @@ impl BlockDevice for Leaf {
             Ok(()) => self.submit_at(bio.sector, bio),
             Err(status) => self.refuse(bio.sector, bio, status),
         }
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.identity.clone()
     }
 
     fn dirtier_waited(&self) {

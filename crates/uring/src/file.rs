@@ -11,6 +11,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::holder;
 use crate::limits;
 use crate::pmem::{self, Mapped, Mapping};
 use crate::table::DirectAlign;
@@ -130,10 +131,10 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
         flags |= OFlags::EXCL;
     }
     let direct = if options.mapped { Direct::Never } else { options.direct };
-    let (fd, direct) = open_direct(path, flags, direct)?;
+    let (fd, direct) = open_direct(path, &stat, flags, direct)?;
     if !is_block && options.exclusive {
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
-            Errno::WOULDBLOCK => busy(path),
+            Errno::WOULDBLOCK => busy(path, &stat),
             e => os_error(path, "lock it", e),
         })?;
     }
@@ -160,8 +161,8 @@ fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> 
     Ok(File { fd, direct: None, map, limits, warning, identity: identity_of(&stat) })
 }
 
-fn busy(path: &Path) -> Error {
-    Error::busy(format!("{}: is in use, by this or another process", path.display()))
+fn busy(path: &Path, stat: &Statx) -> Error {
+    Error::busy(format!("{}: is in use, by {}", path.display(), holder::of(stat)))
 }
 
 fn create(path: &Path, bytes: u64) -> Result<(), Error> {
@@ -183,11 +184,12 @@ fn create(path: &Path, bytes: u64) -> Result<(), Error> {
 /// Opens with O_DIRECT where that works, and says what it asks of buffers.
 fn open_direct(
     path: &Path,
+    stat: &Statx,
     flags: OFlags,
     direct: Direct,
 ) -> Result<(OwnedFd, Option<DirectAlign>), Error> {
     let open = |flags| rustix::fs::open(path, flags, Mode::empty());
-    let failed = |e| if e == Errno::BUSY { busy(path) } else { os_error(path, "open it", e) };
+    let failed = |e| if e == Errno::BUSY { busy(path, stat) } else { os_error(path, "open it", e) };
     if direct == Direct::Try {
         match open(flags | OFlags::DIRECT) {
             Ok(fd) => {

@@ -11,6 +11,7 @@ use block::{Error, ErrorKind, Limits, Nanos};
 use reactor::{FileId, now, sleep};
 
 use crate::file::{self, File, OpenOptions};
+use crate::lasting;
 use crate::ring::Shared;
 use crate::socket;
 use crate::table::SharedFile;
@@ -29,6 +30,9 @@ pub struct Opened {
     pub warning: Option<String>,
     /// The same for two paths exactly when they lead to the same file or device.
     pub identity: String,
+    /// What tells it from every other file or device, even after a restart of the machine, where
+    /// that is known.
+    pub lasting_identity: Option<String>,
 }
 
 /// Opens and closes files of one driver, on its thread. Its calls are system calls that block: it
@@ -44,12 +48,13 @@ impl Files {
     /// Opens a regular file or block device.
     pub fn open_path(&self, path: &Path, options: OpenOptions) -> Result<Opened, Error> {
         let File { fd, direct, map, limits, warning, identity } = file::open(path, options)?;
+        let lasting_identity = lasting::identity(&fd);
         let table = &mut self.0.borrow_mut().table;
         let file = match map {
             Some(map) => table.insert_mapped(fd, map),
             None => table.insert(fd, direct),
         };
-        Ok(Opened { file, limits, warning, identity })
+        Ok(Opened { file, limits, warning, identity, lasting_identity })
     }
 
     /// Opens as [`Files::open_path`] does, trying again for `patience` while the file is in use.

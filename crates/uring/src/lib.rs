@@ -28,6 +28,8 @@ mod bell;
 mod file;
 mod files;
 mod flight;
+mod holder;
+mod lasting;
 mod limits;
 mod mailbox;
 mod pmem;

@@ -254,7 +254,7 @@ fn an_exclusive_file_is_opened_once_until_it_is_closed() {
         let first = files.open_path(&path, new_file(1 << 20)).unwrap();
         let second = files.open_path(&path, OpenOptions::default()).unwrap_err();
         assert_eq!(second.kind(), ErrorKind::Busy);
-        let said = format!("{}: is in use, by this or another process", path.display());
+        let said = format!("{}: is in use, by this process", path.display());
         assert_eq!(second.to_string(), said);
         assert_eq!(files.identity(&path).unwrap(), first.identity);
         files.close(first.file);

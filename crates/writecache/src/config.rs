@@ -145,6 +145,8 @@ pub struct Config {
     /// Writeback in commit epochs: the origin alone is always what a disk may hold after a power
     /// failure.
     pub ordered: bool,
+    /// Takes the origin for the cache's own, whatever it was before.
+    pub adopt_origin: bool,
     /// What a live device may change.
     pub tuning: Tuning,
     /// A planted fault, for tests of the tests.
@@ -170,6 +172,7 @@ impl Config {
             start_sector: Sector::ZERO,
             format: None,
             ordered: false,
+            adopt_origin: false,
             tuning: Tuning {
                 high_watermark: 50,
                 low_watermark: 45,

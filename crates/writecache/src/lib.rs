@@ -40,6 +40,7 @@ mod group;
 mod index;
 mod media;
 mod options;
+mod owner;
 mod read;
 mod recover;
 mod slots;

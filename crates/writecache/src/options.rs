@@ -34,7 +34,7 @@ const fn fixed(opt: &Opt) -> Opt {
 }
 
 /// All of them: the kernel's in the kernel's order, then ours.
-pub(crate) const OPTIONS: [Opt; 20] = [
+pub(crate) const OPTIONS: [Opt; 21] = [
     fixed(&value("start_sector")),
     value("high_watermark"),
     value("low_watermark"),
@@ -49,6 +49,7 @@ pub(crate) const OPTIONS: [Opt; 20] = [
     value("pause_writeback"),
     fixed(&value("format")),
     fixed(&flag("ordered")),
+    fixed(&flag("adopt_origin")),
     value("writeback_order"),
     value("writeback_io_bytes"),
     value("gap_fill"),
@@ -233,6 +234,7 @@ impl Config {
             "nofua" => self.tuning.fua = false,
             "metadata_only" => self.tuning.metadata_only = true,
             "ordered" => self.ordered = true,
+            "adopt_origin" => self.adopt_origin = true,
             _ => unreachable!("every flag is here"),
         }
         Ok(())

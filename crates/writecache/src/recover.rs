@@ -30,6 +30,7 @@ use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, Mutation};
 use crate::media::{Media, Native};
+use crate::owner::{NOBODY, ownership};
 use crate::slots::{Contradiction, Rebuild, Slots};
 
 /// Units read at once: 1 MiB.
@@ -126,15 +127,21 @@ impl Cache {
         sectors: Sector,
     ) -> Result<Cache, Error> {
         let area = device.limits().capacity.saturating_sub(config.start_sector).bytes();
-        let (superblock, agreed) = match find_superblock(&config, &*device, area).await? {
+        let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
             Some(found) => found,
-            None => (format_device(&config, &*device, area, sectors).await?, true),
+            None => (format_device(&config, &*origin, &*device, area, sectors).await?, true),
         };
         check_superblock(&config, &superblock, area, sectors)?;
         let blocks = sectors.0 / config.block_sectors();
         let Loaded { slots, end } = load(&config, &*device, &superblock, blocks).await?;
+        let adopts = ownership(&config, &superblock, &*origin, &slots)?;
         // Nothing has been written so far: what is refused is left as it is.
         if !agreed {
+            write_copies(&config, &*device, &superblock).await?;
+        }
+        if let Some(origin_id) = adopts {
+            superblock.origin_id = origin_id;
+            superblock.generation += 1;
             write_copies(&config, &*device, &superblock).await?;
         }
         if end.cut_off {
@@ -265,6 +272,7 @@ fn is_formats(superblock: &Superblock) -> bool {
 
 async fn format_device(
     config: &Config,
+    origin: &dyn BlockDevice,
     device: &dyn BlockDevice,
     area: u64,
     sectors: Sector,
@@ -283,7 +291,7 @@ async fn format_device(
         log_units: geometry.log_units,
         checkpoint_units: geometry.checkpoint_units,
         origin_sectors: sectors.0,
-        origin_id: [0; 16],
+        origin_id: origin.identity().map_or(NOBODY, |known| format::origin_id(&known)),
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
     };
     write_copies(config, device, &superblock).await?;

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Lasting: what tells a file or block device from all others, even after a restart of the machine.
+//!
+//! | what | told by |
+//! |---|---|
+//! | disk | its world-wide name, else its serial number, as the kernel shows them |
+//! | partition | that of its disk, and where it begins |
+//! | device mapper's device | its UUID |
+//! | file | its inode's number and the time when that was made: a copy has another |
+//! | anything else | nothing |
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+
+/// The identity of an open file; nothing when the system does not tell.
+pub(crate) fn identity(fd: &OwnedFd) -> Option<String> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let kind = FileType::from_raw_mode(stat.stx_mode.into());
+    if kind == FileType::BlockDevice {
+        let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
+        return of_block_device(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")));
+    }
+    let knows = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    (kind == FileType::RegularFile && knows).then(|| {
+        let made = stat.stx_btime;
+        format!("inode {} made {}.{:09}", stat.stx_ino, made.tv_sec, made.tv_nsec)
+    })
+}
+
+/// The identity of the block device that the kernel shows in `dir`.
+fn of_block_device(dir: &Path) -> Option<String> {
+    let read = |dir: &Path, name: &str| {
+        let text = fs::read_to_string(dir.join(name)).ok()?;
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        (!text.is_empty()).then_some(text)
+    };
+    if let Some(uuid) = read(dir, "dm/uuid") {
+        return Some(format!("dm {uuid}"));
+    }
+    let start = read(dir, "partition").and_then(|_| read(dir, "start"));
+    let disk = if start.is_some() { dir.join("..") } else { dir.to_owned() };
+    let names = ["wwid", "device/wwid", "serial", "device/serial"];
+    let name = names.iter().find_map(|name| read(&disk, name))?;
+    Some(start.map_or_else(|| format!("disk {name}"), |at| format!("disk {name} from {at}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_partitions_and_mapped_devices_are_told_by_what_the_kernel_shows() {
+        let dir = std::env::temp_dir().join(format!("millpond-lasting-{}", std::process::id()));
+        let made = |path: &str, text: &str| {
+            let path = dir.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        made("nvme/wwid", "eui.0025\n");
+        made("nvme/device/serial", "S1  \n");
+        made("nvme/p1/partition", "1\n");
+        made("nvme/p1/start", "2048\n");
+        made("sata/device/wwid", "t10.ATA     Disk X\n");
+        made("virtio/serial", "vol-1");
+        made("dm/dm/uuid", "LVM-abc\n");
+        made("loop/serial", "\n");
+        for (device, identity) in [
+            ("nvme", Some("disk eui.0025")),
+            ("nvme/p1", Some("disk eui.0025 from 2048")),
+            ("sata", Some("disk t10.ATA Disk X")),
+            ("virtio", Some("disk vol-1")),
+            ("dm", Some("dm LVM-abc")),
+            ("loop", None),
+            ("absent", None),
+        ] {
+            assert_eq!(of_block_device(&dir.join(device)).as_deref(), identity, "{device}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_file_keeps_its_identity_and_a_copy_has_another() {
+        let dir = std::env::temp_dir().join(format!("millpond-inode-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (path, other) = (dir.join("a"), dir.join("b"));
+        fs::write(&path, "x").unwrap();
+        let of = |path: &Path| identity(&fs::File::open(path).unwrap().into());
+        let first = of(&path);
+        fs::write(&path, "more").unwrap();
+        fs::copy(&path, &other).unwrap();
+        assert_eq!(of(&path), first);
+        // Some file systems do not know when a file was made.
+        assert!(first.is_none() || of(&other) != first);
+        fs::rename(&other, &path).unwrap();
+        assert!(first.is_none() || of(&path) != first);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

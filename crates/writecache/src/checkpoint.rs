@@ -50,11 +50,12 @@ impl Cache {
     pub(crate) fn is_checkpoint_due(&self) -> bool {
         match &self.media {
             Media::Native(n) => n.log.used() >= u64::from(n.geometry.log_units / 2),
+            Media::Dm(_) => false,
         }
     }
 
     pub(crate) async fn checkpoint(&self) -> Result<(), Status> {
-        let Media::Native(native) = &self.media;
+        let Media::Native(native) = &self.media else { return Ok(()) };
         let (durable_seq, durable_link) = native.log.durable.get();
         let old = native.superblock.borrow().checkpoint;
         let area = if old.units == 0 { 0 } else { 1 - old.area };

@@ -73,6 +73,7 @@ impl Cache {
         while !self.slots.borrow().is_commit_complete() {
             let committed = match &self.media {
                 Media::Native(native) => self.commit_records(native).await,
+                Media::Dm(dm) => self.commit_entries(dm).await,
             };
             if let Err(status) = committed {
                 self.fail(status);
@@ -96,7 +97,7 @@ impl Cache {
     ///
     /// Cost: one record write and one flush, at suspend.
     pub(crate) async fn seal(&self) -> Result<(), Status> {
-        let Media::Native(native) = &self.media;
+        let Media::Native(native) = &self.media else { return Ok(()) };
         let work = async || {
             if self.health().is_ok() && self.log_room(native).await > 0 {
                 let sealed = self.write_batch(native, &Batch::default()).await;

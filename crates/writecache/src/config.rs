@@ -16,7 +16,7 @@ const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
 /// Options that are known and not there yet: refused, so that nobody relies on them.
 pub(crate) const NOT_YET: &[&str] =
-    &["format", "ordered", "gap_fill", "fail_mode", "writeback_rate_max", "foreground_p99_target"];
+    &["ordered", "gap_fill", "fail_mode", "writeback_rate_max", "foreground_p99_target"];
 
 /// What the cache device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,12 @@ pub enum Mutation {
     FlushWithoutOrigin,
     /// `max_age` counts only while nothing else is to be written back.
     IgnoreAge,
+    /// Of the kernel's format: the superblock makes entries valid that are not on the media yet.
+    SuperblockBeforeEntries,
+    /// Of the kernel's format: a slot is free before its erased entry is durable.
+    ReuseBeforeErase,
+    /// Of the kernel's format: recovery leaves entries of a commit that never ended.
+    LeftoversKept,
 }
 
 /// What may be changed while the device is in use (C1).

@@ -4,16 +4,19 @@
 //! ```text
 //!            open ──▶ map ──▶ commit of what has changed ──▶ slots set free
 //!   Native   checkpoint, log      a record, one flush           by that flush
+//!   Dm       all entries          entries, flush, superblock    by erasing entries, and a flush
 //! ```
 use std::cell::RefCell;
 
 use format::{Geometry, Superblock};
 
 use crate::commit::Log;
+use crate::dm::{CHANGED_BLOCKS_MAX, Dm};
 
 /// The format on the cache device, with what it keeps in memory.
 pub(crate) enum Media {
     Native(Native),
+    Dm(Dm),
 }
 
 /// The native format: a log of records, and checkpoints.
@@ -53,6 +56,11 @@ impl Media {
                 let Geometry { slots, block_size, .. } = n.geometry;
                 SlotArea { slots, block_size, start: n.geometry.slots_start() }
             }
+            Media::Dm(dm) => SlotArea {
+                slots: dm.slots,
+                block_size: dm.geometry.block_size(),
+                start: dm.geometry.data_offset(),
+            },
         }
     }
 
@@ -67,6 +75,7 @@ impl Media {
                 let reserve_units = u64::from(n.geometry.log_units / 4);
                 (reserve_units - 2) / 2 * format::ENTRIES_PER_UNIT as u64
             }
+            Media::Dm(_) => CHANGED_BLOCKS_MAX,
         };
         (slots / 8).max(8).min(format_max)
     }
@@ -75,6 +84,7 @@ impl Media {
     pub(crate) fn wake_all(&self) {
         match self {
             Media::Native(n) => n.log.room.wake_all(),
+            Media::Dm(_) => {}
         }
     }
 
@@ -82,6 +92,7 @@ impl Media {
     pub(crate) fn log_used_units(&self) -> u64 {
         match self {
             Media::Native(n) => n.log.used(),
+            Media::Dm(_) => 0,
         }
     }
 }

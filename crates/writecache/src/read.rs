@@ -20,7 +20,7 @@ struct Piece {
     /// Blocks of the bio, counted from its first.
     blocks: Range<usize>,
     /// The versions it reads, one a block; empty for a part that comes from the origin.
-    held: SmallVec<[(Held, u32); 1]>,
+    held: SmallVec<[(Held, Option<u32>); 1]>,
     io: BioFuture,
 }
 
@@ -66,7 +66,7 @@ impl Cache {
                 if !self.slots.borrow().is_intact(held) {
                     // The slot was reused meanwhile: the block has moved on, look again.
                     outcome = outcome.and(self.reread(bio, block, data).await);
-                } else if read.is_ok() && self.checksum_of(&data, 0) != crc {
+                } else if read.is_ok() && !self.is_sound(&data, crc) {
                     outcome = outcome.and(match self.drop_rotten(block, held).await {
                         Ok(()) => self.reread(bio, block, data).await,
                         Err(status) => Err(status),
@@ -77,13 +77,18 @@ impl Cache {
         outcome
     }
 
+    /// Whether a block's data are what was written; true if nobody knows its checksum.
+    fn is_sound(&self, data: &Bufs, crc: Option<u32>) -> bool {
+        crc.is_none_or(|crc| self.checksum_of(data, 0) == crc)
+    }
+
     /// The longest piece from `range.start` on that one request can read.
     fn next_piece(&self, bio: &Bio, first: u64, range: Range<usize>) -> Result<Piece, Status> {
         let size = self.block_bytes();
         let slots = self.slots.borrow();
         let at = |index: usize| slots.find(first + index as u64);
         let mut end = range.start + 1;
-        let mut held = SmallVec::<[(Held, u32); 1]>::new();
+        let mut held = SmallVec::<[(Held, Option<u32>); 1]>::new();
         match at(range.start) {
             Some(Found { state: State::Bad, .. }) => return Err(Status::Checksum),
             Some(hit) => {
@@ -152,7 +157,7 @@ impl Cache {
             let read = reactor::read(&*self.device, bio.class, at, data.clone()).await;
             if self.slots.borrow().is_intact(found.held) {
                 read?;
-                if self.checksum_of(&data, 0) == found.crc {
+                if self.is_sound(&data, found.crc) {
                     return Ok(());
                 }
                 self.drop_rotten(block, found.held).await?;

@@ -28,7 +28,7 @@ use reactor::{BioFuture, WaitList};
 
 use crate::cache::Cache;
 use crate::commit::Log;
-use crate::config::{Config, Mutation};
+use crate::config::{Config, MediaFormat, Mutation};
 use crate::media::{Media, Native};
 use crate::owner::{NOBODY, ownership};
 use crate::slots::{Contradiction, Rebuild, Slots};
@@ -37,8 +37,6 @@ use crate::slots::{Contradiction, Rebuild, Slots};
 const UNITS_PER_READ: u64 = 256;
 /// Reads under way while metadata are loaded: 4 MiB keep any device busy. Chosen.
 const READS_IN_FLIGHT: usize = 4;
-/// The kernel's dm-writecache magic, first word of its superblock.
-const KERNEL_MAGIC: [u8; 4] = 0x2348_9321u32.to_le_bytes();
 
 /// What recovery works on.
 struct Recovery<'a> {
@@ -60,12 +58,12 @@ pub(crate) struct LogEnd {
     pub(crate) cut_off: bool,
 }
 
-fn io_error(config: &Config, what: &str, status: Status) -> Error {
+pub(crate) fn io_error(config: &Config, what: &str, status: Status) -> Error {
     Error::io(format!("cache device {}: {what}: {status}", config.cache))
 }
 
 /// Parts of the area read in their order, with several reads under way.
-struct ReadAhead<'a> {
+pub(crate) struct ReadAhead<'a> {
     config: &'a Config,
     device: &'a dyn BlockDevice,
     what: &'static str,
@@ -75,17 +73,21 @@ struct ReadAhead<'a> {
 }
 
 impl<'a> ReadAhead<'a> {
-    fn new(config: &'a Config, device: &'a dyn BlockDevice, what: &'static str) -> ReadAhead<'a> {
+    pub(crate) fn new(
+        config: &'a Config,
+        device: &'a dyn BlockDevice,
+        what: &'static str,
+    ) -> ReadAhead<'a> {
         ReadAhead { config, device, what, left: VecDeque::new(), in_flight: VecDeque::new() }
     }
 
     /// Has `len` bytes from `offset` on read too.
-    fn bytes(&mut self, offset: u64, len: u64) {
+    pub(crate) fn bytes(&mut self, offset: u64, len: u64) {
         self.left.push_back((offset, len));
     }
 
     /// The next part; nothing after the last.
-    async fn next(&mut self) -> Result<Option<Buf>, Error> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Buf>, Error> {
         while self.in_flight.len() < READS_IN_FLIGHT {
             let Some((offset, len)) = self.left.pop_front() else { break };
             let part = len.min(UNITS_PER_READ * UNIT as u64);
@@ -104,7 +106,7 @@ impl<'a> ReadAhead<'a> {
     }
 }
 
-async fn read_area(
+pub(crate) async fn read_area(
     config: &Config,
     device: &dyn BlockDevice,
     offset: u64,
@@ -121,6 +123,18 @@ async fn read_area(
 impl Cache {
     /// Opens the cache, formatting a blank device. `sectors` is the length of the mapped device.
     pub(crate) async fn open(
+        config: Config,
+        origin: Rc<dyn BlockDevice>,
+        device: Rc<dyn BlockDevice>,
+        sectors: Sector,
+    ) -> Result<Cache, Error> {
+        match crate::recover_dm::detect(&config, &*device).await? {
+            MediaFormat::Dm => Cache::open_dm(config, origin, device, sectors).await,
+            MediaFormat::Native => Cache::open_native(config, origin, device, sectors).await,
+        }
+    }
+
+    async fn open_native(
         config: Config,
         origin: Rc<dyn BlockDevice>,
         device: Rc<dyn BlockDevice>,
@@ -201,7 +215,7 @@ pub(crate) async fn load(
     Ok(Loaded { slots, end })
 }
 
-fn damaged(config: &Config, what: &str) -> Error {
+pub(crate) fn damaged(config: &Config, what: &str) -> Error {
     Error::io(format!(
         "cache device {}: damaged metadata: {what}; nothing was changed",
         config.cache
@@ -227,19 +241,8 @@ async fn find_superblock(
         let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
         unit.read(|unit| {
             blank[usize::from(copy)] = format::is_blank(unit);
-            if copy == 0 && unit[..4] == KERNEL_MAGIC {
-                return Err(Error::new(
-                    ErrorKind::NotSupported,
-                    format!(
-                        "cache device {} holds a cache of the kernel's dm-writecache, \
-                         which this version does not open; nothing was changed",
-                        config.cache
-                    ),
-                ));
-            }
             copies.push(Superblock::decode(copy, unit));
-            Ok(())
-        })?;
+        });
     }
     let copies: [Result<Superblock, Damage>; 4] = copies.try_into().expect("four were read");
     match format::elect(&copies) {

@@ -23,13 +23,15 @@
 use std::ops::Range;
 
 use format::{Entry, Op};
-use roaring::RoaringTreemap;
+use roaring::{RoaringBitmap, RoaringTreemap};
 
 use crate::free::FreeMap;
 use crate::index::Index;
 
+mod entries;
 mod rebuild;
 
+pub(crate) use entries::{EntryBatch, Writing};
 pub(crate) use rebuild::{Contradiction, Rebuild};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +83,8 @@ pub(crate) struct Held {
 pub(crate) struct Found {
     pub(crate) held: Held,
     pub(crate) state: State,
-    pub(crate) crc: u32,
+    /// The checksum of its data, if it is known.
+    pub(crate) crc: Option<u32>,
     /// Whether the log says so too.
     pub(crate) committed: bool,
 }
@@ -101,6 +104,9 @@ pub(crate) struct Slots {
     changed: RoaringTreemap,
     committing: RoaringTreemap,
     limbo: Vec<u32>,
+    /// Slots whose checksum is not known, for their format has none: found on the media, and not
+    /// written since. Native caches have no such slot.
+    unchecked: RoaringBitmap,
     counts: Counts,
     next_stamp: u32,
     evict_cursor: u32,
@@ -159,7 +165,9 @@ impl Slots {
         let slot = self.slot_of(block)?;
         let s = &self.slots[slot as usize];
         let held = Held { slot, stamp: s.stamp };
-        Some(Found { held, state: s.state, crc: s.crc, committed: s.logged })
+        let is_known = self.unchecked.is_empty() || !self.unchecked.contains(slot);
+        let crc = is_known.then_some(s.crc);
+        Some(Found { held, state: s.state, crc, committed: s.logged })
     }
 
     /// Whether the slot still holds what it held (M5): its data are those of `held`, though the
@@ -175,6 +183,9 @@ impl Slots {
     /// Takes a run of at most `max` free slots for data that is about to be written.
     pub(crate) fn allocate(&mut self, max: u32) -> Option<Range<u32>> {
         let run = self.free.take_run(max)?;
+        if !self.unchecked.is_empty() {
+            self.unchecked.remove_range(run.clone());
+        }
         for slot in run.clone() {
             self.set_state(slot, State::Writing);
             let stamp = self.stamp();
@@ -192,6 +203,7 @@ impl Slots {
 
     fn make_free(&mut self, slot: u32) {
         self.set_state(slot, State::Free);
+        self.slots[slot as usize].logged = false;
         self.free.put(slot);
     }
 
@@ -444,6 +456,7 @@ impl Slots {
                 State::Limbo => seen.limbo += 1,
             }
             assert_eq!(self.free.is_free(slot), s.state == State::Free);
+            assert!(s.state != State::Free || !s.logged, "M4: slot {slot}");
             if self.is_live(slot) {
                 assert_eq!(self.slot_of(s.block()), Some(slot), "M2");
             }

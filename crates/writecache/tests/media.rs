@@ -310,17 +310,6 @@ fn rotten_data_of_a_clean_block_do_not_cut_off_the_record_that_calls_it_clean() 
 }
 
 #[test]
-fn a_cache_of_the_kernel_is_refused_and_left_alone() {
-    let lab = Lab::small("");
-    lab.poke_area(0, &0x2348_9321u32.to_le_bytes().repeat(128));
-    let before = lab.image();
-    let error = lab.life(async |_| ()).expect_err("opened");
-    assert_eq!(error.kind(), ErrorKind::NotSupported);
-    assert!(error.chain().contains("cache of the kernel's dm-writecache"), "{}", error.chain());
-    assert!(lab.image() == before);
-}
-
-#[test]
 fn a_device_that_is_neither_a_cache_nor_blank_is_refused_and_left_alone() {
     for copies in [0..1, 0..4, 3..4] {
         let lab = Lab::small("");

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use format::{Entry, Op};
-use roaring::RoaringTreemap;
+use roaring::{RoaringBitmap, RoaringTreemap};
 use smallvec::SmallVec;
 
 use super::{Counts, Slot, Slots, State};
@@ -132,6 +132,17 @@ impl Rebuild {
         (s.state, s.crc, s.logged) = (state_of(e.op), e.crc, true);
     }
 
+    /// The slot of a block, and what was put there as its checksum.
+    pub(crate) fn find(&self, block: u64) -> Option<(u32, u32)> {
+        let slot = self.slot_of(block)?;
+        Some((slot, self.slots[slot as usize].crc))
+    }
+
+    /// Puts a dirty block into a vacant slot; an older slot of the block becomes vacant.
+    pub(crate) fn put_dirty(&mut self, block: u64, slot: u32, crc: u32) {
+        self.put(&Entry { op: Op::Write, block, slot, crc });
+    }
+
     fn slot_of(&self, block: u64) -> Option<u32> {
         let found = self.index.find(block, |s| self.slots[s as usize].block());
         found.or_else(|| self.displaced.get(&block).map(|e| e.slot))
@@ -181,6 +192,7 @@ impl Rebuild {
                 State::Free => {
                     counts.free += 1;
                     free.put(slot);
+                    s.logged = false; // it may have been claimed for a while
                     continue;
                 }
                 State::Dirty => {
@@ -206,6 +218,7 @@ impl Rebuild {
             changed: RoaringTreemap::new(),
             committing: RoaringTreemap::new(),
             limbo: Vec::new(),
+            unchecked: RoaringBitmap::new(),
             counts,
             next_stamp: stamp,
             evict_cursor: 0,

@@ -116,7 +116,7 @@ impl Cache {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
                 let sum = || buf.slice(from..from + size).read(format::checksum);
-                if read.is_ok() && sum() == crc {
+                if read.is_ok() && crc.is_none_or(|crc| sum() == crc) {
                     good.push((block, held));
                 } else {
                     // Never to the origin: the block reads as an error until it is rewritten.

@@ -5,6 +5,7 @@
 
 pub(crate) mod live;
 pub(crate) mod ram;
+pub(crate) mod sha256;
 pub(crate) mod tap;
 
 use std::rc::Rc;

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Commit in the kernel's format: entries, then the superblock, then what they supersede.
+//!
+//! ```text
+//!   a  entries of new slots, number S ─▶ b  FLUSH, of data and entries ─▶ c  superblock S+1, FUA
+//!                                                                               │ all visible
+//!   slots may be used again ◀── FLUSH ◀── d  entries of superseded slots erased ◀┘
+//! ```
+//!
+//! The one sector of the superblock makes all entries of the batch valid at once. A cut before it
+//! leaves entries that do not count, which recovery erases (DM2); a cut after it leaves two entries
+//! of a block, of which the newer counts.
+//!
+//! Invariants
+//! - DM1 The superblock is written when the entries and the data that it makes valid are durable.
+//! - DM2 No entry with a number at or above the superblock's is on the media when a commit begins:
+//!   the superblock that it writes would make it valid.
+//! - DM3 (I2) A slot is reused after its erased entry is durable, and an entry is erased only after
+//!   the superblock that makes the newer one valid is, or when the origin holds the block.
+//!
+//! There is no copy of the metadata in memory: what is written is made from the map, in units of
+//! 4 KiB. The map has no room for an entry's number: what was committed is written
+//! again with the number before the batch's, which is all that the order of two copies needs (E2).
+//!
+//! Cost of a lone FLUSH after writes: the touched units, a flush and the superblock; with
+//! overwritten blocks the touched units again, and another flush.
+use std::cell::Cell;
+use std::ops::Range;
+
+use block::{Buf, Class, Flags, Status};
+use format::UNIT;
+use format::dm::{ENTRY_BYTES, Geometry, HEADER_BYTES, Superblock};
+use reactor::BioFuture;
+
+use crate::cache::Cache;
+use crate::commit::all;
+use crate::config::Mutation;
+use crate::slots::{EntryBatch, Writing};
+
+/// Units of one write: 1 MiB.
+const UNITS_PER_WRITE: u64 = 256;
+/// Units of entries in flight: 4 MiB, which bounds the memory of a commit.
+const UNITS_IN_FLIGHT: usize = 1024;
+/// Most changed blocks: what the kernel commits by itself. Each may touch a unit of its own.
+pub(crate) const CHANGED_BLOCKS_MAX: u64 = 65536;
+
+/// The kernel's format.
+pub(crate) struct Dm {
+    pub(crate) geometry: Geometry,
+    /// Slots: as many as the geometry has blocks.
+    pub(crate) slots: u32,
+    /// The superblock's number: commits that have ended.
+    pub(crate) seq: Cell<u64>,
+}
+
+/// Whole units of metadata that lie side by side; the last one ends where the data begin.
+pub(crate) fn unit_bytes(geometry: &Geometry, units: Range<u64>) -> Range<u64> {
+    let unit = UNIT as u64;
+    units.start * unit..(units.end * unit).min(geometry.data_offset())
+}
+
+/// The units that hold the entries of ascending `slots`, as runs of at most `max` units.
+pub(crate) fn touched_units(geometry: &Geometry, slots: &[u32], max: u64) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for &slot in slots {
+        let unit = geometry.entry_offset(u64::from(slot)) / UNIT as u64;
+        match runs.last_mut() {
+            Some(run) if unit < run.end => {}
+            Some(run) if unit == run.end && run.end - run.start < max => run.end += 1,
+            _ => runs.push(unit..unit + 1),
+        }
+    }
+    runs
+}
+
+impl Cache {
+    /// Commits all that has changed.
+    pub(crate) async fn commit_entries(&self, dm: &Dm) -> Result<(), Status> {
+        let batch = self.slots.borrow_mut().take_entries();
+        let writing = Writing { seq: dm.seq.get(), erased: false };
+        if !batch.named.is_empty() {
+            self.name(dm, &batch, writing).await?;
+            self.stats.commits.add(1);
+        }
+        if !batch.erased.is_empty() {
+            self.erase(dm, &batch, Writing { erased: true, ..writing }).await?;
+            self.slots.borrow_mut().entries_erased(&batch);
+        }
+        Ok(())
+    }
+
+    async fn name(&self, dm: &Dm, batch: &EntryBatch, writing: Writing) -> Result<(), Status> {
+        if self.mutation(Mutation::SuperblockBeforeEntries) {
+            self.write_header(dm, batch, writing).await?;
+        }
+        self.write_entries(dm, &batch.named, batch, writing).await?;
+        // I1: the data are on the device, as are the entries.
+        if !self.mutation(Mutation::SkipCacheFlush) {
+            self.flush_device().await?;
+        }
+        self.write_header(dm, batch, writing).await?; // DM1
+        dm.seq.set(writing.seq + 1);
+        Ok(())
+    }
+
+    async fn erase(&self, dm: &Dm, batch: &EntryBatch, writing: Writing) -> Result<(), Status> {
+        self.write_entries(dm, &batch.erased, batch, writing).await?;
+        if self.mutation(Mutation::ReuseBeforeErase) {
+            return Ok(());
+        }
+        self.flush_device().await // DM3
+    }
+
+    /// Writes the units that hold the entries of `touched`.
+    async fn write_entries(
+        &self,
+        dm: &Dm,
+        touched: &[u32],
+        batch: &EntryBatch,
+        writing: Writing,
+    ) -> Result<(), Status> {
+        let runs = touched_units(&dm.geometry, touched, UNITS_PER_WRITE);
+        let mut writes = Vec::new();
+        let mut units = 0;
+        for run in runs {
+            let bytes = unit_bytes(&dm.geometry, run.clone());
+            writes.push(self.write_metadata(dm, bytes, dm.seq.get(), batch, writing, Flags::SYNC));
+            units += run.count();
+            if units >= UNITS_IN_FLIGHT {
+                units = 0;
+                all(std::mem::take(&mut writes)).await?;
+            }
+        }
+        all(writes).await
+    }
+
+    /// Writes the superblock with the next number: one sector, which arrives whole or not at all.
+    /// The entries that share it stand as they are already durable.
+    async fn write_header(
+        &self,
+        dm: &Dm,
+        batch: &EntryBatch,
+        writing: Writing,
+    ) -> Result<(), Status> {
+        let sector = u64::from(self.device.limits().logical_block_bytes.max(512));
+        let next = dm.seq.get() + 1;
+        self.write_metadata(dm, 0..sector, next, batch, writing, Flags::SYNC | Flags::FUA).await
+    }
+
+    /// Writes bytes of the metadata, made from the map.
+    fn write_metadata(
+        &self,
+        dm: &Dm,
+        bytes: Range<u64>,
+        seq_count: u64,
+        batch: &EntryBatch,
+        writing: Writing,
+        flags: Flags,
+    ) -> BioFuture {
+        let len = usize::try_from(bytes.end - bytes.start).expect("at most 1 MiB");
+        let buf = Buf::zeroed(len);
+        buf.write(|out| {
+            let header = if bytes.start == 0 { HEADER_BYTES } else { 0 };
+            let (head, entries) = out.split_at_mut(header);
+            if !head.is_empty() {
+                let (block_size, n_blocks) = (dm.geometry.block_size(), dm.geometry.n_blocks());
+                Superblock { block_size, n_blocks, seq_count }.encode(head);
+            }
+            let index = |offset: u64| {
+                let index = (offset - HEADER_BYTES as u64) / ENTRY_BYTES as u64;
+                u32::try_from(index).map_or(dm.slots, |index| index.min(dm.slots))
+            };
+            let slots = index(bytes.start + header as u64)..index(bytes.end);
+            let sectors = self.config.block_sectors();
+            self.slots.borrow().encode_entries(slots, sectors, batch, writing, entries);
+        });
+        let at = self.area_sector(bytes.start);
+        reactor::write(&*self.device, flags | Flags::META, Class::Foreground, at, buf.into())
+    }
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Open a cache of the kernel's format: take what is committed, erase what is not.
+//!
+//! ```text
+//!   superblock ─▶ entries, in order ─▶ number below the superblock's: dirty (the newer of two)
+//!                                  └─▶ else, unless free: erased, durably, before anything else
+//! ```
+//!
+//! Every committed block counts as dirty, for the format knows nothing else. Nothing has a
+//! checksum: what was found is not checked when it is read, what is written from now on is.
+//!
+//! Reads metadata only. Writes only to format, and to erase; recovering again changes nothing.
+use std::cell::Cell;
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector};
+use format::dm::{ENTRY_BYTES, Entry, Fate, Geometry, HEADER_BYTES, Refusal, Superblock};
+use format::{SUPERBLOCK_COPIES, UNIT};
+
+use crate::cache::Cache;
+use crate::config::{Config, MediaFormat, Mutation};
+use crate::dm::{Dm, touched_units, unit_bytes};
+use crate::media::Media;
+use crate::recover::{ReadAhead, damaged, io_error, read_area};
+use crate::slots::Rebuild;
+
+/// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
+const WRITE_BYTES: u64 = 1 << 20;
+const UNITS_PER_WRITE: u64 = WRITE_BYTES / UNIT as u64;
+/// The engine's slot numbers are 32 bits wide.
+const SLOTS_MAX: u64 = u32::MAX as u64 - 1;
+
+impl Cache {
+    /// Opens a cache whose superblock is the kernel's, or formats a blank device.
+    pub(crate) async fn open_dm(
+        config: Config,
+        origin: Rc<dyn BlockDevice>,
+        device: Rc<dyn BlockDevice>,
+        sectors: Sector,
+    ) -> Result<Cache, Error> {
+        let area = area_bytes(&config, &*device);
+        let smallest = Geometry::of(config.block_size, 1).expect("one block").end_bytes();
+        if area < smallest {
+            return Err(no_space(
+                &config,
+                &Refusal::TooSmall { area_bytes: area, needed_bytes: smallest },
+            ));
+        }
+        let first = read_first(&config, &*device, area).await?;
+        let superblock = match first.read(Superblock::decode) {
+            Ok(found) => found,
+            Err(refusal) if !first.read(is_blank) => return Err(refused(&config, &refusal)),
+            Err(_) => {
+                refuse_native(&config, &*device, area).await?;
+                format_device(&config, &*device, area).await?
+            }
+        };
+        let geometry = superblock
+            .fit(config.block_size, area)
+            .and_then(|g| if g.n_blocks() > SLOTS_MAX { Err(too_many(&g)) } else { Ok(g) })
+            .map_err(|refusal| refused(&config, &refusal))?;
+        let slots = u32::try_from(geometry.n_blocks()).expect("at most SLOTS_MAX");
+        let dm = Dm { geometry, slots, seq: Cell::new(superblock.seq_count) };
+        let blocks = sectors.0 / config.block_sectors();
+        let (map, stale) = load(&config, &*device, &dm, blocks).await?;
+        let mut slots = map.finish(blocks).expect("load refuses what contradicts itself");
+        slots.forget_checksums();
+        // Nothing has been written so far: what is refused is left as it is.
+        erase(&config, &*device, &geometry, &stale).await?;
+        // What was read may still be in the device's volatile cache: make it durable before
+        // anything is built upon it.
+        flush(&config, &*device).await?;
+        Ok(Cache::new(config, origin, device, blocks, Media::Dm(dm), slots))
+    }
+}
+
+pub(crate) fn area_bytes(config: &Config, device: &dyn BlockDevice) -> u64 {
+    device.limits().capacity.saturating_sub(config.start_sector).bytes()
+}
+
+/// The first unit of the area, or all of a smaller one.
+async fn read_first(config: &Config, device: &dyn BlockDevice, area: u64) -> Result<Buf, Error> {
+    let len = usize::try_from(area.min(UNIT as u64)).expect("at most a unit");
+    read_area(config, device, 0, len, "Unable to read first block of metadata").await
+}
+
+/// The format to open the area with: that of the cache that is there, else that of the table,
+/// else the native one.
+///
+/// # Errors
+/// If the cache that is there has another format than the table says.
+pub(crate) async fn detect(
+    config: &Config,
+    device: &dyn BlockDevice,
+) -> Result<MediaFormat, Error> {
+    let area = area_bytes(config, device);
+    let is_dm = area >= HEADER_BYTES as u64
+        && read_first(config, device, area).await?.read(format::dm::has_magic);
+    match (is_dm, config.format) {
+        (true, Some(MediaFormat::Native)) => Err(Error::invalid(format!(
+            "cache device {} holds a cache in the kernel's format, the table says `format native`: \
+             `format dm`, or no such option, opens it; nothing was changed",
+            config.cache
+        ))),
+        (true, _) | (false, Some(MediaFormat::Dm)) => Ok(MediaFormat::Dm),
+        (false, Some(MediaFormat::Native) | None) => Ok(MediaFormat::Native),
+    }
+}
+
+fn refused(config: &Config, refusal: &Refusal) -> Error {
+    Error::invalid(format!("cache device {}: {refusal}; nothing was changed", config.cache))
+}
+
+fn no_space(config: &Config, refusal: &Refusal) -> Error {
+    let text = format!("cache device {}: Invalid device size: {refusal}", config.cache);
+    Error::new(ErrorKind::NoSpace, text)
+}
+
+fn too_many(geometry: &Geometry) -> Refusal {
+    Refusal::Overflow { n_blocks: geometry.n_blocks() }
+}
+
+/// Whether a first unit is blank, or what a format that was cut short leaves: no header, and
+/// entries that are blank or free. The kernel would look at eight bytes only, and format anything
+/// that begins with them, a file system too.
+fn is_blank(first: &[u8]) -> bool {
+    let (header, entries) = first.split_at(HEADER_BYTES);
+    let mut entries = entries.as_chunks::<ENTRY_BYTES>().0.iter();
+    format::is_blank(header)
+        && entries.all(|e| format::is_blank(e) || Entry::decode(e) == Entry::FREE)
+}
+
+/// A native cache whose first superblock copy was lost is no blank device.
+async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> Result<(), Error> {
+    for copy in 0..SUPERBLOCK_COPIES {
+        let offset = format::Geometry::superblock_offset(copy);
+        if offset + UNIT as u64 > area {
+            break;
+        }
+        let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
+        if unit.read(|unit| format::Superblock::decode(copy, unit)).is_ok() {
+            return Err(Error::invalid(format!(
+                "cache device {} holds a cache in the native format, the table says `format dm`: \
+                 zero its first 256 KiB to use it; nothing was changed",
+                config.cache
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Writes free entries with no header before them, and the header when they are durable: a format
+/// that was cut short is begun anew.
+async fn format_device(
+    config: &Config,
+    device: &dyn BlockDevice,
+    area: u64,
+) -> Result<Superblock, Error> {
+    let geometry =
+        Geometry::compute(area, config.block_size).map_err(|refusal| no_space(config, &refusal))?;
+    if geometry.n_blocks() > SLOTS_MAX {
+        return Err(no_space(config, &too_many(&geometry)));
+    }
+    let n_blocks = geometry.n_blocks();
+    let superblock = Superblock { block_size: config.block_size, n_blocks, seq_count: 0 };
+    let end = geometry.data_offset();
+    let logical = u64::from(device.limits().logical_block_bytes.max(512));
+    let free = |bytes: std::ops::Range<u64>| {
+        let buf = Buf::zeroed(usize::try_from(bytes.end - bytes.start).expect("at most 1 MiB"));
+        buf.write(|out| {
+            let first = (HEADER_BYTES as u64).saturating_sub(bytes.start);
+            let last = geometry.entries_end().clamp(bytes.start, bytes.end) - bytes.start;
+            let index = |n: u64| usize::try_from(n).expect("at most 1 MiB");
+            out[index(first.min(last))..index(last)].fill(0xff);
+        });
+        buf
+    };
+    let mut at = 0;
+    while at < end {
+        let next = (at + WRITE_BYTES).min(end);
+        write(config, device, at, Flags::META, free(at..next)).await?;
+        at = next;
+    }
+    flush(config, device).await?;
+    let header = free(0..logical);
+    header.write(|out| superblock.encode(&mut out[..HEADER_BYTES]));
+    write(config, device, 0, Flags::META | Flags::FUA, header).await?;
+    Ok(superblock)
+}
+
+async fn write(
+    config: &Config,
+    device: &dyn BlockDevice,
+    offset: u64,
+    flags: Flags,
+    buf: Buf,
+) -> Result<(), Error> {
+    let at = config.start_sector + Sector::from_bytes(offset);
+    let written = reactor::write(device, flags, Class::Foreground, at, buf.into()).await;
+    written.map_err(|status| io_error(config, "write metadata", status))
+}
+
+async fn flush(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
+    let flushed = reactor::flush(device, Class::Foreground).await;
+    flushed.map_err(|status| io_error(config, "flush", status))
+}
+
+/// Reads all entries. Returns the map, and the slots whose entries must be erased.
+async fn load(
+    config: &Config,
+    device: &dyn BlockDevice,
+    dm: &Dm,
+    blocks: u64,
+) -> Result<(Rebuild, Vec<u32>), Error> {
+    let mut map = Rebuild::new(dm.slots);
+    let mut stale = Vec::new();
+    let mut reads = ReadAhead::new(config, device, "read metadata");
+    reads.bytes(0, dm.geometry.data_offset());
+    let mut slots = 0..dm.slots;
+    let mut skip = HEADER_BYTES;
+    while let Some(buf) = reads.next().await? {
+        buf.read(|bytes| {
+            for (entry, slot) in format::dm::entries(&bytes[skip..]).zip(slots.by_ref()) {
+                match entry.fate(dm.seq.get()) {
+                    Fate::Free => {}
+                    Fate::Leftover if config.mutation == Mutation::LeftoversKept => {}
+                    Fate::Leftover => stale.push(slot),
+                    Fate::Committed => {
+                        let seq = dm.seq.get();
+                        stale.extend(take(config, &mut map, entry, slot, seq, blocks)?);
+                    }
+                }
+            }
+            Ok::<(), Error>(())
+        })?;
+        skip = 0;
+    }
+    stale.sort_unstable();
+    Ok((map, stale))
+}
+
+/// Puts a committed entry into the map; returns the slot of the older one, if there are two.
+fn take(
+    config: &Config,
+    map: &mut Rebuild,
+    entry: Entry,
+    slot: u32,
+    seq: u64,
+    blocks: u64,
+) -> Result<Option<u32>, Error> {
+    let (sector, unit) = (entry.original_sector, config.block_sectors());
+    let index = u64::from(slot);
+    if !sector.is_multiple_of(unit) {
+        return Err(damaged(config, &Refusal::Unaligned { index, sector }.to_string()));
+    }
+    let block = sector / unit;
+    if block >= blocks {
+        return Err(Error::invalid(format!(
+            "cache device {} holds sector {sector}, the table maps only {}: map all of the origin \
+             that it was made for; nothing was changed",
+            config.cache,
+            blocks * unit
+        )));
+    }
+    // How many commits ago, at least 1. An older entry of a block lives for one commit, so of two
+    // as old as the largest age one would be as wrong as the other.
+    let age = u32::try_from(seq - entry.seq_count).unwrap_or(u32::MAX);
+    match map.find(block) {
+        Some((_, old_age)) if old_age == age => {
+            let twins = Refusal::Identical { index, sector, seq: entry.seq_count };
+            Err(damaged(config, &twins.to_string()))
+        }
+        Some((_, old_age)) if old_age < age => Ok(Some(slot)),
+        old => {
+            map.put_dirty(block, slot, age);
+            Ok(old.map(|(slot, _)| slot))
+        }
+    }
+}
+
+/// Erases entries as the kernel does, by their numbers alone (DM2).
+async fn erase(
+    config: &Config,
+    device: &dyn BlockDevice,
+    geometry: &Geometry,
+    stale: &[u32],
+) -> Result<(), Error> {
+    let mut left = stale;
+    for units in touched_units(geometry, stale, UNITS_PER_WRITE) {
+        let bytes = unit_bytes(geometry, units);
+        let len = usize::try_from(bytes.end - bytes.start).expect("at most 1 MiB");
+        let buf = read_area(config, device, bytes.start, len, "read metadata").await?;
+        buf.write(|out| {
+            while let Some((&slot, rest)) = left.split_first() {
+                let offset = geometry.entry_offset(u64::from(slot));
+                if offset >= bytes.end {
+                    break;
+                }
+                let at = usize::try_from(offset - bytes.start).expect("at most 1 MiB");
+                out[at + ENTRY_BYTES / 2..at + ENTRY_BYTES].fill(0xff);
+                left = rest;
+            }
+        });
+        write(config, device, bytes.start, Flags::META, buf).await?;
+    }
+    Ok(())
+}

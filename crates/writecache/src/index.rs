@@ -15,23 +15,26 @@
 //! still for seconds and take more than the 32 bytes a block that it may.
 
 const EMPTY: u32 = u32::MAX;
+/// Bits of a hash: twice as many as there may be cells, two for each of 2^32 slots.
+pub(crate) const HASH_BITS: u32 = 34;
 
 pub(crate) struct Index {
     cells: Vec<u32>,
     len: usize,
 }
 
-/// A fixed mixer (the finalizer of MurmurHash3), so that runs repeat.
-fn hash(block: u64) -> u64 {
-    let mut h = block;
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    h ^ (h >> 33)
-}
-
 impl Index {
+    /// What decides about a block's cell: `HASH_BITS` of a fixed mixer (the finalizer of
+    /// MurmurHash3), so that runs repeat. The cells of ascending hashes ascend.
+    pub(crate) fn hash(block: u64) -> u64 {
+        let mut h = block;
+        h ^= h >> 33;
+        h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        h ^= h >> 33;
+        h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        (h ^ (h >> 33)) >> (64 - HASH_BITS)
+    }
+
     /// A table for `slots` slots: 8 bytes each.
     pub(crate) fn new(slots: u32) -> Index {
         Index { cells: vec![EMPTY; 2 * slots as usize], len: 0 }
@@ -41,9 +44,9 @@ impl Index {
         self.len
     }
 
-    fn place(&self, block: u64) -> usize {
-        let scaled = u128::from(hash(block)) * self.cells.len() as u128;
-        usize::try_from(scaled >> 64).expect("below the length")
+    fn place(&self, hash: u64) -> usize {
+        let scaled = u128::from(hash) * self.cells.len() as u128;
+        usize::try_from(scaled >> HASH_BITS).expect("below the length")
     }
 
     fn after(&self, cell: usize) -> usize {
@@ -52,7 +55,7 @@ impl Index {
 
     /// The block's cell, or the empty one where it would go.
     fn cell_of(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Result<usize, usize> {
-        let mut cell = self.place(block);
+        let mut cell = self.place(Index::hash(block));
         loop {
             match self.cells[cell] {
                 EMPTY => return Err(cell),
@@ -69,7 +72,7 @@ impl Index {
 
     /// Some slot that may be the block's, or one in its way: what a look at its place finds.
     pub(crate) fn first_slot(&self, block: u64) -> Option<u32> {
-        Some(self.cells[self.place(block)]).filter(|&slot| slot != EMPTY)
+        Some(self.cells[self.place(Index::hash(block))]).filter(|&slot| slot != EMPTY)
     }
 
     /// Puts a block into the table, or gives it another slot; returns the one it had.
@@ -92,8 +95,13 @@ impl Index {
 
     /// Adds a block that is not in the table.
     pub(crate) fn insert(&mut self, block: u64, slot: u32) {
+        self.insert_hashed(Index::hash(block), slot);
+    }
+
+    /// Adds the block that has this hash, and is not in the table.
+    pub(crate) fn insert_hashed(&mut self, hash: u64, slot: u32) {
         assert!(2 * self.len < self.cells.len(), "X2: more entries than slots");
-        let mut cell = self.place(block);
+        let mut cell = self.place(hash);
         while self.cells[cell] != EMPTY {
             cell = self.after(cell);
         }
@@ -108,7 +116,7 @@ impl Index {
         let mut cell = self.after(hole);
         while self.cells[cell] != EMPTY {
             // X1: whoever may lie in the hole, counted from its place, moves there.
-            let place = self.place(block_of(self.cells[cell]));
+            let place = self.place(Index::hash(block_of(self.cells[cell])));
             let stays = if hole <= cell {
                 hole < place && place <= cell
             } else {
@@ -142,7 +150,7 @@ mod tests {
             let mut model = BTreeMap::new();
             let mut chance = 1u64;
             for _ in 0..20_000 {
-                chance = hash(chance.wrapping_add(0x9e37_79b9_7f4a_7c15));
+                chance = Index::hash(chance.wrapping_add(0x9e37_79b9_7f4a_7c15));
                 let block = chance % (3 * u64::from(slots));
                 assert_eq!(index.find(block, |s| blocks[s as usize]), model.get(&block).copied());
                 if let Some(slot) = model.remove(&block) {

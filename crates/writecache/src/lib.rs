@@ -42,6 +42,7 @@ mod index;
 mod media;
 mod options;
 mod owner;
+mod radix;
 mod read;
 mod recover;
 mod recover_dm;

@@ -21,8 +21,8 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
 use format::{
-    CheckpointRef, Damage, Entry, Geometry, Kind, Op, SUPERBLOCK_COPIES, Superblock, UNIT,
-    decode_record,
+    CheckpointRef, Damage, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, SUPERBLOCK_COPIES,
+    Superblock, UNIT, decode_record,
 };
 use reactor::{BioFuture, WaitList};
 
@@ -409,11 +409,13 @@ impl Recovery<'_> {
         while let Some(buf) = reads.next().await? {
             for at in (0..buf.len()).step_by(UNIT) {
                 let uuid = self.superblock.uuid;
+                // Behind the end of the chain only what records say of themselves matters.
+                let count = if broken.is_none() { ENTRIES_PER_UNIT } else { 0 };
                 let decoded = buf.read(|b| {
                     decode_record(&b[at..at + UNIT], &uuid)
                         .ok()
                         .filter(|r| r.header.kind == Kind::Log)
-                        .map(|r| (r.header, r.crc, r.entries().collect::<Vec<_>>()))
+                        .map(|r| (r.header, r.crc, r.entries().take(count).collect::<Vec<_>>()))
                 });
                 let Some((header, crc, entries)) = decoded else {
                     broken = broken.or(Some(seq));

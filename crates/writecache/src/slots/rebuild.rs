@@ -2,8 +2,9 @@
 //! Rebuild: the map as recovery finds it, straight from checkpoint and log into its final place.
 //!
 //! ```text
-//!   checkpoint entries, then log entries ──▶ slot table + index ──▶ finish: free map, dirty bitmap
-//!                                     └───▶ displaced (a slot that two blocks claim for a while)
+//!   a checkpoint, in slot order ──▶ slot table ── index, all at once ──▶ finish: free map, dirty
+//!   what follows, in any order  ──▶ slot table and index           ──▶            bitmap
+//!                                     └─▶ displaced (a slot that two blocks claim for a while)
 //! ```
 //!
 //! Invariants
@@ -21,13 +22,17 @@ use smallvec::SmallVec;
 
 use super::{Counts, Slot, Slots, State};
 use crate::free::FreeMap;
-use crate::index::Index;
+use crate::index::{HASH_BITS, Index};
+use crate::radix;
 
+/// The index is made in parts, by the upper bits of the hash. Each part costs a look at all slots;
+/// sorting it takes memory, twice 8 bytes for each of its blocks: 4 bytes a cached block.
+const INDEX_PARTS: u64 = 1 << (HASH_BITS - 32);
 /// Entries whose cells are looked at together before they are applied: enough cache misses under
 /// way at once to hide most of their time, few enough to stay in the first-level cache. Chosen.
 const LOOKAHEAD: usize = 64;
-/// Dirty blocks sorted at once: 32 MiB. A bitmap grows by sorted runs an order of magnitude faster
-/// than by blocks at random; the larger the runs the fewer the times it is merged.
+/// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast as
+/// by blocks at random; the larger the runs the fewer the times it is merged.
 const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
 /// Why what was found is no map.
@@ -43,6 +48,9 @@ pub(crate) enum Contradiction {
 pub(crate) struct Rebuild {
     slots: Vec<Slot>,
     index: Index,
+    /// While entries come in ascending order of their slots they need no index, and none is made:
+    /// the first slot that may follow.
+    in_order: Option<u32>,
     /// The entries of blocks that are not in the table (RB1): as many as the fuzzy part of a
     /// checkpoint makes, and never more than blocks were named.
     displaced: BTreeMap<u64, Entry>,
@@ -72,6 +80,7 @@ impl Rebuild {
         Rebuild {
             slots: vec![Slot::VACANT; count as usize],
             index: Index::new(count),
+            in_order: Some(0),
             displaced: BTreeMap::new(),
         }
     }
@@ -79,6 +88,16 @@ impl Rebuild {
     /// Applies entries in their order.
     pub(crate) fn apply(&mut self, entries: impl Iterator<Item = Entry>) {
         let mut entries = entries.peekable();
+        while let (Some(from), Some(e)) = (self.in_order, entries.peek()) {
+            let is_state = matches!(e.op, Op::Write | Op::Clean | Op::Bad);
+            if !is_state || e.slot < from || e.slot as usize >= self.slots.len() {
+                self.make_index();
+                break;
+            }
+            self.fill(e);
+            self.in_order = Some(e.slot + 1);
+            entries.next();
+        }
         while entries.peek().is_some() {
             let part: SmallVec<[Entry; LOOKAHEAD]> = entries.by_ref().take(LOOKAHEAD).collect();
             self.look_ahead(&part);
@@ -96,6 +115,47 @@ impl Rebuild {
         }
     }
 
+    fn fill(&mut self, e: &Entry) {
+        let s = &mut self.slots[e.slot as usize];
+        s.set_block(e.block);
+        (s.state, s.crc, s.logged) = (state_of(e.op), e.crc, true);
+    }
+
+    /// Makes the index of what came in order. In the order of its cells: at random each block would
+    /// wait for a line of a table of hundreds of megabytes, and more often than not for its page.
+    fn make_index(&mut self) {
+        self.in_order = None;
+        // A little more than a fair part of the hashes: a vector that grows would double.
+        let fair = self.slots.len() / INDEX_PARTS as usize;
+        let (mut found, mut spare) = (Vec::with_capacity(fair + fair / 64), Vec::new());
+        for part in 0..INDEX_PARTS {
+            for (slot, s) in (0u32..).zip(&self.slots) {
+                let hash = Index::hash(s.block());
+                if s.state != State::Free && hash >> 32 == part {
+                    found.push(hash << 32 | u64::from(slot));
+                }
+            }
+            radix::sort(&mut found, &mut spare, 32..64);
+            for (nth, packed) in found.iter().enumerate() {
+                let slot = (packed & 0xffff_ffff) as u32;
+                if self.is_said_again(*packed, &found[nth + 1..]) {
+                    self.slots[slot as usize].state = State::Free;
+                } else {
+                    self.index.insert_hashed(part << 32 | packed >> 32, slot);
+                }
+            }
+            found.clear();
+        }
+    }
+
+    /// Whether the block has a later entry, of which these are some: with the same hash, and in the
+    /// order of slots, in which they came (RB1).
+    fn is_said_again(&self, packed: u64, following: &[u64]) -> bool {
+        let block = |packed: u64| self.slots[(packed & 0xffff_ffff) as usize].block();
+        let mut same = following.iter().take_while(|&&next| next >> 32 == packed >> 32);
+        same.any(|&next| block(next) == block(packed))
+    }
+
     /// Brings the memory that the entries need nearer, many of them at once: each would otherwise
     /// wait for two or three lines, one after the other, of tables of hundreds of megabytes.
     fn look_ahead(&self, entries: &[Entry]) {
@@ -104,7 +164,8 @@ impl Rebuild {
             *cell = self.index.first_slot(e.block);
         }
         let found = cells.iter().flatten().map(|&slot| self.slots[slot as usize].block_low);
-        std::hint::black_box(found.fold(0, u32::wrapping_add));
+        let named = entries.iter().filter_map(|e| Some(self.slots.get(e.slot as usize)?.crc));
+        std::hint::black_box(found.chain(named).fold(0, u32::wrapping_add));
     }
 
     fn put(&mut self, e: &Entry) {
@@ -127,9 +188,7 @@ impl Rebuild {
         if let Some(old) = old.filter(|&old| old != e.slot) {
             self.slots[old as usize].state = State::Free;
         }
-        let s = &mut self.slots[e.slot as usize];
-        s.set_block(e.block);
-        (s.state, s.crc, s.logged) = (state_of(e.op), e.crc, true);
+        self.fill(e);
     }
 
     /// The slot of a block, and what was put there as its checksum.
@@ -170,22 +229,22 @@ impl Rebuild {
 
     /// The finished map of a device of `blocks` blocks.
     pub(crate) fn finish(mut self, blocks: u64) -> Result<Slots, Contradiction> {
-        let held = self.slots.iter().filter(|s| s.state != State::Free).map(Slot::block);
-        let last = held.max().max(self.displaced.last_key_value().map(|(&block, _)| block));
-        if let Some(last) = last.filter(|&last| last >= blocks) {
-            return Err(Contradiction::Beyond(last));
+        if self.in_order.is_some() {
+            self.make_index();
         }
+        let mut last = self.displaced.last_key_value().map(|(&block, _)| block);
+        let mut taken = None;
         for (block, e) in std::mem::take(&mut self.displaced) {
             match self.slots.get(e.slot as usize) {
                 Some(slot) if slot.state == State::Free => self.put(&e),
-                _ => return Err(Contradiction::Slot { block, slot: e.slot }),
+                _ => taken = taken.or(Some(Contradiction::Slot { block, slot: e.slot })),
             }
         }
         let count = u32::try_from(self.slots.len()).expect("made for that many");
         let mut counts = Counts { slots: count, ..Counts::default() };
         let mut free = FreeMap::new(count);
         let mut dirty = RoaringTreemap::new();
-        let mut unsorted = Vec::new();
+        let (mut unsorted, mut spare) = (Vec::new(), Vec::new());
         let mut stamp = 1u32;
         for (slot, s) in (0..count).zip(&mut self.slots) {
             match s.state {
@@ -199,7 +258,7 @@ impl Rebuild {
                     counts.dirty += 1;
                     unsorted.push(s.block());
                     if unsorted.len() == SORT_BLOCKS {
-                        merge_sorted(&mut dirty, &mut unsorted);
+                        merge(&mut dirty, &mut unsorted, &mut spare);
                     }
                 }
                 State::Clean => counts.clean += 1,
@@ -208,8 +267,15 @@ impl Rebuild {
             }
             stamp = stamp.wrapping_add(1);
             s.stamp = stamp;
+            last = last.max(Some(s.block()));
         }
-        merge_sorted(&mut dirty, &mut unsorted);
+        if let Some(last) = last.filter(|&last| last >= blocks) {
+            return Err(Contradiction::Beyond(last));
+        }
+        if let Some(taken) = taken {
+            return Err(taken);
+        }
+        merge(&mut dirty, &mut unsorted, &mut spare);
         Ok(Slots {
             slots: self.slots,
             index: self.index,
@@ -226,8 +292,10 @@ impl Rebuild {
     }
 }
 
-fn merge_sorted(dirty: &mut RoaringTreemap, blocks: &mut Vec<u64>) {
-    blocks.sort_unstable();
+/// Adds blocks, each once, and leaves none.
+fn merge(dirty: &mut RoaringTreemap, blocks: &mut Vec<u64>, spare: &mut Vec<u64>) {
+    let used = blocks.iter().fold(0, |bits, block| bits | block);
+    radix::sort(blocks, spare, 0..64 - used.leading_zeros());
     let sorted = RoaringTreemap::from_sorted_iter(blocks.drain(..));
     *dirty |= sorted.expect("sorted above, and each block is in one slot");
 }

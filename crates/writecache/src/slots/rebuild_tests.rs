@@ -54,7 +54,14 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
         let slots = u32::try_from(rng.range(4, 40)).unwrap();
         let blocks = rng.range(8, 80);
         let (past_slots, past_blocks) = (rng.below(30) == 0, rng.below(30) == 0);
-        let entries: Vec<Entry> = (0..rng.below(120))
+        // A checkpoint, in the order of slots, which may name a block twice.
+        let part = rng.pick(&[0, 500, 1000]);
+        let dumped = (0..slots).filter(|_| rng.chance_per_mille(part)).collect::<Vec<_>>();
+        let mut entries: Vec<Entry> = dumped
+            .into_iter()
+            .map(|slot| entry(rng.pick(&[Op::Write, Op::Clean, Op::Bad]), rng.below(blocks), slot))
+            .collect();
+        let log: Vec<Entry> = (0..rng.below(120))
             .map(|_| {
                 let op = rng.pick(&[Op::Write, Op::Write, Op::Clean, Op::Bad, Op::Evict, Op::Drop]);
                 let block = rng.below(blocks + u64::from(past_blocks));
@@ -68,6 +75,7 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
                 }
             })
             .collect();
+        entries.extend(log);
         match (plain(&entries, slots, blocks), rebuilt(&entries, slots, blocks)) {
             (Ok(map), Ok(found)) => {
                 maps += 1;

@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-scale bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,9 @@ docs: ## API documentation of all rooms: target/doc
 
 deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is installed
 	$(CARGO) deny --locked check licenses bans sources
+
+bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU, wall, memory
+	$(CARGO) run --release --locked -p bench --bin cache-scale -- $(ARGS)
 
 bench-flush-sim: ## flush of a full cache, sorted against LRU order, on HDD models in virtual time
 	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)

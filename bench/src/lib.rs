@@ -6,6 +6,7 @@
 
 pub mod beside;
 pub mod beside_local;
+pub mod cache_image;
 pub mod compressed;
 pub mod conn;
 pub mod files;

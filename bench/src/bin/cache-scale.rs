@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `make bench-cache-scale`: what opening a large write cache costs, and what it takes of memory.
+//!
+//! The image is sparse and made by the format alone; the cache is opened through io_uring by a
+//! process of its own for each measurement, so that the peak of one is not another's. CPU is that
+//! of the whole process. Memory is told twice: resident, as the kernel counts, and allocated.
+use std::io::{self, Write, stderr, stdout};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::rc::Rc;
+
+use bench::cache_image::{BLOCK_SIZE, Contents};
+use bench::clock;
+use bench::median::median;
+use block::{CoreId, Sector, Target};
+use queue::{Leaf, Null};
+use reactor::Reactor;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Map, Value, json};
+use uring::{OpenOptions, Uring};
+use writecache::{Config, WriteCache};
+
+const USAGE: &str = "usage: cache-scale [--blocks N] [--rounds N] [--dir DIR]; N blocks are 1000 \
+                     to 1000000000, rounds at least 1";
+
+/// What is opened: its key, and what the image holds.
+const CASES: [(&str, u32, u32); 3] = [("dirty", 100, 0), ("clean", 0, 0), ("dirty_log", 100, 49)];
+/// The figures of one opening, in the order of the table.
+const FIGURES: [&str; 7] = [
+    "cpu_s",
+    "wall_s",
+    "peak_rss_mib",
+    "steady_rss_mib",
+    "rss_bytes_per_block",
+    "peak_bytes_per_block",
+    "steady_bytes_per_block",
+];
+
+struct Args {
+    blocks: u32,
+    rounds: usize,
+    dir: PathBuf,
+    /// Be the process that opens: this image, with that origin.
+    open: Option<(PathBuf, u64)>,
+}
+
+fn args() -> Result<Args, String> {
+    let mut args = Args { blocks: 25_000_000, rounds: 3, dir: std::env::temp_dir(), open: None };
+    let mut words = std::env::args().skip(1);
+    while let Some(flag) = words.next() {
+        let value = words.next().ok_or(USAGE)?;
+        let bad = || format!("{flag} {value}: not understood; {USAGE}");
+        match &flag[..] {
+            "--blocks" => args.blocks = value.parse().map_err(|_| bad())?,
+            "--rounds" => args.rounds = value.parse().map_err(|_| bad())?,
+            "--dir" => args.dir = value.into(),
+            "--open" => {
+                let origin_blocks = words.next().and_then(|w| w.parse().ok()).ok_or_else(bad)?;
+                args.open = Some((value.into(), origin_blocks));
+            }
+            _ => return Err(bad()),
+        }
+    }
+    if !(1000..=1_000_000_000).contains(&args.blocks) || args.rounds == 0 {
+        return Err(USAGE.to_owned());
+    }
+    Ok(args)
+}
+
+fn cpu_seconds() -> f64 {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// A line of /proc/self/status, in bytes.
+fn memory(line: &str) -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let found = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
+    let kib = found.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<f64>().ok());
+    kib.unwrap_or(f64::NAN) * 1024.0
+}
+
+/// Opens the image once, in this process, and prints what that took as JSON.
+fn open(image: &Path, origin_blocks: u64) -> Result<(), String> {
+    let sectors = Sector(origin_blocks * u64::from(BLOCK_SIZE) / 512);
+    let uring = Uring::new().map_err(|e| e.chain())?;
+    let opened = uring.files().open_path(image, OpenOptions::default()).map_err(|e| e.chain())?;
+    if let Some(warning) = &opened.warning {
+        writeln!(stderr(), "{warning}").ok();
+    }
+    let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+    let device = Rc::new(Leaf::new("cache", opened.file, opened.limits));
+    let origin = Rc::new(Null::new("origin", sectors));
+    // Nothing is written back: the slots are holes, whose blocks match no checksum.
+    let options = ["high_watermark", "100", "low_watermark", "100"];
+    let line: Vec<&str> =
+        ["s", "origin", "cache", "4096", "4"].into_iter().chain(options).collect();
+    let config = Config::parse(&line).map_err(|e| e.chain())?;
+    let cache = reactor.on(|| WriteCache::new("wc", config, origin, device, sectors));
+    let cache = cache.map_err(|e| e.chain())?;
+    let base = memory("VmRSS");
+    let (cpu, wall) = (cpu_seconds(), clock());
+    let mut resumed = Ok(());
+    let target = cache.clone();
+    let heap = allocation_counter::measure(|| resumed = reactor.block_on(target.resume()));
+    let (cpu, wall) = (cpu_seconds() - cpu, clock() - wall);
+    resumed.map_err(|e| e.chain())?;
+    let (peak, steady) = (memory("VmHWM") - base, memory("VmRSS") - base);
+    let status = cache.status();
+    let field = |n: usize| status.split(' ').nth(n).and_then(|f| f.parse::<f64>().ok());
+    let slots = field(1).ok_or("the status has no number of blocks")?;
+    let figures = json!({
+        "cpu_s": cpu, "wall_s": wall, "peak_rss_mib": peak / 1048576.0,
+        "steady_rss_mib": steady / 1048576.0, "rss_bytes_per_block": steady / slots,
+        "peak_bytes_per_block": heap.bytes_max as f64 / slots,
+        "steady_bytes_per_block": heap.bytes_current as f64 / slots,
+        "slots": slots,
+        "dirty": cache.attribute("dirty_blocks").map_err(|e| e.chain())?,
+    });
+    writeln!(stdout(), "{figures}").map_err(|e| e.to_string())
+}
+
+/// Has a process of its own open the image.
+fn measure(image: &Path, contents: &Contents) -> Result<Value, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut command = Command::new(program);
+    command.arg("--open").arg(image).arg(contents.origin_blocks().to_string());
+    let output = command.output().map_err(|e| e.to_string())?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+    }
+    let figures: Value = serde_json::from_slice(&output.stdout).map_err(|e| e.to_string())?;
+    let dirty = figures["dirty"].as_str().and_then(|d| d.parse::<u32>().ok());
+    if dirty != Some(contents.dirty()) {
+        return Err(format!("{figures}: {} blocks should be dirty", contents.dirty()));
+    }
+    Ok(figures)
+}
+
+/// The median of a figure over the rounds.
+fn of(rounds: &[Value], figure: &str) -> f64 {
+    median(&rounds.iter().filter_map(|r| r[figure].as_f64()).collect::<Vec<_>>())
+}
+
+fn run(args: &Args, image: &Path) -> Result<(), String> {
+    let failed = |e: io::Error| format!("{}: {e}", image.display());
+    let mut table = stdout();
+    let mut last = Map::new();
+    last.insert("bench".into(), json!("cache-scale"));
+    last.insert("blocks".into(), json!(args.blocks));
+    let head = ["cpu s", "wall s", "peak MiB", "steady MiB", "RSS B/blk", "peak B/blk", "B/blk"];
+    let head: String = head.iter().map(|h| format!(" {h:>10}")).collect();
+    writeln!(table, "{:<10} {:>9} {:>9}{head}", "image", "entries", "log").map_err(failed)?;
+    for (key, dirty_percent, log_percent) in CASES {
+        let contents = Contents { blocks: args.blocks, dirty_percent, log_percent };
+        let records = contents.make(image).map_err(failed)?;
+        let rounds: Result<Vec<Value>, String> =
+            (0..args.rounds).map(|_| measure(image, &contents)).collect();
+        let rounds = rounds?;
+        let row: String = FIGURES.iter().map(|f| format!(" {:>10.2}", of(&rounds, f))).collect();
+        writeln!(table, "{key:<10} {:>9} {records:>9}{row}", args.blocks).map_err(failed)?;
+        for figure in FIGURES {
+            last.insert(format!("{key}_{figure}"), json!(of(&rounds, figure)));
+        }
+        last.insert(format!("{key}_log_records"), json!(records));
+    }
+    writeln!(table, "{}", Value::Object(last)).map_err(failed)
+}
+
+fn main() -> ExitCode {
+    let outcome = args().and_then(|args| {
+        if let Some((image, origin_blocks)) = &args.open {
+            return open(image, *origin_blocks);
+        }
+        let name = format!("millpond-bench-cache-scale-{}", std::process::id());
+        let image = args.dir.join(name);
+        let outcome = run(&args, &image);
+        std::fs::remove_file(&image).ok();
+        outcome
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            writeln!(stderr(), "{why}").ok();
+            ExitCode::FAILURE
+        }
+    }
+}

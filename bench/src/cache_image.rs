@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Images of large write caches, made by the format alone: superblocks, a checkpoint, a log. The
+//! slots are holes of a sparse file, so that 100 GiB of cache take the room of their metadata.
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use block::SECTOR_SIZE;
+use format::{
+    CheckpointRef, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES,
+    Superblock, UNIT,
+};
+
+/// Bytes in a block of the cache.
+pub const BLOCK_SIZE: u32 = 4096;
+const UUID: [u8; 16] = *b"cache-scale-uuid";
+/// Units written at once.
+const UNITS_PER_WRITE: usize = 256;
+
+/// What an image holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Contents {
+    /// Cached blocks, each in its slot of the checkpoint.
+    pub blocks: u32,
+    /// How many of a hundred are dirty; the rest are clean.
+    pub dirty_percent: u32,
+    /// How much of the log, percent, is records after the checkpoint: each entry says of a block
+    /// that it is dirty, or clean, once more.
+    pub log_percent: u32,
+}
+
+/// Where a block of the cache comes from: any slot a block of its own, next to no other.
+fn block_of(slot: u32, origin_blocks: u64) -> u64 {
+    assert!(origin_blocks.is_power_of_two(), "{origin_blocks} blocks");
+    let mask = origin_blocks - 1;
+    let half = origin_blocks.trailing_zeros().div_ceil(2);
+    let mut x = u64::from(slot);
+    for _ in 0..2 {
+        x = x.wrapping_mul(0x9E37_79B9_7F4A_7C15) & mask; // odd: one to one
+        x ^= x >> half;
+    }
+    x
+}
+
+impl Contents {
+    /// Blocks of an origin about ten times as large as the cache.
+    pub fn origin_blocks(&self) -> u64 {
+        (u64::from(self.blocks) * 8).next_power_of_two()
+    }
+
+    /// How many of the blocks are dirty.
+    pub fn dirty(&self) -> u32 {
+        let dirty = u64::from(self.blocks) * u64::from(self.dirty_percent) / 100;
+        u32::try_from(dirty).expect("at most all")
+    }
+
+    /// Dirty ones first, by slot; each slot's block lies anywhere.
+    fn entry(&self, slot: u32) -> Entry {
+        let op = if slot < self.dirty() { Op::Write } else { Op::Clean };
+        Entry { op, block: block_of(slot, self.origin_blocks()), slot, crc: !slot }
+    }
+
+    /// The smallest area with a slot for every block.
+    fn geometry(&self) -> Geometry {
+        let fits = |area: u64| {
+            let geometry = Geometry::compute(area, BLOCK_SIZE);
+            geometry.ok().filter(|g| g.slots >= self.blocks)
+        };
+        let (mut low, mut high) = (0, u64::from(self.blocks.max(1 << 10)) * 8192);
+        while high - low > UNIT as u64 {
+            let middle = low + (high - low) / 2;
+            match fits(middle) {
+                Some(_) => high = middle,
+                None => low = middle,
+            }
+        }
+        fits(high).expect("twice the data is enough")
+    }
+
+    /// Makes the image; returns how many records its log has.
+    ///
+    /// # Errors
+    /// What writing it met.
+    pub fn make(&self, path: &Path) -> io::Result<u64> {
+        let geometry = self.geometry();
+        let file = File::create(path)?;
+        file.set_len(geometry.end_bytes())?;
+        let entries: Vec<u32> = (0..self.blocks).collect();
+        let mut units = Units { file: &file, link: 0, kind: Kind::Checkpoint, pending: Vec::new() };
+        for (seq, part) in (0..).zip(entries.chunks(ENTRIES_PER_UNIT)) {
+            let at = geometry.checkpoint_offset(0) + seq * UNIT as u64;
+            units.add(at, seq, &part.iter().map(|&slot| self.entry(slot)).collect::<Vec<_>>())?;
+        }
+        units.write_pending()?;
+        // Records about slots far apart, so that no two of one record are neighbours in memory.
+        let records = u64::from(geometry.log_units) * u64::from(self.log_percent) / 100;
+        let mut log = Units { file: &file, link: 0, kind: Kind::Log, pending: Vec::new() };
+        let spread = |n: u64| {
+            let slot = n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % u64::from(self.blocks);
+            u32::try_from(slot).expect("below the number of blocks")
+        };
+        for seq in 1..=records {
+            let first = seq * ENTRIES_PER_UNIT as u64;
+            let said = (first..first + ENTRIES_PER_UNIT as u64).map(|n| self.entry(spread(n)));
+            // The newest record is empty: it only calls those before it durable, as a suspend does.
+            let said: Vec<Entry> = if seq == records { Vec::new() } else { said.collect() };
+            log.add(geometry.log_offset(seq), seq, &said)?;
+        }
+        log.write_pending()?;
+        let units = u64::from(self.blocks).div_ceil(ENTRIES_PER_UNIT as u64);
+        let superblock = Superblock {
+            uuid: UUID,
+            generation: 2,
+            block_size: BLOCK_SIZE,
+            slots: geometry.slots,
+            log_units: geometry.log_units,
+            checkpoint_units: geometry.checkpoint_units,
+            origin_sectors: self.origin_blocks() * u64::from(BLOCK_SIZE) / SECTOR_SIZE as u64,
+            origin_id: [0; 16],
+            checkpoint: CheckpointRef {
+                area: 0,
+                units: u32::try_from(units).expect("at most checkpoint_units"),
+                id: 1,
+                log_start_seq: 1,
+                log_start_link: 0,
+            },
+        };
+        let mut unit = [0; UNIT];
+        for copy in 0..SUPERBLOCK_COPIES {
+            superblock.encode(copy, &mut unit);
+            file.write_all_at(&unit, Geometry::superblock_offset(copy))?;
+        }
+        file.sync_all()?;
+        Ok(records)
+    }
+}
+
+/// Units of one chain, written many at once.
+struct Units<'a> {
+    file: &'a File,
+    link: u32,
+    kind: Kind,
+    pending: Vec<(u64, [u8; UNIT])>,
+}
+
+impl Units<'_> {
+    fn add(&mut self, at: u64, seq: u64, entries: &[Entry]) -> io::Result<()> {
+        let header = RecordHeader {
+            kind: self.kind,
+            uuid: UUID,
+            seq,
+            epoch: 1,
+            link: self.link,
+            flushed_seq: if self.kind == Kind::Log { seq - 1 } else { 0 },
+            count: 0, // taken from the entries
+        };
+        let mut unit = [0; UNIT];
+        self.link = format::encode_record(&header, entries, &mut unit);
+        let last = self.pending.last().map(|(at, _)| *at);
+        let follows = last.is_none_or(|last| last + UNIT as u64 == at);
+        if !follows || self.pending.len() == UNITS_PER_WRITE {
+            self.write_pending()?;
+        }
+        self.pending.push((at, unit));
+        Ok(())
+    }
+
+    fn write_pending(&mut self) -> io::Result<()> {
+        let Some(&(at, _)) = self.pending.first() else { return Ok(()) };
+        let bytes: Vec<u8> = self.pending.drain(..).flat_map(|(_, unit)| unit).collect();
+        self.file.write_all_at(&bytes, at)
+    }
+}

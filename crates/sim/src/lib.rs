@@ -19,6 +19,7 @@
 mod disk;
 mod driver;
 mod events;
+mod image;
 mod lines;
 mod media;
 mod medium;
@@ -32,7 +33,8 @@ mod world;
 
 pub use disk::{Disk, DiskSpec, DiskStats, Faults};
 pub use driver::{Ended, Machine};
+pub use image::Image;
 pub use oracle::{Change, FlushToken, Oracle, ReadToken, WriteToken};
 pub use rng::Rng;
 pub use workload::{Mix, Verdict, Workload};
-pub use world::{Cut, Swarm, World, WorldRef};
+pub use world::{Cut, Pending, Swarm, World, WorldRef};

@@ -20,8 +20,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use block::SECTOR_SIZE;
 
+use crate::image::Image;
 use crate::pages::{Pages, pages_of};
 use crate::rng::Rng;
+use crate::world::Pending;
 
 /// A completed write that only the volatile cache has.
 #[derive(Debug)]
@@ -88,6 +90,36 @@ impl Media {
     pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
         let history = self.history.as_ref().expect("a disk that keeps history");
         history.durable.read(offset, out);
+    }
+
+    /// What a power cut would leave if it lost all it may lose, all of it.
+    pub(crate) fn durable(&self) -> Image {
+        let history = self.history.as_ref().expect("a disk that keeps history");
+        let mut image = Image::default();
+        history.durable.written().for_each(|(number, bytes)| image.put_page(number, bytes));
+        image
+    }
+
+    /// The writes of the volatile cache, oldest first, as far as no newer durable version of their
+    /// sectors outlaws them (P2).
+    pub(crate) fn unflushed(&self) -> Vec<Pending> {
+        let history = self.history.as_ref().expect("a disk that keeps history");
+        let mut pending: Vec<Pending> = Vec::new();
+        for (&id, write) in &history.unflushed {
+            let mut run: Option<Pending> = None;
+            for part in parts(write.offset, write.data.len(), SECTOR_SIZE as u64) {
+                let offset = write.offset + part.start as u64;
+                let newest = history.newest_durable.get(&(offset / SECTOR_SIZE as u64));
+                if newest.is_some_and(|&newer| newer > id) {
+                    pending.extend(run.take());
+                    continue;
+                }
+                let run = run.get_or_insert(Pending { offset, data: Vec::new() });
+                run.data.extend_from_slice(&write.data[part]);
+            }
+            pending.extend(run);
+        }
+        pending
     }
 
     /// A write completes.
@@ -336,6 +368,23 @@ mod tests {
             m.power_cut(Vec::new(), rng);
             assert_eq!(byte(m, 0), 2);
         });
+    }
+
+    #[test]
+    fn what_a_cut_may_lose_is_what_no_flush_covers_and_nothing_newer_outlaws() {
+        let mut m = Media::new(1 << 20, 512, true);
+        m.write(0, &[1; 512], false);
+        m.flush(m.flush_mark());
+        m.write(0, &[2; 2048], false);
+        m.write(512, &[3; 512], true);
+        let mut durable = Image::default();
+        durable.write(0, &[1; 512]);
+        durable.write(512, &[3; 512]);
+        assert_eq!(m.durable().hash(), durable.hash());
+        let part = |offset, len| Pending { offset, data: vec![2; len] };
+        assert_eq!(m.unflushed(), [part(0, 512), part(1024, 1024)]);
+        m.flush(m.flush_mark());
+        assert_eq!(m.unflushed(), []);
     }
 
     #[test]

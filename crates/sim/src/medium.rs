@@ -2,9 +2,11 @@
 //! What a device of the world keeps its bytes in: a disk behind a volatile cache, or memory behind
 //! the caches of the CPU.
 
+use crate::image::Image;
 use crate::lines::Lines;
 use crate::media::{FlushMark, InFlight, Media};
 use crate::rng::Rng;
+use crate::world::Pending;
 
 #[derive(Debug)]
 pub(crate) enum Medium {
@@ -24,6 +26,24 @@ impl Medium {
         match self {
             Medium::Disk(media) => media.read_durable(offset, out),
             Medium::Memory(lines) => lines.read_durable(offset, out),
+        }
+    }
+
+    pub(crate) fn durable(&self) -> Image {
+        match self {
+            Medium::Disk(media) => media.durable(),
+            Medium::Memory(_) => {
+                panic!("of memory words survive, not writes: cut its power instead")
+            }
+        }
+    }
+
+    pub(crate) fn unflushed(&self) -> Vec<Pending> {
+        match self {
+            Medium::Disk(media) => media.unflushed(),
+            Medium::Memory(_) => {
+                panic!("of memory words survive, not writes: cut its power instead")
+            }
         }
     }
 

@@ -40,6 +40,12 @@ impl Pages {
         self.pages[page].clone_from(&from.pages[page]);
     }
 
+    /// The pages that were written.
+    pub(crate) fn written(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        let pages = self.pages.iter().enumerate();
+        pages.filter_map(|(number, page)| Some((number, page.as_deref()?)))
+    }
+
     /// Bytes of memory that the contents take.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.pages.iter().flatten().count() as u64 * PAGE_BYTES
@@ -47,7 +53,7 @@ impl Pages {
 }
 
 /// Calls `f(page, range within the page, range within the data)` for each page touched.
-fn each_part(
+pub(crate) fn each_part(
     offset: u64,
     len: usize,
     mut f: impl FnMut(usize, std::ops::Range<usize>, std::ops::Range<usize>),

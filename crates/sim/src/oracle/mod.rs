@@ -134,7 +134,7 @@ struct Allowed {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Oracle {
     blocks: Vec<Block>,
     block_bytes: usize,

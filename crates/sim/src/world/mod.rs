@@ -17,6 +17,7 @@
 //! - W2 The clock goes only forward, and only in `advance`.
 //! - W3 Every request ends exactly once, or dies in a power cut or a kill.
 
+mod cuts;
 mod ops;
 mod stop;
 mod swarm;
@@ -34,6 +35,7 @@ use crate::events::{Happened, begin, note};
 use crate::model::{Flash, FlashParams, Hdd, HddParams, Model, Uniform};
 use crate::rng::Rng;
 
+pub use cuts::Pending;
 use ops::Op;
 pub use swarm::Swarm;
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! All that a power cut may leave, laid open for tests that go through it: what is sure to survive,
+//! and the writes of which each may be lost, kept or torn.
+
+use reactor::FileId;
+
+use super::ops::What;
+use super::{World, index, usize_of};
+use crate::image::Image;
+
+/// A write that a power cut may lose, keep or tear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pending {
+    /// Where it goes.
+    pub offset: u64,
+    /// What it writes.
+    pub data: Vec<u8>,
+}
+
+impl World {
+    /// What is sure to survive a power cut now. Only a disk that keeps history knows.
+    pub fn durable(&self, file: FileId) -> Image {
+        self.disks[index(file)].media.durable()
+    }
+
+    /// The writes that a power cut now may lose: those of the volatile cache, oldest first, without
+    /// what a newer durable one has outlawed; then those in flight, in the order of submission.
+    pub fn pending(&self, file: FileId) -> Vec<Pending> {
+        let mut pending = self.disks[index(file)].media.unflushed();
+        let here = self.ops.iter().filter(|(_, op)| op.disk == index(file));
+        let mut in_flight: Vec<_> = here
+            .filter_map(|(_, op)| {
+                let data = match &op.what {
+                    What::Write { begun: Some(_), .. } => return None,
+                    What::Write { data, .. } => data.clone()?,
+                    What::Discard | What::WriteZeroes => vec![0; usize_of(op.len)],
+                    What::Read { .. } | What::Flush { .. } | What::Refused(_) => return None,
+                };
+                Some((op.nth, Pending { offset: op.offset, data }))
+            })
+            .collect();
+        in_flight.sort_by_key(|(nth, _)| *nth);
+        pending.extend(in_flight.into_iter().map(|(_, write)| write));
+        pending
+    }
+
+    /// Puts an image on a disk that nothing was written to, durably, taking no time.
+    pub fn put_image(&mut self, file: FileId, image: &Image) {
+        let disk = &mut self.disks[index(file)];
+        for (number, bytes) in image.pages() {
+            disk.media.write(number as u64 * bytes.len() as u64, bytes, true);
+        }
+    }
+
+    /// A number that changes with whatever changes what a power cut may leave.
+    pub fn changes(&self) -> u64 {
+        self.disks.iter().map(|disk| disk.ops).sum::<u64>() ^ self.trace
+    }
+}

@@ -187,7 +187,8 @@ impl Cache {
         self.health()
     }
 
-    /// Flushes the origin; as [`Cache::flush_device`].
+    /// Flushes the origin; as [`Cache::flush_device`]. A1: a failure may lose what went around the
+    /// cache, which nothing else holds.
     pub(crate) async fn flush_origin(&self, class: Class) -> Result<(), Status> {
         let flush = async || {
             self.stats.origin_flushes.add(1);

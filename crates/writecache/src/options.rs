@@ -74,9 +74,9 @@ fn there() -> impl Iterator<Item = &'static Opt> {
     OPTIONS.iter().filter(|o| !NOT_YET.contains(&o.name))
 }
 
-/// Those that can be changed on a live device.
-pub(crate) fn live() -> impl Iterator<Item = &'static Opt> {
-    there().filter(|o| o.live)
+/// Those that are attributes of a device, too: all that mean something in its mode.
+pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Opt> {
+    there().filter(|o| config.only_in(o.name).is_ok() && config.option_value(o.name).is_some())
 }
 
 /// The options that were given, each once, in the order of a table line.
@@ -127,12 +127,14 @@ fn switch(option: &str, word: &str) -> Result<bool, Error> {
 }
 
 impl Config {
-    /// An option that can be changed on a live device, as it is now.
+    /// An option as it is now; none for those that have no value of their own.
     pub(crate) fn option_value(&self, name: &str) -> Option<String> {
         let t = &self.tuning;
         let millis = |n: Nanos| (n.0 / 1_000_000).to_string();
         let flag = |on: bool| u8::from(on).to_string();
         Some(match name {
+            "start_sector" => self.start_sector.0.to_string(),
+            "ordered" => flag(self.ordered),
             "high_watermark" => t.high_watermark.to_string(),
             "low_watermark" => t.low_watermark.to_string(),
             "writeback_jobs" if t.writeback_jobs == u32::MAX => "0".to_owned(),

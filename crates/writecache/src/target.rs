@@ -11,6 +11,7 @@ use reactor::Workers;
 
 use crate::cache::{Cache, TaskGuard};
 use crate::config::{Config, Tuning};
+use crate::options;
 use crate::status::ATTRIBUTES;
 use crate::write::ZEROES_CACHED_BYTES_MAX;
 
@@ -391,11 +392,13 @@ impl Target for WriteCache {
     }
 
     fn attributes(&self) -> Vec<&'static str> {
-        ATTRIBUTES.iter().copied().chain(crate::options::live().map(|o| o.name)).collect()
+        let config = self.config.borrow();
+        let options = options::attributes(&config).map(|o| o.name);
+        ATTRIBUTES.iter().copied().chain(options).collect()
     }
 
     fn access(&self, name: &str) -> Access {
-        if crate::options::live().any(|o| o.name == name) {
+        if options::attributes(&self.config.borrow()).any(|o| o.live && o.name == name) {
             Access::ReadWrite
         } else {
             Access::Read

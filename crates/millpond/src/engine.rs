@@ -24,6 +24,7 @@ use crate::leaf::{Leaves, names_a_leaf};
 use crate::patience::{STARTING, patiently};
 use crate::routes::Slot;
 use crate::shards::{Owner, Shards};
+use crate::targets::Claims;
 use crate::zram::Ground;
 use crate::{sysfs, targets};
 
@@ -44,6 +45,8 @@ pub(crate) struct Engine {
     pub(crate) server: Server,
     /// Lends devices to the other cores.
     pub(crate) owner: Rc<Owner>,
+    /// Knows the engines of all devices.
+    pub(crate) claims: Rc<Claims>,
     /// Makes compressed RAM disks without a table.
     zram: Ground,
     files: Files,
@@ -61,11 +64,11 @@ impl Engine {
         let leaves = Leaves::new(files.clone());
         reactor::spawn(leaves.clone().tell_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
-        let zram = targets::register(&dm, &leaves, cores);
+        let (zram, claims) = targets::register(&dm, &leaves, cores);
         let owner = Owner::new(shards, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
         let server = Server::new(Rc::new(exports), Options::default());
-        Engine { dm, leaves, server, owner, zram, files, ended: Cell::new(false) }
+        Engine { dm, leaves, server, owner, claims, zram, files, ended: Cell::new(false) }
     }
 
     /// Whether [`Engine::end`] was called.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Counters of the NBD server and of the leaves, in Prometheus' text format.
+//! Counters of the NBD server, of the write caches and of the leaves, in Prometheus' text format.
 use std::fmt::Write;
 
 use block::Op;
@@ -25,8 +25,41 @@ pub(crate) fn text(engine: &Engine) -> String {
     }
     family(&mut out, "millpond_nbd_connections", "Connections now.", "gauge");
     let _ = writeln!(out, "millpond_nbd_connections {}", nbd.connections);
+    write_caches(&mut out, engine);
     leaves(&mut out, engine);
     out
+}
+
+/// Attributes of write caches that are told, whether each only grows, and what it is.
+const WRITE_CACHE: [(&str, bool, &str); 13] = [
+    ("total_blocks", false, "Blocks of the cache device."),
+    ("free_blocks", false, "Blocks that are free or clean."),
+    ("dirty_blocks", false, "Blocks that the origin does not hold yet."),
+    ("bad_blocks", false, "Blocks that can't be read until they are written again."),
+    ("failing_blocks", false, "Blocks that the origin has refused and does not hold yet."),
+    ("error", false, "Status field 1: 0, or the errno of what is wrong."),
+    ("writeback_errors", true, "Writes and flushes of the origin that failed."),
+    ("cache_read_errors", true, "Blocks that the cache device could not read."),
+    ("checksum_errors", true, "Blocks that did not match their checksum."),
+    ("commits", true, "Commits."),
+    ("origin_writes", true, "Writes of writeback."),
+    ("origin_write_bytes", true, "Bytes written back."),
+    ("origin_flushes", true, "Flushes of the origin."),
+];
+
+fn write_caches(out: &mut String, engine: &Engine) {
+    let caches = engine.claims.write_caches();
+    for (attribute, grows, help) in WRITE_CACHE {
+        let (kind, end) = if grows { ("counter", "_total") } else { ("gauge", "") };
+        let name = format!("millpond_writecache_{attribute}{end}");
+        family(out, &name, help, kind);
+        for (device, cache) in &caches {
+            let value = cache.attribute(attribute).ok().and_then(|value| value.parse().ok());
+            if let Some(value) = value {
+                sample(out, &name, device, value);
+            }
+        }
+    }
 }
 
 fn leaves(out: &mut String, engine: &Engine) {

@@ -6,7 +6,9 @@
 //! - T1 A device is the origin, the cache or the backing device of engines of one mapped device
 //!   only: two would overwrite each other's blocks. Tables of the same device may name it again, as
 //!   the old one has settled before the new one runs.
+use std::any::Any;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, CoreId, Error, Target};
@@ -18,8 +20,8 @@ use crate::leaf::Leaves;
 use crate::zram::Ground;
 
 /// Adds the engines' target types. `cores` are all on which parts of devices may be, this first.
-/// Returns what makes compressed RAM disks without a table.
-pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> Ground {
+/// Returns what makes compressed RAM disks without a table, and what knows all engines.
+pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> (Ground, Rc<Claims>) {
     let claims = Rc::new(Claims { dm: Rc::downgrade(dm), held: RefCell::default() });
     let ground = Ground::new(dm, leaves.clone(), claims.clone(), cores);
     dm.register(ground.target_type());
@@ -27,10 +29,11 @@ pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> Ground
     dm.register(TargetType::new("buffered", pagecache::VERSION, move |ctx, args| {
         Box::pin(page_cache(held.clone(), ctx, args))
     }));
+    let known = claims.clone();
     dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
-        Box::pin(write_cache(claims.clone(), ctx, args))
+        Box::pin(write_cache(known.clone(), ctx, args))
     }));
-    ground
+    (ground, claims)
 }
 
 /// Which engines there are, and on what (T1).
@@ -86,6 +89,18 @@ impl Claims {
         mine.filter_map(|claim| claim.target.upgrade()).collect()
     }
 
+    /// The write caches that have been resumed, by their device's name, one a device.
+    pub(crate) fn write_caches(&self) -> BTreeMap<String, Rc<WriteCache>> {
+        let held = self.held.borrow();
+        let all = held.iter().filter_map(|claim| {
+            let target: Rc<dyn Any> = claim.target.upgrade()?;
+            let cache = target.downcast::<WriteCache>().ok()?;
+            let is_open = cache.attribute("error").is_ok();
+            is_open.then_some((claim.owner.upgrade()?.name().to_owned(), cache))
+        });
+        all.collect()
+    }
+
     /// Keeps the devices for `target` for as long as it lives; returns whose it is.
     pub(crate) fn hold(
         &self,
@@ -130,12 +145,12 @@ async fn write_cache(
     claims.hold(&ctx, &as_target, "write cache", &devices)?;
     let events = ctx.events();
     let device = ctx.device().to_owned();
-    target.on_failure(move || {
-        tracing::error!(
-            device,
-            "writecache has failed: it serves reads only and keeps its dirty blocks until its \
-             table is loaded again"
-        );
+    target.on_trouble(move |trouble| {
+        if trouble.is_over() {
+            tracing::info!(device, "{trouble}");
+        } else {
+            tracing::error!(device, "{trouble}");
+        }
         events.raise();
     });
     Ok(target)

@@ -217,7 +217,7 @@ mod tests {
         core.block_on(async {
             let leaves = Leaves::in_memory();
             let dm = Dm::new(Rc::new(leaves.clone()));
-            let ground = crate::targets::register(&dm, &leaves, &[CoreId(0)]);
+            let (ground, _) = crate::targets::register(&dm, &leaves, &[CoreId(0)]);
             let device = dm.create("z", None, Some("0 64 zram lz4")).await.unwrap();
             let page = Buf::copy_of(&[7; 4096]);
             let (flags, class) = (Flags::empty(), Class::Foreground);
@@ -259,7 +259,7 @@ mod tests {
         file("long", DICTIONARY_BYTES_MAX + 1);
         mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
         let dm = Dm::new(Rc::new(NoLeaves));
-        let ground = crate::targets::register(&dm, &Leaves::in_memory(), &[CoreId(0)]);
+        let (ground, _) = crate::targets::register(&dm, &Leaves::in_memory(), &[CoreId(0)]);
 
         assert_eq!(ground.read(&path("dict")).unwrap(), [7; 9]);
         assert_eq!(ground.read(&path("most")).unwrap().len(), DICTIONARY_BYTES_MAX);

@@ -104,6 +104,22 @@ fn metrics_count_what_went_through() {
 }
 
 #[test]
+fn metrics_tell_the_state_of_every_write_cache() {
+    let pond = Pond::start();
+    pond.create("wc", "0 2048 writecache s mem:1M mem:2M 4096 0");
+    assert_eq!(pond.qemu_io("wc", &["write 0 64k"]).code, Some(0));
+    let (_, text) = pond.curl("GET", "/metrics", &[]);
+    for line in [
+        "# TYPE millpond_writecache_writeback_errors_total counter",
+        "# TYPE millpond_writecache_failing_blocks gauge",
+        "millpond_writecache_writeback_errors_total{device=\"wc\"} 0",
+        "millpond_writecache_dirty_blocks{device=\"wc\"} 16",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
 fn a_client_that_goes_while_it_waits_disturbs_nobody() {
     let pond = Pond::start();
     pond.create("d", "0 8 zero");

@@ -6,6 +6,7 @@
 //!
 //! Absent on purpose: devices, bios, the reactor, randomness.
 
+mod backoff;
 mod bandwidth;
 mod dirty;
 mod evict;
@@ -16,6 +17,7 @@ mod sweep;
 mod watermarks;
 pub mod wbt;
 
+pub use backoff::{BACKOFF_FIRST_NS, BACKOFF_MAX_NS, backoff_ns};
 pub use bandwidth::{BANDWIDTH_START, Bandwidth};
 pub use dirty::{
     Admit, Bound, DIRTY_BYTES_MIN, Dirtier, DirtyLimits, DirtyThrottle, LIMIT_MIN_BYTES,

@@ -12,8 +12,8 @@
 //! - I4 A block is written around only while its range is locked, no entry of it is live, and the
 //!   log knows of none: else a read, or recovery, would find the entry instead.
 //! - A1 A FLUSH that begins after a write around has completed ends after an origin flush that
-//!   began after it. Nothing else holds such data: when that flush fails they may be gone, and the
-//!   cache fails stop (I8).
+//!   began after it. Nothing else holds such data: when a flush of the origin fails meanwhile they
+//!   may be gone, and the cache fails stop (I8).
 //!
 //! Cost of a write around: one write of the origin; a commit before it if the cache has a clean
 //! copy, or a commit is under way.
@@ -45,6 +45,11 @@ impl Around {
         self.completed.get()
     }
 
+    /// Whether any of them is not durable yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.durable.get() < self.completed.get()
+    }
+
     /// An origin flush that began when `completed` writes had completed has succeeded.
     pub(crate) fn flushed(&self, completed: u64) {
         self.durable.set(self.durable.get().max(completed));
@@ -60,11 +65,16 @@ impl Around {
 }
 
 impl Cache {
+    /// Whether the cache takes nothing new and is written back until nothing is dirty.
+    pub(crate) fn is_emptied(&self) -> bool {
+        self.tuning().cleaner || self.is_drain_only()
+    }
+
     /// Whether a write with these flags takes no new block of the cache. With `ordered` all do:
     /// what goes around can't be kept in order.
     pub(crate) fn goes_around(&self, flags: Flags) -> bool {
         let t = self.tuning();
-        let around = t.cleaner || (t.metadata_only && !flags.contains(Flags::META));
+        let around = self.is_emptied() || (t.metadata_only && !flags.contains(Flags::META));
         around && !self.config.ordered
     }
 
@@ -74,7 +84,7 @@ impl Cache {
         let Some(found) = self.slots.borrow().find(block) else { return false };
         match found.state {
             State::Dirty | State::Bad => !self.mutation(Mutation::AroundBesideLive),
-            State::Clean => !self.tuning().cleaner,
+            State::Clean => !self.is_emptied(),
             State::Free | State::Writing | State::Limbo => unreachable!("M2: in the index"),
         }
     }
@@ -155,12 +165,15 @@ impl Cache {
         let a = &self.around;
         a.in_flight.set(a.in_flight.get() + 1);
         let at = self.sector_of(part.start);
+        let doubt = self.origin_doubt();
         let outcome = reactor::write(&*self.origin, flags, class, at, data).await;
         a.in_flight.set(a.in_flight.get() - 1);
         a.last_ended.set(Some(reactor::now()));
         a.completed.set(a.completed.get() + 1);
         // Not sticky: the writer hears of it, and what the range holds is nobody's promise.
-        outcome.map(|()| part.end)
+        outcome?;
+        // RT2. A flush of the origin that failed meanwhile may have taken it along.
+        if self.origin_doubt() == doubt { Ok(part.end) } else { Err(Status::Io) }
     }
 
     /// Drops clean copies, and waits until the log says that the cache has nothing of the range.
@@ -187,9 +200,8 @@ impl Cache {
     ///
     /// Cost: one flush of the origin, shared, if there is anything.
     pub(crate) async fn flush_around(&self, class: Class) -> Result<(), Status> {
-        let pending = self.around.durable.get() < self.around.completed.get();
-        if pending && !self.mutation(Mutation::FlushWithoutOrigin) {
-            self.flush_origin(class).await?;
+        if self.around.is_pending() && !self.mutation(Mutation::FlushWithoutOrigin) {
+            self.flush_origin(class, self.origin_doubt()).await?;
         }
         Ok(())
     }

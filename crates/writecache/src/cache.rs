@@ -14,6 +14,7 @@ use crate::group::Group;
 use crate::media::{Media, SlotArea};
 use crate::slots::{Counts, Slots};
 use crate::status::Stats;
+use crate::trouble::{Tell, Trouble};
 use crate::writeback::Writeback;
 
 /// What writeback is taken to free per second until the first measurement. Chosen low, about what
@@ -74,8 +75,10 @@ pub(crate) struct Cache {
     /// The first error after which nothing may be promised any more; kept until the table is
     /// loaded again.
     failed: Cell<Option<Status>>,
-    /// Called when it fails.
-    pub(crate) tell_failure: RefCell<Option<Rc<dyn Fn()>>>,
+    /// The cache device has failed to read a dirty block: it takes nothing new.
+    pub(crate) drain_only: Cell<Option<Status>>,
+    /// Called with what an operator must hear of.
+    pub(crate) tell_trouble: RefCell<Option<Tell>>,
     /// No new background work; set by suspend.
     pub(crate) stopping: Cell<bool>,
     /// Nothing more is committed; ends the checkpoint task, which runs while `checkpoints_on`.
@@ -125,7 +128,8 @@ impl Cache {
             installs: Cell::new(0),
             starved: Cell::new(0),
             failed: Cell::new(None),
-            tell_failure: RefCell::new(None),
+            drain_only: Cell::new(None),
+            tell_trouble: RefCell::new(None),
             stopping: Cell::new(false),
             quiesced: Cell::new(false),
             checkpoints_on: Cell::new(false),
@@ -185,9 +189,7 @@ impl Cache {
     pub(crate) fn fail(&self, status: Status) {
         if self.failed.get().is_none() {
             self.failed.set(Some(status));
-            if let Some(tell) = self.tell_failure.take() {
-                tell();
-            }
+            self.tell(Trouble::Failed { status });
         }
         self.changed.wake_all();
         self.media.wake_all();

@@ -187,18 +187,25 @@ impl Cache {
         self.health()
     }
 
-    /// Flushes the origin; as [`Cache::flush_device`]. A1: a failure may lose what went around the
-    /// cache, which nothing else holds.
-    pub(crate) async fn flush_origin(&self, class: Class) -> Result<(), Status> {
+    /// Flushes the origin; one at a time, as [`Cache::flush_device`]. It has failed if any flush of
+    /// the origin did since `doubt` was noted, which is when the first of the writes that it should
+    /// cover was submitted (RT2).
+    pub(crate) async fn flush_origin(&self, class: Class, doubt: u64) -> Result<(), Status> {
         let flush = async || {
             self.stats.origin_flushes.add(1);
             let around = self.around.completed();
             match reactor::flush(&*self.origin, class).await {
                 Ok(()) => self.around.flushed(around),
-                Err(status) => self.fail(status),
+                Err(status) => self.origin_flush_failed(status),
             }
         };
         self.origin_flush.join(flush).await;
-        self.health()
+        self.health()?;
+        if self.origin_doubt() == doubt { Ok(()) } else { Err(Status::Io) }
+    }
+
+    /// To be noted before a write of the origin is submitted, for [`Cache::flush_origin`].
+    pub(crate) fn origin_doubt(&self) -> u64 {
+        self.writeback.retry.doubt()
     }
 }

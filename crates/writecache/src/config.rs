@@ -16,7 +16,7 @@ const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
 /// Options that are known and not there yet: refused, so that nobody relies on them.
 pub(crate) const NOT_YET: &[&str] =
-    &["ordered", "gap_fill", "fail_mode", "writeback_rate_max", "foreground_p99_target"];
+    &["ordered", "gap_fill", "writeback_rate_max", "foreground_p99_target"];
 
 /// What the cache device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,12 @@ pub enum Mutation {
     ReuseBeforeErase,
     /// Of the kernel's format: recovery leaves entries of a commit that never ended.
     LeftoversKept,
+    /// A block counts as written back though the origin refused it.
+    ForgetWriteError,
+    /// A block counts as written back though the origin's flush failed.
+    PretendAfterFlushError,
+    /// A block that the cache device could not read is written back all the same.
+    WriteBackUnreadable,
 }
 
 /// What may be changed while the device is in use (C1).

@@ -23,8 +23,10 @@
 //! - I5 The order of the map is the log's sequence, not the order of completions: a record says
 //!   the state of the map at the moment it is built.
 //! - I7 Discards are records.
-//! - I8 After an error of a commit, of writeback or of a flush the cache fails stop: reads are
-//!   served, writes and flushes end in an error until the table is loaded again, dirty data stay.
+//! - I8 After an error of a commit or of a flush of the cache device the cache fails stop: reads
+//!   are served, writes and flushes end in an error until the table is loaded again, dirty data
+//!   stay. After an error of the origin what it may have lost is still here: it stays dirty and is
+//!   written again (`writeback::retry`), or, with `fail_mode kernel`, the cache fails stop.
 //!
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
 #![warn(missing_docs)]
@@ -49,12 +51,14 @@ mod recover_dm;
 mod slots;
 mod status;
 mod target;
+mod trouble;
 mod turns;
 mod write;
 mod writeback;
 
 pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
 pub use target::WriteCache;
+pub use trouble::Trouble;
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.
 pub const VERSION: (u32, u32, u32) = (1, 6, 0);

@@ -48,7 +48,9 @@ impl Cache {
         }
         for piece in pieces {
             let read = piece.io.await;
-            outcome = outcome.and(read);
+            if piece.held.is_empty() {
+                outcome = outcome.and(read);
+            }
             // R1. A block that came into the cache meanwhile was installed, and counted.
             if piece.held.is_empty() && self.installs.get() != installs {
                 for index in piece.blocks.clone() {
@@ -63,10 +65,11 @@ impl Cache {
                 self.stats.read_hits.add(1);
                 let block = first + index as u64;
                 let data = bio.bufs.slice(index * size..(index + 1) * size);
-                if !self.slots.borrow().is_intact(held) {
-                    // The slot was reused meanwhile: the block has moved on, look again.
+                if read.is_err() || !self.slots.borrow().is_intact(held) {
+                    // Only one of them may be unreadable; or the slot was reused meanwhile, and the
+                    // block has moved on: look again.
                     outcome = outcome.and(self.reread(bio, block, data).await);
-                } else if read.is_ok() && !self.is_sound(&data, crc) {
+                } else if !self.is_sound(&data, crc) {
                     outcome = outcome.and(match self.drop_rotten(block, held).await {
                         Ok(()) => self.reread(bio, block, data).await,
                         Err(status) => Err(status),
@@ -138,7 +141,7 @@ impl Cache {
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block
     /// stayed out of the cache (R1). Each turn means that a newer version was written meanwhile, or
-    /// a rotten one dropped.
+    /// one that is rotten or can't be read left the cache or became bad.
     async fn reread(&self, bio: &Bio, block: u64, data: Bufs) -> Result<(), Status> {
         loop {
             let found = self.slots.borrow().find(block);
@@ -156,7 +159,11 @@ impl Cache {
             let at = self.slot_sector(found.held.slot);
             let read = reactor::read(&*self.device, bio.class, at, data.clone()).await;
             if self.slots.borrow().is_intact(found.held) {
-                read?;
+                if let Err(status) = read {
+                    self.changed_room(1).await;
+                    self.cache_read_failed(block, found.held, status);
+                    continue;
+                }
                 if self.is_sound(&data, found.crc) {
                     return Ok(());
                 }

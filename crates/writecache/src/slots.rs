@@ -101,6 +101,7 @@ pub(crate) struct Slots {
     index: Index,
     free: FreeMap,
     dirty: RoaringTreemap,
+    bad: RoaringTreemap,
     changed: RoaringTreemap,
     committing: RoaringTreemap,
     limbo: Vec<u32>,
@@ -209,6 +210,10 @@ impl Slots {
 
     /// Takes a slot out of the map for good: free at once if no record names it (M4).
     fn release(&mut self, slot: u32) {
+        if self.slots[slot as usize].state == State::Bad {
+            let block = self.slots[slot as usize].block();
+            self.bad.remove(block);
+        }
         if self.slots[slot as usize].logged {
             self.set_state(slot, State::Limbo);
             self.limbo.push(slot);
@@ -265,6 +270,7 @@ impl Slots {
         if current {
             self.set_state(held.slot, State::Bad);
             self.dirty.remove(block);
+            self.bad.insert(block);
         }
         current
     }
@@ -396,6 +402,11 @@ impl Slots {
         &self.dirty
     }
 
+    /// Blocks that can't be read.
+    pub(crate) fn bad(&self) -> &RoaringTreemap {
+        &self.bad
+    }
+
     /// The first dirty block at or after `from`.
     pub(crate) fn next_dirty(&self, from: u64) -> Option<u64> {
         next_in(&self.dirty, from)
@@ -467,6 +478,7 @@ impl Slots {
                 s.state
             );
         }
+        assert_eq!(self.bad.len(), u64::from(seen.bad));
         seen.changed = self.changed.len() + self.committing.len();
         let counted = Counts { changed: seen.changed, ..self.counts };
         assert_eq!(seen, counted, "M1");

@@ -39,6 +39,8 @@ pub(crate) struct Stats {
     pub(crate) origin_writes: Counter,
     pub(crate) origin_write_bytes: Counter,
     pub(crate) checksum_errors: Counter,
+    pub(crate) writeback_errors: Counter,
+    pub(crate) cache_read_errors: Counter,
     pub(crate) throttled_ns: Counter,
 }
 
@@ -87,11 +89,12 @@ pub(crate) const ATTRIBUTES: [&str; 20] = [
     "log_used_units",
 ];
 
-impl Cache {
-    fn errno(&self) -> i32 {
-        self.failure().map_or(0, block::Status::errno)
-    }
+/// The attributes that only tell.
+pub(crate) fn attributes() -> impl Iterator<Item = &'static str> {
+    ATTRIBUTES.into_iter().chain(crate::trouble::ATTRIBUTES)
+}
 
+impl Cache {
     /// `error total free writeback` and the ten counters. Field 1 is the errno.
     pub(crate) fn status_line(&self) -> String {
         let mut line = format!(
@@ -133,10 +136,13 @@ impl Cache {
             "throttled_us" => s.throttled_ns.get() / 1000,
             "log_used_units" => self.media.log_used_units(),
             _ => {
-                return Err(Error::not_found(format!(
-                    "writecache: no attribute `{name}`: {} are there",
-                    ATTRIBUTES.join(", ")
-                )));
+                return self.trouble_attribute(name).ok_or_else(|| {
+                    let names: Vec<&str> = attributes().collect();
+                    let names = names.join(", ");
+                    Error::not_found(format!(
+                        "writecache: no attribute `{name}`: {names} are there"
+                    ))
+                });
             }
         };
         Ok(value.to_string())

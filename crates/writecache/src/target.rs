@@ -12,7 +12,7 @@ use reactor::Workers;
 use crate::cache::{Cache, TaskGuard};
 use crate::config::{Config, Tuning};
 use crate::options;
-use crate::status::ATTRIBUTES;
+use crate::trouble::{Tell, Trouble};
 use crate::write::ZEROES_CACHED_BYTES_MAX;
 
 /// Bios handled at once; more wait in order. A task of a bio is kept for the next one.
@@ -41,7 +41,7 @@ pub struct WriteCache {
     flush_on_suspend: Cell<bool>,
     /// Cleaner mode by a message, of which the table line does not tell.
     told_to_clean: Cell<bool>,
-    on_failure: RefCell<Option<Rc<dyn Fn()>>>,
+    on_trouble: RefCell<Option<Tell>>,
     /// Counts live periods, so that a task of an earlier one ends.
     period: Cell<u64>,
 }
@@ -102,14 +102,14 @@ impl WriteCache {
             live: RefCell::new(None),
             flush_on_suspend: Cell::new(false),
             told_to_clean: Cell::new(false),
-            on_failure: RefCell::new(None),
+            on_trouble: RefCell::new(None),
             period: Cell::new(0),
         }))
     }
 
-    /// Has `tell` called once when the cache fails; set it before the first `resume`.
-    pub fn on_failure(&self, tell: impl Fn() + 'static) {
-        *self.on_failure.borrow_mut() = Some(Rc::new(tell));
+    /// Has `tell` called with what an operator must hear of; set it before the first `resume`.
+    pub fn on_trouble(&self, tell: impl Fn(Trouble) + 'static) {
+        *self.on_trouble.borrow_mut() = Some(Rc::new(tell));
     }
 
     /// Counts everything again and panics if the books are wrong; for tests.
@@ -151,6 +151,7 @@ impl WriteCache {
         reactor::spawn(cache.clone().checkpoint_task());
         reactor::spawn(cache.clone().commit_when_many_task(TaskGuard::new(cache)));
         reactor::spawn(Cache::commit_when_old_task(Rc::downgrade(cache), self.period.get()));
+        reactor::spawn(Cache::retry_task(Rc::downgrade(cache), self.period.get()));
         cache.start_ages();
     }
 
@@ -168,10 +169,11 @@ impl WriteCache {
             cache.restart_ages();
         }
     }
+}
 
-    fn io_failed(&self, status: Status) -> Error {
-        Error::io(format!("{status}; dirty data are kept, load the table again to retry"))
-    }
+/// The error of a cache that has failed stop.
+pub(crate) fn io_failed(status: Status) -> Error {
+    Error::io(format!("{status}; dirty data are kept, load the table again to retry"))
 }
 
 impl Cache {
@@ -306,7 +308,7 @@ impl Target for WriteCache {
             match word.as_str() {
                 "flush" => {
                     let cache = self.running()?;
-                    cache.write_back_all().await.map_err(|s| self.io_failed(s))?;
+                    cache.write_back_all().await?;
                 }
                 "flush_on_suspend" => self.flush_on_suspend.set(true),
                 "cleaner" => {
@@ -334,10 +336,11 @@ impl Target for WriteCache {
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
             let Some(cache) = self.cache().filter(|c| !c.stopping.get()) else { return Ok(()) };
-            let mut outcome = Ok(());
+            let mut flushed = Ok(());
             if self.flush_on_suspend.replace(false) {
-                outcome = cache.write_back_all().await;
+                flushed = cache.write_back_all().await;
             }
+            let mut outcome = Ok(());
             cache.stopping.set(true);
             cache.changed.wake_all();
             let ended = || cache.tasks.get() == 0 && cache.writeback.in_flight_runs() == 0;
@@ -351,7 +354,7 @@ impl Target for WriteCache {
             cache.quiesced.set(true);
             cache.changed.wake_all();
             cache.changed.wait_for(|| !cache.checkpoints_on.get()).await;
-            outcome.map_err(|s| self.io_failed(s))
+            flushed.and(outcome.map_err(io_failed))
         })
     }
 
@@ -367,13 +370,14 @@ impl Target for WriteCache {
             let config = self.config.borrow().clone();
             let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
             // A1: a process that was killed may have left writes around in a cache of the origin.
-            cache.flush_origin(Class::Foreground).await.map_err(|s| self.io_failed(s))?;
+            let flushed = cache.flush_origin(Class::Foreground, cache.origin_doubt()).await;
+            flushed.map_err(io_failed)?;
             cache.tune(self.tuning());
             // Crash after crash could use up what the log keeps for the end of a checkpoint.
             if cache.is_checkpoint_due() {
-                cache.checkpoint().await.map_err(|s| self.io_failed(s))?;
+                cache.checkpoint().await.map_err(io_failed)?;
             }
-            cache.tell_failure.replace(self.on_failure.borrow().clone());
+            cache.tell_trouble.replace(self.on_trouble.borrow().clone());
             let workers = || {
                 let handler = cache.clone();
                 Workers::new(BIOS_MAX, move |bio: Bio| {
@@ -394,7 +398,7 @@ impl Target for WriteCache {
     fn attributes(&self) -> Vec<&'static str> {
         let config = self.config.borrow();
         let options = options::attributes(&config).map(|o| o.name);
-        ATTRIBUTES.iter().copied().chain(options).collect()
+        crate::status::attributes().chain(options).collect()
     }
 
     fn access(&self, name: &str) -> Access {
@@ -420,7 +424,7 @@ impl Target for WriteCache {
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
-        let outcome = if ATTRIBUTES.contains(&&*name) {
+        let outcome = if crate::status::attributes().any(|a| a == name) {
             Err(Error::invalid(format!("writecache: attribute `{name}` is read-only")))
         } else {
             let changed = self.config.borrow().with_option(&name, &value);

@@ -158,15 +158,18 @@ impl Cache {
             self.stats.writes_blocked.add(1);
             self.starved.set(self.starved.get() + 1);
             self.changed.wake_all();
+            // Nothing comes free: unreadable blocks, and those that the origin refuses.
             let hopeless = || {
                 let c = self.counts();
-                c.bad == c.slots
+                let stuck = c.dirty + c.bad == c.slots;
+                stuck && self.writeback.retry.is_hopeless(u64::from(c.dirty))
             };
             let over = || self.health().is_err() || hopeless();
             self.changed.wait_for(|| self.counts().free > 0 || over()).await;
             self.starved.set(self.starved.get() - 1);
             if hopeless() {
-                return Err(Status::NoSpace); // no slot will ever be free
+                let no_slot = self.counts().bad == self.counts().slots;
+                return Err(if no_slot { Status::NoSpace } else { Status::Io });
             }
         }
         self.health()
@@ -185,6 +188,7 @@ impl Cache {
         self.lock_origin(range.clone()).await?;
         let cleared = self.clear_locked(bio, &range).await;
         self.writeback.unlock(range);
+        self.forget_failures();
         self.changed.wake_all();
         match cleared {
             // A discard that the origin does not know is no promise broken: nothing happened.
@@ -239,6 +243,7 @@ impl Cache {
     async fn clear_origin(&self, bio: &Bio) -> Result<(), Status> {
         let (at, len) = (bio.sector, bio.len);
         let origin = &*self.origin;
+        let doubt = self.origin_doubt();
         let asked = match bio.op {
             Op::Discard => reactor::discard(origin, bio.class, at, len).await,
             Op::WriteZeroes => reactor::write_zeroes(origin, bio.flags, bio.class, at, len).await,
@@ -250,7 +255,7 @@ impl Cache {
             }
             outcome => outcome?,
         }
-        self.flush_origin(bio.class).await
+        self.flush_origin(bio.class, doubt).await
     }
 
     async fn write_zeroes_by_hand(&self, bio: &Bio) -> Result<(), Status> {

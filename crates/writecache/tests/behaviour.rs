@@ -416,9 +416,9 @@ fn break_origin(lab: &Lab, per_mille: u32) {
     lab.world.borrow_mut().set_faults(lab.origin, faults);
 }
 
-/// Blocks 0 to 19 are dirty, and the origin refused them.
+/// Blocks 0 to 19 are dirty, and the origin refused them, before a cache that fails then.
 fn failed(work: impl AsyncFnOnce(Rc<WriteCache>, Lab) + 'static) -> Lab {
-    let lab = Lab::small(MANUAL);
+    let lab = Lab::small(&format!("{MANUAL} fail_mode kernel"));
     let inner = lab.clone();
     lab.life(async move |cache| {
         fill(&*cache, 0..20, 1).await;

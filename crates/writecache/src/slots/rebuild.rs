@@ -244,6 +244,7 @@ impl Rebuild {
         let mut counts = Counts { slots: count, ..Counts::default() };
         let mut free = FreeMap::new(count);
         let mut dirty = RoaringTreemap::new();
+        let mut bad = RoaringTreemap::new();
         let (mut unsorted, mut spare) = (Vec::new(), Vec::new());
         let mut stamp = 1u32;
         for (slot, s) in (0..count).zip(&mut self.slots) {
@@ -262,7 +263,10 @@ impl Rebuild {
                     }
                 }
                 State::Clean => counts.clean += 1,
-                State::Bad => counts.bad += 1,
+                State::Bad => {
+                    counts.bad += 1;
+                    bad.insert(s.block());
+                }
                 State::Writing | State::Limbo => unreachable!("never put"),
             }
             stamp = stamp.wrapping_add(1);
@@ -281,6 +285,7 @@ impl Rebuild {
             index: self.index,
             free,
             dirty,
+            bad,
             changed: RoaringTreemap::new(),
             committing: RoaringTreemap::new(),
             limbo: Vec::new(),

@@ -1,39 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `flush`: everything that is dirty when it begins goes to the origin, with progress.
-use block::{Class, Status};
+//! `flush`: everything that is dirty when it begins goes to the origin, with progress. Blocks that
+//! the origin refuses, at their first try and when they are tried again, are given up and told.
+use block::{Class, Error, Status};
 use roaring::RoaringTreemap;
 
 use crate::cache::Cache;
+use crate::target::io_failed;
 
 /// A `flush`: the blocks that were dirty when it began and are not on the origin yet.
 pub(super) struct FlushJob {
     pub(super) number: u64,
     pub(super) todo: RoaringTreemap,
     pub(super) total: u64,
+    /// Blocks that were given up.
+    pub(super) left: RoaringTreemap,
+}
+
+impl FlushJob {
+    /// Nobody waits for this block any longer; it stays dirty.
+    pub(super) fn give_up(&mut self, block: u64) {
+        if self.todo.remove(block) {
+            self.left.insert(block);
+        }
+    }
+
+    pub(super) fn give_up_all(&mut self) {
+        self.left |= std::mem::take(&mut self.todo);
+    }
 }
 
 impl Cache {
     /// Writes back every block that is dirty now, in order, and makes that durable. Writes that
     /// come meanwhile go on; they are not waited for.
-    pub(crate) async fn write_back_all(&self) -> Result<(), Status> {
+    pub(crate) async fn write_back_all(&self) -> Result<(), Error> {
         let wb = &self.writeback;
         self.changed.wait_for(|| wb.job.borrow().is_none()).await;
-        self.commit().await?;
+        self.commit().await.map_err(io_failed)?;
         let todo = self.slots.borrow().dirty().clone();
         let number = wb.jobs.get() + 1;
         wb.jobs.set(number);
-        *wb.job.borrow_mut() = Some(FlushJob { number, total: todo.len(), todo });
+        *wb.job.borrow_mut() =
+            Some(FlushJob { number, total: todo.len(), todo, left: RoaringTreemap::new() });
+        wb.retry.ripen_all();
         wb.news.set(wb.news.get() + 1);
         wb.lru.borrow_mut().clear();
         self.changed.wake_all();
         let done = || wb.job.borrow().as_ref().is_none_or(|j| j.todo.is_empty());
         self.changed.wait_for(|| done() || self.health().is_err()).await;
-        *wb.job.borrow_mut() = None;
+        let ended = wb.job.take();
         wb.news.set(wb.news.get() + 1);
         self.changed.wake_all();
-        self.forget_clean().await?;
-        self.flush_around(Class::Background).await?;
-        if self.counts().bad > 0 { Err(Status::Checksum) } else { Ok(()) }
+        self.health().map_err(io_failed)?;
+        let left = ended.map_or_else(RoaringTreemap::new, |job| job.left);
+        if let Some(first) = left.min() {
+            return Err(self.not_written(left.len(), first));
+        }
+        self.forget_clean().await.map_err(io_failed)?;
+        self.flush_around(Class::Background).await.map_err(io_failed)?;
+        self.unreadable()
+    }
+
+    /// An error if there are blocks that can't be read.
+    pub(super) fn unreadable(&self) -> Result<(), Error> {
+        match self.counts().bad {
+            0 => Ok(()),
+            bad => Err(Error::io(format!(
+                "{bad} blocks can't be read from the cache device and were not written to the \
+                 origin: the attribute bad_block_list names their sectors"
+            ))),
+        }
+    }
+
+    pub(super) fn not_written(&self, count: u64, first: u64) -> Error {
+        let status = self.writeback.retry.error().map_or(Status::Io, |(status, _)| status);
+        let sector = self.sector_of(first);
+        Error::io(format!(
+            "{count} blocks could not be written to the origin, the first at sector {sector} \
+             ({status}); they are kept in the cache and tried again"
+        ))
     }
 
     /// Drops every clean block, durably. After a flush the origin may be used without its cache,

@@ -31,12 +31,14 @@ use policy::{Run, Sweep};
 use roaring::RoaringTreemap;
 
 use self::flush::FlushJob;
+use self::retry::Retry;
 use crate::cache::Cache;
 use crate::slots::Held;
 use crate::turns::Turns;
 
 mod flush;
 mod pick;
+pub(crate) mod retry;
 mod run;
 mod settle;
 
@@ -61,6 +63,8 @@ struct Written {
     block: u64,
     held: Held,
     job: u64,
+    /// As the write was submitted (RT2).
+    doubt: u64,
 }
 
 fn of_job(written: &[Written], job: u64) -> u64 {
@@ -88,6 +92,7 @@ pub(crate) struct Writeback {
     settle_max: u64,
     job: RefCell<Option<FlushJob>>,
     jobs: Cell<u64>,
+    pub(crate) retry: Retry,
     /// Counts what may have made a block eligible: blocks released, ranges unlocked, flushes
     /// begun or ended.
     news: Cell<u64>,
@@ -124,6 +129,7 @@ impl Writeback {
             settle_max,
             job: RefCell::default(),
             jobs: Cell::default(),
+            retry: Retry::default(),
             news: Cell::default(),
             lru: RefCell::default(),
             aged: RefCell::default(),
@@ -164,7 +170,8 @@ impl Writeback {
     /// Begins the sweep over what is old, if one is due and the last one has ended.
     fn mark_if_due(&self, dirty: &RoaringTreemap) {
         if self.aged.borrow().is_empty() && self.mark_due.replace(false) {
-            *self.aged.borrow_mut() = dirty.clone();
+            // What the origin has refused is tried again in its own time, and holds nobody up.
+            *self.aged.borrow_mut() = dirty - &*self.retry.waiting();
             self.lru.borrow_mut().clear();
         }
     }

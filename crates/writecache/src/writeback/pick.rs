@@ -36,20 +36,21 @@ impl Cache {
             self.watermarks().should_start(free)
         };
         wb.draining.set(draining);
-        self.is_asked_for() || self.wants_any()
+        (self.is_asked_for() || self.wants_any()) && !wb.retry.is_paused()
     }
 
     /// Whether there is reason to write certain blocks back.
     fn is_asked_for(&self) -> bool {
         let wb = &self.writeback;
-        wb.job.borrow().is_some() || wb.mark_due.get() || !wb.aged.borrow().is_empty()
+        let marked = wb.mark_due.get() || !wb.aged.borrow().is_empty();
+        wb.job.borrow().is_some() || marked || wb.retry.has_ripe()
     }
 
     /// Whether there is reason to write back whatever is dirty.
     fn wants_any(&self) -> bool {
         let c = self.counts();
         let starved = self.starved.get() > 0 && c.clean + c.limbo == 0;
-        let cleaning = self.tuning().cleaner && c.dirty > 0;
+        let cleaning = self.is_emptied() && c.dirty > 0;
         starved || cleaning || (self.writeback.draining.get() && !self.is_paused())
     }
 
@@ -126,7 +127,16 @@ impl Cache {
         let io_max = u64::from(io_bytes / self.config.block_size).max(1);
         match tuning.writeback_order {
             Order::Sorted => {
-                wb.sweep.borrow_mut().next_run(io_max, |at| self.next_eligible(from, at))
+                let mut start = None;
+                // What has failed before goes alone.
+                let next = |at| {
+                    let found = self.next_eligible(from, at)?;
+                    let alone = |block| wb.retry.is_failing(block);
+                    let fits = start.is_none_or(|first| !alone(first) && !alone(found));
+                    start.get_or_insert(found);
+                    fits.then_some(found)
+                };
+                wb.sweep.borrow_mut().next_run(io_max, next)
             }
             Order::Lru => self.next_oldest(from, io_max.min(LRU_RUN_BLOCKS_MAX)),
         }
@@ -138,15 +148,21 @@ impl Cache {
         let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
         let (mut job, mut aged) = (wb.job.borrow_mut(), wb.aged.borrow_mut());
         let awaited = wb.awaited.borrow();
+        let only_failing = wb.retry.is_full();
         loop {
             let block = match from {
+                _ if only_failing => wb.retry.next_ripe(at)?,
                 From::Any => slots.next_dirty(at)?,
                 From::Asked => {
                     let todo = job.as_ref().and_then(|job| next_in(&job.todo, at));
-                    [todo, next_in(&aged, at)].into_iter().flatten().min()?
+                    let asked = [todo, next_in(&aged, at), wb.retry.next_ripe(at)];
+                    asked.into_iter().flatten().min()?
                 }
             };
-            if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {
+            let awake = wb.retry.skip(block);
+            if awake > block {
+                at = awake;
+            } else if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {
                 at = end;
             } else if busy.contains(block) {
                 at = block + 1;
@@ -155,6 +171,7 @@ impl Cache {
             } else {
                 // Discarded, quarantined or written back meanwhile: there is nothing to write.
                 aged.remove(block);
+                wb.retry.unripe(block);
                 if let Some(job) = &mut *job {
                     job.todo.remove(block);
                 }
@@ -186,7 +203,10 @@ impl Cache {
                 continue;
             }
             let mut end = start + 1;
-            while end - start < max && self.next_eligible(from, end) == Some(end) {
+            let alone = |block| self.writeback.retry.is_failing(block);
+            let fits =
+                |end| !alone(start) && !alone(end) && self.next_eligible(from, end) == Some(end);
+            while end - start < max && fits(end) {
                 end += 1;
             }
             return Some(Run { start, end });

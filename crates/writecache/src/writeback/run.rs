@@ -2,7 +2,7 @@
 //! One run on its way: read from its slots, checked, written to the origin in turn.
 use std::rc::Rc;
 
-use block::{Buf, Class, Flags};
+use block::{Buf, Class, Flags, Slice, Status};
 use policy::Run;
 use smallvec::SmallVec;
 
@@ -29,6 +29,7 @@ pub(super) async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Pic
     // the order of the sweep, whichever were read first.
     wb.turns.come(ticket).await;
     let fua = cache.tuning().fua;
+    let doubt = cache.origin_doubt();
     let mut parts = SmallVec::<[_; 1]>::new();
     let mut at = 0;
     while at < good.blocks.len() {
@@ -47,13 +48,18 @@ pub(super) async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Pic
     }
     wb.turns.pass_on(ticket);
     for (part, io) in parts {
+        let blocks = good.blocks[part].iter();
         match io.await {
-            Ok(()) => {
-                wb.volatile.set(wb.volatile.get() || !fua);
-                let blocks = good.blocks[part].iter();
-                written.extend(blocks.map(|&(block, held)| Written { block, held, job }));
+            Err(status) if !cache.mutation(Mutation::ForgetWriteError) => {
+                cache.write_failed(blocks.map(|b| b.0), job, status);
             }
-            Err(status) => cache.fail(status),
+            // RT2. It is not said of what a flush took with it that failed meanwhile.
+            Ok(()) if doubt != cache.origin_doubt() => wb.retry.again(blocks.map(|b| b.0)),
+            _ => {
+                wb.volatile.set(wb.volatile.get() || !fua);
+                let one = |&(block, held): &(u64, Held)| Written { block, held, job, doubt };
+                written.extend(blocks.map(one));
+            }
         }
     }
     // What was not written stays dirty and may be picked again.
@@ -108,15 +114,25 @@ impl Cache {
         }
         let mut good = Vec::with_capacity(blocks.len());
         for (range, io) in reads {
-            let read = io.await;
+            let together = io.await;
             for &(block, held, crc) in &blocks[range] {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
+                let read = match together {
+                    Ok(()) => Ok(()),
+                    // Only one of them may be unreadable.
+                    Err(_) => self.read_slot(held, buf.slice(from..from + size)).await,
+                };
                 let mut slots = self.slots.borrow_mut();
                 if !slots.is_intact(held) {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
                 let sum = || buf.slice(from..from + size).read(format::checksum);
-                if read.is_ok() && crc.is_none_or(|crc| sum() == crc) {
+                if read.is_err() && self.mutation(Mutation::WriteBackUnreadable) {
+                    good.push((block, held));
+                } else if let Err(status) = read {
+                    drop(slots);
+                    self.cache_read_failed(block, held, status);
+                } else if crc.is_none_or(|crc| sum() == crc) {
                     good.push((block, held));
                 } else {
                     // Never to the origin: the block reads as an error until it is rewritten.
@@ -126,5 +142,10 @@ impl Cache {
             }
         }
         Gathered { buf, blocks: good }
+    }
+
+    async fn read_slot(&self, held: Held, data: Slice) -> Result<(), Status> {
+        let sector = self.slot_sector(held.slot);
+        reactor::read(&*self.device, Class::Background, sector, data.into()).await
     }
 }

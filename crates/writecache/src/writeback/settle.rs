@@ -52,14 +52,22 @@ impl Cache {
         wb.settling.set(written.len() as u64);
         wb.settling_of_job.set(of_job(&written, wb.jobs.get()));
         let volatile = wb.volatile.replace(false);
-        let durable = if !volatile || self.mutation(Mutation::FreeBeforeOriginDurable) {
-            Ok(())
-        } else {
-            self.flush_origin(Class::Background).await
-        };
+        let mut good = written.clone();
+        if volatile && !self.mutation(Mutation::FreeBeforeOriginDurable) {
+            let newest = written.iter().map(|w| w.doubt).max().unwrap_or(0);
+            let flushed = self.flush_origin(Class::Background, newest).await;
+            // RT2. Not by what this flush brought: an earlier one may have failed.
+            if !self.mutation(Mutation::PretendAfterFlushError) {
+                good.retain(|w| w.doubt == self.origin_doubt() && flushed.is_ok());
+            }
+            if good.len() < written.len() {
+                let lost = written.iter().filter(|w| w.doubt != self.origin_doubt());
+                wb.retry.again(lost.map(|w| w.block));
+            }
+        }
         // I3: durable on the origin now, so the copies in the cache are no longer needed.
-        if durable.is_ok() {
-            for part in written.chunks(64) {
+        if !good.is_empty() && self.health().is_ok() {
+            for part in good.chunks(64) {
                 self.changed_room(part.len()).await;
                 let mut slots = self.slots.borrow_mut();
                 for w in part {
@@ -68,11 +76,12 @@ impl Cache {
             }
             if let Some(job) = &mut *wb.job.borrow_mut() {
                 // What was picked before the flush began may be older than what it must write.
-                for w in written.iter().filter(|w| w.job == job.number) {
+                for w in good.iter().filter(|w| w.job == job.number) {
                     job.todo.remove(w.block);
                 }
             }
-            self.pacer.borrow_mut().freed(written.len() as u64, reactor::now().0);
+            self.no_longer_failing(good.iter().map(|w| w.block));
+            self.pacer.borrow_mut().freed(good.len() as u64, reactor::now().0);
         }
         wb.settling.set(0);
         wb.settling_of_job.set(0);

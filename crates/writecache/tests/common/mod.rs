@@ -3,6 +3,7 @@
 //! contents that tell which block and version they are, and a look at the media.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod broken;
 pub(crate) mod live;
 pub(crate) mod ram;
 pub(crate) mod sha256;

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an operator must hear of: errors of the origin, of the cache device, and their end; as a
+//! text, as attributes, and in status field 1.
+//!
+//! ```text
+//!   origin: write, flush fails  ──▶ kept dirty, tried again (`writeback::retry`); field 1 is the
+//!                                   errno until the blocks are written
+//!   cache device: read fails    ──▶ that block is bad; the cache can only be drained
+//!   cache device: anything else ──▶ it has failed (I8)
+//!   a block does not match its checksum ──▶ that block is bad
+//! ```
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Sector, Status};
+
+use crate::cache::Cache;
+use crate::slots::Held;
+
+/// Sectors that the attribute `bad_block_list` shows at most.
+const BAD_LIST_MAX: usize = 256;
+
+/// Who is told of trouble.
+pub(crate) type Tell = Rc<dyn Fn(Trouble)>;
+
+/// Something that an operator must hear of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It serves reads only, until its table is loaded again.
+    Failed {
+        /// The first error.
+        status: Status,
+    },
+    /// The origin has refused a write; the blocks are kept and tried again.
+    Writeback {
+        /// The error.
+        status: Status,
+        /// The first sector of the write.
+        sector: Sector,
+    },
+    /// The origin could not make durable what it had taken; the blocks are kept and written again.
+    OriginFlush {
+        /// The error.
+        status: Status,
+    },
+    /// Every block that had failed is durable on the origin, or has left the cache.
+    Recovered,
+    /// The cache device can't read a block that it alone holds.
+    BadBlock {
+        /// The error.
+        status: Status,
+        /// The block's first sector.
+        sector: Sector,
+    },
+}
+
+impl Trouble {
+    /// Whether it is the end of one.
+    pub fn is_over(&self) -> bool {
+        *self == Trouble::Recovered
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::Failed { status } => write!(
+                f,
+                "writecache has failed ({status}): it serves reads only and keeps its dirty \
+                 blocks until its table is loaded again"
+            ),
+            Trouble::Writeback { status, sector } => write!(
+                f,
+                "writecache: the origin refused a write at sector {sector} ({status}): the blocks \
+                 are kept in the cache and tried again; everything else goes on"
+            ),
+            Trouble::OriginFlush { status } => write!(
+                f,
+                "writecache: the origin failed a flush ({status}): what it may have lost is kept \
+                 in the cache and written again"
+            ),
+            Trouble::Recovered => {
+                write!(f, "writecache: the origin holds every block now that it had refused before")
+            }
+            Trouble::BadBlock { status, sector } => write!(
+                f,
+                "writecache: the cache device can't read the block at sector {sector} ({status}), \
+                 which the origin does not hold: it reads as an error until it is written again. \
+                 Nothing new is kept on this device: write everything back (`millpond message \
+                 NAME 0 flush`), overwrite the sectors of the attribute bad_block_list or accept \
+                 their loss, then replace the cache device"
+            ),
+        }
+    }
+}
+
+/// Attributes about errors, in the order in which they are listed.
+pub(crate) const ATTRIBUTES: [&str; 7] = [
+    "writeback_error",
+    "writeback_error_sector",
+    "writeback_errors",
+    "failing_blocks",
+    "cache_read_errors",
+    "bad_block_list",
+    "drain_only",
+];
+
+impl Cache {
+    pub(crate) fn tell(&self, trouble: Trouble) {
+        let tell = self.tell_trouble.borrow().clone();
+        if let Some(tell) = tell {
+            tell(trouble);
+        }
+    }
+
+    /// Status field 1.
+    pub(crate) fn errno(&self) -> i32 {
+        let failing = self.writeback.retry.error().map(|(status, _)| status);
+        let status = self.failure().or(failing).or(self.drain_only.get());
+        status.map_or(0, Status::errno)
+    }
+
+    /// The cache device has failed to read a dirty block: it takes nothing new, and is emptied.
+    pub(crate) fn is_drain_only(&self) -> bool {
+        self.drain_only.get().is_some()
+    }
+
+    /// The cache device can't read this version of a block. If the origin holds it too it leaves
+    /// the cache; else it is bad. Nothing happens if the block has moved on.
+    pub(crate) fn cache_read_failed(&self, block: u64, held: Held, status: Status) {
+        self.stats.cache_read_errors.add(1);
+        let mut slots = self.slots.borrow_mut();
+        if slots.drop_clean(block, held) || !slots.quarantine(block, held) {
+            return;
+        }
+        drop(slots);
+        self.forget_failures();
+        self.drain_only.set(Some(status));
+        self.tell(Trouble::BadBlock { status, sector: self.sector_of(block) });
+        self.changed.wake_all();
+    }
+
+    /// The value of one of [`ATTRIBUTES`].
+    pub(crate) fn trouble_attribute(&self, name: &str) -> Option<String> {
+        let error = self.writeback.retry.error();
+        let none = || "none".to_owned();
+        Some(match name {
+            "writeback_error" => error.map_or_else(none, |(status, _)| status.to_string()),
+            "writeback_error_sector" => {
+                let block = error.and_then(|(_, block)| block);
+                block.map_or_else(none, |block| self.sector_of(block).to_string())
+            }
+            "writeback_errors" => self.stats.writeback_errors.get().to_string(),
+            "failing_blocks" => self.writeback.retry.blocks().to_string(),
+            "cache_read_errors" => self.stats.cache_read_errors.get().to_string(),
+            "bad_block_list" => self.bad_block_list(),
+            "drain_only" => u8::from(self.is_drain_only()).to_string(),
+            _ => return None,
+        })
+    }
+
+    /// First sectors of the blocks that can't be read; `none`, or `+N` for those left out.
+    fn bad_block_list(&self) -> String {
+        let slots = self.slots.borrow();
+        let bad = slots.bad();
+        let mut list: Vec<String> =
+            bad.iter().take(BAD_LIST_MAX).map(|b| self.sector_of(b).to_string()).collect();
+        let more = bad.len().saturating_sub(BAD_LIST_MAX as u64);
+        if more > 0 {
+            list.push(format!("+{more}"));
+        }
+        if list.is_empty() { "none".to_owned() } else { list.join(" ") }
+    }
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Blocks that the origin has refused: kept dirty, and tried again.
+//!
+//! ```text
+//!               origin write fails                     its time has come
+//!   dirty ──▶ picked ─────────────▶ failing, waiting ───────────────────▶ failing, ripe ─┐
+//!               ▲  ▲                                                                      │ alone
+//!               │  └──────────────────────────────────────────────────────────────────────┘
+//!               └── origin FLUSH fails: all that it should have covered
+//! ```
+//!
+//! A block waits for twice as long each time (`policy::backoff_ns`), and goes to the origin alone,
+//! so that a bad sector does not hold its neighbours. Other blocks go on. After a failed flush of
+//! the origin all of writeback waits as long: nothing that is written could be made durable.
+//!
+//! Invariants
+//! - RT1 A block is failing from the first error of a write of it until a version of it is durable
+//!   on the origin, or it has left the cache.
+//! - RT2 (I8) A write counts only if no flush of the origin has failed since it was submitted: that
+//!   flush may have lost it, and the next one would not tell.
+use std::cell::{Cell, Ref, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Weak;
+
+use block::{Nanos, Status};
+use policy::{BACKOFF_FIRST_NS, backoff_ns};
+use reactor::now;
+use roaring::RoaringTreemap;
+
+use crate::cache::Cache;
+use crate::config::FailMode;
+use crate::slots::next_in;
+use crate::trouble::Trouble;
+
+/// Failing blocks at which no others are picked any more: an origin that refuses so much is as
+/// good as gone. About 4 MiB of memory.
+const FAILING_MAX: usize = 1 << 16;
+/// Failures in a row, about 15 seconds of them, after which nobody waits for a block any more who
+/// needs its slot.
+const STUBBORN_FAILURES: u32 = 5;
+/// Failures in a row after which a `flush` gives a block up: the error, and one retry.
+const GIVE_UP_FAILURES: u32 = 2;
+
+#[derive(Clone, Copy)]
+struct Failing {
+    failures: u32,
+    status: Status,
+    /// When it is tried again, in nanoseconds; a key of `due` while it waits.
+    due_ns: u64,
+}
+
+/// The flushes of the origin that have failed since the last good one.
+#[derive(Clone, Copy)]
+struct FlushTrouble {
+    failures: u32,
+    status: Status,
+    until_ns: u64,
+    /// What the failed flushes should have covered.
+    blocks: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Retry {
+    failing: RefCell<BTreeMap<u64, Failing>>,
+    /// Those that wait, by time; the same as a set.
+    due: RefCell<BTreeSet<(u64, u64)>>,
+    waiting: RefCell<RoaringTreemap>,
+    /// Those that do not wait, and those that a failed flush has lost.
+    ripe: RefCell<RoaringTreemap>,
+    /// Blocks that have failed often.
+    stubborn: Cell<usize>,
+    flush: Cell<Option<FlushTrouble>>,
+    /// Writeback waits because a flush has failed.
+    paused: Cell<bool>,
+    /// How many flushes of the origin have failed (RT2).
+    doubt: Cell<u64>,
+}
+
+/// The first number at or after `from` that is not in `set`.
+pub(super) fn next_out(set: &RoaringTreemap, from: u64) -> u64 {
+    if !set.contains(from) {
+        return from;
+    }
+    let is_full = |len: u64| set.range_cardinality(from..from + len) == len;
+    let mut len = 1;
+    while is_full(2 * len) {
+        len *= 2;
+    }
+    // Full at `len`, not at twice that.
+    let mut step = len;
+    while step > 0 {
+        if is_full(len + step) {
+            len += step;
+        }
+        step /= 2;
+    }
+    from + len
+}
+
+impl Retry {
+    /// What a write notes as it is submitted, to be compared when it counts (RT2).
+    pub(crate) fn doubt(&self) -> u64 {
+        self.doubt.get()
+    }
+
+    /// Whether nothing may be picked for now.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.get()
+    }
+
+    pub(super) fn is_failing(&self, block: u64) -> bool {
+        self.failing.borrow().contains_key(&block)
+    }
+
+    /// Where picking goes on from `block`: there, unless it waits.
+    pub(super) fn skip(&self, block: u64) -> u64 {
+        next_out(&self.waiting.borrow(), block)
+    }
+
+    /// So many blocks fail that only those are tried which have failed before.
+    pub(super) fn is_full(&self) -> bool {
+        self.failing.borrow().len() >= FAILING_MAX
+    }
+
+    /// Whether blocks are to be tried again now.
+    pub(super) fn has_ripe(&self) -> bool {
+        !self.ripe.borrow().is_empty()
+    }
+
+    /// The first such block at or after `from`.
+    pub(super) fn next_ripe(&self, from: u64) -> Option<u64> {
+        next_in(&self.ripe.borrow(), from)
+    }
+
+    /// What a flush has lost goes again, without waiting for its turn.
+    pub(super) fn again(&self, blocks: impl Iterator<Item = u64>) {
+        self.ripe.borrow_mut().extend(blocks);
+    }
+
+    /// Those that wait.
+    pub(super) fn waiting(&self) -> Ref<'_, RoaringTreemap> {
+        self.waiting.borrow()
+    }
+
+    /// A block is not dirty any more: there is nothing to try.
+    pub(super) fn unripe(&self, block: u64) {
+        self.ripe.borrow_mut().remove(block);
+    }
+
+    /// Blocks that the origin has refused and does not hold yet.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.failing.borrow().len() as u64 + self.flush.get().map_or(0, |f| f.blocks)
+    }
+
+    /// The error that counts now, and the lowest block that it is about, if it is about one.
+    pub(crate) fn error(&self) -> Option<(Status, Option<u64>)> {
+        let failing = self.failing.borrow();
+        let first = failing.first_key_value().map(|(&block, f)| (f.status, Some(block)));
+        first.or(self.flush.get().map(|f| (f.status, None)))
+    }
+
+    /// Whether nobody should wait for any of `dirty` blocks to be written.
+    pub(crate) fn is_hopeless(&self, dirty: u64) -> bool {
+        let stubborn = self.stubborn.get();
+        stubborn as u64 >= dirty
+            || stubborn >= FAILING_MAX
+            || self.flush.get().is_some_and(|f| f.failures >= STUBBORN_FAILURES)
+    }
+
+    /// The origin has refused a block. Returns how often in a row.
+    fn failed(&self, block: u64, status: Status, wait_ns: impl Fn(u32) -> u64) -> u32 {
+        let mut failing = self.failing.borrow_mut();
+        let f = failing.entry(block).or_insert(Failing { failures: 0, status, due_ns: 0 });
+        f.failures = f.failures.saturating_add(1);
+        f.status = status;
+        if f.failures == STUBBORN_FAILURES {
+            self.stubborn.set(self.stubborn.get() + 1);
+        }
+        // It was not waiting: it was picked.
+        f.due_ns = now().0.saturating_add(wait_ns(f.failures));
+        self.due.borrow_mut().insert((f.due_ns, block));
+        self.waiting.borrow_mut().insert(block);
+        self.ripe.borrow_mut().remove(block);
+        f.failures
+    }
+
+    fn remove(&self, block: u64) {
+        self.ripe.borrow_mut().remove(block);
+        if let Some(f) = self.failing.borrow_mut().remove(&block) {
+            self.due.borrow_mut().remove(&(f.due_ns, block));
+            self.waiting.borrow_mut().remove(block);
+            if f.failures >= STUBBORN_FAILURES {
+                self.stubborn.set(self.stubborn.get() - 1);
+            }
+        }
+    }
+
+    /// The next moment at which something may be tried again.
+    fn next_due(&self) -> Option<u64> {
+        let block = self.due.borrow().first().map(|&(due_ns, _)| due_ns);
+        let flush = self.flush.get().filter(|_| self.paused.get()).map(|f| f.until_ns);
+        block.into_iter().chain(flush).min()
+    }
+
+    /// What was to be tried again until `now_ns` may be picked.
+    fn ripen(&self, now_ns: u64) {
+        let mut due = self.due.borrow_mut();
+        while let Some(&(at_ns, block)) = due.first().filter(|(at_ns, _)| *at_ns <= now_ns) {
+            due.remove(&(at_ns, block));
+            self.waiting.borrow_mut().remove(block);
+            self.ripe.borrow_mut().insert(block);
+        }
+        if self.flush.get().is_some_and(|f| f.until_ns <= now_ns) {
+            self.paused.set(false);
+        }
+    }
+
+    /// A `flush` begins: nothing waits any longer.
+    pub(super) fn ripen_all(&self) {
+        self.ripen(u64::MAX);
+    }
+}
+
+impl Cache {
+    /// An origin write has failed: the blocks stay dirty and wait.
+    pub(super) fn write_failed(&self, blocks: impl Iterator<Item = u64>, job: u64, status: Status) {
+        self.stats.writeback_errors.add(1);
+        if self.tuning().fail_mode == FailMode::Kernel {
+            return self.fail(status);
+        }
+        let wb = &self.writeback;
+        let healthy = wb.retry.error().is_none();
+        let mut first = None;
+        for block in blocks {
+            first.get_or_insert(block);
+            let mut flush = wb.job.borrow_mut();
+            let flush = flush.as_mut();
+            let wait = |n| if flush.is_some() { BACKOFF_FIRST_NS } else { backoff_ns(n) };
+            let failures = wb.retry.failed(block, status, wait);
+            if let Some(flush) = flush.filter(|f| f.number == job && failures >= GIVE_UP_FAILURES) {
+                flush.give_up(block);
+                if wb.retry.is_full() {
+                    flush.give_up_all();
+                }
+            }
+        }
+        if let Some(block) = first.filter(|_| healthy) {
+            self.tell(Trouble::Writeback { status, sector: self.sector_of(block) });
+        }
+    }
+
+    /// A flush of the origin has failed: what it should have covered stays dirty (RT2).
+    pub(crate) fn origin_flush_failed(&self, status: Status) {
+        self.stats.writeback_errors.add(1);
+        // What has gone around the cache is nowhere else (A1).
+        if self.tuning().fail_mode == FailMode::Kernel || self.around.is_pending() {
+            return self.fail(status);
+        }
+        let wb = &self.writeback;
+        let retry = &wb.retry;
+        let healthy = retry.error().is_none();
+        retry.doubt.set(retry.doubt.get() + 1);
+        let written = wb.written.take();
+        let before = retry.flush.get();
+        let failures = before.map_or(0, |f| f.failures).saturating_add(1);
+        let mut flush = wb.job.borrow_mut();
+        let wait_ns = if flush.is_some() { BACKOFF_FIRST_NS } else { backoff_ns(failures) };
+        let blocks = (written.len() as u64 + wb.settling.get()).max(before.map_or(0, |f| f.blocks));
+        let until_ns = now().0.saturating_add(wait_ns);
+        retry.flush.set(Some(FlushTrouble { failures, status, until_ns, blocks }));
+        retry.paused.set(true);
+        if let Some(flush) = flush.as_mut().filter(|_| failures >= GIVE_UP_FAILURES) {
+            flush.give_up_all();
+        }
+        drop(flush);
+        retry.again(written.iter().map(|w| w.block));
+        wb.release(written.iter().map(|w| w.block));
+        if healthy {
+            self.tell(Trouble::OriginFlush { status });
+        }
+    }
+
+    /// The origin holds these blocks durably.
+    pub(super) fn no_longer_failing(&self, blocks: impl Iterator<Item = u64>) {
+        let retry = &self.writeback.retry;
+        let failed = retry.error();
+        blocks.for_each(|block| retry.remove(block));
+        retry.flush.set(None);
+        retry.paused.set(false);
+        if failed.is_some() && retry.error().is_none() {
+            self.tell(Trouble::Recovered);
+        }
+    }
+
+    /// Forgets failures of blocks that are not dirty any more: discarded, or unreadable.
+    pub(crate) fn forget_failures(&self) {
+        let retry = &self.writeback.retry;
+        let failed = retry.error();
+        let gone: Vec<u64> = {
+            let slots = self.slots.borrow();
+            let failing = retry.failing.borrow();
+            failing.keys().copied().filter(|&block| !slots.dirty().contains(block)).collect()
+        };
+        gone.iter().for_each(|&block| retry.remove(block));
+        if retry.flush.get().is_some() && self.slots.borrow().dirty().is_empty() {
+            retry.flush.set(None);
+            retry.paused.set(false);
+        }
+        if failed.is_some() && retry.error().is_none() {
+            self.tell(Trouble::Recovered);
+        }
+    }
+
+    /// A task: lets blocks be tried again when their time has come. Asleep it does not keep the
+    /// cache, whose devices may be closed meanwhile; suspend does not wait for it.
+    pub(crate) async fn retry_task(weak: Weak<Cache>, period: u64) {
+        while let Some(cache) = weak.upgrade() {
+            let retry = &cache.writeback.retry;
+            let over = || cache.stopping.get() || cache.period.get() != period;
+            let end = || over() || cache.health().is_err();
+            cache.changed.wait_for(|| retry.next_due().is_some() || end()).await;
+            if end() {
+                return;
+            }
+            let due_ns = retry.next_due().expect("waited for");
+            let now_ns = now().0;
+            if due_ns <= now_ns {
+                retry.ripen(now_ns);
+                cache.forget_failures();
+                cache.writeback.look_again();
+                cache.changed.wake_all();
+                continue;
+            }
+            drop(cache);
+            // What fails meanwhile is due no earlier than this from now.
+            reactor::sleep(Nanos((due_ns - now_ns).min(BACKOFF_FIRST_NS))).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_run_of_numbers_is_found_wherever_it_is() {
+        let mut set = RoaringTreemap::new();
+        set.insert_range(3..4);
+        set.insert_range(10..1000);
+        set.insert_range((1 << 32) - 5..(1 << 32) + 70_000);
+        // From, first number that is not in the set.
+        let table = [
+            (0, 0),
+            (3, 4),
+            (4, 4),
+            (10, 1000),
+            (11, 1000),
+            (999, 1000),
+            (1000, 1000),
+            ((1 << 32) - 5, (1 << 32) + 70_000),
+            ((1 << 32) + 69_999, (1 << 32) + 70_000),
+        ];
+        for (from, end) in table {
+            assert_eq!(next_out(&set, from), end, "{from}");
+        }
+    }
+}

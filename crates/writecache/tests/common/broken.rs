@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A device that refuses what it is told to refuse: requests of one kind in one range of sectors.
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Limits, Op, Status};
+
+pub(crate) struct Broken {
+    below: Rc<dyn BlockDevice>,
+    refused: RefCell<Vec<(Op, Range<u64>)>>,
+    /// Requests that were refused.
+    pub(crate) count: Cell<u64>,
+    /// The writes that were let through or refused, as ranges of 4096-byte blocks.
+    writes: RefCell<Vec<Range<u64>>>,
+}
+
+impl Broken {
+    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<Broken> {
+        let (refused, writes) = (RefCell::default(), RefCell::default());
+        Rc::new(Broken { below, refused, count: Cell::new(0), writes })
+    }
+
+    /// From now on `op` on any of these blocks of 4096 bytes ends in an error.
+    pub(crate) fn refuse(&self, op: Op, blocks: Range<u64>) {
+        self.refused.borrow_mut().push((op, blocks.start * 8..blocks.end * 8));
+    }
+
+    pub(crate) fn mend(&self) {
+        self.refused.borrow_mut().clear();
+    }
+
+    /// The writes since the last call.
+    pub(crate) fn take_writes(&self) -> Vec<Range<u64>> {
+        self.writes.take()
+    }
+}
+
+impl BlockDevice for Broken {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+    fn submit(&self, bio: Bio) {
+        let (start, end) = (bio.sector.0, bio.end().0);
+        if bio.op == Op::Write {
+            self.writes.borrow_mut().push(start / 8..end / 8);
+        }
+        let hit = |(op, range): &(Op, Range<u64>)| {
+            *op == bio.op && (bio.op == Op::Flush || (start < range.end && range.start < end))
+        };
+        if self.refused.borrow().iter().any(hit) {
+            self.count.set(self.count.get() + 1);
+            return bio.complete(Status::Io);
+        }
+        self.below.submit(bio);
+    }
+}

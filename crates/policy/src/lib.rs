@@ -8,6 +8,7 @@
 
 mod backoff;
 mod bandwidth;
+pub mod destage;
 mod dirty;
 mod evict;
 mod idle;

@@ -55,6 +55,11 @@ impl Sweep {
         self.wraps
     }
 
+    /// What lies before `block` counts as done.
+    pub fn advance_to(&mut self, block: u64) {
+        self.cursor = self.cursor.max(block);
+    }
+
     /// The next run, or `None` if nothing is eligible anywhere. The cursor moves behind it.
     ///
     /// `next_eligible(from)` gives the lowest block at or above `from` that is dirty and not

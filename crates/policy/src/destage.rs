@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What writeback costs an origin that has to move a head, learnt from what it took; and which
+//! gaps between dirty blocks are worth being written too.
+//!
+//! ```text
+//!   sweep over dirty runs:   time = a * commands + b * bytes that pass under the head
+//!                            runs ██  ██████ ██   ██     gaps pass as well, whether written or not
+//!
+//!   gap of g bytes filled:   saves a; costs g/R_read, and the runs beside it are read with it
+//!   its contents are known:  saves a; costs nothing that would not pass anyway
+//! ```
+//! `b` is 1/R_write. With the time of skipping a gap, t_cmd = a + g/R_write, this is the rule
+//! "filled if g * (1/R_read + 1/R_write) is less than t_cmd": what a skip costs is not the same for
+//! all gaps, as a head has to pass what it skips.
+//!
+//! A read pays only if it is long: a gap that is left open between filled ones costs a command of
+//! the reads and one of the writes. So the gaps of a stretch are decided together ([`fill`]).
+//!
+//! Invariants
+//! - D1 Nothing is filled until commands have been measured ([`SAMPLES_FIRST`] samples), and no gap
+//!   that is longer than the caller allows.
+//! - D2 More commands, slower commands or faster reads never fill less.
+//! - D3 One sample, however long the device stalled, at most doubles what a command or a byte is
+//!   taken to cost.
+
+const MIB: u64 = 1 << 20;
+
+/// Rates until something is measured: a disk of 7200 rpm. Chosen on the fast side: a wrong guess
+/// costs one stretch, then it is known better; a slow guess would never be corrected.
+const RATE_FIRST: u64 = 150_000_000;
+/// Samples of commands until they count as known; the lower of the first ones is taken, so that a
+/// stall at the beginning counts for nothing.
+const SAMPLES_FIRST: u32 = 2;
+/// A sample moves the average by a quarter.
+const WEIGHT: u64 = 4;
+/// Commands and bytes below which a sample says nothing.
+const COMMANDS_MIN: u64 = 128;
+const BYTES_MIN: u64 = 4 * MIB;
+/// Bytes a command from which on a batch tells the rate, and not the cost of a command.
+const STREAMED_BYTES: u64 = 512 << 10;
+/// Of a longer gap no more than this counts as passed: beyond, the arm moves. Chosen.
+const PASSED_BYTES_MAX: u64 = 256 << 10;
+/// From writing to reading and back, once a stretch: two moves of the arm and two halves of a turn
+/// (disk models: 11 to 16 ms).
+const TURNAROUND_NS: u64 = 16_000_000;
+/// The average of a rate goes back to [`RATE_FIRST`] by this part with each sample of commands, so
+/// that a bad one is tried again some day.
+const RELAX: u64 = 128;
+
+/// What writes to an origin cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// One more command of a sweep, beside the time in which its bytes and the gap pass.
+    pub command_ns: u64,
+    /// Reading in order, time of a MiB.
+    pub read_ns_per_mib: u64,
+    /// Writing in order, time of a MiB.
+    pub write_ns_per_mib: u64,
+}
+
+/// Time of a MiB at so many bytes a second.
+#[must_use]
+pub fn ns_per_mib(bytes_per_s: u64) -> u64 {
+    MIB * 1_000_000_000 / bytes_per_s.max(1)
+}
+
+fn time_ns(bytes: u64, ns_per_mib: u64) -> u64 {
+    let ns = u128::from(bytes) * u128::from(ns_per_mib) / u128::from(MIB);
+    u64::try_from(ns).unwrap_or(u64::MAX)
+}
+
+/// What was written between two flushes of the origin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Writes that do not begin where the one before ended.
+    pub commands: u64,
+    /// Bytes written, and gaps passed.
+    pub passed_bytes: u64,
+}
+
+impl Batch {
+    /// Adds a write of `bytes` that begins `gap` bytes after the end of the one before; `None` for
+    /// the first, and for one that lies below.
+    pub fn add(&mut self, bytes: u64, gap: Option<u64>) {
+        self.commands += u64::from(gap != Some(0));
+        self.passed_bytes += bytes + gap.unwrap_or(0).min(PASSED_BYTES_MAX);
+    }
+
+    fn is_streamed(&self) -> bool {
+        self.passed_bytes / self.commands.max(1) >= STREAMED_BYTES
+    }
+}
+
+/// The costs of one origin, as they are learnt.
+#[derive(Clone, Debug)]
+pub struct CostModel {
+    costs: Costs,
+    /// Samples of commands so far.
+    samples: u32,
+    /// It was told, and does not learn.
+    fixed: bool,
+}
+
+impl Default for CostModel {
+    fn default() -> CostModel {
+        CostModel::new()
+    }
+}
+
+/// The average, moved towards a sample (D3).
+fn blend(average: u64, sample: u64) -> u64 {
+    let sample = sample.min(average.saturating_mul(2)).max(average / 2);
+    average - average / WEIGHT + sample / WEIGHT
+}
+
+impl CostModel {
+    /// A model that knows nothing.
+    #[must_use]
+    pub fn new() -> CostModel {
+        let rate = ns_per_mib(RATE_FIRST);
+        let costs = Costs { command_ns: 0, read_ns_per_mib: rate, write_ns_per_mib: rate };
+        CostModel { costs, samples: 0, fixed: false }
+    }
+
+    /// A model that knows `costs` and never learns.
+    #[must_use]
+    pub fn fixed(costs: Costs) -> CostModel {
+        CostModel { costs, samples: SAMPLES_FIRST, fixed: true }
+    }
+
+    /// Whether commands have been measured.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.samples >= SAMPLES_FIRST
+    }
+
+    /// What is known; nothing before that.
+    #[must_use]
+    pub fn costs(&self) -> Option<Costs> {
+        self.is_known().then_some(self.costs)
+    }
+
+    /// A batch has taken so long, its flush included. Many small commands tell what a command
+    /// costs, streams tell the rate.
+    pub fn wrote(&mut self, batch: Batch, elapsed_ns: u64) {
+        if self.fixed {
+            return;
+        }
+        let Costs { command_ns, write_ns_per_mib, .. } = self.costs;
+        if batch.is_streamed() {
+            if batch.passed_bytes >= BYTES_MIN {
+                let bytes_ns = elapsed_ns.saturating_sub(batch.commands * command_ns);
+                self.costs.write_ns_per_mib =
+                    blend(write_ns_per_mib, per_mib(bytes_ns, batch.passed_bytes));
+            }
+        } else if batch.commands >= COMMANDS_MIN {
+            let passed_ns = time_ns(batch.passed_bytes, write_ns_per_mib);
+            let sample = elapsed_ns.saturating_sub(passed_ns) / batch.commands;
+            self.costs.command_ns = match self.samples {
+                0 => sample,
+                n if n < SAMPLES_FIRST => command_ns.min(sample),
+                _ => blend(command_ns.max(1), sample),
+            };
+            self.samples = self.samples.saturating_add(1);
+            let first = ns_per_mib(RATE_FIRST);
+            for rate in [&mut self.costs.read_ns_per_mib, &mut self.costs.write_ns_per_mib] {
+                *rate = *rate - *rate / RELAX + first / RELAX;
+            }
+        }
+    }
+
+    /// So many bytes were read in order.
+    pub fn read(&mut self, bytes: u64, elapsed_ns: u64) {
+        if !self.fixed && bytes >= BYTES_MIN {
+            let sample = per_mib(elapsed_ns.saturating_sub(TURNAROUND_NS / 2), bytes);
+            self.costs.read_ns_per_mib = blend(self.costs.read_ns_per_mib, sample);
+        }
+    }
+}
+
+fn per_mib(ns: u64, bytes: u64) -> u64 {
+    let per_mib = u128::from(ns) * u128::from(MIB) / u128::from(bytes.max(1));
+    u64::try_from(per_mib).unwrap_or(u64::MAX).max(1)
+}
+
+/// A dirty run of a stretch and the gap before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Bytes of the run.
+    pub run: u64,
+    /// Bytes between the run before and this one.
+    pub gap: u64,
+    /// What the gap may be filled with.
+    pub contents: Contents,
+}
+
+/// Where the contents of a gap would come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// The cache has them.
+    Known,
+    /// The origin has to be read.
+    Unknown,
+    /// It must not be filled.
+    Closed,
+}
+
+/// How a gap is treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Left as it is.
+    Skip,
+    /// Filled from the cache.
+    Copy,
+    /// Filled with what was read from the origin.
+    Read,
+}
+
+const FILLS: [Fill; 3] = [Fill::Skip, Fill::Copy, Fill::Read];
+
+/// Decides all gaps of a stretch, of which `steps` are in ascending order: the gap of the first is
+/// that before the stretch, and never filled. The best of all ways by these costs, in one pass:
+///
+/// | from, to | saves | costs |
+/// |---|---|---|
+/// | gap skipped | | |
+/// | gap known, filled | a command | |
+/// | gap unknown, filled | a command | reading gap and run |
+/// | the same, after one that was not read | | a command, and reading the run before |
+///
+/// Once a stretch a turnaround: if reads do not save that, only known gaps are filled.
+#[must_use]
+pub fn fill(costs: Costs, steps: &[Step]) -> Vec<Fill> {
+    let (fills, saved_ns) = best(costs, steps, true);
+    let reads = fills.contains(&Fill::Read);
+    if !reads {
+        return fills;
+    }
+    let (copies, saved_by_copies_ns) = best(costs, steps, false);
+    let worth = saved_ns.saturating_sub(saved_by_copies_ns) > clamp(TURNAROUND_NS);
+    if worth { fills } else { copies }
+}
+
+fn clamp(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+/// The best way, and what it saves.
+fn best(costs: Costs, steps: &[Step], with_reads: bool) -> (Vec<Fill>, i64) {
+    const NEVER: i64 = i64::MIN / 4;
+    let command = clamp(costs.command_ns);
+    let read = |bytes| clamp(time_ns(bytes, costs.read_ns_per_mib));
+    // What was saved up to here, by how the last gap was treated.
+    let mut saved = [0, NEVER, NEVER];
+    let mut ways: Vec<[usize; 3]> = vec![[0; 3]; steps.len()];
+    for (n, step) in steps.iter().enumerate().skip(1) {
+        let before = saved;
+        for (to, fill) in FILLS.iter().enumerate() {
+            let gain = |from: usize| match (fill, step.contents) {
+                (Fill::Skip, _) => 0,
+                (Fill::Copy, Contents::Known) => command,
+                (Fill::Read, Contents::Unknown) if with_reads => {
+                    let begins = FILLS[from] != Fill::Read;
+                    let entry = if begins { command + read(steps[n - 1].run) } else { 0 };
+                    command - read(step.gap + step.run) - entry
+                }
+                (Fill::Copy | Fill::Read, _) => NEVER,
+            };
+            let of = |from: usize| before[from].saturating_add(gain(from)).max(NEVER);
+            // The first of equals: the least is filled.
+            let from = (0..3).rev().max_by_key(|&from| of(from)).expect("three of them");
+            ways[n][to] = from;
+            saved[to] = of(from);
+        }
+    }
+    let mut at = (0..3).rev().max_by_key(|&to| saved[to]).expect("three of them");
+    let total = saved[at];
+    let mut fills = vec![Fill::Skip; steps.len()];
+    for n in (1..steps.len()).rev() {
+        fills[n] = FILLS[at];
+        at = ways[n][at];
+    }
+    (fills, total)
+}
+
+#[cfg(test)]
+#[path = "destage_tests.rs"]
+mod tests;

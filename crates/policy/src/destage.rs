@@ -58,6 +58,20 @@ pub struct Costs {
     pub write_ns_per_mib: u64,
 }
 
+impl Costs {
+    /// The rate of reading in order.
+    #[must_use]
+    pub fn read_bytes_per_s(&self) -> u64 {
+        MIB * 1_000_000_000 / self.read_ns_per_mib.max(1)
+    }
+
+    /// The rate of writing in order.
+    #[must_use]
+    pub fn write_bytes_per_s(&self) -> u64 {
+        MIB * 1_000_000_000 / self.write_ns_per_mib.max(1)
+    }
+}
+
 /// Time of a MiB at so many bytes a second.
 #[must_use]
 pub fn ns_per_mib(bytes_per_s: u64) -> u64 {

@@ -55,6 +55,20 @@ impl Sweep {
         self.wraps
     }
 
+    /// Moves the cursor to the block with which the next run begins.
+    pub fn seek(&mut self, mut next_eligible: impl FnMut(u64) -> Option<u64>) -> Option<u64> {
+        let start = match next_eligible(self.cursor) {
+            Some(start) => start,
+            None => {
+                let lowest = next_eligible(0)?;
+                self.wraps += 1;
+                lowest
+            }
+        };
+        self.cursor = start;
+        Some(start)
+    }
+
     /// What lies before `block` counts as done.
     pub fn advance_to(&mut self, block: u64) {
         self.cursor = self.cursor.max(block);
@@ -70,14 +84,7 @@ impl Sweep {
         mut next_eligible: impl FnMut(u64) -> Option<u64>,
     ) -> Option<Run> {
         assert!(max_blocks > 0);
-        let start = match next_eligible(self.cursor) {
-            Some(start) => start,
-            None => {
-                let lowest = next_eligible(0)?;
-                self.wraps += 1;
-                lowest
-            }
-        };
+        let start = self.seek(&mut next_eligible)?;
         let limit = start.saturating_add(max_blocks);
         let mut end = start + 1;
         while end < limit && next_eligible(end) == Some(end) {

@@ -53,8 +53,9 @@ pub(crate) struct Cache {
     pub(crate) geometry: SlotArea,
     /// Limits of the mapped device.
     pub(crate) limits: Limits,
-    /// Largest request that the origin likes.
-    pub(crate) origin_io_bytes: u32,
+    pub(crate) origin_limits: Limits,
+    /// When a client last read from the origin.
+    pub(crate) origin_read_ns: Cell<Option<u64>>,
     pub(crate) slots: RefCell<Slots>,
     pub(crate) media: Media,
     pub(crate) commits: Group,
@@ -105,13 +106,15 @@ impl Cache {
         let pacer = Pacer::new(watermarks.room(), ASSUMED_BLOCKS_PER_S);
         let capacity = Sector(blocks * config.block_sectors());
         let limits = crate::target::limits(&config, &*origin, &*device, capacity);
-        let origin_io_bytes = origin.limits().max_io_bytes;
+        let origin_limits = origin.limits();
+        let assumed = config.assumed_costs;
         Cache {
             origin,
             device,
             geometry,
             limits,
-            origin_io_bytes,
+            origin_limits,
+            origin_read_ns: Cell::new(None),
             slots: RefCell::new(slots),
             media,
             commits: Group::default(),
@@ -119,7 +122,7 @@ impl Cache {
             origin_flush: Group::default(),
             around: Around::default(),
             age: Age::default(),
-            writeback: Writeback::new(pacer.batch_max(), config.block_size),
+            writeback: Writeback::new(pacer.batch_max(), config.block_size, assumed),
             watermarks: Cell::new(watermarks),
             tuning: Cell::new(config.tuning),
             pacer: RefCell::new(pacer),

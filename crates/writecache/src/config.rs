@@ -15,8 +15,7 @@ const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
 /// Options that are known and not there yet: refused, so that nobody relies on them.
-pub(crate) const NOT_YET: &[&str] =
-    &["ordered", "gap_fill", "writeback_rate_max", "foreground_p99_target"];
+pub(crate) const NOT_YET: &[&str] = &["ordered", "writeback_rate_max", "foreground_p99_target"];
 
 /// What the cache device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +99,10 @@ pub enum Mutation {
     PretendAfterFlushError,
     /// A block that the cache device could not read is written back all the same.
     WriteBackUnreadable,
+    /// The gaps of a filled write are not locked.
+    GapFillUnlocked,
+    /// What was read of a clean copy for a gap is taken whatever its slot holds by then.
+    GapFillUnchecked,
 }
 
 /// What may be changed while the device is in use (C1).
@@ -164,6 +167,10 @@ pub struct Config {
     /// A planted fault, for tests of the tests.
     #[doc(hidden)]
     pub mutation: Mutation,
+    /// What writes to the origin cost, instead of what is measured; gaps are then filled whatever
+    /// the origin is. For tests and benches.
+    #[doc(hidden)]
+    pub assumed_costs: Option<policy::destage::Costs>,
     /// The options that the line gave, for the table line.
     pub(crate) given: Options,
 }
@@ -210,6 +217,7 @@ impl Config {
                 foreground_p99_target: None,
             },
             mutation: Mutation::None,
+            assumed_costs: None,
             given: Options::default(),
         }
     }

@@ -120,6 +120,7 @@ impl Cache {
             }
             None => {
                 let at = self.sector_of(first + blocks.start as u64);
+                self.origin_read_ns.set(Some(reactor::now().0));
                 reactor::read(&*self.origin, bio.class, at, data)
             }
         };

@@ -38,6 +38,9 @@ pub(crate) struct Stats {
     pub(crate) origin_flushes: Counter,
     pub(crate) origin_writes: Counter,
     pub(crate) origin_write_bytes: Counter,
+    pub(crate) gap_blocks_filled: Counter,
+    pub(crate) gap_blocks_copied: Counter,
+    pub(crate) gap_bytes_read: Counter,
     pub(crate) checksum_errors: Counter,
     pub(crate) writeback_errors: Counter,
     pub(crate) cache_read_errors: Counter,
@@ -66,7 +69,7 @@ impl Stats {
 }
 
 /// Attribute names, in the order in which they are listed.
-pub(crate) const ATTRIBUTES: [&str; 20] = [
+pub(crate) const ATTRIBUTES: [&str; 26] = [
     "error",
     "total_blocks",
     "free_blocks",
@@ -84,6 +87,12 @@ pub(crate) const ATTRIBUTES: [&str; 20] = [
     "origin_flushes",
     "origin_writes",
     "origin_write_bytes",
+    "gap_blocks_filled",
+    "gap_blocks_copied",
+    "gap_bytes_read",
+    "origin_command_ns",
+    "origin_read_rate",
+    "origin_write_rate",
     "checksum_errors",
     "throttled_us",
     "log_used_units",
@@ -114,6 +123,7 @@ impl Cache {
         let c = self.counts();
         let (done, total) = self.writeback.progress().unwrap_or((0, 0));
         let s = &self.stats;
+        let costs = self.writeback.costs();
         let value = match name {
             "error" => return Ok(self.errno().to_string()),
             "total_blocks" => u64::from(self.geometry.slots),
@@ -132,6 +142,12 @@ impl Cache {
             "origin_flushes" => s.origin_flushes.get(),
             "origin_writes" => s.origin_writes.get(),
             "origin_write_bytes" => s.origin_write_bytes.get(),
+            "gap_blocks_filled" => s.gap_blocks_filled.get(),
+            "gap_blocks_copied" => s.gap_blocks_copied.get(),
+            "gap_bytes_read" => s.gap_bytes_read.get(),
+            "origin_command_ns" => costs.map_or(0, |c| c.command_ns),
+            "origin_read_rate" => costs.map_or(0, |c| c.read_bytes_per_s()),
+            "origin_write_rate" => costs.map_or(0, |c| c.write_bytes_per_s()),
             "checksum_errors" => s.checksum_errors.get(),
             "throttled_us" => s.throttled_ns.get() / 1000,
             "log_used_units" => self.media.log_used_units(),

@@ -11,7 +11,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Nanos, Sector, Target};
-use common::live;
+use common::{live, number};
+use policy::destage::Costs;
 use reactor::FileId;
 use sim::{
     Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds,
@@ -19,6 +20,13 @@ use sim::{
 use writecache::{Config, Mutation, WriteCache};
 
 const CLIENTS: u64 = 4;
+/// An origin on which every gap is worth being filled.
+const EAGER: Costs = Costs { command_ns: 1_000_000_000, read_ns_per_mib: 1, write_ns_per_mib: 1 };
+
+thread_local! {
+    /// Blocks of gaps that were written in the lives of this thread's seeds.
+    static GAPS: Cell<u64> = const { Cell::new(0) };
+}
 
 /// What a seed runs with.
 #[derive(Clone)]
@@ -92,6 +100,8 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.mutation = plan.mutation;
+    // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
+    config.assumed_costs = (!blocks.is_multiple_of(3)).then_some(EAGER);
     Setup { config, blocks, cache, origin, sectors, around }
 }
 
@@ -275,6 +285,7 @@ fn live(
         machine.spawn(0, load.client(device.clone(), 80));
     }
     let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || gate.failure.borrow().is_some());
+    GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
     load.verdict.result()?;
     if let Some(why) = gate.failure.borrow().clone() {
         return Err(why);
@@ -366,6 +377,9 @@ fn finish(
 #[test]
 fn acknowledged_durability_survives_any_crash() {
     seeds::run(2000, |seed| simulate(seed, Plan::USUAL));
+    if seeds::count(2000) > 100 {
+        assert!(GAPS.get() > 1000, "{} blocks of gaps were filled", GAPS.get());
+    }
 }
 
 #[test]
@@ -501,4 +515,14 @@ fn counting_blocks_as_written_after_a_failed_flush_of_the_origin_is_caught() {
 #[test]
 fn writing_back_what_the_cache_device_could_not_read_is_caught() {
     is_caught_with_faults(Mutation::WriteBackUnreadable);
+}
+
+#[test]
+fn filling_gaps_that_are_not_locked_is_caught() {
+    is_caught(Mutation::GapFillUnlocked);
+}
+
+#[test]
+fn filling_gaps_with_whatever_a_slot_holds_is_caught() {
+    is_caught(Mutation::GapFillUnchecked);
 }

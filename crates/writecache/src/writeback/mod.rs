@@ -13,6 +13,8 @@
 //! flush each: of a few blocks at first, then twice as many each time, up to what writers can wait
 //! for (`policy::Pacer`).
 //!
+//! Before a rotating disk gaps between the runs may be written too: `extent`.
+//!
 //! Invariants
 //! - I3 A block is retired only after an origin flush that began after its write had completed.
 //! - I3 holds for FUA too: such a write is durable as it ends, and needs no flush.
@@ -27,15 +29,18 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use block::Status;
+use policy::destage::Costs;
 use policy::{Run, Sweep};
 use roaring::RoaringTreemap;
 
+use self::extent::{Destage, Extent};
 use self::flush::FlushJob;
 use self::retry::Retry;
 use crate::cache::Cache;
 use crate::slots::Held;
 use crate::turns::Turns;
 
+mod extent;
 mod flush;
 mod pick;
 pub(crate) mod retry;
@@ -50,9 +55,10 @@ const SETTLE_BYTES: u64 = 64 << 20;
 const BATCH_BLOCKS_FIRST: u64 = 16;
 
 /// A run that was picked while flush number `job` was the newest.
-#[derive(Clone, Copy)]
 struct Picked {
     run: Run,
+    /// It is a filled one.
+    extent: Option<Extent>,
     job: u64,
     ticket: u64,
 }
@@ -102,6 +108,7 @@ pub(crate) struct Writeback {
     mark_due: Cell<bool>,
     /// Something was written without FUA since the last origin flush began.
     volatile: Cell<bool>,
+    destage: Destage,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
     draining: Cell<bool>,
     /// The picking task has nothing to pick.
@@ -109,8 +116,9 @@ pub(crate) struct Writeback {
 }
 
 impl Writeback {
-    /// Batches are of at most `batch_max` blocks of `block_size` bytes.
-    pub(crate) fn new(batch_max: u64, block_size: u32) -> Writeback {
+    /// Batches are of at most `batch_max` blocks of `block_size` bytes. What the origin costs is
+    /// `assumed`, or measured.
+    pub(crate) fn new(batch_max: u64, block_size: u32, assumed: Option<Costs>) -> Writeback {
         let settle_max = SETTLE_BYTES / u64::from(block_size);
         let batch_max = batch_max.clamp(1, settle_max);
         Writeback {
@@ -135,6 +143,7 @@ impl Writeback {
             aged: RefCell::default(),
             mark_due: Cell::default(),
             volatile: Cell::default(),
+            destage: Destage::new(assumed),
             draining: Cell::default(),
             idle: Cell::default(),
         }
@@ -149,6 +158,11 @@ impl Writeback {
     /// Whether blocks are being written back, or are about to be.
     pub(crate) fn is_busy(&self) -> bool {
         self.draining.get() || self.busy_blocks.get() > 0
+    }
+
+    /// What is known of the costs of the origin.
+    pub(crate) fn costs(&self) -> Option<Costs> {
+        self.destage.costs()
     }
 
     /// Blocks that the origin has, but not durably yet.

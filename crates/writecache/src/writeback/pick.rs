@@ -5,6 +5,7 @@ use std::rc::Rc;
 use policy::Run;
 use reactor::Workers;
 
+use super::extent::Extent;
 use super::run::write_run;
 use super::{Picked, RUNS_IN_FLIGHT_MAX};
 use crate::cache::{Cache, TaskGuard};
@@ -19,7 +20,7 @@ const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
 /// What a run is picked from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum From {
+pub(super) enum From {
     /// Blocks that must go: those of a `flush`, and those of a certain age.
     Asked,
     /// Any dirty block.
@@ -76,23 +77,29 @@ impl Cache {
                 let room = || {
                     wb.in_flight_blocks.get() < u64::from(self.tuning().writeback_jobs)
                         && wb.in_flight_runs.get() < RUNS_IN_FLIGHT_MAX
-                        && (wb.blocks() < batch_and_ahead(wb.batch.get()) || !self.in_batches())
+                        && (wb.destage.has_stretch() || self.batch_room() > 0)
+                        && !self.waits_for_sample()
                 };
                 self.changed.wait_for(|| stop() || room()).await;
                 exhausted = None;
-                if stop() || !self.wants_writeback() {
+                if stop() || !(self.wants_writeback() || wb.destage.has_stretch()) {
                     break;
                 }
-                let Some(run) = self.pick() else {
+                self.plan_stretch(self.batch_room(), &stop).await;
+                let Some((run, extent)) = self.pick() else {
                     exhausted = Some(state());
                     break;
                 };
-                wb.busy.borrow_mut().insert_range(run.start..run.end);
-                wb.busy_blocks.set(wb.busy_blocks.get() + run.blocks());
+                if extent.is_none() {
+                    wb.busy.borrow_mut().insert_range(run.start..run.end);
+                    wb.busy_blocks.set(wb.busy_blocks.get() + run.blocks());
+                }
                 wb.in_flight_blocks.set(wb.in_flight_blocks.get() + run.blocks());
                 wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
-                runs.push(Picked { run, job: wb.jobs.get(), ticket: wb.turns.draw() });
+                runs.push(Picked { run, extent, job: wb.jobs.get(), ticket: wb.turns.draw() });
             }
+            // Nothing is left locked that nobody writes.
+            self.drop_stretch();
             wb.idle.set(true);
             if wb.blocks() == 0 {
                 self.pacer.borrow_mut().writeback_stopped();
@@ -104,8 +111,48 @@ impl Cache {
         }
     }
 
-    /// The next run. `writeback_jobs` decides when it may begin, not how long it is.
-    fn pick(&self) -> Option<Run> {
+    /// How many blocks more may be on their way.
+    fn batch_room(&self) -> u64 {
+        let wb = &self.writeback;
+        if self.in_batches() {
+            batch_and_ahead(wb.batch.get()).saturating_sub(wb.blocks())
+        } else {
+            u64::MAX
+        }
+    }
+
+    /// The next run, or filled extent. `writeback_jobs` decides when it may begin, not how long it
+    /// is.
+    fn pick(&self) -> Option<(Run, Option<Extent>)> {
+        let wb = &self.writeback;
+        if let Some((from, extent)) = self.next_of_stretch() {
+            let Some(extent) = extent else {
+                let run = self.pick_from(from)?;
+                wb.aged.borrow_mut().remove_range(run.start..run.end);
+                return Some((run, None));
+            };
+            let mut aged = wb.aged.borrow_mut();
+            for range in extent.dirty_ranges() {
+                aged.remove_range(range);
+            }
+            return Some((extent.run, Some(extent)));
+        }
+        self.pick_run().map(|run| (run, None))
+    }
+
+    /// From which set the next run is to come, if any has one, and its first block.
+    pub(super) fn next_from(&self) -> Option<(From, u64)> {
+        let wb = &self.writeback;
+        let seek = |from| {
+            let start = wb.sweep.borrow_mut().seek(|at| self.next_eligible(from, at));
+            start.map(|start| (from, start))
+        };
+        let asked = self.is_asked_for().then(|| seek(From::Asked)).flatten();
+        let any = || wb.job.borrow().is_none() && self.wants_any();
+        asked.or_else(|| any().then(|| seek(From::Any)).flatten())
+    }
+
+    fn pick_run(&self) -> Option<Run> {
         let wb = &self.writeback;
         wb.mark_if_due(self.slots.borrow().dirty());
         let asked = self.is_asked_for().then(|| self.pick_from(From::Asked)).flatten();
@@ -122,10 +169,8 @@ impl Cache {
 
     fn pick_from(&self, from: From) -> Option<Run> {
         let wb = &self.writeback;
-        let tuning = self.tuning();
-        let io_bytes = tuning.writeback_io_bytes.min(self.origin_io_bytes);
-        let io_max = u64::from(io_bytes / self.config.block_size).max(1);
-        match tuning.writeback_order {
+        let io_max = self.io_blocks();
+        match self.tuning().writeback_order {
             Order::Sorted => {
                 let mut start = None;
                 // What has failed before goes alone.
@@ -143,7 +188,7 @@ impl Cache {
     }
 
     /// The first block at or after `at` that is dirty, not busy, and among those to pick from.
-    fn next_eligible(&self, from: From, mut at: u64) -> Option<u64> {
+    pub(super) fn next_eligible(&self, from: From, mut at: u64) -> Option<u64> {
         let wb = &self.writeback;
         let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
         let (mut job, mut aged) = (wb.job.borrow_mut(), wb.aged.borrow_mut());

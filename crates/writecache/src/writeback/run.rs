@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One run on its way: read from its slots, checked, written to the origin in turn.
+use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Buf, Class, Flags, Slice, Status};
 use policy::Run;
 use smallvec::SmallVec;
 
+use super::extent::Extent;
 use super::{Picked, Written};
 use crate::cache::Cache;
 use crate::config::Mutation;
 use crate::slots::{Held, State};
 
 /// Reads a run's blocks from their slots and writes them to the origin.
-pub(super) async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Picked) {
+pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
+    let Picked { run, extent, job, ticket } = picked;
     let wb = &cache.writeback;
-    let good = cache.gather(run).await;
+    let mut good = cache.gather(run, extent.as_ref()).await;
     // WB3. What was gathered is superseded or in this commit.
     let unsaid = |&(block, _): &(u64, Held)| cache.slots.borrow().is_changed(block);
     if (cache.commits.is_running() || good.blocks.iter().any(unsaid))
@@ -22,82 +25,155 @@ pub(super) async fn write_run(cache: Rc<Cache>, Picked { run, job, ticket }: Pic
     {
         cache.commit().await.ok();
     }
-    let good = if cache.health().is_ok() { good } else { Gathered { blocks: vec![], ..good } };
+    if cache.health().is_err() {
+        good.blocks.clear();
+    }
     let mut written = Vec::with_capacity(good.blocks.len());
     let size = cache.block_bytes();
+    let slice = |range: &Range<u64>| {
+        let at = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
+        good.buf.slice(at(range.start)..at(range.end))
+    };
     // A disk without a cache of its own sorts no more than its queue holds: it must get the runs in
     // the order of the sweep, whichever were read first.
     wb.turns.come(ticket).await;
     let fua = cache.tuning().fua;
     let doubt = cache.origin_doubt();
     let mut parts = SmallVec::<[_; 1]>::new();
-    let mut at = 0;
-    while at < good.blocks.len() {
-        let contiguous = |n: usize| good.blocks[n].0 == good.blocks[at].0 + (n - at) as u64;
-        let end = (at..good.blocks.len()).find(|&n| !contiguous(n)).unwrap_or(good.blocks.len());
-        let first = good.blocks[at].0;
-        let from = usize::try_from(first - run.start).expect("within the run") * size;
-        let data = good.buf.slice(from..from + (end - at) * size);
-        let sector = cache.sector_of(first);
+    for part in good.parts() {
+        let data = slice(&part.range);
+        let sector = cache.sector_of(part.range.start);
+        let bytes = data.len() as u64;
         cache.stats.origin_writes.add(1);
-        cache.stats.origin_write_bytes.add(data.len() as u64);
-        let flags = if fua { Flags::BACKGROUND | Flags::FUA } else { Flags::BACKGROUND };
+        cache.stats.origin_write_bytes.add(bytes);
+        cache.stats.gap_blocks_filled.add(part.filled());
         let class = Class::Background;
-        parts.push((at..end, reactor::write(&*cache.origin, flags, class, sector, data.into())));
-        at = end;
+        let flags = if fua { Flags::BACKGROUND | Flags::FUA } else { Flags::BACKGROUND };
+        let gap = wb.destage.sent(sector.bytes(), bytes);
+        let io = reactor::write(&*cache.origin, flags, class, sector, data.into());
+        parts.push((part, gap, io));
     }
     wb.turns.pass_on(ticket);
-    for (part, io) in parts {
-        let blocks = good.blocks[part].iter();
+    for (part, gap, io) in parts {
+        let blocks = good.blocks[part.dirty.clone()].iter();
         match io.await {
             Err(status) if !cache.mutation(Mutation::ForgetWriteError) => {
+                // What lies between holds nothing that is only here, and must be as it was.
+                for gap in between(&part.range, blocks.clone().map(|b| b.0)) {
+                    let (at, data) = (cache.sector_of(gap.start), slice(&gap).into());
+                    let (flags, class) = (Flags::BACKGROUND, Class::Background);
+                    reactor::write(&*cache.origin, flags, class, at, data).await.ok();
+                }
                 cache.write_failed(blocks.map(|b| b.0), job, status);
             }
             // RT2. It is not said of what a flush took with it that failed meanwhile.
             Ok(()) if doubt != cache.origin_doubt() => wb.retry.again(blocks.map(|b| b.0)),
             _ => {
                 wb.volatile.set(wb.volatile.get() || !fua);
+                wb.destage.wrote((part.range.end - part.range.start) * size as u64, gap);
                 let one = |&(block, held): &(u64, Held)| Written { block, held, job, doubt };
                 written.extend(blocks.map(one));
             }
         }
     }
     // What was not written stays dirty and may be picked again.
-    wb.release(
-        (run.start..run.end)
-            .filter(|b| written.binary_search_by_key(b, |w: &Written| w.block).is_err()),
-    );
+    let gaps = extent.map_or(Vec::new(), |extent| extent.gaps);
+    wb.release_extent(&cache, run, &gaps, |b| {
+        written.binary_search_by_key(&b, |w: &Written| w.block).is_err()
+    });
     wb.written.borrow_mut().extend(written);
     wb.in_flight_blocks.set(wb.in_flight_blocks.get() - run.blocks());
     wb.in_flight_runs.set(wb.in_flight_runs.get() - 1);
     cache.changed.wake_all();
 }
 
-/// A run's data, and which of its blocks are good.
+/// The parts of `range` that `blocks`, ascending, leave.
+fn between(range: &Range<u64>, blocks: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut gaps = Vec::new();
+    let mut at = range.start;
+    for block in blocks.chain([range.end]) {
+        if at < block {
+            gaps.push(at..block);
+        }
+        at = block + 1;
+    }
+    gaps
+}
+
+/// One origin write: consecutive blocks, of which `dirty` of those gathered are dirty.
+struct Part {
+    range: Range<u64>,
+    dirty: Range<usize>,
+}
+
+impl Part {
+    fn filled(&self) -> u64 {
+        self.range.end - self.range.start - self.dirty.len() as u64
+    }
+}
+
+/// A run's data, which of its blocks are good, and which gaps have contents; both ascending.
 struct Gathered {
     buf: Buf,
     blocks: Vec<(u64, Held)>,
+    gaps: Vec<Range<u64>>,
+}
+
+impl Gathered {
+    /// The writes: as long as they can be, and none without a dirty block.
+    fn parts(&self) -> Vec<Part> {
+        let mut parts = Vec::<Part>::new();
+        let mut gaps = self.gaps.iter().cloned().peekable();
+        let mut take = |range: Range<u64>, dirty: Range<usize>| match parts.last_mut() {
+            Some(part) if part.range.end == range.start => {
+                (part.range.end, part.dirty.end) = (range.end, dirty.end);
+            }
+            _ => parts.push(Part { range, dirty }),
+        };
+        for (n, &(block, _)) in self.blocks.iter().enumerate() {
+            while let Some(gap) = gaps.next_if(|gap| gap.start < block) {
+                take(gap, n..n);
+            }
+            take(block..block + 1, n..n + 1);
+        }
+        gaps.for_each(|gap| take(gap, self.blocks.len()..self.blocks.len()));
+        parts.retain(|part| !part.dirty.is_empty());
+        parts
+    }
 }
 
 impl Cache {
-    /// Reads every block of the run that is still dirty, and checks it (WB2).
-    async fn gather(&self, run: Run) -> Gathered {
+    /// Reads every block of the run that is still dirty, and checks it (WB2); and of an extent the
+    /// clean copies of gaps that were not read from the origin (GF2).
+    async fn gather(&self, run: Run, extent: Option<&Extent>) -> Gathered {
         let size = self.block_bytes();
         let count = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
-        let buf = Buf::alloc(count * size);
+        let gaps = extent.map_or(&[][..], |extent| &extent.gaps);
+        let origin = extent.and_then(|extent| extent.origin.clone());
+        let mut known = if origin.is_some() { gaps.to_vec() } else { Vec::new() };
+        let wants_copies = origin.is_none();
+        let buf = origin.unwrap_or_else(|| Buf::alloc(count * size));
         let mut blocks = Vec::with_capacity(count);
         let mut reads = Vec::new();
         {
             let slots = self.slots.borrow();
+            let mut gaps = gaps.iter().peekable();
             for block in run.start..run.end {
-                if let Some(found) = slots.find(block).filter(|f| f.state == State::Dirty) {
-                    blocks.push((block, found.held, found.crc));
+                while gaps.next_if(|gap| gap.end <= block).is_some() {}
+                // A block that has come into a gap since waits for its own turn.
+                let in_gap = gaps.peek().is_some_and(|gap| gap.contains(&block));
+                let wanted = if in_gap { State::Clean } else { State::Dirty };
+                if in_gap && !wants_copies {
+                    continue;
+                }
+                if let Some(found) = slots.find(block).filter(|f| f.state == wanted) {
+                    blocks.push((block, found.held, found.crc, in_gap));
                 }
             }
         }
         let mut at = 0;
         while at < blocks.len() {
-            let (first, held, _) = blocks[at];
+            let (first, held, ..) = blocks[at];
             let mut end = at + 1;
             while end < blocks.len()
                 && blocks[end].0 == first + (end - at) as u64
@@ -115,7 +191,7 @@ impl Cache {
         let mut good = Vec::with_capacity(blocks.len());
         for (range, io) in reads {
             let together = io.await;
-            for &(block, held, crc) in &blocks[range] {
+            for &(block, held, crc, in_gap) in &blocks[range] {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
                 let read = match together {
                     Ok(()) => Ok(()),
@@ -123,16 +199,23 @@ impl Cache {
                     Err(_) => self.read_slot(held, buf.slice(from..from + size)).await,
                 };
                 let mut slots = self.slots.borrow_mut();
-                if !slots.is_intact(held) {
+                let unchecked = in_gap && self.mutation(Mutation::GapFillUnchecked);
+                if !slots.is_intact(held) && !unchecked {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
                 let sum = || buf.slice(from..from + size).read(format::checksum);
-                if read.is_err() && self.mutation(Mutation::WriteBackUnreadable) {
+                let sum = |crc| sum() == crc;
+                if in_gap {
+                    // GF2. A copy that is no good is a hole.
+                    if unchecked || (read.is_ok() && crc.is_none_or(sum)) {
+                        known.push(block..block + 1);
+                    }
+                } else if read.is_err() && self.mutation(Mutation::WriteBackUnreadable) {
                     good.push((block, held));
                 } else if let Err(status) = read {
                     drop(slots);
                     self.cache_read_failed(block, held, status);
-                } else if crc.is_none_or(|crc| sum() == crc) {
+                } else if crc.is_none_or(sum) {
                     good.push((block, held));
                 } else {
                     // Never to the origin: the block reads as an error until it is rewritten.
@@ -141,7 +224,10 @@ impl Cache {
                 }
             }
         }
-        Gathered { buf, blocks: good }
+        if wants_copies {
+            self.stats.gap_blocks_copied.add(known.len() as u64);
+        }
+        Gathered { buf, blocks: good, gaps: known }
     }
 
     async fn read_slot(&self, held: Held, data: Slice) -> Result<(), Status> {

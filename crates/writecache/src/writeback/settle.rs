@@ -21,9 +21,11 @@ impl Cache {
         loop {
             let due = || {
                 let written = wb.written.borrow().len() as u64;
-                let last = wb.idle.get() && wb.in_flight_runs.get() == 0;
+                let wants_quiet = wb.idle.get() || wb.destage.wants_quiet.get();
+                let last = wants_quiet && wb.in_flight_runs.get() == 0;
                 let wanted = !wb.awaited.borrow().is_empty();
-                written >= many() || (written > 0 && (last || wanted))
+                let sample = written > 0 && wb.in_flight_runs.get() == 0 && self.wants_sample();
+                written >= many() || sample || (written > 0 && (last || wanted))
             };
             let end = || self.health().is_err() || picking_ended();
             self.changed.wait_for(|| due() || end()).await;
@@ -52,6 +54,7 @@ impl Cache {
         wb.settling.set(written.len() as u64);
         wb.settling_of_job.set(of_job(&written, wb.jobs.get()));
         let volatile = wb.volatile.replace(false);
+        let sample = wb.destage.flush_begins();
         let mut good = written.clone();
         if volatile && !self.mutation(Mutation::FreeBeforeOriginDurable) {
             let newest = written.iter().map(|w| w.doubt).max().unwrap_or(0);
@@ -64,6 +67,9 @@ impl Cache {
                 let lost = written.iter().filter(|w| w.doubt != self.origin_doubt());
                 wb.retry.again(lost.map(|w| w.block));
             }
+        }
+        if self.health().is_ok() {
+            wb.destage.flush_ended(sample, wb.in_flight_runs.get() > 0);
         }
         // I3: durable on the origin now, so the copies in the cache are no longer needed.
         if !good.is_empty() && self.health().is_ok() {

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Gap filling: where a head would rather write what lies between dirty blocks too, than skip it.
+//!
+//! ```text
+//!   sweep ─▶ look ahead over a stretch ─▶ policy::destage: which gaps? ─▶ extents, locked
+//!                                                                          │
+//!        all writes out and flushed ─▶ read the extents, in order ─────────┘
+//!                                          │
+//!        extents and plain runs, in the order of the sweep ─▶ one write each, without a break
+//! ```
+//!
+//! A stretch is read as a whole before any of it is written, when nothing else is in flight: each
+//! change between reading and writing costs a move of the arm and half a turn, and a disk with a
+//! cache of its own would mix reads with the writes that it still owes. Extents that were cut from
+//! one filled part touch, so that the head never has to wait for a turn between them.
+//!
+//! Beside reads of clients that go to the origin no stretch is begun, and the reading of one is
+//! broken off: a large transfer is what makes them wait.
+//!
+//! Invariants
+//! - GF1 (I6) An extent is in `busy`, gaps included, from before its gaps are read until its write
+//!   has ended: no other origin write of these blocks begins meanwhile.
+//! - GF2 A gap's bytes are those of the origin, or of a clean copy whose slot still held it after it
+//!   was read and whose checksum is right. Where neither is to be had the write has a hole.
+//! - GF3 Gaps are filled only on an origin that moves a head (`Limits::rotational`), by measured
+//!   costs, and none is longer than a quarter of the largest write.
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use block::{Buf, Class, Limits};
+use policy::Run;
+use policy::destage::{Batch, Contents, CostModel, Costs, Fill, Step, fill};
+
+use super::Writeback;
+use super::pick::From;
+use crate::cache::Cache;
+use crate::config::{Mutation, Order};
+use crate::slots::State;
+
+/// Length of a stretch, and with it the memory that it takes. On the models of disks 32 MiB are
+/// within 1 % of 64, and 16 take 2 % longer (`docs/hdd-model.md`).
+const STRETCH_BYTES: u64 = 32 << 20;
+/// Most dirty runs that are looked at for one stretch.
+const STRETCH_RUNS_MAX: usize = 1 << 14;
+/// Reads in flight while a stretch is read: one that is being read, one that follows without a
+/// break, and two more for hosts that are slow to answer. A client's read waits for them.
+const READS_IN_FLIGHT: usize = 4;
+/// Longest gap as a part of the largest write.
+const GAP_PART: u64 = 4;
+/// A client has read from the origin within this: there will be more. As the throttle at the leaf.
+const CALM_NS: u64 = 1_000_000_000;
+/// Stretches until some commands are measured again.
+const STRETCHES_UNMEASURED_MAX: u32 = 64;
+/// Length of what is written plainly then.
+const MEASURED_BYTES: u64 = 8 << 20;
+/// Commands of a batch while nothing is known: a tenth of a second. A disk's cache would take so
+/// many more before the first flush has ended that there would be no gaps left.
+const MEASURED_COMMANDS: u64 = 256;
+
+/// A filled write: blocks of `run` but for `gaps` were dirty when it was locked.
+pub(super) struct Extent {
+    pub(super) run: Run,
+    pub(super) gaps: Vec<Range<u64>>,
+    /// What the origin holds of it, if it was read.
+    pub(super) origin: Option<Buf>,
+    reads: bool,
+}
+
+impl Extent {
+    /// What is not gaps.
+    pub(super) fn dirty_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let starts = [self.run.start].into_iter().chain(self.gaps.iter().map(|gap| gap.end));
+        let ends = self.gaps.iter().map(|gap| gap.start).chain([self.run.end]);
+        starts.zip(ends).map(|(start, end)| start..end).filter(|range| !range.is_empty())
+    }
+}
+
+/// The state of gap filling.
+pub(super) struct Destage {
+    model: RefCell<CostModel>,
+    /// Locked, read if need be, not yet picked; ascending.
+    stretch: RefCell<VecDeque<Extent>>,
+    /// What the stretch was picked from.
+    from: Cell<From>,
+    /// Up to which block of which round of the sweep the gaps are decided.
+    decided: Cell<(u64, u64)>,
+    /// Somebody waits for everything to be written and flushed.
+    pub(super) wants_quiet: Cell<bool>,
+    stretches_unmeasured: Cell<u32>,
+    sample: RefCell<Sample>,
+}
+
+/// What was written since an origin flush ended.
+#[derive(Default)]
+struct Sample {
+    batch: Batch,
+    since_ns: Option<u64>,
+    /// End of the last write that was sent, bytes.
+    sent_end: Option<u64>,
+}
+
+impl Destage {
+    pub(super) fn new(assumed: Option<Costs>) -> Destage {
+        Destage {
+            model: RefCell::new(assumed.map_or_else(CostModel::new, CostModel::fixed)),
+            stretch: RefCell::default(),
+            from: Cell::new(From::Any),
+            decided: Cell::new((0, 0)),
+            wants_quiet: Cell::default(),
+            stretches_unmeasured: Cell::default(),
+            sample: RefCell::default(),
+        }
+    }
+
+    pub(super) fn has_stretch(&self) -> bool {
+        !self.stretch.borrow().is_empty()
+    }
+
+    /// A write of `bytes` at `at` is being sent; its gap to the one before it.
+    pub(super) fn sent(&self, at: u64, bytes: u64) -> Option<u64> {
+        let mut sample = self.sample.borrow_mut();
+        sample.since_ns.get_or_insert(reactor::now().0);
+        let end = sample.sent_end.replace(at + bytes);
+        end.and_then(|end| at.checked_sub(end))
+    }
+
+    pub(super) fn wrote(&self, bytes: u64, gap: Option<u64>) {
+        self.sample.borrow_mut().batch.add(bytes, gap);
+    }
+
+    /// An origin flush begins: what it covers, and since when.
+    pub(super) fn flush_begins(&self) -> (Batch, Option<u64>) {
+        let mut sample = self.sample.borrow_mut();
+        (std::mem::take(&mut sample.batch), sample.since_ns)
+    }
+
+    /// It has ended well.
+    pub(super) fn flush_ended(&self, (batch, since_ns): (Batch, Option<u64>), goes_on: bool) {
+        let now_ns = reactor::now().0;
+        if let Some(since_ns) = since_ns {
+            self.model.borrow_mut().wrote(batch, now_ns.saturating_sub(since_ns));
+        }
+        if batch.commands >= MEASURED_COMMANDS {
+            self.stretches_unmeasured.set(0);
+        }
+        self.sample.borrow_mut().since_ns = goes_on.then_some(now_ns);
+    }
+
+    pub(super) fn costs(&self) -> Option<Costs> {
+        self.model.borrow().costs()
+    }
+}
+
+/// Blocks of the largest origin write, at whose multiples extents are cut.
+fn unit(io_bytes: u32, block_size: u32, origin: &Limits) -> u64 {
+    let opt = origin.io_opt_bytes;
+    let aligned = if opt > 0 && opt < io_bytes { io_bytes - io_bytes % opt } else { io_bytes };
+    u64::from(aligned / block_size).max(1)
+}
+
+impl Cache {
+    fn fills_gaps(&self) -> bool {
+        let tuning = self.tuning();
+        let moves_a_head = self.origin_limits.rotational || self.config.assumed_costs.is_some();
+        tuning.gap_fill && moves_a_head && tuning.writeback_order == Order::Sorted
+    }
+
+    /// Whether a batch is as large as it has to be for the first measurements.
+    pub(super) fn wants_sample(&self) -> bool {
+        let enough = self.writeback.destage.sample.borrow().batch.commands >= MEASURED_COMMANDS;
+        enough && self.is_measuring()
+    }
+
+    /// Whether nothing is to be written until what was written has been measured.
+    pub(super) fn waits_for_sample(&self) -> bool {
+        self.wants_sample() || (self.writeback.settling.get() > 0 && self.is_measuring())
+    }
+
+    /// Batches are small of themselves, and must not wait.
+    fn is_measuring(&self) -> bool {
+        let is_known = self.writeback.destage.model.borrow().is_known();
+        self.fills_gaps() && !is_known && !self.in_batches()
+    }
+
+    /// No client reads from the origin; or costs were told, and nothing is to be spared.
+    fn is_calm(&self) -> bool {
+        if self.config.assumed_costs.is_some() {
+            return true;
+        }
+        let since_ns = |at| reactor::now().0.saturating_sub(at);
+        self.origin_read_ns.get().is_none_or(|at| since_ns(at) > CALM_NS)
+    }
+
+    /// The largest origin write, blocks.
+    pub(super) fn io_blocks(&self) -> u64 {
+        let io_bytes = self.tuning().writeback_io_bytes.min(self.origin_limits.max_io_bytes);
+        u64::from(io_bytes / self.config.block_size).max(1)
+    }
+
+    /// Decides the gaps of the next stretch of the sweep, of at most `dirty_max` dirty blocks, and
+    /// locks and reads what is to be filled. Ends early when `stop` says so.
+    pub(super) async fn plan_stretch(&self, dirty_max: u64, stop: &impl Fn() -> bool) {
+        let wb = &self.writeback;
+        let Some(costs) = wb.destage.costs().filter(|_| self.fills_gaps() && self.is_calm()) else {
+            return;
+        };
+        // What the origin refuses goes alone, and must not take its neighbours with it.
+        if wb.destage.has_stretch() || wb.retry.blocks() > 0 {
+            return;
+        }
+        let Some((from, start)) = self.next_from() else { return };
+        let round = wb.sweep.borrow().wraps();
+        if wb.destage.decided.get().0 == round && start < wb.destage.decided.get().1 {
+            return;
+        }
+        let bytes_of = |blocks: u64| blocks * u64::from(self.config.block_size);
+        if wb.destage.stretches_unmeasured.get() >= STRETCHES_UNMEASURED_MAX {
+            let plain = MEASURED_BYTES / u64::from(self.config.block_size);
+            wb.destage.stretches_unmeasured.set(0);
+            return wb.destage.decided.set((round, start + plain));
+        }
+        wb.destage.from.set(from);
+        let runs = self.runs_ahead(from, start, dirty_max);
+        let decided = runs.last().map_or(start + 1, |run| run.end);
+        wb.destage.decided.set((round, decided));
+        let steps: Vec<Step> = runs
+            .iter()
+            .enumerate()
+            .map(|(n, run)| {
+                let before = n.checked_sub(1).map_or(run.start, |m| runs[m].end);
+                let gap = before..run.start;
+                let bytes = bytes_of(gap.end - gap.start);
+                Step { run: bytes_of(run.blocks()), gap: bytes, contents: self.contents(&gap) }
+            })
+            .collect();
+        let fills = fill(costs, &steps);
+        let mut at = 0;
+        while at < runs.len() {
+            let same = fills[at + 1..].iter().take_while(|fill| **fill != Fill::Skip).count();
+            if same > 0 {
+                self.lock_filled(&runs[at..=at + same], &fills[at + 1..=at + same]);
+            }
+            at += same + 1;
+        }
+        if wb.destage.stretch.borrow().iter().any(|extent| extent.reads) {
+            let unmeasured = &wb.destage.stretches_unmeasured;
+            unmeasured.set(unmeasured.get() + 1);
+            self.read_stretch(stop).await;
+        }
+    }
+
+    /// Dirty runs from `start` on, of a stretch.
+    fn runs_ahead(&self, from: From, start: u64, dirty_max: u64) -> Vec<Run> {
+        let end_max = start + STRETCH_BYTES / u64::from(self.config.block_size);
+        let (mut runs, mut dirty) = (Vec::<Run>::new(), 0);
+        let mut at = start;
+        while let Some(block) = self.next_eligible(from, at)
+            && block < end_max
+            && dirty < dirty_max
+        {
+            let full = runs.len() == STRETCH_RUNS_MAX;
+            match runs.last_mut() {
+                Some(run) if run.end == block => run.end += 1,
+                _ if full => break,
+                _ => runs.push(Run { start: block, end: block + 1 }),
+            }
+            dirty += 1;
+            at = block + 1;
+        }
+        runs
+    }
+
+    /// Where a gap's contents would come from.
+    fn contents(&self, gap: &Range<u64>) -> Contents {
+        let wb = &self.writeback;
+        let overlaps = |r: &Range<u64>| r.start < gap.end && gap.start < r.end;
+        let awaited = wb.awaited.borrow().iter().any(overlaps);
+        if gap.end - gap.start > self.io_blocks() / GAP_PART || awaited || !wb.is_free(gap) {
+            return Contents::Closed;
+        }
+        let slots = self.slots.borrow();
+        let is_copied = |b| slots.find(b).is_some_and(|found| found.state == State::Clean);
+        if gap.clone().all(is_copied) { Contents::Known } else { Contents::Unknown }
+    }
+
+    /// Locks runs with the gaps between them, in extents that touch (GF1).
+    fn lock_filled(&self, runs: &[Run], fills: &[Fill]) {
+        let wb = &self.writeback;
+        let unit = unit(
+            self.tuning().writeback_io_bytes.min(self.origin_limits.max_io_bytes),
+            self.config.block_size,
+            &self.origin_limits,
+        );
+        let (start, end) = (runs[0].start, runs[runs.len() - 1].end);
+        let gaps = runs.windows(2).map(|two| two[0].end..two[1].start);
+        let gaps: Vec<_> = gaps.zip(fills).collect();
+        let mut first_gap = 0;
+        let mut at = start;
+        while at < end {
+            let cut = ((at / unit + 1) * unit).min(end);
+            first_gap += gaps[first_gap..].iter().take_while(|(gap, _)| gap.end <= at).count();
+            let inside = gaps[first_gap..].iter().take_while(|(gap, _)| gap.start < cut);
+            let mut extent = Extent {
+                run: Run { start: at, end: cut },
+                gaps: Vec::new(),
+                origin: None,
+                reads: false,
+            };
+            for (gap, fill) in inside {
+                extent.gaps.push(gap.start.max(at)..gap.end.min(cut));
+                extent.reads |= **fill == Fill::Read;
+            }
+            let filled: u64 = extent.gaps.iter().map(|gap| gap.end - gap.start).sum();
+            wb.busy.borrow_mut().insert_range(at..cut);
+            if self.mutation(Mutation::GapFillUnlocked) {
+                extent.gaps.iter().for_each(|gap| drop_range(wb, gap));
+            }
+            wb.busy_blocks.set(wb.busy_blocks.get() + cut - at - filled);
+            wb.destage.stretch.borrow_mut().push_back(extent);
+            at = cut;
+        }
+    }
+
+    /// Reads the extents that need it, one after the other, when nothing else is under way.
+    async fn read_stretch(&self, stop: &impl Fn() -> bool) {
+        let wb = &self.writeback;
+        wb.destage.wants_quiet.set(true);
+        self.changed.wake_all();
+        let quiet = || wb.in_flight_runs.get() == 0 && wb.pending() == 0;
+        self.changed.wait_for(|| quiet() || stop()).await;
+        wb.destage.wants_quiet.set(false);
+        let ranges: Vec<(usize, Run)> = {
+            let stretch = wb.destage.stretch.borrow();
+            let reads = stretch.iter().enumerate().filter(|(_, extent)| extent.reads);
+            reads.map(|(n, extent)| (n, extent.run)).collect()
+        };
+        let (began, mut bytes) = (reactor::now().0, 0);
+        let mut ranges = ranges.into_iter();
+        let mut reading = VecDeque::new();
+        loop {
+            while reading.len() < READS_IN_FLIGHT
+                && self.is_calm()
+                && !stop()
+                && let Some((n, run)) = ranges.next()
+            {
+                let len = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
+                let buf = Buf::alloc(len * self.block_bytes());
+                let (at, all) = (self.sector_of(run.start), buf.all().into());
+                let io = reactor::read(&*self.origin, Class::Background, at, all);
+                reading.push_back((n, buf, io));
+            }
+            let Some((n, buf, io)) = reading.pop_front() else { break };
+            // What can't be read is not filled; who reads these blocks will hear of it.
+            if io.await.is_ok() {
+                bytes += buf.len() as u64;
+                wb.destage.stretch.borrow_mut()[n].origin = Some(buf);
+            }
+        }
+        self.stats.gap_bytes_read.add(bytes);
+        wb.destage.model.borrow_mut().read(bytes, reactor::now().0 - began);
+    }
+
+    /// While there is a stretch: what its runs are picked from, and the next extent once the sweep
+    /// has come to it.
+    pub(super) fn next_of_stretch(&self) -> Option<(From, Option<Extent>)> {
+        let wb = &self.writeback;
+        let from = wb.destage.from.get();
+        let start = wb.destage.stretch.borrow().front()?.run.start;
+        let cursor = wb.sweep.borrow().cursor();
+        let is_before = self.next_eligible(from, cursor).is_some_and(|block| block < start);
+        if is_before && self.tuning().writeback_order == Order::Sorted {
+            return Some((from, None));
+        }
+        let extent = wb.destage.stretch.borrow_mut().pop_front()?;
+        wb.sweep.borrow_mut().advance_to(extent.run.end);
+        Some((from, Some(extent)))
+    }
+
+    /// Gives back what was locked and will not be written.
+    pub(super) fn drop_stretch(&self) {
+        let wb = &self.writeback;
+        let stretch = wb.destage.stretch.take();
+        for extent in stretch {
+            wb.release_extent(self, extent.run, &extent.gaps, |_| true);
+        }
+        self.changed.wake_all();
+    }
+}
+
+fn drop_range(wb: &Writeback, range: &Range<u64>) {
+    wb.busy.borrow_mut().remove_range(range.clone());
+}
+
+impl Writeback {
+    /// The write of an extent has ended: its gaps are free, and of its other blocks those that
+    /// `which` says.
+    pub(super) fn release_extent(
+        &self,
+        cache: &Cache,
+        run: Run,
+        gaps: &[Range<u64>],
+        which: impl Fn(u64) -> bool,
+    ) {
+        let in_gap = |block: u64| {
+            let next = gaps.partition_point(|gap| gap.end <= block);
+            gaps.get(next).is_some_and(|gap| gap.contains(&block))
+        };
+        self.release((run.start..run.end).filter(|&block| !in_gap(block) && which(block)));
+        if !cache.mutation(Mutation::GapFillUnlocked) {
+            for gap in gaps {
+                self.unlock(gap.clone());
+            }
+        }
+    }
+}

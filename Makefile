@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-cache-scale bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-scale bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -77,6 +77,9 @@ bench-hop: ## a request to a device of another core and back, beside a local one
 bench-noclone: setup ## linear and striped in process and through FUSE, beside the raw device
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin noclone -- $(ARGS)
+
+bench-pmem-copy: ## copies into persistent memory: past the caches, or written back line by line
+	$(CARGO) run --release --locked -p bench --bin pmem-copy
 
 bench-wbt: ## a reader by the clock beside a buffered writer on the local disk, wbt off and on
 	$(CARGO) build --release --locked -p millpond

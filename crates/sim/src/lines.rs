@@ -21,7 +21,7 @@
 //! - L3 What a failed fence should have covered is not made durable by one submitted after the
 //!   failure, unless its line is stored to again. (A file behind the mapping may fail; memory can't.)
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::media::{FlushMark, parts};
 use crate::pages::{Pages, pages_of};
@@ -45,6 +45,8 @@ struct Store {
 struct Write {
     offset: u64,
     len: usize,
+    /// Stores that are not durable.
+    left: usize,
     /// How many had completed before it did; none while it is in flight.
     completed: Option<u64>,
     /// Number of the failure of a fence that should have covered it (L3).
@@ -64,6 +66,7 @@ pub(crate) struct Lines {
     durable: Pages,
     /// Stores of each line that are not durable, in program order.
     unfenced: BTreeMap<u64, Vec<Store>>,
+    /// Those that are in flight or have such stores.
     writes: BTreeMap<u64, Write>,
     next_write: u64,
     completed: u64,
@@ -96,12 +99,14 @@ impl Lines {
         self.visible.write(offset, data);
         let write = self.next_write;
         self.next_write += 1;
+        let mut left = 0;
         for part in parts(offset, data.len(), LINE_BYTES) {
+            left += 1;
             let at = offset + part.start as u64;
             let store = Store { write, offset: at, data: data[part].to_vec() };
             self.unfenced.entry(at / LINE_BYTES).or_default().push(store);
         }
-        let record = Write { offset, len: data.len(), completed: None, abandoned: None };
+        let record = Write { offset, len: data.len(), left, completed: None, abandoned: None };
         self.writes.insert(write, record);
         write
     }
@@ -112,12 +117,13 @@ impl Lines {
         self.completed += 1;
         let Some(record) = self.writes.get_mut(&write) else { return };
         record.completed = Some(nth);
-        if fua {
+        if record.left == 0 {
+            self.writes.remove(&write);
+        } else if fua {
             let (first, end) = (record.offset, record.offset + record.len as u64);
             for line in first / LINE_BYTES..end.div_ceil(LINE_BYTES) {
                 self.fence_line(line, |store, _| store.write == write);
             }
-            self.forget_durable();
         }
     }
 
@@ -131,7 +137,6 @@ impl Lines {
         for line in self.unfenced.keys().copied().collect::<Vec<_>>() {
             self.fence_line(line, |_, write| write.is_covered(mark));
         }
-        self.forget_durable();
     }
 
     /// L1, L2: everything up to the line's last store that `covers` is durable.
@@ -142,16 +147,11 @@ impl Lines {
         let Some(last) = last else { return };
         for store in stores.drain(..=last) {
             self.durable.write(store.offset, &store.data);
+            settled(&mut self.writes, store.write);
         }
         if stores.is_empty() {
             self.unfenced.remove(&line);
         }
-    }
-
-    /// Forgets writes of which nothing is left to lose.
-    fn forget_durable(&mut self) {
-        let left: BTreeSet<u64> = self.unfenced.values().flatten().map(|s| s.write).collect();
-        self.writes.retain(|id, write| left.contains(id) || write.completed.is_none());
     }
 
     /// A fence fails (L3).
@@ -192,7 +192,7 @@ impl Lines {
             write.completed = Some(self.completed);
         }
         self.completed += 1;
-        self.forget_durable();
+        self.writes.retain(|_, write| write.left > 0);
     }
 
     /// Takes back what `write` has stored to `line` from `end` on.
@@ -201,6 +201,9 @@ impl Lines {
         for store in stores.iter_mut().filter(|s| s.write == write) {
             let keep = usize::try_from(end.saturating_sub(store.offset)).expect("in memory");
             store.data.truncate(keep);
+            if store.data.is_empty() {
+                settled(&mut self.writes, write);
+            }
         }
         stores.retain(|s| !s.data.is_empty());
         let mut bytes = [0; LINE_BYTES as usize];
@@ -266,8 +269,19 @@ impl Lines {
     }
 }
 
+/// A store of `write` is durable, or gone.
+fn settled(writes: &mut BTreeMap<u64, Write>, id: u64) {
+    let write = writes.get_mut(&id).expect("kept while a store is left");
+    write.left -= 1;
+    if write.left == 0 && write.completed.is_some() {
+        writes.remove(&id);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn words(lines: &Lines, offset: u64, count: usize) -> Vec<u8> {

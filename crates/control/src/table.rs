@@ -66,11 +66,13 @@ pub fn name_with_absolute_path(name: &str, base: &Path) -> String {
     out
 }
 
-/// Appends a word, made absolute when it is a relative path, or the part after `dict=` is.
+/// Appends a word, made absolute when it is a relative path, or the part after `pmem:` or `dict=`
+/// is.
 fn push(out: &mut String, word: &str, base: &str) {
     let dict = word.match_indices("dict=").find(|(at, _)| *at == 0 || word[..*at].ends_with(','));
     let dict = dict.map(|(at, key)| at + key.len());
     let path = dict.map_or(word, |at| &word[at..]);
+    let path = path.strip_prefix("pmem:").unwrap_or(path);
     if !is_relative(path) {
         out.push_str(word);
         return;
@@ -125,11 +127,13 @@ mod tests {
             absolute("0 8 linear ./a.img 0\n8 8  linear\tsub/b.img 0 "),
             "0 8 linear /my\\ disks/a.img 0\n8 8  linear\t/my\\ disks/sub/b.img 0 "
         );
+        assert_eq!(absolute("0 8 linear pmem:./a.img 0"), "0 8 linear pmem:/my\\ disks/a.img 0");
         for same in [
             "",
             "0 8 linear /abs/a.img 0",
             "0 8 linear origin 0",
             "0 8 linear mem:4K 0",
+            "0 8 linear pmem:/abs/a.img 0",
             "0 8 linear nbd://host/name 0",
             "0 8 odd/target x",
             " # see also docs/a.md b/c",

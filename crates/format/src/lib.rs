@@ -33,7 +33,10 @@ pub use record::{
     BLOCK_LIMIT, ENTRIES_PER_UNIT, Entry, Kind, Op, Record, RecordHeader, decode_record,
     encode_record,
 };
-pub use superblock::{CheckpointRef, SUPERBLOCK_COPIES, Superblock, elect, highest_generation};
+pub use superblock::{
+    CheckpointRef, SUPERBLOCK_COPIES, Superblock, begin_superblock, elect, highest_generation,
+    is_begun,
+};
 
 /// Bytes in one metadata unit: the page and sector size that every cache device writes whole.
 pub const UNIT: usize = 4096;

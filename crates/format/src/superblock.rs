@@ -91,6 +91,22 @@ struct SuperblockMedia {
 
 const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
 
+/// Where the generation is in a superblock.
+const GENERATION: std::ops::Range<usize> = 32..40;
+const _: () = assert!(std::mem::offset_of!(SuperblockMedia, generation) == GENERATION.start);
+
+/// Makes the unit that a format writes first, to a unit of zeroes: the magic, and nothing else.
+pub fn begin_superblock(out: &mut [u8]) {
+    out[..MAGIC.len()].copy_from_slice(&MAGIC);
+}
+
+/// Whether a unit may be the first superblock copy of a format that was cut off: it begins with the
+/// magic, and names no generation but `first`, the one that a format writes.
+pub fn is_begun(unit: &[u8], first: u64) -> bool {
+    let generation = unit[GENERATION].try_into().map_or(0, u64::from_le_bytes);
+    unit[..MAGIC.len()] == MAGIC && (generation == 0 || generation == first)
+}
+
 impl Superblock {
     /// Makes the unit of `copy` in `out`, which is one unit long.
     ///

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Leaves: what tables name besides mapped devices. Paths, `mem:SIZE` and `null:SIZE`.
+//! Leaves: what tables name besides mapped devices. Paths, `pmem:PATH`, `mem:SIZE` and `null:SIZE`.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -325,18 +325,21 @@ impl Leaves {
     /// Whether `word` can be opened, as far as a look at it tells. Errors: `ENXIO` when there is no
     /// such file, `EINVAL` when it is of another sort or empty, `EACCES` when it can't be written.
     pub(crate) fn look(&self, word: &str) -> Result<(), Error> {
-        let Word::Path(path) = parse(word)? else { return Ok(()) };
-        self.check_path(word)?;
+        let parsed = parse(word)?;
+        let (Word::Path(path) | Word::Pmem(path)) = &parsed else { return Ok(()) };
+        self.check_path(word.strip_prefix(PMEM).unwrap_or(word))?;
         let shown = path.display();
-        let meta = std::fs::metadata(&path).map_err(|e| file_error(&e, word))?;
+        let meta = std::fs::metadata(path).map_err(|e| file_error(&e, word))?;
         if meta.is_file() && meta.len() == 0 {
             return Err(Error::invalid(format!("{shown}: it is empty: give it its size first")));
         }
-        if !meta.is_file() && !meta.file_type().is_block_device() {
+        // What a DAX device is shows when it is opened.
+        let may_be_dax = matches!(parsed, Word::Pmem(_)) && meta.file_type().is_char_device();
+        if !meta.is_file() && !meta.file_type().is_block_device() && !may_be_dax {
             let wanted = "neither a regular file nor a block device";
             return Err(Error::invalid(format!("{shown}: is {wanted}")));
         }
-        let access = rustix::fs::access(&path, rustix::fs::Access::WRITE_OK);
+        let access = rustix::fs::access(path, rustix::fs::Access::WRITE_OK);
         access.map_err(|e| file_error(&e.into(), word))
     }
 
@@ -359,7 +362,16 @@ impl Leaves {
         let leaf = match parse(&word)? {
             Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)?),
             Word::Null(capacity) => OpenLeaf::Null(Null::new(word, capacity)),
-            Word::Path(path) => patiently(self.0.patience.get(), || self.open_path(&path)).await?,
+            Word::Path(path) => {
+                let options = OpenOptions::default();
+                let open = || self.open_path(&path, &word, options);
+                patiently(self.0.patience.get(), open).await?
+            }
+            Word::Pmem(path) => {
+                let options = OpenOptions { mapped: true, ..OpenOptions::default() };
+                let open = || self.open_path(&path, &word, options);
+                patiently(self.0.patience.get(), open).await?
+            }
         };
         leaf.stats().set_alarm(self.0.alarm.clone());
         let leaf = Rc::new(leaf);
@@ -370,7 +382,13 @@ impl Leaves {
         Ok(leaf)
     }
 
-    fn open_path(&self, path: &Path) -> Result<OpenLeaf, Error> {
+    /// The leaf that is the same file, opened in the other way.
+    fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<OpenLeaf>> {
+        let path = path.to_string_lossy();
+        self.find(&if mapped { path.into_owned() } else { format!("{PMEM}{path}") })
+    }
+
+    fn open_path(&self, path: &Path, word: &str, options: OpenOptions) -> Result<OpenLeaf, Error> {
         if self.is_own(path) {
             let hint = "this daemon serves this file: name the device instead of it";
             return Err(Error::invalid(hint));
@@ -379,12 +397,22 @@ impl Leaves {
             let hint = "files need io_uring; without it mem:SIZE and null:SIZE are allowed";
             return Err(Error::new(ErrorKind::NotSupported, hint));
         };
-        let opened = files.open_path(path, OpenOptions::default())?;
+        let opened = files.open_path(path, options).map_err(|e| {
+            match self.opened_otherwise(path, options.mapped) {
+                Some(other) if e.kind() == ErrorKind::Busy => Error::busy(format!(
+                    "{word}: it is open as {}: a file is persistent memory ({PMEM}PATH, and the \
+                     cache of a writecache in mode p) or an ordinary one, in all tables",
+                    other.name()
+                )),
+                _ => e,
+            }
+        })?;
         if let Some(warning) = opened.warning {
             tracing::warn!(path = %path.display(), "{warning}");
             self.0.warnings.borrow_mut().push(warning);
         }
-        let name = path.to_string_lossy();
+        let prefix = if options.mapped { PMEM } else { "" };
+        let name = format!("{prefix}{}", path.to_string_lossy());
         let leaf = Leaf::new(name, opened.file, opened.limits);
         Ok(OpenLeaf::File(leaf.with_identity(opened.lasting_identity), files.clone()))
     }
@@ -395,6 +423,10 @@ impl Resolver for Leaves {
         match (parse(word), &self.0.files) {
             (Ok(Word::Path(path)), Some(files)) if !self.is_own(&path) => {
                 files.identity(&path).unwrap_or_else(|_| word.into())
+            }
+            (Ok(Word::Pmem(path)), Some(files)) if !self.is_own(&path) => {
+                let same = files.identity(&path);
+                same.map_or_else(|_| word.into(), |same| format!("{PMEM}{same}"))
             }
             _ => word.into(),
         }
@@ -427,8 +459,22 @@ pub(crate) fn file_error(e: &IoError, path: &str) -> Error {
 #[derive(Debug, PartialEq, Eq)]
 enum Word {
     Path(PathBuf),
+    Pmem(PathBuf),
     Mem(Sector),
     Null(Sector),
+}
+
+/// Before the path of a file that is to be mapped as persistent memory.
+const PMEM: &str = "pmem:";
+
+/// The word by which a table's word for persistent memory is opened; nothing when it names what
+/// can't be mapped.
+pub(crate) fn as_pmem(word: &str) -> Option<String> {
+    match parse(word) {
+        Ok(Word::Pmem(_)) => Some(word.to_owned()),
+        Ok(Word::Path(_)) => Some(format!("{PMEM}{word}")),
+        Ok(Word::Mem(_) | Word::Null(_)) | Err(_) => None,
+    }
 }
 
 /// Whether a word can be nothing but a leaf's: mapped devices have no such names.
@@ -446,14 +492,18 @@ fn parse(word: &str) -> Result<Word, Error> {
     if let Some(size) = word.strip_prefix("null:") {
         return Ok(Word::Null(capacity(size)?));
     }
-    if word.contains('/') {
-        let path = std::path::absolute(word)
+    let (path, word_of): (_, fn(PathBuf) -> Word) = match word.strip_prefix(PMEM) {
+        Some(path) => (path, Word::Pmem),
+        None => (word, Word::Path),
+    };
+    if path.contains('/') {
+        let path = std::path::absolute(path)
             .map_err(|e| Error::invalid("the path can't be made absolute").because(e))?;
-        return Ok(Word::Path(path));
+        return Ok(word_of(path));
     }
     Err(Error::not_found(
-        "no mapped device has this name; else a path with a slash (./disk.img), mem:SIZE or \
-         null:SIZE is allowed",
+        "no mapped device has this name; else a path with a slash (./disk.img), pmem:PATH, \
+         mem:SIZE or null:SIZE is allowed",
     ))
 }
 
@@ -476,6 +526,10 @@ mod tests {
         assert_eq!(parse("mem:4K,a").unwrap(), Word::Mem(Sector(8)));
         assert_eq!(parse("null:8s").unwrap(), Word::Null(Sector(8)));
         assert_eq!(parse("/a/b").unwrap(), Word::Path("/a/b".into()));
+        assert_eq!(parse("pmem:/a/b").unwrap(), Word::Pmem("/a/b".into()));
+        assert_eq!(as_pmem("/a/b").as_deref(), Some("pmem:/a/b"));
+        assert_eq!(as_pmem("pmem:/a/b").as_deref(), Some("pmem:/a/b"));
+        assert_eq!(as_pmem("mem:4K"), None);
     }
 
     #[test]
@@ -483,6 +537,7 @@ mod tests {
         for (word, part) in [
             ("origin", "mem:SIZE"),
             ("mem:", "powers of 1024"),
+            ("pmem:a", "mem:SIZE"),
             ("mem:0", "positive multiple of 512"),
             ("null:1000", "positive multiple of 512"),
         ] {

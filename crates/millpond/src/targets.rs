@@ -11,12 +11,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, CoreId, Error, Target};
+use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
 use dm::{Context, Dm, MappedDevice, TargetType};
 use pagecache::PageCache;
-use writecache::{Config, WriteCache};
+use writecache::{Config, Mode, WriteCache};
 
-use crate::leaf::Leaves;
+use crate::leaf::{Leaves, as_pmem};
 use crate::zram::Ground;
 
 /// Adds the engines' target types. `cores` are all on which parts of devices may be, this first.
@@ -132,7 +132,10 @@ async fn write_cache(
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let config = Config::parse(&words)?;
     let origin = ctx.lookup(&config.origin).await?;
-    let cache = ctx.lookup(&config.cache).await?;
+    let cache = match config.mode {
+        Mode::Ssd => ctx.lookup(&config.cache).await?,
+        Mode::Pmem => persistent_memory(&claims, &ctx, &config.cache).await?,
+    };
     if Rc::ptr_eq(&origin, &cache) {
         let both = &config.origin;
         return Err(Error::invalid(format!("origin and cache are the same device, {both}")));
@@ -154,6 +157,23 @@ async fn write_cache(
         events.raise();
     });
     Ok(target)
+}
+
+/// The cache device of mode p: mapped, or refused as the kernel refuses it.
+async fn persistent_memory(
+    claims: &Claims,
+    ctx: &Context,
+    word: &str,
+) -> Result<Rc<dyn BlockDevice>, Error> {
+    let is_mapped = claims.dm.upgrade().is_some_and(|dm| dm.find(word).is_some());
+    let word = as_pmem(word).filter(|_| !is_mapped).ok_or_else(|| {
+        let kind = ErrorKind::NotSupported;
+        let text = "Persistent memory or DAX not supported on this system";
+        let allowed = "the path of a file on a file system mounted with DAX, or of a DAX device, \
+                       is allowed, and of any file for tests; or mode `s`";
+        Error::new(kind, format!("{text}: cache `{word}` can't be mapped: {allowed}"))
+    })?;
+    ctx.lookup(&word).await
 }
 
 async fn page_cache(

@@ -231,12 +231,12 @@ impl Cache {
         let block = bufs.slice(index * size..(index + 1) * size);
         if block.count() == 1 {
             let mut crc = 0;
-            block.for_each(|b| crc = format::checksum(b));
+            block.for_each(|b| crc = self.config.checksum(b));
             return crc;
         }
         let mut whole = vec![0; size];
         block.copy_to(&mut whole);
-        format::checksum(&whole)
+        self.config.checksum(&whole)
     }
 }
 

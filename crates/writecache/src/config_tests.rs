@@ -65,10 +65,20 @@ fn bad_lines_get_the_kernels_text_and_name_the_argument() {
 
 #[test]
 fn what_is_not_there_yet_is_refused_by_name() {
-    for line in ["p o c 4096 0", "s o c 4096 1 ordered"] {
+    for line in ["s o c 4096 1 ordered"] {
         let error = parse(line).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
     }
+}
+
+#[test]
+fn mode_p_commits_after_64_blocks_as_the_kernel_does_and_shows_what_was_given() {
+    let config = parse("P o c 4096 0").unwrap();
+    assert_eq!((config.mode, config.tuning.autocommit_blocks), (Mode::Pmem, 64));
+    assert_eq!(config.table(), "p o c 4096 0");
+    let config = parse("p o c 4096 3 nofua autocommit_blocks 1").unwrap();
+    assert_eq!(config.tuning.autocommit_blocks, 1);
+    assert_eq!(config.table(), "p o c 4096 3 autocommit_blocks 1 nofua");
 }
 
 #[test]

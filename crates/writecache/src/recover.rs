@@ -236,11 +236,13 @@ async fn find_superblock(
     }
     let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
     let mut blank = [false; 4];
+    let mut begun = false;
     for copy in 0..SUPERBLOCK_COPIES {
         let offset = Geometry::superblock_offset(copy);
         let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
         unit.read(|unit| {
             blank[usize::from(copy)] = format::is_blank(unit);
+            begun |= copy == 0 && format::is_begun(unit, FORMAT_GENERATION);
             copies.push(Superblock::decode(copy, unit));
         });
     }
@@ -255,6 +257,10 @@ async fn find_superblock(
         // are of a cache that was in use, and damaged since.
         Err(_) if blank == [true; 4] => Ok(None),
         Err(_) if blank[2] && blank[3] && copies[..2].iter().flatten().any(is_formats) => Ok(None),
+        // Torn in its first step, where not even sectors are whole.
+        Err(_) if blank[2] && blank[3] && begun && copies[..2].iter().all(Result::is_err) => {
+            Ok(None)
+        }
         Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
             Err(Error::invalid(format!(
                 "cache device {}: Invalid magic in the superblock: it is neither a \
@@ -297,8 +303,20 @@ async fn format_device(
         origin_id: origin.identity().map_or(NOBODY, |known| format::origin_id(&known)),
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
     };
+    begin_format(config, device).await?;
     write_copies(config, device, &superblock).await?;
     Ok(superblock)
+}
+
+/// Writes the magic alone, which is one word and so there or not, whatever a power cut tears. From
+/// then on the first copy begins with it, and what it is a torn part of is known.
+async fn begin_format(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
+    let buf = Buf::zeroed(UNIT);
+    buf.write(format::begin_superblock);
+    let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(0));
+    reactor::write(device, Flags::META | Flags::FUA, Class::Foreground, at, buf.into())
+        .await
+        .map_err(|status| io_error(config, "write superblock", status))
 }
 
 /// Writes all four copies, a pair at a time, so that one good pair is always there. Before the
@@ -485,7 +503,7 @@ impl Recovery<'_> {
         let mut all = true;
         for (crc, buf, read) in reads {
             match read.await {
-                Ok(()) => all &= buf.read(format::checksum) == crc,
+                Ok(()) => all &= buf.read(|b| self.config.checksum(b)) == crc,
                 Err(status) => return Err(io_error(self.config, "read data", status)),
             }
         }

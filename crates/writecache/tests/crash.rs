@@ -46,6 +46,8 @@ struct Setup {
 struct Plan {
     mutation: Mutation,
     with_faults: bool,
+    /// With `p` the cache is persistent memory: a power cut takes any words of unfenced lines.
+    mode: &'static str,
     format: &'static str,
     block_sizes: &'static [u32],
     area_kib: &'static [u64],
@@ -58,6 +60,7 @@ impl Plan {
     const USUAL: Plan = Plan {
         mutation: Mutation::None,
         with_faults: false,
+        mode: "s",
         format: "native",
         block_sizes: &[512, 4096, 4096, 4096],
         area_kib: &[416, 440, 512, 1024],
@@ -66,6 +69,7 @@ impl Plan {
     };
     /// Tiny caches, too: the format's header takes little.
     const DM: Plan = Plan { format: "dm", area_kib: &[24, 72, 416, 1024], ..Plan::USUAL };
+    const MEMORY: Plan = Plan { mode: "p", ..Plan::USUAL };
 }
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
@@ -75,7 +79,11 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let sectors = Sector(blocks * u64::from(block_size) / 512);
     let start_sector = w.rng.pick(&[0, 0, 8]);
     let area_kib = w.rng.pick(plan.area_kib);
-    let cache = w.add_swarm_disk("cache", Sector(area_kib * 2 + start_sector));
+    let capacity = Sector(area_kib * 2 + start_sector);
+    let cache = match plan.mode {
+        "p" => w.add_swarm_memory("cache", capacity),
+        _ => w.add_swarm_disk("cache", capacity),
+    };
     let around = w.rng.below(2) == 0;
     let model = w.swarm_model();
     let unit = if around { block_size } else { 512 };
@@ -83,12 +91,13 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: unit, ..spec });
     let high = w.rng.range(0, 101);
     let low = w.rng.range(0, high + 1);
-    let options = live::draw_options(&mut w.rng, around);
+    let options = live::draw_options(&mut w.rng, plan.mode, around);
     let count = 20 + options.split_whitespace().count();
     let line = format!(
-        "s origin cache {block_size} {count} format {} start_sector {start_sector} \
+        "{} origin cache {block_size} {count} format {} start_sector {start_sector} \
          high_watermark {high} low_watermark {low} writeback_jobs {} autocommit_blocks {} \
          autocommit_time {} writeback_order {} writeback_io_bytes {} fail_mode {}{options}",
+        plan.mode,
         plan.format,
         w.rng.pick(&[0, 1, 7, 1000]),
         w.rng.pick(&[0, 1, 9, 65536]),
@@ -392,6 +401,34 @@ fn the_kernels_format_survives_any_crash_and_error_too() {
     seeds::run(2000, |seed| {
         simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..Plan::DM })
     });
+}
+
+#[test]
+fn in_persistent_memory_what_was_acknowledged_survives_any_crash() {
+    seeds::run(1000, |seed| simulate(seed, Plan::MEMORY));
+}
+
+#[test]
+fn errors_of_origin_and_persistent_memory_lose_nothing_that_was_acknowledged() {
+    seeds::run(500, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
+}
+
+#[test]
+fn in_persistent_memory_a_commit_without_its_fence_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::SkipCacheFlush, ..Plan::MEMORY });
+}
+
+#[test]
+fn in_persistent_memory_a_superblock_before_its_checkpoint_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::SuperblockBeforeData, ..Plan::MEMORY });
+}
+
+/// Disks leave sectors whole: there the same fault does no harm.
+#[test]
+fn a_checksum_of_the_heads_of_sectors_is_caught_by_words_of_8_bytes_only() {
+    let mutation = Mutation::TrustSectors;
+    is_caught_by(Plan { mutation, ..Plan::MEMORY });
+    seeds::run(200, |seed| simulate(seed, Plan { mutation, ..Plan::USUAL }));
 }
 
 fn is_caught(mutation: Mutation) {

@@ -15,7 +15,7 @@ const MANUAL: &str = include_str!("../writecache.md");
 fn every_table_line_in_the_man_page_is_good() {
     let quoted = MANUAL.split('\'');
     let lines: Vec<&str> = quoted.filter(|part| part.starts_with("0 4194304 writecache")).collect();
-    assert_eq!(lines.len(), 3);
+    assert_eq!(lines.len(), 4);
     for line in lines {
         let args: Vec<&str> = line.split(' ').skip(3).collect();
         Config::parse(&args).unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -49,5 +49,8 @@ fn the_man_page_gives_the_defaults() {
         let row = format!("| {option} | {default} |");
         assert!(MANUAL.contains(&row), "{row}");
     }
+    let p = Config::parse(&["p", "o", "c", "4096", "0"]).unwrap();
+    let row = format!("| {} in mode p;", p.tuning.autocommit_blocks);
+    assert!(MANUAL.contains(&row), "{row}");
     assert_eq!(c.tuning.writeback_jobs * c.block_size, 32 << 20);
 }

@@ -65,9 +65,14 @@ impl Pond {
 
     /// A write cache `wc`: `origin.img` and `cache.img` of these sizes, with these options.
     pub fn with_cache(origin_bytes: u64, cache_bytes: u64, options: &str) -> Pond {
+        Pond::with_cache_in("s", origin_bytes, cache_bytes, options)
+    }
+
+    /// The same in mode `s`, or `p`: with the cache mapped as persistent memory.
+    pub fn with_cache_in(mode: &str, origin_bytes: u64, cache_bytes: u64, options: &str) -> Pond {
         let words = options.split_whitespace().count();
         let table = format!(
-            "0 {} writecache s ./origin.img ./cache.img 4096 {words} {options}",
+            "0 {} writecache {mode} ./origin.img ./cache.img 4096 {words} {options}",
             origin_bytes / 512
         );
         let files = [("origin.img", origin_bytes), ("cache.img", cache_bytes)];

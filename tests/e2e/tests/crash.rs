@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `kill -9`, again and again, while two clients write: what was flushed stays, everything else is
 //! old or new, and nothing that was lost comes back.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
@@ -13,10 +15,19 @@ use e2e::stamp::{Random, Stamps, Written};
 const ROUNDS: u64 = 10;
 const BLOCKS: u64 = 2048;
 
+/// A cache of half the data: writeback and eviction are always under way.
 #[test]
 fn ten_kills_lose_nothing_that_was_flushed() {
-    // A cache of half the data: writeback and eviction are always under way.
-    let mut pond = Pond::with_cache(32 << 20, 8 << 20, "");
+    kills_lose_nothing(Pond::with_cache(32 << 20, 8 << 20, ""), ROUNDS);
+}
+
+/// A copy is cut where it stands, and what the mapping has taken is the file's.
+#[test]
+fn kills_lose_nothing_that_was_flushed_to_a_mapped_cache() {
+    kills_lose_nothing(Pond::with_cache_in("p", 32 << 20, 8 << 20, ""), 4);
+}
+
+fn kills_lose_nothing(mut pond: Pond, rounds: u64) {
     let mut areas = [Stamps::new(0..BLOCKS, 1), Stamps::new(5000..5000 + BLOCKS, 2)];
     let mut random = Random::new(3);
     for area in &areas {
@@ -24,7 +35,7 @@ fn ten_kills_lose_nothing_that_was_flushed() {
     }
     let mut written = [Written::default(); 2];
     let mut owed = 0;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let mut clients = [pond.connect("wc"), pond.connect("wc")];
         // The kill comes after a number of answers, not after a time: machines differ.
         let answers = &AtomicU64::new(0);

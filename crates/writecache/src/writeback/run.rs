@@ -203,7 +203,7 @@ impl Cache {
                 if !slots.is_intact(held) && !unchecked {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
-                let sum = || buf.slice(from..from + size).read(format::checksum);
+                let sum = || buf.slice(from..from + size).read(|b| self.config.checksum(b));
                 let sum = |crc| sum() == crc;
                 if in_gap {
                     // GF2. A copy that is no good is a hole.

@@ -6,13 +6,15 @@ use block::{Error, Target};
 use sim::Rng;
 use writecache::WriteCache;
 
-/// Words for a table line; with `around` also those with which writes go around the cache.
-pub(crate) fn draw_options(rng: &mut Rng, around: bool) -> String {
+/// Words for a table line of a mode; with `around` also those with which writes go around the cache.
+pub(crate) fn draw_options(rng: &mut Rng, mode: &str, around: bool) -> String {
     let mut words = String::new();
     if rng.below(3) == 0 {
         words += &format!(" max_age {}", rng.pick(&[0, 1, 5, 50]));
     }
-    if rng.below(3) == 0 {
+    if mode == "p" {
+        words += rng.pick(&["", " fua", " nofua"]);
+    } else if rng.below(3) == 0 {
         words += &format!(" pause_writeback {}", rng.pick(&[0, 1, 3000]));
     }
     if around && rng.below(6) == 0 {
@@ -40,6 +42,7 @@ pub(crate) async fn change(
         5 => ("max_age", rng.pick(&["none", "0", "1", "20"]).to_owned()),
         6 => ("writeback_order", rng.pick(&["sorted", "lru"]).to_owned()),
         7 => ("writeback_io_bytes", rng.pick(&["4096", "1048576"]).to_owned()),
+        8 if cache.table().starts_with("p") => ("fua", rng.pick(&["0", "1"]).to_owned()),
         8 => ("pause_writeback", rng.pick(&["0", "2", "3000"]).to_owned()),
         9 | 10 => ("metadata_only", rng.pick(&["0", "1"]).to_owned()),
         11 => ("cleaner", "1".to_owned()),

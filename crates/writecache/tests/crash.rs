@@ -11,13 +11,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Nanos, Sector, Target};
-use common::{live, number};
+use common::{kernel, live, number};
 use policy::destage::Costs;
 use reactor::FileId;
 use sim::{
     Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds,
 };
-use writecache::{Config, Mutation, WriteCache};
+use writecache::{Config, MediaFormat, Mutation, WriteCache};
 
 const CLIENTS: u64 = 4;
 /// An origin on which every gap is worth being filled.
@@ -223,6 +223,11 @@ fn open(
     world: &WorldRef,
     setup: &Setup,
 ) -> Result<Rc<WriteCache>, Option<String>> {
+    if setup.config.format == Some(MediaFormat::Dm) {
+        // After every crash: would the kernel open it too?
+        let found = kernel::survey(world, setup.cache, &setup.config);
+        found.map_err(|why| Some(format!("the kernel would not open it: {why}")))?;
+    }
     let cache = setup.make(world);
     let target = cache.clone();
     match machine.block_on(async move { target.resume().await }) {
@@ -375,6 +380,12 @@ fn finish(
         let dirty = target.attribute("dirty_blocks").map_err(|e| e.chain())?;
         if dirty != "0" {
             return Err(format!("{dirty} blocks are dirty after a flush"));
+        }
+        if setup.config.format == Some(MediaFormat::Dm) {
+            let found = kernel::survey(&world, setup.cache, &setup.config)?;
+            if found.is_none_or(|f| !f.live.is_empty() || !f.leftovers.is_empty()) {
+                return Err("the kernel finds blocks after a flush".to_owned());
+            }
         }
         let origin: Rc<dyn BlockDevice> = world.borrow().leaf(setup.origin);
         load.read_all(origin).await.map_err(|e| format!("origin after a flush: {e}"))

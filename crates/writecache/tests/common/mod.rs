@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod broken;
+pub(crate) mod kernel;
 pub(crate) mod live;
 pub(crate) mod ram;
 pub(crate) mod sha256;

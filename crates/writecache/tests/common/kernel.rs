@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the kernel would say of a cache of its format: the media as a reader sees them that knows
+//! the format, and nothing of the engine.
+
+use block::Sector;
+use format::dm::{Fate, HEADER_BYTES, Superblock, Survey, entries, is_unformatted};
+use reactor::FileId;
+use sim::WorldRef;
+use writecache::Config;
+
+/// What all entries say together; nothing before the first format has ended.
+///
+/// # Errors
+/// What the kernel would refuse, or could not live with.
+pub(crate) fn survey(
+    world: &WorldRef,
+    file: FileId,
+    config: &Config,
+) -> Result<Option<Survey>, String> {
+    let peek = |offset: u64, len: u64| {
+        let mut out = vec![0; usize::try_from(len).unwrap()];
+        let at = config.start_sector + Sector::from_bytes(offset);
+        world.borrow().peek(file, at, &mut out);
+        out
+    };
+    let header = peek(0, 512);
+    if is_unformatted(&header) {
+        return Ok(None);
+    }
+    let superblock = Superblock::decode(&header).map_err(|refusal| refusal.to_string())?;
+    let geometry = superblock.geometry();
+    let bytes = peek(0, geometry.data_offset());
+    let mut survey = Survey::new(&superblock);
+    let count = usize::try_from(geometry.n_blocks()).unwrap();
+    for entry in entries(&bytes[HEADER_BYTES..]).take(count) {
+        survey.add(entry).map_err(|refusal| refusal.to_string())?;
+        // A commit ahead of the superblock by more than one would come back in two steps.
+        if entry.fate(superblock.seq_count) == Fate::Leftover
+            && entry.seq_count > superblock.seq_count
+        {
+            return Err(format!("{entry:?} is ahead of {superblock:?}"));
+        }
+    }
+    Ok(Some(survey))
+}

@@ -212,7 +212,7 @@ async fn load(
     dm: &Dm,
     blocks: u64,
 ) -> Result<(Rebuild, Vec<u32>), Error> {
-    let mut map = Rebuild::new(dm.slots);
+    let mut map = Rebuild::indexed(dm.slots);
     let mut stale = Vec::new();
     let mut reads = ReadAhead::new(config, device, "read metadata");
     reads.bytes(0, dm.geometry.data_offset());

@@ -85,6 +85,11 @@ impl Rebuild {
         }
     }
 
+    /// A map of `count` vacant slots that is looked into while it is made: see `find`.
+    pub(crate) fn indexed(count: u32) -> Rebuild {
+        Rebuild { in_order: None, ..Rebuild::new(count) }
+    }
+
     /// Applies entries in their order.
     pub(crate) fn apply(&mut self, entries: impl Iterator<Item = Entry>) {
         let mut entries = entries.peekable();
@@ -191,7 +196,7 @@ impl Rebuild {
         self.fill(e);
     }
 
-    /// The slot of a block, and what was put there as its checksum.
+    /// The slot of a block, and what was put there as its checksum, in an `indexed` map.
     pub(crate) fn find(&self, block: u64) -> Option<(u32, u32)> {
         let slot = self.slot_of(block)?;
         Some((slot, self.slots[slot as usize].crc))
@@ -199,6 +204,7 @@ impl Rebuild {
 
     /// Puts a dirty block into a vacant slot; an older slot of the block becomes vacant.
     pub(crate) fn put_dirty(&mut self, block: u64, slot: u32, crc: u32) {
+        assert!(self.in_order.is_none(), "the index would be made a second time");
         self.put(&Entry { op: Op::Write, block, slot, crc });
     }
 

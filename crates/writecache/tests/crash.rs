@@ -84,7 +84,10 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
         "p" => w.add_swarm_memory("cache", capacity),
         _ => w.add_swarm_disk("cache", capacity),
     };
-    let around = w.rng.below(2) == 0;
+    // A write to the origin that fails may leave part of itself in a block that goes around the
+    // cache; the oracle of whole blocks does not know that. The native tests risk it.
+    let may_go_around = plan.format == "native" || !plan.with_faults;
+    let around = w.rng.below(2) == 0 && may_go_around;
     let model = w.swarm_model();
     let unit = if around { block_size } else { 512 };
     let spec = DiskSpec::new("origin", sectors, model);

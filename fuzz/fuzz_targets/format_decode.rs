@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = Superblock::decode(0, data);
     } else {
         if repaired {
-            repair(&mut unit, &record_head());
+            repair(&mut unit, &record_head(choice & 0x40 != 0));
         }
         record(&unit);
         let _ = decode_record(data, &[0; 16]).map(|record| record.entries().count());
@@ -102,7 +102,8 @@ fn superblock_head() -> [u8; 10] {
     unit[HEAD].try_into().expect("10 bytes")
 }
 
-fn record_head() -> [u8; 10] {
+/// Of a record that tells of epochs, or of one that does not.
+fn record_head(epochs: bool) -> [u8; 10] {
     let header = RecordHeader {
         kind: Kind::Log,
         uuid: [1; 16],
@@ -113,6 +114,7 @@ fn record_head() -> [u8; 10] {
         count: 0,
     };
     let mut unit = [0; UNIT];
-    encode_record(&header, &[], &mut unit);
+    let first = epochs.then(|| Entry::epoch(1, 1));
+    encode_record(&header, first.as_slice(), &mut unit);
     unit[HEAD].try_into().expect("10 bytes")
 }

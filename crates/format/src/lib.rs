@@ -20,6 +20,8 @@
 //! Absent on purpose: clocks, allocation on the record path, knowledge of devices or of replay
 //! order. Offsets are bytes from the start of the cache area (table option `start_sector`).
 
+use std::ops::RangeInclusive;
+
 mod damage;
 pub mod dm;
 mod geometry;
@@ -88,7 +90,7 @@ fn seal(unit: &mut [u8; UNIT]) -> u32 {
 fn check_unit<'a>(
     bytes: &'a [u8],
     magic: &[u8; 8],
-    version: u16,
+    versions: RangeInclusive<u16>,
 ) -> Result<(&'a [u8; UNIT], u32), Damage> {
     let unit: &[u8; UNIT] =
         bytes.try_into().map_err(|_| Damage::Length { found_bytes: bytes.len() })?;
@@ -100,8 +102,8 @@ fn check_unit<'a>(
         return Err(Damage::Checksum);
     }
     let found = u16::from_le_bytes([unit[8], unit[9]]);
-    if found != version {
-        return Err(Damage::Version { found, known: version });
+    if !versions.contains(&found) {
+        return Err(Damage::Version { found, known: *versions.end() });
     }
     Ok((unit, crc))
 }

@@ -10,6 +10,8 @@
 //! - R1 `link` is the checksum of the record before: a chain of records has one history only.
 //! - R2 A log record never calls itself durable: `flushed_seq < seq`, so the first seq is 1.
 //! - R3 Entries after `count` are zero, and op 0 is no operation: nothing is read by accident.
+//! - R4 A record tells of epochs of writes if, and only if, its first entry is an `Epoch`; then it
+//!   is of version 2, else of version 1. Each record can be read without the one before.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -23,6 +25,8 @@ pub const BLOCK_LIMIT: u64 = 1 << 48;
 
 const MAGIC: [u8; 8] = *b"MPWCRECD";
 const VERSION: u16 = 1;
+/// Of a record that tells of epochs (R4).
+const VERSION_EPOCHS: u16 = 2;
 
 /// What an entry says about a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +41,12 @@ pub enum Op {
     Drop,
     /// The slot is quarantined; the block reads as an I/O error until it is written again.
     Bad,
+    /// No statement about a block: the writes that follow in this record are of the epoch `block`,
+    /// and those of the `slot` epochs before it may still have to be written back. All earlier
+    /// epochs are on the origin: what is left of them in the log is void.
+    Epoch,
+    /// As [`Op::Write`], and from here on writes are of the next epoch.
+    WriteNext,
 }
 
 impl Op {
@@ -47,6 +57,8 @@ impl Op {
             Op::Evict => 3,
             Op::Drop => 4,
             Op::Bad => 5,
+            Op::Epoch => 6,
+            Op::WriteNext => 7,
         }
     }
 
@@ -57,6 +69,8 @@ impl Op {
             3 => Some(Op::Evict),
             4 => Some(Op::Drop),
             5 => Some(Op::Bad),
+            6 => Some(Op::Epoch),
+            7 => Some(Op::WriteNext),
             _ => None,
         }
     }
@@ -64,9 +78,14 @@ impl Op {
     /// True for the operations that describe a state; only these stand in a checkpoint.
     const fn is_state(self) -> bool {
         match self {
-            Op::Write | Op::Clean | Op::Bad => true,
+            Op::Write | Op::Clean | Op::Bad | Op::Epoch | Op::WriteNext => true,
             Op::Evict | Op::Drop => false,
         }
+    }
+
+    /// True for the operations that only a record that tells of epochs may hold (R4).
+    const fn is_of_epochs(self) -> bool {
+        matches!(self, Op::Epoch | Op::WriteNext)
     }
 }
 
@@ -75,19 +94,30 @@ impl Op {
 pub struct Entry {
     /// What is said.
     pub op: Op,
-    /// Block number on the origin, below [`BLOCK_LIMIT`].
+    /// Block number on the origin, below [`BLOCK_LIMIT`]; for [`Op::Epoch`] the epoch.
     pub block: u64,
-    /// Slot; for [`Op::Drop`] the number of blocks. The reader of a cache checks it against the
-    /// number of slots, which a record does not know.
+    /// Slot; for [`Op::Drop`] a number of blocks, for [`Op::Epoch`] of epochs. The reader of a cache
+    /// checks it against the number of slots, which a record does not know.
     pub slot: u32,
-    /// CRC-32C of the block's data; unused by [`Op::Evict`] and [`Op::Drop`].
+    /// CRC-32C of the block's data; unused by [`Op::Evict`] and [`Op::Drop`], 0 in [`Op::Epoch`].
     pub crc: u32,
 }
 
 impl Entry {
+    /// The first entry of a record that tells of epochs, of which `oldest` is the first that may
+    /// still have to be written back; the writes that follow are of `epoch`.
+    ///
+    /// # Panics
+    /// If more than 2^32 - 1 epochs lie between the two.
+    pub fn epoch(epoch: u64, oldest: u64) -> Entry {
+        let before = epoch.saturating_sub(oldest);
+        let slot = u32::try_from(before).expect("a block or more each: fewer than slots");
+        Entry { op: Op::Epoch, block: epoch, slot, crc: 0 }
+    }
+
     /// The first field whose value no writer of a `kind` record makes.
-    fn wrong_field(&self, kind: Kind) -> Option<&'static str> {
-        if kind == Kind::Checkpoint && !self.op.is_state() {
+    fn wrong_field(&self, kind: Kind, epochs: bool) -> Option<&'static str> {
+        if kind == Kind::Checkpoint && !self.op.is_state() || self.op.is_of_epochs() && !epochs {
             return Some("op");
         }
         if self.block >= BLOCK_LIMIT {
@@ -96,8 +126,15 @@ impl Entry {
         match self.op {
             Op::Drop if self.slot == 0 => Some("slot"),
             Op::Drop if u64::from(self.slot) > BLOCK_LIMIT - self.block => Some("slot"),
-            Op::Write | Op::Clean | Op::Evict | Op::Bad if self.slot == u32::MAX => Some("slot"),
-            Op::Write | Op::Clean | Op::Evict | Op::Bad | Op::Drop => None,
+            Op::Write | Op::WriteNext | Op::Clean | Op::Evict | Op::Bad
+                if self.slot == u32::MAX =>
+            {
+                Some("slot")
+            }
+            Op::Epoch if u64::from(self.slot) > self.block => Some("slot"),
+            Op::Epoch if self.crc != 0 => Some("crc"),
+            Op::Write | Op::WriteNext | Op::Clean | Op::Evict | Op::Bad => None,
+            Op::Drop | Op::Epoch => None,
         }
     }
 }
@@ -224,9 +261,11 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
     assert!(entries.len() <= ENTRIES_PER_UNIT, "{} entries in a record", entries.len());
     let durable_before_written = header.flushed_seq < header.seq;
     assert!(header.kind == Kind::Checkpoint || durable_before_written, "R2: {header:?}");
+    let epochs = entries.first().is_some_and(|e| e.op == Op::Epoch);
+    let version = if epochs { VERSION_EPOCHS } else { VERSION }; // R4
     let media = HeaderMedia {
         magic: MAGIC,
-        version: U16::new(VERSION),
+        version: U16::new(version),
         kind: U16::new(header.kind.code()),
         crc: U32::ZERO,
         uuid: header.uuid,
@@ -242,7 +281,8 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
     head.copy_from_slice(media.as_bytes());
     let (used, unused) = body.split_at_mut(entries.len() * ENTRY_BYTES);
     for (entry, bytes) in entries.iter().zip(used.chunks_exact_mut(ENTRY_BYTES)) {
-        assert_eq!(entry.wrong_field(header.kind), None, "{entry:?} would be refused"); // F2
+        // F2
+        assert_eq!(entry.wrong_field(header.kind, epochs), None, "{entry:?} would be refused");
         bytes.copy_from_slice(EntryMedia::encode(entry).as_bytes());
     }
     unused.fill(0); // R3
@@ -252,7 +292,7 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
 /// Reads a record of the cache `uuid`. The caller checks that `seq`, `link`, `epoch` and `kind`
 /// are those that belong in this place, and slots against its geometry.
 pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, Damage> {
-    let (unit, crc) = check_unit(unit, &MAGIC, VERSION)?;
+    let (unit, crc) = check_unit(unit, &MAGIC, VERSION..=VERSION_EPOCHS)?;
     let (head, body) = unit.split_at(HEADER_BYTES);
     let head = HeaderMedia::ref_from_bytes(head).map_err(|_| LENGTH)?;
     if head.uuid != *uuid {
@@ -272,14 +312,19 @@ pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, 
         return Err(Damage::Field("reserved")); // R3
     }
     let entries = <[EntryMedia]>::ref_from_bytes(used).map_err(|_| LENGTH)?;
+    let epochs = head.version.get() == VERSION_EPOCHS;
     for (index, media) in (0..count).zip(entries) {
         let wrong = match media.decode() {
-            Some(entry) => entry.wrong_field(kind),
+            Some(entry) => entry.wrong_field(kind, epochs),
             None => Some("op"),
         };
         if let Some(field) = wrong {
             return Err(Damage::Entry { index, field });
         }
+    }
+    let first = entries.first().and_then(EntryMedia::decode);
+    if epochs != first.is_some_and(|e| e.op == Op::Epoch) {
+        return Err(Damage::Entry { index: 0, field: "op" }); // R4
     }
     let header = RecordHeader {
         kind,

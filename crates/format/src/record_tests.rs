@@ -102,7 +102,8 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         decode_record(&forge(Kind::Log, offset, bytes), &UUID).map(|_| ()).unwrap_err()
     };
     let entry = |index, field| Damage::Entry { index, field };
-    assert_eq!(field(8, &[2]), Damage::Version { found: 2, known: 1 });
+    assert_eq!(field(8, &[3]), Damage::Version { found: 3, known: 2 });
+    assert_eq!(field(8, &[2]), entry(0, "op"));
     assert_eq!(field(10, &[3]), Damage::Field("kind"));
     assert_eq!(field(48, &[5]), Damage::Field("flushed_seq"));
     assert_eq!(field(60, &[253]), Damage::Field("count"));
@@ -116,13 +117,35 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
 }
 
 #[test]
+fn a_record_tells_of_epochs_from_its_first_entry_on_or_not_at_all() {
+    let next = Entry { op: Op::WriteNext, ..write(3, 4) };
+    let all = [Entry::epoch(9, 5), write(1, 2), next];
+    for kind in [Kind::Log, Kind::Checkpoint] {
+        let unit = encoded(&RecordHeader { kind, ..log_header(5) }, &all);
+        assert_eq!(unit[8..10], [2, 0], "the version");
+        let record = decode_record(&unit, &UUID).unwrap();
+        assert!(record.entries().eq(all));
+        // The entry in bytes: the epoch, the operation, how many before it pend, no checksum.
+        assert_eq!(unit[64..80], *b"\x09\0\0\0\0\0\x06\0\x04\0\0\0\0\0\0\0");
+    }
+    for entry in [Entry::epoch(9, 5), next] {
+        let all = [write(1, 2), entry];
+        assert_eq!(all[1].wrong_field(Kind::Log, false), Some("op"));
+        assert!(std::panic::catch_unwind(|| encoded(&log_header(5), &all)).is_err());
+    }
+    let wrong = |e: Entry| e.wrong_field(Kind::Log, true);
+    assert_eq!(wrong(Entry { slot: 10, ..Entry::epoch(9, 5) }), Some("slot"));
+    assert_eq!(wrong(Entry { crc: 1, ..Entry::epoch(9, 5) }), Some("crc"));
+}
+
+#[test]
 fn a_drop_names_at_least_one_block_and_ends_below_the_limit() {
     let drop_entry = |block, slot| Entry { op: Op::Drop, block, slot, crc: 0 };
-    assert_eq!(drop_entry(0, 0).wrong_field(Kind::Log), Some("slot"));
-    assert_eq!(drop_entry(BLOCK_LIMIT - 2, 2).wrong_field(Kind::Log), None);
-    assert_eq!(drop_entry(BLOCK_LIMIT - 2, 3).wrong_field(Kind::Log), Some("slot"));
-    assert_eq!(drop_entry(0, u32::MAX).wrong_field(Kind::Log), None);
-    assert_eq!(drop_entry(BLOCK_LIMIT, 1).wrong_field(Kind::Log), Some("block"));
+    assert_eq!(drop_entry(0, 0).wrong_field(Kind::Log, false), Some("slot"));
+    assert_eq!(drop_entry(BLOCK_LIMIT - 2, 2).wrong_field(Kind::Log, false), None);
+    assert_eq!(drop_entry(BLOCK_LIMIT - 2, 3).wrong_field(Kind::Log, false), Some("slot"));
+    assert_eq!(drop_entry(0, u32::MAX).wrong_field(Kind::Log, false), None);
+    assert_eq!(drop_entry(BLOCK_LIMIT, 1).wrong_field(Kind::Log, false), Some("block"));
 }
 
 #[test]
@@ -190,7 +213,14 @@ const GOLDEN: [&[u8]; 11] = [
 ];
 
 fn any_entry() -> impl Strategy<Value = Entry> {
-    let ops = prop::sample::select(vec![Op::Write, Op::Clean, Op::Evict, Op::Drop, Op::Bad]);
+    let ops = prop::sample::select(vec![
+        Op::Write,
+        Op::Clean,
+        Op::Evict,
+        Op::Drop,
+        Op::Bad,
+        Op::WriteNext,
+    ]);
     (ops, 0u64..1 << 47, 1u32..u32::MAX, any::<u32>()).prop_map(|(op, block, slot, crc)| Entry {
         op,
         block,
@@ -205,11 +235,17 @@ proptest! {
         entries in prop::collection::vec(any_entry(), 0..=ENTRIES_PER_UNIT),
         uuid in any::<[u8; 16]>(), seq in 1u64.., epoch in any::<u64>(),
         link in any::<u32>(), lag in any::<u64>(), is_log in any::<bool>(),
+        epochs in prop::option::of(0..BLOCK_LIMIT),
     ) {
         let kind = if is_log { Kind::Log } else { Kind::Checkpoint };
         let flushed_seq = (seq - 1).saturating_sub(lag);
-        let entries: Vec<Entry> =
+        let mut entries: Vec<Entry> =
             entries.into_iter().filter(|entry| is_log || entry.op.is_state()).collect();
+        if let (Some(epoch), Some(first)) = (epochs, entries.first_mut()) {
+            *first = Entry::epoch(epoch, epoch - epoch % 100);
+        } else {
+            entries.retain(|entry| !entry.op.is_of_epochs());
+        }
         let count = u16::try_from(entries.len()).unwrap();
         let header = RecordHeader { kind, uuid, seq, epoch, link, flushed_seq, count };
         let mut unit = vec![0xa5; UNIT];

@@ -64,7 +64,12 @@ impl Cache {
 
     fn mark(&self) {
         let ignored = self.mutation(Mutation::IgnoreAge) && self.writeback.is_busy();
-        if !ignored {
+        if !ignored && self.config.ordered {
+            // Writeback in the order of epochs comes to all that is dirty now, and to nothing else
+            // before.
+            self.slots.borrow_mut().close_epoch();
+            self.writeback.mark_before(self.slots.borrow().open_epoch());
+        } else if !ignored {
             self.writeback.mark();
         }
         self.changed.wake_all();

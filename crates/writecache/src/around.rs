@@ -85,7 +85,9 @@ impl Cache {
         match found.state {
             State::Dirty | State::Bad => !self.mutation(Mutation::AroundBesideLive),
             State::Clean => !self.is_emptied(),
-            State::Free | State::Writing | State::Limbo => unreachable!("M2: in the index"),
+            State::Free | State::Writing | State::Old | State::Limbo => {
+                unreachable!("M2: in the index")
+            }
         }
     }
 

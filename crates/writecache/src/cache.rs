@@ -76,6 +76,8 @@ pub(crate) struct Cache {
     /// The first error after which nothing may be promised any more; kept until the table is
     /// loaded again.
     failed: Cell<Option<Status>>,
+    /// The media say other epochs than the map, or none: a checkpoint must come first.
+    pub(crate) retell: Cell<bool>,
     /// The cache device has failed to read a dirty block: it takes nothing new.
     pub(crate) drain_only: Cell<Option<Status>>,
     /// Called with what an operator must hear of.
@@ -131,6 +133,7 @@ impl Cache {
             installs: Cell::new(0),
             starved: Cell::new(0),
             failed: Cell::new(None),
+            retell: Cell::new(false),
             drain_only: Cell::new(None),
             tell_trouble: RefCell::new(None),
             stopping: Cell::new(false),

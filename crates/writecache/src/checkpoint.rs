@@ -23,6 +23,7 @@ use crate::cache::Cache;
 use crate::commit::all;
 use crate::config::Mutation;
 use crate::media::{Media, Native};
+use crate::slots::Dump;
 
 /// Units of one checkpoint write: 256 KiB.
 const UNITS_PER_WRITE: usize = 64;
@@ -71,7 +72,10 @@ impl Cache {
             new.units = live.div_ceil(ENTRIES_PER_UNIT as u32);
             self.write_superblock(native, new).await?;
         }
-        new.units = self.dump(native, area, new.id).await?;
+        let mut progress = self.slots.borrow_mut().begin_dump();
+        let dumped = self.dump(native, area, new.id, &mut progress).await;
+        self.slots.borrow_mut().end_dump();
+        new.units = dumped?;
         native.log.closing.set(true);
         native.log.room.wake_all();
         let committed = self.commit().await;
@@ -85,24 +89,26 @@ impl Cache {
     }
 
     /// Writes every live slot to a checkpoint area; returns the number of units.
-    async fn dump(&self, native: &Native, area: u8, id: u64) -> Result<u32, Status> {
+    async fn dump(
+        &self,
+        native: &Native,
+        area: u8,
+        id: u64,
+        progress: &mut Dump,
+    ) -> Result<u32, Status> {
         let uuid = native.superblock.borrow().uuid;
         let start = native.geometry.checkpoint_offset(area);
-        let (mut slot, mut units) = (0, 0u32);
+        let mut units = 0u32;
         let mut link = 0;
         loop {
-            let mut entries = Vec::with_capacity(UNITS_PER_WRITE * ENTRIES_PER_UNIT);
-            {
-                let mut slots = self.slots.borrow_mut();
-                while slot < native.geometry.slots && entries.len() < entries.capacity() {
-                    entries.extend(slots.checkpoint_entry(slot));
-                    slot += 1;
-                }
-            }
+            let max = UNITS_PER_WRITE * ENTRIES_PER_UNIT;
+            let entries = self.slots.borrow_mut().dump(progress, max);
             if entries.is_empty() {
                 return Ok(units);
             }
             let count = entries.chunks(ENTRIES_PER_UNIT).len();
+            let all = u64::from(units) + count as u64;
+            assert!(all <= u64::from(native.geometry.checkpoint_units), "a slot is told once");
             let buf = Buf::alloc(count * UNIT);
             buf.write(|out| {
                 let chunks = entries.chunks(ENTRIES_PER_UNIT);

@@ -15,7 +15,7 @@ const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
 /// Options that are known and not there yet: refused, so that nobody relies on them.
-pub(crate) const NOT_YET: &[&str] = &["ordered", "writeback_rate_max", "foreground_p99_target"];
+pub(crate) const NOT_YET: &[&str] = &["writeback_rate_max", "foreground_p99_target"];
 
 /// What the cache device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +106,16 @@ pub enum Mutation {
     /// Checksums of data look at the beginning of each sector: enough where a power cut leaves
     /// sectors whole, as disks do and persistent memory does not.
     TrustSectors,
+    /// Ordered: a FLUSH that finds nothing to commit does not close the epoch.
+    EpochOnlyWithCommit,
+    /// Ordered: a FUA write does not close the epoch.
+    NoEpochAtFua,
+    /// Ordered: an epoch is begun before a durable record says that the one before is retired.
+    EpochBeforeRetired,
+    /// Ordered: a superseded version is not kept for its epoch.
+    OldNotKept,
+    /// Ordered: epochs are merged although the second has other blocks too.
+    UnsafeMerge,
 }
 
 /// What may be changed while the device is in use (C1).

@@ -65,7 +65,7 @@ fn bad_lines_get_the_kernels_text_and_name_the_argument() {
 
 #[test]
 fn what_is_not_there_yet_is_refused_by_name() {
-    for line in ["s o c 4096 1 ordered"] {
+    for line in ["s o c 4096 2 writeback_rate_max 5"] {
         let error = parse(line).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
     }

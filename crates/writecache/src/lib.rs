@@ -23,6 +23,8 @@
 //! - I5 The order of the map is the log's sequence, not the order of completions: a record says
 //!   the state of the map at the moment it is built.
 //! - I7 Discards are records.
+//! - With `ordered` nothing of a later epoch reaches the origin before all earlier ones are durable
+//!   there: E1 to E6 in `slots::epochs`.
 //! - I8 After an error of a commit or of a flush of the cache device the cache fails stop: reads
 //!   are served, writes and flushes end in an error until the table is loaded again, dirty data
 //!   stay. After an error of the origin what it may have lost is still here: it stays dirty and is

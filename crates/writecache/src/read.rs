@@ -134,6 +134,9 @@ impl Cache {
         self.changed_room(1).await;
         let mut slots = self.slots.borrow_mut();
         if !slots.drop_clean(block, held) && slots.quarantine(block, held) {
+            self.writeback.look_again(); // an epoch may have no more to wait for
+            drop(slots);
+            self.changed.wake_all();
             return Err(Status::Checksum);
         }
         self.changed.wake_all();

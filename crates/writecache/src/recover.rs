@@ -147,7 +147,7 @@ impl Cache {
         };
         check_superblock(&config, &superblock, area, sectors)?;
         let blocks = sectors.0 / config.block_sectors();
-        let Loaded { slots, end } = load(&config, &*device, &superblock, blocks).await?;
+        let Loaded { mut slots, end } = load(&config, &*device, &superblock, blocks).await?;
         let adopts = ownership(&config, &superblock, &*origin, &slots)?;
         // Nothing has been written so far: what is refused is left as it is.
         if !agreed {
@@ -180,7 +180,13 @@ impl Cache {
             room: WaitList::new(),
         };
         let media = Media::Native(Native::new(superblock, log));
-        Ok(Cache::new(config, origin, device, blocks, media, slots))
+        let retell = slots.set_ordered(config.ordered);
+        if config.mutation == Mutation::OldNotKept {
+            slots.forget_olds();
+        }
+        let cache = Cache::new(config, origin, device, blocks, media, slots);
+        cache.retell.set(retell);
+        Ok(cache)
     }
 }
 
@@ -490,7 +496,7 @@ impl Recovery<'_> {
         let size = self.config.block_size as usize;
         let mut reads = Vec::new();
         // What a record calls clean was durable before: only then it was written back (WB3).
-        for e in entries.iter().filter(|e| e.op == Op::Write) {
+        for e in entries.iter().filter(|e| matches!(e.op, Op::Write | Op::WriteNext)) {
             if e.slot >= self.geometry.slots {
                 return Err(damaged(self.config, &format!("slot {} is beyond the end", e.slot)));
             }

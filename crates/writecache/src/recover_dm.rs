@@ -102,6 +102,11 @@ pub(crate) async fn detect(
              `format dm`, or no such option, opens it; nothing was changed",
             config.cache
         ))),
+        (true, None) if config.ordered => Err(Error::invalid(format!(
+            "cache device {} holds a cache in the kernel's format, which can't hold epochs: it can \
+             be opened without `ordered`; nothing was changed",
+            config.cache
+        ))),
         (true, _) | (false, Some(MediaFormat::Dm)) => Ok(MediaFormat::Dm),
         (false, Some(MediaFormat::Native) | None) => Ok(MediaFormat::Native),
     }

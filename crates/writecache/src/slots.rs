@@ -6,13 +6,16 @@
 //!   Free ──────────────▶ Writing ────▶ Dirty ───────────────▶ Clean ───────────▶ Limbo or Free
 //!     ▲                                  │ superseded, dropped                     │
 //!     └──────────────────────────────────┴──── Limbo ◀── the batch that says so is durable
+//!                                        └──── Old: superseded, kept for its epoch (`epochs`)
 //! ```
 //!
 //! Invariants
-//! - M1 Every slot is in exactly one state; free + writing + dirty + clean + bad + limbo = slots.
+//! - M1 Every slot is in exactly one state; free + writing + dirty + clean + bad + old + limbo =
+//!   slots.
 //! - M2 The index holds exactly the dirty, clean and bad slots, one a block.
 //! - M3 `changed` and `committing` hold every block whose state differs from what the durable log
-//!   says. A batch says the block's state at the moment it is built, each block once.
+//!   says. A batch says the block's state at the moment it is built, each block once. With epochs
+//!   it says versions, which a batch may do before the newest is there (E5).
 //! - M4 (I2) A slot that a record names is freed only after a record that says otherwise is
 //!   durable: it waits in limbo meanwhile. A slot that no record names is freed at once.
 //! - M5 A slot's stamp changes whenever it is allocated: who holds slot and stamp across an await
@@ -29,10 +32,16 @@ use crate::free::FreeMap;
 use crate::index::Index;
 
 mod entries;
+mod epochs;
 mod rebuild;
+mod said;
+mod telling;
 
 pub(crate) use entries::{EntryBatch, Writing};
+use epochs::Epochs;
+pub(crate) use epochs::{Merge, Phasing};
 pub(crate) use rebuild::{Contradiction, Rebuild};
+pub(crate) use telling::Dump;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -42,6 +51,7 @@ pub(crate) enum State {
     Dirty,
     Clean,
     Bad,
+    Old,
     Limbo,
 }
 
@@ -94,6 +104,8 @@ pub(crate) struct Found {
 pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     freed: Vec<u32>,
+    /// The oldest epoch that it calls pending.
+    oldest: Option<u64>,
 }
 
 pub(crate) struct Slots {
@@ -111,6 +123,8 @@ pub(crate) struct Slots {
     counts: Counts,
     next_stamp: u32,
     evict_cursor: u32,
+    /// In a cache with the option `ordered`.
+    epochs: Option<Box<Epochs>>,
 }
 
 /// How many slots are in each state; and blocks that the log does not know yet.
@@ -122,6 +136,7 @@ pub(crate) struct Counts {
     pub(crate) dirty: u32,
     pub(crate) clean: u32,
     pub(crate) bad: u32,
+    pub(crate) old: u32,
     pub(crate) limbo: u32,
     pub(crate) changed: u64,
 }
@@ -139,6 +154,7 @@ impl Slots {
             State::Dirty => &mut self.counts.dirty,
             State::Clean => &mut self.counts.clean,
             State::Bad => &mut self.counts.bad,
+            State::Old => &mut self.counts.old,
             State::Limbo => &mut self.counts.limbo,
         }
     }
@@ -214,6 +230,9 @@ impl Slots {
             let block = self.slots[slot as usize].block();
             self.bad.remove(block);
         }
+        if let Some(epochs) = &mut self.epochs {
+            epochs.released(slot);
+        }
         if self.slots[slot as usize].logged {
             self.set_state(slot, State::Limbo);
             self.limbo.push(slot);
@@ -232,7 +251,7 @@ impl Slots {
     pub(crate) fn install(&mut self, block: u64, slot: u32, crc: u32) {
         assert_eq!(self.slots[slot as usize].state, State::Writing);
         if let Some(old) = self.remove_index(block) {
-            self.release(old);
+            self.supersede(block, old);
         }
         let s = &mut self.slots[slot as usize];
         s.set_block(block);
@@ -241,16 +260,18 @@ impl Slots {
         self.index.insert(block, slot);
         self.dirty.insert(block);
         self.note_change(block);
+        self.enter_epoch(slot);
     }
 
     /// The origin holds this version of the block durably (I3). Nothing happens if the block has
-    /// moved on.
+    /// moved on, unless an epoch has kept the version.
     pub(crate) fn retire(&mut self, block: u64, held: Held) {
         if self.is_current(block, held) && self.slots[held.slot as usize].state == State::Dirty {
             self.set_state(held.slot, State::Clean);
             self.dirty.remove(block);
             self.note_change(block);
         }
+        self.written_in_phase(block, held);
     }
 
     /// The origin is about to change: a clean block is dirty again, so that after a crash it is
@@ -268,6 +289,9 @@ impl Slots {
     pub(crate) fn quarantine(&mut self, block: u64, held: Held) -> bool {
         let current = self.is_current(block, held);
         if current {
+            if self.slots[held.slot as usize].state == State::Dirty {
+                self.bad_in_epoch(block, held.slot);
+            }
             self.set_state(held.slot, State::Bad);
             self.dirty.remove(block);
             self.bad.insert(block);
@@ -287,7 +311,7 @@ impl Slots {
         }
         self.remove_index(block);
         self.dirty.remove(block);
-        self.release(held.slot);
+        self.let_go(block, held.slot);
         self.note_change(block);
         true
     }
@@ -303,7 +327,9 @@ impl Slots {
             let slot = self.evict_cursor;
             self.evict_cursor = if slot + 1 == self.counts.slots { 0 } else { slot + 1 };
             let s = &self.slots[slot as usize];
-            if s.state == State::Clean {
+            // With epochs a block leaves when the log knows that it was clean (E5).
+            let unsaid = self.epochs.is_some() && self.is_changed(s.block());
+            if s.state == State::Clean && !unsaid {
                 let (block, held) = (s.block(), Held { slot, stamp: s.stamp });
                 self.drop_block(block, held);
                 evicted += 1;
@@ -326,15 +352,24 @@ impl Slots {
     /// Begins a commit: all that has changed until now is what it must say.
     pub(crate) fn begin_commit(&mut self) {
         self.committing |= std::mem::take(&mut self.changed);
+        if let Some(e) = &mut self.epochs {
+            e.fresh_due = e.fresh.len();
+        }
     }
 
     /// Whether the commit that was begun has said everything.
     pub(crate) fn is_commit_complete(&self) -> bool {
-        self.committing.is_empty()
+        let told = |e: &Epochs| e.fresh_due == 0 && e.oldest_said == e.oldest;
+        self.committing.is_empty() && self.epochs.as_ref().is_none_or(|e| told(e))
     }
 
     /// The next at most `max` entries of the commit that was begun; empty when all is said.
     pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
+        if let Some(mut epochs) = self.epochs.take() {
+            let batch = self.take_batch_of_epochs(&mut epochs, max);
+            self.epochs = Some(epochs);
+            return batch;
+        }
         let mut entries: Vec<Entry> = Vec::new();
         let mut said = None;
         for block in self.committing.iter() {
@@ -346,7 +381,7 @@ impl Slots {
                         State::Dirty => Op::Write,
                         State::Clean => Op::Clean,
                         State::Bad => Op::Bad,
-                        State::Free | State::Writing | State::Limbo => {
+                        State::Free | State::Writing | State::Old | State::Limbo => {
                             unreachable!("M2: slot {slot} is in the index")
                         }
                     };
@@ -375,12 +410,17 @@ impl Slots {
             }
         }
         self.counts.changed = self.changed.len() + self.committing.len();
+        Batch { entries, freed: self.take_unnamed(), oldest: None }
+    }
+
+    /// Slots in limbo that no record names any more once the batch that was just built is durable.
+    fn take_unnamed(&mut self) -> Vec<u32> {
         let (waiting, freed) = std::mem::take(&mut self.limbo).into_iter().partition(|&slot| {
             let block = self.slots[slot as usize].block();
             self.is_changed(block)
         });
         self.limbo = waiting;
-        Batch { entries, freed }
+        freed
     }
 
     /// The batch is durable: the slots that it supersedes are free (I2).
@@ -388,6 +428,9 @@ impl Slots {
         for &slot in &batch.freed {
             assert_eq!(self.slots[slot as usize].state, State::Limbo);
             self.make_free(slot);
+        }
+        if let (Some(e), Some(oldest)) = (&mut self.epochs, batch.oldest) {
+            e.oldest_said = oldest;
         }
     }
 
@@ -437,18 +480,18 @@ impl Slots {
     fn is_live(&self, slot: u32) -> bool {
         match self.slots[slot as usize].state {
             State::Dirty | State::Clean | State::Bad => true,
-            State::Free | State::Writing | State::Limbo => false,
+            State::Free | State::Writing | State::Old | State::Limbo => false,
         }
     }
 
     /// The entry of a slot for a checkpoint, if it is live. The log then names the slot (M4).
-    pub(crate) fn checkpoint_entry(&mut self, slot: u32) -> Option<Entry> {
+    fn checkpoint_entry(&mut self, slot: u32) -> Option<Entry> {
         let s = &mut self.slots[slot as usize];
         let op = match s.state {
             // A block that could not be read gets another chance at the next start.
             State::Dirty | State::Bad => Op::Write,
             State::Clean => Op::Clean,
-            State::Free | State::Writing | State::Limbo => return None,
+            State::Free | State::Writing | State::Old | State::Limbo => return None,
         };
         s.logged = true;
         Some(Entry { op, block: s.block(), slot, crc: s.crc })
@@ -464,6 +507,7 @@ impl Slots {
                 State::Dirty => seen.dirty += 1,
                 State::Clean => seen.clean += 1,
                 State::Bad => seen.bad += 1,
+                State::Old => seen.old += 1,
                 State::Limbo => seen.limbo += 1,
             }
             assert_eq!(self.free.is_free(slot), s.state == State::Free);

@@ -69,7 +69,7 @@ impl Stats {
 }
 
 /// Attribute names, in the order in which they are listed.
-pub(crate) const ATTRIBUTES: [&str; 26] = [
+pub(crate) const ATTRIBUTES: [&str; 28] = [
     "error",
     "total_blocks",
     "free_blocks",
@@ -78,6 +78,8 @@ pub(crate) const ATTRIBUTES: [&str; 26] = [
     "dirty_blocks",
     "clean_blocks",
     "bad_blocks",
+    "old_blocks",
+    "pending_epochs",
     "uncommitted_blocks",
     "flush_done_blocks",
     "flush_total_blocks",
@@ -133,6 +135,8 @@ impl Cache {
             "dirty_blocks" => u64::from(c.dirty),
             "clean_blocks" => u64::from(c.clean),
             "bad_blocks" => u64::from(c.bad),
+            "old_blocks" => u64::from(c.old),
+            "pending_epochs" => self.slots.borrow().pending_epochs(),
             "uncommitted_blocks" => c.changed,
             "flush_done_blocks" => done,
             "flush_total_blocks" => total,

@@ -10,7 +10,7 @@ use block::{
 use reactor::Workers;
 
 use crate::cache::{Cache, TaskGuard};
-use crate::config::{Config, Tuning};
+use crate::config::{Config, Mutation, Tuning};
 use crate::options;
 use crate::trouble::{Tell, Trouble};
 use crate::write::ZEROES_CACHED_BYTES_MAX;
@@ -186,12 +186,19 @@ impl Cache {
             Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
             Op::Flush => {
                 self.stats.flushes.add(1);
+                let nothing = self.mutation(Mutation::EpochOnlyWithCommit);
+                if !nothing || self.counts().changed > 0 {
+                    self.slots.borrow_mut().close_epoch(); // E1
+                }
                 let committed = self.commit().await;
                 committed.and(self.flush_around(bio.class).await)
             }
+            Op::WriteZeroes if self.config.ordered => self.write_zeroes_in_order(bio).await,
             Op::WriteZeroes if bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
                 self.write_zero_blocks(bio).await
             }
+            // Nothing goes around the cache: the origin is written in the order of epochs only.
+            Op::Discard if self.config.ordered => Err(Status::NotSupported),
             Op::Discard | Op::WriteZeroes => self.clear(bio).await,
         };
         outcome.into()
@@ -250,7 +257,7 @@ pub(crate) fn limits(
         io_opt_bytes: o.io_opt_bytes,
         max_io_bytes: o.max_io_bytes.min(c.max_io_bytes),
         atomic_write_unit_bytes: atomic_bytes.min(config.block_size),
-        discard_granularity_bytes: if o.discard_granularity_bytes > 0 {
+        discard_granularity_bytes: if o.discard_granularity_bytes > 0 && !config.ordered {
             o.discard_granularity_bytes.max(config.block_size)
         } else {
             0
@@ -347,6 +354,7 @@ impl Target for WriteCache {
             cache.changed.wait_for(ended).await;
             // A cache that had failed before has told so; a commit that fails now tells.
             if cache.health().is_ok() {
+                cache.slots.borrow_mut().close_epoch();
                 outcome = outcome.and(cache.commit().await);
                 outcome = outcome.and(cache.flush_around(Class::Background).await);
                 outcome = outcome.and(cache.seal().await);
@@ -374,7 +382,7 @@ impl Target for WriteCache {
             flushed.map_err(io_failed)?;
             cache.tune(self.tuning());
             // Crash after crash could use up what the log keeps for the end of a checkpoint.
-            if cache.is_checkpoint_due() {
+            if cache.is_checkpoint_due() || cache.retell.get() {
                 cache.checkpoint().await.map_err(io_failed)?;
             }
             cache.tell_trouble.replace(self.on_trouble.borrow().clone());

@@ -131,6 +131,7 @@ impl Cache {
         self.stats.cache_read_errors.add(1);
         let mut slots = self.slots.borrow_mut();
         if slots.drop_clean(block, held) || !slots.quarantine(block, held) {
+            slots.lose_old(block, held);
             return;
         }
         drop(slots);

@@ -45,6 +45,9 @@ impl Cache {
             self.write_cached(first, bufs, class).await?;
         }
         if through_cache && flags.contains(Flags::FUA) && !self.mutation(Mutation::IgnoreFua) {
+            if !self.mutation(Mutation::NoEpochAtFua) {
+                self.slots.borrow_mut().close_epoch(); // E1
+            }
             self.commit().await?;
         }
         Ok(())
@@ -161,8 +164,10 @@ impl Cache {
             // Nothing comes free: unreadable blocks, and those that the origin refuses.
             let hopeless = || {
                 let c = self.counts();
-                let stuck = c.dirty + c.bad == c.slots;
-                stuck && self.writeback.retry.is_hopeless(u64::from(c.dirty))
+                let stuck = c.dirty + c.old + c.bad == c.slots;
+                // In order one block holds up all others.
+                let dirty = if self.config.ordered { c.dirty.min(1) } else { c.dirty };
+                stuck && self.writeback.retry.is_hopeless(u64::from(dirty))
             };
             let over = || self.health().is_err() || hopeless();
             self.changed.wait_for(|| self.counts().free > 0 || over()).await;
@@ -238,6 +243,21 @@ impl Cache {
         let bytes = usize::try_from(bio.len.bytes()).expect("at most ZEROES_CACHED_BYTES_MAX");
         let zero = block::Buf::zeroed(bytes);
         self.write(bio.sector, &zero.all().into(), bio.class, bio.flags).await
+    }
+
+    /// Write zeroes of any length, as data: nothing goes around a cache with epochs.
+    pub(crate) async fn write_zeroes_in_order(&self, bio: &Bio) -> Result<(), Status> {
+        let mut at = bio.sector;
+        while at < bio.end() {
+            let bytes = (bio.end() - at).bytes().min(ZEROES_CACHED_BYTES_MAX);
+            let zero = block::Buf::zeroed(usize::try_from(bytes).expect("at most 64 KiB"));
+            let next = at + Sector::from_bytes(bytes);
+            // The last commit covers all pieces.
+            let flags = if next < bio.end() { bio.flags - Flags::FUA } else { bio.flags };
+            self.write(at, &zero.all().into(), bio.class, flags).await?;
+            at = next;
+        }
+        Ok(())
     }
 
     async fn clear_origin(&self, bio: &Bio) -> Result<(), Status> {

@@ -211,7 +211,7 @@ pub fn encode_map(header: &MapHeader, entries: &[MapEntry], out: &mut [u8]) -> u
 /// # Errors
 /// [`Damage`] says why it is none.
 pub fn decode_map<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<MapUnit<'a>, Damage> {
-    let (unit, crc) = check_unit(unit, &MAGIC, VERSION)?;
+    let (unit, crc) = check_unit(unit, &MAGIC, VERSION..=VERSION)?;
     let (head, body) = unit.split_at(HEADER_BYTES);
     let head = HeaderMedia::ref_from_bytes(head).map_err(|_| LENGTH)?;
     if head.uuid != *uuid {

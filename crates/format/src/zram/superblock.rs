@@ -182,7 +182,7 @@ impl Superblock {
     /// # Errors
     /// [`Damage`] says why it is no superblock of this copy.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION)?;
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {

@@ -13,13 +13,19 @@
 //!   already know a later owner. Whoever is displaced waits beside the table, and gets its slot at
 //!   the end, if that is vacant; two blocks that still claim a slot then are damage.
 //! - RB2 There is no second copy of the map. Besides what the finished map takes, the entries of
-//!   one reading are held, and one chunk of block numbers to be sorted.
+//!   one reading are held, and one chunk of block numbers to be sorted; in a cache with epochs also
+//!   4 bytes a slot, and at the end 8 bytes a pending version.
+//! - RB3 A version that is superseded by one of a later epoch is kept, if its own is pending then.
+//!   Its slot goes to whoever claims it: a slot changes hands only after a record that retires its
+//!   epoch, which is among the entries too.
 use std::collections::BTreeMap;
 
 use format::{Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 use smallvec::SmallVec;
 
+use super::epochs::Epochs;
+use super::telling::Found;
 use super::{Counts, Slot, Slots, State};
 use crate::free::FreeMap;
 use crate::index::{HASH_BITS, Index};
@@ -53,15 +59,36 @@ pub(crate) struct Rebuild {
     in_order: Option<u32>,
     /// The entries of blocks that are not in the table (RB1): as many as the fuzzy part of a
     /// checkpoint makes, and never more than blocks were named.
-    displaced: BTreeMap<u64, Entry>,
+    displaced: BTreeMap<u64, (Entry, u32)>,
+    /// Once an entry has told of epochs.
+    epochs: Option<Numbers>,
+}
+
+/// What the entries say of epochs.
+struct Numbers {
+    /// The low half of each slot's: those that are pending together are fewer than slots.
+    of_slots: Vec<u32>,
+    /// Of the next write; none at the beginning of a record.
+    current: Option<u64>,
+    oldest: u64,
+    newest: u64,
+}
+
+fn low(epoch: u64) -> u32 {
+    (epoch & 0xffff_ffff) as u32
+}
+
+/// Whether epoch `a` is before `b`, both by their low half.
+fn is_before(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b) >= 1 << 31
 }
 
 fn state_of(op: Op) -> State {
     match op {
-        Op::Write => State::Dirty,
+        Op::Write | Op::WriteNext => State::Dirty,
         Op::Clean => State::Clean,
         Op::Bad => State::Bad,
-        Op::Evict | Op::Drop => unreachable!("no state of a block"),
+        Op::Evict | Op::Drop | Op::Epoch => unreachable!("no state of a block"),
     }
 }
 
@@ -70,7 +97,9 @@ fn op_of(state: State) -> Op {
         State::Dirty => Op::Write,
         State::Clean => Op::Clean,
         State::Bad => Op::Bad,
-        State::Free | State::Writing | State::Limbo => unreachable!("holds no block"),
+        State::Free | State::Writing | State::Old | State::Limbo => {
+            unreachable!("not what a block holds")
+        }
     }
 }
 
@@ -82,6 +111,7 @@ impl Rebuild {
             index: Index::new(count),
             in_order: Some(0),
             displaced: BTreeMap::new(),
+            epochs: None,
         }
     }
 
@@ -90,8 +120,11 @@ impl Rebuild {
         Rebuild { in_order: None, ..Rebuild::new(count) }
     }
 
-    /// Applies entries in their order.
+    /// Applies the entries of a record, in their order.
     pub(crate) fn apply(&mut self, entries: impl Iterator<Item = Entry>) {
+        if let Some(epochs) = &mut self.epochs {
+            epochs.current = None;
+        }
         let mut entries = entries.peekable();
         while let (Some(from), Some(e)) = (self.in_order, entries.peek()) {
             let is_state = matches!(e.op, Op::Write | Op::Clean | Op::Bad);
@@ -108,7 +141,20 @@ impl Rebuild {
             self.look_ahead(&part);
             for e in &part {
                 match e.op {
-                    Op::Write | Op::Clean | Op::Bad => self.put(e),
+                    Op::Write | Op::Clean | Op::Bad => {
+                        let epoch = self.next_epoch();
+                        self.put(e, epoch);
+                    }
+                    Op::WriteNext => {
+                        if let Some(epochs) = &mut self.epochs {
+                            let next = epochs.current.map_or(epochs.oldest, |c| c + 1);
+                            epochs.current = Some(next);
+                            epochs.newest = epochs.newest.max(next);
+                        }
+                        let epoch = self.next_epoch();
+                        self.put(&Entry { op: Op::Write, ..*e }, epoch);
+                    }
+                    Op::Epoch => self.tell_epoch(e.block, e.block - u64::from(e.slot)),
                     Op::Evict => {
                         if self.slot_of(e.block) == Some(e.slot) {
                             self.forget(e.block);
@@ -173,25 +219,64 @@ impl Rebuild {
         std::hint::black_box(found.chain(named).fold(0, u32::wrapping_add));
     }
 
-    fn put(&mut self, e: &Entry) {
+    fn tell_epoch(&mut self, number: u64, oldest: u64) {
+        let slots = self.slots.len();
+        let epochs = self.epochs.get_or_insert_with(|| Numbers {
+            // What was written before without an epoch is of none that is pending: `finish` finds
+            // it out.
+            of_slots: vec![low(oldest.wrapping_sub(1)); slots],
+            current: None,
+            oldest,
+            newest: 0,
+        });
+        epochs.current = Some(number);
+        epochs.oldest = epochs.oldest.max(oldest);
+        epochs.newest = epochs.newest.max(number);
+    }
+
+    /// The epoch of a write that comes now, by its low half; before all that is pending if it has
+    /// none.
+    fn next_epoch(&self) -> u32 {
+        let of = |e: &Numbers| low(e.current.unwrap_or(e.oldest.wrapping_sub(1)));
+        self.epochs.as_ref().map_or(0, of)
+    }
+
+    /// Whether the version at `slot` stays when one of `epoch` takes its place (RB3).
+    fn is_kept(&self, slot: u32, op: Op, epoch: u32) -> bool {
+        let dirty = self.slots[slot as usize].state == State::Dirty && op == Op::Write;
+        dirty
+            && self.epochs.as_ref().is_some_and(|e| {
+                let own = e.of_slots[slot as usize];
+                is_before(own, epoch) && !is_before(own, low(e.oldest))
+            })
+    }
+
+    fn put(&mut self, e: &Entry, epoch: u32) {
         if !self.displaced.is_empty() {
             self.displaced.remove(&e.block);
         }
         let Some(claimed) = self.slots.get(e.slot as usize).copied() else {
             self.forget(e.block);
-            self.displaced.insert(e.block, *e);
+            self.displaced.insert(e.block, (*e, epoch));
             return;
         };
-        if claimed.state != State::Free && claimed.block() != e.block {
+        if claimed.state == State::Old {
+            self.slots[e.slot as usize].state = State::Free;
+        } else if claimed.state != State::Free && claimed.block() != e.block {
             let (block, op) = (claimed.block(), op_of(claimed.state));
             let owner = Entry { op, block, slot: e.slot, crc: claimed.crc };
+            let epoch = self.epochs.as_ref().map_or(0, |n| n.of_slots[e.slot as usize]);
             self.forget(block);
-            self.displaced.insert(block, owner);
+            self.displaced.insert(block, (owner, epoch));
         }
         let slots = &self.slots;
         let old = self.index.replace(e.block, e.slot, |s| slots[s as usize].block());
         if let Some(old) = old.filter(|&old| old != e.slot) {
-            self.slots[old as usize].state = State::Free;
+            let kept = self.is_kept(old, e.op, epoch);
+            self.slots[old as usize].state = if kept { State::Old } else { State::Free };
+        }
+        if let Some(epochs) = &mut self.epochs {
+            epochs.of_slots[e.slot as usize] = epoch;
         }
         self.fill(e);
     }
@@ -205,12 +290,12 @@ impl Rebuild {
     /// Puts a dirty block into a vacant slot; an older slot of the block becomes vacant.
     pub(crate) fn put_dirty(&mut self, block: u64, slot: u32, crc: u32) {
         assert!(self.in_order.is_none(), "the index would be made a second time");
-        self.put(&Entry { op: Op::Write, block, slot, crc });
+        self.put(&Entry { op: Op::Write, block, slot, crc }, 0);
     }
 
     fn slot_of(&self, block: u64) -> Option<u32> {
         let found = self.index.find(block, |s| self.slots[s as usize].block());
-        found.or_else(|| self.displaced.get(&block).map(|e| e.slot))
+        found.or_else(|| self.displaced.get(&block).map(|(e, _)| e.slot))
     }
 
     fn forget(&mut self, block: u64) {
@@ -238,11 +323,12 @@ impl Rebuild {
         if self.in_order.is_some() {
             self.make_index();
         }
+        self.free_retired();
         let mut last = self.displaced.last_key_value().map(|(&block, _)| block);
         let mut taken = None;
-        for (block, e) in std::mem::take(&mut self.displaced) {
+        for (block, (e, epoch)) in std::mem::take(&mut self.displaced) {
             match self.slots.get(e.slot as usize) {
-                Some(slot) if slot.state == State::Free => self.put(&e),
+                Some(slot) if slot.state == State::Free => self.put(&e, epoch),
                 _ => taken = taken.or(Some(Contradiction::Slot { block, slot: e.slot })),
             }
         }
@@ -253,6 +339,12 @@ impl Rebuild {
         let mut bad = RoaringTreemap::new();
         let (mut unsorted, mut spare) = (Vec::new(), Vec::new());
         let mut stamp = 1u32;
+        let mut found = self.epochs.as_ref().map(|e| Found {
+            oldest: e.oldest.max(1),
+            newest: e.newest.max(e.oldest),
+            pending: Vec::new(),
+            mended: false,
+        });
         for (slot, s) in (0..count).zip(&mut self.slots) {
             match s.state {
                 State::Free => {
@@ -264,6 +356,11 @@ impl Rebuild {
                 State::Dirty => {
                     counts.dirty += 1;
                     unsorted.push(s.block());
+                    if let (Some(found), Some(epochs)) = (&mut found, &self.epochs) {
+                        let relative = epochs.relative(slot);
+                        found.mended |= relative.is_none();
+                        found.pending.push((relative.unwrap_or(0), slot));
+                    }
                     if unsorted.len() == SORT_BLOCKS {
                         merge(&mut dirty, &mut unsorted, &mut spare);
                     }
@@ -272,6 +369,12 @@ impl Rebuild {
                 State::Bad => {
                     counts.bad += 1;
                     bad.insert(s.block());
+                }
+                State::Old => {
+                    counts.old += 1;
+                    if let (Some(found), Some(epochs)) = (&mut found, &self.epochs) {
+                        found.pending.push((epochs.relative(slot).unwrap_or(0), slot));
+                    }
                 }
                 State::Writing | State::Limbo => unreachable!("never put"),
             }
@@ -299,7 +402,26 @@ impl Rebuild {
             counts,
             next_stamp: stamp,
             evict_cursor: 0,
+            epochs: found.map(|found| Box::new(Epochs::found(found))),
         })
+    }
+
+    /// Superseded versions of epochs that have been retired since.
+    fn free_retired(&mut self) {
+        let Some(epochs) = &self.epochs else { return };
+        for (slot, s) in (0u32..).zip(&mut self.slots) {
+            if s.state == State::Old && epochs.relative(slot).is_none() {
+                s.state = State::Free;
+            }
+        }
+    }
+}
+
+impl Numbers {
+    /// How far the slot's epoch is from the oldest that is pending; none if it is not pending.
+    fn relative(&self, slot: u32) -> Option<u32> {
+        let (own, oldest) = (self.of_slots[slot as usize], low(self.oldest));
+        (!is_before(own, oldest)).then(|| own.wrapping_sub(oldest))
     }
 }
 

@@ -24,6 +24,7 @@ fn plain(
             Op::Drop => {
                 map.retain(|b, _| *b < e.block || *b >= e.block + u64::from(e.slot));
             }
+            Op::Epoch | Op::WriteNext => unreachable!("no epochs here"),
         }
     }
     if let Some((&block, _)) = map.last_key_value().filter(|(b, _)| **b >= blocks) {
@@ -72,6 +73,7 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
                         entry(op, block, if long { 1 << 30 } else { 1 + rng.pick(&[0, 3]) })
                     }
                     Op::Write | Op::Clean | Op::Bad | Op::Evict => entry(op, block, slot.unwrap()),
+                    Op::Epoch | Op::WriteNext => unreachable!("not drawn"),
                 }
             })
             .collect();

@@ -163,7 +163,9 @@ impl Cache {
     fn fills_gaps(&self) -> bool {
         let tuning = self.tuning();
         let moves_a_head = self.origin_limits.rotational || self.config.assumed_costs.is_some();
-        tuning.gap_fill && moves_a_head && tuning.writeback_order == Order::Sorted
+        // In the order of epochs a stretch would have to end with its epoch: not built.
+        let sorted = tuning.writeback_order == Order::Sorted && !self.config.ordered;
+        tuning.gap_fill && moves_a_head && sorted
     }
 
     /// Whether a batch is as large as it has to be for the first measurements.

@@ -14,12 +14,14 @@ pub(super) struct FlushJob {
     pub(super) total: u64,
     /// Blocks that were given up.
     pub(super) left: RoaringTreemap,
+    /// Blocks are written in the order of epochs: one that is not written holds up others.
+    pub(super) in_order: bool,
 }
 
 impl FlushJob {
     /// Nobody waits for this block any longer; it stays dirty.
     pub(super) fn give_up(&mut self, block: u64) {
-        if self.todo.remove(block) {
+        if self.todo.remove(block) || self.in_order {
             self.left.insert(block);
         }
     }
@@ -35,23 +37,35 @@ impl Cache {
     pub(crate) async fn write_back_all(&self) -> Result<(), Error> {
         let wb = &self.writeback;
         self.changed.wait_for(|| wb.job.borrow().is_none()).await;
+        self.slots.borrow_mut().close_epoch();
+        let until = self.slots.borrow().open_epoch();
         self.commit().await.map_err(io_failed)?;
         let todo = self.slots.borrow().dirty().clone();
         let number = wb.jobs.get() + 1;
         wb.jobs.set(number);
-        *wb.job.borrow_mut() =
-            Some(FlushJob { number, total: todo.len(), todo, left: RoaringTreemap::new() });
+        let (total, left, in_order) = (todo.len(), RoaringTreemap::new(), self.config.ordered);
+        *wb.job.borrow_mut() = Some(FlushJob { number, total, todo, left, in_order });
         wb.retry.ripen_all();
         wb.news.set(wb.news.get() + 1);
         wb.lru.borrow_mut().clear();
         self.changed.wake_all();
-        let done = || wb.job.borrow().as_ref().is_none_or(|j| j.todo.is_empty());
+        let retired = || self.slots.borrow().is_retired_before(until);
+        let ended = |j: &FlushJob| match j.in_order {
+            true => !j.left.is_empty() || retired(),
+            false => j.todo.is_empty(),
+        };
+        let done = || wb.job.borrow().as_ref().is_none_or(ended);
         self.changed.wait_for(|| done() || self.health().is_err()).await;
         let ended = wb.job.take();
         wb.news.set(wb.news.get() + 1);
         self.changed.wake_all();
         self.health().map_err(io_failed)?;
-        let left = ended.map_or_else(RoaringTreemap::new, |job| job.left);
+        let left = ended.map_or_else(RoaringTreemap::new, |mut job| {
+            if !job.left.is_empty() {
+                job.give_up_all();
+            }
+            job.left
+        });
         if let Some(first) = left.min() {
             return Err(self.not_written(left.len(), first));
         }

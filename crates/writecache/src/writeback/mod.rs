@@ -42,6 +42,7 @@ use crate::turns::Turns;
 
 mod extent;
 mod flush;
+mod phase;
 mod pick;
 pub(crate) mod retry;
 mod run;
@@ -106,6 +107,8 @@ pub(crate) struct Writeback {
     /// Blocks that are old enough to go first (`age`); also some that have ceased to be dirty.
     aged: RefCell<RoaringTreemap>,
     mark_due: Cell<bool>,
+    /// Ordered: the epochs before this one are old enough.
+    aged_before: Cell<u64>,
     /// Something was written without FUA since the last origin flush began.
     volatile: Cell<bool>,
     destage: Destage,
@@ -142,6 +145,7 @@ impl Writeback {
             lru: RefCell::default(),
             aged: RefCell::default(),
             mark_due: Cell::default(),
+            aged_before: Cell::default(),
             volatile: Cell::default(),
             destage: Destage::new(assumed),
             draining: Cell::default(),
@@ -176,9 +180,16 @@ impl Writeback {
         self.news.set(self.news.get() + 1);
     }
 
+    /// Epochs before this one go first.
+    pub(crate) fn mark_before(&self, epoch: u64) {
+        self.aged_before.set(epoch);
+        self.news.set(self.news.get() + 1);
+    }
+
     pub(crate) fn unmark(&self) {
         self.mark_due.set(false);
         self.aged.borrow_mut().clear();
+        self.aged_before.set(0);
     }
 
     /// Begins the sweep over what is old, if one is due and the last one has ended.

@@ -43,7 +43,8 @@ impl Cache {
     /// Whether there is reason to write certain blocks back.
     fn is_asked_for(&self) -> bool {
         let wb = &self.writeback;
-        let marked = wb.mark_due.get() || !wb.aged.borrow().is_empty();
+        let aged = !wb.aged.borrow().is_empty() || self.is_epoch_aged();
+        let marked = wb.mark_due.get() || aged;
         wb.job.borrow().is_some() || marked || wb.retry.has_ripe()
     }
 
@@ -51,7 +52,7 @@ impl Cache {
     fn wants_any(&self) -> bool {
         let c = self.counts();
         let starved = self.starved.get() > 0 && c.clean + c.limbo == 0;
-        let cleaning = self.is_emptied() && c.dirty > 0;
+        let cleaning = self.is_emptied() && c.dirty + c.old > 0;
         starved || cleaning || (self.writeback.draining.get() && !self.is_paused())
     }
 
@@ -85,6 +86,7 @@ impl Cache {
                 if stop() || !(self.wants_writeback() || wb.destage.has_stretch()) {
                     break;
                 }
+                self.next_phase().await;
                 self.plan_stretch(self.batch_room(), &stop).await;
                 let Some((run, extent)) = self.pick() else {
                     exhausted = Some(state());
@@ -189,6 +191,9 @@ impl Cache {
 
     /// The first block at or after `at` that is dirty, not busy, and among those to pick from.
     pub(super) fn next_eligible(&self, from: From, mut at: u64) -> Option<u64> {
+        if self.config.ordered {
+            return self.next_in_phase(at);
+        }
         let wb = &self.writeback;
         let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
         let (mut job, mut aged) = (wb.job.borrow_mut(), wb.aged.borrow_mut());

@@ -162,12 +162,16 @@ impl Cache {
                 while gaps.next_if(|gap| gap.end <= block).is_some() {}
                 // A block that has come into a gap since waits for its own turn.
                 let in_gap = gaps.peek().is_some_and(|gap| gap.contains(&block));
-                let wanted = if in_gap { State::Clean } else { State::Dirty };
                 if in_gap && !wants_copies {
                     continue;
                 }
-                if let Some(found) = slots.find(block).filter(|f| f.state == wanted) {
-                    blocks.push((block, found.held, found.crc, in_gap));
+                let copy = || slots.find(block).filter(|f| f.state == State::Clean);
+                let found = match in_gap {
+                    true => copy().map(|f| (f.held, f.crc)),
+                    false => slots.to_write(block),
+                };
+                if let Some((held, crc)) = found {
+                    blocks.push((block, held, crc, in_gap));
                 }
             }
         }
@@ -219,7 +223,9 @@ impl Cache {
                     good.push((block, held));
                 } else {
                     // Never to the origin: the block reads as an error until it is rewritten.
-                    slots.quarantine(block, held);
+                    if !slots.quarantine(block, held) {
+                        slots.lose_old(block, held);
+                    }
                     self.stats.checksum_errors.add(1);
                 }
             }

@@ -3,6 +3,7 @@
 //! contents that tell which block and version they are, and a look at the media.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod alone;
 pub(crate) mod broken;
 pub(crate) mod kernel;
 pub(crate) mod live;

@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Epochs: what was written before which FLUSH, and which versions must reach the origin before
+//! any later one does (option `ordered`).
+//!
+//! ```text
+//!   writes   a b │ a c │ b        epochs, closed by a FLUSH or a FUA write
+//!   epoch     1     2    3, open
+//!   map           c 2, a 2, b 3   current versions: the index
+//!   kept     a 1, b 1             Old: superseded, but epoch 1 is not on the origin yet
+//! ```
+//!
+//! What has reached the origin is at any moment: everything of the epochs before one of them, and
+//! any part of that one. So for a moment before a FLUSH was answered or a FUA write completed, the
+//! origin alone may be what a disk holds that lost its power then.
+//!
+//! Invariants
+//! - E1 An epoch is closed between the submission of a FLUSH and its completion, and after a FUA
+//!   write has entered the map and before it completes. What comes into the map later is of a later
+//!   epoch.
+//! - E2 A dirty version of an epoch that is not open is kept when it is superseded, until its epoch
+//!   is retired. One of the open epoch is not: a disk too may skip a write that no flush covers.
+//! - E3 One epoch at a time is written back: the phase. It begins when all earlier ones are
+//!   retired, and a durable record says so: recovery writes what the log calls pending again, in order, and
+//!   an earlier version must not come back while parts of a second later epoch are on the origin.
+//! - E4 It is retired when all of its versions are durable on the origin, except rotten ones.
+//! - E5 The log says every version of a pending epoch, with its epoch; each batch begins with the
+//!   oldest epoch that is pending. A version that the log calls dirty in a pending epoch keeps its
+//!   slot, even if the origin has got it meanwhile: recovery would read it.
+//! - E6 Epochs are merged in one case only: both are closed, each has a single block to write, and
+//!   it is the same one. The first version is skipped: with the write of the second the origin goes
+//!   from the state before both to the state after both. That write must not tear, so a block is no
+//!   larger than what the origin writes atomically. With a second block in either epoch there would
+//!   be a moment with one of them written and not the other.
+//!
+//! Memory, beside the map's: 4 bytes a pending version, 8 an epoch, two bits a slot; 16 bytes a
+//! version that the log does not know yet, of which there is a bound; 2 bytes a block of the phase.
+use std::collections::{BTreeMap, VecDeque};
+
+use roaring::{RoaringBitmap, RoaringTreemap};
+
+use super::said::Said;
+use super::{Held, Slots, State};
+
+/// A version that the log does not know yet.
+#[derive(Clone, Copy)]
+pub(super) struct Fresh {
+    pub(super) epoch: u64,
+    pub(super) slot: u32,
+    pub(super) stamp: u32,
+}
+
+/// Versions that were superseded before the log knew them are forgotten when they are as many as
+/// this and half of the list.
+const FRESH_STALE_MIN: usize = 1024;
+
+/// The epoch that is written back (E3).
+pub(super) struct Phase {
+    pub(super) epoch: u64,
+    /// Whether it was closed: then `todo` says what is left to do. Else every dirty block is.
+    closed: bool,
+    todo: RoaringTreemap,
+    /// Superseded versions: those from the beginning, by block, and those that came meanwhile.
+    olds: Vec<u32>,
+    late: BTreeMap<u64, u32>,
+}
+
+/// See the module.
+pub(super) struct Epochs {
+    pub(super) open: u64,
+    /// All before it are retired; and what a durable record says of that.
+    pub(super) oldest: u64,
+    pub(super) oldest_said: u64,
+    /// Slots of the versions of the open epoch.
+    pub(super) open_slots: RoaringBitmap,
+    /// What the log does not know yet, in the order of epochs; the commit that runs must say `due`.
+    pub(super) fresh: VecDeque<Fresh>,
+    pub(super) fresh_due: usize,
+    /// Old versions among the fresh ones.
+    pub(super) fresh_olds: u64,
+    /// What the log knows of pending epochs.
+    pub(super) said: Said,
+    phase: Option<Phase>,
+    /// Bad versions of pending epochs, and whether they are of the phase.
+    bad: BTreeMap<u32, bool>,
+    /// Old versions that only wait for the end of the phase (E5).
+    spent: Vec<u32>,
+    /// Recovery has put versions into the oldest epoch that the media do not call so.
+    pub(super) mended: bool,
+    /// Planted fault: superseded versions are not kept.
+    pub(super) forgetful: bool,
+}
+
+impl Epochs {
+    /// With the first epoch that is pending, and the one that is open.
+    pub(super) fn new(oldest: u64, open: u64) -> Epochs {
+        Epochs {
+            open,
+            oldest,
+            oldest_said: oldest,
+            open_slots: RoaringBitmap::new(),
+            fresh: VecDeque::new(),
+            fresh_due: 0,
+            fresh_olds: 0,
+            said: Said::default(),
+            phase: None,
+            bad: BTreeMap::new(),
+            spent: Vec::new(),
+            mended: false,
+            forgetful: false,
+        }
+    }
+
+    fn old_in_phase(&self, slots: &Slots, block: u64) -> Option<u32> {
+        let phase = self.phase.as_ref()?;
+        let block_of = |slot: &u32| slots.slots[*slot as usize].block();
+        let found = phase.olds.binary_search_by_key(&block, block_of);
+        found.ok().map(|at| phase.olds[at]).or_else(|| phase.late.get(&block).copied())
+    }
+
+    /// Whether the phase has still to write its version of `block`.
+    fn is_todo(&self, block: u64) -> bool {
+        self.phase.as_ref().is_some_and(|p| p.closed && p.todo.contains(block))
+    }
+
+    /// Whether the phase's version of `block` is what the block holds now.
+    fn todo_is_current(&self, slots: &Slots, block: u64) -> bool {
+        self.is_todo(block) && self.old_in_phase(slots, block).is_none()
+    }
+
+    /// The first epoch that may have something to write back.
+    fn first_pending(&self) -> Option<u64> {
+        let fresh = self.fresh.front().map(|f| f.epoch);
+        fresh.into_iter().chain(self.said.first_epoch()).min()
+    }
+
+    /// The slot is given away.
+    pub(super) fn released(&mut self, slot: u32) {
+        self.open_slots.remove(slot);
+        self.bad.remove(&slot);
+    }
+
+    /// Whether a slot of this state belongs to a pending epoch.
+    pub(super) fn is_pending(&self, slot: u32, state: State) -> bool {
+        is_pending(&self.bad, slot, state)
+    }
+
+    /// A bad version that no pending epoch waits for, or not any more.
+    pub(super) fn is_bad_apart(&self, slot: u32) -> bool {
+        self.bad.get(&slot).is_none_or(|&in_phase| in_phase)
+    }
+
+    /// Takes a version out of what the phase has to do.
+    fn done(&mut self, block: u64) {
+        if let Some(phase) = &mut self.phase {
+            phase.todo.remove(block);
+        }
+    }
+}
+
+fn is_pending(bad: &BTreeMap<u32, bool>, slot: u32, state: State) -> bool {
+    match state {
+        State::Dirty | State::Old => true,
+        State::Bad => bad.contains_key(&slot),
+        State::Free | State::Writing | State::Clean | State::Limbo => false,
+    }
+}
+
+/// Whether epochs may be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Merge {
+    /// The origin may tear the write of a block.
+    Never,
+    /// As E6 says.
+    Single,
+    /// Planted fault: the second epoch may have any blocks beside the one.
+    Planted,
+}
+
+/// Where writeback in order stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phasing {
+    /// No epoch is being written back, and there is none that has anything to write.
+    Nothing,
+    /// None is, though there is one.
+    Due,
+    /// One is.
+    Writing,
+    /// All of one is on the origin.
+    Written,
+}
+
+impl Slots {
+    /// Takes the epochs out and puts them back around a use of both.
+    fn with_epochs<R>(&mut self, f: impl FnOnce(&mut Epochs, &mut Slots) -> R) -> Option<R> {
+        let mut epochs = self.epochs.take()?;
+        let result = f(&mut epochs, self);
+        self.epochs = Some(epochs);
+        Some(result)
+    }
+
+    /// A version came into the map: it is of the open epoch, and the log does not know it.
+    pub(super) fn enter_epoch(&mut self, slot: u32) {
+        let stamp = self.slots[slot as usize].stamp;
+        self.with_epochs(|e, slots| {
+            e.open_slots.insert(slot);
+            let stale = e.fresh.len() as u64 / 2 > slots.counts.changed;
+            if stale && e.fresh.len() >= FRESH_STALE_MIN {
+                let lives = |f: &Fresh| slots.is_fresh(f);
+                e.fresh_due = e.fresh.iter().take(e.fresh_due).filter(|f| lives(f)).count();
+                e.fresh.retain(lives);
+            }
+            e.fresh.push_back(Fresh { epoch: e.open, slot, stamp });
+        });
+    }
+
+    /// Whether this version is still there, and the log does not know it.
+    pub(super) fn is_fresh(&self, f: &Fresh) -> bool {
+        let s = &self.slots[f.slot as usize];
+        let holds = matches!(s.state, State::Dirty | State::Old | State::Bad);
+        s.stamp == f.stamp && holds && !s.logged
+    }
+
+    /// The version of `block` at `slot` is superseded: kept if an epoch needs it (E2, E5), else the
+    /// slot is given away.
+    pub(super) fn supersede(&mut self, block: u64, slot: u32) {
+        let needed = self.epochs.as_ref().is_some_and(|e| {
+            let of_older = !e.open_slots.contains(slot);
+            match self.slots[slot as usize].state {
+                State::Dirty => of_older && !e.forgetful,
+                State::Bad => of_older && e.bad.contains_key(&slot),
+                // E5: the log may still call it dirty, and the epoch pending. In the open epoch
+                // that does no harm: there a newer version takes the place of an older one.
+                State::Clean => {
+                    let unsaid = self.is_changed(block);
+                    unsaid && e.phase.as_ref().is_some_and(|p| p.epoch != e.open)
+                }
+                State::Free | State::Writing | State::Old | State::Limbo => {
+                    unreachable!("M2: slot {slot} was in the index")
+                }
+            }
+        });
+        self.leave(block, slot, needed);
+    }
+
+    /// The block leaves the cache. As [`Slots::supersede`], but nothing takes its place.
+    pub(super) fn let_go(&mut self, block: u64, slot: u32) {
+        let clean = self.slots[slot as usize].state == State::Clean;
+        let in_phase = self.epochs.as_ref().is_some_and(|e| e.phase.is_some());
+        let needed = clean && in_phase && self.is_changed(block);
+        self.leave(block, slot, needed);
+    }
+
+    fn leave(&mut self, block: u64, slot: u32, needed: bool) {
+        if !needed {
+            self.release(slot);
+            return;
+        }
+        let state = self.slots[slot as usize].state;
+        self.with_epochs(|e, slots| {
+            e.open_slots.remove(slot);
+            if !slots.slots[slot as usize].logged {
+                e.fresh_olds += 1;
+                slots.counts.changed += 1;
+            }
+            if state == State::Dirty && e.todo_is_current(slots, block) {
+                let phase = e.phase.as_mut().expect("its version was current");
+                phase.late.insert(block, slot);
+            }
+            let bad_in_phase = e.bad.remove(&slot) == Some(true);
+            if state == State::Clean || bad_in_phase {
+                e.spent.push(slot);
+            }
+        });
+        self.set_state(slot, State::Old);
+    }
+
+    /// A version can't be read any more: the epoch goes on without it.
+    pub(super) fn bad_in_epoch(&mut self, block: u64, slot: u32) {
+        self.with_epochs(|e, slots| {
+            let in_phase = match &e.phase {
+                Some(phase) if phase.closed => e.todo_is_current(slots, block),
+                Some(_) => e.open_slots.contains(slot),
+                None => false,
+            };
+            e.bad.insert(slot, in_phase);
+            if in_phase {
+                e.done(block);
+            }
+        });
+    }
+
+    /// A superseded version that an epoch needs can't be read any more: the epoch goes on without.
+    pub(crate) fn lose_old(&mut self, block: u64, held: Held) {
+        if self.is_intact(held) {
+            self.written_in_phase(block, held);
+        }
+    }
+
+    /// The origin has this version durably, or never will: it is done, if it is the phase's.
+    pub(super) fn written_in_phase(&mut self, block: u64, held: Held) {
+        if !self.is_intact(held) {
+            return;
+        }
+        let state = self.slots[held.slot as usize].state;
+        self.with_epochs(|e, slots| {
+            if !e.is_todo(block) {
+                return;
+            }
+            let old = e.old_in_phase(slots, block);
+            if state == State::Old && old == Some(held.slot) {
+                e.spent.push(held.slot);
+                e.done(block);
+            } else if state == State::Clean && old.is_none() {
+                e.done(block);
+            }
+        });
+    }
+
+    /// E1: what comes from now on is of a later epoch. An epoch without any version is not counted.
+    pub(crate) fn close_epoch(&mut self) {
+        self.with_epochs(|e, slots| {
+            if e.open_slots.is_empty() {
+                return;
+            }
+            if let Some(phase) = e.phase.as_mut().filter(|p| p.epoch == e.open) {
+                // Every dirty block is of this epoch: all earlier ones are retired.
+                phase.closed = true;
+                phase.todo = slots.dirty.clone();
+            }
+            e.open += 1;
+            e.open_slots.clear();
+        });
+    }
+
+    /// Planted fault: superseded versions are not kept.
+    pub(crate) fn forget_olds(&mut self) {
+        self.with_epochs(|e, _| e.forgetful = true);
+    }
+
+    /// The epoch that is open.
+    pub(crate) fn open_epoch(&self) -> u64 {
+        self.epochs.as_ref().map_or(0, |e| e.open)
+    }
+
+    /// Whether the origin holds everything of the epochs before `epoch`.
+    pub(crate) fn is_retired_before(&self, epoch: u64) -> bool {
+        self.epochs.as_ref().is_none_or(|e| {
+            let phase = e.phase.as_ref().map(|p| p.epoch);
+            phase.into_iter().chain(e.first_pending()).all(|pending| pending >= epoch)
+        })
+    }
+
+    /// Epochs that are closed and not retired.
+    pub(crate) fn pending_epochs(&self) -> u64 {
+        self.epochs.as_ref().map_or(0, |e| {
+            let first = e.phase.as_ref().map(|p| p.epoch).or_else(|| e.first_pending());
+            first.map_or(0, |first| e.open.saturating_sub(first))
+        })
+    }
+
+    pub(crate) fn phasing(&self) -> Phasing {
+        let Some(e) = &self.epochs else { return Phasing::Nothing };
+        match &e.phase {
+            Some(phase) if phase.closed && phase.todo.is_empty() => Phasing::Written,
+            Some(_) => Phasing::Writing,
+            None => match e.first_pending() {
+                Some(first) if first < e.open || !self.dirty.is_empty() => Phasing::Due,
+                _ => Phasing::Nothing,
+            },
+        }
+    }
+
+    /// E3: begins to write back the oldest epoch, if the log knows all of it.
+    pub(crate) fn begin_phase(&mut self, merge: Merge) {
+        self.with_epochs(|e, slots| {
+            assert!(e.phase.is_none(), "E3: one at a time");
+            let Some(mut epoch) = e.first_pending() else { return };
+            let said = |e: &Epochs, epoch| e.fresh.front().is_none_or(|f| f.epoch > epoch);
+            let mut phase = Phase {
+                epoch,
+                closed: epoch < e.open,
+                todo: RoaringTreemap::new(),
+                olds: Vec::new(),
+                late: BTreeMap::new(),
+            };
+            if !phase.closed {
+                for (slot, in_phase) in &mut e.bad {
+                    *in_phase |= e.open_slots.contains(*slot);
+                }
+                e.oldest = epoch;
+                e.phase = Some(phase);
+                return;
+            }
+            if !said(e, epoch) {
+                return; // closed after the commit had begun
+            }
+            while let Some((next, 1, len)) = e.said.second().filter(|_| merge != Merge::Never) {
+                if next >= e.open || !said(e, next) || (len > 1 && merge != Merge::Planted) {
+                    break;
+                }
+                e.seal(slots, next);
+                let block_of = |slot: u32| slots.slots[slot as usize].block();
+                let mut members = e.said.members(false);
+                let Some(first) = members.next() else { break };
+                let is_old = slots.slots[first as usize].state == State::Old;
+                let also = |slot| block_of(slot) == block_of(first);
+                if !is_old || !e.said.members(true).any(also) {
+                    break;
+                }
+                drop(members);
+                e.said.pop_through(epoch);
+                e.released(first);
+                slots.release(first);
+                epoch = next;
+            }
+            e.seal(slots, epoch);
+            let mut blocks = Vec::new();
+            if e.said.first_epoch() == Some(epoch) {
+                for slot in e.said.members(false) {
+                    let s = &slots.slots[slot as usize];
+                    match s.state {
+                        State::Dirty => blocks.push(s.block()),
+                        State::Old => {
+                            blocks.push(s.block());
+                            phase.olds.push(slot);
+                        }
+                        State::Bad => drop(e.bad.insert(slot, true)),
+                        _ if e.forgetful => {}
+                        State::Free | State::Writing | State::Clean | State::Limbo => {
+                            unreachable!("SD1: slot {slot} is pending")
+                        }
+                    }
+                }
+            }
+            blocks.sort_unstable();
+            phase.olds.sort_unstable_by_key(|&slot| slots.slots[slot as usize].block());
+            phase.todo = RoaringTreemap::from_sorted_iter(blocks).expect("one version a block");
+            phase.epoch = epoch;
+            e.oldest = epoch;
+            e.phase = Some(phase);
+        });
+    }
+
+    /// E4: everything of the phase is on the origin. The next one may begin when a durable record
+    /// says so.
+    pub(crate) fn retire_phase(&mut self) {
+        self.with_epochs(|e, slots| {
+            let phase = e.phase.take().expect("it was written");
+            assert!(phase.closed && phase.todo.is_empty(), "E4");
+            for slot in std::mem::take(&mut e.spent) {
+                assert_eq!(slots.slots[slot as usize].state, State::Old);
+                slots.release(slot);
+            }
+            e.said.pop_through(phase.epoch);
+            e.bad.retain(|_, in_phase| !*in_phase);
+            e.oldest = phase.epoch + 1;
+        });
+    }
+
+    /// What the phase has to write; nothing while there is none.
+    pub(crate) fn phase_blocks(&self) -> Option<&RoaringTreemap> {
+        let phase = self.epochs.as_ref()?.phase.as_ref()?;
+        Some(if phase.closed { &phase.todo } else { &self.dirty })
+    }
+
+    /// The version of `block` that is to be written back, with its checksum.
+    pub(crate) fn to_write(&self, block: u64) -> Option<(Held, Option<u32>)> {
+        let version = |slot: u32| {
+            let s = &self.slots[slot as usize];
+            let crc = (!self.unchecked.contains(slot)).then_some(s.crc);
+            (Held { slot, stamp: s.stamp }, crc)
+        };
+        let current = || {
+            let slot = self.slot_of(block)?;
+            (self.slots[slot as usize].state == State::Dirty).then(|| version(slot))
+        };
+        let Some(e) = &self.epochs else { return current() };
+        match &e.phase {
+            Some(phase) if phase.closed && !phase.todo.contains(block) => None,
+            Some(_) => e.old_in_phase(self, block).map(version).or_else(current),
+            None => None,
+        }
+    }
+
+    /// Whether an entry of the queue is still what it was, and has to be written back: for a dump.
+    pub(super) fn is_pending_of(&self, epoch: u64, slot: u32) -> bool {
+        let Some(e) = &self.epochs else { return false };
+        let s = &self.slots[slot as usize];
+        if !s.logged || !e.is_pending(slot, s.state) {
+            return false;
+        }
+        match &e.phase {
+            Some(phase) if phase.closed && epoch <= phase.epoch => {
+                let version = e.old_in_phase(self, s.block()).or_else(|| self.slot_of(s.block()));
+                phase.todo.contains(s.block()) && version == Some(slot)
+            }
+            _ => true,
+        }
+    }
+}
+
+impl Epochs {
+    /// The log knows all of `epoch`, which is closed.
+    fn seal(&mut self, slots: &Slots, epoch: u64) {
+        if !self.said.begins(epoch) {
+            self.seal_last(slots);
+        }
+    }
+
+    /// The log goes on to a later epoch.
+    pub(super) fn seal_last(&mut self, slots: &Slots) {
+        let Epochs { said, bad, .. } = self;
+        said.seal(|slot| {
+            let s = &slots.slots[slot as usize];
+            is_pending(bad, slot, s.state) && s.logged
+        });
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Said: the versions of pending epochs that the log names, in the order of their epochs.
+//!
+//! ```text
+//!   front                                              back
+//!   │ slots of epoch 7 │ of 8 │ of 11 ............... │ of the epoch that is being said
+//!   popped when it is retired                          sealed when a later one is begun
+//! ```
+//!
+//! Invariants
+//! - SD1 A sealed segment holds exactly the slots of its epoch's pending versions (and holes, if it
+//!   was sealed during a dump). Nobody else can get such a slot before the epoch is retired.
+//! - SD2 In the last segment a slot stands once, however often it is used again meanwhile.
+//!
+//! Memory: 4 bytes a version and 8 an epoch.
+use std::collections::VecDeque;
+
+use roaring::RoaringBitmap;
+
+/// Where a slot was that turned out not to be pending.
+const HOLE: u32 = u32::MAX;
+
+#[derive(Clone, Copy)]
+struct Segment {
+    /// The low half of the epoch: those that are pending together are fewer than slots.
+    epoch_low: u32,
+    len: u32,
+}
+
+fn low(epoch: u64) -> u32 {
+    (epoch & 0xffff_ffff) as u32
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Said {
+    slots: VecDeque<u32>,
+    segments: VecDeque<Segment>,
+    /// Slots of the last segment (SD2).
+    listed: RoaringBitmap,
+    sealed: bool,
+    /// An epoch at or below the first.
+    base: u64,
+    /// Slots and segments popped so far: places in the queue keep their numbers.
+    popped: u64,
+    popped_segments: u64,
+    /// A dump goes through it: nothing moves.
+    pub(super) pinned: bool,
+}
+
+/// A place in the queue.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Place {
+    at: u64,
+    segment: u64,
+    in_segment: u32,
+}
+
+impl Said {
+    fn epoch_of(&self, s: Segment) -> u64 {
+        self.base + u64::from(s.epoch_low.wrapping_sub(low(self.base)))
+    }
+
+    pub(super) fn first_epoch(&self) -> Option<u64> {
+        self.segments.front().map(|&s| self.epoch_of(s))
+    }
+
+    /// The epoch after the first, and how many slots stand in both.
+    pub(super) fn second(&self) -> Option<(u64, u32, u32)> {
+        let (first, second) = (self.segments.front()?, self.segments.get(1)?);
+        Some((self.epoch_of(*second), first.len, second.len))
+    }
+
+    fn last_epoch(&self) -> Option<u64> {
+        self.segments.back().map(|&s| self.epoch_of(s))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Whether a push for `epoch` begins a new segment: the last one must be sealed then.
+    pub(super) fn begins(&self, epoch: u64) -> bool {
+        self.last_epoch() != Some(epoch)
+    }
+
+    /// Adds a version of `epoch`, which is not below the last.
+    pub(super) fn push(&mut self, epoch: u64, slot: u32) {
+        if self.segments.is_empty() {
+            self.base = epoch;
+        }
+        if self.begins(epoch) {
+            assert!(self.last_epoch().is_none_or(|last| last < epoch && self.sealed));
+            self.segments.push_back(Segment { epoch_low: low(epoch), len: 0 });
+            self.listed.clear();
+            self.sealed = false;
+        }
+        if self.listed.insert(slot) {
+            self.slots.push_back(slot);
+            self.segments.back_mut().expect("pushed above or there").len += 1;
+        }
+    }
+
+    /// Nothing more comes to the last segment: only what is pending stays in it (SD1).
+    pub(super) fn seal(&mut self, is_pending: impl Fn(u32) -> bool) {
+        let Some(last) = self.segments.back_mut().filter(|_| !self.sealed) else { return };
+        self.sealed = true;
+        let start = self.slots.len() - last.len as usize;
+        let mut end = start;
+        for at in start..self.slots.len() {
+            let slot = self.slots[at];
+            if slot != HOLE && is_pending(slot) {
+                self.slots[end] = slot;
+                end += 1;
+            } else if self.pinned {
+                self.slots[end] = HOLE;
+                end += 1;
+            }
+        }
+        self.slots.truncate(end);
+        last.len = u32::try_from(end - start).expect("no more than it was");
+    }
+
+    /// The slots of the first segment, or of the second.
+    pub(super) fn members(&self, second: bool) -> impl Iterator<Item = u32> + '_ {
+        let len = |n: usize| self.segments.get(n).map_or(0, |s| s.len as usize);
+        let from = if second { len(0) } else { 0 };
+        let to = from + len(usize::from(second));
+        self.slots.range(from..to).copied().filter(|&slot| slot != HOLE)
+    }
+
+    /// Forgets all segments up to `epoch`.
+    pub(super) fn pop_through(&mut self, epoch: u64) {
+        while let Some(first) = self.segments.front().filter(|s| self.epoch_of(**s) <= epoch) {
+            let len = first.len as usize;
+            drop(self.slots.drain(..len));
+            self.segments.pop_front();
+            self.popped += len as u64;
+            self.popped_segments += 1;
+        }
+        match self.first_epoch() {
+            Some(first) => self.base = first,
+            None => self.listed.clear(),
+        }
+    }
+
+    /// The place behind the last slot.
+    pub(super) fn end(&self) -> u64 {
+        self.popped + self.slots.len() as u64
+    }
+
+    /// Goes on by a slot: its epoch and the slot, if there is one before `end`.
+    pub(super) fn next(&self, place: &mut Place, end: u64) -> Option<(u64, u32)> {
+        loop {
+            if place.segment < self.popped_segments {
+                let (at, segment) = (self.popped, self.popped_segments);
+                *place = Place { at, segment, in_segment: 0 };
+            }
+            if place.at >= end {
+                return None;
+            }
+            let number = usize::try_from(place.segment - self.popped_segments).ok()?;
+            let segment = *self.segments.get(number)?;
+            if place.in_segment == segment.len {
+                *place = Place { segment: place.segment + 1, in_segment: 0, ..*place };
+                continue;
+            }
+            let slot = self.slots[usize::try_from(place.at - self.popped).ok()?];
+            place.at += 1;
+            place.in_segment += 1;
+            if slot != HOLE {
+                return Some((self.epoch_of(segment), slot));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(said: &Said) -> Vec<(u64, u32)> {
+        let mut place = Place::default();
+        std::iter::from_fn(|| said.next(&mut place, said.end())).collect()
+    }
+
+    #[test]
+    fn a_slot_stands_once_in_an_epoch_and_only_what_is_pending_outlives_the_seal() {
+        let mut said = Said::default();
+        let far = u64::from(u32::MAX) - 1;
+        for slot in [5, 6, 5, 7] {
+            said.push(far, slot);
+        }
+        said.seal(|slot| slot != 6);
+        said.push(far + 3, 6);
+        assert_eq!(all(&said), [(far, 5), (far, 7), (far + 3, 6)]);
+        assert_eq!(said.second(), Some((far + 3, 2, 1)));
+        assert!(said.members(false).eq([5, 7]) && said.members(true).eq([6]));
+        said.pop_through(far + 2);
+        assert_eq!((said.first_epoch(), said.is_empty()), (Some(far + 3), false));
+        assert_eq!(all(&said), [(far + 3, 6)]);
+    }
+
+    #[test]
+    fn a_dump_keeps_its_place_while_epochs_are_sealed_and_popped() {
+        let mut said = Said::default();
+        for (epoch, slot) in [(1, 10), (1, 11), (2, 20), (2, 21)] {
+            if said.begins(epoch) {
+                said.seal(|_| true);
+            }
+            said.push(epoch, slot);
+        }
+        said.pinned = true;
+        let (mut place, end) = (Place::default(), said.end());
+        assert_eq!(said.next(&mut place, end), Some((1, 10)));
+        said.seal(|slot| slot != 20);
+        said.push(3, 30);
+        assert_eq!(said.next(&mut place, end), Some((1, 11)));
+        said.pop_through(1);
+        assert_eq!(said.next(&mut place, end), Some((2, 21)));
+        assert_eq!(said.next(&mut place, end), None, "what came after the dump began");
+        let mut from_start = Place::default();
+        assert_eq!(said.next(&mut from_start, end), Some((2, 21)), "the first epoch is gone");
+    }
+}

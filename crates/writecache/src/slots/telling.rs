@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Telling: what a batch of the log, and a checkpoint, say of a cache with epochs (E5), and how the
+//! order is taken up and given up.
+//!
+//! ```text
+//!   a record:   Epoch (number, oldest) │ Clean, Drop ... │ Write, WriteNext ... in order of epochs
+//! ```
+use format::{ENTRIES_PER_UNIT, Entry, Op};
+use roaring::RoaringBitmap;
+
+use super::epochs::Epochs;
+use super::said::{Place, Said};
+use super::{Batch, Slots, State};
+
+/// Most entries that one write adds: itself, its epoch, and the head of a new record.
+const ENTRIES_PER_WRITE_MAX: usize = 3;
+
+/// Entries cut into records, each of which says its epoch first.
+struct Telling {
+    entries: Vec<Entry>,
+    max: usize,
+    oldest: u64,
+    epoch: u64,
+}
+
+impl Telling {
+    fn new(max: usize, oldest: u64) -> Telling {
+        Telling { entries: Vec::new(), max, oldest, epoch: oldest }
+    }
+
+    fn is_full(&self) -> bool {
+        self.entries.len() + ENTRIES_PER_WRITE_MAX > self.max
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.entries.len().is_multiple_of(ENTRIES_PER_UNIT) {
+            self.entries.push(Entry::epoch(self.epoch, self.oldest));
+        }
+        self.entries.push(entry);
+    }
+
+    /// A write, of an epoch that is not below the last one's.
+    fn write(&mut self, epoch: u64, block: u64, slot: u32, crc: u32) {
+        let op = if self.entries.len().is_multiple_of(ENTRIES_PER_UNIT) || epoch == self.epoch {
+            Op::Write
+        } else if epoch == self.epoch + 1 {
+            Op::WriteNext
+        } else {
+            self.entries.push(Entry::epoch(epoch, self.oldest));
+            Op::Write
+        };
+        self.epoch = epoch;
+        self.push(Entry { op, block, slot, crc });
+    }
+}
+
+impl Slots {
+    /// As [`Slots::take_batch`], for a cache with epochs: versions are told, not blocks.
+    pub(super) fn take_batch_of_epochs(&mut self, e: &mut Epochs, max: usize) -> Batch {
+        let mut telling = Telling::new(max, e.oldest);
+        let mut said = None;
+        for block in &self.committing {
+            if telling.is_full() {
+                break;
+            }
+            said = Some(block);
+            let Some(slot) = self.slot_of(block) else {
+                self.changed.remove(block);
+                let last = telling.entries.last_mut();
+                match last.filter(|l| l.op == Op::Drop && l.block + u64::from(l.slot) == block) {
+                    Some(last) => last.slot += 1,
+                    None => telling.push(Entry { op: Op::Drop, block, slot: 1, crc: 0 }),
+                }
+                continue;
+            };
+            let s = &self.slots[slot as usize];
+            if s.state == State::Clean {
+                self.changed.remove(block);
+                telling.push(Entry { op: Op::Clean, block, slot, crc: s.crc });
+            } else if !s.logged {
+                self.changed.insert(block); // told below, in its order; or in the next batch
+            }
+        }
+        if let Some(last) = said {
+            self.committing.remove_range(..=last);
+        }
+        while e.fresh_due > 0 && !telling.is_full() {
+            let f = e.fresh.pop_front().expect("as many as are due");
+            e.fresh_due -= 1;
+            if !self.is_fresh(&f) {
+                continue;
+            }
+            // What was rotten when its epoch was retired.
+            let epoch = f.epoch.max(e.oldest);
+            let s = self.slots[f.slot as usize];
+            telling.write(epoch, s.block(), f.slot, s.crc);
+            if e.is_pending(f.slot, s.state) {
+                if e.said.begins(epoch) {
+                    e.seal_last(self);
+                }
+                e.said.push(epoch, f.slot);
+            }
+            self.slots[f.slot as usize].logged = true;
+            if s.state == State::Old {
+                e.fresh_olds -= 1;
+            } else {
+                self.changed.remove(s.block());
+                self.committing.remove(s.block());
+            }
+        }
+        if telling.entries.is_empty() {
+            telling.entries.push(Entry::epoch(e.oldest, e.oldest));
+        }
+        self.counts.changed = self.changed.len() + self.committing.len() + e.fresh_olds;
+        Batch { entries: telling.entries, freed: self.take_unnamed(), oldest: Some(e.oldest) }
+    }
+}
+
+/// How far a checkpoint has come.
+#[derive(Default)]
+pub(crate) struct Dump {
+    slot: u32,
+    /// Slots that were told: what is in one of them now came later, and is in the log.
+    told: RoaringBitmap,
+    place: Place,
+    end: u64,
+}
+
+impl Slots {
+    /// Begins a checkpoint; [`Slots::end_dump`] ends it, in any case.
+    pub(crate) fn begin_dump(&mut self) -> Dump {
+        let Some(e) = &mut self.epochs else { return Dump::default() };
+        e.said.pinned = true;
+        Dump { end: e.said.end(), ..Dump::default() }
+    }
+
+    pub(crate) fn end_dump(&mut self) {
+        if let Some(e) = &mut self.epochs {
+            e.said.pinned = false;
+        }
+    }
+
+    /// The next at most `max` entries of a checkpoint; none at its end. Clean blocks in the order
+    /// of slots, then what is pending in the order of epochs. What the log has learned since the dump
+    /// began need not be told.
+    pub(crate) fn dump(&mut self, dump: &mut Dump, max: usize) -> Vec<Entry> {
+        let Some(e) = self.epochs.take() else {
+            let mut entries = Vec::with_capacity(max);
+            while dump.slot < self.counts.slots && entries.len() < max {
+                entries.extend(self.checkpoint_entry(dump.slot));
+                dump.slot += 1;
+            }
+            return entries;
+        };
+        let mut telling = Telling::new(max, e.oldest);
+        while dump.slot < self.counts.slots && !telling.is_full() {
+            let slot = dump.slot;
+            dump.slot += 1;
+            let s = &mut self.slots[slot as usize];
+            let op = match s.state {
+                State::Clean => Op::Clean,
+                // Another chance at the next start, with the oldest epoch.
+                State::Bad if e.is_bad_apart(slot) => Op::Write,
+                State::Bad | State::Dirty | State::Old => continue,
+                State::Free | State::Writing | State::Limbo => continue,
+            };
+            s.logged = true;
+            telling.push(Entry { op, block: s.block(), slot, crc: s.crc });
+            dump.told.insert(slot);
+        }
+        self.epochs = Some(e);
+        while !telling.is_full() {
+            let e = self.epochs.as_ref().expect("put back above");
+            let Some((epoch, slot)) = e.said.next(&mut dump.place, dump.end) else { break };
+            if self.is_pending_of(epoch, slot) && dump.told.insert(slot) {
+                let s = &self.slots[slot as usize];
+                telling.write(epoch.max(e.oldest), s.block(), slot, s.crc);
+            }
+        }
+        telling.entries
+    }
+
+    /// Takes up, or gives up, the order of epochs when a cache is opened. True if the media must be
+    /// told by a checkpoint before anything else happens.
+    pub(crate) fn set_ordered(&mut self, ordered: bool) -> bool {
+        match (ordered, self.epochs.take()) {
+            (true, Some(epochs)) => {
+                let mend = epochs.mended;
+                self.epochs = Some(epochs);
+                mend
+            }
+            (true, None) => {
+                // What is dirty is one first epoch.
+                let any = !self.dirty.is_empty();
+                let mut e = Epochs::new(1, if any { 2 } else { 1 });
+                let dirty = |&slot: &u32| self.slots[slot as usize].state == State::Dirty;
+                (0..self.counts.slots).filter(dirty).for_each(|slot| e.said.push(1, slot));
+                self.epochs = Some(Box::new(e));
+                any
+            }
+            (false, None) => false,
+            (false, Some(epochs)) => {
+                let olds: Vec<u32> = (0..self.counts.slots)
+                    .filter(|&slot| self.slots[slot as usize].state == State::Old)
+                    .collect();
+                olds.iter().for_each(|&slot| self.release(slot));
+                !epochs.said.is_empty()
+            }
+        }
+    }
+}
+
+/// What recovery has found of epochs: the versions that are pending, in order.
+pub(super) struct Found {
+    /// The first that may be pending, and the newest of which there was a trace.
+    pub(super) oldest: u64,
+    pub(super) newest: u64,
+    /// Epochs of pending versions, relative to the oldest, and their slots.
+    pub(super) pending: Vec<(u32, u32)>,
+    /// Whether there are versions in it of which the media say another epoch, or none.
+    pub(super) mended: bool,
+}
+
+impl Epochs {
+    pub(super) fn found(mut found: Found) -> Epochs {
+        found.pending.sort_unstable();
+        let mut e = Epochs::new(found.oldest, found.newest + 1);
+        let mut said = Said::default();
+        for (epoch, slot) in found.pending {
+            let epoch = found.oldest + u64::from(epoch);
+            if said.begins(epoch) {
+                said.seal(|_| true);
+            }
+            said.push(epoch, slot);
+        }
+        e.said = said;
+        e.mended = found.mended;
+        e
+    }
+}

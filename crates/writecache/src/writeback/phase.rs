@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writeback in the order of epochs (option `ordered`): one phase after the other.
+//!
+//! ```text
+//!   begin ─▶ runs of this epoch ─▶ origin FLUSH ─▶ retired ─▶ commit says so ─▶ begin the next
+//! ```
+//!
+//! Cost: beside the flushes of the origin that settle its blocks (at least one) an epoch takes one
+//! commit, which is often one that a client's FLUSH needs anyway.
+use crate::cache::Cache;
+use crate::config::Mutation;
+use crate::slots::{Merge, Phasing, next_in};
+
+impl Cache {
+    /// Goes on to the next epoch when the one before is on the origin, if there is one.
+    pub(super) async fn next_phase(&self) {
+        loop {
+            let phasing = self.slots.borrow().phasing();
+            match phasing {
+                Phasing::Nothing | Phasing::Writing => return,
+                Phasing::Written => {
+                    // A run of an earlier version may still be under way.
+                    if self.writeback.blocks() > 0 || self.writeback.in_flight_runs() > 0 {
+                        return;
+                    }
+                    self.slots.borrow_mut().retire_phase();
+                    self.changed.wake_all();
+                    if self.mutation(Mutation::EpochBeforeRetired) {
+                        self.slots.borrow_mut().begin_phase(self.merge());
+                    }
+                }
+                Phasing::Due => {
+                    // E3: what has been retired is known to the log; and so is all of the next.
+                    if self.commit().await.is_err() {
+                        return;
+                    }
+                    if self.slots.borrow().phasing() == Phasing::Due {
+                        self.slots.borrow_mut().begin_phase(self.merge());
+                    }
+                }
+            }
+        }
+    }
+
+    fn merge(&self) -> Merge {
+        if self.mutation(Mutation::UnsafeMerge) {
+            Merge::Planted
+        } else if self.origin.limits().atomic_write_unit_bytes >= self.config.block_size {
+            Merge::Single
+        } else {
+            Merge::Never
+        }
+    }
+
+    /// Whether there are epochs that are old enough to go first (`age`).
+    pub(super) fn is_epoch_aged(&self) -> bool {
+        let before = self.writeback.aged_before.get();
+        before > 0 && !self.slots.borrow().is_retired_before(before)
+    }
+
+    /// The first block at or after `from` that the phase has to write, and that is not busy.
+    pub(super) fn next_in_phase(&self, mut from: u64) -> Option<u64> {
+        let wb = &self.writeback;
+        let (slots, busy, awaited) = (self.slots.borrow(), wb.busy.borrow(), wb.awaited.borrow());
+        let blocks = slots.phase_blocks()?;
+        while let Some(ripe) = wb.retry.next_ripe(from).filter(|&ripe| !blocks.contains(ripe)) {
+            wb.retry.unripe(ripe); // rotten, or written back meanwhile
+        }
+        let only_failing = wb.retry.is_full();
+        loop {
+            let block =
+                if only_failing { wb.retry.next_ripe(from)? } else { next_in(blocks, from)? };
+            let awake = wb.retry.skip(block);
+            if awake > block || !blocks.contains(block) {
+                from = awake.max(block + 1);
+            } else if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {
+                from = end;
+            } else if busy.contains(block) {
+                from = block + 1;
+            } else {
+                return Some(block);
+            }
+        }
+    }
+}

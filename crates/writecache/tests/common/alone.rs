@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an ordered cache promises of its origin alone: a history of everything that clients asked
+//! for and were told, and the judge of what the origin holds without its cache.
+//!
+//! The origin may hold `c` if there is a moment T at which a disk that lost its power could have
+//! held `c`: every block holds a version that was submitted before T, and none that was
+//! superseded by one which a FLUSH that completed before T covers, or which was FUA and completed
+//! before T. That is the state at the last FLUSH N before T, and any of the writes between N and
+//! N + 1. What a recovery has found is as durable as if a FLUSH had come then.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Flags, Limits, Op, Status};
+
+const NEVER: u64 = u64::MAX;
+/// The content of a block that was never written, or zeroed.
+const ZEROES: u64 = 0;
+
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    content: u64,
+    began: u64,
+    ended: u64,
+    good: bool,
+    fua: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Change { first: usize, end: usize },
+    Flush,
+}
+
+#[derive(Debug)]
+struct Request {
+    asked: Asked,
+    began: u64,
+}
+
+/// See the module.
+pub(crate) struct History {
+    block_bytes: usize,
+    clock: u64,
+    blocks: Vec<Vec<Version>>,
+    /// Good flushes: began and ended.
+    flushes: Vec<(u64, u64)>,
+    /// What recoveries have found, and when.
+    found: Vec<(u64, Vec<u64>)>,
+    requests: Vec<Request>,
+}
+
+/// The version that a sector of `block` holds by the oracle's stamp.
+fn content(block: usize, sector: &[u8]) -> Result<u64, String> {
+    let word = |n: usize| u64::from_le_bytes(sector[n * 8..n * 8 + 8].try_into().unwrap());
+    if sector.chunks_exact(32).any(|unit| *unit != sector[..32]) {
+        return Err(format!("block {block}: rubbish"));
+    }
+    match (word(0), word(1), word(2)) {
+        (0, 0, 0) => Ok(ZEROES),
+        (_, found, version) if found == block as u64 => Ok(version),
+        (_, found, version) => Err(format!("block {block}: block {found} version {version}")),
+    }
+}
+
+impl History {
+    pub(crate) fn new(blocks: u64, block_bytes: usize) -> History {
+        let initial = Version { content: ZEROES, began: 0, ended: 0, good: true, fua: true };
+        History {
+            block_bytes,
+            clock: 0,
+            blocks: vec![vec![initial]; usize::try_from(blocks).unwrap()],
+            flushes: Vec::new(),
+            found: Vec::new(),
+            requests: Vec::new(),
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn begin(&mut self, bio: &Bio) -> Option<u64> {
+        let began = self.tick();
+        let first = usize::try_from(bio.sector.bytes()).unwrap() / self.block_bytes;
+        let end = first + usize::try_from(bio.len.bytes()).unwrap() / self.block_bytes;
+        let asked = match bio.op {
+            Op::Read => return None,
+            Op::Flush => Asked::Flush,
+            Op::Write | Op::WriteZeroes => Asked::Change { first, end },
+            Op::Discard => panic!("an ordered cache knows no discard"),
+        };
+        for block in first..end {
+            let mut sector = [0; 512];
+            if bio.op == Op::Write {
+                let at = (block - first) * self.block_bytes;
+                bio.bufs.slice(at..at + 512).copy_to(&mut sector);
+            }
+            let content = content(block, &sector).expect("clients write stamps");
+            let fua = bio.flags.contains(Flags::FUA);
+            self.blocks[block].push(Version { content, began, ended: NEVER, good: false, fua });
+        }
+        self.requests.push(Request { asked, began });
+        Some(self.requests.len() as u64 - 1)
+    }
+
+    fn end(&mut self, request: u64, status: Status) {
+        let ended = self.tick();
+        let good = status == Status::Ok;
+        let Request { asked, began } = self.requests[usize::try_from(request).unwrap()];
+        match asked {
+            Asked::Flush if good => self.flushes.push((began, ended)),
+            Asked::Flush => {}
+            Asked::Change { first, end } => {
+                for versions in &mut self.blocks[first..end] {
+                    let version = versions.iter_mut().find(|v| v.began == began).unwrap();
+                    (version.ended, version.good) = (ended, good);
+                }
+            }
+        }
+    }
+
+    /// The machine stopped: what was in flight has ended, if not well.
+    pub(crate) fn stop(&mut self) {
+        let now = self.tick();
+        self.blocks.iter_mut().flatten().for_each(|v| v.ended = v.ended.min(now));
+    }
+
+    /// Whatever is read through the cache, in order of blocks, was found by a recovery.
+    pub(crate) fn recovered(&mut self, device: &[u8]) -> Result<(), String> {
+        let blocks = device.chunks_exact(self.block_bytes).enumerate();
+        let found: Result<Vec<u64>, String> =
+            blocks.map(|(block, data)| content(block, &data[..512])).collect();
+        let now = self.tick();
+        self.found.push((now, found?));
+        Ok(())
+    }
+
+    /// Judges what the origin holds without its cache.
+    pub(crate) fn judge(&self, origin: &[u8]) -> Result<(), String> {
+        let mut holds = Vec::with_capacity(self.blocks.len());
+        for (block, data) in origin.chunks_exact(self.block_bytes).enumerate() {
+            let sectors: Result<Vec<u64>, String> =
+                data.chunks_exact(512).map(|sector| content(block, sector)).collect();
+            let mut sectors = sectors?;
+            sectors.dedup();
+            holds.push(sectors);
+        }
+        let began = |block: usize, c: u64| {
+            let found = self.blocks[block].iter().find(|v| v.content == c);
+            found.map(|v| v.began).ok_or_else(|| format!("block {block}: unknown version {c}"))
+        };
+        // The earliest moment at which all of these had been submitted, and if it is not that one,
+        // one at which more zeroes had.
+        let mut least = 0;
+        for (block, contents) in holds.iter().enumerate() {
+            for &c in contents.iter().filter(|&&c| c != ZEROES) {
+                least = least.max(began(block, c)?);
+            }
+        }
+        let zeroes = self.blocks.iter().flatten().filter(|v| v.content == ZEROES);
+        let mut moments: Vec<u64> = zeroes.map(|v| v.began).filter(|&m| m > least).collect();
+        moments.push(least);
+        moments.sort_unstable();
+        moments.dedup();
+        let mut why = String::new();
+        for (n, &moment) in moments.iter().enumerate() {
+            match self.judge_at(moment, &holds) {
+                Ok(()) => return Ok(()),
+                Err(e) if n == 0 => why = e,
+                Err(_) => {}
+            }
+        }
+        Err(format!("the origin alone is no state of any moment: {why}"))
+    }
+
+    fn judge_at(&self, moment: u64, holds: &[Vec<u64>]) -> Result<(), String> {
+        let done = self.flushes.iter().filter(|f| f.1 <= moment);
+        let flushed = done.map(|f| f.0).max().unwrap_or(0);
+        let found = self.found.iter().rev().find(|(at, _)| *at < moment);
+        for (block, contents) in holds.iter().enumerate() {
+            let versions = &self.blocks[block];
+            // What was lost in a crash is not required, though a later flush comes after it.
+            let lasts = |v: &Version| found.is_none_or(|(at, _)| v.began > *at);
+            let durable = |v: &&Version| {
+                let flushed = v.ended < flushed || (v.fua && v.ended <= moment);
+                v.good && flushed && lasts(v)
+            };
+            let floor = versions.iter().filter(durable).map(|v| v.began).max().unwrap_or(0);
+            for &c in contents {
+                let may_be = |v: &Version| {
+                    let since = found.is_none_or(|(at, all)| v.began > *at || all[block] == c);
+                    v.content == c && v.began <= moment && v.ended >= floor && since
+                };
+                if !versions.iter().any(may_be) {
+                    let history: Vec<_> = versions.iter().rev().take(6).collect();
+                    return Err(format!(
+                        "block {block} holds {c} although others are of moment {moment}: floor \
+                         {floor}, flushed {flushed}, recovered {:?}, newest versions {history:?}",
+                        found.map(|(at, all)| (at, all[block])),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A device whose requests go into a history; it can be closed, as a mapped device is while it is
+/// suspended.
+pub(crate) struct Recorded {
+    below: Rc<dyn BlockDevice>,
+    history: Rc<RefCell<History>>,
+    pub(crate) gate: Rc<Gate>,
+}
+
+#[derive(Default)]
+pub(crate) struct Gate {
+    closed: Cell<bool>,
+    in_flight: Cell<u64>,
+    changed: reactor::WaitList,
+}
+
+impl Gate {
+    /// Waits until nothing is in flight, and lets nothing in.
+    pub(crate) async fn close(&self) {
+        self.closed.set(true);
+        self.changed.wait_for(|| self.in_flight.get() == 0).await;
+    }
+
+    pub(crate) fn open(&self) {
+        self.closed.set(false);
+        self.changed.wake_all();
+    }
+}
+
+struct Ended {
+    history: Rc<RefCell<History>>,
+    gate: Rc<Gate>,
+}
+
+/// The tag of a request that is in no history.
+const READ: u64 = u64::MAX;
+
+impl reactor::OnDone for Ended {
+    fn on_done(&self, status: Status, request: u64) {
+        if request != READ {
+            self.history.borrow_mut().end(request, status);
+        }
+        self.gate.in_flight.set(self.gate.in_flight.get() - 1);
+        self.gate.changed.wake_all();
+    }
+}
+
+impl Recorded {
+    pub(crate) fn over(below: Rc<dyn BlockDevice>, history: &Rc<RefCell<History>>) -> Rc<Recorded> {
+        Rc::new(Recorded { below, history: history.clone(), gate: Rc::default() })
+    }
+}
+
+impl BlockDevice for Recorded {
+    fn name(&self) -> &str {
+        "recorded"
+    }
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+    fn submit(&self, mut bio: Bio) {
+        let (gate, history) = (self.gate.clone(), self.history.clone());
+        let below = self.below.clone();
+        let enter = move |gate: Rc<Gate>| {
+            gate.in_flight.set(gate.in_flight.get() + 1);
+            let request = history.borrow_mut().begin(&bio).unwrap_or(READ);
+            let ended = Ended { history: history.clone(), gate };
+            bio.done = reactor::chain(bio.done, Rc::new(ended), request);
+            below.submit(bio);
+        };
+        if gate.closed.get() {
+            reactor::spawn(async move {
+                gate.changed.wait_for(|| !gate.closed.get()).await;
+                enter(gate);
+            });
+        } else {
+            enter(gate);
+        }
+    }
+}

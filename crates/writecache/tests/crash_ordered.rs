@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Ordered mode under every kind of bad day: at any moment, and after any power cut or kill, also
+//! during recovery, the origin alone is what a disk may hold that lost its power at some moment;
+//! and the ordinary contract holds with the cache. Planted faults of the order are each caught.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, Nanos, Sector, Target};
+use common::alone::{Gate, History, Recorded};
+use reactor::FileId;
+use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use writecache::{Config, Mutation, WriteCache};
+
+const CLIENTS: u64 = 4;
+const ROUNDS: u32 = 4;
+
+#[derive(Clone)]
+struct Setup {
+    config: Config,
+    blocks: u64,
+    cache: FileId,
+    origin: FileId,
+    sectors: Sector,
+    history: Rc<RefCell<History>>,
+}
+
+/// What the runs have seen, so that a test can say that it tested something.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    judged: u64,
+    kept_max: u64,
+    epochs_max: u64,
+}
+
+fn draw_setup(world: &WorldRef, mutation: Mutation) -> Setup {
+    let mut w = world.borrow_mut();
+    let block_size: u32 = w.rng.pick(&[512, 512, 4096, 4096]);
+    // Few enough that blocks are written in many epochs, now and then more than there are slots.
+    let blocks = w.rng.pick(&[3, 12, 60, 150]);
+    let sectors = Sector(blocks * u64::from(block_size) / 512);
+    let area_kib = w.rng.pick(&[416, 440, 512, 1024]);
+    let cache = w.add_swarm_disk("cache", Sector(area_kib * 2));
+    let origin = w.add_swarm_disk("origin", sectors);
+    let high = w.rng.pick(&[0, 3, 20, 60]);
+    let age = w.rng.pick(&["", "", " max_age 0", " max_age 3"]);
+    let line = format!(
+        "s origin cache {block_size} {} ordered high_watermark {high} low_watermark {} \
+         writeback_jobs {} autocommit_blocks {} autocommit_time {} writeback_io_bytes {}{age}",
+        if age.is_empty() { 13 } else { 15 },
+        high / 2,
+        w.rng.pick(&[0, 1, 7, 1000]),
+        w.rng.pick(&[0, 1, 9, 65536]),
+        w.rng.pick(&[1, 5, 1000]),
+        w.rng.pick(&[4096, 16384, 1 << 20]),
+    );
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut config = Config::parse(&words).expect("the line above is good");
+    config.mutation = mutation;
+    let history = Rc::new(RefCell::new(History::new(blocks, block_size as usize)));
+    Setup { config, blocks, cache, origin, sectors, history }
+}
+
+impl Setup {
+    fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
+        let w = world.borrow();
+        let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
+        WriteCache::new("wc", self.config.clone(), origin, cache, self.sectors)
+            .expect("devices that fit")
+    }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(self.sectors.bytes()).unwrap()
+    }
+
+    /// What is on the origin now, and what would be there if all that is volatile were lost.
+    fn judge(&self, world: &WorldRef, seen: &Cell<Seen>) -> Result<(), String> {
+        let mut origin = vec![0; self.bytes()];
+        world.borrow().peek(self.origin, Sector::ZERO, &mut origin);
+        self.history.borrow().judge(&origin)?;
+        world.borrow().peek_durable(self.origin, Sector::ZERO, &mut origin);
+        self.history.borrow().judge(&origin)?;
+        seen.set(Seen { judged: seen.get().judged + 2, ..seen.get() });
+        Ok(())
+    }
+}
+
+fn attribute(cache: &WriteCache, name: &str) -> u64 {
+    cache.attribute(name).map_or(0, |value| value.parse().unwrap())
+}
+
+/// What an operator may see and do.
+struct Operator {
+    world: WorldRef,
+    setup: Setup,
+    cache: Rc<WriteCache>,
+    gate: Rc<Gate>,
+    seen: Rc<Cell<Seen>>,
+    stop: Cell<bool>,
+    done: Cell<bool>,
+    errors_allowed: bool,
+    failure: RefCell<Option<String>>,
+}
+
+impl Operator {
+    async fn work(self: Rc<Self>) {
+        while !self.stop.get() {
+            let (pause, dice) = {
+                let rng = &mut self.world.borrow_mut().rng;
+                (rng.below(1_000_000), rng.below(30))
+            };
+            reactor::sleep(Nanos(pause)).await;
+            let outcome = match dice {
+                0 => self.cache.clone().message(vec!["flush".to_owned()]).await.map(drop),
+                1 => self.suspend_and_resume().await,
+                _ => Ok(()),
+            };
+            let outcome = match outcome {
+                Err(e) if !self.errors_allowed => Err(e.chain()),
+                _ => Ok(()),
+            };
+            self.cache.check();
+            let (seen, cache) = (self.seen.get(), &self.cache);
+            self.seen.set(Seen {
+                kept_max: seen.kept_max.max(attribute(cache, "old_blocks")),
+                epochs_max: seen.epochs_max.max(attribute(cache, "pending_epochs")),
+                ..seen
+            });
+            let judged = outcome.and_then(|()| self.setup.judge(&self.world, &self.seen));
+            if let Err(why) = judged {
+                self.failure.borrow_mut().get_or_insert(why);
+            }
+        }
+        self.done.set(true);
+    }
+
+    async fn suspend_and_resume(&self) -> Result<(), Error> {
+        self.gate.close().await;
+        let suspended = self.cache.clone().suspend().await;
+        let resumed = self.cache.clone().resume().await;
+        self.gate.open();
+        suspended.and(resumed)
+    }
+}
+
+fn simulate(
+    seed: u64,
+    mutation: Mutation,
+    with_faults: bool,
+    seen: &Rc<Cell<Seen>>,
+) -> Result<(), String> {
+    let world = World::new(seed);
+    let setup = draw_setup(&world, mutation);
+    let bytes = setup.config.block_size as usize;
+    let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
+    let mut mix = Mix { errors_allowed: with_faults, discards: 0, ..Mix::default() };
+    {
+        let rng = &mut world.borrow_mut().rng;
+        mix.fua_per_mille = rng.pick(&[0, 50, 500]);
+        mix.flushes = rng.pick(&[1, 10, 40]);
+        mix.reads = rng.pick(&[0, 20]);
+        mix.write_zeroes = rng.pick(&[0, 3]);
+        mix.blocks_max = rng.pick(&[1, 3, 20]);
+        mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
+    }
+    if with_faults {
+        oracle.borrow_mut().expect_flush_errors();
+    }
+    for round in 0..ROUNDS {
+        let machine = Machine::boot(&world, 1);
+        let steps = world.borrow().steps();
+        let after = world.borrow_mut().rng.pick(&[100, 1_000, 5_000, 20_000]);
+        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
+        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
+        live(&machine, &world, &setup, &oracle, mix, seen)?;
+        let killed = world.borrow_mut().rng.below(3) == 0;
+        world.borrow_mut().power_cut_at(None);
+        if killed {
+            machine.kill();
+            oracle.borrow_mut().kill();
+        } else {
+            machine.power_cut();
+            oracle.borrow_mut().crash();
+        }
+        setup.history.borrow_mut().stop();
+        setup.judge(&world, seen).map_err(|e| format!("after life {round}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// One life of the machine: open, check what is there, work; until the power goes or all is done.
+fn live(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+    oracle: &Rc<RefCell<Oracle>>,
+    mix: Mix,
+    seen: &Rc<Cell<Seen>>,
+) -> Result<(), String> {
+    let with_faults = mix.errors_allowed;
+    let cache = setup.make(world);
+    let target = cache.clone();
+    match machine.block_on(async move { target.resume().await }) {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => return Err(format!("open failed: {}", e.chain())),
+        Err(_) => return Ok(()),
+    }
+    let device = Recorded::over(cache.clone(), &setup.history);
+    let load = Workload::new(world, oracle, mix);
+    match machine.block_on(load.read_all(device.clone())) {
+        Ok(result) => result?,
+        Err(_) => return Ok(()),
+    }
+    let (target, bytes, at_once) = (cache.clone(), setup.bytes(), setup.config.block_size as usize);
+    let all = machine.block_on(async move {
+        let buf = Buf::alloc(bytes);
+        for at in (0..bytes).step_by(at_once) {
+            let sector = Sector::from_bytes(at as u64);
+            let data = buf.slice(at..at + at_once);
+            reactor::read(&*target, Class::Foreground, sector, data.into()).await.unwrap();
+        }
+        buf
+    });
+    match all {
+        Ok(buf) => buf.read(|data| setup.history.borrow_mut().recovered(data))?,
+        Err(_) => return Ok(()),
+    }
+    if with_faults {
+        draw_faults(world, setup);
+    }
+    let operator = Rc::new(Operator {
+        world: world.clone(),
+        setup: setup.clone(),
+        cache: cache.clone(),
+        gate: device.gate.clone(),
+        seen: seen.clone(),
+        stop: Cell::default(),
+        done: Cell::default(),
+        errors_allowed: with_faults,
+        failure: RefCell::default(),
+    });
+    machine.spawn(0, operator.clone().work());
+    for _ in 0..CLIENTS {
+        machine.spawn(0, load.client(device.clone(), 80));
+    }
+    let failed = || operator.failure.borrow().clone();
+    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed().is_some());
+    load.verdict.result()?;
+    failed().map_or(Ok(()), Err)?;
+    for disk in [setup.cache, setup.origin] {
+        world.borrow_mut().set_faults(disk, Faults::default());
+    }
+    match ended {
+        Ended::PowerCut => return Ok(()),
+        Ended::Idle => return Err(format!("deadlock: clients wait: {}", books(&cache))),
+        Ended::Until => operator.stop.set(true),
+    }
+    let ended = machine.run(|| operator.done.get());
+    failed().map_or(Ok(()), Err)?;
+    match ended {
+        Ended::PowerCut => Ok(()),
+        Ended::Idle => Err(format!("deadlock: a message waits: {}", books(&cache))),
+        Ended::Until => finish(machine, world, setup, &cache, &load, with_faults),
+    }
+}
+
+/// Everything that the cache counts, for a failure report.
+fn books(cache: &WriteCache) -> String {
+    let value = |name| cache.attribute(name).unwrap_or_default();
+    cache.attributes().iter().map(|&name| format!("{name} {}; ", value(name))).collect()
+}
+
+fn draw_faults(world: &WorldRef, setup: &Setup) {
+    let mut w = world.borrow_mut();
+    for disk in [setup.cache, setup.origin] {
+        // A version that can't be read back from the cache is lost to its epoch: for that block
+        // nothing is promised any more.
+        let reads: &[u32] = if disk == setup.origin { &[0, 5] } else { &[0] };
+        let faults = match w.rng.below(2) {
+            0 => Faults::default(),
+            _ => Faults {
+                read_error_per_mille: w.rng.pick(reads),
+                write_error_per_mille: w.rng.pick(&[0, 5, 20]),
+                flush_error_per_mille: w.rng.pick(&[0, 10]),
+                ..Faults::default()
+            },
+        };
+        w.set_faults(disk, faults);
+    }
+}
+
+/// A quiet end: read all, flush, suspend; then the origin alone is the device.
+fn finish(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+    cache: &Rc<WriteCache>,
+    load: &Workload,
+    with_faults: bool,
+) -> Result<(), String> {
+    let (check, target) = (cache.clone(), cache.clone());
+    let (cache, load, setup, world) = (cache.clone(), load.clone(), setup.clone(), world.clone());
+    let quiet = machine.block_on(async move {
+        load.read_all(cache.clone()).await?;
+        let flushed = target.clone().message(vec!["flush".to_owned()]).await;
+        let suspended = target.clone().suspend().await;
+        match (flushed, suspended) {
+            (Ok(_), Ok(())) => {}
+            (Err(_), _) | (_, Err(_)) if with_faults => return Ok(()),
+            (Err(e), _) | (_, Err(e)) => return Err(e.chain()),
+        }
+        for name in ["dirty_blocks", "old_blocks", "pending_epochs"] {
+            let left = attribute(&target, name);
+            if left != 0 {
+                return Err(format!("{name} {left} after a flush"));
+            }
+        }
+        let origin: Rc<dyn BlockDevice> = world.borrow().leaf(setup.origin);
+        load.read_all(origin).await.map_err(|e| format!("origin after a flush: {e}"))
+    });
+    check.check();
+    quiet.unwrap_or(Ok(()))
+}
+
+#[test]
+fn the_origin_alone_is_always_the_state_of_some_flush_and_a_part_of_what_came_after() {
+    let seen = Rc::new(Cell::new(Seen::default()));
+    seeds::run(600, |seed| simulate(seed, Mutation::None, false, &seen));
+    eprintln!("{:?}", seen.get());
+    if seeds::count(600) >= 100 {
+        assert!(seen.get().kept_max > 10 && seen.get().epochs_max > 10, "{:?}", seen.get());
+    }
+}
+
+#[test]
+fn errors_do_not_break_the_order() {
+    let seen = Rc::default();
+    seeds::run(300, |seed| simulate(seed, Mutation::None, true, &seen));
+}
+
+fn is_caught(mutation: Mutation) {
+    let seen = Rc::default();
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, mutation, false, &seen));
+    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
+    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    assert!(found.why.contains("the origin alone"), "by another judge: {}", found.why);
+}
+
+#[test]
+fn a_flush_that_closes_no_epoch_is_caught() {
+    is_caught(Mutation::EpochOnlyWithCommit);
+}
+
+#[test]
+fn a_fua_write_that_closes_no_epoch_is_caught() {
+    is_caught(Mutation::NoEpochAtFua);
+}
+
+#[test]
+fn an_epoch_begun_before_the_flush_of_the_origin_is_caught() {
+    is_caught(Mutation::FreeBeforeOriginDurable);
+}
+
+#[test]
+fn an_epoch_begun_before_the_one_before_is_durably_retired_is_caught() {
+    is_caught(Mutation::EpochBeforeRetired);
+}
+
+#[test]
+fn a_superseded_version_that_is_not_kept_is_caught() {
+    is_caught(Mutation::OldNotKept);
+}
+
+#[test]
+fn epochs_merged_although_they_differ_are_caught() {
+    is_caught(Mutation::UnsafeMerge);
+}

@@ -13,8 +13,10 @@ mod dirty;
 mod evict;
 mod idle;
 mod pacer;
+mod rate;
 mod readahead;
 mod sweep;
+mod tail_limit;
 mod watermarks;
 pub mod wbt;
 
@@ -27,6 +29,8 @@ pub use dirty::{
 pub use evict::S3Fifo;
 pub use idle::{Ages, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Look, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};
+pub use rate::RateLimit;
 pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams, folio_order};
 pub use sweep::{Run, Sweep};
+pub use tail_limit::TailLimit;
 pub use watermarks::{Watermarks, WatermarksError};

@@ -163,7 +163,9 @@ impl Cache {
             self.writeback.set_batch_max(self.pacer.borrow().batch_max());
         }
         self.watermarks.set(new);
-        self.tuning.set(tuning);
+        if self.tuning.replace(tuning).writeback_rate_max != tuning.writeback_rate_max {
+            self.writeback.limits.forgive();
+        }
         self.writeback.look_again();
         self.changed.wake_all();
     }

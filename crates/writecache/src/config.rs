@@ -4,7 +4,7 @@
 //!
 //! Invariant
 //! - C1 `tuning` is what a live device may change; all else in [`Config`] stays as the table said.
-use block::{Error, ErrorKind, Nanos, Sector};
+use block::{Error, Nanos, Sector};
 
 use crate::options::{OPTIONS, Options};
 
@@ -13,9 +13,6 @@ use crate::options::{OPTIONS, Options};
 const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
 /// Largest number that `#opt_args` may give: each option of this version with its value, twice.
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
-
-/// Options that are known and not there yet: refused, so that nobody relies on them.
-pub(crate) const NOT_YET: &[&str] = &["writeback_rate_max", "foreground_p99_target"];
 
 /// What the cache device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,14 +312,6 @@ impl Config {
 
     fn check(&self) -> Result<(), Error> {
         let t = &self.tuning;
-        let given = self.given.words();
-        let not_yet = NOT_YET.iter().find(|o| given.iter().any(|g| g == *o));
-        if let Some(what) = not_yet {
-            return Err(Error::new(
-                ErrorKind::NotSupported,
-                format!("writecache: {what} is not there yet in this version"),
-            ));
-        }
         if t.low_watermark > t.high_watermark {
             return Err(Error::invalid(format!(
                 "High watermark must be greater than or equal to low watermark: {} < {}",

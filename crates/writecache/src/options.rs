@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use block::{Error, Nanos, Sector};
 
-use crate::config::{Config, FailMode, MediaFormat, Mode, NOT_YET, Order};
+use crate::config::{Config, FailMode, MediaFormat, Mode, Order};
 
 /// An optional argument.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ pub(crate) const OPTIONS: [Opt; 21] = [
 /// The option of this name, in any case.
 pub(crate) fn find(word: &str) -> Result<&'static Opt, Error> {
     OPTIONS.iter().find(|o| o.name.eq_ignore_ascii_case(word)).ok_or_else(|| {
-        let names: Vec<&str> = there().map(|o| o.name).collect();
+        let names: Vec<&str> = OPTIONS.iter().map(|o| o.name).collect();
         Error::invalid(format!(
             "Invalid optional argument `{word}`: {} are allowed",
             names.join(", ")
@@ -69,14 +69,11 @@ pub(crate) fn find(word: &str) -> Result<&'static Opt, Error> {
     })
 }
 
-/// Those that this version has.
-fn there() -> impl Iterator<Item = &'static Opt> {
-    OPTIONS.iter().filter(|o| !NOT_YET.contains(&o.name))
-}
-
 /// Those that are attributes of a device, too: all that mean something in its mode.
 pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Opt> {
-    there().filter(|o| config.only_in(o.name).is_ok() && config.option_value(o.name).is_some())
+    OPTIONS
+        .iter()
+        .filter(|o| config.only_in(o.name).is_ok() && config.option_value(o.name).is_some())
 }
 
 /// The options that were given, each once, in the order of a table line.

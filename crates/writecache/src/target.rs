@@ -14,7 +14,10 @@ use crate::config::{Config, Mutation, Tuning};
 use crate::options;
 use crate::trouble::{Tell, Trouble};
 use crate::write::ZEROES_CACHED_BYTES_MAX;
+use crate::writeback::drain::DrainLimits;
 
+/// The attribute that is a command.
+const DRAIN: &str = "drain";
 /// Bios handled at once; more wait in order. A task of a bio is kept for the next one.
 const BIOS_MAX: usize = 4096;
 
@@ -155,6 +158,19 @@ impl WriteCache {
         cache.start_ages();
     }
 
+    /// The attribute `drain`: begins one and ends with it, or stops the one that runs.
+    fn set_drain(&self, value: String) -> LocalFuture<Result<(), Error>> {
+        let cache = self.running();
+        Box::pin(async move {
+            let cache = cache?;
+            if value.trim() == "stop" {
+                cache.stop_drain();
+                return Ok(());
+            }
+            cache.drain(DrainLimits::parse(&value)?).await
+        })
+    }
+
     /// The options as they are now, with what messages have said.
     fn tuning(&self) -> Tuning {
         let tuning = self.config.borrow().tuning;
@@ -181,6 +197,7 @@ impl Cache {
         if let Err(status) = self.limits.check(bio) {
             return status;
         }
+        let began = reactor::now();
         let outcome = match bio.op {
             Op::Read => self.read(bio).await,
             Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
@@ -201,6 +218,7 @@ impl Cache {
             Op::Discard if self.config.ordered => Err(Status::NotSupported),
             Op::Discard | Op::WriteZeroes => self.clear(bio).await,
         };
+        self.request_ended(bio, began);
         outcome.into()
     }
 
@@ -406,10 +424,13 @@ impl Target for WriteCache {
     fn attributes(&self) -> Vec<&'static str> {
         let config = self.config.borrow();
         let options = options::attributes(&config).map(|o| o.name);
-        crate::status::attributes().chain(options).collect()
+        crate::status::attributes().chain([DRAIN]).chain(options).collect()
     }
 
     fn access(&self, name: &str) -> Access {
+        if name == DRAIN {
+            return Access::Write;
+        }
         if options::attributes(&self.config.borrow()).any(|o| o.live && o.name == name) {
             Access::ReadWrite
         } else {
@@ -432,6 +453,9 @@ impl Target for WriteCache {
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
+        if name == DRAIN {
+            return self.set_drain(value);
+        }
         let outcome = if crate::status::attributes().any(|a| a == name) {
             Err(Error::invalid(format!("writecache: attribute `{name}` is read-only")))
         } else {

@@ -94,8 +94,8 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// Attributes about errors, in the order in which they are listed.
-pub(crate) const ATTRIBUTES: [&str; 7] = [
+/// Attributes about errors and about a drain, in the order in which they are listed.
+pub(crate) const ATTRIBUTES: [&str; 8] = [
     "writeback_error",
     "writeback_error_sector",
     "writeback_errors",
@@ -103,6 +103,7 @@ pub(crate) const ATTRIBUTES: [&str; 7] = [
     "cache_read_errors",
     "bad_block_list",
     "drain_only",
+    "drain_state",
 ];
 
 impl Cache {
@@ -155,6 +156,7 @@ impl Cache {
             "failing_blocks" => self.writeback.retry.blocks().to_string(),
             "cache_read_errors" => self.stats.cache_read_errors.get().to_string(),
             "bad_block_list" => self.bad_block_list(),
+            "drain_state" => self.drain_state(),
             "drain_only" => u8::from(self.is_drain_only()).to_string(),
             _ => return None,
         })

@@ -7,7 +7,7 @@ use roaring::RoaringTreemap;
 use crate::cache::Cache;
 use crate::target::io_failed;
 
-/// A `flush`: the blocks that were dirty when it began and are not on the origin yet.
+/// A `flush`, or a `drain`: the blocks that were dirty when it began and are not on the origin yet.
 pub(super) struct FlushJob {
     pub(super) number: u64,
     pub(super) todo: RoaringTreemap,
@@ -23,6 +23,22 @@ impl FlushJob {
     pub(super) fn give_up(&mut self, block: u64) {
         if self.todo.remove(block) || self.in_order {
             self.left.insert(block);
+        }
+    }
+
+    /// Whether all that can be written is; `retired`: all epochs that there were at its beginning.
+    pub(super) fn is_done(&self, retired: impl Fn() -> bool) -> bool {
+        match self.in_order {
+            true => !self.left.is_empty() || retired(),
+            false => self.todo.is_empty(),
+        }
+    }
+
+    /// Done: with epochs what is still to be written is newer, or held up by what was given up.
+    pub(super) fn end_in_order(&mut self) {
+        let rest = std::mem::take(&mut self.todo);
+        if !self.left.is_empty() {
+            self.left |= rest;
         }
     }
 
@@ -50,11 +66,7 @@ impl Cache {
         wb.lru.borrow_mut().clear();
         self.changed.wake_all();
         let retired = || self.slots.borrow().is_retired_before(until);
-        let ended = |j: &FlushJob| match j.in_order {
-            true => !j.left.is_empty() || retired(),
-            false => j.todo.is_empty(),
-        };
-        let done = || wb.job.borrow().as_ref().is_none_or(ended);
+        let done = || wb.job.borrow().as_ref().is_none_or(|job| job.is_done(retired));
         self.changed.wait_for(|| done() || self.health().is_err()).await;
         let ended = wb.job.take();
         wb.news.set(wb.news.get() + 1);

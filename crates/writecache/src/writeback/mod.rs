@@ -33,15 +33,19 @@ use policy::destage::Costs;
 use policy::{Run, Sweep};
 use roaring::RoaringTreemap;
 
+use self::drain::DrainJob;
 use self::extent::{Destage, Extent};
 use self::flush::FlushJob;
+use self::limits::Limits;
 use self::retry::Retry;
 use crate::cache::Cache;
 use crate::slots::Held;
 use crate::turns::Turns;
 
+pub(crate) mod drain;
 mod extent;
 mod flush;
+mod limits;
 mod phase;
 mod pick;
 pub(crate) mod retry;
@@ -75,7 +79,7 @@ struct Written {
 }
 
 fn of_job(written: &[Written], job: u64) -> u64 {
-    written.iter().filter(|w| w.job == job).count() as u64
+    written.iter().filter(|w| w.job >= job).count() as u64
 }
 
 pub(crate) struct Writeback {
@@ -98,7 +102,11 @@ pub(crate) struct Writeback {
     /// Blocks after which an origin flush is due in any case.
     settle_max: u64,
     job: RefCell<Option<FlushJob>>,
+    /// The `drain` that runs beside it.
+    pub(crate) drain: RefCell<Option<DrainJob>>,
+    /// Flushes and drains begun.
     jobs: Cell<u64>,
+    pub(crate) limits: Limits,
     pub(crate) retry: Retry,
     /// Counts what may have made a block eligible: blocks released, ranges unlocked, flushes
     /// begun or ended.
@@ -139,7 +147,9 @@ impl Writeback {
             batch_max: Cell::new(batch_max),
             settle_max,
             job: RefCell::default(),
+            drain: RefCell::default(),
             jobs: Cell::default(),
+            limits: Limits::default(),
             retry: Retry::default(),
             news: Cell::default(),
             lru: RefCell::default(),
@@ -235,6 +245,12 @@ impl Writeback {
     /// Blocks picked and not yet settled.
     pub(crate) fn blocks(&self) -> u64 {
         self.busy_blocks.get()
+    }
+
+    /// The flush and the drain that run.
+    fn each_job(&self, mut visit: impl FnMut(&mut FlushJob)) {
+        self.job.borrow_mut().iter_mut().for_each(&mut visit);
+        self.drain.borrow_mut().iter_mut().for_each(|drain| visit(&mut drain.job));
     }
 
     /// Done and total blocks of the flush that runs. Blocks that are written but not yet durable

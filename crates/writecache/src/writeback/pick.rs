@@ -25,6 +25,8 @@ pub(super) enum From {
     Asked,
     /// Any dirty block.
     Any,
+    /// Blocks of a `drain`, which nobody else has asked for.
+    Drain,
 }
 
 impl Cache {
@@ -37,7 +39,13 @@ impl Cache {
             self.watermarks().should_start(free)
         };
         wb.draining.set(draining);
-        (self.is_asked_for() || self.wants_any()) && !wb.retry.is_paused()
+        let wanted = self.wants_more_than_drain() || wb.drain.borrow().is_some();
+        wanted && !wb.retry.is_paused()
+    }
+
+    /// Whether anything but a drain wants something written back.
+    pub(super) fn wants_more_than_drain(&self) -> bool {
+        self.is_asked_for() || self.wants_any()
     }
 
     /// Whether there is reason to write certain blocks back.
@@ -51,9 +59,8 @@ impl Cache {
     /// Whether there is reason to write back whatever is dirty.
     fn wants_any(&self) -> bool {
         let c = self.counts();
-        let starved = self.starved.get() > 0 && c.clean + c.limbo == 0;
         let cleaning = self.is_emptied() && c.dirty + c.old > 0;
-        starved || cleaning || (self.writeback.draining.get() && !self.is_paused())
+        self.is_starved() || cleaning || (self.writeback.draining.get() && !self.is_paused())
     }
 
     /// A task: picks runs while there is reason to, and keeps many in flight.
@@ -77,7 +84,7 @@ impl Cache {
             loop {
                 let room = || {
                     wb.in_flight_blocks.get() < u64::from(self.tuning().writeback_jobs)
-                        && wb.in_flight_runs.get() < RUNS_IN_FLIGHT_MAX
+                        && self.has_room_for_run()
                         && (wb.destage.has_stretch() || self.batch_room() > 0)
                         && !self.waits_for_sample()
                 };
@@ -86,12 +93,20 @@ impl Cache {
                 if stop() || !(self.wants_writeback() || wb.destage.has_stretch()) {
                     break;
                 }
+                if self.wait_for_limits().await {
+                    continue;
+                }
                 self.next_phase().await;
-                self.plan_stretch(self.batch_room(), &stop).await;
+                // What is planned is locked, and no limit may prolong that; and large reads of the
+                // origin are what a latency target is against.
+                if !self.is_limited() {
+                    self.plan_stretch(self.batch_room(), &stop).await;
+                }
                 let Some((run, extent)) = self.pick() else {
                     exhausted = Some(state());
                     break;
                 };
+                self.count_run(run.blocks());
                 if extent.is_none() {
                     wb.busy.borrow_mut().insert_range(run.start..run.end);
                     wb.busy_blocks.set(wb.busy_blocks.get() + run.blocks());
@@ -160,10 +175,15 @@ impl Cache {
         let asked = self.is_asked_for().then(|| self.pick_from(From::Asked)).flatten();
         let any = || wb.job.borrow().is_none() && self.wants_any();
         let run = asked.or_else(|| any().then(|| self.pick_from(From::Any)).flatten());
+        let run = run.or_else(|| {
+            let drain = wb.job.borrow().is_none() && wb.drain.borrow().is_some();
+            drain.then(|| self.pick_from(From::Drain)).flatten()
+        });
         if let Some(run) = run {
             // G2. A version that comes from now on is younger than this moment.
             wb.aged.borrow_mut().remove_range(run.start..run.end);
-        } else if wb.job.borrow().as_ref().is_some_and(|j| j.todo.is_empty()) {
+        } else if wb.job.borrow().is_some() || wb.drain.borrow().is_some() {
+            // It may have nothing left.
             self.changed.wake_all();
         }
         run
@@ -197,12 +217,13 @@ impl Cache {
         let wb = &self.writeback;
         let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
         let (mut job, mut aged) = (wb.job.borrow_mut(), wb.aged.borrow_mut());
-        let awaited = wb.awaited.borrow();
+        let (mut drain, awaited) = (wb.drain.borrow_mut(), wb.awaited.borrow());
         let only_failing = wb.retry.is_full();
         loop {
             let block = match from {
                 _ if only_failing => wb.retry.next_ripe(at)?,
                 From::Any => slots.next_dirty(at)?,
+                From::Drain => drain.as_ref().and_then(|drain| next_in(&drain.job.todo, at))?,
                 From::Asked => {
                     let todo = job.as_ref().and_then(|job| next_in(&job.todo, at));
                     let asked = [todo, next_in(&aged, at), wb.retry.next_ripe(at)];
@@ -224,6 +245,9 @@ impl Cache {
                 wb.retry.unripe(block);
                 if let Some(job) = &mut *job {
                     job.todo.remove(block);
+                }
+                if let Some(drain) = &mut *drain {
+                    drain.job.todo.remove(block);
                 }
             }
         }

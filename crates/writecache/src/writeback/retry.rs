@@ -27,6 +27,7 @@ use policy::{BACKOFF_FIRST_NS, backoff_ns};
 use reactor::now;
 use roaring::RoaringTreemap;
 
+use super::flush::FlushJob;
 use crate::cache::Cache;
 use crate::config::FailMode;
 use crate::slots::next_in;
@@ -233,16 +234,18 @@ impl Cache {
         let mut first = None;
         for block in blocks {
             first.get_or_insert(block);
-            let mut flush = wb.job.borrow_mut();
-            let flush = flush.as_mut();
-            let wait = |n| if flush.is_some() { BACKOFF_FIRST_NS } else { backoff_ns(n) };
+            let mut is_awaited = false;
+            wb.each_job(|job| is_awaited |= job.todo.contains(block));
+            let wait = |n| if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(n) };
             let failures = wb.retry.failed(block, status, wait);
-            if let Some(flush) = flush.filter(|f| f.number == job && failures >= GIVE_UP_FAILURES) {
-                flush.give_up(block);
-                if wb.retry.is_full() {
-                    flush.give_up_all();
+            wb.each_job(|of| {
+                if job >= of.number && failures >= GIVE_UP_FAILURES {
+                    of.give_up(block);
+                    if wb.retry.is_full() {
+                        of.give_up_all();
+                    }
                 }
-            }
+            });
         }
         if let Some(block) = first.filter(|_| healthy) {
             self.tell(Trouble::Writeback { status, sector: self.sector_of(block) });
@@ -261,18 +264,19 @@ impl Cache {
         let healthy = retry.error().is_none();
         retry.doubt.set(retry.doubt.get() + 1);
         let written = wb.written.take();
+        wb.limits.nothing_written();
         let before = retry.flush.get();
         let failures = before.map_or(0, |f| f.failures).saturating_add(1);
-        let mut flush = wb.job.borrow_mut();
-        let wait_ns = if flush.is_some() { BACKOFF_FIRST_NS } else { backoff_ns(failures) };
+        let mut is_awaited = false;
+        wb.each_job(|job| is_awaited |= !job.todo.is_empty());
+        let wait_ns = if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(failures) };
         let blocks = (written.len() as u64 + wb.settling.get()).max(before.map_or(0, |f| f.blocks));
         let until_ns = now().0.saturating_add(wait_ns);
         retry.flush.set(Some(FlushTrouble { failures, status, until_ns, blocks }));
         retry.paused.set(true);
-        if let Some(flush) = flush.as_mut().filter(|_| failures >= GIVE_UP_FAILURES) {
-            flush.give_up_all();
+        if failures >= GIVE_UP_FAILURES {
+            wb.each_job(FlushJob::give_up_all);
         }
-        drop(flush);
         retry.again(written.iter().map(|w| w.block));
         wb.release(written.iter().map(|w| w.block));
         if healthy {

@@ -16,7 +16,7 @@ use crate::slots::{Held, State};
 /// Reads a run's blocks from their slots and writes them to the origin.
 pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     let Picked { run, extent, job, ticket } = picked;
-    let wb = &cache.writeback;
+    let (wb, began) = (&cache.writeback, reactor::now());
     let mut good = cache.gather(run, extent.as_ref()).await;
     // WB3. What was gathered is superseded or in this commit.
     let unsaid = |&(block, _): &(u64, Held)| cache.slots.borrow().is_changed(block);
@@ -81,9 +81,11 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     wb.release_extent(&cache, run, &gaps, |b| {
         written.binary_search_by_key(&b, |w: &Written| w.block).is_err()
     });
+    let is_written = !written.is_empty();
     wb.written.borrow_mut().extend(written);
     wb.in_flight_blocks.set(wb.in_flight_blocks.get() - run.blocks());
     wb.in_flight_runs.set(wb.in_flight_runs.get() - 1);
+    cache.run_ended(began, is_written);
     cache.changed.wake_all();
 }
 

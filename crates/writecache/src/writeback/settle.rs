@@ -16,7 +16,10 @@ impl Cache {
         let wb = &self.writeback;
         let slots = u64::from(self.geometry.slots);
         let calm = (SETTLE_BYTES / u64::from(self.config.block_size)).min(slots / 8).max(1);
-        let many = || if self.in_batches() { wb.batch.get() } else { calm };
+        let many = || {
+            let batch = if self.in_batches() { wb.batch.get() } else { calm };
+            batch.min(self.settle_at_most())
+        };
         let picking_ended = || self.stopping.get() && wb.idle.get() && wb.in_flight_runs.get() == 0;
         loop {
             let due = || {
@@ -50,9 +53,11 @@ impl Cache {
 
     async fn settle(&self) {
         let wb = &self.writeback;
-        let written = wb.written.take();
+        let (began, written) = (reactor::now(), wb.written.take());
+        self.settle_begins();
         wb.settling.set(written.len() as u64);
-        wb.settling_of_job.set(of_job(&written, wb.jobs.get()));
+        let flush = wb.job.borrow().as_ref().map_or(u64::MAX, |job| job.number);
+        wb.settling_of_job.set(of_job(&written, flush));
         let volatile = wb.volatile.replace(false);
         let sample = wb.destage.flush_begins();
         let mut good = written.clone();
@@ -80,17 +85,18 @@ impl Cache {
                     slots.retire(w.block, w.held);
                 }
             }
-            if let Some(job) = &mut *wb.job.borrow_mut() {
+            wb.each_job(|job| {
                 // What was picked before the flush began may be older than what it must write.
-                for w in good.iter().filter(|w| w.job == job.number) {
+                for w in good.iter().filter(|w| w.job >= job.number) {
                     job.todo.remove(w.block);
                 }
-            }
+            });
             self.no_longer_failing(good.iter().map(|w| w.block));
             self.pacer.borrow_mut().freed(good.len() as u64, reactor::now().0);
         }
         wb.settling.set(0);
         wb.settling_of_job.set(0);
+        self.settle_ended(began);
         wb.release(written.iter().map(|w| w.block));
         self.changed.wake_all();
     }

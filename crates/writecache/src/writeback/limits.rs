@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Limits of writeback: bytes a second, and the latency of clients' requests.
+//!
+//! ```text
+//!   writeback_rate_max, drain's rate  ─▶ RateLimit ─┐
+//!   drain's time                      ─▶ RateLimit ─┼─▶ when the next run may be picked,
+//!   foreground_p99_target, drain's    ─▶ TailLimit ─┘   and how many may be on their way
+//! ```
+//!
+//! Who goes before whom
+//! - A rate is a hard limit, for an origin that others use too: nothing passes it, neither `flush`
+//!   nor writers that wait for a slot. They go at that rate.
+//! - A latency target yields to a writer that waits for a slot: that is a client's request as well,
+//!   and waits for longer than any target.
+//! - What a drain needs for its time holds only what nobody but the drain has asked for.
+use std::cell::{Cell, RefCell};
+
+use block::{Bio, Flags, Nanos, Op};
+use policy::{RateLimit, TailLimit};
+use reactor::now;
+
+use super::RUNS_IN_FLIGHT_MAX;
+use crate::cache::Cache;
+
+/// Runs in flight while there is a latency target and nobody to suffer: what is on its way when a
+/// client comes back is what it waits for. Twice a drive's queue (NCQ).
+const RUNS_IN_FLIGHT_QUIET: usize = 64;
+/// Waiting for a limit is done in parts, so that a suspend need not.
+const LOOK: Nanos = Nanos::from_millis(20);
+/// Who waits for longer lets what is written be settled.
+const SETTLE_AT_NS: u64 = 1_000_000_000;
+
+#[derive(Default)]
+pub(crate) struct Limits {
+    rate: RefCell<RateLimit>,
+    pub(super) pace: RefCell<RateLimit>,
+    tail: RefCell<TailLimit>,
+    /// Runs that have ended and wait for a flush of the origin; and those of the flush that is
+    /// under way.
+    written: Cell<usize>,
+    settling: Cell<usize>,
+    /// No run before this moment.
+    pause_until_ns: Cell<u64>,
+}
+
+impl Limits {
+    /// What was written counts as not written.
+    pub(super) fn nothing_written(&self) {
+        self.written.set(0);
+    }
+
+    /// The limits have changed: what was owed to the old ones is forgotten.
+    pub(crate) fn forgive(&self) {
+        self.rate.borrow_mut().forgive();
+        self.pace.borrow_mut().forgive();
+        self.pause_until_ns.set(0);
+    }
+}
+
+impl Cache {
+    /// The least latency target that there is.
+    fn p99_target(&self) -> Option<Nanos> {
+        let drain = self.writeback.drain.borrow().as_ref().and_then(|d| d.limits.p99);
+        self.tuning().foreground_p99_target.into_iter().chain(drain).min()
+    }
+
+    /// The least rate that there is; 0: none.
+    fn rate_max(&self) -> u64 {
+        let drain = self.writeback.drain.borrow().as_ref().map_or(0, |d| d.limits.rate);
+        [self.tuning().writeback_rate_max, drain].into_iter().filter(|r| *r > 0).min().unwrap_or(0)
+    }
+
+    /// A client's request has ended: reads, and whatever waits for a commit, count.
+    pub(crate) fn request_ended(&self, bio: &Bio, began: Nanos) {
+        let Some(target) = self.p99_target() else { return };
+        if matches!(bio.op, Op::Read | Op::Flush) || bio.flags.contains(Flags::FUA) {
+            let (now, tail) = (now(), &self.writeback.limits.tail);
+            tail.borrow_mut().request(now.saturating_sub(began).0, target.0, now.0);
+        }
+    }
+
+    /// Whether a writer waits for a slot that only writeback can free.
+    pub(super) fn is_starved(&self) -> bool {
+        self.starved.get() > 0 && self.counts().clean + self.counts().limbo == 0
+    }
+
+    /// How many runs may be on their way because of a latency target; `None`: it does not count.
+    fn tail_runs(&self) -> Option<usize> {
+        if self.is_starved() || self.p99_target().is_none() {
+            return None;
+        }
+        self.writeback.limits.tail.borrow_mut().writes(now().0)
+    }
+
+    /// Whether a limit may hold runs back for long.
+    pub(super) fn is_limited(&self) -> bool {
+        self.tail_runs().is_some() || self.rate_max() > 0
+    }
+
+    /// Whether another run may be on its way. While a latency target counts, that is until the
+    /// origin has made it durable: in a disk's own cache it still costs the head its time.
+    pub(super) fn has_room_for_run(&self) -> bool {
+        let (limits, in_flight) = (&self.writeback.limits, self.writeback.in_flight_runs.get());
+        match self.tail_runs() {
+            Some(runs) => {
+                let unsettled = limits.written.get() + limits.settling.get();
+                in_flight + unsettled < runs.min(RUNS_IN_FLIGHT_MAX)
+            }
+            None if self.p99_target().is_some() => in_flight < RUNS_IN_FLIGHT_QUIET,
+            None => in_flight < RUNS_IN_FLIGHT_MAX,
+        }
+    }
+
+    /// Written blocks after which an origin flush is due because of a latency target.
+    pub(super) fn settle_at_most(&self) -> u64 {
+        self.tail_runs().map_or(u64::MAX, |runs| runs as u64)
+    }
+
+    /// Counts a run that is about to be written.
+    pub(super) fn count_run(&self, blocks: u64) {
+        let (now_ns, limits) = (now().0, &self.writeback.limits);
+        let bytes = blocks * u64::from(self.config.block_size);
+        limits.rate.borrow_mut().take(bytes, self.rate_max(), now_ns);
+        limits.pace.borrow_mut().take(bytes, self.pace_of_drain(now_ns), now_ns);
+    }
+
+    /// A run has ended, and waits for a flush if anything of it `is_written`.
+    pub(super) fn run_ended(&self, began: Nanos, is_written: bool) {
+        let written = &self.writeback.limits.written;
+        written.set(written.get() + usize::from(is_written));
+        self.pause_after(began);
+    }
+
+    /// What has been written is about to be flushed.
+    pub(super) fn settle_begins(&self) {
+        let limits = &self.writeback.limits;
+        limits.settling.set(limits.written.take());
+    }
+
+    pub(super) fn settle_ended(&self, began: Nanos) {
+        self.writeback.limits.settling.set(0);
+        self.pause_after(began);
+    }
+
+    /// What began then has kept the origin busy.
+    fn pause_after(&self, began: Nanos) {
+        if self.tail_runs().is_some() {
+            let (now, limits) = (now(), &self.writeback.limits);
+            let pause_ns = limits.tail.borrow().pause_ns(now.saturating_sub(began).0, now.0);
+            let until_ns = now.0.saturating_add(pause_ns);
+            limits.pause_until_ns.set(limits.pause_until_ns.get().max(until_ns));
+        }
+    }
+
+    /// How long the next run has to wait.
+    fn limit_ns(&self) -> u64 {
+        let (now_ns, limits) = (now().0, &self.writeback.limits);
+        let mut wait_ns = limits.rate.borrow().wait_ns(now_ns);
+        if self.only_drain_wants() {
+            wait_ns = wait_ns.max(limits.pace.borrow().wait_ns(now_ns));
+        }
+        if self.tail_runs().is_some() {
+            wait_ns = wait_ns.max(limits.pause_until_ns.get().saturating_sub(now_ns));
+        }
+        wait_ns
+    }
+
+    /// Waits a little if a limit wants it. Returns whether it did: then look again.
+    pub(super) async fn wait_for_limits(&self) -> bool {
+        let wait_ns = self.limit_ns();
+        if wait_ns == 0 {
+            return false;
+        }
+        let wb = &self.writeback;
+        if wait_ns > SETTLE_AT_NS && !wb.written.borrow().is_empty() {
+            wb.idle.set(true);
+            self.changed.wake_all();
+        }
+        reactor::sleep(Nanos(wait_ns).min(LOOK)).await;
+        wb.idle.set(false);
+        true
+    }
+}

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   requests of clients ──▶ windows of 100 ms: how many, and how many above the target
-//!                                  │  too many ──▶ depth * 0.7
+//!                                  │  too many ──▶ depth * 0.7, at once if they are many
 //!                                  │  else     ──▶ depth * (1 + 0.15 % for each request, at most 5 %)
 //!                                  ▼
 //!   depth   8: eight writes on their way    1: one    1/4: one, and then three times as long none
@@ -40,6 +40,9 @@ const DEPTH_START: u64 = ONE;
 
 /// A request above the target may be one of so many: half of a hundredth.
 const ABOVE_ONE_OF: u64 = 200;
+/// So many above the target need no full window: the depth is lowered at once. Chosen: more than
+/// chance brings in a window whose requests are all right.
+const ABOVE_AT_ONCE: u64 = 8;
 /// Down by 30 %.
 const DOWN_NUM: u64 = 7;
 const DOWN_DEN: u64 = 10;
@@ -56,13 +59,22 @@ pub struct TailLimit {
     window_ns: u64,
     requests: u64,
     above: u64,
+    /// The depth has been lowered in this window.
+    lowered: bool,
     /// When a client's request last ended.
     last_ns: Option<u64>,
 }
 
 impl Default for TailLimit {
     fn default() -> TailLimit {
-        TailLimit { depth: DEPTH_START, window_ns: 0, requests: 0, above: 0, last_ns: None }
+        TailLimit {
+            depth: DEPTH_START,
+            window_ns: 0,
+            requests: 0,
+            above: 0,
+            lowered: false,
+            last_ns: None,
+        }
     }
 }
 
@@ -73,6 +85,20 @@ impl TailLimit {
         self.last_ns = Some(now_ns);
         self.requests += 1;
         self.above += u64::from(took_ns > target_ns);
+        if self.above >= ABOVE_AT_ONCE && Self::is_too_much(self.requests, self.above) {
+            self.lower();
+        }
+    }
+
+    fn is_too_much(requests: u64, above: u64) -> bool {
+        above * ABOVE_ONE_OF > requests
+    }
+
+    /// Lowers the depth, once a window: what is on its way then is seen in its rest.
+    fn lower(&mut self) {
+        if !std::mem::replace(&mut self.lowered, true) {
+            self.depth = (self.depth * DOWN_NUM / DOWN_DEN).max(DEPTH_MIN);
+        }
     }
 
     fn close(&mut self, now_ns: u64) {
@@ -82,13 +108,13 @@ impl TailLimit {
         self.window_ns = now_ns;
         let (requests, above) =
             (std::mem::take(&mut self.requests), std::mem::take(&mut self.above));
-        let depth = if above * ABOVE_ONE_OF > requests {
-            self.depth * DOWN_NUM / DOWN_DEN
-        } else {
+        if Self::is_too_much(requests, above) {
+            self.lower();
+        } else if !self.lowered {
             let up = (requests.min(UP_MAX) * UP_TWO_REQUESTS / 2).min(UP_MAX);
-            self.depth + self.depth * up / 1000
-        };
-        self.depth = depth.clamp(DEPTH_MIN, DEPTH_MAX); // TL1
+            self.depth = (self.depth + self.depth * up / 1000).min(DEPTH_MAX); // TL1
+        }
+        self.lowered = false;
     }
 
     /// Whether clients have asked for anything of late (TL2).

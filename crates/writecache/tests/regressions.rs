@@ -88,9 +88,10 @@ fn log_used_units(lab: &Lab) -> u64 {
 /// crash came before that checkpoint had ended. Some lives later nothing was left for its end.
 #[test]
 fn crash_after_crash_does_not_use_up_what_the_log_keeps_for_the_end_of_a_checkpoint() {
+    const LIVES: u64 = 40;
     let lab = Lab::new(200, TINY_KIB, "autocommit_time 1 high_watermark 90 low_watermark 80");
     let mut began_late = 0;
-    for life in 0..30 {
+    for life in 0..LIVES {
         let machine = Machine::boot(&lab.world, 1);
         let cache = lab.target();
         machine.block_on(cache.clone().resume()).unwrap().unwrap();
@@ -117,7 +118,7 @@ fn crash_after_crash_does_not_use_up_what_the_log_keeps_for_the_end_of_a_checkpo
         assert!(!hangs, "life {life} hangs: it began with {start} units of {} used", 2 * half);
         began_late += u64::from(log_used_units(&lab) >= half);
     }
-    assert!(began_late > 20, "{began_late} lives of 30 began with a log that was half used");
+    assert!(began_late > 20, "{began_late} lives of {LIVES} began with a log that was half used");
 }
 
 /// Appends empty records, as crashes left them in the test above, until every unit is used.

@@ -38,8 +38,8 @@ use crate::cache::Cache;
 use crate::config::{Mutation, Order};
 use crate::slots::State;
 
-/// Length of a stretch, and with it the memory that it takes. On the models of disks 32 MiB are
-/// within 1 % of 64, and 16 take 2 % longer (`docs/hdd-model.md`).
+/// Length of a stretch, and with it the memory that it takes. On the models of disks 32 MiB take
+/// 2 % longer than 64, and 16 take 4 % (`docs/hdd-model.md`).
 const STRETCH_BYTES: u64 = 32 << 20;
 /// Most dirty runs that are looked at for one stretch.
 const STRETCH_RUNS_MAX: usize = 1 << 14;

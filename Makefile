@@ -61,7 +61,7 @@ deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is 
 bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU, wall, memory
 	$(CARGO) run --release --locked -p bench --bin cache-scale -- $(ARGS)
 
-bench-flush-sim: ## flush of a full cache, sorted against LRU order, on HDD models in virtual time
+bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted, gaps filled, bound; a full cache
 	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)
 
 bench-iomap: ## writeback of a page cache: the mapping called for each page, and once a run

@@ -11,6 +11,7 @@ pub mod compressed;
 pub mod conn;
 pub mod files;
 pub mod flush_sim;
+pub mod flush_steady;
 pub mod iomap;
 pub mod load;
 pub mod mapped;

@@ -27,6 +27,9 @@ fn the_last_line_is_json_with_the_keys_that_results_are_collected_by() {
         let names = [
             "lru_s",
             "sorted_s",
+            "gap_fill_s",
+            "gap_known_s",
+            "gap_fill_steady_writes_per_s",
             "bound_s",
             "sorted_ios",
             "sorted_mean_io_bytes",

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::BenchArgs;
+use crate::inspect::InspectArgs;
+use crate::recover::RecoverArgs;
+use crate::wipe::WipeArgs;
 
 /// Block devices from tables, in user space
 ///
@@ -70,6 +73,9 @@ pub(crate) enum Verb {
     Daemon(DaemonArgs),
     Run(RunArgs),
     Bench(Box<BenchArgs>),
+    Inspect(InspectArgs),
+    Recover(RecoverArgs),
+    Wipe(WipeArgs),
     #[command(flatten)]
     Steer(Steer),
 }

@@ -7,7 +7,8 @@
 //!    ├──▶ daemon ── config, rundir, addr                                 ├ dm ── leaf
 //!    ├──▶ embed (run)                                                    ├ nbd ── exports
 //!    │                               /dev/fuse ═══▶ fuse, sysfs ─────────┘ (threads of fuser)
-//!    └──▶ bench ── a core of its own: no daemon, no door
+//!    ├──▶ bench ── a core of its own: no daemon, no door
+//!    └──▶ inspect, recover, wipe ── offline: the same, on images of caches
 //! ```
 //!
 //! Invariants
@@ -30,17 +31,21 @@ mod fuse;
 #[cfg(test)]
 mod help_tests;
 mod http;
+mod inspect;
 mod leaf;
 mod log;
 mod metrics;
+mod offline;
 mod patience;
 mod progress;
+mod recover;
 mod routes;
 mod rundir;
 mod shards;
 mod sysfs;
 mod targets;
 mod verbs;
+mod wipe;
 mod zram;
 
 use std::process::ExitCode;
@@ -76,11 +81,23 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         bench::run(args)?;
         return Ok(EXIT_DONE);
     }
+    let verb = match cli.verb {
+        Verb::Inspect(args) => return inspect::run(&args).map_err(|f| f.within("inspect")),
+        Verb::Recover(args) => {
+            log::start(Level::WARN);
+            daemon::abort_on_panic();
+            return recover::run(args).map_err(|f| f.within("recover"));
+        }
+        Verb::Wipe(args) => {
+            return wipe::run(&args).map(|()| EXIT_DONE).map_err(|f| f.within("wipe"));
+        }
+        verb @ (Verb::Daemon(_) | Verb::Run(_) | Verb::Bench(_) | Verb::Steer(_)) => verb,
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| refused(&e, "tokio runtime"))?;
-    match cli.verb {
+    match verb {
         Verb::Daemon(DaemonArgs { config, serve }) => {
             log::start(Level::INFO);
             daemon::abort_on_panic();
@@ -98,7 +115,9 @@ fn run(cli: Cli) -> Result<u8, Failure> {
                 .block_on(embed::run(&args, cli.run_dir.as_deref()))
                 .map_err(|f| f.within("run"));
         }
-        Verb::Bench(_) => unreachable!("run above"),
+        Verb::Bench(_) | Verb::Inspect(_) | Verb::Recover(_) | Verb::Wipe(_) => {
+            unreachable!("run above")
+        }
         Verb::Steer(verb) => {
             let client = Client::new(&RunDir::choose(cli.run_dir.as_deref())?);
             runtime.block_on(verbs::run(&client, verb))?;

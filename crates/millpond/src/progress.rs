@@ -125,7 +125,7 @@ fn both(text: Option<String>) -> (Option<u64>, Option<u64>) {
 }
 
 /// Done of total, rate since the beginning, time left at that rate.
-fn line(done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
+pub(crate) fn line(done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
     let rate = done as f64 / elapsed.as_secs_f64().max(1e-3);
     let left = if rate > 0.0 {
         format!("{:.0} s left", total.saturating_sub(done) as f64 / rate)

@@ -52,6 +52,7 @@ mod recover;
 mod recover_dm;
 mod slots;
 mod status;
+mod survey;
 mod target;
 mod trouble;
 mod turns;
@@ -59,6 +60,10 @@ mod write;
 mod writeback;
 
 pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
+pub use survey::{
+    Contents, Depth, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as SURVEY_HEAD_BYTES, NativeCache,
+    Occupancy, Survey, survey,
+};
 pub use target::WriteCache;
 pub use trouble::Trouble;
 

@@ -281,7 +281,7 @@ async fn find_superblock(
 /// The generation that a format writes.
 const FORMAT_GENERATION: u64 = 1;
 
-fn is_formats(superblock: &Superblock) -> bool {
+pub(crate) fn is_formats(superblock: &Superblock) -> bool {
     superblock.generation == FORMAT_GENERATION
 }
 

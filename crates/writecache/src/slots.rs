@@ -36,6 +36,7 @@ mod epochs;
 mod rebuild;
 mod said;
 mod telling;
+mod view;
 
 pub(crate) use entries::{EntryBatch, Writing};
 use epochs::Epochs;

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond inspect`: what a cache image holds, and what is damaged, without changing it.
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use block::Sector;
+use clap::Args;
+use control::{EXIT_DONE, EXIT_FAILED, Failure};
+use serde_json::{Value, json};
+use writecache::{Contents, Depth, Occupancy, Survey};
+
+use crate::cli::{Format, Listing};
+use crate::offline::{self, Access};
+use crate::verbs::print;
+
+/// Dirty ranges and findings that are shown without `--all`.
+const SHOWN: usize = 20;
+
+/// Show what a write cache's device or image holds
+///
+/// Needs no daemon and changes nothing; the cache must not be in use. Tells the format (ours or the
+/// kernel's), the superblocks and whether they agree, the blocks, the log, which sectors of the
+/// origin are dirty, and every damage with its offset.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond inspect /srv/cache.img
+  millpond inspect /dev/nvme0n1p4 --start-sector 2048 --all
+  millpond inspect /srv/cache.img --data -o json
+
+Exit codes: 0 a sound cache, or blank; 1 damaged, or no cache; 2 usage; 3 no such file; 4 in use.")]
+pub(crate) struct InspectArgs {
+    /// The cache device, or its image
+    pub(crate) image: PathBuf,
+    /// Where the cache begins on it
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) start_sector: u64,
+    /// Read all cached blocks and compare them with their checksums, too
+    #[arg(long)]
+    pub(crate) data: bool,
+    /// Show all dirty ranges and findings, however many
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Runs the verb; returns what to exit with.
+pub(crate) fn run(args: &InspectArgs) -> Result<u8, Failure> {
+    let (reactor, files) = offline::core()?;
+    let device = offline::open(&files, &args.image, Access::Read)?;
+    let start = Sector(args.start_sector);
+    let depth = if args.data { Depth::Data } else { Depth::Metadata };
+    let survey = reactor.block_on(writecache::survey(device, start, depth))?;
+    let shown = if args.all { usize::MAX } else { SHOWN };
+    match args.listing.format {
+        Format::Text => print(&text(&offline::place(&args.image, start), &survey, shown))?,
+        Format::Json => {
+            let value = value(args, &survey, shown);
+            let json = serde_json::to_string_pretty(&value).expect("a value is JSON");
+            print(&format!("{json}\n"))?;
+        }
+    }
+    Ok(if is_sound(&survey) { EXIT_DONE } else { EXIT_FAILED })
+}
+
+fn is_sound(survey: &Survey) -> bool {
+    let known = match &survey.contents {
+        Contents::Blank | Contents::Native(_) | Contents::Dm(_) => true,
+        Contents::Unknown | Contents::Ruined => false,
+    };
+    known && survey.damage.is_empty()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn text(place: &str, survey: &Survey, shown: usize) -> String {
+    let mut out = String::new();
+    let mut line = |label: &str, text: String| {
+        let _ = writeln!(out, "{label:<12}{text}");
+    };
+    line("cache", format!("{place}, {} sectors", survey.area));
+    match &survey.contents {
+        Contents::Blank => line("format", "none: it is blank".into()),
+        Contents::Unknown => line("format", "unknown: neither blank nor a cache".into()),
+        Contents::Ruined => line("format", "a cache whose superblock is damaged".into()),
+        Contents::Native(cache) => {
+            let s = &cache.superblock;
+            line("format", format!("native, version 1, uuid {}", hex(&s.uuid)));
+            let generation = s.generation;
+            line("superblock", format!("generation {generation}, {} of 4 agree", cache.agreeing));
+            let known = if s.origin_id == [0; 16] { "unknown".into() } else { hex(&s.origin_id) };
+            line("origin", format!("{} sectors, identity {known}", s.origin_sectors));
+            let c = &s.checkpoint;
+            line(
+                "checkpoint",
+                match c.units {
+                    0 => "none".into(),
+                    units => format!("{}, {units} units in area {}", c.id, c.area),
+                },
+            );
+            let from = c.log_start_seq;
+            line(
+                "log",
+                match cache.log_end {
+                    Some((last, epoch)) => format!(
+                        "{} of {} units in use, records {from} to {last}, epoch {epoch}",
+                        (last + 1).saturating_sub(from),
+                        s.log_units
+                    ),
+                    None => format!("{} units, from record {from} on, damaged", s.log_units),
+                },
+            );
+        }
+        Contents::Dm(cache) => {
+            line("format", "dm (the kernel's), version 1".into());
+            line("superblock", format!("{} commits have ended", cache.superblock.seq_count));
+            line(
+                "entries",
+                format!(
+                    "{} of a commit that never ended, {} that newer ones replace",
+                    cache.leftovers, cache.superseded
+                ),
+            );
+        }
+    }
+    if let Some(o) = survey.occupancy() {
+        line(
+            "blocks",
+            format!(
+                "{} of {} bytes: {} free, {} dirty, {} clean, {} bad",
+                o.total, o.block_size, o.free, o.dirty, o.clean, o.bad
+            ),
+        );
+        let size = offline::size(o.dirty_bytes());
+        line(
+            "dirty",
+            match o.dirty_ranges.len() {
+                0 => "nothing".into(),
+                ranges => format!("{size} in {ranges} ranges of sectors (first, length)"),
+            },
+        );
+        for (first, len) in o.dirty_ranges.iter().take(shown) {
+            line("", format!("{first} {len}"));
+        }
+        line_left(&mut line, o.dirty_ranges.len().saturating_sub(shown));
+    }
+    for note in &survey.notes {
+        line("note", note.clone());
+    }
+    let found = survey.damage.len() as u64 + survey.damage_left_out;
+    line(
+        "damage",
+        match found {
+            0 => "none".into(),
+            found => format!("{found} found, by offset in the area"),
+        },
+    );
+    for finding in survey.damage.iter().take(shown) {
+        line("", format!("{}: {}", finding.offset, finding.what));
+    }
+    let unshown = survey.damage.len().saturating_sub(shown) as u64 + survey.damage_left_out;
+    line_left(&mut line, usize::try_from(unshown).unwrap_or(usize::MAX));
+    out
+}
+
+fn line_left(line: &mut impl FnMut(&str, String), left: usize) {
+    if left > 0 {
+        line("", format!("and {left} more; --all shows them"));
+    }
+}
+
+fn value(args: &InspectArgs, survey: &Survey, shown: usize) -> Value {
+    let mut value = json!({
+        "image": args.image.to_string_lossy(),
+        "start_sector": args.start_sector,
+        "area_sectors": survey.area.0,
+        "format": offline::kind(survey),
+        "sound": is_sound(survey),
+        "notes": survey.notes,
+        "damage_found": survey.damage.len() as u64 + survey.damage_left_out,
+        "damage": survey.damage.iter().take(shown)
+            .map(|f| json!({ "offset": f.offset, "what": f.what })).collect::<Vec<_>>(),
+    });
+    match &survey.contents {
+        Contents::Blank | Contents::Unknown | Contents::Ruined => {}
+        Contents::Native(cache) => {
+            let s = &cache.superblock;
+            let copies = cache.copies.iter().map(|copy| match copy {
+                Ok(generation) => json!({ "generation": generation }),
+                Err(damage) => json!({ "damage": damage.to_string() }),
+            });
+            value["uuid"] = hex(&s.uuid).into();
+            value["superblock"] = json!({
+                "generation": s.generation,
+                "agreeing": cache.agreeing,
+                "copies": copies.collect::<Vec<_>>(),
+            });
+            let identity = (s.origin_id != [0; 16]).then(|| hex(&s.origin_id));
+            value["origin"] = json!({ "sectors": s.origin_sectors, "identity": identity });
+            value["checkpoint"] = json!({
+                "id": s.checkpoint.id, "area": s.checkpoint.area, "units": s.checkpoint.units,
+            });
+            value["log"] = json!({
+                "units": s.log_units,
+                "first_record": s.checkpoint.log_start_seq,
+                "last_record": cache.log_end.map(|(last, _)| last),
+                "epoch": cache.log_end.map(|(_, epoch)| epoch),
+            });
+        }
+        Contents::Dm(cache) => {
+            value["superblock"] = json!({ "seq_count": cache.superblock.seq_count });
+            value["entries"] =
+                json!({ "leftovers": cache.leftovers, "superseded": cache.superseded });
+        }
+    }
+    if let Some(o) = survey.occupancy() {
+        value["blocks"] = occupancy(o);
+        value["dirty_range_count"] = o.dirty_ranges.len().into();
+        value["dirty_ranges"] =
+            o.dirty_ranges.iter().take(shown).map(|(at, len)| json!([at.0, len.0])).collect();
+    }
+    value
+}
+
+fn occupancy(o: &Occupancy) -> Value {
+    json!({
+        "block_size": o.block_size,
+        "total": o.total,
+        "free": o.free,
+        "dirty": o.dirty,
+        "clean": o.clean,
+        "bad": o.bad,
+    })
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Offline: what the verbs on images share. No daemon, no door: a core of their own on this thread.
+//!
+//! Invariants
+//! - O1 A device is open for this process alone, even to be looked at: what another one is writing
+//!   makes no sense in the middle.
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::rc::Rc;
+
+use block::{BlockDevice, CoreId, ErrorKind, Sector};
+use control::Failure;
+use queue::Leaf;
+use reactor::Reactor;
+use uring::{Direct, Files, OpenOptions, Uring};
+use writecache::{Contents, Survey};
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// A core on this thread and the files of its driver.
+pub(crate) fn core() -> Result<(Reactor, Files), Failure> {
+    let uring = Uring::new()?;
+    let files = uring.files();
+    Ok((Reactor::enter(CoreId(0), Box::new(uring)), files))
+}
+
+/// Opens a file or block device; a DAX device as memory. The page cache is no harm here, and takes
+/// every alignment.
+pub(crate) fn open(
+    files: &Files,
+    path: &Path,
+    access: Access,
+) -> Result<Rc<dyn BlockDevice>, Failure> {
+    let is_dax = std::fs::metadata(path).is_ok_and(|m| m.file_type().is_char_device());
+    let options = OpenOptions {
+        read_only: access == Access::Read,
+        direct: Direct::Never,
+        mapped: is_dax,
+        ..OpenOptions::default()
+    };
+    let opened = files.open_path(path, options)?;
+    let leaf = Leaf::new(path.to_string_lossy(), opened.file, opened.limits);
+    Ok(Rc::new(leaf.with_identity(opened.lasting_identity)))
+}
+
+/// The refusal of something that needs `--force`.
+pub(crate) fn refused(why: impl Into<String>) -> Failure {
+    Failure::new(ErrorKind::Denied, why)
+}
+
+/// What a survey found, in a few words.
+pub(crate) fn kind(survey: &Survey) -> &'static str {
+    match &survey.contents {
+        Contents::Blank => "blank",
+        Contents::Unknown => "unknown",
+        Contents::Ruined => "ruined",
+        Contents::Native(_) => "native",
+        Contents::Dm(_) => "dm",
+    }
+}
+
+/// A size with its unit, for people.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut value = bytes as f64;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} bytes") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// Where an area begins, as messages say it.
+pub(crate) fn place(path: &Path, start: Sector) -> String {
+    let path = path.display();
+    if start == Sector::ZERO { path.to_string() } else { format!("{path} from sector {start}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_unit_that_makes_them_short() {
+        assert_eq!(size(0), "0 bytes");
+        assert_eq!(size(1023), "1023 bytes");
+        assert_eq!(size(98_304), "96.0 KiB");
+        assert_eq!(size(3 << 40), "3.0 TiB");
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A cache of the kernel's format, read for tools. Each committed entry is a dirty block.
+use format::dm::{ENTRY_BYTES, HEADER_BYTES, Superblock};
+use roaring::RoaringTreemap;
+
+use super::{Contents, Occupancy, Place, Survey, ranges};
+use crate::recover::ReadAhead;
+
+/// A cache of the kernel's format.
+#[derive(Clone, Debug)]
+pub struct DmCache {
+    /// Its superblock.
+    pub superblock: Superblock,
+    /// Entries of commits that never ended: the next opening erases them.
+    pub leftovers: u64,
+    /// Entries of blocks that a newer entry holds: the next opening erases them.
+    pub superseded: u64,
+    /// What the entries say.
+    pub occupancy: Occupancy,
+}
+
+pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8]) {
+    let superblock = match Superblock::decode(head) {
+        Ok(superblock) => superblock,
+        Err(refusal) => {
+            survey.contents = Contents::Ruined;
+            return survey.found(0, format!("superblock: {refusal}"));
+        }
+    };
+    let geometry = match superblock.fit(superblock.block_size, place.area_bytes) {
+        Ok(geometry) => geometry,
+        Err(refusal) => {
+            // What is said to lie beyond the end is not read (SV1).
+            survey.contents = Contents::Ruined;
+            return survey.found(16, format!("superblock: {refusal}"));
+        }
+    };
+    let mut entries = format::dm::Survey::new(&superblock);
+    let (mut reads, end) = (
+        ReadAhead::new(&place.config, &*place.device, "read entries"),
+        usize::try_from(geometry.entries_end()).expect("within the area, which is addressable"),
+    );
+    reads.bytes(0, geometry.data_offset());
+    let (mut at, mut crc) = (0, 0u32);
+    loop {
+        let buf = match reads.next().await {
+            Ok(Some(buf)) => buf,
+            Ok(None) => break,
+            Err(e) => {
+                survey.found(at as u64, e.chain());
+                break;
+            }
+        };
+        buf.read(|bytes| {
+            let bytes = &bytes[..bytes.len().min(end - at.min(end))];
+            crc = crc.rotate_left(1) ^ format::checksum(bytes);
+            let skip = if at == 0 { HEADER_BYTES } else { 0 };
+            let first = at + skip;
+            for (nth, entry) in format::dm::entries(&bytes[skip.min(bytes.len())..]).enumerate() {
+                if let Err(refusal) = entries.add(entry) {
+                    survey.found((first + nth * ENTRY_BYTES) as u64, refusal.to_string());
+                }
+            }
+        });
+        at += buf.len();
+    }
+    survey.fingerprint = crc;
+    let block_sectors = u64::from(superblock.block_size / 512);
+    let mut dirty = RoaringTreemap::new();
+    for &sector in entries.live.keys() {
+        dirty.insert(sector / block_sectors);
+    }
+    let (leftovers, superseded) = (entries.leftovers.len() as u64, entries.superseded.len() as u64);
+    let live = entries.live.len() as u64;
+    survey.contents = Contents::Dm(DmCache {
+        occupancy: Occupancy {
+            block_size: superblock.block_size,
+            total: superblock.n_blocks,
+            free: superblock.n_blocks - live,
+            dirty: live,
+            dirty_ranges: ranges(&dirty, block_sectors),
+            ..Occupancy::default()
+        },
+        superblock,
+        leftovers,
+        superseded,
+    });
+}

@@ -13,9 +13,9 @@
 //! Invariants
 //! - F1 The dirty set and its order of arrival depend on scale and fill level alone: all ways of
 //!   writeback and all disks get the same.
-//! - F2 The cache has an eighth more slots than the dirty set (with clean copies: than dirty set and
-//!   origin): at least so much is free that no watermark starts writeback before the flush, not even
-//!   one of 100 %.
+//! - F2 The cache has an eighth more slots than the dirty set (with clean copies: than dirty set
+//!   and origin): at least so much is free that no watermark starts writeback before the flush, not
+//!   even one of 100 %.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

@@ -96,8 +96,8 @@ pub struct Entry {
     pub op: Op,
     /// Block number on the origin, below [`BLOCK_LIMIT`]; for [`Op::Epoch`] the epoch.
     pub block: u64,
-    /// Slot; for [`Op::Drop`] a number of blocks, for [`Op::Epoch`] of epochs. The reader of a cache
-    /// checks it against the number of slots, which a record does not know.
+    /// Slot; for [`Op::Drop`] a number of blocks, for [`Op::Epoch`] of epochs. The reader of a
+    /// cache checks it against the number of slots, which a record does not know.
     pub slot: u32,
     /// CRC-32C of the block's data; unused by [`Op::Evict`] and [`Op::Drop`], 0 in [`Op::Epoch`].
     pub crc: u32,

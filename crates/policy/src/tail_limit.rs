@@ -5,19 +5,19 @@
 //! ```text
 //!   requests of clients ──▶ windows of 100 ms: how many, and how many above the target
 //!                                  │  too many ──▶ depth * 0.7, at once if they are many
-//!                                  │  else     ──▶ depth * (1 + 0.15 % for each request, at most 5 %)
+//!                                  │  else     ──▶ depth * (1 + 0.15 % a request, at most 5 %)
 //!                                  ▼
 //!   depth   8: eight writes on their way    1: one    1/4: one, and then three times as long none
 //! ```
 //!
-//! Depth, and not a rate, because a rate means something else on each disk and for each pattern: one
-//! write on its way is the least that keeps a disk busy, everywhere. Where even that is too much the
-//! disk gets pauses.
+//! Depth, and not a rate, because a rate means something else on each disk and for each pattern:
+//! one write on its way is the least that keeps a disk busy, everywhere. Where even that is too
+//! much the disk gets pauses.
 //!
 //! A hundredth of the requests may be above the target; the controller aims at half of that. With
 //! few requests in a window, one of them above the target lowers the depth by 30 %, and it takes
-//! about 240 below it to make that good: 0.4 % in balance. With many, more than 0.5 % of a window's.
-//! Steps up are so small that the load, and not the controller, makes the pattern.
+//! about 240 below it to make that good: 0.4 % in balance. With many, more than 0.5 % of a
+//! window's. Steps up are so small that the load, and not the controller, makes the pattern.
 //!
 //! Invariants
 //! - TL1 Depth is within `DEPTH_MIN` and `DEPTH_MAX`: writeback always goes on.

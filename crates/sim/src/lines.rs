@@ -19,7 +19,8 @@
 //!   and with it what their lines held before; it promises nothing of others.
 //! - L2 Of two stores to one word the older never comes back over the newer.
 //! - L3 What a failed fence should have covered is not made durable by one submitted after the
-//!   failure, unless its line is stored to again. (A file behind the mapping may fail; memory can't.)
+//!   failure, unless its line is stored to again. (A file behind the mapping may fail; memory
+//!   can't.)
 
 use std::collections::BTreeMap;
 

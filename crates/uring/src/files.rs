@@ -81,8 +81,9 @@ impl Files {
         file::identity(path)
     }
 
-    /// An open file, for another core's [`Files::adopt`]; nothing when it is closed, or mapped: then
-    /// it is this core's alone. When the file is closed here, what the others begin on it fails.
+    /// An open file, for another core's [`Files::adopt`]; nothing when it is closed, or mapped:
+    /// then it is this core's alone. When the file is closed here, what the others begin on it
+    /// fails.
     pub fn share(&self, file: FileId) -> Option<SharedFile> {
         self.0.borrow().table.share(file)
     }

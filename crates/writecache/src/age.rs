@@ -20,9 +20,9 @@
 //!   that is due meanwhile is made when the sweep has ended.
 //!
 //! So a block is dirty for at most 15/16 of `max_age`, one sweep over what is dirty at one moment,
-//! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Where a
-//! sweep takes longer than 15/16 of `max_age`, for two sweeps: more can't be had from that disk in
-//! sorted order. Blocks found at a start are new: nothing on the media says how old they are.
+//! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Where
+//! a sweep takes longer than 15/16 of `max_age`, for two sweeps: more can't be had from that disk
+//! in sorted order. Blocks found at a start are new: nothing on the media says how old they are.
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
 

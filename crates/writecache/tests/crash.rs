@@ -399,7 +399,7 @@ fn finish(
 
 #[test]
 fn acknowledged_durability_survives_any_crash() {
-    seeds::run(2000, |seed| simulate(seed, Plan::USUAL));
+    seeds::run(600, |seed| simulate(seed, Plan::USUAL));
     if seeds::count(2000) > 100 {
         assert!(GAPS.get() > 1000, "{} blocks of gaps were filled", GAPS.get());
     }
@@ -407,24 +407,24 @@ fn acknowledged_durability_survives_any_crash() {
 
 #[test]
 fn errors_of_origin_and_cache_lose_nothing_that_was_acknowledged() {
-    seeds::run(1000, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }));
+    seeds::run(400, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }));
 }
 
 #[test]
 fn the_kernels_format_survives_any_crash_and_error_too() {
-    seeds::run(2000, |seed| {
+    seeds::run(400, |seed| {
         simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..Plan::DM })
     });
 }
 
 #[test]
 fn in_persistent_memory_what_was_acknowledged_survives_any_crash() {
-    seeds::run(1000, |seed| simulate(seed, Plan::MEMORY));
+    seeds::run(300, |seed| simulate(seed, Plan::MEMORY));
 }
 
 #[test]
 fn errors_of_origin_and_persistent_memory_lose_nothing_that_was_acknowledged() {
-    seeds::run(500, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
+    seeds::run(200, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
 }
 
 #[test]

@@ -76,8 +76,8 @@ fn a_rate_holds_for_writeback_and_for_a_flush_and_can_be_lifted() {
 }
 
 /// A cache before a rotating disk: a few thousand scattered dirty blocks, and a client that reads
-/// blocks that are not cached. Returns its 99th percentile in ms, and for how long writeback went on
-/// with it, in seconds; without a client 0 and that.
+/// blocks that are not cached. Returns its 99th percentile in ms, and for how long writeback went
+/// on with it, in seconds; without a client 0 and that.
 fn before_a_disk(disk: HddParams, options: &str, client: bool) -> (f64, f64) {
     let mut lab = Lab::new(1 << 18, 48 << 10, &format!("{MANUAL} {options}"));
     let spec = DiskSpec::hdd("hdd", lab.sectors, disk);

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! The disks keep the border contract, nothing weaker and nothing stronger: see `media` for power
-//! cuts, and `lines` for those of persistent memory. A read sees the medium either as it was at its submission or as it is at its completion.
-//! A buffer that changes while its write is in flight is a panic (contract, point 8).
+//! cuts, and `lines` for those of persistent memory. A read sees the medium either as it was at its
+//! submission or as it is at its completion. A buffer that changes while its write is in flight is
+//! a panic (contract, point 8).
 //!
 //! Invariants
 //! - W1 All chance comes from the seed and all order from the clock and a sequence number: the

@@ -20,8 +20,9 @@
 //! - E2 A dirty version of an epoch that is not open is kept when it is superseded, until its epoch
 //!   is retired. One of the open epoch is not: a disk too may skip a write that no flush covers.
 //! - E3 One epoch at a time is written back: the phase. It begins when all earlier ones are
-//!   retired, and a durable record says so: recovery writes what the log calls pending again, in order, and
-//!   an earlier version must not come back while parts of a second later epoch are on the origin.
+//!   retired, and a durable record says so: recovery writes what the log calls pending again, in
+//!   order, and an earlier version must not come back while parts of a second later epoch are on
+//!   the origin.
 //! - E4 It is retired when all of its versions are durable on the origin, except rotten ones.
 //! - E5 The log says every version of a pending epoch, with its epoch; each batch begins with the
 //!   oldest epoch that is pending. A version that the log calls dirty in a pending epoch keeps its

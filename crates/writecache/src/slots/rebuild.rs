@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Invariants
-//! - RB1 Of each block the last entry counts, wherever it points; nothing else of the order matters.
-//!   So a slot may be claimed by two blocks while entries come in: a checkpoint is fuzzy, and may
-//!   already know a later owner. Whoever is displaced waits beside the table, and gets its slot at
-//!   the end, if that is vacant; two blocks that still claim a slot then are damage.
+//! - RB1 Of each block the last entry counts, wherever it points; nothing else of the order
+//!   matters. So a slot may be claimed by two blocks while entries come in: a checkpoint is fuzzy,
+//!   and may already know a later owner. Whoever is displaced waits beside the table, and gets its
+//!   slot at the end, if that is vacant; two blocks that still claim a slot then are damage.
 //! - RB2 There is no second copy of the map. Besides what the finished map takes, the entries of
 //!   one reading are held, and one chunk of block numbers to be sorted; in a cache with epochs also
 //!   4 bytes a slot, and at the end 8 bytes a pending version.
@@ -37,8 +37,8 @@ const INDEX_PARTS: u64 = 1 << (HASH_BITS - 32);
 /// Entries whose cells are looked at together before they are applied: enough cache misses under
 /// way at once to hide most of their time, few enough to stay in the first-level cache. Chosen.
 const LOOKAHEAD: usize = 64;
-/// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast as
-/// by blocks at random; the larger the runs the fewer the times it is merged.
+/// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast
+/// as by blocks at random; the larger the runs the fewer the times it is merged.
 const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
 /// Why what was found is no map.

@@ -141,8 +141,8 @@ impl Slots {
     }
 
     /// The next at most `max` entries of a checkpoint; none at its end. Clean blocks in the order
-    /// of slots, then what is pending in the order of epochs. What the log has learned since the dump
-    /// began need not be told.
+    /// of slots, then what is pending in the order of epochs. What the log has learned since the
+    /// dump began need not be told.
     pub(crate) fn dump(&mut self, dump: &mut Dump, max: usize) -> Vec<Entry> {
         let Some(e) = self.epochs.take() else {
             let mut entries = Vec::with_capacity(max);

@@ -8,8 +8,8 @@
 //!   rate   ─▶ a limit of the rate ┘ beside those of the device
 //! ```
 //!
-//! What is written while it runs is cached as ever, and not waited for. Clean copies stay: a `flush`
-//! afterwards, which has little left to do, makes the origin fit for use without its cache.
+//! What is written while it runs is cached as ever, and not waited for. Clean copies stay: a
+//! `flush` afterwards, which has little left to do, makes the origin fit for use without its cache.
 //!
 //! Invariants
 //! - DR1 A drain that has ended, however it did, leaves no limit behind.

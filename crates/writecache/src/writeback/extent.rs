@@ -20,8 +20,8 @@
 //! Invariants
 //! - GF1 (I6) An extent is in `busy`, gaps included, from before its gaps are read until its write
 //!   has ended: no other origin write of these blocks begins meanwhile.
-//! - GF2 A gap's bytes are those of the origin, or of a clean copy whose slot still held it after it
-//!   was read and whose checksum is right. Where neither is to be had the write has a hole.
+//! - GF2 A gap's bytes are those of the origin, or of a clean copy whose slot still held it after
+//!   it was read and whose checksum is right. Where neither is to be had the write has a hole.
 //! - GF3 Gaps are filled only on an origin that moves a head (`Limits::rotational`), by measured
 //!   costs, and none is longer than a quarter of the largest write.
 use std::cell::{Cell, RefCell};

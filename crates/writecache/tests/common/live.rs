@@ -6,7 +6,8 @@ use block::{Error, Target};
 use sim::Rng;
 use writecache::WriteCache;
 
-/// Words for a table line of a mode; with `around` also those with which writes go around the cache.
+/// Words for a table line of a mode; with `around` also those with which writes go around the
+/// cache.
 pub(crate) fn draw_options(rng: &mut Rng, mode: &str, around: bool) -> String {
     let mut words = String::new();
     if rng.below(3) == 0 {

@@ -3,8 +3,8 @@
 //! and on a worn one whose slots and log are almost used up, one operation by one and in pairs.
 //!
 //! With the usual number of seeds all sequences of up to five operations are gone through, and a
-//! slice of those of six: 4 * 3906 sequences and 4 * 24. With few seeds (`MILLPOND_SEEDS` up to 100)
-//! up to three; with many (10000 and more) all of up to six.
+//! slice of those of six: 4 * 3906 sequences and 4 * 24. With few seeds (`MILLPOND_SEEDS` up to
+//! 100) up to three; with many (10000 and more) all of up to six.
 //!
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the seeds.
 //! - `MILLPOND_CRASH_SLICE=S`: another slice, 0 to 650; all of them together are all of six.

@@ -7,7 +7,7 @@ ARGS ?=
 # Runs of every simulation test: `make seeds SEEDS=100000`.
 SEEDS ?= 20000
 # Time for each fuzz target.
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 30
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
 .PHONY: bench-cache-scale bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published

@@ -5,6 +5,10 @@
 pub const FLUSH_DONE_BLOCKS: &str = "flush_done_blocks";
 /// Blocks that the running flush set out to write back; 0 when none runs.
 pub const FLUSH_TOTAL_BLOCKS: &str = "flush_total_blocks";
+/// Command of a write cache: writes everything back within limits.
+pub const DRAIN: &str = "drain";
+/// `idle`, or how far a drain is: `running done=BLOCKS total=BLOCKS ...`.
+pub const DRAIN_STATE: &str = "drain_state";
 /// `DONE TOTAL`: pages that the running command of a compressed RAM disk has looked at, and will.
 pub const WRITEBACK_PROGRESS: &str = "writeback_progress";
 /// Attributes that are such commands.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::BenchArgs;
+use crate::drain::DrainArgs;
 use crate::inspect::InspectArgs;
 use crate::recover::RecoverArgs;
 use crate::wipe::WipeArgs;
@@ -93,6 +94,7 @@ pub(crate) enum Steer {
     RemoveAll(RemoveAllArgs),
     Rename(RenameArgs),
     Message(MessageArgs),
+    Drain(DrainArgs),
     Status(StatusArgs),
     Table(TableListArgs),
     Info(InfoArgs),

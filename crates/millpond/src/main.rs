@@ -24,6 +24,7 @@ mod core;
 mod cores;
 mod daemon;
 mod dmsetup;
+mod drain;
 mod embed;
 mod engine;
 mod exports;

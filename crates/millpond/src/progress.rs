@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use crate::client::Client;
 
 /// Shorter commands show nothing: who waits less than this does not wonder.
-const QUIET: Duration = Duration::from_secs(2);
+pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// How often it is shown after that.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -19,6 +19,8 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(crate) enum Long {
     /// A write cache is flushed.
     Flush,
+    /// A write cache is drained.
+    Drain,
     /// A compressed RAM disk does what was written to this attribute.
     Command(&'static str),
 }
@@ -28,13 +30,14 @@ impl Long {
     fn doing(self) -> &'static str {
         match self {
             Long::Flush => "flushing",
+            Long::Drain => "draining",
             Long::Command(attribute) => attribute,
         }
     }
 
     fn unit(self) -> &'static str {
         match self {
-            Long::Flush => "blocks",
+            Long::Flush | Long::Drain => "blocks",
             Long::Command(_) => "pages",
         }
     }
@@ -42,7 +45,7 @@ impl Long {
 
 /// What is shown of something that takes its time.
 #[derive(Debug)]
-struct Progress {
+pub(crate) struct Progress {
     what: Long,
     name: String,
     began: Instant,
@@ -66,6 +69,7 @@ impl Progress {
                 self.ask(client, attr::FLUSH_DONE_BLOCKS).await,
                 self.ask(client, attr::FLUSH_TOTAL_BLOCKS).await,
             ),
+            Long::Drain => fields(self.ask_text(client, attr::DRAIN_STATE).await),
             Long::Command(_) => both(self.ask_text(client, attr::WRITEBACK_PROGRESS).await),
         };
         let (Some(done), Some(total @ 1..)) = (done, total) else { return };
@@ -124,6 +128,16 @@ fn both(text: Option<String>) -> (Option<u64>, Option<u64>) {
     (words.next().flatten(), words.next().flatten())
 }
 
+/// Of `running done=N total=N ...`.
+fn fields(text: Option<String>) -> (Option<u64>, Option<u64>) {
+    let text = text.unwrap_or_default();
+    let field = |name: &str| {
+        let mut words = text.split_ascii_whitespace();
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+    };
+    (field("done"), field("total"))
+}
+
 /// Done of total, rate since the beginning, time left at that rate.
 pub(crate) fn line(done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
     let rate = done as f64 / elapsed.as_secs_f64().max(1e-3);
@@ -153,5 +167,8 @@ mod tests {
         assert_eq!(both(Some("5 9\n".into())), (Some(5), Some(9)));
         assert_eq!(both(Some("5".into())), (Some(5), None));
         assert_eq!(both(None), (None, None));
+        let running = "running done=5 total=9 failing=0 blocks_per_s=3 seconds_left=1";
+        assert_eq!(fields(Some(running.into())), (Some(5), Some(9)));
+        assert_eq!(fields(Some("idle".into())), (None, None));
     }
 }

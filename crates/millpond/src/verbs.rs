@@ -18,6 +18,7 @@ use crate::cli::{
     TableListArgs, TargetsArgs, VersionArgs, WaitArgs,
 };
 use crate::client::Client;
+use crate::drain::drain;
 use crate::progress::{Long, watch};
 use crate::rundir::refused;
 
@@ -41,6 +42,7 @@ pub(crate) async fn run(client: &Client, verb: Steer) -> Done {
         Steer::RemoveAll(a) => remove_all(client, &a).await,
         Steer::Rename(a) => within(format!("rename {}", a.name), rename(client, &a).await),
         Steer::Message(a) => within(format!("message {}", a.name), message(client, &a).await),
+        Steer::Drain(a) => within(format!("drain {}", a.name), drain(client, &a).await),
         Steer::Status(a) => within(verb_of("status", &a.name), status(client, &a).await),
         Steer::Table(a) => within(verb_of("table", &a.name), table(client, &a).await),
         Steer::Info(a) => within(verb_of("info", &a.name), info(client, &a).await),

@@ -86,8 +86,8 @@ impl fmt::Display for Trouble {
                 f,
                 "writecache: the cache device can't read the block at sector {sector} ({status}), \
                  which the origin does not hold: it reads as an error until it is written again. \
-                 Nothing new is kept on this device: write everything back (`millpond message \
-                 NAME 0 flush`), overwrite the sectors of the attribute bad_block_list or accept \
+                 Nothing new is kept on this device: write everything back (`millpond drain \
+                 NAME`), overwrite the sectors of the attribute bad_block_list or accept \
                  their loss, then replace the cache device"
             ),
         }

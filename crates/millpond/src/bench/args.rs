@@ -193,7 +193,7 @@ fn region(text: &str) -> Result<Sector, String> {
 }
 
 /// A time as people write it: `10s`, `500ms`, `2m`; a bare number is seconds.
-fn time(text: &str) -> Result<Nanos, String> {
+pub(crate) fn time(text: &str) -> Result<Nanos, String> {
     let digits = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
     let (number, unit) = text.split_at(digits);
     let number: f64 = number.parse().unwrap_or(0.0);

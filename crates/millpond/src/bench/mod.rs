@@ -30,7 +30,7 @@ mod show;
 mod side;
 mod stack;
 
-pub(crate) use args::BenchArgs;
+pub(crate) use args::{BenchArgs, time};
 
 use std::io::{Write, stdout};
 use std::sync::Arc;

@@ -23,7 +23,7 @@ fn dirty(pond: &Pond) -> String {
 
 fn assert_drained(pond: &Pond, origin: &str) {
     assert_eq!(pond.cli(&["get", "wc", "dirty_blocks"]).ok(), "0\n");
-    let bytes = std::fs::read(origin).unwrap();
+    let bytes = std::fs::read(origin).unwrap_or_else(|e| panic!("{origin}: {e}"));
     assert!(bytes[..MIB].iter().all(|b| *b == 0x5a), "the origin does not hold what was written");
 }
 

@@ -50,8 +50,8 @@ impl Around {
         self.durable.get() < self.completed.get()
     }
 
-    /// Whether a flush of the origin that fails now may lose any of them: also those in flight, which
-    /// the origin may have taken into its cache already.
+    /// Whether a flush of the origin that fails now may lose any of them: also those in flight,
+    /// which the origin may have taken into its cache already.
     pub(crate) fn is_at_risk(&self) -> bool {
         self.is_pending() || self.in_flight.get() > 0
     }

@@ -181,8 +181,9 @@ impl Oracle {
         }
     }
 
-    /// Writes may reach a device that fails them, and leave a part of themselves there. When the
-    /// power goes before anybody hears of it, a block that was being written may be a mixture.
+    /// Writes may reach a device that fails them, and leave a part of themselves there. Until
+    /// somebody hears of it, and for ever when the power goes before, a block that was being written
+    /// may be a mixture.
     pub fn expect_torn_failures(&mut self) {
         self.failures_tear = true;
     }
@@ -412,9 +413,9 @@ impl Block {
         !v.not_current && v.ended >= self.current
     }
 
-    /// Whether a write that was not durable at the last crash may be in force.
+    /// Whether a write may be in force that is in flight, or was not durable at the last crash.
     fn was_being_written(&self) -> bool {
-        let undecided = |v: &Version| v.open && v.ended > self.durable;
+        let undecided = |v: &Version| v.ended == NEVER || (v.open && v.ended > self.durable);
         self.versions.iter().any(|v| undecided(v) && self.may_be_current(v))
     }
 

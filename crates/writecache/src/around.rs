@@ -50,12 +50,6 @@ impl Around {
         self.durable.get() < self.completed.get()
     }
 
-    /// Whether a flush of the origin that fails now may lose any of them: also those in flight,
-    /// which the origin may have taken into its cache already.
-    pub(crate) fn is_at_risk(&self) -> bool {
-        self.is_pending() || self.in_flight.get() > 0
-    }
-
     /// An origin flush that began when `completed` writes had completed has succeeded.
     pub(crate) fn flushed(&self, completed: u64) {
         self.durable.set(self.durable.get().max(completed));

@@ -142,8 +142,6 @@ pub struct Oracle {
     clock: Moment,
     flushes: BTreeSet<Moment>,
     flush_errors: bool,
-    /// What was in flight at a crash may just have failed.
-    failures_tear: bool,
 }
 
 impl Oracle {
@@ -177,15 +175,7 @@ impl Oracle {
             clock: INITIAL,
             flushes: BTreeSet::new(),
             flush_errors: false,
-            failures_tear: false,
         }
-    }
-
-    /// Writes may reach a device that fails them, and leave a part of themselves there. Until
-    /// somebody hears of it, and for ever when the power goes before, a block that was being written
-    /// may be a mixture.
-    pub fn expect_torn_failures(&mut self) {
-        self.failures_tear = true;
     }
 
     /// Flushes may fail: one that overlaps another proves nothing, as the other may fail and take
@@ -346,8 +336,7 @@ impl Oracle {
         let first = contents[0];
         if let Some(sector) = contents.iter().position(|&c| c != first) {
             // A failed write may have torn, and a discarded block is anything at all.
-            let torn = allowed.mixture || (self.failures_tear && block.was_being_written());
-            if !torn && !discarded && block.failed_ended < began {
+            if !allowed.mixture && !discarded && block.failed_ended < began {
                 let what = StampError::Mixture(first, contents[sector]);
                 return Err(complaint(number, sector, &what, block));
             }
@@ -411,12 +400,6 @@ impl Block {
 
     fn may_be_current(&self, v: &Version) -> bool {
         !v.not_current && v.ended >= self.current
-    }
-
-    /// Whether a write may be in force that is in flight, or was not durable at the last crash.
-    fn was_being_written(&self) -> bool {
-        let undecided = |v: &Version| v.ended == NEVER || (v.open && v.ended > self.durable);
-        self.versions.iter().any(|v| undecided(v) && self.may_be_current(v))
     }
 
     fn has_failed(&self) -> bool {

@@ -256,7 +256,7 @@ impl Cache {
     pub(crate) fn origin_flush_failed(&self, status: Status) {
         self.stats.writeback_errors.add(1);
         // What has gone around the cache is nowhere else (A1).
-        if self.tuning().fail_mode == FailMode::Kernel || self.around.is_at_risk() {
+        if self.tuning().fail_mode == FailMode::Kernel || self.around.is_pending() {
             return self.fail(status);
         }
         let wb = &self.writeback;

@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 30
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-cache-scale bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is 
 
 bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU, wall, memory
 	$(CARGO) run --release --locked -p bench --bin cache-scale -- $(ARGS)
+
+bench-flush: ## flush of a cache on the local disk: LRU, sorted, gaps filled; a reader beside it
+	$(CARGO) run --release --locked -p bench --bin flush -- $(ARGS)
 
 bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted, gaps filled, bound; a full cache
 	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)

@@ -9,9 +9,8 @@ use sim::model::{Flash, FlashParams};
 use sim::{DiskSpec, Machine, Rng, World};
 use writecache::{Config, WriteCache};
 
-use crate::flush_sim::{
-    BLOCK_BYTES, Disk, Scale, Way, cache_device_sectors, finish, percentile, sectors, usize_of,
-};
+use crate::flush::{BLOCK_BYTES, Scale, Way, cache_device_sectors, percentile, sectors, usize_of};
+use crate::flush_sim::{Disk, finish};
 
 /// Writers, each with one write in flight.
 const WRITERS: usize = 4;

@@ -10,6 +10,8 @@ pub mod cache_image;
 pub mod compressed;
 pub mod conn;
 pub mod files;
+pub mod flush;
+pub mod flush_disk;
 pub mod flush_sim;
 pub mod flush_steady;
 pub mod iomap;

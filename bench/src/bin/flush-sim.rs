@@ -12,9 +12,8 @@ use std::sync::Mutex;
 use std::thread::{available_parallelism, scope};
 
 use bench::clock;
-use bench::flush_sim::{
-    BLOCK_BYTES, Case, Disk, Outcome, PUBLISHED_PERCENT, Scale, Way, one_pass_s, percentile, run,
-};
+use bench::flush::{BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Way, percentile};
+use bench::flush_sim::{Case, Disk, one_pass_s, run};
 use bench::flush_steady::{self, Steady};
 use serde_json::{Map, Value, json};
 

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One flush of a write cache: fill a cache with random blocks, send `flush`, and look at the clock
+//! and at what the origin was asked for.
+//!
+//! ```text
+//!   shuffled blocks ─ 4 KiB writes ─▶ writecache ─▶ cache device .. then `flush`, timed ─▶ origin
+//!   a reader of random blocks ──────────▲   (only in the runs that ask for it)
+//! ```
+//!
+//! The engine is the one that is served to clients, unchanged. The devices are models in virtual
+//! time (`flush_sim`) or files of this machine (`flush_disk`).
+//!
+//! Invariants
+//! - F1 The dirty set and its order of arrival depend on scale and fill level alone: all ways of
+//!   writeback and all disks get the same.
+//! - F2 The cache has an eighth more slots than the dirty set (with clean copies: than dirty set
+//!   and origin): at least so much is free that no watermark starts writeback before the flush, not
+//!   even one of 100 %.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Flags, Nanos, SECTOR_SIZE, Sector, Target};
+use format::Geometry;
+use reactor::WaitList;
+use sim::Rng;
+use writecache::{Config, WriteCache};
+
+pub const BLOCK_BYTES: u64 = 4096;
+const BLOCK_SECTORS: u64 = BLOCK_BYTES / SECTOR_SIZE as u64;
+/// Writes in flight while filling. The order of arrival is the submitter's, whatever this is.
+const FILL_DEPTH: usize = 64;
+/// Seed of the dirty set and of the reader.
+const SEED: u64 = 1;
+/// Every so many blocks one carries a stamp that is looked for on the origin afterwards; the
+/// others are zeroes, of which the simulator keeps no copy.
+const STAMP_EVERY: u64 = 16;
+
+/// Way of writeback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Oldest first.
+    Lru,
+    /// Ascending, each run for itself.
+    Sorted,
+    /// Ascending, and gaps are filled where that is faster: the default.
+    GapFill,
+    /// The same, and the cache has clean copies of all that is not dirty.
+    GapKnown,
+}
+
+impl Way {
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Lru => "lru",
+            Way::Sorted => "sorted",
+            Way::GapFill => "gap_fill",
+            Way::GapKnown => "gap_known",
+        }
+    }
+
+    pub(crate) fn order(self) -> &'static str {
+        match self {
+            Way::Lru => "lru",
+            Way::Sorted | Way::GapFill | Way::GapKnown => "sorted",
+        }
+    }
+
+    pub(crate) fn fills(self) -> &'static str {
+        match self {
+            Way::Lru | Way::Sorted => "0",
+            Way::GapFill | Way::GapKnown => "1",
+        }
+    }
+}
+
+/// Sizes of a bench; the published ones, or smaller ones of the same proportions.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    pub origin_blocks: u64,
+    /// Blocks of the published cache: 49 % of the origin's.
+    pub cache_blocks: u64,
+}
+
+/// The fill level of the published run, per cent of the origin.
+pub const PUBLISHED_PERCENT: u64 = 49;
+
+impl Scale {
+    /// The published run: a 1006 MiB cache device, which the kernel's format divides into 256,533
+    /// blocks, over 2 GiB.
+    pub const PUBLISHED: Scale = Scale { origin_blocks: 524_288, cache_blocks: 256_533 };
+
+    /// The published sizes divided by `by`.
+    #[must_use]
+    pub fn divided(by: u64) -> Scale {
+        let full = Scale::PUBLISHED;
+        Scale { origin_blocks: full.origin_blocks / by, cache_blocks: full.cache_blocks / by }
+    }
+
+    /// Dirty blocks at a fill level.
+    pub fn dirty_blocks(self, fill_percent: u64) -> u64 {
+        match fill_percent {
+            PUBLISHED_PERCENT => self.cache_blocks,
+            percent => self.origin_blocks * percent / 100,
+        }
+    }
+
+    /// Slots of the cache (F2).
+    pub fn slots(self, fill_percent: u64, way: Way) -> u64 {
+        let dirty = self.dirty_blocks(fill_percent);
+        let all = if way == Way::GapKnown { dirty + self.origin_blocks } else { dirty };
+        all + all / 8
+    }
+}
+
+/// The smallest cache device with at least these slots.
+pub fn cache_device_sectors(slots: u64) -> Sector {
+    let mut area_bytes = slots * BLOCK_BYTES;
+    loop {
+        let geometry = Geometry::compute(area_bytes, BLOCK_BYTES as u32);
+        if geometry.is_ok_and(|g| u64::from(g.slots) >= slots) {
+            return Sector::from_bytes(area_bytes);
+        }
+        area_bytes += BLOCK_BYTES;
+    }
+}
+
+/// Reads of random blocks at random moments, before the flush and during it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reads {
+    /// Mean distance of two.
+    pub every: Nanos,
+    /// Of the phase before the flush.
+    pub idle: usize,
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub scale: Scale,
+    pub way: Way,
+    /// Of the origin.
+    pub fill_percent: u64,
+    pub reads: Option<Reads>,
+    /// Writes of writeback in flight; 0: as many as there are.
+    pub jobs: u32,
+    /// Which of several runs on the same devices this is: each leaves other bytes there.
+    pub nth: u64,
+}
+
+/// What came out of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    pub dirty_blocks: u64,
+    pub flush_ns: u64,
+    pub origin_writes: u64,
+    pub origin_write_bytes: u64,
+    pub origin_read_bytes: u64,
+    pub origin_flushes: u64,
+    /// Latencies of the reader, sorted; empty without one.
+    pub idle_read_ns: Vec<u64>,
+    pub flush_read_ns: Vec<u64>,
+}
+
+impl Outcome {
+    /// How long the flush took.
+    pub fn seconds(&self) -> f64 {
+        self.flush_ns as f64 / 1e9
+    }
+
+    pub fn mib_per_s(&self) -> f64 {
+        (self.dirty_blocks * BLOCK_BYTES) as f64 / f64::from(1 << 20) / self.seconds()
+    }
+
+    pub fn mean_io_bytes(&self) -> u64 {
+        self.origin_write_bytes / self.origin_writes.max(1)
+    }
+}
+
+/// The value below which `per_cent` of the sorted values lie, by nearest rank; `None` of nothing.
+pub fn percentile(sorted: &[u64], per_cent: usize) -> Option<u64> {
+    let rank = (sorted.len() * per_cent).div_ceil(100);
+    sorted.get(rank.max(1) - 1).copied()
+}
+
+/// Runs a plan on devices of which the cache device is blank, or to be taken for blank.
+///
+/// # Errors
+/// What the cache answered when it was not what it should have been.
+pub async fn run(
+    origin: Rc<dyn BlockDevice>,
+    device: Rc<dyn BlockDevice>,
+    plan: Plan,
+) -> Result<Outcome, String> {
+    let cache = open(&origin, device, plan).await?;
+    let origin_blocks = plan.scale.origin_blocks;
+    if plan.way == Way::GapKnown {
+        fill(cache.clone(), (0..origin_blocks).collect(), None).await?;
+        clean(cache.clone()).await?;
+    }
+    let mut blocks: Vec<u64> = (0..origin_blocks).collect();
+    Rng::new(SEED).shuffle(&mut blocks); // F1
+    blocks.truncate(usize_of(plan.scale.dirty_blocks(plan.fill_percent)));
+    let dirty_blocks = blocks.len() as u64;
+    let blocks: Rc<[u64]> = blocks.into();
+    fill(cache.clone(), blocks.clone(), Some(plan.nth)).await?;
+
+    let reader = Rc::new(Reader::default());
+    let mut idle_read_ns = Vec::new();
+    if let Some(reads) = plan.reads {
+        reactor::spawn(reader.clone().run(cache.clone(), origin_blocks, reads.every));
+        let enough = || reader.latencies_ns.borrow().len() >= reads.idle;
+        reader.ended.wait_for(enough).await;
+        idle_read_ns = reader.latencies_ns.take();
+    }
+    let (before, start) = (counts(&cache)?, reactor::now());
+    let flushed = cache.clone().message(vec!["flush".to_owned()]).await;
+    flushed.map_err(|e| e.chain())?;
+    let flush_ns = reactor::now().0 - start.0;
+    let after = counts(&cache)?;
+    // A read that began during the flush counts, however late it ends.
+    reader.stop.set(true);
+    reader.ended.wait_for(|| reader.in_flight.get() == 0).await;
+    if let Some(why) = reader.failure.take() {
+        return Err(why);
+    }
+    let mut flush_read_ns = reader.latencies_ns.take();
+    idle_read_ns.sort_unstable();
+    flush_read_ns.sort_unstable();
+    check(&*origin, &cache, &blocks, plan.nth).await?;
+    cache.suspend().await.map_err(|e| e.chain())?;
+    let [origin_writes, origin_write_bytes, origin_read_bytes, origin_flushes] =
+        std::array::from_fn(|nth| after[nth] - before[nth]);
+    Ok(Outcome {
+        dirty_blocks,
+        flush_ns,
+        origin_writes,
+        origin_write_bytes,
+        origin_read_bytes,
+        origin_flushes,
+        idle_read_ns,
+        flush_read_ns,
+    })
+}
+
+/// What writeback has asked the origin for: writes, their bytes, bytes read, flushes.
+fn counts(cache: &WriteCache) -> Result<[u64; 4], String> {
+    let names = ["origin_writes", "origin_write_bytes", "gap_bytes_read", "origin_flushes"];
+    let mut counts = [0; 4];
+    for (count, name) in counts.iter_mut().zip(names) {
+        let value = cache.attribute(name).map_err(|e| e.chain())?;
+        *count = value.parse().map_err(|_| format!("{name} is `{value}`"))?;
+    }
+    Ok(counts)
+}
+
+async fn open(
+    origin: &Rc<dyn BlockDevice>,
+    device: Rc<dyn BlockDevice>,
+    plan: Plan,
+) -> Result<Rc<WriteCache>, String> {
+    let jobs = plan.jobs.to_string();
+    let args = [
+        "s",
+        "origin",
+        "cache",
+        "4096",
+        "8",
+        "high_watermark",
+        "100",
+        "writeback_jobs",
+        &jobs,
+        "writeback_order",
+        plan.way.order(),
+        "gap_fill",
+        plan.way.fills(),
+    ];
+    let config = Config::parse(&args).map_err(|e| e.chain())?;
+    let length = sectors(plan.scale.origin_blocks);
+    let cache = WriteCache::new("bench", config, origin.clone(), device, length);
+    let cache = cache.map_err(|e| e.chain())?;
+    cache.clone().resume().await.map_err(|e| e.chain())?;
+    let slots = cache.attribute("total_blocks").map_err(|e| e.chain())?;
+    let wanted = plan.scale.slots(plan.fill_percent, plan.way);
+    if slots.parse() != Ok(wanted) {
+        return Err(format!("the cache has {slots} slots, not {wanted}"));
+    }
+    Ok(cache)
+}
+
+/// Writes the blocks in their order, a few at a time, and makes them durable.
+async fn fill(cache: Rc<WriteCache>, blocks: Rc<[u64]>, nth: Option<u64>) -> Result<(), String> {
+    let (next, running) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(FILL_DEPTH)));
+    let (ended, failure) = (Rc::new(WaitList::new()), Rc::new(Cell::new(None)));
+    let zeroes = Buf::zeroed(usize_of(BLOCK_BYTES));
+    for _ in 0..FILL_DEPTH {
+        let (cache, blocks, zeroes) = (cache.clone(), blocks.clone(), zeroes.clone());
+        let (next, running) = (next.clone(), running.clone());
+        let (ended, failure) = (ended.clone(), failure.clone());
+        reactor::spawn(async move {
+            while let Some(&block) = blocks.get(next.replace(next.get() + 1)) {
+                let stamp = nth.and_then(|nth| stamp(block, nth));
+                let data = stamp.map_or_else(|| zeroes.clone(), |s| Buf::copy_of(&s));
+                let at = sectors(block);
+                let (flags, class) = (Flags::empty(), Class::Normal);
+                let written = reactor::write(&*cache, flags, class, at, data.all().into()).await;
+                if let Err(status) = written {
+                    failure.set(Some(format!("write of block {block}: {status}")));
+                }
+            }
+            running.set(running.get() - 1);
+            ended.wake_all();
+        });
+    }
+    ended.wait_for(|| running.get() == 0).await;
+    failure.take().map_or(Ok(()), Err)?;
+    let flushed = reactor::flush(&*cache, Class::Foreground).await;
+    flushed.map_err(|status| format!("flush after filling: {status}"))
+}
+
+/// Has everything written back, so that the cache holds clean copies of all.
+async fn clean(cache: Rc<WriteCache>) -> Result<(), String> {
+    let set = async |name: &str, value: &str| {
+        let set = cache.clone().set_attribute(name.to_owned(), value.to_owned());
+        set.await.map_err(|e| e.chain())
+    };
+    set("low_watermark", "0").await?;
+    set("high_watermark", "0").await?;
+    while cache.attribute("dirty_blocks").map_err(|e| e.chain())? != "0" {
+        reactor::sleep(Nanos::from_millis(100)).await;
+    }
+    set("high_watermark", "100").await?;
+    set("low_watermark", "45").await
+}
+
+/// What a stamped block holds after run `nth`.
+fn stamp(block: u64, nth: u64) -> Option<Vec<u8>> {
+    let word = ((nth << 32) + block + 1).to_le_bytes();
+    block.is_multiple_of(STAMP_EVERY).then(|| word.repeat(usize_of(BLOCK_BYTES) / word.len()))
+}
+
+/// After the flush nothing is dirty, nothing failed, and the origin has the stamps.
+async fn check(
+    origin: &dyn BlockDevice,
+    cache: &WriteCache,
+    blocks: &[u64],
+    nth: u64,
+) -> Result<(), String> {
+    for name in ["error", "dirty_blocks", "bad_blocks"] {
+        let value = cache.attribute(name).map_err(|e| e.chain())?;
+        if value != "0" {
+            return Err(format!("{name} is {value} after the flush"));
+        }
+    }
+    let (found, at) = (Buf::alloc(usize_of(BLOCK_BYTES)), |block| sectors(block));
+    for &block in blocks {
+        let Some(wanted) = stamp(block, nth) else { continue };
+        let read = reactor::read(origin, Class::Foreground, at(block), found.all().into()).await;
+        read.map_err(|status| format!("read of origin's block {block}: {status}"))?;
+        if !found.all().read(|bytes| bytes == wanted) {
+            return Err(format!("the origin does not hold block {block} after the flush"));
+        }
+    }
+    Ok(())
+}
+
+/// Reads random blocks of the device at random moments, whether or not earlier reads have ended:
+/// a slow read must not keep the next one from being asked.
+#[derive(Default)]
+struct Reader {
+    latencies_ns: RefCell<Vec<u64>>,
+    in_flight: Cell<usize>,
+    stop: Cell<bool>,
+    failure: RefCell<Option<String>>,
+    /// A read has ended.
+    ended: WaitList,
+}
+
+impl Reader {
+    async fn run(self: Rc<Reader>, device: Rc<WriteCache>, blocks: u64, every: Nanos) {
+        let mut rng = Rng::new(SEED + 1);
+        loop {
+            reactor::sleep(Nanos(rng.below(2 * every.0))).await;
+            if self.stop.get() {
+                return;
+            }
+            let (reader, device, block) = (self.clone(), device.clone(), rng.below(blocks));
+            self.in_flight.set(self.in_flight.get() + 1);
+            reactor::spawn(async move {
+                let start = reactor::now();
+                let buf = Buf::alloc(usize_of(BLOCK_BYTES));
+                let (at, data) = (sectors(block), buf.all().into());
+                if let Err(status) = reactor::read(&*device, Class::Foreground, at, data).await {
+                    *reader.failure.borrow_mut() = Some(format!("read of block {block}: {status}"));
+                }
+                reader.latencies_ns.borrow_mut().push(reactor::now().0 - start.0);
+                reader.in_flight.set(reader.in_flight.get() - 1);
+                reader.ended.wake_all();
+            });
+        }
+    }
+}
+
+pub(crate) fn sectors(blocks: u64) -> Sector {
+    Sector(blocks * BLOCK_SECTORS)
+}
+
+pub(crate) fn usize_of(n: u64) -> usize {
+    usize::try_from(n).expect("sizes of the bench fit in memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_nearest_rank() {
+        let sorted: Vec<u64> = (1..=200).collect();
+        assert_eq!(percentile(&sorted, 99), Some(198));
+        assert_eq!(percentile(&sorted, 50), Some(100));
+        assert_eq!(percentile(&[7], 99), Some(7));
+        assert_eq!(percentile(&[], 99), None);
+    }
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The flush of a write cache (`flush`) on files of this machine, in process over io_uring.
+//!
+//! Origin and cache device are two files that are made once and written from end to end, so that no
+//! run pays for the file system's allocations. Each run finds a cache device without a superblock.
+//! The files have no names: whatever ends the program, nothing is left behind.
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use block::{CoreId, Limits};
+use queue::Leaf;
+use reactor::Reactor;
+use uring::{OpenOptions, Uring};
+
+use crate::flush::{BLOCK_BYTES, Outcome, Plan, cache_device_sectors, run};
+
+/// What is written at once when a file is made.
+const PIECE: usize = 1 << 20;
+/// Of the cache device that are made blank before each run: superblocks and the head of the log.
+const BLANK_BYTES: usize = 1 << 20;
+
+/// The two files.
+#[derive(Debug)]
+pub struct Ground {
+    origin: File,
+    device: File,
+    /// Whether the origin is taken for a disk that rotates; what it says itself when nothing.
+    rotational: Option<bool>,
+}
+
+/// Zeroes all over.
+fn fill(file: &File, bytes: u64) -> io::Result<()> {
+    file.set_len(0)?;
+    let piece = vec![0; PIECE];
+    let mut at = 0;
+    while at < bytes {
+        let len = usize::try_from((bytes - at).min(PIECE as u64)).expect("at most PIECE");
+        file.write_all_at(&piece[..len], at)?;
+        at += len as u64;
+    }
+    file.sync_all()
+}
+
+/// Where a file without a name can be opened once more.
+fn path(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+impl Ground {
+    /// Makes both files in `dir`; the origin at its size, the cache device at a plan's.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub fn new(dir: &Path, origin_blocks: u64, rotational: Option<bool>) -> Result<Ground, String> {
+        let make = || -> io::Result<Ground> {
+            let (origin, device) = (tempfile::tempfile_in(dir)?, tempfile::tempfile_in(dir)?);
+            fill(&origin, origin_blocks * BLOCK_BYTES)?;
+            Ok(Ground { origin, device, rotational })
+        };
+        make().map_err(|e| format!("{}: {e}", dir.display()))
+    }
+
+    /// What the disk says of itself, and what it is taken for.
+    ///
+    /// # Errors
+    /// Why the origin could not be opened.
+    pub fn limits(&self) -> Result<Limits, String> {
+        let uring = Uring::new().map_err(|e| e.chain())?;
+        let opened = uring.files().open_path(&path(&self.origin), OpenOptions::default());
+        Ok(self.taken_for(&opened.map_err(|e| e.chain())?.limits))
+    }
+
+    fn taken_for(&self, limits: &Limits) -> Limits {
+        Limits { rotational: self.rotational.unwrap_or(limits.rotational), ..*limits }
+    }
+
+    /// Runs a plan on the two files.
+    ///
+    /// # Errors
+    /// What the cache answered when it was not what it should have been.
+    pub fn run(&self, plan: Plan) -> Result<Outcome, String> {
+        let slots = plan.scale.slots(plan.fill_percent, plan.way);
+        let blanked = self.blank_device(cache_device_sectors(slots).bytes());
+        blanked.map_err(|e| format!("the file of the cache device: {e}"))?;
+        let uring = Uring::new().map_err(|e| e.chain())?;
+        let open = |file: &File| {
+            let opened = uring.files().open_path(&path(file), OpenOptions::default());
+            opened.map_err(|e| e.chain())
+        };
+        let (origin, device) = (open(&self.origin)?, open(&self.device)?);
+        let origin = Leaf::new("origin", origin.file, self.taken_for(&origin.limits));
+        let device = Leaf::new("cache", device.file, device.limits);
+        let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+        reactor.block_on(run(Rc::new(origin), Rc::new(device), plan))
+    }
+
+    /// A cache device of `bytes` that no run has used, but for its space.
+    fn blank_device(&self, bytes: u64) -> io::Result<()> {
+        if self.device.metadata()?.len() != bytes {
+            return fill(&self.device, bytes);
+        }
+        self.device.write_all_at(&vec![0; BLANK_BYTES], 0)?;
+        self.device.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flush::{PUBLISHED_PERCENT, Scale, Way};
+
+    #[test]
+    fn every_way_writes_back_all_on_files_of_this_machine_run_after_run() {
+        let dir = std::env::temp_dir();
+        let scale = Scale::divided(64);
+        let ground = Ground::new(&dir, scale.origin_blocks, Some(true)).unwrap();
+        for (nth, way) in (1..).zip([Way::Lru, Way::GapKnown, Way::Sorted, Way::GapFill]) {
+            let fill_percent = PUBLISHED_PERCENT;
+            let plan = Plan { scale, way, fill_percent, reads: None, jobs: 0, nth };
+            let outcome = ground.run(plan).unwrap();
+            assert_eq!(outcome.dirty_blocks, scale.cache_blocks, "{}", way.name());
+            assert!(outcome.origin_write_bytes >= scale.cache_blocks * BLOCK_BYTES);
+        }
+    }
+}

@@ -23,8 +23,14 @@ use writecache::{Config, WriteCache};
 const USAGE: &str = "usage: cache-scale [--blocks N] [--rounds N] [--dir DIR]; N blocks are 1000 \
                      to 1000000000, rounds at least 1";
 
-/// What is opened: its key, and what the image holds.
-const CASES: [(&str, u32, u32); 3] = [("dirty", 100, 0), ("clean", 0, 0), ("dirty_log", 100, 49)];
+/// What is opened: its key, what the image holds, and with which option.
+const CASES: [(&str, u32, u32, Option<&str>); 4] = [
+    ("dirty", 100, 0, None),
+    ("clean", 0, 0, None),
+    ("dirty_log", 100, 49, None),
+    // Every block is pending: the most that the order of epochs takes.
+    ("ordered", 100, 0, Some("ordered")),
+];
 /// The figures of one opening, in the order of the table.
 const FIGURES: [&str; 7] = [
     "cpu_s",
@@ -42,10 +48,13 @@ struct Args {
     dir: PathBuf,
     /// Be the process that opens: this image, with that origin.
     open: Option<(PathBuf, u64)>,
+    /// An option that it opens it with.
+    option: Option<String>,
 }
 
 fn args() -> Result<Args, String> {
-    let mut args = Args { blocks: 25_000_000, rounds: 3, dir: std::env::temp_dir(), open: None };
+    let (dir, open, option) = (std::env::temp_dir(), None, None);
+    let mut args = Args { blocks: 25_000_000, rounds: 3, dir, open, option };
     let mut words = std::env::args().skip(1);
     while let Some(flag) = words.next() {
         let value = words.next().ok_or(USAGE)?;
@@ -58,6 +67,7 @@ fn args() -> Result<Args, String> {
                 let origin_blocks = words.next().and_then(|w| w.parse().ok()).ok_or_else(bad)?;
                 args.open = Some((value.into(), origin_blocks));
             }
+            "--option" => args.option = Some(value),
             _ => return Err(bad()),
         }
     }
@@ -81,7 +91,7 @@ fn memory(line: &str) -> f64 {
 }
 
 /// Opens the image once, in this process, and prints what that took as JSON.
-fn open(image: &Path, origin_blocks: u64) -> Result<(), String> {
+fn open(image: &Path, origin_blocks: u64, option: Option<&str>) -> Result<(), String> {
     let sectors = Sector(origin_blocks * u64::from(BLOCK_SIZE) / 512);
     let uring = Uring::new().map_err(|e| e.chain())?;
     let opened = uring.files().open_path(image, OpenOptions::default()).map_err(|e| e.chain())?;
@@ -92,9 +102,9 @@ fn open(image: &Path, origin_blocks: u64) -> Result<(), String> {
     let device = Rc::new(Leaf::new("cache", opened.file, opened.limits));
     let origin = Rc::new(Null::new("origin", sectors));
     // Nothing is written back: the slots are holes, whose blocks match no checksum.
-    let options = ["high_watermark", "100", "low_watermark", "100"];
-    let line: Vec<&str> =
-        ["s", "origin", "cache", "4096", "4"].into_iter().chain(options).collect();
+    let mut line = vec!["s", "origin", "cache", "4096", if option.is_some() { "5" } else { "4" }];
+    line.extend(["high_watermark", "100", "low_watermark", "100"]);
+    line.extend(option);
     let config = Config::parse(&line).map_err(|e| e.chain())?;
     let cache = reactor.on(|| WriteCache::new("wc", config, origin, device, sectors));
     let cache = cache.map_err(|e| e.chain())?;
@@ -121,10 +131,13 @@ fn open(image: &Path, origin_blocks: u64) -> Result<(), String> {
 }
 
 /// Has a process of its own open the image.
-fn measure(image: &Path, contents: &Contents) -> Result<Value, String> {
+fn measure(image: &Path, contents: &Contents, option: Option<&str>) -> Result<Value, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(program);
     command.arg("--open").arg(image).arg(contents.origin_blocks().to_string());
+    if let Some(option) = option {
+        command.args(["--option", option]);
+    }
     let output = command.output().map_err(|e| e.to_string())?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
@@ -151,11 +164,11 @@ fn run(args: &Args, image: &Path) -> Result<(), String> {
     let head = ["cpu s", "wall s", "peak MiB", "steady MiB", "RSS B/blk", "peak B/blk", "B/blk"];
     let head: String = head.iter().map(|h| format!(" {h:>10}")).collect();
     writeln!(table, "{:<10} {:>9} {:>9}{head}", "image", "entries", "log").map_err(failed)?;
-    for (key, dirty_percent, log_percent) in CASES {
+    for (key, dirty_percent, log_percent, option) in CASES {
         let contents = Contents { blocks: args.blocks, dirty_percent, log_percent };
         let records = contents.make(image).map_err(failed)?;
         let rounds: Result<Vec<Value>, String> =
-            (0..args.rounds).map(|_| measure(image, &contents)).collect();
+            (0..args.rounds).map(|_| measure(image, &contents, option)).collect();
         let rounds = rounds?;
         let row: String = FIGURES.iter().map(|f| format!(" {:>10.2}", of(&rounds, f))).collect();
         writeln!(table, "{key:<10} {:>9} {records:>9}{row}", args.blocks).map_err(failed)?;
@@ -170,7 +183,7 @@ fn run(args: &Args, image: &Path) -> Result<(), String> {
 fn main() -> ExitCode {
     let outcome = args().and_then(|args| {
         if let Some((image, origin_blocks)) = &args.open {
-            return open(image, *origin_blocks);
+            return open(image, *origin_blocks, args.option.as_deref());
         }
         let name = format!("millpond-bench-cache-scale-{}", std::process::id());
         let image = args.dir.join(name);

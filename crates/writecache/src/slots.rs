@@ -31,6 +31,7 @@ use roaring::{RoaringBitmap, RoaringTreemap};
 use crate::free::FreeMap;
 use crate::index::Index;
 
+mod chunks;
 mod entries;
 mod epochs;
 mod rebuild;

@@ -39,6 +39,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use roaring::{RoaringBitmap, RoaringTreemap};
 
+use super::rebuild::add_blocks;
 use super::said::Said;
 use super::{Held, Slots, State};
 
@@ -53,6 +54,10 @@ pub(super) struct Fresh {
 /// Versions that were superseded before the log knew them are forgotten when they are as many as
 /// this and half of the list.
 const FRESH_STALE_MIN: usize = 1024;
+
+/// Blocks of a phase that are sorted at once: with all of millions it would take as much memory as
+/// the map.
+const MERGED_BLOCKS: usize = 1 << 18;
 
 /// The epoch that is written back (E3).
 pub(super) struct Phase {
@@ -415,7 +420,7 @@ impl Slots {
                 epoch = next;
             }
             e.seal(slots, epoch);
-            let mut blocks = Vec::new();
+            let (mut blocks, mut spare, mut count) = (Vec::new(), Vec::new(), 0);
             if e.said.first_epoch() == Some(epoch) {
                 for slot in e.said.members(false) {
                     let s = &slots.slots[slot as usize];
@@ -431,11 +436,16 @@ impl Slots {
                             unreachable!("SD1: slot {slot} is pending")
                         }
                     }
+                    if blocks.len() == MERGED_BLOCKS {
+                        count += MERGED_BLOCKS as u64;
+                        add_blocks(&mut phase.todo, &mut blocks, &mut spare);
+                    }
                 }
             }
-            blocks.sort_unstable();
+            count += blocks.len() as u64;
+            add_blocks(&mut phase.todo, &mut blocks, &mut spare);
+            assert_eq!(phase.todo.len(), count, "one version a block");
             phase.olds.sort_unstable_by_key(|&slot| slots.slots[slot as usize].block());
-            phase.todo = RoaringTreemap::from_sorted_iter(blocks).expect("one version a block");
             phase.epoch = epoch;
             e.oldest = epoch;
             e.phase = Some(phase);

@@ -362,7 +362,7 @@ impl Rebuild {
                         found.pending.push((relative.unwrap_or(0), slot));
                     }
                     if unsorted.len() == SORT_BLOCKS {
-                        merge(&mut dirty, &mut unsorted, &mut spare);
+                        add_blocks(&mut dirty, &mut unsorted, &mut spare);
                     }
                 }
                 State::Clean => counts.clean += 1,
@@ -388,7 +388,7 @@ impl Rebuild {
         if let Some(taken) = taken {
             return Err(taken);
         }
-        merge(&mut dirty, &mut unsorted, &mut spare);
+        add_blocks(&mut dirty, &mut unsorted, &mut spare);
         Ok(Slots {
             slots: self.slots,
             index: self.index,
@@ -426,7 +426,7 @@ impl Numbers {
 }
 
 /// Adds blocks, each once, and leaves none.
-fn merge(dirty: &mut RoaringTreemap, blocks: &mut Vec<u64>, spare: &mut Vec<u64>) {
+pub(super) fn add_blocks(dirty: &mut RoaringTreemap, blocks: &mut Vec<u64>, spare: &mut Vec<u64>) {
     let used = blocks.iter().fold(0, |bits, block| bits | block);
     radix::sort(blocks, spare, 0..64 - used.leading_zeros());
     let sorted = RoaringTreemap::from_sorted_iter(blocks.drain(..));

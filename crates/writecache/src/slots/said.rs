@@ -17,6 +17,8 @@ use std::collections::VecDeque;
 
 use roaring::RoaringBitmap;
 
+use super::chunks::Chunks;
+
 /// Where a slot was that turned out not to be pending.
 const HOLE: u32 = u32::MAX;
 
@@ -34,7 +36,7 @@ fn low(epoch: u64) -> u32 {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Said {
-    slots: VecDeque<u32>,
+    slots: Chunks,
     segments: VecDeque<Segment>,
     /// Slots of the last segment (SD2).
     listed: RoaringBitmap,
@@ -126,14 +128,14 @@ impl Said {
         let len = |n: usize| self.segments.get(n).map_or(0, |s| s.len as usize);
         let from = if second { len(0) } else { 0 };
         let to = from + len(usize::from(second));
-        self.slots.range(from..to).copied().filter(|&slot| slot != HOLE)
+        self.slots.range(from..to).filter(|&slot| slot != HOLE)
     }
 
     /// Forgets all segments up to `epoch`.
     pub(super) fn pop_through(&mut self, epoch: u64) {
         while let Some(first) = self.segments.front().filter(|s| self.epoch_of(**s) <= epoch) {
             let len = first.len as usize;
-            drop(self.slots.drain(..len));
+            self.slots.drop_front(len);
             self.segments.pop_front();
             self.popped += len as u64;
             self.popped_segments += 1;

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A queue of slots in pieces of one size: it may have millions, and one that grows in one piece
+//! takes half as much again, and three times as much while it is moved.
+use std::collections::VecDeque;
+use std::ops::{Index, IndexMut, Range};
+
+/// Slots of a piece: 64 KiB.
+const PIECE: usize = 16 << 10;
+
+/// A queue of slots. Index 0 is its front.
+#[derive(Default)]
+pub(super) struct Chunks {
+    /// All full but the last one.
+    pieces: VecDeque<Vec<u32>>,
+    /// Slots at the beginning of the first piece that have left the queue.
+    gone: usize,
+    len: usize,
+}
+
+impl Chunks {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn push_back(&mut self, slot: u32) {
+        if self.pieces.back().is_none_or(|last| last.len() == PIECE) {
+            // The first of a queue that stays short takes no more than it needs.
+            let room = if self.pieces.is_empty() { 0 } else { PIECE };
+            self.pieces.push_back(Vec::with_capacity(room));
+        }
+        self.pieces.back_mut().expect("pushed above or there").push(slot);
+        self.len += 1;
+    }
+
+    /// Forgets the first `count`.
+    pub(super) fn drop_front(&mut self, count: usize) {
+        assert!(count <= self.len, "{count} of {}", self.len);
+        self.len -= count;
+        self.gone += count;
+        while self.gone >= PIECE {
+            self.pieces.pop_front();
+            self.gone -= PIECE;
+        }
+        if self.len == 0 {
+            self.pieces.clear();
+            self.gone = 0;
+        }
+    }
+
+    /// Forgets all but the first `len`.
+    pub(super) fn truncate(&mut self, len: usize) {
+        if len >= self.len {
+            return;
+        }
+        self.len = len;
+        let end = self.gone + len;
+        self.pieces.truncate(end.div_ceil(PIECE));
+        if let Some(last) = self.pieces.back_mut() {
+            last.truncate((end - 1) % PIECE + 1);
+        }
+        if len == 0 {
+            self.pieces.clear();
+            self.gone = 0;
+        }
+    }
+
+    pub(super) fn range(&self, range: Range<usize>) -> impl Iterator<Item = u32> + '_ {
+        range.map(|at| self[at])
+    }
+}
+
+impl Index<usize> for Chunks {
+    type Output = u32;
+
+    fn index(&self, at: usize) -> &u32 {
+        let at = at + self.gone;
+        &self.pieces[at / PIECE][at % PIECE]
+    }
+}
+
+impl IndexMut<usize> for Chunks {
+    fn index_mut(&mut self, at: usize) -> &mut u32 {
+        let at = at + self.gone;
+        &mut self.pieces[at / PIECE][at % PIECE]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Push(usize),
+        Drop(usize),
+        Keep(usize),
+        Set(usize, u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let count = 0..3 * PIECE;
+        prop_oneof![
+            count.clone().prop_map(Step::Push),
+            count.clone().prop_map(Step::Drop),
+            count.clone().prop_map(Step::Keep),
+            (count, any::<u32>()).prop_map(|(at, slot)| Step::Set(at, slot)),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn it_holds_what_a_plain_queue_holds(steps in prop::collection::vec(step(), 1..24)) {
+            let (mut chunks, mut plain) = (Chunks::default(), VecDeque::new());
+            let mut next = 0;
+            for step in steps {
+                match step {
+                    Step::Push(count) => for _ in 0..count {
+                        chunks.push_back(next);
+                        plain.push_back(next);
+                        next += 1;
+                    },
+                    Step::Drop(count) => {
+                        chunks.drop_front(count.min(plain.len()));
+                        plain.drain(..count.min(plain.len()));
+                    }
+                    Step::Keep(len) => {
+                        chunks.truncate(len);
+                        plain.truncate(len);
+                    }
+                    Step::Set(at, slot) if at < plain.len() => {
+                        chunks[at] = slot;
+                        plain[at] = slot;
+                    }
+                    Step::Set(..) => {}
+                }
+                prop_assert_eq!(chunks.len(), plain.len());
+                prop_assert!(chunks.range(0..plain.len()).eq(plain.iter().copied()));
+            }
+        }
+    }
+}

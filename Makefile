@@ -34,7 +34,8 @@ test: setup ## all tests, end to end with real clients included; in CI a while o
 	$(CARGO) test --workspace --locked --no-fail-fast --lib --bins --tests
 
 test-fast: ## unit and doc tests, a few simulation seeds; no set-up, no outside programs
-	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude e2e --exclude bench --exclude millpond --locked
+	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude e2e --exclude bench --exclude reproduce \
+		--exclude millpond --locked
 	$(CARGO) test -p millpond --bins --locked
 
 lint: ## formatting, clippy, room direction, style, licences
@@ -50,7 +51,8 @@ fuzz: ## every fuzz target for FUZZ_SECONDS (needs the nightly toolchain)
 	$(CARGO) run --quiet --locked -p xtask -- fuzz $(FUZZ_SECONDS)
 
 seeds: ## simulation tests with SEEDS seeds each
-	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test --workspace --exclude e2e --exclude bench --locked --tests
+	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test --workspace --exclude e2e --exclude bench --exclude reproduce \
+		--locked --tests
 
 docs: ## API documentation of all rooms: target/doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked

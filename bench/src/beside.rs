@@ -16,10 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hdrhistogram::Histogram;
 use nbd::request::Request;
 use nbd::wire::cmd;
+use reproduce::beside_local::{While, histogram};
+use reproduce::clock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use crate::clock;
 use crate::conn::{Conn, wrong};
 
 /// Bytes of a read.
@@ -28,17 +29,6 @@ const READ_BYTES: u32 = 4096;
 const WRITE_BYTES: u32 = 1 << 20;
 /// Writes in flight.
 const WRITE_DEPTH: u64 = 4;
-/// Latencies above a minute count as a minute.
-const LATENCY_NS_MAX: u64 = 60_000_000_000;
-
-/// A histogram of nanoseconds.
-///
-/// # Errors
-/// None: the bounds are constant.
-pub fn histogram() -> io::Result<Histogram<u64>> {
-    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).map_err(|e| wrong(e.to_string()))
-}
-
 impl Conn {
     /// Waits until there is something to read, `seconds` at most.
     fn readable(&self, seconds: f64) -> io::Result<bool> {
@@ -63,7 +53,7 @@ impl Conn {
         (warm_up, seconds): (f64, f64),
         seed: u64,
     ) -> io::Result<Histogram<u64>> {
-        let mut latency_ns = histogram()?;
+        let mut latency_ns = histogram();
         let blocks = self.size / u64::from(READ_BYTES);
         let mut random = seed | 1;
         let begin = clock();
@@ -136,14 +126,6 @@ impl Conn {
         }
         Ok(())
     }
-}
-
-/// What came of a while of one of them, or of both.
-#[derive(Debug, Default)]
-pub struct While {
-    /// Nanoseconds.
-    pub latency_ns: Option<Histogram<u64>>,
-    pub written_bytes_per_s: Option<f64>,
 }
 
 /// What runs, and how long.

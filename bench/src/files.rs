@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::clock;
+use reproduce::clock;
 
 /// Size of every device.
 pub const BYTES: u64 = 1 << 30;

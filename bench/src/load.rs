@@ -10,8 +10,8 @@ use hdrhistogram::Histogram;
 use nbd::request::{REQUEST_BYTES, Request};
 use nbd::wire::cmd;
 
-use crate::clock;
 use crate::conn::{Conn, wrong};
+use reproduce::clock;
 
 /// Bytes of one request.
 pub const BLOCK_BYTES: u32 = 4096;

@@ -4,25 +4,11 @@ use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-use crate::clock;
+use reproduce::clock;
+use reproduce::cpu::{cpus, pin, pin_to};
 
 /// Clock ticks a second in /proc, on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
-
-/// CPUs that this process may use.
-pub fn cpus() -> Vec<usize> {
-    let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()
-}
-
-/// Confines this thread, and the processes it starts from now on, to one CPU.
-pub fn pin(cpu: usize) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
 
 /// A server that ends with this value.
 #[derive(Debug)]
@@ -36,9 +22,7 @@ impl Server {
         pin(cpu).map_err(|e| format!("cannot pin to CPU {cpu}: {e}"))?;
         let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = child.spawn();
-        let mut all = CpuSet::new();
-        home.iter().for_each(|cpu| all.set(*cpu));
-        sched_setaffinity(None, &all).map_err(|e| format!("cannot unpin: {e}"))?;
+        pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
         let mut server = Server(child.map_err(|e| format!("{program}: {e}"))?);
         let give_up = clock() + 10.0;
         while std::os::unix::net::UnixStream::connect(socket).is_err() {

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   beside   e2e bench xtask             depend on anything, nothing depends on them
-//!   4        millpond
+//!   5        millpond
+//!   4        reproduce
 //!   3        uring sim  nbd fuse ublk vhost  control
 //!   2        dm queue writecache zram pagecache remote
 //!   1        reactor
@@ -20,11 +21,12 @@ use std::path::Path;
 use crate::metadata::{self, Package};
 
 /// The rooms, lowest floor first.
-const FLOORS: [&[&str]; 5] = [
+const FLOORS: [&[&str]; 6] = [
     &["block", "format", "policy"],
     &["reactor"],
     &["dm", "queue", "writecache", "zram", "pagecache", "remote"],
     &["uring", "sim", "nbd", "fuse", "ublk", "vhost", "control"],
+    &["reproduce"],
     &["millpond"],
 ];
 
@@ -158,7 +160,11 @@ mod tests {
     fn lower_floors_may_be_seen() {
         assert_eq!(judge("writecache", &["reactor", "block", "format", "policy"], &[]), [""; 0]);
         assert_eq!(judge("nbd", &["dm", "reactor"], &[]), [""; 0]);
-        assert_eq!(judge("millpond", &["uring", "nbd", "control", "tokio", "clap"], &[]), [""; 0]);
+        assert_eq!(judge("reproduce", &["sim", "uring", "dm"], &[]), [""; 0]);
+        assert_eq!(
+            judge("millpond", &["reproduce", "uring", "nbd", "control", "tokio", "clap"], &[]),
+            [""; 0]
+        );
     }
 
     #[test]

@@ -10,11 +10,11 @@ use std::process::{Command, ExitCode};
 use std::rc::Rc;
 
 use bench::cache_image::{BLOCK_SIZE, Contents};
-use bench::clock;
-use bench::median::median;
 use block::{CoreId, Sector, Target};
 use queue::{Leaf, Null};
 use reactor::Reactor;
+use reproduce::clock;
+use reproduce::median::median;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
 use uring::{OpenOptions, Uring};

@@ -11,10 +11,10 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::thread::{available_parallelism, scope};
 
-use bench::clock;
-use bench::flush::{BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Way, percentile};
-use bench::flush_sim::{Case, Disk, one_pass_s, run};
-use bench::flush_steady::{self, Steady};
+use reproduce::clock;
+use reproduce::flush::{BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Way, percentile};
+use reproduce::flush_sim::{Case, Disk, one_pass_s, run};
+use reproduce::flush_steady::{self, Steady};
 use serde_json::{Map, Value, json};
 
 const USAGE: &str = "usage: flush-sim [--scale N]   sizes of the published run, divided by N";

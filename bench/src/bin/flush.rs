@@ -9,11 +9,11 @@ use std::io::{self, Write, stderr, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::flush::{BLOCK_BYTES, Outcome, Plan, Reads, Scale, Way, percentile};
-use bench::flush_disk::Ground;
-use bench::median::{median, spread_percent};
 use block::Nanos;
 use clap::{Parser, ValueEnum};
+use reproduce::flush::{BLOCK_BYTES, Outcome, Plan, Reads, Scale, Way, percentile};
+use reproduce::flush_disk::Ground;
+use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
 
 const MIB: u64 = 1 << 20;

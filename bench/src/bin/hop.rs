@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
-use bench::clock;
-use bench::median::{median, spread_percent};
 use block::{BlockDevice, Buf, Class, CoreId, Sector};
 use queue::Mem;
 use reactor::{Export, Reactor, Remote, export, read, spawn};
+use reproduce::clock;
+use reproduce::median::{median, spread_percent};
 use serde_json::json;
 use uring::{Mailbox, Uring};
 

@@ -9,10 +9,10 @@ use std::io::{self, Write, stderr, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::iomap::ground::{Ground, LeafKind, Mapping};
-use bench::iomap::pass::{Ask, Pass, Pattern, Work, memcpy_s};
-use bench::median::{median, spread_percent};
-use bench::process::{cpus, pin};
+use reproduce::cpu::{cpus, pin};
+use reproduce::iomap::ground::{Ground, LeafKind, Mapping};
+use reproduce::iomap::pass::{Ask, Pass, Pattern, Work, memcpy_s};
+use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
 
 const USAGE: &str = "usage: iomap [--size-mib N] [--rounds N] [--only null|file] [--dir DIR]";

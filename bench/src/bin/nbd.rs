@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use bench::load::{Client, Kind};
-use bench::median::{median, spread_percent};
 use bench::peer::{Backing, EXPORT, NAMES, Name, Peer};
-use bench::process::{cpus, pin};
+use reproduce::cpu::{cpus, pin};
+use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
 
 const USAGE: &str = "usage: nbd [--rounds N] [--seconds S] [--size-mib N] [--ours PROGRAM] \

@@ -9,9 +9,10 @@ use std::io::{self, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use bench::counted::Count;
 use bench::files::{self, Files};
-use bench::mapped::{Count, Group, RANDREAD_512, SHAPES, Shape, Timed, time};
-use bench::median::{median, spread_percent};
+use reproduce::mapped::{Group, RANDREAD_512, SHAPES, Shape, Timed, time};
+use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
 
 const USAGE: &str = "usage: noclone [--turns N] [--turn-ms MS] [--rounds N] [--seconds S] \

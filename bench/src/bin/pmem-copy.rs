@@ -5,8 +5,8 @@
 //! Two patterns: `lone`, a fence after every copy, as a FUA write has it; and `burst`, one fence
 //! after 64 copies, as a flush after many writes has it. The memory is ordinary: on persistent
 //! memory every figure is higher, and the relation of the methods may differ.
-use bench::clock;
-use bench::median::{median, spread_percent};
+use reproduce::clock;
+use reproduce::median::{median, spread_percent};
 use serde_json::json;
 use uring::copy::{self, Method};
 

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::thread::{available_parallelism, scope};
 
-use bench::clock;
-use bench::wbt_sim::{Case, Load, Outcome, Results, Writer, cases, run};
+use reproduce::clock;
+use reproduce::wbt_sim::{Case, Load, Outcome, Results, Writer, cases, run};
 
 const USAGE: &str = "usage: wbt-sim [--scale N] [--writer buffered|flusher]
   --scale N    sizes and times divided by N, 1 to 64

@@ -10,12 +10,13 @@ use std::io::{self, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use bench::beside::{self, Load, While};
-use bench::beside_local::Local;
-use bench::clock;
-use bench::median::{median, spread_percent};
-use bench::process::{Server, cpus, pin};
+use bench::beside::{self, Load};
+use bench::process::Server;
 use hdrhistogram::Histogram;
+use reproduce::beside_local::{Local, While};
+use reproduce::clock;
+use reproduce::cpu::{cpus, pin};
+use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
 
 const USAGE: &str = "usage: wbt [--rounds N] [--seconds S] [--warm-up S] [--rates R,R,...] \

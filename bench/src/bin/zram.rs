@@ -14,15 +14,15 @@ use std::io::{self, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use bench::compressed::data::Data;
-use bench::compressed::memory::{self, Used};
-use bench::compressed::place::{Local, Place, Simulated};
 use bench::compressed::served::{self, NAMES, Served};
 use bench::compressed::speed::{self, Speed};
-use bench::compressed::writeback::{self, BATCHED, Case, PACKED, SINGLE, Written};
-use bench::median::{median, spread_percent};
 use bench::peer;
-use bench::process::{cpus, pin};
+use reproduce::compressed::data::Data;
+use reproduce::compressed::memory::{self, Used};
+use reproduce::compressed::place::{Local, Place, Simulated};
+use reproduce::compressed::writeback::{self, BATCHED, Case, PACKED, SINGLE, Written};
+use reproduce::cpu::{cpus, pin};
+use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
 
 const USAGE: &str = "usage: zram [--size-mib N] [--rounds N] [--seconds S] [--only PART] \

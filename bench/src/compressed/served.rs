@@ -2,11 +2,11 @@
 //! Compressed memory over NBD: ours and nbdkit's, half compressible data, speed and memory.
 use std::path::Path;
 
+use reproduce::compressed::PAGE_BYTES;
+use reproduce::compressed::data::Data;
+
 use crate::load::{Client, Kind};
 use crate::peer::{EXPORT, Peer, Place};
-
-use super::PAGE_BYTES;
-use super::data::Data;
 
 /// Requests in flight.
 pub const DEPTH: usize = 16;

@@ -6,13 +6,13 @@
 //! The time is that of the CPU: nothing here waits, and other programs do not count.
 use block::{Buf, Class, Flags, Sector};
 use lz4::block::{CompressionMode, compress_to_buffer, decompress_to_buffer};
+use reproduce::compressed::data::Data;
+use reproduce::compressed::place::Place;
+use reproduce::compressed::writeback::{device, end};
+use reproduce::compressed::{PAGE_BYTES, PAGE_SECTORS};
+use reproduce::cpu::cpu_seconds;
 use sim::Rng;
 use zstd::zstd_safe::{CCtx, CParameter, DCtx};
-
-use super::data::Data;
-use super::place::Place;
-use super::writeback::{device, end};
-use super::{PAGE_BYTES, PAGE_SECTORS, cpu_seconds};
 
 /// Different pages: as many as a few seconds of a client's work touch.
 const POOL_PAGES: u64 = 4096;

@@ -8,7 +8,8 @@ use pagecache::PageCache;
 use sim::Rng;
 
 use super::ground::Ground;
-use crate::compressed::{PAGE_BYTES, PAGE_SECTORS, cpu_seconds};
+use crate::compressed::{PAGE_BYTES, PAGE_SECTORS};
+use crate::cpu::cpu_seconds;
 
 const MIB: u64 = 1 << 20;
 const PAGES_PER_MIB: u64 = MIB / PAGE_BYTES as u64;

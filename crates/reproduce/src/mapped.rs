@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Stacks of pure mappings over one leaf, driven by `millpond bench`: timed side by side in one
-//! process, and counted under valgrind.
+//! process.
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -54,13 +54,14 @@ impl Shape {
         }
     }
 
-    fn word(self, leaf: &str) -> String {
+    /// The device's name in the stack.
+    pub fn word(self, leaf: &str) -> String {
         if self == Shape::Raw { leaf.to_owned() } else { self.key().to_owned() }
     }
 }
 
 /// The options that make all shapes over `leaf`, of `sectors`.
-fn stack(leaf: &str, sectors: u64) -> Vec<String> {
+pub fn stack(leaf: &str, sectors: u64) -> Vec<String> {
     let half = sectors / 2;
     let mut args = Vec::new();
     let mut device = |name: &str, target: &str| {
@@ -109,9 +110,13 @@ pub struct Timed {
     pub more_ns: f64,
 }
 
-fn run(command: &mut Command) -> Result<(String, String), String> {
+/// Runs a program; returns what it printed and what it told.
+///
+/// # Errors
+/// What it said when it failed.
+pub fn output(command: &mut Command) -> Result<(String, String), String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|e| format!("{program}: {e}"))?;
+    let output = command.stdin(Stdio::null()).output().map_err(|e| format!("{program}: {e}"))?;
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     if !output.status.success() {
@@ -132,7 +137,7 @@ pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<
     }
     command.args(["--turns", &turns.to_string(), "--runtime", &format!("{turn_ms}ms")]);
     command.args(["--prefill", "--latency", "off", "-o", "json"]);
-    let (out, _) = run(&mut command)?;
+    let (out, _) = output(&mut command)?;
     let json: Value = serde_json::from_str(&out).map_err(|e| format!("millpond bench: {e}"))?;
     let devices = json["devices"].as_array().ok_or("millpond bench: no devices")?;
     let turns_of = |device: &Value| -> Vec<f64> {
@@ -147,49 +152,6 @@ pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<
         Timed { shape: *shape, iops: median(&turns_iops), ratio, more_ns, turns_iops }
     };
     Ok(group.shapes.iter().zip(devices).map(timed).collect())
-}
-
-/// What valgrind counts of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Count {
-    Instructions,
-    Allocations,
-}
-
-/// Requests of the shorter and the longer run: what both do once cancels out.
-const REQUESTS: [u64; 2] = [20_000, 120_000];
-
-impl Count {
-    /// What one request of `shape` takes: the difference of two runs over the difference of their
-    /// requests.
-    ///
-    /// # Errors
-    /// When valgrind is not there or does not say.
-    pub fn per_request(self, ours: &Path, shape: Shape) -> Result<f64, String> {
-        let [short, long] = REQUESTS;
-        let (before, after) = (self.total(ours, shape, short)?, self.total(ours, shape, long)?);
-        Ok((after - before) / (long - short) as f64)
-    }
-
-    fn total(self, ours: &Path, shape: Shape, requests: u64) -> Result<f64, String> {
-        // Small, so that filling it does not take long: a count does not depend on it.
-        let (leaf, sectors) = ("mem:16M", 32_768);
-        let (tool, before, after): (&[&str], _, _) = match self {
-            Count::Instructions => {
-                (&["--tool=callgrind", "--callgrind-out-file=/dev/null"], "Collected :", "\n")
-            }
-            Count::Allocations => (&["--leak-check=no"], "total heap usage:", "allocs"),
-        };
-        let mut command = Command::new("valgrind");
-        command.args(tool).arg(ours).arg("bench").args(stack(leaf, sectors));
-        command.args(["--drive", &shape.word(leaf), "--number-ios", &requests.to_string()]);
-        // Valgrind does not know io_uring.
-        command.args(["--no-uring", "--prefill", "--latency", "off"]).args(RANDREAD_512);
-        let (_, err) = run(&mut command)?;
-        let found = err.split_once(before).and_then(|(_, rest)| rest.split_once(after));
-        let number = found.map(|(n, _)| n.trim().replace(',', "")).and_then(|n| n.parse().ok());
-        number.ok_or_else(|| format!("valgrind: no `{before}` in what it said"))
-    }
 }
 
 /// The load that is counted.

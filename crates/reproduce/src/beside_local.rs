@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The same reader and writer as in `beside`, in process: what is measured is the disk and our way
-//! to it, not how two CPUs share the sockets' work.
+//! A reader by the clock beside a buffered writer that never stops, in process: what is measured is
+//! the disk and our way to it, not how two CPUs share the sockets' work.
+//!
+//! Invariants
+//! - B1 A read's latency counts from when it was due, not from when it could be sent: a device that
+//!   stalls is not asked less often because of that.
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
@@ -17,14 +21,28 @@ use reactor::{Reactor, WaitList, io, new_opener, now, sleep, spawn, yield_now};
 use sim::Rng;
 use uring::{OpenOptions, Uring};
 
-use crate::beside::{While, histogram};
-
 /// Bytes of a read.
 const READ_BYTES: usize = 4096;
 /// Bytes of a write: a copy of them holds up nobody for long.
 const WRITE_BYTES: usize = 256 << 10;
 /// Writes in flight.
 const WRITE_DEPTH: usize = 8;
+
+/// Latencies above a minute count as a minute.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+/// A histogram of nanoseconds.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("constant bounds")
+}
+
+/// What came of a while of one of them, or of both.
+#[derive(Debug, Default)]
+pub struct While {
+    /// Nanoseconds.
+    pub latency_ns: Option<Histogram<u64>>,
+    pub written_bytes_per_s: Option<f64>,
+}
 
 /// Knows one leaf.
 struct One(Rc<Leaf>);
@@ -127,7 +145,7 @@ impl Local {
             running: Cell::new(0),
             failed: Cell::new(None),
             changed: WaitList::new(),
-            latency_ns: RefCell::new(histogram().map_err(|e| e.to_string())?),
+            latency_ns: RefCell::new(histogram()),
         });
         let (reader, writer, of_run) = (self.reader.clone(), self.writer.clone(), run.clone());
         let bytes_per_s = self.reactor.block_on(async move {
@@ -199,7 +217,7 @@ fn write_on(run: &Rc<Run>, cache: &Rc<PageCache>) {
     }
 }
 
-/// B1 of `beside`.
+/// B1
 async fn read_by_the_clock(
     run: Rc<Run>,
     device: Rc<MappedDevice>,

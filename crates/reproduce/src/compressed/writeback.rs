@@ -13,7 +13,8 @@ use zram::{Config, NoFiles, Zram};
 
 use super::data::Data;
 use super::place::Place;
-use super::{PAGE_BYTES, PAGE_SECTORS, cpu_seconds};
+use super::{PAGE_BYTES, PAGE_SECTORS};
+use crate::cpu::cpu_seconds;
 
 /// Block size of the plain sequential writes: the default batch.
 pub const SEQUENTIAL_BYTES: usize = 128 << 10;

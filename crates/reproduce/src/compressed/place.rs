@@ -18,7 +18,7 @@ use sim::{DiskSpec, Machine, World, WorldRef};
 use uring::{Mailbox, OpenOptions, Sender, Uring};
 
 use crate::clock;
-use crate::process::cpus;
+use crate::cpu::cpus;
 
 /// A place.
 pub trait Place {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The scenarios behind the figures: each mechanism on against off, with the engines that serve
+//! clients, on files of this machine or on models of disks in virtual time.
+//!
+//! ```text
+//!   flush ── flush_sim, flush_disk, flush_steady     a write cache is flushed
+//!   wbt_sim, beside_local                            a reader beside a writer
+//!   iomap                                            a page cache is written back
+//!   compressed                                       idle pages of a compressed RAM disk
+//!   mapped                                           stacks of pure mappings
+//! ```
+//!
+//! `make bench-*` print them at length, beside what needs outside programs.
+//!
+//! Invariants
+//! - R1 In virtual time a scenario is a function of its arguments: no clock, no other chance than
+//!   the seed.
+//! - R2 There is no figure of wrong data: what can be read back is read back and compared.
+
+pub mod beside_local;
+pub mod compressed;
+pub mod cpu;
+pub mod flush;
+pub mod flush_disk;
+pub mod flush_sim;
+pub mod flush_steady;
+pub mod iomap;
+pub mod mapped;
+pub mod median;
+pub mod wbt_sim;
+
+/// Seconds since some moment; here real time is the subject.
+pub fn clock() -> f64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}

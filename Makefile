@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 30
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -82,6 +82,11 @@ bench-hop: ## a request to a device of another core and back, beside a local one
 bench-noclone: setup ## linear and striped in process and through FUSE, beside the raw device
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin noclone -- $(ARGS)
+
+bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server and nbdfuse beside ours, by fio, in one run
+	@scripts/setup.sh peers
+	$(CARGO) build --release --locked -p millpond
+	$(CARGO) run --release --locked -p bench --bin peers -- $(ARGS)
 
 bench-pmem-copy: ## copies into persistent memory: past the caches, or written back line by line
 	$(CARGO) run --release --locked -p bench --bin pmem-copy

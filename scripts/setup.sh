@@ -6,6 +6,7 @@
 #
 #   scripts/setup.sh          programs for the end-to-end tests, compiler check
 #   scripts/setup.sh lint     rustfmt and clippy only
+#   scripts/setup.sh peers    what bench-peers compares with besides
 #   scripts/setup.sh fuzz     cargo-fuzz, into target/tools; exit status 3 where there is no nightly
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,6 +33,12 @@ curl                | curl                            | control API, as anyone w
 jq                  | jq                              | reading JSON in scripts
 python3             | python3                         | scripted protocol clients in tests
 valgrind            | valgrind                        | bench-noclone: instructions and allocations
+'
+
+# Only `make bench-peers`. Its package may start a server of its own, which serves nothing.
+NEEDED_FOR_PEERS='
+nbd-server          | nbd-server                      | a peer to compare with
+nbdfuse             | libnbd-bin                      | a peer to compare with
 '
 
 # Only `make fuzz`.
@@ -185,12 +192,17 @@ lint)
     check_component fmt rustfmt
     check_component clippy clippy
     ;;
+peers)
+    install_programs "$NEEDED"
+    install_programs "$NEEDED_FOR_PEERS"
+    check_rust
+    ;;
 fuzz)
     check_rust
     install_fuzz
     ;;
 *)
-    printf 'usage: scripts/setup.sh [all|lint|fuzz]\n' >&2
+    printf 'usage: scripts/setup.sh [all|lint|peers|fuzz]\n' >&2
     exit 2
     ;;
 esac

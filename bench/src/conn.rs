@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use nbd::request::ReplyIn;
-use nbd::wire::{OPTION_MAGIC, opt};
+use nbd::request::{ReplyIn, Request};
+use nbd::wire::{OPTION_MAGIC, cmd, opt};
 
 /// One read of the socket takes up to this.
 const INBOX_BYTES: usize = 512 << 10;
@@ -60,6 +60,50 @@ impl Conn {
             Some((other, _)) => Err(wrong(format!("unexpected reply {other:?}"))),
             None => Ok(None),
         }
+    }
+
+    /// Asks for a flush, and waits for its end; nothing else is in flight.
+    ///
+    /// # Errors
+    /// What the system or the server said.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.ask(cmd::FLUSH, 0, &[])
+    }
+
+    /// Writes, and waits for the end; nothing else is in flight.
+    ///
+    /// # Errors
+    /// What the system or the server said.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.ask(cmd::WRITE, offset, data)
+    }
+
+    /// Reads, and waits for the data; nothing else is in flight.
+    ///
+    /// # Errors
+    /// What the system or the server said.
+    pub fn read(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.send(cmd::READ, offset, data.len())?;
+        while self.reply(data.len())?.is_none() {
+            self.fill()?;
+        }
+        data.copy_from_slice(&self.inbox[self.start - data.len()..self.start]);
+        Ok(())
+    }
+
+    fn ask(&mut self, kind: u16, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.send(kind, offset, data.len())?;
+        self.stream.write_all(data)?;
+        while self.reply(0)?.is_none() {
+            self.fill()?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, kind: u16, offset: u64, len: usize) -> io::Result<()> {
+        let len = u32::try_from(len).map_err(|_| wrong("data too long"))?;
+        let request = Request { flags: 0, kind, cookie: 1, offset, len };
+        self.stream.write_all(&request.encode())
     }
 
     /// Reads what is there, at least a byte.

@@ -92,6 +92,21 @@ impl Files {
         files.wait(&file)?;
         Ok((files, file))
     }
+
+    /// nbdfuse over nbdkit's device that keeps nothing.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn nbdfuse(dir: &Path) -> Result<(Files, PathBuf), String> {
+        create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let file = dir.join("nbdfuse");
+        File::create(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let mut command = Command::new("nbdfuse");
+        command.arg(&file).args(["--command", "nbdkit", "-s", "null", &BYTES.to_string()]);
+        let mut files = Files::start(&mut command, dir, &file)?;
+        files.wait(&file)?;
+        Ok((files, file))
+    }
 }
 
 impl Drop for Files {

@@ -13,4 +13,5 @@ pub mod counted;
 pub mod files;
 pub mod load;
 pub mod peer;
+pub mod peers;
 pub mod process;

@@ -6,27 +6,60 @@ use std::process::{Child, Command, Stdio};
 
 use reproduce::clock;
 use reproduce::cpu::{cpus, pin, pin_to};
+use rustix::process::Pid;
 
 /// Clock ticks a second in /proc, on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A server that ends with this value.
 #[derive(Debug)]
-pub struct Server(Child);
+pub struct Server {
+    child: Child,
+    /// One that lives on in the background when its first process has ended, and that process's
+    /// successor has this number.
+    daemon: Option<Pid>,
+}
 
 impl Server {
     /// Starts `command` on `cpu` and waits until `socket` can be connected to.
     pub fn start(command: &mut Command, cpu: usize, socket: &Path) -> Result<Server, String> {
+        Server::start_as(command, cpu, socket, None)
+    }
+
+    /// Starts one that goes into the background, and writes its number to `pid_file`.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_daemon(
+        command: &mut Command,
+        cpu: usize,
+        socket: &Path,
+        pid_file: &Path,
+    ) -> Result<Server, String> {
+        Server::start_as(command, cpu, socket, Some(pid_file))
+    }
+
+    fn start_as(
+        command: &mut Command,
+        cpu: usize,
+        socket: &Path,
+        pid_file: Option<&Path>,
+    ) -> Result<Server, String> {
         let program = command.get_program().to_string_lossy().into_owned();
         let home = cpus();
         pin(cpu).map_err(|e| format!("cannot pin to CPU {cpu}: {e}"))?;
         let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = child.spawn();
         pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
-        let mut server = Server(child.map_err(|e| format!("{program}: {e}"))?);
+        let child = child.map_err(|e| format!("{program}: {e}"))?;
+        let mut server = Server { child, daemon: None };
         let give_up = clock() + 10.0;
         while std::os::unix::net::UnixStream::connect(socket).is_err() {
-            if let Ok(Some(status)) = server.0.try_wait() {
+            server.look_for_daemon(pid_file);
+            let ended = server.child.try_wait();
+            if let Ok(Some(status)) = ended.as_ref().map(|s| s.filter(|s| !s.success()))
+                && server.daemon.is_none()
+            {
                 return Err(format!("{program}: {status}: {}", server.complaint()));
             }
             if clock() > give_up {
@@ -35,30 +68,51 @@ impl Server {
             #[expect(clippy::disallowed_methods, reason = "waits for another process")]
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
+        server.look_for_daemon(pid_file);
         Ok(server)
+    }
+
+    fn look_for_daemon(&mut self, pid_file: Option<&Path>) {
+        let text = pid_file.and_then(|path| std::fs::read_to_string(path).ok());
+        let pid = text.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
+        self.daemon = pid.or(self.daemon);
+    }
+
+    fn id(&self) -> u32 {
+        self.daemon.map_or(self.child.id(), |pid| pid.as_raw_nonzero().get().unsigned_abs())
     }
 
     /// The first line of what it wrote to its standard error; only for one that has ended.
     fn complaint(&mut self) -> String {
-        let text = self.0.stderr.take().map(io::read_to_string).and_then(Result::ok);
+        let text = self.child.stderr.take().map(io::read_to_string).and_then(Result::ok);
         text.unwrap_or_default().lines().next().unwrap_or("no message").to_owned()
     }
 
     /// CPU seconds that the process has used with all its threads.
     pub fn cpu_seconds(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id()));
+        // User and system time.
+        self.ticks(2) / TICKS_PER_SECOND
+    }
+
+    /// The same with that of its own processes that have ended, as those of a server that forks for
+    /// each connection.
+    pub fn cpu_seconds_of_all(&self) -> f64 {
+        self.ticks(4) / TICKS_PER_SECOND
+    }
+
+    fn ticks(&self, fields: usize) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()));
         let stat = stat.unwrap_or_default();
-        // Fields 14 and 15, counted behind the name, which may hold blanks.
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        fields.skip(11).take(2).filter_map(|f| f.parse::<f64>().ok()).sum::<f64>()
-            / TICKS_PER_SECOND
+        // From field 14 on, counted behind the name, which may hold blanks.
+        let after = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        after.skip(11).take(fields).filter_map(|f| f.parse::<f64>().ok()).sum()
     }
 }
 
 impl Server {
     /// Bytes of memory that the process has resident.
     pub fn resident_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()));
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()));
         let status = status.unwrap_or_default();
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or_default();
         let kib = line.trim().trim_end_matches("kB").trim().parse::<u64>();
@@ -69,7 +123,10 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // It serves throw-away data, so nothing is lost by the hard way.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        if let Some(pid) = self.daemon {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Other people's servers and ours, each doing the same job for the same client (`make bench-peers`).
+//! Other people's servers and ours, each doing the same job for the same client (bench-peers).
 //!
 //! ```text
 //!   fio ── NBD, a FUSE file ──▶ a server on a CPU of its own ──▶ null, memory, a file, a cache

@@ -32,4 +32,4 @@ pub mod wbt;
 pub use leaf::Leaf;
 pub use mem::Mem;
 pub use null::Null;
-pub use stats::{Counts, Elsewhere, Stats};
+pub use stats::{Counts, Elsewhere, Stats, Ticket};

@@ -24,8 +24,9 @@ pub struct Counts {
 }
 
 /// Where and what a request in flight is: all that counting its end needs.
+#[must_use = "what begins must end"]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
+pub struct Ticket {
     op: Op,
     sector: Sector,
     len: Sector,
@@ -104,7 +105,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn new(device: String) -> Stats {
+    /// Counters of a leaf that people call `device`.
+    pub fn new(device: String) -> Stats {
         Stats {
             device,
             done: Arc::default(),
@@ -185,17 +187,19 @@ impl Stats {
         &self.in_flight
     }
 
-    pub(crate) fn begin(&self, op: Op, sector: Sector, len: Sector) -> Ticket {
+    /// A request has entered.
+    pub fn begin(&self, op: Op, sector: Sector, len: Sector) -> Ticket {
         Ticket { op, sector, len, epoch: self.in_flight.enter() }
     }
 
-    pub(crate) fn end(&self, ticket: Ticket, status: Status) {
+    /// It has ended.
+    pub fn end(&self, ticket: Ticket, status: Status) {
         self.in_flight.leave(ticket.epoch);
         self.count(ticket.op, ticket.sector, ticket.len, status);
     }
 
     /// Counts a request that ended as it was submitted.
-    pub(crate) fn count(&self, op: Op, sector: Sector, len: Sector, status: Status) {
+    pub fn count(&self, op: Op, sector: Sector, len: Sector, status: Status) {
         if status != Status::Ok {
             return self.failed(op, sector, len, status);
         }

@@ -81,6 +81,7 @@ impl Driver for Scripted {
                 | SqeOp::Recv { .. }
                 | SqeOp::Send { .. }
                 | SqeOp::Shutdown
+                | SqeOp::ShutdownWrite
                 | SqeOp::Close => panic!("a leaf does not talk to sockets"),
             };
             self.script.seen.borrow_mut().push(line);

@@ -63,17 +63,23 @@ pub enum SqeOp {
     /// Take a connection of a listening socket; the outcome's value is the new [`FileId`].
     Accept,
     /// Receive at least one byte; the outcome's value is the number, 0 at the end of the stream.
+    /// `NoDevice` when the other side has gone without an orderly end (a reset), `Timeout` when it
+    /// has not been heard of for too long: then nobody knows what it does.
     Recv {
         /// Where to put it.
         into: Slice,
     },
-    /// Send all of `bufs`, in order.
+    /// Send all of `bufs`, in order. `NoDevice` when the other side takes no more, or when this
+    /// side has ended its stream.
     Send {
         /// What to send.
         bufs: Bufs,
     },
     /// Shut a socket down: everything pending on it ends.
     Shutdown,
+    /// End the stream to the other side of a socket: a send that is pending ends. What the other
+    /// side sends can still be received.
+    ShutdownWrite,
     /// Close the file; the id is free for another.
     Close,
 }

@@ -7,6 +7,8 @@ use std::fmt;
 
 use block::{Nanos, Status};
 
+use crate::world::StreamCut;
+
 /// As many as a failure report shows.
 const KEPT: usize = 50;
 
@@ -21,6 +23,7 @@ pub(crate) enum Happened {
     Killed { step: u64, in_flight: usize },
     Rotted { disk: usize, offset: u64 },
     Misplaced { disk: usize, id: usize, to: Option<u64> },
+    StreamCut { stream: usize, how: StreamCut },
 }
 
 impl fmt::Display for Happened {
@@ -42,6 +45,7 @@ impl fmt::Display for Happened {
                 write!(f, "KILLED at step {step}, {in_flight} in flight")
             }
             Happened::Rotted { disk, offset } => write!(f, "disk {disk}: bit rot at byte {offset}"),
+            Happened::StreamCut { stream, how } => write!(f, "stream {stream} is cut: {how:?}"),
             Happened::Misplaced { disk, id, to: None } => {
                 write!(f, "disk {disk}: #{id} is a lost write")
             }

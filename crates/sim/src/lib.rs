@@ -6,6 +6,7 @@
 //!             │ Driver
 //!           World ── clock · mailboxes · stalls · power cuts · trace
 //!             │
+//!           streams ── connected sockets: delays, pieces, cuts, resets
 //!           disks ── Model (when)  +  Media (what survives)  +  Faults (what goes wrong)
 //!
 //!   test ── Oracle (what a device may answer, before and after a crash)
@@ -37,4 +38,4 @@ pub use image::Image;
 pub use oracle::{Change, FlushToken, Oracle, ReadToken, WriteToken};
 pub use rng::Rng;
 pub use workload::{Mix, Verdict, Workload};
-pub use world::{Cut, Pending, Swarm, World, WorldRef};
+pub use world::{Cut, Pending, StreamCut, Swarm, World, WorldRef};

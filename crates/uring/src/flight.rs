@@ -98,6 +98,7 @@ impl Flight {
             | SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Shutdown
+            | SqeOp::ShutdownWrite
             | SqeOp::Close => false,
         }
     }
@@ -168,6 +169,7 @@ impl Flight {
                 opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()
             }
             SqeOp::Shutdown => opcode::Shutdown::new(fd, libc::SHUT_RDWR).build(),
+            SqeOp::ShutdownWrite => opcode::Shutdown::new(fd, libc::SHUT_WR).build(),
             SqeOp::Close => unreachable!("the table closes files"),
         }
     }
@@ -194,6 +196,7 @@ impl Flight {
             | SqeOp::Discard { .. }
             | SqeOp::WriteZeroes { .. }
             | SqeOp::Shutdown
+            | SqeOp::ShutdownWrite
             | SqeOp::Close => Next::Done(ok),
         }
     }
@@ -216,9 +219,15 @@ impl Flight {
         let status = if accept && short {
             // Out of descriptors for the moment: the listener lives on.
             Status::Again
-        } else if matches!(self.what, SqeOp::Shutdown) && errno == libc::ENOTCONN {
+        } else if matches!(self.what, SqeOp::Shutdown | SqeOp::ShutdownWrite)
+            && errno == libc::ENOTCONN
+        {
             // The other side was gone first; there is nothing left to end.
             Status::Ok
+        } else if matches!(self.what, SqeOp::Recv { .. } | SqeOp::Send { .. })
+            && matches!(errno, libc::ECONNRESET | libc::EPIPE)
+        {
+            Status::NoDevice
         } else {
             Status::from_errno(errno)
         };

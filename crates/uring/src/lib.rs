@@ -25,6 +25,7 @@
 //!   P2), and a page that can't be reached is EIO for who touches it, not the end of the process.
 
 mod bell;
+mod connect;
 mod file;
 mod files;
 mod flight;
@@ -37,6 +38,7 @@ mod ring;
 mod socket;
 mod table;
 
+pub use connect::Peer;
 pub use file::{Direct, OpenOptions};
 pub use files::{Files, Opened};
 pub use mailbox::{Mailbox, Sender};

@@ -18,7 +18,7 @@ use std::time::Duration;
 use block::{Buf, Bufs, CoreId, ErrorKind, Nanos, Status};
 use common::{Folder, bytes, on_core};
 use reactor::{FileId, Reactor, SqeOp, driver_io, now, sleep, spawn};
-use uring::{Files, Uring};
+use uring::{Files, Peer, Uring};
 
 async fn accept(listener: FileId) -> FileId {
     let taken = driver_io(listener, SqeOp::Accept).await;
@@ -137,7 +137,25 @@ fn the_end_of_the_stream_is_zero_bytes_and_sending_on_is_an_error() {
         assert_eq!(driver_io(a, SqeOp::Shutdown).await.status, Status::Ok);
         assert_eq!(receive(b, 1).await, b"");
         files.close(a);
-        assert_eq!(send(b, Buf::copy_of(b"anybody?")).await, Status::Io);
+        assert_eq!(send(b, Buf::copy_of(b"anybody?")).await, Status::NoDevice);
+    });
+}
+
+#[test]
+fn shutdown_write_ends_a_send_that_waits_and_leaves_the_other_direction() {
+    on_core(async |files| {
+        let (a, b) = pair(&files);
+        let flood = Buf::zeroed(64 << 20); // more than a socket holds
+        let waiting = driver_io(a, SqeOp::Send { bufs: flood.into() });
+        sleep(Nanos::from_millis(1)).await;
+        assert_eq!(driver_io(a, SqeOp::ShutdownWrite).await.status, Status::Ok);
+        assert_eq!(waiting.await.status, Status::NoDevice);
+        assert_eq!(send(b, Buf::copy_of(b"still here")).await, Status::Ok);
+        assert_eq!(receive(a, 10).await, b"still here");
+        // What is unread makes the end a reset.
+        files.close(b);
+        let into = Buf::alloc(64).all();
+        assert_eq!(driver_io(a, SqeOp::Recv { into }).await.status, Status::NoDevice);
     });
 }
 
@@ -266,4 +284,36 @@ fn a_call_gets_through_when_a_batch_has_just_filled_the_submission_ring() {
     let waited = reactor.on(now) - start;
     caller.join().unwrap();
     assert!(waited < Nanos::from_secs(4), "the call came through after {waited:?}");
+}
+
+#[test]
+fn a_connection_is_made_while_the_core_goes_on() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("sock");
+        let listener = files.listen_unix(&path, 0o600).unwrap();
+        let (tcp, bound) = files.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let peers = [
+            (listener, Peer::Unix(path)),
+            (tcp, Peer::Tcp(bound.ip().to_string(), bound.port())),
+            (tcp, Peer::Tcp("localhost".into(), bound.port())),
+        ];
+        for (listener, peer) in peers {
+            let there = Rc::new(Cell::new(None));
+            let set = there.clone();
+            spawn(async move { set.set(Some(accept(listener).await)) });
+            let a = files.connect(&peer).await.unwrap();
+            assert_eq!(send(a, Buf::copy_of(b"hello")).await, Status::Ok);
+            while there.get().is_none() {
+                sleep(Nanos::from_millis(1)).await;
+            }
+            assert_eq!(receive(there.get().unwrap(), 5).await, b"hello");
+        }
+        let nobody = files.connect(&Peer::Unix("/nowhere/sock".into())).await.unwrap_err();
+        assert_eq!(nobody.kind(), ErrorKind::NotFound);
+        assert!(nobody.to_string().starts_with("/nowhere/sock: cannot connect"), "{nobody}");
+        files.close(tcp);
+        let refused = files.connect(&Peer::Tcp("127.0.0.1".into(), bound.port())).await;
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Io);
+    });
 }

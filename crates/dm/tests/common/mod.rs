@@ -71,6 +71,7 @@ impl State {
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown
+            | SqeOp::ShutdownWrite
             | SqeOp::Close => panic!("no disk takes {what:?}"),
         };
         if self.logging {

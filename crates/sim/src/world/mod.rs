@@ -5,6 +5,7 @@
 //! ```text
 //!  Sim::submit ──► op ──► model of its disk ──► done ──(stall?)──► due ──► Event::Cqe ──► core
 //!  Sim::post ───────────────────────── random delay ─────────────► due ──► Event::Msg ──► core
+//!  Sim::submit ──► stream ──► packets, each with a random delay ─► due ──► Event::Cqe ──► core
 //! ```
 //!
 //! The disks keep the border contract, nothing weaker and nothing stronger: see `media` for power
@@ -21,6 +22,7 @@
 mod cuts;
 mod ops;
 mod stop;
+mod streams;
 mod swarm;
 
 use std::cell::RefCell;
@@ -38,6 +40,8 @@ use crate::rng::Rng;
 
 pub use cuts::Pending;
 use ops::Op;
+pub use streams::StreamCut;
+use streams::Streams;
 pub use swarm::Swarm;
 
 /// A world, shared by the drivers of its cores and by the test.
@@ -56,6 +60,10 @@ pub enum Cut {
 enum Due {
     Op(usize),
     Msg(CoreId, Msg),
+    /// Packets of a stream arrive at this end.
+    Stream(usize),
+    /// An outcome is on its way.
+    Ready(CoreId, Event),
 }
 
 /// See the module.
@@ -66,6 +74,7 @@ pub struct World {
     swarm: Swarm,
     disks: Vec<DiskState>,
     ops: Slab<Op>,
+    streams: Streams,
     due: BTreeMap<(Nanos, u64), Due>,
     /// When the last message from one core to another arrives.
     last_message: BTreeMap<(CoreId, CoreId), Nanos>,
@@ -98,6 +107,7 @@ impl World {
             swarm,
             disks: Vec::new(),
             ops: Slab::new(),
+            streams: Streams::default(),
             due: BTreeMap::new(),
             last_message: BTreeMap::new(),
             seq: 0,
@@ -281,6 +291,8 @@ impl World {
             self.mix(self.now.0 ^ seq);
             match due {
                 Due::Op(id) => return Some(self.end_op(id)),
+                Due::Stream(end) => self.arrive(end),
+                Due::Ready(core, event) => return Some((core, event)),
                 Due::Msg(to, msg) => {
                     note(self.now, Happened::Message { to: to.0, what: msg_name(&msg) });
                     return Some((to, Event::Msg(msg)));

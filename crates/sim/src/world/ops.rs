@@ -5,6 +5,7 @@
 use block::{Bufs, CoreId, Nanos, OpKey, SECTOR_SIZE, Status};
 use reactor::{Event, OpResult, Sqe, SqeOp};
 
+use super::streams::is_stream;
 use super::{Due, World, usize_of};
 use crate::disk::DiskState;
 use crate::events::{Happened, note};
@@ -64,6 +65,9 @@ impl Op {
 
 impl World {
     pub(crate) fn submit(&mut self, core: CoreId, sqe: Sqe) {
+        if is_stream(sqe.file) {
+            return self.submit_stream(core, sqe);
+        }
         let Sqe { home, key, file, what } = sqe;
         let disk = file.0 as usize;
         let refused = |status| (0, 0, What::Refused(status));
@@ -87,6 +91,7 @@ impl World {
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown
+            | SqeOp::ShutdownWrite
             | SqeOp::Close => refused(Status::NotSupported),
         };
         let op = Op { core, home, key, disk, submitted: self.now, nth: 0, offset, len, what };

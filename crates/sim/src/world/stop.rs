@@ -29,6 +29,7 @@ impl World {
             in_flight[op.disk].push(InFlight { offset: op.offset, data });
         }
         drop_quietly(std::mem::take(&mut self.due));
+        self.streams.clear();
         for disk in &mut self.disks {
             disk.model.power_cut();
         }

@@ -213,6 +213,7 @@ impl Mapping {
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown
+            | SqeOp::ShutdownWrite
             | SqeOp::Close => Served::Done(Status::Invalid),
         }
     }

@@ -37,6 +37,7 @@ impl State {
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown
+            | SqeOp::ShutdownWrite
             | SqeOp::Close => panic!("no test asks for {what:?}"),
         }
     }

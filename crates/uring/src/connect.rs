@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Connect: a stream to a server, by Unix socket or TCP, without holding up the core.
+//!
+//! ```text
+//!   core                                    thread
+//!   connect ── where to ──────────────────▶ look the name up, connect
+//!   Recv on a pair of sockets ◀── end ───── leaves what came of it, lets its end of the pair go
+//! ```
+//!
+//! Looking a name up and connecting may block for long and have no place in the ring; they are
+//! rare.
+use std::fmt;
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use block::{Buf, Error, ErrorKind};
+use reactor::{FileId, SqeOp, driver_io};
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+    set_tcp_user_timeout,
+};
+
+use crate::files::Files;
+
+/// For each address that a name has. Chosen: a host that is there answers in less.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// A host that is silent is asked whether it is still there after 15 s, then every 5 s, and is gone
+/// after three questions, or when it has not acknowledged what was sent for as long.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_COUNT: u32 = 3;
+const UNACKNOWLEDGED_MS_MAX: u32 = 30_000;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A name or address, and a port. The name is looked up at every connection.
+    Tcp(String, u16),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Unix(path) => write!(f, "{}", path.display()),
+            Peer::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Peer::Tcp(host, port) => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+fn connect(peer: &Peer) -> io::Result<OwnedFd> {
+    match peer {
+        Peer::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+        Peer::Tcp(host, port) => {
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+            for address in (host.as_str(), *port).to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, CONNECT_TIME) {
+                    Ok(stream) => {
+                        watch_over(&stream)?;
+                        return Ok(stream.into());
+                    }
+                    Err(e) => last = e,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+/// Lets the kernel find out that a host is gone.
+fn watch_over(stream: &TcpStream) -> io::Result<()> {
+    set_socket_keepalive(stream, true)?;
+    set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    set_tcp_keepcnt(stream, KEEPALIVE_COUNT)?;
+    set_tcp_user_timeout(stream, UNACKNOWLEDGED_MS_MAX)?;
+    Ok(())
+}
+
+fn error(peer: &Peer, e: io::Error) -> Error {
+    let known = [
+        (io::ErrorKind::NotFound, ErrorKind::NotFound),
+        (io::ErrorKind::PermissionDenied, ErrorKind::Denied),
+    ];
+    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
+    Error::new(kind, format!("{peer}: cannot connect")).because(e)
+}
+
+impl Files {
+    /// Connects; the core goes on meanwhile. Dropping the future lets the attempt run out.
+    ///
+    /// # Errors
+    /// What the system says: no such name or socket, nobody listens, no answer.
+    pub async fn connect(&self, peer: &Peer) -> Result<FileId, Error> {
+        let failed = |e: io::Error| error(peer, e);
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let came_of = Arc::new(Mutex::new(None));
+        let (to, put) = (peer.clone(), came_of.clone());
+        let body = move || {
+            let done = connect(&to);
+            *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+            drop(theirs);
+        };
+        std::thread::Builder::new().name("connect".into()).spawn(body).map_err(failed)?;
+        let ours = self.adopt_socket(ours.into())?;
+        // Nothing is ever sent: this is the end of the stream.
+        let _ = driver_io(ours, SqeOp::Recv { into: Buf::alloc(1).all() }).await;
+        self.close(ours);
+        let done = came_of.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let none = || Err(io::Error::other("the attempt ended without an outcome"));
+        self.adopt_socket(done.unwrap_or_else(none).map_err(failed)?)
+    }
+}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! NBD: devices served to real clients over sockets, batched both ways.
+//! NBD: devices served to real clients over sockets, batched both ways; and `client`, the export of
+//! another server as a device.
 //!
 //! ```text
 //!   socket ──Recv 256 KiB──▶ receive loop ──▶ Workers ──Bio──▶ device
@@ -23,6 +24,7 @@
 //! - N5 Connections share only budgets: a stalled client never keeps another from its reserve.
 #![warn(missing_docs)]
 
+pub mod client;
 mod conn;
 mod export;
 mod handshake;

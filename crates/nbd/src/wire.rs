@@ -100,10 +100,14 @@ pub mod rep {
     pub const SERVER: u32 = 2;
     pub const INFO: u32 = 3;
     pub const META_CONTEXT: u32 = 4;
+    pub const FLAG_ERROR: u32 = 1 << 31;
     pub const ERR_UNSUP: u32 = 1 << 31 | 1;
     pub const ERR_POLICY: u32 = 1 << 31 | 2;
     pub const ERR_INVALID: u32 = 1 << 31 | 3;
+    pub const ERR_TLS_REQD: u32 = 1 << 31 | 5;
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
+    pub const ERR_SHUTDOWN: u32 = 1 << 31 | 7;
+    pub const ERR_BLOCK_SIZE_REQD: u32 = 1 << 31 | 8;
     pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
 }
 
@@ -137,6 +141,7 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
+    pub const ERROR_BIT: u16 = 1 << 15;
     pub const ERROR: u16 = 1 << 15 | 1;
 }
 

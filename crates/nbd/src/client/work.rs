@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Work: every bio that has not completed, in pieces that a server takes, and where each piece is.
+//!
+//! ```text
+//!   queue ──send──▶ in flight ──reply──▶ done          FUA by a flush: once more through the queue
+//!     ▲ ▲               │
+//!     │ └──── lost ─────┘
+//!   held (another's guard overlaps)
+//! ```
+use std::collections::{BTreeSet, VecDeque};
+
+use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Sector, Status};
+use queue::{Stats, Ticket};
+use slab::Slab;
+
+use crate::client::Mutation;
+use crate::client::fill::Fill;
+use crate::client::guard::{Guards, LinkId};
+use crate::client::losses::Losses;
+use crate::request::Request;
+use crate::wire::{CommandFlags, ExportFlags, cmd};
+
+/// Names a piece while it is pending.
+pub(crate) type Key = usize;
+
+/// What of a request is being asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Itself,
+    /// The flush after a FUA request, where the server knows no FUA.
+    FlushAfter,
+}
+
+/// A request as it goes to the server.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    bio: u32,
+    pub(crate) op: Op,
+    flags: Flags,
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+    pub(crate) bufs: Bufs,
+    stage: Stage,
+    /// Its number while it is in flight.
+    serial: Option<u32>,
+    /// Since when it has been waiting for a connection or for a guard.
+    since: Option<Nanos>,
+    /// The send that it left in.
+    pub(crate) send: u64,
+    pub(crate) fill: Fill,
+    pub(crate) chunks: u32,
+    /// An error chunk has come.
+    pub(crate) failed: Option<Status>,
+    /// Of a flush: what it covers, and how many losses its opener had heard of.
+    covers: u64,
+    heard: u64,
+}
+
+impl Piece {
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + u64::from(self.len)
+    }
+
+    /// Whether it changes the range that it names now.
+    fn changes(&self) -> bool {
+        self.op.is_write() && self.stage == Stage::Itself
+    }
+
+    fn is_flush(&self) -> bool {
+        self.op == Op::Flush || self.stage == Stage::FlushAfter
+    }
+
+    /// The data that follow the request.
+    pub(crate) fn payload(&self) -> Option<&Bufs> {
+        (self.op == Op::Write && self.stage == Stage::Itself).then_some(&self.bufs)
+    }
+
+    /// Whether data follow the reply.
+    pub(crate) fn wants_data(&self) -> bool {
+        self.op == Op::Read
+    }
+}
+
+/// A bio whose pieces are under way.
+#[derive(Debug)]
+struct Whole {
+    done: Completion,
+    ticket: Ticket,
+    opener: Opener,
+    left: u32,
+    status: Status,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pieces: Slab<Piece>,
+    bios: Slab<Whole>,
+    queue: VecDeque<Key>,
+    held: VecDeque<Key>,
+    guards: Guards,
+    losses: Losses,
+    serial: u32,
+    flags: ExportFlags,
+    mutation: Mutation,
+}
+
+impl Work {
+    pub(crate) fn new(flags: ExportFlags, mutation: Mutation) -> Work {
+        Work {
+            pieces: Slab::new(),
+            bios: Slab::new(),
+            queue: VecDeque::new(),
+            held: VecDeque::new(),
+            guards: Guards::default(),
+            losses: Losses::default(),
+            serial: 0,
+            flags,
+            mutation,
+        }
+    }
+
+    /// Takes a bio that fits the limits, at `sector` of the export. `since` when there is no
+    /// connection.
+    pub(crate) fn add(
+        &mut self,
+        (sector, bio): (Sector, Bio),
+        ticket: Ticket,
+        limits: &Limits,
+        since: Option<Nanos>,
+    ) {
+        let Bio { op, flags, opener, len, bufs, done, .. } = bio;
+        let heard = self.losses.known_to(opener);
+        let whole = Whole { done, ticket, opener, left: 0, status: Status::Ok };
+        let nth = self.bios.insert(whole);
+        let piece = |offset: u64, len: u32, bufs: Bufs| Piece {
+            bio: u32::try_from(nth).expect("fewer than 2^32 bios"),
+            op,
+            flags,
+            offset,
+            len,
+            bufs,
+            stage: Stage::Itself,
+            serial: None,
+            since,
+            send: 0,
+            fill: Fill::default(),
+            chunks: 0,
+            failed: None,
+            covers: 0,
+            heard,
+        };
+        let (start, total) = if op == Op::Flush { (0, 0) } else { (sector.bytes(), len.bytes()) };
+        let most = u64::from(limits.max_io_bytes);
+        if total <= most {
+            let len = u32::try_from(total).expect("at most the largest request");
+            self.bios[nth].left = 1;
+            self.queue.push_back(self.pieces.insert(piece(start, len, bufs)));
+            return;
+        }
+        let mut at = 0;
+        while at < total {
+            let len = most.min(total - at);
+            let index = |n: u64| usize::try_from(n).expect("within a buffer");
+            let has_data = matches!(op, Op::Read | Op::Write);
+            let part = if has_data { bufs.slice(index(at)..index(at + len)) } else { Bufs::new() };
+            let len32 = u32::try_from(len).expect("at most the largest request");
+            self.bios[nth].left += 1;
+            self.queue.push_back(self.pieces.insert(piece(start + at, len32, part)));
+            at += len;
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    pub(crate) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Whether anything waits that may wait in vain.
+    pub(crate) fn has_waiting(&self, connected: bool) -> bool {
+        !self.held.is_empty() || !connected && !self.queue.is_empty()
+    }
+
+    /// The next request to send, with its cookie; `None` when there is none. What must wait or
+    /// fail first is put aside.
+    pub(crate) fn next(&mut self, now: Nanos, stats: &Stats) -> Option<(Key, Request)> {
+        loop {
+            let key = self.queue.pop_front()?;
+            let piece = &mut self.pieces[key];
+            if piece.op == Op::Flush && self.is_lost(key) {
+                self.end_piece(key, Status::Io, stats); // C5
+                continue;
+            }
+            let piece = &mut self.pieces[key];
+            let guarded = piece.changes()
+                && !self.guards.is_empty()
+                && self.mutation != Mutation::IgnoreGuards
+                && self.guards.blocks(key, piece.offset, piece.end());
+            if guarded {
+                piece.since.get_or_insert(now);
+                self.held.push_back(key); // C4
+                continue;
+            }
+            self.serial = self.serial.wrapping_add(1);
+            piece.serial = Some(self.serial);
+            if piece.is_flush() {
+                piece.covers = self.losses.covers();
+            }
+            let cookie = u64::from(self.serial) << 32 | key as u64;
+            return Some((key, request(&self.pieces[key], cookie, self.flags, self.mutation)));
+        }
+    }
+
+    fn is_lost(&self, key: Key) -> bool {
+        let piece = &self.pieces[key];
+        self.losses.concerns(piece.heard) && self.mutation != Mutation::PretendFlush
+    }
+
+    /// The request in flight that a reply names (C1).
+    pub(crate) fn in_flight(&mut self, cookie: u64) -> Option<Key> {
+        let key = (cookie & u64::from(u32::MAX)) as usize;
+        let serial = self.pieces.get(key)?.serial?;
+        let checked = self.mutation != Mutation::CookieUnchecked;
+        (!checked || u64::from(serial) == cookie >> 32).then_some(key)
+    }
+
+    pub(crate) fn piece(&mut self, key: Key) -> &mut Piece {
+        &mut self.pieces[key]
+    }
+
+    /// The reply has come, but its outcome can't be told yet.
+    pub(crate) fn taken(&mut self, key: Key) {
+        self.pieces[key].serial = None;
+    }
+
+    /// The server has answered.
+    pub(crate) fn answered(&mut self, key: Key, status: Status, stats: &Stats) {
+        let lost = self.is_lost(key);
+        let piece = &mut self.pieces[key];
+        piece.serial = None;
+        if piece.is_flush() {
+            if status == Status::Ok {
+                self.losses.settle(piece.covers);
+            } else {
+                self.losses.flush_failed();
+            }
+            let failed = status == Status::Ok && lost && piece.op == Op::Flush;
+            return self.end_piece(key, if failed { Status::Io } else { status }, stats); // C5
+        }
+        if status == Status::Ok && piece.op.is_write() {
+            let fua = piece.flags.contains(Flags::FUA);
+            let has = |flag| self.flags.contains(flag);
+            if fua && !has(ExportFlags::FUA) && has(ExportFlags::FLUSH) {
+                piece.stage = Stage::FlushAfter;
+                self.queue.push_back(key);
+                return;
+            }
+            if !(fua && has(ExportFlags::FUA)) {
+                self.losses.acknowledge();
+            }
+        }
+        self.end_piece(key, status, stats);
+    }
+
+    fn end_piece(&mut self, key: Key, status: Status, stats: &Stats) {
+        let piece = self.pieces.remove(key);
+        self.guards.orphan(key);
+        let nth = piece.bio as usize;
+        let whole = &mut self.bios[nth];
+        whole.left -= 1;
+        if whole.status == Status::Ok {
+            whole.status = status;
+        }
+        if whole.left > 0 {
+            return;
+        }
+        let Whole { done, ticket, opener, status, .. } = self.bios.remove(nth);
+        if piece.op == Op::Flush && status != Status::Ok {
+            self.losses.tell(opener);
+        }
+        drop(piece); // C3: its buffers are the client's again
+        stats.end(ticket, status);
+        done.complete(status);
+    }
+
+    /// The connection is lost: what was in flight on it waits to be sent again.
+    pub(crate) fn lost(&mut self, link: LinkId, now: Nanos, stats: &Stats) {
+        let in_flight: Vec<Key> =
+            self.pieces.iter().filter(|(_, p)| p.serial.is_some()).map(|(key, _)| key).collect();
+        for &key in in_flight.iter().rev() {
+            let piece = &mut self.pieces[key];
+            piece.serial = None;
+            piece.since.get_or_insert(now);
+            piece.fill.clear();
+            piece.chunks = 0;
+            piece.failed = None;
+            if piece.changes() {
+                let (start, end) = (piece.offset, piece.end());
+                self.guards.add(link, key, start, end);
+            }
+            self.queue.push_front(key);
+        }
+        // Whoever submits while there is no connection waits from then on, the others from now on.
+        for &key in &self.queue {
+            let piece = &mut self.pieces[key];
+            piece.since.get_or_insert(now);
+            // What a flush was to make durable may be gone: the whole request once more.
+            if self.mutation != Mutation::ForgetFuaWrite {
+                piece.stage = Stage::Itself;
+            }
+        }
+        self.losses.connection_lost();
+        if self.mutation == Mutation::ForgetInFlight {
+            for key in in_flight {
+                if self.pieces[key].op.is_write() {
+                    self.queue.retain(|k| *k != key);
+                    self.end_piece(key, Status::Ok, stats);
+                }
+            }
+        }
+    }
+
+    /// A new connection is there.
+    pub(crate) fn connected(&mut self) {
+        // One that was never sent has waited for nothing that it had to do with.
+        for &key in &self.queue {
+            if self.pieces[key].send == 0 {
+                self.pieces[key].since = None;
+            }
+        }
+    }
+
+    /// Nothing of `link` can land any more: what was held because of it may go.
+    pub(crate) fn release(&mut self, link: LinkId) {
+        self.guards.release(link);
+        while let Some(key) = self.held.pop_back() {
+            self.queue.push_front(key);
+        }
+    }
+
+    /// Fails what has waited for `timeout`.
+    pub(crate) fn expire(&mut self, now: Nanos, timeout: Nanos, connected: bool, stats: &Stats) {
+        let late = |work: &Work, key: &Key| {
+            work.pieces[*key].since.is_some_and(|since| since + timeout <= now)
+        };
+        let mut over: Vec<Key> = self.held.iter().copied().filter(|k| late(self, k)).collect();
+        if !connected {
+            over.extend(self.queue.iter().copied().filter(|k| late(self, k)));
+        }
+        self.fail(&over, stats);
+    }
+
+    /// Fails everything that is not in flight.
+    pub(crate) fn fail_waiting(&mut self, stats: &Stats) {
+        let all: Vec<Key> = self.queue.iter().chain(&self.held).copied().collect();
+        self.fail(&all, stats);
+    }
+
+    fn fail(&mut self, keys: &[Key], stats: &Stats) {
+        if keys.is_empty() {
+            return;
+        }
+        let keys: BTreeSet<Key> = keys.iter().copied().collect();
+        self.queue.retain(|key| !keys.contains(key));
+        self.held.retain(|key| !keys.contains(key));
+        for key in keys {
+            self.end_piece(key, Status::Io, stats);
+        }
+    }
+}
+
+fn request(piece: &Piece, cookie: u64, known: ExportFlags, mutation: Mutation) -> Request {
+    let mut flags = CommandFlags::empty();
+    let fua = piece.flags.contains(Flags::FUA) && known.contains(ExportFlags::FUA);
+    if fua && piece.op.is_write() && mutation != Mutation::IgnoreFua {
+        flags |= CommandFlags::FUA;
+    }
+    if piece.is_flush() {
+        return Request { flags: 0, kind: cmd::FLUSH, cookie, offset: 0, len: 0 };
+    }
+    let kind = match piece.op {
+        Op::Read => cmd::READ,
+        Op::Write => cmd::WRITE,
+        Op::Discard => cmd::TRIM,
+        Op::WriteZeroes => {
+            if piece.flags.contains(Flags::NOUNMAP) {
+                flags |= CommandFlags::NO_HOLE;
+            }
+            cmd::WRITE_ZEROES
+        }
+        Op::Flush => unreachable!("returned above"),
+    };
+    Request { flags: flags.bits(), kind, cookie, offset: piece.offset, len: piece.len }
+}

@@ -159,10 +159,19 @@ impl Context {
     /// Opens the device that `word` names: a mapped device (`NAME`, `/dev/mapper/NAME`, `dm-N`) or
     /// what the program's resolver knows. The table holds it open as long as the table lives.
     pub fn lookup(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        self.lookup_or("Device lookup failed", word)
+    }
+
+    /// The same for a target that says in its own words which of its devices was not found.
+    pub fn lookup_or(
+        &self,
+        failed: &'static str,
+        word: &str,
+    ) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let (ctx, word) = (self.clone(), word.to_owned());
         Box::pin(async move {
             let found = ctx.find(&word).await;
-            found.map_err(|e| e.within(format!("Device lookup failed: `{word}`")))
+            found.map_err(|e| e.within(format!("{failed}: `{word}`")))
         })
     }
 

@@ -120,6 +120,9 @@ impl Claims {
     }
 }
 
+/// The kernel's words.
+const CACHE_LOOKUP_FAILED: &str = "Cache data device lookup failed";
+
 fn same(a: &Weak<dyn BlockDevice>, b: &Rc<dyn BlockDevice>) -> bool {
     std::ptr::addr_eq(a.as_ptr(), Rc::as_ptr(b))
 }
@@ -131,9 +134,9 @@ async fn write_cache(
 ) -> Result<Rc<dyn Target>, Error> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let config = Config::parse(&words)?;
-    let origin = ctx.lookup(&config.origin).await?;
+    let origin = ctx.lookup_or("Origin data device lookup failed", &config.origin).await?;
     let cache = match config.mode {
-        Mode::Ssd => ctx.lookup(&config.cache).await?,
+        Mode::Ssd => ctx.lookup_or(CACHE_LOOKUP_FAILED, &config.cache).await?,
         Mode::Pmem => persistent_memory(&claims, &ctx, &config.cache).await?,
     };
     if Rc::ptr_eq(&origin, &cache) {
@@ -173,7 +176,7 @@ async fn persistent_memory(
                        is allowed, and of any file for tests; or mode `s`";
         Error::new(kind, format!("{text}: cache `{word}` can't be mapped: {allowed}"))
     })?;
-    ctx.lookup(&word).await
+    ctx.lookup_or(CACHE_LOOKUP_FAILED, &word).await
 }
 
 async fn page_cache(

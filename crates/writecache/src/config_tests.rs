@@ -27,6 +27,24 @@ fn of_a_repeated_option_the_last_wins() {
 }
 
 #[test]
+fn the_limits_of_the_kernels_ranges_are_taken_and_what_is_beyond_is_not() {
+    for (option, limit, beyond) in [
+        ("high_watermark", "100", "101"),
+        ("writeback_jobs", "4294967295", "4294967296"),
+        ("autocommit_blocks", "4294967295", "4294967296"),
+        ("autocommit_time", "3600000", "3600001"),
+        ("max_age", "86400000", "86400001"),
+        ("pause_writeback", "60000", "60001"),
+    ] {
+        let config = parse(&format!("s o c 4096 2 {option} {limit}")).unwrap();
+        assert_eq!(config.table(), format!("s o c 4096 2 {option} {limit}"));
+        parse(&format!("s o c 4096 2 {option} {beyond}")).unwrap_err();
+        config.with_option(option, beyond).unwrap_err();
+    }
+    parse("s o c 4096 4 high_watermark 40 low_watermark 40").unwrap();
+}
+
+#[test]
 fn zero_jobs_mean_unlimited_and_zero_autocommit_blocks_is_taken() {
     let config = parse("s o c 4096 4 writeback_jobs 0 autocommit_blocks 0").unwrap();
     assert_eq!((config.tuning.writeback_jobs, config.tuning.autocommit_blocks), (u32::MAX, 0));

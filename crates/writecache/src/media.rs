@@ -64,6 +64,14 @@ impl Media {
         }
     }
 
+    /// As the option `format` calls it.
+    pub(crate) fn format(&self) -> &'static str {
+        match self {
+            Media::Native(_) => "native",
+            Media::Dm(_) => "dm",
+        }
+    }
+
     /// Most blocks that may have changed without the media knowing it: at most an eighth of the
     /// slots, and no more than the format can take.
     pub(crate) fn changed_max(&self) -> u64 {

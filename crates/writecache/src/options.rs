@@ -71,9 +71,7 @@ pub(crate) fn find(word: &str) -> Result<&'static Opt, Error> {
 
 /// Those that are attributes of a device, too: all that mean something in its mode.
 pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Opt> {
-    OPTIONS
-        .iter()
-        .filter(|o| config.only_in(o.name).is_ok() && config.option_value(o.name).is_some())
+    OPTIONS.iter().filter(|o| config.only_in(o.name).is_ok())
 }
 
 /// The options that were given, each once, in the order of a table line.
@@ -124,7 +122,7 @@ fn switch(option: &str, word: &str) -> Result<bool, Error> {
 }
 
 impl Config {
-    /// An option as it is now; none for those that have no value of their own.
+    /// An option as it is now; none for the format, which the media tell.
     pub(crate) fn option_value(&self, name: &str) -> Option<String> {
         let t = &self.tuning;
         let millis = |n: Nanos| (n.0 / 1_000_000).to_string();
@@ -132,6 +130,7 @@ impl Config {
         Some(match name {
             "start_sector" => self.start_sector.0.to_string(),
             "ordered" => flag(self.ordered),
+            "adopt_origin" => flag(self.adopt_origin),
             "high_watermark" => t.high_watermark.to_string(),
             "low_watermark" => t.low_watermark.to_string(),
             "writeback_jobs" if t.writeback_jobs == u32::MAX => "0".to_owned(),

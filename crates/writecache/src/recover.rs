@@ -62,6 +62,16 @@ pub(crate) fn io_error(config: &Config, what: &str, status: Status) -> Error {
     Error::io(format!("cache device {}: {what}: {status}", config.cache))
 }
 
+/// The kernel's words for a device that can't be formatted because it fails.
+pub(crate) fn not_initialized(e: Error) -> Error {
+    if e.kind() == ErrorKind::Io { e.within("Unable to initialize device") } else { e }
+}
+
+fn no_space(config: &Config, e: &dyn std::fmt::Display) -> Error {
+    let text = format!("Invalid device size: {}: {e}", config.cache);
+    Error::new(ErrorKind::NoSpace, text)
+}
+
 /// Parts of the area read in their order, with several reads under way.
 pub(crate) struct ReadAhead<'a> {
     config: &'a Config,
@@ -143,7 +153,10 @@ impl Cache {
         let area = device.limits().capacity.saturating_sub(config.start_sector).bytes();
         let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
             Some(found) => found,
-            None => (format_device(&config, &*origin, &*device, area, sectors).await?, true),
+            None => {
+                let formatted = format_device(&config, &*origin, &*device, area, sectors).await;
+                (formatted.map_err(not_initialized)?, true)
+            }
         };
         check_superblock(&config, &superblock, area, sectors)?;
         let blocks = sectors.0 / config.block_sectors();
@@ -237,8 +250,7 @@ async fn find_superblock(
 ) -> Result<Option<(Superblock, bool)>, Error> {
     let end = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
     if area < end {
-        Geometry::compute(area, config.block_size)
-            .map_err(|e| Error::new(ErrorKind::NoSpace, e.to_string()))?;
+        Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
     }
     let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
     let mut blank = [false; 4];
@@ -292,8 +304,7 @@ async fn format_device(
     area: u64,
     sectors: Sector,
 ) -> Result<Superblock, Error> {
-    let geometry = Geometry::compute(area, config.block_size)
-        .map_err(|e| Error::new(ErrorKind::NoSpace, e.to_string()))?;
+    let geometry = Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
     let (a, b) = (reactor::random().to_le_bytes(), reactor::random().to_le_bytes());
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&a);

@@ -21,7 +21,7 @@ use crate::cache::Cache;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::dm::{Dm, touched_units, unit_bytes};
 use crate::media::Media;
-use crate::recover::{ReadAhead, damaged, io_error, read_area};
+use crate::recover::{ReadAhead, damaged, io_error, not_initialized, read_area};
 use crate::slots::Rebuild;
 
 /// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
@@ -52,7 +52,7 @@ impl Cache {
             Err(refusal) if !first.read(is_blank) => return Err(refused(&config, &refusal)),
             Err(_) => {
                 refuse_native(&config, &*device, area).await?;
-                format_device(&config, &*device, area).await?
+                format_device(&config, &*device, area).await.map_err(not_initialized)?
             }
         };
         let geometry = superblock

@@ -128,6 +128,7 @@ impl Cache {
         let costs = self.writeback.costs();
         let value = match name {
             "error" => return Ok(self.errno().to_string()),
+            "format" => return Ok(self.media.format().to_owned()),
             "total_blocks" => u64::from(self.geometry.slots),
             "free_blocks" => u64::from(self.free_blocks()),
             "writeback_blocks" => self.writeback.blocks(),

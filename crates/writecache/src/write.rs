@@ -10,7 +10,7 @@ use reactor::BioFuture;
 use smallvec::SmallVec;
 
 use crate::cache::{Cache, reclaim_reserve};
-use crate::config::Mutation;
+use crate::config::{Mode, Mutation};
 use crate::slots::State;
 
 /// Runs of slots that one bio writes at once before it waits for them.
@@ -143,7 +143,11 @@ impl Cache {
             let crc = self.checksum_of(bufs, index);
             let mut map = self.slots.borrow_mut();
             match map.find(block) {
-                Some(old) if old.committed => self.stats.write_hits_committed.add(1),
+                Some(old) if old.committed => {
+                    self.stats.write_hits_committed.add(1);
+                    // As the kernel counts: its mode s overwrites the block where it is.
+                    self.stats.writes_allocated.add(u64::from(self.config.mode == Mode::Pmem));
+                }
                 Some(_) => self.stats.write_hits_uncommitted.add(1),
                 None => self.stats.writes_allocated.add(1),
             }

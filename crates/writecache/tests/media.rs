@@ -357,7 +357,9 @@ fn a_device_that_is_too_small_is_refused_with_the_size_it_would_need() {
         let lab = Lab::new(256, kib, "");
         let error = lab.life(async |_| ()).expect_err("opened");
         assert_eq!(error.kind(), ErrorKind::NoSpace);
-        assert!(error.chain().contains("needs at least 408 KiB"), "{}", error.chain());
+        let text = error.chain();
+        assert!(text.contains("Invalid device size"), "{text}");
+        assert!(text.contains("needs at least 408 KiB"), "{text}");
         assert!(lab.image().iter().all(|byte| *byte == 0), "nothing was written");
     }
     Lab::new(256, 408, "").life(async |_| ()).unwrap();

@@ -10,6 +10,7 @@
 //!     ├─ mounted   devices as files
 //!     ├─ stamp     writes blocks that say what they are; knows what a crash may leave of them
 //!     ├─ client    a small NBD client for stamps, and for what no decent client sends
+//!     ├─ loops     loop devices and mounts
 //!     ├─ undo      mounts, loop devices and folders that go however a program ends
 //!     └─ process   children with an end: output, deadline, and none left behind
 //! ```
@@ -24,6 +25,7 @@ pub mod binary;
 pub mod client;
 pub mod daemon;
 pub mod fio;
+pub mod loops;
 pub mod mounted;
 pub mod pond;
 pub mod process;

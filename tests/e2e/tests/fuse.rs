@@ -12,6 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use e2e::fio::Fio;
+use e2e::loops::Loop;
 use e2e::mounted::{file, fuse};
 use e2e::pond::{Pond, clients};
 use e2e::process::{Job, run};
@@ -26,6 +27,11 @@ const MEMORY: (&str, &str) = ("lin", "0 131072 linear mem:64M 0");
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// As a shell opens an attribute to set it, but for O_TRUNC.
+fn open_to_write(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).open(path)
 }
 
 /// Bytes that tell where they belong.
@@ -303,7 +309,7 @@ fn attributes_are_read_and_set_as_in_sysfs() {
     pond.verb(&["resume", "lin"]);
 
     let folder = pond.mount().join("sys/block/lin");
-    let open_for = |path: &str| OpenOptions::new().write(true).open(folder.join(path));
+    let open_for = |path: &str| open_to_write(&folder.join(path));
     let errno = |e: std::io::Error| e.raw_os_error();
     let denied = Some(Errno::ACCESS.raw_os_error());
     assert_eq!(errno(open_for("size").unwrap_err()), denied);
@@ -331,6 +337,43 @@ fn attributes_are_read_and_set_as_in_sysfs() {
     let mut names: Vec<_> = names.drain(..).map(|e| e.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["lin", "mem:64M"]);
+}
+
+#[test]
+fn the_options_of_a_write_cache_are_files() {
+    if !fuse() {
+        return;
+    }
+    let table = "0 65536 writecache s mem:32M mem:16M 4096 2 start_sector 8";
+    let pond = Pond::start_mounted(&[], &[("wc", table)]);
+    let folder = pond.mount().join("sys/block/wc");
+    let errno = |e: std::io::Error| e.raw_os_error();
+    for (option, default, good, bad) in [
+        ("high_watermark", "50", "70", "101"),
+        ("low_watermark", "45", "70", "71"),
+        ("max_age", "none", "86400000", "86400001"),
+        ("pause_writeback", "3000", "0", "60001"),
+        ("cleaner", "0", "1", "2"),
+        ("fail_mode", "retry", "kernel", "stop"),
+    ] {
+        assert_eq!(attribute(&pond, "wc", option), format!("{default}\n"));
+        std::fs::write(folder.join(option), format!("{good}\n")).unwrap();
+        assert_eq!(attribute(&pond, "wc", option), format!("{good}\n"));
+        let wrong = open_to_write(&folder.join(option)).unwrap().write(bad.as_bytes());
+        assert_eq!(errno(wrong.unwrap_err()), Some(Errno::INVAL.raw_os_error()), "{option} {bad}");
+        assert_eq!(attribute(&pond, "wc", option), format!("{good}\n"));
+    }
+    let shown = pond.verb(&["table", "wc"]);
+    let given = "13 start_sector 8 high_watermark 70 low_watermark 70 max_age 86400000 cleaner \
+                 pause_writeback 0 fail_mode kernel";
+    assert!(shown.contains(given), "{shown}");
+    for (fixed, value) in
+        [("start_sector", "8"), ("format", "native"), ("ordered", "0"), ("adopt_origin", "0")]
+    {
+        assert_eq!(attribute(&pond, "wc", fixed), format!("{value}\n"));
+        let denied = open_to_write(&folder.join(fixed)).unwrap_err();
+        assert_eq!(errno(denied), Some(Errno::ACCESS.raw_os_error()), "{fixed}");
+    }
 }
 
 #[test]
@@ -404,29 +447,6 @@ fn a_leaf_that_no_file_can_be_named_after_spoils_no_list() {
     }
 }
 
-/// A loop device on a file, taken down when dropped.
-struct Loop(String);
-
-impl Loop {
-    /// None, said aloud, where there are no loop devices or this is not root.
-    fn on(file: &Path) -> Option<Loop> {
-        let mut losetup = Command::new("losetup");
-        losetup.args(["--find", "--show", "--direct-io=on"]).arg(file);
-        let ended = run(&mut losetup, LIMIT).unwrap();
-        if ended.code != 0 {
-            println!("skipped: needs loop devices, and root: {}", ended.complaint());
-            return None;
-        }
-        Some(Loop(ended.stdout.trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = run(Command::new("losetup").args(["-d", &self.0]), LIMIT);
-    }
-}
-
 /// mkfs, mount, copy, unmount, check, mount again, compare.
 fn file_system_on_a_loop_device(mkfs: &str, check: &[&str], size_mib: u64) {
     let tools = [mkfs, check[0], "losetup", "mount", "umount"];
@@ -436,7 +456,7 @@ fn file_system_on_a_loop_device(mkfs: &str, check: &[&str], size_mib: u64) {
     let table = format!("0 {} linear mem:{size_mib}M 0", size_mib * 2048);
     let pond = Pond::start_mounted(&[], &[("disk", &table)]);
     let Some(disk) = Loop::on(&file(&pond, "disk")) else { return };
-    let disk = Path::new(&disk.0);
+    let disk = disk.device();
     let (place, data) = (pond.path("place"), pond.path("data"));
     std::fs::create_dir(&place).unwrap();
     std::fs::write(&data, pattern(20_000_001, 4)).unwrap();

@@ -39,8 +39,14 @@ impl Trouble {
     pub(crate) fn ioctl(ioctl: &str, name: &str, f: &Failure) -> Trouble {
         // That nobody answers is about no device.
         let Some(kind) = f.kind() else { return Trouble::from(f.clone()) };
-        // The kernel says so of a name that is taken.
-        let errno = if kind == ErrorKind::Exists { ErrorKind::Busy.errno() } else { f.errno };
+        // The kernel says so of a name that is taken, and of what a table names in vain.
+        let errno = if kind == ErrorKind::Exists {
+            ErrorKind::Busy.errno()
+        } else if kind == ErrorKind::NotFound && !is_gone(name, f) {
+            ErrorKind::NoDevice.errno()
+        } else {
+            f.errno
+        };
         Trouble::failed(format!(
             "device-mapper: {ioctl} ioctl on {name}  failed: {}\n{}",
             strerror(errno),
@@ -97,6 +103,12 @@ mod tests {
             Trouble::ioctl("create", "wc", &taken).text(),
             "device-mapper: create ioctl on wc  failed: Device or resource busy\n\
              millpond: wc: a device of this name exists already (EEXIST)\nCommand failed.\n"
+        );
+        let lacking = Failure::new(ErrorKind::NotFound, "wc: line 1: linear: no such file");
+        assert_eq!(
+            Trouble::ioctl("reload", "wc", &lacking).text(),
+            "device-mapper: reload ioctl on wc  failed: No such device\n\
+             millpond: wc: line 1: linear: no such file (ENXIO)\nCommand failed.\n"
         );
         let silent = Failure::unreachable("no daemon answers");
         assert_eq!(

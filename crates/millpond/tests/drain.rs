@@ -66,3 +66,27 @@ fn a_drain_that_a_signal_stops_says_what_is_left_and_can_be_taken_up_again() {
     pond.cli(&["drain", "wc"]).ok();
     assert_drained(&pond, &origin);
 }
+
+#[test]
+fn by_the_api_a_drain_outlives_its_client_and_is_stopped_by_another() {
+    let pond = Pond::start();
+    dirty(&pond);
+    let put = |value: &str, limit: &str| {
+        let body = format!("{{\"value\": \"{value}\"}}");
+        pond.curl("PUT", "/v1/devices/wc/attributes/drain", &["-m", limit, "-d", &body])
+    };
+    // At this rate it takes 256 seconds; the client waits for a tenth of one.
+    assert_eq!(put("rate=4096", "0.1").0, "000");
+    let state = || pond.cli(&["get", "wc", "drain_state"]).ok();
+    while !state().starts_with("running done=") {
+        assert_ne!(pond.cli(&["get", "wc", "dirty_blocks"]).ok(), "0\n", "it was not slow");
+    }
+    let (status, said) = put("", "30");
+    assert!(status == "409" && said.contains("a drain is running"), "{status} {said}");
+    assert_eq!(put("stop", "30").0, "200");
+    while state() != "idle\n" {
+        std::thread::yield_now();
+    }
+    let (status, said) = put("within=soon", "30");
+    assert!(status == "400" && said.contains("`within=SECONDS` (1 to "), "{status} {said}");
+}

@@ -7,62 +7,62 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::pages::{PAGE_BYTES, each_part};
-
-#[derive(Debug)]
-struct Page {
-    bytes: Box<[u8]>,
-    hash: u64,
-}
-
-impl Page {
-    fn new(bytes: Box<[u8]>) -> Rc<Page> {
-        let word = |w: &[u8]| u64::from_le_bytes(w.try_into().expect("chunks of eight"));
-        let hash = bytes.chunks_exact(8).map(word).fold(0, |h, w| mix(h ^ w));
-        Rc::new(Page { bytes, hash })
-    }
-}
-
-fn mix(z: u64) -> u64 {
-    let z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z ^ (z >> 32)
-}
+use crate::pages::{Page, Pages, each_part, mix};
 
 /// What a disk holds. Pages that are not there hold zeroes.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
     pages: BTreeMap<usize, Rc<Page>>,
+    /// Of all pages, in any order.
+    sum: u64,
 }
 
 impl Image {
-    pub(crate) fn put_page(&mut self, number: usize, bytes: &[u8]) {
-        // Zeroes are the same whether they were written or not.
-        if bytes.iter().any(|&b| b != 0) {
-            self.pages.insert(number, Page::new(bytes.into()));
-        } else {
-            self.pages.remove(&number);
-        }
+    pub(crate) fn of(pages: &Pages) -> Image {
+        let mut image = Image::default();
+        pages.written().for_each(|(number, page)| image.put_page(number, page.clone()));
+        image
     }
 
-    pub(crate) fn pages(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        self.pages.iter().map(|(number, page)| (*number, &page.bytes[..]))
+    fn put_page(&mut self, number: usize, page: Rc<Page>) {
+        let hash = |page: &Page| mix(mix(page.hash() ^ mix(number as u64 + 1)) ^ page.hash());
+        // Zeroes are the same whether they were written or not.
+        let old = if page.is_zero() {
+            self.pages.remove(&number)
+        } else {
+            self.sum = self.sum.wrapping_add(hash(&page));
+            self.pages.insert(number, page)
+        };
+        self.sum = self.sum.wrapping_sub(old.map_or(0, |old| hash(&old)));
+    }
+
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (usize, &Rc<Page>)> {
+        self.pages.iter().map(|(number, page)| (*number, page))
+    }
+
+    /// Reads from the image.
+    pub fn read(&self, offset: u64, out: &mut [u8]) {
+        each_part(offset, out.len(), |number, within, part| match self.pages.get(&number) {
+            Some(page) => out[part].copy_from_slice(&page.bytes()[within]),
+            None => out[part].fill(0),
+        });
     }
 
     /// Writes into the image.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         each_part(offset, data.len(), |number, within, part| {
-            let mut bytes = match self.pages.get(&number) {
-                Some(page) => page.bytes.clone(),
-                None => vec![0; PAGE_BYTES as usize].into_boxed_slice(),
+            let mut page = match self.pages.get(&number) {
+                Some(page) => Page::clone(page),
+                None => Page::zeroed(),
             };
-            bytes[within].copy_from_slice(&data[part]);
-            self.put_page(number, &bytes);
+            page.bytes_mut()[within].copy_from_slice(&data[part]);
+            self.put_page(number, Rc::new(page));
         });
     }
 
     /// The same for equal images, and different, but for one chance in billions, for others.
     pub fn hash(&self) -> u64 {
-        self.pages.iter().fold(0, |h, (number, page)| mix(h ^ mix(page.hash ^ *number as u64)))
+        mix(self.sum)
     }
 }
 
@@ -74,6 +74,11 @@ mod tests {
     fn images_are_alike_when_their_bytes_are() {
         let (mut a, mut b) = (Image::default(), Image::default());
         a.write(4000, &[7; 200]);
+        let mut out = [0; 300];
+        a.read(3950, &mut out);
+        assert!(
+            out.iter().enumerate().all(|(n, &b)| b == if (50..250).contains(&n) { 7 } else { 0 })
+        );
         assert_ne!(a.hash(), b.hash());
         b.write(4000, &[7; 100]);
         let half = b.clone();

@@ -23,10 +23,13 @@
 //!   can't.)
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
+use crate::image::Image;
 use crate::media::{FlushMark, parts};
-use crate::pages::{Pages, pages_of};
+use crate::pages::{Page, Pages, pages_of};
 use crate::rng::Rng;
+use crate::world::Pending;
 
 /// Bytes that leave the caches at once.
 const LINE_BYTES: u64 = 64;
@@ -93,6 +96,33 @@ impl Lines {
 
     pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
         self.durable.read(offset, out);
+    }
+
+    /// Puts a page into a memory that nothing was stored to.
+    pub(crate) fn put_page(&mut self, number: usize, page: &Rc<Page>) {
+        self.visible.put_page(number, page.clone());
+        self.durable.put_page(number, page.clone());
+    }
+
+    /// What a power cut would leave if it lost all it may lose, all of it.
+    pub(crate) fn durable(&self) -> Image {
+        Image::of(&self.durable)
+    }
+
+    /// The stores that no fence has made durable, in program order, each write's that lie side by
+    /// side together: any words of them may survive (L2).
+    pub(crate) fn unfenced(&self) -> Vec<Pending> {
+        let mut by_write: BTreeMap<u64, Vec<Pending>> = BTreeMap::new();
+        for store in self.unfenced.values().flatten() {
+            let runs = by_write.entry(store.write).or_default();
+            match runs.last_mut() {
+                Some(run) if run.offset + run.data.len() as u64 == store.offset => {
+                    run.data.extend_from_slice(&store.data);
+                }
+                _ => runs.push(Pending { offset: store.offset, data: store.data.clone() }),
+            }
+        }
+        by_write.into_values().flatten().collect()
     }
 
     /// A write is submitted: it is copied. Returns its name for `complete`.
@@ -305,6 +335,23 @@ mod tests {
             seen.insert(after);
         }
         seen
+    }
+
+    #[test]
+    fn what_a_cut_may_lose_is_what_no_fence_covers_and_of_each_write_together() {
+        let mut lines = Lines::new(1 << 16);
+        let first = lines.store(0, &[1; 64]);
+        lines.complete(first, false);
+        lines.flush(lines.flush_mark());
+        let second = lines.store(32, &[2; 128]);
+        lines.store(64, &[3; 8]);
+        let pending = |offset, byte, len| Pending { offset, data: vec![byte; len] };
+        assert_eq!(lines.unfenced(), [pending(32, 2, 128), pending(64, 3, 8)]);
+        let mut durable = Image::default();
+        durable.write(0, &[1; 64]);
+        assert_eq!(lines.durable().hash(), durable.hash());
+        lines.complete(second, true);
+        assert_eq!(lines.unfenced(), [pending(64, 3, 8)]);
     }
 
     #[test]

@@ -17,11 +17,12 @@
 //!   failure (it may be lost at any cut until it is rewritten).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use block::SECTOR_SIZE;
 
 use crate::image::Image;
-use crate::pages::{Pages, pages_of};
+use crate::pages::{Page, Pages, pages_of};
 use crate::rng::Rng;
 use crate::world::Pending;
 
@@ -95,9 +96,7 @@ impl Media {
     /// What a power cut would leave if it lost all it may lose, all of it.
     pub(crate) fn durable(&self) -> Image {
         let history = self.history.as_ref().expect("a disk that keeps history");
-        let mut image = Image::default();
-        history.durable.written().for_each(|(number, bytes)| image.put_page(number, bytes));
-        image
+        Image::of(&history.durable)
     }
 
     /// The writes of the volatile cache, oldest first, as far as no newer durable version of their
@@ -120,6 +119,14 @@ impl Media {
             pending.extend(run);
         }
         pending
+    }
+
+    /// Puts a page on a medium that nothing was written to.
+    pub(crate) fn put_page(&mut self, number: usize, page: &Rc<Page>) {
+        self.visible.put_page(number, page.clone());
+        if let Some(h) = &mut self.history {
+            h.durable.put_page(number, page.clone());
+        }
     }
 
     /// A write completes.

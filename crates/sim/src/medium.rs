@@ -2,9 +2,12 @@
 //! What a device of the world keeps its bytes in: a disk behind a volatile cache, or memory behind
 //! the caches of the CPU.
 
+use std::rc::Rc;
+
 use crate::image::Image;
 use crate::lines::Lines;
 use crate::media::{FlushMark, InFlight, Media};
+use crate::pages::Page;
 use crate::rng::Rng;
 use crate::world::Pending;
 
@@ -32,18 +35,22 @@ impl Medium {
     pub(crate) fn durable(&self) -> Image {
         match self {
             Medium::Disk(media) => media.durable(),
-            Medium::Memory(_) => {
-                panic!("of memory words survive, not writes: cut its power instead")
-            }
+            Medium::Memory(lines) => lines.durable(),
         }
     }
 
     pub(crate) fn unflushed(&self) -> Vec<Pending> {
         match self {
             Medium::Disk(media) => media.unflushed(),
-            Medium::Memory(_) => {
-                panic!("of memory words survive, not writes: cut its power instead")
-            }
+            Medium::Memory(lines) => lines.unfenced(),
+        }
+    }
+
+    /// Puts a page, durably, on a medium that nothing was written to.
+    pub(crate) fn put_page(&mut self, number: usize, page: &Rc<Page>) {
+        match self {
+            Medium::Disk(media) => media.put_page(number, page),
+            Medium::Memory(lines) => lines.put_page(number, page),
         }
     }
 

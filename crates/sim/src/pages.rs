@@ -1,14 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sparse memory: pages that were never written hold zeroes and take no room.
+//! Sparse memory: pages that were never written hold zeroes and take no room. Copies share pages
+//! until one of them is written.
+
+use std::cell::OnceCell;
+use std::rc::Rc;
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// To compare with: a slice comparison is many times as fast as a look at each byte.
 static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
+/// A page, and its hash once somebody has asked for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    bytes: Box<[u8]>,
+    hash: OnceCell<u64>,
+}
+
+impl Page {
+    pub(crate) fn zeroed() -> Page {
+        Page { bytes: vec![0; PAGE_BYTES as usize].into(), hash: OnceCell::new() }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// To be changed.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.hash = OnceCell::new();
+        &mut self.bytes
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        let word = |w: &[u8]| u64::from_le_bytes(w.try_into().expect("chunks of eight"));
+        let all = || self.bytes.chunks_exact(8).map(word).fold(0, |h, w| mix(h ^ w));
+        *self.hash.get_or_init(all)
+    }
+
+    pub(crate) fn is_zero(&self) -> bool {
+        self.hash() == 0 && *self.bytes == ZERO_PAGE
+    }
+}
+
+/// Zero for zero.
+pub(crate) fn mix(z: u64) -> u64 {
+    let z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z ^ (z >> 32)
+}
+
 /// Bytes by offset, in pages of 4 KiB.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    pages: Vec<Option<Box<[u8]>>>,
+    pages: Vec<Option<Rc<Page>>>,
 }
 
 impl Pages {
@@ -19,7 +62,7 @@ impl Pages {
 
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         each_part(offset, out.len(), |page, within, part| match &self.pages[page] {
-            Some(bytes) => out[part].copy_from_slice(&bytes[within]),
+            Some(found) => out[part].copy_from_slice(&found.bytes[within]),
             None => out[part].fill(0),
         });
     }
@@ -30,8 +73,8 @@ impl Pages {
             if self.pages[page].is_none() && *data == ZERO_PAGE[within.clone()] {
                 return;
             }
-            let bytes = self.pages[page].get_or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
-            bytes[within].copy_from_slice(data);
+            let page = self.pages[page].get_or_insert_with(|| Rc::new(Page::zeroed()));
+            Rc::make_mut(page).bytes_mut()[within].copy_from_slice(data);
         });
     }
 
@@ -41,9 +84,14 @@ impl Pages {
     }
 
     /// The pages that were written.
-    pub(crate) fn written(&self) -> impl Iterator<Item = (usize, &[u8])> {
+    pub(crate) fn written(&self) -> impl Iterator<Item = (usize, &Rc<Page>)> {
         let pages = self.pages.iter().enumerate();
-        pages.filter_map(|(number, page)| Some((number, page.as_deref()?)))
+        pages.filter_map(|(number, page)| Some((number, page.as_ref()?)))
+    }
+
+    /// Puts a whole page in its place.
+    pub(crate) fn put_page(&mut self, number: usize, page: Rc<Page>) {
+        self.pages[number] = Some(page);
     }
 
     /// Bytes of memory that the contents take.

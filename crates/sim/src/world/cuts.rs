@@ -8,7 +8,8 @@ use super::ops::What;
 use super::{World, index, usize_of};
 use crate::image::Image;
 
-/// A write that a power cut may lose, keep or tear.
+/// A write that a power cut may lose, keep or tear: on a disk sector by sector, in memory word by
+/// word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
     /// Where it goes.
@@ -18,13 +19,14 @@ pub struct Pending {
 }
 
 impl World {
-    /// What is sure to survive a power cut now. Only a disk that keeps history knows.
+    /// What is sure to survive a power cut now. Only memory, and a disk that keeps history, know.
     pub fn durable(&self, file: FileId) -> Image {
         self.disks[index(file)].media.durable()
     }
 
     /// The writes that a power cut now may lose: those of the volatile cache, oldest first, without
-    /// what a newer durable one has outlawed; then those in flight, in the order of submission.
+    /// what a newer durable one has outlawed; then those in flight, in the order of submission. In
+    /// memory, which has both alike: those with stores that no fence covers.
     pub fn pending(&self, file: FileId) -> Vec<Pending> {
         let mut pending = self.disks[index(file)].media.unflushed();
         let here = self.ops.iter().filter(|(_, op)| op.disk == index(file));
@@ -47,9 +49,7 @@ impl World {
     /// Puts an image on a disk that nothing was written to, durably, taking no time.
     pub fn put_image(&mut self, file: FileId, image: &Image) {
         let disk = &mut self.disks[index(file)];
-        for (number, bytes) in image.pages() {
-            disk.media.write(number as u64 * bytes.len() as u64, bytes, true);
-        }
+        image.pages().for_each(|(number, page)| disk.media.put_page(number, page));
     }
 
     /// A number that changes with whatever changes what a power cut may leave.

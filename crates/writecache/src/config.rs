@@ -113,6 +113,36 @@ pub enum Mutation {
     OldNotKept,
     /// Ordered: epochs are merged although the second has other blocks too.
     UnsafeMerge,
+    /// The media are read when a table is loaded, while an older instance may still write.
+    OpenWhenLoaded,
+    /// A suspend does not wait for writes of the origin that are in flight.
+    SuspendInFlight,
+    /// The flush of a commit is sent with its records, not after them.
+    FlushBeforeRecords,
+    /// A write that completes after one that began later enters the map, but not the log.
+    CompletionOrder,
+    /// A checkpoint says that the log begins where it ends, though the map changed meanwhile.
+    CheckpointStartLate,
+    /// What recovery cut off at the end of the log stays there.
+    TailKept,
+    /// A torn record at the end of the log stays there.
+    TornTailKept,
+    /// A discard takes blocks out of the map, but not out of the log.
+    DiscardUnlogged,
+    /// A discard does not lock its range against writeback.
+    ClearUnlocked,
+    /// The log calls a block clean while a discard changes the origin.
+    StaleClean,
+    /// After a flush clean copies leave the map, but not the log.
+    CleanKeptInLog,
+    /// Whatever the block holds by now counts as written back.
+    RetireNewer,
+    /// A block is written back while an older version of it is on its way.
+    TwoWritesInFlight,
+    /// Reclaim takes dirty blocks, too.
+    EvictDirty,
+    /// Blocks in flight to the origin are counted, and never counted off.
+    LeakedCount,
 }
 
 /// What may be changed while the device is in use (C1).

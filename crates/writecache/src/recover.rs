@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Reads metadata only, and the data of the newest batch: the one that no record calls durable.
-//! Writes only to format, to mend superblock copies that disagree, and to blank the first record
-//! behind the end of the chain, so that a tail cut off once can't join the chain again later.
-//! Recovering again then changes nothing.
+//! Writes only to format, to mend superblock copies that disagree, and to blank the first unit
+//! behind the end of the chain, so that a tail cut off once can't join the chain again later, nor a
+//! torn record become whole by a part of the next one. Recovering again then changes nothing.
 //!
 //! A chain ends at the first unit that does not fit. That is the torn end of the log, unless a
 //! later record says that the unit was durable: then it is rot, and the cache refuses to open
@@ -22,7 +22,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
 use format::{
     CheckpointRef, Damage, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, SUPERBLOCK_COPIES,
-    Superblock, UNIT, decode_record,
+    Superblock, UNIT, decode_record, is_blank,
 };
 use reactor::{BioFuture, WaitList};
 
@@ -56,6 +56,8 @@ pub(crate) struct LogEnd {
     pub(crate) epoch: u64,
     /// Whether the unit after the last good record holds a record that was cut off.
     pub(crate) cut_off: bool,
+    /// Whether that unit is neither blank nor a record: torn, it may be.
+    pub(crate) torn: bool,
 }
 
 pub(crate) fn io_error(config: &Config, what: &str, status: Status) -> Error {
@@ -171,13 +173,10 @@ impl Cache {
             superblock.generation += 1;
             write_copies(&config, &*device, &superblock).await?;
         }
-        if end.cut_off {
-            let blank = Buf::zeroed(UNIT);
+        let cut_off = end.cut_off && config.mutation != Mutation::TailKept;
+        if cut_off || (end.torn && config.mutation != Mutation::TornTailKept) {
             let offset = superblock.geometry().log_offset(end.last.0 + 1);
-            let at = config.start_sector + Sector::from_bytes(offset);
-            reactor::write(&*device, Flags::META, Class::Foreground, at, blank.into())
-                .await
-                .map_err(|status| io_error(&config, "write log", status))?;
+            blank_unit(&config, &*device, offset).await?;
         }
         // What was read may still be in the device's volatile cache: make it durable before
         // anything is built upon it.
@@ -201,6 +200,23 @@ impl Cache {
         cache.retell.set(retell);
         Ok(cache)
     }
+}
+
+/// Blanks a unit. First its magic, which is one word: while the rest is torn, whatever comes of it
+/// is no record.
+async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> Result<(), Error> {
+    let headless = read_area(config, device, offset, UNIT, "read log").await?;
+    headless.write(|unit| unit[..8].fill(0));
+    for unit in [headless, Buf::zeroed(UNIT)] {
+        let at = config.start_sector + Sector::from_bytes(offset);
+        reactor::write(device, Flags::META, Class::Foreground, at, unit.into())
+            .await
+            .map_err(|status| io_error(config, "write log", status))?;
+        reactor::flush(device, Class::Foreground)
+            .await
+            .map_err(|status| io_error(config, "flush", status))?;
+    }
+    Ok(())
 }
 
 /// What checkpoint and log say.
@@ -433,7 +449,7 @@ impl Recovery<'_> {
         let mut broken = None;
         // The record before the first unsettled one, and whether the unit after the chain is a
         // record that does not belong.
-        let (mut before, mut foreign_next) = (last, false);
+        let (mut before, mut foreign_next, mut torn) = (last, false, false);
         let mut unsettled: Vec<(u64, u32, Vec<Entry>)> = Vec::new();
         let mut reads = ReadAhead::new(self.config, self.device, "read log");
         let from_start = (start % log_units) * UNIT as u64;
@@ -453,6 +469,7 @@ impl Recovery<'_> {
                         .map(|r| (r.header, r.crc, r.entries().take(count).collect::<Vec<_>>()))
                 });
                 let Some((header, crc, entries)) = decoded else {
+                    torn |= broken.is_none() && !buf.read(|b| is_blank(&b[at..at + UNIT]));
                     broken = broken.or(Some(seq));
                     seq += 1;
                     continue;
@@ -496,7 +513,7 @@ impl Recovery<'_> {
         }
         // Cut off for its data, or for its place in the chain although it is a whole record.
         let cut_off = last.0 < read_to || foreign_next;
-        Ok(LogEnd { last, epoch, cut_off })
+        Ok(LogEnd { last, epoch, cut_off, torn: torn && !cut_off })
     }
 
     /// Whether the slots hold what the entries say.

@@ -49,10 +49,14 @@ impl Cache {
         let first = read_first(&config, &*device, area).await?;
         let superblock = match first.read(Superblock::decode) {
             Ok(found) => found,
-            Err(refusal) if !first.read(is_blank) => return Err(refused(&config, &refusal)),
-            Err(_) => {
+            Err(refusal) => {
+                let fresh = fresh(&config, area)?;
+                if !first.read(|first| is_blank(first, &fresh)) {
+                    return Err(refused(&config, &refusal));
+                }
                 refuse_native(&config, &*device, area).await?;
-                format_device(&config, &*device, area).await.map_err(not_initialized)?
+                format_device(&config, &*device, &fresh).await.map_err(not_initialized)?;
+                fresh
             }
         };
         let geometry = superblock
@@ -125,14 +129,33 @@ fn too_many(geometry: &Geometry) -> Refusal {
     Refusal::Overflow { n_blocks: geometry.n_blocks() }
 }
 
-/// Whether a first unit is blank, or what a format that was cut short leaves: no header, and
-/// entries that are blank or free. The kernel would look at eight bytes only, and format anything
-/// that begins with them, a file system too.
-fn is_blank(first: &[u8]) -> bool {
-    let (header, entries) = first.split_at(HEADER_BYTES);
-    let mut entries = entries.as_chunks::<ENTRY_BYTES>().0.iter();
-    format::is_blank(header)
-        && entries.all(|e| format::is_blank(e) || Entry::decode(e) == Entry::FREE)
+/// Whether a first unit is blank, or what a format that was cut short leaves: no magic, and of the
+/// rest of the header and of free entries any words. The kernel would look at eight bytes only, and
+/// format anything that begins with them, a file system too.
+fn is_blank(first: &[u8], fresh: &Superblock) -> bool {
+    let mut formatted = Entry::FREE.encode().repeat(first.len() / ENTRY_BYTES);
+    formatted[..HEADER_BYTES].copy_from_slice(&without_magic(fresh));
+    let words = |bytes| <[u8]>::as_chunks::<8>(bytes).0.iter();
+    words(first).zip(words(&formatted)).all(|(a, b)| *a == [0; 8] || a == b)
+}
+
+/// The header but for its first word, which has magic and version.
+fn without_magic(superblock: &Superblock) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    superblock.encode(&mut header);
+    header[..8].fill(0);
+    header
+}
+
+/// The superblock of a cache that is formatted now.
+fn fresh(config: &Config, area: u64) -> Result<Superblock, Error> {
+    let geometry =
+        Geometry::compute(area, config.block_size).map_err(|refusal| no_space(config, &refusal))?;
+    if geometry.n_blocks() > SLOTS_MAX {
+        return Err(no_space(config, &too_many(&geometry)));
+    }
+    let n_blocks = geometry.n_blocks();
+    Ok(Superblock { block_size: config.block_size, n_blocks, seq_count: 0 })
 }
 
 /// A native cache whose first superblock copy was lost is no blank device.
@@ -154,20 +177,14 @@ async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> 
     Ok(())
 }
 
-/// Writes free entries with no header before them, and the header when they are durable: a format
-/// that was cut short is begun anew.
+/// Writes free entries and a header without its first word, and that word when they are durable: a
+/// format that was cut short is begun anew.
 async fn format_device(
     config: &Config,
     device: &dyn BlockDevice,
-    area: u64,
-) -> Result<Superblock, Error> {
-    let geometry =
-        Geometry::compute(area, config.block_size).map_err(|refusal| no_space(config, &refusal))?;
-    if geometry.n_blocks() > SLOTS_MAX {
-        return Err(no_space(config, &too_many(&geometry)));
-    }
-    let n_blocks = geometry.n_blocks();
-    let superblock = Superblock { block_size: config.block_size, n_blocks, seq_count: 0 };
+    superblock: &Superblock,
+) -> Result<(), Error> {
+    let geometry = superblock.geometry();
     let end = geometry.data_offset();
     let logical = u64::from(device.limits().logical_block_bytes.max(512));
     let free = |bytes: std::ops::Range<u64>| {
@@ -177,6 +194,9 @@ async fn format_device(
             let last = geometry.entries_end().clamp(bytes.start, bytes.end) - bytes.start;
             let index = |n: u64| usize::try_from(n).expect("at most 1 MiB");
             out[index(first.min(last))..index(last)].fill(0xff);
+            if bytes.start == 0 {
+                out[..HEADER_BYTES].copy_from_slice(&without_magic(superblock));
+            }
         });
         buf
     };
@@ -189,8 +209,7 @@ async fn format_device(
     flush(config, device).await?;
     let header = free(0..logical);
     header.write(|out| superblock.encode(&mut out[..HEADER_BYTES]));
-    write(config, device, 0, Flags::META | Flags::FUA, header).await?;
-    Ok(superblock)
+    write(config, device, 0, Flags::META | Flags::FUA, header).await
 }
 
 async fn write(

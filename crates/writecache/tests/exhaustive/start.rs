@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where sequences start, and what they are made of: a cache of some format on some devices, blank
+//! or used before, and the operations.
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use block::{Buf, Class, Flags, Sector, Target};
+use sim::model::Uniform;
+use sim::{Change, DiskSpec, Machine, Oracle, World, WorldRef};
+use writecache::{Config, Mode, Mutation, WriteCache};
+
+use crate::explore::{Explorer, Pace, Samples, judge_view};
+use crate::survive::{Devices, State};
+
+/// An operation. The three blocks are the first of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sym {
+    /// Writes block 0.
+    Write,
+    /// Writes block 1 with FUA.
+    Fua,
+    Flush,
+    /// The message `flush`: writes everything back.
+    Message,
+    /// Discards blocks 0 and 1, on an origin where what is discarded reads as zeroes.
+    Discard,
+}
+
+pub(crate) const ALPHABET: [Sym; 5] =
+    [Sym::Write, Sym::Fua, Sym::Flush, Sym::Message, Sym::Discard];
+
+/// The `nth` of all sequences of `len` operations.
+pub(crate) fn sequence(mut nth: u64, len: u32) -> Vec<Sym> {
+    let base = ALPHABET.len() as u64;
+    let mut digit = || {
+        let digit = nth % base;
+        nth /= base;
+        ALPHABET[index(digit)]
+    };
+    (0..len).map(|_| digit()).collect()
+}
+
+pub(crate) fn sequences(len: u32) -> u64 {
+    (ALPHABET.len() as u64).pow(len)
+}
+
+pub(crate) fn index(n: u64) -> usize {
+    usize::try_from(n).expect("few")
+}
+
+/// Where sequences start.
+pub(crate) struct Start {
+    pub(crate) config: Config,
+    pub(crate) blocks: u64,
+    pub(crate) cache_bytes: u64,
+    pub(crate) state: State,
+    pub(crate) oracle: Oracle,
+}
+
+/// A machine with both devices, and the cache on them, not yet opened.
+pub(crate) struct Life {
+    pub(crate) world: WorldRef,
+    pub(crate) machine: Machine,
+    pub(crate) devices: Devices,
+    pub(crate) target: Rc<WriteCache>,
+}
+
+impl Start {
+    /// A blank device for a cache of the native format, as small as it may be, before an origin of
+    /// zeroes. `line` has mode and options: `s`, `p`, `s fua`.
+    pub(crate) fn native(line: &str, block_size: u32, blocks: u64) -> Start {
+        let smallest = match format::Geometry::compute(0, block_size) {
+            Err(format::GeometryError::TooSmall { needed_bytes, .. }) => needed_bytes,
+            other => panic!("{other:?}"),
+        };
+        Start::blank(line, block_size, blocks, smallest)
+    }
+
+    /// A blank device for a cache of the kernel's format with so many slots.
+    pub(crate) fn dm(mode: &str, block_size: u32, blocks: u64, slots: u64) -> Start {
+        let geometry = format::dm::Geometry::of(block_size, slots).expect("a few slots");
+        Start::blank(&format!("{mode} format dm"), block_size, blocks, geometry.end_bytes())
+    }
+
+    fn blank(line: &str, block_size: u32, blocks: u64, cache_bytes: u64) -> Start {
+        let (mode, options) = line.split_once(' ').unwrap_or((line, ""));
+        let count = options.split_whitespace().count();
+        let line = format!("{mode} origin cache {block_size} {count} {options}");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        Start {
+            config: Config::parse(&words).expect("a good line"),
+            blocks,
+            cache_bytes: cache_bytes.next_multiple_of(512),
+            state: State::default(),
+            oracle: Oracle::new(blocks, block_size as usize, 1),
+        }
+    }
+
+    /// From now on with a planted fault.
+    pub(crate) fn with(mut self, mutation: Mutation) -> Start {
+        self.config.mutation = mutation;
+        self
+    }
+
+    /// After the operations, and a power cut that loses all it may.
+    pub(crate) fn after(self, lives: &[&[Sym]]) -> Start {
+        let mut start = self;
+        for ops in lives {
+            let life = start.boot(&start.state, 7);
+            let oracle = Rc::new(RefCell::new(start.oracle.clone()));
+            let (target, judge, ops) = (life.target.clone(), oracle.clone(), ops.to_vec());
+            let work = async move {
+                target.clone().resume().await.expect("it opens");
+                for op in ops {
+                    perform(op, &target, &judge).await.expect("nothing fails");
+                }
+            };
+            life.machine.block_on(work).expect("no cut is planned");
+            start.state = life.end();
+            start.oracle = oracle.borrow().clone();
+            start.oracle.crash();
+            let mut view = Explorer::new(&start, Pace::OneByOne, Samples::default());
+            let view = view.recover(&start.state, 0);
+            judge_view(&mut start.oracle, &view.expect("it recovers")).expect("a good start");
+        }
+        start
+    }
+
+    /// Fills the whole device once, before anything else.
+    pub(crate) fn filled(mut self) -> Start {
+        let life = self.boot(&self.state, 5);
+        let oracle = Rc::new(RefCell::new(self.oracle.clone()));
+        let (target, judge, blocks) = (life.target.clone(), oracle.clone(), self.blocks);
+        let work = async move {
+            target.clone().resume().await.expect("it opens");
+            for block in 0..blocks {
+                write(block..block + 1, Flags::empty(), &target, &judge).await.expect("written");
+            }
+            perform(Sym::Flush, &target, &judge).await.expect("flushed");
+        };
+        life.machine.block_on(work).expect("no cut is planned");
+        self.state = life.end();
+        self.oracle = oracle.borrow().clone();
+        self
+    }
+
+    pub(crate) fn boot(&self, state: &State, seed: u64) -> Life {
+        let world = World::calm(seed);
+        let block_sectors = Sector::from_bytes(u64::from(self.config.block_size)).0;
+        let sectors = Sector(self.blocks * block_sectors);
+        let is_memory = self.config.mode == Mode::Pmem;
+        let model = |seed| Box::new(Uniform::new(seed, 20_000, 60_000));
+        let capacity = Sector::from_bytes(self.cache_bytes);
+        let cache = match is_memory {
+            true => DiskSpec::memory("cache", capacity, model(seed + 1)),
+            false => DiskSpec::new("cache", capacity, model(seed + 1)),
+        };
+        let origin = world.borrow_mut().add_disk(DiskSpec::new("origin", sectors, model(seed)));
+        let cache = world.borrow_mut().add_disk(cache);
+        world.borrow_mut().put_image(origin, &state.origin);
+        world.borrow_mut().put_image(cache, &state.cache);
+        let block_bytes = self.config.block_size as usize;
+        let devices = Devices { cache, origin, is_memory, block_bytes };
+        let (below, device) = (world.borrow().leaf(origin), world.borrow().leaf(cache));
+        let target = WriteCache::new("wc", self.config.clone(), below, device, sectors);
+        let machine = Machine::boot(&world, 1);
+        Life { world, machine, devices, target: target.expect("devices that fit") }
+    }
+}
+
+impl Life {
+    /// Ends without a cut that anybody looks at; returns what is durable.
+    pub(crate) fn end(self) -> State {
+        let durable = self.devices.durable(&self.world);
+        drop(self.target);
+        self.machine.kill();
+        durable
+    }
+}
+
+/// Writes `blocks` as the oracle wants them.
+async fn write(
+    blocks: std::ops::Range<u64>,
+    flags: Flags,
+    target: &Rc<WriteCache>,
+    oracle: &Rc<RefCell<Oracle>>,
+) -> Result<(), String> {
+    let bytes = oracle.borrow().block_bytes();
+    let count = index(blocks.end - blocks.start);
+    let at = Sector::from_bytes(blocks.start * bytes as u64);
+    let token = oracle.borrow_mut().begin_write(blocks, flags.contains(Flags::FUA));
+    let mut data = vec![0; count * bytes];
+    oracle.borrow().fill(&token, &mut data);
+    let data = Buf::copy_of(&data);
+    let outcome = reactor::write(&**target, flags, Class::Normal, at, data.into()).await;
+    oracle.borrow_mut().end_write(token, outcome.is_ok());
+    outcome.map_err(|status| format!("a write ended in {status}"))
+}
+
+pub(crate) async fn perform(
+    op: Sym,
+    target: &Rc<WriteCache>,
+    oracle: &Rc<RefCell<Oracle>>,
+) -> Result<(), String> {
+    let failed = |status: block::Status| format!("{op:?} ended in {status}");
+    match op {
+        Sym::Write => write(0..1, Flags::empty(), target, oracle).await,
+        Sym::Fua => write(1..2, Flags::FUA, target, oracle).await,
+        Sym::Flush => {
+            let token = oracle.borrow_mut().begin_flush();
+            let outcome = reactor::flush(&**target, Class::Foreground).await;
+            oracle.borrow_mut().end_flush(token, outcome.is_ok());
+            outcome.map_err(failed)
+        }
+        Sym::Message => {
+            let token = oracle.borrow_mut().begin_flush();
+            let outcome = target.clone().message(vec!["flush".to_owned()]).await;
+            oracle.borrow_mut().end_flush(token, outcome.is_ok());
+            outcome.map(drop).map_err(|e| e.chain())
+        }
+        Sym::Discard => {
+            let len = Sector::from_bytes(2 * oracle.borrow().block_bytes() as u64);
+            let token = oracle.borrow_mut().begin_change(0..2, Change::WriteZeroes, false);
+            let outcome = reactor::discard(&**target, Class::Normal, Sector(0), len).await;
+            oracle.borrow_mut().end_write(token, outcome.is_ok());
+            outcome.map_err(failed)
+        }
+    }
+}

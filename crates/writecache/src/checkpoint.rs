@@ -81,6 +81,10 @@ impl Cache {
         let committed = self.commit().await;
         native.log.closing.set(false);
         committed?;
+        if self.mutation(Mutation::CheckpointStartLate) {
+            let (seq, link) = native.log.durable.get();
+            (new.log_start_seq, new.log_start_link) = (seq + 1, link);
+        }
         self.flush_device().await?;
         self.write_superblock(native, new).await?;
         native.log.start_seq.set(new.log_start_seq);

@@ -153,9 +153,13 @@ impl Cache {
             writes.push(self.write_area(native.geometry.log_offset(seq), &buf, at..end));
             at = end;
         }
+        if self.mutation(Mutation::FlushBeforeRecords) {
+            self.flush_device().await?;
+        }
         all(writes).await?;
         self.stats.commits.add(1);
-        if !self.mutation(Mutation::SkipCacheFlush) {
+        let planted = [Mutation::SkipCacheFlush, Mutation::FlushBeforeRecords];
+        if !planted.contains(&self.config.mutation) {
             self.flush_device().await?;
         }
         native.log.durable.set((next_seq - 1, link));

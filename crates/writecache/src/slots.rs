@@ -34,6 +34,7 @@ use crate::index::Index;
 mod chunks;
 mod entries;
 mod epochs;
+mod planted;
 mod rebuild;
 mod said;
 mod telling;
@@ -433,13 +434,6 @@ impl Slots {
         }
         if let (Some(e), Some(oldest)) = (&mut self.epochs, batch.oldest) {
             e.oldest_said = oldest;
-        }
-    }
-
-    /// Planted fault: frees superseded slots without waiting for the record that says so.
-    pub(crate) fn free_limbo_at_once(&mut self) {
-        for slot in std::mem::take(&mut self.limbo) {
-            self.make_free(slot);
         }
     }
 

@@ -41,6 +41,8 @@ pub struct WriteCache {
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
     live: RefCell<Option<Live>>,
+    /// Planted fault: opened before its time.
+    early: RefCell<Option<Cache>>,
     flush_on_suspend: Cell<bool>,
     /// Cleaner mode by a message, of which the table line does not tell.
     told_to_clean: Cell<bool>,
@@ -96,7 +98,8 @@ impl WriteCache {
                 config.start_sector, config.cache
             )));
         }
-        Ok(Rc::new(WriteCache {
+        let early = config.mutation == Mutation::OpenWhenLoaded;
+        let cache = Rc::new(WriteCache {
             name: name.into(),
             config: RefCell::new(config),
             origin,
@@ -106,8 +109,24 @@ impl WriteCache {
             flush_on_suspend: Cell::new(false),
             told_to_clean: Cell::new(false),
             on_trouble: RefCell::new(None),
+            early: RefCell::new(None),
             period: Cell::new(0),
-        }))
+        });
+        if early {
+            reactor::spawn(cache.clone().open_early());
+        }
+        Ok(cache)
+    }
+
+    /// Planted fault: see `Mutation::OpenWhenLoaded`.
+    async fn open_early(self: Rc<Self>) {
+        *self.early.borrow_mut() = self.open().await.ok();
+    }
+
+    async fn open(&self) -> Result<Cache, Error> {
+        let (origin, device) = (self.origin.clone(), self.device.clone());
+        let config = self.config.borrow().clone();
+        Cache::open(config, origin, device, self.sectors).await
     }
 
     /// Has `tell` called with what an operator must hear of; set it before the first `resume`.
@@ -369,7 +388,9 @@ impl Target for WriteCache {
             cache.stopping.set(true);
             cache.changed.wake_all();
             let ended = || cache.tasks.get() == 0 && cache.writeback.in_flight_runs() == 0;
-            cache.changed.wait_for(ended).await;
+            if !cache.mutation(Mutation::SuspendInFlight) {
+                cache.changed.wait_for(ended).await;
+            }
             // A cache that had failed before has told so; a commit that fails now tells.
             if cache.health().is_ok() {
                 cache.slots.borrow_mut().close_epoch();
@@ -392,9 +413,11 @@ impl Target for WriteCache {
                 self.start(&cache);
                 return Ok(());
             }
-            let (origin, device) = (self.origin.clone(), self.device.clone());
-            let config = self.config.borrow().clone();
-            let cache = Rc::new(Cache::open(config, origin, device, self.sectors).await?);
+            let early = self.early.take();
+            let cache = Rc::new(match early {
+                Some(cache) => cache,
+                None => self.open().await?,
+            });
             // A1: a process that was killed may have left writes around in a cache of the origin.
             let flushed = cache.flush_origin(Class::Foreground, cache.origin_doubt()).await;
             flushed.map_err(io_failed)?;

@@ -151,7 +151,14 @@ impl Cache {
                 Some(_) => self.stats.write_hits_uncommitted.add(1),
                 None => self.stats.writes_allocated.add(1),
             }
+            let unsaid = self.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
             map.install(block, slot, crc);
+            if unsaid {
+                map.forget_change(block);
+            }
+            if self.mutation(Mutation::TwoWritesInFlight) {
+                self.writeback.unlock(block..block + 1);
+            }
             self.installs.set(self.installs.get() + 1);
             if self.mutation(Mutation::ReuseBeforeCommit) {
                 map.free_limbo_at_once();
@@ -194,9 +201,14 @@ impl Cache {
         let sectors = self.config.block_sectors();
         let range = bio.sector.0 / sectors..bio.end().0 / sectors;
         // I4: no origin write of these blocks is in flight, and none begins.
-        self.lock_origin(range.clone()).await?;
+        let locks = !self.mutation(Mutation::ClearUnlocked);
+        if locks {
+            self.lock_origin(range.clone()).await?;
+        }
         let cleared = self.clear_locked(bio, &range).await;
-        self.writeback.unlock(range);
+        if locks {
+            self.writeback.unlock(range);
+        }
         self.forget_failures();
         self.changed.wake_all();
         match cleared {
@@ -215,7 +227,9 @@ impl Cache {
         for part in live.chunks(64) {
             self.changed_room(part.len()).await;
             let mut slots = self.slots.borrow_mut();
-            part.iter().for_each(|&(block, held)| slots.make_dirty(block, held));
+            if !self.mutation(Mutation::StaleClean) {
+                part.iter().for_each(|&(block, held)| slots.make_dirty(block, held));
+            }
         }
         // As WB3: while the log calls a block clean, the origin may not change.
         if self.commits.is_running() || self.slots.borrow().any_changed(range) {
@@ -227,6 +241,9 @@ impl Cache {
             let mut slots = self.slots.borrow_mut();
             for &(block, held) in part {
                 slots.drop_block(block, held); // a newer version that came meanwhile stays
+            }
+            if self.mutation(Mutation::DiscardUnlogged) {
+                slots.forget_drops();
             }
         }
         if bio.op == Op::Discard {

@@ -5,6 +5,7 @@ use block::{Class, Error, Status};
 use roaring::RoaringTreemap;
 
 use crate::cache::Cache;
+use crate::config::Mutation;
 use crate::target::io_failed;
 
 /// A `flush`, or a `drain`: the blocks that were dirty when it began and are not on the origin yet.
@@ -114,6 +115,9 @@ impl Cache {
             let room = u32::try_from(self.changed_max()).unwrap_or(u32::MAX);
             if self.slots.borrow_mut().evict(room) == 0 {
                 return Ok(());
+            }
+            if self.mutation(Mutation::CleanKeptInLog) {
+                self.slots.borrow_mut().forget_drops();
             }
         }
     }

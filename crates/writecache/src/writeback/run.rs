@@ -83,7 +83,9 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     });
     let is_written = !written.is_empty();
     wb.written.borrow_mut().extend(written);
-    wb.in_flight_blocks.set(wb.in_flight_blocks.get() - run.blocks());
+    if !cache.mutation(Mutation::LeakedCount) {
+        wb.in_flight_blocks.set(wb.in_flight_blocks.get() - run.blocks());
+    }
     wb.in_flight_runs.set(wb.in_flight_runs.get() - 1);
     cache.run_ended(began, is_written);
     cache.changed.wake_all();

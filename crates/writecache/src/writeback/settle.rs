@@ -82,7 +82,9 @@ impl Cache {
                 self.changed_room(part.len()).await;
                 let mut slots = self.slots.borrow_mut();
                 for w in part {
-                    slots.retire(w.block, w.held);
+                    let newer = || slots.find(w.block).map(|found| found.held);
+                    let newer = self.mutation(Mutation::RetireNewer).then(newer).flatten();
+                    slots.retire(w.block, newer.unwrap_or(w.held));
                 }
             }
             wb.each_job(|job| {
@@ -124,6 +126,9 @@ impl Cache {
             let scarce = u64::from((2 * reserve).saturating_sub(c.free));
             let want = if self.tuning().cleaner { room } else { scarce.min(room) };
             self.slots.borrow_mut().evict(u32::try_from(want).unwrap_or(u32::MAX));
+            if self.mutation(Mutation::EvictDirty) {
+                self.slots.borrow_mut().evict_dirty();
+            }
             self.commit().await.ok();
             self.changed.wake_all();
         }

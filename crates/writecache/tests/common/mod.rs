@@ -5,6 +5,7 @@
 
 pub(crate) mod alone;
 pub(crate) mod broken;
+pub(crate) mod held;
 pub(crate) mod kernel;
 pub(crate) mod live;
 pub(crate) mod ram;

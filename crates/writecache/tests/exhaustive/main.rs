@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every crash of every short run: all sequences of a small alphabet of operations, on a new cache
 //! and on a worn one whose slots and log are almost used up, one operation by one and in pairs; in
-//! the native format and in the kernel's, on a disk and in persistent memory.
+//! the native format and in the kernel's, on a disk and in persistent memory. And planted faults
+//! that are found so (`planted`).
 //!
 //! How long the sequences are that are gone through completely is said by each test: six operations
 //! on disks, four or five in persistent memory, where each word may be lost alone. With few seeds
@@ -9,6 +10,7 @@
 //!
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the test says.
 mod explore;
+mod planted;
 mod start;
 mod survive;
 

@@ -20,7 +20,9 @@
 //! Absent on purpose: clocks, allocation on the record path, knowledge of devices or of replay
 //! order. Offsets are bytes from the start of the cache area (table option `start_sector`).
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
+
+use crc_fast::{CrcAlgorithm, Digest};
 
 mod damage;
 pub mod dm;
@@ -44,12 +46,21 @@ pub use superblock::{
 pub const UNIT: usize = 4096;
 
 /// Where the checksum lies in every kind of unit (F4).
-const CRC_RANGE: std::ops::Range<usize> = 12..16;
+const CRC_RANGE: Range<usize> = 12..16;
 
 /// CRC-32C (Castagnoli) of `data`: the checksum of cached blocks and of metadata units.
 #[must_use]
 pub fn checksum(data: &[u8]) -> u32 {
-    crc32c::crc32c(data)
+    crc_fast::crc32_iscsi(data)
+}
+
+/// The same of bytes with the four of a `field` in them taken as zero.
+fn checksum_without(bytes: &[u8], field: Range<usize>) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&bytes[..field.start]);
+    digest.update(&[0; 4]);
+    digest.update(&bytes[field.end..]);
+    (digest.finalize() & 0xffff_ffff) as u32
 }
 
 /// The bytes by which a superblock knows its origin: FNV-1a of 128 bits over `identity`, never all
@@ -71,9 +82,7 @@ pub fn is_blank(unit: &[u8]) -> bool {
 
 /// CRC-32C of a whole unit with the checksum field taken as zero.
 fn unit_checksum(unit: &[u8; UNIT]) -> u32 {
-    let crc = crc32c::crc32c(&unit[..CRC_RANGE.start]);
-    let crc = crc32c::crc32c_append(crc, &[0; 4]);
-    crc32c::crc32c_append(crc, &unit[CRC_RANGE.end..])
+    checksum_without(unit, CRC_RANGE)
 }
 
 /// Puts the checksum into a finished unit and returns it.

@@ -152,14 +152,14 @@ impl Shard {
     fn is_good(&self, page: &Page, bufs: &Bufs) -> bool {
         let scratch = &mut self.codecs.borrow_mut().page;
         bufs.take_at(page.to, scratch);
-        crc32c::crc32c(scratch) == page.at.page_check() || self.takes_any()
+        format::checksum(scratch) == page.at.page_check() || self.takes_any()
     }
 
     /// Checks a page that begins in the first block of `bytes` and copies it to the bio's buffers.
     fn deliver(&self, page: &Page, bytes: &[u8], bufs: &Bufs) -> Result<(), Failure> {
         if !self.is_packed() {
             let bytes = &bytes[..PAGE];
-            if crc32c::crc32c(bytes) != page.at.page_check() && !self.takes_any() {
+            if format::checksum(bytes) != page.at.page_check() && !self.takes_any() {
                 return Err(Failure::Check("checksum mismatch: the page is torn or rotten".into()));
             }
             bufs.put_at(page.to, bytes);

@@ -88,9 +88,7 @@ const _: () = assert!(size_of::<HeaderMedia>() == UNIT_HEADER);
 
 /// CRC-32C of the header with its checksum field taken as zero.
 fn header_checksum(header: &[u8]) -> u32 {
-    let crc = crc32c::crc32c(&header[..CRC.start]);
-    let crc = crc32c::crc32c_append(crc, &[0; 4]);
-    crc32c::crc32c_append(crc, &header[CRC.end..UNIT_HEADER])
+    crate::checksum_without(&header[..UNIT_HEADER], CRC)
 }
 
 impl UnitHeader {

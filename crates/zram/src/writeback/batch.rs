@@ -108,7 +108,7 @@ impl Batch {
                 }
                 let copied = buf.write(|b| {
                     let page = &mut b[from..from + PAGE];
-                    shard.page_of(slot, page).map(|()| crc32c::crc32c(page))
+                    shard.page_of(slot, page).map(|()| format::checksum(page))
                 });
                 match copied {
                     Ok(check) => (Address::raw(self.first + block_at(from), check), PAGE),

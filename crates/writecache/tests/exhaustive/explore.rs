@@ -21,7 +21,9 @@ use std::rc::Rc;
 use block::{Buf, Class, Flags, Sector, Target};
 use reactor::WaitList;
 use sim::{Ended, Oracle};
+use writecache::MediaFormat;
 
+use crate::kernel;
 use crate::start::{Life, Start, Sym, index, perform};
 use crate::survive::State;
 
@@ -212,6 +214,10 @@ impl<'a> Explorer<'a> {
         // of that did, there were no end to the images.
         let seed = u64::from(10 + generation.min(2));
         let Life { world, machine, devices, target } = self.start.boot(state, seed);
+        if self.start.config.format == Some(MediaFormat::Dm) {
+            let found = kernel::survey(&world, devices.cache, &self.start.config);
+            found.map_err(|why| again(format!("the kernel would not open it: {why}")))?;
+        }
         let opened = Rc::new(RefCell::new(None));
         let bytes = self.start.oracle.block_bytes();
         let buf = Buf::zeroed(bytes * index(self.start.blocks));

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every crash of every short run: all sequences of a small alphabet of operations, on a new cache
 //! and on a worn one whose slots and log are almost used up, one operation by one and in pairs; in
-//! the native format and in the kernel's, on a disk and in persistent memory. And planted faults
-//! that are found so (`planted`).
+//! the native format and in the kernel's, on a disk and in persistent memory. What a crash leaves
+//! of the kernel's format the kernel would open, too. And planted faults that are found so
+//! (`planted`).
 //!
 //! How long the sequences are that are gone through completely is said by each test: six operations
 //! on disks, four or five in persistent memory, where each word may be lost alone. With few seeds
 //! (`MILLPOND_SEEDS` up to 100) it is three, and two.
 //!
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the test says.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod explore;
+#[path = "../common/kernel.rs"]
+mod kernel;
 mod planted;
 mod start;
 mod survive;
@@ -65,6 +70,10 @@ fn new_dm_memory() -> Start {
     Start::dm("p", 512, 3, 12)
 }
 
+fn worn_dm_memory() -> Start {
+    worn(Start::dm("p", 512, 13, 16))
+}
+
 fn worn(start: Start) -> Start {
     start.filled().after(&[&[Sym::Write, Sym::Flush, Sym::Fua], &[Sym::Fua, Sym::Fua]])
 }
@@ -116,6 +125,7 @@ fn no_crash_of_a_worn_cache_in_memory_loses_what_was_acknowledged() {
 #[test]
 fn no_crash_of_a_new_cache_of_the_kernels_format_loses_what_was_acknowledged() {
     explore("new dm", &new_dm(), Pace::OneByOne, 6);
+    explore("new dm", &new_dm(), Pace::InPairs, 6);
 }
 
 #[test]
@@ -127,4 +137,5 @@ fn no_crash_of_a_worn_cache_of_the_kernels_format_loses_what_was_acknowledged() 
 #[test]
 fn no_crash_of_a_cache_of_the_kernels_format_in_memory_loses_what_was_acknowledged() {
     explore("new dm in memory", &new_dm_memory(), Pace::InPairs, 5);
+    explore("worn dm in memory", &worn_dm_memory(), Pace::OneByOne, 5);
 }

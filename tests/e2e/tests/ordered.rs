@@ -25,7 +25,9 @@ const BEHIND: &str = "high_watermark 0 low_watermark 0 writeback_rate_max";
 /// Files of each series that are fsynced before the next thing happens, at least.
 const FILES_MIN: u64 = 10;
 /// Files that a writer fsyncs in a round at most: what fits.
-const FILES_MAX: u64 = 600;
+const FILES_MAX: u64 = 3000;
+/// Between two of them, so that none is done before the daemon is killed, however fast the disk.
+const BETWEEN_FILES: Duration = Duration::from_millis(3);
 
 /// A write cache as a file, with an ext4 on it.
 struct Ext4 {
@@ -78,6 +80,7 @@ impl Series {
             f.sync_all()?;
             File::open(&folder)?.sync_all()?;
             self.fsynced.store(number + 1, Ordering::SeqCst);
+            pause(BETWEEN_FILES);
         }
         Ok(())
     }
@@ -112,13 +115,13 @@ fn churn(root: &Path, old: &[String], mut random: Random, end: &AtomicBool) -> i
         let name = |n: u64| folder.join(format!("{n}"));
         let (one, other) = (name(random.below(16)), name(random.below(16)));
         match random.below(4) {
-            0 => fs::write(&one, vec![7; random.below(400_000) as usize])?,
+            0 => fs::write(&one, vec![7; random.below(300_000) as usize])?,
             1 if one.exists() => fs::rename(&one, &other)?,
             2 if one.exists() => File::options().write(true).open(&one)?.set_len(1000)?,
             _ if one.exists() => fs::remove_file(&one)?,
             _ => {}
         }
-        pause(Duration::from_millis(4));
+        pause(Duration::from_millis(10));
     }
     Ok(())
 }
@@ -131,8 +134,8 @@ impl Ext4 {
         }
         let words = options.split_whitespace().count();
         let table =
-            format!("0 196608 writecache s ./origin.img ./cache.img 4096 {words} {options}");
-        let files = [("origin.img", 96 * MIB), ("cache.img", 32 * MIB)];
+            format!("0 524288 writecache s ./origin.img ./cache.img 4096 {words} {options}");
+        let files = [("origin.img", 256 * MIB), ("cache.img", 32 * MIB)];
         let pond = Pond::start_mounted(&files, &[("wc", &table)]);
         let place = pond.path("place");
         fs::create_dir(&place).unwrap();
@@ -237,7 +240,8 @@ fn an_ext4_survives_the_loss_of_an_ordered_cache_at_any_moment_and_recovers_all_
         }
         for (n, s) in series.iter().enumerate() {
             beyond += found[n] - retired[n];
-            lost += s.fsynced() - found[n];
+            // One more may be there than the writer has been told of.
+            lost += s.fsynced().saturating_sub(found[n]);
         }
         ext4.check_with_cache(&series);
         old = series.into_iter().map(|s| s.folder).collect();
@@ -267,8 +271,8 @@ fn the_loss_of_a_cache_in_the_middle_of_writeback_is_noticed_without_ordered_onl
         for _ in 0..4 {
             let drain = ["drain", "wc", "--rate", "500K"];
             let drain = Job::start(&mut ext4.pond.daemon().command(&drain)).unwrap();
-            while ext4.pond.attribute("wc", "origin_write_bytes") < part_bytes {
-                assert!(drain.is_running());
+            let written = || ext4.pond.attribute("wc", "origin_write_bytes");
+            while drain.is_running() && written() < part_bytes {
                 pause(Duration::from_millis(2));
             }
             ext4.pond.kill();

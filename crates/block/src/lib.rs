@@ -10,8 +10,8 @@
 //! 4. A FUA write is durable when it completes.
 //! 5. A crash may lose, keep, or tear (at `atomic_write_unit`) any write not covered by 3 or 4.
 //! 6. A read returns the last completed write, or a concurrent one.
-//! 7. After an error on a write its range is undefined until rewritten. A failed flush is never
-//!    retried as if nothing had been lost.
+//! 7. After an error on a write its range is undefined until rewritten, also when a crash has come
+//!    before anybody heard of it. A failed flush is never retried as if nothing had been lost.
 //! 8. The buffer belongs to the bio from submit to completion.
 #![warn(missing_docs)]
 

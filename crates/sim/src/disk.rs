@@ -3,6 +3,7 @@
 //! have; and the leaf device that engines see.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Buf, Limits, Op, SECTOR_SIZE, Sector, Status};
 use reactor::{FileId, SqeOp};
@@ -19,8 +20,12 @@ pub struct Faults {
     pub read_error_per_mille: u32,
     /// A write fails; each of its sectors holds the old or the new.
     pub write_error_per_mille: u32,
+    /// Of the writes that fail, those of which some sectors hold rubbish: a disk's may.
+    pub rubbish_per_mille: u32,
     /// A flush fails; what it should have covered may be lost whatever is flushed later.
     pub flush_error_per_mille: u32,
+    /// A flush that fails takes writes in flight with it: the disk's cache may have had them.
+    pub flush_error_takes_in_flight: bool,
     /// One bit of what is about to be read flips on the medium.
     pub rot_per_mille: u32,
     /// A write completes but goes nowhere. No engine survives this unharmed without checksums.
@@ -102,6 +107,8 @@ impl DiskSpec {
     }
 }
 
+pub(crate) type OnFailedWrite = Rc<dyn Fn(u64, &[u8])>;
+
 /// A disk of the world.
 pub(crate) struct DiskState {
     pub(crate) limits: Limits,
@@ -112,6 +119,8 @@ pub(crate) struct DiskState {
     pub(crate) faults: Faults,
     pub(crate) bad_sectors: BTreeSet<u64>,
     pub(crate) stats: DiskStats,
+    /// Told of writes that fail, with what they should have written.
+    pub(crate) on_failed_write: Option<OnFailedWrite>,
     /// Requests so far, for `fail_from_op`.
     pub(crate) ops: u64,
 }
@@ -140,6 +149,7 @@ impl DiskState {
             faults: Faults::default(),
             bad_sectors: BTreeSet::new(),
             stats: DiskStats::default(),
+            on_failed_write: None,
             ops: 0,
         }
     }

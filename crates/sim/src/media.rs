@@ -183,6 +183,14 @@ impl Media {
         }
     }
 
+    /// The last flush that failed takes the newest write with it, which was in flight then (P3).
+    pub(crate) fn abandon_newest(&mut self) {
+        let newest = self.history.as_mut().and_then(|h| h.unflushed.last_entry());
+        if let Some(mut newest) = newest {
+            newest.get_mut().abandoned.get_or_insert(self.flush_failures);
+        }
+    }
+
     /// A new process opens the disk, and can't know of failures that the old one was told of: the
     /// cache gives what it holds another chance.
     pub(crate) fn reopen(&mut self) {

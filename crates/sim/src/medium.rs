@@ -101,6 +101,14 @@ impl Medium {
         }
     }
 
+    /// A flush that has failed takes the write that has just completed with it.
+    pub(crate) fn abandon_newest(&mut self) {
+        match self {
+            Medium::Disk(media) => media.abandon_newest(),
+            Medium::Memory(_) => {}
+        }
+    }
+
     /// The power goes, with these requests in flight to a disk.
     pub(crate) fn power_cut(&mut self, in_flight: Vec<InFlight>, rng: &mut Rng) {
         match self {

@@ -21,9 +21,12 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}=`{text}`: not a number")))
 }
 
-/// How many seeds a test runs: `default`, or what `MILLPOND_SEEDS` says.
+/// How many seeds a test runs: `default`, or what the variables say.
 pub fn count(default: u64) -> u64 {
-    variable("MILLPOND_SEEDS").unwrap_or(default)
+    match variable("MILLPOND_SEED") {
+        Some(_) => 1,
+        None => variable("MILLPOND_SEEDS").unwrap_or(default),
+    }
 }
 
 /// Runs `simulate` for one seed; a panic is a failure like any other.

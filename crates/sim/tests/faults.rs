@@ -203,7 +203,7 @@ fn a_disk_that_keeps_no_data_takes_the_same_time_and_reads_zeroes() {
         assert_eq!(disk.limits().queue_depth, 32);
         let machine = Machine::boot(&world, 1);
         assert_eq!(write(&machine, &disk, 3, 9), Ok(()));
-        let found = read(&machine, &disk, 3).unwrap();
+        let found = read(&machine, &disk, 3).expect("reads are fine");
         machine.shut_down();
         let now = world.borrow().now();
         (found, now, world.borrow().stats(file))
@@ -211,4 +211,60 @@ fn a_disk_that_keeps_no_data_takes_the_same_time_and_reads_zeroes() {
     let (with, without) = (run(true), run(false));
     assert_eq!((with.0, without.0), (9, 0));
     assert_eq!((with.1, with.2), (without.1, without.2));
+}
+
+#[test]
+fn a_failed_write_is_told_at_once_and_may_leave_rubbish() {
+    let faults =
+        Faults { write_error_per_mille: 1000, rubbish_per_mille: 1000, ..Faults::default() };
+    let (world, file, disk) = world(faults);
+    let told = Rc::new(RefCell::new(Vec::new()));
+    let tell = told.clone();
+    let note = move |offset, data: &[u8]| tell.borrow_mut().push((offset, data.len()));
+    world.borrow_mut().on_failed_write(file, note);
+    let machine = Machine::boot(&world, 1);
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..100 {
+        assert_eq!(write(&machine, &disk, 3, 7), Err(Status::Io));
+        seen.insert(read(&machine, &disk, 3).expect("reads are fine"));
+    }
+    assert_eq!(*told.borrow(), vec![(1536, 512); 100]);
+    // Rubbish ends in 255.
+    assert_eq!(seen.into_iter().collect::<Vec<u8>>(), [0, 7, 255]);
+}
+
+/// Whether a write that was in flight when a flush failed is there after a good flush and a cut.
+fn survives_a_failed_flush(seed: u64, takes_in_flight: bool) -> bool {
+    let world = World::with_swarm(Rng::new(seed), Swarm::CALM);
+    let spec = DiskSpec::new("disk", Sector(1024), Box::new(Uniform::new(seed, 1_000, 2_000)));
+    let file = world.borrow_mut().add_disk(spec);
+    let disk = world.borrow().leaf(file);
+    let machine = Machine::boot(&world, 1);
+    let faults = Faults {
+        flush_error_per_mille: 1000,
+        flush_error_takes_in_flight: takes_in_flight,
+        ..Faults::default()
+    };
+    world.borrow_mut().set_faults(file, faults);
+    let inner = world.clone();
+    let done = machine.block_on(async move {
+        let all = Buf::copy_of(&[7; 8 << 10]).into();
+        let write = reactor::write(&*disk, Flags::empty(), Class::Normal, Sector(0), all);
+        assert!(reactor::flush(&*disk, Class::Normal).await.is_err());
+        write.await.expect("the write ends well");
+        let faults = Faults { flush_error_takes_in_flight: takes_in_flight, ..Faults::default() };
+        inner.borrow_mut().set_faults(file, faults);
+        reactor::flush(&*disk, Class::Normal).await.expect("no faults any more");
+    });
+    done.expect("no power cut");
+    machine.power_cut();
+    let mut found = [0; 512];
+    world.borrow().peek(file, Sector(0), &mut found);
+    found[0] == 7
+}
+
+#[test]
+fn a_failed_flush_may_take_writes_in_flight_with_it() {
+    assert!((0..100).all(|seed| survives_a_failed_flush(seed, false)));
+    assert!(!(0..100).all(|seed| survives_a_failed_flush(seed, true)));
 }

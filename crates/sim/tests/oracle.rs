@@ -251,3 +251,61 @@ fn verify_after_crash_reads_every_block() {
     let bad = h.oracle.verify_after_crash(|_, out| out.fill(0));
     assert!(bad.is_err_and(|why| why.contains("block 1")));
 }
+
+/// A write of block 0 that fails at a device below, of which its client has not heard.
+fn failing_below(h: &mut Hand) -> (sim::WriteToken, Vec<u8>) {
+    let token = h.oracle.begin_write(0..1, false);
+    let mut data = vec![0; BLOCK];
+    h.oracle.fill(&token, &mut data);
+    h.oracle.failed_below(0, &data);
+    (token, data)
+}
+
+fn half_of(data: &[u8], other: &[u8]) -> Vec<u8> {
+    [&data[..BLOCK / 2], &other[BLOCK / 2..]].concat()
+}
+
+#[test]
+fn a_write_that_has_failed_below_may_be_there_in_part_until_it_ends_well() {
+    let mut h = Hand::new();
+    let before = h.write(0);
+    let (token, data) = failing_below(&mut h);
+    h.accepts(0, &half_of(&data, &before));
+    h.oracle.end_write(token, true);
+    h.refuses(0, &half_of(&data, &before), "is not allowed");
+}
+
+#[test]
+fn a_write_that_had_failed_below_before_a_crash_may_be_there_in_part_until_rewritten() {
+    let mut h = Hand::new();
+    let before = h.write(0);
+    h.flush(true);
+    let (token, data) = failing_below(&mut h);
+    drop(token);
+    h.oracle.crash();
+    h.accepts(0, &half_of(&data, &before));
+    let after = h.write(0);
+    h.refuses(0, &half_of(&after, &before), "is not allowed");
+}
+
+#[test]
+fn what_fails_below_of_a_write_that_has_ended_is_no_excuse() {
+    let mut h = Hand::new();
+    let before = h.write(0);
+    let data = h.write(0);
+    h.oracle.failed_below(0, &data);
+    h.refuses(0, &half_of(&data, &before), "is not allowed");
+    h.oracle.crash();
+    h.refuses(0, &half_of(&data, &before), "mixture");
+}
+
+#[test]
+fn rubbish_is_accepted_where_a_write_has_failed_and_nowhere_else() {
+    let mut h = Hand::new();
+    let rubbish: Vec<u8> = (0..=u8::MAX).cycle().take(BLOCK).collect();
+    h.write_with(0, false, false);
+    h.refuses(0, &rubbish, "rubbish");
+    h.oracle.expect_rubbish();
+    h.accepts(0, &rubbish);
+    h.refuses(1, &rubbish, "rubbish");
+}

@@ -59,6 +59,8 @@ struct Version {
     change: Change,
     /// Its outcome is an error: it excludes nothing and may be there in part.
     failed: bool,
+    /// The device below has failed it, of which nobody has heard yet.
+    failed_below: bool,
     /// A crash or a kill left open whether it is there: no flush covers it until a read has shown
     /// it.
     open: bool,
@@ -142,6 +144,8 @@ pub struct Oracle {
     clock: Moment,
     flushes: BTreeSet<Moment>,
     flush_errors: bool,
+    /// What a failed write leaves may be rubbish.
+    rubbish: bool,
 }
 
 impl Oracle {
@@ -154,6 +158,7 @@ impl Oracle {
             ended: INITIAL,
             change: Change::WriteZeroes,
             failed: false,
+            failed_below: false,
             open: false,
             lost_flush: false,
             not_current: false,
@@ -175,6 +180,7 @@ impl Oracle {
             clock: INITIAL,
             flushes: BTreeSet::new(),
             flush_errors: false,
+            rubbish: false,
         }
     }
 
@@ -182,6 +188,30 @@ impl Oracle {
     /// the writes of both with it.
     pub fn expect_flush_errors(&mut self) {
         self.flush_errors = true;
+    }
+
+    /// A failed write may leave rubbish, too.
+    pub fn expect_rubbish(&mut self) {
+        self.rubbish = true;
+    }
+
+    /// A device below has failed a write of `data` at `offset`, of whole blocks. Those of a write
+    /// of a client that is in flight are undefined from now on, though nobody has heard of it, and
+    /// for good if the power goes before anybody does. If that write ends well after all, something
+    /// above has kept them.
+    pub fn failed_below(&mut self, offset: u64, data: &[u8]) {
+        let now = self.tick();
+        let (bytes, seed) = (self.block_bytes, self.seed);
+        let first = offset / bytes as u64;
+        for (number, data) in (first..).zip(data.chunks_exact(bytes)) {
+            let Ok(content) = stamp::read(&data[..512], seed, number, 0) else { continue };
+            let block = &mut self.blocks[index(number)];
+            let is = |v: &&mut Version| v.ended == NEVER && v.is(content);
+            for v in block.versions.iter_mut().filter(is) {
+                v.failed_below = true;
+                block.failed_ended = now;
+            }
+        }
     }
 
     /// Number of blocks.
@@ -215,6 +245,7 @@ impl Oracle {
                 ended: NEVER,
                 change,
                 failed: false,
+                failed_below: false,
                 open: false,
                 lost_flush: false,
                 not_current: false,
@@ -250,6 +281,7 @@ impl Oracle {
                 block.failed_ended = now;
                 continue;
             }
+            version.failed_below = false;
             block.current = block.current.max(began);
             if fua {
                 block.durable = block.durable.max(began);
@@ -323,20 +355,31 @@ impl Oracle {
                 allowed.versions.contains(&v) || (v > began && ever) || (discarded && ever)
             }
         };
+        let mut ruined = false;
+        let undefined = allowed.mixture || block.failed_ended >= began;
         let mut contents = Vec::with_capacity(data.len() / 512);
         for (sector, bytes) in data.chunks_exact(512).enumerate() {
-            let content = stamp::read(bytes, self.seed, number, sector)
-                .map_err(|e| complaint(number, sector, &e, block))?;
+            let content = match stamp::read(bytes, self.seed, number, sector) {
+                Ok(content) => content,
+                Err(StampError::Rubbish) if self.rubbish && (undefined || discarded) => {
+                    ruined = true;
+                    continue;
+                }
+                Err(e) => return Err(complaint(number, sector, &e, block)),
+            };
             if !may_be(content) {
                 let what = StampError::NotAllowed(content);
                 return Err(complaint(number, sector, &what, block));
             }
             contents.push(content);
         }
+        if ruined {
+            return Ok(());
+        }
         let first = contents[0];
         if let Some(sector) = contents.iter().position(|&c| c != first) {
             // A failed write may have torn, and a discarded block is anything at all.
-            if !allowed.mixture && !discarded && block.failed_ended < began {
+            if !undefined && !discarded {
                 let what = StampError::Mixture(first, contents[sector]);
                 return Err(complaint(number, sector, &what, block));
             }
@@ -387,6 +430,19 @@ impl Oracle {
     }
 }
 
+impl Version {
+    fn is(&self, content: Content) -> bool {
+        match content {
+            Content::Zeroes => self.change == Change::WriteZeroes,
+            Content::Version(n) => self.began == n,
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed || self.failed_below
+    }
+}
+
 impl Block {
     fn allowed(&self) -> Allowed {
         let now = || self.versions.iter().filter(|v| self.may_be_current(v));
@@ -403,7 +459,7 @@ impl Block {
     }
 
     fn has_failed(&self) -> bool {
-        self.versions.iter().any(|v| v.failed && self.may_be_current(v))
+        self.versions.iter().any(|v| v.has_failed() && self.may_be_current(v))
     }
 
     /// Drops what a durable version has excluded: it is excluded now and after any crash.
@@ -415,21 +471,20 @@ impl Block {
     /// A read has found `content` all over the block. If nothing overlapped it, that is what is
     /// there now; and if it is the first since a crash, it is on the medium.
     fn seen(&mut self, content: Content, read_began: Moment) {
-        let fixed = |v: &Version| self.since == Since::Crash || !v.failed;
+        let fixed = |v: &Version| self.since == Since::Crash || !v.has_failed();
         let now = || self.versions.iter().filter(|v| self.may_be_current(v));
         let quiet = self.versions.iter().all(|v| v.ended < read_began)
             && now().all(|v| fixed(v) && v.change != Change::Discard);
-        let is = |v: &Version| match content {
-            Content::Zeroes => v.change == Change::WriteZeroes,
-            Content::Version(n) => v.began == n,
-        };
+        let is = |v: &Version| v.is(content);
         if !quiet || !now().any(is) {
             return;
         }
         for v in &mut self.versions {
             if is(v) {
                 v.open = false;
-                v.failed &= self.since != Since::Crash;
+                if self.since == Since::Crash {
+                    (v.failed, v.failed_below) = (false, false);
+                }
             } else {
                 v.not_current = true;
             }
@@ -446,6 +501,7 @@ fn complaint(number: u64, sector: usize, what: &StampError, block: &Block) -> St
     for v in &block.versions {
         let state = match (v.failed, v.ended) {
             (true, _) => "failed",
+            _ if v.failed_below => "failed below",
             (_, NEVER) => "in flight",
             _ if v.open => "open since a crash",
             _ => "ended",

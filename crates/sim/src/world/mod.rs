@@ -197,6 +197,12 @@ impl World {
         self.disks[index(file)].faults = faults;
     }
 
+    /// Has `tell` called with offset and data of each write of a disk that fails, at that moment:
+    /// whoever asked for it has not heard of it yet, and may never.
+    pub fn on_failed_write(&mut self, file: FileId, tell: impl Fn(u64, &[u8]) + 'static) {
+        self.disks[index(file)].on_failed_write = Some(Rc::new(tell));
+    }
+
     /// Reads of the sector fail until it is rewritten.
     pub fn set_bad_sector(&mut self, file: FileId, sector: Sector) {
         self.disks[index(file)].bad_sectors.insert(sector.0);

@@ -47,6 +47,8 @@ pub(super) struct Op {
     pub(super) nth: u64,
     pub(super) offset: u64,
     pub(super) len: u64,
+    /// Flushes of the disk that had failed when it was submitted.
+    pub(super) flush_failures: u64,
     pub(super) what: What,
 }
 
@@ -94,7 +96,8 @@ impl World {
             | SqeOp::ShutdownWrite
             | SqeOp::Close => refused(Status::NotSupported),
         };
-        let op = Op { core, home, key, disk, submitted: self.now, nth: 0, offset, len, what };
+        let (submitted, nth, flush_failures) = (self.now, 0, 0);
+        let op = Op { core, home, key, disk, submitted, nth, offset, len, flush_failures, what };
         self.submit_op(op);
     }
 
@@ -115,6 +118,7 @@ impl World {
             return self.at(self.now + Nanos(1_000), Due::Op(id));
         };
         op.nth = disk.ops;
+        op.flush_failures = disk.media.flush_mark().failures;
         disk.ops += 1;
         let kind = match &mut op.what {
             What::Read { early, .. } => {
@@ -231,6 +235,9 @@ impl World {
                 }
                 disk.heal(to, len);
                 disk.media.write(to, data, *fua);
+                if !*fua {
+                    take_with_flush(disk, rng, op);
+                }
             }
             What::Flush { mark } => {
                 if broken || rng.chance_per_mille(faults.flush_error_per_mille) {
@@ -254,6 +261,7 @@ impl World {
                 if whole || rng.chance_per_mille(self.swarm.discard_zeroes_per_mille) {
                     disk.heal(offset, len);
                     disk.media.write(offset, &zeroes, false);
+                    take_with_flush(disk, rng, op);
                 }
             }
             What::Refused(_) => unreachable!("returned above"),
@@ -262,12 +270,31 @@ impl World {
     }
 }
 
-/// Each sector of a failed write holds the old or the new.
+/// Each sector of a failed write holds the old or the new, or rubbish.
 fn fail_write(disk: &mut DiskState, rng: &mut Rng, offset: u64, data: &[u8]) {
     let new_per_mille = rng.pick(&[0, 500, 1000]);
+    let ruins = rng.chance_per_mille(disk.faults.rubbish_per_mille);
+    let ruined_per_mille = if ruins { rng.pick(&[100, 500]) } else { 0 };
     for part in parts(offset, data.len(), SECTOR_SIZE as u64) {
-        if rng.chance_per_mille(new_per_mille) {
-            disk.media.write(offset + part.start as u64, &data[part], false);
+        let at = offset + part.start as u64;
+        if rng.chance_per_mille(ruined_per_mille) {
+            let rubbish: Vec<u8> = (0..=u8::MAX).cycle().take(part.len()).collect();
+            disk.media.write(at, &rubbish, false);
+        } else if rng.chance_per_mille(new_per_mille) {
+            disk.media.write(at, &data[part], false);
         }
+    }
+    if let Some(tell) = &disk.on_failed_write {
+        tell(offset, data);
+    }
+}
+
+/// A write has completed that was in flight when a flush failed: the failure may have found it in
+/// the disk's cache.
+fn take_with_flush(disk: &mut DiskState, rng: &mut Rng, op: &Op) {
+    let may = disk.faults.flush_error_takes_in_flight;
+    let failures = disk.media.flush_mark().failures;
+    if may && op.flush_failures < failures && rng.chance_per_mille(500) {
+        disk.media.abandon_newest();
     }
 }

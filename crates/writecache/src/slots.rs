@@ -437,6 +437,14 @@ impl Slots {
         }
     }
 
+    /// A checkpoint is durable, and nothing has been committed since it was begun: no record names
+    /// what waits in limbo but for a block that has changed (M4). Without this nobody would ever
+    /// free what a cache has kept for its epochs once it is used without them: no commit has
+    /// anything to say of it.
+    pub(crate) fn free_after_checkpoint(&mut self) {
+        self.take_unnamed().into_iter().for_each(|slot| self.make_free(slot));
+    }
+
     pub(crate) fn dirty(&self) -> &RoaringTreemap {
         &self.dirty
     }

@@ -425,6 +425,7 @@ impl Target for WriteCache {
             // Crash after crash could use up what the log keeps for the end of a checkpoint.
             if cache.is_checkpoint_due() || cache.retell.get() {
                 cache.checkpoint().await.map_err(io_failed)?;
+                cache.slots.borrow_mut().free_after_checkpoint();
             }
             cache.tell_trouble.replace(self.on_trouble.borrow().clone());
             let workers = || {

@@ -277,6 +277,9 @@ impl Slots {
                 e.spent.push(slot);
             }
         });
+        if state == State::Bad {
+            self.bad.remove(block); // what the block holds now is another version
+        }
         self.set_state(slot, State::Old);
     }
 

@@ -14,6 +14,7 @@
 //!   and waits for longer than any target.
 //! - What a drain needs for its time holds only what nobody but the drain has asked for.
 use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 
 use block::{Bio, Flags, Nanos, Op};
 use policy::{RateLimit, TailLimit};
@@ -41,6 +42,8 @@ pub(crate) struct Limits {
     settling: Cell<usize>,
     /// No run before this moment.
     pause_until_ns: Cell<u64>,
+    /// A task sleeps until somebody looks again at what a latency target allows.
+    timer: Cell<bool>,
 }
 
 impl Limits {
@@ -108,6 +111,24 @@ impl Cache {
             }
             None if self.p99_target().is_some() => in_flight < RUNS_IN_FLIGHT_QUIET,
             None => in_flight < RUNS_IN_FLIGHT_MAX,
+        }
+    }
+
+    /// There is no room for a run. What a latency target allows changes as time goes by, of which
+    /// nobody tells: somebody must look again, also at whether a flush is due.
+    pub(super) fn time_room(self: &Rc<Cache>) {
+        let timer = &self.writeback.limits.timer;
+        if self.p99_target().is_some() && !self.stopping.get() && !timer.replace(true) {
+            reactor::spawn(Cache::room_task(Rc::downgrade(self)));
+        }
+    }
+
+    /// Asleep it does not keep the cache, and suspend does not wait for it.
+    async fn room_task(weak: Weak<Cache>) {
+        reactor::sleep(LOOK).await;
+        if let Some(cache) = weak.upgrade() {
+            cache.writeback.limits.timer.set(false);
+            cache.changed.wake_all();
         }
     }
 

@@ -83,10 +83,15 @@ impl Cache {
             self.pacer.borrow_mut().writeback_started(reactor::now().0);
             loop {
                 let room = || {
-                    wb.in_flight_blocks.get() < u64::from(self.tuning().writeback_jobs)
+                    let has_room = wb.in_flight_blocks.get()
+                        < u64::from(self.tuning().writeback_jobs)
                         && self.has_room_for_run()
                         && (wb.destage.has_stretch() || self.batch_room() > 0)
-                        && !self.waits_for_sample()
+                        && !self.waits_for_sample();
+                    if !has_room {
+                        self.time_room();
+                    }
+                    has_room
                 };
                 self.changed.wait_for(|| stop() || room()).await;
                 exhausted = None;

@@ -175,7 +175,9 @@ impl Cache {
         // Not sticky: the writer hears of it, and what the range holds is nobody's promise.
         outcome?;
         // RT2. A flush of the origin that failed meanwhile may have taken it along.
-        if self.origin_doubt() == doubt { Ok(part.end) } else { Err(Status::Io) }
+        let counts =
+            self.origin_doubt() == doubt || self.mutation(Mutation::AroundBesideFlushError);
+        if counts { Ok(part.end) } else { Err(Status::Io) }
     }
 
     /// Drops clean copies, and waits until the log says that the cache has nothing of the range.

@@ -96,6 +96,12 @@ pub enum Mutation {
     PretendAfterFlushError,
     /// A block that the cache device could not read is written back all the same.
     WriteBackUnreadable,
+    /// A write that goes around the cache counts though a flush of the origin failed beside it.
+    AroundBesideFlushError,
+    /// What a filled write that failed has spoilt of its gaps is not kept.
+    ForgetSpoiltGaps,
+    /// What was read of the origin counts though a filled write beside it may have spoilt it.
+    ReadSpoiltGaps,
     /// The gaps of a filled write are not locked.
     GapFillUnlocked,
     /// What was read of a clean copy for a gap is taken whatever its slot holds by then.

@@ -33,7 +33,7 @@ impl Cache {
         let mut pieces = SmallVec::<[Piece; 2]>::new();
         let mut done = 0;
         let mut outcome = Ok(());
-        let installs = self.installs.get();
+        let (installs, spoilt) = (self.installs.get(), self.spoilt());
         while done < count {
             match self.next_piece(bio, first, done..count) {
                 Ok(piece) => {
@@ -48,14 +48,17 @@ impl Cache {
         }
         for piece in pieces {
             let read = piece.io.await;
-            if piece.held.is_empty() {
+            let of_origin = piece.held.is_empty();
+            let blocks = first + piece.blocks.start as u64..first + piece.blocks.end as u64;
+            let is_spoilt = of_origin && self.is_spoilt(blocks, spoilt).await; // SP2
+            if of_origin && !is_spoilt {
                 outcome = outcome.and(read);
             }
             // R1. A block that came into the cache meanwhile was installed, and counted.
-            if piece.held.is_empty() && self.installs.get() != installs {
+            if of_origin && (is_spoilt || self.installs.get() != installs) {
                 for index in piece.blocks.clone() {
                     let block = first + index as u64;
-                    if self.slots.borrow().find(block).is_some() {
+                    if is_spoilt || self.slots.borrow().find(block).is_some() {
                         let data = bio.bufs.slice(index * size..(index + 1) * size);
                         outcome = outcome.and(self.reread(bio, block, data).await);
                     }
@@ -144,14 +147,19 @@ impl Cache {
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block
-    /// stayed out of the cache (R1). Each turn means that a newer version was written meanwhile, or
-    /// one that is rotten or can't be read left the cache or became bad.
+    /// stayed out of the cache (R1) and of what a failed write has spoilt (SP2). Each turn means
+    /// that a newer version was written meanwhile, that one that is rotten or can't be read left
+    /// the cache or became bad, or that a filled write has failed.
     async fn reread(&self, bio: &Bio, block: u64, data: Bufs) -> Result<(), Status> {
         loop {
             let found = self.slots.borrow().find(block);
             let Some(found) = found else {
-                let at = self.sector_of(block);
-                reactor::read(&*self.origin, bio.class, at, data.clone()).await?;
+                let (at, spoilt) = (self.sector_of(block), self.spoilt());
+                let read = reactor::read(&*self.origin, bio.class, at, data.clone()).await;
+                if self.is_spoilt(block..block + 1, spoilt).await {
+                    continue;
+                }
+                read?;
                 if self.slots.borrow().find(block).is_none() {
                     return Ok(());
                 }

@@ -45,6 +45,14 @@ pub enum Trouble {
     },
     /// Every block that had failed is durable on the origin, or has left the cache.
     Recovered,
+    /// The origin has refused a write over blocks that only it held, and the cache had no room to
+    /// keep them.
+    GapLost {
+        /// The error.
+        status: Status,
+        /// The first sector of what may be lost.
+        sector: Sector,
+    },
     /// The cache device can't read a block that it alone holds.
     BadBlock {
         /// The error.
@@ -82,6 +90,12 @@ impl fmt::Display for Trouble {
             Trouble::Recovered => {
                 write!(f, "writecache: the origin holds every block now that it had refused before")
             }
+            Trouble::GapLost { status, sector } => write!(
+                f,
+                "writecache: the origin refused a write at sector {sector} ({status}) over blocks \
+                 that were on the origin alone, and the cache has no free slot to keep them: what \
+                 the origin holds there is not defined until it is written again"
+            ),
             Trouble::BadBlock { status, sector } => write!(
                 f,
                 "writecache: the cache device can't read the block at sector {sector} ({status}), \

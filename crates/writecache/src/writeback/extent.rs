@@ -22,6 +22,7 @@
 //!   has ended: no other origin write of these blocks begins meanwhile.
 //! - GF2 A gap's bytes are those of the origin, or of a clean copy whose slot still held it after
 //!   it was read and whose checksum is right. Where neither is to be had the write has a hole.
+//!   When the write fails the gaps are kept: `spoilt`.
 //! - GF3 Gaps are filled only on an origin that moves a head (`Limits::rotational`), by measured
 //!   costs, and none is longer than a quarter of the largest write.
 use std::cell::{Cell, RefCell};

@@ -51,6 +51,7 @@ mod pick;
 pub(crate) mod retry;
 mod run;
 mod settle;
+mod spoilt;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
 const RUNS_IN_FLIGHT_MAX: usize = 256;
@@ -120,6 +121,9 @@ pub(crate) struct Writeback {
     /// Something was written without FUA since the last origin flush began.
     volatile: Cell<bool>,
     destage: Destage,
+    /// Gaps over which a filled write is under way, and how many such have failed (SP2).
+    filling: RefCell<RoaringTreemap>,
+    spoilt: Cell<u64>,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
     draining: Cell<bool>,
     /// The picking task has nothing to pick.
@@ -158,6 +162,8 @@ impl Writeback {
             aged_before: Cell::default(),
             volatile: Cell::default(),
             destage: Destage::new(assumed),
+            filling: RefCell::default(),
+            spoilt: Cell::default(),
             draining: Cell::default(),
             idle: Cell::default(),
         }

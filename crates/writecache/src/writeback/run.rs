@@ -40,6 +40,8 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     let fua = cache.tuning().fua;
     let doubt = cache.origin_doubt();
     let mut parts = SmallVec::<[_; 1]>::new();
+    let mut spoils = false;
+    cache.filling_begins(&good.gaps);
     for part in good.parts() {
         let data = slice(&part.range);
         let sector = cache.sector_of(part.range.start);
@@ -58,11 +60,9 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
         let blocks = good.blocks[part.dirty.clone()].iter();
         match io.await {
             Err(status) if !cache.mutation(Mutation::ForgetWriteError) => {
-                // What lies between holds nothing that is only here, and must be as it was.
                 for gap in between(&part.range, blocks.clone().map(|b| b.0)) {
-                    let (at, data) = (cache.sector_of(gap.start), slice(&gap).into());
-                    let (flags, class) = (Flags::BACKGROUND, Class::Background);
-                    reactor::write(&*cache.origin, flags, class, at, data).await.ok();
+                    spoils = true;
+                    cache.keep_gap(gap.clone(), slice(&gap)).await;
                 }
                 cache.write_failed(blocks.map(|b| b.0), job, status);
             }
@@ -76,6 +76,10 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
             }
         }
     }
+    if spoils {
+        cache.commit().await.ok(); // SP1. A cache that fails now has them until it is closed.
+    }
+    cache.filling_ended(&good.gaps, spoils);
     // What was not written stays dirty and may be picked again.
     let gaps = extent.map_or(Vec::new(), |extent| extent.gaps);
     wb.release_extent(&cache, run, &gaps, |b| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A device that refuses what it is told to refuse: requests of one kind in one range of sectors.
+//! A device that refuses what it is told to refuse, requests of one kind in one range of sectors;
+//! and that keeps writes waiting.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -11,14 +12,16 @@ pub(crate) struct Broken {
     refused: RefCell<Vec<(Op, Range<u64>)>>,
     /// Requests that were refused.
     pub(crate) count: Cell<u64>,
+    /// Writes that wait, while writes are held.
+    held: RefCell<Option<Vec<Bio>>>,
     /// The writes that were let through or refused, as ranges of 4096-byte blocks.
     writes: RefCell<Vec<Range<u64>>>,
 }
 
 impl Broken {
     pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<Broken> {
-        let (refused, writes) = (RefCell::default(), RefCell::default());
-        Rc::new(Broken { below, refused, count: Cell::new(0), writes })
+        let (refused, held, writes) = Default::default();
+        Rc::new(Broken { below, refused, count: Cell::new(0), held, writes })
     }
 
     /// From now on `op` on any of these blocks of 4096 bytes ends in an error.
@@ -28,6 +31,20 @@ impl Broken {
 
     pub(crate) fn mend(&self) {
         self.refused.borrow_mut().clear();
+    }
+
+    /// From now on writes wait.
+    pub(crate) fn hold_writes(&self) {
+        self.held.borrow_mut().get_or_insert_default();
+    }
+
+    pub(crate) fn held_writes(&self) -> usize {
+        self.held.borrow().as_ref().map_or(0, Vec::len)
+    }
+
+    /// Writes that wait go on, and are refused if they are to be.
+    pub(crate) fn release_writes(&self) {
+        self.held.take().into_iter().flatten().for_each(|bio| self.submit(bio));
     }
 
     /// The writes since the last call.
@@ -44,6 +61,9 @@ impl BlockDevice for Broken {
         self.below.limits()
     }
     fn submit(&self, bio: Bio) {
+        if let Some(held) = self.held.borrow_mut().as_mut().filter(|_| bio.op == Op::Write) {
+            return held.push(bio);
+        }
         let (start, end) = (bio.sector.0, bio.end().0);
         if bio.op == Op::Write {
             self.writes.borrow_mut().push(start / 8..end / 8);

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One seed: what it draws, the lives of the machine, and how each is judged.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Sector, Target};
+use policy::destage::Costs;
+use reactor::FileId;
+use sim::{Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
+use writecache::{Config, MediaFormat, Mutation, Order, WriteCache};
+
+use crate::common::{kernel, live, number};
+use crate::operator::{Gate, Gated, operator};
+
+const CLIENTS: u64 = 4;
+/// No life is as long, on the slowest disk with the lowest limits: something waits for good.
+const LIFE_NS_MAX: u64 = 3600 * 1_000_000_000;
+/// An origin on which every gap is worth being filled.
+const EAGER: Costs = Costs { command_ns: 1_000_000_000, read_ns_per_mib: 1, write_ns_per_mib: 1 };
+
+thread_local! {
+    /// Blocks of gaps that were written in the lives of this thread's seeds.
+    pub(crate) static GAPS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Filled writes, as often as may be.
+const FILLING: &str = " high_watermark 30 low_watermark 5 max_age none fail_mode retry gap_fill 1 \
+                       writeback_io_bytes 1048576 writeback_order sorted writeback_rate_max 0 \
+                       foreground_p99_target 0";
+
+/// What a seed runs with.
+#[derive(Clone)]
+struct Setup {
+    plan: Plan,
+    config: Config,
+    blocks: u64,
+    cache: FileId,
+    origin: FileId,
+    sectors: Sector,
+    /// Whether writes are sent around the cache, and whether errors may do that: then a crash may
+    /// tear blocks as it tears the origin's.
+    around: bool,
+    may_go_around: bool,
+}
+
+/// What a test asks of every seed; the seed draws the rest.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) mutation: Mutation,
+    pub(crate) with_faults: bool,
+    /// With `p` the cache is persistent memory: a power cut takes any words of unfenced lines.
+    pub(crate) mode: &'static str,
+    pub(crate) format: &'static str,
+    pub(crate) block_sizes: &'static [u32],
+    pub(crate) area_kib: &'static [u64],
+    /// Lives: all but the last end with a power cut, or a kill.
+    pub(crate) rounds: u32,
+    /// Steps from one power cut to the next.
+    pub(crate) cut_after: &'static [u64],
+    /// Errors of a thousand, where faults are drawn: reads of the cache, writes of both disks.
+    pub(crate) cache_read_errors: &'static [u32],
+    pub(crate) write_errors: &'static [u32],
+    /// Options that count instead of what the seed draws.
+    pub(crate) options: &'static str,
+}
+
+impl Plan {
+    pub(crate) const USUAL: Plan = Plan {
+        mutation: Mutation::None,
+        with_faults: false,
+        mode: "s",
+        format: "native",
+        block_sizes: &[512, 4096, 4096, 4096],
+        area_kib: &[416, 440, 512, 1024],
+        rounds: 4,
+        cut_after: &[200, 2_000, 20_000],
+        cache_read_errors: &[0, 5, 5, 100],
+        write_errors: &[0, 5, 50],
+        options: "",
+    };
+    pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
+    /// Gaps are filled wherever there are some, and failed writes leave rubbish: one life, for what
+    /// a filled write spoils is in memory alone for a moment.
+    pub(crate) const RUBBISH: Plan =
+        Plan { options: FILLING, rounds: 1, write_errors: &[3, 10, 30], ..Plan::FAULTS };
+    /// Tiny caches, too: the format's header takes little.
+    pub(crate) const DM: Plan =
+        Plan { format: "dm", area_kib: &[24, 72, 416, 1024], ..Plan::USUAL };
+    pub(crate) const MEMORY: Plan = Plan { mode: "p", ..Plan::USUAL };
+}
+
+fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
+    let mut w = world.borrow_mut();
+    let block_size: u32 = w.rng.pick(plan.block_sizes);
+    let blocks = w.rng.range(16, 200);
+    let sectors = Sector(blocks * u64::from(block_size) / 512);
+    let start_sector = w.rng.pick(&[0, 0, 8]);
+    let area_kib = w.rng.pick(plan.area_kib);
+    let capacity = Sector(area_kib * 2 + start_sector);
+    let cache = match plan.mode {
+        "p" => w.add_swarm_memory("cache", capacity),
+        _ => w.add_swarm_disk("cache", capacity),
+    };
+    let around = w.rng.below(2) == 0;
+    let model = w.swarm_model();
+    // A cache whose device can't read a block takes nothing new, so that writes go around it.
+    let may_go_around = around || (plan.with_faults && w.rng.below(2) == 0);
+    let unit = if may_go_around { block_size } else { 512 };
+    let spec = DiskSpec::new("origin", sectors, model);
+    let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: unit, ..spec });
+    let high = w.rng.range(0, 101);
+    let low = w.rng.range(0, high + 1);
+    let options = live::draw_options(&mut w.rng, plan.mode, around) + plan.options;
+    let count = 20 + options.split_whitespace().count();
+    let line = format!(
+        "{} origin cache {block_size} {count} format {} start_sector {start_sector} \
+         high_watermark {high} low_watermark {low} writeback_jobs {} autocommit_blocks {} \
+         autocommit_time {} writeback_order {} writeback_io_bytes {} fail_mode {}{options}",
+        plan.mode,
+        plan.format,
+        w.rng.pick(&[0, 1, 7, 1000]),
+        w.rng.pick(&[0, 1, 9, 65536]),
+        w.rng.pick(&[1, 5, 1000]),
+        w.rng.pick(&["sorted", "sorted", "lru"]),
+        w.rng.pick(&[4096, 16384, 1 << 20]),
+        w.rng.pick(&["retry", "retry", "retry", "kernel"]),
+    );
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut config = Config::parse(&words).expect("the line above is good");
+    config.mutation = plan.mutation;
+    // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
+    config.assumed_costs = (!blocks.is_multiple_of(3)).then_some(EAGER);
+    Setup { plan, config, blocks, cache, origin, sectors, around, may_go_around }
+}
+
+impl Setup {
+    /// The table of one life: the native format may be used in order, and then not, and again.
+    fn reload(&mut self, rng: &mut Rng) {
+        let may = self.plan.format == "native" && !self.around;
+        self.config.ordered = may && rng.below(4) == 0;
+        if self.config.ordered {
+            self.config.tuning.writeback_order = Order::Sorted;
+        }
+    }
+
+    /// Whether failed writes of the origin may leave rubbish. Beside filled writes a power cut must
+    /// not come.
+    fn may_ruin(&self) -> bool {
+        self.config.assumed_costs.is_none() || self.plan.rounds == 1
+    }
+
+    fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
+        let w = world.borrow();
+        let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
+        WriteCache::new("wc", self.config.clone(), origin, cache, self.sectors)
+            .expect("devices that fit")
+    }
+}
+
+/// Opens the cache; with faults about, more than once. `Err(None)`: the power went.
+fn open(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+) -> Result<Rc<WriteCache>, Option<String>> {
+    if setup.config.format == Some(MediaFormat::Dm) {
+        // After every crash: would the kernel open it too?
+        let found = kernel::survey(world, setup.cache, &setup.config);
+        found.map_err(|why| Some(format!("the kernel would not open it: {why}")))?;
+    }
+    let cache = setup.make(world);
+    let target = cache.clone();
+    match machine.block_on(async move { target.resume().await }) {
+        Ok(Ok(())) => Ok(cache),
+        Ok(Err(e)) => Err(Some(format!("open failed: {}", e.chain()))),
+        Err(_) => Err(None),
+    }
+}
+
+pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
+    let Plan { with_faults, .. } = plan;
+    let world = World::new(seed);
+    let mut setup = draw_setup(&world, plan);
+    let bytes = setup.config.block_size as usize;
+    let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
+    let mut mix = Mix { blocks_max: 6, errors_allowed: with_faults, ..Mix::default() };
+    {
+        let rng = &mut world.borrow_mut().rng;
+        mix.fua_per_mille = rng.pick(&[0, 50, 500]);
+        mix.flushes = rng.pick(&[1, 10, 40]);
+        mix.meta_per_mille = rng.pick(&[0, 300]);
+        // Long enough for zeroes that go straight to the origin, whose sectors may tear.
+        mix.blocks_max = if setup.config.block_size == 512 { rng.pick(&[6, 180]) } else { 6 };
+        mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
+    }
+    if with_faults {
+        oracle.borrow_mut().expect_flush_errors();
+        oracle.borrow_mut().expect_rubbish();
+        let told = oracle.clone();
+        let failed = move |offset, data: &[u8]| told.borrow_mut().failed_below(offset, data);
+        world.borrow_mut().on_failed_write(setup.origin, failed);
+    }
+    for round in 0..plan.rounds {
+        let machine = Machine::boot(&world, 1);
+        setup.reload(&mut world.borrow_mut().rng);
+        let mix = Mix { discards: if setup.config.ordered { 0 } else { mix.discards }, ..mix };
+        let steps = world.borrow().steps();
+        let after = world.borrow_mut().rng.pick(plan.cut_after);
+        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
+        world.borrow_mut().power_cut_at((round + 1 < plan.rounds).then_some(cut));
+        live(&machine, &world, &setup, &oracle, mix)?;
+        crash(machine, &world, &oracle);
+    }
+    Ok(())
+}
+
+/// One life of the machine: open, check what is there, work; until the power goes or all is done.
+fn live(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+    oracle: &Rc<RefCell<Oracle>>,
+    mix: Mix,
+) -> Result<(), String> {
+    let with_faults = mix.errors_allowed;
+    let cache = match open(machine, world, setup) {
+        Ok(cache) => cache,
+        Err(Some(why)) => return Err(why),
+        Err(None) => return Ok(()),
+    };
+    let gate = Rc::new(Gate::new(with_faults, setup.around));
+    let device: Rc<dyn BlockDevice> = Rc::new(Gated { cache: cache.clone(), gate: gate.clone() });
+    let load = Workload::new(world, oracle, mix);
+    // What a crash left must be there before anything else happens.
+    match machine.block_on(load.read_all(device.clone())) {
+        Ok(result) => result?,
+        Err(_) => return Ok(()),
+    }
+    if with_faults {
+        draw_faults(world, setup);
+    }
+    machine.spawn(0, operator(world.clone(), cache.clone(), gate.clone()));
+    for _ in 0..CLIENTS {
+        machine.spawn(0, load.client(device.clone(), 80));
+    }
+    let began = world.borrow().now();
+    let is_late = || world.borrow().now().0 - began.0 > LIFE_NS_MAX;
+    let failed = || gate.failure.borrow().is_some();
+    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed() || is_late());
+    GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
+    load.verdict.result()?;
+    if let Some(why) = gate.failure.borrow().clone() {
+        return Err(why);
+    }
+    for disk in [setup.cache, setup.origin] {
+        world.borrow_mut().set_faults(disk, Faults::default());
+    }
+    match ended {
+        Ended::PowerCut => return Ok(()),
+        Ended::Idle => return Err(format!("deadlock: clients wait: {}", books(&cache))),
+        Ended::Until if is_late() => return Err(format!("too long: {}", books(&cache))),
+        Ended::Until => gate.stop.set(true),
+    }
+    match machine.run(|| gate.operator_done.get() || is_late()) {
+        Ended::PowerCut => Ok(()),
+        Ended::Idle => Err(format!("deadlock: a message waits: {}", books(&cache))),
+        Ended::Until if is_late() => Err(format!("a message is too long: {}", books(&cache))),
+        Ended::Until => finish(machine, world, setup, &cache, &load, with_faults),
+    }
+}
+
+/// Everything that the cache counts, for a failure report.
+fn books(cache: &WriteCache) -> String {
+    let value = |name| cache.attribute(name).unwrap_or_default();
+    cache.attributes().iter().map(|&name| format!("{name} {}; ", value(name))).collect()
+}
+
+fn draw_faults(world: &WorldRef, setup: &Setup) {
+    let mut w = world.borrow_mut();
+    for disk in [setup.cache, setup.origin] {
+        let is_cache = disk == setup.cache;
+        let reads: &[u32] = match (is_cache, setup.may_go_around) {
+            (true, true) => setup.plan.cache_read_errors,
+            (true, false) => &[0],
+            (false, _) => &[0, 5],
+        };
+        let rubbish: &[u32] = if !is_cache && setup.may_ruin() { &[0, 500] } else { &[0] };
+        let faults = match w.rng.below(2) {
+            0 => Faults::default(),
+            _ => Faults {
+                read_error_per_mille: w.rng.pick(reads),
+                write_error_per_mille: w.rng.pick(setup.plan.write_errors),
+                rubbish_per_mille: w.rng.pick(rubbish),
+                flush_error_per_mille: w.rng.pick(&[0, 20]),
+                flush_error_takes_in_flight: !is_cache,
+                ..Faults::default()
+            },
+        };
+        w.set_faults(disk, faults);
+    }
+}
+
+/// The power goes, or only the process.
+fn crash(machine: Machine, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
+    let killed = world.borrow_mut().rng.below(3) == 0;
+    world.borrow_mut().power_cut_at(None);
+    if killed {
+        machine.kill();
+        oracle.borrow_mut().kill();
+    } else {
+        machine.power_cut();
+        oracle.borrow_mut().crash();
+    }
+}
+
+/// A quiet end: read all, flush, suspend; then the origin alone is the device.
+fn finish(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+    cache: &Rc<WriteCache>,
+    load: &Workload,
+    with_faults: bool,
+) -> Result<(), String> {
+    let (check, target) = (cache.clone(), cache.clone());
+    let (cache, load, setup, world) = (cache.clone(), load.clone(), setup.clone(), world.clone());
+    let quiet = machine.block_on(async move {
+        load.read_all(cache.clone()).await?;
+        let flushed = target.clone().message(vec!["flush".to_owned()]).await;
+        let suspended = target.clone().suspend().await;
+        let is_zero = |name| target.attribute(name).is_ok_and(|value| value == "0");
+        let hurt = !is_zero("error") || !is_zero("bad_blocks");
+        match (flushed, suspended) {
+            (Ok(_), Ok(())) => {}
+            // Origin and cache work again: only what they can't mend keeps blocks dirty.
+            (Err(_), _) | (_, Err(_)) if with_faults && hurt => return Ok(()),
+            (Err(e), _) | (_, Err(e)) => return Err(e.chain()),
+        }
+        let dirty = target.attribute("dirty_blocks").map_err(|e| e.chain())?;
+        if dirty != "0" {
+            return Err(format!("{dirty} blocks are dirty after a flush"));
+        }
+        if setup.config.format == Some(MediaFormat::Dm) {
+            let found = kernel::survey(&world, setup.cache, &setup.config)?;
+            if found.is_none_or(|f| !f.live.is_empty() || !f.leftovers.is_empty()) {
+                return Err("the kernel finds blocks after a flush".to_owned());
+            }
+        }
+        let origin: Rc<dyn BlockDevice> = world.borrow().leaf(setup.origin);
+        load.read_all(origin).await.map_err(|e| format!("origin after a flush: {e}"))
+    });
+    check.check();
+    quiet.unwrap_or(Ok(()))
+}

@@ -11,12 +11,15 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Nanos, Sector, Target};
 use common::alone::{Gate, History, Recorded};
+use common::live;
 use reactor::FileId;
-use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
 
 const CLIENTS: u64 = 4;
 const ROUNDS: u32 = 4;
+/// No life is as long, on the slowest disk with the lowest limits: something waits for good.
+const LIFE_NS_MAX: u64 = 3600 * 1_000_000_000;
 
 #[derive(Clone)]
 struct Setup {
@@ -36,21 +39,39 @@ struct Seen {
     epochs_max: u64,
 }
 
-fn draw_setup(world: &WorldRef, mutation: Mutation) -> Setup {
+/// What a test asks of every seed.
+#[derive(Clone, Copy)]
+struct Plan {
+    mutation: Mutation,
+    with_faults: bool,
+    /// With `p` the cache is persistent memory.
+    mode: &'static str,
+}
+
+impl Plan {
+    const USUAL: Plan = Plan { mutation: Mutation::None, with_faults: false, mode: "s" };
+}
+
+fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let mut w = world.borrow_mut();
     let block_size: u32 = w.rng.pick(&[512, 512, 4096, 4096]);
     // Few enough that blocks are written in many epochs, now and then more than there are slots.
     let blocks = w.rng.pick(&[3, 12, 60, 150]);
     let sectors = Sector(blocks * u64::from(block_size) / 512);
     let area_kib = w.rng.pick(&[416, 440, 512, 1024]);
-    let cache = w.add_swarm_disk("cache", Sector(area_kib * 2));
+    let cache = match plan.mode {
+        "p" => w.add_swarm_memory("cache", Sector(area_kib * 2)),
+        _ => w.add_swarm_disk("cache", Sector(area_kib * 2)),
+    };
     let origin = w.add_swarm_disk("origin", sectors);
     let high = w.rng.pick(&[0, 3, 20, 60]);
-    let age = w.rng.pick(&["", "", " max_age 0", " max_age 3"]);
+    let mut more = w.rng.pick(&["", "", " max_age 0", " max_age 3"]).to_owned();
+    more += &live::draw_limits(&mut w.rng);
     let line = format!(
-        "s origin cache {block_size} {} ordered high_watermark {high} low_watermark {} \
-         writeback_jobs {} autocommit_blocks {} autocommit_time {} writeback_io_bytes {}{age}",
-        if age.is_empty() { 13 } else { 15 },
+        "{} origin cache {block_size} {} ordered high_watermark {high} low_watermark {} \
+         writeback_jobs {} autocommit_blocks {} autocommit_time {} writeback_io_bytes {}{more}",
+        plan.mode,
+        13 + more.split_whitespace().count(),
         high / 2,
         w.rng.pick(&[0, 1, 7, 1000]),
         w.rng.pick(&[0, 1, 9, 65536]),
@@ -59,7 +80,7 @@ fn draw_setup(world: &WorldRef, mutation: Mutation) -> Setup {
     );
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
-    config.mutation = mutation;
+    config.mutation = plan.mutation;
     let history = Rc::new(RefCell::new(History::new(blocks, block_size as usize)));
     Setup { config, blocks, cache, origin, sectors, history }
 }
@@ -101,6 +122,7 @@ struct Operator {
     seen: Rc<Cell<Seen>>,
     stop: Cell<bool>,
     done: Cell<bool>,
+    drains: Cell<u64>,
     errors_allowed: bool,
     failure: RefCell<Option<String>>,
 }
@@ -116,6 +138,12 @@ impl Operator {
             let outcome = match dice {
                 0 => self.cache.clone().message(vec!["flush".to_owned()]).await.map(drop),
                 1 => self.suspend_and_resume().await,
+                2 => self.begin_drain(),
+                3 => {
+                    // Drawn beforehand: nothing of the world is borrowed while it runs.
+                    let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
+                    live::change(&self.cache, &mut rng, false).await
+                }
                 _ => Ok(()),
             };
             let outcome = match outcome {
@@ -134,7 +162,23 @@ impl Operator {
                 self.failure.borrow_mut().get_or_insert(why);
             }
         }
+        self.cache.clone().set_attribute("drain".to_owned(), "stop".to_owned()).await.ok();
+        while self.drains.get() > 0 {
+            reactor::sleep(Nanos::from_millis(1)).await;
+        }
         self.done.set(true);
+    }
+
+    /// A drain, which may be stopped, late, or one too many; nobody waits for it.
+    fn begin_drain(self: &Rc<Self>) -> Result<(), Error> {
+        let words = live::draw_drain(&mut self.world.borrow_mut().rng);
+        let (this, cache) = (self.clone(), self.cache.clone());
+        self.drains.set(self.drains.get() + 1);
+        reactor::spawn(async move {
+            cache.set_attribute("drain".to_owned(), words).await.ok();
+            this.drains.set(this.drains.get() - 1);
+        });
+        Ok(())
     }
 
     async fn suspend_and_resume(&self) -> Result<(), Error> {
@@ -146,14 +190,10 @@ impl Operator {
     }
 }
 
-fn simulate(
-    seed: u64,
-    mutation: Mutation,
-    with_faults: bool,
-    seen: &Rc<Cell<Seen>>,
-) -> Result<(), String> {
+fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> {
+    let Plan { with_faults, .. } = plan;
     let world = World::new(seed);
-    let setup = draw_setup(&world, mutation);
+    let setup = draw_setup(&world, plan);
     let bytes = setup.config.block_size as usize;
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
     let mut mix = Mix { errors_allowed: with_faults, discards: 0, ..Mix::default() };
@@ -239,6 +279,7 @@ fn live(
         seen: seen.clone(),
         stop: Cell::default(),
         done: Cell::default(),
+        drains: Cell::default(),
         errors_allowed: with_faults,
         failure: RefCell::default(),
     });
@@ -247,7 +288,9 @@ fn live(
         machine.spawn(0, load.client(device.clone(), 80));
     }
     let failed = || operator.failure.borrow().clone();
-    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed().is_some());
+    let began = world.borrow().now();
+    let is_late = || world.borrow().now().0 - began.0 > LIFE_NS_MAX;
+    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed().is_some() || is_late());
     load.verdict.result()?;
     failed().map_or(Ok(()), Err)?;
     for disk in [setup.cache, setup.origin] {
@@ -256,13 +299,15 @@ fn live(
     match ended {
         Ended::PowerCut => return Ok(()),
         Ended::Idle => return Err(format!("deadlock: clients wait: {}", books(&cache))),
+        Ended::Until if is_late() => return Err(format!("too long: {}", books(&cache))),
         Ended::Until => operator.stop.set(true),
     }
-    let ended = machine.run(|| operator.done.get());
+    let ended = machine.run(|| operator.done.get() || is_late());
     failed().map_or(Ok(()), Err)?;
     match ended {
         Ended::PowerCut => Ok(()),
         Ended::Idle => Err(format!("deadlock: a message waits: {}", books(&cache))),
+        Ended::Until if is_late() => Err(format!("a message is too long: {}", books(&cache))),
         Ended::Until => finish(machine, world, setup, &cache, &load, with_faults),
     }
 }
@@ -328,7 +373,7 @@ fn finish(
 #[test]
 fn the_origin_alone_is_always_the_state_of_some_flush_and_a_part_of_what_came_after() {
     let seen = Rc::new(Cell::new(Seen::default()));
-    seeds::run(600, |seed| simulate(seed, Mutation::None, false, &seen));
+    seeds::run(600, |seed| simulate(seed, Plan::USUAL, &seen));
     eprintln!("{:?}", seen.get());
     if seeds::count(600) >= 100 {
         assert!(seen.get().kept_max > 10 && seen.get().epochs_max > 10, "{:?}", seen.get());
@@ -338,12 +383,22 @@ fn the_origin_alone_is_always_the_state_of_some_flush_and_a_part_of_what_came_af
 #[test]
 fn errors_do_not_break_the_order() {
     let seen = Rc::default();
-    seeds::run(300, |seed| simulate(seed, Mutation::None, true, &seen));
+    seeds::run(300, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }, &seen));
+}
+
+#[test]
+fn the_order_holds_with_the_cache_in_persistent_memory_with_errors_and_without() {
+    let seen = Rc::default();
+    seeds::run(300, |seed| {
+        let with_faults = seed.is_multiple_of(3);
+        simulate(seed, Plan { with_faults, mode: "p", ..Plan::USUAL }, &seen)
+    });
 }
 
 fn is_caught(mutation: Mutation) {
     let seen = Rc::default();
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, mutation, false, &seen));
+    let plan = Plan { mutation, ..Plan::USUAL };
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, plan, &seen));
     let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
     eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
     assert!(found.why.contains("the origin alone"), "by another judge: {}", found.why);

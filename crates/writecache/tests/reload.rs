@@ -246,3 +246,8 @@ fn an_instance_that_reads_the_media_when_its_table_is_loaded_is_found() {
 fn an_instance_whose_suspend_leaves_writes_in_flight_is_found() {
     is_found(Mutation::SuspendInFlight);
 }
+
+#[test]
+fn a_log_that_follows_another_order_than_the_map_is_found() {
+    is_found(Mutation::CompletionOrder);
+}

@@ -284,7 +284,8 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 fn is_found(mutation: Mutation, bad: Bad) {
-    let found = seeds::first_failure(0..seeds::count(1000), |seed| simulate(seed, mutation, bad));
+    // However few seeds a quick run has: one fault shows at seed 114.
+    let found = seeds::first_failure(0..1000, |seed| simulate(seed, mutation, bad));
     let found = found.unwrap_or_else(|| panic!("{mutation:?} was not found"));
     let sane = simulate(found.seed, Mutation::None, bad);
     assert_eq!(sane, Ok(()), "{mutation:?}: the seed fails without it, too");

@@ -175,7 +175,7 @@ pub fn run(load: &Load<'_>) -> Result<While, String> {
         let written_bytes_per_s = wrote.is_some().then_some(rate);
         wrote.transpose().map_err(|e| format!("writer: {e}"))?;
         let latency_ns = latency_ns.map_err(|e| format!("reader: {e}"))?;
-        Ok(While { latency_ns, written_bytes_per_s })
+        Ok(While { latency_ns, written_bytes_per_s, samples: Vec::new() })
     })
 }
 

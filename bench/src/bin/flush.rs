@@ -70,7 +70,7 @@ impl Args {
         let every = Nanos(1_000_000_000 / self.reads);
         let reads = reader.then_some(Reads { every, idle: self.idle_reads });
         let (scale, jobs) = (self.scale(), self.jobs);
-        Plan { scale, way, fill_percent: self.dirty_percent, reads, jobs, nth }
+        Plan { scale, way, fill_percent: self.dirty_percent, reads, jobs, nth, watched: false }
     }
 
     fn rotational(&self) -> Option<bool> {

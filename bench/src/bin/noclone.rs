@@ -66,8 +66,14 @@ const GIB: u64 = 1 << 21;
 const STRIPED: &[Shape] = &[Shape::Raw, Shape::Striped, Shape::CloneStriped];
 
 fn groups() -> [Group; 4] {
-    let memory =
-        |key, what, load, shapes| Group { key, what, leaf: "mem:1G", sectors: GIB, load, shapes };
+    let memory = |key, what, load, shapes| Group {
+        key,
+        what,
+        leaf: "mem:1G".into(),
+        sectors: GIB,
+        load,
+        shapes,
+    };
     [
         memory("", "memory, randread 512 B, depth 32, 1 job", RANDREAD_512, &SHAPES),
         memory(
@@ -86,7 +92,7 @@ fn groups() -> [Group; 4] {
         Group {
             key: "null_",
             what: "null, randwrite 4 KiB, depth 64, 1 job",
-            leaf: "null:1G",
+            leaf: "null:1G".into(),
             sectors: GIB,
             load: &["--rw", "randwrite", "--bs", "4K", "--iodepth", "64"],
             shapes: &SHAPES,

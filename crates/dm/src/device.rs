@@ -70,6 +70,8 @@ pub struct MappedDevice {
     /// Those who wait until no other core does.
     pub(crate) withdrawing: Cell<usize>,
     mapping: Cell<Mapping>,
+    /// Bios that went on as clones.
+    clones: Cell<u64>,
     pub(crate) account: Rc<Account>,
     suspended: Cell<bool>,
     /// The last suspend has failed: targets may hold what they could not keep.
@@ -105,6 +107,7 @@ impl MappedDevice {
             published: Cell::new(false),
             withdrawing: Cell::new(0),
             mapping: Cell::default(),
+            clones: Cell::default(),
             account: Rc::default(),
             suspended: Cell::new(true),
             unclean: Cell::new(false),
@@ -161,6 +164,11 @@ impl MappedDevice {
     /// The flat mapping by which bios go now, if there is one.
     pub(crate) fn flat(&self) -> Option<Rc<Flat>> {
         Some(self.flat.borrow().clone()).filter(|flat| !flat.is_nowhere())
+    }
+
+    /// Bios that went on as clones, since it was made: none unless `mapping=clone`.
+    pub fn clones(&self) -> u64 {
+        self.clones.get()
     }
 
     /// How bios go through pure mappings.

@@ -9,6 +9,7 @@ use crate::bench::BenchArgs;
 use crate::drain::DrainArgs;
 use crate::inspect::InspectArgs;
 use crate::recover::RecoverArgs;
+use crate::reproduce::ReproduceArgs;
 use crate::wipe::WipeArgs;
 
 /// Block devices from tables, in user space
@@ -74,6 +75,7 @@ pub(crate) enum Verb {
     Daemon(DaemonArgs),
     Run(RunArgs),
     Bench(Box<BenchArgs>),
+    Reproduce(ReproduceArgs),
     Inspect(InspectArgs),
     Recover(RecoverArgs),
     Wipe(WipeArgs),

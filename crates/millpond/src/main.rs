@@ -8,6 +8,7 @@
 //!    ├──▶ embed (run)                                                    ├ nbd ── exports
 //!    │                               /dev/fuse ═══▶ fuse, sysfs ─────────┘ (threads of fuser)
 //!    ├──▶ bench ── a core of its own: no daemon, no door
+//!    ├──▶ reproduce ── scenarios of the room `reproduce`, on a thread of their own
 //!    └──▶ inspect, recover, wipe ── offline: the same, on images of caches
 //! ```
 //!
@@ -40,6 +41,7 @@ mod offline;
 mod patience;
 mod progress;
 mod recover;
+mod reproduce;
 mod routes;
 mod rundir;
 mod shards;
@@ -92,7 +94,11 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Wipe(args) => {
             return wipe::run(&args).map(|()| EXIT_DONE).map_err(|f| f.within("wipe"));
         }
-        verb @ (Verb::Daemon(_) | Verb::Run(_) | Verb::Bench(_) | Verb::Steer(_)) => verb,
+        verb @ (Verb::Daemon(_)
+        | Verb::Run(_)
+        | Verb::Bench(_)
+        | Verb::Reproduce(_)
+        | Verb::Steer(_)) => verb,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -115,6 +121,11 @@ fn run(cli: Cli) -> Result<u8, Failure> {
             return runtime
                 .block_on(embed::run(&args, cli.run_dir.as_deref()))
                 .map_err(|f| f.within("run"));
+        }
+        Verb::Reproduce(args) => {
+            log::start(Level::WARN);
+            daemon::abort_on_panic();
+            return runtime.block_on(reproduce::run(args)).map_err(|f| f.within("reproduce"));
         }
         Verb::Bench(_) | Verb::Inspect(_) | Verb::Recover(_) | Verb::Wipe(_) => {
             unreachable!("run above")

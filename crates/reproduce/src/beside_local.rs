@@ -42,6 +42,42 @@ pub struct While {
     /// Nanoseconds.
     pub latency_ns: Option<Histogram<u64>>,
     pub written_bytes_per_s: Option<f64>,
+    /// What the throttle was like meanwhile.
+    pub samples: Vec<Sample>,
+}
+
+/// What a throttle was like at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    pub at_ns: u64,
+    pub step: i32,
+    /// What writeback may have in flight.
+    pub depth: u32,
+    /// Bytes that it may have in flight beside reads; `u64::MAX` for no limit.
+    pub bytes: u64,
+}
+
+impl Sample {
+    /// What `leaf`'s is now, so long after the beginning.
+    pub fn of(leaf: &Leaf, at_ns: u64) -> Sample {
+        let report = leaf.wbt().report();
+        Sample {
+            at_ns,
+            step: report.step,
+            depth: report.depth.background,
+            bytes: report.facts.limit_bytes,
+        }
+    }
+}
+
+/// How often the throttle is looked at.
+pub const SAMPLE_EVERY: Nanos = Nanos::from_millis(20);
+
+async fn watch(run: Rc<Run>, leaf: Rc<Leaf>, begin: Nanos) {
+    while !run.stop.get() {
+        run.samples.borrow_mut().push(Sample::of(&leaf, now().0 - begin.0));
+        sleep(SAMPLE_EVERY).await;
+    }
 }
 
 /// Knows one leaf.
@@ -72,6 +108,7 @@ struct Run {
     failed: Cell<Option<Status>>,
     changed: WaitList,
     latency_ns: RefCell<Histogram<u64>>,
+    samples: RefCell<Vec<Sample>>,
 }
 
 impl Run {
@@ -146,8 +183,10 @@ impl Local {
             failed: Cell::new(None),
             changed: WaitList::new(),
             latency_ns: RefCell::new(histogram()),
+            samples: RefCell::default(),
         });
         let (reader, writer, of_run) = (self.reader.clone(), self.writer.clone(), run.clone());
+        let leaf = self.leaf.clone();
         let bytes_per_s = self.reactor.block_on(async move {
             let run = of_run;
             if writes {
@@ -159,6 +198,7 @@ impl Local {
             }
             sleep(nanos(warm_up)).await;
             let (from, begin) = (run.written.get(), now());
+            spawn(watch(run.clone(), leaf, begin));
             sleep(nanos(seconds)).await;
             let bytes = run.written.get() - from;
             let bytes_per_s = bytes as f64 * 1e9 / (now().0 - begin.0) as f64;
@@ -173,7 +213,8 @@ impl Local {
             return Err(format!("a request failed: {status}"));
         }
         let latency_ns = rate.map(|_| run.latency_ns.borrow().clone());
-        Ok(While { latency_ns, written_bytes_per_s: writes.then_some(bytes_per_s) })
+        let written_bytes_per_s = writes.then_some(bytes_per_s);
+        Ok(While { latency_ns, written_bytes_per_s, samples: run.samples.take() })
     }
 }
 

@@ -25,6 +25,8 @@ use reactor::WaitList;
 use sim::Rng;
 use writecache::{Config, WriteCache};
 
+use crate::tally::{Sizes, Tally};
+
 pub const BLOCK_BYTES: u64 = 4096;
 const BLOCK_SECTORS: u64 = BLOCK_BYTES / SECTOR_SIZE as u64;
 /// Writes in flight while filling. The order of arrival is the submitter's, whatever this is.
@@ -96,6 +98,14 @@ impl Scale {
         Scale { origin_blocks: full.origin_blocks / by, cache_blocks: full.cache_blocks / by }
     }
 
+    /// The published proportions for so many dirty bytes.
+    #[must_use]
+    pub fn of_dirty(bytes: u64) -> Scale {
+        let (full, cache_blocks) = (Scale::PUBLISHED, bytes / BLOCK_BYTES);
+        let origin_blocks = cache_blocks * full.origin_blocks / full.cache_blocks;
+        Scale { origin_blocks, cache_blocks }
+    }
+
     /// Dirty blocks at a fill level.
     pub fn dirty_blocks(self, fill_percent: u64) -> u64 {
         match fill_percent {
@@ -145,6 +155,8 @@ pub struct Plan {
     pub jobs: u32,
     /// Which of several runs on the same devices this is: each leaves other bytes there.
     pub nth: u64,
+    /// Whether the origin's writes are counted by size, and the flush is asked how far it is.
+    pub watched: bool,
 }
 
 /// What came out of it.
@@ -159,6 +171,9 @@ pub struct Outcome {
     /// Latencies of the reader, sorted; empty without one.
     pub idle_read_ns: Vec<u64>,
     pub flush_read_ns: Vec<u64>,
+    /// Of a watched run: the origin's writes by size, and how many blocks were written back when.
+    pub write_sizes: Sizes,
+    pub progress: Vec<(u64, u64)>,
 }
 
 impl Outcome {
@@ -191,7 +206,9 @@ pub async fn run(
     device: Rc<dyn BlockDevice>,
     plan: Plan,
 ) -> Result<Outcome, String> {
-    let cache = open(&origin, device, plan).await?;
+    let tally = plan.watched.then(|| Tally::new(origin.clone()));
+    let below = tally.clone().map_or(origin.clone(), |tally| tally as Rc<dyn BlockDevice>);
+    let cache = open(&below, device, plan).await?;
     let origin_blocks = plan.scale.origin_blocks;
     if plan.way == Way::GapKnown {
         fill(cache.clone(), (0..origin_blocks).collect(), None).await?;
@@ -213,9 +230,16 @@ pub async fn run(
         idle_read_ns = reader.latencies_ns.take();
     }
     let (before, start) = (counts(&cache)?, reactor::now());
+    let watch = Rc::new(Watch::default());
+    if let Some(tally) = &tally {
+        tally.take();
+        reactor::spawn(watch.clone().run(cache.clone(), start));
+    }
     let flushed = cache.clone().message(vec!["flush".to_owned()]).await;
     flushed.map_err(|e| e.chain())?;
     let flush_ns = reactor::now().0 - start.0;
+    let progress = watch.end(flush_ns, dirty_blocks);
+    let write_sizes = tally.map(|tally| tally.take()).unwrap_or_default();
     let after = counts(&cache)?;
     // A read that began during the flush counts, however late it ends.
     reader.stop.set(true);
@@ -239,6 +263,8 @@ pub async fn run(
         origin_flushes,
         idle_read_ns,
         flush_read_ns,
+        write_sizes,
+        progress,
     })
 }
 
@@ -361,6 +387,47 @@ async fn check(
         }
     }
     Ok(())
+}
+
+/// Asks how far a flush is, less and less often.
+#[derive(Default)]
+struct Watch {
+    points: RefCell<Vec<(u64, u64)>>,
+    has_ended: Cell<bool>,
+}
+
+/// Points of a flush that are kept at most.
+const POINTS_MAX: usize = 256;
+
+impl Watch {
+    async fn run(self: Rc<Watch>, cache: Rc<WriteCache>, start: Nanos) {
+        let mut every = Nanos::from_millis(2);
+        loop {
+            reactor::sleep(every).await;
+            let done = cache.attribute("flush_done_blocks").unwrap_or_default();
+            if self.has_ended.get() {
+                return;
+            }
+            let mut points = self.points.borrow_mut();
+            points.push((reactor::now().0 - start.0, done.parse().unwrap_or(0)));
+            if points.len() == POINTS_MAX {
+                let mut nth = 0;
+                points.retain(|_| {
+                    nth += 1;
+                    nth % 2 == 0
+                });
+                every = Nanos(every.0 * 2);
+            }
+        }
+    }
+
+    /// All points, the ends of the flush among them; only of a run that was watched.
+    fn end(&self, flush_ns: u64, blocks: u64) -> Vec<(u64, u64)> {
+        self.has_ended.set(true);
+        let points = self.points.take();
+        let ends = ([(0, 0)], [(flush_ns, blocks)]);
+        ends.0.into_iter().chain(points).chain(ends.1).collect()
+    }
 }
 
 /// Reads random blocks of the device at random moments, whether or not earlier reads have ended:

@@ -6,9 +6,8 @@
 //! The files have no names: whatever ends the program, nothing is left behind.
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use block::{CoreId, Limits};
@@ -17,9 +16,8 @@ use reactor::Reactor;
 use uring::{OpenOptions, Uring};
 
 use crate::flush::{BLOCK_BYTES, Outcome, Plan, cache_device_sectors, run};
+use crate::unnamed::{self, fill, path};
 
-/// What is written at once when a file is made.
-const PIECE: usize = 1 << 20;
 /// Of the cache device that are made blank before each run: superblocks and the head of the log.
 const BLANK_BYTES: usize = 1 << 20;
 
@@ -32,24 +30,6 @@ pub struct Ground {
     rotational: Option<bool>,
 }
 
-/// Zeroes all over.
-fn fill(file: &File, bytes: u64) -> io::Result<()> {
-    file.set_len(0)?;
-    let piece = vec![0; PIECE];
-    let mut at = 0;
-    while at < bytes {
-        let len = usize::try_from((bytes - at).min(PIECE as u64)).expect("at most PIECE");
-        file.write_all_at(&piece[..len], at)?;
-        at += len as u64;
-    }
-    file.sync_all()
-}
-
-/// Where a file without a name can be opened once more.
-fn path(file: &File) -> PathBuf {
-    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
-}
-
 impl Ground {
     /// Makes both files in `dir`; the origin at its size, the cache device at a plan's.
     ///
@@ -57,8 +37,8 @@ impl Ground {
     /// What the file system said.
     pub fn new(dir: &Path, origin_blocks: u64, rotational: Option<bool>) -> Result<Ground, String> {
         let make = || -> io::Result<Ground> {
-            let (origin, device) = (tempfile::tempfile_in(dir)?, tempfile::tempfile_in(dir)?);
-            fill(&origin, origin_blocks * BLOCK_BYTES)?;
+            let origin = unnamed::make(dir, origin_blocks * BLOCK_BYTES)?;
+            let device = unnamed::make(dir, 0)?;
             Ok(Ground { origin, device, rotational })
         };
         make().map_err(|e| format!("{}: {e}", dir.display()))
@@ -120,7 +100,7 @@ mod tests {
         let ground = Ground::new(&dir, scale.origin_blocks, Some(true)).unwrap();
         for (nth, way) in (1..).zip([Way::Lru, Way::GapKnown, Way::Sorted, Way::GapFill]) {
             let fill_percent = PUBLISHED_PERCENT;
-            let plan = Plan { scale, way, fill_percent, reads: None, jobs: 0, nth };
+            let plan = Plan { scale, way, fill_percent, reads: None, jobs: 0, nth, watched: false };
             let outcome = ground.run(plan).unwrap();
             assert_eq!(outcome.dirty_blocks, scale.cache_blocks, "{}", way.name());
             assert!(outcome.origin_write_bytes >= scale.cache_blocks * BLOCK_BYTES);

@@ -58,6 +58,14 @@ pub fn one_pass_s(scale: Scale, disk: Disk) -> f64 {
 /// # Errors
 /// What the cache answered when it was not what it should have been.
 pub fn run(scale: Scale, case: Case) -> Result<Outcome, String> {
+    run_watched(scale, case, false)
+}
+
+/// Runs a case, and watches it if so told.
+///
+/// # Errors
+/// What the cache answered when it was not what it should have been.
+pub fn run_watched(scale: Scale, case: Case, watched: bool) -> Result<Outcome, String> {
     let Case { disk, way, fill_percent, reader } = case;
     let world = World::calm(SEED);
     let (origin, device) = {
@@ -71,7 +79,7 @@ pub fn run(scale: Scale, case: Case) -> Result<Outcome, String> {
     let machine = Machine::boot(&world, 1);
     let (origin, device) = (world.borrow().leaf(origin), world.borrow().leaf(device));
     let reads = reader.then_some(READS);
-    let plan = Plan { scale, way, fill_percent, reads, jobs: 0, nth: 0 };
+    let plan = Plan { scale, way, fill_percent, reads, jobs: 0, nth: 0, watched };
     finish(&machine, crate::flush::run(origin, device, plan))?
 }
 

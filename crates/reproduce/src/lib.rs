@@ -8,6 +8,8 @@
 //!   iomap                                            a page cache is written back
 //!   compressed                                       idle pages of a compressed RAM disk
 //!   mapped                                           stacks of pure mappings
+//!        │
+//!   scenario ── Section (rows, plots, keys) ── report ── table, html     `millpond reproduce`
 //! ```
 //!
 //! `make bench-*` print them at length, beside what needs outside programs.
@@ -15,7 +17,8 @@
 //! Invariants
 //! - R1 In virtual time a scenario is a function of its arguments: no clock, no other chance than
 //!   the seed.
-//! - R2 There is no figure of wrong data: what can be read back is read back and compared.
+//! - R2 Nothing is left behind, whatever ends the program: files have no names (`unnamed`).
+//! - R3 There is no figure of wrong data: what can be read back is read back and compared.
 
 pub mod beside_local;
 pub mod compressed;
@@ -24,9 +27,17 @@ pub mod flush;
 pub mod flush_disk;
 pub mod flush_sim;
 pub mod flush_steady;
+mod html;
 pub mod iomap;
+pub mod machine;
 pub mod mapped;
 pub mod median;
+pub mod report;
+pub mod scenario;
+mod svg;
+mod table;
+pub mod tally;
+pub mod unnamed;
 pub mod wbt_sim;
 
 /// Seconds since some moment; here real time is the subject.

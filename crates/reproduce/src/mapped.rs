@@ -3,7 +3,9 @@
 //! process.
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::median::median;
@@ -91,7 +93,7 @@ pub struct Group {
     /// Begins the keys of the JSON line.
     pub key: &'static str,
     pub what: &'static str,
-    pub leaf: &'static str,
+    pub leaf: String,
     pub sectors: u64,
     /// Options of `millpond bench` that say what is done.
     pub load: &'static [&'static str],
@@ -110,13 +112,35 @@ pub struct Timed {
     pub more_ns: f64,
 }
 
+/// What [`output`] waits for.
+static CHILD: Mutex<Option<Pid>> = Mutex::new(None);
+
+fn set_child(child: Option<Pid>) {
+    // Nothing under the lock can panic half way.
+    *CHILD.lock().unwrap_or_else(PoisonError::into_inner) = child;
+}
+
+/// Ends the program that [`output`] waits for, if there is one: the process is about to end.
+pub fn kill_child() {
+    let child = *CHILD.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(child) = child {
+        let _ = kill_process(child, Signal::KILL); // one that has ended needs no word
+    }
+}
+
 /// Runs a program; returns what it printed and what it told.
 ///
 /// # Errors
 /// What it said when it failed.
 pub fn output(command: &mut Command) -> Result<(String, String), String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|e| format!("{program}: {e}"))?;
+    let failed = |e| format!("{program}: {e}");
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = piped.spawn().map_err(failed)?;
+    set_child(Some(Pid::from_child(&child)));
+    let output = child.wait_with_output();
+    set_child(None);
+    let output = output.map_err(failed)?;
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     if !output.status.success() {
@@ -131,9 +155,9 @@ pub fn output(command: &mut Command) -> Result<(String, String), String> {
 /// What the program said.
 pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<Timed>, String> {
     let mut command = Command::new(ours);
-    command.arg("bench").args(stack(group.leaf, group.sectors)).args(group.load);
+    command.arg("bench").args(stack(&group.leaf, group.sectors)).args(group.load);
     for shape in group.shapes {
-        command.args(["--drive", &shape.word(group.leaf)]);
+        command.args(["--drive", &shape.word(&group.leaf)]);
     }
     command.args(["--turns", &turns.to_string(), "--runtime", &format!("{turn_ms}ms")]);
     command.args(["--prefill", "--latency", "off", "-o", "json"]);

@@ -57,7 +57,10 @@ impl MappedDevice {
         let bio = self.gate.pass(bio);
         let bio = if self.account.is_on() { self.account.pass(bio) } else { bio };
         match self.mapping.get() {
-            Mapping::Clone if table.is_pure() => table.submit(clone_of(bio)),
+            Mapping::Clone if table.is_pure() => {
+                self.clones.set(self.clones.get() + 1);
+                table.submit(clone_of(bio));
+            }
             Mapping::Clone | Mapping::InPlace => table.submit(bio),
         }
     }

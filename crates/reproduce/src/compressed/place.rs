@@ -2,9 +2,8 @@
 //! Places where a device and its backing device live: a file of this machine, through io_uring as
 //! tables' leaves are, in real time; or a simulated NVMe drive in virtual time.
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +18,7 @@ use uring::{Mailbox, OpenOptions, Sender, Uring};
 
 use crate::clock;
 use crate::cpu::cpus;
+use crate::unnamed;
 
 /// A place.
 pub trait Place {
@@ -80,44 +80,34 @@ pub struct Local {
     second: Option<Second>,
     reactor: Reactor,
     leaf: Rc<Leaf>,
-    path: PathBuf,
+    file: File,
     /// How the file was opened, where a person should know.
     pub warning: Option<String>,
 }
 
-/// A file whose blocks are all there, as those of a disk are: the file system's allocation is
-/// nobody's to measure.
-fn make(path: &Path, bytes: u64) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    let zeroes = vec![0; 1 << 20];
-    for _ in 0..bytes.div_ceil(zeroes.len() as u64) {
-        file.write_all(&zeroes)?;
-    }
-    file.sync_all()
-}
-
 impl Local {
-    /// Makes the file `backing` in `dir`, and opens it.
+    /// Makes a file without a name in `dir`, and opens it.
     ///
     /// # Errors
     /// Why there is none.
     pub fn new(dir: &Path, bytes: u64) -> Result<Local, String> {
-        let path = dir.join("backing");
-        make(&path, bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        let file = unnamed::make(dir, bytes).map_err(|e| format!("{}: {e}", dir.display()))?;
         let mailboxes: Result<Vec<_>, _> = (0..2).map(|_| Mailbox::new()).collect();
         let mailboxes = mailboxes.map_err(|e| e.chain())?;
         let uring = Uring::with_mailboxes(CoreId(0), mailboxes.clone()).map_err(|e| e.chain())?;
         let files = uring.files();
-        let opened = files.open_path(&path, OpenOptions::default()).map_err(|e| e.chain())?;
+        let opened = files
+            .open_path(&unnamed::path(&file), OpenOptions::default())
+            .map_err(|e| e.chain())?;
         let leaf = Rc::new(Leaf::new("backing", opened.file, opened.limits));
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
         let second = (cpus().len() > 1).then(|| Second::start(mailboxes));
-        Ok(Local { second, reactor, leaf, path, warning: opened.warning })
+        Ok(Local { second, reactor, leaf, file, warning: opened.warning })
     }
 
     /// Whether every block of the file is there still: else an overwrite would allocate.
     pub fn is_allocated(&self) -> bool {
-        std::fs::metadata(&self.path).is_ok_and(|m| m.blocks() * 512 >= m.len())
+        self.file.metadata().is_ok_and(|m| m.blocks() * 512 >= m.len())
     }
 }
 
@@ -149,7 +139,6 @@ impl Drop for Local {
     fn drop(&mut self) {
         // While the first core is there still: what it had sent is done.
         self.second = None;
-        let _ = std::fs::remove_file(&self.path); // nothing better to do about it
     }
 }
 

@@ -203,8 +203,20 @@ fn compare(place: &impl Place, zram: &Rc<Zram>, case: &Case) -> Result<f64, Stri
 /// # Errors
 /// What a device answered when it was not what it should have been.
 pub fn run(place: &impl Place, case: &Case) -> Result<Written, String> {
+    run_on(place, place.disk(), case)
+}
+
+/// Runs a case with another way to the place's disk.
+///
+/// # Errors
+/// What a device answered when it was not what it should have been.
+pub fn run_on(
+    place: &impl Place,
+    backing: Rc<dyn BlockDevice>,
+    case: &Case,
+) -> Result<Written, String> {
     let size = (case.pages, case.cores);
-    let zram = device(place, (case.algorithm, case.options), size, Some(place.disk()))?;
+    let zram = device(place, (case.algorithm, case.options), size, Some(backing))?;
     write_pages(place, zram.clone(), case.data, shuffled(case.pages), 0)?;
     let mm_stat = numbers(place, &zram, "mm_stat")?;
     set(place, &zram, "idle", "all")?;

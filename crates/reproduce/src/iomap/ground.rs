@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Where a cache lies: a mapping of the device mapper over a leaf, on a core of this thread.
 use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use block::{BlockDevice, CoreId, Error, LocalFuture, SECTOR_SIZE, Sector};
 use dm::{Dm, MappedDevice, Resolver};
 use pagecache::{Config, PageCache};
 use queue::{Leaf, Null};
-use reactor::Reactor;
+use reactor::{FileId, Reactor};
+use sim::model::FlashParams;
+use sim::{DiskSpec, Machine, World, WorldRef};
 use uring::{Files, OpenOptions, Uring};
+
+use crate::unnamed;
 
 /// Sectors of a chunk of 64 KiB.
 const CHUNK: u64 = 128;
@@ -22,6 +25,8 @@ pub enum LeafKind {
     Null,
     /// A file with O_DIRECT: the kernel's CPU counts, too.
     File,
+    /// A model of an NVMe drive, in virtual time: only counts are of any meaning.
+    Model,
 }
 
 impl LeafKind {
@@ -30,6 +35,7 @@ impl LeafKind {
         match self {
             LeafKind::Null => "null",
             LeafKind::File => "file",
+            LeafKind::Model => "model",
         }
     }
 }
@@ -68,78 +74,97 @@ impl Mapping {
 
 enum Opens {
     Null(Sector),
-    /// In this folder.
-    File(PathBuf, Files),
+    /// By their numbers.
+    File(Vec<File>, Files),
+    Model(WorldRef, Vec<FileId>),
 }
 
 impl Resolver for Opens {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let nth = word.strip_prefix("leaf").and_then(|n| n.parse::<usize>().ok()).unwrap_or(0);
         let opened: Result<Rc<dyn BlockDevice>, Error> = match self {
             Opens::Null(capacity) => Ok(Rc::new(Null::new(word, *capacity))),
-            Opens::File(dir, files) => files
-                .open_path(&dir.join(word), OpenOptions::default())
+            Opens::File(all, files) => files
+                .open_path(&unnamed::path(&all[nth]), OpenOptions::default())
                 .map(|opened| Rc::new(Leaf::new(word, opened.file, opened.limits)) as _),
+            Opens::Model(world, all) => {
+                let limits = world.borrow().leaf(all[nth]).limits();
+                Ok(Rc::new(Leaf::new(word, all[nth], limits)))
+            }
         };
         Box::pin(async move { opened })
     }
 }
 
+/// What runs tasks.
+enum Runs {
+    Real(Reactor),
+    Virtual(Machine),
+}
+
+impl Runs {
+    fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        match self {
+            Runs::Real(reactor) => reactor.block_on(future),
+            Runs::Virtual(machine) => {
+                machine.block_on(future).expect("nobody cuts the power of this world")
+            }
+        }
+    }
+}
+
 /// A core, and on it a mapped device.
 pub struct Ground {
-    reactor: Reactor,
+    runs: Runs,
     dm: Rc<Dm>,
     below: Rc<MappedDevice>,
-    /// The folder of the leaves' files, if they have some. It goes with this value.
-    dir: Option<PathBuf>,
     kind: LeafKind,
 }
 
-/// A file whose blocks are all there: the file system's allocation is nobody's to measure.
-fn make(path: &Path, bytes: u64) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    let zeroes = vec![0; 1 << 20];
-    for _ in 0..bytes.div_ceil(zeroes.len() as u64) {
-        file.write_all(&zeroes)?;
-    }
-    file.sync_all()
-}
-
 impl Ground {
-    /// The leaves, in a new folder in `dir` if they are files, and the mapping over them: `bytes`
+    /// The leaves, without names in `dir` if they are files, and the mapping over them: `bytes`
     /// in all.
     ///
     /// # Errors
     /// Why there is none.
     pub fn new(kind: LeafKind, mapping: Mapping, bytes: u64, dir: &Path) -> Result<Ground, String> {
-        let uring = Uring::new().map_err(|e| e.chain())?;
         let sectors = bytes / SECTOR_SIZE as u64;
         let each = bytes / mapping.leaves();
-        let name = format!("millpond-bench-iomap-{}", std::process::id());
-        let dir = (kind == LeafKind::File).then(|| dir.join(name));
-        let opens = match &dir {
-            None => Opens::Null(Sector::from_bytes(each)),
-            Some(dir) => {
-                let failed = |e| format!("{}: {e}", dir.display());
-                std::fs::create_dir_all(dir).map_err(failed)?;
-                for nth in 0..mapping.leaves() {
-                    make(&dir.join(format!("leaf{nth}")), each).map_err(failed)?;
+        let (runs, opens) = if kind == LeafKind::Model {
+            let world = World::calm(1);
+            let spec = |nth| {
+                let capacity = Sector::from_bytes(each);
+                let spec = DiskSpec::flash(&format!("leaf{nth}"), capacity, FlashParams::nvme());
+                DiskSpec { keeps_history: false, ..spec }
+            };
+            let add = |nth| world.borrow_mut().add_disk(spec(nth));
+            let leaves = (0..mapping.leaves()).map(add).collect();
+            (Runs::Virtual(Machine::boot(&world, 1)), Opens::Model(world, leaves))
+        } else {
+            let uring = Uring::new().map_err(|e| e.chain())?;
+            let opens = match kind {
+                LeafKind::Null => Opens::Null(Sector::from_bytes(each)),
+                LeafKind::File | LeafKind::Model => {
+                    let make = |_| unnamed::make(dir, each);
+                    let made = (0..mapping.leaves()).map(make).collect::<std::io::Result<_>>();
+                    let leaves = made.map_err(|e| format!("{}: {e}", dir.display()))?;
+                    Opens::File(leaves, uring.files())
                 }
-                Opens::File(dir.clone(), uring.files())
-            }
+            };
+            (Runs::Real(Reactor::enter(CoreId(0), Box::new(uring))), opens)
         };
-        let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-        let made = reactor.block_on(async move {
+        let made = runs.finish(async move {
             let dm = Dm::new(Rc::new(opens));
             let below = dm.create("below", None, Some(&mapping.table(sectors))).await;
             below.map(|below| (dm, below))
         });
         let (dm, below) = made.map_err(|e| e.chain())?;
-        Ok(Ground { reactor, dm, below, dir, kind })
+        Ok(Ground { runs, dm, below, kind })
     }
 
     /// Whether what was written can be read back.
     pub fn keeps(&self) -> bool {
-        self.kind == LeafKind::File
+        self.kind != LeafKind::Null
     }
 
     /// The device under the cache.
@@ -163,17 +188,14 @@ impl Ground {
 
     /// Runs until `future` has ended.
     pub fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
-        self.reactor.block_on(future)
+        self.runs.finish(future)
     }
 }
 
 impl Drop for Ground {
     fn drop(&mut self) {
         let dm = self.dm.clone();
-        let removed = self.reactor.block_on(async move { dm.remove_all(dm::Remove::Force).await });
+        let removed = self.finish(async move { dm.remove_all(dm::Remove::Force).await });
         drop(removed); // its data is thrown away
-        if let Some(dir) = &self.dir {
-            let _ = std::fs::remove_dir_all(dir); // nothing better to do about it
-        }
     }
 }

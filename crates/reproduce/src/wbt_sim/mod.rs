@@ -27,7 +27,10 @@ use sim::DiskSpec;
 use sim::model::{Flash, FlashParams, HddParams, Turnaround};
 
 pub use results::{Goal, Results, cases};
-pub use run::run;
+pub(crate) use results::{alone_ns, beside_ns, lone_bytes, main_rate};
+pub use run::{run, run_watched};
+
+use crate::beside_local::Sample;
 
 /// Every write of the published lone writer: what its kernel sent to such a disk at most.
 pub const LONE_REQUEST_BYTES: u64 = 512 << 10;
@@ -190,6 +193,8 @@ pub struct Outcome {
     pub waits: u64,
     pub splits: u64,
     pub probes: u64,
+    /// Of a watched run: what the throttle was like while reads counted.
+    pub samples: Vec<Sample>,
 }
 
 impl Outcome {

@@ -17,12 +17,12 @@ const MODES: [Throttling; 3] = [Throttling::Off, Throttling::Kernel, Throttling:
 const PUBLISHED_S: (f64, f64) = (87.5, 101.8);
 
 /// The rate that the keys without one are for.
-fn main_rate(disk: Disk) -> u64 {
+pub(crate) fn main_rate(disk: Disk) -> u64 {
     if disk.is_rotating() { 20 } else { 500 }
 }
 
 /// At least 1200 reads, so that the 99.9th percentile is not the longest.
-fn beside_ns(rate: u64, scale: u64) -> u64 {
+pub(crate) fn beside_ns(rate: u64, scale: u64) -> u64 {
     let seconds = match rate {
         20 => 60,
         500 => 12,
@@ -32,12 +32,12 @@ fn beside_ns(rate: u64, scale: u64) -> u64 {
 }
 
 /// How long a writer without a reader is watched.
-fn alone_ns(scale: u64) -> u64 {
+pub(crate) fn alone_ns(scale: u64) -> u64 {
     20_000_000_000 / scale
 }
 
 /// In whole requests: a client that ends within a page has to read it.
-fn lone_bytes(scale: u64) -> u64 {
+pub(crate) fn lone_bytes(scale: u64) -> u64 {
     LONE_BYTES / scale / REQUEST_BYTES * REQUEST_BYTES
 }
 

@@ -13,6 +13,7 @@ use super::{
     Case, FILE_BYTES, FLUSHER_BYTES, LONE_FILE_BYTES, Load, Outcome, REQUEST_BYTES, SETTLE_NS,
     Writer,
 };
+use crate::beside_local::{SAMPLE_EVERY, Sample};
 
 /// Seed of the reader's places and of its jitter.
 const SEED: u64 = 1;
@@ -30,6 +31,14 @@ const PATIENCE_NS: u64 = 600_000_000_000;
 /// # Errors
 /// A request that failed, or a run that did not end.
 pub fn run(case: Case) -> Result<Outcome, String> {
+    run_watched(case, false)
+}
+
+/// Runs a case, and looks at the throttle meanwhile if so told.
+///
+/// # Errors
+/// A request that failed, or a run that did not end.
+pub fn run_watched(case: Case, watched: bool) -> Result<Outcome, String> {
     let world = World::calm(SEED);
     let file = world.borrow_mut().add_disk(case.disk.spec());
     let limits = world.borrow().leaf(file).limits();
@@ -67,6 +76,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         reads: Cell::new(0),
         reader_is_done: Cell::new(reads_per_s.is_none()),
         latencies: RefCell::default(),
+        samples: RefCell::default(),
         failure: Cell::new(None),
     });
     match case.writer {
@@ -80,6 +90,9 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     }
     if let Some(rate) = reads_per_s {
         machine.spawn(0, job.clone().reader(1_000_000_000 / rate));
+    }
+    if watched {
+        machine.spawn(0, job.clone().watch());
     }
     let ended = match lone_bytes {
         Some(_) => machine.run(|| job.writers.get() == 0),
@@ -111,6 +124,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         waits: report.waits,
         splits: report.splits,
         probes: report.facts.probes,
+        samples: job.samples.take(),
         ..Outcome::default()
     };
     for (due_ns, latency_ns) in job.latencies.take() {
@@ -148,12 +162,23 @@ struct Job {
     reader_is_done: Cell<bool>,
     /// When due, and how long after that ended.
     latencies: RefCell<Vec<(u64, u64)>>,
+    samples: RefCell<Vec<Sample>>,
     failure: Cell<Option<Status>>,
 }
 
 impl Job {
     fn disk_bytes(&self) -> u64 {
         self.leaf.stats().of(Op::Write).bytes
+    }
+
+    /// Looks at the throttle in the time that counts.
+    async fn watch(self: Rc<Job>) {
+        reactor::sleep(Nanos(SETTLE_NS)).await;
+        let begin = reactor::now();
+        while !self.stop.get() && reactor::now().0 < self.to_ns {
+            self.samples.borrow_mut().push(Sample::of(&self.leaf, reactor::now().0 - begin.0));
+            reactor::sleep(SAMPLE_EVERY).await;
+        }
     }
 
     /// Counts what the disk was given in the time that counts.

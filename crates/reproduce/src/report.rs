@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What comes of scenarios: rows of a table, series for plots, keys of a JSON object.
+use serde_json::{Map, Value, json};
+
+use crate::median::median;
+
+/// Which of two figures is the better one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    Less,
+    More,
+}
+
+/// What a figure depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decides {
+    /// A model of a disk.
+    Model,
+    /// The disk of this machine.
+    Disk,
+    /// The CPU of this machine.
+    Cpu,
+    /// Nothing: it is counted.
+    Count,
+}
+
+impl Decides {
+    /// As in the table.
+    pub fn word(self) -> &'static str {
+        match self {
+            Decides::Model => "model",
+            Decides::Disk => "this disk",
+            Decides::Cpu => "this CPU",
+            Decides::Count => "counted",
+        }
+    }
+}
+
+/// What no method can pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limit {
+    pub what: &'static str,
+    /// In the unit of the row.
+    pub value: f64,
+}
+
+/// One mechanism off and on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub what: String,
+    pub before_is: &'static str,
+    pub after_is: &'static str,
+    pub before: f64,
+    pub after: f64,
+    pub unit: &'static str,
+    pub better: Better,
+    /// How many times better; of several rounds the middle one of theirs. None where it would be
+    /// without bound.
+    pub ratio: Option<f64>,
+    /// The same as others have published it.
+    pub published: Option<f64>,
+    pub limit: Option<Limit>,
+    pub decides: Decides,
+}
+
+impl Row {
+    /// A row of what was seen in the rounds; `before` and `after` of a round are neighbours.
+    pub fn new(
+        what: impl Into<String>,
+        (before_is, before): (&'static str, &[f64]),
+        (after_is, after): (&'static str, &[f64]),
+        (unit, better, decides): (&'static str, Better, Decides),
+    ) -> Row {
+        let gain = |(before, after): (&f64, &f64)| match better {
+            Better::Less => before / after,
+            Better::More => after / before,
+        };
+        let ratio = median(&before.iter().zip(after).map(gain).collect::<Vec<_>>());
+        Row {
+            what: what.into(),
+            before_is,
+            after_is,
+            before: median(before),
+            after: median(after),
+            unit,
+            better,
+            ratio: ratio.is_finite().then_some(ratio),
+            published: None,
+            limit: None,
+            decides,
+        }
+    }
+
+    /// The same beside what was published.
+    #[must_use]
+    pub fn published(self, ratio: f64) -> Row {
+        Row { published: Some(ratio), ..self }
+    }
+
+    /// The same beside its limit.
+    #[must_use]
+    pub fn limit(self, what: &'static str, value: f64) -> Row {
+        Row { limit: Some(Limit { what, value }), ..self }
+    }
+
+    /// How much of the limit is reached.
+    pub fn share(&self) -> Option<f64> {
+        let limit = self.limit.as_ref()?.value;
+        let share = match self.better {
+            Better::Less => limit / self.after,
+            Better::More => self.after / limit,
+        };
+        share.is_finite().then_some(share)
+    }
+
+    fn json(&self, scenario: &str) -> Value {
+        let limit = self.limit.as_ref();
+        json!({
+            "scenario": scenario,
+            "what": self.what,
+            "before_is": self.before_is,
+            "before": figure(self.before),
+            "after_is": self.after_is,
+            "after": figure(self.after),
+            "unit": self.unit,
+            "ratio": self.ratio.map(figure),
+            "published_ratio": self.published,
+            "limit_is": limit.map(|l| l.what),
+            "limit": limit.map(|l| figure(l.value)),
+            "share_of_limit": self.share().map(figure),
+            "decides": self.decides.word(),
+        })
+    }
+}
+
+/// Six digits are enough for a key.
+pub(crate) fn figure(value: f64) -> Value {
+    if value == 0.0 || !value.is_finite() {
+        return json!(if value == 0.0 { Some(0) } else { None });
+    }
+    let unit = 10_f64.powi(5 - value.abs().log10().floor() as i32);
+    let rounded = (value * unit).round() / unit;
+    if rounded.fract() == 0.0 && rounded.abs() < 1e15 {
+        json!(rounded as i64)
+    } else {
+        json!(rounded)
+    }
+}
+
+/// How a plot is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// From point to point.
+    Lines,
+    /// Each point holds until the next.
+    Steps,
+    /// Groups of bars, a group for each label: x is its number.
+    Bars,
+}
+
+/// A line, or the bars of one colour.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    pub name: String,
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// With this name.
+    pub fn new(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Series {
+        Series { name: name.into(), points: points.into_iter().collect() }
+    }
+}
+
+/// A picture of some series.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plot {
+    /// In the page.
+    pub id: String,
+    pub title: String,
+    pub x: &'static str,
+    pub y: &'static str,
+    pub kind: Kind,
+    /// Whether y grows by factors.
+    pub is_log: bool,
+    /// Of bars.
+    pub labels: Vec<String>,
+    pub series: Vec<Series>,
+}
+
+/// Bars of counted sizes: for each series how many of which size, up to so many KiB.
+pub(crate) fn size_bars(
+    (id, title): (&str, &str),
+    (x, y): (&'static str, &'static str),
+    counted: &[(&str, crate::tally::Sizes)],
+) -> Plot {
+    let mut sizes: Vec<u64> = counted.iter().flat_map(|(_, s)| s.keys().copied()).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let label = |kib: &u64| match kib {
+        &u64::MAX => "more".to_owned(),
+        k if *k >= 1024 => format!("{}M", k / 1024),
+        k => format!("{k}K"),
+    };
+    let series = |(name, of): &(&str, crate::tally::Sizes)| {
+        let at = |kib: &u64| sizes.iter().position(|s| s == kib).unwrap_or(0) as f64;
+        Series::new(*name, of.iter().map(|(kib, n)| (at(kib), *n as f64)))
+    };
+    Plot {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        x,
+        y,
+        kind: Kind::Bars,
+        is_log: true,
+        labels: sizes.iter().map(label).collect(),
+        series: counted.iter().map(series).collect(),
+    }
+}
+
+/// What came of one scenario.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Section {
+    pub name: &'static str,
+    pub rows: Vec<Row>,
+    pub plots: Vec<Plot>,
+    pub keys: Map<String, Value>,
+    /// What a reader has to know.
+    pub notes: Vec<String>,
+    /// Why there is nothing else.
+    pub error: Option<String>,
+}
+
+impl Section {
+    /// One that could not be run.
+    pub fn failed(name: &'static str, error: String) -> Section {
+        Section { name, error: Some(error), ..Section::default() }
+    }
+
+    pub(crate) fn put(&mut self, key: impl Into<String>, value: f64) {
+        self.keys.insert(key.into(), figure(value));
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// In virtual time.
+    pub is_simulated: bool,
+    /// What is known of the machine; nothing in virtual time.
+    pub facts: Vec<(&'static str, String)>,
+    pub sections: Vec<Section>,
+}
+
+impl Report {
+    /// Whether everything could be run.
+    pub fn is_complete(&self) -> bool {
+        self.sections.iter().all(|s| s.error.is_none())
+    }
+
+    /// One object: rows, and the keys of each scenario.
+    pub fn json(&self) -> Value {
+        let rows = self.sections.iter().flat_map(|s| s.rows.iter().map(|r| r.json(s.name)));
+        let rows: Vec<Value> = rows.collect();
+        let facts = self.facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
+        let mut out = Map::new();
+        out.insert("bench".into(), json!("reproduce"));
+        out.insert("simulated".into(), json!(self.is_simulated));
+        out.insert("machine".into(), Value::Object(facts.collect()));
+        out.insert("rows".into(), json!(rows));
+        for section in &self.sections {
+            let mut keys = section.keys.clone();
+            keys.insert("notes".into(), json!(section.notes));
+            if let Some(error) = &section.error {
+                keys.insert("error".into(), json!(error));
+            }
+            out.insert(section.name.into(), Value::Object(keys));
+        }
+        Value::Object(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(better: Better, before: &[f64], after: &[f64]) -> Row {
+        Row::new("x", ("off", before), ("on", after), ("s", better, Decides::Model))
+    }
+
+    #[test]
+    fn a_ratio_says_how_many_times_better_whichever_way_is_better() {
+        let less = row(Better::Less, &[99.2], &[44.0]).limit("one pass", 14.3);
+        assert!((less.ratio.unwrap() - 2.2545).abs() < 1e-3);
+        assert!((less.share().unwrap() - 0.325).abs() < 1e-3);
+        let more = row(Better::More, &[50.0], &[100.0]).limit("raw", 200.0);
+        assert_eq!((more.ratio, more.share()), (Some(2.0), Some(0.5)));
+    }
+
+    #[test]
+    fn a_ratio_is_the_middle_one_of_the_rounds_and_none_without_bound() {
+        let rounds = row(Better::Less, &[10.0, 20.0, 90.0], &[10.0, 10.0, 10.0]);
+        assert_eq!((rounds.before, rounds.ratio), (20.0, Some(2.0)));
+        assert_eq!(row(Better::Less, &[1.0], &[0.0]).ratio, None);
+    }
+
+    #[test]
+    fn keys_have_six_digits() {
+        assert_eq!(figure(44.000_049), json!(44));
+        assert_eq!(figure(0.123_456_789), json!(0.123_457));
+        assert_eq!(figure(1_234_567.0), json!(1_234_570));
+        assert_eq!(figure(f64::NAN), Value::Null);
+        assert_eq!(figure(0.0), json!(0));
+    }
+}

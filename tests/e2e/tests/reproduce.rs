@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The page of `millpond reproduce` in a real browser.
+use std::path::Path;
+use std::process::{Command, Output};
+
+use e2e::binary::{Build, millpond};
+
+/// Every plot of a simulated run.
+const PLOTS: [&str; 18] = [
+    "flush-progress",
+    "origin-io-sizes",
+    "read-latency-hdd",
+    "read-latency-sata",
+    "read-latency-nvme",
+    "wbt-step-hdd",
+    "wbt-step-sata",
+    "wbt-step-nvme",
+    "wbt-depth-hdd",
+    "wbt-depth-sata",
+    "wbt-depth-nvme",
+    "wbt-bytes-hdd",
+    "wbt-bytes-sata",
+    "wbt-bytes-nvme",
+    "map-calls",
+    "ioend-sizes",
+    "batch-sizes",
+    "mappings",
+];
+
+/// Chromium without a window, which talks to nobody, on the page in `dir`.
+fn chromium(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new("chromium");
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"]);
+    command.args(["--no-first-run", "--disable-background-networking"]);
+    command.args(["--disable-component-update", "--disable-sync", "--enable-logging=stderr"]);
+    command.arg(format!("--user-data-dir={}", dir.join("profile").display())).args(args);
+    command.arg(format!("file://{}", dir.join("page.html").display()));
+    let output = command.output().unwrap_or_else(|e| {
+        panic!("chromium: {e}; scripts/setup.sh installs it");
+    });
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(!said.contains("CONSOLE"), "the page has something to complain of: {said}");
+    output
+}
+
+#[test]
+fn the_page_shows_every_plot_in_a_browser() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let mut command = Command::new(millpond(Build::Workspace).unwrap());
+    command.args(["reproduce", "all", "--sim", "--size", "4M", "--html"]).arg(&page);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let dom = chromium(dir.path(), &["--dump-dom"]).stdout;
+    let dom = String::from_utf8(dom).unwrap();
+    for id in PLOTS {
+        let figure = dom.split_once(&format!("<figure id=\"{id}\">"));
+        let figure = figure.and_then(|(_, rest)| rest.split_once("</figure>"));
+        let (figure, _) = figure.unwrap_or_else(|| panic!("no plot {id}: {dom}"));
+        let marks = figure.matches("class=\"mark").count();
+        assert!(marks > 0 && figure.contains("<svg"), "{id} has no marks: {figure}");
+        assert!(!figure.contains("NaN") && !figure.contains("inf"), "{id}: {figure}");
+    }
+    for foreign in ["<script", "src=", "http:", "https:", "@import", "url("] {
+        assert!(!dom.contains(foreign), "the page holds `{foreign}`");
+    }
+    // Rows of all scenarios, as a browser has read them.
+    assert_eq!(dom.matches("<tr>").count(), 5 + 20, "five heads and the rows");
+
+    let picture = dir.path().join("page.png");
+    let to = format!("--screenshot={}", picture.display());
+    chromium(dir.path(), &[&to, "--window-size=400,1200"]);
+    let png = std::fs::read(&picture).unwrap();
+    assert!(png.starts_with(b"\x89PNG"));
+    // One colour all over would be a few hundred bytes.
+    assert!(png.len() > 20_000, "{} bytes", png.len());
+}

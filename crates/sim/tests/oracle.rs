@@ -155,6 +155,37 @@ fn overlapping_writes_may_end_in_either_order_but_not_change_their_mind() {
     h.refuses(0, &second, "is not allowed");
 }
 
+/// As LSVD's own note has it: readers saw one order, replay made another of it.
+#[test]
+fn once_a_read_has_shown_the_order_of_overlapping_writes_the_next_flush_fixes_it() {
+    for (is_read, is_flushed, fails_first) in
+        [(true, true, false), (true, true, true), (true, false, false), (false, true, false)]
+    {
+        let mut h = Hand::new();
+        let (a, b) = (h.oracle.begin_write(0..1, false), h.oracle.begin_write(0..1, false));
+        let (mut first, mut second) = (vec![0; BLOCK], vec![0; BLOCK]);
+        h.oracle.fill(&a, &mut first);
+        h.oracle.fill(&b, &mut second);
+        h.oracle.end_write(b, true);
+        h.oracle.end_write(a, true);
+        if fails_first {
+            h.flush(false);
+        }
+        if is_read {
+            h.accepts(0, &first);
+        }
+        if is_flushed {
+            h.flush(true);
+        }
+        h.oracle.crash();
+        if is_read && is_flushed && !fails_first {
+            h.refuses(0, &second, "is not allowed");
+        } else {
+            h.accepts(0, &second);
+        }
+    }
+}
+
 #[test]
 fn a_read_may_return_a_concurrent_write_and_what_was_there_when_it_began() {
     let mut h = Hand::new();

@@ -9,7 +9,9 @@
 //! - after a power cut version `w` may be there unless some *durable* `x` began after `w` had
 //!   ended. `x` is durable once a flush that began after `x` had ended is done, or `x` was FUA.
 //!
-//! Versions that only overlap in time exclude nothing, as the border contract says. A discarded
+//! Versions that only overlap in time exclude nothing, as the border contract says, until a read
+//! has shown which came last; and once a flush that began after that read is done, no crash brings
+//! back the other. A discarded
 //! block may hold zeroes or anything it ever held. A failed write may be there, in part, or not,
 //! until it is rewritten. What the first quiet read after a crash finds is there for good.
 //!
@@ -68,6 +70,8 @@ struct Version {
     lost_flush: bool,
     /// A quiet read has shown that it is not what is there now.
     not_current: bool,
+    /// When that read had ended: a flush that begins later makes it good for any crash.
+    outdone: Moment,
 }
 
 #[derive(Clone, Debug)]
@@ -162,6 +166,7 @@ impl Oracle {
             open: false,
             lost_flush: false,
             not_current: false,
+            outdone: NEVER,
         };
         let block = Block {
             versions: vec![initial],
@@ -249,6 +254,7 @@ impl Oracle {
                 open: false,
                 lost_flush: false,
                 not_current: false,
+                outdone: NEVER,
             });
             match change {
                 Change::Write => {}
@@ -309,11 +315,17 @@ impl Oracle {
                 let covered = v.ended < token.began && !v.failed && !v.open;
                 // O1: the device may have completed a write before it took this flush although we
                 // heard of it later. A failure may have hit all there is.
+                if !ok {
+                    v.outdone = NEVER;
+                }
                 if !ok && v.began > block.durable {
                     v.lost_flush = true;
                 } else if ok && covered && !v.lost_flush {
                     block.durable = block.durable.max(v.began);
                 }
+            }
+            if ok {
+                block.versions.retain(|v| v.outdone > token.began);
             }
             block.forget();
         }
@@ -385,7 +397,7 @@ impl Oracle {
             }
             return Ok(());
         }
-        block.seen(first, began);
+        block.seen(first, began, clock);
         Ok(())
     }
 
@@ -408,6 +420,7 @@ impl Oracle {
             for v in &mut block.versions {
                 v.ended = v.ended.min(now);
                 v.not_current = false;
+                v.outdone = NEVER;
                 v.open = true;
             }
             block.current = block.durable;
@@ -470,7 +483,7 @@ impl Block {
 
     /// A read has found `content` all over the block. If nothing overlapped it, that is what is
     /// there now; and if it is the first since a crash, it is on the medium.
-    fn seen(&mut self, content: Content, read_began: Moment) {
+    fn seen(&mut self, content: Content, read_began: Moment, now_is: Moment) {
         let fixed = |v: &Version| self.since == Since::Crash || !v.has_failed();
         let now = || self.versions.iter().filter(|v| self.may_be_current(v));
         let quiet = self.versions.iter().all(|v| v.ended < read_began)
@@ -479,6 +492,8 @@ impl Block {
         if !quiet || !now().any(is) {
             return;
         }
+        // What a failed flush may have lost may give way to what it had outdone.
+        let lost = self.versions.iter().any(|v| is(v) && v.lost_flush);
         for v in &mut self.versions {
             if is(v) {
                 v.open = false;
@@ -487,6 +502,7 @@ impl Block {
                 }
             } else {
                 v.not_current = true;
+                v.outdone = if lost { NEVER } else { v.outdone.min(now_is) };
             }
         }
         if self.since == Since::Crash {

@@ -78,7 +78,7 @@ impl Shown {
     pub(crate) fn read_only(&self) -> bool {
         match self {
             Shown::Mapped(device) => device.info().read_only,
-            Shown::Leaf(_) => false,
+            Shown::Leaf(leaf) => leaf.is_read_only(),
         }
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Leaves: what tables name besides mapped devices. Paths, `pmem:PATH`, `mem:SIZE` and `null:SIZE`.
+//! Leaves: what tables name besides mapped devices. Paths, `pmem:PATH`, `nbd://HOST/EXPORT`,
+//! `mem:SIZE` and `null:SIZE`.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,16 +14,19 @@ use block::{
     Base, Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, OnFault, Ram, Sector,
 };
 use dm::Resolver;
+use nbd::client::Client;
 use queue::wbt::{SharedWbt, Wbt};
 use queue::{Elsewhere, Leaf, Mem, Null, Stats};
 use reactor::WaitList;
 use uring::{Files, OpenOptions, SharedFile};
 
+use crate::nbd_leaf::{NbdUri, is_nbd};
 use crate::patience::patiently;
 
 /// An open leaf. Dropping the last reference closes it.
 pub(crate) enum OpenLeaf {
     File(Leaf, Files),
+    Nbd(Client),
     Mem(Mem),
     Null(Null),
 }
@@ -31,16 +35,31 @@ impl OpenLeaf {
     pub(crate) fn stats(&self) -> &Stats {
         match self {
             OpenLeaf::File(leaf, _) => leaf.stats(),
+            OpenLeaf::Nbd(client) => client.stats(),
             OpenLeaf::Mem(mem) => mem.stats(),
             OpenLeaf::Null(null) => null.stats(),
         }
     }
 
-    /// The throttle of its writeback; nothing in memory, where nothing queues.
+    /// The throttle of its writeback; nothing in memory, where nothing queues, and at a server,
+    /// which has its own.
     pub(crate) fn wbt(&self) -> Option<&Wbt> {
         match self {
             OpenLeaf::File(leaf, _) => Some(leaf.wbt()),
-            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
+            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
+        }
+    }
+
+    /// Whether it takes no writes.
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self, OpenLeaf::Nbd(client) if client.is_read_only())
+    }
+
+    /// Whether it is in memory: its bios end as they are submitted.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        match self {
+            OpenLeaf::File(..) | OpenLeaf::Nbd(_) => false,
+            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => true,
         }
     }
 }
@@ -53,6 +72,7 @@ impl BlockDevice for OpenLeaf {
     fn limits(&self) -> Limits {
         match self {
             OpenLeaf::File(leaf, _) => leaf.limits(),
+            OpenLeaf::Nbd(client) => client.limits(),
             OpenLeaf::Mem(mem) => mem.limits(),
             OpenLeaf::Null(null) => null.limits(),
         }
@@ -61,6 +81,7 @@ impl BlockDevice for OpenLeaf {
     fn submit(&self, bio: Bio) {
         match self {
             OpenLeaf::File(leaf, _) => leaf.submit(bio),
+            OpenLeaf::Nbd(client) => client.submit(bio),
             OpenLeaf::Mem(mem) => mem.submit(bio),
             OpenLeaf::Null(null) => null.submit(bio),
         }
@@ -69,15 +90,15 @@ impl BlockDevice for OpenLeaf {
     fn identity(&self) -> Option<String> {
         match self {
             OpenLeaf::File(leaf, _) => leaf.identity(),
-            // What is in memory ends with the program.
-            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
+            // What is in memory ends with the program; what a server has behind a name may change.
+            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
         }
     }
 
     fn dirtier_waited(&self) {
         match self {
             OpenLeaf::File(leaf, _) => leaf.dirtier_waited(),
-            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {} // no queue
+            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {} // no queue
         }
     }
 
@@ -90,6 +111,7 @@ impl Base for OpenLeaf {
     fn submit_at(&self, sector: Sector, bio: Bio) {
         match self {
             OpenLeaf::File(leaf, _) => leaf.submit_at(sector, bio),
+            OpenLeaf::Nbd(client) => client.submit_at(sector, bio),
             OpenLeaf::Mem(mem) => mem.submit_at(sector, bio),
             OpenLeaf::Null(null) => null.submit_at(sector, bio),
         }
@@ -113,7 +135,8 @@ impl Drop for OpenLeaf {
             OpenLeaf::Mem(mem) if Arc::strong_count(mem.ram()) > 1 => {
                 mem.ram().punch(0..mem.ram().len());
             }
-            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {}
+            // A client says goodbye by itself.
+            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {}
         }
     }
 }
@@ -283,6 +306,8 @@ impl Leaves {
         let (id, leaf) = found.and_then(|(id, leaf)| Some((*id, leaf.upgrade()?)))?;
         let what = match &*leaf {
             OpenLeaf::File(leaf, files) => What::File(files.share(leaf.file())?, leaf.shared_wbt()),
+            // A connection is its core's: the others send their bios there.
+            OpenLeaf::Nbd(_) => return None,
             OpenLeaf::Mem(mem) => What::Mem(mem.ram().clone()),
             OpenLeaf::Null(_) => What::Null,
         };
@@ -362,6 +387,7 @@ impl Leaves {
         let leaf = match parse(&word)? {
             Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)?),
             Word::Null(capacity) => OpenLeaf::Null(Null::new(word, capacity)),
+            Word::Nbd(uri) => OpenLeaf::Nbd(uri.open(word, self.files()?.clone()).await?),
             Word::Path(path) => {
                 let options = OpenOptions::default();
                 let open = || self.open_path(&path, &word, options);
@@ -382,6 +408,11 @@ impl Leaves {
         Ok(leaf)
     }
 
+    fn files(&self) -> Result<&Files, Error> {
+        let hint = "sockets and files need io_uring; without it mem:SIZE and null:SIZE are allowed";
+        self.0.files.as_ref().ok_or_else(|| Error::new(ErrorKind::NotSupported, hint))
+    }
+
     /// The leaf that is the same file, opened in the other way.
     fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<OpenLeaf>> {
         let path = path.to_string_lossy();
@@ -393,10 +424,7 @@ impl Leaves {
             let hint = "this daemon serves this file: name the device instead of it";
             return Err(Error::invalid(hint));
         }
-        let Some(files) = &self.0.files else {
-            let hint = "files need io_uring; without it mem:SIZE and null:SIZE are allowed";
-            return Err(Error::new(ErrorKind::NotSupported, hint));
-        };
+        let files = self.files()?;
         let opened = files.open_path(path, options).map_err(|e| {
             match self.opened_otherwise(path, options.mapped) {
                 Some(other) if e.kind() == ErrorKind::Busy => Error::busy(format!(
@@ -428,6 +456,7 @@ impl Resolver for Leaves {
                 let same = files.identity(&path);
                 same.map_or_else(|_| word.into(), |same| format!("{PMEM}{same}"))
             }
+            (Ok(Word::Nbd(uri)), _) => uri.canonical(),
             _ => word.into(),
         }
     }
@@ -460,6 +489,7 @@ pub(crate) fn file_error(e: &IoError, path: &str) -> Error {
 enum Word {
     Path(PathBuf),
     Pmem(PathBuf),
+    Nbd(NbdUri),
     Mem(Sector),
     Null(Sector),
 }
@@ -473,13 +503,13 @@ pub(crate) fn as_pmem(word: &str) -> Option<String> {
     match parse(word) {
         Ok(Word::Pmem(_)) => Some(word.to_owned()),
         Ok(Word::Path(_)) => Some(format!("{PMEM}{word}")),
-        Ok(Word::Mem(_) | Word::Null(_)) | Err(_) => None,
+        Ok(Word::Nbd(_) | Word::Mem(_) | Word::Null(_)) | Err(_) => None,
     }
 }
 
 /// Whether a word can be nothing but a leaf's: mapped devices have no such names.
 pub(crate) fn names_a_leaf(word: &str) -> bool {
-    word.contains('/') || word.starts_with("mem:") || word.starts_with("null:")
+    word.contains('/') || ["mem:", "null:"].iter().any(|s| word.starts_with(s)) || is_nbd(word)
 }
 
 /// What a word of a table names. The same word is the same device as long as anybody has it open;
@@ -492,6 +522,9 @@ fn parse(word: &str) -> Result<Word, Error> {
     if let Some(size) = word.strip_prefix("null:") {
         return Ok(Word::Null(capacity(size)?));
     }
+    if is_nbd(word) {
+        return NbdUri::parse(word).map(Word::Nbd);
+    }
     let (path, word_of): (_, fn(PathBuf) -> Word) = match word.strip_prefix(PMEM) {
         Some(path) => (path, Word::Pmem),
         None => (word, Word::Path),
@@ -503,7 +536,7 @@ fn parse(word: &str) -> Result<Word, Error> {
     }
     Err(Error::not_found(
         "no mapped device has this name; else a path with a slash (./disk.img), pmem:PATH, \
-         mem:SIZE or null:SIZE is allowed",
+         nbd://HOST/EXPORT, mem:SIZE or null:SIZE is allowed",
     ))
 }
 

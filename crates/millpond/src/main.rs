@@ -37,6 +37,7 @@ mod inspect;
 mod leaf;
 mod log;
 mod metrics;
+mod nbd_leaf;
 mod offline;
 mod patience;
 mod progress;

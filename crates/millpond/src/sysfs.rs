@@ -91,7 +91,7 @@ fn of_targets(engine: &Engine, shown: &Shown) -> Vec<&'static str> {
 fn unknown(engine: &Engine, shown: &Shown, path: &str) -> Error {
     let name = shown.device().name().to_owned();
     let why = match shown {
-        Shown::Leaf(leaf) if leaf.wbt().is_none() => ", for it is in memory and has no queue",
+        Shown::Leaf(leaf) if leaf.is_in_memory() => ", for it is in memory and has no queue",
         Shown::Mapped(_) | Shown::Leaf(_) => "",
     };
     let known: Vec<String> = attributes(engine, shown).into_iter().map(|a| a.path).collect();

@@ -17,14 +17,16 @@ const RUNTIME: Nanos = Nanos::from_secs(10);
 /// Measure a device from within, as bdevperf does
 ///
 /// Makes the device in this process, drives it, and prints what fio would. Nothing is between the
-/// generator and the device: no socket, no system call, no copy. A daemon need not run.
+/// generator and the device: no socket, no system call, no copy. A daemon need not run. With --uri
+/// the device is an export of a server, ours or another, and what is measured is the server.
 #[derive(Clone, Debug, Args)]
 #[command(
     group = ArgGroup::new("what").required(true).multiple(true)
-        .args(["table", "table_file", "raw", "drive"]),
+        .args(["table", "table_file", "raw", "uri", "drive"]),
     after_help = "\
 The device is the one of --table, on those of --device, which are made first, in their order; or a
-leaf as it is (--raw). With several jobs each has its own --iodepth requests in flight, and a core
+leaf as it is (--raw), or the export of any NBD server (--uri), to each job by a connection of its
+own. With several jobs each has its own --iodepth requests in flight, and a core
 (a thread) of its own, where it goes by a copy of the mapping; a device that can't be copied, of an
 engine say, is reached through the core that has it.
 
@@ -41,6 +43,7 @@ Examples:
       --rw randrw --rwmixread 70 --bs 4K --runtime 5s -o json
   millpond bench --device a='0 2097152 linear mem:1G 0' --drive mem:1G --drive a --turns 20 \\
       --runtime 100ms --prefill --rw randread --bs 512
+  millpond bench --uri 'nbd+unix:///pond?socket=run/nbd.sock' --rw randread --iodepth 64 --jobs 4
   millpond bench --table-file wc.table --rw randwrite --bs 4K --size 64MiB --verify
 
 Exit codes: 0 done, 1 failed (a request failed, or what was read back was wrong), 2 usage, 3 not
@@ -49,9 +52,13 @@ found, 4 busy."
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
-    /// Drive this leaf itself: a path with a slash, mem:SIZE or null:SIZE
+    /// Drive this leaf itself: a path with a slash, nbd://HOST/EXPORT, mem:SIZE or null:SIZE
     #[arg(long, value_name = "WORD", conflicts_with_all = ["table", "table_file", "device"])]
     pub(crate) raw: Option<String>,
+    /// Drive this export of an NBD server: nbd://HOST[:PORT]/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH
+    #[arg(long, conflicts_with_all = ["table", "table_file", "device", "raw", "drive"])]
+    pub(crate) uri: Option<String>,
     /// A device for tables that come after it to name; may be given several times
     #[arg(long, value_name = "NAME=TABLE", value_parser = named)]
     pub(crate) device: Vec<(String, String)>,
@@ -318,6 +325,7 @@ mod tests {
             (&["--table", "t", "--device", "a"], "NAME=TABLE"),
             (&["--table", "t", "--set", "a=b"], "NAME:ATTR=VALUE"),
             (&["--table", "t", "--drive", "a"], "cannot be used with"),
+            (&["--table", "t", "--uri", "nbd://h/x"], "cannot be used with"),
             (&["--raw", "mem:1M", "--bs", "1000"], "multiple of 512"),
             (&["--raw", "mem:1M", "--bs", "64M"], "at most 32M"),
             (&["--raw", "mem:1M", "--iodepth", "0"], "1..=65536"),

@@ -13,10 +13,13 @@ use std::sync::{Arc, Barrier};
 
 use block::{BlockDevice, ErrorKind};
 use control::Failure;
+use dm::Dm;
+use nbd::client::Client;
 use reactor::{WaitList, spawn};
 
 use crate::bench::job::{self, Counter, Outcome, Work};
 use crate::bench::replay::Replay;
+use crate::nbd_leaf::NbdUri;
 use crate::rundir::refused;
 use crate::shards::{Handle, Shards};
 
@@ -42,6 +45,8 @@ pub(crate) enum There {
     Replica(Handle),
     /// A stack that clones: built again on that core.
     Replay(Replay),
+    /// An export: by a connection of that core's own.
+    Export(String),
 }
 
 /// Runs the jobs beside each other, one for each counter, until all have ended.
@@ -94,21 +99,42 @@ fn on_its_core(
     counter: Arc<Counter>,
 ) -> Result<Outcome, String> {
     let ready = shards.enter().and_then(|shard| {
-        let (dm, device): (_, Rc<dyn BlockDevice>) = match there {
-            There::Replica(handle) => (None, shard.device(&handle)),
+        let (held, device): (_, Rc<dyn BlockDevice>) = match there {
+            There::Replica(handle) => (Held::Nothing, shard.device(&handle)),
             There::Replay(replay) => {
                 let (dm, top) = replay.on(&shard)?;
-                (Some(dm), top)
+                (Held::Stack(dm), top)
+            }
+            There::Export(uri) => {
+                let files = shard.files().clone();
+                let open = async move { NbdUri::parse(&uri)?.open(uri, files).await };
+                let client = Rc::new(shard.block_on(open)?);
+                (Held::Connection(client.clone()), client)
             }
         };
-        Ok((shard, dm, device))
+        Ok((shard, held, device))
     });
     // Also when this one can't begin: the others wait for it.
     together.wait();
-    let (shard, dm, device) = ready.map_err(|e| e.chain())?;
+    let (shard, held, device) = ready.map_err(|e| e.chain())?;
     shard.block_on(async move {
         let outcome = job::run(device, work, counter).await;
-        drop(dm);
+        match held {
+            Held::Nothing => {}
+            Held::Stack(dm) => drop(dm),
+            Held::Connection(client) => {
+                if let Some(client) = Rc::into_inner(client) {
+                    client.close().await;
+                }
+            }
+        }
         outcome
     })
+}
+
+/// What a job's device stands on, for as long as it runs.
+enum Held {
+    Nothing,
+    Stack(Rc<Dm>),
+    Connection(Rc<Client>),
 }

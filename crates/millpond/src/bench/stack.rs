@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::{BlockDevice, Class, CoreId, Error, LocalFuture};
+use block::{BlockDevice, Class, CoreId, Error, ErrorKind, LocalFuture};
 use control::{Failure, with_absolute_paths};
 use dm::{Dm, Opened, Remove, Resolver};
 use reactor::{Reactor, flush};
@@ -17,6 +18,7 @@ use crate::bench::cores::{Door, There};
 use crate::bench::memory::Memory;
 use crate::bench::replay::Replay;
 use crate::leaf::{Leaves, OpenLeaf};
+use crate::nbd_leaf::{is_nbd, with_absolute_socket};
 use crate::rundir::refused;
 use crate::shards::{Lent, Owner, Shards};
 use crate::targets;
@@ -85,6 +87,8 @@ pub(crate) struct Stack {
     leaves: Leaves,
     driven: Vec<Driven>,
     shards: Option<Arc<Shards>>,
+    /// What is driven is this export, to each job by a connection of its own.
+    uri: Option<String>,
 }
 
 enum Driven {
@@ -103,7 +107,8 @@ impl Stack {
         for (name, table) in &args.device {
             create(&dm, name, &with_absolute_paths(table, &here), args.mapping).await?;
         }
-        let drive = match &args.raw {
+        let uri = args.uri.as_ref().map(|word| from_here(word, &here)).transpose()?;
+        let drive = match uri.as_ref().or(args.raw.as_ref()) {
             Some(word) => std::slice::from_ref(word),
             None if args.drive.is_empty() => {
                 create(&dm, &args.name, &read_table(&args.table)?, args.mapping).await?;
@@ -117,7 +122,7 @@ impl Stack {
         }
         let mut driven = Vec::new();
         for word in drive {
-            let mapped = args.raw.is_none() && dm.get(word).is_ok();
+            let mapped = args.raw.is_none() && uri.is_none() && dm.get(word).is_ok();
             driven.push(if mapped {
                 let lent = owner.as_ref().map(|o| dm.open(word).map(|opened| o.lend(opened)));
                 Driven::Mapped(dm.open(word)?, lent.transpose()?)
@@ -130,7 +135,7 @@ impl Stack {
                 Driven::Raw(leaf, lent)
             });
         }
-        Ok(Stack { dm, leaves, driven, shards })
+        Ok(Stack { dm, leaves, driven, shards, uri })
     }
 
     /// What to drive.
@@ -145,9 +150,10 @@ impl Stack {
                 Driven::Mapped(opened, _) => Replay::of(&self.dm, &self.leaves, opened.device()),
                 Driven::Raw(..) => None,
             };
-            let there = |lent: &Lent| match replay {
-                Some(replay) => There::Replay(replay),
-                None => There::Replica(lent.handle()),
+            let there = |lent: &Lent| match (replay, &self.uri) {
+                (Some(replay), _) => There::Replay(replay),
+                (None, Some(uri)) => There::Export(uri.clone()),
+                (None, None) => There::Replica(lent.handle()),
             };
             let elsewhere = elsewhere.map(|(lent, shards)| (shards.clone(), there(lent)));
             Door { device, elsewhere }
@@ -157,13 +163,12 @@ impl Stack {
 
     /// Whether no leaf is a file.
     pub(crate) fn in_memory(&self) -> bool {
-        let is_file = |leaf: &Rc<OpenLeaf>| matches!(**leaf, OpenLeaf::File(..));
-        !self.leaves.opened().iter().any(is_file)
+        self.leaves.opened().iter().all(|leaf| leaf.is_in_memory())
     }
 
     /// Settles the devices, from the top down, and what is below them.
     pub(crate) async fn close(self) -> Result<(), Failure> {
-        let Stack { dm, leaves, driven, shards: _ } = self;
+        let Stack { dm, leaves, driven, shards: _, uri: _ } = self;
         // Held for their flush: the tables, which hold them too, go first.
         let opened = leaves.opened();
         drop(driven);
@@ -172,11 +177,20 @@ impl Stack {
             let flushed = flush(&*leaf, Class::Foreground).await;
             flushed.map_err(|status| {
                 let message = format!("{}: flush: {status}", leaf.name());
-                Failure::new(block::ErrorKind::Io, message)
+                Failure::new(ErrorKind::Io, message)
             })?;
         }
         Ok(())
     }
+}
+
+/// The address with its socket's path as seen from here.
+fn from_here(word: &str, here: &Path) -> Result<String, Failure> {
+    if !is_nbd(word) {
+        let message = format!("--uri {word}: a path or a memory is driven by --raw");
+        return Err(Failure::new(ErrorKind::Invalid, message));
+    }
+    Ok(with_absolute_socket(word, here))
 }
 
 async fn create(dm: &Rc<Dm>, name: &str, table: &str, mapping: Mapping) -> Result<(), Failure> {

@@ -158,6 +158,11 @@ impl Shard {
         Shards::core(self.inner.slot)
     }
 
+    /// What opens files and connections on this core.
+    pub(crate) fn files(&self) -> &Files {
+        &self.inner.files
+    }
+
     /// A leaf of core 0 on this core, for who builds something of his own on it.
     pub(crate) fn adopt(&self, leaf: &SharedLeaf) -> Adopted {
         leaf.adopt(&self.inner.files)

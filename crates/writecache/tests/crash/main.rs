@@ -16,7 +16,7 @@ use writecache::Mutation;
 
 #[test]
 fn acknowledged_durability_survives_any_crash() {
-    seeds::run(200, |seed| simulate(seed, Plan::USUAL));
+    seeds::run(400, |seed| simulate(seed, Plan::USUAL));
     if seeds::count(2000) > 100 {
         assert!(GAPS.get() > 1000, "{} blocks of gaps were filled", GAPS.get());
     }
@@ -24,36 +24,36 @@ fn acknowledged_durability_survives_any_crash() {
 
 #[test]
 fn errors_of_origin_and_cache_lose_nothing_that_was_acknowledged() {
-    seeds::run(200, |seed| simulate(seed, Plan::FAULTS));
+    seeds::run(400, |seed| simulate(seed, Plan::FAULTS));
 }
 
 #[test]
 fn the_kernels_format_survives_any_crash_and_error_too() {
-    seeds::run(200, |seed| {
+    seeds::run(400, |seed| {
         simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..Plan::DM })
     });
 }
 
 #[test]
 fn the_kernels_format_in_persistent_memory_survives_any_crash_and_error_too() {
-    seeds::run(200, |seed| {
+    seeds::run(400, |seed| {
         simulate(seed, Plan { with_faults: seed.is_multiple_of(3), mode: "p", ..Plan::DM })
     });
 }
 
 #[test]
 fn rubbish_that_failed_writes_leave_is_never_read() {
-    seeds::run(200, |seed| simulate(seed, Plan::RUBBISH));
+    seeds::run(400, |seed| simulate(seed, Plan::RUBBISH));
 }
 
 #[test]
 fn in_persistent_memory_what_was_acknowledged_survives_any_crash() {
-    seeds::run(200, |seed| simulate(seed, Plan::MEMORY));
+    seeds::run(400, |seed| simulate(seed, Plan::MEMORY));
 }
 
 #[test]
 fn errors_of_origin_and_persistent_memory_lose_nothing_that_was_acknowledged() {
-    seeds::run(200, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
+    seeds::run(400, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn in_persistent_memory_a_superblock_before_its_checkpoint_is_caught() {
 fn a_checksum_of_the_heads_of_sectors_is_caught_by_words_of_8_bytes_only() {
     let mutation = Mutation::TrustSectors;
     is_caught_by(Plan { mutation, ..Plan::MEMORY });
-    seeds::run(200, |seed| simulate(seed, Plan { mutation, ..Plan::USUAL }));
+    seeds::run(400, |seed| simulate(seed, Plan { mutation, ..Plan::USUAL }));
 }
 
 fn is_caught(mutation: Mutation) {

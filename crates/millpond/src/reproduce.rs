@@ -106,8 +106,7 @@ impl ReproduceArgs {
     /// Whether there is room; before anything runs.
     fn check(&self) -> Result<(), Failure> {
         for file in self.json.iter().chain(&self.html) {
-            // What can't be written at the end is told at the beginning.
-            std::fs::File::create(file).map_err(|e| refused(&e, file.display()))?;
+            can_be_written(file).map_err(|e| refused(&e, file.display()))?;
         }
         let bytes = |s: &Scenario| self.size.unwrap_or(s.default_bytes(self.sim));
         let chosen = self.chosen();
@@ -147,6 +146,13 @@ impl ReproduceArgs {
         }
         Ok(())
     }
+}
+
+/// What can't be written at the end is told at the beginning. Nothing is there until the end.
+fn can_be_written(file: &Path) -> std::io::Result<()> {
+    let was_there = file.exists();
+    std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(file)?;
+    if was_there { Ok(()) } else { std::fs::remove_file(file) }
 }
 
 /// Runs the verb; returns its exit code.

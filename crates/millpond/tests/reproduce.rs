@@ -113,6 +113,7 @@ fn whatever_ends_it_no_file_is_left() {
         let dir = folder();
         let mut command = Command::new(MILLPOND);
         command.args(["reproduce", "writecache", "--size", "64M", "--dir", "."]);
+        command.args(["--json", "f.json", "--html", "f.html"]);
         command.current_dir(dir.path()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("cargo built it");
         let mut err = BufReader::new(child.stderr.take().expect("piped"));

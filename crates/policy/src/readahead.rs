@@ -114,16 +114,21 @@ impl Streams {
     /// The stream that `pages` go on with, and whether they go beyond what was seen of it.
     fn follow(&mut self, opener: u32, pages: &Range<u64>) -> Option<(&mut Stream, bool)> {
         self.clock += 1;
-        let is_of = |s: &Stream| {
+        // The row that is nearest, and what `start` needs if there is none: all in one pass, as
+        // who reads at random has it with every read.
+        let (mut nearest, mut distance) = (None, u64::MAX);
+        let mut own = Oldest::default();
+        for (nth, s) in self.rows.iter().enumerate().filter(|(_, s)| s.opener == opener) {
             let behind = if s.goes_on { REORDER_PAGES } else { 1 };
             let ahead = if s.window > 0 { REORDER_PAGES } else { 0 };
-            s.opener == opener && pages.start + behind >= s.next && pages.start <= s.next + ahead
-        };
-        let found = (self.rows.iter().enumerate())
-            .filter(|(_, s)| is_of(s))
-            .min_by_key(|(_, s)| s.next.abs_diff(pages.start));
-        let Some((nth, _)) = found else {
-            self.start(opener, pages);
+            let goes_on = pages.start + behind >= s.next && pages.start <= s.next + ahead;
+            if goes_on && s.next.abs_diff(pages.start) < distance {
+                (nearest, distance) = (Some(nth), s.next.abs_diff(pages.start));
+            }
+            own.look_at(nth, s);
+        }
+        let Some(nth) = nearest else {
+            self.start(opener, pages, own);
             return None;
         };
         let stream = &mut self.rows[nth];
@@ -138,17 +143,10 @@ impl Streams {
         if stream.goes_on { Some((stream, is_ahead)) } else { None } // RA1
     }
 
-    fn start(&mut self, opener: u32, pages: &Range<u64>) {
-        let of_opener = self.rows.iter().filter(|s| s.opener == opener).count();
-        let crowded = of_opener >= STREAMS_OF_OPENER;
-        if crowded || self.rows.len() >= STREAMS_MAX {
-            let oldest = (self.rows.iter().enumerate())
-                .filter(|(_, s)| !crowded || s.opener == opener)
-                .min_by_key(|(_, s)| s.used_at);
-            let (nth, _) = oldest.expect("there are rows, of this opener if it has too many");
-            self.rows.swap_remove(nth); // RA3
-        }
-        self.rows.push(Stream {
+    /// RA3: a new stream, in the place of the opener's oldest if it has enough, or of the oldest of
+    /// all when the table is full.
+    fn start(&mut self, opener: u32, pages: &Range<u64>, own: Oldest) {
+        let stream = Stream {
             opener,
             next: pages.end,
             run: pages.end - pages.start,
@@ -157,7 +155,34 @@ impl Streams {
             ahead_end: 0,
             marker: 0,
             used_at: self.clock,
-        });
+        };
+        let mut of = own;
+        if of.rows < STREAMS_OF_OPENER && self.rows.len() >= STREAMS_MAX {
+            of = Oldest::default();
+            self.rows.iter().enumerate().for_each(|(nth, s)| of.look_at(nth, s));
+        }
+        if of.rows >= STREAMS_OF_OPENER {
+            self.rows[of.nth] = stream;
+        } else {
+            self.rows.push(stream);
+        }
+    }
+}
+
+/// The least recently used one of some rows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Oldest {
+    rows: usize,
+    nth: usize,
+    used_at: u64,
+}
+
+impl Oldest {
+    fn look_at(&mut self, nth: usize, stream: &Stream) {
+        if self.rows == 0 || stream.used_at < self.used_at {
+            (self.nth, self.used_at) = (nth, stream.used_at);
+        }
+        self.rows += 1;
     }
 }
 

@@ -28,7 +28,7 @@ impl Connect for Door {
 async fn recv(file: FileId, n: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < n {
-        let into = Buf::alloc(n - all.len());
+        let into = Buf::alloc((n - all.len()).min(4096));
         let got = driver_io(file, SqeOp::Recv { into: into.all() }).await;
         if got.status != Status::Ok || got.value == 0 {
             break;

@@ -10,10 +10,10 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 30
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
 
 setup: ## install what the tests need and is missing (Debian-like systems)
 	@scripts/setup.sh
@@ -65,6 +65,13 @@ bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU
 
 bench-flush: ## flush of a cache on the local disk: LRU, sorted, gaps filled; a reader beside it
 	$(CARGO) run --release --locked -p bench --bin flush -- $(ARGS)
+
+bench-cache-parts: ## 4 KiB writes to a write cache in one part and in two, on two cores, in turns
+	$(CARGO) build --release --locked -p millpond
+	target/release/millpond bench --cores 2 --rw randwrite --bs 4K --iodepth 64 --turns 10 --runtime 500ms \
+		--device one='0 16777216 writecache s null:8G mem:1G,one 4096 0' \
+		--device two='0 16777216 writecache s null:8193M mem:1G,two 4096 2 parts 2' \
+		--drive one --drive two $(ARGS)
 
 bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted, gaps filled, bound; a full cache
 	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)

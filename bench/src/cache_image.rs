@@ -125,6 +125,7 @@ impl Contents {
                 log_start_seq: 1,
                 log_start_link: 0,
             },
+            part: None,
         };
         let mut unit = [0; UNIT];
         for copy in 0..SUPERBLOCK_COPIES {

@@ -11,7 +11,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, Sector, Status};
-use format::{CheckpointRef, Entry, Geometry, Kind, Op as Says, RecordHeader, Superblock, UNIT};
+use format::{
+    CheckpointRef, Entry, Geometry, Kind, Op as Says, Part, RecordHeader, Superblock, UNIT,
+};
 use libfuzzer_sys::fuzz_target;
 use reactor::{Driver, Event, Msg, Reactor, Sqe};
 use writecache::Depth;
@@ -61,8 +63,16 @@ impl Driver for Nothing {
     }
 }
 
-/// A sound native area: a checkpoint of one unit and two records.
-fn native() -> Vec<u8> {
+/// A sound cache in two parts.
+fn divided() -> Vec<u8> {
+    let part = |nth| Part { nth, of: 2, chunk_sectors: 64, area_sectors: AREA_BYTES / 512 };
+    [native(Some(part(0))), native(Some(part(1)))].concat()
+}
+
+/// A sound native area, of a part or of all: a checkpoint of one unit and two records.
+fn native(part: Option<Part>) -> Vec<u8> {
+    let mut uuid = UUID;
+    uuid[15] = part.map_or(UUID[15], |part| part.nth);
     let geometry = Geometry::compute(AREA_BYTES, 4096).expect("half a MiB holds a cache");
     let mut area = vec![0; usize::try_from(AREA_BYTES).expect("half a MiB")];
     let mut put = |offset: u64, unit: &[u8]| {
@@ -74,7 +84,7 @@ fn native() -> Vec<u8> {
     let mut unit = [0; UNIT];
     let mut header = RecordHeader {
         kind: Kind::Checkpoint,
-        uuid: UUID,
+        uuid,
         seq: 0,
         epoch: 1,
         link: 0,
@@ -89,7 +99,7 @@ fn native() -> Vec<u8> {
         put(geometry.log_offset(seq), &unit);
     }
     let superblock = Superblock {
-        uuid: UUID,
+        uuid,
         generation: 2,
         block_size: geometry.block_size,
         slots: geometry.slots,
@@ -98,6 +108,7 @@ fn native() -> Vec<u8> {
         origin_sectors: 1 << 12,
         origin_id: [1; 16],
         checkpoint: CheckpointRef { units: 1, id: 1, log_start_seq: 1, ..CheckpointRef::default() },
+        part,
     };
     for copy in 0..4 {
         superblock.encode(copy, &mut unit);
@@ -117,10 +128,16 @@ fn kernel() -> Vec<u8> {
 
 fuzz_target!(|data: &[u8]| {
     let Some((choice, changes)) = data.split_first() else { return };
-    let mut area = if choice & 1 == 0 { native() } else { kernel() };
+    let mut area = match choice & 5 {
+        0 => native(None),
+        4 => divided(),
+        _ => kernel(),
+    };
     // A unit, where in it, a byte; every other change gets a checksum that fits.
     for change in changes.chunks_exact(4) {
-        let unit = usize::from(change[0]) * UNIT % area.len();
+        // One byte names half of a MiB; bit 5 says which half.
+        let half = usize::from(change[2] >> 5 & 1) << 19;
+        let unit = (half + usize::from(change[0]) * UNIT) % area.len();
         let at = unit + (usize::from(change[1]) | usize::from(change[2] & 15) << 8);
         area[at] = change[3];
         if change[2] & 16 != 0 {

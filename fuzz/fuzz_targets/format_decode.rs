@@ -10,8 +10,8 @@
 #![no_main]
 
 use format::{
-    CheckpointRef, Entry, Kind, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record,
-    encode_record,
+    CheckpointRef, Entry, Kind, Part, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT,
+    decode_record, encode_record,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -28,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     let repaired = choice % 4 != 0;
     if choice & 0x80 == 0 {
         if repaired {
-            repair(&mut unit, &superblock_head());
+            repair(&mut unit, &superblock_head(choice & 0x20 != 0));
         }
         superblock(&unit);
         // Lengths other than a unit are refused, not read past.
@@ -84,7 +84,9 @@ fn repair(unit: &mut [u8; UNIT], head: &[u8]) {
     unit[CRC].copy_from_slice(&crc.to_le_bytes());
 }
 
-fn superblock_head() -> [u8; 10] {
+/// Of a cache in one part, or of a part of a divided one.
+fn superblock_head(divided: bool) -> [u8; 10] {
+    let part = Part { nth: 0, of: 2, chunk_sectors: 8, area_sectors: 1 << 20 };
     let geometry = format::Geometry::compute(64 << 20, 4096).expect("64 MiB hold a cache");
     let superblock = Superblock {
         uuid: [1; 16],
@@ -96,6 +98,7 @@ fn superblock_head() -> [u8; 10] {
         origin_sectors: 1 << 20,
         origin_id: [0; 16],
         checkpoint: CheckpointRef::default(),
+        part: divided.then_some(part),
     };
     let mut unit = [0; UNIT];
     superblock.encode(0, &mut unit);

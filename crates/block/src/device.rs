@@ -11,6 +11,9 @@ use crate::{Bio, Error, Limits, Op, Opener, Sector, Status};
 /// A future of the control path: boxed, on one core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
+/// First sectors and lengths of what is dirty, ascending; nothing when nobody can tell.
+pub type DirtyRuns = LocalFuture<Option<Vec<(Sector, Sector)>>>;
+
 /// Anything that takes bios: a leaf, a mapped device, an engine.
 ///
 /// Lifecycle: shared by `Rc` on the one core that owns it. `submit` may be called at any time and
@@ -199,6 +202,11 @@ pub trait Target: BlockDevice + Any {
         String::new()
     }
 
+    /// Brings up to date what `status` tells, where that takes other cores: to be awaited before.
+    fn refresh(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async {})
+    }
+
     /// The devices below, by the names the table uses, each once.
     fn deps(&self) -> Vec<String>;
 
@@ -251,8 +259,13 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async move { Err(Error::not_found(format!("{kind}: no attribute `{name}`"))) })
     }
 
+    /// Whether it is a cache, of which `dirty` tells what is dirty.
+    fn knows_dirty(&self) -> bool {
+        false
+    }
+
     /// Runs of dirty sectors within `at..at + len` for block status; nothing when not a cache.
-    fn dirty(&self, _at: Sector, _len: Sector) -> Option<Vec<(Sector, Sector)>> {
-        None
+    fn dirty(self: Rc<Self>, _at: Sector, _len: Sector) -> DirtyRuns {
+        Box::pin(async { None })
     }
 }

@@ -29,7 +29,8 @@ pub use bio::{Bio, Class, Flags, Op, Opener};
 pub use buf::{Buf, Bufs, PAGE, Slice};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
 pub use device::{
-    Access, Base, BlockDevice, Extent, LocalFuture, Map, Mapped, OnFault, OpenedBy, Target,
+    Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, Map, Mapped, OnFault, OpenedBy,
+    Target,
 };
 pub use error::{Error, ErrorKind};
 pub use limits::Limits;

@@ -212,16 +212,21 @@ impl MappedDevice {
         self.past.take();
     }
 
+    /// Whether any target of the live table knows what is dirty.
+    pub fn knows_dirty(&self) -> bool {
+        self.live().is_some_and(|live| live.entries.iter().any(|e| e.target.knows_dirty()))
+    }
+
     /// Runs of dirty sectors within `at..at + len`, for block status: nothing when no target of
     /// the live table is a cache. Sectors under other targets are clean.
-    pub fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {
+    pub async fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {
         let live = self.live()?;
         let end = at.checked_add(len)?;
         let mut all = None;
         for entry in live.entries.iter().filter(|e| e.start < end && e.end > at) {
             let from = entry.start.max(at);
             let to = entry.end.min(end);
-            if let Some(runs) = entry.target.dirty(from - entry.start, to - from) {
+            if let Some(runs) = entry.target.clone().dirty(from - entry.start, to - from).await {
                 let runs = runs.into_iter().map(|(s, l)| (s + entry.start, l));
                 all.get_or_insert_with(Vec::new).extend(runs);
             }
@@ -444,7 +449,16 @@ impl MappedDevice {
         }
     }
 
-    /// The live table's status lines; none when there is no live table.
+    /// Brings up to date what `status` tells.
+    pub async fn refresh(&self) {
+        let Some(live) = self.live() else { return };
+        for entry in &live.entries {
+            entry.target.clone().refresh().await;
+        }
+    }
+
+    /// The live table's status lines, as of the last `refresh` where targets are on other cores;
+    /// none when there is no live table.
     pub fn status(&self) -> Vec<TargetLine> {
         self.live().map(|t| lines(&t, |e| e.target.status())).unwrap_or_default()
     }

@@ -38,8 +38,8 @@ pub use record::{
     encode_record,
 };
 pub use superblock::{
-    CheckpointRef, SUPERBLOCK_COPIES, Superblock, begin_superblock, elect, highest_generation,
-    is_begun,
+    CheckpointRef, PARTS_MAX, Part, SUPERBLOCK_COPIES, Superblock, begin_superblock, elect,
+    highest_generation, is_begun,
 };
 
 /// Bytes in one metadata unit: the page and sector size that every cache device writes whole.

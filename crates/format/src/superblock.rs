@@ -23,7 +23,11 @@ use crate::{BLOCK_LIMIT, Damage, UNIT, check_unit, is_blank, seal};
 pub const SUPERBLOCK_COPIES: u8 = 4;
 
 const MAGIC: [u8; 8] = *b"MPWCSUPR";
+/// Of a cache in one part, and of a part of a divided one.
 const VERSION: u16 = 1;
+const VERSION_PART: u16 = 2;
+/// Parts that a cache may have.
+pub const PARTS_MAX: u8 = 16;
 
 /// What a superblock says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +50,21 @@ pub struct Superblock {
     pub origin_id: [u8; 16],
     /// The newest complete checkpoint and where replay goes on after it.
     pub checkpoint: CheckpointRef,
+    /// Which part of a divided cache it is; nothing when the cache is in one part.
+    pub part: Option<Part>,
+}
+
+/// A part of a divided cache: an area of its own, for its share of the origin's chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which it is, from 0 on.
+    pub nth: u8,
+    /// How many parts the cache has, 2 to [`PARTS_MAX`].
+    pub of: u8,
+    /// Chunk `c` of the origin is of part `c % of`; 512-byte sectors in a chunk.
+    pub chunk_sectors: u32,
+    /// Part `n` begins `n` times so many 512-byte sectors after part 0.
+    pub area_sectors: u64,
 }
 
 /// A complete checkpoint and the place in the log from which records are replayed upon it.
@@ -86,7 +105,12 @@ struct SuperblockMedia {
     log_start_link: U32,
     checkpoint_written_units: U32,
     checkpoint_area: u8,
-    reserved1: [u8; 3991],
+    part: u8,
+    parts: u8,
+    reserved1: u8,
+    chunk_sectors: U32,
+    area_sectors: U64,
+    reserved2: [u8; 3976],
 }
 
 const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
@@ -115,9 +139,12 @@ impl Superblock {
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
         assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // F2
+        let version = if self.part.is_some() { VERSION_PART } else { VERSION };
+        let none = Part { nth: 0, of: 0, chunk_sectors: 0, area_sectors: 0 };
+        let part = self.part.unwrap_or(none);
         let media = SuperblockMedia {
             magic: MAGIC,
-            version: U16::new(VERSION),
+            version: U16::new(version),
             copy,
             reserved0: 0,
             crc: U32::ZERO,
@@ -134,7 +161,12 @@ impl Superblock {
             log_start_link: U32::new(self.checkpoint.log_start_link),
             checkpoint_written_units: U32::new(self.checkpoint.units),
             checkpoint_area: self.checkpoint.area,
-            reserved1: [0; 3991],
+            part: part.nth,
+            parts: part.of,
+            reserved1: 0,
+            chunk_sectors: U32::new(part.chunk_sectors),
+            area_sectors: U64::new(part.area_sectors),
+            reserved2: [0; 3976],
         };
         let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
         out.copy_from_slice(media.as_bytes());
@@ -143,14 +175,24 @@ impl Superblock {
 
     /// Reads the unit found in the place of `copy`.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_PART)?;
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {
             return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // S1
         }
-        if media.reserved0 != 0 || !is_blank(&media.reserved1) {
+        if media.reserved0 != 0 || media.reserved1 != 0 || !is_blank(&media.reserved2) {
             return Err(Damage::Field("reserved"));
+        }
+        let part = Part {
+            nth: media.part,
+            of: media.parts,
+            chunk_sectors: media.chunk_sectors.get(),
+            area_sectors: media.area_sectors.get(),
+        };
+        let is_part = media.version.get() == VERSION_PART;
+        if !is_part && (part.nth, part.of, part.chunk_sectors, part.area_sectors) != (0, 0, 0, 0) {
+            return Err(Damage::Field("parts"));
         }
         let superblock = Superblock {
             uuid: media.uuid,
@@ -168,6 +210,7 @@ impl Superblock {
                 log_start_seq: media.log_start_seq.get(),
                 log_start_link: media.log_start_link.get(),
             },
+            part: is_part.then_some(part),
         };
         match superblock.wrong_field() {
             None => Ok(superblock),
@@ -209,7 +252,28 @@ impl Superblock {
         if self.checkpoint.units > self.checkpoint_units {
             return Some("checkpoint_written_units");
         }
-        None
+        self.part.and_then(|part| part.wrong_field(&self.geometry()))
+    }
+}
+
+impl Part {
+    fn wrong_field(&self, geometry: &Geometry) -> Option<&'static str> {
+        if !(2..=PARTS_MAX).contains(&self.of) {
+            return Some("parts");
+        }
+        if self.nth >= self.of {
+            return Some("part");
+        }
+        let block_sectors = geometry.block_size / 512;
+        if self.chunk_sectors == 0 || !self.chunk_sectors.is_multiple_of(block_sectors) {
+            return Some("chunk_sectors");
+        }
+        let unit_sectors = UNIT as u64 / 512;
+        let least = geometry.end_bytes().div_ceil(512);
+        // The last part must begin below the end of what sectors can count in bytes.
+        let most = (u64::MAX >> 9) / u64::from(PARTS_MAX);
+        let fits = (least..=most).contains(&self.area_sectors);
+        (!fits || !self.area_sectors.is_multiple_of(unit_sectors)).then_some("area_sectors")
     }
 }
 

@@ -23,7 +23,14 @@ fn example() -> Superblock {
             log_start_seq: 1234,
             log_start_link: 0xdead_beef,
         },
+        part: None,
     }
+}
+
+/// The same as a part of a divided cache.
+fn divided() -> Superblock {
+    let part = Part { nth: 2, of: 3, chunk_sectors: 65536, area_sectors: 1 << 21 };
+    Superblock { part: Some(part), ..example() }
 }
 
 fn encoded(superblock: &Superblock, copy: u8) -> Vec<u8> {
@@ -34,7 +41,11 @@ fn encoded(superblock: &Superblock, copy: u8) -> Vec<u8> {
 
 /// Changes bytes of a sound unit and makes its checksum good again.
 fn forged(offset: usize, bytes: &[u8]) -> Result<Superblock, Damage> {
-    let mut unit = encoded(&example(), 0);
+    forged_of(&example(), offset, bytes)
+}
+
+fn forged_of(sound: &Superblock, offset: usize, bytes: &[u8]) -> Result<Superblock, Damage> {
+    let mut unit = encoded(sound, 0);
     unit[offset..offset + bytes.len()].copy_from_slice(bytes);
     seal(unit.as_mut_slice().try_into().unwrap());
     Superblock::decode(0, &unit)
@@ -48,6 +59,7 @@ fn with_generation(generation: u64) -> Superblock {
 fn a_superblock_comes_back_from_every_copy() {
     for copy in 0..SUPERBLOCK_COPIES {
         assert_eq!(Superblock::decode(copy, &encoded(&example(), copy)), Ok(example()));
+        assert_eq!(Superblock::decode(copy, &encoded(&divided(), copy)), Ok(divided()));
     }
 }
 
@@ -101,7 +113,40 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         assert_eq!(forged(offset, bytes), Err(Damage::Field(field)), "offset {offset}");
     }
     assert_eq!(forged(104, &[2]), Err(Damage::Field("checkpoint_area")));
-    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 1 }));
+    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 2 }));
+}
+
+#[test]
+fn parts_that_cannot_be_are_refused_by_name() {
+    let sectors = (divided().geometry().end_bytes() / 512).to_le_bytes();
+    let cases: [(usize, &[u8], &str); 10] = [
+        (105, &[3], "part"),
+        (106, &[0], "parts"),
+        (106, &[1], "parts"),
+        (106, &[2], "part"),
+        (106, &[17], "parts"),
+        (107, &[1], "reserved"),
+        (108, &[0; 4], "chunk_sectors"),
+        (108, &[7, 0, 0, 0], "chunk_sectors"),
+        (112, &[0, 0x10, 0, 0, 0, 0, 0, 0], "area_sectors"),
+        (112, &[0xff; 8], "area_sectors"),
+    ];
+    for (offset, bytes, field) in cases {
+        let found = forged_of(&divided(), offset, bytes);
+        assert_eq!(found, Err(Damage::Field(field)), "offset {offset}: {bytes:?}");
+    }
+    assert!(forged_of(&divided(), 112, &sectors).is_ok(), "just enough for its slots");
+    // A version says whether there are parts; one without them is as it ever was.
+    assert_eq!(forged_of(&divided(), 8, &[1, 0]), Err(Damage::Field("parts")));
+    assert_eq!(forged(8, &[2, 0]), Err(Damage::Field("parts")));
+    assert_eq!(forged(106, &[2]), Err(Damage::Field("parts")));
+}
+
+#[test]
+#[should_panic(expected = "would be refused on read")]
+fn a_part_beyond_the_last_is_never_written() {
+    let part = divided().part.map(|part| Part { nth: part.of, ..part });
+    Superblock { part, ..divided() }.encode(0, &mut [0; UNIT]);
 }
 
 #[test]
@@ -139,11 +184,21 @@ fn bytes_are_where_the_byte_map_says() {
             log_start_seq: 0x0a0b_0c0d,
             log_start_link: 0xcafe_f00d,
         },
+        part: None,
     };
-    let golden = GOLDEN.concat();
-    let written = encoded(&superblock, 2);
-    assert_eq!(written[..golden.len()], golden);
-    assert!(is_blank(&written[golden.len()..]));
+    let is_golden = |superblock: &Superblock, golden: &[u8]| {
+        let written = encoded(superblock, 2);
+        assert_eq!(written[..golden.len()], *golden);
+        assert!(is_blank(&written[golden.len()..]));
+    };
+    is_golden(&superblock, &GOLDEN.concat());
+    // The same, of part 2 of 3: another version and checksum, and what follows the last field.
+    let part = Part { nth: 2, of: 3, chunk_sectors: 0x1_0000, area_sectors: 0x1234_5678_0000 };
+    let mut golden = GOLDEN.concat();
+    golden[8] = 2;
+    golden[12..16].copy_from_slice(b"\xdf\x73\xfd\x00");
+    golden.extend_from_slice(b"\x02\x03\x00\x00\x00\x01\x00\x00\x00\x78\x56\x34\x12\x00\x00");
+    is_golden(&Superblock { part: Some(part), ..superblock }, &golden);
 }
 
 const GOLDEN: [&[u8]; 11] = [
@@ -217,7 +272,7 @@ proptest! {
         area_bytes in (1u64 << 20)..(1 << 44), shift in 9u32..=12,
         origin_sectors in 0u64..1 << 48, area in 0u8..2, fill in any::<u32>(),
         id in any::<u64>(), log_start_seq in any::<u64>(), log_start_link in any::<u32>(),
-        copy in 0u8..4,
+        copy in 0u8..4, of in proptest::option::of(2u8..=PARTS_MAX),
     ) {
         let geometry = Geometry::compute(area_bytes, 1 << shift).unwrap();
         let units = fill % (geometry.checkpoint_units + 1);
@@ -228,6 +283,12 @@ proptest! {
             log_units: geometry.log_units,
             checkpoint_units: geometry.checkpoint_units,
             checkpoint: CheckpointRef { area, units, id, log_start_seq, log_start_link },
+            part: of.map(|of| Part {
+                nth: fill.to_le_bytes()[0] % of,
+                of,
+                chunk_sectors: (fill % 1000 + 1) * 8,
+                area_sectors: area_bytes.div_ceil(4096) * 8,
+            }),
         };
         prop_assert_eq!(superblock.geometry(), geometry);
         prop_assert_eq!(Superblock::decode(copy, &encoded(&superblock, copy)), Ok(superblock));

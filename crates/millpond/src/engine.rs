@@ -211,7 +211,8 @@ impl Engine {
         Ok(device(self.dm.info(name)?))
     }
 
-    pub(crate) fn status(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
+    pub(crate) async fn status(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
+        self.dm.get(name)?.refresh().await;
         Ok(self.dm.status(name)?.into_iter().map(line).collect())
     }
 

@@ -2,7 +2,7 @@
 //! Mapped devices as NBD exports: each by its name, and the default one by the empty name.
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Sector};
+use block::{BlockDevice, Error, LocalFuture, Sector};
 use dm::{Dm, MappedDevice, Opened};
 use nbd::{Context, Export, Exports, Run};
 
@@ -74,13 +74,28 @@ impl Export for DmExport {
         kinds.join(", ")
     }
 
-    fn block_status(&self, context: Context, at: Sector, len: Sector) -> Option<Vec<Run>> {
+    fn offers(&self, context: Context) -> bool {
         match context {
-            Context::Allocation => None,
-            Context::Dirty => {
-                let runs = self.0.device().dirty(at, len)?.into_iter();
-                Some(runs.map(|(sector, len)| Run { sector, len, flags: DIRTY }).collect())
-            }
+            Context::Allocation => true,
+            Context::Dirty => self.0.device().knows_dirty(),
         }
+    }
+
+    fn block_status(
+        &self,
+        context: Context,
+        at: Sector,
+        len: Sector,
+    ) -> LocalFuture<Option<Vec<Run>>> {
+        let device = self.0.device().clone();
+        Box::pin(async move {
+            match context {
+                Context::Allocation => None,
+                Context::Dirty => {
+                    let runs = device.dirty(at, len).await?.into_iter();
+                    Some(runs.map(|(sector, len)| Run { sector, len, flags: DIRTY }).collect())
+                }
+            }
+        })
     }
 }

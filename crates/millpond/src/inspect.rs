@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use block::Sector;
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure};
+use format::Part;
 use serde_json::{Value, json};
-use writecache::{Contents, Depth, Occupancy, Survey};
+use writecache::{Contents, Depth, NativeCache, Occupancy, Survey};
 
 use crate::cli::{Format, Listing};
 use crate::offline::{self, Access};
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<u8, Failure> {
 
 fn is_sound(survey: &Survey) -> bool {
     let known = match &survey.contents {
-        Contents::Blank | Contents::Native(_) | Contents::Dm(_) => true,
+        Contents::Blank | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => true,
         Contents::Unknown | Contents::Ruined => false,
     };
     known && survey.damage.is_empty()
@@ -87,32 +88,26 @@ fn text(place: &str, survey: &Survey, shown: usize) -> String {
         Contents::Unknown => line("format", "unknown: neither blank nor a cache".into()),
         Contents::Ruined => line("format", "a cache whose superblock is damaged".into()),
         Contents::Native(cache) => {
-            let s = &cache.superblock;
-            line("format", format!("native, version 1, uuid {}", hex(&s.uuid)));
-            let generation = s.generation;
-            line("superblock", format!("generation {generation}, {} of 4 agree", cache.agreeing));
-            let known = if s.origin_id == [0; 16] { "unknown".into() } else { hex(&s.origin_id) };
-            line("origin", format!("{} sectors, identity {known}", s.origin_sectors));
-            let c = &s.checkpoint;
             line(
-                "checkpoint",
-                match c.units {
-                    0 => "none".into(),
-                    units => format!("{}, {units} units in area {}", c.id, c.area),
-                },
+                "format",
+                format!("native, version {}, uuid {}", version(cache), hex(&cache.superblock.uuid)),
             );
-            let from = c.log_start_seq;
+            native(&mut line, cache);
+        }
+        Contents::Divided(cache) => {
+            let Part { of, area_sectors, chunk_sectors, .. } = cache.first;
             line(
-                "log",
-                match cache.log_end {
-                    Some((last, epoch)) => format!(
-                        "{} of {} units in use, records {from} to {last}, epoch {epoch}",
-                        (last + 1).saturating_sub(from),
-                        s.log_units
-                    ),
-                    None => format!("{} units, from record {from} on, damaged", s.log_units),
-                },
+                "format",
+                format!(
+                    "native, in {of} parts of {area_sectors} sectors, chunks of {chunk_sectors}"
+                ),
             );
+            for part in &cache.parts {
+                let Contents::Native(cache) = &part.contents else { continue };
+                let nth = cache.superblock.part.map_or(0, |part| part.nth);
+                line(&format!("part {nth}"), format!("uuid {}", hex(&cache.superblock.uuid)));
+                native(&mut line, cache);
+            }
         }
         Contents::Dm(cache) => {
             line("format", "dm (the kernel's), version 1".into());
@@ -166,6 +161,39 @@ fn text(place: &str, survey: &Survey, shown: usize) -> String {
     out
 }
 
+/// Version of its superblock.
+fn version(cache: &NativeCache) -> u8 {
+    if cache.superblock.part.is_some() { 2 } else { 1 }
+}
+
+fn native(line: &mut impl FnMut(&str, String), cache: &NativeCache) {
+    let s = &cache.superblock;
+    let generation = s.generation;
+    line("superblock", format!("generation {generation}, {} of 4 agree", cache.agreeing));
+    let known = if s.origin_id == [0; 16] { "unknown".into() } else { hex(&s.origin_id) };
+    line("origin", format!("{} sectors, identity {known}", s.origin_sectors));
+    let c = &s.checkpoint;
+    line(
+        "checkpoint",
+        match c.units {
+            0 => "none".into(),
+            units => format!("{}, {units} units in area {}", c.id, c.area),
+        },
+    );
+    let from = c.log_start_seq;
+    line(
+        "log",
+        match cache.log_end {
+            Some((last, epoch)) => format!(
+                "{} of {} units in use, records {from} to {last}, epoch {epoch}",
+                (last + 1).saturating_sub(from),
+                s.log_units
+            ),
+            None => format!("{} units, from record {from} on, damaged", s.log_units),
+        },
+    );
+}
+
 fn line_left(line: &mut impl FnMut(&str, String), left: usize) {
     if left > 0 {
         line("", format!("and {left} more; --all shows them"));
@@ -187,28 +215,23 @@ fn value(args: &InspectArgs, survey: &Survey, shown: usize) -> Value {
     match &survey.contents {
         Contents::Blank | Contents::Unknown | Contents::Ruined => {}
         Contents::Native(cache) => {
-            let s = &cache.superblock;
-            let copies = cache.copies.iter().map(|copy| match copy {
-                Ok(generation) => json!({ "generation": generation }),
-                Err(damage) => json!({ "damage": damage.to_string() }),
+            native_value(&mut value, cache);
+        }
+        Contents::Divided(cache) => {
+            let part = cache.first;
+            value["chunk_sectors"] = part.chunk_sectors.into();
+            value["part_area_sectors"] = part.area_sectors.into();
+            value["part_count"] = part.of.into();
+            let parts = cache.parts.iter().filter_map(|part| {
+                let Contents::Native(cache) = &part.contents else { return None };
+                let mut of_part = json!({ "part": cache.superblock.part.map(|part| part.nth) });
+                native_value(&mut of_part, cache);
+                if let Some(o) = part.occupancy() {
+                    of_part["blocks"] = occupancy(o);
+                }
+                Some(of_part)
             });
-            value["uuid"] = hex(&s.uuid).into();
-            value["superblock"] = json!({
-                "generation": s.generation,
-                "agreeing": cache.agreeing,
-                "copies": copies.collect::<Vec<_>>(),
-            });
-            let identity = (s.origin_id != [0; 16]).then(|| hex(&s.origin_id));
-            value["origin"] = json!({ "sectors": s.origin_sectors, "identity": identity });
-            value["checkpoint"] = json!({
-                "id": s.checkpoint.id, "area": s.checkpoint.area, "units": s.checkpoint.units,
-            });
-            value["log"] = json!({
-                "units": s.log_units,
-                "first_record": s.checkpoint.log_start_seq,
-                "last_record": cache.log_end.map(|(last, _)| last),
-                "epoch": cache.log_end.map(|(_, epoch)| epoch),
-            });
+            value["parts"] = parts.collect();
         }
         Contents::Dm(cache) => {
             value["superblock"] = json!({ "seq_count": cache.superblock.seq_count });
@@ -223,6 +246,31 @@ fn value(args: &InspectArgs, survey: &Survey, shown: usize) -> Value {
             o.dirty_ranges.iter().take(shown).map(|(at, len)| json!([at.0, len.0])).collect();
     }
     value
+}
+
+fn native_value(value: &mut Value, cache: &NativeCache) {
+    let s = &cache.superblock;
+    let copies = cache.copies.iter().map(|copy| match copy {
+        Ok(generation) => json!({ "generation": generation }),
+        Err(damage) => json!({ "damage": damage.to_string() }),
+    });
+    value["uuid"] = hex(&s.uuid).into();
+    value["superblock"] = json!({
+        "generation": s.generation,
+        "agreeing": cache.agreeing,
+        "copies": copies.collect::<Vec<_>>(),
+    });
+    let identity = (s.origin_id != [0; 16]).then(|| hex(&s.origin_id));
+    value["origin"] = json!({ "sectors": s.origin_sectors, "identity": identity });
+    value["checkpoint"] = json!({
+        "id": s.checkpoint.id, "area": s.checkpoint.area, "units": s.checkpoint.units,
+    });
+    value["log"] = json!({
+        "units": s.log_units,
+        "first_record": s.checkpoint.log_start_seq,
+        "last_record": cache.log_end.map(|(last, _)| last),
+        "epoch": cache.log_end.map(|(_, epoch)| epoch),
+    });
 }
 
 fn occupancy(o: &Occupancy) -> Value {

@@ -2,12 +2,12 @@
 //! Counters of the NBD server, of the write caches and of the leaves, in Prometheus' text format.
 use std::fmt::Write;
 
-use block::Op;
+use block::{Op, Target};
 
 use crate::engine::Engine;
 
 /// All counters now.
-pub(crate) fn text(engine: &Engine) -> String {
+pub(crate) async fn text(engine: &Engine) -> String {
     let mut out = String::new();
     let nbd = engine.server.stats();
     for (name, help, value) in [
@@ -25,7 +25,7 @@ pub(crate) fn text(engine: &Engine) -> String {
     }
     family(&mut out, "millpond_nbd_connections", "Connections now.", "gauge");
     let _ = writeln!(out, "millpond_nbd_connections {}", nbd.connections);
-    write_caches(&mut out, engine);
+    write_caches(&mut out, engine).await;
     leaves(&mut out, engine);
     out
 }
@@ -47,8 +47,11 @@ const WRITE_CACHE: [(&str, bool, &str); 13] = [
     ("origin_flushes", true, "Flushes of the origin."),
 ];
 
-fn write_caches(out: &mut String, engine: &Engine) {
+async fn write_caches(out: &mut String, engine: &Engine) {
     let caches = engine.claims.write_caches();
+    for cache in caches.values() {
+        cache.clone().refresh().await;
+    }
     for (attribute, grows, help) in WRITE_CACHE {
         let (kind, end) = if grows { ("counter", "_total") } else { ("gauge", "") };
         let name = format!("millpond_writecache_{attribute}{end}");

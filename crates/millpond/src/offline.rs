@@ -60,6 +60,7 @@ pub(crate) fn kind(survey: &Survey) -> &'static str {
         Contents::Unknown => "unknown",
         Contents::Ruined => "ruined",
         Contents::Native(_) => "native",
+        Contents::Divided(_) => "divided",
         Contents::Dm(_) => "dm",
     }
 }

@@ -23,7 +23,7 @@ use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure};
 use serde_json::json;
 use uring::Files;
-use writecache::{Config, Contents, Depth, Mode, Occupancy, Survey, WriteCache};
+use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, Survey, WriteCache};
 
 use crate::cli::{Format, Listing};
 use crate::offline::{self, Access, refused};
@@ -102,6 +102,7 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
     let shown = show(&target);
     let flushed = target.clone().message(vec!["flush".into()]).await;
     drop(shown);
+    target.clone().refresh().await;
     let lost = target.attribute("bad_blocks")?;
     let settled = target.clone().suspend().await;
     drop(target);
@@ -138,7 +139,7 @@ fn contents<'a>(survey: &'a Survey, place: &str) -> Result<&'a Occupancy, Failur
     let found = match &survey.contents {
         Contents::Blank => Err(format!("{place}: is blank: there is nothing to recover")),
         Contents::Unknown => Err(format!("{place}: is no cache; --start-sector says where one is")),
-        Contents::Ruined | Contents::Native(_) | Contents::Dm(_) => {
+        Contents::Ruined | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
             survey.occupancy().ok_or_else(|| {
                 let first = survey.damage.first().map_or("", |finding| finding.what.as_str());
                 format!("{place}: is damaged: {first}; `millpond inspect` tells all of it")
@@ -163,6 +164,7 @@ fn check_origin(
         Contents::Native(cache) => {
             (Sector(cache.superblock.origin_sectors), cache.superblock.origin_id)
         }
+        Contents::Divided(cache) => of_parts(cache, origin),
         // The kernel's format knows nothing of its origin: what is cached must lie on it.
         Contents::Dm(_) => (has.max(end), [0; 16]),
         Contents::Blank | Contents::Unknown | Contents::Ruined => unreachable!("not a cache"),
@@ -199,6 +201,25 @@ fn check_origin(
             "{name}: {doubts}; nothing was changed. `--force {token}` takes it all the same"
         ))),
     }
+}
+
+/// The origin's length, and its identity: of the parts that know one other than this origin's the
+/// first, as a part without blocks may have been over another one since.
+fn of_parts(cache: &DividedCache, origin: &dyn BlockDevice) -> (Sector, [u8; 16]) {
+    let superblocks = cache.parts.iter().filter_map(|part| match &part.contents {
+        Contents::Native(cache) => Some(&cache.superblock),
+        Contents::Blank
+        | Contents::Unknown
+        | Contents::Ruined
+        | Contents::Divided(_)
+        | Contents::Dm(_) => None,
+    });
+    let superblocks: Vec<_> = superblocks.collect();
+    let this = origin.identity().map(|text| format::origin_id(&text));
+    let ids = || superblocks.iter().map(|s| s.origin_id);
+    let other = ids().find(|id| *id != [0; 16] && Some(*id) != this);
+    let sectors = superblocks.iter().map(|s| s.origin_sectors).max().unwrap_or(0);
+    (Sector(sectors), other.or_else(|| ids().next()).unwrap_or([0; 16]))
 }
 
 fn hex(id: &[u8; 16]) -> String {
@@ -258,6 +279,7 @@ fn show(target: &Rc<WriteCache>) -> Shown {
         let began = reactor::now();
         reactor::sleep(QUIET).await;
         while let (Some(target), Some(there)) = (weak.upgrade(), line_is_there.upgrade()) {
+            target.clone().refresh().await;
             let number = |name| target.attribute(name).ok()?.parse::<u64>().ok();
             let progress = (number("flush_done_blocks"), number("flush_total_blocks"));
             if let (Some(done), Some(total @ 1..)) = progress {

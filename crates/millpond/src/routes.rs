@@ -158,7 +158,7 @@ pub(crate) async fn answer(state: &State, route: Route, body: &[u8]) -> Result<A
         }
         Route::Targets => json(&core.call(async |e| e.targets()).await?),
         Route::Version => json(&state.version),
-        Route::Metrics => Ok(Answer::Text(core.call(async |e| metrics::text(&e)).await?)),
+        Route::Metrics => Ok(Answer::Text(core.call(async |e| metrics::text(&e).await).await?)),
         Route::Of(name, verb) => of_device(state, name, verb, body).await,
     }
 }
@@ -198,7 +198,7 @@ async fn of_device(
             let message = parse::<api::Message>(body)?;
             json(&core.call(async move |e| e.message(&name, message).await).await??)
         }
-        Verb::Status => json(&core.call(async move |e| e.status(&name)).await??),
+        Verb::Status => json(&core.call(async move |e| e.status(&name).await).await??),
         Verb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
         Verb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
         Verb::Wait(seen) => json(&wait(state, name, seen).await?),

@@ -14,7 +14,7 @@ use std::rc::{Rc, Weak};
 use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
 use dm::{Context, Dm, MappedDevice, TargetType};
 use pagecache::PageCache;
-use writecache::{Config, Mode, WriteCache};
+use writecache::{Config, Lent, Mode, WriteCache};
 
 use crate::leaf::{Leaves, as_pmem};
 use crate::zram::Ground;
@@ -30,8 +30,9 @@ pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> (Groun
         Box::pin(page_cache(held.clone(), ctx, args))
     }));
     let known = claims.clone();
+    let (lent, cores) = (leaves.clone(), Rc::<[CoreId]>::from(cores));
     dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
-        Box::pin(write_cache(known.clone(), ctx, args))
+        Box::pin(write_cache(known.clone(), lent.clone(), cores.clone(), ctx, args))
     }));
     (ground, claims)
 }
@@ -129,6 +130,8 @@ fn same(a: &Weak<dyn BlockDevice>, b: &Rc<dyn BlockDevice>) -> bool {
 
 async fn write_cache(
     claims: Rc<Claims>,
+    leaves: Leaves,
+    cores: Rc<[CoreId]>,
     ctx: Context,
     args: Vec<String>,
 ) -> Result<Rc<dyn Target>, Error> {
@@ -147,6 +150,7 @@ async fn write_cache(
     let devices = [origin.clone(), cache.clone()];
     claims.check(&ctx, &devices)?;
     let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
+    target.spread(cores.to_vec(), Rc::new(move |device| lend(&leaves, device)));
     let as_target: Rc<dyn Target> = target.clone();
     claims.hold(&ctx, &as_target, "write cache", &devices)?;
     let events = ctx.events();
@@ -160,6 +164,13 @@ async fn write_cache(
         events.raise();
     });
     Ok(target)
+}
+
+/// A leaf for a part on another core: the same file, the same memory. What is no leaf is reached by
+/// messages to this core.
+fn lend(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Option<Lent> {
+    let leaf = leaves.share(&device.clone().as_base()?)?;
+    Some(Box::new(move || crate::shards::adopt_here(&leaf)))
 }
 
 /// The cache device of mode p: mapped, or refused as the kernel refuses it.

@@ -63,8 +63,8 @@ pub(crate) fn run(args: &WipeArgs) -> Result<(), Failure> {
         }
         (Some(_) | None, _) => {}
     }
-    let area = survey.area;
-    let wiped = reactor.block_on(async move { wipe(device, start, area).await });
+    let places = places(&survey, start);
+    let wiped = reactor.block_on(async move { wipe(device, places).await });
     wiped.map_err(|s| Failure::new(block::ErrorKind::Io, format!("{place}: wipe: {s}")))?;
     print(&format!("{place} is blank\n"))
 }
@@ -75,7 +75,7 @@ fn loss(survey: &Survey) -> Option<String> {
         Contents::Blank => None,
         Contents::Unknown => Some("holds something that is no cache".into()),
         Contents::Ruined => Some("holds a damaged cache, nobody knows what is in it".into()),
-        Contents::Native(_) | Contents::Dm(_) => {
+        Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
             let Some(o) = survey.occupancy().filter(|_| survey.damage_left_out == 0) else {
                 return Some("holds a damaged cache, nobody knows what is in it".into());
             };
@@ -90,12 +90,25 @@ fn loss(survey: &Survey) -> Option<String> {
     }
 }
 
+/// Where superblocks lie, and how much room there is for them. The first part of a divided cache
+/// comes first: without it there is none, whatever is left of the others.
+fn places(survey: &Survey, start: Sector) -> Vec<(Sector, Sector)> {
+    let Contents::Divided(cache) = &survey.contents else { return vec![(start, survey.area)] };
+    let each = cache.first.area_sectors;
+    let begin = (0..u64::from(cache.first.of)).map(|nth| Sector(nth * each));
+    let within = begin.filter(|at| *at < survey.area);
+    within.map(|at| (start + at, (survey.area - at).min(Sector(each)))).collect()
+}
+
 /// Zeroes where superblocks of either format lie. What is behind them has another UUID than the
 /// next cache, or is overwritten by its format.
-async fn wipe(device: Rc<dyn BlockDevice>, start: Sector, area: Sector) -> Result<(), Status> {
-    let len = writecache::SURVEY_HEAD_BYTES.min(area.bytes());
-    let zeroes = Buf::zeroed(usize::try_from(len).map_err(|_| Status::Invalid)?);
+async fn wipe(device: Rc<dyn BlockDevice>, places: Vec<(Sector, Sector)>) -> Result<(), Status> {
     let class = Class::Foreground;
-    reactor::write(&*device, Flags::META, class, start, zeroes.into()).await?;
-    reactor::flush(&*device, class).await
+    for (start, area) in places {
+        let len = writecache::SURVEY_HEAD_BYTES.min(area.bytes());
+        let zeroes = Buf::zeroed(usize::try_from(len).map_err(|_| Status::Invalid)?);
+        reactor::write(&*device, Flags::META, class, start, zeroes.into()).await?;
+        reactor::flush(&*device, class).await?;
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 //! What the server asks of the rest of the program: which exports there are, and each one's device.
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Sector};
+use block::{BlockDevice, Error, LocalFuture, Sector};
 
 /// The exports of a server.
 pub trait Exports {
@@ -76,9 +76,19 @@ pub trait Export {
         false
     }
 
+    /// Whether clients may choose the context.
+    fn offers(&self, context: Context) -> bool {
+        context == Context::Allocation
+    }
+
     /// Runs with flags within `at..at + len`, ascending; `None` when the context is unknown here.
     /// Allocation unknown means: all allocated. `len` is at most 64 MiB.
-    fn block_status(&self, _context: Context, _at: Sector, _len: Sector) -> Option<Vec<Run>> {
-        None
+    fn block_status(
+        &self,
+        _context: Context,
+        _at: Sector,
+        _len: Sector,
+    ) -> LocalFuture<Option<Vec<Run>>> {
+        Box::pin(async { None })
     }
 }

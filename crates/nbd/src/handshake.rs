@@ -9,7 +9,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{BlockDevice, ErrorKind, Limits, Sector};
+use block::{BlockDevice, ErrorKind, Limits};
 
 use crate::export::{Context, Export, Exports};
 use crate::option::{
@@ -264,7 +264,7 @@ impl Handshake {
                     all || request.queries().any(|q| matches_list(q, context.name()))
                 }
             };
-            *chosen = asked && offers(&*export, context);
+            *chosen = asked && export.offers(context);
             if *chosen {
                 reply_context(out, option, context.id(), context.name());
             }
@@ -302,16 +302,6 @@ impl Handshake {
 /// LIST takes a namespace (`base:`) for all that is in it, or a whole name.
 fn matches_list(query: &str, name: &str) -> bool {
     query == name || (query.ends_with(':') && name.starts_with(query))
-}
-
-fn offers(export: &dyn Export, context: Context) -> bool {
-    match context {
-        Context::Allocation => true,
-        Context::Dirty => {
-            let first = Sector::from_bytes(u64::from(export.device().limits().logical_block_bytes));
-            export.block_status(context, Sector::ZERO, first).is_some()
-        }
-    }
 }
 
 /// Smallest, preferred and largest request: the protocol wants powers of two, or multiples.

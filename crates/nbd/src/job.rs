@@ -134,7 +134,7 @@ pub(crate) async fn run(job: Job) {
             then_flush(dev, zeroed, fua).await
         }
         Command::BlockStatus { one } => {
-            return block_status(&conn, &request, one, bytes);
+            return block_status(&conn, &request, one, bytes).await;
         }
     };
     if let Some(error) = done.err().and_then(Errno::from_status) {
@@ -204,12 +204,12 @@ async fn zero(
 }
 
 /// Queues one chunk for each context agreed on.
-fn block_status(conn: &Conn, request: &Request, one: bool, bytes: u64) {
+async fn block_status(conn: &Conn, request: &Request, one: bool, bytes: u64) {
     let session = conn.session();
     let chosen = || Context::ALL.into_iter().zip(session.contexts).filter(|(_, on)| *on);
     let count = chosen().count();
     for (n, (context, _)) in chosen().enumerate() {
-        let extents = extents(session, context, request, one);
+        let extents = extents(session, context, request, one).await;
         let mut out = Vec::with_capacity(4 + extents.len() * 8);
         out.extend_from_slice(&context.id().to_be_bytes());
         for (len, flags) in extents {
@@ -229,7 +229,12 @@ fn block_status(conn: &Conn, request: &Request, one: bool, bytes: u64) {
 }
 
 /// Lengths in bytes with flags, from the request's offset on, neighbours joined. At least one.
-fn extents(session: &Session, context: Context, request: &Request, one: bool) -> Vec<(u32, u32)> {
+async fn extents(
+    session: &Session,
+    context: Context,
+    request: &Request,
+    one: bool,
+) -> Vec<(u32, u32)> {
     let mut out: Vec<(u32, u32)> = Vec::new();
     let mut add = |len: Sector, flags: u32| {
         let len = u32::try_from(len.bytes()).expect("within a request's length");
@@ -244,7 +249,8 @@ fn extents(session: &Session, context: Context, request: &Request, one: bool) ->
     'all: while at < end {
         let step = (end - at).min(STATUS_STEP);
         let stop = at + step;
-        for run in session.export.block_status(context, at, step).unwrap_or_default() {
+        let runs = session.export.block_status(context, at, step).await;
+        for run in runs.unwrap_or_default() {
             let Run { sector, len, flags } = run;
             let (from, to) = (sector.max(at), (sector + len).min(stop));
             if from >= to {

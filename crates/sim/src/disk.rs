@@ -187,7 +187,7 @@ fn sectors(offset: u64, len: usize) -> std::ops::Range<u64> {
 
 /// The leaf device of a simulated disk: turns bios into requests for the driver of whatever core
 /// it is used on. Made by [`crate::World::leaf`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) name: String,
     pub(crate) file: FileId,

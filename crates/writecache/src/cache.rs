@@ -107,7 +107,7 @@ impl Cache {
         let watermarks = watermarks(total, &config.tuning);
         let pacer = Pacer::new(watermarks.room(), ASSUMED_BLOCKS_PER_S);
         let capacity = Sector(blocks * config.block_sectors());
-        let limits = crate::target::limits(&config, &*origin, &*device, capacity);
+        let limits = crate::serve::limits(&config, &*origin, &*device, capacity);
         let origin_limits = origin.limits();
         let assumed = config.assumed_costs;
         Cache {

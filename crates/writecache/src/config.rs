@@ -11,6 +11,10 @@ use crate::options::{OPTIONS, Options};
 /// Default limit of blocks under writeback at once, in bytes: enough to keep any drive's queue
 /// full, little enough to be no burden in memory. The kernel's 65536 blocks would be 256 MiB.
 const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
+/// How much of the origin in a row is of one part of a divided cache: far more than the largest
+/// request, so that few are split, and than a run of writeback; little enough that clients with
+/// some locality keep all parts busy. Recorded on the media. Chosen.
+const CHUNK: Sector = Sector::from_bytes(32 << 20);
 /// Largest number that `#opt_args` may give: each option of this version with its value, twice.
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
@@ -149,6 +153,16 @@ pub enum Mutation {
     EvictDirty,
     /// Blocks in flight to the origin are counted, and never counted off.
     LeakedCount,
+    /// Parts: a FLUSH ends when the first part has ended it.
+    FlushOfFirstPart,
+    /// Parts: the superblock of a part is not asked which part it is, and of which cache.
+    PartsUnchecked,
+    /// Parts: a gap is filled although it lies in a chunk of another part.
+    GapOfOtherPart,
+    /// Parts: the others do not hear of a flush of a shared device that has failed.
+    PartsNotTold,
+    /// Parts: a new cache begins with part 0, and is taken for complete before it is.
+    FirstPartFirst,
 }
 
 /// What may be changed while the device is in use (C1).
@@ -206,6 +220,8 @@ pub struct Config {
     /// Writeback in commit epochs: the origin alone is always what a disk may hold after a power
     /// failure.
     pub ordered: bool,
+    /// Parts of a new cache; none: one part, or as many as the cache has that is there.
+    pub parts: Option<u8>,
     /// Takes the origin for the cache's own, whatever it was before.
     pub adopt_origin: bool,
     /// What a live device may change.
@@ -217,8 +233,21 @@ pub struct Config {
     /// the origin is. For tests and benches.
     #[doc(hidden)]
     pub assumed_costs: Option<policy::destage::Costs>,
+    /// How much of the origin in a row is of one part of a new divided cache. For tests.
+    #[doc(hidden)]
+    pub chunk: Sector,
+    /// The part whose config it is; none: of the whole cache.
+    pub(crate) part: Option<PartOf>,
     /// The options that the line gave, for the table line.
     pub(crate) given: Options,
+}
+
+/// Which part of which divided cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartOf {
+    pub(crate) part: format::Part,
+    /// As its superblock must say.
+    pub(crate) uuid: [u8; 16],
 }
 
 impl Config {
@@ -237,6 +266,7 @@ impl Config {
             start_sector: Sector::ZERO,
             format: None,
             ordered: false,
+            parts: None,
             adopt_origin: false,
             tuning: Tuning {
                 high_watermark: 50,
@@ -264,6 +294,8 @@ impl Config {
             },
             mutation: Mutation::None,
             assumed_costs: None,
+            chunk: CHUNK,
+            part: None,
             given: Options::default(),
         }
     }
@@ -371,7 +403,40 @@ impl Config {
                  epochs",
             ));
         }
+        if self.parts.is_some_and(|parts| parts > 1) {
+            self.check_divisible()?;
+        }
         Ok(())
+    }
+
+    /// Refuses what a cache in several parts can't have.
+    pub(crate) fn check_divisible(&self) -> Result<(), Error> {
+        let why = if self.ordered {
+            "ordered: each part would keep an order of its own"
+        } else if self.mode == Mode::Pmem {
+            "mode `p`: use mode `s`"
+        } else if self.format == Some(MediaFormat::Dm) {
+            "format dm: the kernel knows no parts"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!(
+            "Invalid optional argument: a cache in several parts can't have {why}"
+        )))
+    }
+
+    /// Bytes that the cache, or this part of it, may have on its device.
+    pub(crate) fn area_bytes(&self, device: &dyn block::BlockDevice) -> u64 {
+        let rest = device.limits().capacity.saturating_sub(self.start_sector);
+        self.part.map_or(rest, |of| rest.min(Sector(of.part.area_sectors))).bytes()
+    }
+
+    /// Whether all of `blocks` are of this cache: of a part, those of one of its chunks.
+    pub(crate) fn owns(&self, blocks: &std::ops::Range<u64>) -> bool {
+        let Some(PartOf { part, .. }) = self.part else { return true };
+        let chunk = |block| block * self.block_sectors() / u64::from(part.chunk_sectors);
+        let (first, last) = (chunk(blocks.start), chunk(blocks.end - 1));
+        first == last && first % u64::from(part.of) == u64::from(part.nth)
     }
 
     /// The arguments as a table line shows them: only the options that were given.

@@ -46,12 +46,15 @@ mod index;
 mod media;
 mod options;
 mod owner;
+mod parts;
 mod radix;
 mod read;
 mod recover;
 mod recover_dm;
+mod serve;
 mod slots;
 mod status;
+mod superblock;
 mod survey;
 mod target;
 mod trouble;
@@ -60,9 +63,10 @@ mod write;
 mod writeback;
 
 pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
+pub use parts::{Lend, Lent};
 pub use survey::{
-    Contents, Depth, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as SURVEY_HEAD_BYTES, NativeCache,
-    Occupancy, Survey, survey,
+    Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as SURVEY_HEAD_BYTES,
+    NativeCache, Occupancy, Survey, survey,
 };
 pub use target::WriteCache;
 pub use trouble::Trouble;

@@ -22,14 +22,14 @@ pub(crate) enum Media {
 /// The native format: a log of records, and checkpoints.
 pub(crate) struct Native {
     pub(crate) geometry: Geometry,
-    pub(crate) superblock: RefCell<Superblock>,
+    pub(crate) superblock: Box<RefCell<Superblock>>,
     pub(crate) log: Log,
 }
 
 impl Native {
     pub(crate) fn new(superblock: Superblock, log: Log) -> Native {
         let geometry = superblock.geometry();
-        Native { geometry, superblock: RefCell::new(superblock), log }
+        Native { geometry, superblock: Box::new(RefCell::new(superblock)), log }
     }
 }
 

@@ -34,7 +34,7 @@ const fn fixed(opt: &Opt) -> Opt {
 }
 
 /// All of them: the kernel's in the kernel's order, then ours.
-pub(crate) const OPTIONS: [Opt; 21] = [
+pub(crate) const OPTIONS: [Opt; 22] = [
     fixed(&value("start_sector")),
     value("high_watermark"),
     value("low_watermark"),
@@ -49,6 +49,7 @@ pub(crate) const OPTIONS: [Opt; 21] = [
     value("pause_writeback"),
     fixed(&value("format")),
     fixed(&flag("ordered")),
+    fixed(&value("parts")),
     fixed(&flag("adopt_origin")),
     value("writeback_order"),
     value("writeback_io_bytes"),
@@ -131,6 +132,7 @@ impl Config {
             "start_sector" => self.start_sector.0.to_string(),
             "ordered" => flag(self.ordered),
             "adopt_origin" => flag(self.adopt_origin),
+            "parts" => self.parts.unwrap_or(1).to_string(),
             "high_watermark" => t.high_watermark.to_string(),
             "low_watermark" => t.low_watermark.to_string(),
             "writeback_jobs" if t.writeback_jobs == u32::MAX => "0".to_owned(),
@@ -270,6 +272,12 @@ impl Config {
                     "dm" => MediaFormat::Dm,
                     _ => return Err(invalid(name, word, "native or dm")),
                 });
+            }
+            "parts" => {
+                let max = format::PARTS_MAX;
+                let parts = word.parse().ok().filter(|parts| (1..=max).contains(parts));
+                self.parts =
+                    Some(parts.ok_or_else(|| invalid(name, word, &format!("1 to {max}")))?);
             }
             "writeback_order" => {
                 t.writeback_order = match lower.as_str() {

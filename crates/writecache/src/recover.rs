@@ -21,8 +21,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
 use format::{
-    CheckpointRef, Damage, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, SUPERBLOCK_COPIES,
-    Superblock, UNIT, decode_record, is_blank,
+    ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, Superblock, UNIT, decode_record, is_blank,
 };
 use reactor::{BioFuture, WaitList};
 
@@ -30,8 +29,9 @@ use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::media::{Media, Native};
-use crate::owner::{NOBODY, ownership};
+use crate::owner::ownership;
 use crate::slots::{Contradiction, Rebuild, Slots};
+use crate::superblock::{check_superblock, find_superblock, format_device, missing, write_copies};
 
 /// Units read at once: 1 MiB.
 const UNITS_PER_READ: u64 = 256;
@@ -69,7 +69,7 @@ pub(crate) fn not_initialized(e: Error) -> Error {
     if e.kind() == ErrorKind::Io { e.within("Unable to initialize device") } else { e }
 }
 
-fn no_space(config: &Config, e: &dyn std::fmt::Display) -> Error {
+pub(crate) fn no_space(config: &Config, e: &dyn std::fmt::Display) -> Error {
     let text = format!("Invalid device size: {}: {e}", config.cache);
     Error::new(ErrorKind::NoSpace, text)
 }
@@ -139,22 +139,29 @@ impl Cache {
         origin: Rc<dyn BlockDevice>,
         device: Rc<dyn BlockDevice>,
         sectors: Sector,
-    ) -> Result<Cache, Error> {
+    ) -> Result<Opened, Error> {
         match crate::recover_dm::detect(&config, &*device).await? {
-            MediaFormat::Dm => Cache::open_dm(config, origin, device, sectors).await,
+            MediaFormat::Dm => {
+                let cache = Cache::open_dm(config, origin, device, sectors).await?;
+                Ok(Opened::Whole(Rc::new(cache)))
+            }
             MediaFormat::Native => Cache::open_native(config, origin, device, sectors).await,
         }
     }
 
-    async fn open_native(
+    pub(crate) async fn open_native(
         config: Config,
         origin: Rc<dyn BlockDevice>,
         device: Rc<dyn BlockDevice>,
         sectors: Sector,
-    ) -> Result<Cache, Error> {
-        let area = device.limits().capacity.saturating_sub(config.start_sector).bytes();
+    ) -> Result<Opened, Error> {
+        let area = config.area_bytes(&*device);
         let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
+            Some((found, _)) if found.part.is_some() && config.part.is_none() => {
+                return Ok(Opened::Divided(found));
+            }
             Some(found) => found,
+            None if config.part.is_some() => return Err(missing(&config)),
             None => {
                 let formatted = format_device(&config, &*origin, &*device, area, sectors).await;
                 (formatted.map_err(not_initialized)?, true)
@@ -198,7 +205,7 @@ impl Cache {
         }
         let cache = Cache::new(config, origin, device, blocks, media, slots);
         cache.retell.set(retell);
-        Ok(cache)
+        Ok(Opened::Whole(Rc::new(cache)))
     }
 }
 
@@ -217,6 +224,14 @@ async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> R
             .map_err(|status| io_error(config, "flush", status))?;
     }
     Ok(())
+}
+
+/// What there is at the beginning of a cache area.
+pub(crate) enum Opened {
+    /// A cache, or a part of one, ready for use.
+    Whole(Rc<Cache>),
+    /// The first part of a divided cache; nothing was changed.
+    Divided(Superblock),
 }
 
 /// What checkpoint and log say.
@@ -255,156 +270,6 @@ pub(crate) fn damaged(config: &Config, what: &str) -> Error {
         "cache device {}: damaged metadata: {what}; nothing was changed",
         config.cache
     ))
-}
-
-/// The elected superblock and whether all copies agree with it; nothing on a device that was
-/// never, or never completely, formatted.
-async fn find_superblock(
-    config: &Config,
-    device: &dyn BlockDevice,
-    area: u64,
-) -> Result<Option<(Superblock, bool)>, Error> {
-    let end = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
-    if area < end {
-        Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
-    }
-    let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
-    let mut blank = [false; 4];
-    let mut begun = false;
-    for copy in 0..SUPERBLOCK_COPIES {
-        let offset = Geometry::superblock_offset(copy);
-        let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
-        unit.read(|unit| {
-            blank[usize::from(copy)] = format::is_blank(unit);
-            begun |= copy == 0 && format::is_begun(unit, FORMAT_GENERATION);
-            copies.push(Superblock::decode(copy, unit));
-        });
-    }
-    let copies: [Result<Superblock, Damage>; 4] = copies.try_into().expect("four were read");
-    match format::elect(&copies) {
-        Ok(superblock) => {
-            let agreed = copies.iter().all(|c| c.as_ref() == Ok(&superblock));
-            Ok(Some((superblock, agreed)))
-        }
-        // A format writes copies 0 and 1, flushes, then 2 and 3: while the last two are blank and
-        // the first two are not both good, it has not got past its first step. Later generations
-        // are of a cache that was in use, and damaged since.
-        Err(_) if blank == [true; 4] => Ok(None),
-        Err(_) if blank[2] && blank[3] && copies[..2].iter().flatten().any(is_formats) => Ok(None),
-        // Torn in its first step, where not even sectors are whole.
-        Err(_) if blank[2] && blank[3] && begun && copies[..2].iter().all(Result::is_err) => {
-            Ok(None)
-        }
-        Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
-            Err(Error::invalid(format!(
-                "cache device {}: Invalid magic in the superblock: it is neither a \
-                 cache nor blank; zero its first 256 KiB to use it",
-                config.cache
-            )))
-        }
-        Err(damage) => Err(damaged(config, &damage.to_string())),
-    }
-}
-
-/// The generation that a format writes.
-const FORMAT_GENERATION: u64 = 1;
-
-pub(crate) fn is_formats(superblock: &Superblock) -> bool {
-    superblock.generation == FORMAT_GENERATION
-}
-
-async fn format_device(
-    config: &Config,
-    origin: &dyn BlockDevice,
-    device: &dyn BlockDevice,
-    area: u64,
-    sectors: Sector,
-) -> Result<Superblock, Error> {
-    let geometry = Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
-    let (a, b) = (reactor::random().to_le_bytes(), reactor::random().to_le_bytes());
-    let mut uuid = [0; 16];
-    uuid[..8].copy_from_slice(&a);
-    uuid[8..].copy_from_slice(&b);
-    let superblock = Superblock {
-        uuid,
-        generation: FORMAT_GENERATION,
-        block_size: config.block_size,
-        slots: geometry.slots,
-        log_units: geometry.log_units,
-        checkpoint_units: geometry.checkpoint_units,
-        origin_sectors: sectors.0,
-        origin_id: origin.identity().map_or(NOBODY, |known| format::origin_id(&known)),
-        checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
-    };
-    begin_format(config, device).await?;
-    write_copies(config, device, &superblock).await?;
-    Ok(superblock)
-}
-
-/// Writes the magic alone, which is one word and so there or not, whatever a power cut tears. From
-/// then on the first copy begins with it, and what it is a torn part of is known.
-async fn begin_format(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
-    let buf = Buf::zeroed(UNIT);
-    buf.write(format::begin_superblock);
-    let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(0));
-    reactor::write(device, Flags::META | Flags::FUA, Class::Foreground, at, buf.into())
-        .await
-        .map_err(|status| io_error(config, "write superblock", status))
-}
-
-/// Writes all four copies, a pair at a time, so that one good pair is always there. Before the
-/// next generation is written all copies must agree: if the two that do were torn by it, an older
-/// pair would be elected, whose part of the log is long gone.
-async fn write_copies(
-    config: &Config,
-    device: &dyn BlockDevice,
-    superblock: &Superblock,
-) -> Result<(), Error> {
-    for pair in [[0, 1], [2, 3]] {
-        for copy in pair {
-            let buf = Buf::alloc(UNIT);
-            buf.write(|out| superblock.encode(copy, out));
-            let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(copy));
-            reactor::write(device, Flags::META, Class::Foreground, at, buf.into())
-                .await
-                .map_err(|status| io_error(config, "write superblock", status))?;
-        }
-        reactor::flush(device, Class::Foreground)
-            .await
-            .map_err(|status| io_error(config, "flush", status))?;
-    }
-    Ok(())
-}
-
-fn check_superblock(
-    config: &Config,
-    superblock: &Superblock,
-    area: u64,
-    sectors: Sector,
-) -> Result<(), Error> {
-    if superblock.block_size != config.block_size {
-        return Err(Error::invalid(format!(
-            "Block size does not match superblock: cache device {} has {}, the table \
-             says {}",
-            config.cache, superblock.block_size, config.block_size
-        )));
-    }
-    let end = superblock.geometry().end_bytes();
-    if end > area {
-        return Err(Error::invalid(format!(
-            "Memory area is too small: cache device {} has {area} bytes, its \
-             superblock says {end}",
-            config.cache
-        )));
-    }
-    if superblock.origin_sectors != sectors.0 {
-        return Err(Error::invalid(format!(
-            "cache device {} belongs to an origin of {} sectors, the table maps {}: \
-             it is another origin's cache",
-            config.cache, superblock.origin_sectors, sectors
-        )));
-    }
-    Ok(())
 }
 
 impl Recovery<'_> {

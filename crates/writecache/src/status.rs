@@ -105,6 +105,12 @@ pub(crate) fn attributes() -> impl Iterator<Item = &'static str> {
     ATTRIBUTES.into_iter().chain(crate::trouble::ATTRIBUTES)
 }
 
+pub(crate) fn no_attribute(name: &str) -> Error {
+    let names: Vec<&str> = attributes().collect();
+    let names = names.join(", ");
+    Error::not_found(format!("writecache: no attribute `{name}`: {names} are there"))
+}
+
 impl Cache {
     /// `error total free writeback` and the ten counters. Field 1 is the errno.
     pub(crate) fn status_line(&self) -> String {
@@ -157,13 +163,7 @@ impl Cache {
             "throttled_us" => s.throttled_ns.get() / 1000,
             "log_used_units" => self.media.log_used_units(),
             _ => {
-                return self.trouble_attribute(name).ok_or_else(|| {
-                    let names: Vec<&str> = attributes().collect();
-                    let names = names.join(", ");
-                    Error::not_found(format!(
-                        "writecache: no attribute `{name}`: {names} are there"
-                    ))
-                });
+                return self.trouble_attribute(name).ok_or_else(|| no_attribute(name));
             }
         };
         Ok(value.to_string())

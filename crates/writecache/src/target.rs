@@ -1,28 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The target: life cycle, messages, and the way of a bio into the cache.
+//! The target: life cycle, messages, and the way of a bio into the cache, or to its parts.
+//!
+//! ```text
+//!   WriteCache ── Live::Whole ───▶ a Cache on this core, and the tasks that serve bios
+//!              └─ Live::Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
+//! ```
+mod open;
+
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use block::{
-    Access, Bio, BlockDevice, Class, Error, Limits, LocalFuture, Nanos, Op, Sector, Status, Target,
+    Access, Bio, BlockDevice, Class, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op, Sector,
+    Status, Target,
 };
 use reactor::Workers;
 
-use crate::cache::{Cache, TaskGuard};
+use crate::cache::Cache;
 use crate::config::{Config, Mutation, Tuning};
 use crate::options;
+use crate::parts::{Lend, Parts, Said, Spread, tuning_of_part};
+use crate::recover::Opened;
+use crate::serve::limits;
 use crate::trouble::{Tell, Trouble};
-use crate::write::ZEROES_CACHED_BYTES_MAX;
 use crate::writeback::drain::DrainLimits;
 
 /// The attribute that is a command.
 const DRAIN: &str = "drain";
-/// Bios handled at once; more wait in order. A task of a bio is kept for the next one.
-const BIOS_MAX: usize = 4096;
 
-/// A live period: the open cache and the tasks that serve bios.
-struct Live {
+/// The open cache.
+enum Live {
+    Whole(Whole),
+    Divided(Rc<Parts>),
+}
+
+/// A cache in one part, or a part: the engine, and the tasks that serve bios.
+struct Whole {
     cache: Rc<Cache>,
     /// Reads and flushes, which no crowd of slowed-down writers may hold up.
     prompt: Workers<Bio>,
@@ -42,11 +56,13 @@ pub struct WriteCache {
     sectors: Sector,
     live: RefCell<Option<Live>>,
     /// Planted fault: opened before its time.
-    early: RefCell<Option<Cache>>,
+    early: RefCell<Option<Rc<Cache>>>,
     flush_on_suspend: Cell<bool>,
     /// Cleaner mode by a message, of which the table line does not tell.
     told_to_clean: Cell<bool>,
     on_trouble: RefCell<Option<Tell>>,
+    /// Where parts may be, besides here.
+    spread: RefCell<Option<Spread>>,
     /// Counts live periods, so that a task of an earlier one ends.
     period: Cell<u64>,
 }
@@ -110,6 +126,7 @@ impl WriteCache {
             told_to_clean: Cell::new(false),
             on_trouble: RefCell::new(None),
             early: RefCell::new(None),
+            spread: RefCell::new(None),
             period: Cell::new(0),
         });
         if early {
@@ -120,13 +137,13 @@ impl WriteCache {
 
     /// Planted fault: see `Mutation::OpenWhenLoaded`.
     async fn open_early(self: Rc<Self>) {
-        *self.early.borrow_mut() = self.open().await.ok();
-    }
-
-    async fn open(&self) -> Result<Cache, Error> {
         let (origin, device) = (self.origin.clone(), self.device.clone());
         let config = self.config.borrow().clone();
-        Cache::open(config, origin, device, self.sectors).await
+        let opened = Cache::open(config, origin, device, self.sectors).await;
+        *self.early.borrow_mut() = match opened {
+            Ok(Opened::Whole(cache)) => Some(cache),
+            Ok(Opened::Divided(_)) | Err(_) => None,
+        };
     }
 
     /// Has `tell` called with what an operator must hear of; set it before the first `resume`.
@@ -134,51 +151,98 @@ impl WriteCache {
         *self.on_trouble.borrow_mut() = Some(Rc::new(tell));
     }
 
-    /// Counts everything again and panics if the books are wrong; for tests.
+    /// Parts of a divided cache go in turn to `cores`, of which one may be this; `lend` says how
+    /// devices are reached from there. Set it before the first `resume`; else all parts are here.
+    pub fn spread(&self, cores: Vec<CoreId>, lend: Lend) {
+        assert!(!cores.is_empty(), "a part needs a core");
+        *self.spread.borrow_mut() = Some(Spread { cores, lend });
+    }
+
+    /// Counts everything again and panics if the books are wrong; for tests. Of a divided cache
+    /// what is on this core.
     #[doc(hidden)]
     pub fn check(&self) {
+        if let Some(parts) = self.parts() {
+            parts.here().for_each(|part| part.check());
+        }
         if let Some(cache) = self.cache() {
             cache.slots.borrow().check();
         }
     }
 
-    /// Reads an attribute. Errors: `EBUSY` before the first resume, `ENOENT` for unknown names.
+    /// The same for all parts.
+    #[doc(hidden)]
+    pub async fn check_all(&self) {
+        self.check();
+        if let Some(parts) = self.parts() {
+            parts.ask(|part| async move { part.check() }).await;
+        }
+    }
+
+    /// Reads an attribute; of a divided cache as it was at the last `refresh`. Errors: `EBUSY`
+    /// before the first resume, `ENOENT` for unknown names.
     pub fn attribute(&self, name: &str) -> Result<String, Error> {
+        if let Some(parts) = self.parts() {
+            let value = parts.told().attribute(name);
+            return value.ok_or_else(|| crate::status::no_attribute(name));
+        }
         let cache = self.cache().ok_or_else(|| {
             Error::busy(format!("writecache {}: was never resumed: {name} is not known", self.name))
         })?;
         cache.attribute(name)
     }
 
+    /// The engine, when the cache is in one part.
     fn cache(&self) -> Option<Rc<Cache>> {
-        self.live.borrow().as_ref().map(|l| l.cache.clone())
+        match &*self.live.borrow() {
+            Some(Live::Whole(whole)) => Some(whole.cache.clone()),
+            Some(Live::Divided(_)) | None => None,
+        }
+    }
+
+    fn parts(&self) -> Option<Rc<Parts>> {
+        match &*self.live.borrow() {
+            Some(Live::Divided(parts)) => Some(parts.clone()),
+            Some(Live::Whole(_)) | None => None,
+        }
     }
 
     fn running(&self) -> Result<Rc<Cache>, Error> {
-        self.cache().filter(|c| !c.stopping.get()).ok_or_else(|| {
-            Error::busy(format!("writecache {}: the device is suspended", self.name))
-        })
+        self.cache().filter(|c| !c.stopping.get()).ok_or_else(|| self.suspended())
     }
 
-    /// Starts the background tasks of a live period.
-    fn start(&self, cache: &Rc<Cache>) {
-        cache.stopping.set(false);
-        cache.checkpoints_on.set(true);
-        cache.quiesced.set(false);
-        self.period.set(self.period.get() + 1);
-        cache.period.set(self.period.get());
-        reactor::spawn(cache.clone().pick_task(TaskGuard::new(cache)));
-        reactor::spawn(cache.clone().settle_task(TaskGuard::new(cache)));
-        reactor::spawn(cache.clone().reclaim_task(TaskGuard::new(cache)));
-        reactor::spawn(cache.clone().checkpoint_task());
-        reactor::spawn(cache.clone().commit_when_many_task(TaskGuard::new(cache)));
-        reactor::spawn(Cache::commit_when_old_task(Rc::downgrade(cache), self.period.get()));
-        reactor::spawn(Cache::retry_task(Rc::downgrade(cache), self.period.get()));
-        cache.start_ages();
+    fn suspended(&self) -> Error {
+        Error::busy(format!("writecache {}: the device is suspended", self.name))
+    }
+
+    /// A part: another one's flush of the origin has failed.
+    pub(crate) fn other_flush_failed(&self, status: Status) {
+        if let Some(cache) = self.cache() {
+            cache.other_flush_failed(status);
+        }
+    }
+
+    /// A part: everything that it has to say.
+    pub(crate) fn say_all(&self) -> Said {
+        let Some(cache) = self.cache() else { return Said::default() };
+        let value = |name| cache.attribute(name).unwrap_or_default();
+        Said {
+            status: cache.status_line(),
+            attributes: crate::status::attributes().map(value).collect(),
+        }
+    }
+
+    /// A part: options as it is to keep to them from now on.
+    pub(crate) fn set_tuning(&self, tuning: Tuning) {
+        self.config.borrow_mut().tuning = tuning;
+        self.retune_whole();
     }
 
     /// The attribute `drain`: begins one and ends with it, or stops the one that runs.
     fn set_drain(&self, value: String) -> LocalFuture<Result<(), Error>> {
+        if let Some(parts) = self.parts() {
+            return Box::pin(async move { parts.drain(value).await });
+        }
         let cache = self.running();
         Box::pin(async move {
             let cache = cache?;
@@ -190,13 +254,40 @@ impl WriteCache {
         })
     }
 
+    /// A part: a drain with its share of the limits.
+    pub(crate) async fn drain(&self, limits: DrainLimits) -> Result<(), Error> {
+        self.running()?.drain(limits).await
+    }
+
+    /// A part: ends the drain that runs.
+    pub(crate) fn stop_drain(&self) {
+        if let Some(cache) = self.cache() {
+            cache.stop_drain();
+        }
+    }
+
+    pub(crate) fn clear_stats_here(&self) {
+        if let Some(cache) = self.cache() {
+            cache.stats.clear();
+        }
+    }
+
     /// The options as they are now, with what messages have said.
     fn tuning(&self) -> Tuning {
         let tuning = self.config.borrow().tuning;
         Tuning { cleaner: tuning.cleaner || self.told_to_clean.get(), ..tuning }
     }
 
-    fn retune(&self) {
+    /// Has the options, as they are now, kept to.
+    async fn retune(&self) {
+        self.retune_whole();
+        if let Some(parts) = self.parts() {
+            let tuning = tuning_of_part(self.tuning(), parts.count());
+            parts.ask(move |part| async move { part.set_tuning(tuning) }).await;
+        }
+    }
+
+    fn retune_whole(&self) {
         let Some(cache) = self.cache() else { return };
         let (old, new) = (cache.tuning(), self.tuning());
         cache.tune(new);
@@ -211,102 +302,6 @@ pub(crate) fn io_failed(status: Status) -> Error {
     Error::io(format!("{status}; dirty data are kept, load the table again to retry"))
 }
 
-impl Cache {
-    async fn handle(&self, bio: &Bio) -> Status {
-        if let Err(status) = self.limits.check(bio) {
-            return status;
-        }
-        let began = reactor::now();
-        let outcome = match bio.op {
-            Op::Read => self.read(bio).await,
-            Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
-            Op::Flush => {
-                self.stats.flushes.add(1);
-                let nothing = self.mutation(Mutation::EpochOnlyWithCommit);
-                if !nothing || self.counts().changed > 0 {
-                    self.slots.borrow_mut().close_epoch(); // E1
-                }
-                let committed = self.commit().await;
-                committed.and(self.flush_around(bio.class).await)
-            }
-            Op::WriteZeroes if self.config.ordered => self.write_zeroes_in_order(bio).await,
-            Op::WriteZeroes if bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
-                self.write_zero_blocks(bio).await
-            }
-            // Nothing goes around the cache: the origin is written in the order of epochs only.
-            Op::Discard if self.config.ordered => Err(Status::NotSupported),
-            Op::Discard | Op::WriteZeroes => self.clear(bio).await,
-        };
-        self.request_ended(bio, began);
-        outcome.into()
-    }
-
-    /// A task: commits when many blocks have changed.
-    async fn commit_when_many_task(self: Rc<Cache>, _guard: TaskGuard) {
-        loop {
-            let end = || self.stopping.get() || self.health().is_err();
-            self.changed.wait_for(|| self.counts().changed >= self.commit_at() || end()).await;
-            if end() || self.commit().await.is_err() {
-                return;
-            }
-        }
-    }
-
-    /// A task: commits some time after the first change. Suspend does not wait for it, because it
-    /// sleeps; asleep it does not keep the cache, whose devices may be closed meanwhile.
-    async fn commit_when_old_task(weak: Weak<Cache>, period: u64) {
-        while let Some(cache) = weak.upgrade() {
-            let end = || {
-                let over = cache.stopping.get() || cache.period.get() != period;
-                over || cache.health().is_err()
-            };
-            cache.changed.wait_for(|| cache.counts().changed > 0 || end()).await;
-            if end() {
-                return;
-            }
-            let time = cache.tuning().autocommit_time.max(Nanos::from_millis(1));
-            drop(cache);
-            reactor::sleep(time).await;
-            let Some(cache) = weak.upgrade() else { return };
-            let over = cache.stopping.get() || cache.period.get() != period;
-            if over || cache.commit().await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-pub(crate) fn limits(
-    config: &Config,
-    origin: &dyn BlockDevice,
-    device: &dyn BlockDevice,
-    capacity: Sector,
-) -> Limits {
-    let (o, c) = (origin.limits(), device.limits());
-    // What goes around the cache may tear as the origin tears.
-    let around = if config.ordered { u32::MAX } else { o.atomic_write_unit_bytes };
-    let atomic_bytes = c.atomic_write_unit_bytes.min(around);
-    Limits {
-        capacity,
-        logical_block_bytes: config.block_size,
-        physical_block_bytes: config.block_size.max(c.physical_block_bytes),
-        io_min_bytes: config.block_size,
-        io_opt_bytes: o.io_opt_bytes,
-        max_io_bytes: o.max_io_bytes.min(c.max_io_bytes),
-        atomic_write_unit_bytes: atomic_bytes.min(config.block_size),
-        discard_granularity_bytes: if o.discard_granularity_bytes > 0 && !config.ordered {
-            o.discard_granularity_bytes.max(config.block_size)
-        } else {
-            0
-        },
-        write_zeroes: true,
-        volatile_cache: true,
-        keeps: o.keeps && c.keeps,
-        rotational: false,
-        queue_depth: 0,
-    }
-}
-
 impl BlockDevice for WriteCache {
     fn name(&self) -> &str {
         &self.name
@@ -318,8 +313,11 @@ impl BlockDevice for WriteCache {
 
     fn submit(&self, bio: Bio) {
         match &*self.live.borrow() {
-            Some(live) if matches!(bio.op, Op::Read | Op::Flush) => live.prompt.push(bio),
-            Some(live) => live.changes.push(bio),
+            Some(Live::Whole(whole)) if matches!(bio.op, Op::Read | Op::Flush) => {
+                whole.prompt.push(bio);
+            }
+            Some(Live::Whole(whole)) => whole.changes.push(bio),
+            Some(Live::Divided(parts)) => parts.submit(bio),
             None => bio.complete(Status::Io),
         }
     }
@@ -335,7 +333,19 @@ impl Target for WriteCache {
     }
 
     fn status(&self) -> String {
+        if let Some(parts) = self.parts() {
+            return parts.told().status();
+        }
         self.cache().map_or_else(String::new, |c| c.status_line())
+    }
+
+    fn refresh(self: Rc<Self>) -> LocalFuture<()> {
+        let parts = self.parts();
+        Box::pin(async move {
+            if let Some(parts) = parts {
+                parts.refresh().await;
+            }
+        })
     }
 
     fn deps(&self) -> Vec<String> {
@@ -350,21 +360,21 @@ impl Target for WriteCache {
                 _ => String::new(),
             };
             match word.as_str() {
-                "flush" => {
-                    let cache = self.running()?;
-                    cache.write_back_all().await?;
-                }
+                "flush" => match self.parts() {
+                    Some(parts) if parts.suspended.get() => return Err(self.suspended()),
+                    Some(parts) => parts.write_back_all().await?,
+                    None => self.running()?.write_back_all().await?,
+                },
                 "flush_on_suspend" => self.flush_on_suspend.set(true),
                 "cleaner" => {
                     self.flush_on_suspend.set(true);
                     self.told_to_clean.set(true);
-                    self.retune();
+                    self.retune().await;
                 }
-                "clear_stats" => {
-                    if let Some(cache) = self.cache() {
-                        cache.stats.clear();
-                    }
-                }
+                "clear_stats" => match self.parts() {
+                    Some(parts) => parts.clear_stats().await,
+                    None => self.clear_stats_here(),
+                },
                 _ => {
                     return Err(Error::invalid(format!(
                         "writecache: unknown message `{}`: flush, flush_on_suspend, cleaner, \
@@ -379,6 +389,9 @@ impl Target for WriteCache {
 
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
+            if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {
+                return parts.suspend(self.flush_on_suspend.replace(false)).await;
+            }
             let Some(cache) = self.cache().filter(|c| !c.stopping.get()) else { return Ok(()) };
             let mut flushed = Ok(());
             if self.flush_on_suspend.replace(false) {
@@ -409,38 +422,10 @@ impl Target for WriteCache {
         Box::pin(async move {
             // A cache that has failed stays so: what it acknowledged without a flush is known only
             // here. A new table makes a new cache, which knows what the media know.
-            if let Some(cache) = self.cache() {
-                self.start(&cache);
-                return Ok(());
+            if self.live.borrow().is_none() {
+                self.open().await?;
             }
-            let early = self.early.take();
-            let cache = Rc::new(match early {
-                Some(cache) => cache,
-                None => self.open().await?,
-            });
-            // A1: a process that was killed may have left writes around in a cache of the origin.
-            let flushed = cache.flush_origin(Class::Foreground, cache.origin_doubt()).await;
-            flushed.map_err(io_failed)?;
-            cache.tune(self.tuning());
-            // Crash after crash could use up what the log keeps for the end of a checkpoint.
-            if cache.is_checkpoint_due() || cache.retell.get() {
-                cache.checkpoint().await.map_err(io_failed)?;
-                cache.slots.borrow_mut().free_after_checkpoint();
-            }
-            cache.tell_trouble.replace(self.on_trouble.borrow().clone());
-            let workers = || {
-                let handler = cache.clone();
-                Workers::new(BIOS_MAX, move |bio: Bio| {
-                    let cache = handler.clone();
-                    async move {
-                        let status = cache.handle(&bio).await;
-                        bio.complete(status);
-                    }
-                })
-            };
-            let (prompt, changes) = (workers(), workers());
-            self.start(&cache);
-            *self.live.borrow_mut() = Some(Live { cache, prompt, changes });
+            self.begin().await;
             Ok(())
         })
     }
@@ -465,10 +450,17 @@ impl Target for WriteCache {
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
         let option = match &*name {
             "cleaner" => Some(u8::from(self.tuning().cleaner).to_string()),
-            _ => self.config.borrow().option_value(&name),
+            "parts" => self.parts().map(|parts| parts.count().to_string()),
+            _ => None,
         };
-        let value = option.map_or_else(|| self.attribute(&name), Ok);
-        Box::pin(async move { value })
+        let option = option.or_else(|| self.config.borrow().option_value(&name));
+        Box::pin(async move {
+            if let Some(value) = option {
+                return Ok(value);
+            }
+            self.clone().refresh().await;
+            self.attribute(&name)
+        })
     }
 
     /// Options are attributes too: changing one changes the live device and its table line.
@@ -489,24 +481,38 @@ impl Target for WriteCache {
                     self.told_to_clean.set(false);
                 }
                 *self.config.borrow_mut() = config;
-                self.retune();
             })
         };
-        Box::pin(async move { outcome })
+        Box::pin(async move {
+            outcome?;
+            self.retune().await;
+            Ok(())
+        })
     }
 
-    fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {
-        self.cache().map(|c| c.dirty_runs(at, len))
+    fn knows_dirty(&self) -> bool {
+        self.live.borrow().is_some()
+    }
+
+    fn dirty(self: Rc<Self>, at: Sector, len: Sector) -> DirtyRuns {
+        let (cache, parts) = (self.cache(), self.parts());
+        Box::pin(async move {
+            match parts {
+                Some(parts) => Some(parts.dirty_runs(at, len).await),
+                None => cache.map(|cache| cache.dirty_runs(at, len)),
+            }
+        })
     }
 }
 
 impl Drop for WriteCache {
     fn drop(&mut self) {
-        if let Some(live) = self.live.borrow_mut().take() {
-            live.cache.stopping.set(true);
-            live.cache.quiesced.set(true);
+        // Parts go on their cores.
+        if let Some(Live::Whole(whole)) = self.live.borrow_mut().take() {
+            whole.cache.stopping.set(true);
+            whole.cache.quiesced.set(true);
             if !block::crashing() {
-                live.cache.changed.wake_all();
+                whole.cache.changed.wake_all();
             }
         }
     }

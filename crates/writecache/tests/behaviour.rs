@@ -481,12 +481,12 @@ fn dirty_shows_runs_of_sectors_and_nothing_after_a_flush() {
         fill(&*cache, 2..4, 1).await;
         fill(&*cache, 9..10, 1).await;
         let all = cache.limits().capacity;
-        let runs = cache.dirty(Sector::ZERO, all).unwrap();
+        let runs = cache.clone().dirty(Sector::ZERO, all).await.unwrap();
         assert_eq!(runs, [(Sector(16), Sector(16)), (Sector(72), Sector(8))]);
-        let part = cache.dirty(Sector(20), Sector(56)).unwrap();
+        let part = cache.clone().dirty(Sector(20), Sector(56)).await.unwrap();
         assert_eq!(part, [(Sector(20), Sector(12)), (Sector(72), Sector(4))]);
         say(&cache, "flush").await.unwrap();
-        assert_eq!(cache.dirty(Sector::ZERO, all).unwrap(), []);
+        assert_eq!(cache.clone().dirty(Sector::ZERO, all).await.unwrap(), []);
     })
     .unwrap();
 }

@@ -148,7 +148,7 @@ async fn recover(
     let survey = survey(cache.clone(), Sector::ZERO, Depth::Metadata).await?;
     let is_native = match &survey.contents {
         Contents::Native(_) => true,
-        Contents::Dm(_) => false,
+        Contents::Divided(_) | Contents::Dm(_) => false,
         Contents::Blank | Contents::Unknown | Contents::Ruined => {
             panic!("no cache any more: {:?}", survey.damage)
         }

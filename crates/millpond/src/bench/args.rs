@@ -7,6 +7,7 @@ use control::{Failure, parse_size};
 
 use crate::bench::job::{Kind, Sampling, Work};
 use crate::cli::{Listing, TableArgs};
+use crate::cores::CORES_MAX;
 
 /// Requests in flight of one job: more than any device wants.
 const DEPTH_MAX: u32 = 65_536;
@@ -124,6 +125,10 @@ pub(crate) struct BenchArgs {
     /// Say how far it is, a line a second, also where standard error is no terminal
     #[arg(long)]
     pub(crate) progress: bool,
+    /// Cores for devices in several parts, beside those of jobs
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "no_uring",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(CORES_MAX)))]
+    pub(crate) cores: u32,
     /// Do without io_uring; then only mem: and null: can be driven
     #[arg(long)]
     pub(crate) no_uring: bool,

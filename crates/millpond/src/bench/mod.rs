@@ -52,7 +52,8 @@ const SAMPLE_EVERY: u64 = 64;
 /// Runs the verb.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     args.check()?;
-    let (reactor, ground) = stack::core(args)?;
+    // Dropped last.
+    let (_beside, reactor, ground) = stack::core(args)?;
     let (format, args) = (args.listing.format, args.clone());
     let report = reactor.block_on(async move {
         let stack = Stack::build(&args, ground).await?;

@@ -17,6 +17,7 @@ use crate::bench::args::{BenchArgs, Mapping};
 use crate::bench::cores::{Door, There};
 use crate::bench::memory::Memory;
 use crate::bench::replay::Replay;
+use crate::cores::Cores;
 use crate::leaf::{Leaves, OpenLeaf};
 use crate::nbd_leaf::{is_nbd, with_absolute_socket};
 use crate::rundir::refused;
@@ -29,21 +30,26 @@ pub(crate) struct Ground {
     leaves: Leaves,
     /// Room for the cores of the jobs, when there are several and each can have its own.
     shards: Option<Arc<Shards>>,
+    /// On which parts of devices may be, this one first.
+    cores: Vec<CoreId>,
 }
 
 /// A core on this thread, and what devices are built on there. Without io_uring only memory can be
-/// driven.
-pub(crate) fn core(args: &BenchArgs) -> Result<(Reactor, Ground), Failure> {
+/// driven. The cores beside this one must outlive it.
+pub(crate) fn core(args: &BenchArgs) -> Result<(Option<Cores>, Reactor, Ground), Failure> {
     if !args.no_uring {
-        let cores = u16::try_from(args.jobs).expect("checked by clap");
+        let jobs = u16::try_from(args.jobs).expect("checked by clap");
+        let beside = u16::try_from(args.cores - 1).expect("checked by clap");
         // One job runs on core 0; several leave it alone.
-        let shards = Shards::new(if cores > 1 { cores } else { 0 })?;
+        let shards = Shards::new(beside + if jobs > 1 { jobs } else { 0 })?;
+        let cores = Cores::start(&shards, args.cores)?;
         match Uring::with_mailboxes(CoreId(0), shards.mailboxes()) {
             Ok(uring) => {
                 let leaves = Leaves::new(uring.files());
-                let shards = (cores > 1).then_some(shards);
+                let shards = (jobs > 1).then_some(shards);
                 let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-                return Ok((reactor, Ground { leaves, shards }));
+                let ids = cores.ids();
+                return Ok((Some(cores), reactor, Ground { leaves, shards, cores: ids }));
             }
             Err(e) => {
                 let why = Failure::from(e);
@@ -52,7 +58,8 @@ pub(crate) fn core(args: &BenchArgs) -> Result<(Reactor, Ground), Failure> {
         }
     }
     let reactor = Reactor::enter(CoreId(0), Box::new(Memory::new()));
-    Ok((reactor, Ground { leaves: Leaves::in_memory(), shards: None }))
+    let cores = vec![CoreId(0)];
+    Ok((None, reactor, Ground { leaves: Leaves::in_memory(), shards: None, cores }))
 }
 
 /// Opens a word's leaf once for all who name it, device mapper or not: so a leaf can be driven
@@ -98,10 +105,10 @@ enum Driven {
 
 impl Stack {
     pub(crate) async fn build(args: &BenchArgs, ground: Ground) -> Result<Stack, Failure> {
-        let Ground { leaves, shards } = ground;
+        let Ground { leaves, shards, cores } = ground;
         let once = Rc::new(Once { leaves: leaves.clone(), open: Rc::default() });
         let dm = Dm::new(once.clone());
-        targets::register(&dm, &leaves, &[CoreId(0)]);
+        targets::register(&dm, &leaves, &cores);
         let owner = shards.clone().map(|shards| Owner::new(shards, &dm, leaves.clone()));
         let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
         for (name, table) in &args.device {

@@ -81,7 +81,7 @@ use reactor::Export;
 use uring::{Mailbox, Sender};
 
 pub(crate) use owner::{Lent, Owner};
-pub(crate) use shard::Shard;
+pub(crate) use shard::{Shard, adopt_here};
 
 use crate::leaf::SharedLeaf;
 use presence::Presence;

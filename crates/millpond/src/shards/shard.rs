@@ -318,6 +318,42 @@ impl Inner {
     }
 }
 
+/// A leaf that an engine has on a core of its own, with word to core 0 of what fails.
+struct OfEngine {
+    base: Rc<dyn Base>,
+    _leaf: Adopted,
+    _tell: Rc<Tell>,
+}
+
+impl BlockDevice for OfEngine {
+    fn name(&self) -> &str {
+        self.base.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.base.limits()
+    }
+
+    fn submit(&self, bio: Bio) {
+        self.base.submit(bio);
+    }
+
+    fn dirtier_waited(&self) {
+        self.base.dirtier_waited();
+    }
+}
+
+/// The leaf on the core of this thread, for an engine that keeps it as long as it likes: it counts
+/// for no replica, and nobody takes it back. Whoever has it on core 0 closes it there last.
+pub(crate) fn adopt_here(leaf: &SharedLeaf) -> Rc<dyn BlockDevice> {
+    let inner = INNER.with_borrow(Weak::upgrade).expect("engines are on cores, and those last");
+    let (tell, leaf) = (Rc::new(Tell(leaf.id)), leaf.adopt(&inner.files));
+    let as_fault: Rc<dyn OnFault> = tell.clone();
+    let base = leaf.base();
+    base.watch(Rc::downgrade(&as_fault));
+    Rc::new(OfEngine { base, _leaf: leaf, _tell: tell })
+}
+
 /// Step 2, on the shard: the owner asks this thread to look.
 pub(super) fn look_here(generation: u64) {
     // Absent when the shard is ending: it has left, and told so.

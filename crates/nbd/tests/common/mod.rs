@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Buf, CoreId, Error, Limits, Nanos, Op, Sector, Status};
+use block::{Bio, BlockDevice, Buf, CoreId, Error, Limits, LocalFuture, Nanos, Op, Sector, Status};
 use nbd::request::{ReplyIn, Request};
 use nbd::wire::{OPTION_MAGIC, chunk, opt, rep};
 use nbd::{Context, Export, Exports, Options, Run, Server};
@@ -346,14 +346,23 @@ impl Export for Opened {
     fn read_only(&self) -> bool {
         self.read_only
     }
-    fn block_status(&self, context: Context, at: Sector, len: Sector) -> Option<Vec<Run>> {
-        match context {
+    fn offers(&self, context: Context) -> bool {
+        context == Context::Allocation || self.dirty.is_some()
+    }
+    fn block_status(
+        &self,
+        context: Context,
+        at: Sector,
+        len: Sector,
+    ) -> LocalFuture<Option<Vec<Run>>> {
+        let runs = match context {
             Context::Allocation => None,
             Context::Dirty => self.dirty.as_ref().map(|runs| {
                 let inside = |r: &&Run| r.sector < at + len && at < r.sector + r.len;
                 runs.iter().filter(inside).copied().collect()
             }),
-        }
+        };
+        Box::pin(async move { runs })
     }
 }
 

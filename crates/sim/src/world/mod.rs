@@ -78,6 +78,9 @@ pub struct World {
     due: BTreeMap<(Nanos, u64), Due>,
     /// When the last message from one core to another arrives.
     last_message: BTreeMap<(CoreId, CoreId), Nanos>,
+    messages: u64,
+    /// Requests to disks, by the core that sent them.
+    requests: BTreeMap<CoreId, u64>,
     seq: u64,
     steps: u64,
     trace: u64,
@@ -110,6 +113,8 @@ impl World {
             streams: Streams::default(),
             due: BTreeMap::new(),
             last_message: BTreeMap::new(),
+            messages: 0,
+            requests: BTreeMap::new(),
             seq: 0,
             steps: 0,
             trace: 0,
@@ -223,6 +228,16 @@ impl World {
         self.disks[index(file)].stats
     }
 
+    /// Messages from one core to another, so far.
+    pub fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    /// Requests that a core has sent to disks, so far.
+    pub fn requests_of(&self, core: CoreId) -> u64 {
+        self.requests.get(&core).copied().unwrap_or(0)
+    }
+
     /// Memory that a disk's contents take.
     pub fn resident_bytes(&self, file: FileId) -> u64 {
         self.disks[index(file)].media.resident_bytes()
@@ -258,6 +273,7 @@ impl World {
 
     /// A message arrives some time later, but never before an earlier one of the same two cores.
     pub(crate) fn post(&mut self, from: CoreId, to: CoreId, msg: Msg) {
+        self.messages += 1;
         let delay = self.rng.range(200, self.swarm.message_ns_max.max(201));
         let last = self.last_message.entry((from, to)).or_default();
         *last = (self.now + Nanos(delay)).max(*last);

@@ -72,6 +72,7 @@ impl World {
         }
         let Sqe { home, key, file, what } = sqe;
         let disk = file.0 as usize;
+        *self.requests.entry(core).or_default() += 1;
         let refused = |status| (0, 0, What::Refused(status));
         let (offset, len, what) = match what {
             SqeOp::Read { offset, bufs } => {

@@ -8,10 +8,13 @@
 //!                                                                    the offsets of the damage
 //! ```
 //!
+//! A divided cache is the native survey of each of its parts (`divided`).
+//!
 //! Invariants
 //! - SV1 Any bytes give an answer or an error: no panic, and no memory but for what lies within the
 //!   area.
 //! - SV2 What is told of a healthy native cache is what the engine would find: it is the same code.
+mod divided;
 mod dm;
 mod native;
 
@@ -21,6 +24,7 @@ use block::{BlockDevice, Buf, Class, Error, Sector, Status};
 use format::{Geometry, SUPERBLOCK_COPIES, UNIT};
 use roaring::RoaringTreemap;
 
+pub use self::divided::DividedCache;
 pub use self::dm::DmCache;
 pub use self::native::NativeCache;
 use crate::config::{Config, Mode};
@@ -58,6 +62,8 @@ pub enum Contents {
     Ruined,
     /// A cache of the native format.
     Native(Box<NativeCache>),
+    /// A cache of the native format in several parts.
+    Divided(Box<DividedCache>),
     /// A cache of the kernel's format.
     Dm(DmCache),
 }
@@ -105,6 +111,7 @@ impl Survey {
         match &self.contents {
             Contents::Blank | Contents::Unknown | Contents::Ruined => None,
             Contents::Native(cache) => cache.occupancy.as_ref(),
+            Contents::Divided(cache) => cache.occupancy.as_ref(),
             Contents::Dm(cache) => Some(&cache.occupancy),
         }
     }
@@ -176,25 +183,36 @@ pub async fn survey(
     let head = place.read(0, HEAD_BYTES.min(area.bytes())).await;
     let head = head.map_err(|status| Error::io(format!("{name}: read superblock: {status}")))?;
     let head = head.read(<[u8]>::to_vec);
+    if let Some(first) = divided::first_part(&head) {
+        return Ok(divided::survey(&place, &first, area, depth).await);
+    }
+    Ok(look(&place, area, &head, depth).await)
+}
+
+/// Whether all superblock copies lie in `head`.
+fn has_superblocks(head: &[u8]) -> bool {
+    let ends = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
+    head.len() as u64 >= ends
+}
+
+/// Looks at one area that begins with `head`.
+async fn look(place: &Place, area: Sector, head: &[u8], depth: Depth) -> Survey {
     let mut survey = Survey {
         area,
         contents: Contents::Unknown,
         damage: Vec::new(),
         damage_left_out: 0,
         notes: Vec::new(),
-        fingerprint: format::checksum(&head),
+        fingerprint: format::checksum(head),
     };
     if head.iter().all(|&byte| byte == 0) {
         survey.contents = Contents::Blank;
-    } else if format::dm::has_magic(&head) {
-        dm::look(&place, &mut survey, &head).await;
-    } else {
-        let ends = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
-        if head.len() as u64 >= ends {
-            native::look(&place, &mut survey, &head, depth).await;
-        }
+    } else if format::dm::has_magic(head) {
+        dm::look(place, &mut survey, head).await;
+    } else if has_superblocks(head) {
+        native::look(place, &mut survey, head, depth).await;
     }
-    Ok(survey)
+    survey
 }
 
 /// Ranges of sectors of ascending blocks.

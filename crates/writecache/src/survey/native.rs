@@ -6,8 +6,9 @@ use format::{
 };
 
 use super::{Contents, Depth, Occupancy, Place, Survey, ranges};
-use crate::recover::{Loaded, ReadAhead, is_formats, load};
+use crate::recover::{Loaded, ReadAhead, load};
 use crate::slots::{Slots, State};
+use crate::superblock::is_formats;
 
 /// A cache of the native format.
 #[derive(Clone, Debug)]
@@ -24,12 +25,20 @@ pub struct NativeCache {
     pub occupancy: Option<Occupancy>,
 }
 
+/// The four copies in the first 256 KiB of an area.
+pub(super) fn copies_in(head: &[u8]) -> [Result<Superblock, Damage>; 4] {
+    [0, 1, 2, 3].map(|copy| {
+        let at = usize::try_from(Geometry::superblock_offset(copy)).expect("below 256 KiB");
+        Superblock::decode(copy, &head[at..at + UNIT])
+    })
+}
+
 pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8], depth: Depth) {
     let unit = |copy: u8| {
         let at = usize::try_from(Geometry::superblock_offset(copy)).expect("below 256 KiB");
         &head[at..at + UNIT]
     };
-    let copies = [0, 1, 2, 3].map(|copy| Superblock::decode(copy, unit(copy)));
+    let copies = copies_in(head);
     let superblock = match format::elect(&copies) {
         Ok(superblock) => superblock,
         Err(_) if [0, 1, 2, 3].iter().all(|&copy| is_blank(unit(copy))) => return,
@@ -78,6 +87,15 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8], depth:
         log_end: None,
         occupancy: None,
     };
+    if let Some(part) =
+        cache.superblock.part.filter(|part| part.nth > 0 && place.config.part.is_none())
+    {
+        let before = u64::from(part.nth) * part.area_sectors;
+        survey.notes.push(format!(
+            "this is part {} of {} of a divided cache, which begins {before} sectors before it",
+            part.nth, part.of
+        ));
+    }
     let needed = cache.superblock.geometry().end_bytes();
     if needed > place.area_bytes {
         // What is said to lie beyond the end is not read (SV1).

@@ -25,6 +25,7 @@
 //!   When the write fails the gaps are kept: `spoilt`.
 //! - GF3 Gaps are filled only on an origin that moves a head (`Limits::rotational`), by measured
 //!   costs, and none is longer than a quarter of the largest write.
+//! - GF4 A part of a divided cache fills no gap in a chunk of another, which may be writing there.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -280,6 +281,11 @@ impl Cache {
         let overlaps = |r: &Range<u64>| r.start < gap.end && gap.start < r.end;
         let awaited = wb.awaited.borrow().iter().any(overlaps);
         if gap.end - gap.start > self.io_blocks() / GAP_PART || awaited || !wb.is_free(gap) {
+            return Contents::Closed;
+        }
+        // GF4
+        let owned = gap.is_empty() || self.config.owns(gap);
+        if !owned && !self.mutation(Mutation::GapOfOtherPart) {
             return Contents::Closed;
         }
         let slots = self.slots.borrow();

@@ -284,6 +284,22 @@ impl Cache {
         }
     }
 
+    /// A flush of the origin that others had asked for has failed. What is under way counts as lost
+    /// (RT2); who has nothing there has no trouble.
+    pub(crate) fn other_flush_failed(&self, status: Status) {
+        let (wb, doubt) = (&self.writeback, &self.writeback.retry.doubt);
+        let written = !wb.written.borrow().is_empty() || wb.settling.get() > 0;
+        if self.health().is_err() {
+            return;
+        }
+        if written || wb.in_flight_runs.get() > 0 || self.around.is_pending() {
+            self.origin_flush_failed(status);
+        } else {
+            doubt.set(doubt.get() + 1);
+        }
+        self.changed.wake_all();
+    }
+
     /// The origin holds these blocks durably.
     pub(super) fn no_longer_failing(&self, blocks: impl Iterator<Item = u64>) {
         let retry = &self.writeback.retry;

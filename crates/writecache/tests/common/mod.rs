@@ -5,11 +5,13 @@
 
 pub(crate) mod alone;
 pub(crate) mod broken;
+pub(crate) mod gate;
 pub(crate) mod held;
 pub(crate) mod kernel;
 pub(crate) mod live;
 pub(crate) mod ram;
 pub(crate) mod sha256;
+pub(crate) mod spread;
 pub(crate) mod tap;
 
 use std::rc::Rc;
@@ -128,6 +130,12 @@ impl Lab {
 
     pub(crate) fn superblock(&self) -> Superblock {
         Superblock::decode(0, &self.area(0, UNIT)).expect("copy 0 is good")
+    }
+
+    /// The superblock of a part of a divided cache.
+    pub(crate) fn superblock_of(&self, part: u64) -> Superblock {
+        let each = self.superblock().part.expect("it is divided").area_sectors;
+        Superblock::decode(0, &self.area(part * each * 512, UNIT)).expect("copy 0 is good")
     }
 
     pub(crate) fn geometry(&self) -> Geometry {

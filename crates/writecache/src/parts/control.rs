@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Control: what is asked of a divided cache, and done by all parts.
+use block::{Error, Sector, Target};
+
+use super::{Parts, share_of_rate};
+use crate::writeback::drain::DrainLimits;
+
+impl Parts {
+    /// Everything that is dirty now, to the origin.
+    pub(crate) async fn write_back_all(&self) -> Result<(), Error> {
+        let flush = || vec!["flush".to_owned()];
+        self.do_all(move |part| async move { part.message(flush()).await.map(drop) }).await
+    }
+
+    pub(crate) async fn clear_stats(&self) {
+        self.ask(|part| async move { part.clear_stats_here() }).await;
+    }
+
+    /// The attribute `drain`. A limit of the rate is for all parts together.
+    pub(crate) async fn drain(&self, value: String) -> Result<(), Error> {
+        if value.trim() == "stop" {
+            self.ask(|part| async move { part.stop_drain() }).await;
+            return Ok(());
+        }
+        let whole = DrainLimits::parse(&value)?;
+        let limits = DrainLimits { rate: share_of_rate(whole.rate, self.count()), ..whole };
+        self.do_all(move |part| async move { part.drain(limits).await }).await
+    }
+
+    /// Settles all parts, after a `flush` if that was asked for.
+    pub(crate) async fn suspend(&self, with_flush: bool) -> Result<(), Error> {
+        let flushed = if with_flush { self.write_back_all().await } else { Ok(()) };
+        self.suspended.set(true);
+        let settled = self.do_all(|part| async move { part.suspend().await }).await;
+        self.refresh().await;
+        flushed.and(settled)
+    }
+
+    /// Runs of dirty sectors in a range, as (first, length), ascending.
+    pub(crate) async fn dirty_runs(&self, at: Sector, len: Sector) -> Vec<(Sector, Sector)> {
+        let runs = self.ask(move |part| async move { part.dirty(at, len).await }).await;
+        merged(runs.into_iter().flatten().flatten().collect())
+    }
+}
+
+/// Runs that do not overlap, in order, neighbours joined.
+pub(crate) fn merged(mut runs: Vec<(Sector, Sector)>) -> Vec<(Sector, Sector)> {
+    runs.sort_unstable();
+    let mut joined: Vec<(Sector, Sector)> = Vec::with_capacity(runs.len());
+    for (at, len) in runs {
+        match joined.last_mut() {
+            Some((start, before)) if *start + *before == at => *before += len,
+            _ => joined.push((at, len)),
+        }
+    }
+    joined
+}

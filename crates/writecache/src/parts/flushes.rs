@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Flushes of a device that several parts share: one at a time, for all who wait, and no part
+//! takes for durable what another one's failed flush may have lost.
+//!
+//! ```text
+//!   part 0 ──┐ FLUSH                       ┌─▶ outcome to those who asked
+//!   part 1 ──┼──────▶ waiting ─▶ one flush ┤
+//!   part 2 ──┘        of the core that     └─▶ failed: of the origin, the parts that did not ask
+//!                     has the device           are told; of the cache device, all later ones fail
+//! ```
+//!
+//! A flush that fails may take with it what other parts have written, and the next one would not
+//! tell them.
+//!
+//! Invariants
+//! - FL1 (I8) One flush is in flight at a time: whoever gets a good outcome knows that none before
+//!   it has failed unheard.
+//! - FL2 Who is told of a failure is told before it gets the outcome of any later flush: messages
+//!   from one core to another stay in order.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Class, Limits, Op, Status};
+use reactor::spawn;
+
+/// What is done to the parts when a flush fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterFailure {
+    /// No flush succeeds any more: nobody may promise anything.
+    FailAll,
+    /// Those that did not ask for it are told.
+    Tell,
+}
+
+/// Tells a part, by its number, of a flush that has failed.
+pub(crate) type TellPart = Rc<dyn Fn(u8, Status)>;
+
+/// The flushes of one device.
+pub(crate) struct Flushes {
+    device: Rc<dyn BlockDevice>,
+    parts: u8,
+    after_failure: AfterFailure,
+    waiting: RefCell<Vec<(u8, Bio)>>,
+    running: Cell<bool>,
+    failed: Cell<Option<Status>>,
+    tell: RefCell<Option<TellPart>>,
+    count: Cell<u64>,
+}
+
+impl Flushes {
+    pub(crate) fn new(
+        device: Rc<dyn BlockDevice>,
+        parts: u8,
+        after_failure: AfterFailure,
+    ) -> Rc<Flushes> {
+        Rc::new(Flushes {
+            device,
+            parts,
+            after_failure,
+            waiting: RefCell::default(),
+            running: Cell::new(false),
+            failed: Cell::new(None),
+            tell: RefCell::default(),
+            count: Cell::new(0),
+        })
+    }
+
+    /// From now on parts are told of failures.
+    pub(crate) fn tell_by(&self, tell: TellPart) {
+        *self.tell.borrow_mut() = Some(tell);
+    }
+
+    /// How many the device was asked for.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.get()
+    }
+
+    fn push(self: &Rc<Self>, nth: u8, bio: Bio) {
+        self.waiting.borrow_mut().push((nth, bio));
+        if !self.running.replace(true) {
+            spawn(self.clone().run());
+        }
+    }
+
+    /// A task while somebody waits.
+    async fn run(self: Rc<Self>) {
+        loop {
+            let batch = self.waiting.take();
+            if batch.is_empty() {
+                return self.running.set(false);
+            }
+            let outcome = self.flush(&batch).await;
+            if let Err(status) = outcome {
+                self.failed.set(Some(status));
+                self.tell_others(&batch, status); // FL2
+            }
+            for (_, bio) in batch {
+                bio.complete(outcome.into());
+            }
+        }
+    }
+
+    async fn flush(&self, batch: &[(u8, Bio)]) -> Result<(), Status> {
+        if let Some(status) = self.failed.get()
+            && self.after_failure == AfterFailure::FailAll
+        {
+            return Err(status);
+        }
+        self.count.set(self.count.get() + 1);
+        let class = batch.iter().map(|(_, bio)| bio.class).min().unwrap_or(Class::Normal);
+        reactor::flush(&*self.device, class).await
+    }
+
+    fn tell_others(&self, batch: &[(u8, Bio)], status: Status) {
+        let tell = self.tell.borrow().clone();
+        let Some(tell) = tell.filter(|_| self.after_failure == AfterFailure::Tell) else { return };
+        let asked = |nth| batch.iter().any(|(asker, _)| *asker == nth);
+        (0..self.parts).filter(|&nth| !asked(nth)).for_each(|nth| tell(nth, status));
+    }
+}
+
+/// Where one part sends its flushes.
+pub(crate) struct Port {
+    pub(crate) nth: u8,
+    pub(crate) flushes: Rc<Flushes>,
+}
+
+impl BlockDevice for Port {
+    fn name(&self) -> &str {
+        self.flushes.device.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.flushes.device.limits()
+    }
+
+    fn submit(&self, bio: Bio) {
+        match bio.op {
+            Op::Flush => self.flushes.push(self.nth, bio),
+            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => self.flushes.device.submit(bio),
+        }
+    }
+}
+
+/// A device as a part has it: its own way for data, and the port for flushes.
+pub(crate) struct Shared {
+    pub(crate) data: Rc<dyn BlockDevice>,
+    pub(crate) flushes: Rc<dyn BlockDevice>,
+    pub(crate) identity: Option<String>,
+}
+
+impl BlockDevice for Shared {
+    fn name(&self) -> &str {
+        self.data.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.data.limits()
+    }
+
+    fn submit(&self, bio: Bio) {
+        match bio.op {
+            Op::Flush => self.flushes.submit(bio),
+            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => self.data.submit(bio),
+        }
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.identity.clone()
+    }
+
+    fn dirtier_waited(&self) {
+        self.data.dirtier_waited();
+    }
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Open: finds the parts of a cache that is there, or makes those of a new one.
+//!
+//! ```text
+//!   part 0: none ─▶ is a later part in use? ─▶ format the last, ..., part 1, part 0 at the end
+//!           there ─▶ every other one is there, of this cache, and its origin's
+//! ```
+//!
+//! Invariants
+//! - PO1 A cache is there when its part 0 is: it is written last, when all others are durable. What
+//!   a cut leaves of a creation is no cache, and the next one begins anew.
+//! - PO2 No part is opened before all have been looked at, and what is refused is left as it is.
+use block::{BlockDevice, Error, Sector};
+use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
+
+use super::layout::{Layout, area_of_each};
+use crate::config::{Config, MediaFormat, Mutation, PartOf, Tuning};
+use crate::owner;
+use crate::recover::{Loaded, load, no_space, not_initialized, read_area};
+use crate::recover_dm::detect;
+use crate::superblock::{
+    check_superblock, find_superblock, format_device, is_formats, missing, new_uuid, read_copies,
+};
+
+/// How a cache is divided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Division {
+    /// As the superblock of part 0 says.
+    first: Part,
+    uuid: [u8; 16],
+    /// The parts take the origin for their own.
+    adopts: bool,
+}
+
+impl Division {
+    pub(crate) fn parts(&self) -> u8 {
+        self.first.of
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout { parts: self.first.of, chunk: Sector(u64::from(self.first.chunk_sectors)) }
+    }
+
+    pub(crate) fn of(superblock: &Superblock, part: Part) -> Division {
+        Division { first: Part { nth: 0, ..part }, uuid: superblock.uuid, adopts: false }
+    }
+
+    /// The config of one part, of that of the cache.
+    pub(crate) fn config_of(&self, whole: &Config, nth: u8) -> Config {
+        let part = Part { nth, ..self.first };
+        // By the last byte, so that what is of one cache shows, and no record is taken for that of
+        // another part.
+        let mut uuid = self.uuid;
+        uuid[15] = nth;
+        let mut config = whole.clone();
+        config.start_sector += Sector(u64::from(nth) * part.area_sectors);
+        config.part = Some(PartOf { part, uuid });
+        config.parts = None;
+        config.adopt_origin |= self.adopts;
+        config.tuning = tuning_of_part(config.tuning, part.of);
+        config
+    }
+}
+
+/// What each of several parts keeps to, so that all together keep to what was asked.
+pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
+    let share = |n: u32| n.div_ceil(u32::from(parts));
+    Tuning {
+        writeback_jobs: match whole.writeback_jobs {
+            u32::MAX => u32::MAX, // no limit
+            jobs => share(jobs),
+        },
+        autocommit_blocks: share(whole.autocommit_blocks),
+        writeback_rate_max: share_of_rate(whole.writeback_rate_max, parts),
+        ..whole
+    }
+}
+
+/// A part's share of a rate; 0 is none.
+pub(crate) fn share_of_rate(rate: u64, parts: u8) -> u64 {
+    if rate == 0 { 0 } else { (rate / u64::from(parts)).max(1) }
+}
+
+/// Looks at all parts of the cache that begins with `found`, or at what there is, and makes a new
+/// cache where there is none.
+pub(crate) async fn divide(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    sectors: Sector,
+    found: Option<Superblock>,
+) -> Result<Division, Error> {
+    let area = config.area_bytes(device);
+    if found.is_none() && detect(config, device).await? == MediaFormat::Dm {
+        return Err(Error::invalid(format!(
+            "Invalid optional argument: parts: cache device {} holds a cache in the kernel's \
+             format, which knows no parts; nothing was changed",
+            config.cache
+        )));
+    }
+    let found = match found {
+        None => find_superblock(config, device, area).await?.map(|(superblock, _)| superblock),
+        found => found,
+    };
+    let Some(superblock) = found else { return create(config, origin, device, sectors).await };
+    let has = superblock.part.map_or(1, |part| part.of);
+    if let Some(asked) = config.parts.filter(|&asked| asked != has) {
+        return Err(Error::invalid(format!(
+            "Invalid optional argument: parts {asked}: the cache on {} has {has}, for as long as \
+             it lives; nothing was changed",
+            config.cache
+        )));
+    }
+    let part = superblock.part.expect("more than one were asked for, or found");
+    config.check_divisible()?;
+    if part.nth != 0 {
+        let begins = u64::from(part.nth) * part.area_sectors;
+        return Err(Error::invalid(format!(
+            "cache device {}: part {} of {} begins at start_sector {}, the cache {begins} sectors \
+             before it; nothing was changed",
+            config.cache, part.nth, part.of, config.start_sector
+        )));
+    }
+    let mut division = Division::of(&superblock, part);
+    let mut superblocks = vec![superblock];
+    for nth in 0..part.of {
+        let config = division.config_of(config, nth);
+        let within = |e: Error| e.within(format!("part {nth} of {}", part.of));
+        let area = config.area_bytes(device);
+        let found = find_superblock(&config, device, area).await.map_err(within)?;
+        let (superblock, _) = found.ok_or_else(|| within(missing(&config)))?;
+        check_superblock(&config, &superblock, area, sectors).map_err(within)?;
+        superblocks.push(superblock);
+    }
+    superblocks.remove(0);
+    division.adopts = adopts(config, &division, origin, device, &superblocks).await?;
+    Ok(division)
+}
+
+/// Whether the parts are to take the origin for their own: decided for all together, as one without
+/// blocks would go to any.
+async fn adopts(
+    config: &Config,
+    division: &Division,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    superblocks: &[Superblock],
+) -> Result<bool, Error> {
+    let id = origin.identity().map(|identity| format::origin_id(&identity));
+    let is_own =
+        |s: &Superblock| s.origin_id == owner::NOBODY || id.is_none_or(|id| s.origin_id == id);
+    if superblocks.iter().all(is_own) {
+        return Ok(false);
+    }
+    for (nth, superblock) in (0..division.parts()).zip(superblocks) {
+        let config = division.config_of(config, nth);
+        let blocks = superblock.origin_sectors / config.block_sectors();
+        let within = |e: Error| e.within(format!("part {nth} of {}", division.parts()));
+        let loaded = load(&config, device, superblock, blocks).await.map_err(within)?;
+        let Loaded { slots, .. } = loaded;
+        owner::ownership(&config, superblock, origin, &slots).map_err(within)?;
+    }
+    Ok(true)
+}
+
+/// Makes the parts of a new cache, durably, part 0 last (PO1).
+async fn create(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    sectors: Sector,
+) -> Result<Division, Error> {
+    let of = config.parts.expect("no parts were found, so they were asked for");
+    if origin.limits().rotational {
+        return Err(Error::invalid(format!(
+            "Invalid optional argument: parts {of}: origin {} moves a head (its queue says \
+             rotational), which the sweeps of several parts would take from each other: a cache in \
+             one part is allowed",
+            config.origin
+        )));
+    }
+    if !config.chunk.is_aligned(Sector(config.block_sectors())) {
+        return Err(Error::invalid("a chunk has to be of whole blocks"));
+    }
+    let area = Sector::from_bytes(config.area_bytes(device));
+    let each = area_of_each(area, of);
+    Geometry::compute(each.bytes(), config.block_size).map_err(|e| {
+        no_space(config, &format_args!("{of} parts of {} bytes: {e}", each.bytes()))
+    })?;
+    let first = Part {
+        nth: 0,
+        of,
+        chunk_sectors: u32::try_from(config.chunk.0).expect("a constant, or a test's"),
+        area_sectors: each.0,
+    };
+    let mut uuid = new_uuid();
+    uuid[15] = 0;
+    let division = Division { first, uuid, adopts: false };
+    for nth in 1..of {
+        refuse_used(&division.config_of(config, nth), device).await?;
+    }
+    let mut order: Vec<u8> = (0..of).rev().collect();
+    if config.mutation == Mutation::FirstPartFirst {
+        order.reverse();
+    }
+    for nth in order {
+        let config = division.config_of(config, nth);
+        let formatted = format_device(&config, origin, device, each.bytes(), sectors).await;
+        formatted.map_err(not_initialized)?;
+    }
+    Ok(division)
+}
+
+/// Refuses to make a new cache over a part that has been in use, and whose part 0 has gone.
+async fn refuse_used(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
+    let Ok(superblock) = elect(&read_copies(config, device).await?.copies) else { return Ok(()) };
+    let Some(part) = superblock.part else { return Ok(()) };
+    let end = superblock.geometry().end_bytes();
+    let is_used = !is_formats(&superblock) || {
+        let offset = superblock.geometry().log_offset(1);
+        end <= config.area_bytes(device) && {
+            let unit = read_area(config, device, offset, UNIT, "read log").await?;
+            let record = |bytes: &[u8]| {
+                let record = decode_record(bytes, &superblock.uuid);
+                record.is_ok_and(|r| r.header.kind == Kind::Log && r.header.seq == 1)
+            };
+            unit.read(record)
+        }
+    };
+    if !is_used {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "cache device {}: from sector {} on lies part {} of {} of a cache whose part 0 has gone; \
+         to give it up, zero 256 KiB from there on; nothing was changed",
+        config.cache, config.start_sector, part.nth, part.of
+    )))
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Serving bios, the commits that come by themselves, and what the device promises its clients.
+use std::rc::{Rc, Weak};
+
+use block::{Bio, BlockDevice, Limits, Nanos, Op, Sector, Status};
+
+use crate::cache::{Cache, TaskGuard};
+use crate::config::{Config, Mutation};
+use crate::write::ZEROES_CACHED_BYTES_MAX;
+
+impl Cache {
+    pub(crate) async fn handle(&self, bio: &Bio) -> Status {
+        if let Err(status) = self.limits.check(bio) {
+            return status;
+        }
+        let began = reactor::now();
+        let outcome = match bio.op {
+            Op::Read => self.read(bio).await,
+            Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
+            Op::Flush => {
+                self.stats.flushes.add(1);
+                let nothing = self.mutation(Mutation::EpochOnlyWithCommit);
+                if !nothing || self.counts().changed > 0 {
+                    self.slots.borrow_mut().close_epoch(); // E1
+                }
+                let committed = self.commit().await;
+                committed.and(self.flush_around(bio.class).await)
+            }
+            Op::WriteZeroes if self.config.ordered => self.write_zeroes_in_order(bio).await,
+            Op::WriteZeroes if bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
+                self.write_zero_blocks(bio).await
+            }
+            // Nothing goes around the cache: the origin is written in the order of epochs only.
+            Op::Discard if self.config.ordered => Err(Status::NotSupported),
+            Op::Discard | Op::WriteZeroes => self.clear(bio).await,
+        };
+        self.request_ended(bio, began);
+        outcome.into()
+    }
+
+    /// A task: commits when many blocks have changed.
+    pub(crate) async fn commit_when_many_task(self: Rc<Cache>, _guard: TaskGuard) {
+        loop {
+            let end = || self.stopping.get() || self.health().is_err();
+            self.changed.wait_for(|| self.counts().changed >= self.commit_at() || end()).await;
+            if end() || self.commit().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// A task: commits some time after the first change. Suspend does not wait for it, because it
+    /// sleeps; asleep it does not keep the cache, whose devices may be closed meanwhile.
+    pub(crate) async fn commit_when_old_task(weak: Weak<Cache>, period: u64) {
+        while let Some(cache) = weak.upgrade() {
+            let end = || {
+                let over = cache.stopping.get() || cache.period.get() != period;
+                over || cache.health().is_err()
+            };
+            cache.changed.wait_for(|| cache.counts().changed > 0 || end()).await;
+            if end() {
+                return;
+            }
+            let time = cache.tuning().autocommit_time.max(Nanos::from_millis(1));
+            drop(cache);
+            reactor::sleep(time).await;
+            let Some(cache) = weak.upgrade() else { return };
+            let over = cache.stopping.get() || cache.period.get() != period;
+            if over || cache.commit().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+pub(crate) fn limits(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    capacity: Sector,
+) -> Limits {
+    let (o, c) = (origin.limits(), device.limits());
+    // What goes around the cache may tear as the origin tears.
+    let around = if config.ordered { u32::MAX } else { o.atomic_write_unit_bytes };
+    let atomic_bytes = c.atomic_write_unit_bytes.min(around);
+    Limits {
+        capacity,
+        logical_block_bytes: config.block_size,
+        physical_block_bytes: config.block_size.max(c.physical_block_bytes),
+        io_min_bytes: config.block_size,
+        io_opt_bytes: o.io_opt_bytes,
+        max_io_bytes: o.max_io_bytes.min(c.max_io_bytes),
+        atomic_write_unit_bytes: atomic_bytes.min(config.block_size),
+        discard_granularity_bytes: if o.discard_granularity_bytes > 0 && !config.ordered {
+            o.discard_granularity_bytes.max(config.block_size)
+        } else {
+            0
+        },
+        write_zeroes: true,
+        volatile_cache: true,
+        keeps: o.keeps && c.keeps,
+        rotational: false,
+        queue_depth: 0,
+    }
+}

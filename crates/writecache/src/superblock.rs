@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The superblock on its device: found, elected, checked against the table, and written.
+//!
+//! ```text
+//!   four copies ─▶ two agree: that one          ┐
+//!               ─▶ blank, or a format cut short ├─▶ recovery, or a format
+//!               ─▶ else: damage, or no cache    ┘
+//! ```
+use block::{BlockDevice, Buf, Class, Error, Flags, Sector};
+use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
+
+use crate::config::{Config, Mutation};
+use crate::owner::NOBODY;
+use crate::recover::{damaged, io_error, no_space, read_area};
+
+/// The elected superblock and whether all copies agree with it; nothing on a device that was
+/// never, or never completely, formatted.
+pub(crate) async fn find_superblock(
+    config: &Config,
+    device: &dyn BlockDevice,
+    area: u64,
+) -> Result<Option<(Superblock, bool)>, Error> {
+    let end = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
+    if area < end {
+        Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
+    }
+    let Copies { copies, blank, begun } = read_copies(config, device).await?;
+    match format::elect(&copies) {
+        Ok(superblock) => {
+            let agreed = copies.iter().all(|c| c.as_ref() == Ok(&superblock));
+            Ok(Some((superblock, agreed)))
+        }
+        // A format writes copies 0 and 1, flushes, then 2 and 3: while the last two are blank and
+        // the first two are not both good, it has not got past its first step. Later generations
+        // are of a cache that was in use, and damaged since.
+        Err(_) if blank == [true; 4] => Ok(None),
+        Err(_) if blank[2] && blank[3] && copies[..2].iter().flatten().any(is_formats) => Ok(None),
+        // Torn in its first step, where not even sectors are whole.
+        Err(_) if blank[2] && blank[3] && begun && copies[..2].iter().all(Result::is_err) => {
+            Ok(None)
+        }
+        Err(Damage::NoQuorum(_))
+            if config.part.is_some() && copies.iter().all(|c| *c == Err(Damage::Magic)) =>
+        {
+            Err(missing(config))
+        }
+        Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
+            Err(Error::invalid(format!(
+                "cache device {}: Invalid magic in the superblock: it is neither a \
+                 cache nor blank; zero its first 256 KiB to use it",
+                config.cache
+            )))
+        }
+        Err(damage) => Err(damaged(config, &damage.to_string())),
+    }
+}
+
+/// What lies in the places of the four superblock copies.
+pub(crate) struct Copies {
+    pub(crate) copies: [Result<Superblock, Damage>; 4],
+    blank: [bool; 4],
+    /// The first may be the beginning of one.
+    begun: bool,
+}
+
+pub(crate) async fn read_copies(
+    config: &Config,
+    device: &dyn BlockDevice,
+) -> Result<Copies, Error> {
+    let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
+    let mut blank = [false; 4];
+    let mut begun = false;
+    for copy in 0..SUPERBLOCK_COPIES {
+        let offset = Geometry::superblock_offset(copy);
+        let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
+        unit.read(|unit| {
+            blank[usize::from(copy)] = format::is_blank(unit);
+            begun |= copy == 0 && format::is_begun(unit, FORMAT_GENERATION);
+            copies.push(Superblock::decode(copy, unit));
+        });
+    }
+    let copies = copies.try_into().expect("four were read");
+    Ok(Copies { copies, blank, begun })
+}
+
+/// The generation that a format writes.
+const FORMAT_GENERATION: u64 = 1;
+
+pub(crate) fn is_formats(superblock: &Superblock) -> bool {
+    superblock.generation == FORMAT_GENERATION
+}
+
+pub(crate) async fn format_device(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    area: u64,
+    sectors: Sector,
+) -> Result<Superblock, Error> {
+    let geometry = Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
+    let superblock = Superblock {
+        uuid: config.part.map_or_else(new_uuid, |of| of.uuid),
+        generation: FORMAT_GENERATION,
+        block_size: config.block_size,
+        slots: geometry.slots,
+        log_units: geometry.log_units,
+        checkpoint_units: geometry.checkpoint_units,
+        origin_sectors: sectors.0,
+        origin_id: origin.identity().map_or(NOBODY, |known| format::origin_id(&known)),
+        checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
+        part: config.part.map(|of| of.part),
+    };
+    begin_format(config, device).await?;
+    write_copies(config, device, &superblock).await?;
+    Ok(superblock)
+}
+
+pub(crate) fn new_uuid() -> [u8; 16] {
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&reactor::random().to_le_bytes());
+    uuid[8..].copy_from_slice(&reactor::random().to_le_bytes());
+    uuid
+}
+
+/// Writes the magic alone, which is one word and so there or not, whatever a power cut tears. From
+/// then on the first copy begins with it, and what it is a torn part of is known.
+async fn begin_format(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
+    let buf = Buf::zeroed(UNIT);
+    buf.write(format::begin_superblock);
+    let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(0));
+    reactor::write(device, Flags::META | Flags::FUA, Class::Foreground, at, buf.into())
+        .await
+        .map_err(|status| io_error(config, "write superblock", status))
+}
+
+/// Writes all four copies, a pair at a time, so that one good pair is always there. Before the
+/// next generation is written all copies must agree: if the two that do were torn by it, an older
+/// pair would be elected, whose part of the log is long gone.
+pub(crate) async fn write_copies(
+    config: &Config,
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+) -> Result<(), Error> {
+    for pair in [[0, 1], [2, 3]] {
+        for copy in pair {
+            let buf = Buf::alloc(UNIT);
+            buf.write(|out| superblock.encode(copy, out));
+            let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(copy));
+            reactor::write(device, Flags::META, Class::Foreground, at, buf.into())
+                .await
+                .map_err(|status| io_error(config, "write superblock", status))?;
+        }
+        reactor::flush(device, Class::Foreground)
+            .await
+            .map_err(|status| io_error(config, "flush", status))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn check_superblock(
+    config: &Config,
+    superblock: &Superblock,
+    area: u64,
+    sectors: Sector,
+) -> Result<(), Error> {
+    if let Some(of) = config.part.filter(|_| config.mutation != Mutation::PartsUnchecked)
+        && (superblock.part != Some(of.part) || superblock.uuid != of.uuid)
+    {
+        return Err(foreign(config, superblock));
+    }
+    if superblock.block_size != config.block_size {
+        return Err(Error::invalid(format!(
+            "Block size does not match superblock: cache device {} has {}, the table \
+             says {}",
+            config.cache, superblock.block_size, config.block_size
+        )));
+    }
+    let end = superblock.geometry().end_bytes();
+    if end > area {
+        return Err(Error::invalid(format!(
+            "Memory area is too small: cache device {} has {area} bytes, its \
+             superblock says {end}",
+            config.cache
+        )));
+    }
+    if superblock.origin_sectors != sectors.0 {
+        return Err(Error::invalid(format!(
+            "cache device {} belongs to an origin of {} sectors, the table maps {}: \
+             it is another origin's cache",
+            config.cache, superblock.origin_sectors, sectors
+        )));
+    }
+    Ok(())
+}
+
+/// The refusal of what lies in the place of a part and is not that part.
+fn foreign(config: &Config, superblock: &Superblock) -> Error {
+    let what = match superblock.part {
+        Some(part) => format!("part {} of {} of a divided cache", part.nth, part.of),
+        None => "a cache in one part".to_owned(),
+    };
+    let (device, at) = (&config.cache, config.start_sector);
+    Error::invalid(format!(
+        "cache device {device}: the area from sector {at} holds {what}, which does not belong to \
+         this one; nothing was changed"
+    ))
+}
+
+pub(crate) fn missing(config: &Config) -> Error {
+    let (device, at) = (&config.cache, config.start_sector);
+    Error::invalid(format!(
+        "cache device {device}: the area from sector {at} holds no cache: this part of the divided \
+         cache is missing; nothing was changed"
+    ))
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Simulated cores for the parts of a cache, and disks that are reached from all of them.
+use std::rc::Rc;
+
+use block::{BlockDevice, CoreId};
+use reactor::FileId;
+use sim::{Disk, WorldRef};
+use writecache::{Lend, Lent, WriteCache};
+
+/// Cores 0 to `cores` - 1.
+pub(crate) fn cores(cores: u16) -> Vec<CoreId> {
+    (0..cores).map(CoreId).collect()
+}
+
+/// Lends the disks to whatever core.
+pub(crate) fn lend(world: &WorldRef, disks: [FileId; 2]) -> Lend {
+    let disks: Vec<Disk> = disks.map(|file| Disk::clone(&world.borrow().leaf(file))).into();
+    Rc::new(move |device| {
+        let disk = disks.iter().find(|disk| disk.name() == device.name())?.clone();
+        let lent: Lent = Box::new(move || Rc::new(disk));
+        Some(lent)
+    })
+}
+
+/// Lends nothing: everything goes by messages to core 0.
+pub(crate) fn lend_nothing() -> Lend {
+    Rc::new(|_| None)
+}
+
+/// The status fields, brought up to date.
+pub(crate) async fn fields(cache: &Rc<WriteCache>) -> Vec<i64> {
+    use block::Target;
+    cache.clone().refresh().await;
+    cache.status().split(' ').map(|field| field.parse().unwrap()).collect()
+}
+
+/// An attribute that is a number, brought up to date.
+pub(crate) async fn number(cache: &Rc<WriteCache>, name: &str) -> u64 {
+    use block::Target;
+    let value = cache.clone().get_attribute(name.to_owned()).await.unwrap();
+    value.parse().unwrap()
+}

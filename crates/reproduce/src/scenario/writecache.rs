@@ -114,7 +114,7 @@ pub(super) fn real(dir: &Path, size: u64, told: Told<'_>) -> Result<Section, Str
     let place = Local::new(dir, dirty + MIB)?;
     let plain: Result<Vec<_>, _> = (0..ROUNDS).map(|_| sequential(&place, dirty)).collect();
     let plain_s = median(&plain?.iter().map(|p| p.0).collect::<Vec<_>>());
-    let limit = ("plain sequential writes", plain_s);
+    let limit = ("plain writes, no flush", plain_s);
     let mut section = section(&seen, limit, Decides::Disk);
     let rotates = if ground.limits()?.rotational { "rotates" } else { "does not rotate" };
     section.notes.push(format!(

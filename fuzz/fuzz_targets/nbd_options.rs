@@ -8,7 +8,7 @@
 
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Limits, Sector, Status};
+use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Sector, Status};
 use libfuzzer_sys::fuzz_target;
 use nbd::option::HEADER_BYTES;
 use nbd::wire::{OPTION_BYTES_MAX, OPTION_MAGIC};
@@ -53,8 +53,13 @@ impl Export for Two {
     fn description(&self) -> String {
         "ü".repeat(3000)
     }
-    fn block_status(&self, _context: Context, _at: Sector, _len: Sector) -> Option<Vec<Run>> {
-        Some(Vec::new())
+    fn block_status(
+        &self,
+        _context: Context,
+        _at: Sector,
+        _len: Sector,
+    ) -> LocalFuture<Option<Vec<Run>>> {
+        Box::pin(async { Some(Vec::new()) })
     }
 }
 

@@ -522,3 +522,27 @@ fn a_survey_tells_of_each_part_and_of_all() {
     assert!(missing.occupancy().is_none());
     assert_ne!(missing.token("wipe"), found.token("wipe"));
 }
+
+/// Found by fuzzing: the survey made a buffer of no bytes.
+#[test]
+fn a_survey_tells_that_the_device_ends_before_a_part() {
+    let lab = lab(2, MANUAL);
+    lab.life(async |cache| fill(&*cache, 0..4, 1).await).unwrap();
+    let (area, image) = (area_bytes(&lab), lab.image());
+    for (bytes, said) in [
+        (area, "part 1: it is missing: the device ends before it"),
+        (area + 512, "part 1: it is missing"),
+        (area + (64 << 10), "part 1: "),
+    ] {
+        let cut = Lab::new(256, bytes.div_ceil(1024), "");
+        cut.poke_area(0, &image[..usize::try_from(bytes).unwrap()]);
+        let machine = Machine::boot(&cut.world, 1);
+        let device = cut.leaf(cut.cache);
+        let found = machine
+            .block_on(async move { writecache::survey(device, Sector::ZERO, Depth::Data).await });
+        machine.kill();
+        let found = found.unwrap().unwrap();
+        assert!(found.damage.iter().any(|f| f.what.starts_with(said)), "{:?}", found.damage);
+        assert!(found.occupancy().is_none());
+    }
+}

@@ -49,6 +49,13 @@ pub(super) async fn survey(
         let config = division.config_of(&whole.config, nth);
         let begins = u64::from(nth) * Sector(part.area_sectors).bytes();
         let area = Sector::from_bytes(config.area_bytes(&*whole.device));
+        if area == Sector::ZERO {
+            let what = format!(
+                "part {nth}: it is missing: the device ends before it: the cache can't be opened"
+            );
+            survey.found(begins, what);
+            continue;
+        }
         let place = Place { device: whole.device.clone(), area_bytes: area.bytes(), config };
         let head = place.read(0, HEAD_BYTES.min(area.bytes())).await;
         let head = match head {

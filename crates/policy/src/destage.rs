@@ -9,9 +9,12 @@
 //!   gap of g bytes filled:   saves a; costs g/R_read, and the runs beside it are read with it
 //!   its contents are known:  saves a; costs nothing that would not pass anyway
 //! ```
-//! `b` is 1/R_write. With the time of skipping a gap, t_cmd = a + g/R_write, this is the rule
-//! "filled if g * (1/R_read + 1/R_write) is less than t_cmd": what a skip costs is not the same for
-//! all gaps, as a head has to pass what it skips.
+//! `b` is 1/R_write, learnt from streams, and `a` is what a sweep took beyond that. So a stream is
+//! compared with a sweep, byte passed for byte passed: on a device that moves no head the bytes of
+//! a stream take longer than those that a sweep passes, and `a` is nothing. With the time of
+//! skipping a gap, t_cmd = a + g/R_write, this is the rule "filled if g * (1/R_read + 1/R_write) is
+//! less than t_cmd": what a skip costs is not the same for all gaps, as a head has to pass what it
+//! skips.
 //!
 //! A read pays only if it is long: a gap that is left open between filled ones costs a command of
 //! the reads and one of the writes. So the gaps of a stretch are decided together ([`fill`]).
@@ -20,8 +23,10 @@
 //! - D1 Nothing is filled until commands have been measured ([`SAMPLES_FIRST`] samples), and no gap
 //!   that is longer than the caller allows.
 //! - D2 More commands, slower commands or faster reads never fill less.
-//! - D3 One sample, however long the device stalled, at most doubles what a command or a byte is
-//!   taken to cost.
+//! - D3 One sample, however long the device stalled, at most doubles what a command with what
+//!   passes is taken to need, or a byte.
+//! - D4 Known gaps are filled only while a stream passes its bytes in less time than the sweeps
+//!   that were measured passed theirs.
 
 const MIB: u64 = 1 << 20;
 
@@ -36,6 +41,9 @@ const WEIGHT: u64 = 4;
 /// Commands and bytes below which a sample says nothing.
 const COMMANDS_MIN: u64 = 128;
 const BYTES_MIN: u64 = 4 * MIB;
+/// Nor does a sample of commands that took less: the flush at its end would be most of it. Chosen
+/// so that the first batch on a disk that moves a head is long enough.
+pub const SAMPLE_NS_MIN: u64 = 50_000_000;
 /// Bytes a command from which on a batch tells the rate, and not the cost of a command.
 const STREAMED_BYTES: u64 = 512 << 10;
 /// Of a longer gap no more than this counts as passed: beyond, the arm moves. Chosen.
@@ -108,14 +116,37 @@ impl Batch {
     }
 }
 
+/// What a command of a sweep takes on average, and what passes with it.
+#[derive(Clone, Copy, Debug)]
+struct Swept {
+    ns: u64,
+    bytes: u64,
+}
+
+impl Swept {
+    fn of(batch: Batch, elapsed_ns: u64) -> Swept {
+        let commands = batch.commands.max(1);
+        Swept { ns: elapsed_ns / commands, bytes: batch.passed_bytes / commands }
+    }
+
+    /// What a command takes beside the time in which its bytes pass; less than nothing if a stream
+    /// would take longer.
+    fn command_ns(&self, ns_per_mib: u64) -> i64 {
+        clamp(self.ns) - clamp(time_ns(self.bytes, ns_per_mib))
+    }
+}
+
 /// The costs of one origin, as they are learnt.
 #[derive(Clone, Debug)]
 pub struct CostModel {
-    costs: Costs,
+    read_ns_per_mib: u64,
+    write_ns_per_mib: u64,
+    /// `None` before the first sample.
+    swept: Option<Swept>,
     /// Samples of commands so far.
     samples: u32,
     /// It was told, and does not learn.
-    fixed: bool,
+    fixed: Option<Costs>,
 }
 
 impl Default for CostModel {
@@ -127,6 +158,10 @@ impl Default for CostModel {
 /// The average, moved towards a sample (D3).
 fn blend(average: u64, sample: u64) -> u64 {
     let sample = sample.min(average.saturating_mul(2)).max(average / 2);
+    mean(average, sample)
+}
+
+fn mean(average: u64, sample: u64) -> u64 {
     average - average / WEIGHT + sample / WEIGHT
 }
 
@@ -135,62 +170,89 @@ impl CostModel {
     #[must_use]
     pub fn new() -> CostModel {
         let rate = ns_per_mib(RATE_FIRST);
-        let costs = Costs { command_ns: 0, read_ns_per_mib: rate, write_ns_per_mib: rate };
-        CostModel { costs, samples: 0, fixed: false }
+        CostModel {
+            read_ns_per_mib: rate,
+            write_ns_per_mib: rate,
+            swept: None,
+            samples: 0,
+            fixed: None,
+        }
     }
 
     /// A model that knows `costs` and never learns.
     #[must_use]
     pub fn fixed(costs: Costs) -> CostModel {
-        CostModel { costs, samples: SAMPLES_FIRST, fixed: true }
+        CostModel { fixed: Some(costs), ..CostModel::new() }
     }
 
     /// Whether commands have been measured.
     #[must_use]
     pub fn is_known(&self) -> bool {
-        self.samples >= SAMPLES_FIRST
+        self.fixed.is_some() || self.samples >= SAMPLES_FIRST
     }
 
     /// What is known; nothing before that.
     #[must_use]
     pub fn costs(&self) -> Option<Costs> {
-        self.is_known().then_some(self.costs)
+        let learnt = || {
+            let CostModel { read_ns_per_mib, write_ns_per_mib, .. } = *self;
+            let command_ns = self.swept?.command_ns(write_ns_per_mib);
+            let command_ns = u64::try_from(command_ns).unwrap_or(0);
+            let costs = Costs { command_ns, read_ns_per_mib, write_ns_per_mib };
+            self.is_known().then_some(costs)
+        };
+        self.fixed.or_else(learnt)
     }
 
     /// A batch has taken so long, its flush included. Many small commands tell what a command
     /// costs, streams tell the rate.
     pub fn wrote(&mut self, batch: Batch, elapsed_ns: u64) {
-        if self.fixed {
+        if self.fixed.is_some() {
             return;
         }
-        let Costs { command_ns, write_ns_per_mib, .. } = self.costs;
         if batch.is_streamed() {
             if batch.passed_bytes >= BYTES_MIN {
-                let bytes_ns = elapsed_ns.saturating_sub(batch.commands * command_ns);
-                self.costs.write_ns_per_mib =
-                    blend(write_ns_per_mib, per_mib(bytes_ns, batch.passed_bytes));
+                self.streamed(batch, elapsed_ns);
             }
-        } else if batch.commands >= COMMANDS_MIN {
-            let passed_ns = time_ns(batch.passed_bytes, write_ns_per_mib);
-            let sample = elapsed_ns.saturating_sub(passed_ns) / batch.commands;
-            self.costs.command_ns = match self.samples {
-                0 => sample,
-                n if n < SAMPLES_FIRST => command_ns.min(sample),
-                _ => blend(command_ns.max(1), sample),
-            };
-            self.samples = self.samples.saturating_add(1);
-            let first = ns_per_mib(RATE_FIRST);
-            for rate in [&mut self.costs.read_ns_per_mib, &mut self.costs.write_ns_per_mib] {
-                *rate = *rate - *rate / RELAX + first / RELAX;
+        } else if batch.commands >= COMMANDS_MIN && elapsed_ns >= SAMPLE_NS_MIN {
+            self.swept(Swept::of(batch, elapsed_ns));
+        }
+    }
+
+    fn streamed(&mut self, batch: Batch, elapsed_ns: u64) {
+        let command_ns = self.swept.map_or(0, |swept| swept.command_ns(self.write_ns_per_mib));
+        let commands_ns = batch.commands * u64::try_from(command_ns).unwrap_or(0);
+        let bytes_ns = elapsed_ns.saturating_sub(commands_ns);
+        let sample = per_mib(bytes_ns, batch.passed_bytes);
+        self.write_ns_per_mib = blend(self.write_ns_per_mib, sample);
+    }
+
+    fn swept(&mut self, sample: Swept) {
+        let rate = self.write_ns_per_mib;
+        self.swept = Some(match self.swept {
+            None => sample,
+            Some(first) if self.samples < SAMPLES_FIRST => {
+                if sample.command_ns(rate) < first.command_ns(rate) { sample } else { first }
             }
+            Some(average) => {
+                let command_ns = u64::try_from(average.command_ns(rate)).unwrap_or(0);
+                let expected_ns = command_ns + time_ns(sample.bytes, rate);
+                let ns = sample.ns.min(2 * expected_ns);
+                Swept { ns: mean(average.ns, ns), bytes: mean(average.bytes, sample.bytes) }
+            }
+        });
+        self.samples = self.samples.saturating_add(1);
+        let first = ns_per_mib(RATE_FIRST);
+        for rate in [&mut self.read_ns_per_mib, &mut self.write_ns_per_mib] {
+            *rate = *rate - *rate / RELAX + first / RELAX;
         }
     }
 
     /// So many bytes were read in order.
     pub fn read(&mut self, bytes: u64, elapsed_ns: u64) {
-        if !self.fixed && bytes >= BYTES_MIN {
+        if bytes >= BYTES_MIN {
             let sample = per_mib(elapsed_ns.saturating_sub(TURNAROUND_NS / 2), bytes);
-            self.costs.read_ns_per_mib = blend(self.costs.read_ns_per_mib, sample);
+            self.read_ns_per_mib = blend(self.read_ns_per_mib, sample);
         }
     }
 }

@@ -32,7 +32,7 @@ use std::ops::Range;
 
 use block::{Buf, Class, Limits};
 use policy::Run;
-use policy::destage::{Batch, Contents, CostModel, Costs, Fill, Step, fill};
+use policy::destage::{Batch, Contents, CostModel, Costs, Fill, SAMPLE_NS_MIN, Step, fill};
 
 use super::Writeback;
 use super::pick::From;
@@ -54,11 +54,11 @@ const GAP_PART: u64 = 4;
 const CALM_NS: u64 = 1_000_000_000;
 /// Stretches until some commands are measured again.
 const STRETCHES_UNMEASURED_MAX: u32 = 64;
-/// Length of what is written plainly then.
-const MEASURED_BYTES: u64 = 8 << 20;
-/// Commands of a batch while nothing is known: a tenth of a second. A disk's cache would take so
+/// Commands of the first batch that is measured: a tenth of a second. A disk's cache would take so
 /// many more before the first flush has ended that there would be no gaps left.
 const MEASURED_COMMANDS: u64 = 256;
+/// Commands of the longest one: less than what is written between two flushes.
+const MEASURED_COMMANDS_MAX: u64 = 8192;
 
 /// A filled write: blocks of `run` but for `gaps` were dirty when it was locked.
 pub(super) struct Extent {
@@ -90,6 +90,10 @@ pub(super) struct Destage {
     /// Somebody waits for everything to be written and flushed.
     pub(super) wants_quiet: Cell<bool>,
     stretches_unmeasured: Cell<u32>,
+    /// Commands are being measured again: so many are still to be decided.
+    plain_left: Cell<Option<usize>>,
+    /// Commands of a batch that is measured: twice as many each time that it was too short.
+    measured_commands: Cell<u64>,
     sample: RefCell<Sample>,
 }
 
@@ -111,6 +115,8 @@ impl Destage {
             decided: Cell::new((0, 0)),
             wants_quiet: Cell::default(),
             stretches_unmeasured: Cell::default(),
+            plain_left: Cell::default(),
+            measured_commands: Cell::new(MEASURED_COMMANDS),
             sample: RefCell::default(),
         }
     }
@@ -140,10 +146,12 @@ impl Destage {
     /// It has ended well.
     pub(super) fn flush_ended(&self, (batch, since_ns): (Batch, Option<u64>), goes_on: bool) {
         let now_ns = reactor::now().0;
-        if let Some(since_ns) = since_ns {
-            self.model.borrow_mut().wrote(batch, now_ns.saturating_sub(since_ns));
-        }
-        if batch.commands >= MEASURED_COMMANDS {
+        let elapsed_ns = since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        self.model.borrow_mut().wrote(batch, elapsed_ns);
+        if batch.commands >= self.measured_commands.get() {
+            if elapsed_ns < SAMPLE_NS_MIN {
+                self.measured_commands.set((2 * batch.commands).min(MEASURED_COMMANDS_MAX));
+            }
             self.stretches_unmeasured.set(0);
         }
         self.sample.borrow_mut().since_ns = goes_on.then_some(now_ns);
@@ -151,6 +159,11 @@ impl Destage {
 
     pub(super) fn costs(&self) -> Option<Costs> {
         self.model.borrow().costs()
+    }
+
+    /// Whether enough was written since the last flush to be measured.
+    fn has_sample(&self) -> bool {
+        self.sample.borrow().batch.commands >= self.measured_commands.get()
     }
 }
 
@@ -172,8 +185,7 @@ impl Cache {
 
     /// Whether a batch is as large as it has to be for the first measurements.
     pub(super) fn wants_sample(&self) -> bool {
-        let enough = self.writeback.destage.sample.borrow().batch.commands >= MEASURED_COMMANDS;
-        enough && self.is_measuring()
+        self.writeback.destage.has_sample() && self.is_measuring()
     }
 
     /// Whether nothing is to be written until what was written has been measured.
@@ -213,21 +225,25 @@ impl Cache {
         if wb.destage.has_stretch() || wb.retry.blocks() > 0 {
             return;
         }
-        let Some((from, start)) = self.next_from() else { return };
-        let round = wb.sweep.borrow().wraps();
-        if wb.destage.decided.get().0 == round && start < wb.destage.decided.get().1 {
+        let is_decided = |(_, start): &(From, u64)| {
+            let (round, end) = wb.destage.decided.get();
+            round == wb.sweep.borrow().wraps() && *start < end
+        };
+        if self.next_from().as_ref().is_none_or(is_decided) {
             return;
         }
-        let bytes_of = |blocks: u64| blocks * u64::from(self.config.block_size);
-        if wb.destage.stretches_unmeasured.get() >= STRETCHES_UNMEASURED_MAX {
-            let plain = MEASURED_BYTES / u64::from(self.config.block_size);
-            wb.destage.stretches_unmeasured.set(0);
-            return wb.destage.decided.set((round, start + plain));
-        }
-        wb.destage.from.set(from);
-        let runs = self.runs_ahead(from, start, dirty_max);
+        self.begin_or_end_measuring(stop).await;
+        let Some((from, start)) = self.next_from().filter(|_| !stop()) else { return };
+        let mut runs = self.runs_ahead(from, start, dirty_max);
+        let plain_left = wb.destage.plain_left.get();
+        runs.truncate(plain_left.unwrap_or(usize::MAX));
         let decided = runs.last().map_or(start + 1, |run| run.end);
-        wb.destage.decided.set((round, decided));
+        wb.destage.decided.set((wb.sweep.borrow().wraps(), decided));
+        if let Some(left) = plain_left {
+            return wb.destage.plain_left.set(Some(left.saturating_sub(runs.len().max(1))));
+        }
+        let bytes_of = |blocks: u64| blocks * u64::from(self.config.block_size);
+        wb.destage.from.set(from);
         let steps: Vec<Step> = runs
             .iter()
             .enumerate()
@@ -247,11 +263,39 @@ impl Cache {
             }
             at += same + 1;
         }
-        if wb.destage.stretch.borrow().iter().any(|extent| extent.reads) {
+        if wb.destage.has_stretch() {
             let unmeasured = &wb.destage.stretches_unmeasured;
             unmeasured.set(unmeasured.get() + 1);
+        }
+        if wb.destage.stretch.borrow().iter().any(|extent| extent.reads) {
             self.read_stretch(stop).await;
         }
+    }
+
+    /// Where commands have not been measured for long, some are written plainly. What was written
+    /// before is flushed first, and they are flushed before anything else is written, so that
+    /// neither has a part in the other's time.
+    async fn begin_or_end_measuring(&self, stop: &impl Fn() -> bool) {
+        let destage = &self.writeback.destage;
+        if destage.stretches_unmeasured.get() >= STRETCHES_UNMEASURED_MAX {
+            self.quiet(stop).await;
+            destage.stretches_unmeasured.set(0);
+            let commands = usize::try_from(2 * destage.measured_commands.get());
+            destage.plain_left.set(Some(commands.expect("at most twice the longest")));
+        } else if destage.plain_left.get() == Some(0) {
+            self.quiet(stop).await;
+            destage.plain_left.set(None);
+        }
+    }
+
+    /// Waits until nothing is in flight and all that was written is flushed.
+    async fn quiet(&self, stop: &impl Fn() -> bool) {
+        let wb = &self.writeback;
+        wb.destage.wants_quiet.set(true);
+        self.changed.wake_all();
+        let quiet = || wb.in_flight_runs.get() == 0 && wb.pending() == 0;
+        self.changed.wait_for(|| quiet() || stop()).await;
+        wb.destage.wants_quiet.set(false);
     }
 
     /// Dirty runs from `start` on, of a stretch.
@@ -334,11 +378,7 @@ impl Cache {
     /// Reads the extents that need it, one after the other, when nothing else is under way.
     async fn read_stretch(&self, stop: &impl Fn() -> bool) {
         let wb = &self.writeback;
-        wb.destage.wants_quiet.set(true);
-        self.changed.wake_all();
-        let quiet = || wb.in_flight_runs.get() == 0 && wb.pending() == 0;
-        self.changed.wait_for(|| quiet() || stop()).await;
-        wb.destage.wants_quiet.set(false);
+        self.quiet(stop).await;
         let ranges: Vec<(usize, Run)> = {
             let stretch = wb.destage.stretch.borrow();
             let reads = stretch.iter().enumerate().filter(|(_, extent)| extent.reads);

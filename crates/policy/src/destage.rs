@@ -7,8 +7,11 @@
 //!                            runs ██  ██████ ██   ██     gaps pass as well, whether written or not
 //!
 //!   gap of g bytes filled:   saves a; costs g/R_read, and the runs beside it are read with it
-//!   its contents are known:  saves a; costs nothing that would not pass anyway
+//!   its contents are known:  saves a; costs g * c: it passes anyway, but has to be copied
 //! ```
+//! `c` is nothing where copies are got while the disk lets the bytes pass. On a quick origin it is
+//! what streams with copies took beyond what streams take.
+//!
 //! `b` is 1/R_write, learnt from streams, and `a` is what a sweep took beyond that. So a stream is
 //! compared with a sweep, byte passed for byte passed: on a device that moves no head the bytes of
 //! a stream take longer than those that a sweep passes, and `a` is nothing. With the time of
@@ -25,8 +28,8 @@
 //! - D2 More commands, slower commands or faster reads never fill less.
 //! - D3 One sample, however long the device stalled, at most doubles what a command with what
 //!   passes is taken to need, or a byte.
-//! - D4 Known gaps are filled only while a stream passes its bytes in less time than the sweeps
-//!   that were measured passed theirs.
+//! - D4 Known gaps are filled only while streams, copies included, pass their bytes in less time
+//!   than the sweeps that were measured passed theirs.
 
 const MIB: u64 = 1 << 20;
 
@@ -48,14 +51,20 @@ pub const SAMPLE_NS_MIN: u64 = 50_000_000;
 const STREAMED_BYTES: u64 = 512 << 10;
 /// Of a longer gap no more than this counts as passed: beyond, the arm moves. Chosen.
 const PASSED_BYTES_MAX: u64 = 256 << 10;
+/// Measured at different times sweeps and streams of one device differ by so much (one part of so
+/// many). Chosen.
+const CHANCE_PART: u64 = 5;
+/// Of a stream at least this part (one in so many bytes) was copied into gaps: it tells what copies
+/// cost. If less, it tells the rate.
+const COPIED_PART: u64 = 4;
 /// From writing to reading and back, once a stretch: two moves of the arm and two halves of a turn
 /// (disk models: 11 to 16 ms).
 const TURNAROUND_NS: u64 = 16_000_000;
 /// Reads of a stretch must save so much: the turnaround, and what is lost as everything has to be
 /// written out before. Chosen on the models: with less, 10 % of a span take longer than without.
 const WORTH_NS: u64 = 48_000_000;
-/// The average of a rate goes back to [`RATE_FIRST`] by this part with each sample of commands, so
-/// that a bad one is tried again some day.
+/// The average of a rate goes back to [`RATE_FIRST`] by this part with each sample of commands, and
+/// that of copies to nothing, so that a bad one is tried again some day.
 const RELAX: u64 = 128;
 
 /// What writes to an origin cost.
@@ -67,6 +76,8 @@ pub struct Costs {
     pub read_ns_per_mib: u64,
     /// Writing in order, time of a MiB.
     pub write_ns_per_mib: u64,
+    /// Getting a MiB for known gaps from the cache, as far as writing has to wait for it.
+    pub copy_ns_per_mib: u64,
 }
 
 impl Costs {
@@ -101,12 +112,15 @@ pub struct Batch {
     pub commands: u64,
     /// Bytes written, and gaps passed.
     pub passed_bytes: u64,
+    /// Of these, what was copied from the cache into gaps.
+    pub copied_bytes: u64,
 }
 
 impl Batch {
-    /// Adds a write of `bytes` that begins `gap` bytes after the end of the one before; `None` for
-    /// the first, and for one that lies below.
-    pub fn add(&mut self, bytes: u64, gap: Option<u64>) {
+    /// Adds a write of `bytes`, of them `copied` into gaps, that begins `gap` bytes after the end
+    /// of the one before; `None` for the first, and for one that lies below.
+    pub fn add(&mut self, bytes: u64, copied: u64, gap: Option<u64>) {
+        self.copied_bytes += copied;
         self.commands += u64::from(gap != Some(0));
         self.passed_bytes += bytes + gap.unwrap_or(0).min(PASSED_BYTES_MAX);
     }
@@ -134,6 +148,12 @@ impl Swept {
     fn command_ns(&self, ns_per_mib: u64) -> i64 {
         clamp(self.ns) - clamp(time_ns(self.bytes, ns_per_mib))
     }
+
+    /// The same, or nothing where it is so little that it may be chance.
+    fn certain_command_ns(&self, ns_per_mib: u64) -> u64 {
+        let ns = u64::try_from(self.command_ns(ns_per_mib)).unwrap_or(0);
+        if ns < self.ns / CHANCE_PART { 0 } else { ns }
+    }
 }
 
 /// The costs of one origin, as they are learnt.
@@ -141,6 +161,9 @@ impl Swept {
 pub struct CostModel {
     read_ns_per_mib: u64,
     write_ns_per_mib: u64,
+    copy_ns_per_mib: u64,
+    /// Samples of copies so far.
+    copy_samples: u32,
     /// `None` before the first sample.
     swept: Option<Swept>,
     /// Samples of commands so far.
@@ -173,6 +196,8 @@ impl CostModel {
         CostModel {
             read_ns_per_mib: rate,
             write_ns_per_mib: rate,
+            copy_ns_per_mib: 0,
+            copy_samples: 0,
             swept: None,
             samples: 0,
             fixed: None,
@@ -195,36 +220,53 @@ impl CostModel {
     #[must_use]
     pub fn costs(&self) -> Option<Costs> {
         let learnt = || {
-            let CostModel { read_ns_per_mib, write_ns_per_mib, .. } = *self;
-            let command_ns = self.swept?.command_ns(write_ns_per_mib);
-            let command_ns = u64::try_from(command_ns).unwrap_or(0);
-            let costs = Costs { command_ns, read_ns_per_mib, write_ns_per_mib };
+            let CostModel { read_ns_per_mib, write_ns_per_mib, copy_ns_per_mib, .. } = *self;
+            let command_ns = self.swept?.certain_command_ns(write_ns_per_mib);
+            let costs = Costs { command_ns, read_ns_per_mib, write_ns_per_mib, copy_ns_per_mib };
             self.is_known().then_some(costs)
         };
         self.fixed.or_else(learnt)
     }
 
     /// A batch has taken so long, its flush included. Many small commands tell what a command
-    /// costs, streams tell the rate.
+    /// costs, streams tell the rate, and copies what they cost beyond both.
     pub fn wrote(&mut self, batch: Batch, elapsed_ns: u64) {
         if self.fixed.is_some() {
             return;
         }
-        if batch.is_streamed() {
+        if batch.copied_bytes > batch.passed_bytes / COPIED_PART {
+            if elapsed_ns >= SAMPLE_NS_MIN {
+                self.copied(batch, elapsed_ns);
+            }
+        } else if batch.is_streamed() {
             if batch.passed_bytes >= BYTES_MIN {
-                self.streamed(batch, elapsed_ns);
+                let bytes_ns = elapsed_ns.saturating_sub(self.commands_ns(batch));
+                let sample = per_mib(bytes_ns, batch.passed_bytes);
+                self.write_ns_per_mib = blend(self.write_ns_per_mib, sample);
             }
         } else if batch.commands >= COMMANDS_MIN && elapsed_ns >= SAMPLE_NS_MIN {
             self.swept(Swept::of(batch, elapsed_ns));
         }
     }
 
-    fn streamed(&mut self, batch: Batch, elapsed_ns: u64) {
-        let command_ns = self.swept.map_or(0, |swept| swept.command_ns(self.write_ns_per_mib));
-        let commands_ns = batch.commands * u64::try_from(command_ns).unwrap_or(0);
-        let bytes_ns = elapsed_ns.saturating_sub(commands_ns);
-        let sample = per_mib(bytes_ns, batch.passed_bytes);
-        self.write_ns_per_mib = blend(self.write_ns_per_mib, sample);
+    fn commands_ns(&self, batch: Batch) -> u64 {
+        let one = self.swept.map_or(0, |swept| swept.command_ns(self.write_ns_per_mib));
+        batch.commands * u64::try_from(one).unwrap_or(0)
+    }
+
+    fn copied(&mut self, batch: Batch, elapsed_ns: u64) {
+        let passed_ns = time_ns(batch.passed_bytes, self.write_ns_per_mib);
+        let besides_ns = passed_ns + self.commands_ns(batch);
+        let sample = |ns: u64| per_mib(ns.saturating_sub(besides_ns), batch.copied_bytes);
+        let average = self.copy_ns_per_mib;
+        // Batches overlap: what one takes too long the next one takes too little, so that the first
+        // ones are averaged.
+        let weight = WEIGHT.min(u64::from(self.copy_samples) + 1);
+        let expected_ns = besides_ns + time_ns(batch.copied_bytes, average);
+        let limit_ns = if weight < WEIGHT { u64::MAX } else { 2 * expected_ns }; // D3
+        let sample = sample(elapsed_ns.min(limit_ns));
+        self.copy_ns_per_mib = average - average / weight + sample / weight;
+        self.copy_samples = self.copy_samples.saturating_add(1);
     }
 
     fn swept(&mut self, sample: Swept) {
@@ -246,6 +288,7 @@ impl CostModel {
         for rate in [&mut self.read_ns_per_mib, &mut self.write_ns_per_mib] {
             *rate = *rate - *rate / RELAX + first / RELAX;
         }
+        self.copy_ns_per_mib -= self.copy_ns_per_mib / RELAX;
     }
 
     /// So many bytes were read in order.
@@ -303,7 +346,7 @@ const FILLS: [Fill; 3] = [Fill::Skip, Fill::Copy, Fill::Read];
 /// | from, to | saves | costs |
 /// |---|---|---|
 /// | gap skipped | | |
-/// | gap known, filled | a command | |
+/// | gap known, filled | a command | copying the gap |
 /// | gap unknown, filled | a command | reading gap and run |
 /// | the same, after one that was not read | | a command, and reading the run before |
 ///
@@ -329,6 +372,7 @@ fn best(costs: Costs, steps: &[Step], with_reads: bool) -> (Vec<Fill>, i64) {
     const NEVER: i64 = i64::MIN / 4;
     let command = clamp(costs.command_ns);
     let read = |bytes| clamp(time_ns(bytes, costs.read_ns_per_mib));
+    let copy = |bytes| clamp(time_ns(bytes, costs.copy_ns_per_mib));
     // What was saved up to here, by how the last gap was treated.
     let mut saved = [0, NEVER, NEVER];
     let mut ways: Vec<[usize; 3]> = vec![[0; 3]; steps.len()];
@@ -337,7 +381,7 @@ fn best(costs: Costs, steps: &[Step], with_reads: bool) -> (Vec<Fill>, i64) {
         for (to, fill) in FILLS.iter().enumerate() {
             let gain = |from: usize| match (fill, step.contents) {
                 (Fill::Skip, _) => 0,
-                (Fill::Copy, Contents::Known) => command,
+                (Fill::Copy, Contents::Known) => command - copy(step.gap),
                 (Fill::Read, Contents::Unknown) if with_reads => {
                     let begins = FILLS[from] != Fill::Read;
                     let entry = if begins { command + read(steps[n - 1].run) } else { 0 };

@@ -21,7 +21,12 @@ use writecache::{Config, Mutation, WriteCache};
 const CLIENTS: u64 = 4;
 const ROUNDS: u32 = 4;
 /// An origin on which every gap is worth being filled.
-const EAGER: Costs = Costs { command_ns: 1_000_000_000, read_ns_per_mib: 1, write_ns_per_mib: 1 };
+const EAGER: Costs = Costs {
+    command_ns: 1_000_000_000,
+    read_ns_per_mib: 1,
+    write_ns_per_mib: 1,
+    copy_ns_per_mib: 0,
+};
 
 thread_local! {
     /// Lives of this thread's seeds with parts on another core, and blocks of gaps filled in them.

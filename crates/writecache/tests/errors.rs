@@ -376,8 +376,12 @@ fn a_clean_block_that_the_cache_device_can_not_read_comes_from_the_origin() {
 /// An origin of 40 blocks of version 1, on which every gap is worth being filled.
 fn filling_lab(cache_kib: u64, mutation: Mutation) -> Lab {
     let mut lab = Lab::new(4096, cache_kib, MANUAL);
-    lab.config.assumed_costs =
-        Some(Costs { command_ns: 1_000_000_000, read_ns_per_mib: 1, write_ns_per_mib: 1 });
+    lab.config.assumed_costs = Some(Costs {
+        command_ns: 1_000_000_000,
+        read_ns_per_mib: 1,
+        write_ns_per_mib: 1,
+        copy_ns_per_mib: 0,
+    });
     lab.config.mutation = mutation;
     for block in 0..40 {
         lab.world.borrow_mut().poke(lab.origin, common::at(block), &pattern(block, 1));

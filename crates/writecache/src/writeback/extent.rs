@@ -133,8 +133,8 @@ impl Destage {
         end.and_then(|end| at.checked_sub(end))
     }
 
-    pub(super) fn wrote(&self, bytes: u64, gap: Option<u64>) {
-        self.sample.borrow_mut().batch.add(bytes, gap);
+    pub(super) fn wrote(&self, bytes: u64, copied: u64, gap: Option<u64>) {
+        self.sample.borrow_mut().batch.add(bytes, copied, gap);
     }
 
     /// An origin flush begins: what it covers, and since when.

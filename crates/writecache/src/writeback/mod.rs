@@ -55,6 +55,8 @@ mod spoilt;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
 const RUNS_IN_FLIGHT_MAX: usize = 256;
+/// Bytes of these: with larger writes fewer of them fill a queue, and bound memory.
+const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 /// Written bytes after which an origin flush is due (design: one per 64 to 256 MiB).
 const SETTLE_BYTES: u64 = 64 << 20;
 /// First batch: 16 scattered blocks and the flush take a disk about 20 to 30 ms. Chosen.

@@ -7,7 +7,7 @@ use reactor::Workers;
 
 use super::extent::Extent;
 use super::run::write_run;
-use super::{Picked, RUNS_IN_FLIGHT_MAX};
+use super::{IN_FLIGHT_BYTES_MAX, Picked, RUNS_IN_FLIGHT_MAX};
 use crate::cache::{Cache, TaskGuard};
 use crate::config::Order;
 use crate::slots::next_in;
@@ -72,6 +72,7 @@ impl Cache {
             Workers::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
         // What there was when nothing could be picked: look again when that has changed.
         let state = || (wb.news.get(), self.installs.get());
+        let in_flight_max = IN_FLIGHT_BYTES_MAX / u64::from(self.config.block_size);
         let mut exhausted = None;
         loop {
             let work = || {
@@ -85,6 +86,7 @@ impl Cache {
                 let room = || {
                     let has_room = wb.in_flight_blocks.get()
                         < u64::from(self.tuning().writeback_jobs)
+                        && wb.in_flight_blocks.get() < in_flight_max
                         && self.has_room_for_run()
                         && (wb.destage.has_stretch() || self.batch_room() > 0)
                         && !self.waits_for_sample();

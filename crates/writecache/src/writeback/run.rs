@@ -70,7 +70,10 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
             Ok(()) if doubt != cache.origin_doubt() => wb.retry.again(blocks.map(|b| b.0)),
             _ => {
                 wb.volatile.set(wb.volatile.get() || !fua);
-                wb.destage.wrote((part.range.end - part.range.start) * size as u64, gap);
+                let copied = if good.copied { part.filled() } else { 0 };
+                let bytes_of = |blocks: u64| blocks * size as u64;
+                let written_blocks = part.range.end - part.range.start;
+                wb.destage.wrote(bytes_of(written_blocks), bytes_of(copied), gap);
                 let one = |&(block, held): &(u64, Held)| Written { block, held, job, doubt };
                 written.extend(blocks.map(one));
             }
@@ -125,6 +128,8 @@ struct Gathered {
     buf: Buf,
     blocks: Vec<(u64, Held)>,
     gaps: Vec<Range<u64>>,
+    /// The gaps' contents are copies from the cache, and were not read from the origin.
+    copied: bool,
 }
 
 impl Gathered {
@@ -241,7 +246,7 @@ impl Cache {
         if wants_copies {
             self.stats.gap_blocks_copied.add(known.len() as u64);
         }
-        Gathered { buf, blocks: good, gaps: known }
+        Gathered { buf, blocks: good, gaps: known, copied: wants_copies }
     }
 
     async fn read_slot(&self, held: Held, data: Slice) -> Result<(), Status> {

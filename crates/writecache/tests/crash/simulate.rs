@@ -16,7 +16,12 @@ const CLIENTS: u64 = 4;
 /// No life is as long, on the slowest disk with the lowest limits: something waits for good.
 const LIFE_NS_MAX: u64 = 3600 * 1_000_000_000;
 /// An origin on which every gap is worth being filled.
-const EAGER: Costs = Costs { command_ns: 1_000_000_000, read_ns_per_mib: 1, write_ns_per_mib: 1 };
+const EAGER: Costs = Costs {
+    command_ns: 1_000_000_000,
+    read_ns_per_mib: 1,
+    write_ns_per_mib: 1,
+    copy_ns_per_mib: 0,
+};
 
 thread_local! {
     /// Blocks of gaps that were written in the lives of this thread's seeds.

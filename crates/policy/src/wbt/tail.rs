@@ -135,10 +135,20 @@ struct Probe {
     count: u64,
 }
 
+/// What writes may have in flight until the law learns something: each write asks, and working it
+/// out costs a dozen divisions.
+#[derive(Clone, Copy, Debug, Default)]
+struct InForce {
+    lone_bytes: u64,
+    limit_bytes: u64,
+    piece_bytes: u32,
+}
+
 /// The law of one device.
 #[derive(Clone, Debug)]
 pub struct Control {
     device: Device,
+    in_force: InForce,
     target: Target,
     unloaded: Unloaded,
     probe: Probe,
@@ -161,9 +171,14 @@ pub struct Control {
 impl Control {
     /// The law for `device`, with the default target.
     pub fn new(device: Device) -> Control {
-        Control {
+        Control::aiming_at(Target::Default, device)
+    }
+
+    fn aiming_at(target: Target, device: Device) -> Control {
+        let mut law = Control {
             device,
-            target: Target::Default,
+            in_force: InForce::default(),
+            target,
             unloaded: Unloaded::default(),
             probe: Probe::default(),
             rate: None,
@@ -175,7 +190,18 @@ impl Control {
             read_gap_ns: WINDOW_NS,
             closed_ns: 0,
             last_read_ns: None,
-        }
+        };
+        law.settle();
+        law
+    }
+
+    /// Puts in force what is known by now.
+    fn settle(&mut self) {
+        self.in_force = InForce {
+            lone_bytes: self.lone_bytes(),
+            limit_bytes: self.limit_bytes(),
+            piece_bytes: u32::try_from(self.piece_bytes()).unwrap_or(u32::MAX),
+        };
     }
 
     pub(super) fn target(&self) -> Target {
@@ -183,11 +209,11 @@ impl Control {
     }
 
     pub(super) fn set_target(&mut self, target: Target) {
-        *self = Control { target, ..Control::new(self.device) };
+        *self = Control::aiming_at(target, self.device);
     }
 
     pub(super) fn set_device(&mut self, device: Device) {
-        *self = Control { target: self.target, ..Control::new(device) };
+        *self = Control::aiming_at(self.target, device);
     }
 
     pub(super) fn target_ns(&self) -> u64 {
@@ -268,14 +294,14 @@ impl Control {
     }
 
     pub(super) fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
+        let InForce { lone_bytes, limit_bytes, piece_bytes } = self.in_force;
         if !signs.read_within(CLOSE_READ_NS) {
             return match who {
                 Who::Sync | Who::Discard => Allowance::UNLIMITED,
                 Who::Normal | Who::Background => {
-                    let bytes = self.lone_bytes();
-                    let half = bytes / 2 - bytes / 2 % PIECE_UNIT;
+                    let half = lone_bytes / 2 - lone_bytes / 2 % PIECE_UNIT;
                     let piece_bytes = u32::try_from(half).unwrap_or(u32::MAX);
-                    Allowance { ios: u32::MAX, bytes, piece_bytes }
+                    Allowance { ios: u32::MAX, bytes: lone_bytes, piece_bytes }
                 }
             };
         }
@@ -286,8 +312,8 @@ impl Control {
             Who::Sync | Who::Normal | Who::Background => Allowance {
                 // The pieces are the same: one that has waited too long goes all the same.
                 ios: if holds && who != Who::Sync { 0 } else { u32::MAX },
-                bytes: self.limit_bytes().saturating_mul(Control::share(who)),
-                piece_bytes: u32::try_from(self.piece_bytes()).unwrap_or(u32::MAX),
+                bytes: limit_bytes.saturating_mul(Control::share(who)),
+                piece_bytes,
             },
         }
     }
@@ -297,6 +323,12 @@ impl Control {
     }
 
     pub(super) fn close_window(&mut self, sample: &Sample) -> Verdict {
+        let verdict = self.learn(sample);
+        self.settle();
+        verdict
+    }
+
+    fn learn(&mut self, sample: &Sample) -> Verdict {
         if sample.now_ns.saturating_sub(self.closed_ns) > FORGET_NS {
             self.forget();
         }

@@ -333,6 +333,9 @@ proptest! {
             }
             held_before = holds;
             prop_assert!((GAIN_MIN..=GAIN_MAX).contains(&lab.law.gain), "A5");
+            let in_force = (lab.law.in_force.lone_bytes, lab.law.in_force.limit_bytes);
+            prop_assert_eq!(in_force, (lab.law.lone_bytes(), lab.law.limit_bytes()));
+            prop_assert_eq!(u64::from(lab.law.in_force.piece_bytes), lab.law.piece_bytes());
             prop_assert!((1..=WINDOW_NS).contains(&lab.law.window_ns()));
             let lone = lab.law.allowance(Who::Background, &Signs::default());
             prop_assert!(lone.ios == u32::MAX && lone.bytes >= LONE_MIN_BYTES, "A4");

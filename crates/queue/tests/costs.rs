@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a request to a leaf costs, counted exactly: allocations, with the throttle on.
+use std::cell::Cell;
+
+use block::{Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Sector, Status};
+use queue::Leaf;
+use reactor::{Driver, Event, FileId, Msg, Reactor, Sqe, read, write};
+
+/// Ends everything at the next park; its clock goes on with every look.
+#[derive(Default)]
+struct AtOnce {
+    now_ns: Cell<u64>,
+    done: Vec<Event>,
+}
+
+impl Driver for AtOnce {
+    fn now(&self) -> Nanos {
+        self.now_ns.set(self.now_ns.get() + 20_000);
+        Nanos(self.now_ns.get())
+    }
+    fn submit(&mut self, batch: &mut Vec<Sqe>) {
+        let end = |sqe: Sqe| Event::Cqe { home: sqe.home, key: sqe.key, result: Status::Ok.into() };
+        self.done.extend(batch.drain(..).map(end));
+    }
+    fn post(&mut self, _to: CoreId, _msg: Msg) {
+        panic!("one core only");
+    }
+    fn park(&mut self, _deadline: Option<Nanos>, out: &mut Vec<Event>) {
+        out.append(&mut self.done);
+    }
+    fn random(&mut self) -> u64 {
+        4
+    }
+}
+
+/// Allocations of `count` rounds of two reads and a write to a throttled leaf.
+fn allocations(reactor: &Reactor, count: u64) -> u64 {
+    let leaf = Leaf::new("leaf", FileId(0), Limits::new(Sector(1 << 20)));
+    let bufs: Bufs = Buf::zeroed(4096).into();
+    let work = async move {
+        for nth in 0..count {
+            let at = Sector(nth * 8 % (1 << 20));
+            for _ in 0..2 {
+                assert_eq!(read(&leaf, Class::Foreground, at, bufs.clone()).await, Ok(()));
+            }
+            let (flags, class) = (Flags::BACKGROUND, Class::Background);
+            assert_eq!(write(&leaf, flags, class, at, bufs.clone()).await, Ok(()));
+        }
+    };
+    allocation_counter::measure(|| reactor.block_on(work)).count_total
+}
+
+#[test]
+fn a_throttled_leaf_allocates_nothing_for_a_request_that_goes_at_once() {
+    let reactor = Reactor::enter(CoreId(0), Box::new(AtOnce::default()));
+    let (few, many) = (allocations(&reactor, 1000), allocations(&reactor, 11_000));
+    assert!(few > 0, "making a leaf allocates, so the counter counts");
+    // A window ends after some hundred requests and has its own.
+    let windows = 10_000 * 6 * 20_000 / 100_000_000;
+    assert!(many <= few + 8 * windows, "{few} for 1000 rounds, {many} for 11,000");
+}

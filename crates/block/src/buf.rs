@@ -44,6 +44,8 @@ struct Raw {
     class: u8,
     capacity: usize,
     ptr: NonNull<u8>,
+    /// What the system gave: `ptr`, or less than a page before it.
+    base: NonNull<u8>,
 }
 
 /// The free buffers of one core, by size class.
@@ -73,8 +75,11 @@ unsafe impl Send for Buf {}
 // SAFETY: as above.
 unsafe impl Sync for Buf {}
 
-fn layout(capacity: usize) -> Layout {
-    Layout::from_size_align(capacity, PAGE).expect("a capacity below 2^32 has a valid layout")
+/// How memory is asked for. For a large buffer a page more, by the system's own alignment: then it
+/// knows what is fresh and zero already, and only the pages that are used are ever touched.
+fn layout(class: u8, capacity: usize) -> Layout {
+    let (size, align) = if class == UNPOOLED { (capacity + PAGE, 1) } else { (capacity, PAGE) };
+    Layout::from_size_align(size, align).expect("a capacity below 2^32 has a valid layout")
 }
 
 fn class_of(len: usize) -> (u8, usize) {
@@ -94,7 +99,7 @@ unsafe fn free(raw: NonNull<Raw>) {
     // SAFETY: by the caller's promise this is the only pointer to a leaked box.
     let raw = unsafe { Box::from_raw(raw.as_ptr()) };
     // SAFETY: allocated in `Buf::alloc` with this very layout.
-    unsafe { dealloc(raw.ptr.as_ptr(), layout(raw.capacity)) };
+    unsafe { dealloc(raw.base.as_ptr(), layout(raw.class, raw.capacity)) };
 }
 
 impl Buf {
@@ -113,11 +118,17 @@ impl Buf {
             unsafe { raw.as_ref() }.refs.store(1, Ordering::Relaxed);
             return Buf { raw, len: len_u32 };
         }
+        let layout = layout(class, capacity);
         // SAFETY: the layout has a non-zero size.
-        let ptr = unsafe { alloc_zeroed(layout(capacity)) };
-        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout(capacity)) };
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+        let ahead = base.as_ptr().addr().next_multiple_of(PAGE) - base.as_ptr().addr();
+        // SAFETY: at most a page less one byte, which the layout has beyond the capacity, or zero
+        // where it is aligned to a page.
+        let ptr = unsafe { base.add(ahead) };
         let (refs, borrow) = (AtomicU32::new(1), AtomicI32::new(0));
-        let raw = NonNull::from(Box::leak(Box::new(Raw { refs, borrow, class, capacity, ptr })));
+        let raw = Raw { refs, borrow, class, capacity, ptr, base };
+        let raw = NonNull::from(Box::leak(Box::new(raw)));
         Buf { raw, len: len_u32 }
     }
 
@@ -251,6 +262,13 @@ impl Slice {
         self.buf.as_ptr().wrapping_add(self.offset as usize)
     }
 
+    /// Where `len` bytes from `at` on begin; panics when they are not all inside.
+    fn at(&self, at: usize, len: usize) -> *mut u8 {
+        let inside = len <= self.len() && at <= self.len() - len;
+        assert!(inside, "{len} bytes at {at} of {} bytes", self.len());
+        self.as_ptr().wrapping_add(at)
+    }
+
     /// Runs `f` on the bytes.
     pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
         self.buf.read(|b| f(&b[self.offset as usize..]))
@@ -283,7 +301,10 @@ impl Bufs {
 
     /// Length of all slices together, bytes.
     pub fn len_bytes(&self) -> usize {
-        self.0.iter().map(Slice::len).sum()
+        match &self.0[..] {
+            [one] => one.len(),
+            all => all.iter().map(Slice::len).sum(),
+        }
     }
 
     /// Whether there is no data.
@@ -360,6 +381,11 @@ impl Bufs {
     /// For devices, as [`Bufs::take_at`]: copies `len` bytes of `source`, from `from` on, to the
     /// bytes from `at` on. The two are different memory.
     pub fn put_from(&self, at: usize, source: &Bufs, from: usize, len: usize) {
+        if let ([to], [source]) = (&self.0[..], &source.0[..]) {
+            let (to, source) = (to.at(at, len), source.at(from, len));
+            // SAFETY: as below.
+            return unsafe { copy_shared(to.cast(), source.cast(), len) };
+        }
         self.pieces(at, len, |to, done, len| {
             let mut to = to;
             source.pieces(from + done, len, |from, _, len| {
@@ -455,6 +481,55 @@ mod tests {
         bufs.take_at(509, &mut out);
         assert_eq!(out, [0, 1, 2, 3, 4, 0]);
         a.read(|bytes| assert_eq!(bytes[609..613], [0, 1, 2, 0]));
+    }
+
+    #[test]
+    fn data_goes_from_bufs_to_bufs_whatever_slices_they_have() {
+        let one = |range: Range<usize>| Bufs::from(Buf::copy_of(&[7; 100]).slice(range));
+        let two = || {
+            let mut two = one(0..30);
+            two.push(Buf::copy_of(&[7; 70]));
+            two
+        };
+        for to in [one(0..100), two()] {
+            for from in [Buf::copy_of(&[3; 100]).slice(10..90).into(), two()] {
+                if from.count() == 2 {
+                    from.put_at(0, &[3; 80]);
+                }
+                to.copy_from(&[7; 100]);
+                to.put_from(20, &from, 5, 60);
+                let mut out = [0; 100];
+                to.copy_to(&mut out);
+                assert_eq!(out[..], [&[7; 20][..], &[3; 60], &[7; 20]].concat());
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_buffer_takes_memory_only_where_it_is_used() {
+        let buf = Buf::alloc(64 << 20);
+        let resident = || {
+            use std::os::unix::fs::FileExt;
+            let mut entries = vec![0; buf.len() / PAGE * 8];
+            let at = (buf.as_ptr().addr() / PAGE * 8) as u64;
+            let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+            map.read_exact_at(&mut entries, at).unwrap();
+            // In memory or swapped out: the two top bits.
+            entries.chunks(8).filter(|e| e[7] & 0xc0 != 0).count()
+        };
+        // Huge pages come 512 at a time.
+        let before = resident();
+        assert!(before <= 1024, "{before} pages");
+        Bufs::from(buf.slice(1000..1010)).put_at(0, &[1; 10]);
+        let after = resident();
+        assert!(after > 0 && after <= before + 1024, "{after} pages");
+        buf.slice(0..20 * PAGE).read(|b| assert_eq!(b.iter().filter(|&&b| b != 0).count(), 10));
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes at 4095 of 4096 bytes")]
+    fn neither_is_a_range_of_another_buffer_beyond_the_end() {
+        Bufs::from(Buf::zeroed(4096)).put_from(0, &Buf::zeroed(4096).into(), 4095, 2);
     }
 
     #[test]

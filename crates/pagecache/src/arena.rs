@@ -24,6 +24,8 @@ use block::{Buf, Bufs, PAGE, Slice};
 pub(crate) const ORDER_MAX: u8 = 9;
 const SLAB_PAGES: u32 = 1 << ORDER_MAX;
 const SLAB_BYTES: usize = PAGE << ORDER_MAX;
+/// What a slab takes of the system: a page more, as any large buffer (`Buf::alloc`).
+const SLAB_TAKES_BYTES: u64 = (SLAB_BYTES + PAGE) as u64;
 
 /// What a folio costs beside its pages: itself, and its places in the indices.
 const OVERHEAD_BYTES: u64 = size_of::<crate::folio::Folio>() as u64 + 64;
@@ -50,7 +52,8 @@ struct Slabs {
 /// Some pages of memory, given back when dropped.
 pub(crate) struct Piece {
     of: Rc<Inner>,
-    slice: Slice,
+    /// One slice.
+    bufs: Bufs,
     first: u32,
     order: u8,
 }
@@ -109,7 +112,7 @@ impl Slabs {
 impl Inner {
     /// Bytes that the system sees.
     fn resident_bytes(&self, slabs: &Slabs) -> u64 {
-        slabs.made as u64 * SLAB_BYTES as u64 + self.pieces.get() * OVERHEAD_BYTES
+        slabs.made as u64 * SLAB_TAKES_BYTES + self.pieces.get() * OVERHEAD_BYTES
     }
 
     /// Gives slabs back that are empty, as long as there are too many.
@@ -146,7 +149,7 @@ impl Memory {
         let first = match slabs.take(order) {
             Some(first) => first,
             None => {
-                let more = SLAB_BYTES as u64 + OVERHEAD_BYTES;
+                let more = SLAB_TAKES_BYTES + OVERHEAD_BYTES;
                 if inner.resident_bytes(&slabs) + more > inner.limit_bytes.get() {
                     return None;
                 }
@@ -156,10 +159,10 @@ impl Memory {
         };
         inner.charged_bytes.set(charged);
         inner.pieces.set(inner.pieces.get() + 1);
-        let slice = slabs.slice(first, order);
+        let bufs = slabs.slice(first, order).into();
         drop(slabs);
         inner.trim();
-        Some(Piece { of: inner.clone(), slice, first, order })
+        Some(Piece { of: inner.clone(), bufs, first, order })
     }
 
     /// What is charged: pages in use and what the cache keeps in mind about them.
@@ -175,12 +178,13 @@ impl Memory {
 impl Piece {
     /// Pages `range` of it.
     pub(crate) fn pages(&self, range: &Range<u32>) -> Slice {
-        self.slice.slice(range.start as usize * PAGE..range.end as usize * PAGE)
+        let slice = self.bufs.iter().next().expect("a piece has one slice");
+        slice.slice(range.start as usize * PAGE..range.end as usize * PAGE)
     }
 
     /// All of it.
-    pub(crate) fn bufs(&self) -> Bufs {
-        self.slice.clone().into()
+    pub(crate) fn bufs(&self) -> &Bufs {
+        &self.bufs
     }
 
     pub(crate) fn order(&self) -> u8 {

@@ -22,6 +22,13 @@ fn mask(range: &Range<u32>, first: u32) -> u64 {
     (u64::MAX >> (WORD - (to - from))) << from
 }
 
+/// The first run of set bits in a word.
+fn run_of(word: u64) -> Option<Range<u32>> {
+    let from = word.trailing_zeros();
+    let len = word.checked_shr(from)?.trailing_ones();
+    Some(from..from + len)
+}
+
 impl Bits {
     /// `len` clear bits.
     pub(crate) fn new(len: u32) -> Bits {
@@ -57,6 +64,11 @@ impl Bits {
 
     /// Sets a range; returns how many of it were clear.
     pub(crate) fn set(&mut self, range: &Range<u32>) -> u32 {
+        if let Bits::Few(word) = self {
+            let new = mask(range, 0) & !*word;
+            *word |= new;
+            return new.count_ones();
+        }
         let words = self.words_mut();
         let one = |(w, first)| {
             let (word, mask): (&mut u64, u64) = (&mut words[w], mask(range, first));
@@ -69,6 +81,11 @@ impl Bits {
 
     /// Clears a range; returns how many of it were set.
     pub(crate) fn clear(&mut self, range: &Range<u32>) -> u32 {
+        if let Bits::Few(word) = self {
+            let old = mask(range, 0) & *word;
+            *word &= !old;
+            return old.count_ones();
+        }
         let words = self.words_mut();
         let one = |(w, first)| {
             let (word, mask): (&mut u64, u64) = (&mut words[w], mask(range, first));
@@ -86,12 +103,18 @@ impl Bits {
 
     /// Whether any bit of a range is set.
     pub(crate) fn any_in(&self, range: &Range<u32>) -> bool {
+        if let Bits::Few(word) = self {
+            return word & mask(range, 0) != 0;
+        }
         let words = self.words();
         Bits::touched(range).any(|(w, first)| words[w] & mask(range, first) != 0)
     }
 
     /// Whether all bits of a range are set.
     pub(crate) fn all_in(&self, range: &Range<u32>) -> bool {
+        if let Bits::Few(word) = self {
+            return !word & mask(range, 0) == 0;
+        }
         let words = self.words();
         Bits::touched(range).all(|(w, first)| !words[w] & mask(range, first) == 0)
     }
@@ -116,6 +139,9 @@ impl Bits {
 
     /// The first run of set bits in `within`, cut off at its ends.
     pub(crate) fn next_run(&self, within: Range<u32>) -> Option<Range<u32>> {
+        if let Bits::Few(word) = self {
+            return run_of(word & mask(&within, 0));
+        }
         let from = self.first(within.clone(), true)?;
         let to = self.first(from..within.end, false).unwrap_or(within.end);
         Some(from..to)
@@ -127,6 +153,9 @@ impl Bits {
         other: &Bits,
         within: Range<u32>,
     ) -> Option<Range<u32>> {
+        if let (Bits::Few(word), Bits::Few(others)) = (self, other) {
+            return run_of(!(word | others) & mask(&within, 0));
+        }
         let mut at = within.start;
         while at < within.end {
             let from = self.first(at..within.end, false)?;

@@ -71,12 +71,12 @@ impl Cache {
         self.find(page).or_else(|| self.index.range(page..).next().map(|(_, id)| *id))
     }
 
-    /// Pages around `page` that are in no folio, up to `within`.
-    pub(crate) fn gap(&self, page: u64, within: Range<u64>) -> Range<u64> {
-        let before = self.index.range(..=page).next_back();
-        let from = before.map_or(0, |(_, id)| self.folio(*id).end());
-        let to = self.index.range(page..).next().map_or(u64::MAX, |(start, _)| *start);
-        from.max(within.start)..to.min(within.end)
+    /// Up to where, and at most to `end`, pages are in no folio from `page` on, which is in none.
+    pub(crate) fn free_to(&self, page: u64, end: u64) -> u64 {
+        if end <= page + 1 {
+            return end;
+        }
+        self.index.range(page..end).next().map_or(end, |(start, _)| *start)
     }
 
     /// Adds a folio with nothing up to date. No other has its pages (C1).

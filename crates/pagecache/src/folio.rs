@@ -89,7 +89,7 @@ impl Folio {
 
     /// Copies bytes of the folio, from `from` on, to a request.
     pub(crate) fn copy_out(&self, from: usize, to: &Bufs, at: usize, len: usize) {
-        to.put_from(at, &self.memory.bufs(), from, len);
+        to.put_from(at, self.memory.bufs(), from, len);
     }
 
     /// Puts the folio on other memory of the same size, with the same contents (FO1).
@@ -100,7 +100,7 @@ impl Folio {
         while let Some(run) = self.uptodate.next_run(at..self.pages()) {
             let from = run.start as usize * block::PAGE;
             let len = run.len() * block::PAGE;
-            memory.bufs().put_from(from, &self.memory.bufs(), from, len);
+            memory.bufs().put_from(from, self.memory.bufs(), from, len);
             at = run.end;
         }
         let old = std::mem::replace(&mut self.memory, memory);
@@ -114,6 +114,11 @@ impl Folio {
             writing.clear(pages);
             writing.any()
         });
+    }
+
+    /// The first run of pages that are neither up to date nor being read.
+    pub(crate) fn next_to_read(&self, pages: Range<u32>) -> Option<Range<u32>> {
+        self.uptodate.next_run_in_neither(&self.reading, pages)
     }
 
     /// The first run of pages that are dirty and not being written.

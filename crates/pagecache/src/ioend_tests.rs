@@ -290,6 +290,9 @@ fn an_ioend_costs_one_allocation_if_it_has_many_segments_and_else_none() {
     Lab::new(1, 8).run(async |_| {
         let below: Rc<dyn BlockDevice> = Rc::new(queue::Null::new("null", Sector(SECTORS)));
         let cache = cache(&below, QUIET);
+        // Folios of a page each, as no writer goes on from one to the next.
+        allocations(&cache, 0..2048, 2).await;
+        allocations(&cache, 1..2048, 2).await;
         // The lists grow until they have been used once.
         allocations(&cache, 0..2048, 1).await;
         let before = get(&cache, |c| &c.ioends);

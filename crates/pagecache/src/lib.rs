@@ -58,7 +58,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Limits, PAGE, SECTOR_SIZE, Sector};
-use reactor::{Grace, WaitList};
+use reactor::{Grace, WaitList, Workers};
 
 pub use config::Config;
 #[doc(hidden)]
@@ -93,6 +93,7 @@ pub struct PageCache {
     errors: errors::Errors,
     pacing: pacing::Pacing,
     ahead: readahead::Streams,
+    misses_at_work: Workers<read::Miss>,
     hits: Cell<u64>,
     misses: Cell<u64>,
     evicted: Cell<u64>,
@@ -147,6 +148,7 @@ impl PageCache {
             errors: errors::Errors::default(),
             pacing: pacing::Pacing::new(&config),
             ahead: readahead::Streams::new(&config),
+            misses_at_work: read::misses(),
             hits: Cell::new(0),
             misses: Cell::new(0),
             evicted: Cell::new(0),

@@ -19,9 +19,18 @@ impl Pins {
         Pins { of: of.clone(), folios: SmallVec::new() }
     }
 
-    pub(crate) fn add(&mut self, id: FolioId) {
-        self.of.cache.borrow_mut().folio_mut(id).pins += 1;
+    /// One more, which lies behind those that are there; where it ends.
+    pub(crate) fn add(&mut self, id: FolioId) -> u64 {
         self.folios.push(id);
+        let mut cache = self.of.cache.borrow_mut();
+        let folio = cache.folio_mut(id);
+        folio.pins += 1;
+        folio.end()
+    }
+
+    /// Which they are, ascending. None of them goes, so each has the pages that it had.
+    pub(crate) fn folios(&self) -> &[FolioId] {
+        &self.folios
     }
 
     /// Takes them back in the same step in which they were added: nobody has seen them, so nobody

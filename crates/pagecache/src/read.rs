@@ -8,11 +8,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Bio, Bufs, Class, Opener, PAGE, SECTOR_SHIFT, Sector, Status};
-use reactor::BioFuture;
-use smallvec::SmallVec;
+use reactor::{BioFuture, Workers};
+use smallvec::{SmallVec, smallvec};
 
 use crate::arena::{ORDER_MAX, Piece};
 use crate::cache::FolioId;
+use crate::folio::Folio;
 use crate::pin::Pins;
 use crate::{PAGE_SECTORS, PageCache};
 
@@ -32,10 +33,50 @@ pub(crate) fn order_at(start: u64, end: u64) -> u8 {
     u8::try_from(aligned.min(fits)).expect("at most ORDER_MAX")
 }
 
+/// Reads that wait for the device below, or for memory; more wait for their turn. Chosen: more than
+/// clients send at once.
+const MISSES_MAX: usize = 1 << 16;
+
+/// Runs of pages, each of one folio, that follow one another on the device.
+type Runs = SmallVec<[(FolioId, Range<u32>); 1]>;
+
+/// Pages that are to be read from below at once.
+struct Missing {
+    /// The first of them.
+    first: u64,
+    runs: Runs,
+    bufs: Bufs,
+}
+
+impl Missing {
+    /// Whether `count` pages from `at` on join it, in a read of at most `pages_max`.
+    fn is_joined_by(&self, at: u64, count: usize, pages_max: u64) -> bool {
+        let so_far = (self.bufs.len_bytes() / PAGE) as u64;
+        at == self.first + so_far && so_far + count as u64 <= pages_max
+    }
+}
+
 /// A read of the device below, and where its data goes.
 struct Fill {
-    folios: SmallVec<[(FolioId, Range<u32>); 1]>,
+    runs: Runs,
     read: BioFuture,
+}
+
+/// A read of which not all is cached: of that, its first `done` bytes have been copied out.
+pub(crate) struct Miss {
+    of: Rc<PageCache>,
+    bio: Bio,
+    done: u64,
+}
+
+/// The tasks that serve misses.
+pub(crate) fn misses() -> Workers<Miss> {
+    Workers::new(MISSES_MAX, async |Miss { of, bio, done }: Miss| {
+        let from = bio.sector.bytes();
+        let bytes = from..from + bio.len.bytes();
+        let status = of.read_missing(&bytes, &bio.bufs, bio.class, done).await.into();
+        bio.complete(status);
+    })
 }
 
 impl PageCache {
@@ -50,11 +91,7 @@ impl PageCache {
         if hit {
             return bio.complete(Status::Ok);
         }
-        let me = self.rc();
-        reactor::spawn(async move {
-            let status = me.read_missing(&bytes, &bio.bufs, bio.class, done).await.into();
-            bio.complete(status);
-        });
+        self.misses_at_work.push(Miss { of: self.rc(), bio, done });
     }
 
     /// Copies out what is up to date, from `done` bytes on up to the first that is not. Returns
@@ -119,13 +156,13 @@ impl PageCache {
                 self.wait_for_memory().await?;
                 continue;
             };
-            self.fill(&pages, class).await?;
-            if self.is_uptodate(&pages) {
+            self.fill(&pins, &pages, class).await?;
+            if self.is_uptodate(&pins, &pages) {
                 return Ok(pins);
             }
             // Others read some of it: their read may end well, or fail and be tried again here.
-            self.changed.wait_for(|| !self.is_being_read(&pages)).await;
-            if self.is_uptodate(&pages) {
+            self.changed.wait_for(|| !self.is_being_read(&pins, &pages)).await;
+            if self.is_uptodate(&pins, &pages) {
                 return Ok(pins);
             }
         }
@@ -140,16 +177,15 @@ impl PageCache {
             let id = match found {
                 Some(id) => id,
                 None => {
-                    let gap = self.cache.borrow().gap(at, pages.clone());
-                    let Some(id) = self.make_folio(at, gap.end) else {
+                    let end = self.cache.borrow().free_to(at, pages.end);
+                    let Some(id) = self.make_folio(at, end) else {
                         pins.undo();
                         return None;
                     };
                     id
                 }
             };
-            pins.add(id);
-            at = self.cache.borrow().folio(id).end();
+            at = pins.add(id);
         }
         Some(pins)
     }
@@ -168,46 +204,35 @@ impl PageCache {
 
     /// Memory of `order`, for which clean folios go where that helps.
     pub(crate) fn take_memory(&self, order: u8) -> Option<Piece> {
-        match self.memory.take(order) {
-            None if self.make_room(order) => self.memory.take(order),
-            taken => taken,
-        }
+        self.memory.take(order).or_else(|| self.make_room(order))
     }
 
-    fn is_uptodate(&self, pages: &Range<u64>) -> bool {
-        self.all_of(pages, |folio, inside| folio.uptodate.all_in(inside))
+    fn is_uptodate(&self, pins: &Pins, pages: &Range<u64>) -> bool {
+        self.all_of(pins, |folio| folio.uptodate.all_in(&folio.inside(pages)))
     }
 
-    fn is_being_read(&self, pages: &Range<u64>) -> bool {
-        !self.all_of(pages, |folio, inside| !folio.reading.any_in(inside))
+    fn is_being_read(&self, pins: &Pins, pages: &Range<u64>) -> bool {
+        !self.all_of(pins, |folio| !folio.reading.any_in(&folio.inside(pages)))
     }
 
-    /// Whether each page is in a folio and `holds` for each of them.
-    fn all_of(
-        &self,
-        pages: &Range<u64>,
-        holds: impl Fn(&crate::folio::Folio, &Range<u32>) -> bool,
-    ) -> bool {
+    fn all_of(&self, pins: &Pins, holds: impl Fn(&Folio) -> bool) -> bool {
         let cache = self.cache.borrow();
-        let mut at = pages.start;
-        while at < pages.end {
-            let Some(id) = cache.find(at) else { return false };
-            let folio = cache.folio(id);
-            if !holds(folio, &folio.inside(pages)) {
-                return false;
-            }
-            at = folio.end();
-        }
-        true
+        pins.folios().iter().all(|id| holds(cache.folio(*id)))
     }
 
-    /// Reads what is neither up to date nor being read. The folios are there and pinned.
-    async fn fill(&self, pages: &Range<u64>, class: Class) -> Result<(), Status> {
+    /// Reads what is neither up to date nor being read. `pins` has the folios of all `pages`.
+    async fn fill(&self, pins: &Pins, pages: &Range<u64>, class: Class) -> Result<(), Status> {
+        let missing = self.missing(pins, pages);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let fills: SmallVec<[Fill; 2]> =
+            missing.into_iter().map(|missing| self.read_below(missing, class)).collect();
         let mut worst = Ok(());
-        for Fill { folios, read } in self.start_fills(pages, class) {
+        for Fill { runs, read } in fills {
             let status = read.await;
             let mut cache = self.cache.borrow_mut();
-            for (id, run) in folios {
+            for (id, run) in runs {
                 let folio = cache.folio_mut(id);
                 folio.reading.clear(&run);
                 if status.is_ok() {
@@ -221,54 +246,36 @@ impl PageCache {
         worst
     }
 
-    fn start_fills(&self, pages: &Range<u64>, class: Class) -> SmallVec<[Fill; 2]> {
-        let mut fills = SmallVec::new();
-        let pages_max = u64::from(self.limits.max_io_bytes) / PAGE as u64;
-        // One read of neighbours: its first page, what it fills, and where.
-        let (mut first, mut folios, mut bufs) = (0, SmallVec::new(), Bufs::new());
-        let mut next = pages.start;
-        while next < pages.end {
-            let (id, found) = {
-                let cache = self.cache.borrow();
-                let id = cache.find(next).expect("the folios are there");
-                let folio = cache.folio(id);
-                let wanted = folio.inside(&(next..pages.end));
-                let missing = folio.uptodate.next_run_in_neither(&folio.reading, wanted);
-                next = folio.end();
-                (id, missing.map(|run| (folio.start, run)))
-            };
-            let Some((start, run)) = found else { continue };
-            next = start + u64::from(run.end);
-            let at = start + u64::from(run.start);
-            let so_far = (bufs.len_bytes() / PAGE) as u64;
-            let joins = so_far > 0 && at == first + so_far;
-            if so_far > 0 && (!joins || so_far + run.len() as u64 > pages_max.max(1)) {
-                let (folios, bufs) = (std::mem::take(&mut folios), std::mem::take(&mut bufs));
-                fills.push(self.read_below(first, folios, bufs, class));
-            }
-            if bufs.is_empty() {
-                first = at;
-            }
-            let mut cache = self.cache.borrow_mut();
+    /// What of `pages` is neither up to date nor being read; from now on it is being read, with a
+    /// pin for each run.
+    fn missing(&self, pins: &Pins, pages: &Range<u64>) -> SmallVec<[Missing; 2]> {
+        let pages_max = (u64::from(self.limits.max_io_bytes) / PAGE as u64).max(1);
+        let mut all = SmallVec::<[Missing; 2]>::new();
+        let mut cache = self.cache.borrow_mut();
+        for id in pins.folios().iter().copied() {
             let folio = cache.folio_mut(id);
-            folio.reading.set(&run);
-            folio.pins += 1;
-            bufs.push(folio.slice(&run));
-            folios.push((id, run));
+            let inside = folio.inside(pages);
+            while let Some(run) = folio.next_to_read(inside.clone()) {
+                folio.reading.set(&run);
+                folio.pins += 1;
+                let (at, slice) = (folio.start + u64::from(run.start), folio.slice(&run));
+                match all.last_mut().filter(|m| m.is_joined_by(at, run.len(), pages_max)) {
+                    Some(before) => {
+                        before.bufs.push(slice);
+                        before.runs.push((id, run));
+                    }
+                    None => {
+                        let (runs, bufs) = (smallvec![(id, run)], slice.into());
+                        all.push(Missing { first: at, runs, bufs });
+                    }
+                }
+            }
         }
-        if !bufs.is_empty() {
-            fills.push(self.read_below(first, folios, bufs, class));
-        }
-        fills
+        all
     }
 
-    fn read_below(
-        &self,
-        first: u64,
-        folios: SmallVec<[(FolioId, Range<u32>); 1]>,
-        bufs: Bufs,
-        class: Class,
-    ) -> Fill {
+    fn read_below(&self, missing: Missing, class: Class) -> Fill {
+        let Missing { first, runs, bufs } = missing;
         let at = Sector(first * PAGE_SECTORS);
         let room = small((self.limits.capacity - at).bytes());
         let bufs = if bufs.len_bytes() > room { bufs.slice(0..room) } else { bufs };
@@ -277,7 +284,7 @@ impl PageCache {
         let below = &*self.below;
         let read =
             reactor::io_by(Opener::NOBODY, below, block::Op::Read, flags, class, (at, len), bufs);
-        Fill { folios, read }
+        Fill { runs, read }
     }
 
     /// Waits until there may be memory, of which none could be had just now: something has been

@@ -7,7 +7,6 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use block::Opener;
-use policy::folio_order;
 
 use crate::config::Config;
 
@@ -58,8 +57,7 @@ impl Streams {
 
     /// `opener` writes `pages`, and the first of them is in no folio: the order of the one to make.
     pub(crate) fn write_order(&self, opener: Opener, pages: &Range<u64>) -> u8 {
-        let run = self.writes.borrow_mut().on_write(opener.0, pages.clone());
-        folio_order(pages.start, pages.end - pages.start, run)
+        self.writes.borrow_mut().on_write(opener.0, pages)
     }
 
     /// How often was read ahead, and how many pages in all.

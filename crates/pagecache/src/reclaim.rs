@@ -5,22 +5,21 @@
 //! - RC1 Only folios that are idle go: nothing of them is dirty, in flight or referred to.
 //! - RC2 For one folio no more than twice its size is let go.
 use crate::PageCache;
-use crate::arena::{bytes_of, charge_of};
+use crate::arena::{Piece, bytes_of, charge_of};
 
 impl PageCache {
-    /// Lets folios go until a piece of `order` may be had, or as many were let go as that is
-    /// worth. Whether any was.
-    pub(crate) fn make_room(&self, order: u8) -> bool {
+    /// Lets folios go until a piece of `order` can be had; `None` when as many were let go as that
+    /// is worth, or none can be.
+    pub(crate) fn make_room(&self, order: u8) -> Option<Piece> {
         let mut freed = 0;
         // Pieces lie scattered: after twice as much the caller tries a smaller one.
         while freed < 2 * bytes_of(order) {
-            let Some(bytes) = self.evict_one() else { break };
-            freed += bytes;
-            if self.memory.take(order).is_some() {
-                return true;
+            freed += self.evict_one()?;
+            if let Some(piece) = self.memory.take(order) {
+                return Some(piece);
             }
         }
-        freed > 0
+        None
     }
 
     /// Lets one idle folio go; how many bytes that sets free.

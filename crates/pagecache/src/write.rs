@@ -36,7 +36,8 @@ impl PageCache {
         let bytes = from..from + bio.len.bytes();
         let fua = (bio.flags.contains(Flags::FUA) && !self.has(Mutation::IgnoreFua))
             .then(|| self.errors.flush_errors());
-        let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener);
+        let now = now(); // Once: it costs as much as a look-up.
+        let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener, now);
         if fua.is_some() || stopped.is_err() {
             let me = self.rc();
             return reactor::spawn(async move {
@@ -44,7 +45,7 @@ impl PageCache {
                 bio.complete(status.into());
             });
         }
-        match self.pacing.wrote(bio.opener, bio.len.bytes(), self.dirty_bytes(), now()) {
+        match self.pacing.wrote(bio.opener, bio.len.bytes(), self.dirty_bytes(), now) {
             None => bio.complete(Status::Ok),
             Some(pause) => {
                 self.below.dirtier_waited();
@@ -69,7 +70,7 @@ impl PageCache {
         let mut pins: Option<Pins> = None;
         // The obstacle may have gone since, and nobody will say so again.
         if let Err((done, _)) = stopped {
-            stopped = self.copy_in(bytes, from, done, opener);
+            stopped = self.copy_in(bytes, from, done, opener, now());
         }
         while let Err((done, obstacle)) = stopped {
             drop(pins.take());
@@ -91,7 +92,7 @@ impl PageCache {
                 }
                 Obstacle::Discard(pages) => self.discards.passed(&pages, &self.changed).await,
             }
-            stopped = self.copy_in(bytes, from, done, opener);
+            stopped = self.copy_in(bytes, from, done, opener, now());
         }
         if let Some(flush_errors) = fua {
             return self.sync_range(pages_of(bytes), flush_errors).await;
@@ -111,16 +112,17 @@ impl PageCache {
         from: &Bufs,
         mut done: u64,
         opener: Opener,
+        now: Nanos,
     ) -> Result<(), (u64, Obstacle)> {
         if done == 0
-            && let Some(time) = self.pacing.owes(opener, self.dirty_bytes(), now())
+            && let Some(time) = self.pacing.owes(opener, self.dirty_bytes(), now)
         {
             return Err((0, Obstacle::Owes(time)));
         }
         let mut stopped = Ok(());
         while bytes.start + done < bytes.end {
             let at = bytes.start + done;
-            match self.copy_into_one(at..bytes.end, from, done, opener) {
+            match self.copy_into_one(at..bytes.end, from, done, opener, now) {
                 Ok(len) => done += len,
                 Err(obstacle) => {
                     stopped = Err((done, obstacle));
@@ -140,6 +142,7 @@ impl PageCache {
         from: &Bufs,
         done: u64,
         opener: Opener,
+        now: Nanos,
     ) -> Result<u64, Obstacle> {
         let page = PAGE as u64;
         let pages = pages_of(&bytes);
@@ -183,7 +186,7 @@ impl PageCache {
         let folio = cache.folio(id);
         folio.copy_in(small(bytes.start - base), from, small(done), small(len));
         cache.order.touch(id.0);
-        cache.mark_dirty(id, &inside, now(), self.round.get());
+        cache.mark_dirty(id, &inside, now, self.round.get());
         Ok(len)
     }
 
@@ -217,11 +220,9 @@ impl PageCache {
     /// for a writer that goes on and on.
     fn folio_to_write(&self, pages: &Range<u64>, opener: Opener) -> Option<FolioId> {
         let order = self.ahead.write_order(opener, pages);
-        let start = pages.start & !((1 << order) - 1);
-        let gap = self.cache.borrow().gap(pages.start, 0..self.device_pages());
-        if start == pages.start && start + (1 << order) <= gap.end {
-            return self.make_folio(start, start + (1 << order));
-        }
-        self.make_folio(pages.start, pages.end.min(gap.end))
+        let (start, device_end) = (pages.start, self.device_pages());
+        let end = start + (1 << order);
+        let free_to = self.cache.borrow().free_to(start, end.max(pages.end).min(device_end));
+        self.make_folio(start, if end <= free_to { end } else { pages.end.min(free_to) })
     }
 }

@@ -90,6 +90,63 @@ fn a_read_hit_and_a_write_hit_allocate_nothing() {
     assert_eq!(reads, 0, "read hits");
 }
 
+/// What a figure of `cache_stat` is.
+fn told(reactor: &Reactor, cache: &Rc<PageCache>, name: &'static str) -> u64 {
+    let cache = cache.clone();
+    reactor.block_on(async move {
+        let stat = cache.get_attribute("cache_stat".to_owned()).await.expect("told");
+        let found = stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse().ok());
+        found.expect("there")
+    })
+}
+
+#[test]
+fn a_write_hit_reads_the_clock_once_and_a_read_hit_never() {
+    const COUNT: u64 = 1000;
+    let reactor = still::core();
+    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, Mutation::None));
+    let looks = |reads: bool| {
+        let cache = cache.clone();
+        reactor.block_on(async move {
+            put(&*cache, 7, data()).await;
+            let before = still::looks();
+            for _ in 0..COUNT {
+                if reads { get(&*cache, 7, data()).await } else { put(&*cache, 7, data()).await }
+            }
+            still::looks() - before
+        })
+    };
+    assert_eq!((looks(false), looks(true)), (COUNT, 0));
+}
+
+/// Each miss is served by a task that is kept; what is left are nodes of the indices.
+#[test]
+fn a_read_miss_starts_no_task() {
+    const COUNT: u64 = 20_000;
+    let reactor = still::core();
+    let cache = cache(&reactor, mem(512), config("read_ahead_kb 0", 16 << 20, Mutation::None));
+    // A step that is prime to the pages of the device: none comes again before all have.
+    let page = |nth: u64| nth * 65_537 % (512 * 256);
+    let made =
+        allocations(&reactor, &cache, COUNT, async move |c, n| get(c, page(n), data()).await);
+    assert!(told(&reactor, &cache, "read_misses") >= 2 * COUNT, "all of them were to be misses");
+    assert!(made < COUNT / 2, "{made} allocations for {COUNT} misses");
+}
+
+/// The 4096 pages of 16 MiB make 17 folios when each is as large as its writer's run.
+#[test]
+fn small_writes_in_order_make_few_folios() {
+    let reactor = still::core();
+    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, Mutation::None));
+    let writing = cache.clone();
+    reactor.block_on(async move {
+        for page in 0..4096 {
+            put(&*writing, page, data()).await;
+        }
+    });
+    assert_eq!(told(&reactor, &cache, "folios"), 17);
+}
+
 #[test]
 fn memory_is_bound_to_one_percent() {
     const LIMIT: u64 = 256 * MIB;
@@ -113,11 +170,7 @@ fn memory_is_bound_to_one_percent() {
         made = Some(cache);
     });
     let cache = made.expect("it was made");
-    let told = reactor.block_on(async move {
-        let stat = cache.clone().get_attribute("cache_stat".to_owned()).await.expect("told");
-        let line = stat.lines().find_map(|l| l.strip_prefix("memory_used_bytes "));
-        line.expect("there").parse::<u64>().expect("a number")
-    });
+    let told = told(&reactor, &cache, "memory_used_bytes");
     let taken = u64::try_from(memory.bytes_current).expect("it takes memory");
     println!("limit {LIMIT}, told {told}, taken {taken}");
     assert!((LIMIT / 100 * 97..=LIMIT).contains(&told), "{told} of {LIMIT} bytes are told");

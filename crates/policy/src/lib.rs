@@ -30,7 +30,7 @@ pub use evict::S3Fifo;
 pub use idle::{Ages, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Look, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use rate::RateLimit;
-pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams, folio_order};
+pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams};
 pub use sweep::{Run, Sweep};
 pub use tail_limit::TailLimit;
 pub use watermarks::{Watermarks, WatermarksError};

@@ -38,11 +38,29 @@ struct Stream {
     goes_on: bool,
     /// The last window; 0 while there was none.
     window: u32,
+    /// Where a request begins that goes on with it: from here on, and no more than `span` behind.
+    from: u64,
+    span: u64,
     /// Up to where was read ahead.
     ahead_end: u64,
     /// A read of this page or a later one asks for the next window.
     marker: u64,
     used_at: u64,
+}
+
+impl Stream {
+    /// Works out anew which requests go on with it.
+    fn settle(&mut self) {
+        let behind = if self.goes_on { REORDER_PAGES } else { 1 };
+        let ahead = if self.window > 0 { REORDER_PAGES } else { 0 };
+        self.from = self.next.saturating_sub(behind);
+        self.span = self.next.saturating_add(ahead) - self.from;
+    }
+
+    /// Pages in order up to `page`.
+    fn run_before(&self, page: u64) -> u64 {
+        self.run.saturating_sub(self.next - page)
+    }
 }
 
 /// The streams of all openers of a device, of reads or of writes.
@@ -75,6 +93,7 @@ impl Streams {
             let asked = u32::try_from(pages.end - pages.start).unwrap_or(u32::MAX);
             stream.window = first_window(asked, max_pages);
             stream.ahead_end = stream.next;
+            stream.settle();
         } else if pages.end > stream.marker {
             stream.window = next_window(stream.window, max_pages);
         } else {
@@ -86,12 +105,25 @@ impl Streams {
         Some(from..stream.ahead_end)
     }
 
-    /// `opener` writes `pages`: how many pages it has written in order just before them.
-    pub fn on_write(&mut self, opener: u32, pages: Range<u64>) -> u64 {
-        match self.follow(opener, &pages) {
-            Some((stream, _)) => stream.run.saturating_sub(stream.next - pages.start),
-            None => 0,
+    /// `opener` writes `pages`, of which the first is in no folio: the order of the one to make.
+    /// Writes into that are not told, so the next one of the stream is looked for behind it.
+    pub fn on_write(&mut self, opener: u32, pages: &Range<u64>) -> u8 {
+        let left = pages.end - pages.start;
+        let Some(stream) = self.writer(opener, pages) else {
+            return folio_order(pages.start, left, 0);
+        };
+        let order = folio_order(pages.start, left, stream.run_before(pages.start));
+        let end = pages.start + (1 << order);
+        if end > stream.next {
+            stream.run += end - stream.next;
+            stream.next = end;
+            stream.settle();
         }
+        order
+    }
+
+    fn writer(&mut self, opener: u32, pages: &Range<u64>) -> Option<&mut Stream> {
+        self.follow(opener, pages).map(|(stream, _)| stream)
     }
 
     /// Forgets the streams of an opener.
@@ -118,10 +150,12 @@ impl Streams {
         // who reads at random has it with every read.
         let (mut nearest, mut distance) = (None, u64::MAX);
         let mut own = Oldest::default();
-        for (nth, s) in self.rows.iter().enumerate().filter(|(_, s)| s.opener == opener) {
-            let behind = if s.goes_on { REORDER_PAGES } else { 1 };
-            let ahead = if s.window > 0 { REORDER_PAGES } else { 0 };
-            let goes_on = pages.start + behind >= s.next && pages.start <= s.next + ahead;
+        for (nth, s) in self.rows.iter().enumerate() {
+            if s.opener != opener {
+                continue;
+            }
+            // One comparison, as what lies before `from` wraps around.
+            let goes_on = pages.start.wrapping_sub(s.from) <= s.span;
             if goes_on && s.next.abs_diff(pages.start) < distance {
                 (nearest, distance) = (Some(nth), s.next.abs_diff(pages.start));
             }
@@ -139,6 +173,7 @@ impl Streams {
             stream.run += (pages.end - stream.next).min(asked);
             stream.next = pages.end;
             stream.goes_on = true;
+            stream.settle();
         }
         if stream.goes_on { Some((stream, is_ahead)) } else { None } // RA1
     }
@@ -146,16 +181,19 @@ impl Streams {
     /// RA3: a new stream, in the place of the opener's oldest if it has enough, or of the oldest of
     /// all when the table is full.
     fn start(&mut self, opener: u32, pages: &Range<u64>, own: Oldest) {
-        let stream = Stream {
+        let mut stream = Stream {
             opener,
             next: pages.end,
             run: pages.end - pages.start,
             goes_on: false,
             window: 0,
+            from: 0,
+            span: 0,
             ahead_end: 0,
             marker: 0,
             used_at: self.clock,
         };
+        stream.settle();
         let mut of = own;
         if of.rows < STREAMS_OF_OPENER && self.rows.len() >= STREAMS_MAX {
             of = Oldest::default();
@@ -208,8 +246,7 @@ fn next_window(size: u32, max: u32) -> u32 {
 /// The order of the folio to begin at `page`, when `left` pages are written (or read) from there
 /// on, by one who did so in order for `run` pages before: the largest that is aligned, and that the
 /// request fills or that doubles what was written, up to [`ORDER_MAX`].
-#[must_use]
-pub fn folio_order(page: u64, left: u64, run: u64) -> u8 {
+fn folio_order(page: u64, left: u64, run: u64) -> u8 {
     let wanted = left.max(run).max(1).ilog2();
     let order = wanted.min(page.trailing_zeros()).min(u32::from(ORDER_MAX));
     u8::try_from(order).expect("at most ORDER_MAX")

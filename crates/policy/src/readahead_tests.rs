@@ -91,14 +91,36 @@ fn reads_in_flight_that_change_places_are_still_one_stream() {
 fn small_writes_in_order_make_one_run() {
     let mut streams = Streams::new();
     // 1 KiB each: four in a page.
-    let runs: Vec<u64> = (0..12u64).map(|k| streams.on_write(1, k / 4..k / 4 + 1)).collect();
+    let run = |streams: &mut Streams, opener, pages: Range<u64>| {
+        streams.writer(opener, &pages).map_or(0, |s| s.run_before(pages.start))
+    };
+    let runs: Vec<u64> = (0..12u64).map(|k| run(&mut streams, 1, k / 4..k / 4 + 1)).collect();
     assert_eq!(runs, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
-    assert_eq!(streams.on_write(1, 3..67), 3);
-    assert_eq!(streams.on_write(1, 67..68), 67);
-    assert_eq!(streams.on_write(2, 68..69), 0);
-    assert_eq!(streams.on_write(1, 500..501), 0);
+    assert_eq!(run(&mut streams, 1, 3..67), 3);
+    assert_eq!(run(&mut streams, 1, 67..68), 67);
+    assert_eq!(run(&mut streams, 2, 68..69), 0);
+    assert_eq!(run(&mut streams, 1, 500..501), 0);
     streams.forget(1);
-    assert_eq!((streams.on_write(1, 68..69), streams.len()), (0, 2));
+    assert_eq!((run(&mut streams, 1, 68..69), streams.len()), (0, 2));
+}
+
+/// A write into a folio that is there is not told, so the stream of a writer of single pages seemed
+/// to end at each folio of more than one, and no folio was ever larger than two pages.
+#[test]
+fn a_writer_of_single_pages_gets_large_folios() {
+    for opener in [1, 2] {
+        let mut streams = Streams::new();
+        let (mut page, mut orders) = (0, Vec::new());
+        while page < 4096 {
+            let order = streams.on_write(opener, &(page..page + 1));
+            orders.push(order);
+            page += 1 << order;
+        }
+        assert_eq!(orders, [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9, 9, 9, 9]);
+        assert_eq!(streams.len(), 1);
+        // Who jumps begins anew.
+        assert_eq!(streams.on_write(opener, &(8192..8193)), 0);
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 30
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-leaf-cost bench-nbd bench-noclone bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -78,6 +78,9 @@ bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted,
 
 bench-iomap: ## writeback of a page cache: the mapping called for each page, and once a run
 	$(CARGO) run --release --locked -p bench --bin iomap -- $(ARGS)
+
+bench-leaf-cost: setup ## instructions and allocations of a request to a leaf, its throttle on and off
+	$(CARGO) run --release --locked -p bench --bin leaf-cost
 
 bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
 	$(CARGO) build --release --locked -p millpond

@@ -52,6 +52,19 @@ impl Bits {
         }
     }
 
+    /// The word that all of `range` lies in, and its first bit; nothing when there is none such.
+    fn word_with(&self, range: &Range<u32>) -> Option<(u64, u32)> {
+        let word = self.words().get((range.start / WORD) as usize)?;
+        let first = range.start / WORD * WORD;
+        (range.end <= first + WORD).then_some((*word, first))
+    }
+
+    fn word_with_mut(&mut self, range: &Range<u32>) -> Option<(&mut u64, u32)> {
+        let word = self.words_mut().get_mut((range.start / WORD) as usize)?;
+        let first = range.start / WORD * WORD;
+        (range.end <= first + WORD).then_some((word, first))
+    }
+
     /// The words that `range` touches, each with its first bit.
     fn touched(range: &Range<u32>) -> impl Iterator<Item = (usize, u32)> + use<> {
         let (from, to) = (range.start / WORD, range.end.div_ceil(WORD));
@@ -64,8 +77,8 @@ impl Bits {
 
     /// Sets a range; returns how many of it were clear.
     pub(crate) fn set(&mut self, range: &Range<u32>) -> u32 {
-        if let Bits::Few(word) = self {
-            let new = mask(range, 0) & !*word;
+        if let Some((word, first)) = self.word_with_mut(range) {
+            let new = mask(range, first) & !*word;
             *word |= new;
             return new.count_ones();
         }
@@ -81,8 +94,8 @@ impl Bits {
 
     /// Clears a range; returns how many of it were set.
     pub(crate) fn clear(&mut self, range: &Range<u32>) -> u32 {
-        if let Bits::Few(word) = self {
-            let old = mask(range, 0) & *word;
+        if let Some((word, first)) = self.word_with_mut(range) {
+            let old = mask(range, first) & *word;
             *word &= !old;
             return old.count_ones();
         }
@@ -103,8 +116,8 @@ impl Bits {
 
     /// Whether any bit of a range is set.
     pub(crate) fn any_in(&self, range: &Range<u32>) -> bool {
-        if let Bits::Few(word) = self {
-            return word & mask(range, 0) != 0;
+        if let Some((word, first)) = self.word_with(range) {
+            return word & mask(range, first) != 0;
         }
         let words = self.words();
         Bits::touched(range).any(|(w, first)| words[w] & mask(range, first) != 0)
@@ -112,8 +125,8 @@ impl Bits {
 
     /// Whether all bits of a range are set.
     pub(crate) fn all_in(&self, range: &Range<u32>) -> bool {
-        if let Bits::Few(word) = self {
-            return !word & mask(range, 0) == 0;
+        if let Some((word, first)) = self.word_with(range) {
+            return !word & mask(range, first) == 0;
         }
         let words = self.words();
         Bits::touched(range).all(|(w, first)| !words[w] & mask(range, first) == 0)
@@ -139,8 +152,9 @@ impl Bits {
 
     /// The first run of set bits in `within`, cut off at its ends.
     pub(crate) fn next_run(&self, within: Range<u32>) -> Option<Range<u32>> {
-        if let Bits::Few(word) = self {
-            return run_of(word & mask(&within, 0));
+        if let Some((word, first)) = self.word_with(&within) {
+            let run = run_of(word & mask(&within, first))?;
+            return Some(first + run.start..first + run.end);
         }
         let from = self.first(within.clone(), true)?;
         let to = self.first(from..within.end, false).unwrap_or(within.end);

@@ -149,7 +149,7 @@ impl Streams {
         // The row that is nearest, and what `start` needs if there is none: all in one pass, as
         // who reads at random has it with every read.
         let (mut nearest, mut distance) = (None, u64::MAX);
-        let mut own = Oldest::default();
+        let mut own = Oldest::NONE;
         for (nth, s) in self.rows.iter().enumerate() {
             if s.opener != opener {
                 continue;
@@ -196,7 +196,7 @@ impl Streams {
         stream.settle();
         let mut of = own;
         if of.rows < STREAMS_OF_OPENER && self.rows.len() >= STREAMS_MAX {
-            of = Oldest::default();
+            of = Oldest::NONE;
             self.rows.iter().enumerate().for_each(|(nth, s)| of.look_at(nth, s));
         }
         if of.rows >= STREAMS_OF_OPENER {
@@ -208,7 +208,7 @@ impl Streams {
 }
 
 /// The least recently used one of some rows.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Oldest {
     rows: usize,
     nth: usize,
@@ -216,8 +216,10 @@ struct Oldest {
 }
 
 impl Oldest {
+    const NONE: Oldest = Oldest { rows: 0, nth: 0, used_at: u64::MAX };
+
     fn look_at(&mut self, nth: usize, stream: &Stream) {
-        if self.rows == 0 || stream.used_at < self.used_at {
+        if stream.used_at < self.used_at {
             (self.nth, self.used_at) = (nth, stream.used_at);
         }
         self.rows += 1;

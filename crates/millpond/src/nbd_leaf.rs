@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`: exports of other servers as
 //! leaves. The addresses are those of the NBD URI specification (`doc/uri.md` of
-//! github.com/NetworkBlockDevice/nbd), with `timeout` and `fence` in the query besides.
+//! github.com/NetworkBlockDevice/nbd), with `timeout`, `silence` and `fence` in the query besides.
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -18,7 +18,8 @@ use crate::bench::time;
 /// The port that IANA has given to NBD.
 const PORT: u16 = 10_809;
 const ALLOWED: &str = "nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH are allowed, \
-                       with timeout=TIME and fence=TIME in the query (?timeout=30s&fence=60s)";
+                       with timeout=TIME, silence=TIME and fence=TIME in the query \
+                       (?timeout=30s&fence=60s)";
 
 /// Where an export is, and how patient to be with its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +59,7 @@ impl NbdUri {
             match key.as_str() {
                 "socket" => socket = Some(PathBuf::from(value)),
                 "timeout" => options.timeout = a_time()?,
+                "silence" => options.silence = a_time()?,
                 "fence" => options.fence = Some(a_time()?),
                 _ => return Err(no_such(key.as_str())),
             }
@@ -147,6 +149,10 @@ impl Connect for To {
         let (peer, files) = (peer.clone(), files.clone());
         Box::pin(async move { files.connect(&peer).await })
     }
+
+    fn peer(&self) -> String {
+        self.0.to_string()
+    }
 }
 
 #[cfg(test)]
@@ -183,8 +189,10 @@ mod tests {
     #[test]
     fn patience_is_in_the_query_and_makes_no_other_export() {
         let plain = NbdUri::parse("nbd://h/x").unwrap();
-        let patient = NbdUri::parse("nbd://h:10809/x?timeout=2m&fence=90s").unwrap();
+        let word = "nbd://h:10809/x?timeout=2m&silence=5m&fence=90s";
+        let patient = NbdUri::parse(word).unwrap();
         assert_eq!(patient.options.timeout, Nanos::from_secs(120));
+        assert_eq!(patient.options.silence, Nanos::from_secs(300));
         assert_eq!(patient.options.fence, Some(Nanos::from_secs(90)));
         assert_eq!(plain.canonical(), patient.canonical());
         assert_ne!(plain.canonical(), NbdUri::parse("nbd://h/y").unwrap().canonical());

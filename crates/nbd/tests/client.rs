@@ -253,6 +253,10 @@ impl Connect for Script {
         let file = self.world.borrow_mut().connect(self.listener);
         Box::pin(async move { file.ok_or_else(|| Error::io("refused")) })
     }
+
+    fn peer(&self) -> String {
+        "script:10809".into()
+    }
 }
 
 async fn recv_exact(file: FileId, n: usize) -> Vec<u8> {
@@ -404,5 +408,5 @@ fn an_export_that_is_not_there_is_told_as_that() {
     };
     let e = machine.block_on(open).unwrap().unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
-    assert_eq!(e.to_string(), "export `disk`: no such export: it says `ask another`");
+    assert_eq!(e.to_string(), "script:10809: export `disk`: no such export: it says `ask another`");
 }

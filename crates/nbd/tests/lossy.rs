@@ -38,7 +38,8 @@ fn options(world: &WorldRef, mutation: Mutation) -> Options {
     let timeout = world.borrow_mut().rng.pick(&[2_000, 10_000, 60_000]);
     // Longer than anything takes at the server.
     let fence = Some(Nanos::from_millis(500));
-    Options { timeout: Nanos::from_millis(timeout), fence, mutation }
+    let silence = Nanos::from_millis(world.borrow_mut().rng.pick(&[50, 1_000, 120_000]));
+    Options { timeout: Nanos::from_millis(timeout), silence, fence, mutation }
 }
 
 /// Cuts the connection again and again, until told to stop.

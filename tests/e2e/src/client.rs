@@ -167,6 +167,16 @@ impl Client {
         self.call(cmd::WRITE, FUA, offset, data.len() as u64, data)
     }
 
+    /// Gives a range up.
+    pub fn trim(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.call(cmd::TRIM, 0, offset, len, &[])
+    }
+
+    /// Writes zeroes.
+    pub fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.call(cmd::WRITE_ZEROES, 0, offset, len, &[])
+    }
+
     /// Makes what was written durable.
     pub fn flush(&mut self) -> io::Result<()> {
         self.call(cmd::FLUSH, 0, 0, 0, &[])

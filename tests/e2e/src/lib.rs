@@ -7,6 +7,7 @@
 //!     ├─ pond      a test's folder, files and daemon
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
+//!     ├─ origin    other people's NBD servers, which our devices stand on
 //!     ├─ mounted   devices as files
 //!     ├─ stamp     writes blocks that say what they are; knows what a crash may leave of them
 //!     ├─ client    a small NBD client for stamps, and for what no decent client sends
@@ -27,6 +28,7 @@ pub mod daemon;
 pub mod fio;
 pub mod loops;
 pub mod mounted;
+pub mod origin;
 pub mod pond;
 pub mod process;
 pub mod published;

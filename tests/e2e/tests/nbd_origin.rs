@@ -1,101 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Exports of real servers as origins: nbdkit and qemu-storage-daemon below a linear device and
-//! below a write cache, killed and started again while a client writes.
+//! Exports of real servers as origins: nbdkit, qemu-nbd and qemu-storage-daemon below a linear
+//! device and below a write cache, killed and started again while a client writes.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use e2e::binary::{Build, millpond};
 use e2e::client::Client;
 use e2e::daemon::Daemon;
-use e2e::pond::clients;
-use e2e::process::{Job, Process, output};
+use e2e::origin::{Door, IMAGE, Kind, Origin};
+use e2e::pond::{Pond, clients};
+use e2e::process::{Job, output};
 use e2e::stamp::{BLOCK_BYTES, fill};
 use e2e::{clock, pause};
-use rustix::process::Signal;
 use tempfile::TempDir;
 
-const SIZE: u64 = 32 << 20;
-/// How long a server lives under load, and how long it is away.
-const LIVES: Duration = Duration::from_millis(1500);
-const AWAY: Duration = Duration::from_millis(100);
-const KILLS: u32 = 4;
+const SIZE: u64 = 8 << 20;
+/// Blocks of one write.
+const RUN: usize = 16;
+/// So many writes are answered before a server is killed, and so long it is away then.
+const LIVES_WRITES: u64 = 64;
+const AWAY: Duration = Duration::from_millis(50);
+const KILLS: u32 = 3;
 const WAIT: Duration = Duration::from_secs(60);
-
-/// A server of `origin.img` in a folder.
-#[derive(Clone, Copy)]
-enum Kind {
-    Nbdkit,
-    Qemu,
-}
-
-impl Kind {
-    fn program(self) -> &'static str {
-        match self {
-            Kind::Nbdkit => "nbdkit",
-            Kind::Qemu => "qemu-storage-daemon",
-        }
-    }
-
-    fn start(self, dir: &Path) -> Process {
-        let (socket, image) = (dir.join("origin.sock"), dir.join("origin.img"));
-        let _ = std::fs::remove_file(&socket); // left by one that was killed
-        let mut command = Command::new(self.program());
-        let (shown, file) = (socket.display(), image.display());
-        match self {
-            Kind::Nbdkit => {
-                command.args(["-f", "-U"]).arg(&socket).arg("file").arg(&image);
-            }
-            Kind::Qemu => {
-                command.args(["--blockdev", &format!("file,filename={file},node-name=f")]);
-                command.args(["--nbd-server", &format!("addr.type=unix,addr.path={shown}")]);
-                command.args(["--export", "nbd,id=e,node-name=f,name=disk,writable=on"]);
-            }
-        }
-        let process = Process::start(&mut command).unwrap();
-        let give_up = clock() + WAIT.as_secs_f64();
-        while !socket.exists() {
-            assert!(clock() < give_up && process.ended().is_none(), "{} is there", self.program());
-            pause(Duration::from_millis(5));
-        }
-        process
-    }
-}
-
-fn kill(server: &Process) {
-    server.signal(Signal::KILL).unwrap();
-    server.wait(WAIT).unwrap();
-}
 
 struct Ground {
     daemon: Daemon,
-    server: Process,
+    origin: Origin,
     dir: TempDir,
 }
 
-/// A daemon with devices whose origin is `ORIGIN` in these tables.
-fn ground(kind: Kind, tables: &[(&str, &str)]) -> Ground {
+/// A daemon with a device whose origin is `ORIGIN` in its table; the server belongs to the thread
+/// that calls.
+fn ground(kind: Kind, door: Door, (name, table): (&str, &str)) -> Ground {
     let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir().unwrap();
-    for (name, bytes) in [("origin.img", SIZE), ("cache.img", SIZE / 2)] {
+    for (name, bytes) in [(IMAGE, SIZE), ("cache.img", SIZE)] {
         std::fs::File::create(dir.path().join(name)).unwrap().set_len(bytes).unwrap();
     }
-    let server = kind.start(dir.path());
-    let uri = format!("nbd+unix:///disk?socket={}/origin.sock", dir.path().display());
-    let tables: Vec<(&str, String)> =
-        tables.iter().map(|(name, table)| (*name, table.replace("ORIGIN", &uri))).collect();
-    let devices: Vec<_> = tables.iter().map(|(name, table)| (*name, &**table)).collect();
+    let origin = Origin::start(kind, door, dir.path());
+    let table = table.replace("ORIGIN", &origin.uri(""));
     let program = millpond(Build::Workspace).unwrap();
-    let daemon = Daemon::start(&program, dir.path(), &devices).unwrap();
-    Ground { daemon, server, dir }
+    let daemon = Daemon::start(&program, dir.path(), &[(name, &table)]).unwrap();
+    Ground { daemon, origin, dir }
 }
 
 /// Writes the whole device in runs, in no order, `version` in every block; what fails, and what a
 /// failed flush may have lost, is written again, as any program that cares would.
-fn write_all(client: &mut Client, version: u64, until: impl Fn() -> bool) {
-    const RUN: usize = 16;
+fn write_all(client: &mut Client, version: u64, answered: &AtomicU64, until: impl Fn() -> bool) {
     let runs = SIZE as usize / BLOCK_BYTES / RUN;
     let give_up = clock() + WAIT.as_secs_f64();
     let mut rounds = 0;
@@ -108,6 +62,7 @@ fn write_all(client: &mut Client, version: u64, until: impl Fn() -> bool) {
                 fill(data, block, version);
             }
             failed |= client.write((first * BLOCK_BYTES) as u64, &data).is_err();
+            answered.fetch_add(1, Ordering::Relaxed);
         }
         failed |= client.flush().is_err();
         rounds += 1;
@@ -134,20 +89,29 @@ fn expected(dir: &Path, version: u64) -> PathBuf {
     path
 }
 
-/// Writes to `device` while its server is killed and started again; then the image is right.
-fn killed_under_load(kind: Kind, tables: &[(&str, &str)], device: &str) {
+/// Waits until so many more writes have been answered.
+fn wait_for_writes(answered: &AtomicU64, more: u64) {
+    let (give_up, from) = (clock() + WAIT.as_secs_f64(), answered.load(Ordering::Relaxed));
+    while answered.load(Ordering::Relaxed) < from + more {
+        assert!(clock() < give_up, "nobody writes");
+        pause(Duration::from_millis(5));
+    }
+}
+
+/// Writes to a device while its server is killed and started again; then the image is right.
+fn killed_under_load(kind: Kind, door: Door, device: (&str, &str)) {
     if !clients(&[kind.program(), "sha256sum"]) {
         return;
     }
-    let Ground { daemon, mut server, dir } = ground(kind, tables);
-    let killing = AtomicBool::new(true);
+    let Ground { daemon, mut origin, dir } = ground(kind, door, device);
+    let (name, killing, answered) = (device.0, AtomicBool::new(true), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let over = || !killing.load(Ordering::Relaxed);
-        let daemon = &daemon;
+        let (daemon, answered) = (&daemon, &answered);
         let writer = scope.spawn(move || {
-            let mut client = daemon.connect(device).unwrap();
-            write_all(&mut client, 1, over);
-            write_all(&mut client, 2, || true);
+            let mut client = daemon.connect(name).unwrap();
+            write_all(&mut client, 1, answered, over);
+            write_all(&mut client, 2, answered, || true);
             // What was written is read back through the device.
             let mut data = vec![0; BLOCK_BYTES];
             let mut want = data.clone();
@@ -157,57 +121,61 @@ fn killed_under_load(kind: Kind, tables: &[(&str, &str)], device: &str) {
                 assert!(data == want, "block {block}");
             }
         });
-        // On this thread: nbdkit ends with the thread that has started it.
         for _ in 0..KILLS {
-            pause(LIVES);
-            kill(&server);
+            wait_for_writes(answered, LIVES_WRITES);
+            origin.kill();
             pause(AWAY);
-            server = kind.start(dir.path());
+            origin.start_again();
         }
         killing.store(false, Ordering::Relaxed);
         writer.join().unwrap();
     });
     assert!(daemon.log().contains("connected again"), "{}", daemon.log());
-    if device == "wc" {
-        daemon.verb(&["message", "wc", "0", "flush"]).unwrap();
+    if device == CACHED {
+        daemon.verb(&["message", name, "0", "flush"]).unwrap();
     }
     daemon.terminate().unwrap();
-    kill(&server);
+    origin.kill();
     let want = sha256(&expected(dir.path(), 2));
-    assert_eq!(sha256(&dir.path().join("origin.img")), want);
+    assert_eq!(sha256(&origin.image()), want);
 }
 
-const LINEAR: &[(&str, &str)] = &[("lin", "0 65536 linear ORIGIN 0")];
-const CACHED: &[(&str, &str)] =
-    &[("wc", "0 65536 writecache s ORIGIN ./cache.img 4096 4 high_watermark 20 low_watermark 10")];
+const LINEAR: (&str, &str) = ("lin", "0 16384 linear ORIGIN 0");
+const CACHED: (&str, &str) =
+    ("wc", "0 16384 writecache s ORIGIN ./cache.img 4096 4 high_watermark 20 low_watermark 10");
 
 #[test]
 fn a_linear_device_outlives_its_nbdkit() {
-    killed_under_load(Kind::Nbdkit, LINEAR, "lin");
+    killed_under_load(Kind::Nbdkit, Door::Tcp, LINEAR);
+}
+
+#[test]
+fn a_linear_device_outlives_its_qemu_nbd() {
+    killed_under_load(Kind::QemuNbd, Door::Tcp, LINEAR);
 }
 
 #[test]
 fn a_linear_device_outlives_its_qemu_storage_daemon() {
-    killed_under_load(Kind::Qemu, LINEAR, "lin");
+    killed_under_load(Kind::QemuStorageDaemon, Door::Unix, LINEAR);
 }
 
 #[test]
 fn a_write_cache_outlives_the_nbdkit_of_its_origin() {
-    killed_under_load(Kind::Nbdkit, CACHED, "wc");
+    killed_under_load(Kind::Nbdkit, Door::Unix, CACHED);
 }
 
 #[test]
 fn a_write_cache_outlives_the_qemu_storage_daemon_of_its_origin() {
-    killed_under_load(Kind::Qemu, CACHED, "wc");
+    killed_under_load(Kind::QemuStorageDaemon, Door::Tcp, CACHED);
 }
 
 #[test]
 fn one_daemon_is_the_origin_of_another_and_bench_drives_it() {
     let files = [("disk.img", SIZE)];
-    let below = e2e::pond::Pond::start(&files, &[("disk", "0 65536 linear ./disk.img 0")]);
+    let below = Pond::start(&files, &[("disk", "0 16384 linear ./disk.img 0")]);
     let (uri, bench) = (below.uri("disk"), millpond(Build::Workspace).unwrap());
-    let table = format!("0 65536 linear {uri} 0");
-    let above = e2e::pond::Pond::start(&[], &[("top", &table)]);
+    let table = format!("0 16384 linear {uri} 0");
+    let above = Pond::start(&[], &[("top", &table)]);
     for uri in [uri, above.uri("top")] {
         let mut command = Command::new(&bench);
         command.args(["bench", "--uri", &uri, "--rw", "randrw", "--iodepth", "32", "--jobs", "2"]);

@@ -61,7 +61,7 @@ impl Client {
         if export.len() > NAME_BYTES_MAX {
             return Err(Error::invalid("the export's name has more than 4096 bytes"));
         }
-        let (file, terms) = dial(&connect, export).await?;
+        let (file, terms) = dial(&connect, export, options.timeout).await?;
         let limits = match terms.limits() {
             Ok(limits) => limits,
             Err(why) => {

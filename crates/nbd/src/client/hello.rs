@@ -103,6 +103,16 @@ impl Hello {
         }
     }
 
+    /// What the server has to say next, for people.
+    pub fn waits_for(&self) -> &'static str {
+        match self.stage {
+            Stage::Greeting => "its greeting",
+            Stage::Structured => "its answer to STRUCTURED_REPLY",
+            Stage::Go => "its answer to GO",
+            Stage::Old => "its answer to EXPORT_NAME",
+        }
+    }
+
     /// Takes at most one message off `input` and appends what is to be said to `out`.
     ///
     /// # Errors

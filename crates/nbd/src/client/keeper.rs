@@ -13,7 +13,7 @@ use crate::client::terms::Terms;
 use crate::client::{Connect, News};
 use crate::wire::OPTION_BYTES_MAX;
 
-/// Time for a handshake.
+/// Time for a handshake, unless requests wait for a connection only so long.
 const HELLO_TIME: Nanos = Nanos::from_secs(10);
 /// Time for a server to end a connection that we have said goodbye on.
 const GOODBYE_TIME: Nanos = Nanos::from_secs(2);
@@ -40,34 +40,39 @@ enum Over {
 pub(crate) async fn dial(
     connect: &Rc<dyn Connect>,
     export: &str,
+    timeout: Nanos,
 ) -> Result<(FileId, Terms), Error> {
     let file = connect.connect().await?;
+    let time = timeout.min(HELLO_TIME);
     let over = Rc::new(Cell::new(Over::Not));
     let late = over.clone();
     spawn(async move {
-        sleep(HELLO_TIME).await;
+        sleep(time).await;
         if late.get() == Over::Not {
             late.set(Over::Late);
             let _ = driver_io(file, SqeOp::Shutdown).await;
         }
     });
-    let agreed = greet(file, export).await;
+    let mut hello = Hello::new(export);
+    let agreed = greet(file, &mut hello).await;
     let agreed = match over.replace(Over::Done) {
         // The socket is being shut down, whatever came of it.
-        Over::Late => Err(Error::io("the server did not answer within 10 s")),
+        Over::Late => {
+            let (s, what) = (time.0 as f64 / 1e9, hello.waits_for());
+            Err(Error::io(format!("the server said nothing within {s} s: waited for {what}")))
+        }
         Over::Not | Over::Done => agreed,
     };
     match agreed {
         Ok(terms) => Ok((file, terms)),
         Err(e) => {
             close(file).await;
-            Err(e)
+            Err(e.within(connect.peer()))
         }
     }
 }
 
-async fn greet(file: FileId, export: &str) -> Result<Terms, Error> {
-    let mut hello = Hello::new(export);
+async fn greet(file: FileId, hello: &mut Hello) -> Result<Terms, Error> {
     let mut out = Vec::new();
     let mut buf = Buf::alloc(HELLO_BYTES);
     let (mut start, mut end) = (0, 0);
@@ -126,7 +131,7 @@ pub(crate) async fn run(client: Rc<Inner>) {
             }
         }
         failures += 1;
-        match dial(&client.connect, &client.export).await {
+        match dial(&client.connect, &client.export, client.options.timeout).await {
             Ok((file, terms)) => match client.terms.differ(&terms) {
                 None => {
                     client.use_link(file, terms.structured);
@@ -168,7 +173,7 @@ async fn goodbye(client: &Rc<Inner>) {
     let link = client.link.borrow().clone();
     if let Some(link) = link {
         link.say_goodbye().await;
-        link.break_off("closed".into());
+        link.break_off("closed");
         let late = link.clone();
         spawn(async move {
             sleep(GOODBYE_TIME).await;

@@ -4,12 +4,13 @@
 //! ```text
 //!   sender    gathers what is queued into one Send after another
 //!   receiver  takes replies; once the link is broken reads on to the end of the stream
+//!   watch     gives up a server that owes answers and says nothing
 //!   lost      ends our stream, waits for the Send, gives the work back, waits for the end (fence)
 //! ```
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{Buf, Bufs, Status};
+use block::{Buf, Bufs, Nanos, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, now, sleep, spawn};
 
 use crate::client::News;
@@ -44,6 +45,8 @@ pub(crate) struct Link {
     pub(crate) structured: bool,
     /// No reply is taken any more.
     broken: Cell<bool>,
+    /// Counts what was received.
+    heard: Cell<u64>,
     /// A reply has come.
     pub(crate) proved: Cell<bool>,
     pub(crate) in_flight: Cell<usize>,
@@ -73,6 +76,7 @@ impl Link {
             file,
             structured,
             broken: Cell::new(false),
+            heard: Cell::new(0),
             proved: Cell::new(false),
             in_flight: Cell::new(0),
             sends: Cell::new(0),
@@ -85,6 +89,7 @@ impl Link {
         });
         spawn(link.clone().send_all());
         spawn(receive::run(link.clone()));
+        spawn(link.clone().watch());
         link
     }
 
@@ -102,10 +107,10 @@ impl Link {
     }
 
     /// The connection is of no use any more; its work goes to another.
-    pub(crate) fn break_off(self: &Rc<Link>, why: String) {
+    pub(crate) fn break_off(self: &Rc<Link>, why: &str) {
         if !self.broken.replace(true) {
             self.client.ready.wake_all();
-            self.client.tell(&News::Lost(why));
+            self.client.tell(&News::Lost(format!("{}: {why}", self.client.connect.peer())));
             spawn(self.clone().lost());
         }
     }
@@ -114,6 +119,35 @@ impl Link {
     pub(crate) fn ended(&self, end: End) {
         self.end.set(Some(if self.cut.get() { End::Unknown } else { end }));
         self.changed.wake_all();
+    }
+
+    /// Something has come from the server.
+    pub(crate) fn heard(&self) {
+        self.heard.set(self.heard.get() + 1);
+    }
+
+    /// Breaks off when the server owes an answer and says nothing for too long. It looks a few
+    /// times in that time, so that no request has to read the clock.
+    async fn watch(self: Rc<Link>) {
+        let silence = self.client.options.silence;
+        let step = Nanos((silence.0 / 8).clamp(1_000_000, 1_000_000_000));
+        let owes = || self.in_flight.get() > 0;
+        loop {
+            self.changed.wait_for(|| self.broken.get() || owes()).await;
+            let (heard, began) = (self.heard.get(), now());
+            while owes() && self.heard.get() == heard && !self.broken.get() {
+                if now() >= began + silence {
+                    let waits_for = self.client.work.borrow().oldest_in_flight();
+                    let s = silence.0 as f64 / 1e9;
+                    let why = format!("the server said nothing for {s} s: waited for {waits_for}");
+                    return self.break_off(&why);
+                }
+                sleep(step).await;
+            }
+            if self.broken.get() {
+                return;
+            }
+        }
     }
 
     /// Ends everything pending on the socket. What the server does after that nobody knows.
@@ -141,7 +175,7 @@ impl Link {
                 client.answered(key, status);
             }
             if sent.status != Status::Ok {
-                return self.break_off(format!("sending failed: {}", sent.status));
+                return self.break_off(&format!("sending failed: {}", sent.status));
             }
         }
     }
@@ -180,7 +214,9 @@ impl Link {
             bufs.push(heads.slice(from..end));
         }
         self.sends.set(send);
-        self.in_flight.set(self.in_flight.get() + count);
+        if self.in_flight.replace(self.in_flight.get() + count) == 0 {
+            self.changed.wake_all();
+        }
         Some(bufs)
     }
 

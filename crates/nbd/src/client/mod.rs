@@ -16,6 +16,8 @@
 //!
 //! Requests in flight are sent again on a new connection, which is tried for at once and then as
 //! `policy::backoff` says. A request that finds no server for [`Options::timeout`] fails with EIO.
+//! A server that says nothing for [`Options::silence`] while it owes an answer is left, too: its
+//! process hangs, or its host is gone and the kernel has not noticed.
 //!
 //! *Stale writes.* A server may still have requests of the old connection before it: in its own
 //! hands, or unread in its socket. The protocol has no word to call them back, nor a number by
@@ -72,6 +74,9 @@ pub use terms::Terms;
 pub trait Connect {
     /// A new connection to the server; it fails in the end if there is none to be had.
     fn connect(&self) -> LocalFuture<Result<FileId, Error>>;
+
+    /// Where that is, for messages: host and port, or a path.
+    fn peer(&self) -> String;
 }
 
 /// How patient a client is.
@@ -79,6 +84,9 @@ pub trait Connect {
 pub struct Options {
     /// How long a request waits for a connection before it fails.
     pub timeout: Nanos,
+    /// How long a server may say nothing while it owes an answer, before its connection is given
+    /// up.
+    pub silence: Nanos,
     /// How long after a connection has fallen silent its last writes may still land at the server;
     /// nothing: nobody knows.
     pub fence: Option<Nanos>,
@@ -89,7 +97,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { timeout: Nanos::from_secs(30), fence: None, mutation: Mutation::None }
+        Options {
+            timeout: Nanos::from_secs(30),
+            // Chosen: a flush of a large page cache to a slow disk takes a minute and more.
+            silence: Nanos::from_secs(120),
+            fence: None,
+            mutation: Mutation::None,
+        }
     }
 }
 

@@ -39,21 +39,24 @@ pub(crate) async fn run(link: Rc<Link>) {
         let result = link.io(SqeOp::Recv { into: inbox.slice(end..INBOX_BYTES) }).await;
         match (result.status, result.value) {
             (Status::Ok, 0) | (Status::NoDevice, _) => {
-                link.break_off("the server has ended the connection".into());
+                link.break_off("the server has ended the connection");
                 return link.ended(End::AtServer);
             }
-            (Status::Ok, n) => end += n as usize,
+            (Status::Ok, n) => {
+                link.heard();
+                end += n as usize;
+            }
             (Status::Timeout, _) => {
-                link.break_off("the server's host is silent".into());
+                link.break_off("the server's host is silent");
                 return link.ended(End::Unknown);
             }
             (status, _) if link.is_broken() => {
                 // Twice is no accident: this socket tells nothing any more.
-                link.break_off(format!("receiving failed: {status}"));
+                link.break_off(&format!("receiving failed: {status}"));
                 return link.ended(End::Unknown);
             }
             (status, _) => {
-                link.break_off(format!("receiving failed: {status}"));
+                link.break_off(&format!("receiving failed: {status}"));
                 continue;
             }
         }
@@ -62,7 +65,7 @@ pub(crate) async fn run(link: Rc<Link>) {
         }
         match inbox.read(|b| replies.take(&b[start..end])) {
             Ok(taken) => start += taken,
-            Err(why) => link.break_off(format!("reply: {why}")),
+            Err(why) => link.break_off(&format!("reply: {why}")),
         }
     }
 }

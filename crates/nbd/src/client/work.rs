@@ -227,6 +227,17 @@ impl Work {
         (!checked || u64::from(serial) == cookie >> 32).then_some(key)
     }
 
+    /// The answers that the server owes, for people.
+    pub(crate) fn oldest_in_flight(&self) -> String {
+        let in_flight = || self.pieces.iter().map(|(_, p)| p).filter(|p| p.serial.is_some());
+        let oldest = in_flight().min_by_key(|p| p.send);
+        let what = oldest.map_or_else(String::new, |p| match p.is_flush() {
+            true => Op::Flush.to_string(),
+            false => format!("{} of {} bytes at {}", p.op, p.len, p.offset),
+        });
+        format!("the answer to {what}, the oldest of {}", in_flight().count())
+    }
+
     pub(crate) fn piece(&mut self, key: Key) -> &mut Piece {
         &mut self.pieces[key]
     }

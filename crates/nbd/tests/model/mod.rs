@@ -99,6 +99,10 @@ impl Connect for Door {
             file.ok_or_else(|| Error::io("connection refused"))
         })
     }
+
+    fn peer(&self) -> String {
+        "model:10809".into()
+    }
 }
 
 impl Server {

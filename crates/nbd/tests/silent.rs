@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The client before a server that accepts connections and says nothing, from the beginning or in
+//! the middle: an error in bounded time, which names who was silent and what was waited for.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{Buf, Class, Error, Flags, LocalFuture, Nanos, Sector, Status};
+use nbd::client::{Client, Connect, News, Options};
+use nbd::option::{reply, reply_info_export};
+use nbd::request::{REQUEST_BYTES, ReplyHead, Request};
+use nbd::wire::{ExportFlags, opt, rep};
+use reactor::{FileId, SqeOp, driver_io, flush, now, sleep, spawn, write};
+use sim::{Machine, World, WorldRef};
+
+const SIZE: u64 = 1 << 20;
+const BLOCK_BYTES: usize = 4096;
+
+struct Door(WorldRef, FileId);
+
+impl Connect for Door {
+    fn connect(&self) -> LocalFuture<Result<FileId, Error>> {
+        let file = self.0.borrow_mut().connect(self.1);
+        Box::pin(async move { file.ok_or_else(|| Error::io("refused")) })
+    }
+
+    fn peer(&self) -> String {
+        "storage:10809".into()
+    }
+}
+
+/// Runs a test before a server of one connection at a time, which does as `serve` says.
+fn run<S: Future<Output = ()> + 'static, T: Future<Output = ()> + 'static>(
+    serve: impl Fn(FileId) -> S + 'static,
+    test: impl FnOnce(Rc<Door>) -> T,
+) {
+    let world = World::calm(1);
+    let machine = Machine::boot(&world, 1);
+    let listener = world.borrow_mut().listen();
+    machine.spawn(0, async move {
+        loop {
+            let file = FileId(driver_io(listener, SqeOp::Accept).await.value);
+            spawn(serve(file));
+        }
+    });
+    machine.block_on(test(Rc::new(Door(world.clone(), listener)))).unwrap();
+}
+
+async fn recv(file: FileId, n: usize) -> Option<Vec<u8>> {
+    let mut all = Vec::new();
+    while all.len() < n {
+        let into = Buf::alloc(n - all.len());
+        let got = driver_io(file, SqeOp::Recv { into: into.all() }).await;
+        if got.status != Status::Ok || got.value == 0 {
+            return None;
+        }
+        into.read(|b| all.extend_from_slice(&b[..got.value as usize]));
+    }
+    Some(all)
+}
+
+async fn say(file: FileId, bytes: &[u8]) {
+    let bufs = Buf::copy_of(bytes).into();
+    let _ = driver_io(file, SqeOp::Send { bufs }).await; // the client may be gone
+}
+
+/// As many of the three messages of a handshake as `messages` says.
+async fn greet(file: FileId, messages: usize) {
+    let mut structured = Vec::new();
+    reply(&mut structured, opt::STRUCTURED_REPLY, rep::ERR_UNSUP, &[]);
+    let mut go = Vec::new();
+    let flags = ExportFlags::HAS_FLAGS | ExportFlags::FLUSH;
+    reply_info_export(&mut go, opt::GO, SIZE, flags.bits());
+    reply(&mut go, opt::GO, rep::ACK, &[]);
+    let greeting = (0, b"NBDMAGICIHAVEOPT\x00\x03".to_vec());
+    for (asked, message) in [greeting, (20, structured), (28, go)].into_iter().take(messages) {
+        if asked > 0 && recv(file, asked).await.is_none() {
+            return;
+        }
+        say(file, &message).await;
+    }
+}
+
+async fn put(client: &Client, block: u64) -> Result<(), Status> {
+    let data = Buf::zeroed(BLOCK_BYTES).all().into();
+    write(client, Flags::empty(), Class::Normal, Sector(block * 8), data).await
+}
+
+#[test]
+fn a_silent_handshake_ends_with_what_was_waited_for() {
+    let cases =
+        [(0, "its greeting"), (1, "its answer to STRUCTURED_REPLY"), (2, "its answer to GO")];
+    for ((messages, what), (timeout, s)) in cases.into_iter().zip([(30, 10), (4, 4), (10, 10)]) {
+        run(
+            move |file| async move { greet(file, messages).await },
+            move |door| async move {
+                let timeout = Nanos::from_secs(timeout);
+                let options = Options { timeout, ..Options::default() };
+                let e = Client::open("nbd", "disk", door, options, |_| {}).await.unwrap_err();
+                let said = format!("the server said nothing within {s} s: waited for {what}");
+                assert_eq!(e.to_string(), format!("storage:10809: {said}"));
+                let took = now();
+                assert!((Nanos::from_secs(s)..Nanos::from_secs(s + 1)).contains(&took));
+            },
+        );
+    }
+}
+
+#[test]
+fn a_server_that_falls_silent_is_left_and_then_an_error() {
+    // The first connection gets no answer, the next ones not even a greeting.
+    let connections = Rc::new(Cell::new(0));
+    let count = connections.clone();
+    let serve = move |file| {
+        let nth = count.replace(count.get() + 1);
+        async move { greet(file, if nth == 0 { 3 } else { 0 }).await }
+    };
+    run(serve, |door| async move {
+        let said: Rc<RefCell<Vec<String>>> = Rc::default();
+        let hear = said.clone();
+        let tell = move |news: &News| hear.borrow_mut().push(news.to_string());
+        let silence = Nanos::from_secs(5);
+        let options = Options { silence, timeout: Nanos::from_secs(12), ..Options::default() };
+        let client = Rc::new(Client::open("nbd", "disk", door, options, tell).await.unwrap());
+        // Nothing is owed: silence is no matter.
+        sleep(Nanos::from_secs(60)).await;
+        assert!(said.borrow().is_empty(), "{said:?}");
+        let began = now();
+        let other = client.clone();
+        spawn(async move { assert_eq!(put(&other, 1).await, Err(Status::Io)) });
+        assert_eq!(put(&client, 0).await, Err(Status::Io));
+        let took = now() - began;
+        assert!((Nanos::from_secs(17)..Nanos::from_secs(20)).contains(&took), "{took:?}");
+        let said = said.borrow();
+        let lost = "connection lost: storage:10809: the server said nothing for 5 s: waited for \
+                    the answer to write of 4096 bytes at 0, the oldest of 2";
+        assert_eq!(said[0], lost);
+        let refused = "cannot connect again yet: storage:10809: the server said nothing within \
+                       10 s: waited for its greeting";
+        assert_eq!(said[1], refused);
+    });
+    assert!(connections.get() > 1);
+}
+
+/// One answer now and then is enough, however long each request has to wait for its own: a server
+/// with a slow disk works through a long queue.
+#[test]
+fn a_server_that_works_through_a_queue_is_not_left() {
+    const REQUESTS: u64 = 10;
+    let serve = |file| async move {
+        greet(file, 3).await;
+        let mut cookies = Vec::new();
+        for _ in 0..REQUESTS {
+            let head = recv(file, REQUEST_BYTES).await.unwrap();
+            let request = Request::parse(&head).unwrap().unwrap();
+            recv(file, request.payload_len() as usize).await.unwrap();
+            cookies.push(request.cookie);
+        }
+        for cookie in cookies {
+            sleep(Nanos::from_secs(4)).await;
+            let mut out = vec![0; 64];
+            let n = ReplyHead::Simple { error: None }.encode(cookie, &mut out);
+            say(file, &out[..n]).await;
+        }
+    };
+    run(serve, |door| async move {
+        let options = Options { silence: Nanos::from_secs(6), ..Options::default() };
+        let tell = |news: &News| panic!("{news}");
+        let client = Rc::new(Client::open("nbd", "disk", door, options, tell).await.unwrap());
+        let left = Rc::new(Cell::new(REQUESTS - 1));
+        for block in 1..REQUESTS {
+            let (client, left) = (client.clone(), left.clone());
+            spawn(async move {
+                put(&client, block).await.unwrap();
+                left.set(left.get() - 1);
+            });
+        }
+        flush(&*client, Class::Normal).await.unwrap();
+        while left.get() > 0 {
+            sleep(Nanos::from_millis(100)).await;
+        }
+        assert!(now() >= Nanos::from_secs(40));
+    });
+}

@@ -93,7 +93,7 @@ bench-noclone: setup ## linear and striped in process and through FUSE, beside t
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin noclone -- $(ARGS)
 
-bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server and nbdfuse beside ours, by fio, in one run
+bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server, nbdfuse and the kernel's zram beside ours, by fio
 	@scripts/setup.sh peers
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin peers -- $(ARGS)

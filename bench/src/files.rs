@@ -41,6 +41,11 @@ impl Files {
         Ok(Files { server, mount: mount.into(), dir: dir.into() })
     }
 
+    /// The server's process.
+    pub fn id(&self) -> u32 {
+        self.server.id()
+    }
+
     fn wait(&mut self, file: &Path) -> Result<(), String> {
         let give_up = clock() + START_SECONDS;
         while !there(file) {

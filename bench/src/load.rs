@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A lean NBD load generator: one connection, a fixed number of requests in flight, all requests
-//! that can go in one write, all replies that are there in one read.
-//!
-//! fio's engine costs 5 to 8 µs of CPU a request, more than a good server, and hides it.
+//! A lean NBD load generator for `bench-zram`, whose contents `millpond bench --uri` can't make:
+//! one connection, a fixed number of requests in flight, all requests that can go in one write,
+//! all replies that are there in one read.
 use std::io::{self, Write};
 use std::path::Path;
 

@@ -101,22 +101,57 @@ impl Server {
     }
 
     fn ticks(&self, fields: usize) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()));
-        let stat = stat.unwrap_or_default();
-        // From field 14 on, counted behind the name, which may hold blanks.
-        let after = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        after.skip(11).take(fields).filter_map(|f| f.parse::<f64>().ok()).sum()
+        // From field 14 on.
+        stat(self.id()).iter().skip(11).take(fields).filter_map(|f| f.parse::<f64>().ok()).sum()
     }
+}
+
+/// Fields 3 and following of a process's `stat`: those behind the name, which may hold blanks.
+fn stat(pid: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after = stat.rsplit(')').next().unwrap_or_default();
+    after.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A process and those that it has started, theirs included.
+fn tree(pid: u32) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let parent_of = |pid: u32| stat(pid).get(1).and_then(|parent| parent.parse().ok());
+    let known: Vec<(u32, Option<u32>)> = numbers.map(|pid| (pid, parent_of(pid))).collect();
+    let mut tree = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = tree.get(next) {
+        tree.extend(known.iter().filter(|(_, of)| *of == Some(parent)).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    tree
+}
+
+/// CPU seconds that a process and those that it has started have used.
+pub fn cpu_seconds_of_tree(pid: u32) -> f64 {
+    let ticks = |pid: u32| -> f64 {
+        stat(pid).iter().skip(11).take(2).filter_map(|f| f.parse::<f64>().ok()).sum()
+    };
+    tree(pid).into_iter().map(ticks).sum::<f64>() / TICKS_PER_SECOND
+}
+
+/// Bytes of memory that they have resident.
+pub fn resident_bytes_of_tree(pid: u32) -> u64 {
+    tree(pid).into_iter().map(resident_bytes).sum()
+}
+
+fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or_default();
+    let kib = line.trim().trim_end_matches("kB").trim().parse::<u64>();
+    kib.unwrap_or_default() << 10
 }
 
 impl Server {
     /// Bytes of memory that the process has resident.
     pub fn resident_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()));
-        let status = status.unwrap_or_default();
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or_default();
-        let kib = line.trim().trim_end_matches("kB").trim().parse::<u64>();
-        kib.unwrap_or_default() << 10
+        resident_bytes(self.id())
     }
 }
 

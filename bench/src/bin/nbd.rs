@@ -2,15 +2,16 @@
 //! `make bench-nbd`: 4 KiB random reads and writes over NBD, ours beside nbdkit and
 //! qemu-storage-daemon, in one run, alternating.
 //!
-//! Two clients: fio, and a lean one of ours (`bench::load`). All servers run on one CPU and all
-//! clients on another. The JSON keys of `*_iops` and `*_cpu_us_per_io` without another word are
+//! Two clients: fio, and a lean one of ours, `millpond bench --uri`. All servers run on one CPU and
+//! all clients on another. The JSON keys of `*_iops` and `*_cpu_us_per_io` without another word are
 //! of the lean client and memory.
 use std::io::{self, Write, stderr, stdout};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
-use bench::load::{Client, Kind};
-use bench::peer::{Backing, EXPORT, NAMES, Name, Peer};
+use bench::peers::Ground;
+use bench::peers::client::{Client, Job, Run, Until, run};
+use bench::peers::serve::{FILL, Group, Served};
 use reproduce::cpu::{cpus, pin};
 use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
@@ -72,73 +73,49 @@ impl By {
     }
 }
 
+/// Who serves, as in the JSON keys.
+const NAMES: [&str; 3] = ["ours", "nbdkit", "qsd"];
+const BACKINGS: [Group; 2] = [Group::Memory, Group::File];
+/// How long fio runs.
+const FIO_S: f64 = 1.0;
+
 /// One cell of the table: what is measured, and the runs of each server.
 struct Cell {
-    backing: Backing,
+    backing: Group,
     by: By,
-    kind: Kind,
-    depth: usize,
+    job: Job,
     runs: [Vec<Run>; NAMES.len()],
 }
 
-#[derive(Clone, Copy)]
-struct Run {
-    iops: f64,
-    cpu_us: f64,
-    p99_us: f64,
-}
-
 impl Cell {
-    fn median(&self, name: Name, field: impl Fn(&Run) -> f64) -> f64 {
-        let runs: Vec<f64> = self.runs[name as usize].iter().map(field).collect();
+    fn median(&self, nth: usize, field: impl Fn(&Run) -> f64) -> f64 {
+        let runs: Vec<f64> = self.runs[nth].iter().map(field).collect();
         median(&runs)
     }
 }
 
-fn fio(socket: &Path, kind: Kind, depth: usize, size: u64) -> Result<(f64, f64, f64), String> {
-    let uri = format!("--uri=nbd+unix:///{EXPORT}?socket={}", socket.display());
-    let output = Command::new("fio")
-        .args(["--name=bench", "--ioengine=nbd", "--bs=4k", "--time_based", "--runtime=1"])
-        .args(["--output-format=json", &uri, &format!("--rw={}", kind.name())])
-        .args([format!("--iodepth={depth}"), format!("--size={size}")])
-        .output()
-        .map_err(|e| format!("fio: {e}"))?;
-    // Before the JSON stands what the engine has to say.
-    let begin = output.stdout.iter().position(|b| *b == b'{').unwrap_or(0);
-    let parsed: Value = serde_json::from_slice(&output.stdout[begin..]).unwrap_or_default();
-    let side = match kind {
-        Kind::RandRead => &parsed["jobs"][0]["read"],
-        Kind::RandWrite => &parsed["jobs"][0]["write"],
-    };
-    let number = |v: &Value| v.as_f64().ok_or("fio: no result");
-    let p99_ns = number(&side["clat_ns"]["percentile"]["99.000000"])?;
-    Ok((number(&side["iops"])?, number(&side["total_ios"])?, p99_ns / 1e3))
+/// qemu-storage-daemon has no memory: it serves its null device, which does less.
+fn start(backing: Group, who: &'static str, ground: &Ground) -> Result<Served, String> {
+    let group = if (backing, who) == (Group::Memory, "qsd") { Group::Null } else { backing };
+    Served::start(group, who, ground)
 }
 
-fn measure(peer: &Peer, cell: &Cell, args: &Args) -> Result<Run, String> {
-    let failed = |e: io::Error| format!("{}: {e}", peer.what);
-    let before = peer.server.cpu_seconds();
-    let (iops, ios, p99_us) = match cell.by {
-        By::Lean => {
-            let mut client = Client::connect(&peer.socket, EXPORT).map_err(failed)?;
-            let done = client.run(cell.kind, cell.depth, args.seconds).map_err(failed)?;
-            let p99_ns = done.latency_ns.value_at_quantile(0.99);
-            (done.iops, done.ios as f64, p99_ns as f64 / 1e3)
-        }
-        By::Fio => fio(&peer.socket, cell.kind, cell.depth, args.size)?,
+fn measure(served: &Served, cell: &Cell, args: &Args) -> Result<Run, String> {
+    let (client, seconds) = match cell.by {
+        By::Lean => (Client::Lean(&args.ours), args.seconds),
+        By::Fio => (Client::Fio, FIO_S),
     };
-    let cpu_us = (peer.server.cpu_seconds() - before) * 1e6 / ios;
-    Ok(Run { iops, cpu_us, p99_us })
+    run(client, served, &cell.job, Until::Time(seconds))
 }
 
 fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
-    let parts =
-        [(Backing::Memory, By::Lean), (Backing::Memory, By::Fio), (Backing::File, By::Lean)];
+    let parts = [(Group::Memory, By::Lean), (Group::Memory, By::Fio), (Group::File, By::Lean)];
     for (backing, by) in parts {
-        for kind in [Kind::RandRead, Kind::RandWrite] {
+        for rw in ["randread", "randwrite"] {
             for depth in [1, 16, 64] {
-                cells.push(Cell { backing, by, kind, depth, runs: Default::default() });
+                let job = Job { rw, kib: 4, depth, connections: 1 };
+                cells.push(Cell { backing, by, job, runs: Default::default() });
             }
         }
     }
@@ -153,17 +130,16 @@ fn table(out: &mut impl Write, cells: &[Cell]) -> io::Result<()> {
     }
     writeln!(out, " {:>8} {:>8}", "nbdkit", "qsd")?;
     for cell in cells {
-        let what = [cell.backing.name(), cell.by.name(), cell.kind.name()].join(" ");
-        write!(out, "{what:28} {:3}", cell.depth)?;
-        for name in NAMES {
-            let iops: Vec<f64> = cell.runs[name as usize].iter().map(|r| r.iops).collect();
-            let (p99, cpu) = (cell.median(name, |r| r.p99_us), cell.median(name, |r| r.cpu_us));
+        let what = [cell.backing.key(), cell.by.name(), cell.job.rw].join(" ");
+        write!(out, "{what:28} {:3}", cell.job.depth)?;
+        for nth in 0..NAMES.len() {
+            let iops: Vec<f64> = cell.runs[nth].iter().map(|r| r.iops).collect();
+            let (p99, cpu) = (cell.median(nth, |r| r.p99_us), cell.median(nth, |r| r.cpu_us));
             let spread = spread_percent(&iops);
             write!(out, " {:9.0} {p99:7.0} {cpu:5.2} {spread:5.0}", median(&iops))?;
         }
-        let iops = |name| cell.median(name, |r| r.iops);
-        let ours = iops(Name::Ours);
-        writeln!(out, " {:8.2} {:8.2}", ours / iops(Name::Nbdkit), ours / iops(Name::Qsd))?;
+        let iops = |nth| cell.median(nth, |r| r.iops);
+        writeln!(out, " {:8.2} {:8.2}", iops(0) / iops(1), iops(0) / iops(2))?;
     }
     Ok(())
 }
@@ -176,18 +152,18 @@ fn summary(cells: &[Cell], errors: Vec<Value>) -> Value {
         if cell.by == By::Fio {
             prefix.push_str("fio_");
         }
-        if cell.backing == Backing::File {
+        if cell.backing == Group::File {
             prefix.push_str("file_");
         }
-        for name in NAMES {
-            let cell_key = format!("{prefix}{}_qd{}", cell.kind.name(), cell.depth);
-            let key = |what: &str| format!("{}_{cell_key}_{what}", name.key());
-            let cpu = cell.median(name, |r| r.cpu_us);
-            out.insert(key("iops"), json!(cell.median(name, |r| r.iops).round()));
+        for (nth, name) in NAMES.into_iter().enumerate() {
+            let cell_key = format!("{prefix}{}_qd{}", cell.job.rw, cell.job.depth);
+            let key = |what: &str| format!("{name}_{cell_key}_{what}");
+            let cpu = cell.median(nth, |r| r.cpu_us);
+            out.insert(key("iops"), json!(cell.median(nth, |r| r.iops).round()));
             out.insert(key("cpu_us_per_io"), json!(cpu));
-            out.insert(key("p99_us"), json!(cell.median(name, |r| r.p99_us)));
+            out.insert(key("p99_us"), json!(cell.median(nth, |r| r.p99_us)));
             if cell_key == "randread_qd64" {
-                out.insert(format!("{}_cpu_us_per_io", name.key()), json!(cpu));
+                out.insert(format!("{name}_cpu_us_per_io"), json!(cpu));
             }
         }
     }
@@ -201,33 +177,39 @@ fn bench(args: &Args) -> Result<(), String> {
         [first, second, ..] => (first, second),
         _ => return Err("needs two CPUs: one for the servers, one for the clients".into()),
     };
-    let dir = args.dir.join(format!("millpond-bench-nbd-{}", std::process::id()));
+    let folder = || tempfile::Builder::new().prefix("millpond-bench-nbd-").tempdir_in(&args.dir);
+    let dir = folder().map_err(|e| format!("{}: {e}", args.dir.display()))?;
+    let ground = Ground {
+        dir: dir.path().to_owned(),
+        memory_dir: dir.path().to_owned(),
+        ours: args.ours.clone(),
+        cpu: server_cpu,
+        bytes: args.size,
+    };
     let mut errors = Vec::new();
     let mut peers = Vec::new();
-    for backing in [Backing::Memory, Backing::File] {
-        for name in NAMES {
-            match Peer::start(name, backing, args.size, (&dir, &args.ours, server_cpu)) {
-                Ok(peer) => peers.push((backing, peer)),
-                Err(e) => errors.push(format!("{} {}: {e}", name.key(), backing.name())),
+    for backing in BACKINGS {
+        for who in NAMES {
+            match start(backing, who, &ground) {
+                Ok(served) => peers.push((backing, served)),
+                Err(e) => errors.push(format!("{who} {}: {e}", backing.key())),
             }
         }
     }
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
-    for (_, peer) in peers.iter().filter(|(backing, _)| *backing == Backing::Memory) {
-        let fill = Client::connect(&peer.socket, EXPORT);
-        let filled = fill.and_then(|mut client| client.write_all(&vec![0x5a; 1 << 20]));
-        filled.map_err(|e| format!("{}: {e}", peer.what))?;
+    for (_, served) in peers.iter().filter(|(backing, _)| *backing == Group::Memory) {
+        run(Client::Lean(&args.ours), served, &FILL, Until::Written(served.bytes))?;
     }
     let mut cells = cells();
     for round in 0..args.rounds {
         for cell in &mut cells {
             for turn in 0..NAMES.len() {
-                let name = NAMES[(turn + round) % NAMES.len()];
-                let fits = |p: &&(Backing, Peer)| p.0 == cell.backing && p.1.name == name;
-                let Some((_, peer)) = peers.iter().find(fits) else { continue };
-                match measure(peer, cell, args) {
-                    Ok(run) => cell.runs[name as usize].push(run),
-                    Err(e) => errors.push(format!("{}: {e}", name.key())),
+                let nth = (turn + round) % NAMES.len();
+                let fits = |p: &&(Group, Served)| p.0 == cell.backing && p.1.who == NAMES[nth];
+                let Some((_, served)) = peers.iter().find(fits) else { continue };
+                match measure(served, cell, args) {
+                    Ok(run) => cell.runs[nth].push(run),
+                    Err(e) => errors.push(format!("{}: {e}", NAMES[nth])),
                 }
             }
         }
@@ -242,7 +224,7 @@ fn bench(args: &Args) -> Result<(), String> {
         writeln!(
             out,
             "servers on CPU {server_cpu}, clients on CPU {client_cpu}; median of {} runs of \
-             {} s (fio 1 s); CPU: server's microseconds a request\n",
+             {} s (fio {FIO_S} s); CPU: server's microseconds a request\n",
             args.rounds, args.seconds
         )?;
         table(&mut out, &cells)?;
@@ -253,7 +235,6 @@ fn bench(args: &Args) -> Result<(), String> {
     };
     let printed = print().map_err(|e| e.to_string());
     drop(peers);
-    let _ = std::fs::remove_dir_all(&dir);
     printed
 }
 

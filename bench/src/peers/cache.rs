@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use reproduce::clock;
 
-use super::fio::{Job, Run, Until, flush, run};
+use super::client::{Client, Job, Run, Until, flush, run};
 use super::serve::{Door, Served, nbdkit_with, ours_with, qsd_with};
 use super::{Ground, make_file};
 use crate::conn::Conn;
@@ -69,8 +69,9 @@ fn start(who: &'static str, origin: &Path, ground: &Ground) -> Result<Served, St
             if who == "nbdkit_4k" {
                 words.push("cache-min-block-size=4k".to_owned());
             }
-            let served = nbdkit_with(&words, bytes, &dir, ground)?;
-            Ok(Served { who, ..served })
+            let mut served = nbdkit_with(&words, bytes, &dir, ground)?;
+            served.who = who;
+            Ok(served)
         }
     }
 }
@@ -107,14 +108,14 @@ pub fn round(who: &'static str, bytes: u64, ground: &Ground) -> Result<Round, St
     let origin = prepare(who, ground)?;
     let served = start(who, &origin, ground)?;
     let Door::Nbd { socket, export } = &served.door else { return Err("no socket".to_owned()) };
-    let run = run(&served, &WRITES, Until::Written(bytes))?;
-    let (begin, cpu) = (clock(), served.server.cpu_seconds_of_all());
+    let run = run(Client::Fio, &served, &WRITES, Until::Written(bytes))?;
+    let (begin, cpu) = (clock(), served.host.cpu_seconds());
     let flush_s = flush(socket, export)?;
     if who == "ours" {
         served.say(&ground.ours, &["message", EXPORT, "0", "flush"])?;
     }
     let written_back_s = clock() - begin;
-    let written_back_cpu_s = served.server.cpu_seconds_of_all() - cpu;
+    let written_back_cpu_s = served.host.cpu_seconds() - cpu;
     Ok(Round { run, flush_s, written_back_s, written_back_cpu_s })
 }
 

@@ -2,15 +2,20 @@
 //! Other people's servers and ours, each doing the same job for the same client (bench-peers).
 //!
 //! ```text
-//!   fio ── NBD, a FUSE file ──▶ a server on a CPU of its own ──▶ null, memory, a file, a cache
+//!   client ── NBD, a FUSE file ──▶ a server on a CPU of its own ──▶ null, memory, a file, a cache
+//!   (fio, or `millpond bench --uri`)
 //! ```
 //!
 //! Invariants
 //! - P1 All servers of a group are there at the same time and are measured in turn within a round.
 //! - P2 A peer that can't run, or fails, is named with its error, and the others go on.
 pub mod cache;
-pub mod fio;
+pub mod client;
+pub mod kernel_zram;
+pub mod progress;
+pub mod report;
 pub mod serve;
+pub mod table;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,9 +4,45 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use reproduce::cpu::{cpus, pin, pin_to};
+
+use super::client::Job;
+use super::kernel_zram::KernelZram;
 use super::{Ground, make_file};
+use crate::files::{self, Files};
 use crate::peer::EXPORT;
-use crate::process::Server;
+use crate::process::{self, Server};
+
+const fn job(rw: &'static str, kib: u32, depth: u32, connections: u32) -> Job {
+    Job { rw, kib, depth, connections }
+}
+
+const ALL_JOBS: [Job; 20] = [
+    job("randread", 4, 1, 1),
+    job("randread", 4, 16, 1),
+    job("randread", 4, 64, 1),
+    job("randread", 4, 1, 4),
+    job("randread", 4, 16, 4),
+    job("randread", 4, 64, 4),
+    job("randwrite", 4, 1, 1),
+    job("randwrite", 4, 16, 1),
+    job("randwrite", 4, 64, 1),
+    job("randwrite", 4, 1, 4),
+    job("randwrite", 4, 16, 4),
+    job("randwrite", 4, 64, 4),
+    job("read", 128, 16, 1),
+    job("read", 128, 16, 4),
+    job("write", 128, 16, 1),
+    job("write", 128, 16, 4),
+    job("read", 1024, 4, 1),
+    job("read", 1024, 4, 4),
+    job("write", 1024, 4, 1),
+    job("write", 1024, 4, 4),
+];
+const SHORT_JOBS: [Job; 2] = [job("randread", 4, 16, 1), job("randwrite", 4, 16, 1)];
+const FUSE_JOBS: [Job; 2] = [job("randread", 4, 32, 1), job("randwrite", 4, 32, 1)];
+/// Writes everything once.
+pub const FILL: Job = job("write", 1024, 4, 1);
 
 /// How a client gets in.
 #[derive(Clone, Debug)]
@@ -15,8 +51,47 @@ pub enum Door {
         socket: PathBuf,
         export: String,
     },
-    /// A file on a FUSE mount.
+    /// A file on a FUSE mount, or a block device.
     File(PathBuf),
+}
+
+impl Door {
+    /// Its address; empty for a file.
+    pub fn uri(&self) -> String {
+        match self {
+            Door::Nbd { socket, export } => {
+                format!("nbd+unix:///{export}?socket={}", socket.display())
+            }
+            Door::File(_) => String::new(),
+        }
+    }
+}
+
+/// What does the work.
+#[derive(Debug)]
+pub enum Host {
+    Process(Server),
+    Files(Files),
+    Kernel(KernelZram),
+}
+
+impl Host {
+    /// CPU seconds so far; NaN of the kernel, whose work is the client's system time.
+    pub fn cpu_seconds(&self) -> f64 {
+        match self {
+            Host::Process(server) => server.cpu_seconds_of_all(),
+            Host::Files(files) => process::cpu_seconds_of_tree(files.id()),
+            Host::Kernel(_) => f64::NAN,
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        match self {
+            Host::Process(server) => server.resident_bytes(),
+            Host::Files(files) => process::resident_bytes_of_tree(files.id()),
+            Host::Kernel(zram) => zram.used_bytes(),
+        }
+    }
 }
 
 /// A server that can be connected to.
@@ -26,10 +101,12 @@ pub struct Served {
     pub who: &'static str,
     /// What exactly.
     pub what: String,
-    pub server: Server,
+    pub host: Host,
     pub door: Door,
     /// Of the device.
     pub bytes: u64,
+    /// Of a file in memory that stands for the server's own.
+    memory_file_bytes: u64,
 }
 
 /// What is served.
@@ -45,10 +122,12 @@ pub enum Group {
     Offset,
     /// Compressed memory.
     Compressed,
+    /// A file through FUSE, over a device that keeps nothing; ours over memory.
+    Fuse,
 }
 
-pub const GROUPS: [Group; 5] =
-    [Group::Null, Group::Memory, Group::File, Group::Offset, Group::Compressed];
+pub const GROUPS: [Group; 6] =
+    [Group::Null, Group::Memory, Group::File, Group::Offset, Group::Compressed, Group::Fuse];
 
 impl Group {
     pub fn key(self) -> &'static str {
@@ -58,6 +137,44 @@ impl Group {
             Group::File => "file",
             Group::Offset => "offset",
             Group::Compressed => "compressed",
+            Group::Fuse => "fuse",
+        }
+    }
+
+    /// For people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Group::Null => "A device that keeps nothing",
+            Group::Memory => "Memory",
+            Group::File => "A file on the disk",
+            Group::Offset => "The second half of a file: a mapping",
+            Group::Compressed => "Compressed memory, half compressible data",
+            Group::Fuse => "A file through FUSE",
+        }
+    }
+
+    /// What makes its servers unequal.
+    pub fn notes(self) -> &'static [&'static str] {
+        match self {
+            Group::Null | Group::Offset => &[],
+            Group::Memory => &["qsd and nbd_server have no memory: a file on tmpfs"],
+            Group::File => &["ours and qsd past the page cache, nbdkit and nbd_server through it"],
+            Group::Compressed => {
+                &["ours and nbdkit: zstd; kernel_lz4 is the kernel's zram, no socket between; its \
+                 CPU is the client's; ours/ it: ours_lz4"]
+            }
+            Group::Fuse => {
+                &["ours over a GiB of memory, the others over devices that keep nothing"]
+            }
+        }
+    }
+
+    /// What clients do.
+    pub fn jobs(self) -> &'static [Job] {
+        match self {
+            Group::Null | Group::Memory | Group::File => &ALL_JOBS,
+            Group::Offset | Group::Compressed => &SHORT_JOBS,
+            Group::Fuse => &FUSE_JOBS,
         }
     }
 
@@ -67,7 +184,8 @@ impl Group {
             Group::Null => &["ours", "nbdkit", "qsd"],
             Group::Memory | Group::File => &["ours", "nbdkit", "qsd", "nbd_server"],
             Group::Offset => &["ours", "nbdkit", "qsd"],
-            Group::Compressed => &["ours", "ours_lz4", "nbdkit"],
+            Group::Compressed => &["ours", "ours_lz4", "nbdkit", "kernel_lz4"],
+            Group::Fuse => &["ours", "qsd", "nbdfuse"],
         }
     }
 }
@@ -92,12 +210,25 @@ impl Served {
         if has_file {
             make_file(&file, size)?;
         }
-        match who {
+        let in_memory = has_file && group == Group::Memory;
+        let served = match who {
+            _ if group == Group::Fuse => fuse(who, &dir, ground),
+            "kernel_lz4" => kernel(who, bytes),
             "nbdkit" => nbdkit(group, &dir, &file, ground),
             "qsd" => qsd(group, &dir, &file, ground),
             "nbd_server" => nbd_server(&dir, &file, ground),
             _ => ours(group, who, &dir, &file, ground),
-        }
+        };
+        Ok(Served { memory_file_bytes: if in_memory { bytes } else { 0 }, ..served? })
+    }
+
+    fn process(who: &'static str, what: String, server: Server, door: Door, bytes: u64) -> Served {
+        Served { who, what, host: Host::Process(server), door, bytes, memory_file_bytes: 0 }
+    }
+
+    /// Memory that the server uses, with a file in memory that stands for it.
+    pub fn memory_bytes(&self) -> u64 {
+        self.host.memory_bytes() + self.memory_file_bytes
     }
 
     /// What a verb of ours prints.
@@ -139,7 +270,29 @@ pub(super) fn ours_with(
     let server = Server::start(&mut command, ground.cpu, &socket)?;
     said(&ground.ours, &["create", EXPORT, "--table", table], dir)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
-    Ok(Served { who, what: format!("millpond {table}"), server, door, bytes })
+    Ok(Served::process(who, format!("millpond {table}"), server, door, bytes))
+}
+
+/// A file of the folder, on a mount of a server on its CPU.
+fn fuse(who: &'static str, dir: &Path, ground: &Ground) -> Result<Served, String> {
+    let home = cpus();
+    pin(ground.cpu).map_err(|e| format!("cannot pin to CPU {}: {e}", ground.cpu))?;
+    let started = match who {
+        "qsd" => Files::qsd(dir),
+        "nbdfuse" => Files::nbdfuse(dir),
+        _ => Files::ours(&ground.ours, dir).map(|(files, _, linear)| (files, linear)),
+    };
+    pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
+    let (files, file) = started?;
+    let (what, door) = (format!("{who} {}", file.display()), Door::File(file));
+    let host = Host::Files(files);
+    Ok(Served { who, what, host, door, bytes: files::BYTES, memory_file_bytes: 0 })
+}
+
+fn kernel(who: &'static str, bytes: u64) -> Result<Served, String> {
+    let zram = KernelZram::new("lz4", bytes)?;
+    let (what, door) = (format!("{} lz4", zram.device().display()), Door::File(zram.device()));
+    Ok(Served { who, what, host: Host::Kernel(zram), door, bytes, memory_file_bytes: 0 })
 }
 
 fn ours(
@@ -158,6 +311,7 @@ fn ours(
         Group::Offset => format!("0 {sectors} linear {file} {sectors}"),
         Group::Compressed if who == "ours_lz4" => format!("0 {sectors} zram lz4"),
         Group::Compressed => format!("0 {sectors} zram zstd"),
+        Group::Fuse => return Err("is served as a file".to_owned()),
     };
     ours_with(who, &table, bytes, dir, ground)
 }
@@ -181,7 +335,8 @@ pub(super) fn nbdkit_with(
     command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(words);
     let server = Server::start(&mut command, ground.cpu, &socket)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
-    Ok(Served { who: "nbdkit", what: format!("nbdkit {}", words.join(" ")), server, door, bytes })
+    let what = format!("nbdkit {}", words.join(" "));
+    Ok(Served::process("nbdkit", what, server, door, bytes))
 }
 
 fn nbdkit(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Served, String> {
@@ -198,6 +353,7 @@ fn nbdkit(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Serv
         Group::Compressed => {
             vec!["memory".to_owned(), bytes.to_string(), "allocator=zstd".to_owned()]
         }
+        Group::Fuse => return Err("is served as a file".to_owned()),
     };
     nbdkit_with(&words, bytes, dir, ground)
 }
@@ -218,7 +374,8 @@ pub(super) fn qsd_with(
     command.arg("--export").arg(export);
     let server = Server::start(&mut command, ground.cpu, &socket)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
-    Ok(Served { who: "qsd", what: format!("qemu-storage-daemon {device}"), server, door, bytes })
+    let what = format!("qemu-storage-daemon {device}");
+    Ok(Served::process("qsd", what, server, door, bytes))
 }
 
 fn qsd(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Served, String> {
@@ -231,7 +388,7 @@ fn qsd(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Served,
             let below = format!("file.driver=file,file.filename={file},file.cache.direct=on");
             format!("driver=raw,offset={bytes},size={bytes},{below},file.aio=io_uring")
         }
-        Group::Compressed => return Err("has no compressed memory".to_owned()),
+        Group::Compressed | Group::Fuse => return Err("is no such server".to_owned()),
     };
     qsd_with(&device, bytes, dir, ground)
 }
@@ -252,5 +409,5 @@ fn nbd_server(dir: &Path, file: &Path, ground: &Ground) -> Result<Served, String
     let server = Server::start_daemon(&mut command, ground.cpu, &socket, &pid_file)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("nbd-server {file}");
-    Ok(Served { who: "nbd_server", what, server, door, bytes: ground.bytes })
+    Ok(Served::process("nbd_server", what, server, door, ground.bytes))
 }

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tables, aligned for a terminal and as Markdown for a document.
+use std::fmt::Write;
+
+/// A figure with so many digits behind the point; a dash for none.
+pub fn fixed(value: f64, digits: usize) -> String {
+    if value.is_finite() { format!("{value:.digits$}") } else { "-".to_owned() }
+}
+
+/// A title, a head, rows and notes.
+#[derive(Clone, Debug)]
+pub struct Table {
+    title: String,
+    /// How many columns are texts; the first ones.
+    texts: usize,
+    /// The head is the first one.
+    rows: Vec<Vec<String>>,
+    notes: Vec<String>,
+}
+
+impl Table {
+    /// One with columns of texts and of figures, and no row.
+    pub fn new(title: &str, texts: &[&str], figures: &[&str]) -> Table {
+        let head = texts.iter().chain(figures).map(|name| (*name).to_owned()).collect();
+        Table { title: title.into(), texts: texts.len(), rows: vec![head], notes: Vec::new() }
+    }
+
+    /// Adds a row; it may have fewer figures than there are columns.
+    pub fn row(&mut self, texts: &[&str], figures: impl IntoIterator<Item = String>) {
+        assert_eq!(texts.len(), self.texts, "a text for each column of texts");
+        let texts = texts.iter().map(|text| (*text).to_owned());
+        self.rows.push(texts.chain(figures).collect());
+    }
+
+    /// Adds a line below.
+    pub fn note(&mut self, line: impl Into<String>) {
+        self.notes.push(line.into());
+    }
+
+    /// Whether it has no row but the head.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+
+    /// For a terminal: texts to the left, figures to the right.
+    pub fn text(&self) -> String {
+        let columns = self.rows[0].len();
+        let chars = |row: &Vec<String>, at: usize| row.get(at).map_or(0, |c| c.chars().count());
+        let width = |at| self.rows.iter().map(|row| chars(row, at)).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut out = format!("{}\n", self.title);
+        for row in &self.rows {
+            let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| {
+                if at < self.texts { format!("{cell:width$}") } else { format!("{cell:>width$}") }
+            });
+            let line = cells.collect::<Vec<_>>().join("  ");
+            let _ = writeln!(out, "  {}", line.trim_end()); // a string takes everything
+        }
+        self.notes.iter().for_each(|note| out.push_str(&format!("  {note}\n")));
+        out
+    }
+
+    /// For a document.
+    pub fn markdown(&self) -> String {
+        let columns = self.rows[0].len();
+        let line = |cells: &[String]| {
+            let missing = vec![String::new(); columns - cells.len()];
+            format!("| {} |\n", [cells, &missing].concat().join(" | "))
+        };
+        let mut out = format!("### {}\n\n{}", self.title, line(&self.rows[0]));
+        let mark = |at| if at < self.texts { "---" } else { "---:" }.to_owned();
+        out.push_str(&line(&(0..columns).map(mark).collect::<Vec<_>>()));
+        self.rows[1..].iter().for_each(|row| out.push_str(&line(row)));
+        if !self.notes.is_empty() {
+            out.push('\n');
+        }
+        self.notes.iter().for_each(|note| out.push_str(&format!("- {note}\n")));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new("flushes", &["way"], &["s", "writes"]);
+        table.row(&["sorted"], [fixed(1.26, 1), "10".to_owned()]);
+        table.row(&["lru"], [fixed(f64::NAN, 1)]);
+        table.note("on a disk");
+        table
+    }
+
+    #[test]
+    fn texts_begin_and_figures_end_below_each_other() {
+        let shown = "flushes\n  way       s  writes\n  sorted  1.3      10\n  lru       -\n  on a \
+                     disk\n";
+        assert_eq!(table().text(), shown);
+    }
+
+    #[test]
+    fn markdown_has_all_cells_in_every_row() {
+        let shown = "### flushes\n\n| way | s | writes |\n| --- | ---: | ---: |\n\
+                     | sorted | 1.3 | 10 |\n| lru | - |  |\n\n- on a disk\n";
+        assert_eq!(table().markdown(), shown);
+    }
+}

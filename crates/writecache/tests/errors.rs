@@ -341,6 +341,29 @@ fn a_dirty_block_that_the_cache_device_can_not_read_is_an_error_alone_and_is_lis
     });
 }
 
+/// The unreadable version is kept for its epoch, which is not on the origin; the list named the
+/// block for as long, though it had been written again.
+#[test]
+fn an_unreadable_block_of_a_pending_epoch_that_is_written_again_is_listed_no_longer() {
+    let lab = Lab::small(&format!("{MANUAL} ordered"));
+    let inner = lab.clone();
+    life(&lab, async move |w| {
+        fill(&*w.cache, 0..10, 1).await;
+        flush(&*w.cache).await;
+        w.origin.hold_writes(); // no epoch ends
+        w.device.refuse(Op::Read, slot_blocks(&inner, 3..4));
+        assert!(get(&*w.cache, 3).await.is_err());
+        assert_eq!((&*text(&w.cache, "bad_block_list"), number(&w.cache, "bad_blocks")), ("24", 1));
+        put(&*w.cache, 3, 2).await.unwrap();
+        assert_eq!((number(&w.cache, "old_blocks"), number(&w.cache, "bad_blocks")), (1, 0));
+        assert_eq!(text(&w.cache, "bad_block_list"), "none");
+        expect(&*w.cache, 3..4, 2).await;
+        w.origin.release_writes();
+        say(&w.cache, "flush").await.unwrap();
+        assert!(inner.origin_block(3) == pattern(3, 2));
+    });
+}
+
 #[test]
 fn writeback_of_a_run_with_an_unreadable_block_writes_its_neighbours() {
     let lab = Lab::small(MANUAL);

@@ -6,12 +6,13 @@
 mod common;
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{ErrorKind, Nanos, Target};
+use block::{Buf, Class, ErrorKind, Nanos, Sector, Target};
 use common::{BLOCK, Lab, expect, fill, get, number, pattern, put, say, suspend};
-use sim::model::HddParams;
-use sim::{DiskSpec, Faults, Rng};
+use sim::model::{Cmd, HddParams, Model};
+use sim::{DiskSpec, Faults, Rng, Swarm};
 use writecache::WriteCache;
 
 /// Nothing is committed or written back unless it is asked for.
@@ -237,4 +238,76 @@ fn a_drain_before_an_origin_that_refuses_all_ends_with_what_is_left() {
         assert_eq!(number(&cache, "dirty_blocks"), 50);
     })
     .unwrap();
+}
+
+/// A disk that ends one request after the other, a tick apart: with all of them in flight time goes
+/// by in small steps, whichever tasks could run.
+#[derive(Default)]
+struct Metronome(VecDeque<(u64, u64)>);
+
+const TICK_NS: u64 = 20_000;
+
+impl Model for Metronome {
+    fn submit(&mut self, now_ns: u64, id: u64, _: Cmd) {
+        let last_ns = self.0.back().map_or(now_ns, |due| due.0);
+        self.0.push_back((last_ns + TICK_NS, id));
+    }
+    fn next_event(&self) -> Option<u64> {
+        self.0.front().map(|due| due.0)
+    }
+    fn pop_done(&mut self, now_ns: u64, done: &mut Vec<u64>) {
+        while self.0.front().is_some_and(|due| due.0 <= now_ns) {
+            done.extend(self.0.pop_front().map(|due| due.1));
+        }
+    }
+    fn power_cut(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Lets a client read once, and flushes 100 scattered blocks from shortly before the moment on from
+/// which no client counts as being there, which may come between any two polls. Whether it ends.
+fn a_flush_ends_as_clients_leave(seed: u64) -> bool {
+    const QUIET_NS: u64 = 3_000_000_000;
+    const TICKS: u64 = 5_000;
+    let options = format!("{MANUAL} foreground_p99_target 1000000");
+    let lab = Lab::seeded(seed, 4096, 8 << 10, &options);
+    let spec = DiskSpec::new("metronome", Sector(8), Box::new(Metronome::default()));
+    let world = lab.world.clone();
+    let metronome = world.borrow_mut().add_disk(spec);
+    let leaf = lab.leaf(metronome);
+    let ended = lab.life(async move |cache| {
+        scatter(&cache, 100, 1).await;
+        get(&*cache, 4000).await.unwrap();
+        reactor::sleep(Nanos(QUIET_NS - 5_000_000)).await;
+        let tick = |_| {
+            let data = Buf::zeroed(512).all().into();
+            reactor::read(&*leaf, Class::Background, Sector(0), data)
+        };
+        let ticks: Vec<_> = (0..TICKS).map(tick).collect();
+        let preempts = |per_mille| {
+            let swarm = Swarm { preempt_per_mille: per_mille, ..Swarm::CALM };
+            world.borrow_mut().set_swarm(swarm);
+        };
+        preempts(500);
+        let ended = Rc::new(Cell::new(false));
+        let (tell, target) = (ended.clone(), cache.clone());
+        reactor::spawn(async move {
+            say(&target, "flush").await.unwrap();
+            tell.set(true);
+        });
+        reactor::sleep(Nanos(TICKS * TICK_NS * 3 / 4)).await;
+        preempts(0);
+        drop(ticks);
+        ended.get()
+    });
+    ended.unwrap()
+}
+
+/// The picking task saw a limit, and waited for a flush of the origin; the settling task, a moment
+/// later, saw none, and waited for more to be written. Nobody told either that time had gone by.
+#[test]
+fn a_flush_does_not_wait_for_ever_when_a_latency_target_ceases_to_count() {
+    let hang: Vec<u64> = (0..64).filter(|&seed| !a_flush_ends_as_clients_leave(seed)).collect();
+    assert!(hang.is_empty(), "of 64 worlds these: {hang:?}");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bugs that a review found: each test tells how one showed, and fails if it comes back.
+//! Bugs that a review or a seed found: each test tells how one showed, and fails if it comes back.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -440,4 +440,43 @@ fn a_second_read_does_not_return_what_a_failed_writeback_has_torn_beside_it() {
         assert_eq!(number(&cache, "checksum_errors"), 1);
         outcome
     });
+}
+
+/// What an ordered cache had kept for its epochs was to come free with a commit, once the cache was
+/// used without them; but no commit had anything to say of it. Reclaim went round for ever, and
+/// took its core along.
+#[test]
+fn a_full_ordered_cache_goes_on_without_the_option() {
+    let mut lab = Lab::new(200, TINY_KIB, &format!("{MANUAL} ordered"));
+    let inner = lab.clone();
+    let slots = lab.life(async move |cache| {
+        let slots = number(&cache, "total_blocks");
+        // Two versions of each block: the first ones are kept, for nothing can be written back.
+        let fails = Faults { write_error_per_mille: 1000, ..Faults::default() };
+        set_faults(&inner, inner.origin, fails);
+        for version in 1..=2 {
+            fill(&*cache, 0..slots / 2, version).await;
+            flush(&*cache).await;
+        }
+        assert_eq!(number(&cache, "free_blocks"), 0);
+        assert_eq!(number(&cache, "old_blocks"), slots / 2);
+        slots
+    });
+    let slots = slots.unwrap();
+    set_faults(&lab, lab.origin, Faults::default());
+    lab.config = config(4096, MANUAL);
+    let written = lab.life(async move |cache| {
+        assert_eq!(number(&cache, "free_blocks"), slots / 2);
+        let written = Rc::new(Cell::new(false));
+        let (tell, writer) = (written.clone(), cache.clone());
+        reactor::spawn(async move {
+            fill(&*writer, slots / 2..2 * slots, 2).await;
+            tell.set(true);
+        });
+        let is_written = in_time(HANG_MS, || written.get()).await;
+        expect(&*cache, 0..slots / 2, 2).await;
+        cache.check();
+        is_written
+    });
+    assert!(written.unwrap(), "writers hang");
 }

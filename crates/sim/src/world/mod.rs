@@ -184,6 +184,11 @@ impl World {
         self.swarm
     }
 
+    /// From now on it has another profile.
+    pub fn set_swarm(&mut self, swarm: Swarm) {
+        self.swarm = swarm;
+    }
+
     /// Has [`crate::Machine::run`] return when the moment comes; `None` takes it back.
     pub fn power_cut_at(&mut self, cut: Option<Cut>) {
         self.cut = cut;

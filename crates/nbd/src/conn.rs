@@ -14,7 +14,7 @@ use block::{Buf, Nanos, OpenedBy, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, new_opener, now, spawn};
 
 use crate::handshake::{Handshake, Session, Step};
-use crate::job::{Job, check, held_bytes};
+use crate::job::{self, check, held_bytes};
 use crate::option::HEADER_BYTES;
 use crate::request::{REQUEST_BYTES, Request};
 use crate::send::{self, Reply};
@@ -347,10 +347,7 @@ impl Receiver {
             }
         }
         match checked {
-            Ok(command) => {
-                let shared = conn.shared.clone();
-                shared.jobs.push(Job { conn, command, request, data });
-            }
+            Ok(command) => job::start(conn, command, request, data),
             Err(error) => {
                 conn.shared.stats.borrow_mut().errors_total += 1;
                 let reply = Reply::error(conn.session(), &request, error, bytes);

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Op, Sector, Status};
-use reactor::{discard, flush, io, read, write, write_zeroes};
+use reactor::{BioFuture, discard, flush, io, read, write, write_zeroes};
 
 use crate::conn::Conn;
 use crate::export::{Context, Run};
@@ -31,13 +31,15 @@ pub(crate) enum Command {
     BlockStatus { one: bool },
 }
 
-/// A request that has been admitted.
+/// A request that has been admitted and waits for its device.
 pub(crate) struct Job {
-    pub(crate) conn: Rc<Conn>,
-    pub(crate) command: Command,
-    pub(crate) request: Request,
-    /// The payload of a write.
-    pub(crate) data: Option<Buf>,
+    conn: Rc<Conn>,
+    command: Command,
+    request: Request,
+    /// What a READ reads into.
+    data: Bufs,
+    /// Of a request that is one bio; it has been submitted.
+    bio: Option<BioFuture>,
 }
 
 /// Whether the request is one that this session may make, and where its range lies.
@@ -105,41 +107,70 @@ pub(crate) fn held_bytes(session: &Session, command: Command, request: &Request)
     }
 }
 
-/// Does a request and queues its reply.
-pub(crate) async fn run(job: Job) {
-    let Job { conn, command, request, data } = job;
-    let session = conn.session();
-    let dev = &*session.device;
+/// Begins an admitted request; `payload` is that of a WRITE.
+///
+/// Many bios have ended when `submit` returns (null, memory, what a page cache holds): these are
+/// answered at once. The others get a kept task each, to wait in.
+pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload: Option<Buf>) {
+    let dev = &*conn.session().device;
     let at = Sector::from_bytes(request.offset);
-    let len = Sector::from_bytes(u64::from(request.len));
-    let bytes = held_bytes(session, command, &request);
-    let mut payload = Bufs::new();
-    let done = match command {
+    let mut data = Bufs::new();
+    let bio = match command {
         Command::Read => {
-            payload = Buf::alloc(request.len as usize).into();
-            read(dev, Class::Foreground, at, payload.clone()).await
+            data = Buf::alloc(request.len as usize).into();
+            Some(read(dev, Class::Foreground, at, data.clone()))
         }
         Command::Write { fua } => {
-            let data = data.expect("a checked write has its payload");
+            let payload = payload.expect("a checked write has its payload");
             let (flags, class) = match fua {
                 true => (Flags::FUA | Flags::SYNC, Class::Foreground),
                 false => (Flags::empty(), Class::Normal),
             };
-            write(dev, flags, class, at, data.into()).await
+            Some(write(dev, flags, class, at, payload.into()))
         }
-        Command::Flush => flush(dev, Class::Foreground).await,
+        Command::Flush => Some(flush(dev, Class::Foreground)),
+        Command::Trim { .. } | Command::WriteZeroes { .. } | Command::BlockStatus { .. } => None,
+    };
+    match bio.as_ref().and_then(BioFuture::outcome) {
+        Some(done) => answer(&conn, command, &request, data, done),
+        None => {
+            let shared = conn.shared.clone();
+            shared.jobs.push(Job { conn, command, request, data, bio });
+        }
+    }
+}
+
+/// Waits for a request's bios and queues its reply.
+pub(crate) async fn run(job: Job) {
+    let Job { conn, command, request, data, bio } = job;
+    let session = conn.session();
+    let dev = &*session.device;
+    let at = Sector::from_bytes(request.offset);
+    let len = Sector::from_bytes(u64::from(request.len));
+    let done = match command {
+        Command::Read | Command::Write { .. } | Command::Flush => {
+            bio.expect("submitted by `start`").await
+        }
         Command::Trim { fua } => trim(dev, at, len, fua).await,
         Command::WriteZeroes { fua, no_hole, fast } => {
             let zeroed = zero(&conn.shared, session, (at, len), no_hole, fast).await;
             then_flush(dev, zeroed, fua).await
         }
         Command::BlockStatus { one } => {
+            let bytes = held_bytes(session, command, &request);
             return block_status(&conn, &request, one, bytes).await;
         }
     };
+    answer(&conn, command, &request, data, done);
+}
+
+/// Queues the reply to a request that has been done.
+fn answer(conn: &Conn, command: Command, request: &Request, data: Bufs, done: Result<(), Status>) {
+    let session = conn.session();
+    let bytes = held_bytes(session, command, request);
     if let Some(error) = done.err().and_then(Errno::from_status) {
         conn.shared.stats.borrow_mut().errors_total += 1;
-        conn.reply(Reply::error(session, &request, error, bytes));
+        conn.reply(Reply::error(session, request, error, bytes));
         return;
     }
     let mut head = ReplyHead::Simple { error: None };
@@ -151,7 +182,7 @@ pub(crate) async fn run(job: Job) {
     } else {
         conn.shared.stats.borrow_mut().write_bytes_total += bytes;
     }
-    conn.reply(Reply { cookie: request.cookie, head, data: payload, requests: 1, bytes });
+    conn.reply(Reply { cookie: request.cookie, head, data, requests: 1, bytes });
 }
 
 /// Discards. It is advice: a device that can't has followed it by doing nothing.

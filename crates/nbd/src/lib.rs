@@ -3,10 +3,10 @@
 //! another server as a device.
 //!
 //! ```text
-//!   socket ──Recv 256 KiB──▶ receive loop ──▶ Workers ──Bio──▶ device
-//!             many requests    parse, admit     one task           │
-//!                                               a request          │
-//!   socket ◀──Send, vectored── sender ◀── reply queue ◀────────────┘
+//!   socket ──Recv 256 KiB──▶ receive loop ──Bio──▶ device ─ended later──▶ Workers
+//!             many requests    parse, admit           │ ended at once      │ one task
+//!                                                     ▼                    │ a request
+//!   socket ◀──Send, vectored── sender ◀────────── reply queue ◀────────────┘
 //!             many replies
 //! ```
 //!

@@ -170,6 +170,20 @@ impl fmt::Debug for IoFuture {
 #[derive(Debug)]
 pub struct BioFuture(IoFuture);
 
+impl BioFuture {
+    /// The outcome, if there is one: a device may complete a bio while it is being submitted.
+    pub fn outcome(&self) -> Option<Result<(), Status>> {
+        let IoFuture(key) = self.0;
+        with_core(|c| match &c.ops.borrow().0[index(key)] {
+            Slot::Done(result) => Some(result.status.ok()),
+            Slot::Waiting(_) => None,
+            Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => {
+                unreachable!("no future has this slot")
+            }
+        })
+    }
+}
+
 impl Future for BioFuture {
     type Output = Result<(), Status>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {

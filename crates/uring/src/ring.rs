@@ -147,6 +147,11 @@ impl Shared {
             return end(status);
         }
         let Ok(direct) = self.table.begin(file) else { return end(Status::NoDevice) };
+        if let SqeOp::Send { bufs } = &what
+            && bufs.iter().any(|s| s.len() >= socket::LARGE_BYTES)
+        {
+            self.table.widen(file);
+        }
         let flight = Flight::new((home, key), file, what, direct);
         if flight.is_empty() {
             self.end(&flight, Status::Ok.into());

@@ -11,7 +11,9 @@ use block::{Error, ErrorKind};
 use reactor::FileId;
 use rustix::fs::{Mode, OFlags, chmod, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_tcp_nodelay, socket_domain, socket_peercred};
+use rustix::net::sockopt::{
+    set_socket_send_buffer_size, set_tcp_nodelay, socket_domain, socket_peercred,
+};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -22,11 +24,28 @@ use crate::table::Table;
 /// Connections that wait to be accepted: what the kernel caps it to by default is 4096.
 const LISTEN_BACKLOG: i32 = 128;
 
+/// A piece of data of this many bytes makes room for itself (chosen: two of them do not fit into
+/// what a Unix socket begins with).
+pub(crate) const LARGE_BYTES: usize = 128 << 10;
+/// Room for large data; the kernel gives at most twice `net.core.wmem_max`. Measured (2026-11,
+/// `docs/performance.md`): less has more sends cut, each of which waits for the other side and is
+/// woken by it; more than twice as much gains nothing at 128 KiB.
+const ROOM_BYTES: usize = 512 << 10;
+
 /// Takes a socket into the table.
 pub(crate) fn insert(table: &mut Table, fd: OwnedFd) -> FileId {
     // Replies are gathered before they are sent, so delaying them gains nothing. Only TCP knows it.
     let _ = set_tcp_nodelay(&fd, true);
     table.insert(fd, None)
+}
+
+/// Makes room for large sends. A Unix socket holds 208 KiB by default; TCP grows by itself, and
+/// would not any more if it were told a size.
+pub(crate) fn widen(fd: &OwnedFd) {
+    if socket_domain(fd) == Ok(AddressFamily::UNIX) {
+        // With less room it is slower, that is all.
+        let _ = set_socket_send_buffer_size(fd, ROOM_BYTES);
+    }
 }
 
 /// The ring waits by itself only on a socket that would block.

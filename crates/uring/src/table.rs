@@ -11,6 +11,7 @@ use rustix::net::{Shutdown, shutdown};
 use slab::Slab;
 
 use crate::pmem::{Mapping, Served};
+use crate::socket;
 
 /// Who waits for a close: nobody when it came from the control path.
 pub(crate) type Closer = Option<(CoreId, OpKey)>;
@@ -44,6 +45,8 @@ struct Slot {
     closing: Option<Closer>,
     direct: Option<DirectAlign>,
     map: Option<Mapping>,
+    /// A socket that has room for large sends.
+    wide: bool,
 }
 
 /// Open files by [`FileId`].
@@ -110,7 +113,8 @@ impl Table {
         direct: Option<DirectAlign>,
         opened_here: bool,
     ) -> FileId {
-        let slot = Slot { fd, opened_here, in_flight: 0, closing: None, direct, map: None };
+        let (closing, map) = (None, None);
+        let slot = Slot { fd, opened_here, in_flight: 0, closing, direct, map, wide: false };
         FileId(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 open files"))
     }
 
@@ -134,6 +138,14 @@ impl Table {
         let slot = self.0.get_mut(index(file)).filter(|s| s.closing.is_none()).ok_or(())?;
         slot.in_flight += 1;
         Ok(slot.direct)
+    }
+
+    /// Makes room for large sends on a socket on which a request is in flight.
+    pub(crate) fn widen(&mut self, file: FileId) {
+        let slot = &mut self.0[index(file)];
+        if !std::mem::replace(&mut slot.wide, true) {
+            socket::widen(&slot.fd);
+        }
     }
 
     /// Counts a request out. When it was the last of a file that is being closed, closes it and

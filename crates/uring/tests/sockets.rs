@@ -18,6 +18,7 @@ use std::time::Duration;
 use block::{Buf, Bufs, CoreId, ErrorKind, Nanos, Status};
 use common::{Folder, bytes, on_core};
 use reactor::{FileId, Reactor, SqeOp, driver_io, now, sleep, spawn};
+use rustix::net::sockopt::socket_send_buffer_size;
 use uring::{Files, Peer, Uring};
 
 async fn accept(listener: FileId) -> FileId {
@@ -50,6 +51,27 @@ fn pair(files: &Files) -> (FileId, FileId) {
     // As other runtimes leave them; the driver must not spin on it.
     a.set_nonblocking(true).unwrap();
     (files.adopt_socket(a.into()).unwrap(), files.adopt_socket(b.into()).unwrap())
+}
+
+/// A reply of 128 KiB was cut by what a Unix socket holds, and each piece cost a wake-up.
+#[test]
+fn a_large_send_makes_room_for_itself_and_a_small_one_does_not() {
+    on_core(async move |files| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let watched = ours.try_clone().unwrap();
+        let room = || socket_send_buffer_size(&watched).unwrap();
+        let a = files.adopt_socket(ours.into()).unwrap();
+        let b = files.adopt_socket(theirs.into()).unwrap();
+        let before = room();
+        for len in [4096, 64 << 10, 128 << 10] {
+            assert_eq!(room(), before);
+            assert_eq!(send(a, Buf::zeroed(len)).await, Status::Ok);
+            assert_eq!(receive(b, len).await.len(), len);
+        }
+        assert!(room() > before, "{} bytes, as before", room());
+        files.close(a);
+        files.close(b);
+    });
 }
 
 #[test]

@@ -10,18 +10,23 @@
 //! - B1 A read's latency counts from when it was due, not from when it could be sent: a device that
 //!   stalls is not asked less often because of that.
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hdrhistogram::Histogram;
 use nbd::request::Request;
 use nbd::wire::cmd;
-use reproduce::beside_local::{While, histogram};
+use reproduce::beside_local::{Devices, While, histogram};
 use reproduce::clock;
+use reproduce::scenario::wbt::local::Options;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+use tempfile::TempDir;
 
 use crate::conn::{Conn, wrong};
+use crate::peers::make_file;
+use crate::process::Server;
 
 /// Bytes of a read.
 const READ_BYTES: u32 = 4096;
@@ -29,6 +34,7 @@ const READ_BYTES: u32 = 4096;
 const WRITE_BYTES: u32 = 1 << 20;
 /// Writes in flight.
 const WRITE_DEPTH: u64 = 4;
+
 impl Conn {
     /// Waits until there is something to read, `seconds` at most.
     fn readable(&self, seconds: f64) -> io::Result<bool> {
@@ -128,55 +134,110 @@ impl Conn {
     }
 }
 
-/// What runs, and how long.
-#[derive(Clone, Copy, Debug)]
-pub struct Load<'a> {
-    pub socket: &'a Path,
-    /// The export that is read, and how often a second.
-    pub reader: Option<(&'a str, f64)>,
-    /// The export that is written.
-    pub writer: Option<&'a str>,
-    /// Seconds that do not count, and seconds that do.
-    pub time: (f64, f64),
-    pub seed: u64,
+/// A daemon with both devices on one file.
+pub struct Pond {
+    // Ends before its files go.
+    _server: Server,
+    program: PathBuf,
+    run_dir: PathBuf,
+    leaf: PathBuf,
+    socket: PathBuf,
+    _dir: TempDir,
 }
 
-/// Runs a load.
-///
-/// # Errors
-/// What one of them met.
-pub fn run(load: &Load<'_>) -> Result<While, String> {
-    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
-    let open = |export| {
-        Conn::open(load.socket, export).map_err(|e| format!("{export}: cannot connect: {e}"))
-    };
-    let reader = load.reader.map(|(export, rate)| open(export).map(|conn| (conn, rate)));
-    let writer = load.writer.map(open).transpose()?;
-    let reader = reader.transpose()?;
-    let (warm_up, seconds) = load.time;
-    std::thread::scope(|threads| {
-        let writing = writer.map(|mut conn| {
-            let (stop, written) = (&stop, &written);
-            threads.spawn(move || conn.write_on(stop, written))
-        });
-        let counting = threads.spawn(|| {
-            pause(warm_up);
-            let (from, begin) = (written.load(Ordering::Relaxed), clock());
-            pause(seconds);
-            let bytes = written.load(Ordering::Relaxed) - from;
-            bytes as f64 / (clock() - begin)
-        });
-        let latency_ns = reader
-            .map(|(mut conn, rate)| conn.read_by_the_clock(rate, load.time, load.seed))
-            .transpose();
-        let rate = counting.join().map_err(|_| "the clock has panicked")?;
-        stop.store(true, Ordering::Relaxed);
-        let wrote = writing.map(|w| w.join().map_err(|_| "the writer has panicked")).transpose()?;
-        let written_bytes_per_s = wrote.is_some().then_some(rate);
-        wrote.transpose().map_err(|e| format!("writer: {e}"))?;
-        let latency_ns = latency_ns.map_err(|e| format!("reader: {e}"))?;
-        Ok(While { latency_ns, written_bytes_per_s, samples: Vec::new() })
-    })
+impl Pond {
+    /// Makes the file in `dir`, and starts the daemon on `cpu`.
+    ///
+    /// # Errors
+    /// What the file system or the daemon said.
+    pub fn start(
+        program: &Path,
+        options: &Options,
+        dir: &Path,
+        cpu: usize,
+    ) -> Result<Pond, String> {
+        let made = tempfile::Builder::new().prefix("millpond-bench-").tempdir_in(dir);
+        let made = made.map_err(|e| format!("{}: {e}", dir.display()))?;
+        let leaf = made.path().join("leaf");
+        make_file(&leaf, options.file_bytes)?;
+        let config = made.path().join("pond.toml");
+        let (half, shown) = (options.file_bytes / 512 / 2, leaf.display());
+        let mut text = String::new();
+        for (name, table) in [
+            ("reader", format!("0 {half} linear {shown} 0")),
+            ("low", format!("0 {half} linear {shown} {half}")),
+            ("writer", format!("0 {half} buffered low 2 memory {}M", options.memory_mib)),
+        ] {
+            text.push_str(&format!("[[device]]\nname = '{name}'\ntable = '{table}'\n"));
+        }
+        std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
+        let (run_dir, socket) = (made.path().join("run"), made.path().join("run/nbd.sock"));
+        let mut command = Command::new(program);
+        command.arg("daemon").arg("--run-dir").arg(&run_dir).arg("--config").arg(&config);
+        let server = Server::start(&mut command, cpu, &socket)?;
+        let program = program.to_owned();
+        Ok(Pond { _server: server, program, run_dir, leaf, socket, _dir: made })
+    }
+
+    fn said(&self, words: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(&self.program);
+        let output = command.args(words).env("MILLPOND_RUN_DIR", &self.run_dir).output();
+        let output = output.map_err(|e| format!("{}: {e}", self.program.display()))?;
+        let text = |bytes| String::from_utf8_lossy(bytes).trim().to_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    }
+
+    fn open(&self, export: &str) -> Result<Conn, String> {
+        Conn::open(&self.socket, export).map_err(|e| format!("{export}: cannot connect: {e}"))
+    }
+}
+
+impl Devices for Pond {
+    fn attribute(&self, name: &str) -> Result<String, String> {
+        self.said(&["get", &self.leaf.to_string_lossy(), name])
+    }
+
+    fn set_attribute(&self, name: &str, value: &str) -> Result<(), String> {
+        self.said(&["set", &self.leaf.to_string_lossy(), name, value]).map(drop)
+    }
+
+    fn run(
+        &self,
+        rate: Option<f64>,
+        writes: bool,
+        time: (f64, f64),
+        seed: u64,
+    ) -> Result<While, String> {
+        let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+        let reader = rate.map(|rate| self.open("reader").map(|conn| (conn, rate))).transpose()?;
+        let writer = writes.then(|| self.open("writer")).transpose()?;
+        std::thread::scope(|threads| {
+            let writing = writer.map(|mut conn| {
+                let (stop, written) = (&stop, &written);
+                threads.spawn(move || conn.write_on(stop, written))
+            });
+            let counting = threads.spawn(|| {
+                pause(time.0);
+                let (from, begin) = (written.load(Ordering::Relaxed), clock());
+                pause(time.1);
+                let bytes = written.load(Ordering::Relaxed) - from;
+                bytes as f64 / (clock() - begin)
+            });
+            let latency_ns =
+                reader.map(|(mut conn, rate)| conn.read_by_the_clock(rate, time, seed)).transpose();
+            let rate = counting.join().map_err(|_| "the clock has panicked")?;
+            stop.store(true, Ordering::Relaxed);
+            let wrote =
+                writing.map(|w| w.join().map_err(|_| "the writer has panicked")).transpose()?;
+            let written_bytes_per_s = wrote.is_some().then_some(rate);
+            wrote.transpose().map_err(|e| format!("writer: {e}"))?;
+            let latency_ns = latency_ns.map_err(|e| format!("reader: {e}"))?;
+            Ok(While { latency_ns, written_bytes_per_s, samples: Vec::new() })
+        })
+    }
 }
 
 fn pause(seconds: f64) {

@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::process::Command;
 
-use reproduce::mapped::{RANDREAD_512, Shape, output, stack};
+use reproduce::mapped::{RANDREAD_512, SHAPES, Shape, output, stack};
+use reproduce::report::Section;
+use reproduce::table::{Table, fixed};
 
 /// What valgrind counts of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Count {
+enum Count {
     Instructions,
     Allocations,
 }
@@ -18,10 +20,7 @@ const REQUESTS: [u64; 2] = [20_000, 120_000];
 impl Count {
     /// What one request of `shape` takes: the difference of two runs over the difference of their
     /// requests.
-    ///
-    /// # Errors
-    /// When valgrind is not there or does not say.
-    pub fn per_request(self, ours: &Path, shape: Shape) -> Result<f64, String> {
+    fn per_request(self, ours: &Path, shape: Shape) -> Result<f64, String> {
         let [short, long] = REQUESTS;
         let (before, after) = (self.total(ours, shape, short)?, self.total(ours, shape, long)?);
         Ok((after - before) / (long - short) as f64)
@@ -46,4 +45,34 @@ impl Count {
         let number = found.map(|(n, _)| n.trim().replace(',', "")).and_then(|n| n.parse().ok());
         number.ok_or_else(|| format!("valgrind: no `{before}` in what it said"))
     }
+}
+
+/// Instructions and allocations of a request through each shape.
+///
+/// # Errors
+/// When valgrind is not there or does not say.
+pub fn section(ours: &Path) -> Result<Section, String> {
+    let mut section = Section::default();
+    let head = ["instructions", "over raw", "a layer", "allocations"];
+    let mut table = Table::new("counted, a request of 512 B (valgrind)", &[""], &head);
+    let mut raw = f64::NAN;
+    for shape in SHAPES {
+        let instructions = Count::Instructions.per_request(ours, shape)?;
+        let allocations = Count::Allocations.per_request(ours, shape)?;
+        if shape == Shape::Raw {
+            raw = instructions;
+        }
+        let more = instructions - raw;
+        let layer = more / f64::from(shape.layers().max(1));
+        let figures = [(instructions, 1), (more, 1), (layer, 1), (allocations, 3)];
+        table.row(&[shape.key()], figures.map(|(figure, digits)| fixed(figure, digits)));
+        section.put(format!("instructions_{}", shape.key()), instructions);
+        section.put(format!("allocations_{}", shape.key()), allocations);
+        if shape == Shape::Layers3 {
+            section.put("instructions_layers3_over_raw", more);
+            section.put("allocations_per_io", allocations);
+        }
+    }
+    section.tables.push(table);
+    Ok(section)
 }

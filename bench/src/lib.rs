@@ -3,7 +3,8 @@
 //! peers. The scenarios themselves are in `reproduce`.
 //!
 //! Every bench alternates what it compares within one run, prints medians as a table for people,
-//! and as its last line one JSON object.
+//! and as its last line one JSON object. The benches of scenarios hold their options, and print at
+//! length (`told`) what `millpond reproduce` prints in short; the others measure here.
 
 pub mod beside;
 pub mod cache_image;
@@ -15,3 +16,5 @@ pub mod load;
 pub mod peer;
 pub mod peers;
 pub mod process;
+pub mod through;
+pub mod told;

@@ -47,9 +47,14 @@ fn the_last_line_is_json_with_the_keys_that_results_are_collected_by() {
 
 #[test]
 fn a_wrong_argument_is_refused_with_what_is_allowed() {
-    for args in [&["--scale"][..], &["--scale", "0"], &["--scale", "x"], &["7"]] {
+    for (args, said) in [
+        (&["--scale"][..], "a value is required for '--scale <N>'"),
+        (&["--scale", "0"], "0 is not in 1..=512"),
+        (&["--scale", "x"], "invalid value 'x' for '--scale <N>'"),
+        (&["7"], "unexpected argument '7'"),
+    ] {
         let (ok, out, err) = flush_sim(args);
         assert!(!ok && out.is_empty(), "{args:?}");
-        assert!(err.contains("N is 1 to 512"), "{args:?}: {err}");
+        assert!(err.contains(said), "{args:?}: {err}");
     }
 }

@@ -4,28 +4,36 @@ use std::path::Path;
 
 use reproduce::compressed::PAGE_BYTES;
 use reproduce::compressed::data::Data;
+use reproduce::cpu::{cpus, pin};
+use reproduce::median::{median, median_ratio};
+use reproduce::report::Section;
+use reproduce::rounds::turns;
+use reproduce::table::{Table, fixed};
+use serde_json::json;
 
 use crate::load::{Client, Kind};
 use crate::peer::{EXPORT, Peer, Place};
 
+/// Of each device, as it was for the figures of other servers.
+const SIZE_BYTES: u64 = 512 << 20;
 /// Requests in flight.
-pub const DEPTH: usize = 16;
+const DEPTH: usize = 16;
 /// Different pages that are written: 1 MiB, which stays in the client's cache.
 const POOL_PAGES: usize = 256;
 
 /// Who serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
+enum Name {
     Zstd,
     Lz4,
     NbdkitZstd,
 }
 
-pub const NAMES: [Name; 3] = [Name::Zstd, Name::Lz4, Name::NbdkitZstd];
+const NAMES: [Name; 3] = [Name::Zstd, Name::Lz4, Name::NbdkitZstd];
 
 impl Name {
     /// Begins the keys of the JSON line.
-    pub fn key(self) -> &'static str {
+    fn key(self) -> &'static str {
         match self {
             Name::Zstd => "ours",
             Name::Lz4 => "ours_lz4",
@@ -35,29 +43,26 @@ impl Name {
 }
 
 /// A server, filled, and what it has done.
-pub struct Served {
-    pub name: Name,
+struct Served {
+    name: Name,
     peer: Peer,
     client: Client,
     /// Resident before it was filled.
     empty_rss_bytes: u64,
     /// Growth of what is resident, after the fill and after all rounds; and what `mm_stat` calls
     /// used, where there is one.
-    pub filled_rss_bytes: u64,
-    pub overwritten_rss_bytes: u64,
-    pub mem_used_bytes: [Option<u64>; 2],
-    pub write_iops: Vec<f64>,
-    pub read_iops: Vec<f64>,
-    pub write_cpu_us: Vec<f64>,
-    pub read_cpu_us: Vec<f64>,
+    filled_rss_bytes: u64,
+    overwritten_rss_bytes: u64,
+    mem_used_bytes: [Option<u64>; 2],
+    write_iops: Vec<f64>,
+    read_iops: Vec<f64>,
+    write_cpu_us: Vec<f64>,
+    read_cpu_us: Vec<f64>,
 }
 
 impl Served {
     /// Starts a server with `size` bytes, connects and fills it.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub fn start(name: Name, size: u64, place: Place<'_>) -> Result<Served, String> {
+    fn start(name: Name, size: u64, place: Place<'_>) -> Result<Served, String> {
         let table = |algorithm: &str| format!("0 {} zram {algorithm}", size / 512);
         let peer = match name {
             Name::Zstd => Peer::ours("zstd", &table("zstd"), place),
@@ -103,10 +108,7 @@ impl Served {
     }
 
     /// One round: random writes, then random reads.
-    ///
-    /// # Errors
-    /// What the connection said.
-    pub fn round(&mut self, seconds: f64) -> Result<(), String> {
+    fn round(&mut self, seconds: f64) -> Result<(), String> {
         for kind in [Kind::RandWrite, Kind::RandRead] {
             let before = self.peer.server.cpu_seconds();
             let done = self.client.run(kind, DEPTH, seconds);
@@ -123,8 +125,74 @@ impl Served {
     }
 
     /// To be called after the last round: looks at the memory.
-    pub fn look(&mut self, program: &Path) {
+    fn look(&mut self, program: &Path) {
         self.overwritten_rss_bytes = self.grown();
         self.mem_used_bytes[1] = self.mem_used(program);
     }
+}
+
+/// Serves and measures all of them for so many rounds, each kind of load for so many seconds.
+///
+/// # Errors
+/// What a server said, or that there are too few CPUs.
+pub fn section(program: &Path, dir: &Path, rounds: usize, seconds: f64) -> Result<Section, String> {
+    let [server_cpu, client_cpu] = cpus()[..] else {
+        return Err("needs two CPUs: one for the servers, one for the client".into());
+    };
+    let made = tempfile::Builder::new().prefix("millpond-bench-").tempdir_in(dir);
+    let made = made.map_err(|e| format!("{}: {e}", dir.display()))?;
+    let place = Place { dir: made.path(), program, cpu: server_cpu };
+    let mut servers = Vec::new();
+    for name in NAMES {
+        servers.push(Served::start(name, SIZE_BYTES, place)?);
+    }
+    pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
+    for (_, at) in turns(rounds, servers.len()) {
+        servers[at].round(seconds)?;
+    }
+    servers.iter_mut().for_each(|served| served.look(program));
+    Ok(shown(&servers))
+}
+
+fn shown(servers: &[Served]) -> Section {
+    let mut section = Section::default();
+    let mib = |bytes: u64| fixed(bytes as f64 / f64::from(1 << 20), 1);
+    let title =
+        format!("over NBD, {} MiB, half compressible, 4 KiB, depth {DEPTH}", SIZE_BYTES >> 20);
+    let head =
+        ["write IOPS", "CPU us", "read IOPS", "CPU us", "RSS MiB", "after", "used MiB", "after"];
+    let mut table = Table::new(title, &[""], &head);
+    for served in servers {
+        let key = served.name.key();
+        let mut figures = Vec::new();
+        for (name, runs, digits) in [
+            ("randwrite_iops", &served.write_iops, 0),
+            ("randwrite_cpu_us", &served.write_cpu_us, 2),
+            ("randread_iops", &served.read_iops, 0),
+            ("randread_cpu_us", &served.read_cpu_us, 2),
+        ] {
+            figures.push(fixed(median(runs), digits));
+            section.put(format!("{key}_{name}"), median(runs));
+        }
+        for (name, bytes) in [
+            ("rss_filled_bytes", served.filled_rss_bytes),
+            ("rss_overwritten_bytes", served.overwritten_rss_bytes),
+        ] {
+            figures.push(mib(bytes));
+            section.put(format!("{key}_{name}"), bytes as f64);
+        }
+        figures.extend(served.mem_used_bytes.map(|used| used.map_or("-".into(), mib)));
+        section.keys.insert(format!("{key}_mem_used_bytes"), json!(served.mem_used_bytes));
+        table.row(&[key], figures);
+    }
+    if let [zstd, lz4, nbdkit] = servers {
+        for ours in [zstd, lz4] {
+            let write = median_ratio(&ours.write_iops, &nbdkit.write_iops);
+            let read = median_ratio(&ours.read_iops, &nbdkit.read_iops);
+            let key = ours.name.key();
+            table.note(format!("{key} / nbdkit: {write:.1} writes, {read:.1} reads"));
+        }
+    }
+    section.tables.push(table);
+    section
 }

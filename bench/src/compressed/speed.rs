@@ -7,10 +7,14 @@
 use block::{Buf, Class, Flags, Sector};
 use lz4::block::{CompressionMode, compress_to_buffer, decompress_to_buffer};
 use reproduce::compressed::data::Data;
-use reproduce::compressed::place::Place;
+use reproduce::compressed::place::{Local, Place};
 use reproduce::compressed::writeback::{device, end};
 use reproduce::compressed::{PAGE_BYTES, PAGE_SECTORS};
 use reproduce::cpu::cpu_seconds;
+use reproduce::median::{median, median_ratio};
+use reproduce::report::Section;
+use reproduce::scenario::zram::ALGORITHMS;
+use reproduce::table::{Table, fixed};
 use sim::Rng;
 use zstd::zstd_safe::{CCtx, CParameter, DCtx};
 
@@ -19,11 +23,11 @@ const POOL_PAGES: u64 = 4096;
 
 /// Nanoseconds a page, a figure for each round.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Speed {
-    pub write_ns: Vec<f64>,
-    pub bare_write_ns: Vec<f64>,
-    pub read_ns: Vec<f64>,
-    pub bare_read_ns: Vec<f64>,
+struct Speed {
+    write_ns: Vec<f64>,
+    bare_write_ns: Vec<f64>,
+    read_ns: Vec<f64>,
+    bare_read_ns: Vec<f64>,
 }
 
 /// A compressor as the device has it.
@@ -74,11 +78,42 @@ fn ns_per(count: usize, begin: f64) -> f64 {
     (cpu_seconds() - begin) * 1e9 / count as f64
 }
 
-/// Runs `rounds` of `count` random pages in each direction, on a device of `pages` in memory.
+/// Random pages of one run in each direction.
+const COUNT: usize = 50_000;
+
+/// Runs it on a device of so many bytes in memory.
 ///
 /// # Errors
 /// What the device or the compressor said.
-pub fn run(
+pub fn section(bytes: u64, rounds: usize) -> Result<Section, String> {
+    let place = Local::new(&std::env::temp_dir(), PAGE_BYTES as u64)?;
+    let mut section = Section::default();
+    let title = "a page of 4 KiB in process, random, half compressible; limit: the bare compressor";
+    let mut table = Table::new(title, &[""], &["ns", "bare ns", "more ns", "reached"]);
+    for algorithm in ALGORITHMS {
+        let pages = bytes / PAGE_BYTES as u64;
+        let Speed { write_ns, bare_write_ns, read_ns, bare_read_ns } =
+            run(&place, algorithm, (pages, COUNT, rounds))?;
+        for (kind, ours, bare) in
+            [("randwrite", write_ns, bare_write_ns), ("randread", read_ns, bare_read_ns)]
+        {
+            let (ns, bare_ns, reached) = (median(&ours), median(&bare), median_ratio(&bare, &ours));
+            let figures = [(ns, 0), (bare_ns, 0), (ns - bare_ns, 0), (reached, 3)];
+            let figures = figures.map(|(figure, digits)| fixed(figure, digits));
+            table.row(&[&format!("{algorithm} {kind}")], figures);
+            let mut put =
+                |name: &str, value| section.put(format!("{algorithm}_{kind}_{name}"), value);
+            put("ns", ns);
+            put("bare_ns", bare_ns);
+            put("of_bare", reached);
+        }
+    }
+    section.tables.push(table);
+    Ok(section)
+}
+
+/// Runs `rounds` of `count` random pages in each direction, on a device of `pages` in memory.
+fn run(
     place: &impl Place,
     algorithm: &str,
     (pages, count, rounds): (u64, usize, usize),

@@ -110,7 +110,7 @@ impl ReproduceArgs {
         }
         let bytes = |s: &Scenario| self.size.unwrap_or(s.default_bytes(self.sim));
         let chosen = self.chosen();
-        let memory = chosen.iter().map(|s| s.memory_bytes(bytes(s))).max().unwrap_or(0);
+        let memory = chosen.iter().map(|s| s.memory_bytes(bytes(s), self.sim)).max().unwrap_or(0);
         if let Some(available) = machine::available_memory_bytes().filter(|a| *a < memory) {
             let message = format!(
                 "{} MiB of memory are available, {} are needed; a smaller --size needs less",

@@ -90,6 +90,34 @@ impl Resolver for One {
     }
 }
 
+/// A reader's device and a writer's one, on the same disk with one throttle.
+pub trait Devices {
+    /// Reads an attribute of the disk.
+    ///
+    /// # Errors
+    /// What it said.
+    fn attribute(&self, name: &str) -> Result<String, String>;
+
+    /// Sets an attribute of the disk.
+    ///
+    /// # Errors
+    /// What it said.
+    fn set_attribute(&self, name: &str, value: &str) -> Result<(), String>;
+
+    /// Runs a reader of `rate` reads a second, a writer, or both, for seconds that do not count and
+    /// seconds that do.
+    ///
+    /// # Errors
+    /// What a device answered.
+    fn run(
+        &self,
+        rate: Option<f64>,
+        writes: bool,
+        time: (f64, f64),
+        seed: u64,
+    ) -> Result<While, String>;
+}
+
 /// A core of this thread with both devices on one file.
 pub struct Local {
     reactor: Reactor,
@@ -147,29 +175,18 @@ impl Local {
         let (dm, reader, writer) = made.map_err(|e: Error| e.chain())?;
         Ok(Local { reactor, _dm: dm, leaf, reader, writer })
     }
+}
 
-    /// Sets an attribute of the leaf.
-    ///
-    /// # Errors
-    /// What it said.
-    pub fn set(&self, name: &str, value: &str) -> Result<(), String> {
-        self.reactor.on(|| self.leaf.wbt().set(name, value)).map_err(|e| e.chain())
-    }
-
-    /// Reads an attribute of the leaf.
-    ///
-    /// # Errors
-    /// What it said.
-    pub fn get(&self, name: &str) -> Result<String, String> {
+impl Devices for Local {
+    fn attribute(&self, name: &str) -> Result<String, String> {
         self.reactor.on(|| self.leaf.wbt().get(name)).map_err(|e| e.chain())
     }
 
-    /// Runs a reader of `rate` reads a second, a writer, or both, for `warm_up` seconds that do not
-    /// count and `seconds` that do.
-    ///
-    /// # Errors
-    /// What a device answered.
-    pub fn run(
+    fn set_attribute(&self, name: &str, value: &str) -> Result<(), String> {
+        self.reactor.on(|| self.leaf.wbt().set(name, value)).map_err(|e| e.chain())
+    }
+
+    fn run(
         &self,
         rate: Option<f64>,
         writes: bool,

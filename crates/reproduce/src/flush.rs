@@ -76,7 +76,7 @@ impl Way {
 }
 
 /// Sizes of a bench; the published ones, or smaller ones of the same proportions.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale {
     pub origin_blocks: u64,
     /// Blocks of the published cache: 49 % of the origin's.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::report::{Plot, Report, Section};
 use crate::svg::draw;
-use crate::table::{cells, head, preface};
+use crate::text::{cells, head, preface};
 
 const STYLE: &str = include_str!("page.css");
 

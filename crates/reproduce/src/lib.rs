@@ -9,10 +9,13 @@
 //!   compressed                                       idle pages of a compressed RAM disk
 //!   mapped                                           stacks of pure mappings
 //!        │
-//!   scenario ── Section (rows, plots, keys) ── report ── table, html     `millpond reproduce`
+//!   scenario   rounds by turns, or worlds side by side (`rounds`); medians (`median`)
+//!        │
+//!     Section ── tables, goals, keys          `make bench-*`: all options, at length
+//!        └────── rows, plots, keys, notes     `millpond reproduce`: text, html
 //! ```
 //!
-//! `make bench-*` print them at length, beside what needs outside programs.
+//! A bench holds its options and prints a section; what needs outside programs it measures itself.
 //!
 //! Invariants
 //! - R1 In virtual time a scenario is a function of its arguments: no clock, no other chance than
@@ -33,10 +36,12 @@ pub mod machine;
 pub mod mapped;
 pub mod median;
 pub mod report;
+pub mod rounds;
 pub mod scenario;
 mod svg;
-mod table;
+pub mod table;
 pub mod tally;
+mod text;
 pub mod unnamed;
 pub mod wbt_sim;
 

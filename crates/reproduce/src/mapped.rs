@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::median::median;
+use crate::median::{median, median_ratio};
 
 /// What is driven, by the name that it has in the stack; the first is the leaf itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,9 +170,9 @@ pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<
     let first = devices.first().map(turns_of).unwrap_or_default();
     let timed = |(shape, device): (&Shape, &Value)| {
         let turns_iops = turns_of(device);
-        let pairs = || turns_iops.iter().zip(&first);
-        let ratio = median(&pairs().map(|(a, b)| a / b).collect::<Vec<_>>());
-        let more_ns = median(&pairs().map(|(a, b)| 1e9 / a - 1e9 / b).collect::<Vec<_>>());
+        let ratio = median_ratio(&turns_iops, &first);
+        let more_ns = turns_iops.iter().zip(&first).map(|(a, b)| 1e9 / a - 1e9 / b);
+        let more_ns = median(&more_ns.collect::<Vec<_>>());
         Timed { shape: *shape, iops: median(&turns_iops), ratio, more_ns, turns_iops }
     };
     Ok(group.shapes.iter().zip(devices).map(timed).collect())

@@ -8,6 +8,16 @@ pub fn median(runs: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// Middle value of a figure of all of them.
+pub fn median_of<T>(all: &[T], figure: impl Fn(&T) -> f64) -> f64 {
+    median(&all.iter().map(figure).collect::<Vec<_>>())
+}
+
+/// Middle one of the ratios of those that were run side by side.
+pub fn median_ratio(of: &[f64], to: &[f64]) -> f64 {
+    median(&of.iter().zip(to).map(|(of, to)| of / to).collect::<Vec<_>>())
+}
+
 /// Half the distance between smallest and largest as a share of the median, in percent.
 pub fn spread_percent(runs: &[f64]) -> f64 {
     let (low, high) = runs.iter().fold((f64::MAX, f64::MIN), |(l, h), r| (l.min(*r), h.max(*r)));
@@ -23,5 +33,6 @@ mod tests {
         assert_eq!(median(&[9.0, 1.0, 5.0]), 5.0);
         assert!(median(&[]).is_nan());
         assert_eq!(spread_percent(&[90.0, 100.0, 110.0]), 10.0);
+        assert_eq!(median_ratio(&[10.0, 30.0, 90.0], &[5.0, 30.0, 10.0]), 2.0);
     }
 }

@@ -2,7 +2,8 @@
 //! What comes of scenarios: rows of a table, series for plots, keys of a JSON object.
 use serde_json::{Map, Value, json};
 
-use crate::median::median;
+use crate::median::{median, median_ratio};
+use crate::table::{Table, fixed};
 
 /// Which of two figures is the better one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +72,10 @@ impl Row {
         (after_is, after): (&'static str, &[f64]),
         (unit, better, decides): (&'static str, Better, Decides),
     ) -> Row {
-        let gain = |(before, after): (&f64, &f64)| match better {
-            Better::Less => before / after,
-            Better::More => after / before,
+        let ratio = match better {
+            Better::Less => median_ratio(before, after),
+            Better::More => median_ratio(after, before),
         };
-        let ratio = median(&before.iter().zip(after).map(gain).collect::<Vec<_>>());
         Row {
             what: what.into(),
             before_is,
@@ -133,18 +133,18 @@ impl Row {
     }
 }
 
-/// Six digits are enough for a key.
+/// Six digits are enough for a key; whole numbers, as what is counted, have all of theirs.
 pub(crate) fn figure(value: f64) -> Value {
-    if value == 0.0 || !value.is_finite() {
-        return json!(if value == 0.0 { Some(0) } else { None });
+    if !value.is_finite() {
+        return Value::Null;
+    }
+    let is_whole = |value: f64| value.fract() == 0.0 && value.abs() < 1e15;
+    if is_whole(value) {
+        return json!(value as i64);
     }
     let unit = 10_f64.powi(5 - value.abs().log10().floor() as i32);
     let rounded = (value * unit).round() / unit;
-    if rounded.fract() == 0.0 && rounded.abs() < 1e15 {
-        json!(rounded as i64)
-    } else {
-        json!(rounded)
-    }
+    if is_whole(rounded) { json!(rounded as i64) } else { json!(rounded) }
 }
 
 /// How a plot is drawn.
@@ -188,6 +188,15 @@ pub struct Plot {
     pub series: Vec<Series>,
 }
 
+/// A size of so many KiB, at most.
+pub(crate) fn size_label(kib: u64) -> String {
+    match kib {
+        u64::MAX => "more".to_owned(),
+        k if k >= 1024 => format!("{}M", k / 1024),
+        k => format!("{k}K"),
+    }
+}
+
 /// Bars of counted sizes: for each series how many of which size, up to so many KiB.
 pub(crate) fn size_bars(
     (id, title): (&str, &str),
@@ -197,11 +206,6 @@ pub(crate) fn size_bars(
     let mut sizes: Vec<u64> = counted.iter().flat_map(|(_, s)| s.keys().copied()).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let label = |kib: &u64| match kib {
-        &u64::MAX => "more".to_owned(),
-        k if *k >= 1024 => format!("{}M", k / 1024),
-        k => format!("{k}K"),
-    };
     let series = |(name, of): &(&str, crate::tally::Sizes)| {
         let at = |kib: &u64| sizes.iter().position(|s| s == kib).unwrap_or(0) as f64;
         Series::new(*name, of.iter().map(|(kib, n)| (at(kib), *n as f64)))
@@ -213,8 +217,67 @@ pub(crate) fn size_bars(
         y,
         kind: Kind::Bars,
         is_log: true,
-        labels: sizes.iter().map(label).collect(),
+        labels: sizes.iter().map(|kib| size_label(*kib)).collect(),
         series: counted.iter().map(series).collect(),
+    }
+}
+
+/// How much a goal is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    Plainly,
+    /// More than is asked for: it may be missed.
+    Beyond,
+    /// At the published sizes, and these are others.
+    AtFullSize,
+}
+
+impl Asked {
+    fn word(self) -> &'static str {
+        match self {
+            Asked::Plainly => "",
+            Asked::Beyond => "beyond",
+            Asked::AtFullSize => "not judged at this size",
+        }
+    }
+}
+
+/// Something that a figure should be at most or at least.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Goal {
+    pub what: String,
+    pub figure: f64,
+    pub bound: f64,
+    pub is_at_most: bool,
+    pub asked: Asked,
+}
+
+impl Goal {
+    pub fn is_met(&self) -> bool {
+        if self.is_at_most { self.figure <= self.bound } else { self.figure >= self.bound }
+    }
+
+    /// Whether it is missed that should not be.
+    pub fn is_missed(&self) -> bool {
+        !self.is_met() && self.asked == Asked::Plainly
+    }
+
+    /// All of them, judged.
+    pub fn table(goals: &[Goal]) -> Table {
+        let mut table = Table::new(
+            "Goals (`beyond`: more than is asked for)",
+            &["goal"],
+            &["is", "wanted", "", ""],
+        );
+        for goal in goals {
+            let sign = if goal.is_at_most { "<=" } else { ">=" };
+            let wanted = format!("{sign} {:.2}", goal.bound);
+            let met = if goal.is_met() { "met" } else { "MISSED" };
+            let words = [met, goal.asked.word()].map(str::to_owned);
+            let figures = [fixed(goal.figure, 3), wanted].into_iter().chain(words);
+            table.row(&[&goal.what], figures);
+        }
+        table
     }
 }
 
@@ -222,8 +285,14 @@ pub(crate) fn size_bars(
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
     pub name: &'static str,
+    /// The mechanism off and on.
     pub rows: Vec<Row>,
+    /// All that was seen, at length: what `make bench-*` prints.
+    pub tables: Vec<Table>,
+    /// Where figures are judged.
+    pub goals: Vec<Goal>,
     pub plots: Vec<Plot>,
+    /// Of the JSON object.
     pub keys: Map<String, Value>,
     /// What a reader has to know.
     pub notes: Vec<String>,
@@ -237,8 +306,19 @@ impl Section {
         Section { name, error: Some(error), ..Section::default() }
     }
 
-    pub(crate) fn put(&mut self, key: impl Into<String>, value: f64) {
+    /// A key of the JSON object.
+    pub fn put(&mut self, key: impl Into<String>, value: f64) {
         self.keys.insert(key.into(), figure(value));
+    }
+
+    /// Adds what came of something else.
+    pub fn append(&mut self, other: Section) {
+        self.rows.extend(other.rows);
+        self.tables.extend(other.tables);
+        self.goals.extend(other.goals);
+        self.plots.extend(other.plots);
+        self.keys.extend(other.keys);
+        self.notes.extend(other.notes);
     }
 }
 
@@ -305,10 +385,11 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_six_digits() {
+    fn keys_have_six_digits_and_counts_all() {
         assert_eq!(figure(44.000_049), json!(44));
         assert_eq!(figure(0.123_456_789), json!(0.123_457));
-        assert_eq!(figure(1_234_567.0), json!(1_234_570));
+        assert_eq!(figure(1_234_567.4), json!(1_234_570));
+        assert_eq!(figure(1_234_567.0), json!(1_234_567));
         assert_eq!(figure(f64::NAN), Value::Null);
         assert_eq!(figure(0.0), json!(0));
     }

@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 use crate::html::escaped;
 use crate::report::{Kind, Plot};
-use crate::table::shown;
+use crate::text::shown;
 
 const WIDTH: f64 = 480.0;
 const HEIGHT: f64 = 280.0;

@@ -1,143 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The report as text: for a terminal, and as Markdown for `docs/performance.md`.
-use std::fmt::Write;
+//! Tables for people: texts to the left, figures to the right.
+use std::fmt;
 
-use crate::report::{Report, Row, Section};
+/// A figure with so many digits behind the point; a dash for none.
+pub fn fixed(value: f64, digits: usize) -> String {
+    if value.is_finite() { format!("{value:.digits$}") } else { "-".to_owned() }
+}
 
-const HEAD: [&str; 10] = [
-    "scenario",
-    "before",
-    "after",
-    "unit",
-    "ratio",
-    "published",
-    "limit",
-    "of limit",
-    "limit is",
-    "decides",
-];
+/// A title, a head, rows and notes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    title: String,
+    /// How many columns are texts; the first ones.
+    texts: usize,
+    /// The head is the first one.
+    rows: Vec<Vec<String>>,
+    notes: Vec<String>,
+}
 
-/// A figure with three digits or so.
-pub(crate) fn shown(value: f64) -> String {
-    match value.abs() {
-        v if !v.is_finite() => "-".to_owned(),
-        v if v >= 100.0 || v.fract() == 0.0 => format!("{value:.0}"),
-        v if v >= 10.0 => format!("{value:.1}"),
-        v if v >= 0.1 => format!("{value:.2}"),
-        _ => format!("{value:.4}"),
+impl Table {
+    /// One with columns of texts and of figures, and no row.
+    pub fn new(title: impl Into<String>, texts: &[&str], figures: &[&str]) -> Table {
+        let head = texts.iter().chain(figures).map(|name| (*name).to_owned()).collect();
+        let (title, texts) = (title.into(), texts.len());
+        Table { title, texts, rows: vec![head], notes: Vec::new() }
+    }
+
+    /// Adds a row; it may have fewer figures than there are columns.
+    ///
+    /// # Panics
+    /// When it has not as many texts as there are columns of texts.
+    pub fn row(&mut self, texts: &[&str], figures: impl IntoIterator<Item = String>) {
+        assert_eq!(texts.len(), self.texts, "a text for each column of texts");
+        let texts = texts.iter().map(|text| (*text).to_owned());
+        self.rows.push(texts.chain(figures).collect());
+    }
+
+    /// Adds a line below.
+    pub fn note(&mut self, line: impl Into<String>) {
+        self.notes.push(line.into());
     }
 }
 
-fn maybe(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), shown)
-}
-
-/// The cells of a row, as in [`head`].
-pub(crate) fn cells(row: &Row) -> [String; 10] {
-    let limit = row.limit.as_ref();
-    let named = |value: f64, is: &str| format!("{} ({is})", shown(value));
-    [
-        row.what.clone(),
-        named(row.before, row.before_is),
-        named(row.after, row.after_is),
-        row.unit.to_owned(),
-        maybe(row.ratio),
-        maybe(row.published),
-        maybe(limit.map(|l| l.value)),
-        row.share().map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
-        limit.map_or("-", |l| l.what).to_owned(),
-        row.decides.word().to_owned(),
-    ]
-}
-
-/// Titles of the columns.
-pub(crate) fn head() -> [&'static str; 10] {
-    HEAD
-}
-
-/// What the figures are of.
-pub(crate) fn preface(report: &Report) -> String {
-    if report.is_simulated {
-        "Virtual time on models of disks: the same bytes on every machine. What of the models is \
-         calibrated: docs/hdd-model.md, docs/wbt-model.md."
-            .to_owned()
-    } else {
-        "Real time on files of this machine; medians of rounds in which off and on alternate."
-            .to_owned()
-    }
-}
-
-impl Report {
-    /// For a terminal.
-    pub fn text(&self) -> String {
-        let mut out = preface(self) + "\n";
-        for (name, value) in &self.facts {
-            let _ = writeln!(out, "{name}: {value}"); // a string takes everything
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.title)?;
+        if self.rows.len() > 1 {
+            f.write_str(&aligned(&self.rows, self.texts))?;
         }
-        for section in &self.sections {
-            let _ = writeln!(out, "\n{}", section.name);
-            if let Some(error) = &section.error {
-                let _ = writeln!(out, "  could not be run: {error}");
-            }
-            out.push_str(&aligned(section));
-            for note in &section.notes {
-                let _ = writeln!(out, "  note: {note}");
-            }
-        }
-        out
-    }
-
-    /// For a document.
-    pub fn markdown(&self) -> String {
-        let mut out = preface(self) + "\n\n";
-        for (name, value) in &self.facts {
-            let _ = writeln!(out, "- {name}: {}", cell(value));
-        }
-        for section in &self.sections {
-            let _ = writeln!(out, "\n### {}\n", section.name);
-            if let Some(error) = &section.error {
-                let _ = writeln!(out, "Could not be run: {}", cell(error));
-                continue;
-            }
-            let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-            out.push_str(&line(HEAD.map(str::to_owned).to_vec()));
-            out.push_str(&line(vec!["---".to_owned(); HEAD.len()]));
-            for row in &section.rows {
-                out.push_str(&line(cells(row).map(|c| cell(&c)).to_vec()));
-            }
-            if !section.notes.is_empty() {
-                out.push('\n');
-            }
-            for note in &section.notes {
-                let _ = writeln!(out, "- {}", cell(note));
-            }
-        }
-        out
+        self.notes.iter().try_for_each(|note| writeln!(f, "  {}", note.replace('\n', "\n  ")))
     }
 }
 
-/// What would end a cell is escaped.
-fn cell(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('|', "\\|").replace(['\n', '\r'], " ")
-}
-
-fn aligned(section: &Section) -> String {
-    let rows: Vec<[String; 10]> = section.rows.iter().map(cells).collect();
-    if rows.is_empty() {
-        return String::new();
-    }
-    let head = HEAD.map(str::to_owned);
-    let all: Vec<&[String; 10]> = std::iter::once(&head).chain(&rows).collect();
-    let mut widths = [0; 10];
-    for row in &all {
-        for (width, cell) in widths.iter_mut().zip(*row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
+/// Rows with their columns below each other; the first `texts` of them begin where their heads
+/// begin, the others end where they end.
+pub(crate) fn aligned(rows: &[Vec<String>], texts: usize) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let chars = |row: &Vec<String>, at: usize| row.get(at).map_or(0, |cell| cell.chars().count());
+    let width = |at| rows.iter().map(|row| chars(row, at)).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut out = String::new();
-    for row in all {
-        let padded = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        let line = padded.collect::<Vec<_>>().join("  ");
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| {
+            if at < texts { format!("{cell:width$}") } else { format!("{cell:>width$}") }
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
         out.push_str(&format!("  {}\n", line.trim_end()));
     }
     out
@@ -146,21 +73,15 @@ fn aligned(section: &Section) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Better, Decides};
 
     #[test]
-    fn markdown_has_a_line_for_each_row_and_no_cell_ends_early() {
-        let row =
-            Row::new("a | b", ("off", &[2.0]), ("on", &[1.0]), ("s", Better::Less, Decides::Disk));
-        let section = Section { name: "x", rows: vec![row], ..Section::default() };
-        let report = Report { is_simulated: false, facts: Vec::new(), sections: vec![section] };
-        let text = report.markdown();
-        assert!(text.contains("| a \\| b | 2 (off) | 1 (on) | s | 2 | - | - | - | - |"), "{text}");
-    }
-
-    #[test]
-    fn figures_are_shown_with_few_digits() {
-        let all = [44.03, 2.254, 0.123, 0.01234, 12_345.6, 0.0].map(shown);
-        assert_eq!(all, ["44.0", "2.25", "0.12", "0.0123", "12346", "0"]);
+    fn texts_begin_and_figures_end_below_each_other() {
+        let mut table = Table::new("flushes", &["way"], &["s", "writes"]);
+        table.row(&["sorted"], [fixed(1.26, 1), "10".to_owned()]);
+        table.row(&["lru"], [fixed(f64::NAN, 1)]);
+        table.note("two\nlines");
+        let lines = ["flushes", "  way       s  writes", "  sorted  1.3      10", "  lru       -"];
+        let shown = format!("{}\n  two\n  lines\n", lines.join("\n"));
+        assert_eq!(table.to_string(), shown);
     }
 }

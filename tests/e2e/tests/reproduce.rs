@@ -6,19 +6,23 @@ use std::process::{Command, Output};
 use e2e::binary::{Build, millpond};
 
 /// Every plot of a simulated run.
-const PLOTS: [&str; 18] = [
+const PLOTS: [&str; 22] = [
     "flush-progress",
     "origin-io-sizes",
     "read-latency-hdd",
+    "read-latency-hdd_nocache",
     "read-latency-sata",
     "read-latency-nvme",
     "wbt-step-hdd",
+    "wbt-step-hdd_nocache",
     "wbt-step-sata",
     "wbt-step-nvme",
     "wbt-depth-hdd",
+    "wbt-depth-hdd_nocache",
     "wbt-depth-sata",
     "wbt-depth-nvme",
     "wbt-bytes-hdd",
+    "wbt-bytes-hdd_nocache",
     "wbt-bytes-sata",
     "wbt-bytes-nvme",
     "map-calls",
@@ -67,7 +71,7 @@ fn the_page_shows_every_plot_in_a_browser() {
         assert!(!dom.contains(foreign), "the page holds `{foreign}`");
     }
     // Rows of all scenarios, as a browser has read them.
-    assert_eq!(dom.matches("<tr>").count(), 5 + 20, "five heads and the rows");
+    assert_eq!(dom.matches("<tr>").count(), 5 + 30, "five heads and the rows");
 
     let picture = dir.path().join("page.png");
     let to = format!("--screenshot={}", picture.display());

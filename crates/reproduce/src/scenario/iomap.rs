@@ -1,195 +1,393 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writeback of a page cache: the mapping called once a page, and once a run.
+//! Writeback of a page cache: the mapping called once a page, and once a run, in turns on the same
+//! cache. Over a leaf that takes everything at once what is left is our own CPU; over a file the
+//! kernel's counts, too; on a model only counts are of any meaning.
 use std::path::Path;
 
-use super::{GIB, MIB, ROUNDS, Told, mib};
+use super::{GIB, MIB, ROUNDS, mib};
 use crate::cpu::{cpus, pin, pin_to};
 use crate::iomap::ground::{Ground, LeafKind, Mapping};
 use crate::iomap::pass::{Ask, Pass, Pattern, Work, memcpy_s};
-use crate::median::median;
-use crate::report::{Better, Decides, Kind, Plot, Row, Section, Series, size_bars};
+use crate::median::{median, median_of, median_ratio, spread_percent};
+use crate::report::{Better, Decides, Kind, Plot, Row, Section, Series, size_bars, size_label};
+use crate::rounds::{Steps, Told, turns};
+use crate::table::{Table, fixed};
 
 /// System CPU of the published writer: 4.81 % with a call a page, 2.72 % with one a run.
 const PUBLISHED_RATIO: f64 = 4.81 / 2.72;
 /// The device is so many times as large as what is dirty.
 const DEVICE_TIMES: u64 = 4;
+const ASKS: [Ask; 2] = [Ask::Single, Ask::Multi];
 
-/// Passes of one leaf, mapping and pattern.
+/// Where and how pages are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    pub leaf: LeafKind,
+    pub mapping: Mapping,
+    pub pattern: Pattern,
+}
+
+impl Case {
+    /// Of which the keys without a prefix are: in order through one linear mapping.
+    fn is_plain(self) -> bool {
+        let is_plain = matches!(self.leaf, LeafKind::Null | LeafKind::Model);
+        is_plain && (self.mapping, self.pattern) == (Mapping::Linear, Pattern::Seq)
+    }
+
+    fn words(self) -> [&'static str; 3] {
+        [self.leaf.key(), self.mapping.key(), self.pattern.key()]
+    }
+
+    fn name(self) -> String {
+        self.words().join(" ")
+    }
+
+    /// All patterns through all mappings to a leaf.
+    pub fn all(leaf: LeafKind) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for mapping in [Mapping::Linear, Mapping::Striped] {
+            cases.extend([Pattern::Seq, Pattern::Rand].map(|pattern| Case {
+                leaf,
+                mapping,
+                pattern,
+            }));
+        }
+        cases
+    }
+}
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The plain one first.
+    pub cases: Vec<Case>,
+    /// Dirty in each of them.
+    pub size_mib: u64,
+    pub rounds: usize,
+}
+
+impl Options {
+    /// As `millpond reproduce` runs it, with so many dirty bytes.
+    pub fn of_bytes(bytes: u64) -> Options {
+        let linear = |leaf, pattern| Case { leaf, mapping: Mapping::Linear, pattern };
+        let cases = vec![
+            linear(LeafKind::Null, Pattern::Seq),
+            linear(LeafKind::Null, Pattern::Rand),
+            linear(LeafKind::File, Pattern::Seq),
+        ];
+        Options { cases, size_mib: bytes / MIB, rounds: ROUNDS + 2 }
+    }
+
+    /// The same with `--sim`.
+    pub fn on_models(bytes: u64) -> Options {
+        let on = |mapping, pattern| Case { leaf: LeafKind::Model, mapping, pattern };
+        let cases = vec![
+            on(Mapping::Linear, Pattern::Seq),
+            on(Mapping::Linear, Pattern::Rand),
+            on(Mapping::Striped, Pattern::Seq),
+        ];
+        // What is counted is the same every time.
+        Options { cases, size_mib: bytes / MIB, rounds: 1 }
+    }
+}
+
+/// The passes of a case, a figure for each round.
 struct Passes {
-    name: String,
+    case: Case,
     single: Vec<Pass>,
     multi: Vec<Pass>,
 }
 
 impl Passes {
-    fn of(passes: &[Pass], field: impl Fn(&Pass) -> f64) -> Vec<f64> {
-        passes.iter().map(field).collect()
+    fn by(&self, ask: Ask) -> &[Pass] {
+        match ask {
+            Ask::Single => &self.single,
+            Ask::Multi => &self.multi,
+        }
+    }
+
+    fn rounds(&self, ask: Ask, figure: fn(&Pass) -> f64) -> Vec<f64> {
+        self.by(ask).iter().map(figure).collect()
+    }
+
+    fn middle(&self, ask: Ask, figure: fn(&Pass) -> f64) -> f64 {
+        median_of(self.by(ask), figure)
+    }
+
+    fn multi_over_single(&self) -> f64 {
+        let [single, multi] = ASKS.map(|ask| self.rounds(ask, writeback));
+        median_ratio(&multi, &single)
+    }
+
+    /// Writing back to copying in.
+    fn over_copy(&self) -> f64 {
+        self.middle(Ask::Multi, |p| p.writeback_cpu_s / p.copy_cpu_s)
     }
 
     fn row(
         &self,
         what: &str,
-        field: fn(&Pass) -> f64,
+        figure: fn(&Pass) -> f64,
         per: f64,
         (unit, decides): (&'static str, Decides),
     ) -> Row {
-        let of = |passes| Passes::of(passes, |p| field(p) / per);
-        let (single, multi) = (of(&self.single), of(&self.multi));
+        let of = |ask| self.by(ask).iter().map(|p| figure(p) / per).collect::<Vec<_>>();
         Row::new(
-            format!("{what}, {}", self.name),
-            ("once a page", &single),
-            ("once a run", &multi),
+            format!("{what}, {}", self.case.name()),
+            ("once a page", &of(Ask::Single)),
+            ("once a run", &of(Ask::Multi)),
             (unit, Better::Less, decides),
         )
     }
 }
 
-fn measure(
-    ground: &Ground,
-    name: String,
-    pattern: Pattern,
-    (size_mib, rounds): (u64, usize),
-) -> Result<Passes, String> {
-    let work = Work::new(ground, pattern, size_mib)?;
-    let mut passes = Passes { name, single: Vec::new(), multi: Vec::new() };
+fn writeback(pass: &Pass) -> f64 {
+    pass.writeback_cpu_s
+}
+
+fn whole(pass: &Pass) -> f64 {
+    pass.copy_cpu_s + pass.writeback_cpu_s
+}
+
+/// Runs it, with files without names in `dir`; on one CPU where CPU time counts.
+///
+/// # Errors
+/// What the file system or a device said.
+pub fn run(dir: &Path, options: &Options, told: Told<'_>) -> Result<Section, String> {
+    let is_model = options.cases.iter().all(|case| case.leaf == LeafKind::Model);
+    let home = cpus();
+    if let Some(cpu) = home.first().filter(|_| !is_model) {
+        pin(*cpu).map_err(|e| format!("cannot pin to CPU {cpu}: {e}"))?;
+    }
+    let done = measure(dir, options, told);
+    if !is_model {
+        pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
+    }
+    Ok(done?.section())
+}
+
+fn measure<'a>(dir: &Path, options: &'a Options, told: Told<'_>) -> Result<Results<'a>, String> {
+    let mut steps = Steps::new(told, options.cases.len());
+    let (mut all, mut memcpy) = (Vec::new(), Vec::new());
+    for case in &options.cases {
+        steps.next(&format!("writeback, {}", case.name()));
+        let bytes = options.size_mib * MIB * DEVICE_TIMES;
+        let ground = Ground::new(case.leaf, case.mapping, bytes, dir)?;
+        all.push(pass_by_turns(&ground, *case, options)?);
+        if case.leaf != LeafKind::Model {
+            memcpy.push(memcpy_s(options.size_mib));
+        }
+    }
+    Ok(Results { options, all, memcpy })
+}
+
+fn pass_by_turns(ground: &Ground, case: Case, options: &Options) -> Result<Passes, String> {
+    let work = Work::new(ground, case.pattern, options.size_mib)?;
+    let mut passes = Passes { case, single: Vec::new(), multi: Vec::new() };
     let mut nth = 0;
     let mut run = |ask, compare| {
         nth += 1;
         work.run(ask, nth, compare)
     };
-    if rounds > 1 {
+    if case.leaf != LeafKind::Model {
         // What is first pays for memory that nobody had before.
-        for ask in [Ask::Single, Ask::Multi] {
+        for ask in ASKS {
             run(ask, true)?;
         }
     }
-    for round in 0..rounds {
-        let compare = round + 1 == rounds;
-        for turn in 0..2 {
-            match (round + turn) % 2 {
-                0 => passes.single.push(run(Ask::Single, compare)?),
-                _ => passes.multi.push(run(Ask::Multi, compare)?),
-            }
+    for (round, at) in turns(options.rounds, ASKS.len()) {
+        let pass = run(ASKS[at], round + 1 == options.rounds)?;
+        match ASKS[at] {
+            Ask::Single => passes.single.push(pass),
+            Ask::Multi => passes.multi.push(pass),
         }
     }
     work.end()?;
     Ok(passes)
 }
 
-fn plots(all: &[Passes], per_mib: f64) -> Vec<Plot> {
-    let calls = |name: &str, of: fn(&Passes) -> &[Pass]| {
-        let calls = |p: &Passes| median(&Passes::of(of(p), |p| p.map_calls)) / per_mib;
-        Series::new(name, all.iter().enumerate().map(|(at, p)| (at as f64, calls(p))))
-    };
-    let sizes: Vec<(&str, _)> =
-        all.iter().filter_map(|p| Some((p.name.as_str(), p.multi.last()?.sizes.clone()))).collect();
-    vec![
-        Plot {
-            id: "map-calls".into(),
-            title: "Map calls of writeback".into(),
-            x: "leaf, mapping, pattern",
-            y: "calls a MiB",
-            kind: Kind::Bars,
-            is_log: true,
-            labels: all.iter().map(|p| p.name.clone()).collect(),
-            series: vec![calls("once a page", |p| &p.single), calls("once a run", |p| &p.multi)],
-        },
-        size_bars(
-            ("ioend-sizes", "Ioends by size, once a run"),
-            ("up to so many bytes", "ioends"),
-            &sizes,
-        ),
-    ]
+struct Results<'a> {
+    options: &'a Options,
+    all: Vec<Passes>,
+    /// Of the data of a case, beside each; nothing where CPU takes no time.
+    memcpy: Vec<f64>,
 }
 
-fn keys_of_calls(section: &mut Section, of: &Passes, size_mib: u64) {
-    let per_mib = |passes: &[Pass]| median(&Passes::of(passes, |p| p.map_calls)) / size_mib as f64;
-    section.put("single_map_calls_per_mib", per_mib(&of.single));
-    section.put("multi_map_calls_per_mib", per_mib(&of.multi));
-}
+impl Results<'_> {
+    fn gib(&self) -> f64 {
+        (self.options.size_mib * MIB) as f64 / GIB
+    }
 
-pub(super) fn simulated(size: u64, told: Told<'_>) -> Result<Section, String> {
-    let size_mib = size / MIB;
-    let mut all = Vec::new();
-    let cases = [
-        (Mapping::Linear, Pattern::Seq),
-        (Mapping::Linear, Pattern::Rand),
-        (Mapping::Striped, Pattern::Seq),
-    ];
-    for (nth, (mapping, pattern)) in cases.into_iter().enumerate() {
-        let name = [mapping.key(), pattern.key()].join(" ");
-        told(nth as f64 / cases.len() as f64, &format!("writeback, {name}"));
-        let bytes = size_mib * MIB * DEVICE_TIMES;
-        let ground = Ground::new(LeafKind::Model, mapping, bytes, Path::new("/"))?;
-        all.push(measure(&ground, name, pattern, (size_mib, 1))?);
+    fn mib(&self) -> f64 {
+        self.options.size_mib as f64
     }
-    let mut section = Section { name: "iomap", ..Section::default() };
-    let per_mib = size_mib as f64;
-    let counted = Decides::Count;
-    for passes in &all {
-        section.rows.push(passes.row("map calls", |p| p.map_calls, per_mib, ("a MiB", counted)));
-    }
-    keys_of_calls(&mut section, &all[0], size_mib);
-    section.plots = plots(&all, per_mib);
-    section.notes.push(format!(
-        "{} dirty; virtual time has no CPU: what can be counted exactly is, and the published \
-         CPU ratio of {PUBLISHED_RATIO:.2} is the matter of a run on a machine",
-        mib(size_mib * MIB)
-    ));
-    Ok(section)
-}
 
-pub(super) fn real(dir: &Path, size: u64, told: Told<'_>) -> Result<Section, String> {
-    let home = cpus();
-    if let Some(cpu) = home.first() {
-        pin(*cpu).map_err(|e| format!("cannot pin to CPU {cpu}: {e}"))?;
+    fn section(&self) -> Section {
+        let mut section = Section { name: "iomap", plots: self.plots(), ..Section::default() };
+        let dirty = mib(self.options.size_mib * MIB);
+        if self.memcpy.is_empty() {
+            let counted = ("a MiB", Decides::Count);
+            let rows =
+                self.all.iter().map(|p| p.row("map calls", |p| p.map_calls, self.mib(), counted));
+            section.rows = rows.collect();
+            section.notes.push(format!(
+                "{dirty} dirty; virtual time has no CPU: what can be counted exactly is, and the \
+                 published CPU ratio of {PUBLISHED_RATIO:.2} is the matter of a run on a machine"
+            ));
+        } else {
+            section.rows = self.cpu_rows();
+            section.notes.push(format!(
+                "{dirty} dirty; CPU of this process with all its threads, the copy not counted in \
+                 `writeback`; `null` takes everything at once, over `file` the kernel's CPU \
+                 counts too"
+            ));
+        }
+        section.tables = vec![self.table(), self.size_table()];
+        self.put(&mut section);
+        section
     }
-    let done = pinned(dir, size / MIB, told);
-    pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
-    done
-}
 
-fn pinned(dir: &Path, size_mib: u64, told: Told<'_>) -> Result<Section, String> {
-    let cases = [
-        (LeafKind::Null, Pattern::Seq),
-        (LeafKind::Null, Pattern::Rand),
-        (LeafKind::File, Pattern::Seq),
-    ];
-    let (mut all, mut memcpy) = (Vec::new(), Vec::new());
-    for (nth, (leaf, pattern)) in cases.into_iter().enumerate() {
-        let name = [leaf.key(), "linear", pattern.key()].join(" ");
-        told(nth as f64 / cases.len() as f64, &format!("writeback, {name}"));
-        let bytes = size_mib * MIB * DEVICE_TIMES;
-        let ground = Ground::new(leaf, Mapping::Linear, bytes, dir)?;
-        all.push(measure(&ground, name, pattern, (size_mib, ROUNDS + 2))?);
-        memcpy.push(memcpy_s(size_mib));
+    fn cpu_rows(&self) -> Vec<Row> {
+        let unit = ("CPU s a GiB", Decides::Cpu);
+        let row = |passes: &Passes| {
+            let row = passes.row("writeback", writeback, self.gib(), unit);
+            // What was published was written in order.
+            let is_same = passes.case.pattern == Pattern::Seq;
+            if is_same { row.published(PUBLISHED_RATIO) } else { row }
+        };
+        let mut rows: Vec<Row> = self.all.iter().map(row).collect();
+        let memcpy_s_per_gib = median(&self.memcpy) / self.gib();
+        let row = self.all[0].row("copy and writeback", whole, self.gib(), unit);
+        rows.push(row.limit("memcpy of the data", memcpy_s_per_gib));
+        rows
     }
-    let gib = (size_mib * MIB) as f64 / GIB;
-    let memcpy_s_per_gib = median(&memcpy) / gib;
-    let mut section = Section { name: "iomap", ..Section::default() };
-    let unit = ("CPU s a GiB", Decides::Cpu);
-    for passes in &all {
-        let row = passes.row("writeback", |p| p.writeback_cpu_s, gib, unit);
-        // What was published was written in order.
-        let is_same = passes.name.ends_with(Pattern::Seq.key());
-        section.rows.push(if is_same { row.published(PUBLISHED_RATIO) } else { row });
+
+    fn plots(&self) -> Vec<Plot> {
+        let calls = |name: &str, ask: Ask| {
+            let calls = |p: &Passes| p.middle(ask, |p| p.map_calls) / self.mib();
+            Series::new(name, self.all.iter().enumerate().map(|(at, p)| (at as f64, calls(p))))
+        };
+        let names: Vec<String> = self.all.iter().map(|p| p.case.name()).collect();
+        let sizes: Vec<(&str, _)> = names
+            .iter()
+            .zip(&self.all)
+            .filter_map(|(name, p)| Some((name.as_str(), p.multi.last()?.sizes.clone())))
+            .collect();
+        vec![
+            Plot {
+                id: "map-calls".into(),
+                title: "Map calls of writeback".into(),
+                x: "leaf, mapping, pattern",
+                y: "calls a MiB",
+                kind: Kind::Bars,
+                is_log: true,
+                labels: names.clone(),
+                series: vec![calls("once a page", Ask::Single), calls("once a run", Ask::Multi)],
+            },
+            size_bars(
+                ("ioend-sizes", "Ioends by size, once a run"),
+                ("up to so many bytes", "ioends"),
+                &sizes,
+            ),
+        ]
     }
-    let whole = |p: &Pass| p.copy_cpu_s + p.writeback_cpu_s;
-    let row = all[0].row("copy and writeback", whole, gib, unit);
-    section.rows.push(row.limit("memcpy of the data", memcpy_s_per_gib));
-    let plain = &all[0];
-    let per_gib =
-        |passes: &[Pass], field: fn(&Pass) -> f64| median(&Passes::of(passes, field)) / gib;
-    section.put("single_cpu_s_per_gib", per_gib(&plain.single, |p| p.writeback_cpu_s));
-    section.put("multi_cpu_s_per_gib", per_gib(&plain.multi, |p| p.writeback_cpu_s));
-    section.put("copy_cpu_s_per_gib", per_gib(&plain.multi, |p| p.copy_cpu_s));
-    section.put("memcpy_cpu_s_per_gib", memcpy_s_per_gib);
-    keys_of_calls(&mut section, plain, size_mib);
-    section.plots = plots(&all, size_mib as f64);
-    section.notes.push(format!(
-        "{} dirty; CPU of this process with all its threads, the copy not counted in `writeback`; \
-         `null` takes everything at once, over `file` the kernel's CPU counts too",
-        mib(size_mib * MIB)
-    ));
-    Ok(section)
+
+    fn table(&self) -> Table {
+        let title = format!(
+            "CPU ms a GiB; {} MiB dirty, of a device of {} MiB; medians of {} rounds",
+            self.options.size_mib,
+            self.options.size_mib * DEVICE_TIMES,
+            self.options.rounds
+        );
+        let figures = [
+            "copy in",
+            "single",
+            "+-%",
+            "multi",
+            "+-%",
+            "multi/single",
+            "multi/copy in",
+            "all/memcpy",
+            "calls a MiB: single",
+            "multi",
+            "asked a MiB: single",
+            "multi",
+        ];
+        let mut table = Table::new(title, &[""], &figures);
+        let ms = |s: f64, digits| fixed(s / self.gib() * 1e3, digits);
+        for passes in &self.all {
+            let mut figures = vec![ms(passes.middle(Ask::Multi, |p| p.copy_cpu_s), 1)];
+            for ask in ASKS {
+                let runs = passes.rounds(ask, writeback);
+                figures.extend([ms(median(&runs), 2), fixed(spread_percent(&runs), 0)]);
+            }
+            figures.push(fixed(passes.multi_over_single(), 3));
+            figures.push(fixed(passes.over_copy(), 3));
+            figures.push(fixed(passes.middle(Ask::Multi, whole) / median(&self.memcpy), 2));
+            for counted in [|p: &Pass| p.map_calls, |p: &Pass| p.map_questions] {
+                let per_mib = |ask| fixed(passes.middle(ask, counted) / self.mib(), 2);
+                figures.extend(ASKS.map(per_mib));
+            }
+            table.row(&[&passes.case.name()], figures);
+        }
+        let spread = fixed(spread_percent(&self.memcpy), 0);
+        table.note(format!("memcpy of as much: {}, +-{spread} %", ms(median(&self.memcpy), 1)));
+        table
+    }
+
+    fn size_table(&self) -> Table {
+        let title = "ioends by size, of one pass (multi)";
+        let mut table = Table::new(title, &["", "up to so many bytes: how many"], &[]);
+        for passes in &self.all {
+            let Some(pass) = passes.multi.last() else { continue };
+            let sizes = pass.sizes.iter().map(|(kib, n)| format!("{}: {n}", size_label(*kib)));
+            let sizes = sizes.collect::<Vec<_>>().join(", ");
+            table.row(&[&passes.case.name(), &sizes], []);
+        }
+        table
+    }
+
+    fn put(&self, section: &mut Section) {
+        for passes in &self.all {
+            self.put_case(section, &format!("{}_", passes.case.words().join("_")), passes);
+            if passes.case.is_plain() {
+                self.put_case(section, "", passes);
+            }
+        }
+        if !self.memcpy.is_empty() {
+            section.put("memcpy_cpu_s_per_gib", median(&self.memcpy) / self.gib());
+        }
+    }
+
+    fn put_case(&self, section: &mut Section, prefix: &str, passes: &Passes) {
+        let mut put = |name: &str, value: f64| section.put(format!("{prefix}{name}"), value);
+        for ask in ASKS {
+            let word = ask.word();
+            put(
+                &format!("{word}_map_calls_per_mib"),
+                passes.middle(ask, |p| p.map_calls) / self.mib(),
+            );
+            let asked = passes.middle(ask, |p| p.map_questions) / self.mib();
+            put(&format!("{word}_map_questions_per_mib"), asked);
+            put(&format!("{word}_ioends"), passes.middle(ask, |p| p.ioends));
+        }
+        // Virtual time knows of no CPU.
+        if !self.memcpy.is_empty() {
+            for ask in ASKS {
+                let word = ask.word();
+                let cpu_s = passes.middle(ask, writeback) / self.gib();
+                put(&format!("{word}_cpu_s_per_gib"), cpu_s);
+                let all_s = passes.middle(ask, whole) / self.gib();
+                put(&format!("{word}_with_copy_cpu_s_per_gib"), all_s);
+            }
+            let copy_s = passes.middle(Ask::Multi, |p| p.copy_cpu_s) / self.gib();
+            put("copy_cpu_s_per_gib", copy_s);
+            put("multi_over_single_cpu", passes.multi_over_single());
+            put("multi_over_copy_cpu", passes.over_copy());
+        }
+        let Some(pass) = passes.multi.last() else { return };
+        let name = |kib: u64| if kib == u64::MAX { "larger".into() } else { kib.to_string() };
+        let sizes = pass.sizes.iter().map(|(kib, n)| (name(*kib), (*n).into())).collect();
+        section.keys.insert(format!("{prefix}ioends_by_kib"), serde_json::Value::Object(sizes));
+    }
 }

@@ -8,21 +8,153 @@ use dm::{Dm, Resolver};
 use queue::Mem;
 use sim::{Machine, World};
 
-use super::{Told, mib};
-use crate::mapped::{Group, RANDREAD_512, Shape, Timed, time};
+use super::mib;
+use crate::mapped::{Group, RANDREAD_512, SHAPES, Shape, Timed, time};
+use crate::median::spread_percent;
 use crate::report::{Better, Decides, Kind, Plot, Row, Section, Series};
+use crate::rounds::{Steps, Told};
+use crate::table::{Table, fixed};
 
 /// Published, 512 B reads by 12 jobs: 1970 MiB/s with a clone, 2238 without.
 const PUBLISHED_RATIO: f64 = 2238.0 / 1970.0;
-const SHAPES: [Shape; 5] =
-    [Shape::Raw, Shape::Linear, Shape::Layers3, Shape::CloneLinear, Shape::CloneLayers3];
-const TURNS: u32 = 15;
-const TURN_MS: u32 = 100;
+const STRIPED: &[Shape] = &[Shape::Raw, Shape::Striped, Shape::CloneStriped];
+/// Cloned at every layer, and remapped in place.
+const PAIRS: [(&str, Shape, Shape); 2] = [
+    ("linear", Shape::CloneLinear, Shape::Linear),
+    ("three layers", Shape::CloneLayers3, Shape::Layers3),
+];
 /// Requests that are counted in virtual time.
 const REQUESTS: u64 = 10_000;
 const READ_BYTES: usize = 512;
 
-/// What one of the shapes came to, by its place in [`SHAPES`].
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// That of random reads of 512 B first, whose keys have no prefix.
+    pub groups: Vec<Group>,
+    pub turns: u32,
+    pub turn_ms: u32,
+}
+
+impl Options {
+    /// As `millpond reproduce` runs it, over so much memory.
+    pub fn of_bytes(bytes: u64) -> Options {
+        let groups = groups(bytes).into_iter().take(1).collect();
+        Options { groups, turns: 15, turn_ms: 100 }
+    }
+}
+
+/// Everything that is timed, over so much memory and over a device that keeps nothing.
+pub fn groups(bytes: u64) -> Vec<Group> {
+    let memory = |key, what, load, shapes| Group {
+        key,
+        what,
+        leaf: format!("mem:{bytes}"),
+        sectors: bytes / 512,
+        load,
+        shapes,
+    };
+    vec![
+        memory("", "memory, randread 512 B, depth 32, 1 job", RANDREAD_512, &SHAPES),
+        memory(
+            "jobs2_",
+            "memory, randread 512 B, depth 32, 2 jobs",
+            &["--rw", "randread", "--bs", "512", "--iodepth", "32", "--jobs", "2"],
+            &SHAPES,
+        ),
+        memory(
+            "bs64k_",
+            "memory, randread 64 KiB, depth 32, 1 job",
+            &["--rw", "randread", "--bs", "64K", "--iodepth", "32"],
+            STRIPED,
+        ),
+        // Writes: the null device fills the buffers of reads with zeroes, SPDK's does not.
+        Group {
+            key: "null_",
+            what: "null, randwrite 4 KiB, depth 64, 1 job",
+            leaf: "null:1G".into(),
+            sectors: 1 << 21,
+            load: &["--rw", "randwrite", "--bs", "4K", "--iodepth", "64"],
+            shapes: &SHAPES,
+        },
+    ]
+}
+
+/// Runs it in turns, with the verb `bench` of our program.
+///
+/// # Errors
+/// What the program said.
+pub fn run(program: &Path, options: &Options, told: Told<'_>) -> Result<Section, String> {
+    let mut section = Section { name: "noclone", ..Section::default() };
+    let mut steps = Steps::new(told, options.groups.len());
+    for group in &options.groups {
+        steps.next(&format!("{}, all stacks in turns", group.what));
+        let timed = time(program, group, options.turns, options.turn_ms)?;
+        section.tables.push(table(group, &timed));
+        put(&mut section, group, &timed);
+        if group.key.is_empty() {
+            section.rows = rows(&timed);
+            let points = timed.iter().enumerate().map(|(at, t)| (at as f64, t.iops / 1e6));
+            let series = vec![Series::new("random reads", points)];
+            section.plots.push(bars("million reads a second", "Mappings over memory", series));
+            section.notes.push(format!(
+                "{} of memory, random reads of 512 B, depth 32, one job, in process; \
+                 instructions, allocations and the way through FUSE need valgrind and fio: make \
+                 bench-noclone",
+                mib(group.sectors * 512)
+            ));
+        }
+    }
+    Ok(section)
+}
+
+fn rows(timed: &[Timed]) -> Vec<Row> {
+    let turns = |shape| {
+        let found = timed.iter().find(|t| t.shape == shape);
+        found.map_or(&[][..], |t| &t.turns_iops)
+    };
+    let raw_iops = timed.iter().find(|t| t.shape == Shape::Raw).map_or(f64::NAN, |t| t.iops);
+    let row = |(what, clone, in_place)| {
+        let (before, after) = (("clone", turns(clone)), ("in place", turns(in_place)));
+        let row = Row::new(what, before, after, ("IOPS", Better::More, Decides::Cpu));
+        let row = row.limit("the memory below", raw_iops);
+        if in_place == Shape::Linear { row.published(PUBLISHED_RATIO) } else { row }
+    };
+    PAIRS.map(row).to_vec()
+}
+
+fn table(group: &Group, timed: &[Timed]) -> Table {
+    let head = ["IOPS", "+-%", "to raw", "ns", "ns over raw", "ns a layer"];
+    let mut table = Table::new(group.what, &[""], &head);
+    for t in timed {
+        let figures = [
+            (t.iops, 0),
+            (spread_percent(&t.turns_iops), 0),
+            (t.ratio, 3),
+            (1e9 / t.iops, 1),
+            (t.more_ns, 1),
+            (t.more_ns / f64::from(t.shape.layers().max(1)), 1),
+        ];
+        table.row(&[t.shape.key()], figures.map(|(figure, digits)| fixed(figure, digits)));
+    }
+    table
+}
+
+fn put(section: &mut Section, group: &Group, timed: &[Timed]) {
+    for t in timed {
+        let key = |what: &str| format!("{}{}_{what}", group.key, t.shape.key());
+        section.put(key("iops"), t.iops);
+        if t.shape != Shape::Raw {
+            section.put(key("ratio"), t.ratio);
+            section.put(key("more_ns"), t.more_ns);
+        }
+        if t.shape == Shape::Layers3 && group.key.is_empty() {
+            section.put("ns_per_layer", t.more_ns / f64::from(t.shape.layers()));
+        }
+    }
+}
+
+/// What each of [`SHAPES`] came to, by its place.
 fn bars(y: &'static str, title: &str, series: Vec<Series>) -> Plot {
     Plot {
         id: "mappings".into(),
@@ -34,54 +166,6 @@ fn bars(y: &'static str, title: &str, series: Vec<Series>) -> Plot {
         labels: SHAPES.map(|s| s.key().replace('_', " ")).to_vec(),
         series,
     }
-}
-
-pub(super) fn real(program: &Path, size: u64, told: Told<'_>) -> Result<Section, String> {
-    told(0.0, "random reads of 512 B, all stacks in turns");
-    let group = Group {
-        key: "",
-        what: "",
-        leaf: format!("mem:{size}"),
-        sectors: size / 512,
-        load: RANDREAD_512,
-        shapes: &SHAPES,
-    };
-    let timed = time(program, &group, TURNS, TURN_MS)?;
-    let of = |shape: Shape| -> Result<&Timed, String> {
-        timed.iter().find(|t| t.shape == shape).ok_or_else(|| format!("no {}", shape.key()))
-    };
-    let raw = of(Shape::Raw)?;
-    let mut section = Section { name: "noclone", ..Section::default() };
-    for (what, clone, in_place) in [
-        ("linear", Shape::CloneLinear, Shape::Linear),
-        ("three layers", Shape::CloneLayers3, Shape::Layers3),
-    ] {
-        let row = Row::new(
-            what,
-            ("clone", &of(clone)?.turns_iops),
-            ("in place", &of(in_place)?.turns_iops),
-            ("IOPS", Better::More, Decides::Cpu),
-        )
-        .limit("the memory below", raw.iops);
-        section.rows.push(if in_place == Shape::Linear {
-            row.published(PUBLISHED_RATIO)
-        } else {
-            row
-        });
-    }
-    for t in &timed {
-        section.put(format!("{}_iops", t.shape.key()), t.iops);
-    }
-    section.put("ns_per_layer", of(Shape::Layers3)?.more_ns / 3.0);
-    let points = timed.iter().enumerate().map(|(at, t)| (at as f64, t.iops / 1e6));
-    let series = vec![Series::new("random reads", points)];
-    section.plots.push(bars("million reads a second", "Mappings over memory", series));
-    section.notes.push(format!(
-        "{} of memory, random reads of 512 B, depth 32, one job, in process; instructions, \
-         allocations and the way through FUSE need valgrind and fio: make bench-noclone",
-        mib(size)
-    ));
-    Ok(section)
 }
 
 /// Knows one memory.
@@ -103,9 +187,11 @@ async fn count(shape: Shape, size: u64) -> Result<(f64, f64), Error> {
     let mut devices = Vec::new();
     for nth in 0..usize::try_from(shape.layers()).expect("few layers") {
         let below = if nth == 0 { "mem" } else { layers[nth - 1] };
-        let table = match nth {
-            1 => format!("0 {sectors} striped 2 128 {below} 0 {below} {}", sectors / 2),
-            _ => format!("0 {sectors} linear {below} 0"),
+        let is_striped = nth == 1 || matches!(shape, Shape::Striped | Shape::CloneStriped);
+        let table = if is_striped {
+            format!("0 {sectors} striped 2 128 {below} 0 {below} {}", sectors / 2)
+        } else {
+            format!("0 {sectors} linear {below} 0")
         };
         let device = dm.create(layers[nth], None, Some(&table)).await?;
         if shape.key().starts_with("clone") {
@@ -140,10 +226,7 @@ pub(super) fn simulated(size: u64, told: Told<'_>) -> Result<Section, String> {
         found.1
     };
     let mut section = Section { name: "noclone", ..Section::default() };
-    for (what, clone, in_place) in [
-        ("linear", Shape::CloneLinear, Shape::Linear),
-        ("three layers", Shape::CloneLayers3, Shape::Layers3),
-    ] {
+    for (what, clone, in_place) in PAIRS {
         section.rows.push(Row::new(
             format!("clones, {what}"),
             ("clone", &[of(clone).1]),

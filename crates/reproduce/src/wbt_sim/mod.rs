@@ -19,16 +19,13 @@
 //! - S3 Reads count from [`SETTLE_NS`] on; how the first ones went is told beside it. The writer
 //!   goes on until the last read has ended.
 //! - S4 A lone writer has ended when all of it is on the disk: `buffered` is flushed.
-mod results;
 mod run;
 
 use policy::wbt::{Control, Device, KernelControl, Mode, Qd1Rule, Shape};
 use sim::DiskSpec;
 use sim::model::{Flash, FlashParams, HddParams, Turnaround};
 
-pub use results::{Goal, Results, cases};
-pub(crate) use results::{alone_ns, beside_ns, lone_bytes, main_rate};
-pub use run::{run, run_watched};
+pub use run::run;
 
 use crate::beside_local::Sample;
 
@@ -193,7 +190,7 @@ pub struct Outcome {
     pub waits: u64,
     pub splits: u64,
     pub probes: u64,
-    /// Of a watched run: what the throttle was like while reads counted.
+    /// What the throttle was like while reads counted.
     pub samples: Vec<Sample>,
 }
 

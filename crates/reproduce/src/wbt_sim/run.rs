@@ -31,14 +31,6 @@ const PATIENCE_NS: u64 = 600_000_000_000;
 /// # Errors
 /// A request that failed, or a run that did not end.
 pub fn run(case: Case) -> Result<Outcome, String> {
-    run_watched(case, false)
-}
-
-/// Runs a case, and looks at the throttle meanwhile if so told.
-///
-/// # Errors
-/// A request that failed, or a run that did not end.
-pub fn run_watched(case: Case, watched: bool) -> Result<Outcome, String> {
     let world = World::calm(SEED);
     let file = world.borrow_mut().add_disk(case.disk.spec());
     let limits = world.borrow().leaf(file).limits();
@@ -91,9 +83,7 @@ pub fn run_watched(case: Case, watched: bool) -> Result<Outcome, String> {
     if let Some(rate) = reads_per_s {
         machine.spawn(0, job.clone().reader(1_000_000_000 / rate));
     }
-    if watched {
-        machine.spawn(0, job.clone().watch());
-    }
+    machine.spawn(0, job.clone().watch());
     let ended = match lone_bytes {
         Some(_) => machine.run(|| job.writers.get() == 0),
         None => {

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The flush of a write cache: in LRU order, sorted, with gaps filled, with gaps filled from clean
+//! copies; and a reader beside it.
+//!
+//! ```text
+//!   local   on files of this machine, all kinds in turns, several rounds
+//!   models  on models of disks in virtual time, one run of each
+//! ```
+pub mod local;
+pub mod models;
+
+use super::MIB;
+use crate::flush::{
+    BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Way, cache_device_sectors, percentile,
+};
+use crate::median::{median, median_of, median_ratio, spread_percent};
+use crate::report::{Better, Decides, Kind as PlotKind, Plot, Row, Section, Series, size_bars};
+use crate::table::{Table, fixed};
+
+/// Dirty bytes of the published run.
+pub(super) const PUBLISHED_BYTES: u64 = Scale::PUBLISHED.cache_blocks * BLOCK_BYTES;
+/// 99.2 s in LRU order, 44.0 s sorted.
+const PUBLISHED_RATIO: f64 = 99.2 / 44.0;
+const WAYS: [Way; 4] = [Way::Lru, Way::Sorted, Way::GapFill, Way::GapKnown];
+
+/// What the two files take.
+pub(super) fn disk_bytes(size: u64) -> u64 {
+    let scale = Scale::of_dirty(size);
+    let slots = scale.slots(PUBLISHED_PERCENT, Way::GapKnown);
+    scale.origin_blocks * BLOCK_BYTES + cache_device_sectors(slots).bytes()
+}
+
+/// A way of writeback, and whether somebody reads beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kind {
+    way: Way,
+    is_read: bool,
+}
+
+impl Kind {
+    fn words(self) -> String {
+        let beside = if self.is_read { " beside a reader" } else { "" };
+        format!("flush{beside}, {}", self.way.name())
+    }
+}
+
+/// When a reader has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    AtRest,
+    InFlush,
+}
+
+/// The flushes of one dirty set on one disk; of each kind one a round.
+#[derive(Default)]
+struct Seen {
+    runs: Vec<(Kind, Vec<Outcome>)>,
+}
+
+const FLUSH_FIGURES: [&str; 9] = [
+    "seconds",
+    "+-%",
+    "of lru",
+    "MiB/s",
+    "origin I/Os",
+    "bytes an I/O",
+    "MiB written",
+    "MiB read",
+    "flushes",
+];
+const READ_FIGURES: [&str; 6] =
+    ["p50 at rest", "p50 in flush", "p99 at rest", "p99 in flush", "ratio", "flush s"];
+
+impl Seen {
+    fn push(&mut self, kind: Kind, outcome: Outcome) {
+        match self.runs.iter_mut().find(|(seen, _)| *seen == kind) {
+            Some((_, outcomes)) => outcomes.push(outcome),
+            None => self.runs.push((kind, vec![outcome])),
+        }
+    }
+
+    /// Of all rounds; empty when there is none of this kind.
+    fn of(&self, way: Way, is_read: bool) -> &[Outcome] {
+        let found = self.runs.iter().find(|(kind, _)| *kind == Kind { way, is_read });
+        found.map_or(&[], |(_, outcomes)| outcomes)
+    }
+
+    fn seconds(&self, way: Way) -> Vec<f64> {
+        self.of(way, false).iter().map(Outcome::seconds).collect()
+    }
+
+    /// Ways beside which somebody has read.
+    fn read_ways(&self) -> impl Iterator<Item = Way> {
+        WAYS.into_iter().filter(|way| !self.of(*way, true).is_empty())
+    }
+
+    fn read_us(&self, way: Way, phase: Phase, per_cent: usize) -> Vec<f64> {
+        let of = |outcome: &Outcome| {
+            let sorted_ns = match phase {
+                Phase::AtRest => &outcome.idle_read_ns,
+                Phase::InFlush => &outcome.flush_read_ns,
+            };
+            percentile(sorted_ns, per_cent).map_or(f64::NAN, |ns| ns as f64 / 1e3)
+        };
+        self.of(way, true).iter().map(of).collect()
+    }
+
+    /// Cells as [`FLUSH_FIGURES`] has their titles.
+    fn flush_figures(&self, way: Way) -> Vec<String> {
+        let (outcomes, s) = (self.of(way, false), self.seconds(way));
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        let figures = [
+            (median(&s), 3),
+            (if s.len() > 1 { spread_percent(&s) } else { f64::NAN }, 0),
+            // Of one round, in which the disk was the same.
+            (median_ratio(&self.seconds(Way::Lru), &s), 2),
+            (median_of(outcomes, Outcome::mib_per_s), 2),
+            (median_of(outcomes, |o| o.origin_writes as f64), 0),
+            (median_of(outcomes, |o| o.mean_io_bytes() as f64), 0),
+            (median_of(outcomes, |o| mib(o.origin_write_bytes)), 0),
+            (median_of(outcomes, |o| mib(o.origin_read_bytes)), 0),
+            (median_of(outcomes, |o| o.origin_flushes as f64), 0),
+        ];
+        figures.map(|(figure, digits)| fixed(figure, digits)).to_vec()
+    }
+
+    /// A row for each way beside which somebody has read, as [`READ_FIGURES`].
+    fn read_rows(&self, table: &mut Table, texts: &[&str]) {
+        for way in self.read_ways() {
+            let us = |phase, per_cent| median(&self.read_us(way, phase, per_cent));
+            let [rest, flush] = [Phase::AtRest, Phase::InFlush].map(|phase| us(phase, 99));
+            let figures = [
+                (us(Phase::AtRest, 50), 0),
+                (us(Phase::InFlush, 50), 0),
+                (rest, 0),
+                (flush, 0),
+                (flush / rest, 2),
+                (median_of(self.of(way, true), Outcome::seconds), 3),
+            ];
+            let texts = [texts, &[way.name()]].concat();
+            table.row(&texts, figures.map(|(figure, digits)| fixed(figure, digits)));
+        }
+    }
+
+    fn put(&self, section: &mut Section, prefix: &str) {
+        for way in WAYS {
+            let (name, outcomes) = (way.name(), self.of(way, false));
+            section.put(format!("{prefix}{name}_s"), median(&self.seconds(way)));
+            let mut put = |what: &str, figure: fn(&Outcome) -> u64| {
+                let counted = median_of(outcomes, |o| figure(o) as f64);
+                section.put(format!("{prefix}{name}_{what}"), counted);
+            };
+            put("ios", |o| o.origin_writes);
+            put("mean_io_bytes", Outcome::mean_io_bytes);
+            put("write_bytes", |o| o.origin_write_bytes);
+            put("read_bytes", |o| o.origin_read_bytes);
+            put("origin_flushes", |o| o.origin_flushes);
+        }
+        for way in self.read_ways() {
+            // The default way has the plain keys.
+            let owner = match way {
+                Way::GapFill => String::new(),
+                Way::Lru | Way::Sorted | Way::GapKnown => format!("{}_", way.name()),
+            };
+            for (phase, name) in [(Phase::AtRest, "idle"), (Phase::InFlush, "flush")] {
+                let us = median(&self.read_us(way, phase, 99));
+                section.put(format!("{prefix}{owner}foreground_p99_{name}_us"), us);
+            }
+        }
+    }
+
+    fn rows(&self, limit: (&'static str, f64), decides: Decides) -> Vec<Row> {
+        let [lru, sorted, gap_fill, gap_known] = WAYS.map(|way| self.seconds(way));
+        let unit = ("s", Better::Less, decides);
+        let limited = |row: Row| row.limit(limit.0, limit.1);
+        let p99_us = |way, phase| self.read_us(way, phase, 99);
+        let reads = Row::new(
+            "read p99 beside the flush",
+            ("lru", &p99_us(Way::Lru, Phase::InFlush)),
+            ("default", &p99_us(Way::GapFill, Phase::InFlush)),
+            ("us", Better::Less, decides),
+        );
+        vec![
+            limited(Row::new("flush, sorted", ("lru", &lru), ("sorted", &sorted), unit))
+                .published(PUBLISHED_RATIO),
+            limited(Row::new("flush, gaps filled", ("lru", &lru), ("gap fill", &gap_fill), unit)),
+            limited(Row::new("flush, gaps known", ("lru", &lru), ("gap known", &gap_known), unit)),
+            reads.limit("the reader at rest", median(&p99_us(Way::GapFill, Phase::AtRest))),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        let last = |way: Way| self.of(way, false).last();
+        let progress = |way: Way| {
+            let points = last(way).into_iter().flat_map(|o| {
+                let all = o.dirty_blocks as f64;
+                let point = move |(ns, n): &(u64, u64)| (*ns as f64 / 1e9, *n as f64 / all * 100.0);
+                o.progress.iter().map(point)
+            });
+            Series::new(way.name().replace('_', " "), points)
+        };
+        let sizes = [(Way::Lru, "lru"), (Way::Sorted, "sorted"), (Way::GapFill, "gap fill")].map(
+            |(way, name)| (name, last(way).map(|o| o.write_sizes.clone()).unwrap_or_default()),
+        );
+        vec![
+            Plot {
+                id: "flush-progress".into(),
+                title: "Flush of a write cache: blocks on the origin".into(),
+                x: "seconds",
+                y: "% of the dirty blocks",
+                kind: PlotKind::Lines,
+                is_log: false,
+                labels: Vec::new(),
+                series: WAYS.map(progress).to_vec(),
+            },
+            size_bars(
+                ("origin-io-sizes", "Writes to the origin by size"),
+                ("up to so many bytes", "writes"),
+                &sizes,
+            ),
+        ]
+    }
+}

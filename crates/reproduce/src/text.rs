@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The report as text: for a terminal, and as Markdown for `docs/performance.md`.
+use std::fmt::Write;
+
+use crate::report::{Report, Row, Section};
+use crate::table;
+
+const HEAD: [&str; 10] = [
+    "scenario",
+    "before",
+    "after",
+    "unit",
+    "ratio",
+    "published",
+    "limit",
+    "of limit",
+    "limit is",
+    "decides",
+];
+
+/// A figure with three digits or so.
+pub(crate) fn shown(value: f64) -> String {
+    match value.abs() {
+        v if !v.is_finite() => "-".to_owned(),
+        v if v >= 100.0 || v.fract() == 0.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 0.1 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+fn maybe(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), shown)
+}
+
+/// The cells of a row, as in [`head`].
+pub(crate) fn cells(row: &Row) -> [String; 10] {
+    let limit = row.limit.as_ref();
+    let named = |value: f64, is: &str| format!("{} ({is})", shown(value));
+    [
+        row.what.clone(),
+        named(row.before, row.before_is),
+        named(row.after, row.after_is),
+        row.unit.to_owned(),
+        maybe(row.ratio),
+        maybe(row.published),
+        maybe(limit.map(|l| l.value)),
+        row.share().map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+        limit.map_or("-", |l| l.what).to_owned(),
+        row.decides.word().to_owned(),
+    ]
+}
+
+/// Titles of the columns.
+pub(crate) fn head() -> [&'static str; 10] {
+    HEAD
+}
+
+/// What the figures are of.
+pub(crate) fn preface(report: &Report) -> String {
+    if report.is_simulated {
+        "Virtual time on models of disks: the same bytes on every machine. What of the models is \
+         calibrated: docs/hdd-model.md, docs/wbt-model.md."
+            .to_owned()
+    } else {
+        "Real time on files of this machine; medians of rounds in which off and on alternate."
+            .to_owned()
+    }
+}
+
+impl Report {
+    /// For a terminal.
+    pub fn text(&self) -> String {
+        let mut out = preface(self) + "\n";
+        for (name, value) in &self.facts {
+            let _ = writeln!(out, "{name}: {value}"); // a string takes everything
+        }
+        for section in &self.sections {
+            let _ = writeln!(out, "\n{}", section.name);
+            if let Some(error) = &section.error {
+                let _ = writeln!(out, "  could not be run: {error}");
+            }
+            out.push_str(&aligned(section));
+            for note in &section.notes {
+                let _ = writeln!(out, "  note: {note}");
+            }
+        }
+        out
+    }
+
+    /// For a document.
+    pub fn markdown(&self) -> String {
+        let mut out = preface(self) + "\n\n";
+        for (name, value) in &self.facts {
+            let _ = writeln!(out, "- {name}: {}", cell(value));
+        }
+        for section in &self.sections {
+            let _ = writeln!(out, "\n### {}\n", section.name);
+            if let Some(error) = &section.error {
+                let _ = writeln!(out, "Could not be run: {}", cell(error));
+                continue;
+            }
+            let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+            out.push_str(&line(HEAD.map(str::to_owned).to_vec()));
+            out.push_str(&line(vec!["---".to_owned(); HEAD.len()]));
+            for row in &section.rows {
+                out.push_str(&line(cells(row).map(|c| cell(&c)).to_vec()));
+            }
+            if !section.notes.is_empty() {
+                out.push('\n');
+            }
+            for note in &section.notes {
+                let _ = writeln!(out, "- {}", cell(note));
+            }
+        }
+        out
+    }
+}
+
+/// What would end a cell is escaped.
+fn cell(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('|', "\\|").replace(['\n', '\r'], " ")
+}
+
+fn aligned(section: &Section) -> String {
+    if section.rows.is_empty() {
+        return String::new();
+    }
+    let head = HEAD.map(str::to_owned).to_vec();
+    let rows = section.rows.iter().map(|row| cells(row).to_vec());
+    table::aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), HEAD.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Better, Decides};
+
+    #[test]
+    fn markdown_has_a_line_for_each_row_and_no_cell_ends_early() {
+        let row =
+            Row::new("a | b", ("off", &[2.0]), ("on", &[1.0]), ("s", Better::Less, Decides::Disk));
+        let section = Section { name: "x", rows: vec![row], ..Section::default() };
+        let report = Report { is_simulated: false, facts: Vec::new(), sections: vec![section] };
+        let text = report.markdown();
+        assert!(text.contains("| a \\| b | 2 (off) | 1 (on) | s | 2 | - | - | - | - |"), "{text}");
+    }
+
+    #[test]
+    fn figures_are_shown_with_few_digits() {
+        let all = [44.03, 2.254, 0.123, 0.01234, 12_345.6, 0.0].map(shown);
+        assert_eq!(all, ["44.0", "2.25", "0.12", "0.0123", "12346", "0"]);
+    }
+}

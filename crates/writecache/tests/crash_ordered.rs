@@ -10,16 +10,16 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Nanos, Sector, Target};
-use common::alone::{Gate, History, Recorded};
-use common::live;
+use common::alone::{History, Recorded};
+use common::gate::Gate;
+use common::life::{self, Lives};
+use common::operator::{Drains, Duty};
+use common::{live, number};
 use reactor::FileId;
-use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
+use sim::{Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
 
-const CLIENTS: u64 = 4;
 const ROUNDS: u32 = 4;
-/// No life is as long, on the slowest disk with the lowest limits: something waits for good.
-const LIFE_NS_MAX: u64 = 3600 * 1_000_000_000;
 
 #[derive(Clone)]
 struct Setup {
@@ -109,84 +109,60 @@ impl Setup {
     }
 }
 
-fn attribute(cache: &WriteCache, name: &str) -> u64 {
-    cache.attribute(name).map_or(0, |value| value.parse().unwrap())
-}
-
-/// What an operator may see and do.
+/// One who looks at the origin all the time, and does something now and then.
 struct Operator {
     world: WorldRef,
     setup: Setup,
     cache: Rc<WriteCache>,
     gate: Rc<Gate>,
     seen: Rc<Cell<Seen>>,
-    stop: Cell<bool>,
-    done: Cell<bool>,
-    drains: Cell<u64>,
+    drains: Rc<Drains>,
     errors_allowed: bool,
-    failure: RefCell<Option<String>>,
+    duty: Duty,
 }
 
 impl Operator {
     async fn work(self: Rc<Self>) {
-        while !self.stop.get() {
+        while !self.duty.stop.get() {
             let (pause, dice) = {
                 let rng = &mut self.world.borrow_mut().rng;
                 (rng.below(1_000_000), rng.below(30))
             };
             reactor::sleep(Nanos(pause)).await;
-            let outcome = match dice {
-                0 => self.cache.clone().message(vec!["flush".to_owned()]).await.map(drop),
-                1 => self.suspend_and_resume().await,
-                2 => self.begin_drain(),
-                3 => {
-                    // Drawn beforehand: nothing of the world is borrowed while it runs.
-                    let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
-                    live::change(&self.cache, &mut rng, false).await
-                }
-                _ => Ok(()),
-            };
-            let outcome = match outcome {
-                Err(e) if !self.errors_allowed => Err(e.chain()),
-                _ => Ok(()),
-            };
+            let acted = self.act(dice).await.map_err(|e| e.chain());
             self.cache.check();
             let (seen, cache) = (self.seen.get(), &self.cache);
             self.seen.set(Seen {
-                kept_max: seen.kept_max.max(attribute(cache, "old_blocks")),
-                epochs_max: seen.epochs_max.max(attribute(cache, "pending_epochs")),
+                kept_max: seen.kept_max.max(number(cache, "old_blocks")),
+                epochs_max: seen.epochs_max.max(number(cache, "pending_epochs")),
                 ..seen
             });
-            let judged = outcome.and_then(|()| self.setup.judge(&self.world, &self.seen));
+            let acted = if self.errors_allowed { Ok(()) } else { acted };
+            let judged = acted.and_then(|()| self.setup.judge(&self.world, &self.seen));
             if let Err(why) = judged {
-                self.failure.borrow_mut().get_or_insert(why);
+                self.duty.fail(why);
             }
         }
-        self.cache.clone().set_attribute("drain".to_owned(), "stop".to_owned()).await.ok();
-        while self.drains.get() > 0 {
-            reactor::sleep(Nanos::from_millis(1)).await;
+        self.drains.stop(&self.cache).await;
+        self.duty.done.set(true);
+    }
+
+    async fn act(&self, dice: u64) -> Result<(), Error> {
+        match dice {
+            0 => self.cache.clone().message(vec!["flush".to_owned()]).await.map(drop),
+            1 => self.gate.suspend_and_resume(&self.cache).await,
+            2 => {
+                let words = live::draw_drain(&mut self.world.borrow_mut().rng);
+                self.drains.begin(&self.cache, words);
+                Ok(())
+            }
+            3 => {
+                // Drawn beforehand: nothing of the world is borrowed while it runs.
+                let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
+                live::change(&self.cache, &mut rng, false).await
+            }
+            _ => Ok(()),
         }
-        self.done.set(true);
-    }
-
-    /// A drain, which may be stopped, late, or one too many; nobody waits for it.
-    fn begin_drain(self: &Rc<Self>) -> Result<(), Error> {
-        let words = live::draw_drain(&mut self.world.borrow_mut().rng);
-        let (this, cache) = (self.clone(), self.cache.clone());
-        self.drains.set(self.drains.get() + 1);
-        reactor::spawn(async move {
-            cache.set_attribute("drain".to_owned(), words).await.ok();
-            this.drains.set(this.drains.get() - 1);
-        });
-        Ok(())
-    }
-
-    async fn suspend_and_resume(&self) -> Result<(), Error> {
-        self.gate.close().await;
-        let suspended = self.cache.clone().suspend().await;
-        let resumed = self.cache.clone().resume().await;
-        self.gate.open();
-        suspended.and(resumed)
     }
 }
 
@@ -211,20 +187,9 @@ fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> 
     }
     for round in 0..ROUNDS {
         let machine = Machine::boot(&world, 1);
-        let steps = world.borrow().steps();
-        let after = world.borrow_mut().rng.pick(&[100, 1_000, 5_000, 20_000]);
-        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
-        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
+        life::plan_cut(&world, &[100, 1_000, 5_000, 20_000], round + 1 == ROUNDS);
         live(&machine, &world, &setup, &oracle, mix, seen)?;
-        let killed = world.borrow_mut().rng.below(3) == 0;
-        world.borrow_mut().power_cut_at(None);
-        if killed {
-            machine.kill();
-            oracle.borrow_mut().kill();
-        } else {
-            machine.power_cut();
-            oracle.borrow_mut().crash();
-        }
+        life::crash(machine, &world, &oracle);
         setup.history.borrow_mut().stop();
         setup.judge(&world, seen).map_err(|e| format!("after life {round}: {e}"))?;
     }
@@ -239,20 +204,17 @@ fn live(
     oracle: &Rc<RefCell<Oracle>>,
     mix: Mix,
     seen: &Rc<Cell<Seen>>,
-) -> Result<(), String> {
+) -> Lives {
     let with_faults = mix.errors_allowed;
     let cache = setup.make(world);
-    let target = cache.clone();
-    match machine.block_on(async move { target.resume().await }) {
-        Ok(Ok(())) => {}
-        Ok(Err(e)) => return Err(format!("open failed: {}", e.chain())),
-        Err(_) => return Ok(()),
+    if !life::open(machine, &cache)? {
+        return Ok(false);
     }
-    let device = Recorded::over(cache.clone(), &setup.history);
+    let recorded = Recorded::over(cache.clone(), &setup.history);
+    let device: Rc<dyn BlockDevice> = recorded.clone();
     let load = Workload::new(world, oracle, mix);
-    match machine.block_on(load.read_all(device.clone())) {
-        Ok(result) => result?,
-        Err(_) => return Ok(()),
+    if !life::read_all(machine, &load, &device)? {
+        return Ok(false);
     }
     let (target, bytes, at_once) = (cache.clone(), setup.bytes(), setup.config.block_size as usize);
     let all = machine.block_on(async move {
@@ -266,7 +228,7 @@ fn live(
     });
     match all {
         Ok(buf) => buf.read(|data| setup.history.borrow_mut().recovered(data))?,
-        Err(_) => return Ok(()),
+        Err(_) => return Ok(false),
     }
     if with_faults {
         draw_faults(world, setup);
@@ -275,47 +237,23 @@ fn live(
         world: world.clone(),
         setup: setup.clone(),
         cache: cache.clone(),
-        gate: device.gate.clone(),
+        gate: recorded.gate.clone(),
         seen: seen.clone(),
-        stop: Cell::default(),
-        done: Cell::default(),
-        drains: Cell::default(),
+        drains: Rc::default(),
         errors_allowed: with_faults,
-        failure: RefCell::default(),
+        duty: Duty::default(),
     });
     machine.spawn(0, operator.clone().work());
-    for _ in 0..CLIENTS {
-        machine.spawn(0, load.client(device.clone(), 80));
+    let disks = [setup.cache, setup.origin];
+    if !life::work(machine, world, &load, &device, &cache, &operator.duty, disks)? {
+        return Ok(false);
     }
-    let failed = || operator.failure.borrow().clone();
-    let began = world.borrow().now();
-    let is_late = || world.borrow().now().0 - began.0 > LIFE_NS_MAX;
-    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed().is_some() || is_late());
-    load.verdict.result()?;
-    failed().map_or(Ok(()), Err)?;
-    for disk in [setup.cache, setup.origin] {
-        world.borrow_mut().set_faults(disk, Faults::default());
-    }
-    match ended {
-        Ended::PowerCut => return Ok(()),
-        Ended::Idle => return Err(format!("deadlock: clients wait: {}", books(&cache))),
-        Ended::Until if is_late() => return Err(format!("too long: {}", books(&cache))),
-        Ended::Until => operator.stop.set(true),
-    }
-    let ended = machine.run(|| operator.done.get() || is_late());
-    failed().map_or(Ok(()), Err)?;
-    match ended {
-        Ended::PowerCut => Ok(()),
-        Ended::Idle => Err(format!("deadlock: a message waits: {}", books(&cache))),
-        Ended::Until if is_late() => Err(format!("a message is too long: {}", books(&cache))),
-        Ended::Until => finish(machine, world, setup, &cache, &load, with_faults),
-    }
-}
-
-/// Everything that the cache counts, for a failure report.
-fn books(cache: &WriteCache) -> String {
-    let value = |name| cache.attribute(name).unwrap_or_default();
-    cache.attributes().iter().map(|&name| format!("{name} {}; ", value(name))).collect()
+    let origin = world.borrow().leaf(setup.origin);
+    let quiet = machine.block_on(async move {
+        let is_whole = life::end(&cache, &load, with_faults).await?;
+        if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
+    });
+    quiet.map_or(Ok(false), |end| end.map(|()| true))
 }
 
 fn draw_faults(world: &WorldRef, setup: &Setup) {
@@ -335,39 +273,6 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
         };
         w.set_faults(disk, faults);
     }
-}
-
-/// A quiet end: read all, flush, suspend; then the origin alone is the device.
-fn finish(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-    cache: &Rc<WriteCache>,
-    load: &Workload,
-    with_faults: bool,
-) -> Result<(), String> {
-    let (check, target) = (cache.clone(), cache.clone());
-    let (cache, load, setup, world) = (cache.clone(), load.clone(), setup.clone(), world.clone());
-    let quiet = machine.block_on(async move {
-        load.read_all(cache.clone()).await?;
-        let flushed = target.clone().message(vec!["flush".to_owned()]).await;
-        let suspended = target.clone().suspend().await;
-        match (flushed, suspended) {
-            (Ok(_), Ok(())) => {}
-            (Err(_), _) | (_, Err(_)) if with_faults => return Ok(()),
-            (Err(e), _) | (_, Err(e)) => return Err(e.chain()),
-        }
-        for name in ["dirty_blocks", "old_blocks", "pending_epochs"] {
-            let left = attribute(&target, name);
-            if left != 0 {
-                return Err(format!("{name} {left} after a flush"));
-            }
-        }
-        let origin: Rc<dyn BlockDevice> = world.borrow().leaf(setup.origin);
-        load.read_all(origin).await.map_err(|e| format!("origin after a flush: {e}"))
-    });
-    check.check();
-    quiet.unwrap_or(Ok(()))
 }
 
 #[test]

@@ -10,15 +10,16 @@ mod common;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Nanos, Sector, Target};
+use block::{BlockDevice, Sector};
 use common::gate::Gated;
-use common::{live, spread};
+use common::life::{self, Lives};
+use common::operator::Operator;
+use common::{live, number, spread};
 use policy::destage::Costs;
 use reactor::FileId;
-use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
+use sim::{Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
 
-const CLIENTS: u64 = 4;
 const ROUNDS: u32 = 4;
 /// An origin on which every gap is worth being filled.
 const EAGER: Costs = Costs {
@@ -43,8 +44,10 @@ struct Setup {
     sectors: Sector,
     cores: u16,
     lends: bool,
-    /// Whether writes may go around the cache.
+    /// Whether writes are sent around the cache, and whether errors may do that: then a crash may
+    /// tear blocks as it tears the origin's.
     around: bool,
+    may_go_around: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -68,7 +71,9 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     // With errors a write around may leave part of itself in a block; see `crash.rs`.
     let around = w.rng.below(2) == 0 && !plan.with_faults;
     let model = w.swarm_model();
-    let unit = if around { block_size } else { 512 };
+    // A cache whose device can't read a block takes nothing new, so that writes go around it.
+    let may_go_around = around || (plan.with_faults && w.rng.below(2) == 0);
+    let unit = if may_go_around { block_size } else { 512 };
     let spec = sim::DiskSpec::new("origin", sectors, model);
     let origin = w.add_disk(sim::DiskSpec { atomic_write_unit_bytes: unit, ..spec });
     let high = w.rng.range(0, 101);
@@ -94,7 +99,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     config.assumed_costs = (w.rng.below(3) > 0).then_some(EAGER);
     let cores = u16::try_from(w.rng.range(1, 4)).unwrap();
     let lends = w.rng.below(3) > 0;
-    Setup { config, blocks, cache, origin, sectors, cores, lends, around }
+    Setup { config, blocks, cache, origin, sectors, cores, lends, around, may_go_around }
 }
 
 impl Setup {
@@ -109,59 +114,6 @@ impl Setup {
             .expect("devices that fit");
         target.spread(spread::cores(self.cores), lend);
         target
-    }
-}
-
-/// Messages, changes and suspends, at random, until told to stop.
-struct Operator {
-    world: WorldRef,
-    cache: Rc<WriteCache>,
-    device: Rc<Gated>,
-    around: bool,
-    errors_allowed: bool,
-    stop: Cell<bool>,
-    done: Cell<bool>,
-    failure: RefCell<Option<String>>,
-}
-
-impl Operator {
-    async fn work(self: Rc<Self>) {
-        while !self.stop.get() {
-            let (pause, dice) = {
-                let rng = &mut self.world.borrow_mut().rng;
-                (rng.below(3_000_000), rng.below(18))
-            };
-            reactor::sleep(Nanos(pause)).await;
-            let say = |word: &str| self.cache.clone().message(vec![word.to_owned()]);
-            let outcome = match dice {
-                0 | 1 => say("flush").await.map(drop),
-                2 => say("clear_stats").await.map(drop),
-                3 => say("flush_on_suspend").await.map(drop),
-                4 | 5 => self.device.suspend_and_resume().await,
-                6 if self.around => say("cleaner").await.map(drop),
-                7..=10 => {
-                    // Drawn beforehand: nothing of the world is borrowed while it runs.
-                    let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
-                    live::change(&self.cache, &mut rng, self.around).await
-                }
-                11 => {
-                    let (name, value) = ("drain".to_owned(), "rate=1000000000".to_owned());
-                    self.cache.clone().set_attribute(name, value).await
-                }
-                12 => {
-                    self.cache.clone().refresh().await;
-                    Ok(())
-                }
-                _ => {
-                    self.cache.check_all().await;
-                    Ok(())
-                }
-            };
-            if let (Err(e), false) = (outcome, self.errors_allowed) {
-                self.failure.borrow_mut().get_or_insert(e.chain());
-            }
-        }
-        self.done.set(true);
     }
 }
 
@@ -185,20 +137,9 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     }
     for round in 0..ROUNDS {
         let machine = Machine::boot(&world, setup.cores);
-        let steps = world.borrow().steps();
-        let after = world.borrow_mut().rng.pick(&[40, 200, 2_000, 20_000]);
-        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
-        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
+        life::plan_cut(&world, &[40, 200, 2_000, 20_000], round + 1 == ROUNDS);
         live(&machine, &world, &setup, &oracle, mix)?;
-        let killed = world.borrow_mut().rng.below(3) == 0;
-        world.borrow_mut().power_cut_at(None);
-        if killed {
-            machine.kill();
-            oracle.borrow_mut().kill();
-        } else {
-            machine.power_cut();
-            oracle.borrow_mut().crash();
-        }
+        life::crash(machine, &world, &oracle);
     }
     Ok(())
 }
@@ -210,66 +151,47 @@ fn live(
     setup: &Setup,
     oracle: &Rc<RefCell<Oracle>>,
     mix: Mix,
-) -> Result<(), String> {
+) -> Lives {
     let with_faults = mix.errors_allowed;
     let cache = setup.make(world);
-    let target = cache.clone();
-    match machine.block_on(async move { target.resume().await }) {
-        Ok(Ok(())) => {}
-        Ok(Err(e)) => return Err(format!("open failed: {}", e.chain())),
-        Err(_) => return Ok(()),
+    if !life::open(machine, &cache)? {
+        return Ok(false);
     }
     SPREAD.set(SPREAD.get() + u64::from(setup.cores > 1));
-    let device = Gated::new(cache.clone());
+    let gated = Gated::new(cache.clone());
+    let device: Rc<dyn BlockDevice> = gated.clone();
     let load = Workload::new(world, oracle, mix);
     // What a crash left must be there before anything else happens.
-    match machine.block_on(load.read_all(device.clone())) {
-        Ok(result) => result?,
-        Err(_) => return Ok(()),
+    if !life::read_all(machine, &load, &device)? {
+        return Ok(false);
     }
     if with_faults {
         draw_faults(world, setup);
     }
-    let operator = Rc::new(Operator {
-        world: world.clone(),
-        cache: cache.clone(),
-        device: device.clone(),
-        around: setup.around,
-        errors_allowed: with_faults,
-        stop: Cell::default(),
-        done: Cell::default(),
-        failure: RefCell::default(),
-    });
+    let operator = Operator::of(world, &gated, setup.around, with_faults);
     machine.spawn(0, operator.clone().work());
-    for _ in 0..CLIENTS {
-        machine.spawn(0, load.client(device.clone(), 80));
+    let disks = [setup.cache, setup.origin];
+    if !life::work(machine, world, &load, &device, &cache, &operator.duty, disks)? {
+        return Ok(false);
     }
-    let failed = || operator.failure.borrow().clone();
-    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed().is_some());
-    load.verdict.result()?;
-    failed().map_or(Ok(()), Err)?;
-    for disk in [setup.cache, setup.origin] {
-        world.borrow_mut().set_faults(disk, Faults::default());
-    }
-    match ended {
-        Ended::PowerCut => return Ok(()),
-        Ended::Idle => return Err("deadlock: clients wait".to_owned()),
-        Ended::Until => operator.stop.set(true),
-    }
-    match machine.run(|| operator.done.get()) {
-        Ended::PowerCut => Ok(()),
-        Ended::Idle => Err("deadlock: a message waits".to_owned()),
-        Ended::Until => finish(machine, world, setup, &cache, &load, with_faults),
-    }
+    let origin = world.borrow().leaf(setup.origin);
+    let quiet = machine.block_on(async move {
+        let is_whole = life::end(&cache, &load, with_faults).await?;
+        GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
+        if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
+    });
+    quiet.map_or(Ok(false), |end| end.map(|()| true))
 }
 
 fn draw_faults(world: &WorldRef, setup: &Setup) {
     let mut w = world.borrow_mut();
     for disk in [setup.cache, setup.origin] {
+        let may_fail = disk == setup.origin || setup.may_go_around;
+        let reads: &[u32] = if may_fail { &[0, 5] } else { &[0] };
         let faults = match w.rng.below(2) {
             0 => Faults::default(),
             _ => Faults {
-                read_error_per_mille: w.rng.pick(&[0, 5]),
+                read_error_per_mille: w.rng.pick(reads),
                 write_error_per_mille: w.rng.pick(&[0, 5, 50]),
                 flush_error_per_mille: w.rng.pick(&[0, 20, 200]),
                 ..Faults::default()
@@ -277,40 +199,6 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
         };
         w.set_faults(disk, faults);
     }
-}
-
-/// A quiet end: read all, flush, suspend; then the origin alone is the device.
-fn finish(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-    cache: &Rc<WriteCache>,
-    load: &Workload,
-    with_faults: bool,
-) -> Result<(), String> {
-    let (cache, load, setup, world) = (cache.clone(), load.clone(), setup.clone(), world.clone());
-    let quiet = machine.block_on(async move {
-        load.read_all(cache.clone()).await?;
-        cache.check_all().await;
-        let flushed = cache.clone().message(vec!["flush".to_owned()]).await;
-        let suspended = cache.clone().suspend().await;
-        let is_zero = |name| cache.attribute(name).is_ok_and(|value| value == "0");
-        let hurt = !is_zero("error") || !is_zero("bad_blocks");
-        match (flushed, suspended) {
-            (Ok(_), Ok(())) => {}
-            // Origin and cache work again: only what they can't mend keeps blocks dirty.
-            (Err(_), _) | (_, Err(_)) if with_faults && hurt => return Ok(()),
-            (Err(e), _) | (_, Err(e)) => return Err(e.chain()),
-        }
-        let gaps: u64 = cache.attribute("gap_blocks_filled").unwrap().parse().unwrap();
-        GAPS.set(GAPS.get() + gaps);
-        if !is_zero("dirty_blocks") {
-            return Err("blocks are dirty after a flush".to_owned());
-        }
-        let origin: Rc<dyn BlockDevice> = world.borrow().leaf(setup.origin);
-        load.read_all(origin).await.map_err(|e| format!("origin after a flush: {e}"))
-    });
-    quiet.unwrap_or(Ok(()))
 }
 
 #[test]

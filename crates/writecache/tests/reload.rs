@@ -4,10 +4,13 @@
 //! nothing of the old one comes later.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Limits, Nanos, Sector, Target};
+use common::gate::Gate;
 use reactor::FileId;
 use sim::{Cut, Ended, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
@@ -59,41 +62,23 @@ impl Setup {
 
 /// The device, whatever its table is: a table is swapped when no bio is in flight.
 struct Mapped {
-    live: RefCell<Rc<WriteCache>>,
-    closed: Cell<bool>,
-    in_flight: Cell<u64>,
-    changed: reactor::WaitList,
-    me: std::rc::Weak<Mapped>,
+    live: Rc<RefCell<Rc<WriteCache>>>,
+    gate: Rc<Gate>,
 }
 
 impl Mapped {
     fn over(live: Rc<WriteCache>) -> Rc<Mapped> {
-        Rc::new_cyclic(|me| Mapped {
-            live: RefCell::new(live),
-            closed: Cell::new(false),
-            in_flight: Cell::new(0),
-            changed: reactor::WaitList::new(),
-            me: me.clone(),
-        })
+        Rc::new(Mapped { live: Rc::new(RefCell::new(live)), gate: Rc::default() })
     }
 
     async fn swap(&self, new: Rc<WriteCache>) -> Result<(), String> {
-        self.closed.set(true);
-        self.changed.wait_for(|| self.in_flight.get() == 0).await;
+        self.gate.close().await;
         let old = self.live.borrow().clone();
         old.suspend().await.map_err(|e| e.chain())?;
         new.clone().resume().await.map_err(|e| e.chain())?;
         *self.live.borrow_mut() = new;
-        self.closed.set(false);
-        self.changed.wake_all();
+        self.gate.open();
         Ok(())
-    }
-}
-
-impl reactor::OnDone for Mapped {
-    fn on_done(&self, _: block::Status, _: u64) {
-        self.in_flight.set(self.in_flight.get() - 1);
-        self.changed.wake_all();
     }
 }
 
@@ -104,22 +89,12 @@ impl BlockDevice for Mapped {
     fn limits(&self) -> Limits {
         self.live.borrow().limits()
     }
-    fn submit(&self, mut bio: Bio) {
-        let me = self.me.upgrade().unwrap();
-        let enter = move |me: Rc<Mapped>| {
-            me.in_flight.set(me.in_flight.get() + 1);
-            bio.done = reactor::chain(bio.done, me.clone(), 0);
-            let live = me.live.borrow().clone();
+    fn submit(&self, bio: Bio) {
+        let live = self.live.clone();
+        self.gate.pass(bio, move |bio| {
+            let live = live.borrow().clone();
             live.submit(bio);
-        };
-        if self.closed.get() {
-            reactor::spawn(async move {
-                me.changed.wait_for(|| !me.closed.get()).await;
-                enter(me);
-            });
-        } else {
-            enter(me);
-        }
+        });
     }
 }
 

@@ -7,10 +7,12 @@
 //! superseded by one which a FLUSH that completed before T covers, or which was FUA and completed
 //! before T. That is the state at the last FLUSH N before T, and any of the writes between N and
 //! N + 1. What a recovery has found is as durable as if a FLUSH had come then.
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Flags, Limits, Op, Status};
+
+use super::gate::Gate;
 
 const NEVER: u64 = u64::MAX;
 /// The content of a block that was never written, or zeroed.
@@ -214,41 +216,11 @@ pub(crate) struct Recorded {
     pub(crate) gate: Rc<Gate>,
 }
 
-#[derive(Default)]
-pub(crate) struct Gate {
-    closed: Cell<bool>,
-    in_flight: Cell<u64>,
-    changed: reactor::WaitList,
-}
-
-impl Gate {
-    /// Waits until nothing is in flight, and lets nothing in.
-    pub(crate) async fn close(&self) {
-        self.closed.set(true);
-        self.changed.wait_for(|| self.in_flight.get() == 0).await;
-    }
-
-    pub(crate) fn open(&self) {
-        self.closed.set(false);
-        self.changed.wake_all();
-    }
-}
-
-struct Ended {
-    history: Rc<RefCell<History>>,
-    gate: Rc<Gate>,
-}
-
-/// The tag of a request that is in no history.
-const READ: u64 = u64::MAX;
+struct Ended(Rc<RefCell<History>>);
 
 impl reactor::OnDone for Ended {
     fn on_done(&self, status: Status, request: u64) {
-        if request != READ {
-            self.history.borrow_mut().end(request, status);
-        }
-        self.gate.in_flight.set(self.gate.in_flight.get() - 1);
-        self.gate.changed.wake_all();
+        self.0.borrow_mut().end(request, status);
     }
 }
 
@@ -265,23 +237,14 @@ impl BlockDevice for Recorded {
     fn limits(&self) -> Limits {
         self.below.limits()
     }
-    fn submit(&self, mut bio: Bio) {
-        let (gate, history) = (self.gate.clone(), self.history.clone());
-        let below = self.below.clone();
-        let enter = move |gate: Rc<Gate>| {
-            gate.in_flight.set(gate.in_flight.get() + 1);
-            let request = history.borrow_mut().begin(&bio).unwrap_or(READ);
-            let ended = Ended { history: history.clone(), gate };
-            bio.done = reactor::chain(bio.done, Rc::new(ended), request);
+    fn submit(&self, bio: Bio) {
+        let (below, history) = (self.below.clone(), self.history.clone());
+        self.gate.pass(bio, move |mut bio| {
+            let request = history.borrow_mut().begin(&bio);
+            if let Some(request) = request {
+                bio.done = reactor::chain(bio.done, Rc::new(Ended(history)), request);
+            }
             below.submit(bio);
-        };
-        if gate.closed.get() {
-            reactor::spawn(async move {
-                gate.changed.wait_for(|| !gate.closed.get()).await;
-                enter(gate);
-            });
-        } else {
-            enter(gate);
-        }
+        });
     }
 }

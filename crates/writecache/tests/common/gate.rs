@@ -8,31 +8,48 @@ use reactor::{OnDone, WaitList};
 use writecache::WriteCache;
 
 #[derive(Default)]
-struct Gate {
+pub(crate) struct Gate {
     closed: Cell<bool>,
     in_flight: Cell<u64>,
     changed: WaitList,
 }
 
-/// A cache behind a gate.
-pub(crate) struct Gated {
-    cache: Rc<WriteCache>,
-    gate: Rc<Gate>,
-}
-
-impl Gated {
-    pub(crate) fn new(cache: Rc<WriteCache>) -> Rc<Gated> {
-        Rc::new(Gated { cache, gate: Rc::default() })
+impl Gate {
+    /// Lets nothing in, and waits until nothing is in flight.
+    pub(crate) async fn close(&self) {
+        self.closed.set(true);
+        self.changed.wait_for(|| self.in_flight.get() == 0).await;
     }
 
-    pub(crate) async fn suspend_and_resume(&self) -> Result<(), Error> {
-        let gate = &self.gate;
-        gate.closed.set(true);
-        gate.changed.wait_for(|| gate.in_flight.get() == 0).await;
-        let suspended = self.cache.clone().suspend().await;
-        let resumed = self.cache.clone().resume().await;
-        gate.closed.set(false);
-        gate.changed.wake_all();
+    pub(crate) fn open(&self) {
+        self.closed.set(false);
+        self.changed.wake_all();
+    }
+
+    /// Lets a bio in as soon as the gate is open.
+    pub(crate) fn pass(self: &Rc<Self>, mut bio: Bio, submit: impl FnOnce(Bio) + 'static) {
+        let gate = self.clone();
+        let enter = move || {
+            gate.in_flight.set(gate.in_flight.get() + 1);
+            bio.done = reactor::chain(bio.done, Rc::new(Leave(gate)), 0);
+            submit(bio);
+        };
+        if self.closed.get() {
+            let gate = self.clone();
+            reactor::spawn(async move {
+                gate.changed.wait_for(|| !gate.closed.get()).await;
+                enter();
+            });
+        } else {
+            enter();
+        }
+    }
+
+    pub(crate) async fn suspend_and_resume(&self, cache: &Rc<WriteCache>) -> Result<(), Error> {
+        self.close().await;
+        let suspended = cache.clone().suspend().await;
+        let resumed = cache.clone().resume().await;
+        self.open();
         suspended.and(resumed)
     }
 }
@@ -46,6 +63,18 @@ impl OnDone for Leave {
     }
 }
 
+/// A cache behind a gate.
+pub(crate) struct Gated {
+    pub(crate) cache: Rc<WriteCache>,
+    pub(crate) gate: Rc<Gate>,
+}
+
+impl Gated {
+    pub(crate) fn new(cache: Rc<WriteCache>) -> Rc<Gated> {
+        Rc::new(Gated { cache, gate: Rc::default() })
+    }
+}
+
 impl BlockDevice for Gated {
     fn name(&self) -> &str {
         "gated"
@@ -53,20 +82,8 @@ impl BlockDevice for Gated {
     fn limits(&self) -> Limits {
         self.cache.limits()
     }
-    fn submit(&self, mut bio: Bio) {
-        let (cache, gate) = (self.cache.clone(), self.gate.clone());
-        let enter = move |gate: Rc<Gate>| {
-            gate.in_flight.set(gate.in_flight.get() + 1);
-            bio.done = reactor::chain(bio.done, Rc::new(Leave(gate)), 0);
-            cache.submit(bio);
-        };
-        if gate.closed.get() {
-            reactor::spawn(async move {
-                gate.changed.wait_for(|| !gate.closed.get()).await;
-                enter(gate);
-            });
-        } else {
-            enter(gate);
-        }
+    fn submit(&self, bio: Bio) {
+        let cache = self.cache.clone();
+        self.gate.pass(bio, move |bio| cache.submit(bio));
     }
 }

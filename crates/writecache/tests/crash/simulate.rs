@@ -3,18 +3,17 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Sector, Target};
+use block::{BlockDevice, Sector};
 use policy::destage::Costs;
 use reactor::FileId;
-use sim::{Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
+use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
 use writecache::{Config, MediaFormat, Mutation, Order, WriteCache};
 
+use crate::common::gate::Gated;
+use crate::common::life::{self, Lives};
+use crate::common::operator::Operator;
 use crate::common::{kernel, live, number};
-use crate::operator::{Gate, Gated, operator};
 
-const CLIENTS: u64 = 4;
-/// No life is as long, on the slowest disk with the lowest limits: something waits for good.
-const LIFE_NS_MAX: u64 = 3600 * 1_000_000_000;
 /// An origin on which every gap is worth being filled.
 const EAGER: Costs = Costs {
     command_ns: 1_000_000_000,
@@ -62,9 +61,13 @@ pub(crate) struct Plan {
     pub(crate) rounds: u32,
     /// Steps from one power cut to the next.
     pub(crate) cut_after: &'static [u64],
-    /// Errors of a thousand, where faults are drawn: reads of the cache, writes of both disks.
+    /// Errors of a thousand, where faults are drawn: reads of the cache, writes and flushes of both
+    /// disks.
     pub(crate) cache_read_errors: &'static [u32],
     pub(crate) write_errors: &'static [u32],
+    pub(crate) flush_errors: &'static [u32],
+    /// Writes are sent around the cache with every seed.
+    pub(crate) around: bool,
     /// Options that count instead of what the seed draws.
     pub(crate) options: &'static str,
 }
@@ -81,6 +84,8 @@ impl Plan {
         cut_after: &[200, 2_000, 20_000],
         cache_read_errors: &[0, 5, 5, 100],
         write_errors: &[0, 5, 50],
+        flush_errors: &[0, 20],
+        around: false,
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
@@ -106,7 +111,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
         "p" => w.add_swarm_memory("cache", capacity),
         _ => w.add_swarm_disk("cache", capacity),
     };
-    let around = w.rng.below(2) == 0;
+    let around = w.rng.below(2) == 0 || plan.around;
     let model = w.swarm_model();
     // A cache whose device can't read a block takes nothing new, so that writes go around it.
     let may_go_around = around || (plan.with_faults && w.rng.below(2) == 0);
@@ -162,24 +167,13 @@ impl Setup {
     }
 }
 
-/// Opens the cache; with faults about, more than once. `Err(None)`: the power went.
-fn open(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-) -> Result<Rc<WriteCache>, Option<String>> {
+/// Opens the cache, and asks after every crash whether the kernel would open it too.
+fn open(machine: &Machine, world: &WorldRef, setup: &Setup, cache: &Rc<WriteCache>) -> Lives {
     if setup.config.format == Some(MediaFormat::Dm) {
-        // After every crash: would the kernel open it too?
         let found = kernel::survey(world, setup.cache, &setup.config);
-        found.map_err(|why| Some(format!("the kernel would not open it: {why}")))?;
+        found.map_err(|why| format!("the kernel would not open it: {why}"))?;
     }
-    let cache = setup.make(world);
-    let target = cache.clone();
-    match machine.block_on(async move { target.resume().await }) {
-        Ok(Ok(())) => Ok(cache),
-        Ok(Err(e)) => Err(Some(format!("open failed: {}", e.chain()))),
-        Err(_) => Err(None),
-    }
+    life::open(machine, cache)
 }
 
 pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
@@ -209,12 +203,9 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         let machine = Machine::boot(&world, 1);
         setup.reload(&mut world.borrow_mut().rng);
         let mix = Mix { discards: if setup.config.ordered { 0 } else { mix.discards }, ..mix };
-        let steps = world.borrow().steps();
-        let after = world.borrow_mut().rng.pick(plan.cut_after);
-        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
-        world.borrow_mut().power_cut_at((round + 1 < plan.rounds).then_some(cut));
+        life::plan_cut(&world, plan.cut_after, round + 1 == plan.rounds);
         live(&machine, &world, &setup, &oracle, mix)?;
-        crash(machine, &world, &oracle);
+        life::crash(machine, &world, &oracle);
     }
     Ok(())
 }
@@ -226,58 +217,31 @@ fn live(
     setup: &Setup,
     oracle: &Rc<RefCell<Oracle>>,
     mix: Mix,
-) -> Result<(), String> {
+) -> Lives {
     let with_faults = mix.errors_allowed;
-    let cache = match open(machine, world, setup) {
-        Ok(cache) => cache,
-        Err(Some(why)) => return Err(why),
-        Err(None) => return Ok(()),
-    };
-    let gate = Rc::new(Gate::new(with_faults, setup.around));
-    let device: Rc<dyn BlockDevice> = Rc::new(Gated { cache: cache.clone(), gate: gate.clone() });
+    let cache = setup.make(world);
+    if !open(machine, world, setup, &cache)? {
+        return Ok(false);
+    }
+    let gated = Gated::new(cache.clone());
+    let device: Rc<dyn BlockDevice> = gated.clone();
     let load = Workload::new(world, oracle, mix);
     // What a crash left must be there before anything else happens.
-    match machine.block_on(load.read_all(device.clone())) {
-        Ok(result) => result?,
-        Err(_) => return Ok(()),
+    if !life::read_all(machine, &load, &device)? {
+        return Ok(false);
     }
     if with_faults {
         draw_faults(world, setup);
     }
-    machine.spawn(0, operator(world.clone(), cache.clone(), gate.clone()));
-    for _ in 0..CLIENTS {
-        machine.spawn(0, load.client(device.clone(), 80));
-    }
-    let began = world.borrow().now();
-    let is_late = || world.borrow().now().0 - began.0 > LIFE_NS_MAX;
-    let failed = || gate.failure.borrow().is_some();
-    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed() || is_late());
+    let operator = Operator::of(world, &gated, setup.around, with_faults);
+    machine.spawn(0, operator.clone().work());
+    let disks = [setup.cache, setup.origin];
+    let worked = life::work(machine, world, &load, &device, &cache, &operator.duty, disks);
     GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
-    load.verdict.result()?;
-    if let Some(why) = gate.failure.borrow().clone() {
-        return Err(why);
+    if !worked? {
+        return Ok(false);
     }
-    for disk in [setup.cache, setup.origin] {
-        world.borrow_mut().set_faults(disk, Faults::default());
-    }
-    match ended {
-        Ended::PowerCut => return Ok(()),
-        Ended::Idle => return Err(format!("deadlock: clients wait: {}", books(&cache))),
-        Ended::Until if is_late() => return Err(format!("too long: {}", books(&cache))),
-        Ended::Until => gate.stop.set(true),
-    }
-    match machine.run(|| gate.operator_done.get() || is_late()) {
-        Ended::PowerCut => Ok(()),
-        Ended::Idle => Err(format!("deadlock: a message waits: {}", books(&cache))),
-        Ended::Until if is_late() => Err(format!("a message is too long: {}", books(&cache))),
-        Ended::Until => finish(machine, world, setup, &cache, &load, with_faults),
-    }
-}
-
-/// Everything that the cache counts, for a failure report.
-fn books(cache: &WriteCache) -> String {
-    let value = |name| cache.attribute(name).unwrap_or_default();
-    cache.attributes().iter().map(|&name| format!("{name} {}; ", value(name))).collect()
+    finish(machine, world, setup, &cache, &load, with_faults)
 }
 
 fn draw_faults(world: &WorldRef, setup: &Setup) {
@@ -296,7 +260,7 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
                 read_error_per_mille: w.rng.pick(reads),
                 write_error_per_mille: w.rng.pick(setup.plan.write_errors),
                 rubbish_per_mille: w.rng.pick(rubbish),
-                flush_error_per_mille: w.rng.pick(&[0, 20]),
+                flush_error_per_mille: w.rng.pick(setup.plan.flush_errors),
                 flush_error_takes_in_flight: !is_cache,
                 ..Faults::default()
             },
@@ -305,20 +269,7 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
     }
 }
 
-/// The power goes, or only the process.
-fn crash(machine: Machine, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
-    let killed = world.borrow_mut().rng.below(3) == 0;
-    world.borrow_mut().power_cut_at(None);
-    if killed {
-        machine.kill();
-        oracle.borrow_mut().kill();
-    } else {
-        machine.power_cut();
-        oracle.borrow_mut().crash();
-    }
-}
-
-/// A quiet end: read all, flush, suspend; then the origin alone is the device.
+/// A quiet end; then the origin alone is the device.
 fn finish(
     machine: &Machine,
     world: &WorldRef,
@@ -326,24 +277,11 @@ fn finish(
     cache: &Rc<WriteCache>,
     load: &Workload,
     with_faults: bool,
-) -> Result<(), String> {
-    let (check, target) = (cache.clone(), cache.clone());
+) -> Lives {
     let (cache, load, setup, world) = (cache.clone(), load.clone(), setup.clone(), world.clone());
     let quiet = machine.block_on(async move {
-        load.read_all(cache.clone()).await?;
-        let flushed = target.clone().message(vec!["flush".to_owned()]).await;
-        let suspended = target.clone().suspend().await;
-        let is_zero = |name| target.attribute(name).is_ok_and(|value| value == "0");
-        let hurt = !is_zero("error") || !is_zero("bad_blocks");
-        match (flushed, suspended) {
-            (Ok(_), Ok(())) => {}
-            // Origin and cache work again: only what they can't mend keeps blocks dirty.
-            (Err(_), _) | (_, Err(_)) if with_faults && hurt => return Ok(()),
-            (Err(e), _) | (_, Err(e)) => return Err(e.chain()),
-        }
-        let dirty = target.attribute("dirty_blocks").map_err(|e| e.chain())?;
-        if dirty != "0" {
-            return Err(format!("{dirty} blocks are dirty after a flush"));
+        if !life::end(&cache, &load, with_faults).await? {
+            return Ok(());
         }
         if setup.config.format == Some(MediaFormat::Dm) {
             let found = kernel::survey(&world, setup.cache, &setup.config)?;
@@ -351,9 +289,8 @@ fn finish(
                 return Err("the kernel finds blocks after a flush".to_owned());
             }
         }
-        let origin: Rc<dyn BlockDevice> = world.borrow().leaf(setup.origin);
-        load.read_all(origin).await.map_err(|e| format!("origin after a flush: {e}"))
+        let origin = world.borrow().leaf(setup.origin);
+        life::read_origin(origin, &load).await
     });
-    check.check();
-    quiet.unwrap_or(Ok(()))
+    quiet.map_or(Ok(false), |end| end.map(|()| true))
 }

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Whoever works on a device beside its clients: messages, suspends, changes of options, drains.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{Error, Nanos, Target};
+use reactor::WaitList;
+use sim::{Rng, WorldRef};
+use writecache::WriteCache;
+
+use super::gate::{Gate, Gated};
+use super::live;
+
+/// What an operator is told, and what it tells.
+#[derive(Default)]
+pub(crate) struct Duty {
+    pub(crate) stop: Cell<bool>,
+    pub(crate) done: Cell<bool>,
+    pub(crate) failure: RefCell<Option<String>>,
+}
+
+impl Duty {
+    pub(crate) fn fail(&self, why: String) {
+        self.failure.borrow_mut().get_or_insert(why);
+    }
+
+    pub(crate) fn failed(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+}
+
+/// Drains for which nobody waits; they may be stopped, late, or one too many.
+#[derive(Default)]
+pub(crate) struct Drains {
+    running: Cell<u64>,
+    changed: WaitList,
+}
+
+impl Drains {
+    pub(crate) fn begin(self: &Rc<Self>, cache: &Rc<WriteCache>, words: String) {
+        let (drains, cache) = (self.clone(), cache.clone());
+        drains.running.set(drains.running.get() + 1);
+        reactor::spawn(async move {
+            cache.set_attribute("drain".to_owned(), words).await.ok();
+            drains.running.set(drains.running.get() - 1);
+            drains.changed.wake_all();
+        });
+    }
+
+    pub(crate) async fn stop(&self, cache: &Rc<WriteCache>) {
+        cache.clone().set_attribute("drain".to_owned(), "stop".to_owned()).await.ok();
+        self.changed.wait_for(|| self.running.get() == 0).await;
+    }
+}
+
+/// One who does whatever there is to do, at random, until told to stop.
+pub(crate) struct Operator {
+    world: WorldRef,
+    cache: Rc<WriteCache>,
+    gate: Rc<Gate>,
+    drains: Rc<Drains>,
+    around: bool,
+    errors_allowed: bool,
+    pub(crate) duty: Duty,
+}
+
+impl Operator {
+    /// With `around` it may let writes go around the cache.
+    pub(crate) fn of(
+        world: &WorldRef,
+        device: &Gated,
+        around: bool,
+        errors_allowed: bool,
+    ) -> Rc<Operator> {
+        let (world, cache, gate) = (world.clone(), device.cache.clone(), device.gate.clone());
+        let (drains, duty) = Default::default();
+        Rc::new(Operator { world, cache, gate, drains, around, errors_allowed, duty })
+    }
+
+    pub(crate) async fn work(self: Rc<Self>) {
+        while !self.duty.stop.get() {
+            let (pause, dice) = {
+                let rng = &mut self.world.borrow_mut().rng;
+                (rng.below(3_000_000), rng.below(18))
+            };
+            reactor::sleep(Nanos(pause)).await;
+            if let (Err(e), false) = (self.act(dice).await, self.errors_allowed) {
+                self.duty.fail(e.chain());
+            }
+        }
+        self.drains.stop(&self.cache).await;
+        self.duty.done.set(true);
+    }
+
+    async fn act(&self, dice: u64) -> Result<(), Error> {
+        let cache = &self.cache;
+        let say = |word: &str| cache.clone().message(vec![word.to_owned()]);
+        match dice {
+            0 | 1 => say("flush").await.map(drop),
+            2 => say("clear_stats").await.map(drop),
+            3 => say("flush_on_suspend").await.map(drop),
+            4 | 5 => self.gate.suspend_and_resume(cache).await,
+            6 if self.around => say("cleaner").await.map(drop),
+            7..=10 => {
+                // Drawn beforehand: nothing of the world is borrowed while it runs.
+                let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
+                live::change(cache, &mut rng, self.around).await
+            }
+            11 | 12 => {
+                let words = live::draw_drain(&mut self.world.borrow_mut().rng);
+                self.drains.begin(cache, words);
+                Ok(())
+            }
+            13 => {
+                cache.clone().refresh().await;
+                Ok(())
+            }
+            _ => {
+                cache.check_all().await;
+                Ok(())
+            }
+        }
+    }
+}

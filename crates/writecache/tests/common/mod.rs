@@ -15,6 +15,7 @@ pub(crate) mod ram;
 pub(crate) mod sha256;
 pub(crate) mod spread;
 pub(crate) mod tap;
+pub(crate) mod ward;
 
 use std::rc::Rc;
 

@@ -156,3 +156,25 @@ fn a_spoilt_gap_that_neither_cache_nor_origin_takes_is_told() {
         assert_eq!(number(&w.cache, "dirty_blocks"), slots);
     });
 }
+
+/// The failed flush loses what was written again; nobody else has it.
+#[test]
+fn a_spoilt_gap_that_was_written_again_counts_only_when_the_origin_has_flushed_it() {
+    let lab = filling_lab(440, Mutation::None);
+    let inner = lab.clone();
+    life(&lab, async move |w| {
+        fill_all(&w).await;
+        let spoil = || inner.world.borrow_mut().poke(inner.origin, common::at(1), &[0xA5; 512]);
+        spoil();
+        w.origin.release_writes();
+        w.origin.mend();
+        w.origin.refuse(Op::Flush, 0..0);
+        millis(10).await;
+        assert!(inner.origin_block(1) == pattern(1, 1), "it was not written again");
+        spoil();
+        w.origin.mend();
+        millis(70_000).await;
+        assert!(!w.told.borrow().iter().any(is_gap_lost));
+        assert!(inner.origin_block(1) == pattern(1, 1), "what a failed flush has lost is lost");
+    });
+}

@@ -4,7 +4,7 @@
 //! ```text
 //!   filled write fails ─▶ its gaps, as they were gathered ─▶ free slots ─▶ commit ─▶ dirty
 //!                                                              │ none
-//!                                                              └▶ the origin again, alone
+//!                                                              └▶ the origin again, flushed
 //! ```
 //!
 //! After an error the range of a write is undefined, and nothing but the memory that was written
@@ -12,16 +12,16 @@
 //!
 //! Invariants
 //! - SP1 What lay in the gaps of a write that has failed is in the cache, dirty and committed, or
-//!   on the origin once more, before the gaps are unlocked. A newer version that came meanwhile
-//!   stays.
+//!   durably on the origin once more, before the gaps are unlocked. A newer version that came
+//!   meanwhile stays.
 //! - SP2 What a client reads from the origin counts only if no filled write was under way over it
 //!   as it arrived, and none has failed since the read was submitted.
 //!
-//! A power cut after the error and before that commit is beyond this: for a moment what a filled
-//! write has spoilt is in memory alone.
+//! A power cut after the error and before that is beyond this: for a moment what a filled write has
+//! spoilt is in memory alone (decision 0022 says what can be lost then, and when).
 use std::ops::Range;
 
-use block::{Bufs, Class, Flags, Nanos, Slice};
+use block::{Bufs, Class, Flags, Nanos, Sector, Slice, Status};
 use policy::BACKOFF_FIRST_NS;
 
 use crate::cache::Cache;
@@ -48,13 +48,8 @@ impl Cache {
             if at == gap.end {
                 return;
             }
-            let (flags, sector) = (Flags::BACKGROUND, self.sector_of(at));
-            let again =
-                reactor::write(&*self.origin, flags, Class::Background, sector, from(at)).await;
-            let Err(status) = again else {
-                let wb = &self.writeback;
-                return wb.volatile.set(true);
-            };
+            let sector = self.sector_of(at);
+            let Err(status) = self.write_gap(sector, from(at)).await else { return };
             if self.mutation(Mutation::ForgetSpoiltGaps) {
                 return;
             }
@@ -63,6 +58,13 @@ impl Cache {
             }
             reactor::sleep(Nanos(BACKOFF_FIRST_NS)).await;
         }
+    }
+
+    /// Writes to the origin what nothing else holds, durably.
+    async fn write_gap(&self, sector: Sector, data: Bufs) -> Result<(), Status> {
+        let (flags, class, doubt) = (Flags::BACKGROUND, Class::Background, self.origin_doubt());
+        reactor::write(&*self.origin, flags, class, sector, data).await?;
+        self.flush_origin(class, doubt).await
     }
 
     /// Takes blocks into free slots until there are no more. Returns up to which block it has.

@@ -13,7 +13,8 @@
 //!   log knows of none: else a read, or recovery, would find the entry instead.
 //! - A1 A FLUSH that begins after a write around has completed ends after an origin flush that
 //!   began after it. Nothing else holds such data: when a flush of the origin fails meanwhile they
-//!   may be gone, and the cache fails stop (I8).
+//!   may be gone, and the cache fails stop (I8). A write that is in flight then ends in an error,
+//!   and nothing was promised.
 //!
 //! Cost of a write around: one write of the origin; a commit before it if the cache has a clean
 //! copy, or a commit is under way.
@@ -30,6 +31,7 @@ use crate::slots::State;
 /// Writes around, counted.
 #[derive(Default)]
 pub(crate) struct Around {
+    /// Those that have ended well: what a failed one has left is nobody's promise.
     completed: Cell<u64>,
     /// How many of them are durable.
     durable: Cell<u64>,
@@ -171,13 +173,13 @@ impl Cache {
         let outcome = reactor::write(&*self.origin, flags, class, at, data).await;
         a.in_flight.set(a.in_flight.get() - 1);
         a.last_ended.set(Some(reactor::now()));
-        a.completed.set(a.completed.get() + 1);
-        // Not sticky: the writer hears of it, and what the range holds is nobody's promise.
-        outcome?;
+        outcome?; // Not sticky: the writer hears of it.
         // RT2. A flush of the origin that failed meanwhile may have taken it along.
-        let counts =
-            self.origin_doubt() == doubt || self.mutation(Mutation::AroundBesideFlushError);
-        if counts { Ok(part.end) } else { Err(Status::Io) }
+        if self.origin_doubt() != doubt && !self.mutation(Mutation::AroundBesideFlushError) {
+            return Err(Status::Io);
+        }
+        a.completed.set(a.completed.get() + 1);
+        Ok(part.end)
     }
 
     /// Drops clean copies, and waits until the log says that the cache has nothing of the range.

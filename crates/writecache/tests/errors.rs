@@ -119,6 +119,27 @@ fn a_flush_message_ends_in_an_error_that_counts_the_blocks_and_keeps_them() {
     });
 }
 
+/// The second one took over the blocks of the first, which told alone of what was given up.
+#[test]
+fn of_two_flush_messages_at_once_each_tells_of_blocks_that_are_left() {
+    let lab = Lab::small(MANUAL);
+    life(&lab, async move |w| {
+        fill(&*w.cache, 0..10, 1).await;
+        w.origin.refuse(Op::Write, 3..4);
+        let outcomes = Rc::new(RefCell::new(Vec::new()));
+        for _ in 0..2 {
+            let (cache, tell) = (w.cache.clone(), outcomes.clone());
+            reactor::spawn(async move {
+                let outcome = say(&cache, "flush").await;
+                tell.borrow_mut().push(outcome.is_err());
+            });
+        }
+        millis(10_000).await;
+        assert_eq!(outcomes.take(), [true, true]);
+        assert_eq!(number(&w.cache, "dirty_blocks"), 1);
+    });
+}
+
 #[test]
 fn what_a_failed_flush_of_the_origin_should_have_covered_is_written_again() {
     let lab = Lab::small(MANUAL);
@@ -394,4 +415,32 @@ fn a_write_around_the_cache_beside_a_failed_flush_of_the_origin_is_an_error() {
     assert_eq!(around_beside_a_failed_flush(Mutation::None), Err(Status::Io));
     let planted = around_beside_a_failed_flush(Mutation::AroundBesideFlushError);
     assert_eq!(planted, Ok(()), "nobody would see it");
+}
+
+/// Such a write, and one that the origin refused, counted as data that a flush must cover: when the
+/// next flush of the origin failed, too, the cache failed stop for what nobody had been promised.
+#[test]
+fn a_write_around_the_cache_that_ended_in_an_error_is_in_no_danger_of_being_lost() {
+    let lab = Lab::small(&format!("{MANUAL} metadata_only"));
+    life(&lab, async move |w| {
+        w.origin.refuse(Op::Write, 7..8);
+        w.origin.refuse(Op::Flush, 0..0);
+        assert_eq!(put(&*w.cache, 7, 1).await, Err(Status::Io));
+        w.origin.hold_writes();
+        let cache = w.cache.clone();
+        reactor::spawn(async move { assert_eq!(put(&*cache, 8, 1).await, Err(Status::Io)) });
+        let (at, len) = (Sector(800), Sector(16));
+        for _ in 0..2 {
+            let discarded = reactor::discard(&*w.cache, Class::Normal, at, len).await;
+            assert_eq!(discarded, Err(Status::Io));
+            w.origin.release_writes();
+            millis(1).await;
+        }
+        assert_eq!(w.origin.count.get(), 3, "a write and two flushes");
+        w.origin.mend();
+        fill(&*w.cache, 7..10, 2).await;
+        flush(&*w.cache).await;
+        expect(&*w.cache, 7..10, 2).await;
+        assert!(!w.told.borrow().iter().any(|told| matches!(told, Trouble::Failed { .. })));
+    });
 }

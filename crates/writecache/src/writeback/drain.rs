@@ -153,7 +153,7 @@ impl Cache {
         self.changed.wait_for(ended).await;
         let mut drain = wb.drain.take().expect("only this takes it");
         if drain.job.is_done(retired) {
-            drain.job.end_in_order();
+            drain.job.end();
         }
         // DR1
         if drain.limits.rate > 0 {

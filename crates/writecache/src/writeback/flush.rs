@@ -35,16 +35,19 @@ impl FlushJob {
         }
     }
 
-    /// Done: with epochs what is still to be written is newer, or held up by what was given up.
-    pub(super) fn end_in_order(&mut self) {
-        let rest = std::mem::take(&mut self.todo);
-        if !self.left.is_empty() {
-            self.left |= rest;
-        }
-    }
-
     pub(super) fn give_up_all(&mut self) {
         self.left |= std::mem::take(&mut self.todo);
+    }
+
+    /// It is done. Returns what was given up; with epochs that has held up what is still to be
+    /// written. Without any, what is still to be written is newer.
+    pub(super) fn end(&mut self) -> &RoaringTreemap {
+        if self.left.is_empty() {
+            self.todo.clear();
+        } else {
+            self.give_up_all();
+        }
+        &self.left
     }
 }
 
@@ -53,10 +56,10 @@ impl Cache {
     /// come meanwhile go on; they are not waited for.
     pub(crate) async fn write_back_all(&self) -> Result<(), Error> {
         let wb = &self.writeback;
-        self.changed.wait_for(|| wb.job.borrow().is_none()).await;
         self.slots.borrow_mut().close_epoch();
         let until = self.slots.borrow().open_epoch();
         self.commit().await.map_err(io_failed)?;
+        self.changed.wait_for(|| wb.job.borrow().is_none()).await;
         let todo = self.slots.borrow().dirty().clone();
         let number = wb.jobs.get() + 1;
         wb.jobs.set(number);
@@ -67,18 +70,13 @@ impl Cache {
         wb.lru.borrow_mut().clear();
         self.changed.wake_all();
         let retired = || self.slots.borrow().is_retired_before(until);
-        let done = || wb.job.borrow().as_ref().is_none_or(|job| job.is_done(retired));
+        let done = || wb.job.borrow().as_ref().is_some_and(|job| job.is_done(retired));
         self.changed.wait_for(|| done() || self.health().is_err()).await;
-        let ended = wb.job.take();
+        let mut job = wb.job.take().expect("only this takes it");
         wb.news.set(wb.news.get() + 1);
         self.changed.wake_all();
         self.health().map_err(io_failed)?;
-        let left = ended.map_or_else(RoaringTreemap::new, |mut job| {
-            if !job.left.is_empty() {
-                job.give_up_all();
-            }
-            job.left
-        });
+        let left = job.end();
         if let Some(first) = left.min() {
             return Err(self.not_written(left.len(), first));
         }

@@ -172,7 +172,7 @@ pub struct Tuning {
     pub high_watermark: u8,
     /// Percent of blocks in use at which it stops.
     pub low_watermark: u8,
-    /// Blocks under writeback at once.
+    /// Blocks under writeback at once; 0: no limit.
     pub writeback_jobs: u32,
     /// Commit after this many uncommitted blocks.
     pub autocommit_blocks: u32,

@@ -38,6 +38,7 @@ fn the_limits_of_the_kernels_ranges_are_taken_and_what_is_beyond_is_not() {
     ] {
         let config = parse(&format!("s o c 4096 2 {option} {limit}")).unwrap();
         assert_eq!(config.table(), format!("s o c 4096 2 {option} {limit}"));
+        assert_eq!(config.option_value(option).as_deref(), Some(limit));
         parse(&format!("s o c 4096 2 {option} {beyond}")).unwrap_err();
         config.with_option(option, beyond).unwrap_err();
     }
@@ -47,7 +48,7 @@ fn the_limits_of_the_kernels_ranges_are_taken_and_what_is_beyond_is_not() {
 #[test]
 fn zero_jobs_mean_unlimited_and_zero_autocommit_blocks_is_taken() {
     let config = parse("s o c 4096 4 writeback_jobs 0 autocommit_blocks 0").unwrap();
-    assert_eq!((config.tuning.writeback_jobs, config.tuning.autocommit_blocks), (u32::MAX, 0));
+    assert_eq!((config.tuning.writeback_jobs, config.tuning.autocommit_blocks), (0, 0));
 }
 
 #[test]

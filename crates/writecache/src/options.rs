@@ -135,7 +135,6 @@ impl Config {
             "parts" => self.parts.unwrap_or(1).to_string(),
             "high_watermark" => t.high_watermark.to_string(),
             "low_watermark" => t.low_watermark.to_string(),
-            "writeback_jobs" if t.writeback_jobs == u32::MAX => "0".to_owned(),
             "writeback_jobs" => t.writeback_jobs.to_string(),
             "autocommit_blocks" => t.autocommit_blocks.to_string(),
             "autocommit_time" => millis(t.autocommit_time),
@@ -251,10 +250,7 @@ impl Config {
             }
             "high_watermark" => t.high_watermark = ranged(name, word, 100, " percent")?,
             "low_watermark" => t.low_watermark = ranged(name, word, 100, " percent")?,
-            "writeback_jobs" => {
-                let jobs = ranged(name, word, u32::MAX, " blocks")?;
-                t.writeback_jobs = if jobs == 0 { u32::MAX } else { jobs };
-            }
+            "writeback_jobs" => t.writeback_jobs = ranged(name, word, u32::MAX, " blocks")?,
             "autocommit_blocks" => t.autocommit_blocks = ranged(name, word, u32::MAX, " blocks")?,
             "autocommit_time" => {
                 t.autocommit_time = Nanos::from_millis(ranged(name, word, 3_600_000, " ms")?);

@@ -66,10 +66,7 @@ impl Division {
 pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
     let share = |n: u32| n.div_ceil(u32::from(parts));
     Tuning {
-        writeback_jobs: match whole.writeback_jobs {
-            u32::MAX => u32::MAX, // no limit
-            jobs => share(jobs),
-        },
+        writeback_jobs: share(whole.writeback_jobs),
         autocommit_blocks: share(whole.autocommit_blocks),
         writeback_rate_max: share_of_rate(whole.writeback_rate_max, parts),
         ..whole

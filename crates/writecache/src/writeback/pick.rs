@@ -84,9 +84,10 @@ impl Cache {
             self.pacer.borrow_mut().writeback_started(reactor::now().0);
             loop {
                 let room = || {
-                    let has_room = wb.in_flight_blocks.get()
-                        < u64::from(self.tuning().writeback_jobs)
-                        && wb.in_flight_blocks.get() < in_flight_max
+                    let in_flight = wb.in_flight_blocks.get();
+                    let jobs = u64::from(self.tuning().writeback_jobs);
+                    let has_room = (jobs == 0 || in_flight < jobs)
+                        && in_flight < in_flight_max
                         && self.has_room_for_run()
                         && (wb.destage.has_stretch() || self.batch_room() > 0)
                         && !self.waits_for_sample();

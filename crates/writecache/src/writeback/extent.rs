@@ -35,7 +35,7 @@ use policy::Run;
 use policy::destage::{Batch, Contents, CostModel, Costs, Fill, SAMPLE_NS_MIN, Step, fill};
 
 use super::Writeback;
-use super::pick::From;
+use super::pick::Source;
 use crate::cache::Cache;
 use crate::config::{Mutation, Order};
 use crate::slots::State;
@@ -84,7 +84,7 @@ pub(super) struct Destage {
     /// Locked, read if need be, not yet picked; ascending.
     stretch: RefCell<VecDeque<Extent>>,
     /// What the stretch was picked from.
-    from: Cell<From>,
+    from: Cell<Source>,
     /// Up to which block of which round of the sweep the gaps are decided.
     decided: Cell<(u64, u64)>,
     /// Somebody waits for everything to be written and flushed.
@@ -111,7 +111,7 @@ impl Destage {
         Destage {
             model: RefCell::new(assumed.map_or_else(CostModel::new, CostModel::fixed)),
             stretch: RefCell::default(),
-            from: Cell::new(From::Any),
+            from: Cell::new(Source::Any),
             decided: Cell::new((0, 0)),
             wants_quiet: Cell::default(),
             stretches_unmeasured: Cell::default(),
@@ -225,7 +225,7 @@ impl Cache {
         if wb.destage.has_stretch() || wb.retry.blocks() > 0 {
             return;
         }
-        let is_decided = |(_, start): &(From, u64)| {
+        let is_decided = |(_, start): &(Source, u64)| {
             let (round, end) = wb.destage.decided.get();
             round == wb.sweep.borrow().wraps() && *start < end
         };
@@ -299,7 +299,7 @@ impl Cache {
     }
 
     /// Dirty runs from `start` on, of a stretch.
-    fn runs_ahead(&self, from: From, start: u64, dirty_max: u64) -> Vec<Run> {
+    fn runs_ahead(&self, from: Source, start: u64, dirty_max: u64) -> Vec<Run> {
         let end_max = start + STRETCH_BYTES / u64::from(self.config.block_size);
         let (mut runs, mut dirty) = (Vec::<Run>::new(), 0);
         let mut at = start;
@@ -412,7 +412,7 @@ impl Cache {
 
     /// While there is a stretch: what its runs are picked from, and the next extent once the sweep
     /// has come to it.
-    pub(super) fn next_of_stretch(&self) -> Option<(From, Option<Extent>)> {
+    pub(super) fn next_of_stretch(&self) -> Option<(Source, Option<Extent>)> {
         let wb = &self.writeback;
         let from = wb.destage.from.get();
         let start = wb.destage.stretch.borrow().front()?.run.start;

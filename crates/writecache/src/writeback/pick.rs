@@ -20,7 +20,7 @@ const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
 /// What a run is picked from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum From {
+pub(super) enum Source {
     /// Blocks that must go: those of a `flush`, and those of a certain age.
     Asked,
     /// Any dirty block.
@@ -166,26 +166,26 @@ impl Cache {
     }
 
     /// From which set the next run is to come, if any has one, and its first block.
-    pub(super) fn next_from(&self) -> Option<(From, u64)> {
+    pub(super) fn next_from(&self) -> Option<(Source, u64)> {
         let wb = &self.writeback;
         let seek = |from| {
             let start = wb.sweep.borrow_mut().seek(|at| self.next_eligible(from, at));
             start.map(|start| (from, start))
         };
-        let asked = self.is_asked_for().then(|| seek(From::Asked)).flatten();
+        let asked = self.is_asked_for().then(|| seek(Source::Asked)).flatten();
         let any = || wb.job.borrow().is_none() && self.wants_any();
-        asked.or_else(|| any().then(|| seek(From::Any)).flatten())
+        asked.or_else(|| any().then(|| seek(Source::Any)).flatten())
     }
 
     fn pick_run(&self) -> Option<Run> {
         let wb = &self.writeback;
         wb.mark_if_due(self.slots.borrow().dirty());
-        let asked = self.is_asked_for().then(|| self.pick_from(From::Asked)).flatten();
+        let asked = self.is_asked_for().then(|| self.pick_from(Source::Asked)).flatten();
         let any = || wb.job.borrow().is_none() && self.wants_any();
-        let run = asked.or_else(|| any().then(|| self.pick_from(From::Any)).flatten());
+        let run = asked.or_else(|| any().then(|| self.pick_from(Source::Any)).flatten());
         let run = run.or_else(|| {
             let drain = wb.job.borrow().is_none() && wb.drain.borrow().is_some();
-            drain.then(|| self.pick_from(From::Drain)).flatten()
+            drain.then(|| self.pick_from(Source::Drain)).flatten()
         });
         if let Some(run) = run {
             // G2. A version that comes from now on is younger than this moment.
@@ -197,7 +197,7 @@ impl Cache {
         run
     }
 
-    fn pick_from(&self, from: From) -> Option<Run> {
+    fn pick_from(&self, from: Source) -> Option<Run> {
         let wb = &self.writeback;
         let io_max = self.io_blocks();
         match self.tuning().writeback_order {
@@ -218,7 +218,7 @@ impl Cache {
     }
 
     /// The first block at or after `at` that is dirty, not busy, and among those to pick from.
-    pub(super) fn next_eligible(&self, from: From, mut at: u64) -> Option<u64> {
+    pub(super) fn next_eligible(&self, from: Source, mut at: u64) -> Option<u64> {
         if self.config.ordered {
             return self.next_in_phase(at);
         }
@@ -230,9 +230,9 @@ impl Cache {
         loop {
             let block = match from {
                 _ if only_failing => wb.retry.next_ripe(at)?,
-                From::Any => slots.next_dirty(at)?,
-                From::Drain => drain.as_ref().and_then(|drain| next_in(&drain.job.todo, at))?,
-                From::Asked => {
+                Source::Any => slots.next_dirty(at)?,
+                Source::Drain => drain.as_ref().and_then(|drain| next_in(&drain.job.todo, at))?,
+                Source::Asked => {
                     let todo = job.as_ref().and_then(|job| next_in(&job.todo, at));
                     let asked = [todo, next_in(&aged, at), wb.retry.next_ripe(at)];
                     asked.into_iter().flatten().min()?
@@ -262,7 +262,7 @@ impl Cache {
     }
 
     /// LRU order: the oldest eligible block, extended to the right while the next is dirty too.
-    fn next_oldest(&self, from: From, max: u64) -> Option<Run> {
+    fn next_oldest(&self, from: Source, max: u64) -> Option<Run> {
         if let Some(run) = self.next_queued(from, max) {
             return Some(run);
         }
@@ -278,7 +278,7 @@ impl Cache {
         self.next_queued(from, max)
     }
 
-    fn next_queued(&self, from: From, max: u64) -> Option<Run> {
+    fn next_queued(&self, from: Source, max: u64) -> Option<Run> {
         loop {
             let start = self.writeback.lru.borrow_mut().pop_front()?;
             if self.next_eligible(from, start) != Some(start) {

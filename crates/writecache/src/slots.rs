@@ -366,6 +366,12 @@ impl Slots {
         self.committing.is_empty() && self.epochs.as_ref().is_none_or(|e| told(e))
     }
 
+    /// Whether a commit that began now would have anything to say.
+    pub(crate) fn has_unsaid(&self) -> bool {
+        let unsaid = |e: &Epochs| !e.fresh.is_empty() || e.oldest_said != e.oldest;
+        self.counts.changed > 0 || self.epochs.as_ref().is_some_and(|e| unsaid(e))
+    }
+
     /// The next at most `max` entries of the commit that was begun; empty when all is said.
     pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
         if let Some(mut epochs) = self.epochs.take() {

@@ -34,6 +34,7 @@
 #![warn(missing_docs)]
 
 mod age;
+mod area;
 mod around;
 mod cache;
 mod checkpoint;

@@ -16,15 +16,15 @@
 //! later record says that the unit was durable: then it is rot, and the cache refuses to open
 //! rather than to forget what it had acknowledged.
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector};
 use format::{
     ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, Superblock, UNIT, decode_record, is_blank,
 };
-use reactor::{BioFuture, WaitList};
+use reactor::WaitList;
 
+use crate::area::{ReadAhead, flush_area, io_error, read_area, write_area};
 use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, MediaFormat, Mutation};
@@ -32,11 +32,6 @@ use crate::media::{Media, Native};
 use crate::owner::ownership;
 use crate::slots::{Contradiction, Rebuild, Slots};
 use crate::superblock::{check_superblock, find_superblock, format_device, missing, write_copies};
-
-/// Units read at once: 1 MiB.
-const UNITS_PER_READ: u64 = 256;
-/// Reads under way while metadata are loaded: 4 MiB keep any device busy. Chosen.
-const READS_IN_FLIGHT: usize = 4;
 
 /// What recovery works on.
 struct Recovery<'a> {
@@ -60,10 +55,6 @@ pub(crate) struct LogEnd {
     pub(crate) torn: bool,
 }
 
-pub(crate) fn io_error(config: &Config, what: &str, status: Status) -> Error {
-    Error::io(format!("cache device {}: {what}: {status}", config.cache))
-}
-
 /// The kernel's words for a device that can't be formatted because it fails.
 pub(crate) fn not_initialized(e: Error) -> Error {
     if e.kind() == ErrorKind::Io { e.within("Unable to initialize device") } else { e }
@@ -72,64 +63,6 @@ pub(crate) fn not_initialized(e: Error) -> Error {
 pub(crate) fn no_space(config: &Config, e: &dyn std::fmt::Display) -> Error {
     let text = format!("Invalid device size: {}: {e}", config.cache);
     Error::new(ErrorKind::NoSpace, text)
-}
-
-/// Parts of the area read in their order, with several reads under way.
-pub(crate) struct ReadAhead<'a> {
-    config: &'a Config,
-    device: &'a dyn BlockDevice,
-    what: &'static str,
-    /// Not asked for yet: offsets in the area and lengths.
-    left: VecDeque<(u64, u64)>,
-    in_flight: VecDeque<(Buf, BioFuture)>,
-}
-
-impl<'a> ReadAhead<'a> {
-    pub(crate) fn new(
-        config: &'a Config,
-        device: &'a dyn BlockDevice,
-        what: &'static str,
-    ) -> ReadAhead<'a> {
-        ReadAhead { config, device, what, left: VecDeque::new(), in_flight: VecDeque::new() }
-    }
-
-    /// Has `len` bytes from `offset` on read too.
-    pub(crate) fn bytes(&mut self, offset: u64, len: u64) {
-        self.left.push_back((offset, len));
-    }
-
-    /// The next part; nothing after the last.
-    pub(crate) async fn next(&mut self) -> Result<Option<Buf>, Error> {
-        while self.in_flight.len() < READS_IN_FLIGHT {
-            let Some((offset, len)) = self.left.pop_front() else { break };
-            let part = len.min(UNITS_PER_READ * UNIT as u64);
-            if part == 0 {
-                continue;
-            }
-            self.left.push_front((offset + part, len - part));
-            let buf = Buf::alloc(usize::try_from(part).expect("at most 1 MiB"));
-            let at = self.config.start_sector + Sector::from_bytes(offset);
-            let read = reactor::read(self.device, Class::Foreground, at, buf.all().into());
-            self.in_flight.push_back((buf, read));
-        }
-        let Some((buf, read)) = self.in_flight.pop_front() else { return Ok(None) };
-        read.await.map_err(|status| io_error(self.config, self.what, status))?;
-        Ok(Some(buf))
-    }
-}
-
-pub(crate) async fn read_area(
-    config: &Config,
-    device: &dyn BlockDevice,
-    offset: u64,
-    len: usize,
-    what: &str,
-) -> Result<Buf, Error> {
-    let buf = Buf::alloc(len);
-    let at = config.start_sector + Sector::from_bytes(offset);
-    let read = reactor::read(device, Class::Foreground, at, buf.all().into()).await;
-    read.map_err(|status| io_error(config, what, status))?;
-    Ok(buf)
 }
 
 impl Cache {
@@ -187,9 +120,7 @@ impl Cache {
         }
         // What was read may still be in the device's volatile cache: make it durable before
         // anything is built upon it.
-        reactor::flush(&*device, Class::Foreground)
-            .await
-            .map_err(|status| io_error(&config, "flush", status))?;
+        flush_area(&config, &*device).await?;
         let log = Log {
             epoch: end.epoch + 1,
             next: Cell::new((end.last.0 + 1, end.last.1)),
@@ -215,13 +146,8 @@ async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> R
     let headless = read_area(config, device, offset, UNIT, "read log").await?;
     headless.write(|unit| unit[..8].fill(0));
     for unit in [headless, Buf::zeroed(UNIT)] {
-        let at = config.start_sector + Sector::from_bytes(offset);
-        reactor::write(device, Flags::META, Class::Foreground, at, unit.into())
-            .await
-            .map_err(|status| io_error(config, "write log", status))?;
-        reactor::flush(device, Class::Foreground)
-            .await
-            .map_err(|status| io_error(config, "flush", status))?;
+        write_area(config, device, offset, Flags::META, unit, "write log").await?;
+        flush_area(config, device).await?;
     }
     Ok(())
 }

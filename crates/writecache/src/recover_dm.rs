@@ -13,20 +13,24 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector};
+use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::dm::{ENTRY_BYTES, Entry, Fate, Geometry, HEADER_BYTES, Refusal, Superblock};
 use format::{SUPERBLOCK_COPIES, UNIT};
 
+use crate::area::{ReadAhead, flush_area, read_area, write_area};
 use crate::cache::Cache;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::dm::{Dm, touched_units, unit_bytes};
 use crate::media::Media;
-use crate::recover::{ReadAhead, damaged, io_error, not_initialized, read_area};
+use crate::recover::{damaged, no_space, not_initialized};
 use crate::slots::Rebuild;
 
 /// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
 const WRITE_BYTES: u64 = 1 << 20;
 const UNITS_PER_WRITE: u64 = WRITE_BYTES / UNIT as u64;
+/// What is done when metadata are read and written, for errors.
+const READ: &str = "read metadata";
+const WRITE: &str = "write metadata";
 /// The engine's slot numbers are 32 bits wide.
 const SLOTS_MAX: u64 = u32::MAX as u64 - 1;
 
@@ -38,13 +42,11 @@ impl Cache {
         device: Rc<dyn BlockDevice>,
         sectors: Sector,
     ) -> Result<Cache, Error> {
-        let area = area_bytes(&config, &*device);
+        let area = config.area_bytes(&*device);
         let smallest = Geometry::of(config.block_size, 1).expect("one block").end_bytes();
         if area < smallest {
-            return Err(no_space(
-                &config,
-                &Refusal::TooSmall { area_bytes: area, needed_bytes: smallest },
-            ));
+            let refusal = Refusal::TooSmall { area_bytes: area, needed_bytes: smallest };
+            return Err(no_space(&config, &refusal));
         }
         let first = read_first(&config, &*device, area).await?;
         let superblock = match first.read(Superblock::decode) {
@@ -73,13 +75,9 @@ impl Cache {
         erase(&config, &*device, &geometry, &stale).await?;
         // What was read may still be in the device's volatile cache: make it durable before
         // anything is built upon it.
-        flush(&config, &*device).await?;
+        flush_area(&config, &*device).await?;
         Ok(Cache::new(config, origin, device, blocks, Media::Dm(dm), slots))
     }
-}
-
-pub(crate) fn area_bytes(config: &Config, device: &dyn BlockDevice) -> u64 {
-    device.limits().capacity.saturating_sub(config.start_sector).bytes()
 }
 
 /// The first unit of the area, or all of a smaller one.
@@ -97,7 +95,7 @@ pub(crate) async fn detect(
     config: &Config,
     device: &dyn BlockDevice,
 ) -> Result<MediaFormat, Error> {
-    let area = area_bytes(config, device);
+    let area = config.area_bytes(device);
     let is_dm = area >= HEADER_BYTES as u64
         && read_first(config, device, area).await?.read(format::dm::has_magic);
     match (is_dm, config.format) {
@@ -118,11 +116,6 @@ pub(crate) async fn detect(
 
 fn refused(config: &Config, refusal: &Refusal) -> Error {
     Error::invalid(format!("cache device {}: {refusal}; nothing was changed", config.cache))
-}
-
-fn no_space(config: &Config, refusal: &Refusal) -> Error {
-    let text = format!("cache device {}: Invalid device size: {refusal}", config.cache);
-    Error::new(ErrorKind::NoSpace, text)
 }
 
 fn too_many(geometry: &Geometry) -> Refusal {
@@ -203,30 +196,13 @@ async fn format_device(
     let mut at = 0;
     while at < end {
         let next = (at + WRITE_BYTES).min(end);
-        write(config, device, at, Flags::META, free(at..next)).await?;
+        write_area(config, device, at, Flags::META, free(at..next), WRITE).await?;
         at = next;
     }
-    flush(config, device).await?;
+    flush_area(config, device).await?;
     let header = free(0..logical);
     header.write(|out| superblock.encode(&mut out[..HEADER_BYTES]));
-    write(config, device, 0, Flags::META | Flags::FUA, header).await
-}
-
-async fn write(
-    config: &Config,
-    device: &dyn BlockDevice,
-    offset: u64,
-    flags: Flags,
-    buf: Buf,
-) -> Result<(), Error> {
-    let at = config.start_sector + Sector::from_bytes(offset);
-    let written = reactor::write(device, flags, Class::Foreground, at, buf.into()).await;
-    written.map_err(|status| io_error(config, "write metadata", status))
-}
-
-async fn flush(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
-    let flushed = reactor::flush(device, Class::Foreground).await;
-    flushed.map_err(|status| io_error(config, "flush", status))
+    write_area(config, device, 0, Flags::META | Flags::FUA, header, WRITE).await
 }
 
 /// Reads all entries. Returns the map, and the slots whose entries must be erased.
@@ -238,7 +214,7 @@ async fn load(
 ) -> Result<(Rebuild, Vec<u32>), Error> {
     let mut map = Rebuild::indexed(dm.slots);
     let mut stale = Vec::new();
-    let mut reads = ReadAhead::new(config, device, "read metadata");
+    let mut reads = ReadAhead::new(config, device, READ);
     reads.bytes(0, dm.geometry.data_offset());
     let mut slots = 0..dm.slots;
     let mut skip = HEADER_BYTES;
@@ -313,7 +289,7 @@ async fn erase(
     for units in touched_units(geometry, stale, UNITS_PER_WRITE) {
         let bytes = unit_bytes(geometry, units);
         let len = usize::try_from(bytes.end - bytes.start).expect("at most 1 MiB");
-        let buf = read_area(config, device, bytes.start, len, "read metadata").await?;
+        let buf = read_area(config, device, bytes.start, len, READ).await?;
         buf.write(|out| {
             while let Some((&slot, rest)) = left.split_first() {
                 let offset = geometry.entry_offset(u64::from(slot));
@@ -325,7 +301,7 @@ async fn erase(
                 left = rest;
             }
         });
-        write(config, device, bytes.start, Flags::META, buf).await?;
+        write_area(config, device, bytes.start, Flags::META, buf, WRITE).await?;
     }
     Ok(())
 }

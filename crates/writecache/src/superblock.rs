@@ -6,12 +6,16 @@
 //!               ─▶ blank, or a format cut short ├─▶ recovery, or a format
 //!               ─▶ else: damage, or no cache    ┘
 //! ```
-use block::{BlockDevice, Buf, Class, Error, Flags, Sector};
+use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
 
+use crate::area::{flush_area, read_area, write_area};
 use crate::config::{Config, Mutation};
 use crate::owner::NOBODY;
-use crate::recover::{damaged, io_error, no_space, read_area};
+use crate::recover::{damaged, no_space};
+
+/// What is done when superblocks are written, for errors.
+const WRITE: &str = "write superblock";
 
 /// The elected superblock and whether all copies agree with it; nothing on a device that was
 /// never, or never completely, formatted.
@@ -127,10 +131,8 @@ pub(crate) fn new_uuid() -> [u8; 16] {
 async fn begin_format(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
     let buf = Buf::zeroed(UNIT);
     buf.write(format::begin_superblock);
-    let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(0));
-    reactor::write(device, Flags::META | Flags::FUA, Class::Foreground, at, buf.into())
-        .await
-        .map_err(|status| io_error(config, "write superblock", status))
+    let (at, flags) = (Geometry::superblock_offset(0), Flags::META | Flags::FUA);
+    write_area(config, device, at, flags, buf, WRITE).await
 }
 
 /// Writes all four copies, a pair at a time, so that one good pair is always there. Before the
@@ -145,14 +147,10 @@ pub(crate) async fn write_copies(
         for copy in pair {
             let buf = Buf::alloc(UNIT);
             buf.write(|out| superblock.encode(copy, out));
-            let at = config.start_sector + Sector::from_bytes(Geometry::superblock_offset(copy));
-            reactor::write(device, Flags::META, Class::Foreground, at, buf.into())
-                .await
-                .map_err(|status| io_error(config, "write superblock", status))?;
+            let at = Geometry::superblock_offset(copy);
+            write_area(config, device, at, Flags::META, buf, WRITE).await?;
         }
-        reactor::flush(device, Class::Foreground)
-            .await
-            .map_err(|status| io_error(config, "flush", status))?;
+        flush_area(config, device).await?;
     }
     Ok(())
 }

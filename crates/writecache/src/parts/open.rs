@@ -14,9 +14,10 @@ use block::{BlockDevice, Error, Sector};
 use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 
 use super::layout::{Layout, area_of_each};
+use crate::area::read_area;
 use crate::config::{Config, MediaFormat, Mutation, PartOf, Tuning};
 use crate::owner;
-use crate::recover::{Loaded, load, no_space, not_initialized, read_area};
+use crate::recover::{Loaded, load, no_space, not_initialized};
 use crate::recover_dm::detect;
 use crate::superblock::{
     check_superblock, find_superblock, format_device, is_formats, missing, new_uuid, read_copies,

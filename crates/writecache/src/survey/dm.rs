@@ -4,7 +4,7 @@ use format::dm::{ENTRY_BYTES, HEADER_BYTES, Superblock};
 use roaring::RoaringTreemap;
 
 use super::{Contents, Occupancy, Place, Survey, ranges};
-use crate::recover::ReadAhead;
+use crate::area::ReadAhead;
 
 /// A cache of the kernel's format.
 #[derive(Clone, Debug)]

@@ -6,7 +6,8 @@ use format::{
 };
 
 use super::{Contents, Depth, Occupancy, Place, Survey, ranges};
-use crate::recover::{Loaded, ReadAhead, load};
+use crate::area::ReadAhead;
+use crate::recover::{Loaded, load};
 use crate::slots::{Slots, State};
 use crate::superblock::is_formats;
 

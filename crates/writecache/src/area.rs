@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The cache area before there is a cache: reads, writes and flushes while one is opened or looked
+//! at, and the errors that say what could not be done.
+use std::collections::VecDeque;
+
+use block::{BlockDevice, Buf, Class, Error, Flags, Sector, Status};
+use format::UNIT;
+use reactor::BioFuture;
+
+use crate::config::Config;
+
+/// Units read at once: 1 MiB.
+const UNITS_PER_READ: u64 = 256;
+/// Reads under way while metadata are loaded: 4 MiB keep any device busy. Chosen.
+const READS_IN_FLIGHT: usize = 4;
+
+pub(crate) fn io_error(config: &Config, what: &str, status: Status) -> Error {
+    Error::io(format!("cache device {}: {what}: {status}", config.cache))
+}
+
+/// Parts of the area read in their order, with several reads under way.
+pub(crate) struct ReadAhead<'a> {
+    config: &'a Config,
+    device: &'a dyn BlockDevice,
+    what: &'static str,
+    /// Not asked for yet: offsets in the area and lengths.
+    left: VecDeque<(u64, u64)>,
+    in_flight: VecDeque<(Buf, BioFuture)>,
+}
+
+impl<'a> ReadAhead<'a> {
+    pub(crate) fn new(
+        config: &'a Config,
+        device: &'a dyn BlockDevice,
+        what: &'static str,
+    ) -> ReadAhead<'a> {
+        ReadAhead { config, device, what, left: VecDeque::new(), in_flight: VecDeque::new() }
+    }
+
+    /// Has `len` bytes from `offset` on read too.
+    pub(crate) fn bytes(&mut self, offset: u64, len: u64) {
+        self.left.push_back((offset, len));
+    }
+
+    /// The next part; nothing after the last.
+    pub(crate) async fn next(&mut self) -> Result<Option<Buf>, Error> {
+        while self.in_flight.len() < READS_IN_FLIGHT {
+            let Some((offset, len)) = self.left.pop_front() else { break };
+            let part = len.min(UNITS_PER_READ * UNIT as u64);
+            if part == 0 {
+                continue;
+            }
+            self.left.push_front((offset + part, len - part));
+            let buf = Buf::alloc(usize::try_from(part).expect("at most 1 MiB"));
+            let at = self.config.start_sector + Sector::from_bytes(offset);
+            let read = reactor::read(self.device, Class::Foreground, at, buf.all().into());
+            self.in_flight.push_back((buf, read));
+        }
+        let Some((buf, read)) = self.in_flight.pop_front() else { return Ok(None) };
+        read.await.map_err(|status| io_error(self.config, self.what, status))?;
+        Ok(Some(buf))
+    }
+}
+
+/// Reads `len` bytes from `offset` of the area on.
+pub(crate) async fn read_area(
+    config: &Config,
+    device: &dyn BlockDevice,
+    offset: u64,
+    len: usize,
+    what: &str,
+) -> Result<Buf, Error> {
+    let buf = Buf::alloc(len);
+    let at = config.start_sector + Sector::from_bytes(offset);
+    let read = reactor::read(device, Class::Foreground, at, buf.all().into()).await;
+    read.map_err(|status| io_error(config, what, status))?;
+    Ok(buf)
+}
+
+/// Writes at `offset` of the area.
+pub(crate) async fn write_area(
+    config: &Config,
+    device: &dyn BlockDevice,
+    offset: u64,
+    flags: Flags,
+    buf: Buf,
+    what: &str,
+) -> Result<(), Error> {
+    let at = config.start_sector + Sector::from_bytes(offset);
+    let written = reactor::write(device, flags, Class::Foreground, at, buf.into()).await;
+    written.map_err(|status| io_error(config, what, status))
+}
+
+/// Makes durable what was written, or read.
+pub(crate) async fn flush_area(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
+    let flushed = reactor::flush(device, Class::Foreground).await;
+    flushed.map_err(|status| io_error(config, "flush", status))
+}

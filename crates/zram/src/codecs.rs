@@ -9,6 +9,11 @@ use crate::store::OBJECT_BYTES_MAX;
 /// Algorithms a device has at most: the primary one and three for recompression.
 pub(crate) const PRIORITIES: usize = 4;
 
+/// What the longest object takes: a page that does not compress, with what lz4 adds to it
+/// (LZ4_compressBound). With less room lz4 looks at each step whether there is enough, and its
+/// library tells that there was not by an error, which takes memory.
+const ROOM_BYTES: usize = PAGE + PAGE / 255 + 16;
+
 /// Algorithms by priority.
 pub(crate) type Algorithms = [Option<(Algorithm, Params)>; PRIORITIES];
 
@@ -29,7 +34,7 @@ impl Codecs {
                 *codec = Some(Codec::new(*algorithm, params)?);
             }
         }
-        let (page, object) = (vec![0; PAGE].into(), vec![0; PAGE].into());
+        let (page, object) = (vec![0; PAGE].into(), vec![0; ROOM_BYTES].into());
         Ok(Codecs { by_priority, page, object })
     }
 
@@ -41,7 +46,7 @@ impl Codecs {
     pub(crate) fn compress(&mut self, priority: u8) -> Option<usize> {
         let Codecs { by_priority, page, object } = self;
         let codec = by_priority[usize::from(priority)].as_mut()?;
-        codec.compress(page, &mut object[..OBJECT_BYTES_MAX])
+        codec.compress(page, object).filter(|len| *len <= OBJECT_BYTES_MAX)
     }
 
     /// Decompresses `object` to `page`, which are the caller's.

@@ -61,6 +61,8 @@ impl Shard {
             let slot = self.touched(nth, accessed);
             if slot.has(Flags::BACKED) {
                 wanted.push((nth, at));
+            } else if slot.is_zero() {
+                bufs.put_at(at, &ZEROES);
             } else {
                 match self.page_of(slot, &mut page) {
                     Ok(()) => bufs.put_at(at, &page),
@@ -121,6 +123,9 @@ impl Shard {
         worst
     }
 }
+
+/// The page that is read most often, from where it need not be made.
+static ZEROES: [u8; PAGE] = [0; PAGE];
 
 /// Pages of a long bio that are read in one go.
 const READ_RUN: u32 = 32;

@@ -73,6 +73,11 @@ impl Slot {
         self.bits & (SIZE_MASK | Flags::SAME.bits() | Flags::BACKED.bits()) == 0
     }
 
+    /// Whether it reads as zeroes: it has no page, or one of the word 0.
+    pub(crate) fn is_zero(self) -> bool {
+        self.is_empty() || (self.place == 0 && self.has(Flags::SAME))
+    }
+
     pub(crate) fn has(self, flags: Flags) -> bool {
         self.flags().intersects(flags)
     }

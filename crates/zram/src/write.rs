@@ -49,10 +49,10 @@ impl Shard {
     /// Writes the page that lies in the codecs' page buffer.
     fn write_page(&self, nth: u32, accessed: u32) -> Result<(), Status> {
         let codecs = &mut *self.codecs.borrow_mut();
-        let old = self.slot(nth);
-        if old.is_resident() {
+        let cold = self.slot(nth);
+        if cold.is_resident() {
             // Compressing hides that its memory is cold.
-            self.store.borrow().prefetch(Handle(old.place), 1);
+            self.store.borrow().prefetch(Handle(cold.place), 1);
         }
         if let Some(word) = same_word(&codecs.page) {
             self.replace(nth, Slot::same(word, accessed));
@@ -63,6 +63,15 @@ impl Shard {
             Some(size) => &codecs.object[..size],
             None => &codecs.page[..],
         };
+        let huge = u64::from(compressed.is_none());
+        self.tidy_now_and_then();
+        let old = self.slot(nth);
+        let place = Handle(old.place);
+        if old.is_resident() && self.store.borrow_mut().overwrite(place, nth, object) {
+            self.counters.huge_pages_since.add(huge);
+            self.replace_in_place(nth, old, Slot::object(place.0, object.len(), 0, accessed));
+            return Ok(());
+        }
         let handle = self.insert(nth, object).ok_or_else(|| {
             let limit = self.shared.memory.limit() * PAGE as u64;
             self.note_error(format!(
@@ -71,19 +80,21 @@ impl Shard {
             ));
             Status::Io
         })?;
-        if compressed.is_none() {
-            self.counters.huge_pages_since.add(1);
-        }
+        self.counters.huge_pages_since.add(huge);
         self.replace(nth, Slot::object(handle.0, object.len(), 0, accessed));
         Ok(())
     }
 
-    /// Finds memory for an object, of others by moving them together if need be.
-    fn insert(&self, nth: u32, object: &[u8]) -> Option<Handle> {
-        let inserted = self.inserted.replace(self.inserted.get().wrapping_add(1));
-        if inserted.is_multiple_of(TIDY_EVERY) {
+    /// An object is about to be stored: others may be moved together.
+    fn tidy_now_and_then(&self) {
+        let stored = self.stored.replace(self.stored.get().wrapping_add(1));
+        if stored.is_multiple_of(TIDY_EVERY) {
             self.tidy_memory();
         }
+    }
+
+    /// Finds memory for an object, of others by moving them together if need be.
+    fn insert(&self, nth: u32, object: &[u8]) -> Option<Handle> {
         let found = self.store.borrow_mut().insert(nth, object);
         found.ok().or_else(|| {
             (0..TIDY_ROUND).for_each(|_| self.tidy_memory());

@@ -158,6 +158,39 @@ fn writeback_allocates_nothing_a_page_once_it_runs() {
 }
 
 #[test]
+fn writing_and_reading_allocates_nothing_whether_a_page_compresses_or_not() {
+    let bench = Bench::new(4096, 0);
+    let pages: Vec<Buf> = (0..512)
+        .map(|slot| {
+            Buf::copy_of(&match slot % 3 {
+                0 => page(slot, 2, 500),
+                1 => lab::noise(slot, 2),
+                _ => vec![7; PAGE],
+            })
+        })
+        .collect();
+    let overwrite = |shift: usize| {
+        let pages = pages.clone();
+        bench.allocations(async move |zram| {
+            for (slot, _) in (0..).zip(&pages) {
+                let data = pages[(slot as usize + shift) % pages.len()].all();
+                let none = Flags::empty();
+                reactor::write(&*zram, none, Class::Normal, at(slot), data.clone().into())
+                    .await
+                    .unwrap();
+                reactor::read(&*zram, Class::Normal, at(slot), data.into()).await.unwrap();
+            }
+        })
+    };
+    overwrite(0);
+    // The same lengths again, and others.
+    for shift in [0, 3, 1] {
+        let count = overwrite(shift);
+        assert!(count < 32, "{count} allocations for 512 writes and reads");
+    }
+}
+
+#[test]
 fn reading_back_allocates_nothing_a_page() {
     let bench = Bench::new(4096, 0);
     let read = |first: u64| {

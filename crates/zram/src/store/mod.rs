@@ -115,6 +115,23 @@ impl Store {
         self.ram.prefetch(address(at).saturating_sub(HEADER), len + HEADER);
     }
 
+    /// Stores the object of a slot where another of its is, if that is of the same class; says
+    /// whether it is. The span stays as it is: no list, no frame and no count changes.
+    pub(crate) fn overwrite(&mut self, at: Handle, owner: u32, object: &[u8]) -> bool {
+        let (_, class, _) = self.find(at);
+        let place = address(at);
+        if object.len() == PAGE && class == PAGES {
+            self.ram.write(place, object);
+            return true;
+        }
+        if object.len() == PAGE || class != classes::of(object.len()) {
+            return false;
+        }
+        self.ram.write(place - HEADER, &header(owner, object.len()));
+        self.ram.write(place, object);
+        true
+    }
+
     /// Removes an object.
     pub(crate) fn remove(&mut self, at: Handle) {
         let (cell, class, nth) = self.find(at);

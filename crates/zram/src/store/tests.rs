@@ -79,7 +79,16 @@ struct Model {
 impl Model {
     fn put(&mut self, store: &mut Store, owner: u32, len: usize) -> Result<(), Full> {
         self.versions += 1;
-        let new = store.insert(owner, &content(owner, self.versions, len))?;
+        let object = content(owner, self.versions, len);
+        // As a shard does, now and then.
+        let over = self.objects.get_mut(&owner).filter(|_| self.versions.is_multiple_of(2));
+        if let Some(old) = over
+            && store.overwrite(old.2, owner, &object)
+        {
+            (old.0, old.1) = (self.versions, len);
+            return Ok(());
+        }
+        let new = store.insert(owner, &object)?;
         if let Some((.., old)) = self.objects.insert(owner, (self.versions, len, new)) {
             assert_ne!(old, new);
             store.remove(old);
@@ -153,6 +162,25 @@ fn classes_lose_little() {
     }
     assert_eq!(Store::class_bytes(OBJECT_BYTES_MAX + 1), PAGE);
     assert_eq!(Store::class_bytes(PAGE), PAGE);
+}
+
+#[test]
+fn an_object_of_the_same_class_takes_the_place_of_another_and_of_no_other_class() {
+    let (mut store, memory) = store(100);
+    let (a, b) = (store.insert(1, &[1; 500]).unwrap(), store.insert(2, &[2; PAGE]).unwrap());
+    memory.set_limit(memory.used());
+    let mut out = [0; PAGE];
+    assert_eq!(classes::of(500), classes::of(497));
+    assert!(store.overwrite(a, 1, &[3; 497]) && store.overwrite(b, 2, &[4; PAGE]));
+    store.read(a, &mut out[..497]);
+    assert!(out[..497].iter().all(|byte| *byte == 3));
+    store.read(b, &mut out);
+    assert_eq!(out, [4; PAGE]);
+    for other in [&[5; PAGE][..], &[5; 400], &[5; 600]] {
+        assert!(!store.overwrite(a, 1, other), "{}", other.len());
+    }
+    assert!(!store.overwrite(b, 2, &[5; 500]));
+    store.check();
 }
 
 #[test]

@@ -329,6 +329,9 @@ impl Bufs {
 
     /// Bytes `range` of the data, shared, not copied.
     pub fn slice(&self, range: Range<usize>) -> Bufs {
+        if let ([one], false) = (&self.0[..], range.is_empty()) {
+            return Bufs::from(one.slice(range)); // nearly always
+        }
         assert!(range.start <= range.end && range.end <= self.len_bytes(), "range {range:?}");
         let mut out = Bufs::new();
         let mut at = 0;
@@ -348,6 +351,21 @@ impl Bufs {
         for s in &self.0 {
             s.read(&mut f);
         }
+    }
+
+    /// Runs `f` on bytes `range` of the data, if they lie in one piece; nothing else refers to them
+    /// for it, as [`Bufs::slice`] does.
+    pub fn read_piece<R>(&self, range: Range<usize>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let mut at = 0;
+        for s in &self.0 {
+            let end = at + s.len();
+            if range.start < end {
+                let inside = range.end <= end;
+                return inside.then(|| s.read(|b| f(&b[range.start - at..range.end - at])));
+            }
+            at = end;
+        }
+        None
     }
 
     /// Fills every slice with zeroes.

@@ -3,12 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Bufs, Limits, Sector, Status};
-use policy::{Pacer, Watermarks};
-use reactor::WaitList;
-
 use crate::age::Age;
 use crate::around::Around;
+use crate::changed::Changed;
 use crate::config::{Config, Mutation, Tuning};
 use crate::group::Group;
 use crate::media::{Media, SlotArea};
@@ -16,6 +13,8 @@ use crate::slots::{Counts, Slots};
 use crate::status::Stats;
 use crate::trouble::{Tell, Trouble};
 use crate::writeback::Writeback;
+use block::{BlockDevice, Bufs, Limits, Sector, Status};
+use policy::{Pacer, Watermarks};
 
 /// What writeback is taken to free per second until the first measurement. Chosen low, about what
 /// a disk does with few dirty blocks far apart (600 to 1900 on the models): taken too high, writers
@@ -68,7 +67,7 @@ pub(crate) struct Cache {
     pub(crate) pacer: RefCell<Pacer>,
     pub(crate) stats: Stats,
     /// Somebody waits for: free slots, room among the changed blocks, work for a task.
-    pub(crate) changed: WaitList,
+    pub(crate) changed: Changed,
     /// Blocks installed since the cache was opened.
     pub(crate) installs: Cell<u64>,
     /// Writers that wait for a free slot.
@@ -129,7 +128,7 @@ impl Cache {
             tuning: Cell::new(config.tuning),
             pacer: RefCell::new(pacer),
             stats: Stats::default(),
-            changed: WaitList::new(),
+            changed: Changed::default(),
             installs: Cell::new(0),
             starved: Cell::new(0),
             failed: Cell::new(None),
@@ -233,15 +232,13 @@ impl Cache {
     /// Checksum of block `index` of a request's data.
     pub(crate) fn checksum_of(&self, bufs: &Bufs, index: usize) -> u32 {
         let size = self.block_bytes();
-        let block = bufs.slice(index * size..(index + 1) * size);
-        if block.count() == 1 {
-            let mut crc = 0;
-            block.for_each(|b| crc = self.config.checksum(b));
-            return crc;
-        }
-        let mut whole = vec![0; size];
-        block.copy_to(&mut whole);
-        self.config.checksum(&whole)
+        let range = index * size..(index + 1) * size;
+        let in_one = bufs.read_piece(range.clone(), |block| self.config.checksum(block));
+        in_one.unwrap_or_else(|| {
+            let mut whole = vec![0; size];
+            bufs.slice(range).copy_to(&mut whole);
+            self.config.checksum(&whole)
+        })
     }
 }
 

@@ -16,6 +16,7 @@ use std::cell::Cell;
 use block::{Buf, Class, Flags, Status};
 use format::{ENTRIES_PER_UNIT, Kind, RecordHeader, UNIT};
 use reactor::{BioFuture, WaitList};
+use smallvec::SmallVec;
 
 use crate::cache::Cache;
 use crate::config::Mutation;
@@ -41,7 +42,7 @@ pub(crate) struct Log {
 const UNITS_PER_WRITE: usize = 256;
 
 /// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
-pub(crate) async fn all(ios: Vec<BioFuture>) -> Result<(), Status> {
+pub(crate) async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
     let mut outcome = Ok(());
     for io in ios {
         let ended = io.await;
@@ -79,7 +80,10 @@ impl Cache {
                 self.fail(status);
                 return;
             }
-            self.changed.wake_all();
+            // In order of epochs writeback waits for what the log says.
+            if self.config.ordered || self.tasks_have_work() || self.is_checkpoint_due() {
+                self.changed.wake_all();
+            }
         }
     }
 
@@ -88,7 +92,7 @@ impl Cache {
         let units = self.log_room(native).await;
         let batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
         self.write_batch(native, &batch).await?;
-        self.slots.borrow_mut().batch_durable(&batch);
+        self.slots.borrow_mut().batch_durable(batch);
         Ok(())
     }
 
@@ -143,7 +147,7 @@ impl Cache {
         let next_seq = first_seq + units as u64;
         native.log.next.set((next_seq, link));
         let log_units = u64::from(native.geometry.log_units);
-        let mut writes = Vec::with_capacity(units.div_ceil(UNITS_PER_WRITE) + 1);
+        let mut writes = SmallVec::<[BioFuture; 2]>::new();
         let mut at = 0;
         while at < units {
             let seq = first_seq + at as u64;

@@ -93,11 +93,6 @@ impl Index {
         }
     }
 
-    /// Adds a block that is not in the table.
-    pub(crate) fn insert(&mut self, block: u64, slot: u32) {
-        self.insert_hashed(Index::hash(block), slot);
-    }
-
     /// Adds the block that has this hash, and is not in the table.
     pub(crate) fn insert_hashed(&mut self, hash: u64, slot: u32) {
         assert!(2 * self.len < self.cells.len(), "X2: more entries than slots");
@@ -158,7 +153,7 @@ mod tests {
                     free.push(slot);
                 } else if let Some(slot) = free.pop() {
                     blocks[slot as usize] = block;
-                    index.insert(block, slot);
+                    assert_eq!(index.replace(block, slot, |s| blocks[s as usize]), None);
                     model.insert(block, slot);
                 }
                 assert_eq!(index.len(), model.len());

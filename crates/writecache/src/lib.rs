@@ -37,6 +37,7 @@ mod age;
 mod area;
 mod around;
 mod cache;
+mod changed;
 mod checkpoint;
 mod commit;
 mod config;

@@ -67,14 +67,14 @@ impl Cache {
             for (index, (held, crc)) in piece.blocks.clone().zip(piece.held) {
                 self.stats.read_hits.add(1);
                 let block = first + index as u64;
-                let data = bio.bufs.slice(index * size..(index + 1) * size);
+                let data = || bio.bufs.slice(index * size..(index + 1) * size);
                 if read.is_err() || !self.slots.borrow().is_intact(held) {
                     // Only one of them may be unreadable; or the slot was reused meanwhile, and the
                     // block has moved on: look again.
-                    outcome = outcome.and(self.reread(bio, block, data).await);
-                } else if !self.is_sound(&data, crc) {
+                    outcome = outcome.and(self.reread(bio, block, data()).await);
+                } else if !self.is_sound(&bio.bufs, index, crc) {
                     outcome = outcome.and(match self.drop_rotten(block, held).await {
-                        Ok(()) => self.reread(bio, block, data).await,
+                        Ok(()) => self.reread(bio, block, data()).await,
                         Err(status) => Err(status),
                     });
                 }
@@ -83,9 +83,9 @@ impl Cache {
         outcome
     }
 
-    /// Whether a block's data are what was written; true if nobody knows its checksum.
-    fn is_sound(&self, data: &Bufs, crc: Option<u32>) -> bool {
-        crc.is_none_or(|crc| self.checksum_of(data, 0) == crc)
+    /// Whether block `index` of the data is what was written; true if nobody knows its checksum.
+    fn is_sound(&self, data: &Bufs, index: usize, crc: Option<u32>) -> bool {
+        crc.is_none_or(|crc| self.checksum_of(data, index) == crc)
     }
 
     /// The longest piece from `range.start` on that one request can read.
@@ -176,7 +176,7 @@ impl Cache {
                     self.cache_read_failed(block, found.held, status);
                     continue;
                 }
-                if self.is_sound(&data, found.crc) {
+                if self.is_sound(&data, 0, found.crc) {
                     return Ok(());
                 }
                 self.drop_rotten(block, found.held).await?;

@@ -57,7 +57,7 @@ impl Cache {
                 let over = cache.stopping.get() || cache.period.get() != period;
                 over || cache.health().is_err()
             };
-            cache.changed.wait_for(|| cache.counts().changed > 0 || end()).await;
+            cache.changed.first.wait_for(|| cache.counts().changed > 0 || end()).await;
             if end() {
                 return;
             }

@@ -31,6 +31,8 @@ use roaring::{RoaringBitmap, RoaringTreemap};
 use crate::free::FreeMap;
 use crate::index::Index;
 
+#[cfg(test)]
+mod changed_tests;
 mod chunks;
 mod entries;
 mod epochs;
@@ -98,9 +100,21 @@ pub(crate) struct Found {
     pub(crate) state: State,
     /// The checksum of its data, if it is known.
     pub(crate) crc: Option<u32>,
-    /// Whether the log says so too.
-    pub(crate) committed: bool,
 }
+
+/// What a version that came into the map has taken the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// The block was not in the cache.
+    Nothing,
+    /// A version that no record names.
+    Uncommitted,
+    /// A version that the log knows, or is about to.
+    Committed,
+}
+
+/// Entries, and slots, of the largest batch whose memory is kept for the next: 48 KiB.
+const SPARE_MAX: usize = 1024;
 
 /// What one commit says, and the slots that it sets free once durable.
 #[derive(Default)]
@@ -120,6 +134,8 @@ pub(crate) struct Slots {
     changed: RoaringTreemap,
     committing: RoaringTreemap,
     limbo: Vec<u32>,
+    /// The last batch, empty again, so that a small one takes no memory anew.
+    spare: Batch,
     /// Slots whose checksum is not known, for their format has none: found on the media, and not
     /// written since. Native caches have no such slot.
     unchecked: RoaringBitmap,
@@ -187,7 +203,7 @@ impl Slots {
         let held = Held { slot, stamp: s.stamp };
         let is_known = self.unchecked.is_empty() || !self.unchecked.contains(slot);
         let crc = is_known.then_some(s.crc);
-        Some(Found { held, state: s.state, crc, committed: s.logged })
+        Some(Found { held, state: s.state, crc })
     }
 
     /// Whether the slot still holds what it held (M5): its data are those of `held`, though the
@@ -251,19 +267,31 @@ impl Slots {
     }
 
     /// The data of `block` are on the cache device at `slot`: from now on that is what it holds.
-    pub(crate) fn install(&mut self, block: u64, slot: u32, crc: u32) {
+    pub(crate) fn install(&mut self, block: u64, slot: u32, crc: u32) -> Over {
         assert_eq!(self.slots[slot as usize].state, State::Writing);
-        if let Some(old) = self.remove_index(block) {
-            self.supersede(block, old);
-        }
         let s = &mut self.slots[slot as usize];
         s.set_block(block);
         s.crc = crc;
+        let slots = &self.slots;
+        let old = self.index.replace(block, slot, |s| slots[s as usize].block());
+        let (mut was_dirty, mut over) = (false, Over::Nothing);
+        if let Some(old) = old {
+            let s = &self.slots[old as usize];
+            was_dirty = s.state == State::Dirty;
+            over = if s.logged { Over::Committed } else { Over::Uncommitted };
+            self.supersede(block, old);
+        }
         self.set_state(slot, State::Dirty);
-        self.index.insert(block, slot);
-        self.dirty.insert(block);
-        self.note_change(block);
+        if !was_dirty {
+            self.dirty.insert(block);
+        }
+        // M3: a dirty version that no record names is to be said already; so is this one with it.
+        let unsaid = was_dirty && over == Over::Uncommitted && self.committing.is_empty();
+        if !unsaid {
+            self.note_change(block);
+        }
         self.enter_epoch(slot);
+        over
     }
 
     /// The origin holds this version of the block durably (I3). Nothing happens if the block has
@@ -343,7 +371,8 @@ impl Slots {
 
     /// Whether a commit still has to say something about the block.
     pub(crate) fn is_changed(&self, block: u64) -> bool {
-        self.changed.contains(block) || self.committing.contains(block)
+        let any = self.counts.changed > 0;
+        any && (self.changed.contains(block) || self.committing.contains(block))
     }
 
     /// Whether a commit still has to say something about any of the blocks.
@@ -354,7 +383,11 @@ impl Slots {
 
     /// Begins a commit: all that has changed until now is what it must say.
     pub(crate) fn begin_commit(&mut self) {
-        self.committing |= std::mem::take(&mut self.changed);
+        if self.committing.is_empty() {
+            std::mem::swap(&mut self.committing, &mut self.changed);
+        } else {
+            self.committing |= std::mem::take(&mut self.changed);
+        }
         if let Some(e) = &mut self.epochs {
             e.fresh_due = e.fresh.len();
         }
@@ -379,7 +412,7 @@ impl Slots {
             self.epochs = Some(epochs);
             return batch;
         }
-        let mut entries: Vec<Entry> = Vec::new();
+        let Batch { mut entries, mut freed, .. } = std::mem::take(&mut self.spare);
         let mut said = None;
         for block in self.committing.iter() {
             let entry = match self.slot_of(block) {
@@ -419,27 +452,32 @@ impl Slots {
             }
         }
         self.counts.changed = self.changed.len() + self.committing.len();
-        Batch { entries, freed: self.take_unnamed(), oldest: None }
+        self.take_unnamed(&mut freed);
+        Batch { entries, freed, oldest: None }
     }
 
     /// Slots in limbo that no record names any more once the batch that was just built is durable.
-    fn take_unnamed(&mut self) -> Vec<u32> {
-        let (waiting, freed) = std::mem::take(&mut self.limbo).into_iter().partition(|&slot| {
-            let block = self.slots[slot as usize].block();
-            self.is_changed(block)
-        });
-        self.limbo = waiting;
-        freed
+    fn take_unnamed(&mut self, freed: &mut Vec<u32>) {
+        let mut limbo = std::mem::take(&mut self.limbo);
+        freed.extend(limbo.extract_if(.., |slot| {
+            let block = self.slots[*slot as usize].block();
+            !self.is_changed(block)
+        }));
+        self.limbo = limbo;
     }
 
     /// The batch is durable: the slots that it supersedes are free (I2).
-    pub(crate) fn batch_durable(&mut self, batch: &Batch) {
-        for &slot in &batch.freed {
+    pub(crate) fn batch_durable(&mut self, mut batch: Batch) {
+        for slot in batch.freed.drain(..) {
             assert_eq!(self.slots[slot as usize].state, State::Limbo);
             self.make_free(slot);
         }
+        batch.entries.clear();
         if let (Some(e), Some(oldest)) = (&mut self.epochs, batch.oldest) {
             e.oldest_said = oldest;
+        }
+        if batch.entries.capacity().max(batch.freed.capacity()) <= SPARE_MAX {
+            self.spare = batch;
         }
     }
 
@@ -448,11 +486,18 @@ impl Slots {
     /// free what a cache has kept for its epochs once it is used without them: no commit has
     /// anything to say of it.
     pub(crate) fn free_after_checkpoint(&mut self) {
-        self.take_unnamed().into_iter().for_each(|slot| self.make_free(slot));
+        let mut freed = Vec::new();
+        self.take_unnamed(&mut freed);
+        freed.into_iter().for_each(|slot| self.make_free(slot));
     }
 
     pub(crate) fn dirty(&self) -> &RoaringTreemap {
         &self.dirty
+    }
+
+    /// Whether what the block holds is only here.
+    pub(crate) fn is_dirty(&self, block: u64) -> bool {
+        self.dirty.contains(block)
     }
 
     /// Blocks that can't be read.

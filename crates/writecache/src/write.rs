@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::cache::{Cache, reclaim_reserve};
 use crate::config::{Mode, Mutation};
-use crate::slots::State;
+use crate::slots::{Over, State};
 
 /// Runs of slots that one bio writes at once before it waits for them.
 const PARTS_MAX: usize = 32;
@@ -105,17 +105,19 @@ impl Cache {
                     self.install(first, &(at + from..at + to), &(slot(from)..slot(to)), bufs);
                 }
             }
-            if first_change || outcome.is_err() || self.tasks_have_work() {
+            if outcome.is_err() || self.tasks_have_work() {
                 self.changed.wake_all();
+            } else if first_change {
+                self.changed.first.wake_all();
             }
             outcome?;
         }
         Ok(())
     }
 
-    /// Whether a write is news to any background task, or to a writer that waits: most are not,
-    /// and waking them all for each would cost more than the rest of the write.
-    fn tasks_have_work(&self) -> bool {
+    /// Whether a write, or a commit, is news to any background task or to a writer that waits: most
+    /// are not, and waking them all for each would cost more than the rest of the write.
+    pub(crate) fn tasks_have_work(&self) -> bool {
         let c = self.counts();
         c.changed >= self.commit_at()
             || c.free < reclaim_reserve(c.slots)
@@ -142,17 +144,16 @@ impl Cache {
             let block = first + index as u64;
             let crc = self.checksum_of(bufs, index);
             let mut map = self.slots.borrow_mut();
-            match map.find(block) {
-                Some(old) if old.committed => {
+            let unsaid = self.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
+            match map.install(block, slot, crc) {
+                Over::Committed => {
                     self.stats.write_hits_committed.add(1);
                     // As the kernel counts: its mode s overwrites the block where it is.
                     self.stats.writes_allocated.add(u64::from(self.config.mode == Mode::Pmem));
                 }
-                Some(_) => self.stats.write_hits_uncommitted.add(1),
-                None => self.stats.writes_allocated.add(1),
+                Over::Uncommitted => self.stats.write_hits_uncommitted.add(1),
+                Over::Nothing => self.stats.writes_allocated.add(1),
             }
-            let unsaid = self.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
-            map.install(block, slot, crc);
             if unsaid {
                 map.forget_change(block);
             }

@@ -337,3 +337,80 @@ fn a_full_cache_takes_at_most_32_bytes_of_memory_a_block() {
         assert!(each <= 32.0, "{bytes} bytes for {blocks} blocks");
     }
 }
+
+/// A cache of `cache_mib` MiB in blocks of 512 bytes, before an origin of 64 MiB.
+fn small(cache_mib: u64) -> (Rc<WriteCache>, Bench) {
+    let bench = Bench::new(Sector(64 * 2048), Sector(cache_mib * 2048));
+    (open_ram(&bench, ""), bench)
+}
+
+async fn write_sector(cache: &WriteCache, buf: &Buf, at: u64) {
+    let written =
+        reactor::write(cache, Flags::empty(), Class::Normal, Sector(at), buf.all().into());
+    written.await.unwrap();
+}
+
+/// Allocations of each operation, after as many that are not counted.
+fn allocations(
+    (cache, bench): &(Rc<WriteCache>, Bench),
+    count: u64,
+    op: impl AsyncFn(&WriteCache, &Buf, u64) + Clone + 'static,
+) -> f64 {
+    let run = |numbers: Range<u64>| {
+        let (cache, op) = (cache.clone(), op.clone());
+        bench.reactor.block_on(async move {
+            let buf = Buf::zeroed(512);
+            for number in numbers {
+                op(&cache, &buf, number).await;
+            }
+        });
+    };
+    run(0..count);
+    let memory = allocation_counter::measure(|| run(count..2 * count));
+    memory.count_total as f64 / count as f64
+}
+
+#[test]
+fn a_write_over_a_block_allocates_nothing() {
+    let each = allocations(&small(16), 10_000, async |cache, buf, number| {
+        write_sector(cache, buf, number * 7 % 100).await;
+    });
+    assert!(each < 0.001, "{each}");
+}
+
+#[test]
+fn a_write_of_a_new_block_and_the_writeback_of_another_allocate_hardly_anything() {
+    let lab = small(4);
+    let each = allocations(&lab, 20_000, async |cache, buf, number| {
+        write_sector(cache, buf, number * 9973 % (64 * 2048)).await;
+    });
+    assert!(number(&lab.0, "origin_writes") > 20_000, "scattered blocks go back one by one");
+    assert!(each < 0.5, "{each}");
+}
+
+#[test]
+fn a_write_and_a_flush_allocate_what_the_bitmaps_of_changes_need() {
+    let each = allocations(&small(16), 2_000, async |cache, buf, number| {
+        write_sector(cache, buf, number * 7 % 1000).await;
+        flush(cache).await;
+    });
+    assert!(each < 4.1, "{each}");
+}
+
+#[test]
+fn a_write_and_a_flush_wake_no_task_that_has_nothing_to_do() {
+    // The cache goes before the core that runs it.
+    let lab = small(16);
+    let (cache, bench) = &lab;
+    let once = |at: u64| {
+        let cache = cache.clone();
+        bench.polls(async move {
+            write_sector(&cache, &Buf::zeroed(512), at).await;
+            flush(&*cache).await;
+        })
+    };
+    once(1);
+    // The client's task before and after each request, and the task that serves it: the write at
+    // its beginning and end, the flush also between its record and its flush of the cache device.
+    assert_eq!(once(2), 3 + 2 + 3);
+}

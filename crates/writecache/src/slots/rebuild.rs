@@ -398,6 +398,7 @@ impl Rebuild {
             changed: RoaringTreemap::new(),
             committing: RoaringTreemap::new(),
             limbo: Vec::new(),
+            spare: Default::default(),
             unchecked: RoaringBitmap::new(),
             counts,
             next_stamp: stamp,

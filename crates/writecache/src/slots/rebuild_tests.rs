@@ -89,7 +89,7 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
                         (at.held.slot, at.state, at.crc),
                         (e.slot, state_of(e.op), Some(e.crc))
                     );
-                    assert!(at.committed);
+                    assert!(found.slots[at.held.slot as usize].logged);
                 }
             }
             (Err(Contradiction::Slot { .. }), Err(Contradiction::Slot { .. })) => refusals[0] += 1,

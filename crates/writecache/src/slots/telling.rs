@@ -112,7 +112,9 @@ impl Slots {
             telling.entries.push(Entry::epoch(e.oldest, e.oldest));
         }
         self.counts.changed = self.changed.len() + self.committing.len() + e.fresh_olds;
-        Batch { entries: telling.entries, freed: self.take_unnamed(), oldest: Some(e.oldest) }
+        let mut freed = Vec::new();
+        self.take_unnamed(&mut freed);
+        Batch { entries: telling.entries, freed, oldest: Some(e.oldest) }
     }
 }
 

@@ -233,6 +233,16 @@ impl Writeback {
         self.news.set(self.news.get() + 1);
     }
 
+    /// WB1. Scattered blocks are runs of one, and a range costs three times as much.
+    fn lock_run(&self, run: Run) {
+        let mut busy = self.busy.borrow_mut();
+        if run.blocks() == 1 {
+            busy.insert(run.start);
+        } else {
+            busy.insert_range(run.start..run.end);
+        }
+    }
+
     fn release(&self, blocks: impl Iterator<Item = u64>) {
         let mut busy = self.busy.borrow_mut();
         let before = self.busy_blocks.get();

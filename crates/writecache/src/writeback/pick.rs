@@ -116,7 +116,7 @@ impl Cache {
                 };
                 self.count_run(run.blocks());
                 if extent.is_none() {
-                    wb.busy.borrow_mut().insert_range(run.start..run.end);
+                    wb.lock_run(run);
                     wb.busy_blocks.set(wb.busy_blocks.get() + run.blocks());
                 }
                 wb.in_flight_blocks.set(wb.in_flight_blocks.get() + run.blocks());
@@ -205,6 +205,11 @@ impl Cache {
                 let mut start = None;
                 // What has failed before goes alone.
                 let next = |at| {
+                    // The run ends here: what comes after it is looked for when its turn has come.
+                    let goes_on = || self.config.ordered || self.slots.borrow().is_dirty(at);
+                    if start.is_some() && !goes_on() {
+                        return None;
+                    }
                     let found = self.next_eligible(from, at)?;
                     let alone = |block| wb.retry.is_failing(block);
                     let fits = start.is_none_or(|first| !alone(first) && !alone(found));

@@ -13,6 +13,10 @@ use crate::cache::Cache;
 use crate::config::Mutation;
 use crate::slots::{Held, State};
 
+/// What there is one of for each block of a run, or each part: scattered blocks are runs of one,
+/// and take no memory for it.
+type Few<T> = SmallVec<[T; 4]>;
+
 /// Reads a run's blocks from their slots and writes them to the origin.
 pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     let Picked { run, extent, job, ticket } = picked;
@@ -28,7 +32,7 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     if cache.health().is_err() {
         good.blocks.clear();
     }
-    let mut written = Vec::with_capacity(good.blocks.len());
+    let mut written = Few::with_capacity(good.blocks.len());
     let size = cache.block_bytes();
     let slice = |range: &Range<u64>| {
         let at = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
@@ -39,7 +43,7 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     wb.turns.come(ticket).await;
     let fua = cache.tuning().fua;
     let doubt = cache.origin_doubt();
-    let mut parts = SmallVec::<[_; 1]>::new();
+    let mut parts = Few::new();
     let mut spoils = false;
     cache.filling_begins(&good.gaps);
     for part in good.parts() {
@@ -126,7 +130,7 @@ impl Part {
 /// A run's data, which of its blocks are good, and which gaps have contents; both ascending.
 struct Gathered {
     buf: Buf,
-    blocks: Vec<(u64, Held)>,
+    blocks: Few<(u64, Held)>,
     gaps: Vec<Range<u64>>,
     /// The gaps' contents are copies from the cache, and were not read from the origin.
     copied: bool,
@@ -134,8 +138,8 @@ struct Gathered {
 
 impl Gathered {
     /// The writes: as long as they can be, and none without a dirty block.
-    fn parts(&self) -> Vec<Part> {
-        let mut parts = Vec::<Part>::new();
+    fn parts(&self) -> Few<Part> {
+        let mut parts = Few::<Part>::new();
         let mut gaps = self.gaps.iter().cloned().peekable();
         let mut take = |range: Range<u64>, dirty: Range<usize>| match parts.last_mut() {
             Some(part) if part.range.end == range.start => {
@@ -166,8 +170,8 @@ impl Cache {
         let mut known = if origin.is_some() { gaps.to_vec() } else { Vec::new() };
         let wants_copies = origin.is_none();
         let buf = origin.unwrap_or_else(|| Buf::alloc(count * size));
-        let mut blocks = Vec::with_capacity(count);
-        let mut reads = Vec::new();
+        let mut blocks = Few::with_capacity(count);
+        let mut reads = Few::new();
         {
             let slots = self.slots.borrow();
             let mut gaps = gaps.iter().peekable();
@@ -205,7 +209,7 @@ impl Cache {
             reads.push((at..end, io));
             at = end;
         }
-        let mut good = Vec::with_capacity(blocks.len());
+        let mut good = Few::with_capacity(blocks.len());
         for (range, io) in reads {
             let together = io.await;
             for &(block, held, crc, in_gap) in &blocks[range] {

@@ -43,6 +43,17 @@ impl State {
     }
 }
 
+impl State {
+    fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
+        if self.ready.is_empty() {
+            self.now = self.now.max(deadline.unwrap_or(self.now));
+        } else {
+            self.now = self.now + LATENCY;
+            out.extend(self.ready.drain(..));
+        }
+    }
+}
+
 struct RamDriver(Rc<RefCell<State>>);
 
 impl Driver for RamDriver {
@@ -60,13 +71,7 @@ impl Driver for RamDriver {
         panic!("one core only");
     }
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
-        let mut s = self.0.borrow_mut();
-        if s.ready.is_empty() {
-            s.now = s.now.max(deadline.unwrap_or(s.now));
-        } else {
-            s.now = s.now + LATENCY;
-            out.extend(s.ready.drain(..));
-        }
+        self.0.borrow_mut().park(deadline, out);
     }
     fn random(&mut self) -> u64 {
         0x0123_4567_89ab_cdef
@@ -105,6 +110,7 @@ pub(crate) struct Bench {
     pub(crate) reactor: Reactor,
     pub(crate) origin: Rc<dyn BlockDevice>,
     pub(crate) cache: Rc<dyn BlockDevice>,
+    state: Rc<RefCell<State>>,
 }
 
 impl Bench {
@@ -117,7 +123,25 @@ impl Bench {
             Rc::new(Ram { name, file, capacity })
         };
         let (origin, cache) = (disk("origin", origin), disk("cache", cache));
-        let reactor = Reactor::enter(CoreId(0), Box::new(RamDriver(state)));
-        Bench { reactor, origin, cache }
+        let reactor = Reactor::enter(CoreId(0), Box::new(RamDriver(state.clone())));
+        Bench { reactor, origin, cache, state }
+    }
+
+    /// How often tasks are polled until `work` has ended and nothing more is to be done at once.
+    pub(crate) fn polls(&self, work: impl Future<Output = ()> + 'static) -> usize {
+        let (core, mut events, mut polls) = (self.reactor.core(), Vec::new(), 0);
+        self.reactor.on(|| reactor::spawn(work));
+        loop {
+            while core.ready() > 0 {
+                core.poll_nth(0);
+                polls += 1;
+            }
+            core.flush_sq();
+            if self.state.borrow().ready.is_empty() {
+                return polls;
+            }
+            self.state.borrow_mut().park(None, &mut events);
+            events.drain(..).for_each(|event| core.deliver(event));
+        }
     }
 }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tests of what commits have still to say (M3), in whatever order things happen to a map.
+use std::collections::BTreeMap;
+
+use super::*;
+
+const BLOCKS: u64 = 40;
+
+/// What the log says, by block: the slot, and how the block is in it.
+type Log = BTreeMap<u64, (u32, Op)>;
+
+fn log(batch: &Batch, log: &mut Log) {
+    for e in &batch.entries {
+        match e.op {
+            Op::Drop => log.retain(|b, _| *b < e.block || *b >= e.block + u64::from(e.slot)),
+            Op::Write | Op::Clean | Op::Bad => drop(log.insert(e.block, (e.slot, e.op))),
+            Op::Evict | Op::Epoch | Op::WriteNext => unreachable!("no batch says so here"),
+        }
+    }
+}
+
+/// M3, and its count.
+fn check(slots: &Slots, log: &Log) {
+    for block in 0..BLOCKS {
+        let now = slots.find(block).map(|found| match found.state {
+            State::Dirty => (found.held.slot, Op::Write),
+            State::Clean => (found.held.slot, Op::Clean),
+            State::Bad => (found.held.slot, Op::Bad),
+            State::Free | State::Writing | State::Old | State::Limbo => unreachable!("M2"),
+        });
+        let to_say = slots.changed.contains(block) || slots.committing.contains(block);
+        assert_eq!(slots.is_changed(block), to_say);
+        assert!(to_say || log.get(&block).copied() == now, "block {block} is {now:?}");
+    }
+    assert_eq!(slots.counts.changed, slots.changed.len() + slots.committing.len());
+    slots.check();
+}
+
+#[test]
+fn of_every_block_that_is_not_as_the_log_says_a_commit_is_to_say_it() {
+    let mut rng = sim::Rng::new(11);
+    for _ in 0..200 {
+        let Ok(mut slots) = Rebuild::new(64).finish(BLOCKS) else { panic!("an empty map") };
+        let (mut said, mut on_its_way) = (Log::new(), None::<Batch>);
+        for _ in 0..300 {
+            let block = rng.below(BLOCKS);
+            let found = slots.find(block).map(|found| found.held);
+            match (rng.below(12), found) {
+                (0..5, _) => {
+                    if let Some(slot) = slots.allocate(1) {
+                        slots.install(block, slot.start, 7);
+                    }
+                }
+                (5, _) if slots.is_commit_complete() => slots.begin_commit(),
+                (6, _) if on_its_way.is_none() => {
+                    let max = rng.index(6) + 1;
+                    let batch = slots.take_batch(max);
+                    log(&batch, &mut said);
+                    on_its_way = Some(batch);
+                }
+                (7, _) => on_its_way.take().into_iter().for_each(|b| slots.batch_durable(b)),
+                (8, Some(held)) => slots.retire(block, held),
+                (9, Some(held)) => slots.make_dirty(block, held),
+                (10, Some(held)) => drop(slots.drop_block(block, held)),
+                (11, _) => drop(slots.evict(2)),
+                _ => {}
+            }
+            check(&slots, &said);
+        }
+    }
+}

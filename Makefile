@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 30
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-leaf-cost bench-nbd bench-noclone bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-leaf-cost bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -97,6 +97,9 @@ bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server, nbdfuse and the kernel'
 	@scripts/setup.sh peers
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin peers -- $(ARGS)
+
+bench-paths: setup ## what one operation takes on the hot paths of writecache and zram, counted (ARGS=wc-write)
+	$(CARGO) run --release --locked -p bench --bin paths -- $(ARGS)
 
 bench-pmem-copy: ## copies into persistent memory: past the caches, or written back line by line
 	$(CARGO) run --release --locked -p bench --bin pmem-copy

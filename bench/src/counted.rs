@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a request takes in a stack of pure mappings, counted under valgrind.
+//! What a request takes in a stack of pure mappings, or a program in all, counted by valgrind.
 use std::path::Path;
 use std::process::Command;
 
@@ -9,8 +9,10 @@ use reproduce::table::{Table, fixed};
 
 /// What valgrind counts of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Count {
+pub enum Count {
+    /// Machine instructions in user space.
     Instructions,
+    /// Calls that take memory from the heap.
     Allocations,
 }
 
@@ -29,21 +31,31 @@ impl Count {
     fn total(self, ours: &Path, shape: Shape, requests: u64) -> Result<f64, String> {
         // Small, so that filling it does not take long: a count does not depend on it.
         let (leaf, sectors) = ("mem:16M", 32_768);
+        let mut command = Command::new(ours);
+        command.arg("bench").args(stack(leaf, sectors));
+        command.args(["--drive", &shape.word(leaf), "--number-ios", &requests.to_string()]);
+        // Valgrind does not know io_uring.
+        command.args(["--no-uring", "--prefill", "--latency", "off"]).args(RANDREAD_512);
+        Ok(self.of(&command)?.0)
+    }
+
+    /// Counts a command under valgrind, and says what it printed.
+    ///
+    /// # Errors
+    /// When it fails, or valgrind is not there or does not say.
+    pub fn of(self, command: &Command) -> Result<(f64, String), String> {
         let (tool, before, after): (&[&str], _, _) = match self {
             Count::Instructions => {
                 (&["--tool=callgrind", "--callgrind-out-file=/dev/null"], "Collected :", "\n")
             }
             Count::Allocations => (&["--leak-check=no"], "total heap usage:", "allocs"),
         };
-        let mut command = Command::new("valgrind");
-        command.args(tool).arg(ours).arg("bench").args(stack(leaf, sectors));
-        command.args(["--drive", &shape.word(leaf), "--number-ios", &requests.to_string()]);
-        // Valgrind does not know io_uring.
-        command.args(["--no-uring", "--prefill", "--latency", "off"]).args(RANDREAD_512);
-        let (_, err) = output(&mut command)?;
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(tool).arg(command.get_program()).args(command.get_args());
+        let (out, err) = output(&mut valgrind)?;
         let found = err.split_once(before).and_then(|(_, rest)| rest.split_once(after));
         let number = found.map(|(n, _)| n.trim().replace(',', "")).and_then(|n| n.parse().ok());
-        number.ok_or_else(|| format!("valgrind: no `{before}` in what it said"))
+        number.map(|n| (n, out)).ok_or_else(|| format!("valgrind: no `{before}` in what it said"))
     }
 }
 

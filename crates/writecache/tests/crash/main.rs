@@ -206,17 +206,3 @@ fn filling_gaps_that_are_not_locked_is_caught() {
 fn filling_gaps_with_whatever_a_slot_holds_is_caught() {
     is_caught(Mutation::GapFillUnchecked);
 }
-
-#[test]
-fn a_write_around_that_a_failed_flush_may_have_lost_is_caught() {
-    // Seen only where a write around is in flight, no other is waiting for a flush, and that fails.
-    is_caught_by(Plan {
-        mutation: Mutation::AroundBesideFlushError,
-        cache_read_errors: &[0],
-        write_errors: &[0],
-        flush_errors: &[200],
-        around: true,
-        options: " metadata_only",
-        ..Plan::FAULTS
-    });
-}

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, LocalFuture};
+use block::{BlockDevice, Error, LocalFuture, Nanos};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::encoder::{Data, Query};
 use fluent_uri::pct_enc::{EStr, EString, Encoder};
@@ -20,6 +20,9 @@ const PORT: u16 = 10_809;
 const ALLOWED: &str = "nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH are allowed, \
                        with timeout=TIME, silence=TIME and fence=TIME in the query \
                        (?timeout=30s&fence=60s)";
+
+/// Least `silence`: less is a slow link, or a busy host, and no server that has gone.
+const SILENCE_MIN: Nanos = Nanos::from_secs(1);
 
 /// Where an export is, and how patient to be with its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +62,9 @@ impl NbdUri {
             match key.as_str() {
                 "socket" => socket = Some(PathBuf::from(value)),
                 "timeout" => options.timeout = a_time()?,
+                "silence" if a_time()? < SILENCE_MIN => {
+                    return Err(invalid(&format!("{}: 1s is the least", part.as_str())));
+                }
                 "silence" => options.silence = a_time()?,
                 "fence" => options.fence = Some(a_time()?),
                 _ => return Err(no_such(key.as_str())),
@@ -157,8 +163,6 @@ impl Connect for To {
 
 #[cfg(test)]
 mod tests {
-    use block::Nanos;
-
     use super::*;
 
     fn tcp(host: &str, port: u16) -> Peer {
@@ -191,6 +195,8 @@ mod tests {
         let plain = NbdUri::parse("nbd://h/x").unwrap();
         let word = "nbd://h:10809/x?timeout=2m&silence=5m&fence=90s";
         let patient = NbdUri::parse(word).unwrap();
+        let least = NbdUri::parse("nbd://h/x?silence=1s").unwrap();
+        assert_eq!(least.options.silence, Nanos::from_secs(1));
         assert_eq!(patient.options.timeout, Nanos::from_secs(120));
         assert_eq!(patient.options.silence, Nanos::from_secs(300));
         assert_eq!(patient.options.fence, Some(Nanos::from_secs(90)));
@@ -224,6 +230,8 @@ mod tests {
             ("nbd://h/x?socket=/a", "belongs to nbd+unix"),
             ("nbd://h/x?size=1", "`size` is no parameter"),
             ("nbd://h/x?timeout=soon", "ms, s, m or h"),
+            ("nbd://h/x?silence=1us", "silence=1us: 1s is the least"),
+            ("nbd://h/x?silence=999ms", "1s is the least"),
             ("nbd://h/x#1", "follow a #"),
             ("nbd+unix:///x", "needs socket=PATH"),
             ("nbd+unix://h/x?socket=/a", "three slashes"),

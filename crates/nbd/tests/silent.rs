@@ -14,7 +14,7 @@ use nbd::wire::{ExportFlags, opt, rep};
 use reactor::{FileId, SqeOp, driver_io, flush, now, sleep, spawn, write};
 use sim::{Machine, World, WorldRef};
 
-const SIZE: u64 = 1 << 20;
+const SIZE: u64 = 64 << 20;
 const BLOCK_BYTES: usize = 4096;
 
 struct Door(WorldRef, FileId);
@@ -182,4 +182,65 @@ fn a_server_that_works_through_a_queue_is_not_left() {
         }
         assert!(now() >= Nanos::from_secs(40));
     });
+}
+
+/// The story: a write of 32 MiB counted as owed from the moment it was begun, so that a link which
+/// takes half a minute for it was given up after 5 seconds, and so was the next one.
+#[test]
+fn a_server_that_takes_what_is_sent_is_not_left() {
+    run(slow_taker(WRITE_BYTES), |door| async move {
+        let options = Options { silence: Nanos::from_secs(5), ..Options::default() };
+        let tell = |news: &News| panic!("{news}");
+        let client = Client::open("nbd", "disk", door, options, tell).await.unwrap();
+        let data = Buf::zeroed(WRITE_BYTES).all().into();
+        write(&client, Flags::empty(), Class::Normal, Sector(0), data).await.unwrap();
+        assert!(now() >= Nanos::from_secs(30));
+    });
+}
+
+#[test]
+fn a_server_that_stops_taking_what_is_sent_is_left() {
+    run(slow_taker(10 << 20), |door| async move {
+        let said: Rc<RefCell<Vec<String>>> = Rc::default();
+        let hear = said.clone();
+        let tell = move |news: &News| hear.borrow_mut().push(format!("{:?} {news}", now()));
+        let (silence, timeout) = (Nanos::from_secs(5), Nanos::from_secs(1));
+        let options = Options { silence, timeout, ..Options::default() };
+        let client = Client::open("nbd", "disk", door, options, tell).await.unwrap();
+        let data = Buf::zeroed(WRITE_BYTES).all().into();
+        let put = write(&client, Flags::empty(), Class::Normal, Sector(0), data);
+        assert_eq!(put.await, Err(Status::Io));
+        assert!((Nanos::from_secs(15)..Nanos::from_secs(19)).contains(&now()), "{said:?}");
+        assert!(said.borrow()[0].contains("the server said nothing for 5 s"), "{said:?}");
+    });
+}
+
+const WRITE_BYTES: usize = 32 << 20;
+
+/// A server that takes `bytes` of a write's data at 1 MB/s, and answers if that is all. It greets
+/// the first connection only.
+fn slow_taker(bytes: usize) -> impl Fn(FileId) -> LocalFuture<()> {
+    const STEP_BYTES: usize = 100_000;
+    let connections = Cell::new(0);
+    move |file| {
+        let nth = connections.replace(connections.get() + 1);
+        Box::pin(async move {
+            greet(file, if nth == 0 { 3 } else { 0 }).await;
+            let Some(head) = recv(file, REQUEST_BYTES).await else { return };
+            let request = Request::parse(&head).unwrap().unwrap();
+            assert_eq!(request.payload_len() as usize, WRITE_BYTES);
+            for at in (0..bytes).step_by(STEP_BYTES) {
+                if recv(file, STEP_BYTES.min(bytes - at)).await.is_none() {
+                    return;
+                }
+                sleep(Nanos::from_millis(100)).await;
+            }
+            if bytes < WRITE_BYTES {
+                return sleep(Nanos::from_secs(3600)).await;
+            }
+            let mut out = vec![0; 64];
+            let n = ReplyHead::Simple { error: None }.encode(request.cookie, &mut out);
+            say(file, &out[..n]).await;
+        })
+    }
 }

@@ -4,7 +4,7 @@
 //! ```text
 //!   sender    gathers what is queued into one Send after another
 //!   receiver  takes replies; once the link is broken reads on to the end of the stream
-//!   watch     gives up a server that owes answers and says nothing
+//!   watch     gives up a server that owes answers, and neither says nor takes anything
 //!   lost      ends our stream, waits for the Send, gives the work back, waits for the end (fence)
 //! ```
 use std::cell::{Cell, RefCell};
@@ -25,8 +25,11 @@ use crate::wire::cmd;
 const IN_FLIGHT_MAX: usize = 4096;
 /// Requests in one send: two slices each stay below the kernel's 1024.
 const REQUESTS_PER_SEND_MAX: usize = 256;
-/// Data in one send, unless a single request has more.
-const SEND_BYTES_MAX: usize = 4 << 20;
+/// Data gathered at once, unless a single request has more.
+const GATHER_BYTES_MAX: usize = 4 << 20;
+/// Bytes in one send: the end of each is a sign of life, also where the link is slow. Chosen: at
+/// the least silence that an address may ask for, 1 s, a link of 1 MiB/s will do.
+const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// How a connection's reading ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +48,12 @@ pub(crate) struct Link {
     pub(crate) structured: bool,
     /// No reply is taken any more.
     broken: Cell<bool>,
-    /// Counts what was received.
+    /// Counts signs of life: what was received, and the sends that have ended.
     heard: Cell<u64>,
     /// A reply has come.
     pub(crate) proved: Cell<bool>,
     pub(crate) in_flight: Cell<usize>,
-    /// Number of the send under way; those before have ended.
+    /// Number of what was gathered last and is being sent; what was gathered before has been.
     sends: Cell<u64>,
     sending: Cell<bool>,
     /// Answered before the send that holds their buffers has ended (C3).
@@ -121,13 +124,13 @@ impl Link {
         self.changed.wake_all();
     }
 
-    /// Something has come from the server.
+    /// Something has come from the server, or gone to it.
     pub(crate) fn heard(&self) {
         self.heard.set(self.heard.get() + 1);
     }
 
-    /// Breaks off when the server owes an answer and says nothing for too long. It looks a few
-    /// times in that time, so that no request has to read the clock.
+    /// Breaks off when the server owes an answer, and neither says nor takes anything for too long.
+    /// It looks a few times in that time, so that no request has to read the clock.
     async fn watch(self: Rc<Link>) {
         let silence = self.client.options.silence;
         let step = Nanos((silence.0 / 8).clamp(1_000_000, 1_000_000_000));
@@ -168,16 +171,30 @@ impl Link {
             }
             let Some(bufs) = self.gather() else { continue };
             self.sending.set(true);
-            let sent = self.io(SqeOp::Send { bufs }).await;
+            let sent = self.send(&bufs).await;
             self.sending.set(false);
             self.changed.wake_all();
             for (key, status) in self.early.take() {
                 client.answered(key, status);
             }
-            if sent.status != Status::Ok {
-                return self.break_off(&format!("sending failed: {}", sent.status));
+            if sent != Status::Ok {
+                return self.break_off(&format!("sending failed: {sent}"));
             }
         }
+    }
+
+    /// Sends a part after the other, while the link is whole.
+    async fn send(&self, bufs: &Bufs) -> Status {
+        let end = bufs.len_bytes();
+        for from in (0..end).step_by(SEND_BYTES_MAX) {
+            let bufs = bufs.slice(from..end.min(from + SEND_BYTES_MAX));
+            let sent = self.io(SqeOp::Send { bufs }).await;
+            if sent.status != Status::Ok || self.broken.get() {
+                return sent.status;
+            }
+            self.heard();
+        }
+        Status::Ok
     }
 
     /// What goes out next; nothing when all that was queued must wait or has failed.
@@ -190,7 +207,7 @@ impl Link {
         let heads = Buf::alloc(REQUESTS_PER_SEND_MAX * REQUEST_BYTES);
         let (mut bufs, mut count, mut data) = (Bufs::new(), 0, 0);
         let mut from = 0;
-        while count < room && data < SEND_BYTES_MAX {
+        while count < room && data < GATHER_BYTES_MAX {
             let Some((key, request)) = work.next(time, &client.stats) else { break };
             let at = count * REQUEST_BYTES;
             heads.write(|b| b[at..at + REQUEST_BYTES].copy_from_slice(&request.encode()));

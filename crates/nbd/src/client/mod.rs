@@ -16,8 +16,9 @@
 //!
 //! Requests in flight are sent again on a new connection, which is tried for at once and then as
 //! `policy::backoff` says. A request that finds no server for [`Options::timeout`] fails with EIO.
-//! A server that says nothing for [`Options::silence`] while it owes an answer is left, too: its
-//! process hangs, or its host is gone and the kernel has not noticed.
+//! A server that for [`Options::silence`] says nothing, and takes nothing of what is sent, while it
+//! owes an answer is left, too: its process hangs, or its host is gone and the kernel has not
+//! noticed.
 //!
 //! *Stale writes.* A server may still have requests of the old connection before it: in its own
 //! hands, or unread in its socket. The protocol has no word to call them back, nor a number by
@@ -84,8 +85,8 @@ pub trait Connect {
 pub struct Options {
     /// How long a request waits for a connection before it fails.
     pub timeout: Nanos,
-    /// How long a server may say nothing while it owes an answer, before its connection is given
-    /// up.
+    /// How long a server may say nothing, and take nothing of what is sent, while it owes an
+    /// answer, before its connection is given up.
     pub silence: Nanos,
     /// How long after a connection has fallen silent its last writes may still land at the server;
     /// nothing: nobody knows.

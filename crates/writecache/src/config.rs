@@ -102,6 +102,8 @@ pub enum Mutation {
     WriteBackUnreadable,
     /// A write that goes around the cache counts though a flush of the origin failed beside it.
     AroundBesideFlushError,
+    /// Who waits for a block to be written back does not hear that it can't be read any more.
+    BadAwaited,
     /// What a filled write that failed has spoilt of its gaps is not kept.
     ForgetSpoiltGaps,
     /// What was read of the origin counts though a filled write beside it may have spoilt it.

@@ -135,15 +135,7 @@ impl Cache {
     async fn drop_rotten(&self, block: u64, held: Held) -> Result<(), Status> {
         self.stats.checksum_errors.add(1);
         self.changed_room(1).await;
-        let mut slots = self.slots.borrow_mut();
-        if !slots.drop_clean(block, held) && slots.quarantine(block, held) {
-            self.writeback.look_again(); // an epoch may have no more to wait for
-            drop(slots);
-            self.changed.wake_all();
-            return Err(Status::Checksum);
-        }
-        self.changed.wake_all();
-        Ok(())
+        if self.lose(block, held) { Err(Status::Checksum) } else { Ok(()) }
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block

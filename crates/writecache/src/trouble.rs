@@ -15,6 +15,7 @@ use std::rc::Rc;
 use block::{Sector, Status};
 
 use crate::cache::Cache;
+use crate::config::Mutation;
 use crate::slots::Held;
 
 /// Sectors that the attribute `bad_block_list` shows at most.
@@ -140,20 +141,32 @@ impl Cache {
         self.drain_only.get().is_some()
     }
 
-    /// The cache device can't read this version of a block. If the origin holds it too it leaves
-    /// the cache; else it is bad. Nothing happens if the block has moved on.
+    /// The cache device can't read this version of a block.
     pub(crate) fn cache_read_failed(&self, block: u64, held: Held, status: Status) {
         self.stats.cache_read_errors.add(1);
+        if self.lose(block, held) {
+            self.drain_only.set(Some(status));
+            self.tell(Trouble::BadBlock { status, sector: self.sector_of(block) });
+        }
+    }
+
+    /// This version of a block is rotten or can't be read. If the origin holds it too it leaves the
+    /// cache; else it is bad, and true is returned: nobody waits for it to be written back any
+    /// longer. A superseded one is lost to its epoch; else nothing happens if the block has moved
+    /// on.
+    pub(crate) fn lose(&self, block: u64, held: Held) -> bool {
         let mut slots = self.slots.borrow_mut();
-        if slots.drop_clean(block, held) || !slots.quarantine(block, held) {
+        let is_bad = !slots.drop_clean(block, held) && slots.quarantine(block, held);
+        if !is_bad {
             slots.lose_old(block, held);
-            return;
         }
         drop(slots);
         self.forget_failures();
-        self.drain_only.set(Some(status));
-        self.tell(Trouble::BadBlock { status, sector: self.sector_of(block) });
+        if !self.mutation(Mutation::BadAwaited) {
+            self.writeback.look_again(); // a flush or an epoch may have no more to wait for
+        }
         self.changed.wake_all();
+        is_bad
     }
 
     /// The value of one of [`ATTRIBUTES`].

@@ -364,6 +364,76 @@ fn writeback_of_a_run_with_an_unreadable_block_writes_its_neighbours() {
     });
 }
 
+/// Words of a message, or of the attribute `drain`, which must end in an error.
+async fn must_fail(cache: Rc<WriteCache>, word: &'static str) -> String {
+    match word {
+        "flush" => say(&cache, word).await.unwrap_err().chain(),
+        _ => cache.set_attribute(word.into(), String::new()).await.unwrap_err().chain(),
+    }
+}
+
+/// The last block that a `flush` or a `drain` waits for has been refused, and waits to be tried
+/// again; meanwhile a client's read finds that the cache device can't read it. Nobody tried it
+/// again, nor looked what was left, and both waited for ever. What they were told, if anything.
+fn told_of_a_waiting_block_that_becomes_unreadable(
+    word: &'static str,
+    options: &str,
+    mutation: Mutation,
+) -> String {
+    let mut lab = Lab::small(&format!("{MANUAL} {options}"));
+    lab.config.mutation = mutation;
+    let inner = lab.clone();
+    let told = Rc::new(RefCell::new(String::new()));
+    let tell = told.clone();
+    life(&lab, async move |w| {
+        w.origin.refuse(Op::Write, 0..1);
+        fill(&*w.cache, 0..1, 1).await;
+        let cache = w.cache.clone();
+        reactor::spawn(async move { *tell.borrow_mut() = must_fail(cache, word).await });
+        millis(100).await;
+        assert_eq!(number(&w.cache, "failing_blocks"), 1);
+        w.device.refuse(Op::Read, slot_blocks(&inner, 0..1));
+        assert!(get(&*w.cache, 0).await.is_err());
+        millis(5_000).await;
+    });
+    told.take()
+}
+
+#[test]
+fn a_waiting_block_that_becomes_unreadable_ends_the_flush_or_drain_that_waits_for_it() {
+    for word in ["flush", "drain"] {
+        for options in ["", "ordered"] {
+            let told =
+                |planted| told_of_a_waiting_block_that_becomes_unreadable(word, options, planted);
+            let said = told(Mutation::None);
+            assert!(said.contains("1 blocks can't be read"), "{word} {options}: {said}");
+            assert_eq!(told(Mutation::BadAwaited), "", "{word} {options}: it was not found");
+        }
+    }
+}
+
+/// Writeback itself found the rot, when the block was tried again. It was failing for good.
+#[test]
+fn a_failing_block_that_turns_out_to_be_rotten_is_failing_no_longer() {
+    for options in ["", "ordered"] {
+        let lab = Lab::small(&format!("{EAGER} {options}"));
+        let inner = lab.clone();
+        life(&lab, async move |w| {
+            w.origin.refuse(Op::Write, 7..8);
+            fill(&*w.cache, 7..8, 1).await;
+            millis(500).await;
+            assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (5, 1));
+            inner.rot_data_of(7);
+            w.origin.mend();
+            millis(70_000).await;
+            assert_eq!(text(&w.cache, "bad_block_list"), "56");
+            assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (0, 0));
+            assert_eq!(text(&w.cache, "writeback_error"), "none");
+            assert_eq!(w.told.borrow().last(), Some(&Trouble::Recovered));
+        });
+    }
+}
+
 #[test]
 fn a_clean_block_that_the_cache_device_can_not_read_comes_from_the_origin() {
     let lab = Lab::small("high_watermark 0 low_watermark 0 autocommit_time 1");

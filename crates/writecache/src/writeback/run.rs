@@ -219,9 +219,8 @@ impl Cache {
                     // Only one of them may be unreadable.
                     Err(_) => self.read_slot(held, buf.slice(from..from + size)).await,
                 };
-                let mut slots = self.slots.borrow_mut();
                 let unchecked = in_gap && self.mutation(Mutation::GapFillUnchecked);
-                if !slots.is_intact(held) && !unchecked {
+                if !self.slots.borrow().is_intact(held) && !unchecked {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
                 let sum = || buf.slice(from..from + size).read(|b| self.config.checksum(b));
@@ -234,15 +233,12 @@ impl Cache {
                 } else if read.is_err() && self.mutation(Mutation::WriteBackUnreadable) {
                     good.push((block, held));
                 } else if let Err(status) = read {
-                    drop(slots);
                     self.cache_read_failed(block, held, status);
                 } else if crc.is_none_or(sum) {
                     good.push((block, held));
                 } else {
                     // Never to the origin: the block reads as an error until it is rewritten.
-                    if !slots.quarantine(block, held) {
-                        slots.lose_old(block, held);
-                    }
+                    self.lose(block, held);
                     self.stats.checksum_errors.add(1);
                 }
             }

@@ -10,7 +10,7 @@ SEEDS ?= 20000
 FUZZ_SECONDS ?= 30
 
 .PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
-.PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-leaf-cost bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -79,9 +79,6 @@ bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted,
 bench-iomap: ## writeback of a page cache: the mapping called for each page, and once a run
 	$(CARGO) run --release --locked -p bench --bin iomap -- $(ARGS)
 
-bench-leaf-cost: setup ## instructions and allocations of a request to a leaf, its throttle on and off
-	$(CARGO) run --release --locked -p bench --bin leaf-cost
-
 bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin nbd -- $(ARGS)
@@ -98,7 +95,7 @@ bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server, nbdfuse and the kernel'
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench --bin peers -- $(ARGS)
 
-bench-paths: setup ## what one operation takes on the hot paths of writecache and zram, counted (ARGS=wc-write)
+bench-paths: setup ## what one operation takes on the hot paths of each engine, counted (ARGS=wc-write)
 	$(CARGO) run --release --locked -p bench --bin paths -- $(ARGS)
 
 bench-pmem-copy: ## copies into persistent memory: past the caches, or written back line by line

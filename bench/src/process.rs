@@ -88,21 +88,13 @@ impl Server {
         text.unwrap_or_default().lines().next().unwrap_or("no message").to_owned()
     }
 
-    /// CPU seconds that the process has used with all its threads.
+    /// CPU seconds that the process has used with all its threads, and its own processes that have
+    /// ended, as those of a server that forks for each connection.
     pub fn cpu_seconds(&self) -> f64 {
-        // User and system time.
-        self.ticks(2) / TICKS_PER_SECOND
-    }
-
-    /// The same with that of its own processes that have ended, as those of a server that forks for
-    /// each connection.
-    pub fn cpu_seconds_of_all(&self) -> f64 {
-        self.ticks(4) / TICKS_PER_SECOND
-    }
-
-    fn ticks(&self, fields: usize) -> f64 {
-        // From field 14 on.
-        stat(self.id()).iter().skip(11).take(fields).filter_map(|f| f.parse::<f64>().ok()).sum()
+        // From field 14 on: user and system time, of itself and of those.
+        let fields = stat(self.id());
+        let ticks = fields.iter().skip(11).take(4).filter_map(|f| f.parse::<f64>().ok());
+        ticks.sum::<f64>() / TICKS_PER_SECOND
     }
 }
 

@@ -182,7 +182,7 @@ fn print(
         results.served.iter().try_for_each(|what| writeln!(out, "{what}"))?;
         writeln!(out, "\n{method}")?;
         let tables = results.tables(args.size_mib);
-        tables.iter().try_for_each(|table| write!(out, "\n{}", table.text()))?;
+        tables.iter().try_for_each(|table| write!(out, "\n{table}"))?;
         results.errors().iter().try_for_each(|error| writeln!(out, "not measured: {error}"))?;
     }
     let mut keys = results.keys();

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Compressed memory over NBD: ours and nbdkit's, half compressible data, speed and memory.
+//! Compressed memory over NBD: the servers of bench-peers, ours and nbdkit's, with our lean client;
+//! half compressible data, speed and memory.
 use std::path::Path;
 
-use reproduce::compressed::PAGE_BYTES;
-use reproduce::compressed::data::Data;
 use reproduce::cpu::{cpus, pin};
 use reproduce::median::{median, median_ratio};
 use reproduce::report::Section;
@@ -11,150 +10,108 @@ use reproduce::rounds::turns;
 use reproduce::table::{Table, fixed};
 use serde_json::json;
 
-use crate::load::{Client, Kind};
-use crate::peer::{EXPORT, Peer, Place};
+use crate::peers::Ground;
+use crate::peers::client::{Client, Job, Run, Until, run};
+use crate::peers::serve::{EXPORT, FILL, Group, Served};
 
 /// Of each device, as it was for the figures of other servers.
 const SIZE_BYTES: u64 = 512 << 20;
 /// Requests in flight.
-const DEPTH: usize = 16;
-/// Different pages that are written: 1 MiB, which stays in the client's cache.
-const POOL_PAGES: usize = 256;
+const DEPTH: u32 = 16;
+/// Who serves, and what begins the keys of the JSON line.
+const NAMES: [(&str, &str); 3] =
+    [("ours", "ours"), ("ours_lz4", "ours_lz4"), ("nbdkit", "nbdkit_zstd")];
 
-/// Who serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Name {
-    Zstd,
-    Lz4,
-    NbdkitZstd,
+const fn job(rw: &'static str) -> Job {
+    Job { rw, kib: 4, depth: DEPTH, connections: 1 }
 }
 
-const NAMES: [Name; 3] = [Name::Zstd, Name::Lz4, Name::NbdkitZstd];
-
-impl Name {
-    /// Begins the keys of the JSON line.
-    fn key(self) -> &'static str {
-        match self {
-            Name::Zstd => "ours",
-            Name::Lz4 => "ours_lz4",
-            Name::NbdkitZstd => "nbdkit_zstd",
-        }
-    }
-}
+const JOBS: [Job; 2] = [job("randwrite"), job("randread")];
 
 /// A server, filled, and what it has done.
-struct Served {
-    name: Name,
-    peer: Peer,
-    client: Client,
+struct Filled {
+    key: &'static str,
+    served: Served,
     /// Resident before it was filled.
-    empty_rss_bytes: u64,
+    empty_bytes: u64,
     /// Growth of what is resident, after the fill and after all rounds; and what `mm_stat` calls
     /// used, where there is one.
-    filled_rss_bytes: u64,
-    overwritten_rss_bytes: u64,
+    grown_bytes: [u64; 2],
     mem_used_bytes: [Option<u64>; 2],
-    write_iops: Vec<f64>,
-    read_iops: Vec<f64>,
-    write_cpu_us: Vec<f64>,
-    read_cpu_us: Vec<f64>,
+    /// Of each of [`JOBS`].
+    runs: [Vec<Run>; 2],
 }
 
-impl Served {
-    /// Starts a server with `size` bytes, connects and fills it.
-    fn start(name: Name, size: u64, place: Place<'_>) -> Result<Served, String> {
-        let table = |algorithm: &str| format!("0 {} zram {algorithm}", size / 512);
-        let peer = match name {
-            Name::Zstd => Peer::ours("zstd", &table("zstd"), place),
-            Name::Lz4 => Peer::ours("lz4", &table("lz4"), place),
-            Name::NbdkitZstd => {
-                Peer::nbdkit("zstd", &["memory", &size.to_string(), "allocator=zstd"], place)
-            }
-        }?;
-        let empty_rss_bytes = peer.server.resident_bytes();
-        let failed = |e: std::io::Error| format!("{}: {e}", peer.what);
-        let mut client = Client::connect(&peer.socket, EXPORT).map_err(failed)?;
-        let pool = Data::Half.pages(0, POOL_PAGES);
-        client.write_all(&pool).map_err(failed)?;
-        client.set_payloads(pool.chunks(PAGE_BYTES).map(<[u8]>::to_vec).collect());
-        let mut served = Served {
-            name,
-            peer,
-            client,
-            empty_rss_bytes,
-            filled_rss_bytes: 0,
-            overwritten_rss_bytes: 0,
+impl Filled {
+    /// Starts a server and fills it.
+    fn start((who, key): (&'static str, &'static str), ground: &Ground) -> Result<Filled, String> {
+        let served = Served::start(Group::Compressed, who, ground)?;
+        let mut filled = Filled {
+            key,
+            empty_bytes: served.memory_bytes(),
+            served,
+            grown_bytes: [0; 2],
             mem_used_bytes: [None; 2],
-            write_iops: Vec::new(),
-            read_iops: Vec::new(),
-            write_cpu_us: Vec::new(),
-            read_cpu_us: Vec::new(),
+            runs: [Vec::new(), Vec::new()],
         };
-        served.filled_rss_bytes = served.grown();
-        served.mem_used_bytes[0] = served.mem_used(place.program);
-        Ok(served)
+        run(Client::Lean(&ground.ours), &filled.served, &FILL, Until::Written(ground.bytes))?;
+        filled.look(0, ground);
+        Ok(filled)
     }
 
-    fn grown(&self) -> u64 {
-        self.peer.server.resident_bytes().saturating_sub(self.empty_rss_bytes)
-    }
-
-    fn mem_used(&self, program: &Path) -> Option<u64> {
-        if self.name == Name::NbdkitZstd {
-            return None;
-        }
-        let text = self.peer.attribute(program, "mm_stat").ok()?;
-        text.split_whitespace().nth(2)?.parse().ok()
+    /// Looks at its memory, after the fill (0) or at the end (1).
+    fn look(&mut self, when: usize, ground: &Ground) {
+        self.grown_bytes[when] = self.served.memory_bytes().saturating_sub(self.empty_bytes);
+        let told = self.served.say(&ground.ours, &["get", EXPORT, "mm_stat"]);
+        let used = told.ok().and_then(|text| text.split_whitespace().nth(2)?.parse().ok());
+        self.mem_used_bytes[when] = used;
     }
 
     /// One round: random writes, then random reads.
-    fn round(&mut self, seconds: f64) -> Result<(), String> {
-        for kind in [Kind::RandWrite, Kind::RandRead] {
-            let before = self.peer.server.cpu_seconds();
-            let done = self.client.run(kind, DEPTH, seconds);
-            let done = done.map_err(|e| format!("{}: {e}", self.peer.what))?;
-            let cpu_us = (self.peer.server.cpu_seconds() - before) * 1e6 / done.ios as f64;
-            let (iops, cpu) = match kind {
-                Kind::RandWrite => (&mut self.write_iops, &mut self.write_cpu_us),
-                Kind::RandRead => (&mut self.read_iops, &mut self.read_cpu_us),
-            };
-            iops.push(done.iops);
-            cpu.push(cpu_us);
+    fn round(&mut self, ground: &Ground, seconds: f64) -> Result<(), String> {
+        for (job, runs) in JOBS.iter().zip(&mut self.runs) {
+            let client = Client::Lean(&ground.ours);
+            runs.push(run(client, &self.served, job, Until::Time(seconds))?);
         }
         Ok(())
     }
 
-    /// To be called after the last round: looks at the memory.
-    fn look(&mut self, program: &Path) {
-        self.overwritten_rss_bytes = self.grown();
-        self.mem_used_bytes[1] = self.mem_used(program);
+    /// A figure of all runs of a job.
+    fn all(&self, job: usize, figure: impl Fn(&Run) -> f64) -> Vec<f64> {
+        self.runs[job].iter().map(figure).collect()
     }
 }
 
 /// Serves and measures all of them for so many rounds, each kind of load for so many seconds.
 ///
 /// # Errors
-/// What a server said, or that there are too few CPUs.
+/// What a server or the client said, or that there are too few CPUs.
 pub fn section(program: &Path, dir: &Path, rounds: usize, seconds: f64) -> Result<Section, String> {
     let [server_cpu, client_cpu] = cpus()[..] else {
         return Err("needs two CPUs: one for the servers, one for the client".into());
     };
     let made = tempfile::Builder::new().prefix("millpond-bench-").tempdir_in(dir);
     let made = made.map_err(|e| format!("{}: {e}", dir.display()))?;
-    let place = Place { dir: made.path(), program, cpu: server_cpu };
-    let mut servers = Vec::new();
-    for name in NAMES {
-        servers.push(Served::start(name, SIZE_BYTES, place)?);
-    }
+    let ground = Ground {
+        dir: made.path().to_owned(),
+        memory_dir: made.path().to_owned(),
+        ours: program.to_owned(),
+        cpu: server_cpu,
+        bytes: SIZE_BYTES,
+    };
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
-    for (_, at) in turns(rounds, servers.len()) {
-        servers[at].round(seconds)?;
+    let mut all = NAMES
+        .into_iter()
+        .map(|name| Filled::start(name, &ground))
+        .collect::<Result<Vec<Filled>, String>>()?;
+    for (_, at) in turns(rounds, all.len()) {
+        all[at].round(&ground, seconds)?;
     }
-    servers.iter_mut().for_each(|served| served.look(program));
-    Ok(shown(&servers))
+    all.iter_mut().for_each(|filled| filled.look(1, &ground));
+    Ok(shown(&all))
 }
 
-fn shown(servers: &[Served]) -> Section {
+fn shown(all: &[Filled]) -> Section {
     let mut section = Section::default();
     let mib = |bytes: u64| fixed(bytes as f64 / f64::from(1 << 20), 1);
     let title =
@@ -162,35 +119,29 @@ fn shown(servers: &[Served]) -> Section {
     let head =
         ["write IOPS", "CPU us", "read IOPS", "CPU us", "RSS MiB", "after", "used MiB", "after"];
     let mut table = Table::new(title, &[""], &head);
-    for served in servers {
-        let key = served.name.key();
-        let mut figures = Vec::new();
-        for (name, runs, digits) in [
-            ("randwrite_iops", &served.write_iops, 0),
-            ("randwrite_cpu_us", &served.write_cpu_us, 2),
-            ("randread_iops", &served.read_iops, 0),
-            ("randread_cpu_us", &served.read_cpu_us, 2),
-        ] {
-            figures.push(fixed(median(runs), digits));
-            section.put(format!("{key}_{name}"), median(runs));
+    for filled in all {
+        let (key, mut figures) = (filled.key, Vec::new());
+        for (job, Job { rw, .. }) in JOBS.iter().enumerate() {
+            let iops = median(&filled.all(job, |run| run.iops));
+            let cpu_us = median(&filled.all(job, |run| run.cpu_us));
+            figures.extend([fixed(iops, 0), fixed(cpu_us, 2)]);
+            section.put(format!("{key}_{rw}_iops"), iops);
+            section.put(format!("{key}_{rw}_cpu_us"), cpu_us);
         }
-        for (name, bytes) in [
-            ("rss_filled_bytes", served.filled_rss_bytes),
-            ("rss_overwritten_bytes", served.overwritten_rss_bytes),
-        ] {
+        for (name, bytes) in ["filled", "overwritten"].iter().zip(filled.grown_bytes) {
             figures.push(mib(bytes));
-            section.put(format!("{key}_{name}"), bytes as f64);
+            section.put(format!("{key}_rss_{name}_bytes"), bytes as f64);
         }
-        figures.extend(served.mem_used_bytes.map(|used| used.map_or("-".into(), mib)));
-        section.keys.insert(format!("{key}_mem_used_bytes"), json!(served.mem_used_bytes));
+        figures.extend(filled.mem_used_bytes.map(|used| used.map_or("-".into(), mib)));
+        section.keys.insert(format!("{key}_mem_used_bytes"), json!(filled.mem_used_bytes));
         table.row(&[key], figures);
     }
-    if let [zstd, lz4, nbdkit] = servers {
+    if let [zstd, lz4, nbdkit] = all {
         for ours in [zstd, lz4] {
-            let write = median_ratio(&ours.write_iops, &nbdkit.write_iops);
-            let read = median_ratio(&ours.read_iops, &nbdkit.read_iops);
-            let key = ours.name.key();
-            table.note(format!("{key} / nbdkit: {write:.1} writes, {read:.1} reads"));
+            let [writes, reads] = [0, 1].map(|job| {
+                median_ratio(&ours.all(job, |run| run.iops), &nbdkit.all(job, |run| run.iops))
+            });
+            table.note(format!("{} / nbdkit: {writes:.1} writes, {reads:.1} reads", ours.key));
         }
     }
     section.tables.push(table);

@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use reproduce::clock;
 
 use super::client::{Client, Job, Run, Until, flush, run};
-use super::serve::{Door, Served, nbdkit_with, ours_with, qsd_with};
+use super::serve::{Door, EXPORT, Served, nbdkit_with, ours_with, qsd_with};
 use super::{Ground, make_file};
 use crate::conn::Conn;
-use crate::peer::EXPORT;
 
 /// Who takes part; ours first.
 pub const PEERS: [&str; 4] = ["ours", "nbdkit_4k", "nbdkit", "qsd"];

@@ -121,6 +121,7 @@ fn lean(program: &Path, served: &Served, job: &Job, until: Until) -> Result<Comm
     }
     let mut command = Command::new(program);
     command.args(["bench", "--uri", &served.door.uri(), "--output", "json", "--rw", job.rw]);
+    command.args(["--buffer-compress-percentage", "50"]);
     command.args(["--bs", &format!("{}K", job.kib), "--iodepth", &job.depth.to_string()]);
     command.args(["--jobs", &job.connections.to_string()]);
     match until {

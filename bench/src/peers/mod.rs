@@ -15,7 +15,6 @@ pub mod kernel_zram;
 pub mod progress;
 pub mod report;
 pub mod serve;
-pub mod table;
 
 use std::fs;
 use std::path::{Path, PathBuf};

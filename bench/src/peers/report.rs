@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io::{Write, stderr};
 
 use reproduce::median::{median, spread_percent};
+use reproduce::table::{Table, fixed};
 use serde_json::{Map, Value, json};
 
 use super::cache::{self, Survivors};
 use super::client::{Job, Run};
 use super::serve::{GROUPS, Group};
-use super::table::{Table, fixed};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -121,7 +121,7 @@ impl Results {
             size_mib / 4
         );
         let mut table = Table::new(
-            &title,
+            title,
             &["cache"],
             &[
                 "IOPS",
@@ -235,7 +235,7 @@ mod tests {
         ] {
             results.add(Group::Compressed, job, who, run(iops, cpu_us));
         }
-        let text = results.table(Group::Compressed).text();
+        let text = results.table(Group::Compressed).to_string();
         let ends = |who: &str| {
             let line = text.lines().find(|l| l.split_whitespace().nth(1) == Some(who)).unwrap();
             line.split_whitespace().skip(8).collect::<Vec<_>>().join(" ")

@@ -10,8 +10,10 @@ use super::client::Job;
 use super::kernel_zram::KernelZram;
 use super::{Ground, make_file};
 use crate::files::{self, Files};
-use crate::peer::EXPORT;
 use crate::process::{self, Server};
+
+/// Name under which each server exports its device.
+pub const EXPORT: &str = "bench";
 
 const fn job(rw: &'static str, kib: u32, depth: u32, connections: u32) -> Job {
     Job { rw, kib, depth, connections }
@@ -79,7 +81,7 @@ impl Host {
     /// CPU seconds so far; NaN of the kernel, whose work is the client's system time.
     pub fn cpu_seconds(&self) -> f64 {
         match self {
-            Host::Process(server) => server.cpu_seconds_of_all(),
+            Host::Process(server) => server.cpu_seconds(),
             Host::Files(files) => process::cpu_seconds_of_tree(files.id()),
             Host::Kernel(_) => f64::NAN,
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tables for people: texts to the left, figures to the right.
+//! Tables for people: texts to the left, figures to the right; and the same as Markdown.
 use std::fmt;
 
 /// A figure with so many digits behind the point; a dash for none.
@@ -40,12 +40,35 @@ impl Table {
     pub fn note(&mut self, line: impl Into<String>) {
         self.notes.push(line.into());
     }
+
+    /// Whether it has no row but the head.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+
+    /// For a document.
+    pub fn markdown(&self) -> String {
+        let columns = self.rows[0].len();
+        let line = |cells: &[String]| {
+            let missing = vec![String::new(); columns - cells.len()];
+            format!("| {} |\n", [cells, &missing].concat().join(" | "))
+        };
+        let mut out = format!("### {}\n\n{}", self.title, line(&self.rows[0]));
+        let mark = |at| if at < self.texts { "---" } else { "---:" }.to_owned();
+        out.push_str(&line(&(0..columns).map(mark).collect::<Vec<_>>()));
+        self.rows[1..].iter().for_each(|row| out.push_str(&line(row)));
+        if !self.notes.is_empty() {
+            out.push('\n');
+        }
+        self.notes.iter().for_each(|note| out.push_str(&format!("- {note}\n")));
+        out
+    }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.title)?;
-        if self.rows.len() > 1 {
+        if !self.is_empty() {
             f.write_str(&aligned(&self.rows, self.texts))?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "  {}", note.replace('\n', "\n  ")))
@@ -74,14 +97,28 @@ pub(crate) fn aligned(rows: &[Vec<String>], texts: usize) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn texts_begin_and_figures_end_below_each_other() {
+    fn table() -> Table {
         let mut table = Table::new("flushes", &["way"], &["s", "writes"]);
         table.row(&["sorted"], [fixed(1.26, 1), "10".to_owned()]);
         table.row(&["lru"], [fixed(f64::NAN, 1)]);
+        table
+    }
+
+    #[test]
+    fn texts_begin_and_figures_end_below_each_other() {
+        let mut table = table();
         table.note("two\nlines");
         let lines = ["flushes", "  way       s  writes", "  sorted  1.3      10", "  lru       -"];
         let shown = format!("{}\n  two\n  lines\n", lines.join("\n"));
         assert_eq!(table.to_string(), shown);
+    }
+
+    #[test]
+    fn markdown_has_all_cells_in_every_row() {
+        let mut table = table();
+        table.note("on a disk");
+        let shown = "### flushes\n\n| way | s | writes |\n| --- | ---: | ---: |\n\
+                     | sorted | 1.3 | 10 |\n| lru | - |  |\n\n- on a disk\n";
+        assert_eq!(table.markdown(), shown);
     }
 }

@@ -46,6 +46,7 @@ Examples:
       --runtime 100ms --prefill --rw randread --bs 512
   millpond bench --uri 'nbd+unix:///pond?socket=run/nbd.sock' --rw randread --iodepth 64 --jobs 4
   millpond bench --table-file wc.table --rw randwrite --bs 4K --size 64MiB --verify
+  millpond bench --table '0 2097152 zram lz4' --rw randwrite --buffer-compress-percentage 50
 
 Exit codes: 0 done, 1 failed (a request failed, or what was read back was wrong), 2 usage, 3 not
 found, 4 busy."
@@ -116,6 +117,11 @@ pub(crate) struct BenchArgs {
     /// was written. With several jobs each has its own part of the region
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Write random bytes of which so many percent, at the end of each 512, are zeroes, so that they
+    /// can be compressed by about as much [default: what is written are zeroes, or what was read]
+    #[arg(long, visible_alias = "buffer_compress_percentage", value_name = "PERCENT",
+        conflicts_with = "verify", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) buffer_compress_percentage: Option<u32>,
     /// Seed of positions and contents
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
@@ -278,6 +284,7 @@ impl BenchArgs {
             pattern_seed: self.seed,
             sampling,
             verify: self.verify,
+            zero_percent: self.buffer_compress_percentage,
         })
     }
 }
@@ -336,6 +343,11 @@ mod tests {
             (&["--raw", "mem:1M", "--iodepth", "0"], "1..=65536"),
             (&["--raw", "mem:1M", "--rwmixread", "101"], "0..=100"),
             (&["--raw", "mem:1M", "--rw", "trim"], "randwrite"),
+            (&["--raw", "mem:1M", "--buffer-compress-percentage", "101"], "0..=100"),
+            (
+                &["--raw", "mem:1M", "--verify", "--buffer_compress_percentage", "5"],
+                "cannot be used with",
+            ),
         ] {
             let said = parse(words).unwrap_err().to_string();
             assert!(said.contains(part), "{words:?}: {said}");

@@ -32,6 +32,7 @@ use hdrhistogram::Histogram;
 use reactor::{OnDone, chain, core_id, flush, new_opener, now, write};
 
 use crate::bench::pattern::{Blocks, Turn};
+use crate::bench::payload::Payload;
 
 /// Requests between two looks at the clock and at what else the core has to do: some 13 us with
 /// requests of 50 ns, so that a look of 25 ns does not count.
@@ -98,6 +99,8 @@ pub(crate) struct Work {
     pub(crate) pattern_seed: u64,
     pub(crate) sampling: Sampling,
     pub(crate) verify: bool,
+    /// Of what writes hold so much is zeroes and the rest random; if none, it is what the slot has.
+    pub(crate) zero_percent: Option<u32>,
 }
 
 impl Work {
@@ -116,6 +119,11 @@ impl Work {
     /// The region: its first sector and its length.
     pub(crate) fn area(&self) -> (Sector, Sector) {
         (self.first, Sector(self.blocks * self.block.0))
+    }
+
+    /// What writes of `block` each hold.
+    fn payload(&self, block: Sector) -> Option<Payload> {
+        self.zero_percent.map(|percent| Payload::new(percent, block, self.pattern_seed))
     }
 }
 
@@ -214,6 +222,7 @@ struct Job {
     began: Nanos,
     until: Nanos,
     verify: Option<Blocks>,
+    payload: Option<Payload>,
     problem: Option<String>,
     counter: Arc<Counter>,
     /// What other turns have counted.
@@ -221,7 +230,7 @@ struct Job {
 }
 
 /// Splitmix64: a multiplication or two a number, and any seed will do.
-fn draw(state: &mut u64) -> u64 {
+pub(crate) fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -300,6 +309,7 @@ impl Job {
             began,
             until: work.runtime.map_or(Nanos(u64::MAX), |t| Nanos(began.0.saturating_add(t.0))),
             verify: work.verify.then(|| Blocks::new(work)),
+            payload: work.payload(work.block),
             problem: None,
             counted: counter.get(),
             counter,
@@ -410,6 +420,10 @@ impl Job {
         self.issued += 1;
         let parent = Completion::new(heard, self.home, OpKey(0));
         let done = chain(parent, self.ready.clone(), u64::from(slot));
+        let data = match self.payload.as_ref().filter(|_| op == Op::Write) {
+            Some(payload) => payload.block(draw(&mut self.rng)),
+            None => chosen.buf.all(),
+        };
         self.device.submit(Bio {
             op,
             flags: Flags::empty(),
@@ -417,7 +431,7 @@ impl Job {
             opener: self.opener,
             sector: chosen.sector,
             len: self.block,
-            bufs: chosen.buf.all().into(),
+            bufs: data.into(),
             done,
         });
     }
@@ -433,20 +447,20 @@ impl Job {
     }
 }
 
-/// Writes a region once, so that nothing of it is a hole.
-pub(crate) async fn prefill(
-    device: &dyn BlockDevice,
-    (first, len): (Sector, Sector),
-) -> Result<(), Failure> {
+/// Writes the region once, so that nothing of it is a hole.
+pub(crate) async fn prefill(device: &dyn BlockDevice, work: &Work) -> Result<(), Failure> {
     let buf = Buf::alloc(FILL_BYTES);
     buf.write(|b| b.fill(0x5a));
     let step = Sector::from_bytes(FILL_BYTES as u64);
+    let (first, len) = work.area();
+    let (payload, mut rng) = (work.payload(step), work.seed);
     let mut at = Sector::ZERO;
     while at < len {
         let now = step.min(len - at);
         let bytes = usize::try_from(now.bytes()).expect("at most FILL_BYTES");
         let sector = first + at;
-        let data = buf.slice(0..bytes).into();
+        let piece = payload.as_ref().map_or_else(|| buf.all(), |p| p.block(draw(&mut rng)));
+        let data = piece.slice(0..bytes).into();
         let written = write(device, Flags::empty(), Class::Normal, sector, data).await;
         written.map_err(|cause| {
             let device = device.name().to_owned();

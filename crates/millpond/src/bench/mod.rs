@@ -7,7 +7,7 @@
 //!                                                   ▲ submit   │ OnDone: number of the slot
 //!            show (progress) ◀── Counter ── job ────┘          ▼
 //!            report (text, JSON) ◀── Outcome ── job ◀── slots that are ready, refilled in a batch
-//!                                        └─ pattern (--verify)
+//!                                        └─ pattern (--verify), payload (what writes hold)
 //! ```
 //!
 //! Invariants
@@ -24,6 +24,7 @@ mod cpu;
 mod job;
 mod memory;
 mod pattern;
+mod payload;
 mod replay;
 mod report;
 mod show;
@@ -76,7 +77,7 @@ async fn drive(stack: &Stack, args: &BenchArgs) -> Result<Report, Failure> {
     for door in stack.doors() {
         let work = args.work(&*door.device, sampling)?;
         if args.prefill {
-            job::prefill(&*door.device, work.area()).await?;
+            job::prefill(&*door.device, &work).await?;
         }
         let done = Driven::new(door.device.name());
         driven.push((door, work, done));

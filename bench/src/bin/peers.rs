@@ -36,7 +36,7 @@ const KILL_S: f64 = 1.5;
 Examples:
   make bench-peers
   make bench-peers ARGS='--only null,memory --lean'
-  make bench-peers ARGS='--markdown' > tables.md"
+  target/release/peers --markdown > tables.md"
 )]
 struct Args {
     /// Where files are made; they are gone afterwards.

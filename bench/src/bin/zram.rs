@@ -70,11 +70,16 @@ fn bench(args: &Args) -> Result<Section, String> {
         section.append(run_memory(SMALL_BYTES, &mut progress)?);
     }
     if wants(Part::Speed) {
-        section.append(speed::section(SMALL_BYTES, rounds)?);
+        section.append(speed::section(&args.dir.dir, SMALL_BYTES, rounds)?);
     }
     if wants(Part::Served) {
         let program = args.ours.program()?;
-        section.append(served::section(&program, &args.dir.dir, rounds, args.seconds)?);
+        let served = served::section(&program, &args.dir.dir, rounds, args.seconds);
+        // What has been seen so far is not lost because of a peer.
+        section.append(served.unwrap_or_else(|why| Section {
+            notes: vec![format!("not measured: over NBD: {why}")],
+            ..Section::default()
+        }));
     }
     Ok(section)
 }

@@ -87,7 +87,7 @@ impl Filled {
 /// # Errors
 /// What a server or the client said, or that there are too few CPUs.
 pub fn section(program: &Path, dir: &Path, rounds: usize, seconds: f64) -> Result<Section, String> {
-    let [server_cpu, client_cpu] = cpus()[..] else {
+    let [server_cpu, client_cpu, ..] = cpus()[..] else {
         return Err("needs two CPUs: one for the servers, one for the client".into());
     };
     let made = tempfile::Builder::new().prefix("millpond-bench-").tempdir_in(dir);

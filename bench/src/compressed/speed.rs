@@ -4,6 +4,8 @@
 //! nothing of what it compresses, and finds what it decompresses in one piece of memory.
 //!
 //! The time is that of the CPU: nothing here waits, and other programs do not count.
+use std::path::Path;
+
 use block::{Buf, Class, Flags, Sector};
 use lz4::block::{CompressionMode, compress_to_buffer, decompress_to_buffer};
 use reproduce::compressed::data::Data;
@@ -81,12 +83,12 @@ fn ns_per(count: usize, begin: f64) -> f64 {
 /// Random pages of one run in each direction.
 const COUNT: usize = 50_000;
 
-/// Runs it on a device of so many bytes in memory.
+/// Runs it on a device of so many bytes in memory; its backing file is in `dir`.
 ///
 /// # Errors
 /// What the device or the compressor said.
-pub fn section(bytes: u64, rounds: usize) -> Result<Section, String> {
-    let place = Local::new(&std::env::temp_dir(), PAGE_BYTES as u64)?;
+pub fn section(dir: &Path, bytes: u64, rounds: usize) -> Result<Section, String> {
+    let place = Local::new(dir, PAGE_BYTES as u64)?;
     let mut section = Section::default();
     let title = "a page of 4 KiB in process, random, half compressible; limit: the bare compressor";
     let mut table = Table::new(title, &[""], &["ns", "bare ns", "more ns", "reached"]);

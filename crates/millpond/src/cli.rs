@@ -148,7 +148,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) allow_remote: bool,
     /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
-    /// all of them; everything else is on the first. By default 1
+    /// all of them, write caches with `parts` their parts; everything else is on the first. By
+    /// default 1
     #[arg(long, value_name = "N")]
     pub(crate) cores: Option<u32>,
     /// The device that a client gets who asks for the export with the empty name

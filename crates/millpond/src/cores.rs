@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The cores besides core 0: threads that run for as long as the daemon, for engines that divide
-//! their devices (zram). Doors' threads are cores only while they serve something themselves.
+//! their devices (zram, a write cache in parts). Doors' threads are cores only while they serve
+//! something themselves.
 //!
 //! ```text
 //!   start   cores 1..N · core 0            end   core 0 (devices go) · cores 1..N

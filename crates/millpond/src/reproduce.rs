@@ -112,8 +112,11 @@ impl ReproduceArgs {
         let chosen = self.chosen();
         let memory = chosen.iter().map(|s| s.memory_bytes(bytes(s), self.sim)).max().unwrap_or(0);
         if let Some(available) = machine::available_memory_bytes().filter(|a| *a < memory) {
+            let least = |s: &Scenario| s.memory_bytes(SIZES.0, self.sim);
+            let is_by_size = chosen.iter().map(least).max().unwrap_or(0) < memory;
+            let hint = if is_by_size { "; a smaller --size needs less" } else { "" };
             let message = format!(
-                "{} MiB of memory are available, {} are needed; a smaller --size needs less",
+                "{} MiB of memory are available, {} are needed{hint}",
                 available >> 20,
                 memory >> 20
             );

@@ -118,9 +118,13 @@ impl Scale {
     pub fn slots(self, fill_percent: u64, way: Way) -> u64 {
         let dirty = self.dirty_blocks(fill_percent);
         let all = if way == Way::GapKnown { dirty + self.origin_blocks } else { dirty };
-        all + all / 8
+        all + (all / 8).max(ROOM_SLOTS_MIN)
     }
 }
+
+/// Free slots with which no cache, however small, begins to write back by itself: it does so when
+/// half of the room that it keeps, of 256 slots at least, is all that is left.
+const ROOM_SLOTS_MIN: u64 = 129;
 
 /// The smallest cache device with at least these slots.
 pub fn cache_device_sectors(slots: u64) -> Sector {

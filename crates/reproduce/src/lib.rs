@@ -21,7 +21,7 @@
 //! - R1 In virtual time a scenario is a function of its arguments: no clock, no other chance than
 //!   the seed.
 //! - R2 Nothing is left behind, whatever ends the program: files have no names (`unnamed`).
-//! - R3 There is no figure of wrong data: what can be read back is read back and compared.
+//! - R3 Figures are of data that was looked at: of what can be read back samples are compared.
 
 pub mod beside_local;
 pub mod compressed;

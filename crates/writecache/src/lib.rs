@@ -22,6 +22,8 @@
 //!   data that do (`around`), discards and zeroes take the range first (`writeback`, WB1).
 //! - I5 The order of the map is the log's sequence, not the order of completions: a record says
 //!   the state of the map at the moment it is built.
+//! - I6 The gaps of a filled write are locked from before they are read until it has ended
+//!   (`writeback::extent`, GF1).
 //! - I7 Discards are records.
 //! - With `ordered` nothing of a later epoch reaches the origin before all earlier ones are durable
 //!   there: E1 to E6 in `slots::epochs`.

@@ -117,8 +117,8 @@ pub(crate) struct BenchArgs {
     /// was written. With several jobs each has its own part of the region
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Write random bytes of which so many percent, at the end of each 512, are zeroes, so that they
-    /// can be compressed by about as much [default: what is written are zeroes, or what was read]
+    /// Write random bytes of which so many percent, at the end of each 512, are zeroes, so that
+    /// they can be compressed by about as much [default: zeroes are written, or what was read]
     #[arg(long, visible_alias = "buffer_compress_percentage", value_name = "PERCENT",
         conflicts_with = "verify", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) buffer_compress_percentage: Option<u32>,

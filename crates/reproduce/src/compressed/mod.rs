@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Invariants
-//! - C1 There is no figure of wrong data: what was written back is read back and compared.
+//! - C1 There is no figure of wrong data: of what was written back samples at least are read back
+//!   and compared.
 
 pub mod data;
 pub mod memory;

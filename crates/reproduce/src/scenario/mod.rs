@@ -101,7 +101,7 @@ impl Scenario {
             (Scenario::Writecache, true) => worlds * (size_bytes / 2 + 64 * MIB),
             (Scenario::Wbt, true) => worlds * 600 * MIB,
             (Scenario::Writecache, false) => size_bytes / 16 + 64 * MIB,
-            (Scenario::Wbt, false) => size_bytes + 64 * MIB,
+            (Scenario::Wbt, false) => size_bytes.min(wbt::local::MEMORY_MIB_MAX * MIB) + 64 * MIB,
             (Scenario::Iomap, _) => 4 * size_bytes,
             (Scenario::Zram, _) => 2 * size_bytes,
             (Scenario::Noclone, _) => size_bytes,

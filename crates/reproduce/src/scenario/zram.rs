@@ -247,8 +247,8 @@ fn section(options: &Options, random: &Runs, half: &Runs, is_simulated: bool) ->
         ],
     ));
     section.notes.push(format!(
-        "{} of idle pages, lz4; published: 4 GiB to an NVMe drive; all that was written back is \
-         read back and compared",
+        "{} of idle pages, lz4; published: 4 GiB to an NVMe drive; what was written back is read \
+         back and compared: all of it in the first round, one MiB of 16 later",
         mib(random.bytes)
     ));
     if is_simulated {

@@ -18,6 +18,8 @@ use crate::wbt_sim::Throttling;
 
 /// Of this model are the figures: the disk of this machine.
 const MODEL: &str = "disk";
+/// The most that the page cache of the writer is given.
+pub(crate) const MEMORY_MIB_MAX: u64 = 256;
 
 /// What is run.
 #[derive(Clone, Debug)]
@@ -41,7 +43,7 @@ impl Options {
             time: (0.7, 2.0),
             rates: vec![500.0],
             file_bytes: 4 * bytes,
-            memory_mib: (bytes / MIB).clamp(16, 256),
+            memory_mib: (bytes / MIB).clamp(16, MEMORY_MIB_MAX),
         }
     }
 }

@@ -23,11 +23,12 @@ pub(super) const PUBLISHED_BYTES: u64 = Scale::PUBLISHED.cache_blocks * BLOCK_BY
 const PUBLISHED_RATIO: f64 = 99.2 / 44.0;
 const WAYS: [Way; 4] = [Way::Lru, Way::Sorted, Way::GapFill, Way::GapKnown];
 
-/// What the two files take.
+/// What the two files take, and that of the plain writes.
 pub(super) fn disk_bytes(size: u64) -> u64 {
     let scale = Scale::of_dirty(size);
     let slots = scale.slots(PUBLISHED_PERCENT, Way::GapKnown);
-    scale.origin_blocks * BLOCK_BYTES + cache_device_sectors(slots).bytes()
+    let two = scale.origin_blocks * BLOCK_BYTES + cache_device_sectors(slots).bytes();
+    two + size + MIB
 }
 
 /// A way of writeback, and whether somebody reads beside it.

@@ -91,10 +91,7 @@ impl Server {
     /// CPU seconds that the process has used with all its threads, and its own processes that have
     /// ended, as those of a server that forks for each connection.
     pub fn cpu_seconds(&self) -> f64 {
-        // From field 14 on: user and system time, of itself and of those.
-        let fields = stat(self.id());
-        let ticks = fields.iter().skip(11).take(4).filter_map(|f| f.parse::<f64>().ok());
-        ticks.sum::<f64>() / TICKS_PER_SECOND
+        cpu_seconds_of(self.id())
     }
 }
 
@@ -103,6 +100,18 @@ fn stat(pid: u32) -> Vec<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let after = stat.rsplit(')').next().unwrap_or_default();
     after.split_whitespace().map(str::to_owned).collect()
+}
+
+/// CPU seconds of a process with all its threads, and of its processes that have ended; 0 where
+/// there is none.
+fn cpu_seconds_of(pid: u32) -> f64 {
+    // From field 16 on: user and system time of those that have ended, of which there is no clock.
+    let fields = stat(pid);
+    let ended = fields.iter().skip(13).take(2).filter_map(|f| f.parse::<f64>().ok());
+    let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+    let clock = nix::time::clock_getcpuclockid(pid).and_then(|clock| clock.now());
+    let own = clock.map_or(0.0, |time| std::time::Duration::from(time).as_secs_f64());
+    own + ended.sum::<f64>() / TICKS_PER_SECOND
 }
 
 /// A process and those that it has started, theirs included.
@@ -122,10 +131,7 @@ fn tree(pid: u32) -> Vec<u32> {
 
 /// CPU seconds that a process and those that it has started have used.
 pub fn cpu_seconds_of_tree(pid: u32) -> f64 {
-    let ticks = |pid: u32| -> f64 {
-        stat(pid).iter().skip(11).take(2).filter_map(|f| f.parse::<f64>().ok()).sum()
-    };
-    tree(pid).into_iter().map(ticks).sum::<f64>() / TICKS_PER_SECOND
+    tree(pid).into_iter().map(cpu_seconds_of).sum()
 }
 
 /// Bytes of memory that they have resident.
@@ -155,5 +161,20 @@ impl Drop for Server {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_of_a_process_is_what_it_says_itself() {
+        let begin = clock();
+        while clock() - begin < 0.05 {} // some hundredths of a second to be seen
+        let before = reproduce::cpu::cpu_seconds();
+        let seen = cpu_seconds_of(std::process::id());
+        let after = reproduce::cpu::cpu_seconds();
+        assert!(before > 0.0 && (before..=after).contains(&seen), "{before} {seen} {after}");
     }
 }

@@ -26,6 +26,7 @@ use block::{Bufs, Class, Flags, Nanos, Status};
 
 use crate::cache::Cache;
 use crate::config::Mutation;
+use crate::media::CHANGED_TOGETHER;
 use crate::slots::State;
 
 /// Writes around, counted.
@@ -188,7 +189,7 @@ impl Cache {
             return Ok(());
         }
         let live = self.slots.borrow().live_in(range.clone());
-        for part in live.chunks(64) {
+        for part in live.chunks(CHANGED_TOGETHER) {
             self.changed_room(part.len()).await;
             let mut slots = self.slots.borrow_mut();
             part.iter().for_each(|&(block, held)| {

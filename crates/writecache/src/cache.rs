@@ -221,7 +221,7 @@ impl Cache {
 
     /// Limit on blocks that the media do not know yet.
     pub(crate) fn changed_max(&self) -> u64 {
-        self.media.changed_max()
+        self.media.changed_max(self.config.ordered)
     }
 
     /// Uncommitted blocks at which a commit is due.

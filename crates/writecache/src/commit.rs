@@ -9,6 +9,22 @@
 //! record share the flush: no order between them is needed, because recovery checks the data of
 //! every record that no later record calls durable.
 //!
+//! A checkpoint makes room in the log, and ends only after a run of a commit that began after its
+//! dump: that run must never wait for room.
+//!
+//! Invariants
+//! - LR1 A quarter of the log, the reserve, is used while a checkpoint is closing, and at no other
+//!   time. A checkpoint begins when half of the log is used, and a batch takes a quarter at most;
+//!   so it sets free a quarter or more, and the reserve is whole when the next one is closing.
+//! - LR2 What the log does not know yet takes no more than half of the reserve, less one unit:
+//!   `changed_max` blocks, or `CHANGED_TOGETHER` where that is more. Whoever changes blocks sees to
+//!   it that there is room among them just before (`changed_room`). `Counts::changed` is at least
+//!   the number of entries that they will take.
+//! - LR3 A run says what there was to say when it began, and nothing that came since. So from the
+//!   moment a checkpoint is closing until its own run has ended two runs take room: what is left of
+//!   the one under way, in one batch, and its own. Each takes what LR2 says (or one unit: a seal),
+//!   and there is room for both.
+//!
 //! Cost of a lone FLUSH after a write: one record write and one device flush. N concurrent
 //! flushes cost the same. A FLUSH with nothing new costs nothing.
 use std::cell::Cell;
@@ -20,7 +36,7 @@ use smallvec::SmallVec;
 
 use crate::cache::Cache;
 use crate::config::Mutation;
-use crate::media::{Media, Native};
+use crate::media::{Media, Native, reserve_units};
 use crate::slots::Batch;
 
 /// The record log: which records exist, which are durable, which are still needed.
@@ -112,18 +128,16 @@ impl Cache {
         self.health()
     }
 
-    /// Waits until the log has room for a record; returns for how many units a batch may take. A
-    /// quarter of the log is kept for the commit that ends a checkpoint, without which no room
-    /// would ever be made again.
+    /// Waits until the log has room for a record; returns how many units a batch may take (LR1).
     async fn log_room(&self, native: &Native) -> usize {
         let total = u64::from(native.geometry.log_units);
+        let reserve = reserve_units(native.geometry.log_units);
         let room = || {
-            let kept = if native.log.closing.get() { 0 } else { total / 4 };
+            let kept = if native.log.closing.get() { 0 } else { reserve };
             (total - kept).saturating_sub(native.log.used())
         };
         native.log.room.wait_for(|| room() > 0 || self.health().is_err()).await;
-        let batch_max = (total / 4).max(1);
-        usize::try_from(room().min(batch_max)).expect("at most log_units")
+        usize::try_from(room().min(reserve)).expect("at most log_units")
     }
 
     /// Writes the records of a batch and flushes. The batch is durable when this returns.

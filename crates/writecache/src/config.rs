@@ -147,6 +147,8 @@ pub enum Mutation {
     StaleClean,
     /// After a flush clean copies leave the map, but not the log.
     CleanKeptInLog,
+    /// After a flush clean copies leave the map though the log has no room for so many changes.
+    DropsBeyondRoom,
     /// Whatever the block holds by now counts as written back.
     RetireNewer,
     /// A block is written back while an older version of it is on its way.

@@ -8,10 +8,35 @@
 //! ```
 use std::cell::RefCell;
 
-use format::{Geometry, Superblock};
+use format::{ENTRIES_PER_UNIT, Geometry, Superblock};
 
 use crate::commit::Log;
 use crate::dm::{CHANGED_BLOCKS_MAX, Dm};
+
+/// Units of the log that are kept for the end of a checkpoint (LR1).
+pub(crate) fn reserve_units(log_units: u32) -> u64 {
+    u64::from(log_units / 4)
+}
+
+/// Units of one run of a commit at most (LR2): half of the reserve less a unit, for in the order of
+/// epochs a batch may end some entries before its last unit does.
+fn run_units(log_units: u32) -> u64 {
+    (reserve_units(log_units) - 2) / 2
+}
+
+/// Changes that any unit of the log has room for: an entry each; in the order of epochs the first
+/// entry says the epoch, and before each other one there may be one that does.
+pub(crate) const fn changes_per_unit(ordered: bool) -> usize {
+    if ordered { (ENTRIES_PER_UNIT - 1) / 2 } else { ENTRIES_PER_UNIT }
+}
+
+/// Changes that are sure to fit into one run of a commit.
+fn changes_at_most(log_units: u32, ordered: bool) -> u64 {
+    run_units(log_units) * changes_per_unit(ordered) as u64
+}
+
+/// Blocks that may change at one go (LR2): a cache of few slots has no room for more than these.
+pub(crate) const CHANGED_TOGETHER: usize = 64;
 
 /// The format on the cache device, with what it keeps in memory.
 pub(crate) enum Media {
@@ -73,18 +98,13 @@ impl Media {
     }
 
     /// Most blocks that may have changed without the media knowing it: at most an eighth of the
-    /// slots, and no more than the format can take.
-    pub(crate) fn changed_max(&self) -> u64 {
-        let slots = u64::from(self.slot_area().slots);
+    /// slots, and no more than the format can take. `ordered`: in the order of epochs.
+    pub(crate) fn changed_max(&self, ordered: bool) -> u64 {
         let format_max = match self {
-            // So few that two commits of them, each with one unit that is not full, fit into the
-            // quarter of the log that is kept for the end of a checkpoint (see `commit`).
-            Media::Native(n) => {
-                let reserve_units = u64::from(n.geometry.log_units / 4);
-                (reserve_units - 2) / 2 * format::ENTRIES_PER_UNIT as u64
-            }
+            Media::Native(n) => changes_at_most(n.geometry.log_units, ordered), // LR2
             Media::Dm(_) => CHANGED_BLOCKS_MAX,
         };
+        let slots = u64::from(self.slot_area().slots);
         (slots / 8).max(8).min(format_max)
     }
 
@@ -102,5 +122,35 @@ impl Media {
             Media::Native(n) => n.log.used(),
             Media::Dm(_) => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// LR2 and LR3: what remains of one run, and another, fit into the reserve.
+    #[test]
+    fn two_commits_of_all_that_may_change_fit_into_what_the_log_keeps_for_a_checkpoint() {
+        const MIB: u64 = 1 << 20;
+        let areas = [512 << 10, MIB, 16 * MIB, 1024 * MIB, 33 << 30, 1 << 40, u64::MAX];
+        let geometry = |area, block_size| Geometry::compute(area, block_size).unwrap();
+        let geometries = areas.iter().flat_map(|&area| [512, 4096].map(|of| geometry(area, of)));
+        // No writer makes such logs, and no reader refuses them.
+        let odd = [17, 18, 19, 65535].map(|log_units| Geometry { log_units, ..geometry(MIB, 512) });
+        let (mut smallest, mut largest) = (u32::MAX, 0);
+        for geometry in geometries.chain(odd) {
+            (smallest, largest) =
+                (smallest.min(geometry.log_units), largest.max(geometry.log_units));
+            for ordered in [false, true] {
+                let slots = u64::from(geometry.slots);
+                let may = (slots / 8).max(8).min(changes_at_most(geometry.log_units, ordered));
+                let changed = may.max(CHANGED_TOGETHER as u64);
+                let run_units = changed.div_ceil(changes_per_unit(ordered) as u64);
+                let reserve = reserve_units(geometry.log_units);
+                assert!(2 * run_units <= reserve, "{run_units} of {reserve}: {geometry:?}");
+            }
+        }
+        assert_eq!((smallest, largest), (16, 65536));
     }
 }

@@ -389,13 +389,13 @@ impl Slots {
             self.committing |= std::mem::take(&mut self.changed);
         }
         if let Some(e) = &mut self.epochs {
-            e.fresh_due = e.fresh.len();
+            (e.fresh_due, e.oldest_due) = (e.fresh.len(), e.oldest);
         }
     }
 
-    /// Whether the commit that was begun has said everything.
+    /// Whether the commit that was begun has said everything, as it was then (LR3).
     pub(crate) fn is_commit_complete(&self) -> bool {
-        let told = |e: &Epochs| e.fresh_due == 0 && e.oldest_said == e.oldest;
+        let told = |e: &Epochs| e.fresh_due == 0 && e.oldest_said >= e.oldest_due;
         self.committing.is_empty() && self.epochs.as_ref().is_none_or(|e| told(e))
     }
 

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::cache::{Cache, reclaim_reserve};
 use crate::config::{Mode, Mutation};
+use crate::media::CHANGED_TOGETHER;
 use crate::slots::{Over, State};
 
 /// Runs of slots that one bio writes at once before it waits for them.
@@ -95,8 +96,8 @@ impl Cache {
                     outcome = outcome.and(written);
                     continue;
                 }
-                for from in (0..part.blocks.len()).step_by(64) {
-                    let to = (from + 64).min(part.blocks.len());
+                for from in (0..part.blocks.len()).step_by(CHANGED_TOGETHER) {
+                    let to = (from + CHANGED_TOGETHER).min(part.blocks.len());
                     let at = part.blocks.start;
                     let slot = |n: usize| part.slots.start + u32::try_from(n).expect("a part");
                     self.changed_room(to - from).await;
@@ -225,7 +226,7 @@ impl Cache {
 
     async fn clear_locked(&self, bio: &Bio, range: &Range<u64>) -> Result<(), Status> {
         let live = self.slots.borrow().live_in(range.clone());
-        for part in live.chunks(64) {
+        for part in live.chunks(CHANGED_TOGETHER) {
             self.changed_room(part.len()).await;
             let mut slots = self.slots.borrow_mut();
             if !self.mutation(Mutation::StaleClean) {
@@ -237,7 +238,7 @@ impl Cache {
             self.commit().await?;
         }
         self.clear_origin(bio).await?;
-        for part in live.chunks(64) {
+        for part in live.chunks(CHANGED_TOGETHER) {
             self.changed_room(part.len()).await;
             let mut slots = self.slots.borrow_mut();
             for &(block, held) in part {
@@ -253,9 +254,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Waits until the log has caught up with most of what has changed. A failed commit is not
-    /// this caller's error: whoever asks for durability hears of it.
+    /// LR2: waits until so many blocks more may change, at once. A failed commit is not this
+    /// caller's error: whoever asks for durability hears of it.
     pub(crate) async fn changed_room(&self, blocks: usize) {
+        assert!(blocks <= CHANGED_TOGETHER, "{blocks} blocks at one go");
         let full = |changed| changed > 0 && changed + blocks as u64 > self.changed_max();
         while full(self.counts().changed) && self.commit().await.is_ok() {}
     }

@@ -12,9 +12,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use block::{BlockDevice, Flags, Nanos, Target};
+use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector, Target};
 use common::held::Held;
-use common::{BLOCK, Lab, at, fill, flush, get, number, pattern, put, put_with, say, suspend};
+use common::{
+    BLOCK, Lab, at, config, fill, flush, get, number, pattern, put, put_with, say, suspend,
+};
 use sim::Machine;
 use writecache::{Mutation, WriteCache};
 
@@ -254,6 +256,66 @@ fn what_a_flush_has_taken_out_of_the_cache_does_not_come_back() {
         // The origin is used without its cache.
         lab.world.borrow_mut().poke(lab.origin, at(4), &pattern(4, 2));
         reopened_holds(&lab, 4, 2)
+    });
+}
+
+/// Writes `count` blocks of 512 bytes from `first` on.
+async fn write_small(cache: &WriteCache, flags: Flags, first: u64, count: usize) {
+    let data = Buf::zeroed(count * 512).all().into();
+    reactor::write(cache, flags, Class::Normal, Sector(first), data).await.unwrap();
+}
+
+/// A `flush` that is to forget clean blocks was in the middle of a commit, waiting for room, when a
+/// checkpoint came to its end; during that commit clients changed as much as may be changed. The
+/// next commit was the one that the checkpoint waited for, and what the `flush` still had to forget
+/// went into it too: more than the log keeps for the end of a checkpoint. All hung for good.
+#[test]
+fn a_flush_beside_writes_leaves_the_log_room_for_the_end_of_a_checkpoint() {
+    // Blocks of 512 bytes are so many that the log is what bounds the changes: one commit of 1764,
+    // 7 of its 64 units.
+    is_found(Mutation::DropsBeyondRoom, |mutation| {
+        let mut lab = Lab::new(16 << 10, 16 << 10, "");
+        lab.config = config(512, MANUAL);
+        lab.config.mutation = mutation;
+        let inner = lab.clone();
+        Rig::over(&lab).life(async move |rig, cache| {
+            // Every second block, so that each takes an entry of its own.
+            for block in (0..40_000).step_by(2) {
+                write_small(&cache, Flags::empty(), block, 1).await;
+            }
+            let drained = cache.clone().set_attribute("drain".into(), String::new());
+            drained.await.unwrap();
+            assert_eq!(number(&cache, "clean_blocks"), 20_000);
+            let geometry = inner.geometry();
+            assert_eq!(geometry.log_units, 64);
+            // The commit that waits, with three quarters used, has all of its seven units still to
+            // write: before it come others of seven, and one unit that says that block 0 is clean.
+            let used = || number(&cache, "log_used_units");
+            write_small(&cache, Flags::FUA, 0, 1).await;
+            while used() % 7 != (48 - 1) % 7 {
+                write_small(&cache, Flags::FUA, 0, 1).await;
+            }
+            assert!(used() < 32, "{} units are used: a checkpoint is due", used());
+            let dump = geometry.checkpoint_offset(0) / 512..geometry.log_start() / 512;
+            rig.device.hold(move |bio| bio.op == Op::Write && dump.contains(&bio.sector.0));
+            let (flushed, flushing) = (Rc::new(Cell::new(false)), cache.clone());
+            let tell = flushed.clone();
+            reactor::spawn(async move {
+                say(&flushing, "flush").await.unwrap();
+                tell.set(true);
+            });
+            assert!(comes_true(|| used() == 48 && rig.device.count() == 1).await);
+            // The checkpoint comes to its end, and so does that commit, but for its flush.
+            rig.device.release();
+            rig.device.hold(|bio| bio.op == Op::Flush);
+            assert!(comes_true(|| rig.device.count() == 1).await);
+            assert_eq!(used(), 48 + 7);
+            for n in 0..27 {
+                write_small(&cache, Flags::empty(), 50_000 + n * 64, 64).await;
+            }
+            rig.device.release();
+            comes_true(|| flushed.get()).await
+        })
     });
 }
 

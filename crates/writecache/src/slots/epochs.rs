@@ -76,6 +76,8 @@ pub(super) struct Epochs {
     /// All before it are retired; and what a durable record says of that.
     pub(super) oldest: u64,
     pub(super) oldest_said: u64,
+    /// The commit that runs must say this one, or a later one.
+    pub(super) oldest_due: u64,
     /// Slots of the versions of the open epoch.
     pub(super) open_slots: RoaringBitmap,
     /// What the log does not know yet, in the order of epochs; the commit that runs must say `due`.
@@ -103,6 +105,7 @@ impl Epochs {
             open,
             oldest,
             oldest_said: oldest,
+            oldest_due: oldest,
             open_slots: RoaringBitmap::new(),
             fresh: VecDeque::new(),
             fresh_due: 0,

@@ -240,3 +240,43 @@ impl Epochs {
         e
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::media::changes_per_unit;
+
+    proptest! {
+        /// LR2: whatever the epochs are, and however many blocks are clean before.
+        #[test]
+        fn a_unit_has_room_for_as_many_changes_as_are_reckoned_with(
+            clean in 0..300usize,
+            steps in prop::collection::vec(0u64..3, 0..1000),
+        ) {
+            let mut telling = Telling::new(usize::MAX, 5);
+            for block in 0..clean {
+                let op = Op::Clean;
+                telling.push(Entry { op, block: 2 * block as u64, slot: 0, crc: 0 });
+            }
+            let mut epoch = 5;
+            for step in &steps {
+                epoch += step;
+                telling.write(epoch, 0, 0, 0);
+            }
+            let units = (clean + steps.len()).div_ceil(changes_per_unit(true));
+            prop_assert!(telling.entries.len() <= units * ENTRIES_PER_UNIT);
+        }
+    }
+
+    #[test]
+    fn a_unit_has_room_for_writes_of_epochs_that_do_not_follow_each_other() {
+        let per_unit = changes_per_unit(true);
+        for count in [1, per_unit, per_unit + 1, 4 * per_unit, 1000] {
+            let mut telling = Telling::new(usize::MAX, 1);
+            (1..=count as u64).for_each(|n| telling.write(3 * n, n, 0, 0));
+            assert!(telling.entries.len() <= count.div_ceil(per_unit) * ENTRIES_PER_UNIT);
+        }
+    }
+}

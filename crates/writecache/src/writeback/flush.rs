@@ -109,11 +109,17 @@ impl Cache {
     /// which must not come back one day with what was there before.
     async fn forget_clean(&self) -> Result<(), Status> {
         loop {
+            // What others have dropped is durable with this commit, too.
+            let none_left = self.counts().clean == 0;
             self.commit().await?;
-            let room = u32::try_from(self.changed_max()).unwrap_or(u32::MAX);
-            if self.slots.borrow_mut().evict(room) == 0 {
+            if none_left {
                 return Ok(());
             }
+            // LR2. Clients may have changed as much as may be; then the next commit makes room.
+            let ignored = self.mutation(Mutation::DropsBeyondRoom);
+            let changed = if ignored { 0 } else { self.counts().changed };
+            let room = self.changed_max().saturating_sub(changed);
+            self.slots.borrow_mut().evict(u32::try_from(room).unwrap_or(u32::MAX));
             if self.mutation(Mutation::CleanKeptInLog) {
                 self.slots.borrow_mut().forget_drops();
             }

@@ -8,6 +8,7 @@ use block::Class;
 use super::{SETTLE_BYTES, of_job};
 use crate::cache::{Cache, TaskGuard, reclaim_reserve};
 use crate::config::Mutation;
+use crate::media::CHANGED_TOGETHER;
 
 impl Cache {
     /// A task: flushes the origin after much has been written, or when nothing more comes, and
@@ -78,7 +79,7 @@ impl Cache {
         }
         // I3: durable on the origin now, so the copies in the cache are no longer needed.
         if !good.is_empty() && self.health().is_ok() {
-            for part in good.chunks(64) {
+            for part in good.chunks(CHANGED_TOGETHER) {
                 self.changed_room(part.len()).await;
                 let mut slots = self.slots.borrow_mut();
                 for w in part {

@@ -26,6 +26,7 @@ use policy::BACKOFF_FIRST_NS;
 
 use crate::cache::Cache;
 use crate::config::Mutation;
+use crate::media::CHANGED_TOGETHER;
 use crate::slots::State;
 use crate::trouble::Trouble;
 
@@ -72,14 +73,14 @@ impl Cache {
         let size = self.block_bytes();
         let mut at = range.start;
         while at < range.end && self.health().is_ok() {
-            let want = (range.end - at).min(64);
-            let max = u32::try_from(want).expect("at most 64");
+            let want = (range.end - at).min(CHANGED_TOGETHER as u64);
+            let max = u32::try_from(want).expect("at most CHANGED_TOGETHER");
             let Some(slots) = self.slots.borrow_mut().allocate(max) else {
                 let c = self.counts();
                 if c.clean + c.limbo == 0 {
                     break;
                 }
-                self.changed_room(64).await;
+                self.changed_room(CHANGED_TOGETHER).await;
                 self.slots.borrow_mut().evict(max);
                 self.commit().await.ok();
                 continue;

@@ -32,6 +32,11 @@ pub enum Trouble {
         /// The first error.
         status: Status,
     },
+    /// What must never be has been found: a bug. The cache fails.
+    Bug {
+        /// What was found.
+        what: &'static str,
+    },
     /// The origin has refused a write; the blocks are kept and tried again.
     Writeback {
         /// The error.
@@ -77,6 +82,11 @@ impl fmt::Display for Trouble {
                 f,
                 "writecache has failed ({status}): it serves reads only and keeps its dirty \
                  blocks until its table is loaded again"
+            ),
+            Trouble::Bug { what } => write!(
+                f,
+                "writecache: this is a bug, please report it: {what}; the cache stops so that \
+                 nothing comes of it"
             ),
             Trouble::Writeback { status, sector } => write!(
                 f,
@@ -127,6 +137,15 @@ impl Cache {
         if let Some(tell) = tell {
             tell(trouble);
         }
+    }
+
+    /// A bug shows where the cache can stop in good order (I8). A panic would take all devices of
+    /// the process along: that is for bugs after which nothing can be trusted. Tests panic, unless
+    /// the bug was planted.
+    pub(crate) fn fail_for_bug(&self, what: &'static str) {
+        debug_assert!(self.config.mutation != Mutation::None, "{what}");
+        self.tell(Trouble::Bug { what });
+        self.fail(Status::Io);
     }
 
     /// Status field 1.

@@ -412,6 +412,30 @@ fn a_waiting_block_that_becomes_unreadable_ends_the_flush_or_drain_that_waits_fo
     }
 }
 
+/// The log is not told what has left the cache (a planted fault), so that no commit will ever free
+/// the slots: reclaim would go round for ever. It took the daemon along, with all of its devices.
+#[test]
+fn a_cache_whose_books_are_wrong_tells_and_stops_and_takes_nothing_along() {
+    let mut lab = Lab::new(200, 440, MANUAL); // 24 slots
+    lab.config.mutation = Mutation::DiscardUnlogged;
+    life(&lab, async move |w| {
+        w.origin.refuse(Op::Write, 0..200);
+        let slots = number(&w.cache, "total_blocks");
+        fill(&*w.cache, 0..slots, 1).await;
+        flush(&*w.cache).await;
+        let (at, len) = (Sector(0), Sector(8 * slots));
+        reactor::discard(&*w.cache, Class::Normal, at, len).await.unwrap();
+        millis(1_000).await;
+        assert_eq!(put(&*w.cache, 0, 2).await, Err(Status::Io));
+        let told = w.told.borrow()[1..].to_vec(); // the first is of the refused writes
+        let [Trouble::Recovered, Trouble::Bug { what }, Trouble::Failed { .. }] = told[..] else {
+            panic!("{told:?}");
+        };
+        assert!(told[1].to_string().contains(what), "{what}");
+        assert_eq!(get(&*w.cache, 0).await, Ok(vec![0; common::BLOCK]), "reads go on");
+    });
+}
+
 /// Writeback itself found the rot, when the block was tried again. It was failing for good.
 #[test]
 fn a_failing_block_that_turns_out_to_be_rotten_is_failing_no_longer() {

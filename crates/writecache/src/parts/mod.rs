@@ -116,14 +116,20 @@ impl Herald {
         let after = match trouble {
             Trouble::Writeback { .. } | Trouble::OriginFlush { .. } => before | 1 << nth,
             Trouble::Recovered => before & !(1 << nth),
-            Trouble::Failed { .. } | Trouble::BadBlock { .. } | Trouble::GapLost { .. } => before,
+            Trouble::Failed { .. }
+            | Trouble::Bug { .. }
+            | Trouble::BadBlock { .. }
+            | Trouble::GapLost { .. } => before,
         };
         self.troubled.set(after);
         // The origin is one: it is in trouble from the first part's word to the last one's.
         let is_news = match trouble {
             Trouble::Writeback { .. } | Trouble::OriginFlush { .. } => before == 0,
             Trouble::Recovered => after == 0,
-            Trouble::Failed { .. } | Trouble::BadBlock { .. } | Trouble::GapLost { .. } => true,
+            Trouble::Failed { .. }
+            | Trouble::Bug { .. }
+            | Trouble::BadBlock { .. }
+            | Trouble::GapLost { .. } => true,
         };
         if let Some(tell) = self.tell.as_ref().filter(|_| is_news) {
             tell(trouble);

@@ -112,7 +112,11 @@ impl Cache {
             }
             let count = entries.chunks(ENTRIES_PER_UNIT).len();
             let all = u64::from(units) + count as u64;
-            assert!(all <= u64::from(native.geometry.checkpoint_units), "a slot is told once");
+            if all > u64::from(native.geometry.checkpoint_units) {
+                // Each slot is told once, so it fits, but for an image that was made up: one of
+                // which the area is smaller than a format makes it, or with gaps between epochs.
+                return Err(Status::NoSpace);
+            }
             let buf = Buf::alloc(count * UNIT);
             buf.write(|out| {
                 let chunks = entries.chunks(ENTRIES_PER_UNIT);

@@ -30,8 +30,11 @@ use crate::commit::Log;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::media::{Media, Native};
 use crate::owner::ownership;
-use crate::slots::{Contradiction, Rebuild, Slots};
-use crate::superblock::{check_superblock, find_superblock, format_device, missing, write_copies};
+use crate::slots::{Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots};
+use crate::superblock::{
+    COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
+    write_copies,
+};
 
 /// What recovery works on.
 struct Recovery<'a> {
@@ -166,7 +169,8 @@ pub(crate) struct Loaded {
     pub(crate) end: LogEnd,
 }
 
-/// Reads checkpoint and log of a cache for an origin of `blocks` blocks. Writes nothing.
+/// Reads checkpoint and log of a cache for an origin of `blocks` blocks. Writes nothing. The
+/// superblock's counters were checked.
 pub(crate) async fn load(
     config: &Config,
     device: &dyn BlockDevice,
@@ -179,6 +183,12 @@ pub(crate) async fn load(
     let mut recovery = Recovery { config, device, superblock, geometry, map };
     recovery.load_checkpoint().await?;
     let end = recovery.replay().await?;
+    check_counter(config, "epoch of a record", end.epoch, 0..=COUNTER_MAX)?;
+    if let Some((oldest, newest)) = recovery.map.pending_epochs() {
+        check_counter(config, "epoch of writes", newest, 1..=EPOCH_MAX)?;
+        check_counter(config, "oldest pending epoch", oldest, 1..=newest)?;
+        check_counter(config, "pending epochs", newest - oldest, 0..=PENDING_EPOCHS_MAX)?;
+    }
     let slots = recovery.map.finish(blocks).map_err(|found| match found {
         Contradiction::Beyond(block) => Error::invalid(format!(
             "cache device {} holds block {block}, the table has only {blocks}",

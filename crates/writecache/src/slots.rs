@@ -45,7 +45,7 @@ mod view;
 pub(crate) use entries::{EntryBatch, Writing};
 use epochs::Epochs;
 pub(crate) use epochs::{Merge, Phasing};
-pub(crate) use rebuild::{Contradiction, Rebuild};
+pub(crate) use rebuild::{Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild};
 pub(crate) use telling::Dump;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

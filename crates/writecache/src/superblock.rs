@@ -6,6 +6,8 @@
 //!               ─▶ blank, or a format cut short ├─▶ recovery, or a format
 //!               ─▶ else: damage, or no cache    ┘
 //! ```
+use std::ops::RangeInclusive;
+
 use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
 
@@ -155,6 +157,32 @@ pub(crate) async fn write_copies(
     Ok(())
 }
 
+/// Counters on the media are at most this, half of what their fields hold. Chosen: no cache gets
+/// there by counting, and one that begins there never counts beyond the other half.
+pub(crate) const COUNTER_MAX: u64 = u64::MAX / 2;
+
+/// Refuses a number on the media that no cache counts to.
+pub(crate) fn check_counter(
+    config: &Config,
+    name: &str,
+    number: u64,
+    allowed: RangeInclusive<u64>,
+) -> Result<(), Error> {
+    if allowed.contains(&number) {
+        return Ok(());
+    }
+    let (least, most) = allowed.into_inner();
+    Err(damaged(config, &format!("{name} is {number}, {least} to {most} are allowed")))
+}
+
+/// Refuses a superblock from which nothing can be counted on.
+pub(crate) fn check_counters(config: &Config, superblock: &Superblock) -> Result<(), Error> {
+    let CheckpointRef { id, log_start_seq, .. } = superblock.checkpoint;
+    check_counter(config, "generation", superblock.generation, 0..=COUNTER_MAX)?;
+    check_counter(config, "checkpoint id", id, 0..=COUNTER_MAX)?;
+    check_counter(config, "log_start_seq", log_start_seq, 1..=COUNTER_MAX)
+}
+
 pub(crate) fn check_superblock(
     config: &Config,
     superblock: &Superblock,
@@ -188,7 +216,7 @@ pub(crate) fn check_superblock(
             config.cache, superblock.origin_sectors, sectors
         )));
     }
-    Ok(())
+    check_counters(config, superblock)
 }
 
 /// The refusal of what lies in the place of a part and is not that part.

@@ -20,7 +20,7 @@
 //!   epoch, which is among the entries too.
 use std::collections::BTreeMap;
 
-use format::{Entry, Op};
+use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 use smallvec::SmallVec;
 
@@ -40,6 +40,13 @@ const LOOKAHEAD: usize = 64;
 /// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast
 /// as by blocks at random; the larger the runs the fewer the times it is merged.
 const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
+
+/// Numbers of epochs on the media are at most this: half of what an entry holds, so that no cache
+/// counts beyond it.
+pub(crate) const EPOCH_MAX: u64 = BLOCK_LIMIT / 2;
+/// How far the newest epoch may be from the oldest that is pending: more could not be told apart by
+/// their low halves. A cache has at least one slot for each.
+pub(crate) const PENDING_EPOCHS_MAX: u64 = (1 << 31) - 1;
 
 /// Why what was found is no map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,6 +325,11 @@ impl Rebuild {
         self.displaced.retain(|block, _| !range.contains(block));
     }
 
+    /// The oldest epoch that may be pending and the newest, once an entry has told of epochs.
+    pub(crate) fn pending_epochs(&self) -> Option<(u64, u64)> {
+        self.epochs.as_ref().map(|e| (e.oldest, e.newest.max(e.oldest)))
+    }
+
     /// The finished map of a device of `blocks` blocks.
     pub(crate) fn finish(mut self, blocks: u64) -> Result<Slots, Contradiction> {
         if self.in_order.is_some() {
@@ -421,8 +433,9 @@ impl Rebuild {
 impl Numbers {
     /// How far the slot's epoch is from the oldest that is pending; none if it is not pending.
     fn relative(&self, slot: u32) -> Option<u32> {
-        let (own, oldest) = (self.of_slots[slot as usize], low(self.oldest));
-        (!is_before(own, oldest)).then(|| own.wrapping_sub(oldest))
+        let after = self.of_slots[slot as usize].wrapping_sub(low(self.oldest));
+        // What would be of an epoch that has not begun is of one long ago.
+        (u64::from(after) <= self.newest.saturating_sub(self.oldest)).then_some(after)
     }
 }
 

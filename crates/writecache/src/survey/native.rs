@@ -9,7 +9,7 @@ use super::{Contents, Depth, Occupancy, Place, Survey, ranges};
 use crate::area::ReadAhead;
 use crate::recover::{Loaded, load};
 use crate::slots::{Slots, State};
-use crate::superblock::is_formats;
+use crate::superblock::{check_counters, is_formats};
 
 /// A cache of the native format.
 #[derive(Clone, Debug)]
@@ -113,6 +113,9 @@ async fn contents(place: &Place, survey: &mut Survey, cache: &mut NativeCache, d
     config.block_size = superblock.block_size;
     let block_sectors = u64::from(superblock.block_size / 512);
     let blocks = superblock.origin_sectors / block_sectors;
+    if let Err(e) = check_counters(&config, &superblock) {
+        return survey.found(Geometry::superblock_offset(0), e.chain());
+    }
     let Loaded { slots, end } = match load(&config, &*place.device, &superblock, blocks).await {
         Ok(loaded) => loaded,
         Err(e) => {

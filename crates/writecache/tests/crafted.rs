@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Crafted images: good checksums over numbers that no cache counts to. They are refused by name,
+//! by who opens them and by who surveys them, and nothing is changed; none makes anybody panic.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Flags, Sector, Status};
+use common::{Lab, config, expect, fill, flush, number, say, suspend};
+use format::{Entry, Geometry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT};
+use sim::Machine;
+use writecache::{Depth, Survey};
+
+/// A cache with dirty blocks in three records.
+fn used(options: &str) -> Lab {
+    let lab = Lab::small(options);
+    let filled = lab.life(async |cache| {
+        for block in [0, 10, 20] {
+            fill(&*cache, block..block + 5, 1).await;
+            flush(&*cache).await;
+        }
+    });
+    filled.unwrap();
+    lab
+}
+
+/// Changes all copies of the superblock alike.
+fn forge_superblock(lab: &Lab, change: impl FnOnce(&mut Superblock)) {
+    let mut superblock = lab.superblock();
+    change(&mut superblock);
+    for copy in 0..SUPERBLOCK_COPIES {
+        let mut unit = [0; UNIT];
+        superblock.encode(copy, &mut unit);
+        lab.poke_area(Geometry::superblock_offset(copy), &unit);
+    }
+}
+
+/// Changes the newest record.
+fn forge_record(lab: &Lab, change: impl FnOnce(&mut RecordHeader, &mut Vec<Entry>)) {
+    let seq = lab.last_record();
+    let (mut header, mut entries) = lab.record(seq).unwrap();
+    change(&mut header, &mut entries);
+    let mut unit = [0; UNIT];
+    format::encode_record(&header, &entries, &mut unit);
+    lab.poke_area(lab.geometry().log_offset(seq), &unit);
+}
+
+fn look(lab: &Lab) -> Survey {
+    let machine = Machine::boot(&lab.world, 1);
+    let (device, start): (Rc<dyn BlockDevice>, _) = (lab.leaf(lab.cache), lab.config.start_sector);
+    let found = machine.block_on(writecache::survey(device, start, Depth::Data));
+    machine.kill();
+    found.expect("no power cut was planned").unwrap()
+}
+
+fn is_refused(lab: &Lab, wanted: &str) {
+    let before = lab.image();
+    let why = lab.refusal();
+    assert!(why.contains("cache device cache") && why.contains(wanted), "{why}, not {wanted}");
+    let survey = look(lab);
+    let told = survey.damage.iter().any(|found| found.what.contains(wanted));
+    assert!(told && survey.occupancy().is_none(), "{wanted}: {survey:?}");
+    assert!(lab.image() == before, "{wanted}: it was changed");
+}
+
+/// A life of it with everything in it: writes, FLUSH, writeback, a clean end.
+fn is_used_on(lab: &Lab) {
+    let lived = lab.life(async move |cache| {
+        for version in 2..5 {
+            fill(&*cache, 0..30, version).await;
+            flush(&*cache).await;
+            say(&cache, "flush").await.unwrap();
+        }
+        expect(&*cache, 0..30, 4).await;
+        suspend(&cache).await;
+    });
+    lived.unwrap();
+}
+
+const COUNTER_MAX: u64 = u64::MAX / 2;
+
+type Change = fn(&mut Superblock, u64);
+const COUNTERS: [(&str, u64, Change); 3] = [
+    ("generation", 0, |s, n| s.generation = n),
+    ("checkpoint id", 0, |s, n| s.checkpoint.id = n),
+    ("log_start_seq", 1, |s, n| s.checkpoint.log_start_seq = n),
+];
+
+/// The story: `log_start_seq - 1`, and `+ 1` of each of the others, wrapped or panicked; and what
+/// then failed an assertion ended the daemon with all of its devices, at each start again.
+#[test]
+fn counters_that_no_cache_reaches_are_refused_by_name() {
+    for (name, least, change) in COUNTERS {
+        let below = (least > 0).then_some(0);
+        for n in below.into_iter().chain([COUNTER_MAX + 1, u64::MAX - 1, u64::MAX]) {
+            let lab = used("");
+            forge_superblock(&lab, |s| change(s, n));
+            is_refused(&lab, &format!("{name} is {n}, {least} to {COUNTER_MAX} are allowed"));
+        }
+    }
+    for n in [COUNTER_MAX + 1, u64::MAX] {
+        let lab = used("");
+        forge_record(&lab, |header, _| header.epoch = n);
+        is_refused(&lab, &format!("epoch of a record is {n}, 0 to {COUNTER_MAX} are allowed"));
+    }
+}
+
+#[test]
+fn the_last_counters_that_are_allowed_are_counted_on() {
+    for (_, _, change) in COUNTERS {
+        for options in ["", "ordered"] {
+            let lab = used(options);
+            forge_superblock(&lab, |s| change(s, COUNTER_MAX));
+            is_used_on(&lab);
+        }
+    }
+    let lab = used("");
+    forge_record(&lab, |header, _| header.epoch = COUNTER_MAX);
+    is_used_on(&lab);
+}
+
+const EPOCH_MAX: u64 = format::BLOCK_LIMIT / 2;
+const PENDING_MAX: u32 = (1 << 31) - 1;
+
+/// The story: the first commit of a write panicked, because the number of the epoch, or of those
+/// that are pending, was more than its field holds.
+#[test]
+fn epochs_of_writes_that_no_cache_reaches_are_refused() {
+    let epoch = |block, slot| Entry { op: Op::Epoch, block, slot, crc: 0 };
+    let most = u64::from(u32::MAX);
+    for (number, pending) in [(EPOCH_MAX + 1, 0), (format::BLOCK_LIMIT - 1, 3)] {
+        let lab = used("ordered");
+        forge_record(&lab, |_, entries| entries[0] = epoch(number, pending));
+        is_refused(&lab, &format!("epoch of writes is {number}, 1 to {EPOCH_MAX} are allowed"));
+    }
+    for pending in [PENDING_MAX + 1, u32::MAX] {
+        let lab = used("ordered");
+        forge_record(&lab, |_, entries| entries[0] = epoch(most + 10, pending));
+        is_refused(&lab, &format!("pending epochs is {pending}, 0 to {PENDING_MAX} are allowed"));
+    }
+    // The last that are allowed are counted on.
+    for (number, pending) in [(EPOCH_MAX, 0), (EPOCH_MAX, PENDING_MAX), (3, 3)] {
+        let lab = used("ordered");
+        forge_record(&lab, |_, entries| entries[0] = epoch(number, pending));
+        is_used_on(&lab);
+    }
+}
+
+/// The story: that a checkpoint fits into its area was an assertion. A version of a pending epoch
+/// takes two entries of it where the number of the epoch does not follow that of the one before,
+/// which no cache makes of itself; nor does one format so small an area.
+#[test]
+fn a_checkpoint_that_does_not_fit_fails_the_cache_and_not_the_program() {
+    const VERSIONS: u64 = 440;
+    let mut lab = Lab::new(4_000, 1 << 10, "");
+    lab.config = config(512, "ordered high_watermark 100 low_watermark 100");
+    lab.life(async |_| ()).unwrap();
+    forge_superblock(&lab, |s| (s.slots, s.checkpoint_units, s.log_units) = (500, 3, 16));
+    let (superblock, zeroes) = (lab.superblock(), format::checksum(&[0; 512]));
+    let header = RecordHeader {
+        kind: Kind::Log,
+        uuid: superblock.uuid,
+        seq: 0,
+        epoch: 1,
+        link: 0,
+        flushed_seq: 0,
+        count: 0,
+    };
+    let numbers: Vec<u64> = (0..VERSIONS).collect();
+    let mut link = 0;
+    for (seq, part) in (1..).zip(numbers.chunks(100)) {
+        let version = |&n: &u64| {
+            let write = Entry { op: Op::Write, block: n, slot: n as u32, crc: zeroes };
+            [Entry::epoch(1 + 2 * n, 1), write]
+        };
+        let entries: Vec<Entry> = part.iter().flat_map(version).collect();
+        let header = RecordHeader { seq, link, flushed_seq: seq - 1, ..header };
+        let mut unit = [0; UNIT];
+        link = format::encode_record(&header, &entries, &mut unit);
+        lab.poke_area(superblock.geometry().log_offset(seq), &unit);
+    }
+    lab.life(async |cache| {
+        assert_eq!(number(&cache, "dirty_blocks"), VERSIONS);
+        let mut ended = Ok(());
+        for block in 0..40 {
+            let data = Buf::zeroed(512).all().into();
+            let at = Sector(30_000 + block);
+            let put = reactor::write(&*cache, Flags::FUA, Class::Normal, at, data).await;
+            ended = ended.and(put);
+        }
+        assert_eq!(ended, Err(Status::NoSpace));
+    })
+    .unwrap();
+    // Without the order it fits.
+    lab.config = config(512, "high_watermark 100 low_watermark 100");
+    lab.life(async |cache| {
+        assert!(number(&cache, "dirty_blocks") >= VERSIONS);
+        say(&cache, "flush").await.unwrap();
+    })
+    .unwrap();
+}

@@ -197,6 +197,9 @@ pub(crate) async fn load(
         Contradiction::Slot { block, slot } => {
             damaged(config, &format!("block {block}: slot {slot} is taken or beyond the end"))
         }
+        Contradiction::Twice { block, epoch } => {
+            damaged(config, &format!("block {block}: two versions of epoch {epoch}"))
+        }
     })?;
     Ok(Loaded { slots, end })
 }

@@ -148,6 +148,25 @@ fn epochs_of_writes_that_no_cache_reaches_are_refused() {
     }
 }
 
+/// The story: epochs that go back in the log left a block with two versions of one epoch, and when
+/// its turn came to be written back that was an assertion.
+#[test]
+fn a_block_with_two_versions_of_one_epoch_is_refused() {
+    let write = |op, slot| Entry { op, block: 50, slot, crc: format::checksum(&[0; 4096]) };
+    let epoch = Entry::epoch(5, 5);
+    for back in [5, 6] {
+        let lab = used("ordered");
+        forge_record(&lab, |_, entries| {
+            *entries = vec![epoch, write(Op::Write, 30), write(Op::WriteNext, 31)];
+            entries.extend([Entry::epoch(back, 5), write(Op::Write, 32)]);
+        });
+        match back {
+            5 => is_refused(&lab, "block 50: two versions of epoch 5"),
+            _ => is_used_on(&lab),
+        }
+    }
+}
+
 /// The story: that a checkpoint fits into its area was an assertion. A version of a pending epoch
 /// takes two entries of it where the number of the epoch does not follow that of the one before,
 /// which no cache makes of itself; nor does one format so small an area.

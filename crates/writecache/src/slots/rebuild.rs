@@ -55,6 +55,8 @@ pub(crate) enum Contradiction {
     Beyond(u64),
     /// The slot of this block is another's, or there is no such slot.
     Slot { block: u64, slot: u32 },
+    /// The block has two versions of this epoch, where the later one takes the place of the other.
+    Twice { block: u64, epoch: u64 },
 }
 
 /// A map under construction. Slots in state `Free` are vacant.
@@ -400,6 +402,12 @@ impl Rebuild {
         if let Some(taken) = taken {
             return Err(taken);
         }
+        if let Some(found) = &mut found {
+            found.pending.sort_unstable();
+            if let Some((block, after)) = self.twice(&found.pending) {
+                return Err(Contradiction::Twice { block, epoch: found.oldest + u64::from(after) });
+            }
+        }
         add_blocks(&mut dirty, &mut unsorted, &mut spare);
         Ok(Slots {
             slots: self.slots,
@@ -417,6 +425,26 @@ impl Rebuild {
             evict_cursor: 0,
             epochs: found.map(|found| Box::new(Epochs::found(found))),
         })
+    }
+
+    /// A block with two versions of one epoch, and which: `pending` are versions by their epochs.
+    fn twice(&self, pending: &[(u32, u32)]) -> Option<(u64, u32)> {
+        let slot = |version: &(u32, u32)| &self.slots[version.1 as usize];
+        for same in pending.chunk_by(|a, b| a.0 == b.0) {
+            // One of the two is superseded.
+            let mut olds = RoaringTreemap::new();
+            let is_old = |s: &&Slot| s.state == State::Old;
+            let twice = same.iter().map(slot).filter(is_old).find(|s| !olds.insert(s.block()));
+            let current = || {
+                let mut current = same.iter().map(slot).filter(|s| !is_old(s));
+                current.find(|s| olds.contains(s.block()))
+            };
+            let found = twice.or_else(|| if olds.is_empty() { None } else { current() });
+            if let Some(s) = found {
+                return Some((s.block(), same[0].0));
+            }
+        }
+        None
     }
 
     /// Superseded versions of epochs that have been retired since.

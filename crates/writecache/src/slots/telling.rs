@@ -217,15 +217,14 @@ pub(super) struct Found {
     /// The first that may be pending, and the newest of which there was a trace.
     pub(super) oldest: u64,
     pub(super) newest: u64,
-    /// Epochs of pending versions, relative to the oldest, and their slots.
+    /// Epochs of pending versions, relative to the oldest, and their slots; ascending.
     pub(super) pending: Vec<(u32, u32)>,
     /// Whether there are versions in it of which the media say another epoch, or none.
     pub(super) mended: bool,
 }
 
 impl Epochs {
-    pub(super) fn found(mut found: Found) -> Epochs {
-        found.pending.sort_unstable();
+    pub(super) fn found(found: Found) -> Epochs {
         let mut e = Epochs::new(found.oldest, found.newest + 1);
         let mut said = Said::default();
         for (epoch, slot) in found.pending {

@@ -21,6 +21,8 @@ use writecache::Depth;
 const AREA_BYTES: u64 = 512 << 10;
 const UUID: [u8; 16] = [7; 16];
 const CRC: std::ops::Range<usize> = 12..16;
+/// Bytes from one copy of the superblock to the next.
+const SUPERBLOCK_STRIDE: usize = 64 << 10;
 
 /// A disk in memory that ends each bio as it comes.
 struct Disk(RefCell<Vec<u8>>);
@@ -138,12 +140,20 @@ fuzz_target!(|data: &[u8]| {
         // One byte names half of a MiB; bit 5 says which half.
         let half = usize::from(change[2] >> 5 & 1) << 19;
         let unit = (half + usize::from(change[0]) * UNIT) % area.len();
-        let at = unit + (usize::from(change[1]) | usize::from(change[2] & 15) << 8);
-        area[at] = change[3];
-        if change[2] & 16 != 0 {
-            area[unit..unit + UNIT][CRC].fill(0);
-            let crc = format::checksum(&area[unit..unit + UNIT]);
-            area[unit..unit + UNIT][CRC].copy_from_slice(&crc.to_le_bytes());
+        // Bit 6: all copies of the superblock alike, of which two must agree.
+        let copies = (0..4).map(|copy| (half % area.len()) + SUPERBLOCK_STRIDE * copy);
+        let units: Vec<usize> = if change[2] & 64 == 0 { vec![unit] } else { copies.collect() };
+        let from = usize::from(change[1]) | usize::from(change[2] & 15) << 8;
+        // Bit 7: a whole number of that byte.
+        let to = if change[2] & 128 == 0 { from + 1 } else { UNIT.min(from + 8) };
+        for unit in units {
+            let unit = &mut area[unit..unit + UNIT];
+            unit[from..to].fill(change[3]);
+            if change[2] & 16 != 0 {
+                unit[CRC].fill(0);
+                let crc = format::checksum(unit);
+                unit[CRC].copy_from_slice(&crc.to_le_bytes());
+            }
         }
     }
     if choice & 2 != 0 {

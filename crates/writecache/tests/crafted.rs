@@ -7,7 +7,8 @@ mod common;
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Flags, Sector, Status};
+use block::{BlockDevice, Buf, Class, Flags, Op as Request, Sector, Status};
+use common::ward::life;
 use common::{Lab, config, expect, fill, flush, number, say, suspend};
 use format::{Entry, Geometry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT};
 use sim::Machine;
@@ -200,18 +201,18 @@ fn a_checkpoint_that_does_not_fit_fails_the_cache_and_not_the_program() {
         link = format::encode_record(&header, &entries, &mut unit);
         lab.poke_area(superblock.geometry().log_offset(seq), &unit);
     }
-    lab.life(async |cache| {
-        assert_eq!(number(&cache, "dirty_blocks"), VERSIONS);
+    life(&lab, async |w| {
+        w.origin.refuse(Request::Write, 0..4_000); // nothing leaves the cache
+        assert_eq!(number(&w.cache, "dirty_blocks"), VERSIONS);
         let mut ended = Ok(());
         for block in 0..40 {
             let data = Buf::zeroed(512).all().into();
             let at = Sector(30_000 + block);
-            let put = reactor::write(&*cache, Flags::FUA, Class::Normal, at, data).await;
+            let put = reactor::write(&*w.cache, Flags::FUA, Class::Normal, at, data).await;
             ended = ended.and(put);
         }
         assert_eq!(ended, Err(Status::NoSpace));
-    })
-    .unwrap();
+    });
     // Without the order it fits.
     lab.config = config(512, "high_watermark 100 low_watermark 100");
     lab.life(async |cache| {

@@ -25,7 +25,8 @@ use crate::patience::patiently;
 
 /// An open leaf. Dropping the last reference closes it.
 pub(crate) enum OpenLeaf {
-    File(Leaf, Files),
+    /// With the disk that it lies on, where that is known.
+    File(Leaf, Files, Option<String>),
     Nbd(Client),
     Mem(Mem),
     Null(Null),
@@ -34,7 +35,7 @@ pub(crate) enum OpenLeaf {
 impl OpenLeaf {
     pub(crate) fn stats(&self) -> &Stats {
         match self {
-            OpenLeaf::File(leaf, _) => leaf.stats(),
+            OpenLeaf::File(leaf, ..) => leaf.stats(),
             OpenLeaf::Nbd(client) => client.stats(),
             OpenLeaf::Mem(mem) => mem.stats(),
             OpenLeaf::Null(null) => null.stats(),
@@ -45,7 +46,7 @@ impl OpenLeaf {
     /// which has its own.
     pub(crate) fn wbt(&self) -> Option<&Wbt> {
         match self {
-            OpenLeaf::File(leaf, _) => Some(leaf.wbt()),
+            OpenLeaf::File(leaf, ..) => Some(leaf.wbt()),
             OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
         }
     }
@@ -71,7 +72,7 @@ impl BlockDevice for OpenLeaf {
 
     fn limits(&self) -> Limits {
         match self {
-            OpenLeaf::File(leaf, _) => leaf.limits(),
+            OpenLeaf::File(leaf, ..) => leaf.limits(),
             OpenLeaf::Nbd(client) => client.limits(),
             OpenLeaf::Mem(mem) => mem.limits(),
             OpenLeaf::Null(null) => null.limits(),
@@ -80,7 +81,7 @@ impl BlockDevice for OpenLeaf {
 
     fn submit(&self, bio: Bio) {
         match self {
-            OpenLeaf::File(leaf, _) => leaf.submit(bio),
+            OpenLeaf::File(leaf, ..) => leaf.submit(bio),
             OpenLeaf::Nbd(client) => client.submit(bio),
             OpenLeaf::Mem(mem) => mem.submit(bio),
             OpenLeaf::Null(null) => null.submit(bio),
@@ -89,7 +90,7 @@ impl BlockDevice for OpenLeaf {
 
     fn identity(&self) -> Option<String> {
         match self {
-            OpenLeaf::File(leaf, _) => leaf.identity(),
+            OpenLeaf::File(leaf, ..) => leaf.identity(),
             // What is in memory ends with the program; what a server has behind a name may change.
             OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
         }
@@ -97,7 +98,7 @@ impl BlockDevice for OpenLeaf {
 
     fn dirtier_waited(&self) {
         match self {
-            OpenLeaf::File(leaf, _) => leaf.dirtier_waited(),
+            OpenLeaf::File(leaf, ..) => leaf.dirtier_waited(),
             OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {} // no queue
         }
     }
@@ -110,7 +111,7 @@ impl BlockDevice for OpenLeaf {
 impl Base for OpenLeaf {
     fn submit_at(&self, sector: Sector, bio: Bio) {
         match self {
-            OpenLeaf::File(leaf, _) => leaf.submit_at(sector, bio),
+            OpenLeaf::File(leaf, ..) => leaf.submit_at(sector, bio),
             OpenLeaf::Nbd(client) => client.submit_at(sector, bio),
             OpenLeaf::Mem(mem) => mem.submit_at(sector, bio),
             OpenLeaf::Null(null) => null.submit_at(sector, bio),
@@ -130,7 +131,7 @@ impl Base for OpenLeaf {
 impl Drop for OpenLeaf {
     fn drop(&mut self) {
         match self {
-            OpenLeaf::File(leaf, files) => files.close(leaf.file()),
+            OpenLeaf::File(leaf, files, _) => files.close(leaf.file()),
             // Another core that looks for news seldom may have it still, but not what is in it.
             OpenLeaf::Mem(mem) if Arc::strong_count(mem.ram()) > 1 => {
                 mem.ram().punch(0..mem.ram().len());
@@ -183,7 +184,7 @@ impl SharedLeaf {
             What::File(file, wbt) => {
                 let (file, limits) = (files.adopt(file), self.limits.clone());
                 let leaf = Leaf::with_wbt(&self.name, file, limits, wbt);
-                Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone())))
+                Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone(), None)))
             }
             What::Mem(ram) => Adopted::Mem(Rc::new(Mem::on(&self.name, ram.clone()))),
             What::Null => Adopted::Null(Rc::new(Null::new(&self.name, self.limits.capacity))),
@@ -305,7 +306,9 @@ impl Leaves {
             open.iter().find(|(_, leaf)| std::ptr::addr_eq(leaf.as_ptr(), Rc::as_ptr(base)));
         let (id, leaf) = found.and_then(|(id, leaf)| Some((*id, leaf.upgrade()?)))?;
         let what = match &*leaf {
-            OpenLeaf::File(leaf, files) => What::File(files.share(leaf.file())?, leaf.shared_wbt()),
+            OpenLeaf::File(leaf, files, _) => {
+                What::File(files.share(leaf.file())?, leaf.shared_wbt())
+            }
             // A connection is its core's: the others send their bios there.
             OpenLeaf::Nbd(_) => return None,
             OpenLeaf::Mem(mem) => What::Mem(mem.ram().clone()),
@@ -419,6 +422,15 @@ impl Leaves {
         self.find(&if mapped { path.into_owned() } else { format!("{PMEM}{path}") })
     }
 
+    /// The throttle of the open leaves on this disk: it has one queue.
+    fn wbt_of_disk(&self, disk: Option<&str>) -> Option<SharedWbt> {
+        let disk = disk?;
+        self.opened().iter().find_map(|leaf| match &**leaf {
+            OpenLeaf::File(leaf, _, on) if on.as_deref() == Some(disk) => Some(leaf.shared_wbt()),
+            OpenLeaf::File(..) | OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
+        })
+    }
+
     fn open_path(&self, path: &Path, word: &str, options: OpenOptions) -> Result<OpenLeaf, Error> {
         if self.is_own(path) {
             let hint = "this daemon serves this file: name the device instead of it";
@@ -441,8 +453,14 @@ impl Leaves {
         }
         let prefix = if options.mapped { PMEM } else { "" };
         let name = format!("{prefix}{}", path.to_string_lossy());
-        let leaf = Leaf::new(name, opened.file, opened.limits);
-        Ok(OpenLeaf::File(leaf.with_identity(opened.lasting_identity), files.clone()))
+        // Persistent memory has no queue.
+        let disk = opened.disk.filter(|_| !options.mapped);
+        let leaf = match self.wbt_of_disk(disk.as_deref()) {
+            Some(wbt) => Leaf::with_wbt(name, opened.file, opened.limits, &wbt),
+            None => Leaf::new(name, opened.file, opened.limits),
+        };
+        let leaf = leaf.with_identity(opened.lasting_identity);
+        Ok(OpenLeaf::File(leaf, files.clone(), disk))
     }
 }
 

@@ -2,6 +2,9 @@
 //! Leaves by their names: what tables stand on has attributes too, while a table has it open.
 mod common;
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use common::{Pond, sh};
 
 #[test]
@@ -95,4 +98,28 @@ fn the_throttle_of_a_file_is_read_and_set_by_its_path() {
     }
     let said = pond.cli(&["set", &path, "queue/wbt_stats", "1"]).failed(1);
     assert!(said.contains("EACCES"), "{said}");
+}
+
+#[test]
+fn files_on_one_disk_have_one_throttle_which_stays_while_one_of_them_is_open() {
+    let pond = Pond::start();
+    let paths = ["a.img", "b.img", "c.img"].map(|name| pond.file(name, 4));
+    let device = std::fs::metadata(pond.dir.path()).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let is_on_disk = Path::new(&format!("/sys/dev/block/{major}:{minor}")).exists();
+    let target = |path: &str| pond.cli(&["get", path, "queue/wbt_lat_usec"]).ok();
+    pond.create("a", "0 8 linear ./a.img 0");
+    let default = target(&paths[0]);
+    pond.create("b", "0 8 linear ./b.img 0");
+    pond.cli(&["set", &paths[0], "queue/wbt_lat_usec", "2500"]).ok();
+    let shared = if is_on_disk { "2500\n" } else { &default };
+    assert_eq!(target(&paths[1]), shared);
+    pond.cli(&["remove", "a"]).ok();
+    pond.create("c", "0 8 linear ./c.img 0");
+    assert_eq!([&paths[1], &paths[2]].map(|path| target(path)), [shared, shared]);
+    for name in ["b", "c"] {
+        pond.cli(&["remove", name]).ok();
+    }
+    pond.create("a", "0 8 linear ./a.img 0");
+    assert_eq!(target(&paths[0]), default);
 }

@@ -26,8 +26,8 @@ impl Leaf {
         Leaf::with_wbt(name, file, limits, &wbt)
     }
 
-    /// A device on a file of which another core's leaf is one, too: `wbt` is that leaf's, and what
-    /// it allows is for all of them together.
+    /// A device on a file of which another core's leaf is one, too, or on a disk of which another
+    /// leaf has a file: `wbt` is that leaf's, and what it allows is for all of them together.
     pub fn with_wbt(
         name: impl Into<String>,
         file: FileId,
@@ -45,7 +45,7 @@ impl Leaf {
         Leaf { identity, ..self }
     }
 
-    /// The throttle, for a leaf of another core on the same file.
+    /// The throttle, for a leaf of another core on the same file, or one on the same disk.
     pub fn shared_wbt(&self) -> SharedWbt {
         self.wbt.shared()
     }

@@ -73,8 +73,10 @@ impl Ground {
         };
         let (origin, device) = (open(&self.origin)?, open(&self.device)?);
         let origin = Leaf::new("origin", origin.file, self.taken_for(&origin.limits));
-        let device = Leaf::new("cache", device.file, device.limits);
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+        // Both lie on one disk, which has one throttle.
+        let wbt = reactor.on(|| origin.shared_wbt());
+        let device = Leaf::with_wbt("cache", device.file, device.limits, &wbt);
         reactor.block_on(run(Rc::new(origin), Rc::new(device), plan))
     }
 

@@ -11,10 +11,10 @@ use block::{Error, ErrorKind, Limits, Nanos};
 use reactor::{FileId, now, sleep};
 
 use crate::file::{self, File, OpenOptions};
-use crate::lasting;
 use crate::ring::Shared;
 use crate::socket;
 use crate::table::SharedFile;
+use crate::{lasting, limits};
 
 /// How often a patient open tries: often enough that nobody notices, at no cost worth naming.
 const RETRY_EVERY: Nanos = Nanos::from_millis(5);
@@ -33,6 +33,8 @@ pub struct Opened {
     /// What tells it from every other file or device, even after a restart of the machine, where
     /// that is known.
     pub lasting_identity: Option<String>,
+    /// The disk on which it lies, whole, as the kernel calls it; nothing where that is no one disk.
+    pub disk: Option<String>,
 }
 
 /// Opens and closes files of one driver, on its thread. Its calls are system calls that block: it
@@ -49,12 +51,13 @@ impl Files {
     pub fn open_path(&self, path: &Path, options: OpenOptions) -> Result<Opened, Error> {
         let File { fd, direct, map, limits, warning, identity } = file::open(path, options)?;
         let lasting_identity = lasting::identity(&fd);
+        let disk = limits::disk(&fd);
         let table = &mut self.0.borrow_mut().table;
         let file = match map {
             Some(map) => table.insert_mapped(fd, map),
             None => table.insert(fd, direct),
         };
-        Ok(Opened { file, limits, warning, identity, lasting_identity })
+        Ok(Opened { file, limits, warning, identity, lasting_identity, disk })
     }
 
     /// Opens as [`Files::open_path`] does, trying again for `patience` while the file is in use.

@@ -120,6 +120,23 @@ fn device_dir(major: u32, minor: u32) -> PathBuf {
     format!("/sys/dev/block/{major}:{minor}").into()
 }
 
+/// The name of the disk that an open file lies on, or is, or is a partition of.
+pub(crate) fn disk(fd: &OwnedFd) -> Option<String> {
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
+    let is_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
+    let (major, minor) = match is_device {
+        true => (stat.stx_rdev_major, stat.stx_rdev_minor),
+        false => (stat.stx_dev_major, stat.stx_dev_minor),
+    };
+    disk_name(&device_dir(major, minor))
+}
+
+fn disk_name(device: &Path) -> Option<String> {
+    let device = fs::canonicalize(device).ok()?;
+    let disk = if device.join("partition").exists() { device.parent()? } else { &device };
+    Some(disk.file_name()?.to_str()?.to_owned())
+}
+
 /// An attribute of a block device, or of the disk that a partition lies on.
 fn attribute(device: &Path, name: &str) -> Option<String> {
     let text = [device.join(name), device.join("..").join(name)]
@@ -172,6 +189,18 @@ mod tests {
             assert_eq!(queue_depth(&disk_dir), depth, "{disk}");
             assert_eq!(queue_depth(&disk_dir.join("part1")), depth, "a partition of {disk}");
         }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_partition_lies_on_its_disk_and_what_the_kernel_does_not_show_on_none() {
+        let dir = std::env::temp_dir().join(format!("millpond-disks-{}", std::process::id()));
+        let partition = dir.join("sda/sda1");
+        fs::create_dir_all(&partition).unwrap();
+        fs::write(partition.join("partition"), "1\n").unwrap();
+        assert_eq!(disk_name(&partition).as_deref(), Some("sda"));
+        assert_eq!(disk_name(&dir.join("sda")).as_deref(), Some("sda"));
+        assert_eq!(disk_name(&dir.join("sdb")), None);
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -48,7 +48,7 @@ impl Mode {
     }
 }
 
-/// What sort of write a request is. Reads, flushes and the like never ask.
+/// What sort of request it is. Reads that somebody may wait for, flushes and the like never ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Who {
@@ -56,7 +56,7 @@ pub enum Who {
     Sync,
     /// A client's, and nobody is known to wait.
     Normal,
-    /// An engine's writeback.
+    /// An engine's writeback; by our law the reads that it needs, too.
     Background,
     /// Gives space back.
     Discard,
@@ -183,13 +183,14 @@ pub struct Sample {
     pub window_ns: u64,
     /// Foreground reads that ended in it.
     pub reads: Reads,
-    /// Of those, the ones beside which nothing but reads was in flight from issue to end.
+    /// Of those, the ones beside which nothing but other such reads was in flight from issue to
+    /// end.
     pub clean_reads: Reads,
-    /// Tracked writes and discards that ended in it.
+    /// Tracked requests that ended in it.
     pub writes: u32,
-    /// The bytes of those writes.
+    /// Their bytes; discards have none.
     pub write_bytes: u64,
-    /// For how long of it tracked writes were in flight.
+    /// For how long of it tracked requests other than discards were in flight.
     pub write_busy_ns: u64,
     /// How long the foreground read that is being watched has been with the device: one at a time
     /// is, from its issue to its end.
@@ -312,6 +313,12 @@ impl Control {
     /// Whether it throttles at all.
     pub fn is_on(&self) -> bool {
         self.target_ns() > 0
+    }
+
+    /// Whether reads of writeback ask, as writes of [`Who::Background`] do. The published law knows
+    /// writes alone.
+    pub fn tracks_reads(&self) -> bool {
+        matches!(self, Control::Tail(_))
     }
 
     /// Whether a write of `who` may go now.

@@ -22,6 +22,8 @@
 //! - A4 Without reads for [`CLOSE_READ_NS`] background writes may have in flight what the device
 //!   writes in [`LONE_FLASH_NS`] or [`LONE_ROTATING_NS`], in pieces of half of it.
 //! - A5 The gain stays within [`GAIN_MIN`] and [`GAIN_MAX`].
+//! - A6 Requests that nobody waits for leave a quarter of the queue free, but two may be in flight:
+//!   who sends one to a full queue stands still until there is room, whatever else there is to do.
 use super::{Allowance, Depth, Device, Facts, Origin, Reads, Sample, Signs, Target, Verdict, Who};
 
 /// A window, as the kernel has it.
@@ -284,6 +286,12 @@ impl Control {
         self.written_in(ns).max(LONE_MIN_BYTES)
     }
 
+    /// Requests that may be in flight of those that nobody waits for (A6).
+    fn queue_share(&self) -> u32 {
+        let depth = self.device.queue_depth;
+        (depth - depth / 4).max(2)
+    }
+
     /// How many times the background's limit somebody gets: the kernel's proportions.
     fn share(who: Who) -> u64 {
         match who {
@@ -301,7 +309,7 @@ impl Control {
                 Who::Normal | Who::Background => {
                     let half = lone_bytes / 2 - lone_bytes / 2 % PIECE_UNIT;
                     let piece_bytes = u32::try_from(half).unwrap_or(u32::MAX);
-                    Allowance { ios: u32::MAX, bytes: lone_bytes, piece_bytes }
+                    Allowance { ios: self.queue_share(), bytes: lone_bytes, piece_bytes }
                 }
             };
         }
@@ -311,7 +319,11 @@ impl Control {
             Who::Discard => Allowance::of_ios(u32::from(!holds)),
             Who::Sync | Who::Normal | Who::Background => Allowance {
                 // The pieces are the same: one that has waited too long goes all the same.
-                ios: if holds && who != Who::Sync { 0 } else { u32::MAX },
+                ios: match (who, holds) {
+                    (Who::Sync, _) => u32::MAX,
+                    (_, true) => 0,
+                    (_, false) => self.queue_share(),
+                },
                 bytes: limit_bytes.saturating_mul(Control::share(who)),
                 piece_bytes,
             },

@@ -17,13 +17,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::{Completion, Op, Sector, Status};
+use block::{Completion, Sector, Status};
 use policy::wbt::{Mode, Who};
 use reactor::{Anchor, anchor, unanchor};
 use slab::Slab;
 
 use super::shared::Door;
-use super::throttle::{Mutation, Note, Throttle};
+use super::throttle::{Mutation, Note, Throttle, goes_in_pieces};
 use super::waiting::{Tried, Waiter, Waiting, Whose, Work};
 use crate::stats::Ticket;
 
@@ -89,7 +89,7 @@ impl Line {
         self.throttle.shared.lock().control.mode()
     }
 
-    /// Takes a write or a discard: it goes, or waits.
+    /// Takes what needs a token: it goes, or waits.
     pub(super) fn enter(self: &Rc<Self>, work: Work, who: Who, now_ns: u64) {
         let behind = self.waiting.borrow().is_behind(self.mode(), who);
         let rest = if behind { Some(work) } else { self.advance(work, who, now_ns) };
@@ -198,7 +198,7 @@ impl Line {
     /// How much of the work is to go at once, bytes.
     fn piece_of(&self, work: &Work, piece_bytes: u32) -> u64 {
         let left = work.len.bytes();
-        if work.op != Op::Write || left <= u64::from(piece_bytes) {
+        if !goes_in_pieces(work.op) || left <= u64::from(piece_bytes) {
             return left;
         }
         let unit = u64::from(self.throttle.block_bytes.max(PIECE_UNIT_BYTES));

@@ -3,8 +3,8 @@
 //! stay quick.
 //!
 //! ```text
-//!   reads, flushes,                writes, discards
-//!   SYNC|IDLE writes,                     │ Who
+//!   reads, flushes,                writes, discards,
+//!   SYNC|IDLE writes,              reads of writeback
 //!   write zeroes                   ┌──────▼───────┐  law says no   ┌─────────────────────────┐
 //!        │ never wait              │ take a token ├───────────────▶│ line: Sync ▸ Normal ▸   │
 //!        │                         └──────┬───────┘                │ Background, and Discard │
@@ -19,7 +19,8 @@
 //!                  policy::wbt::Control ── allowance ──▶ take a token
 //! ```
 //!
-//! The law (`policy::wbt`) is shared by the leaves of all cores on one file, and so are the tokens.
+//! The law (`policy::wbt`) is shared by the leaves of all cores on one file, and so are the tokens;
+//! leaves on files of one disk are to share them, too, as it has one queue.
 //! A window's task runs on the core whose leaf was shared with the others: of those one may stand
 //! still, timers and all, while it has nothing in flight. It ends when nothing is in flight, nobody
 //! waits, and the law has nothing to settle.
@@ -32,7 +33,8 @@
 //!   writes back for a moment: a window goes on while anybody waits.
 //! - W3 Switching it off, another target, another law, another queue depth: whoever may go then,
 //!   goes then.
-//! - W4 Reads, flushes, write zeroes and SYNC|IDLE writes never wait.
+//! - W4 Reads that somebody waits for or may wait for, flushes, write zeroes and SYNC|IDLE writes
+//!   never wait.
 //! - W5 A bio that waits is in flight for [`crate::Stats`], so it is waited for before a table, a
 //!   leaf or a file goes.
 //! - W6 By the kernel's law bios of a count go in order. By ours the urgent go first; of those that
@@ -69,8 +71,9 @@ pub(crate) use throttle::Throttle;
 /// on a fast disk profits from.
 const QUEUE_DEPTH_UNKNOWN: u32 = 128;
 
-/// The throttle of a file on its way to another core, whose leaf on the same file adopts it with
-/// [`crate::Leaf::with_wbt`]. Clones are the same.
+/// The throttle of a file on its way to another leaf, which adopts it with
+/// [`crate::Leaf::with_wbt`]: on the same file, at another core, or on the same disk. Clones are
+/// the same.
 #[derive(Clone)]
 pub struct SharedWbt(pub(crate) Arc<Shared>);
 
@@ -144,7 +147,7 @@ impl Wbt {
         &self.0
     }
 
-    /// For the leaf of another core on the same file.
+    /// For a leaf of another core on the same file, or one on the same disk.
     pub fn shared(&self) -> SharedWbt {
         self.0.shared.settle();
         SharedWbt(self.0.shared.clone())

@@ -196,6 +196,11 @@ impl Shared {
         self.lock().control.allowance(who, &signs)
     }
 
+    /// See [`Control::tracks_reads`].
+    pub(crate) fn tracks_reads(&self) -> bool {
+        self.lock().control.tracks_reads()
+    }
+
     pub(crate) fn wakes(&self, ended: Who, now_ns: u64) -> bool {
         let signs = self.signs(now_ns);
         self.lock().control.wakes(ended, &signs)
@@ -209,8 +214,8 @@ impl Shared {
         self.dirty_wait_ns.store(word(now_ns), Relaxed);
     }
 
-    /// A foreground read goes. How many requests other than reads had been sent, if none of them
-    /// is in flight, nor a read that was beside one.
+    /// A foreground read goes. How many requests had been sent that are tracked, or no reads, if
+    /// none of them is in flight, nor a read that was beside one.
     pub(crate) fn begin_read(&self) -> Option<u64> {
         let idle = (0..2).all(|count| self.tokens.load(count).ios == 0);
         let quiet = idle && self.beside.load(Relaxed) == 0 && self.late_reads.load(Relaxed) == 0;
@@ -221,7 +226,7 @@ impl Shared {
     }
 
     /// A foreground read has ended. `quiet` is from [`Shared::begin_read`]; whether nothing but
-    /// reads was in flight since.
+    /// reads that nobody tracks was in flight since.
     pub(crate) fn end_read(&self, quiet: Option<u64>) -> bool {
         if quiet.is_none() {
             self.late_reads.fetch_sub(1, Relaxed);

@@ -144,6 +144,33 @@ fn limits_go_by_who_writes() {
 }
 
 #[test]
+fn reads_of_writeback_wait_as_its_writes_do_and_go_in_pieces_but_not_by_the_kernels_law() {
+    for mode in Mode::ALL {
+        keeping(|script| async move {
+            let (leaf, ends) = (leaf(mode, 16), Ends::default());
+            ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
+            settle().await;
+            for nth in 0..20 {
+                let at = Sector::from_bytes(nth << 20);
+                ends.count(read(&*leaf, Class::Background, at, data(1 << 20)));
+            }
+            settle().await;
+            match mode {
+                Mode::Tail => assert!(waiting(&leaf) > 10, "{}", waiting(&leaf)),
+                Mode::Kernel => assert_eq!(waiting(&leaf), 0),
+            }
+            assert_eq!(leaf.wbt().report().splits > 0, mode == Mode::Tail);
+            while ends.all() < 21 {
+                script.release(usize::MAX);
+                sleep(Nanos::from_millis(1)).await;
+            }
+            assert_eq!(leaf.stats().of(Op::Read).bytes, (20 << 20) + BLOCK);
+            check_idle(&leaf);
+        });
+    }
+}
+
+#[test]
 fn reads_flushes_zeroes_and_direct_writes_never_wait() {
     for mode in Mode::ALL {
         keeping(|script| async move {
@@ -160,7 +187,7 @@ fn reads_flushes_zeroes_and_direct_writes_never_wait() {
             let zeroes = write_zeroes(&*leaf, Flags::empty(), Class::Normal, Sector(0), Sector(8));
             ends.count(zeroes);
             ends.count(flush(&*leaf, Class::Foreground));
-            ends.count(read(&*leaf, Class::Background, Sector(8), data(BLOCK)));
+            ends.count(read(&*leaf, Class::Idle, Sector(8), data(BLOCK)));
             ends.write(&leaf, Flags::SYNC | Flags::IDLE, Class::Foreground, 0, 1 << 20);
             settle().await;
             assert_eq!(

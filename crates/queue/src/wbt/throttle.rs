@@ -22,7 +22,9 @@ use crate::stats::{Stats, Ticket};
 enum Sort {
     /// A read whose time counts.
     Read,
-    /// A read that nobody waits for.
+    /// A read of an engine's writeback: by our law it needs a token.
+    BackgroundRead,
+    /// A read ahead: nobody waits for it yet, but somebody may before it has ended.
     QuietRead,
     /// It needs a token.
     Tracked(Who),
@@ -34,7 +36,8 @@ fn sort_of(op: Op, flags: Flags, class: Class) -> Sort {
     let background = class >= Class::Background || flags.contains(Flags::BACKGROUND);
     let urgent = flags.intersects(Flags::SYNC | Flags::META | Flags::FUA);
     match op {
-        Op::Read if background => Sort::QuietRead,
+        Op::Read if class == Class::Idle => Sort::QuietRead,
+        Op::Read if background => Sort::BackgroundRead,
         Op::Read => Sort::Read,
         Op::Discard => Sort::Tracked(Who::Discard),
         Op::Flush | Op::WriteZeroes => Sort::Beside,
@@ -51,7 +54,7 @@ fn sort_of(op: Op, flags: Flags, class: Class) -> Sort {
 enum Admitted {
     /// And what is to be done when it has ended.
     Goes(Note),
-    /// It is a write of this sort, and came at this time.
+    /// It is of this sort, and came at this time.
     Waits(Who, u64),
 }
 
@@ -166,8 +169,11 @@ impl Throttle {
     fn admit(self: &Rc<Self>, bio: &Bio) -> Admitted {
         Admitted::Goes(match sort_of(bio.op, bio.flags, bio.class) {
             Sort::Read => self.note_read(),
-            Sort::QuietRead => Note::Plain,
-            Sort::Tracked(who) => return self.admit_write(bio, who),
+            Sort::BackgroundRead if self.shared.tracks_reads() => {
+                return self.admit_tracked(bio, Who::Background);
+            }
+            Sort::BackgroundRead | Sort::QuietRead => Note::Plain,
+            Sort::Tracked(who) => return self.admit_tracked(bio, who),
             Sort::Beside => {
                 self.shared.begin_beside();
                 Note::Beside
@@ -185,13 +191,13 @@ impl Throttle {
         Note::Read { issued_ns, quiet: self.shared.begin_read() }
     }
 
-    /// Whether a write may go at once as it is.
-    fn admit_write(&self, bio: &Bio, who: Who) -> Admitted {
+    /// Whether a bio may go at once as it is.
+    fn admit_tracked(&self, bio: &Bio, who: Who) -> Admitted {
         let now_ns = now().0;
         let bytes = bio.len.bytes();
         let goes = self.line().is_none() && {
             let allowance = self.shared.allowance(who, now_ns);
-            let whole = bio.op != Op::Write || bytes <= u64::from(allowance.piece_bytes);
+            let whole = !goes_in_pieces(bio.op) || bytes <= u64::from(allowance.piece_bytes);
             whole && self.shared.take(who, bytes, allowance, now_ns)
         };
         self.arm(now_ns);
@@ -365,6 +371,11 @@ impl OnDone for Throttle {
             line.close_if_idle();
         }
     }
+}
+
+/// Whether a long one may be cut.
+pub(super) fn goes_in_pieces(op: Op) -> bool {
+    matches!(op, Op::Read | Op::Write)
 }
 
 fn sqe_of(op: Op, flags: Flags, sector: Sector, len: Sector, bufs: Bufs) -> SqeOp {

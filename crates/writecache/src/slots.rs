@@ -555,6 +555,7 @@ impl Slots {
     /// Checks M1 and M2 by counting everything; for tests.
     pub(crate) fn check(&self) {
         let mut seen = Counts { slots: self.counts.slots, ..Counts::default() };
+        seen.changed = self.changed.len() + self.committing.len();
         for (slot, s) in (0..self.counts.slots).zip(&self.slots) {
             match s.state {
                 State::Free => seen.free += 1,
@@ -567,6 +568,7 @@ impl Slots {
             }
             assert_eq!(self.free.is_free(slot), s.state == State::Free);
             assert!(s.state != State::Free || !s.logged, "M4: slot {slot}");
+            seen.changed += u64::from(s.state == State::Old && !s.logged);
             if self.is_live(slot) {
                 assert_eq!(self.slot_of(s.block()), Some(slot), "M2");
             }
@@ -578,9 +580,7 @@ impl Slots {
             );
         }
         assert_eq!(self.bad.len(), u64::from(seen.bad));
-        seen.changed = self.changed.len() + self.committing.len();
-        let counted = Counts { changed: seen.changed, ..self.counts };
-        assert_eq!(seen, counted, "M1");
+        assert_eq!(seen, self.counts, "M1");
         assert_eq!(self.index.len(), (seen.dirty + seen.clean + seen.bad) as usize, "M2");
         assert_eq!(self.free.len(), seen.free);
     }

@@ -69,9 +69,20 @@ impl Wake for TaskRef {
     }
 }
 
+/// What is known of the time of a turn of the loop.
+#[derive(Clone, Copy)]
+enum TurnTime {
+    /// Whoever runs the core has no turns.
+    NoTurn,
+    /// Nobody has asked yet.
+    Unknown,
+    At(Nanos),
+}
+
 pub(crate) struct Core {
     pub(crate) id: CoreId,
     driver: RefCell<Box<dyn Driver>>,
+    turn_time: Cell<TurnTime>,
     pub(crate) ops: RefCell<OpTable>,
     pub(crate) sq: RefCell<Vec<Sqe>>,
     run_queue: RefCell<VecDeque<Arc<TaskRef>>>,
@@ -113,6 +124,15 @@ pub fn core_id() -> CoreId {
 /// The driver's clock.
 pub fn now() -> Nanos {
     with_core(|c| c.driver.borrow().now())
+}
+
+/// The driver's clock as who asked first in this turn of the loop found it. A turn begins when
+/// `park` has come back: what it brought is delivered, timers fire, tasks run. So when a request
+/// ends this lies between its true end and [`now`], which counts what was delivered before it; in a
+/// task it is too early by up to what has run of the turn. In the simulator, where nothing takes
+/// time, it is [`now`].
+pub fn turn_time() -> Nanos {
+    with_core(Core::turn_time)
 }
 
 /// Random bits from the driver: seeded under simulation.
@@ -160,6 +180,19 @@ pub fn unexport(export: Export) {
 /// one core to another arrive in order.
 pub fn post(to: CoreId, msg: Msg) {
     with_core(|c| c.outbox.borrow_mut().push(to, msg));
+}
+
+impl Core {
+    fn turn_time(&self) -> Nanos {
+        if let TurnTime::At(time) = self.turn_time.get() {
+            return time;
+        }
+        let now = self.driver.borrow().now();
+        if matches!(self.turn_time.get(), TurnTime::Unknown) {
+            self.turn_time.set(TurnTime::At(now));
+        }
+        now
+    }
 }
 
 impl CoreRef {
@@ -240,7 +273,7 @@ impl CoreRef {
         if self.next_timer().is_none() {
             return;
         }
-        let now = self.0.driver.borrow().now();
+        let now = self.0.turn_time();
         while let Some(waker) = self.0.timers.borrow_mut().pop_due(now) {
             waker.wake();
         }
@@ -274,6 +307,7 @@ impl Reactor {
         let core = CoreRef(Rc::new(Core {
             id,
             driver: RefCell::new(driver),
+            turn_time: Cell::new(TurnTime::NoTurn),
             ops: RefCell::default(),
             sq: RefCell::default(),
             run_queue: RefCell::default(),
@@ -305,10 +339,16 @@ impl Reactor {
 
     /// The production loop. Ends when `until()` holds (true), or when nothing can happen any more
     /// (whatever `until()` says then).
-    pub fn run(&self, mut until: impl FnMut() -> bool) -> bool {
+    pub fn run(&self, until: impl FnMut() -> bool) -> bool {
+        self.0.make_current();
+        let ended = self.turns(until);
+        self.0.0.turn_time.set(TurnTime::NoTurn);
+        ended
+    }
+
+    fn turns(&self, mut until: impl FnMut() -> bool) -> bool {
         let core = &self.0;
         let mut events = Vec::new();
-        core.make_current();
         loop {
             let mut polls = 0;
             while core.ready() > 0 && polls < POLLS_PER_ROUND_MAX {
@@ -327,6 +367,7 @@ impl Reactor {
                 return until();
             }
             core.0.driver.borrow_mut().park(deadline, &mut events);
+            core.0.turn_time.set(TurnTime::Unknown);
             for event in events.drain(..) {
                 core.deliver(event);
             }

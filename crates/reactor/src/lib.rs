@@ -36,7 +36,9 @@ mod workers;
 
 pub use crate::anchor::{Anchor, anchor, anchored, unanchor};
 pub use crate::call::call;
-pub use crate::core::{Reactor, core_id, export, new_opener, now, post, random, spawn, unexport};
+pub use crate::core::{
+    Reactor, core_id, export, new_opener, now, post, random, spawn, turn_time, unexport,
+};
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;
 pub use grace::{Epoch, Grace};

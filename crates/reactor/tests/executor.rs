@@ -279,3 +279,47 @@ fn an_export_that_has_ended_is_gone_though_another_takes_its_slot() {
         assert_eq!(Rc::strong_count(&shelf), 2, "the new export is not the old one's to end");
     });
 }
+
+/// A clock on which every look takes a nanosecond.
+struct Ticking(Clockwork, Cell<u64>);
+
+impl Driver for Ticking {
+    fn now(&self) -> Nanos {
+        self.1.set(self.1.get() + 1);
+        Nanos(self.0.now.0 + self.1.get())
+    }
+    fn submit(&mut self, batch: &mut Vec<Sqe>) {
+        self.0.submit(batch);
+    }
+    fn post(&mut self, to: CoreId, msg: Msg) {
+        self.0.post(to, msg);
+    }
+    fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
+        self.0.park(deadline, out);
+    }
+    fn random(&mut self) -> u64 {
+        self.0.random()
+    }
+}
+
+#[test]
+fn all_of_a_turn_share_its_time_and_the_next_has_another() {
+    thread_local!(static TIMES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
+    let look = || TIMES.with_borrow_mut(|times| times.push(reactor::turn_time().0));
+    let driver = Ticking(Clockwork::default(), Cell::new(0));
+    let reactor = Reactor::enter(CoreId(0), Box::new(driver));
+    reactor.block_on(async move {
+        for _ in 0..2 {
+            for _ in 0..3 {
+                reactor::post(CoreId(0), Msg::Call(Box::new(look)));
+            }
+            let before = reactor::now().0;
+            reactor::yield_now().await;
+            look();
+            let times = TIMES.take();
+            assert_eq!(times, [times[0]; 4], "three calls, and a task that a timer woke");
+            assert!(before < times[0] && times[0] < reactor::now().0);
+        }
+    });
+    reactor.on(|| assert!(reactor::turn_time() < reactor::turn_time(), "no turn: now"));
+}

@@ -23,19 +23,19 @@ pub type Failure = Box<dyn std::error::Error>;
 pub const WARM: u64 = 20_000;
 pub const COUNTED: u64 = 20_000;
 /// Requests in flight, where nothing else is said.
-const DEPTH: usize = 16;
+pub const DEPTH: usize = 16;
 pub const MIB: u64 = 2048;
 /// Of the origin, and of a compressed RAM disk.
 const LARGE: Sector = Sector(1024 * MIB);
-/// From one look at the clock to the next for a throttle: its windows end as on a disk.
-const TICK_NS: u64 = 20_000;
+/// What a request takes of the time of a throttle: its windows end as on a disk.
+const TICK_NS: u64 = 50_000;
 
-/// The clock of a machine on which nothing takes time but waiting, how often it was read, and what
-/// has ended.
+/// The clock of a machine on which nothing takes time but waiting and, for a throttle, its disk;
+/// how often it was read, and what has ended.
 #[derive(Clone, Default)]
 struct Clock {
     now: Rc<Cell<Nanos>>,
-    /// What a look takes.
+    /// What a request takes.
     tick_ns: Rc<Cell<u64>>,
     reads: Rc<Cell<u64>>,
     done: Rc<RefCell<Vec<Event>>>,
@@ -44,10 +44,10 @@ struct Clock {
 impl Driver for Clock {
     fn now(&self) -> Nanos {
         self.reads.set(self.reads.get() + 1);
-        self.now.set(Nanos(self.now.get().0 + self.tick_ns.get()));
         self.now.get()
     }
     fn submit(&mut self, batch: &mut Vec<Sqe>) {
+        self.now.set(Nanos(self.now.get().0 + self.tick_ns.get() * batch.len() as u64));
         let end = |sqe: Sqe| Event::Cqe { home: sqe.home, key: sqe.key, result: Status::Ok.into() };
         self.done.borrow_mut().extend(batch.drain(..).map(end));
     }
@@ -93,9 +93,24 @@ impl Lab {
     /// # Errors
     /// None that is known.
     pub fn leaf(&self, throttled: bool) -> Result<Rc<dyn BlockDevice>, Failure> {
+        let lat_usec = if throttled { "-1" } else { "0" };
+        self.leaf_with(&[("queue/wbt_lat_usec", lat_usec)])
+    }
+
+    /// A file whose throttle lets three writes of writeback be in flight, by the kernel's law.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn narrow_leaf(&self) -> Result<Rc<dyn BlockDevice>, Failure> {
+        self.leaf_with(&[("queue/wbt_mode", "kernel"), ("queue/nr_requests", "16")])
+    }
+
+    fn leaf_with(&self, attributes: &[(&str, &str)]) -> Result<Rc<dyn BlockDevice>, Failure> {
         self.clock.tick_ns.set(TICK_NS);
         let leaf = Leaf::new("leaf", FileId(0), Limits::new(LARGE));
-        leaf.wbt().set("queue/wbt_lat_usec", if throttled { "-1" } else { "0" })?;
+        for (name, value) in attributes {
+            leaf.wbt().set(name, value)?;
+        }
         Ok(Rc::new(leaf))
     }
 
@@ -205,17 +220,18 @@ impl Lab {
         self.warm_and_count(DEPTH, move |nth| write(&device, &pool, Flags::empty(), nth, at(nth)))
     }
 
-    /// Requests one after the other: reads, writes of writeback, or both by turns.
+    /// So many requests at once: reads, writes of writeback, or both by turns.
     ///
     /// # Errors
     /// What one of them ended with.
     pub fn beside(
         &self,
         device: Rc<dyn BlockDevice>,
+        depth: usize,
         (reads, writes): (bool, bool),
     ) -> Result<(), Failure> {
         let (pool, at) = (pool(None), in_order);
-        self.warm_and_count(1, move |nth| {
+        self.warm_and_count(depth, move |nth| {
             let buf: block::Bufs = pool[0].all().into();
             if reads && (nth % 2 == 0 || !writes) {
                 return reactor::read(&*device, Class::Foreground, sector(at(nth)), buf);

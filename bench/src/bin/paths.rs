@@ -12,7 +12,7 @@
 use std::process::{Command, ExitCode};
 
 use bench::counted::Count;
-use bench::lab::{COUNTED, Failure, Lab, MIB, by_chance, in_order};
+use bench::lab::{COUNTED, DEPTH, Failure, Lab, MIB, by_chance, in_order};
 use bench::told::finish;
 use block::{Flags, Sector};
 use reproduce::compressed::data::Data;
@@ -21,7 +21,7 @@ use reproduce::table::{Table, fixed};
 
 const USAGE: &str = "usage: paths [NAME...]   or, what is counted: paths --run NAME OPERATIONS";
 
-const PATHS: [(&str, &str); 26] = [
+const PATHS: [(&str, &str); 31] = [
     ("memory", "write of memory, no engine"),
     ("leaf-read", "file: read, one at a time"),
     ("leaf-read-wbt", "the same, throttled"),
@@ -29,6 +29,11 @@ const PATHS: [(&str, &str); 26] = [
     ("leaf-write-wbt", "the same, throttled"),
     ("leaf-mixed", "a read and a write by turns, each"),
     ("leaf-mixed-wbt", "the same, throttled"),
+    ("leaf-reads", "16 reads at once, each"),
+    ("leaf-reads-wbt", "the same, throttled"),
+    ("leaf-writes", "16 writes at once, each"),
+    ("leaf-writes-wbt", "the same, throttled"),
+    ("leaf-waits-wbt", "the same, of which 13 have to wait"),
     ("wc-write", "write cache: write over a dirty block"),
     ("wc-write-new", "write of a new block, and a writeback"),
     ("wc-write-pmem", "the same in mode p"),
@@ -61,12 +66,17 @@ fn run(path: &str, counted: u64) -> Result<(), Failure> {
     let (few, many) = (by_chance(4096), by_chance(1 << 18));
     match path {
         "memory" => lab.writes(lab.memory()?, few, half),
-        "leaf-read" => lab.beside(lab.leaf(false)?, (true, false)),
-        "leaf-read-wbt" => lab.beside(lab.leaf(true)?, (true, false)),
-        "leaf-write" => lab.beside(lab.leaf(false)?, (false, true)),
-        "leaf-write-wbt" => lab.beside(lab.leaf(true)?, (false, true)),
-        "leaf-mixed" => lab.beside(lab.leaf(false)?, (true, true)),
-        "leaf-mixed-wbt" => lab.beside(lab.leaf(true)?, (true, true)),
+        "leaf-read" => lab.beside(lab.leaf(false)?, 1, (true, false)),
+        "leaf-read-wbt" => lab.beside(lab.leaf(true)?, 1, (true, false)),
+        "leaf-write" => lab.beside(lab.leaf(false)?, 1, (false, true)),
+        "leaf-write-wbt" => lab.beside(lab.leaf(true)?, 1, (false, true)),
+        "leaf-mixed" => lab.beside(lab.leaf(false)?, 1, (true, true)),
+        "leaf-mixed-wbt" => lab.beside(lab.leaf(true)?, 1, (true, true)),
+        "leaf-reads" => lab.beside(lab.leaf(false)?, DEPTH, (true, false)),
+        "leaf-reads-wbt" => lab.beside(lab.leaf(true)?, DEPTH, (true, false)),
+        "leaf-writes" => lab.beside(lab.leaf(false)?, DEPTH, (false, true)),
+        "leaf-writes-wbt" => lab.beside(lab.leaf(true)?, DEPTH, (false, true)),
+        "leaf-waits-wbt" => lab.beside(lab.narrow_leaf()?, DEPTH, (false, true)),
         "wc-write" => lab.writes(lab.cache("s", 512 * MIB)?, few, half),
         "wc-write-new" => lab.writes(lab.cache("s", 32 * MIB)?, many, half),
         "wc-write-pmem" => lab.writes(lab.cache("p", 32 * MIB)?, many, half),

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a request to a leaf costs, counted exactly: allocations, with the throttle on.
+//! What a request to a leaf costs, counted exactly, with the throttle on: allocations, and looks at
+//! the clock.
 use std::cell::Cell;
+use std::rc::Rc;
 
 use block::{Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Sector, Status};
 use queue::Leaf;
-use reactor::{Driver, Event, FileId, Msg, Reactor, Sqe, read, write};
+use reactor::{BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe, read, write};
 
 /// Ends everything at the next park; its clock goes on with every look.
 #[derive(Default)]
 struct AtOnce {
     now_ns: Cell<u64>,
+    looks: Rc<Cell<u64>>,
     done: Vec<Event>,
 }
 
 impl Driver for AtOnce {
     fn now(&self) -> Nanos {
+        self.looks.set(self.looks.get() + 1);
         self.now_ns.set(self.now_ns.get() + 20_000);
         Nanos(self.now_ns.get())
     }
@@ -58,4 +62,38 @@ fn a_throttled_leaf_allocates_nothing_for_a_request_that_goes_at_once() {
     // A window ends after some hundred requests and has its own.
     let windows = 10_000 * 6 * 20_000 / 100_000_000;
     assert!(many <= few + 8 * windows, "{few} for 1000 rounds, {many} for 11,000");
+}
+
+/// Looks at the clock in `count` rounds of sixteen requests at once to a throttled leaf.
+fn looks(count: u64, send: fn(&Leaf, Sector) -> BioFuture) -> u64 {
+    let driver = AtOnce::default();
+    let looks = driver.looks.clone();
+    let reactor = Reactor::enter(CoreId(0), Box::new(driver));
+    reactor.block_on(async move {
+        let leaf = Leaf::new("leaf", FileId(0), Limits::new(Sector(1 << 20)));
+        for _ in 0..count {
+            let sent: Vec<_> = (0..16).map(|nth| send(&leaf, Sector(nth * 8))).collect();
+            for end in sent {
+                assert_eq!(end.await, Ok(()));
+            }
+        }
+    });
+    looks.get()
+}
+
+/// A read is timed from its own start; ends, and writes beside others, share the time of a turn.
+#[test]
+fn requests_that_end_together_look_at_the_clock_once() {
+    let reads = |count| {
+        looks(count, |leaf, at| read(leaf, Class::Foreground, at, Buf::zeroed(4096).into()))
+    };
+    assert_eq!(reads(110) - reads(10), 100 * (16 + 1));
+    let writes = |count| {
+        looks(count, |leaf, at| {
+            write(leaf, Flags::BACKGROUND, Class::Background, at, Buf::zeroed(4096).into())
+        })
+    };
+    // A window ends now and then.
+    let more = writes(110) - writes(10);
+    assert!((200..=210).contains(&more), "{more}: the first of a round, and all of their ends");
 }

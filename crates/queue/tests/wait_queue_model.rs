@@ -6,7 +6,7 @@
 //! mailbox; and nobody may be left queued once all messages have been read.
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32 as Word;
-use loom::sync::atomic::Ordering::SeqCst;
+use loom::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use loom::thread;
 
 use tokens::{Bell, Load, Tokens};
@@ -38,6 +38,7 @@ struct Model {
     bell: Bell,
     /// Messages for the leaf that have not been read.
     mail: Word,
+    /// As a leaf sees the number of the law's changes.
     limit: Word,
     fault: Fault,
 }
@@ -70,7 +71,7 @@ impl Model {
     }
 
     fn turn(&self, on: bool, limit: u32) {
-        self.limit.store(limit, SeqCst);
+        self.limit.store(limit, Release);
         let waiting = self.tokens.turn(on);
         if self.fault != Fault::SilentTurn {
             self.tell(waiting);
@@ -79,7 +80,7 @@ impl Model {
 
     /// A write may go, with a token if it needs one.
     fn goes(&self) -> bool {
-        let limit = Load { ios: self.limit.load(SeqCst), sectors: u64::MAX };
+        let limit = Load { ios: self.limit.load(Acquire), sectors: u64::MAX };
         !self.tokens.is_on() || self.tokens.take(0, 8, limit).is_some()
     }
 }

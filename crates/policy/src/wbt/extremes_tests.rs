@@ -77,7 +77,8 @@ proptest! {
             }
             law.close_window(&Sample { now_ns, ..sample });
             let signs = Signs { now_ns, last_read_ns: Some(now_ns), ..Signs::default() };
-            let allowed = Who::ALL.map(|who| law.allowance(who, &signs));
+            let in_force = law.in_force();
+            let allowed = Who::ALL.map(|who| in_force.allowance(who, &signs));
             let is_held = allowed.iter().any(|a| a.ios == 0);
             held = if is_held { held + 1 } else { 0 };
             prop_assert!(held <= 1, "two windows in a row");
@@ -86,7 +87,7 @@ proptest! {
             prop_assert!(allowed.iter().all(|a| a.piece_bytes > 0));
             prop_assert!(allowed[1..3].iter().all(|a| a.piece_bytes == allowed[0].piece_bytes));
             prop_assert!((1..=1_000_000_000).contains(&law.window_ns()));
-            prop_assert!(law.wakes(Who::Background, &signs), "with nothing in flight");
+            prop_assert!(in_force.wakes(Who::Background, 0, &signs), "with nothing in flight");
             let _ = (law.depth(), law.facts(), law.step());
         }
     }

@@ -95,6 +95,46 @@ fn window_at(step: i32) -> u64 {
     if step == 0 { WINDOW_NS } else { (WINDOW_NS << 4) / ((step + 1) << 8).isqrt() }
 }
 
+/// What is allowed until the step moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InForce {
+    depth: Depth,
+    volatile_cache: bool,
+}
+
+impl InForce {
+    /// In the kernel's order; the first that holds.
+    pub(super) fn limit(&self, who: Who, signs: &Signs) -> u32 {
+        if who == Who::Discard {
+            self.depth.background
+        } else if who == Who::Sync || signs.dirty_waited_within(RECENT_WAIT_NS) {
+            self.depth.max
+        } else if who == Who::Background || signs.read_within(CLOSE_READ_NS) {
+            self.depth.background
+        } else {
+            self.depth.normal
+        }
+    }
+
+    #[inline]
+    pub(super) fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
+        Allowance::of_ios(self.limit(who, signs))
+    }
+
+    /// With a volatile cache writes end early, so the device may still be busy with them: only when
+    /// all have ended go the next, unless somebody waits for dirty memory.
+    pub(super) fn wakes(&self, ended: Who, in_flight: u32, signs: &Signs) -> bool {
+        let limit = if ended == Who::Discard {
+            self.depth.background
+        } else if self.volatile_cache && !signs.dirty_waited_within(RECENT_WAIT_NS) {
+            0
+        } else {
+            self.depth.normal
+        };
+        in_flight == 0 || (in_flight < limit && limit - in_flight >= self.depth.background / 2)
+    }
+}
+
 /// The law of one device.
 #[derive(Clone, Debug)]
 pub struct Control {
@@ -164,35 +204,8 @@ impl Control {
         }
     }
 
-    /// In the kernel's order; the first that holds.
-    fn limit(&self, who: Who, signs: &Signs) -> u32 {
-        if who == Who::Discard {
-            self.depth.background
-        } else if who == Who::Sync || signs.dirty_waited_within(RECENT_WAIT_NS) {
-            self.depth.max
-        } else if who == Who::Background || signs.read_within(CLOSE_READ_NS) {
-            self.depth.background
-        } else {
-            self.depth.normal
-        }
-    }
-
-    pub(super) fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
-        Allowance::of_ios(self.limit(who, signs))
-    }
-
-    /// With a volatile cache writes end early, so the device may still be busy with them: only when
-    /// all have ended go the next, unless somebody waits for dirty memory.
-    pub(super) fn wakes(&self, ended: Who, signs: &Signs) -> bool {
-        let limit = if ended == Who::Discard {
-            self.depth.background
-        } else if self.device.volatile_cache && !signs.dirty_waited_within(RECENT_WAIT_NS) {
-            0
-        } else {
-            self.depth.normal
-        };
-        let in_flight = signs.in_flight[ended.count()];
-        in_flight == 0 || (in_flight < limit && limit - in_flight >= self.depth.background / 2)
+    pub(super) fn in_force(&self) -> InForce {
+        InForce { depth: self.depth, volatile_cache: self.device.volatile_cache }
     }
 
     fn judge(&self, sample: &Sample) -> Verdict {

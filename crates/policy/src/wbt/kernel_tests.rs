@@ -189,7 +189,7 @@ fn limits_by_what_is_written_and_what_was_read() {
     let after_reads = Signs { last_read_ns: ago(100_000_000), ..at };
     let waiting = Signs { dirty_wait_ns: ago(999_999_999), ..beside_reads };
     let waited = Signs { dirty_wait_ns: ago(1_000_000_000), ..at };
-    let limits = |signs: &Signs| Who::ALL.map(|who| law.limit(who, signs));
+    let limits = |signs: &Signs| Who::ALL.map(|who| law.in_force().limit(who, signs));
     assert_eq!(limits(&at), [16, 8, 4, 4]);
     assert_eq!(limits(&beside_reads), [16, 4, 4, 4]);
     assert_eq!(limits(&after_reads), [16, 8, 4, 4]);
@@ -200,9 +200,8 @@ fn limits_by_what_is_written_and_what_was_read() {
 #[test]
 fn who_waits_is_woken_with_room_for_half_of_the_background() {
     let mut law = law(16);
-    let with = |writes, discards| Signs { in_flight: [writes, discards], ..Signs::default() };
     let wakes = |law: &Control, who, range: std::ops::Range<u32>| -> Vec<u32> {
-        range.filter(|n| law.wakes(who, &with(*n, *n))).collect()
+        range.filter(|n| law.in_force().wakes(who, *n, &Signs::default())).collect()
     };
     // Normal 8, background 4.
     assert_eq!(wakes(&law, Who::Sync, 0..20), [0, 1, 2, 3, 4, 5, 6]);
@@ -210,8 +209,8 @@ fn who_waits_is_woken_with_room_for_half_of_the_background() {
     law.set_device(Device { volatile_cache: true, ..law.device });
     assert_eq!(wakes(&law, Who::Background, 0..20), [0], "the cache is empty first");
     assert_eq!(wakes(&law, Who::Discard, 0..20), [0, 1, 2]);
-    let waited = Signs { now_ns: 9, dirty_wait_ns: Some(8), ..with(6, 0) };
-    assert!(law.wakes(Who::Background, &waited), "somebody waits for memory");
+    let waited = Signs { now_ns: 9, dirty_wait_ns: Some(8), ..Signs::default() };
+    assert!(law.in_force().wakes(Who::Background, 6, &waited), "somebody waits for memory");
 }
 
 #[test]
@@ -321,11 +320,10 @@ proptest! {
             now_ns,
             last_read_ns: ago(read_ago_ns),
             dirty_wait_ns: ago(wait_ago_ns),
-            ..Signs::default()
         };
         for who in Who::ALL {
-            prop_assert!(law.wakes(who, &signs));
-            prop_assert!(law.allowance(who, &signs).ios >= 1);
+            prop_assert!(law.in_force().wakes(who, 0, &signs));
+            prop_assert!(law.in_force().allowance(who, &signs).ios >= 1);
         }
     }
 }

@@ -3,8 +3,9 @@
 //! beside them stay quick.
 //!
 //! ```text
-//!   a write comes or ends ── Who, Signs ──▶ allowance ──▶ it goes, in pieces, or waits
-//!   a window ends ────────── Sample ──────▶ close_window ──▶ Verdict, other limits
+//!   a write comes or ends ── Who, Signs ──▶ InForce ──▶ it goes, in pieces, or waits
+//!                                              ▲ a copy, until the law changes
+//!   a window ends ────────── Sample ───────▶ Control ──▶ Verdict, other limits
 //! ```
 //!
 //! Two laws speak the same words: `kernel` (the published one) and `tail` (ours). They hold no
@@ -12,6 +13,7 @@
 //!
 //! Invariants
 //! - T1 What a law allows depends on what it was told alone: same samples and signs, same answer.
+//!   Between two samples, and changes of target or device, [`InForce`] is all of it.
 //! - T2 While a law is off it allows everything.
 //! - T3 A law that allows nothing (`ios` 0) with nothing in flight wants its timer, and allows
 //!   something again after a bounded number of windows.
@@ -125,7 +127,7 @@ impl Origin {
     }
 }
 
-/// What is known when a write asks.
+/// What is known when a write asks, or has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signs {
     /// The clock.
@@ -134,10 +136,6 @@ pub struct Signs {
     pub last_read_ns: Option<u64>,
     /// When a writer was last made to wait because too much was dirty.
     pub dirty_wait_ns: Option<u64>,
-    /// Tracked requests at the device: writes, discards.
-    pub in_flight: [u32; 2],
-    /// Of the writes, how many bytes.
-    pub in_flight_bytes: u64,
 }
 
 impl Signs {
@@ -259,6 +257,55 @@ pub struct Facts {
     pub probes: u64,
 }
 
+/// What a law allows until it changes: a small copy, so that those who ask need not reach the law.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InForce {
+    is_on: bool,
+    law: Law,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Law {
+    Kernel(kernel::InForce),
+    Tail(tail::InForce),
+}
+
+impl InForce {
+    /// Which law it is of.
+    pub fn mode(&self) -> Mode {
+        match self.law {
+            Law::Kernel(_) => Mode::Kernel,
+            Law::Tail(_) => Mode::Tail,
+        }
+    }
+
+    /// Whether reads of writeback ask, as writes of [`Who::Background`] do. The published law knows
+    /// writes alone.
+    pub fn tracks_reads(&self) -> bool {
+        matches!(self.law, Law::Tail(_))
+    }
+
+    /// How much of `who` may go now.
+    #[inline]
+    pub fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
+        match &self.law {
+            _ if !self.is_on => Allowance::UNLIMITED,
+            Law::Kernel(law) => law.allowance(who, signs),
+            Law::Tail(law) => law.allowance(who, signs),
+        }
+    }
+
+    /// Whether those who wait may ask again after a request of `ended` has ended; so many of its
+    /// count are left in flight.
+    pub fn wakes(&self, ended: Who, in_flight: u32, signs: &Signs) -> bool {
+        match &self.law {
+            _ if !self.is_on => true,
+            Law::Kernel(law) => law.wakes(ended, in_flight, signs),
+            Law::Tail(_) => true,
+        }
+    }
+}
+
 /// The law of one device.
 #[derive(Clone, Debug)]
 pub enum Control {
@@ -315,24 +362,13 @@ impl Control {
         self.target_ns() > 0
     }
 
-    /// Whether reads of writeback ask, as writes of [`Who::Background`] do. The published law knows
-    /// writes alone.
-    pub fn tracks_reads(&self) -> bool {
-        matches!(self, Control::Tail(_))
-    }
-
-    /// Whether a write of `who` may go now.
-    pub fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
-        if !self.is_on() {
-            return Allowance::UNLIMITED;
-        }
-        either!(self, law => law.allowance(who, signs))
-    }
-
-    /// Whether those who wait may ask again after a request has ended, of writes or of discards;
-    /// `signs` no longer counts it.
-    pub fn wakes(&self, ended: Who, signs: &Signs) -> bool {
-        !self.is_on() || either!(self, law => law.wakes(ended, signs))
+    /// What it allows until it takes note of a window, or is told of another target or device.
+    pub fn in_force(&self) -> InForce {
+        let law = match self {
+            Control::Kernel(law) => Law::Kernel(law.in_force()),
+            Control::Tail(law) => Law::Tail(law.in_force()),
+        };
+        InForce { is_on: self.is_on(), law }
     }
 
     /// Takes note of a window. Whoever waits may ask again: by our law always, by the kernel's if

@@ -139,11 +139,60 @@ struct Probe {
 
 /// What writes may have in flight until the law learns something: each write asks, and working it
 /// out costs a dozen divisions.
-#[derive(Clone, Copy, Debug, Default)]
-struct InForce {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct InForce {
     lone_bytes: u64,
     limit_bytes: u64,
     piece_bytes: u32,
+    /// Requests of those that nobody waits for.
+    queue_share: u32,
+    /// A probe is under way.
+    holds: bool,
+}
+
+impl InForce {
+    #[inline]
+    pub(super) fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
+        if !signs.read_within(CLOSE_READ_NS) {
+            return match who {
+                Who::Sync | Who::Discard => Allowance::UNLIMITED,
+                Who::Normal | Who::Background => self.alone(),
+            };
+        }
+        match who {
+            // Nobody knows how long one takes.
+            Who::Discard => Allowance::of_ios(u32::from(!self.holds)),
+            Who::Sync | Who::Normal | Who::Background => Allowance {
+                // The pieces are the same: one that has waited too long goes all the same.
+                ios: match (who, self.holds) {
+                    (Who::Sync, _) => u32::MAX,
+                    (_, true) => 0,
+                    (_, false) => self.queue_share,
+                },
+                bytes: self.limit_bytes.saturating_mul(share(who)),
+                piece_bytes: self.piece_bytes,
+            },
+        }
+    }
+
+    /// A4.
+    fn alone(&self) -> Allowance {
+        let half = self.lone_bytes / 2 - self.lone_bytes / 2 % PIECE_UNIT;
+        Allowance {
+            ios: self.queue_share,
+            bytes: self.lone_bytes,
+            piece_bytes: u32::try_from(half).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// How many times the background's limit somebody gets: the kernel's proportions.
+fn share(who: Who) -> u64 {
+    match who {
+        Who::Sync => 4,
+        Who::Normal => 2,
+        Who::Background | Who::Discard => 1,
+    }
 }
 
 /// The law of one device.
@@ -203,6 +252,8 @@ impl Control {
             lone_bytes: self.lone_bytes(),
             limit_bytes: self.limit_bytes(),
             piece_bytes: u32::try_from(self.piece_bytes()).unwrap_or(u32::MAX),
+            queue_share: self.queue_share(),
+            holds: self.probe.holding_ns.is_some(),
         };
     }
 
@@ -292,46 +343,8 @@ impl Control {
         (depth - depth / 4).max(2)
     }
 
-    /// How many times the background's limit somebody gets: the kernel's proportions.
-    fn share(who: Who) -> u64 {
-        match who {
-            Who::Sync => 4,
-            Who::Normal => 2,
-            Who::Background | Who::Discard => 1,
-        }
-    }
-
-    pub(super) fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
-        let InForce { lone_bytes, limit_bytes, piece_bytes } = self.in_force;
-        if !signs.read_within(CLOSE_READ_NS) {
-            return match who {
-                Who::Sync | Who::Discard => Allowance::UNLIMITED,
-                Who::Normal | Who::Background => {
-                    let half = lone_bytes / 2 - lone_bytes / 2 % PIECE_UNIT;
-                    let piece_bytes = u32::try_from(half).unwrap_or(u32::MAX);
-                    Allowance { ios: self.queue_share(), bytes: lone_bytes, piece_bytes }
-                }
-            };
-        }
-        let holds = self.probe.holding_ns.is_some();
-        match who {
-            // Nobody knows how long one takes.
-            Who::Discard => Allowance::of_ios(u32::from(!holds)),
-            Who::Sync | Who::Normal | Who::Background => Allowance {
-                // The pieces are the same: one that has waited too long goes all the same.
-                ios: match (who, holds) {
-                    (Who::Sync, _) => u32::MAX,
-                    (_, true) => 0,
-                    (_, false) => self.queue_share(),
-                },
-                bytes: limit_bytes.saturating_mul(Control::share(who)),
-                piece_bytes,
-            },
-        }
-    }
-
-    pub(super) fn wakes(&self, _ended: Who, _signs: &Signs) -> bool {
-        true
+    pub(super) fn in_force(&self) -> InForce {
+        self.in_force
     }
 
     pub(super) fn close_window(&mut self, sample: &Sample) -> Verdict {
@@ -483,7 +496,7 @@ impl Control {
     /// In pieces, beside reads.
     pub(super) fn depth(&self) -> Depth {
         let pieces = |who| {
-            let pieces = self.limit_bytes() / self.piece_bytes() * Control::share(who);
+            let pieces = self.limit_bytes() / self.piece_bytes() * share(who);
             u32::try_from(pieces).unwrap_or(u32::MAX)
         };
         Depth {

@@ -59,7 +59,7 @@ impl Lab {
     }
 
     fn allowance(&self, who: Who) -> Allowance {
-        self.law.allowance(who, &self.signs())
+        self.law.in_force().allowance(who, &self.signs())
     }
 
     fn holds(&self) -> bool {
@@ -195,7 +195,7 @@ fn a_lone_writer_is_not_limited_by_what_its_device_can_take() {
                 let verdict = lab.law.close_window(&Sample { now_ns, window_ns, ..alone.clone() });
                 assert_eq!(verdict, Verdict::UnknownWrites);
             }
-            let allowed = lab.law.allowance(Who::Background, &Signs::default());
+            let allowed = lab.law.in_force().allowance(Who::Background, &Signs::default());
             assert!(allowed.ios >= 2.max(device.queue_depth / 4 * 3), "A6: {allowed:?}");
             let in_20_ms = rate / 50;
             assert!(allowed.bytes >= in_20_ms.max(1 << 20), "{allowed:?} at {rate}");
@@ -337,7 +337,7 @@ proptest! {
             prop_assert_eq!(in_force, (lab.law.lone_bytes(), lab.law.limit_bytes()));
             prop_assert_eq!(u64::from(lab.law.in_force.piece_bytes), lab.law.piece_bytes());
             prop_assert!((1..=WINDOW_NS).contains(&lab.law.window_ns()));
-            let lone = lab.law.allowance(Who::Background, &Signs::default());
+            let lone = lab.law.in_force().allowance(Who::Background, &Signs::default());
             prop_assert!(lone.bytes >= LONE_MIN_BYTES, "A4");
             prop_assert!(lone.ios >= 2 && lone.ios <= device.queue_depth.max(2), "A6");
         }
@@ -373,7 +373,7 @@ fn a_quarter_of_the_queue_is_left_to_those_whom_somebody_waits_for() {
     for (queue_depth, ios) in [(1, 2), (2, 2), (3, 3), (4, 3), (32, 24), (256, 192)] {
         let lab = Lab::new(Device { queue_depth, ..FLASH });
         for signs in [Signs::default(), lab.signs()] {
-            let allowed = |who| lab.law.allowance(who, &signs).ios;
+            let allowed = |who| lab.law.in_force().allowance(who, &signs).ios;
             assert_eq!([Who::Normal, Who::Background].map(allowed), [ios; 2], "of {queue_depth}");
             assert_eq!(allowed(Who::Sync), u32::MAX);
         }

@@ -83,8 +83,9 @@ impl Seen {
 
 /// What one leaf counts.
 pub(crate) struct Counters {
-    reads: Times,
     clean_reads: Times,
+    /// The other reads.
+    other_reads: Times,
     writes: AtomicU64,
     write_bytes: AtomicU64,
     /// When the read that is being watched was issued; 0 while none is.
@@ -94,8 +95,8 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn new() -> Counters {
         Counters {
-            reads: Times::new(),
             clean_reads: Times::new(),
+            other_reads: Times::new(),
             writes: AtomicU64::new(0),
             write_bytes: AtomicU64::new(0),
             watched_ns: AtomicU64::new(0),
@@ -103,10 +104,8 @@ impl Counters {
     }
 
     pub(crate) fn read(&self, ns: u64, is_clean: bool) {
-        self.reads.record(ns);
-        if is_clean {
-            self.clean_reads.record(ns);
-        }
+        let reads = if is_clean { &self.clean_reads } else { &self.other_reads };
+        reads.record(ns);
     }
 
     pub(crate) fn write(&self, bytes: u64) {
@@ -125,8 +124,8 @@ impl Counters {
 
 /// What has been seen of the counters of one leaf.
 pub(crate) struct Snapshot {
-    reads: Seen,
     clean_reads: Seen,
+    other_reads: Seen,
     writes: u64,
     write_bytes: u64,
 }
@@ -134,22 +133,22 @@ pub(crate) struct Snapshot {
 /// What is new of several.
 #[derive(Default)]
 pub(crate) struct News {
-    pub(crate) reads: Reads,
     pub(crate) clean_reads: Reads,
+    pub(crate) other_reads: Reads,
     pub(crate) writes: u64,
     pub(crate) write_bytes: u64,
 }
 
 impl Snapshot {
     pub(crate) fn nothing() -> Snapshot {
-        let (reads, clean_reads) = (Seen::nothing(), Seen::nothing());
-        Snapshot { reads, clean_reads, writes: 0, write_bytes: 0 }
+        let (clean_reads, other_reads) = (Seen::nothing(), Seen::nothing());
+        Snapshot { clean_reads, other_reads, writes: 0, write_bytes: 0 }
     }
 
     /// Adds what is new to `news`.
     pub(crate) fn take(&mut self, counters: &Counters, news: &mut News) {
-        self.reads.take(&counters.reads, &mut news.reads);
         self.clean_reads.take(&counters.clean_reads, &mut news.clean_reads);
+        self.other_reads.take(&counters.other_reads, &mut news.other_reads);
         let (writes, bytes) = (counters.writes.load(Relaxed), counters.write_bytes.load(Relaxed));
         news.writes += writes.wrapping_sub(std::mem::replace(&mut self.writes, writes));
         news.write_bytes += bytes.wrapping_sub(std::mem::replace(&mut self.write_bytes, bytes));
@@ -201,16 +200,19 @@ mod tests {
         };
         counters.read(100_000, true);
         counters.read(300_000, false);
+        counters.read(400_000, false);
         counters.write(4096);
         let news = window();
         assert_eq!((news.writes, news.write_bytes), (1, 4096));
-        assert_eq!((news.reads.count(), news.clean_reads.count()), (2, 1));
-        assert_eq!(news.reads.min_ns(), Some(100_000));
-        assert_eq!(news.reads.mean_ns(), Some(200_000));
+        assert_eq!((news.clean_reads.count(), news.other_reads.count()), (1, 2));
+        assert_eq!(news.clean_reads.min_ns(), Some(100_000));
+        assert_eq!(news.other_reads.min_ns(), Some(300_000));
+        assert_eq!(news.other_reads.mean_ns(), Some(350_000));
         counters.read(500_000, false);
         let news = window();
-        assert_eq!((news.writes, news.reads.count(), news.clean_reads.count()), (0, 1, 0));
-        assert_eq!((news.reads.min_ns(), news.reads.max_ns()), (Some(500_000), Some(500_000)));
-        assert_eq!(window().reads.min_ns(), None);
+        assert_eq!((news.writes, news.clean_reads.count(), news.other_reads.count()), (0, 0, 1));
+        let (min_ns, max_ns) = (news.other_reads.min_ns(), news.other_reads.max_ns());
+        assert_eq!((min_ns, max_ns), (Some(500_000), Some(500_000)));
+        assert_eq!(window().other_reads.min_ns(), None);
     }
 }

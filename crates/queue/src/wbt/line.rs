@@ -86,7 +86,7 @@ impl Line {
     }
 
     fn mode(&self) -> Mode {
-        self.throttle.shared.lock().control.mode()
+        self.throttle.in_force().mode()
     }
 
     /// Takes what needs a token: it goes, or waits.
@@ -171,7 +171,7 @@ impl Line {
                 self.send(work, Note::Plain);
                 return None;
             }
-            let allowance = shared.allowance(who, now_ns);
+            let allowance = self.throttle.allowance(who, now_ns);
             let bytes = self.piece_of(&work, allowance.piece_bytes);
             if !shared.take(who, bytes, allowance, now_ns) {
                 return Some(work);
@@ -187,7 +187,7 @@ impl Line {
             return Some(work);
         }
         let shared = &self.throttle.shared;
-        let bytes = self.piece_of(&work, shared.allowance(who, now_ns).piece_bytes);
+        let bytes = self.piece_of(&work, self.throttle.allowance(who, now_ns).piece_bytes);
         if !shared.force(who, bytes, now_ns) {
             return Some(work);
         }

@@ -16,7 +16,8 @@
 //!        └───────────▶ window ◀───────────┘      (other cores are told, too)
 //!                        │ Sample
 //!                        ▼
-//!                  policy::wbt::Control ── allowance ──▶ take a token
+//!                  policy::wbt::Control ── InForce ──▶ take a token
+//!                                        a copy in each leaf
 //! ```
 //!
 //! The law (`policy::wbt`) is shared by the leaves of all cores on one file, and so are the tokens;
@@ -64,7 +65,7 @@ use block::Limits;
 use policy::wbt::{Control, Depth, Device, Facts, Mode, Target, Verdict, Who};
 use reactor::now;
 
-use shared::Shared;
+use shared::{Shared, State};
 pub(crate) use throttle::Throttle;
 
 /// Requests that a device is taken to work on at once when nobody knows. Chosen: as many as a file
@@ -155,18 +156,19 @@ impl Wbt {
 
     /// Changes the law, and lets go whoever may go then.
     fn turn(&self, change: impl FnOnce(&mut Control)) {
-        let mut state = self.0.shared.lock();
-        change(&mut state.control);
-        let on = state.control.is_on();
-        drop(state);
+        let shared = &self.0.shared;
+        let on = shared.change(|state| {
+            change(&mut state.control);
+            state.control.is_on()
+        });
         // W3: first it is so, then everybody looks.
-        self.0.shared.tokens.turn(on);
+        shared.tokens.turn(on);
         self.0.turned();
     }
 
     /// The target that was asked for.
     pub fn target(&self) -> Target {
-        self.0.shared.lock().control.target()
+        self.0.shared.look(|state| state.control.target())
     }
 
     /// Aims at `target` from now on. The one in force already stays as it is.
@@ -178,7 +180,7 @@ impl Wbt {
 
     /// The law in force.
     pub fn mode(&self) -> Mode {
-        self.0.shared.lock().control.mode()
+        self.0.shared.look(|state| state.control.mode())
     }
 
     /// Goes by another law from now on, with the target that there was.
@@ -197,7 +199,7 @@ impl Wbt {
     }
 
     fn device(&self) -> Device {
-        self.0.shared.lock().device
+        self.0.shared.look(|state| state.device)
     }
 
     /// Requests that the device is taken to work on at once.
@@ -210,7 +212,7 @@ impl Wbt {
         let before = self.device();
         let device = Device { queue_depth: queue_depth.max(1), ..before };
         if device != before {
-            self.0.shared.lock().device = device;
+            self.0.shared.change(|state| state.device = device);
             self.turn(|law| law.set_device(device));
         }
     }
@@ -225,31 +227,28 @@ impl Wbt {
     /// What there is to tell.
     pub fn report(&self) -> Report {
         let shared = &self.0.shared;
-        let signs = shared.signs(0);
         let line = self.0.line();
         let waiting = Who::ALL.map(|who| line.as_ref().map_or(0, |line| line.waiting(who)));
         let waits = &shared.waits;
-        let state = shared.lock();
-        let law = &state.control;
-        Report {
+        shared.look(|State { control: law, windows, last, .. }| Report {
             mode: law.mode(),
             target_ns: law.target_ns(),
             step: law.step(),
             depth: law.depth(),
             facts: law.facts(),
-            in_flight: signs.in_flight,
-            in_flight_bytes: signs.in_flight_bytes,
+            in_flight: shared.in_flight(),
+            in_flight_bytes: shared.in_flight_bytes(),
             waiting,
             waits: waits.count.load(Relaxed),
             waited_ns: waits.total_ns.load(Relaxed),
             waited_max_ns: waits.max_ns.load(Relaxed),
             splits: waits.splits.load(Relaxed),
             overdue: waits.forced.load(Relaxed),
-            windows: state.windows,
-            verdict: state.last.verdict,
-            read_p50_ns: state.last.read_p50_ns,
-            read_p99_ns: state.last.read_p99_ns,
-        }
+            windows: *windows,
+            verdict: last.verdict,
+            read_p50_ns: last.read_p50_ns,
+            read_p99_ns: last.read_p99_ns,
+        })
     }
 }
 

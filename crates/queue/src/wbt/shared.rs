@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the leaves of all cores on one file share: the law, the tokens, the signs, the figures.
 //!
-//! The law lies behind a lock that is held for a few instructions, and asked only by tracked
-//! writes; reads store two words.
+//! The law lies behind a lock. It changes when a window ends or somebody sets something, and each
+//! change has a number; a leaf keeps a copy of what is in force and takes it anew when the number
+//! is another one. So requests take no lock; reads store two words.
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use block::{CoreId, Nanos};
-use policy::wbt::{Allowance, Control, Device, Mode, Reads, Sample, Signs, Verdict, Who};
+use policy::wbt::{Allowance, Control, Device, InForce, Mode, Reads, Sample, Signs, Verdict, Who};
 use reactor::{Anchor, Msg, anchored, core_id, now, post, sleep, spawn};
 
 use super::counters::{Counters, News, Snapshot};
@@ -99,6 +101,8 @@ pub(crate) struct Waits {
 pub(crate) struct Shared {
     pub(crate) tokens: Tokens,
     state: Mutex<State>,
+    /// How often the law may have changed.
+    changes: AtomicU64,
     doors: Mutex<Vec<Arc<Door>>>,
     /// A task closes windows.
     armed: AtomicBool,
@@ -148,6 +152,7 @@ impl Shared {
         Shared {
             tokens: Tokens::new(state.control.is_on()),
             state: Mutex::new(state),
+            changes: AtomicU64::new(0),
             doors: Mutex::default(),
             armed: AtomicBool::new(false),
             home: OnceLock::new(),
@@ -164,9 +169,31 @@ impl Shared {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing under the lock can panic half way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the law.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
+        look(&self.lock())
+    }
+
+    /// Changes the law: copies of what was in force are out of date from now on.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let done = change(&mut state);
+        self.changes.fetch_add(1, Release);
+        done
+    }
+
+    /// The number of the last change. Who sees it and takes a copy then has the change in it.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Acquire)
+    }
+
+    pub(crate) fn in_force(&self) -> InForce {
+        self.look(|state| state.control.in_force())
     }
 
     fn doors(&self) -> MutexGuard<'_, Vec<Arc<Door>>> {
@@ -181,29 +208,18 @@ impl Shared {
     }
 
     pub(crate) fn signs(&self, now_ns: u64) -> Signs {
-        let (writes, discards) = (self.tokens.load(0), self.tokens.load(1));
-        Signs {
-            now_ns,
-            last_read_ns: time(&self.last_read_ns),
-            dirty_wait_ns: time(&self.dirty_wait_ns),
-            in_flight: [writes.ios, discards.ios],
-            in_flight_bytes: writes.sectors * SECTOR,
-        }
+        let (last_read_ns, dirty_wait_ns) = (time(&self.last_read_ns), time(&self.dirty_wait_ns));
+        Signs { now_ns, last_read_ns, dirty_wait_ns }
     }
 
-    pub(crate) fn allowance(&self, who: Who, now_ns: u64) -> Allowance {
-        let signs = self.signs(now_ns);
-        self.lock().control.allowance(who, &signs)
+    /// Tracked requests in flight: writes, discards.
+    pub(crate) fn in_flight(&self) -> [u32; 2] {
+        [0, 1].map(|count| self.tokens.load(count).ios)
     }
 
-    /// See [`Control::tracks_reads`].
-    pub(crate) fn tracks_reads(&self) -> bool {
-        self.lock().control.tracks_reads()
-    }
-
-    pub(crate) fn wakes(&self, ended: Who, now_ns: u64) -> bool {
-        let signs = self.signs(now_ns);
-        self.lock().control.wakes(ended, &signs)
+    /// Of those writes, how many bytes.
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        self.tokens.load(0).sectors * SECTOR
     }
 
     pub(crate) fn note_read(&self, now_ns: u64) {
@@ -217,8 +233,9 @@ impl Shared {
     /// A foreground read goes. How many requests had been sent that are tracked, or no reads, if
     /// none of them is in flight, nor a read that was beside one.
     pub(crate) fn begin_read(&self) -> Option<u64> {
-        let idle = (0..2).all(|count| self.tokens.load(count).ios == 0);
-        let quiet = idle && self.beside.load(Relaxed) == 0 && self.late_reads.load(Relaxed) == 0;
+        let quiet = self.in_flight() == [0, 0]
+            && self.beside.load(Relaxed) == 0
+            && self.late_reads.load(Relaxed) == 0;
         if !quiet {
             self.late_reads.fetch_add(1, Relaxed);
         }
@@ -301,9 +318,14 @@ impl Shared {
         self.doors().iter().filter(others).for_each(|door| door.tell());
     }
 
+    /// Whether a task closes windows.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.load(SeqCst)
+    }
+
     /// Whether the caller is to start a task that closes windows. The first window begins then.
     pub(crate) fn arms(&self, now_ns: u64) -> bool {
-        if self.armed.load(SeqCst) || self.armed.swap(true, SeqCst) {
+        if self.armed.swap(true, SeqCst) {
             return false;
         }
         let mut state = self.lock();
@@ -331,19 +353,41 @@ impl Shared {
     }
 
     pub(crate) fn window_ns(&self) -> u64 {
-        self.lock().control.window_ns()
+        self.look(|state| state.control.window_ns())
     }
 
     /// Closes a window.
     pub(crate) fn close_window(&self, now_ns: u64) -> Closed {
-        let tracked = || self.tokens.load(0).ios + self.tokens.load(1).ios;
-        let mut state = self.lock();
-        let News { reads, mut clean_reads, writes, write_bytes } = state.news();
+        let (wanted, wakes) = self.change(|state| {
+            let sample = self.sample(state, now_ns);
+            let step = state.control.step();
+            let wanted = state.close(&sample);
+            let wakes = match state.control.mode() {
+                // As the kernel does; and nobody waits while nothing is in flight (W2).
+                Mode::Kernel => state.control.step() < step || self.in_flight() == [0, 0],
+                Mode::Tail => true,
+            };
+            (wanted, wakes)
+        });
+        let is_busy = || self.in_flight() != [0, 0] || self.tokens.waiting() > 0;
+        let mut goes_on = wanted || is_busy();
+        if !goes_on {
+            self.disarm();
+            // A write that came meanwhile found it armed.
+            goes_on = is_busy() && !self.armed.swap(true, SeqCst);
+        }
+        Closed { goes_on, wakes }
+    }
+
+    /// What has come since the last window.
+    fn sample(&self, state: &mut State, now_ns: u64) -> Sample {
+        let News { mut clean_reads, other_reads: mut reads, writes, write_bytes } = state.news();
+        reads.merge(&clean_reads);
         clean_reads.merge(&std::mem::take(&mut state.early_reads));
         let watched = state.watched.iter().filter_map(|(c, _)| c.upgrade()?.watched_ns()).min();
         let window_ns = now_ns.saturating_sub(state.window_from_ns);
         let dirty_wait_ns = time(&self.dirty_wait_ns);
-        let sample = Sample {
+        Sample {
             now_ns,
             window_ns,
             reads,
@@ -352,27 +396,11 @@ impl Shared {
             write_bytes,
             write_busy_ns: self.busy(now_ns).min(window_ns),
             read_outstanding_ns: watched.map(|issued_ns| now_ns.saturating_sub(issued_ns)),
-            in_flight: tracked(),
+            in_flight: self.in_flight().iter().sum(),
             dirty_waited: dirty_wait_ns
                 .is_some_and(|then| now_ns.saturating_sub(then) < RECENT_WAIT_NS),
             held: self.held.swap(self.tokens.waiting() > 0, Relaxed),
-        };
-        let step = state.control.step();
-        let wanted = state.close(&sample);
-        let wakes = match state.control.mode() {
-            // As the kernel does; and nobody waits while nothing is in flight (W2).
-            Mode::Kernel => state.control.step() < step || tracked() == 0,
-            Mode::Tail => true,
-        };
-        drop(state);
-        let is_busy = || tracked() > 0 || self.tokens.waiting() > 0;
-        let mut goes_on = wanted || is_busy();
-        if !goes_on {
-            self.disarm();
-            // A write that came meanwhile found it armed.
-            goes_on = is_busy() && !self.armed.swap(true, SeqCst);
         }
-        Closed { goes_on, wakes }
     }
 
     /// The task that closes windows ends.

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{Bio, Bufs, Class, Completion, Flags, Nanos, Op, Sector, Status};
-use policy::wbt::Who;
-use reactor::{FileId, OnDone, SqeOp, chain, driver_io, now, push_bio, sleep, spawn, watched};
+use policy::wbt::{Allowance, InForce, Who};
+use reactor::{
+    FileId, OnDone, SqeOp, chain, driver_io, now, push_bio, sleep, spawn, turn_time, watched,
+};
 use slab::Slab;
 
 use super::counters::Counters;
@@ -102,6 +104,8 @@ pub(super) enum Mutation {
     ForgetError,
     /// Pieces keep their tokens.
     LeakToken,
+    /// What was in force once is so for good.
+    OldLaw,
 }
 
 /// See the module.
@@ -112,6 +116,8 @@ pub(crate) struct Throttle {
     pub(super) shared: Arc<Shared>,
     counters: Arc<Counters>,
     pub(super) block_bytes: u32,
+    /// What is in force, as of so many changes of the law.
+    in_force: Cell<(u64, InForce)>,
     sent: RefCell<Slab<Sent>>,
     /// While somebody waits or goes in pieces.
     pub(super) line: RefCell<Weak<Line>>,
@@ -129,6 +135,7 @@ impl Throttle {
     ) -> Rc<Throttle> {
         let counters = Arc::new(Counters::new());
         shared.add(&counters);
+        let in_force = (shared.changes(), shared.in_force());
         Rc::new_cyclic(|me| Throttle {
             file,
             me: me.clone(),
@@ -136,6 +143,7 @@ impl Throttle {
             shared,
             counters,
             block_bytes,
+            in_force: Cell::new(in_force),
             sent: RefCell::default(),
             line: RefCell::default(),
             watched: Cell::new(None),
@@ -149,6 +157,25 @@ impl Throttle {
 
     pub(super) fn line(&self) -> Option<Rc<Line>> {
         self.line.borrow().upgrade()
+    }
+
+    /// What the law allows.
+    pub(super) fn in_force(&self) -> InForce {
+        let (changes, in_force) = self.in_force.get();
+        if changes == self.shared.changes() { in_force } else { self.copy_law() }
+    }
+
+    #[cold]
+    fn copy_law(&self) -> InForce {
+        if self.mutation.get() != Mutation::OldLaw {
+            // The number first: a change after it has another one.
+            self.in_force.set((self.shared.changes(), self.shared.in_force()));
+        }
+        self.in_force.get().1
+    }
+
+    pub(super) fn allowance(&self, who: Who, now_ns: u64) -> Allowance {
+        self.in_force().allowance(who, &self.shared.signs(now_ns))
     }
 
     /// Takes a bio whose sectors lie at `sector`, and which the device knows.
@@ -169,7 +196,7 @@ impl Throttle {
     fn admit(self: &Rc<Self>, bio: &Bio) -> Admitted {
         Admitted::Goes(match sort_of(bio.op, bio.flags, bio.class) {
             Sort::Read => self.note_read(),
-            Sort::BackgroundRead if self.shared.tracks_reads() => {
+            Sort::BackgroundRead if self.in_force().tracks_reads() => {
                 return self.admit_tracked(bio, Who::Background);
             }
             Sort::BackgroundRead | Sort::QuietRead => Note::Plain,
@@ -193,10 +220,12 @@ impl Throttle {
 
     /// Whether a bio may go at once as it is.
     fn admit_tracked(&self, bio: &Bio, who: Who) -> Admitted {
-        let now_ns = now().0;
+        // The first in flight begins a time that is measured; those beside it go by the turn's.
+        let is_first = self.shared.tokens.load(0).ios == 0;
+        let now_ns = if is_first { now().0 } else { turn_time().0 };
         let bytes = bio.len.bytes();
-        let goes = self.line().is_none() && {
-            let allowance = self.shared.allowance(who, now_ns);
+        let goes = self.line.borrow().strong_count() == 0 && {
+            let allowance = self.allowance(who, now_ns);
             let whole = !goes_in_pieces(bio.op) || bytes <= u64::from(allowance.piece_bytes);
             whole && self.shared.take(who, bytes, allowance, now_ns)
         };
@@ -283,6 +312,13 @@ impl Throttle {
 
     /// Sees to it that windows are closed while there is something to see.
     pub(super) fn arm(&self, now_ns: u64) {
+        if !self.shared.is_armed() {
+            self.arm_now(now_ns);
+        }
+    }
+
+    #[cold]
+    fn arm_now(&self, now_ns: u64) {
         if self.shared.arms(now_ns) && !self.shared.starts_elsewhere() {
             self.start_windows();
         }
@@ -312,7 +348,7 @@ impl Throttle {
 
     /// A token comes back.
     fn write_ended(&self, who: Who, bytes: u64, forced: bool) {
-        let now_ns = now().0;
+        let now_ns = turn_time().0;
         self.counters.write(if who == Who::Discard { 0 } else { bytes });
         if forced {
             self.shared.forced.store(false, Relaxed);
@@ -321,7 +357,8 @@ impl Throttle {
         if waiting == 0 || self.mutation.get() == Mutation::LoseWakeUp {
             return;
         }
-        if self.shared.wakes(who, now_ns) {
+        let left = self.shared.in_flight()[who.count()];
+        if self.in_force().wakes(who, left, &self.shared.signs(now_ns)) {
             let mut others = waiting;
             if let Some(line) = self.line() {
                 others -= u32::from(line.door().is_some());
@@ -334,7 +371,7 @@ impl Throttle {
     }
 
     fn read_ended(&self, tag: usize, issued_ns: u64, quiet: Option<u64>) {
-        let now_ns = now().0;
+        let now_ns = turn_time().0;
         self.shared.note_read(now_ns);
         if self.watched.get() == Some(tag) {
             self.watched.set(None);

@@ -6,6 +6,7 @@ use block::{BlockDevice, Bufs, Class, Flags, Nanos, Op, Sector};
 use policy::wbt::Mode;
 use reactor::{FileId, flush, io, read, sleep, write, write_zeroes};
 
+use super::super::throttle::Mutation;
 use super::{BLOCK, Ends, check_idle, data, keeping, leaf, settle};
 use crate::Leaf;
 use crate::testing::{Script, with_core};
@@ -36,15 +37,16 @@ fn an_idle_device_has_no_timer() {
 }
 
 /// Writes alone are boosted window by window, and each lets more of them go; nothing has ended.
-#[test]
-fn a_window_that_raises_the_limits_lets_more_go() {
-    keeping(|script| async move {
+fn windows_raise_the_limits(mutation: Mutation) {
+    keeping(move |script| async move {
         let (leaf, ends) = (leaf(Mode::Kernel, 128), Ends::default());
+        leaf.wbt().throttle().mutation.set(mutation);
         (0..40).for_each(|nth| ends.background(&leaf, nth * BLOCK, BLOCK));
         settle().await;
         for (in_flight, step) in [(4, 0), (8, -1), (16, -2), (24, -3), (24, -3)] {
             let report = leaf.wbt().report();
-            assert_eq!((script.kept(), report.step), (in_flight, step));
+            let now = (script.kept(), report.step);
+            assert_eq!(now, (in_flight, step), "more may go");
             sleep(Nanos::from_millis(100)).await;
             settle().await;
         }
@@ -54,6 +56,17 @@ fn a_window_that_raises_the_limits_lets_more_go() {
         }
         check_idle(&leaf);
     });
+}
+
+#[test]
+fn a_window_that_raises_the_limits_lets_more_go() {
+    windows_raise_the_limits(Mutation::None);
+}
+
+#[test]
+#[should_panic(expected = "more may go")]
+fn a_leaf_that_keeps_to_what_was_in_force_would_be_found() {
+    windows_raise_the_limits(Mutation::OldLaw);
 }
 
 /// Whether the law has seen reads beside which nothing else was in flight.

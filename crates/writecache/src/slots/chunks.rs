@@ -23,13 +23,17 @@ impl Chunks {
     }
 
     pub(super) fn push_back(&mut self, slot: u32) {
-        if self.pieces.back().is_none_or(|last| last.len() == PIECE) {
-            // The first of a queue that stays short takes no more than it needs.
-            let room = if self.pieces.is_empty() { 0 } else { PIECE };
-            self.pieces.push_back(Vec::with_capacity(room));
-        }
-        self.pieces.back_mut().expect("pushed above or there").push(slot);
         self.len += 1;
+        match self.pieces.back_mut() {
+            Some(last) if last.len() < PIECE => last.push(slot),
+            // The first of a queue that stays short takes no more than it needs.
+            None => self.pieces.push_back(vec![slot]),
+            Some(_) => {
+                let mut piece = Vec::with_capacity(PIECE);
+                piece.push(slot);
+                self.pieces.push_back(piece);
+            }
+        }
     }
 
     /// Forgets the first `count`.
@@ -65,7 +69,16 @@ impl Chunks {
     }
 
     pub(super) fn range(&self, range: Range<usize>) -> impl Iterator<Item = u32> + '_ {
-        range.map(|at| self[at])
+        let (mut at, end) = (range.start + self.gone, range.end + self.gone);
+        let pieces = std::iter::from_fn(move || {
+            let piece = (at < end).then(|| {
+                let in_piece = at % PIECE..(at % PIECE + end - at).min(PIECE);
+                &self.pieces[at / PIECE][in_piece]
+            })?;
+            at += piece.len();
+            Some(piece)
+        });
+        pieces.flatten().copied()
     }
 }
 

@@ -426,14 +426,14 @@ impl Slots {
                 epoch = next;
             }
             e.seal(slots, epoch);
-            let (mut blocks, mut spare, mut count) = (Vec::new(), Vec::new(), 0);
             if e.said.first_epoch() == Some(epoch) {
+                phase.todo = e.current_of_first(slots);
                 for slot in e.said.members(false) {
                     let s = &slots.slots[slot as usize];
                     match s.state {
-                        State::Dirty => blocks.push(s.block()),
+                        State::Dirty => {}
                         State::Old => {
-                            blocks.push(s.block());
+                            assert!(phase.todo.insert(s.block()), "one version a block");
                             phase.olds.push(slot);
                         }
                         State::Bad => drop(e.bad.insert(slot, true)),
@@ -442,15 +442,8 @@ impl Slots {
                             unreachable!("SD1: slot {slot} is pending")
                         }
                     }
-                    if blocks.len() == MERGED_BLOCKS {
-                        count += MERGED_BLOCKS as u64;
-                        add_blocks(&mut phase.todo, &mut blocks, &mut spare);
-                    }
                 }
             }
-            count += blocks.len() as u64;
-            add_blocks(&mut phase.todo, &mut blocks, &mut spare);
-            assert_eq!(phase.todo.len(), count, "one version a block");
             phase.olds.sort_unstable_by_key(|&slot| slots.slots[slot as usize].block());
             phase.epoch = epoch;
             e.oldest = epoch;
@@ -521,6 +514,31 @@ impl Slots {
 }
 
 impl Epochs {
+    /// The blocks whose current version is dirty and of the first epoch that the log knows.
+    fn current_of_first(&self, slots: &Slots) -> RoaringTreemap {
+        let slot = |slot: u32| &slots.slots[slot as usize];
+        let of_first = self.said.members(false).count();
+        let fresh = self.fresh.iter().filter(|f| slots.is_fresh(f)).map(|f| f.slot);
+        if self.said.later().count() + self.fresh.len() < of_first {
+            // Nearly all, it may be of millions: all dirty blocks but those of later epochs.
+            let mut blocks = slots.dirty.clone();
+            let later = self.said.later().chain(fresh).map(slot);
+            for s in later.filter(|s| s.state == State::Dirty) {
+                blocks.remove(s.block());
+            }
+            return blocks;
+        }
+        let (mut blocks, mut part, mut spare) = (RoaringTreemap::new(), Vec::new(), Vec::new());
+        for s in self.said.members(false).map(slot).filter(|s| s.state == State::Dirty) {
+            part.push(s.block());
+            if part.len() == MERGED_BLOCKS {
+                add_blocks(&mut blocks, &mut part, &mut spare);
+            }
+        }
+        add_blocks(&mut blocks, &mut part, &mut spare);
+        blocks
+    }
+
     /// The log knows all of `epoch`, which is closed.
     fn seal(&mut self, slots: &Slots, epoch: u64) {
         if !self.said.begins(epoch) {

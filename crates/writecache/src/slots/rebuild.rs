@@ -2,9 +2,9 @@
 //! Rebuild: the map as recovery finds it, straight from checkpoint and log into its final place.
 //!
 //! ```text
-//!   a checkpoint, in slot order ──▶ slot table ── index, all at once ──▶ finish: free map, dirty
-//!   what follows, in any order  ──▶ slot table and index           ──▶            bitmap
-//!                                     └─▶ displaced (a slot that two blocks claim for a while)
+//!   while slots are vacant ──▶ slot table ── index, all at once ──▶ finish: free map, dirty
+//!   from then on           ──▶ slot table and index             ──▶   bitmap, epochs
+//!                                  └─▶ displaced (a slot that two blocks claim for a while)
 //! ```
 //!
 //! Invariants
@@ -14,10 +14,14 @@
 //!   slot at the end, if that is vacant; two blocks that still claim a slot then are damage.
 //! - RB2 There is no second copy of the map. Besides what the finished map takes, the entries of
 //!   one reading are held, and one chunk of block numbers to be sorted; in a cache with epochs also
-//!   4 bytes a slot, and at the end 8 bytes a pending version.
+//!   4 bytes a slot, then 8 bytes a pending version, and 8 more while those of several epochs are
+//!   sorted.
 //! - RB3 A version that is superseded by one of a later epoch is kept, if its own is pending then.
 //!   Its slot goes to whoever claims it: a slot changes hands only after a record that retires its
 //!   epoch, which is among the entries too.
+//! - RB4 No index is made before an entry needs it, which those of a checkpoint do not: until one
+//!   names a slot that is not vacant, or says that a block left. The stamps of slots tell in which
+//!   order their entries came, so that the last version of a block can be found out later.
 use std::collections::BTreeMap;
 
 use format::{BLOCK_LIMIT, Entry, Op};
@@ -25,7 +29,7 @@ use roaring::{RoaringBitmap, RoaringTreemap};
 use smallvec::SmallVec;
 
 use super::epochs::Epochs;
-use super::telling::Found;
+use super::said::Said;
 use super::{Counts, Slot, Slots, State};
 use crate::free::FreeMap;
 use crate::index::{HASH_BITS, Index};
@@ -34,7 +38,7 @@ use crate::radix;
 /// The index is made in parts, by the upper bits of the hash. Each part costs a look at all slots;
 /// sorting it takes memory, twice 8 bytes for each of its blocks: 4 bytes a cached block.
 const INDEX_PARTS: u64 = 1 << (HASH_BITS - 32);
-/// Entries whose cells are looked at together before they are applied: enough cache misses under
+/// Entries whose places are looked at together before they are applied: enough cache misses under
 /// way at once to hide most of their time, few enough to stay in the first-level cache. Chosen.
 const LOOKAHEAD: usize = 64;
 /// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast
@@ -63,9 +67,8 @@ pub(crate) enum Contradiction {
 pub(crate) struct Rebuild {
     slots: Vec<Slot>,
     index: Index,
-    /// While entries come in ascending order of their slots they need no index, and none is made:
-    /// the first slot that may follow.
-    in_order: Option<u32>,
+    /// While there is no index (RB4): the entries so far.
+    unindexed: Option<u32>,
     /// The entries of blocks that are not in the table (RB1): as many as the fuzzy part of a
     /// checkpoint makes, and never more than blocks were named.
     displaced: BTreeMap<u64, (Entry, u32)>,
@@ -83,8 +86,9 @@ struct Numbers {
     newest: u64,
 }
 
-fn low(epoch: u64) -> u32 {
-    (epoch & 0xffff_ffff) as u32
+/// The low half of an epoch or of a block, or the slot of what is packed to be sorted.
+fn low(number: u64) -> u32 {
+    (number & 0xffff_ffff) as u32
 }
 
 /// Whether epoch `a` is before `b`, both by their low half.
@@ -118,7 +122,7 @@ impl Rebuild {
         Rebuild {
             slots: vec![Slot::VACANT; count as usize],
             index: Index::new(count),
-            in_order: Some(0),
+            unindexed: Some(0),
             displaced: BTreeMap::new(),
             epochs: None,
         }
@@ -126,27 +130,31 @@ impl Rebuild {
 
     /// A map of `count` vacant slots that is looked into while it is made: see `find`.
     pub(crate) fn indexed(count: u32) -> Rebuild {
-        Rebuild { in_order: None, ..Rebuild::new(count) }
+        Rebuild { unindexed: None, ..Rebuild::new(count) }
     }
 
     /// Applies the entries of a record, in their order.
-    pub(crate) fn apply(&mut self, entries: impl Iterator<Item = Entry>) {
+    pub(crate) fn apply(&mut self, mut entries: impl Iterator<Item = Entry>) {
         if let Some(epochs) = &mut self.epochs {
             epochs.current = None;
         }
-        let mut entries = entries.peekable();
-        while let (Some(from), Some(e)) = (self.in_order, entries.peek()) {
-            let is_state = matches!(e.op, Op::Write | Op::Clean | Op::Bad);
-            if !is_state || e.slot < from || e.slot as usize >= self.slots.len() {
+        while let Some(before) = self.unindexed
+            && let Some(e) = entries.next()
+        {
+            if !self.fill_vacant(&e, before) {
                 self.make_index();
-                break;
+                self.apply_each(std::iter::once(e));
             }
-            self.fill(e);
-            self.in_order = Some(e.slot + 1);
-            entries.next();
         }
-        while entries.peek().is_some() {
+        self.apply_each(entries);
+    }
+
+    fn apply_each(&mut self, mut entries: impl Iterator<Item = Entry>) {
+        loop {
             let part: SmallVec<[Entry; LOOKAHEAD]> = entries.by_ref().take(LOOKAHEAD).collect();
+            if part.is_empty() {
+                return;
+            }
             self.look_ahead(&part);
             for e in &part {
                 match e.op {
@@ -155,11 +163,7 @@ impl Rebuild {
                         self.put(e, epoch);
                     }
                     Op::WriteNext => {
-                        if let Some(epochs) = &mut self.epochs {
-                            let next = epochs.current.map_or(epochs.oldest, |c| c + 1);
-                            epochs.current = Some(next);
-                            epochs.newest = epochs.newest.max(next);
-                        }
+                        self.tell_next_epoch();
                         let epoch = self.next_epoch();
                         self.put(&Entry { op: Op::Write, ..*e }, epoch);
                     }
@@ -175,57 +179,119 @@ impl Rebuild {
         }
     }
 
-    fn fill(&mut self, e: &Entry) {
+    /// Applies an entry if it needs no index (RB4); `before` came before it.
+    fn fill_vacant(&mut self, e: &Entry, before: u32) -> bool {
+        match e.op {
+            Op::Epoch => {
+                self.tell_epoch(e.block, e.block - u64::from(e.slot));
+                return true;
+            }
+            Op::Evict | Op::Drop => return false,
+            Op::Write | Op::WriteNext | Op::Clean | Op::Bad => {}
+        }
+        if self.slots.get(e.slot as usize).is_none_or(|s| s.state != State::Free) {
+            return false;
+        }
+        let mut e = *e;
+        if e.op == Op::WriteNext {
+            self.tell_next_epoch();
+            e.op = Op::Write;
+        }
+        let epoch = self.next_epoch();
+        self.fill(&e, epoch);
+        self.slots[e.slot as usize].stamp = before;
+        self.unindexed = Some(before + 1);
+        true
+    }
+
+    fn fill(&mut self, e: &Entry, epoch: u32) {
         let s = &mut self.slots[e.slot as usize];
         s.set_block(e.block);
         (s.state, s.crc, s.logged) = (state_of(e.op), e.crc, true);
+        if let Some(epochs) = &mut self.epochs {
+            epochs.of_slots[e.slot as usize] = epoch;
+        }
     }
 
     /// Makes the index of what came in order. In the order of its cells: at random each block would
     /// wait for a line of a table of hundreds of megabytes, and more often than not for its page.
     fn make_index(&mut self) {
-        self.in_order = None;
+        self.unindexed = None;
         // A little more than a fair part of the hashes: a vector that grows would double.
         let fair = self.slots.len() / INDEX_PARTS as usize;
-        let (mut found, mut spare) = (Vec::with_capacity(fair + fair / 64), Vec::new());
+        let (mut found, mut spare) = (Vec::new(), Vec::new());
+        found.reserve_exact(fair + fair / 64 + LOOKAHEAD);
         for part in 0..INDEX_PARTS {
-            for (slot, s) in (0u32..).zip(&self.slots) {
-                let hash = Index::hash(s.block());
-                if s.state != State::Free && hash >> 32 == part {
-                    found.push(hash << 32 | u64::from(slot));
-                }
-            }
+            self.hashes_of(part, &mut found);
             radix::sort(&mut found, &mut spare, 32..64);
-            for (nth, packed) in found.iter().enumerate() {
-                let slot = (packed & 0xffff_ffff) as u32;
-                if self.is_said_again(*packed, &found[nth + 1..]) {
-                    self.slots[slot as usize].state = State::Free;
-                } else {
-                    self.index.insert_hashed(part << 32 | packed >> 32, slot);
+            for same in found.chunk_by(|a, b| a >> 32 == b >> 32) {
+                match same {
+                    [alone] => self.index.insert_hashed(part << 32 | alone >> 32, low(*alone)),
+                    _ => self.insert_last(part, same),
                 }
             }
-            found.clear();
         }
     }
 
-    /// Whether the block has a later entry, of which these are some: with the same hash, and in the
-    /// order of slots, in which they came (RB1).
-    fn is_said_again(&self, packed: u64, following: &[u64]) -> bool {
-        let block = |packed: u64| self.slots[(packed & 0xffff_ffff) as usize].block();
-        let mut same = following.iter().take_while(|&&next| next >> 32 == packed >> 32);
-        same.any(|&next| block(next) == block(packed))
+    /// Puts blocks that have the same hash into the index, each by its last version.
+    fn insert_last(&mut self, part: u64, same: &[u64]) {
+        // Of all of them before any changes: each was judged when the next one came.
+        let state = |slot| Some(self.superseded(slot, self.next_version(slot, same)?));
+        let superseded: Vec<Option<State>> =
+            same.iter().map(|&packed| state(low(packed))).collect();
+        for (packed, superseded) in same.iter().zip(superseded) {
+            match superseded {
+                Some(state) => self.slots[low(*packed) as usize].state = state,
+                None => self.index.insert_hashed(part << 32 | packed >> 32, low(*packed)),
+            }
+        }
+    }
+
+    /// Finds the hashes of the blocks that are in this part of the index, with their slots.
+    fn hashes_of(&self, part: u64, found: &mut Vec<u64>) {
+        let mut len = 0;
+        let mut slot = 0u64;
+        for slots in self.slots.chunks(LOOKAHEAD) {
+            found.resize(len + LOOKAHEAD, 0);
+            for s in slots {
+                // Written in any case, and kept if it belongs: a branch would be guessed wrong for
+                // every third slot or so.
+                let hash = Index::hash(s.block());
+                found[len] = hash << 32 | slot;
+                len += usize::from((s.state != State::Free) & (hash >> 32 == part));
+                slot += 1;
+            }
+        }
+        found.truncate(len);
+    }
+
+    /// The next version of the block in this slot, among slots of blocks that have the same hash.
+    fn next_version(&self, slot: u32, same: &[u64]) -> Option<u32> {
+        let at = |slot: u32| &self.slots[slot as usize];
+        let others = same.iter().map(|&packed| low(packed));
+        let versions = others.filter(|&other| at(other).block() == at(slot).block());
+        versions.filter(|&v| at(v).stamp > at(slot).stamp).min_by_key(|&v| at(v).stamp)
     }
 
     /// Brings the memory that the entries need nearer, many of them at once: each would otherwise
-    /// wait for two or three lines, one after the other, of tables of hundreds of megabytes.
+    /// wait for one to three lines, one after the other, of tables of hundreds of megabytes.
     fn look_ahead(&self, entries: &[Entry]) {
         let mut cells = [None; LOOKAHEAD];
         for (cell, e) in cells.iter_mut().zip(entries) {
-            *cell = self.index.first_slot(e.block);
+            if !self.holds(e.slot, e.block) {
+                *cell = self.index.first_slot(e.block);
+            }
         }
         let found = cells.iter().flatten().map(|&slot| self.slots[slot as usize].block_low);
-        let named = entries.iter().filter_map(|e| Some(self.slots.get(e.slot as usize)?.crc));
-        std::hint::black_box(found.chain(named).fold(0, u32::wrapping_add));
+        std::hint::black_box(found.fold(0, u32::wrapping_add));
+    }
+
+    /// Whether the slot is where the block is.
+    fn holds(&self, slot: u32, block: u64) -> bool {
+        let is_there = |s: &Slot| {
+            s.block() == block && matches!(s.state, State::Dirty | State::Clean | State::Bad)
+        };
+        self.slots.get(slot as usize).is_some_and(is_there)
     }
 
     fn tell_epoch(&mut self, number: u64, oldest: u64) {
@@ -243,6 +309,14 @@ impl Rebuild {
         epochs.newest = epochs.newest.max(number);
     }
 
+    fn tell_next_epoch(&mut self) {
+        if let Some(epochs) = &mut self.epochs {
+            let next = epochs.current.map_or(epochs.oldest, |c| c + 1);
+            epochs.current = Some(next);
+            epochs.newest = epochs.newest.max(next);
+        }
+    }
+
     /// The epoch of a write that comes now, by its low half; before all that is pending if it has
     /// none.
     fn next_epoch(&self) -> u32 {
@@ -250,17 +324,23 @@ impl Rebuild {
         self.epochs.as_ref().map_or(0, of)
     }
 
-    /// Whether the version at `slot` stays when one of `epoch` takes its place (RB3).
-    fn is_kept(&self, slot: u32, op: Op, epoch: u32) -> bool {
-        let dirty = self.slots[slot as usize].state == State::Dirty && op == Op::Write;
-        dirty
+    /// What becomes of the version at `slot` that the one at `next` supersedes: it stays if its own
+    /// epoch, an earlier one, is pending (RB3).
+    fn superseded(&self, slot: u32, next: u32) -> State {
+        let is_dirty = |slot: u32| self.slots[slot as usize].state == State::Dirty;
+        let kept = is_dirty(slot)
+            && is_dirty(next)
             && self.epochs.as_ref().is_some_and(|e| {
-                let own = e.of_slots[slot as usize];
-                is_before(own, epoch) && !is_before(own, low(e.oldest))
-            })
+                let (own, later) = (e.of_slots[slot as usize], e.of_slots[next as usize]);
+                is_before(own, later) && !is_before(own, low(e.oldest))
+            });
+        if kept { State::Old } else { State::Free }
     }
 
     fn put(&mut self, e: &Entry, epoch: u32) {
+        if self.holds(e.slot, e.block) {
+            return self.fill(e, epoch); // said again, as when it was written back
+        }
         if !self.displaced.is_empty() {
             self.displaced.remove(&e.block);
         }
@@ -269,9 +349,7 @@ impl Rebuild {
             self.displaced.insert(e.block, (*e, epoch));
             return;
         };
-        if claimed.state == State::Old {
-            self.slots[e.slot as usize].state = State::Free;
-        } else if claimed.state != State::Free && claimed.block() != e.block {
+        if claimed.state != State::Free && claimed.state != State::Old {
             let (block, op) = (claimed.block(), op_of(claimed.state));
             let owner = Entry { op, block, slot: e.slot, crc: claimed.crc };
             let epoch = self.epochs.as_ref().map_or(0, |n| n.of_slots[e.slot as usize]);
@@ -280,14 +358,10 @@ impl Rebuild {
         }
         let slots = &self.slots;
         let old = self.index.replace(e.block, e.slot, |s| slots[s as usize].block());
-        if let Some(old) = old.filter(|&old| old != e.slot) {
-            let kept = self.is_kept(old, e.op, epoch);
-            self.slots[old as usize].state = if kept { State::Old } else { State::Free };
+        self.fill(e, epoch);
+        if let Some(old) = old {
+            self.slots[old as usize].state = self.superseded(old, e.slot);
         }
-        if let Some(epochs) = &mut self.epochs {
-            epochs.of_slots[e.slot as usize] = epoch;
-        }
-        self.fill(e);
     }
 
     /// The slot of a block, and what was put there as its checksum, in an `indexed` map.
@@ -298,7 +372,7 @@ impl Rebuild {
 
     /// Puts a dirty block into a vacant slot; an older slot of the block becomes vacant.
     pub(crate) fn put_dirty(&mut self, block: u64, slot: u32, crc: u32) {
-        assert!(self.in_order.is_none(), "the index would be made a second time");
+        assert!(self.unindexed.is_none(), "the index would be made a second time");
         self.put(&Entry { op: Op::Write, block, slot, crc }, 0);
     }
 
@@ -334,7 +408,7 @@ impl Rebuild {
 
     /// The finished map of a device of `blocks` blocks.
     pub(crate) fn finish(mut self, blocks: u64) -> Result<Slots, Contradiction> {
-        if self.in_order.is_some() {
+        if self.unindexed.is_some() {
             self.make_index();
         }
         self.free_retired();
@@ -353,12 +427,6 @@ impl Rebuild {
         let mut bad = RoaringTreemap::new();
         let (mut unsorted, mut spare) = (Vec::new(), Vec::new());
         let mut stamp = 1u32;
-        let mut found = self.epochs.as_ref().map(|e| Found {
-            oldest: e.oldest.max(1),
-            newest: e.newest.max(e.oldest),
-            pending: Vec::new(),
-            mended: false,
-        });
         for (slot, s) in (0..count).zip(&mut self.slots) {
             match s.state {
                 State::Free => {
@@ -370,11 +438,6 @@ impl Rebuild {
                 State::Dirty => {
                     counts.dirty += 1;
                     unsorted.push(s.block());
-                    if let (Some(found), Some(epochs)) = (&mut found, &self.epochs) {
-                        let relative = epochs.relative(slot);
-                        found.mended |= relative.is_none();
-                        found.pending.push((relative.unwrap_or(0), slot));
-                    }
                     if unsorted.len() == SORT_BLOCKS {
                         add_blocks(&mut dirty, &mut unsorted, &mut spare);
                     }
@@ -384,12 +447,7 @@ impl Rebuild {
                     counts.bad += 1;
                     bad.insert(s.block());
                 }
-                State::Old => {
-                    counts.old += 1;
-                    if let (Some(found), Some(epochs)) = (&mut found, &self.epochs) {
-                        found.pending.push((epochs.relative(slot).unwrap_or(0), slot));
-                    }
-                }
+                State::Old => counts.old += 1,
                 State::Writing | State::Limbo => unreachable!("never put"),
             }
             stamp = stamp.wrapping_add(1);
@@ -402,13 +460,12 @@ impl Rebuild {
         if let Some(taken) = taken {
             return Err(taken);
         }
-        if let Some(found) = &mut found {
-            found.pending.sort_unstable();
-            if let Some((block, after)) = self.twice(&found.pending) {
-                return Err(Contradiction::Twice { block, epoch: found.oldest + u64::from(after) });
-            }
-        }
         add_blocks(&mut dirty, &mut unsorted, &mut spare);
+        drop(unsorted);
+        let epochs = match self.epochs.take() {
+            Some(numbers) => Some(Box::new(self.find_epochs(numbers, counts, spare)?)),
+            None => None,
+        };
         Ok(Slots {
             slots: self.slots,
             index: self.index,
@@ -423,25 +480,55 @@ impl Rebuild {
             counts,
             next_stamp: stamp,
             evict_cursor: 0,
-            epochs: found.map(|found| Box::new(Epochs::found(found))),
+            epochs,
         })
     }
 
-    /// A block with two versions of one epoch, and which: `pending` are versions by their epochs.
-    fn twice(&self, pending: &[(u32, u32)]) -> Option<(u64, u32)> {
-        let slot = |version: &(u32, u32)| &self.slots[version.1 as usize];
-        for same in pending.chunk_by(|a, b| a.0 == b.0) {
-            // One of the two is superseded.
+    /// The versions that are pending, in the order of their epochs.
+    fn find_epochs(
+        &self,
+        numbers: Numbers,
+        counts: Counts,
+        mut spare: Vec<u64>,
+    ) -> Result<Epochs, Contradiction> {
+        let (oldest, newest) = (numbers.oldest.max(1), numbers.newest.max(numbers.oldest));
+        let is_pending = |s: &Slot| matches!(s.state, State::Dirty | State::Old);
+        let mut pending = Vec::with_capacity(counts.dirty as usize + counts.old as usize);
+        let (mut mended, mut last) = (false, 0);
+        for (slot, s) in (0u32..).zip(&self.slots).filter(|(_, s)| is_pending(s)) {
+            let relative = numbers.relative(slot);
+            mended |= relative.is_none() && s.state == State::Dirty;
+            let after = relative.unwrap_or(0);
+            last = last.max(after);
+            pending.push(u64::from(after) << 32 | u64::from(slot));
+        }
+        drop(numbers);
+        radix::sort(&mut pending, &mut spare, 32..64 - last.leading_zeros());
+        drop(spare);
+        if counts.old > 0
+            && let Some((block, after)) = self.twice(&pending)
+        {
+            return Err(Contradiction::Twice { block, epoch: oldest + u64::from(after) });
+        }
+        let versions = pending.iter().map(|&packed| (oldest + (packed >> 32), low(packed)));
+        Ok(Epochs::found(Said::sealed(versions), (oldest, newest), mended))
+    }
+
+    /// A block with two versions of one epoch, of which one is superseded, and which: `pending` are
+    /// epochs and slots, in order.
+    fn twice(&self, pending: &[u64]) -> Option<(u64, u32)> {
+        let version = |&packed: &u64| &self.slots[low(packed) as usize];
+        for same in pending.chunk_by(|a, b| a >> 32 == b >> 32) {
             let mut olds = RoaringTreemap::new();
             let is_old = |s: &&Slot| s.state == State::Old;
-            let twice = same.iter().map(slot).filter(is_old).find(|s| !olds.insert(s.block()));
+            let twice = same.iter().map(version).filter(is_old).find(|s| !olds.insert(s.block()));
             let current = || {
-                let mut current = same.iter().map(slot).filter(|s| !is_old(s));
+                let mut current = same.iter().map(version).filter(|s| !is_old(s));
                 current.find(|s| olds.contains(s.block()))
             };
             let found = twice.or_else(|| if olds.is_empty() { None } else { current() });
             if let Some(s) = found {
-                return Some((s.block(), same[0].0));
+                return Some((s.block(), low(same[0] >> 32)));
             }
         }
         None
@@ -471,8 +558,12 @@ impl Numbers {
 pub(super) fn add_blocks(dirty: &mut RoaringTreemap, blocks: &mut Vec<u64>, spare: &mut Vec<u64>) {
     let used = blocks.iter().fold(0, |bits, block| bits | block);
     radix::sort(blocks, spare, 0..64 - used.leading_zeros());
-    let sorted = RoaringTreemap::from_sorted_iter(blocks.drain(..));
-    *dirty |= sorted.expect("sorted above, and each block is in one slot");
+    let same_high = blocks.chunk_by(|a, b| a >> 32 == b >> 32);
+    *dirty |= RoaringTreemap::from_bitmaps(same_high.map(|blocks| {
+        let sorted = RoaringBitmap::from_sorted_iter(blocks.iter().map(|&block| low(block)));
+        (low(blocks[0] >> 32), sorted.expect("sorted above, and each block is in one slot"))
+    }));
+    blocks.clear();
 }
 
 #[cfg(test)]

@@ -55,9 +55,12 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
         let slots = u32::try_from(rng.range(4, 40)).unwrap();
         let blocks = rng.range(8, 80);
         let (past_slots, past_blocks) = (rng.below(30) == 0, rng.below(30) == 0);
-        // A checkpoint, in the order of slots, which may name a block twice.
+        // A checkpoint, in the order of slots or in none, which may name a block twice.
         let part = rng.pick(&[0, 500, 1000]);
-        let dumped = (0..slots).filter(|_| rng.chance_per_mille(part)).collect::<Vec<_>>();
+        let mut dumped = (0..slots).filter(|_| rng.chance_per_mille(part)).collect::<Vec<_>>();
+        if rng.below(2) == 0 {
+            rng.shuffle(&mut dumped);
+        }
         let mut entries: Vec<Entry> = dumped
             .into_iter()
             .map(|slot| entry(rng.pick(&[Op::Write, Op::Clean, Op::Bad]), rng.below(blocks), slot))
@@ -114,4 +117,113 @@ fn the_dirty_blocks_of_more_than_one_sorted_run_are_all_found() {
     assert_eq!(found.counts().dirty, count);
     assert_eq!(found.dirty().len(), u64::from(count));
     assert!((0..count).all(|slot| found.dirty().contains(block(slot))));
+}
+
+/// Every slot that is not vacant: slot, block, state, checksum.
+fn held(slots: &Slots) -> Vec<(u32, u64, State, u32)> {
+    let held = (0u32..).zip(&slots.slots).filter(|(_, s)| s.state != State::Free);
+    held.map(|(slot, s)| (slot, s.block(), s.state, s.crc)).collect()
+}
+
+/// What is pending: epochs and slots, in their order.
+fn pending(slots: &Slots) -> Vec<(u64, u32)> {
+    let said = &slots.epochs.as_ref().expect("the entries tell of epochs").said;
+    let mut place = crate::slots::said::Place::default();
+    std::iter::from_fn(|| said.next(&mut place, said.end())).collect()
+}
+
+/// A checkpoint as a cache with epochs tells it: clean blocks by their slots, then versions by
+/// their epochs, wherever they lie. Each unit tells the oldest epoch that is pending, which may
+/// have been retired meanwhile.
+fn checkpoint_of_epochs(rng: &mut sim::Rng, slots: u32, blocks: u64) -> Vec<Vec<Entry>> {
+    let mut vacant: Vec<u32> = (0..slots).collect();
+    rng.shuffle(&mut vacant);
+    let oldest = rng.range(1, 4);
+    let mut clean: Vec<u32> = vacant.drain(..rng.below(u64::from(slots) / 2) as usize).collect();
+    clean.sort_unstable();
+    let told = |n: u64| Entry::epoch(oldest + n, oldest);
+    let mut units = vec![vec![told(0)]];
+    for slot in clean {
+        units[0].push(entry(Op::Clean, rng.below(blocks), slot));
+    }
+    let mut epoch = 0;
+    while !vacant.is_empty() {
+        let mut of_epoch: Vec<u64> = (0..blocks).filter(|_| rng.chance_per_mille(300)).collect();
+        rng.shuffle(&mut of_epoch);
+        for block in of_epoch {
+            let Some(slot) = vacant.pop() else { break };
+            if rng.below(5) == 0 {
+                units.push(vec![told(epoch)]);
+            }
+            units.last_mut().expect("one from the start").push(entry(Op::Write, block, slot));
+        }
+        // The next one, told one way or the other; or some later one.
+        if rng.below(2) == 0
+            && let Some(slot) = vacant.pop()
+        {
+            epoch += 1;
+            let next = entry(Op::WriteNext, rng.below(blocks), slot);
+            units.last_mut().expect("as above").push(next);
+        }
+        epoch += rng.range(1, 4);
+        units.push(vec![told(epoch)]);
+    }
+    units
+}
+
+/// RB4: without the index the last version of each block is found, and which ones stay, as with it.
+#[test]
+fn a_checkpoint_of_epochs_makes_the_same_map_with_and_without_the_index() {
+    let mut rng = sim::Rng::new(11);
+    let (mut olds, mut superseded) = (0, 0);
+    for _ in 0..2_000 {
+        let slots = u32::try_from(rng.range(4, 60)).unwrap();
+        let blocks = rng.range(8, 40);
+        let units = checkpoint_of_epochs(&mut rng, slots, blocks);
+        let retired = rng.below(2) * 3;
+        let last = Entry::epoch(1000, 1 + retired);
+        let maps = [false, true].map(|indexed| {
+            let mut rebuild = if indexed { Rebuild::indexed(slots) } else { Rebuild::new(slots) };
+            units.iter().for_each(|unit| rebuild.apply(unit.iter().copied()));
+            assert_eq!(rebuild.unindexed.is_none(), indexed, "{units:?}");
+            rebuild.apply([last].into_iter());
+            let found = rebuild.finish(blocks).unwrap();
+            found.check();
+            found
+        });
+        assert_eq!(held(&maps[0]), held(&maps[1]), "{units:?}");
+        assert_eq!(pending(&maps[0]), pending(&maps[1]), "{units:?}");
+        olds += maps[0].counts().old;
+        superseded += maps[0].counts().free;
+    }
+    assert!(olds > 1000 && superseded > 1000, "{olds} are kept, {superseded} are not");
+}
+
+/// Whether the epoch that is written back first is most of what is pending, or a small part of it.
+#[test]
+fn the_first_phase_writes_all_versions_of_the_first_epoch() {
+    let mut rng = sim::Rng::new(12);
+    let mut larger = [0, 0];
+    for _ in 0..1_000 {
+        let slots = u32::try_from(rng.range(4, 60)).unwrap();
+        let mut rebuild = Rebuild::new(slots);
+        let mut units = checkpoint_of_epochs(&mut rng, slots, 40);
+        units.truncate(rng.range(1, 9) as usize);
+        units.iter().for_each(|unit| rebuild.apply(unit.iter().copied()));
+        let mut found = rebuild.finish(40).unwrap();
+        let said = pending(&found);
+        let Some(&(first, _)) = said.first() else { continue };
+        let (of_first, later): (Vec<_>, Vec<_>) = said.iter().partition(|(e, _)| *e == first);
+        larger[usize::from(later.len() < of_first.len())] += 1;
+        found.begin_phase(crate::slots::Merge::Never);
+        let versions = of_first.iter().map(|(_, slot)| found.slots[*slot as usize].block());
+        let mut expected: Vec<u64> = versions.collect();
+        expected.sort_unstable();
+        assert!(found.phase_blocks().expect("begun").iter().eq(expected), "{units:?}");
+        for (_, slot) in of_first {
+            let block = found.slots[slot as usize].block();
+            assert_eq!(found.to_write(block).map(|(held, _)| held.slot), Some(slot));
+        }
+    }
+    assert!(larger.iter().all(|&n| n > 50), "{larger:?}");
 }

@@ -59,6 +59,17 @@ pub(super) struct Place {
 }
 
 impl Said {
+    /// These versions, each epoch's once a slot, in the order of epochs; all of them are sealed.
+    pub(super) fn sealed(versions: impl Iterator<Item = (u64, u32)>) -> Said {
+        let mut said = Said::default();
+        for (epoch, slot) in versions {
+            said.begin(epoch);
+            said.add(slot);
+        }
+        said.sealed = true;
+        said
+    }
+
     fn epoch_of(&self, s: Segment) -> u64 {
         self.base + u64::from(s.epoch_low.wrapping_sub(low(self.base)))
     }
@@ -88,19 +99,31 @@ impl Said {
 
     /// Adds a version of `epoch`, which is not below the last.
     pub(super) fn push(&mut self, epoch: u64, slot: u32) {
-        if self.segments.is_empty() {
-            self.base = epoch;
-        }
         if self.begins(epoch) {
-            assert!(self.last_epoch().is_none_or(|last| last < epoch && self.sealed));
-            self.segments.push_back(Segment { epoch_low: low(epoch), len: 0 });
+            assert!(self.segments.is_empty() || self.sealed);
+            self.begin(epoch);
             self.listed.clear();
             self.sealed = false;
         }
         if self.listed.insert(slot) {
-            self.slots.push_back(slot);
-            self.segments.back_mut().expect("pushed above or there").len += 1;
+            self.add(slot);
         }
+    }
+
+    /// Begins a segment, unless the last one is of this epoch.
+    fn begin(&mut self, epoch: u64) {
+        if self.begins(epoch) {
+            assert!(self.last_epoch().is_none_or(|last| last < epoch));
+            if self.segments.is_empty() {
+                self.base = epoch;
+            }
+            self.segments.push_back(Segment { epoch_low: low(epoch), len: 0 });
+        }
+    }
+
+    fn add(&mut self, slot: u32) {
+        self.slots.push_back(slot);
+        self.segments.back_mut().expect("begun before").len += 1;
     }
 
     /// Nothing more comes to the last segment: only what is pending stays in it (SD1).
@@ -129,6 +152,12 @@ impl Said {
         let from = if second { len(0) } else { 0 };
         let to = from + len(usize::from(second));
         self.slots.range(from..to).filter(|&slot| slot != HOLE)
+    }
+
+    /// The slots of all segments but the first.
+    pub(super) fn later(&self) -> impl Iterator<Item = u32> + '_ {
+        let first = self.segments.front().map_or(0, |s| s.len as usize);
+        self.slots.range(first..self.slots.len()).filter(|&slot| slot != HOLE)
     }
 
     /// Forgets all segments up to `epoch`.

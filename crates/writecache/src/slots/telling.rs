@@ -6,7 +6,6 @@
 //!   a record:   Epoch (number, oldest) │ Clean, Drop ... │ Write, WriteNext ... in order of epochs
 //! ```
 use format::{ENTRIES_PER_UNIT, Entry, Op};
-use roaring::RoaringBitmap;
 
 use super::epochs::Epochs;
 use super::said::{Place, Said};
@@ -123,9 +122,27 @@ impl Slots {
 pub(crate) struct Dump {
     slot: u32,
     /// Slots that were told: what is in one of them now came later, and is in the log.
-    told: RoaringBitmap,
+    told: Marks,
     place: Place,
     end: u64,
+}
+
+/// A bit for each slot.
+#[derive(Default)]
+struct Marks(Vec<u64>);
+
+impl Marks {
+    fn new(slots: u32) -> Marks {
+        Marks(vec![0; slots.div_ceil(64) as usize])
+    }
+
+    /// Whether this slot was not marked before.
+    fn mark(&mut self, slot: u32) -> bool {
+        let (word, bit) = (&mut self.0[(slot / 64) as usize], 1 << (slot % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
 }
 
 impl Slots {
@@ -133,7 +150,7 @@ impl Slots {
     pub(crate) fn begin_dump(&mut self) -> Dump {
         let Some(e) = &mut self.epochs else { return Dump::default() };
         e.said.pinned = true;
-        Dump { end: e.said.end(), ..Dump::default() }
+        Dump { end: e.said.end(), told: Marks::new(self.counts.slots), ..Dump::default() }
     }
 
     pub(crate) fn end_dump(&mut self) {
@@ -168,13 +185,13 @@ impl Slots {
             };
             s.logged = true;
             telling.push(Entry { op, block: s.block(), slot, crc: s.crc });
-            dump.told.insert(slot);
+            dump.told.mark(slot);
         }
         self.epochs = Some(e);
         while !telling.is_full() {
             let e = self.epochs.as_ref().expect("put back above");
             let Some((epoch, slot)) = e.said.next(&mut dump.place, dump.end) else { break };
-            if self.is_pending_of(epoch, slot) && dump.told.insert(slot) {
+            if self.is_pending_of(epoch, slot) && dump.told.mark(slot) {
                 let s = &self.slots[slot as usize];
                 telling.write(epoch.max(e.oldest), s.block(), slot, s.crc);
             }
@@ -196,7 +213,8 @@ impl Slots {
                 let any = !self.dirty.is_empty();
                 let mut e = Epochs::new(1, if any { 2 } else { 1 });
                 let dirty = |&slot: &u32| self.slots[slot as usize].state == State::Dirty;
-                (0..self.counts.slots).filter(dirty).for_each(|slot| e.said.push(1, slot));
+                let dirty = (0..self.counts.slots).filter(dirty);
+                e.said = Said::sealed(dirty.map(|slot| (1, slot)));
                 self.epochs = Some(Box::new(e));
                 any
             }
@@ -212,30 +230,12 @@ impl Slots {
     }
 }
 
-/// What recovery has found of epochs: the versions that are pending, in order.
-pub(super) struct Found {
-    /// The first that may be pending, and the newest of which there was a trace.
-    pub(super) oldest: u64,
-    pub(super) newest: u64,
-    /// Epochs of pending versions, relative to the oldest, and their slots; ascending.
-    pub(super) pending: Vec<(u32, u32)>,
-    /// Whether there are versions in it of which the media say another epoch, or none.
-    pub(super) mended: bool,
-}
-
 impl Epochs {
-    pub(super) fn found(found: Found) -> Epochs {
-        let mut e = Epochs::new(found.oldest, found.newest + 1);
-        let mut said = Said::default();
-        for (epoch, slot) in found.pending {
-            let epoch = found.oldest + u64::from(epoch);
-            if said.begins(epoch) {
-                said.seal(|_| true);
-            }
-            said.push(epoch, slot);
-        }
-        e.said = said;
-        e.mended = found.mended;
+    /// As recovery has found them: what is pending, of the epochs between these two. It may have
+    /// put versions there of which the media say another epoch, or none.
+    pub(super) fn found(said: Said, (oldest, newest): (u64, u64), mended: bool) -> Epochs {
+        let mut e = Epochs::new(oldest, newest + 1);
+        (e.said, e.mended) = (said, mended);
         e
     }
 }

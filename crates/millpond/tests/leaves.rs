@@ -5,7 +5,7 @@ mod common;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use common::{Pond, sh};
+use common::{Pond, file_in, sh};
 
 #[test]
 fn a_leaf_that_a_table_has_open_has_attributes_by_any_path_that_leads_to_it() {
@@ -122,4 +122,26 @@ fn files_on_one_disk_have_one_throttle_which_stays_while_one_of_them_is_open() {
     }
     pond.create("a", "0 8 linear ./a.img 0");
     assert_eq!(target(&paths[0]), default);
+}
+
+/// Whatever is on no disk that the kernel shows has a throttle of its own: a file in memory, and
+/// persistent memory, on whatever it lies.
+#[test]
+fn what_lies_on_no_disk_shares_no_throttle() {
+    let pond = Pond::start();
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (a, b) = (file_in(memory.path(), "a.img", 4), file_in(memory.path(), "b.img", 4));
+    let (mapped, plain) = (format!("pmem:{}", pond.file("mapped.img", 4)), pond.file("c.img", 4));
+    let leaves = [&a, &b, &mapped, &plain];
+    for (nth, path) in leaves.iter().enumerate() {
+        // It may say that it is not persistent memory.
+        let (name, table) = (format!("d{nth}"), format!("0 8 linear {path} 0"));
+        assert_eq!(pond.cli(&["create", &name, "--table", &table]).code, Some(0), "{path}");
+        let usec = (1000 + nth).to_string();
+        pond.cli(&["set", path, "queue/wbt_lat_usec", &usec]).ok();
+    }
+    for (nth, path) in leaves.iter().enumerate() {
+        let target = pond.cli(&["get", path, "queue/wbt_lat_usec"]).ok();
+        assert_eq!(target, format!("{}\n", 1000 + nth), "{path}");
+    }
 }

@@ -143,11 +143,11 @@ fn limits_go_by_who_writes() {
     });
 }
 
-#[test]
-fn reads_of_writeback_wait_as_its_writes_do_and_go_in_pieces_but_not_by_the_kernels_law() {
+fn reads_of_writeback(mutation: Mutation) {
     for mode in Mode::ALL {
-        keeping(|script| async move {
+        keeping(move |script| async move {
             let (leaf, ends) = (leaf(mode, 16), Ends::default());
+            leaf.wbt().throttle().mutation.set(mutation);
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             settle().await;
             for nth in 0..20 {
@@ -156,10 +156,12 @@ fn reads_of_writeback_wait_as_its_writes_do_and_go_in_pieces_but_not_by_the_kern
             }
             settle().await;
             match mode {
-                Mode::Tail => assert!(waiting(&leaf) > 10, "{}", waiting(&leaf)),
+                Mode::Tail => assert!(waiting(&leaf) > 10, "{} wait", waiting(&leaf)),
                 Mode::Kernel => assert_eq!(waiting(&leaf), 0),
             }
-            assert_eq!(leaf.wbt().report().splits > 0, mode == Mode::Tail);
+            let report = leaf.wbt().report();
+            assert_eq!(report.splits > 0, mode == Mode::Tail);
+            assert!(report.in_flight_bytes <= report.facts.limit_bytes, "the lowest limit");
             while ends.all() < 21 {
                 script.release(usize::MAX);
                 sleep(Nanos::from_millis(1)).await;
@@ -168,6 +170,17 @@ fn reads_of_writeback_wait_as_its_writes_do_and_go_in_pieces_but_not_by_the_kern
             check_idle(&leaf);
         });
     }
+}
+
+#[test]
+fn reads_of_writeback_wait_as_its_writes_do_and_go_in_pieces_but_not_by_the_kernels_law() {
+    reads_of_writeback(Mutation::None);
+}
+
+#[test]
+#[should_panic(expected = "0 wait")]
+fn reads_of_writeback_that_pass_would_be_found() {
+    reads_of_writeback(Mutation::ReadsPass);
 }
 
 #[test]

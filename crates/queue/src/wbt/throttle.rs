@@ -106,6 +106,8 @@ pub(super) enum Mutation {
     LeakToken,
     /// What was in force once is so for good.
     OldLaw,
+    /// Reads of writeback go past the limits.
+    ReadsPass,
 }
 
 /// See the module.
@@ -196,7 +198,7 @@ impl Throttle {
     fn admit(self: &Rc<Self>, bio: &Bio) -> Admitted {
         Admitted::Goes(match sort_of(bio.op, bio.flags, bio.class) {
             Sort::Read => self.note_read(),
-            Sort::BackgroundRead if self.in_force().tracks_reads() => {
+            Sort::BackgroundRead if self.tracks_reads() => {
                 return self.admit_tracked(bio, Who::Background);
             }
             Sort::BackgroundRead | Sort::QuietRead => Note::Plain,
@@ -206,6 +208,10 @@ impl Throttle {
                 Note::Beside
             }
         })
+    }
+
+    fn tracks_reads(&self) -> bool {
+        self.in_force().tracks_reads() && self.mutation.get() != Mutation::ReadsPass
     }
 
     fn note_read(&self) -> Note {

@@ -170,6 +170,34 @@ fn a_read_is_watched_while_it_is_with_the_device() {
     });
 }
 
+/// A read counts if somebody waits for it.
+#[test]
+fn reads_of_writeback_and_reads_ahead_are_not_measured() {
+    for (mode, class) in Mode::ALL.into_iter().flat_map(|mode| {
+        [Class::Foreground, Class::Background, Class::Idle].map(|class| (mode, class))
+    }) {
+        keeping(move |script| async move {
+            let (leaf, ends) = (leaf(mode, 16), Ends::default());
+            ends.background(&leaf, 0, BLOCK);
+            for _ in 0..10 {
+                ends.count(read(&*leaf, class, Sector(8), data(BLOCK)));
+                settle().await;
+                script.release_newest();
+                settle().await;
+            }
+            assert_eq!((ends.ok.get(), script.kept()), (10, 1));
+            sleep(Nanos::from_millis(105)).await;
+            let report = leaf.wbt().report();
+            assert_eq!(report.windows.iter().sum::<u64>(), 1);
+            let is_measured = report.read_p50_ns.is_some();
+            assert_eq!(is_measured, class == Class::Foreground, "{mode:?} {class:?}");
+            script.release(1);
+            settle().await;
+            check_idle(&leaf);
+        });
+    }
+}
+
 #[test]
 fn a_read_is_not_clean_if_a_write_comes_and_goes_while_it_is_in_flight() {
     keeping(|script| async move {

@@ -235,14 +235,19 @@ impl Rebuild {
 
     /// Puts blocks that have the same hash into the index, each by its last version.
     fn insert_last(&mut self, part: u64, same: &[u64]) {
-        // Of all of them before any changes: each was judged when the next one came.
-        let state = |slot| Some(self.superseded(slot, self.next_version(slot, same)?));
-        let superseded: Vec<Option<State>> =
-            same.iter().map(|&packed| state(low(packed))).collect();
-        for (packed, superseded) in same.iter().zip(superseded) {
-            match superseded {
-                Some(state) => self.slots[low(*packed) as usize].state = state,
-                None => self.index.insert_hashed(part << 32 | packed >> 32, low(*packed)),
+        let version = |&packed: &u64| {
+            let s = &self.slots[low(packed) as usize];
+            (s.block(), s.stamp, low(packed))
+        };
+        let mut versions: Vec<(u64, u32, u32)> = same.iter().map(version).collect();
+        versions.sort_unstable();
+        for (nth, &(block, _, slot)) in versions.iter().enumerate() {
+            // The state of both is still what their entries say.
+            match versions.get(nth + 1).filter(|next| next.0 == block) {
+                Some(&(_, _, next)) => {
+                    self.slots[slot as usize].state = self.superseded(slot, next);
+                }
+                None => self.index.insert_hashed(part << 32 | same[0] >> 32, slot),
             }
         }
     }
@@ -263,14 +268,6 @@ impl Rebuild {
             }
         }
         found.truncate(len);
-    }
-
-    /// The next version of the block in this slot, among slots of blocks that have the same hash.
-    fn next_version(&self, slot: u32, same: &[u64]) -> Option<u32> {
-        let at = |slot: u32| &self.slots[slot as usize];
-        let others = same.iter().map(|&packed| low(packed));
-        let versions = others.filter(|&other| at(other).block() == at(slot).block());
-        versions.filter(|&v| at(v).stamp > at(slot).stamp).min_by_key(|&v| at(v).stamp)
     }
 
     /// Brings the memory that the entries need nearer, many of them at once: each would otherwise

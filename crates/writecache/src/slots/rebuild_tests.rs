@@ -106,6 +106,16 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
     assert!(maps > 100 && refusals.iter().all(|&n| n > 20), "{maps} maps, {refusals:?} refused");
 }
 
+/// A crafted checkpoint: with a look at all versions for each it would not end.
+#[test]
+fn a_block_that_every_slot_claims_is_in_the_last_one() {
+    let count = 300_000;
+    let entries: Vec<Entry> = (0..count).map(|slot| entry(Op::Clean, 7, slot)).collect();
+    let found = rebuilt(&entries, count, 8).unwrap();
+    assert_eq!(found.find(7).map(|at| at.held.slot), Some(count - 1));
+    assert_eq!(found.counts().free, count - 1);
+}
+
 /// Side by side, and far from each other.
 #[test]
 fn the_dirty_blocks_of_more_than_one_sorted_run_are_all_found() {

@@ -113,13 +113,13 @@ impl Bio {
     }
 
     /// Whether the buffers of a read or write hold exactly its length.
+    #[inline]
     pub fn check_bufs(&self) -> Result<(), Status> {
-        match self.op {
-            Op::Read | Op::Write if self.bufs.len_bytes() as u64 != self.len.bytes() => {
-                Err(Status::Invalid)
-            }
-            Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => Ok(()),
+        let data = matches!(self.op, Op::Read | Op::Write);
+        if data && self.bufs.len_bytes() as u64 != self.len.bytes() {
+            return Err(Status::Invalid);
         }
+        Ok(())
     }
 
     /// One past the last sector.

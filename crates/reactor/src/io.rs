@@ -12,7 +12,7 @@ use block::{
 };
 use slab::Slab;
 
-use crate::core::{core_id, post, with_core};
+use crate::core::{Core, post, with_core};
 use crate::driver::{FileId, Msg, OpResult, Sqe, SqeOp};
 
 /// Told when a chained or watched request has ended, before whoever waits for it. May count and
@@ -52,50 +52,56 @@ impl OpTable {
     fn insert(&mut self, slot: Slot) -> OpKey {
         OpKey(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 requests in flight"))
     }
+    /// Stores the outcome where a future looks for it, or takes the slot out where none does.
+    /// Returns what the slot was: who is to be told, once nothing is borrowed.
+    fn end(&mut self, key: OpKey, result: OpResult) -> Slot {
+        let slot = self.0.get_mut(index(key)).expect("an op ends once, and only after it began");
+        match slot {
+            Slot::Waiting(_) => std::mem::replace(slot, Slot::Done(result)),
+            Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => self.0.remove(index(key)),
+            Slot::Done(_) => panic!("a request was completed twice"),
+        }
+    }
+}
+
+impl Slot {
+    /// Tells whoever waited of the end.
+    #[inline]
+    fn tell(self, status: Status) {
+        match self {
+            Slot::Waiting(Some(waker)) => waker.wake(),
+            Slot::Waiting(None) | Slot::Orphan => {}
+            Slot::Chain { parent, watcher, tag } => {
+                watcher.on_done(status, tag);
+                parent.complete(status);
+            }
+            Slot::Watched { watcher, tag } => watcher.on_done(status, tag),
+            Slot::Done(_) => unreachable!("what has ended does not end"),
+        }
+    }
 }
 
 fn index(key: OpKey) -> usize {
     key.0 as usize
 }
 
-/// Stores the outcome of an op of the current core and wakes who waits.
+/// Ends an op of the current core.
 pub(crate) fn finish(key: OpKey, result: OpResult) {
-    let chained = with_core(|c| {
-        let mut ops = c.ops.borrow_mut();
-        let slot = ops.0.get_mut(index(key)).expect("an op ends once, and only after it began");
-        match std::mem::replace(slot, Slot::Done(result)) {
-            Slot::Waiting(Some(waker)) => waker.wake(),
-            Slot::Waiting(None) => {}
-            Slot::Orphan => drop(ops.0.remove(index(key))),
-            Slot::Chain { parent, watcher, tag } => {
-                ops.0.remove(index(key));
-                return Some((Some(parent), watcher, tag));
-            }
-            Slot::Watched { watcher, tag } => {
-                ops.0.remove(index(key));
-                return Some((None, watcher, tag));
-            }
-            Slot::Done(_) => panic!("a request was completed twice"),
-        }
-        None
-    });
-    if let Some((parent, watcher, tag)) = chained {
-        watcher.on_done(result.status, tag);
-        if let Some(parent) = parent {
-            parent.complete(result.status);
-        }
-    }
+    with_core(|c| c.ops.borrow_mut().end(key, result)).tell(result.status);
 }
 
 /// The [`block::FinishFn`] of this reactor.
 fn finish_from_anywhere(home: CoreId, key: OpKey, status: Status) {
-    if home == core_id() {
-        finish(key, status.into());
-    } else {
-        post(home, Msg::Complete { key, result: status.into() });
+    let result = OpResult::from(status);
+    // One look at the core, for every bio that ends.
+    let here = |c: &Core| (c.id == home).then(|| c.ops.borrow_mut().end(key, result));
+    match with_core(here) {
+        Some(ended) => ended.tell(status),
+        None => post(home, Msg::Complete { key, result }),
     }
 }
 
+#[inline]
 fn new_completion(slot: Slot) -> (OpKey, Completion) {
     let (id, key) = with_core(|c| (c.id, c.ops.borrow_mut().insert(slot)));
     (key, Completion::new(finish_from_anywhere, id, key))

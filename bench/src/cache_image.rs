@@ -15,6 +15,8 @@ use format::{
 /// Bytes in a block of the cache.
 pub const BLOCK_SIZE: u32 = 4096;
 const UUID: [u8; 16] = *b"cache-scale-uuid";
+/// One in so many slots is vacant before the writes of a log.
+const VACANT_PART: u32 = 20;
 /// Units written at once.
 const UNITS_PER_WRITE: usize = 256;
 
@@ -25,8 +27,8 @@ pub struct Contents {
     pub blocks: u32,
     /// How many of a hundred are dirty; the rest are clean.
     pub dirty_percent: u32,
-    /// How much of the log, percent, is records after the checkpoint: each entry says of a block
-    /// that it is dirty, or clean, once more.
+    /// How much of the log, percent, is records after the checkpoint. Each of their entries is a
+    /// write of some block, which gives it another slot.
     pub log_percent: u32,
 }
 
@@ -61,11 +63,16 @@ impl Contents {
         Entry { op, block: block_of(slot, self.origin_blocks()), slot, crc: !slot }
     }
 
+    /// Slots without a block: a write goes to one of them, and vacates another.
+    fn vacant(&self) -> u32 {
+        if self.log_percent == 0 { 0 } else { self.blocks.div_ceil(VACANT_PART) }
+    }
+
     /// The smallest area with a slot for every block.
     fn geometry(&self) -> Geometry {
         let fits = |area: u64| {
             let geometry = Geometry::compute(area, BLOCK_SIZE);
-            geometry.ok().filter(|g| g.slots >= self.blocks)
+            geometry.ok().filter(|g| g.slots >= self.blocks + self.vacant())
         };
         let (mut low, mut high) = (0, u64::from(self.blocks.max(1 << 10)) * 8192);
         while high - low > UNIT as u64 {
@@ -93,19 +100,17 @@ impl Contents {
             units.add(at, seq, &part.iter().map(|&slot| self.entry(slot)).collect::<Vec<_>>())?;
         }
         units.write_pending()?;
-        // Records about slots far apart, so that no two of one record are neighbours in memory.
         let records = u64::from(geometry.log_units) * u64::from(self.log_percent) / 100;
         let mut log = Units { file: &file, link: 0, kind: Kind::Log, pending: Vec::new() };
-        let spread = |n: u64| {
-            let slot = n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % u64::from(self.blocks);
-            u32::try_from(slot).expect("below the number of blocks")
-        };
+        let mut writes = Writes::new(self.blocks, geometry.slots);
         for seq in 1..=records {
-            let first = seq * ENTRIES_PER_UNIT as u64;
-            let said = (first..first + ENTRIES_PER_UNIT as u64).map(|n| self.entry(spread(n)));
             // The newest record is empty: it only calls those before it durable, as a suspend does.
-            let said: Vec<Entry> = if seq == records { Vec::new() } else { said.collect() };
-            log.add(geometry.log_offset(seq), seq, &said)?;
+            let count = if seq == records { 0 } else { ENTRIES_PER_UNIT };
+            let written = (0..count).map(|_| {
+                let (first_slot, slot) = writes.next();
+                Entry { op: Op::Write, slot, ..self.entry(first_slot) }
+            });
+            log.add(geometry.log_offset(seq), seq, &written.collect::<Vec<_>>())?;
         }
         log.write_pending()?;
         let units = u64::from(self.blocks).div_ceil(ENTRIES_PER_UNIT as u64);
@@ -134,6 +139,37 @@ impl Contents {
         }
         file.sync_all()?;
         Ok(records)
+    }
+}
+
+/// Writes of any blocks, one after the other.
+struct Writes {
+    /// Of each block, by the slot that it had in the checkpoint, where it is now.
+    slots: Vec<u32>,
+    is_vacant: Vec<bool>,
+    count: u64,
+    cursor: usize,
+}
+
+impl Writes {
+    fn new(blocks: u32, slots: u32) -> Writes {
+        let is_vacant = (0..slots).map(|slot| slot >= blocks).collect();
+        Writes { slots: (0..blocks).collect(), is_vacant, count: 0, cursor: 0 }
+    }
+
+    /// The block that is written, by its first slot, and the slot that it gets: the next vacant
+    /// one, going round, as a cache takes them.
+    fn next(&mut self) -> (u32, u32) {
+        self.count += 1;
+        let block = self.count.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.slots.len() as u64;
+        let block = usize::try_from(block).expect("below the number of blocks");
+        while !self.is_vacant[self.cursor] {
+            self.cursor = (self.cursor + 1) % self.is_vacant.len();
+        }
+        let slot = u32::try_from(self.cursor).expect("slots are counted in u32");
+        let before = std::mem::replace(&mut self.slots[block], slot);
+        (self.is_vacant[self.cursor], self.is_vacant[before as usize]) = (false, true);
+        (u32::try_from(block).expect("as blocks"), slot)
     }
 }
 

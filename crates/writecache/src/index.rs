@@ -70,9 +70,16 @@ impl Index {
         self.cell_of(block, block_of).ok().map(|cell| self.cells[cell])
     }
 
-    /// Some slot that may be the block's, or one in its way: what a look at its place finds.
-    pub(crate) fn first_slot(&self, block: u64) -> Option<u32> {
-        Some(self.cells[self.place(Index::hash(block))]).filter(|&slot| slot != EMPTY)
+    /// Brings the block's place nearer; the number says nothing.
+    pub(crate) fn touch(&self, block: u64) -> u32 {
+        self.cells[self.place(Index::hash(block))]
+    }
+
+    /// The slots of which one is the block's, if any is, and after which one it would go.
+    pub(crate) fn candidates(&self, block: u64) -> impl Iterator<Item = u32> + '_ {
+        let place = self.place(Index::hash(block));
+        let cells = self.cells[place..].iter().chain(&self.cells[..place]);
+        cells.copied().take_while(|&slot| slot != EMPTY)
     }
 
     /// Puts a block into the table, or gives it another slot; returns the one it had.

@@ -24,6 +24,12 @@ pub(crate) fn sort(items: &mut [u64], spare: &mut Vec<u64>, bits: Range<u32>) {
 
 /// Sorts `items`, which end there or in `other`, as asked.
 fn sort_slice(items: &mut [u64], other: &mut [u64], bits: Range<u32>, to_other: bool) {
+    if items.len() < 2 {
+        if to_other {
+            other.copy_from_slice(items);
+        }
+        return;
+    }
     let width = bits.end - bits.start;
     if items.len() > CACHED && width > UPPER_BITS {
         let upper = bits.end - UPPER_BITS;

@@ -3,7 +3,7 @@
 //!
 //! The law lies behind a lock. It changes when a window ends or somebody sets something, and each
 //! change has a number; a leaf keeps a copy of what is in force and takes it anew when the number
-//! is another one. So requests take no lock; reads store two words.
+//! is another one. So a request that goes at once takes no lock; reads store two words.
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

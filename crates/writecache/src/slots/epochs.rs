@@ -517,11 +517,11 @@ impl Epochs {
     /// The blocks whose current version is dirty and of the first epoch that the log knows.
     fn current_of_first(&self, slots: &Slots) -> RoaringTreemap {
         let slot = |slot: u32| &slots.slots[slot as usize];
-        let of_first = self.said.members(false).count();
-        let fresh = self.fresh.iter().filter(|f| slots.is_fresh(f)).map(|f| f.slot);
-        if self.said.later().count() + self.fresh.len() < of_first {
+        let (of_first, later) = self.said.lens();
+        if later + self.fresh.len() < of_first {
             // Nearly all, it may be of millions: all dirty blocks but those of later epochs.
             let mut blocks = slots.dirty.clone();
+            let fresh = self.fresh.iter().filter(|f| slots.is_fresh(f)).map(|f| f.slot);
             let later = self.said.later().chain(fresh).map(slot);
             for s in later.filter(|s| s.state == State::Dirty) {
                 blocks.remove(s.block());

@@ -106,14 +106,54 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
     assert!(maps > 100 && refusals.iter().all(|&n| n > 20), "{maps} maps, {refusals:?} refused");
 }
 
-/// A crafted checkpoint: with a look at all versions for each it would not end.
+/// As a block that is written in each of many epochs, or in a crafted checkpoint: a look at all
+/// versions for each of them takes minutes.
 #[test]
 fn a_block_that_every_slot_claims_is_in_the_last_one() {
     let count = 300_000;
-    let entries: Vec<Entry> = (0..count).map(|slot| entry(Op::Clean, 7, slot)).collect();
-    let found = rebuilt(&entries, count, 8).unwrap();
-    assert_eq!(found.find(7).map(|at| at.held.slot), Some(count - 1));
-    assert_eq!(found.counts().free, count - 1);
+    let of_one = |op| (0..count).map(move |slot| entry(op, 7, slot));
+    let clean = rebuilt(&of_one(Op::Clean).collect::<Vec<_>>(), count, 8).unwrap();
+    let mut rebuild = Rebuild::new(count);
+    rebuild.apply([Entry::epoch(1, 1)].into_iter().chain(of_one(Op::WriteNext)));
+    let kept = rebuild.finish(8).unwrap();
+    for found in [&clean, &kept] {
+        assert_eq!(found.find(7).map(|at| at.held.slot), Some(count - 1));
+    }
+    assert_eq!((clean.counts().free, clean.counts().old), (count - 1, 0));
+    assert_eq!((kept.counts().free, kept.counts().old), (0, count - 1));
+}
+
+/// An epoch has one version of a block: the later one took the place of the other. So it is
+/// damage when a superseded version is in it, too.
+#[test]
+fn two_versions_of_one_epoch_are_refused() {
+    let rebuilt = |epochs: [u64; 3]| {
+        let mut rebuild = Rebuild::new(3);
+        for (slot, epoch) in (0..).zip(epochs) {
+            rebuild.apply([Entry::epoch(epoch, 1), entry(Op::Write, 5, slot)].into_iter());
+        }
+        rebuild.finish(8).map(|found| found.counts())
+    };
+    assert_eq!(rebuilt([1, 2, 3]).map(|counts| (counts.dirty, counts.old)), Ok((1, 2)));
+    let twice = Contradiction::Twice { block: 5, epoch: 1 };
+    assert_eq!(rebuilt([1, 2, 1]).err(), Some(twice), "one has been superseded, one has not");
+}
+
+/// What was written before the order of epochs was taken up is of the oldest, and the media do not
+/// say so yet.
+#[test]
+fn writes_that_tell_no_epoch_make_a_checkpoint_due() {
+    for before in [false, true] {
+        let mut rebuild = Rebuild::new(2);
+        if before {
+            rebuild.apply([entry(Op::Write, 3, 0)].into_iter());
+        }
+        rebuild.apply([Entry::epoch(4, 2), entry(Op::Write, 5, 1)].into_iter());
+        let mut found = rebuild.finish(8).unwrap();
+        let expected: &[(u64, u32)] = if before { &[(2, 0), (4, 1)] } else { &[(4, 1)] };
+        assert_eq!(pending(&found), expected);
+        assert_eq!(found.set_ordered(true), before, "written before: {before}");
+    }
 }
 
 /// Side by side, and far from each other.

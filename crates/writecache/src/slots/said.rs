@@ -154,10 +154,15 @@ impl Said {
         self.slots.range(from..to).filter(|&slot| slot != HOLE)
     }
 
+    /// How many slots stand in the first segment, and in all later ones.
+    pub(super) fn lens(&self) -> (usize, usize) {
+        let first = self.segments.front().map_or(0, |s| s.len as usize);
+        (first, self.slots.len() - first)
+    }
+
     /// The slots of all segments but the first.
     pub(super) fn later(&self) -> impl Iterator<Item = u32> + '_ {
-        let first = self.segments.front().map_or(0, |s| s.len as usize);
-        self.slots.range(first..self.slots.len()).filter(|&slot| slot != HOLE)
+        self.slots.range(self.lens().0..self.slots.len()).filter(|&slot| slot != HOLE)
     }
 
     /// Forgets all segments up to `epoch`.

@@ -3,13 +3,16 @@
 //!
 //! ```text
 //!   place = hash(block) scaled to the table; then the next, and the next, until empty
+//!   cell  = a slot, and above it bits of the hash, as many as the numbers of slots leave free
 //! ```
 //!
 //! Invariants
 //! - X1 Between the place of an entry and where it lies there is no empty cell. Removal moves
 //!   later entries back instead of leaving a mark, so the table never has to be made anew: no
 //!   stall, however long it is used.
-//! - X2 At most half of the cells are in use: a hit looks at 1.5 cells, a miss at 2.5.
+//! - X2 At most half of the cells are in use: a hit looks at 1.5 cells, a miss at 2.5. Whose bits
+//!   of the hash are others is passed by without a look at its slot, which lies far away: with 2^25
+//!   slots all but one in 128.
 //!
 //! A library's table needs tombstones or grows by doubling; a cache of 100 GiB would then stand
 //! still for seconds and take more than the 32 bytes a block that it may.
@@ -21,6 +24,8 @@ pub(crate) const HASH_BITS: u32 = 34;
 pub(crate) struct Index {
     cells: Vec<u32>,
     len: usize,
+    /// Bits of a cell that are the slot's; all of them set are no slot.
+    slot_bits: u32,
 }
 
 impl Index {
@@ -37,7 +42,23 @@ impl Index {
 
     /// A table for `slots` slots: 8 bytes each.
     pub(crate) fn new(slots: u32) -> Index {
-        Index { cells: vec![EMPTY; 2 * slots as usize], len: 0 }
+        let slot_bits = u32::BITS - slots.leading_zeros();
+        Index { cells: vec![EMPTY; 2 * slots as usize], len: 0, slot_bits }
+    }
+
+    fn slot_mask(&self) -> u32 {
+        u32::MAX.checked_shr(u32::BITS - self.slot_bits).unwrap_or(0)
+    }
+
+    /// The lower bits of the hash, where a cell has them: the upper ones say where it lies.
+    fn tag(&self, hash: u64) -> u32 {
+        let lower = (hash & u64::from(u32::MAX)) as u32;
+        lower.checked_shl(self.slot_bits).unwrap_or(0)
+    }
+
+    /// The slot of a cell that is not empty.
+    fn slot(&self, cell: u32) -> u32 {
+        cell & self.slot_mask()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -55,19 +76,24 @@ impl Index {
 
     /// The block's cell, or the empty one where it would go.
     fn cell_of(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Result<usize, usize> {
-        let mut cell = self.place(Index::hash(block));
+        let hash = Index::hash(block);
+        let (tag, slot_mask) = (self.tag(hash), self.slot_mask());
+        let mut cell = self.place(hash);
         loop {
-            match self.cells[cell] {
-                EMPTY => return Err(cell),
-                slot if block_of(slot) == block => return Ok(cell),
-                _ => cell = self.after(cell),
+            let found = self.cells[cell];
+            if found == EMPTY {
+                return Err(cell);
             }
+            if found & !slot_mask == tag && block_of(found & slot_mask) == block {
+                return Ok(cell);
+            }
+            cell = self.after(cell);
         }
     }
 
     /// The slot of `block`; `block_of` tells the block of a slot that is in the table.
     pub(crate) fn find(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
-        self.cell_of(block, block_of).ok().map(|cell| self.cells[cell])
+        self.cell_of(block, block_of).ok().map(|cell| self.slot(self.cells[cell]))
     }
 
     /// Brings the block's place nearer; the number says nothing.
@@ -75,11 +101,13 @@ impl Index {
         self.cells[self.place(Index::hash(block))]
     }
 
-    /// The slots of which one is the block's, if any is, and after which one it would go.
+    /// The slots of which one is the block's, if any is: few.
     pub(crate) fn candidates(&self, block: u64) -> impl Iterator<Item = u32> + '_ {
-        let place = self.place(Index::hash(block));
-        let cells = self.cells[place..].iter().chain(&self.cells[..place]);
-        cells.copied().take_while(|&slot| slot != EMPTY)
+        let hash = Index::hash(block);
+        let (place, tag, slot_mask) = (self.place(hash), self.tag(hash), self.slot_mask());
+        let cells = self.cells[place..].iter().chain(&self.cells[..place]).copied();
+        let until_empty = cells.take_while(|&cell| cell != EMPTY);
+        until_empty.filter(move |cell| cell & !slot_mask == tag).map(move |cell| cell & slot_mask)
     }
 
     /// Puts a block into the table, or gives it another slot; returns the one it had.
@@ -90,10 +118,14 @@ impl Index {
         block_of: impl Fn(u32) -> u64,
     ) -> Option<u32> {
         match self.cell_of(block, block_of) {
-            Ok(cell) => Some(std::mem::replace(&mut self.cells[cell], slot)),
+            Ok(cell) => {
+                let found = self.cells[cell];
+                self.cells[cell] = found & !self.slot_mask() | slot;
+                Some(self.slot(found))
+            }
             Err(empty) => {
                 assert!(2 * self.len < self.cells.len(), "X2: more entries than slots");
-                self.cells[empty] = slot;
+                self.cells[empty] = self.tag(Index::hash(block)) | slot;
                 self.len += 1;
                 None
             }
@@ -107,18 +139,18 @@ impl Index {
         while self.cells[cell] != EMPTY {
             cell = self.after(cell);
         }
-        self.cells[cell] = slot;
+        self.cells[cell] = self.tag(hash) | slot;
         self.len += 1;
     }
 
     /// Takes a block out and returns its slot.
     pub(crate) fn remove(&mut self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
         let mut hole = self.cell_of(block, &block_of).ok()?;
-        let removed = self.cells[hole];
+        let removed = self.slot(self.cells[hole]);
         let mut cell = self.after(hole);
         while self.cells[cell] != EMPTY {
             // X1: whoever may lie in the hole, counted from its place, moves there.
-            let place = self.place(Index::hash(block_of(self.cells[cell])));
+            let place = self.place(Index::hash(block_of(self.slot(self.cells[cell]))));
             let stays = if hole <= cell {
                 hole < place && place <= cell
             } else {

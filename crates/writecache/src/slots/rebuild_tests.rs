@@ -180,8 +180,11 @@ fn held(slots: &Slots) -> Vec<(u32, u64, State, u32)> {
 /// What is pending: epochs and slots, in their order.
 fn pending(slots: &Slots) -> Vec<(u64, u32)> {
     let said = &slots.epochs.as_ref().expect("the entries tell of epochs").said;
-    let mut place = crate::slots::said::Place::default();
-    std::iter::from_fn(|| said.next(&mut place, said.end())).collect()
+    let (mut place, mut pending) = (crate::slots::said::Place::default(), Vec::new());
+    while let Some((epoch, slots)) = said.next(&mut place, said.end(), 100) {
+        pending.extend(slots.map(|slot| (epoch, slot)));
+    }
+    pending
 }
 
 /// A checkpoint as a cache with epochs tells it: clean blocks by their slots, then versions by

@@ -185,28 +185,33 @@ impl Said {
         self.popped + self.slots.len() as u64
     }
 
-    /// Goes on by a slot: its epoch and the slot, if there is one before `end`.
-    pub(super) fn next(&self, place: &mut Place, end: u64) -> Option<(u64, u32)> {
+    /// Goes on by at most `max` slots of one epoch, which it tells with those that have not turned
+    /// out to be holes; if there are any before `end`.
+    pub(super) fn next(
+        &self,
+        place: &mut Place,
+        end: u64,
+        max: usize,
+    ) -> Option<(u64, impl Iterator<Item = u32> + '_)> {
         loop {
             if place.segment < self.popped_segments {
                 let (at, segment) = (self.popped, self.popped_segments);
                 *place = Place { at, segment, in_segment: 0 };
             }
-            if place.at >= end {
-                return None;
-            }
+            let left = end.checked_sub(place.at).filter(|&left| left > 0)?;
             let number = usize::try_from(place.segment - self.popped_segments).ok()?;
             let segment = *self.segments.get(number)?;
             if place.in_segment == segment.len {
                 *place = Place { segment: place.segment + 1, in_segment: 0, ..*place };
                 continue;
             }
-            let slot = self.slots[usize::try_from(place.at - self.popped).ok()?];
-            place.at += 1;
-            place.in_segment += 1;
-            if slot != HOLE {
-                return Some((self.epoch_of(segment), slot));
-            }
+            let of_segment = segment.len - place.in_segment;
+            let len = u64::from(of_segment).min(left).min(max as u64);
+            let from = usize::try_from(place.at - self.popped).ok()?;
+            place.at += len;
+            place.in_segment += u32::try_from(len).expect("at most the segment's");
+            let slots = self.slots.range(from..from + usize::try_from(len).ok()?);
+            return Some((self.epoch_of(segment), slots.filter(|&slot| slot != HOLE)));
         }
     }
 }
@@ -216,8 +221,21 @@ mod tests {
     use super::*;
 
     fn all(said: &Said) -> Vec<(u64, u32)> {
-        let mut place = Place::default();
-        std::iter::from_fn(|| said.next(&mut place, said.end())).collect()
+        let (mut place, mut all) = (Place::default(), Vec::new());
+        while let Some((epoch, slots)) = said.next(&mut place, said.end(), 3) {
+            all.extend(slots.map(|slot| (epoch, slot)));
+        }
+        all
+    }
+
+    /// The next slot that is no hole.
+    fn next(said: &Said, place: &mut Place, end: u64) -> Option<(u64, u32)> {
+        loop {
+            let (epoch, mut slots) = said.next(place, end, 1)?;
+            if let Some(slot) = slots.next() {
+                return Some((epoch, slot));
+            }
+        }
     }
 
     #[test]
@@ -248,14 +266,14 @@ mod tests {
         }
         said.pinned = true;
         let (mut place, end) = (Place::default(), said.end());
-        assert_eq!(said.next(&mut place, end), Some((1, 10)));
+        assert_eq!(next(&said, &mut place, end), Some((1, 10)));
         said.seal(|slot| slot != 20);
         said.push(3, 30);
-        assert_eq!(said.next(&mut place, end), Some((1, 11)));
+        assert_eq!(next(&said, &mut place, end), Some((1, 11)));
         said.pop_through(1);
-        assert_eq!(said.next(&mut place, end), Some((2, 21)));
-        assert_eq!(said.next(&mut place, end), None, "what came after the dump began");
+        assert_eq!(next(&said, &mut place, end), Some((2, 21)));
+        assert_eq!(next(&said, &mut place, end), None, "what came after the dump began");
         let mut from_start = Place::default();
-        assert_eq!(said.next(&mut from_start, end), Some((2, 21)), "the first epoch is gone");
+        assert_eq!(next(&said, &mut from_start, end), Some((2, 21)), "the first epoch is gone");
     }
 }

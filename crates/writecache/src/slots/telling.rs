@@ -27,8 +27,13 @@ impl Telling {
         Telling { entries: Vec::new(), max, oldest, epoch: oldest }
     }
 
+    /// Writes for which there is room in any case.
+    fn room(&self) -> usize {
+        self.max.saturating_sub(self.entries.len()) / ENTRIES_PER_WRITE_MAX
+    }
+
     fn is_full(&self) -> bool {
-        self.entries.len() + ENTRIES_PER_WRITE_MAX > self.max
+        self.room() == 0
     }
 
     fn push(&mut self, entry: Entry) {
@@ -190,10 +195,15 @@ impl Slots {
         self.epochs = Some(e);
         while !telling.is_full() {
             let e = self.epochs.as_ref().expect("put back above");
-            let Some((epoch, slot)) = e.said.next(&mut dump.place, dump.end) else { break };
-            if self.is_pending_of(epoch, slot) && dump.told.mark(slot) {
-                let s = &self.slots[slot as usize];
-                telling.write(epoch.max(e.oldest), s.block(), slot, s.crc);
+            let Some((epoch, slots)) = e.said.next(&mut dump.place, dump.end, telling.room())
+            else {
+                break;
+            };
+            for slot in slots {
+                if self.is_pending_of(epoch, slot) && dump.told.mark(slot) {
+                    let s = &self.slots[slot as usize];
+                    telling.write(epoch.max(e.oldest), s.block(), slot, s.crc);
+                }
             }
         }
         telling.entries

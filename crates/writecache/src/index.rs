@@ -29,15 +29,19 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// What decides about a block's cell: `HASH_BITS` of a fixed mixer (the finalizer of
-    /// MurmurHash3), so that runs repeat. The cells of ascending hashes ascend.
+    /// What decides about a block's cell. The cells of ascending hashes ascend. No two blocks below
+    /// 2^34 have the same hash: each step can be undone. Multiplied and folded as in the finalizer
+    /// of MurmurHash3, by as many of the upper bits of its constants; what a block has above is
+    /// spread by the golden ratio, and added to the rest.
     pub(crate) fn hash(block: u64) -> u64 {
-        let mut h = block;
-        h ^= h >> 33;
-        h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
-        h ^= h >> 33;
-        h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-        (h ^ (h >> 33)) >> (64 - HASH_BITS)
+        const MASK: u64 = (1 << HASH_BITS) - 1;
+        let above = (block >> HASH_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut h = (block ^ above) & MASK;
+        h ^= h >> (HASH_BITS / 2);
+        h = h.wrapping_mul(0xff51_afd7_ed55_8ccd >> 30 | 1) & MASK;
+        h ^= h >> (HASH_BITS / 2);
+        h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53 >> 30 | 1) & MASK;
+        h ^ h >> (HASH_BITS / 2)
     }
 
     /// A table for `slots` slots: 8 bytes each.
@@ -94,20 +98,6 @@ impl Index {
     /// The slot of `block`; `block_of` tells the block of a slot that is in the table.
     pub(crate) fn find(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
         self.cell_of(block, block_of).ok().map(|cell| self.slot(self.cells[cell]))
-    }
-
-    /// Brings the block's place nearer; the number says nothing.
-    pub(crate) fn touch(&self, block: u64) -> u32 {
-        self.cells[self.place(Index::hash(block))]
-    }
-
-    /// The slots of which one is the block's, if any is: few.
-    pub(crate) fn candidates(&self, block: u64) -> impl Iterator<Item = u32> + '_ {
-        let hash = Index::hash(block);
-        let (place, tag, slot_mask) = (self.place(hash), self.tag(hash), self.slot_mask());
-        let cells = self.cells[place..].iter().chain(&self.cells[..place]).copied();
-        let until_empty = cells.take_while(|&cell| cell != EMPTY);
-        until_empty.filter(move |cell| cell & !slot_mask == tag).map(move |cell| cell & slot_mask)
     }
 
     /// Puts a block into the table, or gives it another slot; returns the one it had.
@@ -172,6 +162,8 @@ impl Index {
 mod tests {
     use std::collections::BTreeMap;
 
+    use format::BLOCK_LIMIT;
+
     use super::*;
 
     /// A full table, with blocks going in and out at random, against a map from the library.
@@ -198,5 +190,48 @@ mod tests {
                 assert_eq!(index.len(), model.len());
             }
         }
+    }
+    /// Whatever lies at regular distances, as blocks do: of what is half full a look finds 1.5.
+    #[test]
+    fn blocks_at_regular_distances_are_spread_like_others() {
+        let slots = 1 << 12;
+        for shift in 0..=36 {
+            for factor in [1, 3, 5, 127] {
+                let block = |slot: u32| (u64::from(slot) * factor) << shift;
+                if block(slots) > BLOCK_LIMIT {
+                    break;
+                }
+                let mut index = Index::new(slots);
+                (0..slots).for_each(|slot| index.insert_hashed(Index::hash(block(slot)), slot));
+                let mut looks = 0;
+                for slot in 0..slots {
+                    let mut cell = index.place(Index::hash(block(slot)));
+                    looks += 1;
+                    while index.slot(index.cells[cell]) != slot {
+                        cell = index.after(cell);
+                        looks += 1;
+                    }
+                }
+                assert!(looks * 10 < slots * 17, "{looks} looks, {factor} << {shift}");
+            }
+        }
+    }
+
+    /// As far as a test can tell: those that differ little.
+    #[test]
+    fn blocks_below_2_to_the_34_have_each_their_own_hash() {
+        let mut rng = sim::Rng::new(9);
+        for _ in 0..1_000 {
+            let block = rng.below(1 << HASH_BITS);
+            let mut hashes: Vec<u64> =
+                (0..HASH_BITS).map(|bit| Index::hash(block ^ 1 << bit)).collect();
+            hashes.push(Index::hash(block));
+            hashes.sort_unstable();
+            assert!(hashes.last().is_some_and(|&h| h < 1 << HASH_BITS));
+            assert!(hashes.windows(2).all(|pair| pair[0] < pair[1]), "{block}");
+        }
+        let mut hashes: Vec<u64> = (0..1 << 18).map(Index::hash).collect();
+        hashes.sort_unstable();
+        assert!(hashes.windows(2).all(|pair| pair[0] < pair[1]));
     }
 }

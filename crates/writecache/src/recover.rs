@@ -296,7 +296,7 @@ impl Recovery<'_> {
                     let settled = unsettled.iter().take_while(|r| r.0 <= durable).count();
                     for (seq, crc, entries) in unsettled.drain(..settled) {
                         before = (seq, crc);
-                        self.map.apply(entries.into_iter());
+                        self.map.apply_log(&entries);
                     }
                     unsettled.push((seq, crc, entries));
                 } else if broken.is_none() {
@@ -313,7 +313,7 @@ impl Recovery<'_> {
                 break;
             }
             before = (seq, crc);
-            self.map.apply(entries.into_iter());
+            self.map.apply_log(&entries);
         }
         // Cut off for its data, or for its place in the chain although it is a whole record.
         let cut_off = last.0 < read_to || foreign_next;

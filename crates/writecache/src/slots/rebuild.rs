@@ -1,49 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Rebuild: the map as recovery finds it, straight from checkpoint and log into its final place.
+//! Rebuild: the map as recovery finds it, from checkpoint and log.
 //!
 //! ```text
-//!   while slots are vacant ──▶ slot table ── index, all at once ──▶ finish: free map, dirty
-//!   from then on           ──▶ slot table and index             ──▶   bitmap, epochs
-//!                                  └─▶ displaced (a slot that two blocks claim for a while)
+//!   entries ──▶ slot table ───────────────────┐
+//!                  └─▶ aside: displaced, ends ─┴─▶ resolve: index ─▶ finish: free map, dirty
+//!                                                                    bitmap, epochs
 //! ```
 //!
 //! Invariants
 //! - RB1 Of each block the last entry counts, wherever it points; nothing else of the order
 //!   matters. So a slot may be claimed by two blocks while entries come in: a checkpoint is fuzzy,
-//!   and may already know a later owner. Whoever is displaced waits beside the table, and gets its
-//!   slot at the end, if that is vacant; two blocks that still claim a slot then are damage.
-//! - RB2 There is no second copy of the map. Besides what the finished map takes, the entries of
-//!   one reading are held, and one chunk of block numbers to be sorted; in a cache with epochs also
-//!   4 bytes a slot, then 8 bytes a pending version, and 8 more while those of several epochs are
-//!   sorted. Blocks that have a hash in common, as all versions of one have, take 16 bytes each
-//!   while the index is made.
+//!   and may already know a later owner. Whoever is displaced waits aside, and gets its slot at the
+//!   end, if that is vacant; two blocks that still claim a slot then are damage.
+//! - RB2 There is no second copy of the map. Besides what the finished map takes there are the
+//!   entries of one reading, and 20 bytes for each version that is displaced and each block that
+//!   leaves; 16 more for those that leave with many others. While the index is made, 8 bytes for
+//!   each of these and of the table, and 32 for each version of one block that must be looked at;
+//!   then one chunk of block numbers to be sorted. In a cache with epochs also 4 bytes for each of
+//!   these and of the table, then 8 bytes a pending version, and 8 more while those of several
+//!   epochs are sorted.
 //! - RB3 A version that is superseded by one of a later epoch is kept, if its own is pending then.
 //!   Its slot goes to whoever claims it: a slot changes hands only after a record that retires its
 //!   epoch, which is among the entries too.
-//! - RB4 No index is made before an entry needs it, which those of a checkpoint do not: until one
-//!   names a slot that is not vacant, or says that a block left. The stamps of slots tell in which
-//!   order their entries came, so that the last version of a block can be found out later.
-use std::collections::BTreeMap;
-
+//! - RB4 Nothing is looked up by its block while entries come. Each has a stamp, and so it can be
+//!   found out later which was the last: the log's come after the checkpoint's, and in the order of
+//!   their stamps.
 use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
-use smallvec::SmallVec;
 
 use super::epochs::Epochs;
 use super::said::Said;
 use super::{Counts, Slot, Slots, State};
 use crate::free::FreeMap;
-use crate::index::{HASH_BITS, Index};
+use crate::index::Index;
 use crate::radix;
 
-/// The index is made in parts, by the upper bits of the hash. Each part costs a look at all slots;
-/// sorting it takes memory, twice 8 bytes for each of its blocks: 4 bytes a cached block.
-const INDEX_PARTS: u64 = 1 << (HASH_BITS - 32);
-/// Entries whose places are looked at together before they are applied: enough cache misses under
-/// way at once to hide most of their time, few enough to stay in the first-level cache. Chosen.
-const LOOKAHEAD: usize = 64;
-/// Slots of each that are looked at: few blocks lie further from their place.
-const CANDIDATES_MAX: usize = 4;
+mod resolve;
+
+use resolve::{Asides, Came};
+
 /// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast
 /// as by blocks at random; the larger the runs the fewer the times it is merged.
 const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
@@ -66,15 +61,17 @@ pub(crate) enum Contradiction {
     Twice { block: u64, epoch: u64 },
 }
 
-/// A map under construction. Slots in state `Free` are vacant.
+/// A map under construction. Slots in state `Free` are vacant; `logged` says of the others whether
+/// it is the log that names them, and `stamp` when (RB4).
 pub(crate) struct Rebuild {
     slots: Vec<Slot>,
-    index: Index,
-    /// While there is no index (RB4): the entries so far that tell of a block.
-    unindexed: Option<u32>,
-    /// The entries of blocks that are not in the table (RB1): as many as the fuzzy part of a
-    /// checkpoint makes, and never more than blocks were named.
-    displaced: BTreeMap<u64, (Entry, u32)>,
+    asides: Asides,
+    /// When the last entry came.
+    came: Came,
+    /// All bits that any block has.
+    widest: u64,
+    /// Of a map that is looked into while it is made; others get theirs at the end.
+    index: Option<Index>,
     /// Once an entry has told of epochs.
     epochs: Option<Numbers>,
 }
@@ -99,6 +96,17 @@ fn is_before(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) >= 1 << 31
 }
 
+fn op_of(state: State) -> Op {
+    match state {
+        State::Dirty => Op::Write,
+        State::Clean => Op::Clean,
+        State::Bad => Op::Bad,
+        State::Free | State::Writing | State::Old | State::Limbo => {
+            unreachable!("not what an entry says")
+        }
+    }
+}
+
 fn state_of(op: Op) -> State {
     match op {
         Op::Write | Op::WriteNext => State::Dirty,
@@ -108,204 +116,101 @@ fn state_of(op: Op) -> State {
     }
 }
 
-fn op_of(state: State) -> Op {
-    match state {
-        State::Dirty => Op::Write,
-        State::Clean => Op::Clean,
-        State::Bad => Op::Bad,
-        State::Free | State::Writing | State::Old | State::Limbo => {
-            unreachable!("not what a block holds")
-        }
-    }
-}
-
 impl Rebuild {
     /// A map of `count` vacant slots.
     pub(crate) fn new(count: u32) -> Rebuild {
         Rebuild {
             slots: vec![Slot::VACANT; count as usize],
-            index: Index::new(count),
-            unindexed: Some(0),
-            displaced: BTreeMap::new(),
+            asides: Asides::default(),
+            came: (false, 0),
+            widest: 0,
+            index: None,
             epochs: None,
         }
     }
 
-    /// A map of `count` vacant slots that is looked into while it is made: see `find`.
+    /// A map of `count` vacant slots that is looked into while it is made, by `find` and
+    /// `put_dirty`; it takes no entries.
     pub(crate) fn indexed(count: u32) -> Rebuild {
-        Rebuild { unindexed: None, ..Rebuild::new(count) }
+        Rebuild { index: Some(Index::new(count)), ..Rebuild::new(count) }
     }
 
-    /// Applies the entries of a record, in their order.
-    pub(crate) fn apply(&mut self, mut entries: impl Iterator<Item = Entry>) {
+    /// Applies the entries of a record of the checkpoint, in their order.
+    pub(crate) fn apply(&mut self, entries: impl Iterator<Item = Entry>) {
+        self.apply_from(false, entries);
+    }
+
+    /// Applies the entries of a record of the log, in their order; after those of the checkpoint.
+    pub(crate) fn apply_log(&mut self, entries: &[Entry]) {
+        // Brings their slots nearer, many at a time: each would wait for memory.
+        let named = entries.iter().filter_map(|e| Some(self.slots.get(e.slot as usize)?.block_low));
+        std::hint::black_box(named.fold(0, u32::wrapping_add));
+        self.apply_from(true, entries.iter().copied());
+    }
+
+    fn apply_from(&mut self, log: bool, entries: impl Iterator<Item = Entry>) {
         if let Some(epochs) = &mut self.epochs {
             epochs.current = None;
         }
-        while let Some(before) = self.unindexed
-            && let Some(e) = entries.next()
-        {
-            if !self.fill_vacant(&e, before) {
-                self.make_index();
-                self.apply_each(std::iter::once(e));
-            }
+        if log != self.came.0 {
+            self.came = (log, 0);
         }
-        self.apply_each(entries);
-    }
-
-    fn apply_each(&mut self, mut entries: impl Iterator<Item = Entry>) {
-        loop {
-            let part: SmallVec<[Entry; LOOKAHEAD]> = entries.by_ref().take(LOOKAHEAD).collect();
-            if part.is_empty() {
-                return;
-            }
-            self.look_ahead(&part);
-            for e in &part {
-                match e.op {
-                    Op::Write | Op::Clean | Op::Bad => {
-                        let epoch = self.next_epoch();
-                        self.put(e, epoch);
-                    }
-                    Op::WriteNext => {
-                        self.tell_next_epoch();
-                        let epoch = self.next_epoch();
-                        self.put(&Entry { op: Op::Write, ..*e }, epoch);
-                    }
-                    Op::Epoch => self.tell_epoch(e.block, e.block - u64::from(e.slot)),
-                    Op::Evict => {
-                        if self.slot_of(e.block) == Some(e.slot) {
-                            self.forget(e.block);
-                        }
-                    }
-                    Op::Drop => self.drop_range(e.block, u64::from(e.slot)),
+        for mut e in entries {
+            // A log has less. A checkpoint of more, the slots of 16 TiB, is without epochs in the
+            // order of slots, which decides between equal stamps.
+            self.came.1 = self.came.1.saturating_add(1);
+            match e.op {
+                Op::Epoch => {
+                    self.tell_epoch(e.block, e.block - u64::from(e.slot));
+                    continue;
                 }
+                Op::Drop => {
+                    let blocks = e.block..e.block + u64::from(e.slot);
+                    self.asides.push_drop(blocks, self.came, self.slots.len());
+                    continue;
+                }
+                Op::WriteNext => {
+                    self.tell_next_epoch();
+                    e.op = Op::Write;
+                }
+                Op::Write | Op::Clean | Op::Bad | Op::Evict => {}
             }
-        }
-    }
-
-    /// Applies an entry if it needs no index (RB4); `before` came before it.
-    fn fill_vacant(&mut self, e: &Entry, before: u32) -> bool {
-        match e.op {
-            Op::Epoch => {
-                self.tell_epoch(e.block, e.block - u64::from(e.slot));
-                return true;
+            self.widest |= e.block;
+            let epoch = self.next_epoch();
+            let claimed = self.slots.get(e.slot as usize).filter(|_| e.op != Op::Evict);
+            let Some(s) = claimed else {
+                self.asides.push(&e, self.came, epoch);
+                continue;
+            };
+            if s.state != State::Free && s.block() != e.block {
+                let owner =
+                    Entry { op: op_of(s.state), block: s.block(), slot: e.slot, crc: s.crc };
+                let came = (s.logged, s.stamp);
+                let epoch = self.epochs.as_ref().map_or(0, |n| n.of_slots[e.slot as usize]);
+                self.asides.push(&owner, came, epoch);
             }
-            Op::Evict | Op::Drop => return false,
-            Op::Write | Op::WriteNext | Op::Clean | Op::Bad => {}
+            self.fill(&e, epoch);
         }
-        if self.slots.get(e.slot as usize).is_none_or(|s| s.state != State::Free) {
-            return false;
-        }
-        let mut e = *e;
-        if e.op == Op::WriteNext {
-            self.tell_next_epoch();
-            e.op = Op::Write;
-        }
-        let epoch = self.next_epoch();
-        self.fill(&e, epoch);
-        self.slots[e.slot as usize].stamp = before;
-        self.unindexed = Some(before + 1);
-        true
     }
 
     fn fill(&mut self, e: &Entry, epoch: u32) {
         let s = &mut self.slots[e.slot as usize];
         s.set_block(e.block);
-        (s.state, s.crc, s.logged) = (state_of(e.op), e.crc, true);
+        (s.state, s.crc, (s.logged, s.stamp)) = (state_of(e.op), e.crc, self.came);
         if let Some(epochs) = &mut self.epochs {
             epochs.of_slots[e.slot as usize] = epoch;
         }
     }
 
-    /// Makes the index of what came so far. In the order of its cells: at random each block would
-    /// wait for a line of a table of hundreds of megabytes, and more often than not for its page.
-    fn make_index(&mut self) {
-        self.unindexed = None;
-        // A little more than a fair part of the hashes: a vector that grows would double.
-        let fair = self.slots.len() / INDEX_PARTS as usize;
-        let (mut found, mut spare) = (Vec::new(), Vec::new());
-        found.reserve_exact(fair + fair / 64 + LOOKAHEAD);
-        for part in 0..INDEX_PARTS {
-            self.hashes_of(part, &mut found);
-            radix::sort(&mut found, &mut spare, 32..64);
-            for same in found.chunk_by(|a, b| a >> 32 == b >> 32) {
-                match same {
-                    [alone] => self.index.insert_hashed(part << 32 | alone >> 32, low(*alone)),
-                    _ => self.insert_last(part, same),
-                }
-            }
-        }
-    }
-
-    /// Puts blocks that have the same hash into the index, each by its last version.
-    fn insert_last(&mut self, part: u64, same: &[u64]) {
-        let version = |&packed: &u64| {
-            let s = &self.slots[low(packed) as usize];
-            (s.block(), s.stamp, low(packed))
-        };
-        let mut versions: Vec<(u64, u32, u32)> = same.iter().map(version).collect();
-        versions.sort_unstable();
-        for (nth, &(block, _, slot)) in versions.iter().enumerate() {
-            // The state of both is still what their entries say.
-            match versions.get(nth + 1).filter(|next| next.0 == block) {
-                Some(&(_, _, next)) => {
-                    self.slots[slot as usize].state = self.superseded(slot, next);
-                }
-                None => self.index.insert_hashed(part << 32 | same[0] >> 32, slot),
-            }
-        }
-    }
-
-    /// Finds the hashes of the blocks that are in this part of the index, with their slots.
-    fn hashes_of(&self, part: u64, found: &mut Vec<u64>) {
-        let mut len = 0;
-        let mut slot = 0u64;
-        for slots in self.slots.chunks(LOOKAHEAD) {
-            found.resize(len + LOOKAHEAD, 0);
-            for s in slots {
-                // Written in any case, and kept if it belongs: a branch would be guessed wrong for
-                // every third slot or so.
-                let hash = Index::hash(s.block());
-                found[len] = hash << 32 | slot;
-                len += usize::from((s.state != State::Free) & (hash >> 32 == part));
-                slot += 1;
-            }
-        }
-        found.truncate(len);
-    }
-
-    /// Brings the memory that the entries need nearer, many of them at once: each would otherwise
-    /// wait for one to three lines, one after the other, of tables of hundreds of megabytes.
-    fn look_ahead(&self, entries: &[Entry]) {
-        // One kind after the other, and no branch that depends on what has still to come: who
-        // guesses wrong waits for it.
-        let named = entries.iter().filter_map(|e| Some(self.slots.get(e.slot as usize)?.block_low));
-        let cells = entries.iter().map(|e| self.index.touch(e.block));
-        std::hint::black_box(named.chain(cells).fold(0, u32::wrapping_add));
-        let mut candidates: SmallVec<[u32; 4 * LOOKAHEAD]> = SmallVec::new();
-        for e in entries.iter().filter(|e| !self.holds(e.slot, e.block)) {
-            candidates.extend(self.index.candidates(e.block).take(CANDIDATES_MAX));
-        }
-        let found = candidates.iter().map(|&slot| self.slots[slot as usize].block_low);
-        std::hint::black_box(found.fold(0, u32::wrapping_add));
-    }
-
-    /// Whether the slot is where the block is.
-    fn holds(&self, slot: u32, block: u64) -> bool {
-        let is_there = |s: &Slot| {
-            s.block() == block && matches!(s.state, State::Dirty | State::Clean | State::Bad)
-        };
-        self.slots.get(slot as usize).is_some_and(is_there)
-    }
-
     fn tell_epoch(&mut self, number: u64, oldest: u64) {
         let slots = self.slots.len();
-        let epochs = self.epochs.get_or_insert_with(|| Numbers {
+        let asides = &mut self.asides;
+        let epochs = self.epochs.get_or_insert_with(|| {
             // What was written before without an epoch is of none that is pending: `finish` finds
             // it out.
-            of_slots: vec![low(oldest.wrapping_sub(1)); slots],
-            current: None,
-            oldest,
-            newest: 0,
+            let before = low(oldest.wrapping_sub(1));
+            asides.begin_epochs(before);
+            Numbers { of_slots: vec![before; slots], current: None, oldest, newest: 0 }
         });
         epochs.current = Some(number);
         epochs.oldest = epochs.oldest.max(oldest);
@@ -327,81 +232,21 @@ impl Rebuild {
         self.epochs.as_ref().map_or(0, of)
     }
 
-    /// What becomes of the version at `slot` that the one at `next` supersedes: it stays if its own
-    /// epoch, an earlier one, is pending (RB3).
-    fn superseded(&self, slot: u32, next: u32) -> State {
-        let is_dirty = |slot: u32| self.slots[slot as usize].state == State::Dirty;
-        let kept = is_dirty(slot)
-            && is_dirty(next)
-            && self.epochs.as_ref().is_some_and(|e| {
-                let (own, later) = (e.of_slots[slot as usize], e.of_slots[next as usize]);
-                is_before(own, later) && !is_before(own, low(e.oldest))
-            });
-        if kept { State::Old } else { State::Free }
-    }
-
-    fn put(&mut self, e: &Entry, epoch: u32) {
-        if self.holds(e.slot, e.block) {
-            return self.fill(e, epoch); // said again, as when it was written back
-        }
-        if !self.displaced.is_empty() {
-            self.displaced.remove(&e.block);
-        }
-        let Some(claimed) = self.slots.get(e.slot as usize).copied() else {
-            self.forget(e.block);
-            self.displaced.insert(e.block, (*e, epoch));
-            return;
-        };
-        if claimed.state != State::Free && claimed.state != State::Old {
-            let (block, op) = (claimed.block(), op_of(claimed.state));
-            let owner = Entry { op, block, slot: e.slot, crc: claimed.crc };
-            let epoch = self.epochs.as_ref().map_or(0, |n| n.of_slots[e.slot as usize]);
-            self.forget(block);
-            self.displaced.insert(block, (owner, epoch));
-        }
-        let slots = &self.slots;
-        let old = self.index.replace(e.block, e.slot, |s| slots[s as usize].block());
-        self.fill(e, epoch);
-        if let Some(old) = old {
-            self.slots[old as usize].state = self.superseded(old, e.slot);
-        }
-    }
-
     /// The slot of a block, and what was put there as its checksum, in an `indexed` map.
     pub(crate) fn find(&self, block: u64) -> Option<(u32, u32)> {
-        let slot = self.slot_of(block)?;
+        let slot = self.index.as_ref()?.find(block, |s| self.slots[s as usize].block())?;
         Some((slot, self.slots[slot as usize].crc))
     }
 
-    /// Puts a dirty block into a vacant slot; an older slot of the block becomes vacant.
+    /// Puts a dirty block into a vacant slot of an `indexed` map; an older slot of the block
+    /// becomes vacant.
     pub(crate) fn put_dirty(&mut self, block: u64, slot: u32, crc: u32) {
-        assert!(self.unindexed.is_none(), "the index would be made a second time");
-        self.put(&Entry { op: Op::Write, block, slot, crc }, 0);
-    }
-
-    fn slot_of(&self, block: u64) -> Option<u32> {
-        let found = self.index.find(block, |s| self.slots[s as usize].block());
-        found.or_else(|| self.displaced.get(&block).map(|(e, _)| e.slot))
-    }
-
-    fn forget(&mut self, block: u64) {
-        let slots = &self.slots;
-        match self.index.remove(block, |s| slots[s as usize].block()) {
-            Some(slot) => self.slots[slot as usize].state = State::Free,
-            None => drop(self.displaced.remove(&block)),
+        let (index, slots) = (self.index.as_mut().expect("made so"), &self.slots);
+        let old = index.replace(block, slot, |s| slots[s as usize].block());
+        self.fill(&Entry { op: Op::Write, block, slot, crc }, 0);
+        if let Some(old) = old {
+            self.slots[old as usize].state = State::Free;
         }
-    }
-
-    fn drop_range(&mut self, first: u64, count: u64) {
-        let range = first..first + count;
-        if count <= self.slots.len() as u64 {
-            range.for_each(|block| self.forget(block));
-            return;
-        }
-        let held = self.slots.iter().filter(|s| s.state != State::Free).map(Slot::block);
-        let gone: Vec<u64> = held.filter(|block| range.contains(block)).collect();
-        gone.into_iter().for_each(|block| self.forget(block));
-        self.displaced.retain(|block, _| !range.contains(block));
     }
 
     /// The oldest epoch that may be pending and the newest, once an entry has told of epochs.
@@ -411,18 +256,11 @@ impl Rebuild {
 
     /// The finished map of a device of `blocks` blocks.
     pub(crate) fn finish(mut self, blocks: u64) -> Result<Slots, Contradiction> {
-        if self.unindexed.is_some() {
-            self.make_index();
-        }
-        self.free_retired();
-        let mut last = self.displaced.last_key_value().map(|(&block, _)| block);
-        let mut taken = None;
-        for (block, (e, epoch)) in std::mem::take(&mut self.displaced) {
-            match self.slots.get(e.slot as usize) {
-                Some(slot) if slot.state == State::Free => self.put(&e, epoch),
-                _ => taken = taken.or(Some(Contradiction::Slot { block, slot: e.slot })),
-            }
-        }
+        let (index, conflict) = match self.index.take() {
+            Some(index) => (index, None),
+            None => self.resolve(),
+        };
+        let mut last = conflict.map(|(_, last)| last);
         let count = u32::try_from(self.slots.len()).expect("made for that many");
         let mut counts = Counts { slots: count, ..Counts::default() };
         let mut free = FreeMap::new(count);
@@ -435,7 +273,7 @@ impl Rebuild {
                 State::Free => {
                     counts.free += 1;
                     free.put(slot);
-                    s.logged = false; // it may have been claimed for a while
+                    s.logged = false; // its block may have moved on
                     continue;
                 }
                 State::Dirty => {
@@ -454,14 +292,14 @@ impl Rebuild {
                 State::Writing | State::Limbo => unreachable!("never put"),
             }
             stamp = stamp.wrapping_add(1);
-            s.stamp = stamp;
+            (s.stamp, s.logged) = (stamp, true);
             last = last.max(Some(s.block()));
         }
         if let Some(last) = last.filter(|&last| last >= blocks) {
             return Err(Contradiction::Beyond(last));
         }
-        if let Some(taken) = taken {
-            return Err(taken);
+        if let Some((first, _)) = conflict {
+            return Err(first);
         }
         add_blocks(&mut dirty, &mut unsorted, &mut spare);
         drop(unsorted);
@@ -471,7 +309,7 @@ impl Rebuild {
         };
         Ok(Slots {
             slots: self.slots,
-            index: self.index,
+            index,
             free,
             dirty,
             bad,
@@ -499,7 +337,7 @@ impl Rebuild {
         let mut pending = Vec::with_capacity(counts.dirty as usize + counts.old as usize);
         let (mut mended, mut last) = (false, 0);
         for (slot, s) in (0u32..).zip(&self.slots).filter(|(_, s)| is_pending(s)) {
-            let relative = numbers.relative(slot);
+            let relative = numbers.relative(numbers.of_slots[slot as usize]);
             mended |= relative.is_none() && s.state == State::Dirty;
             let after = relative.unwrap_or(0);
             last = last.max(after);
@@ -536,22 +374,13 @@ impl Rebuild {
         }
         None
     }
-
-    /// Superseded versions of epochs that have been retired since.
-    fn free_retired(&mut self) {
-        let Some(epochs) = &self.epochs else { return };
-        for (slot, s) in (0u32..).zip(&mut self.slots) {
-            if s.state == State::Old && epochs.relative(slot).is_none() {
-                s.state = State::Free;
-            }
-        }
-    }
 }
 
 impl Numbers {
-    /// How far the slot's epoch is from the oldest that is pending; none if it is not pending.
-    fn relative(&self, slot: u32) -> Option<u32> {
-        let after = self.of_slots[slot as usize].wrapping_sub(low(self.oldest));
+    /// How far an epoch, of which this is the low half, is from the oldest that is pending; none if
+    /// it is not pending.
+    fn relative(&self, epoch: u32) -> Option<u32> {
+        let after = epoch.wrapping_sub(low(self.oldest));
         // What would be of an epoch that has not begun is of one long ago.
         (u64::from(after) <= self.newest.saturating_sub(self.oldest)).then_some(after)
     }

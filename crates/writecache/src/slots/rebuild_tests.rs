@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests of the rebuilt map: against a plain map of last entries, and its refusals.
+use std::collections::BTreeMap;
+
 use super::*;
 
 fn entry(op: Op, block: u64, slot: u32) -> Entry {
@@ -39,51 +41,78 @@ fn plain(
     Ok(map)
 }
 
-fn rebuilt(entries: &[Entry], slots: u32, blocks: u64) -> Result<Slots, Contradiction> {
+fn rebuilt(
+    dumped: &[Entry],
+    log: &[Entry],
+    slots: u32,
+    blocks: u64,
+) -> Result<Slots, Contradiction> {
     let mut rebuild = Rebuild::new(slots);
     // In pieces of odd sizes, as units come.
-    entries.chunks(37).for_each(|part| rebuild.apply(part.iter().copied()));
+    dumped.chunks(37).for_each(|part| rebuild.apply(part.iter().copied()));
+    log.chunks(37).for_each(|part| rebuild.apply_log(part));
     rebuild.finish(blocks)
+}
+
+/// A number beyond 2^34 instead of each odd one, which has the hash of the even one before it.
+fn wide(block: u64) -> u64 {
+    let above = 0x9e37_79b9_7f4a_7c15 & ((1 << 34) - 1);
+    if block.is_multiple_of(2) { block / 2 } else { 1 << 34 | (block / 2) ^ above }
+}
+
+#[test]
+fn wide_blocks_share_a_hash_in_pairs() {
+    assert!((0..100).all(|n| Index::hash(wide(2 * n)) == Index::hash(wide(2 * n + 1))));
 }
 
 /// Few slots and blocks, so that slots are claimed twice all the time, beyond the end now and then.
 #[test]
 fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
     let mut rng = sim::Rng::new(7);
-    let (mut maps, mut refusals) = (0, [0; 2]);
-    for _ in 0..4_000 {
+    let (mut maps, mut refusals) = ([0; 2], [0; 2]);
+    for _ in 0..8_000 {
         let slots = u32::try_from(rng.range(4, 40)).unwrap();
         let blocks = rng.range(8, 80);
         let (past_slots, past_blocks) = (rng.below(30) == 0, rng.below(30) == 0);
+        // Blocks beyond 2^34 now and then, two of a hash.
+        let is_wide = rng.below(4) == 0;
+        let (block, blocks) = match is_wide {
+            true => (wide as fn(u64) -> u64, (blocks, 1 << 40)),
+            false => (std::convert::identity as fn(u64) -> u64, (blocks, blocks)),
+        };
+        let (drawn, blocks) = blocks;
         // A checkpoint, in the order of slots or in none, which may name a block twice.
         let part = rng.pick(&[0, 500, 1000]);
         let mut dumped = (0..slots).filter(|_| rng.chance_per_mille(part)).collect::<Vec<_>>();
-        if rng.below(2) == 0 {
-            rng.shuffle(&mut dumped);
+        match rng.below(3) {
+            0 => rng.shuffle(&mut dumped),
+            // With epochs a slot may be met twice.
+            1 => dumped.extend(dumped.clone().iter().filter(|_| rng.below(4) == 0)),
+            _ => {}
         }
-        let mut entries: Vec<Entry> = dumped
-            .into_iter()
-            .map(|slot| entry(rng.pick(&[Op::Write, Op::Clean, Op::Bad]), rng.below(blocks), slot))
-            .collect();
+        let op = |rng: &mut sim::Rng| rng.pick(&[Op::Write, Op::Clean, Op::Bad]);
+        let dumped = dumped.into_iter();
+        let dumped = dumped.map(|slot| entry(op(&mut rng), block(rng.below(drawn)), slot));
+        let dumped: Vec<Entry> = dumped.collect();
         let log: Vec<Entry> = (0..rng.below(120))
             .map(|_| {
                 let op = rng.pick(&[Op::Write, Op::Write, Op::Clean, Op::Bad, Op::Evict, Op::Drop]);
-                let block = rng.below(blocks + u64::from(past_blocks));
+                let block = block(rng.below(drawn + u64::from(past_blocks)));
                 let slot = u32::try_from(rng.below(u64::from(slots + u32::from(past_slots))));
                 let long = rng.below(40) == 0;
                 match op {
                     Op::Drop => {
-                        entry(op, block, if long { 1 << 30 } else { 1 + rng.pick(&[0, 3]) })
+                        entry(op, block, if long { 1 << 30 } else { 1 + rng.pick(&[0, 3, 70]) })
                     }
                     Op::Write | Op::Clean | Op::Bad | Op::Evict => entry(op, block, slot.unwrap()),
                     Op::Epoch | Op::WriteNext => unreachable!("not drawn"),
                 }
             })
             .collect();
-        entries.extend(log);
-        match (plain(&entries, slots, blocks), rebuilt(&entries, slots, blocks)) {
+        let entries = [&dumped[..], &log].concat();
+        match (plain(&entries, slots, blocks), rebuilt(&dumped, &log, slots, blocks)) {
             (Ok(map), Ok(found)) => {
-                maps += 1;
+                maps[usize::from(is_wide)] += 1;
                 found.check();
                 assert_eq!(found.counts().slots - found.counts().free, map.len() as u32);
                 for e in map.values() {
@@ -103,7 +132,7 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
             (a, b) => panic!("{entries:?}: {:?} but {:?}", a.err(), b.map(|s| s.counts())),
         }
     }
-    assert!(maps > 100 && refusals.iter().all(|&n| n > 20), "{maps} maps, {refusals:?} refused");
+    assert!(maps.iter().chain(&refusals).all(|&n| n > 30), "{maps:?} maps, {refusals:?} refused");
 }
 
 /// As a block that is written in each of many epochs, or in a crafted checkpoint: a look at all
@@ -112,11 +141,12 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
 fn a_block_that_every_slot_claims_is_in_the_last_one() {
     let count = 300_000;
     let of_one = |op| (0..count).map(move |slot| entry(op, 7, slot));
-    let clean = rebuilt(&of_one(Op::Clean).collect::<Vec<_>>(), count, 8).unwrap();
+    let clean = rebuilt(&of_one(Op::Clean).collect::<Vec<_>>(), &[], count, 8).unwrap();
+    let logged = rebuilt(&[], &of_one(Op::Clean).collect::<Vec<_>>(), count, 8).unwrap();
     let mut rebuild = Rebuild::new(count);
     rebuild.apply([Entry::epoch(1, 1)].into_iter().chain(of_one(Op::WriteNext)));
     let kept = rebuild.finish(8).unwrap();
-    for found in [&clean, &kept] {
+    for found in [&clean, &logged, &kept] {
         assert_eq!(found.find(7).map(|at| at.held.slot), Some(count - 1));
     }
     assert_eq!((clean.counts().free, clean.counts().old), (count - 1, 0));
@@ -164,7 +194,7 @@ fn the_dirty_blocks_of_more_than_one_sorted_run_are_all_found() {
         // In an order with no sense: an odd factor takes no block twice.
         let block = |slot: u32| (u64::from(slot) * 7_368_787) % blocks;
         let entries: Vec<Entry> = (0..count).map(|s| entry(Op::Write, block(s), s)).collect();
-        let found = rebuilt(&entries, count, blocks).unwrap();
+        let found = rebuilt(&entries, &[], count, blocks).unwrap();
         assert_eq!(found.counts().dirty, count, "of {blocks}");
         assert!((0..count).all(|slot| found.dirty().contains(block(slot))), "of {blocks}");
         assert_eq!(found.dirty().len(), u64::from(count), "of {blocks}");
@@ -226,32 +256,150 @@ fn checkpoint_of_epochs(rng: &mut sim::Rng, slots: u32, blocks: u64) -> Vec<Vec<
     units
 }
 
-/// RB4: without the index the last version of each block is found, and which ones stay, as with it.
+/// A version in the model: its entry, its epoch.
+type Version = (Entry, u64);
+
+/// What recovery means in a cache with epochs, in the plainest words: the current version of each
+/// block, and those that were superseded by a write of a later epoch.
+#[derive(Default)]
+struct Plain {
+    current: BTreeMap<u64, Version>,
+    superseded: Vec<Version>,
+    oldest: u64,
+}
+
+impl Plain {
+    fn apply(&mut self, unit: &[Entry]) {
+        let mut epoch = 0; // of a write that tells none
+        for e in unit {
+            match e.op {
+                Op::Epoch => {
+                    (epoch, self.oldest) = (e.block, self.oldest.max(e.block - u64::from(e.slot)));
+                }
+                Op::Drop => {
+                    self.current.retain(|b, _| *b < e.block || *b >= e.block + u64::from(e.slot));
+                }
+                Op::Evict => {
+                    if self.current.get(&e.block).is_some_and(|(at, _)| at.slot == e.slot) {
+                        self.current.remove(&e.block);
+                    }
+                }
+                Op::Write | Op::WriteNext | Op::Clean | Op::Bad => {
+                    epoch += u64::from(e.op == Op::WriteNext);
+                    let op = if e.op == Op::WriteNext { Op::Write } else { e.op };
+                    let old = self.current.insert(e.block, (Entry { op, ..*e }, epoch));
+                    // Whoever claims the slot of a version that was kept gets it.
+                    self.superseded.retain(|(kept, _)| kept.slot != e.slot);
+                    let is_kept = |(old, before): &Version| {
+                        (old.op, op) == (Op::Write, Op::Write)
+                            && old.slot != e.slot
+                            && *before < epoch
+                    };
+                    self.superseded.extend(old.filter(is_kept));
+                }
+            }
+        }
+    }
+
+    /// Slot, block, state, checksum of what is in the map, by slot.
+    fn held(&self) -> Vec<(u32, u64, State, u32)> {
+        let current = self.current.values().map(|(e, _)| (e, state_of(e.op)));
+        let pending = self.superseded.iter().filter(|(_, epoch)| *epoch >= self.oldest);
+        let olds = pending.map(|(e, _)| (e, State::Old));
+        let mut held: Vec<_> =
+            current.chain(olds).map(|(e, state)| (e.slot, e.block, state, e.crc)).collect();
+        held.sort_unstable_by_key(|held| held.0);
+        held
+    }
+
+    /// Epochs and slots of what is pending, in order.
+    fn pending(&self) -> Vec<(u64, u32)> {
+        let dirty = self.current.values().filter(|(e, _)| e.op == Op::Write);
+        let olds = self.superseded.iter().filter(|(_, epoch)| *epoch >= self.oldest);
+        let epoch = |epoch: u64| epoch.max(self.oldest).max(1);
+        let mut pending: Vec<_> = dirty.chain(olds).map(|(e, of)| (epoch(*of), e.slot)).collect();
+        pending.sort_unstable();
+        pending
+    }
+}
+
+/// A log that follows a checkpoint, as a cache tells it: writes to slots that nobody holds or
+/// needs, in epochs that end now and then and are retired from the front, blocks that are written
+/// back, and that leave.
+fn log_of_epochs(
+    rng: &mut sim::Rng,
+    model: &mut Plain,
+    slots: u32,
+    blocks: u64,
+) -> Vec<Vec<Entry>> {
+    let newest = model.pending().last().map_or(model.oldest, |last| last.0);
+    let (mut epoch, mut units) = (newest.max(1), Vec::new());
+    for _ in 0..rng.below(60) {
+        epoch += rng.below(2);
+        model.oldest = model.oldest.max(epoch.saturating_sub(rng.below(6)));
+        let mut unit = vec![Entry::epoch(epoch, model.oldest)];
+        for _ in 0..rng.below(4) {
+            let held = model.held();
+            let pending: Vec<u32> = model.pending().iter().map(|p| p.1).collect();
+            let vacant: Vec<u32> =
+                (0..slots).filter(|slot| held.iter().all(|h| h.0 != *slot)).collect();
+            let retired =
+                model.current.values().find(|(e, of)| e.op == Op::Write && *of < model.oldest);
+            let gone = model.current.values().find(|(e, _)| e.op == Op::Clean);
+            let first = rng.below(blocks);
+            let next = match rng.below(8) {
+                0 => retired.map(|(e, _)| Entry { op: Op::Clean, ..*e }),
+                1 => gone.map(|(e, _)| Entry { op: Op::Drop, slot: 1, ..*e }),
+                2 => gone.map(|(e, _)| Entry { op: Op::Evict, ..*e }),
+                3 => Some(entry(Op::Drop, first, rng.pick(&[2, 5, 200]))),
+                4 if !vacant.is_empty() => Some(entry(Op::Clean, first, rng.pick(&vacant))),
+                5 if !vacant.is_empty() => Some(entry(Op::WriteNext, first, rng.pick(&vacant))),
+                _ if !vacant.is_empty() => Some(entry(Op::Write, first, rng.pick(&vacant))),
+                _ => None,
+            };
+            assert!(next.is_none_or(|e| e.op != Op::Write || !pending.contains(&e.slot)));
+            let Some(next) = next else { continue };
+            model.apply(&[Entry::epoch(epoch, model.oldest), next]);
+            epoch += u64::from(next.op == Op::WriteNext);
+            unit.push(next);
+        }
+        units.push(unit);
+    }
+    units
+}
+
+/// RB3: which versions stay, and in which order they are written back.
 #[test]
-fn a_checkpoint_of_epochs_makes_the_same_map_with_and_without_the_index() {
+fn checkpoint_and_log_of_epochs_make_the_map_that_a_plain_model_makes() {
     let mut rng = sim::Rng::new(11);
-    let (mut olds, mut superseded) = (0, 0);
-    for _ in 0..2_000 {
+    let (mut olds, mut superseded, mut retired) = (0, 0, 0);
+    for _ in 0..4_000 {
         let slots = u32::try_from(rng.range(4, 60)).unwrap();
         let blocks = rng.range(8, 40);
-        let units = checkpoint_of_epochs(&mut rng, slots, blocks);
-        let retired = rng.below(2) * 3;
-        let last = Entry::epoch(1000, 1 + retired);
-        let maps = [false, true].map(|indexed| {
-            let mut rebuild = if indexed { Rebuild::indexed(slots) } else { Rebuild::new(slots) };
-            units.iter().for_each(|unit| rebuild.apply(unit.iter().copied()));
-            assert_eq!(rebuild.unindexed.is_none(), indexed, "{units:?}");
-            rebuild.apply([last].into_iter());
-            let found = rebuild.finish(blocks).unwrap();
-            found.check();
-            found
-        });
-        assert_eq!(held(&maps[0]), held(&maps[1]), "{units:?}");
-        assert_eq!(pending(&maps[0]), pending(&maps[1]), "{units:?}");
-        olds += maps[0].counts().old;
-        superseded += maps[0].counts().free;
+        let mut model = Plain::default();
+        let mut units = checkpoint_of_epochs(&mut rng, slots, blocks);
+        units.iter().for_each(|unit| model.apply(unit));
+        let log = log_of_epochs(&mut rng, &mut model, slots, blocks);
+        // The checkpoint may know some of it already.
+        let known = log.iter().take(rng.below(20) as usize).filter(|unit| unit.len() > 1);
+        let some = known.filter(|_| rng.below(2) == 0);
+        units
+            .extend(some.map(|unit| vec![unit[0], unit[1]]).filter(|unit| unit[1].op == Op::Write));
+        let mut model = Plain::default();
+        units.iter().chain(&log).for_each(|unit| model.apply(unit));
+        let mut rebuild = Rebuild::new(slots);
+        units.iter().for_each(|unit| rebuild.apply(unit.iter().copied()));
+        log.iter().for_each(|unit| rebuild.apply_log(unit));
+        let found = rebuild.finish(blocks).unwrap();
+        found.check();
+        assert_eq!(held(&found), model.held(), "{units:?} {log:?}");
+        assert_eq!(pending(&found), model.pending(), "{units:?} {log:?}");
+        olds += found.counts().old;
+        superseded += found.counts().free;
+        retired += model.superseded.len() - found.counts().old as usize;
     }
-    assert!(olds > 1000 && superseded > 1000, "{olds} are kept, {superseded} are not");
+    let counted = [olds as usize, superseded as usize, retired];
+    assert!(counted.iter().all(|&n| n > 1000), "{counted:?} are kept, free, retired");
 }
 
 /// Whether the epoch that is written back first is most of what is pending, or a small part of it.

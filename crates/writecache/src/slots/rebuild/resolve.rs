@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Resolve: which version of each block counts, once all entries have come.
+//!
+//! ```text
+//!   slot table ─┐  dealt out by the                     ┌─▶ the last counts ─▶ index, ascending
+//!               ├─▶ hash, sorted ─▶ versions of a block ─┤
+//!   aside ──────┘                                       └─▶ the others' slots are free, or kept
+//! ```
+//!
+//! A look at a slot or at what is aside, by a block, waits for memory and for the page tables, 50
+//! ns, however many are under way. So no block is looked up. Sorting by the hash, which is one to
+//! one (`Index::hash`), brings the versions of a block together, and mostly a bit says which came
+//! last: of several only one is of the log. Only else are they looked at.
+use std::ops::Range;
+
+use format::{Entry, Op};
+use roaring::RoaringTreemap;
+use smallvec::SmallVec;
+
+use super::{Contradiction, Numbers, Rebuild, is_before, low};
+use crate::index::{HASH_BITS, Index};
+use crate::radix;
+use crate::slots::{Slot, State};
+
+/// Versions that are dealt out, sorted and put into the index together, at least: with room to sort
+/// them, and the part of the index where they go, they stay in the second-level cache of one core.
+const BUCKET: usize = if cfg!(test) { 4 } else { 8 << 10 };
+/// Most buckets: with more at once a store would wait for the page that it goes to.
+const BUCKET_BITS_MAX: u32 = 11;
+/// A drop of at most so many blocks is one for each of them. Chosen: longer ones are few.
+const SHORT_DROP_MAX: u64 = 64;
+
+/// What is not in the table: versions whose slots another block has claimed since, and ends.
+#[derive(Default)]
+pub(super) struct Asides {
+    list: Vec<Aside>,
+    /// The epoch of each, once an entry has told of epochs.
+    epochs: Option<Vec<u32>>,
+    /// Longer drops, and when they came.
+    long_drops: Vec<(Came, Range<u64>)>,
+}
+
+/// An entry, and when it came.
+struct Aside {
+    block_low: u32,
+    block_high: u16,
+    op: Op,
+    logged: bool,
+    crc: u32,
+    slot: u32,
+    stamp: u32,
+}
+const _: () = assert!(size_of::<Aside>() == 20);
+
+/// When an entry came: whether from the log, and its stamp.
+pub(super) type Came = (bool, u32);
+
+impl Aside {
+    fn block(&self) -> u64 {
+        u64::from(self.block_high) << 32 | u64::from(self.block_low)
+    }
+    fn came(&self) -> Came {
+        (self.logged, self.stamp)
+    }
+}
+
+impl Asides {
+    /// From now on versions have epochs; those until now have this one.
+    pub(super) fn begin_epochs(&mut self, before: u32) {
+        self.epochs = Some(vec![before; self.list.len()]);
+    }
+
+    pub(super) fn push(&mut self, e: &Entry, (logged, stamp): Came, epoch: u32) {
+        self.list.push(Aside {
+            block_low: low(e.block),
+            block_high: u16::try_from(e.block >> 32).expect("blocks are below 2^48"),
+            op: e.op,
+            logged,
+            crc: e.crc,
+            slot: e.slot,
+            stamp,
+        });
+        if let Some(epochs) = &mut self.epochs {
+            epochs.push(epoch);
+        }
+    }
+
+    /// Blocks are dropped. A log tells only of those that were in the cache, so that the short
+    /// drops of a genuine one are fewer than the blocks that it and `slots` have.
+    pub(super) fn push_drop(&mut self, blocks: Range<u64>, came: Came, slots: usize) {
+        let count = blocks.end - blocks.start;
+        if count == 1 || count <= SHORT_DROP_MAX && self.list.len() < 2 * slots {
+            blocks.for_each(|block| self.push_end(block, came));
+        } else {
+            self.long_drops.push((came, blocks));
+        }
+    }
+
+    fn push_end(&mut self, block: u64, came: Came) {
+        self.push(&Entry { op: Op::Drop, block, slot: 0, crc: 0 }, came, 0);
+    }
+
+    /// Adds an end for each block and long drop that ended a version of it.
+    fn add_long_ends(&mut self, slots: &[Slot]) {
+        let long_drops = std::mem::take(&mut self.long_drops);
+        if long_drops.is_empty() {
+            return;
+        }
+        let mut dropped: Vec<Range<u64>> = long_drops.iter().map(|d| d.1.clone()).collect();
+        dropped.sort_unstable_by_key(|blocks| blocks.start);
+        dropped.dedup_by(|next, last| {
+            let joins = next.start <= last.end;
+            last.end = if joins { last.end.max(next.end) } else { last.end };
+            joins
+        });
+        let held = slots.iter().filter(|s| s.state != State::Free);
+        let held = held.map(|s| ((s.logged, s.stamp), s.block()));
+        let asides = self.list.iter().map(|aside| (aside.came(), aside.block()));
+        let is_covered = |block: u64| {
+            let after = dropped.partition_point(|blocks| blocks.start <= block);
+            after > 0 && block < dropped[after - 1].end
+        };
+        let covered = held.chain(asides).filter(|(_, block)| is_covered(*block));
+        let mut covered: Vec<(Came, u64)> = covered.collect();
+        covered.sort_unstable();
+        let (mut covered, mut present) = (covered.into_iter().peekable(), RoaringTreemap::new());
+        for (came, blocks) in long_drops {
+            while let Some((_, block)) = covered.next_if(|(before, _)| *before < came) {
+                present.insert(block);
+            }
+            let mut ended = present.iter();
+            ended.advance_to(blocks.start);
+            ended.take_while(|block| blocks.contains(block)).for_each(|b| self.push_end(b, came));
+            present.remove_range(blocks);
+        }
+    }
+}
+
+/// What contradicts itself, and the last block of those that do.
+pub(super) type Conflict = (Contradiction, u64);
+
+/// A version, packed: from above as many bits of the hash as its bucket leaves, whether it is
+/// aside, whether it came from the log, its slot or its number among the asides.
+#[derive(Clone, Copy)]
+struct Version(u64);
+
+impl Version {
+    const HASH_SHIFT: u32 = 34;
+
+    fn is_aside(self) -> bool {
+        self.0 >> 33 & 1 != 0
+    }
+    fn is_logged(self) -> bool {
+        self.0 >> 32 & 1 != 0
+    }
+    fn number(self) -> u32 {
+        low(self.0)
+    }
+}
+
+/// Calls `each` with the hash and the packed rest of every version.
+fn each_version(slots: &[Slot], asides: &[Aside], mut each: impl FnMut(u64, u64)) {
+    for (slot, s) in (0u64..).zip(slots) {
+        if s.state != State::Free {
+            each(Index::hash(s.block()), u64::from(s.logged) << 32 | slot);
+        }
+    }
+    for (number, aside) in (0u64..).zip(asides) {
+        each(Index::hash(aside.block()), 1 << 33 | u64::from(aside.logged) << 32 | number);
+    }
+}
+
+impl Rebuild {
+    /// Makes the index, and gives each slot to the version that counts.
+    pub(super) fn resolve(&mut self) -> (Index, Option<Conflict>) {
+        self.asides.add_long_ends(&self.slots);
+        let mut index = Index::new(u32::try_from(self.slots.len()).expect("made for that many"));
+        let versions = self.slots.len() + self.asides.list.len();
+        let buckets = (versions / BUCKET).max(1).ilog2();
+        let bucket_bits =
+            buckets.clamp(Version::HASH_SHIFT + HASH_BITS - u64::BITS, BUCKET_BITS_MAX);
+        let hash_bits = HASH_BITS - bucket_bits;
+        let (mut found, ends) = self.deal_out(hash_bits, 1 << bucket_bits);
+        let (mut spare, mut waiting, mut stale) = (Vec::new(), Vec::new(), Vec::new());
+        let mut start = 0;
+        for (bucket, end) in (0u64..).zip(ends) {
+            let found = &mut found[start..end];
+            start = end;
+            let shift = Version::HASH_SHIFT;
+            radix::sort(found, &mut spare, shift..shift + hash_bits);
+            for same in found.chunk_by(|a, b| a >> shift == b >> shift) {
+                let hash = bucket << hash_bits | same[0] >> shift;
+                match *same {
+                    [alone] if !Version(alone).is_aside() => {
+                        index.insert_hashed(hash, Version(alone).number());
+                    }
+                    _ => self.settle(same, &mut stale, |version| match version.is_aside() {
+                        true => waiting.push((hash, version.number())),
+                        false => index.insert_hashed(hash, version.number()),
+                    }),
+                }
+            }
+        }
+        drop(found);
+        radix::sort(&mut stale, &mut spare, 0..u32::BITS);
+        for slot in stale {
+            self.slots[slot as usize].state = State::Free;
+        }
+        let conflict = self.give_left(&mut index, waiting);
+        self.asides = Asides::default();
+        (index, conflict)
+    }
+
+    /// All versions, packed, by their buckets, and where each bucket ends.
+    fn deal_out(&self, hash_bits: u32, buckets: usize) -> (Vec<u64>, Vec<usize>) {
+        let bucket = |hash: u64| (hash >> hash_bits) as usize;
+        let mut places = vec![0; buckets];
+        each_version(&self.slots, &self.asides.list, |hash, _| places[bucket(hash)] += 1);
+        let mut before = 0;
+        for place in &mut places {
+            before += std::mem::replace(place, before);
+        }
+        let mut found = vec![0; before];
+        each_version(&self.slots, &self.asides.list, |hash, rest| {
+            let place = &mut places[bucket(hash)];
+            found[*place] = hash << Version::HASH_SHIFT | rest;
+            *place += 1;
+        });
+        (found, places)
+    }
+
+    /// Settles what becomes of versions that have the same hash; `counts` is called with those that
+    /// count, and slots that are free then are added to `stale`, if that is all there is to know.
+    fn settle(&mut self, same: &[u64], stale: &mut Vec<u64>, mut counts: impl FnMut(Version)) {
+        let versions = same.iter().map(|&packed| Version(packed));
+        let mut of_log = versions.clone().filter(|version| version.is_logged());
+        let in_table = versions.clone().filter(|version| !version.is_aside());
+        // Nobody but this one is in the table, or the others need no look whether they are kept.
+        let is_plain = self.widest >> HASH_BITS == 0
+            && (self.epochs.is_none() || in_table.clone().count() == 1);
+        if let (Some(last), None) = (of_log.next(), of_log.next())
+            && is_plain
+            && !last.is_aside()
+        {
+            let others = in_table.filter(|version| version.0 != last.0);
+            stale.extend(others.map(|version| u64::from(version.number())));
+            return counts(last);
+        }
+        let key = |version: Version| match version.is_aside() {
+            false => {
+                let s = &self.slots[version.number() as usize];
+                (s.block(), (s.logged, s.stamp), version.0)
+            }
+            true => {
+                let aside = &self.asides.list[version.number() as usize];
+                (aside.block(), aside.came(), version.0)
+            }
+        };
+        let mut ordered: SmallVec<[_; 8]> = versions.map(key).collect();
+        ordered.sort_unstable();
+        for of_block in ordered.chunk_by(|a, b| a.0 == b.0) {
+            let versions = of_block.iter().map(|&(_, _, packed)| Version(packed));
+            self.settle_block(versions).into_iter().for_each(&mut counts);
+        }
+    }
+
+    /// Goes through the versions of one block, in the order in which they came; returns the one
+    /// that counts, if any does.
+    fn settle_block(&mut self, versions: impl Iterator<Item = Version>) -> Option<Version> {
+        let mut current = None;
+        for version in versions {
+            let aside = version.is_aside().then(|| &self.asides.list[version.number() as usize]);
+            let ended = match aside.map_or(Op::Write, |aside| aside.op) {
+                Op::Drop => current.take(),
+                Op::Evict => current.take_if(|current| self.slot(*current) == self.slot(version)),
+                Op::Write | Op::Clean | Op::Bad => current.replace(version),
+                Op::WriteNext | Op::Epoch => unreachable!("never aside"),
+            };
+            if let Some(ended) = ended.filter(|ended| !ended.is_aside()) {
+                let kept = self.epochs.as_ref().is_some_and(|e| self.is_kept(e, ended, version));
+                let state = if kept { State::Old } else { State::Free };
+                self.slots[ended.number() as usize].state = state;
+            }
+        }
+        current
+    }
+
+    fn slot(&self, version: Version) -> u32 {
+        let number = version.number();
+        if version.is_aside() { self.asides.list[number as usize].slot } else { number }
+    }
+
+    /// Whether a version stays in its slot when another supersedes it: if its own epoch, an earlier
+    /// one, is pending (RB3).
+    fn is_kept(&self, numbers: &Numbers, ended: Version, by: Version) -> bool {
+        let is_dirty = |version: Version| match version.is_aside() {
+            false => self.slots[version.number() as usize].state == State::Dirty,
+            true => self.asides.list[version.number() as usize].op == Op::Write,
+        };
+        let epoch = |version: Version| match (version.is_aside(), &self.asides.epochs) {
+            (true, Some(epochs)) => epochs[version.number() as usize],
+            _ => numbers.of_slots[version.number() as usize],
+        };
+        let own = epoch(ended);
+        is_dirty(ended)
+            && is_dirty(by)
+            && is_before(own, epoch(by))
+            && numbers.relative(own).is_some()
+    }
+
+    /// Gives blocks whose last version was displaced its slot, if nobody needs that (RB1).
+    fn give_left(&mut self, index: &mut Index, waiting: Vec<(u64, u32)>) -> Option<Conflict> {
+        let mut conflict: Option<Conflict> = None;
+        for (hash, number) in waiting {
+            let aside = &self.asides.list[number as usize];
+            let e = Entry { op: aside.op, block: aside.block(), slot: aside.slot, crc: aside.crc };
+            if self.slots.get(e.slot as usize).is_some_and(|s| s.state == State::Free) {
+                let epochs = self.asides.epochs.as_ref();
+                self.fill(&e, epochs.map_or(0, |epochs| epochs[number as usize]));
+                index.insert_hashed(hash, e.slot);
+            } else {
+                let this = Contradiction::Slot { block: e.block, slot: e.slot };
+                let (first, last) = conflict.unwrap_or((this, 0));
+                conflict = Some((first, last.max(e.block)));
+            }
+        }
+        conflict
+    }
+}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Images of large write caches, made by the format alone: superblocks, a checkpoint, a log. The
 //! slots are holes of a sparse file, so that 100 GiB of cache take the room of their metadata.
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,6 +18,8 @@ pub const BLOCK_SIZE: u32 = 4096;
 const UUID: [u8; 16] = *b"cache-scale-uuid";
 /// One in so many slots is vacant before the writes of a log.
 const VACANT_PART: u32 = 20;
+/// Records whose writes are pending at any time, of a log in the order of epochs.
+const PENDING_RECORDS: usize = 1000;
 /// Units written at once.
 const UNITS_PER_WRITE: usize = 256;
 
@@ -27,9 +30,21 @@ pub struct Contents {
     pub blocks: u32,
     /// How many of a hundred are dirty; the rest are clean.
     pub dirty_percent: u32,
-    /// How much of the log, percent, is records after the checkpoint. Each of their entries is a
-    /// write of some block, which gives it another slot.
+    /// How much of the log, percent, is records after the checkpoint. Their entries are writes of
+    /// some block, which give it another slot, and, if `ordered`, as many of blocks written back.
     pub log_percent: u32,
+    /// Written in the order of epochs: each record of the log is one, whose writes are written back
+    /// some records later.
+    pub ordered: bool,
+}
+
+/// What was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Made {
+    /// Records of the log.
+    pub records: u64,
+    /// Dirty blocks of the cache.
+    pub dirty: u64,
 }
 
 /// Where a block of the cache comes from: any slot a block of its own, next to no other.
@@ -51,8 +66,8 @@ impl Contents {
         (u64::from(self.blocks) * 8).next_power_of_two()
     }
 
-    /// How many of the blocks are dirty.
-    pub fn dirty(&self) -> u32 {
+    /// How many blocks of the checkpoint are dirty.
+    fn dirty(&self) -> u32 {
         let dirty = u64::from(self.blocks) * u64::from(self.dirty_percent) / 100;
         u32::try_from(dirty).expect("at most all")
     }
@@ -85,19 +100,22 @@ impl Contents {
         fits(high).expect("twice the data is enough")
     }
 
-    /// Makes the image; returns how many records its log has.
+    /// Makes the image.
     ///
     /// # Errors
     /// What writing it met.
-    pub fn make(&self, path: &Path) -> io::Result<u64> {
+    pub fn make(&self, path: &Path) -> io::Result<Made> {
         let geometry = self.geometry();
         let file = File::create(path)?;
         file.set_len(geometry.end_bytes())?;
         let entries: Vec<u32> = (0..self.blocks).collect();
         let mut units = Units { file: &file, link: 0, kind: Kind::Checkpoint, pending: Vec::new() };
-        for (seq, part) in (0..).zip(entries.chunks(ENTRIES_PER_UNIT)) {
+        let per_unit = ENTRIES_PER_UNIT - usize::from(self.ordered);
+        for (seq, part) in (0..).zip(entries.chunks(per_unit)) {
             let at = geometry.checkpoint_offset(0) + seq * UNIT as u64;
-            units.add(at, seq, &part.iter().map(|&slot| self.entry(slot)).collect::<Vec<_>>())?;
+            let epoch = self.ordered.then(|| Entry::epoch(1, 1));
+            let part = part.iter().map(|&slot| self.entry(slot));
+            units.add(at, seq, &epoch.into_iter().chain(part).collect::<Vec<_>>())?;
         }
         units.write_pending()?;
         let records = u64::from(geometry.log_units) * u64::from(self.log_percent) / 100;
@@ -105,15 +123,20 @@ impl Contents {
         let mut writes = Writes::new(self.blocks, geometry.slots);
         for seq in 1..=records {
             // The newest record is empty: it only calls those before it durable, as a suspend does.
-            let count = if seq == records { 0 } else { ENTRIES_PER_UNIT };
-            let written = (0..count).map(|_| {
-                let (first_slot, slot) = writes.next();
-                Entry { op: Op::Write, slot, ..self.entry(first_slot) }
-            });
-            log.add(geometry.log_offset(seq), seq, &written.collect::<Vec<_>>())?;
+            let entries = match (seq == records, self.ordered) {
+                (true, _) => Vec::new(),
+                (false, true) => writes.next_epoch(seq + 1),
+                (false, false) => (0..ENTRIES_PER_UNIT).map(|_| writes.next()).collect(),
+            };
+            let told = |e: Entry| {
+                let block = self.entry(e.block as u32);
+                if e.op == Op::Epoch { e } else { Entry { op: e.op, slot: e.slot, ..block } }
+            };
+            let entries: Vec<Entry> = entries.into_iter().map(told).collect();
+            log.add(geometry.log_offset(seq), seq, &entries)?;
         }
         log.write_pending()?;
-        let units = u64::from(self.blocks).div_ceil(ENTRIES_PER_UNIT as u64);
+        let units = u64::from(self.blocks).div_ceil(per_unit as u64);
         let superblock = Superblock {
             uuid: UUID,
             generation: 2,
@@ -138,38 +161,74 @@ impl Contents {
             file.write_all_at(&unit, Geometry::superblock_offset(copy))?;
         }
         file.sync_all()?;
-        Ok(records)
+        Ok(Made { records, dirty: u64::from(self.dirty()) + writes.dirty() })
     }
 }
 
-/// Writes of any blocks, one after the other.
+/// Writes of any blocks, one after the other. Blocks are named by the slots that they had in the
+/// checkpoint.
 struct Writes {
-    /// Of each block, by the slot that it had in the checkpoint, where it is now.
+    /// Of each block where it is now.
     slots: Vec<u32>,
     is_vacant: Vec<bool>,
     count: u64,
     cursor: usize,
+    /// The versions that are not written back, by records, and whether a slot holds one.
+    pending: VecDeque<Vec<Entry>>,
+    is_pending: Vec<bool>,
 }
 
 impl Writes {
     fn new(blocks: u32, slots: u32) -> Writes {
         let is_vacant = (0..slots).map(|slot| slot >= blocks).collect();
-        Writes { slots: (0..blocks).collect(), is_vacant, count: 0, cursor: 0 }
+        let is_pending = vec![false; slots as usize];
+        let (slots, pending) = ((0..blocks).collect(), VecDeque::new());
+        Writes { slots, is_vacant, count: 0, cursor: 0, pending, is_pending }
     }
 
-    /// The block that is written, by its first slot, and the slot that it gets: the next vacant
-    /// one, going round, as a cache takes them.
-    fn next(&mut self) -> (u32, u32) {
+    /// The block that is written, and the slot that it gets: the next vacant one, going round, as a
+    /// cache takes them.
+    fn next(&mut self) -> Entry {
         self.count += 1;
         let block = self.count.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.slots.len() as u64;
-        let block = usize::try_from(block).expect("below the number of blocks");
         while !self.is_vacant[self.cursor] {
             self.cursor = (self.cursor + 1) % self.is_vacant.len();
         }
         let slot = u32::try_from(self.cursor).expect("slots are counted in u32");
-        let before = std::mem::replace(&mut self.slots[block], slot);
-        (self.is_vacant[self.cursor], self.is_vacant[before as usize]) = (false, true);
-        (u32::try_from(block).expect("as blocks"), slot)
+        let at = usize::try_from(block).expect("below the number of blocks");
+        let before = std::mem::replace(&mut self.slots[at], slot) as usize;
+        self.is_vacant[self.cursor] = false;
+        self.is_vacant[before] = !self.is_pending[before];
+        Entry { op: Op::Write, block, slot, crc: 0 }
+    }
+
+    /// A record that is an epoch of its own. The first of those that are pending is written back,
+    /// when they are many: what is current of it is clean, the rest leaves.
+    fn next_epoch(&mut self, epoch: u64) -> Vec<Entry> {
+        let written: Vec<Entry> = (1..ENTRIES_PER_UNIT / 2).map(|_| self.next()).collect();
+        written.iter().for_each(|e| self.is_pending[e.slot as usize] = true);
+        self.pending.push_back(written.clone());
+        let mut clean = Vec::new();
+        if self.pending.len() > PENDING_RECORDS {
+            for e in self.pending.pop_front().into_iter().flatten() {
+                self.is_pending[e.slot as usize] = false;
+                match self.is_current(&e) {
+                    true => clean.push(Entry { op: Op::Clean, ..e }),
+                    false => self.is_vacant[e.slot as usize] = true,
+                }
+            }
+        }
+        let oldest = epoch + 1 - self.pending.len() as u64;
+        [vec![Entry::epoch(epoch, oldest)], clean, written].concat()
+    }
+
+    fn is_current(&self, e: &Entry) -> bool {
+        self.slots.get(e.block as usize) == Some(&e.slot)
+    }
+
+    /// How many blocks are to be written back, of those that were written in epochs.
+    fn dirty(&self) -> u64 {
+        self.pending.iter().flatten().filter(|e| self.is_current(e)).count() as u64
     }
 }
 

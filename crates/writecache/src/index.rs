@@ -21,6 +21,11 @@ const EMPTY: u32 = u32::MAX;
 /// Bits of a hash: twice as many as there may be cells, two for each of 2^32 slots.
 pub(crate) const HASH_BITS: u32 = 34;
 
+/// The low half: what a cell has room for.
+fn low(number: u64) -> u32 {
+    (number & 0xffff_ffff) as u32
+}
+
 pub(crate) struct Index {
     cells: Vec<u32>,
     len: usize,
@@ -51,13 +56,12 @@ impl Index {
     }
 
     fn slot_mask(&self) -> u32 {
-        u32::MAX.checked_shr(u32::BITS - self.slot_bits).unwrap_or(0)
+        low((1 << self.slot_bits) - 1)
     }
 
     /// The lower bits of the hash, where a cell has them: the upper ones say where it lies.
     fn tag(&self, hash: u64) -> u32 {
-        let lower = (hash & u64::from(u32::MAX)) as u32;
-        lower.checked_shl(self.slot_bits).unwrap_or(0)
+        low(hash << self.slot_bits)
     }
 
     /// The slot of a cell that is not empty.

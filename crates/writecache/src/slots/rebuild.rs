@@ -14,14 +14,15 @@
 //!   end, if that is vacant; two blocks that still claim a slot then are damage.
 //! - RB2 There is no second copy of the map. Besides what the finished map takes there are the
 //!   entries of one reading, and 20 bytes for each version that is displaced and each block that
-//!   leaves; 16 more for those that leave with many others. While the index is made, 8 bytes for
-//!   each of these and of the table, and 32 for each version of one block that must be looked at;
-//!   then one chunk of block numbers to be sorted. In a cache with epochs also 4 bytes for each of
-//!   these and of the table, then 8 bytes a pending version, and 8 more while those of several
-//!   epochs are sorted.
+//!   leaves by itself or with few others: at most as many as a log has entries, and as many as
+//!   there are slots. While the index is made, 8 bytes for each of these and of the table; then one
+//!   chunk of block numbers to be sorted. In a cache with epochs also 4 bytes for each of these and
+//!   of the table, then 8 bytes a pending version, and 8 more while those of several epochs are
+//!   sorted.
 //! - RB3 A version that is superseded by one of a later epoch is kept, if its own is pending then.
 //!   Its slot goes to whoever claims it: a slot changes hands only after a record that retires its
-//!   epoch, which is among the entries too.
+//!   epoch, which is among the entries too. A block leaves a cache with epochs when it is clean,
+//!   and that it is when all earlier epochs are retired: nothing that was before is kept then.
 //! - RB4 Nothing is looked up by its block while entries come. Each has a stamp, and so it can be
 //!   found out later which was the last: the log's come after the checkpoint's, and in the order of
 //!   their stamps.
@@ -66,8 +67,8 @@ pub(crate) enum Contradiction {
 pub(crate) struct Rebuild {
     slots: Vec<Slot>,
     asides: Asides,
-    /// When the last entry came.
-    came: Came,
+    /// When the entry came that is applied now.
+    now: Came,
     /// All bits that any block has.
     widest: u64,
     /// Of a map that is looked into while it is made; others get theirs at the end.
@@ -122,7 +123,7 @@ impl Rebuild {
         Rebuild {
             slots: vec![Slot::VACANT; count as usize],
             asides: Asides::default(),
-            came: (false, 0),
+            now: (false, 0),
             widest: 0,
             index: None,
             epochs: None,
@@ -152,13 +153,13 @@ impl Rebuild {
         if let Some(epochs) = &mut self.epochs {
             epochs.current = None;
         }
-        if log != self.came.0 {
-            self.came = (log, 0);
+        if log != self.now.0 {
+            self.now = (log, 0);
         }
         for mut e in entries {
-            // A log has less. A checkpoint of more, the slots of 16 TiB, is without epochs in the
-            // order of slots, which decides between equal stamps.
-            self.came.1 = self.came.1.saturating_add(1);
+            // A log has fewer entries. A checkpoint has more for 16 TiB of blocks: there slots
+            // decide between equal stamps, whose order is its own but with epochs.
+            self.now.1 = self.now.1.saturating_add(1);
             match e.op {
                 Op::Epoch => {
                     self.tell_epoch(e.block, e.block - u64::from(e.slot));
@@ -166,7 +167,7 @@ impl Rebuild {
                 }
                 Op::Drop => {
                     let blocks = e.block..e.block + u64::from(e.slot);
-                    self.asides.push_drop(blocks, self.came, self.slots.len());
+                    self.asides.push_drop(blocks, self.now, self.slots.len());
                     continue;
                 }
                 Op::WriteNext => {
@@ -179,7 +180,7 @@ impl Rebuild {
             let epoch = self.next_epoch();
             let claimed = self.slots.get(e.slot as usize).filter(|_| e.op != Op::Evict);
             let Some(s) = claimed else {
-                self.asides.push(&e, self.came, epoch);
+                self.asides.push(&e, self.now, epoch);
                 continue;
             };
             if s.state != State::Free && s.block() != e.block {
@@ -196,7 +197,7 @@ impl Rebuild {
     fn fill(&mut self, e: &Entry, epoch: u32) {
         let s = &mut self.slots[e.slot as usize];
         s.set_block(e.block);
-        (s.state, s.crc, (s.logged, s.stamp)) = (state_of(e.op), e.crc, self.came);
+        (s.state, s.crc, (s.logged, s.stamp)) = (state_of(e.op), e.crc, self.now);
         if let Some(epochs) = &mut self.epochs {
             epochs.of_slots[e.slot as usize] = epoch;
         }
@@ -241,6 +242,7 @@ impl Rebuild {
     /// Puts a dirty block into a vacant slot of an `indexed` map; an older slot of the block
     /// becomes vacant.
     pub(crate) fn put_dirty(&mut self, block: u64, slot: u32, crc: u32) {
+        debug_assert!(self.slots[slot as usize].state == State::Free, "slot {slot} is taken");
         let (index, slots) = (self.index.as_mut().expect("made so"), &self.slots);
         let old = index.replace(block, slot, |s| slots[s as usize].block());
         self.fill(&Entry { op: Op::Write, block, slot, crc }, 0);

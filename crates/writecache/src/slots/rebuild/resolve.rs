@@ -11,10 +11,10 @@
 //! ns, however many are under way. So no block is looked up. Sorting by the hash, which is one to
 //! one (`Index::hash`), brings the versions of a block together, and mostly a bit says which came
 //! last: of several only one is of the log. Only else are they looked at.
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use format::{Entry, Op};
-use roaring::RoaringTreemap;
 use smallvec::SmallVec;
 
 use super::{Contradiction, Numbers, Rebuild, is_before, low};
@@ -90,49 +90,41 @@ impl Asides {
     pub(super) fn push_drop(&mut self, blocks: Range<u64>, came: Came, slots: usize) {
         let count = blocks.end - blocks.start;
         if count == 1 || count <= SHORT_DROP_MAX && self.list.len() < 2 * slots {
-            blocks.for_each(|block| self.push_end(block, came));
+            let end = |block| Entry { op: Op::Drop, block, slot: 0, crc: 0 };
+            blocks.for_each(|block| self.push(&end(block), came, 0));
         } else {
             self.long_drops.push((came, blocks));
         }
     }
+}
 
-    fn push_end(&mut self, block: u64, came: Came) {
-        self.push(&Entry { op: Op::Drop, block, slot: 0, crc: 0 }, came, 0);
+/// Where drops reach: from each block on that is named, when the last came of those that cover it.
+struct Reach(Vec<(u64, Option<Came>)>);
+
+impl Reach {
+    fn of(mut drops: Vec<(Came, Range<u64>)>) -> Reach {
+        let mut bounds: Vec<u64> = drops.iter().flat_map(|(_, b)| [b.start, b.end]).collect();
+        bounds.sort_unstable();
+        bounds.dedup();
+        drops.sort_unstable_by_key(|(_, blocks)| blocks.start);
+        let mut begun = drops.into_iter().peekable();
+        let mut reaching = BinaryHeap::new(); // the last one first
+        let step = |bound: u64| {
+            while let Some((came, blocks)) = begun.next_if(|(_, blocks)| blocks.start == bound) {
+                reaching.push((came, blocks.end));
+            }
+            while reaching.peek().is_some_and(|&(_, end)| end <= bound) {
+                reaching.pop();
+            }
+            (bound, reaching.peek().map(|&(came, _)| came))
+        };
+        Reach(bounds.into_iter().map(step).collect())
     }
 
-    /// Adds an end for each block and long drop that ended a version of it.
-    fn add_long_ends(&mut self, slots: &[Slot]) {
-        let long_drops = std::mem::take(&mut self.long_drops);
-        if long_drops.is_empty() {
-            return;
-        }
-        let mut dropped: Vec<Range<u64>> = long_drops.iter().map(|d| d.1.clone()).collect();
-        dropped.sort_unstable_by_key(|blocks| blocks.start);
-        dropped.dedup_by(|next, last| {
-            let joins = next.start <= last.end;
-            last.end = if joins { last.end.max(next.end) } else { last.end };
-            joins
-        });
-        let held = slots.iter().filter(|s| s.state != State::Free);
-        let held = held.map(|s| ((s.logged, s.stamp), s.block()));
-        let asides = self.list.iter().map(|aside| (aside.came(), aside.block()));
-        let is_covered = |block: u64| {
-            let after = dropped.partition_point(|blocks| blocks.start <= block);
-            after > 0 && block < dropped[after - 1].end
-        };
-        let covered = held.chain(asides).filter(|(_, block)| is_covered(*block));
-        let mut covered: Vec<(Came, u64)> = covered.collect();
-        covered.sort_unstable();
-        let (mut covered, mut present) = (covered.into_iter().peekable(), RoaringTreemap::new());
-        for (came, blocks) in long_drops {
-            while let Some((_, block)) = covered.next_if(|(before, _)| *before < came) {
-                present.insert(block);
-            }
-            let mut ended = present.iter();
-            ended.advance_to(blocks.start);
-            ended.take_while(|block| blocks.contains(block)).for_each(|b| self.push_end(b, came));
-            present.remove_range(blocks);
-        }
+    /// Whether a version of the block that came then was dropped later.
+    fn ends(&self, block: u64, came: Came) -> bool {
+        let after = self.0.partition_point(|&(bound, _)| bound <= block);
+        after > 0 && self.0[after - 1].1.is_some_and(|dropped| dropped > came)
     }
 }
 
@@ -173,7 +165,7 @@ fn each_version(slots: &[Slot], asides: &[Aside], mut each: impl FnMut(u64, u64)
 impl Rebuild {
     /// Makes the index, and gives each slot to the version that counts.
     pub(super) fn resolve(&mut self) -> (Index, Option<Conflict>) {
-        self.asides.add_long_ends(&self.slots);
+        self.drop_long();
         let mut index = Index::new(u32::try_from(self.slots.len()).expect("made for that many"));
         let versions = self.slots.len() + self.asides.list.len();
         let buckets = (versions / BUCKET).max(1).ilog2();
@@ -211,6 +203,25 @@ impl Rebuild {
         (index, conflict)
     }
 
+    /// Takes out what came before a long drop that covers it.
+    fn drop_long(&mut self) {
+        let long_drops = std::mem::take(&mut self.asides.long_drops);
+        if long_drops.is_empty() {
+            return;
+        }
+        let reach = Reach::of(long_drops);
+        for s in &mut self.slots {
+            if s.state != State::Free && reach.ends(s.block(), (s.logged, s.stamp)) {
+                s.state = State::Free;
+            }
+        }
+        for aside in &mut self.asides.list {
+            if reach.ends(aside.block(), aside.came()) {
+                aside.op = Op::Drop; // whatever was before it is dropped, too
+            }
+        }
+    }
+
     /// All versions, packed, by their buckets, and where each bucket ends.
     fn deal_out(&self, hash_bits: u32, buckets: usize) -> (Vec<u64>, Vec<usize>) {
         let bucket = |hash: u64| (hash >> hash_bits) as usize;
@@ -220,6 +231,7 @@ impl Rebuild {
         for place in &mut places {
             before += std::mem::replace(place, before);
         }
+        assert!(u32::try_from(self.asides.list.len()).is_ok(), "more than 80 GiB of them");
         let mut found = vec![0; before];
         each_version(&self.slots, &self.asides.list, |hash, rest| {
             let place = &mut places[bucket(hash)];
@@ -229,9 +241,9 @@ impl Rebuild {
         (found, places)
     }
 
-    /// Settles what becomes of versions that have the same hash; `counts` is called with those that
+    /// Settles what becomes of versions that have the same hash; `take` is called with those that
     /// count, and slots that are free then are added to `stale`, if that is all there is to know.
-    fn settle(&mut self, same: &[u64], stale: &mut Vec<u64>, mut counts: impl FnMut(Version)) {
+    fn settle(&mut self, same: &[u64], stale: &mut Vec<u64>, mut take: impl FnMut(Version)) {
         let versions = same.iter().map(|&packed| Version(packed));
         let mut of_log = versions.clone().filter(|version| version.is_logged());
         let in_table = versions.clone().filter(|version| !version.is_aside());
@@ -244,7 +256,7 @@ impl Rebuild {
         {
             let others = in_table.filter(|version| version.0 != last.0);
             stale.extend(others.map(|version| u64::from(version.number())));
-            return counts(last);
+            return take(last);
         }
         let key = |version: Version| match version.is_aside() {
             false => {
@@ -260,7 +272,7 @@ impl Rebuild {
         ordered.sort_unstable();
         for of_block in ordered.chunk_by(|a, b| a.0 == b.0) {
             let versions = of_block.iter().map(|&(_, _, packed)| Version(packed));
-            self.settle_block(versions).into_iter().for_each(&mut counts);
+            self.settle_block(versions).into_iter().for_each(&mut take);
         }
     }
 
@@ -290,20 +302,15 @@ impl Rebuild {
         if version.is_aside() { self.asides.list[number as usize].slot } else { number }
     }
 
-    /// Whether a version stays in its slot when another supersedes it: if its own epoch, an earlier
-    /// one, is pending (RB3).
+    /// Whether a version in the table stays there when another supersedes it: if its own epoch, an
+    /// earlier one, is pending (RB3).
     fn is_kept(&self, numbers: &Numbers, ended: Version, by: Version) -> bool {
-        let is_dirty = |version: Version| match version.is_aside() {
-            false => self.slots[version.number() as usize].state == State::Dirty,
-            true => self.asides.list[version.number() as usize].op == Op::Write,
-        };
         let epoch = |version: Version| match (version.is_aside(), &self.asides.epochs) {
             (true, Some(epochs)) => epochs[version.number() as usize],
             _ => numbers.of_slots[version.number() as usize],
         };
         let own = epoch(ended);
-        is_dirty(ended)
-            && is_dirty(by)
+        self.slots[ended.number() as usize].state == State::Dirty
             && is_before(own, epoch(by))
             && numbers.relative(own).is_some()
     }

@@ -40,6 +40,8 @@ mod planted;
 mod rebuild;
 mod said;
 mod telling;
+#[cfg(test)]
+mod told_tests;
 mod view;
 
 pub(crate) use entries::{EntryBatch, Writing};

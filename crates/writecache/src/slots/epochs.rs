@@ -153,11 +153,6 @@ impl Epochs {
         is_pending(&self.bad, slot, state)
     }
 
-    /// A bad version that no pending epoch waits for, or not any more.
-    pub(super) fn is_bad_apart(&self, slot: u32) -> bool {
-        self.bad.get(&slot).is_none_or(|&in_phase| in_phase)
-    }
-
     /// Takes a version out of what the phase has to do.
     fn done(&mut self, block: u64) {
         if let Some(phase) = &mut self.phase {
@@ -504,7 +499,9 @@ impl Slots {
             return false;
         }
         match &e.phase {
-            Some(phase) if phase.closed && epoch <= phase.epoch => {
+            // Every dirty block is to be written; a superseded version has been (E5).
+            Some(phase) if !phase.closed => s.state != State::Old,
+            Some(phase) if epoch <= phase.epoch => {
                 let version = e.old_in_phase(self, s.block()).or_else(|| self.slot_of(s.block()));
                 phase.todo.contains(s.block()) && version == Some(slot)
             }

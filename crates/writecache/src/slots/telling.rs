@@ -9,7 +9,7 @@ use format::{ENTRIES_PER_UNIT, Entry, Op};
 
 use super::epochs::Epochs;
 use super::said::{Place, Said};
-use super::{Batch, Slots, State};
+use super::{Batch, Slots, State, next_in};
 
 /// Most entries that one write adds: itself, its epoch, and the head of a new record.
 const ENTRIES_PER_WRITE_MAX: usize = 3;
@@ -130,6 +130,8 @@ pub(crate) struct Dump {
     told: Marks,
     place: Place,
     end: u64,
+    /// Blocks from which on those that can't be read are to be told.
+    bad_from: u64,
 }
 
 /// A bit for each slot.
@@ -165,8 +167,8 @@ impl Slots {
     }
 
     /// The next at most `max` entries of a checkpoint; none at its end. Clean blocks in the order
-    /// of slots, then what is pending in the order of epochs. What the log has learned since the
-    /// dump began need not be told.
+    /// of slots, then what is pending in the order of epochs, then blocks that can't be read. What
+    /// the log has learned since the dump began need not be told.
     pub(crate) fn dump(&mut self, dump: &mut Dump, max: usize) -> Vec<Entry> {
         let Some(e) = self.epochs.take() else {
             let mut entries = Vec::with_capacity(max);
@@ -181,17 +183,13 @@ impl Slots {
             let slot = dump.slot;
             dump.slot += 1;
             let s = &mut self.slots[slot as usize];
-            let op = match s.state {
-                State::Clean => Op::Clean,
-                // Another chance at the next start, with the oldest epoch.
-                State::Bad if e.is_bad_apart(slot) => Op::Write,
-                State::Bad | State::Dirty | State::Old => continue,
-                State::Free | State::Writing | State::Limbo => continue,
-            };
-            s.logged = true;
-            telling.push(Entry { op, block: s.block(), slot, crc: s.crc });
-            dump.told.mark(slot);
+            if s.state == State::Clean {
+                s.logged = true;
+                telling.push(Entry { op: Op::Clean, block: s.block(), slot, crc: s.crc });
+                dump.told.mark(slot);
+            }
         }
+        let oldest = e.oldest;
         self.epochs = Some(e);
         while !telling.is_full() {
             let e = self.epochs.as_ref().expect("put back above");
@@ -204,6 +202,19 @@ impl Slots {
                     let s = &self.slots[slot as usize];
                     telling.write(epoch.max(e.oldest), s.block(), slot, s.crc);
                 }
+            }
+        }
+        // Another chance at the next start, with the oldest epoch. At last: it may have been dirty
+        // when its slot was passed, and its epoch be retired since.
+        while !telling.is_full()
+            && let Some(block) = next_in(&self.bad, dump.bad_from)
+        {
+            dump.bad_from = block + 1;
+            let slot = self.slot_of(block).expect("M2: it is in the index");
+            if dump.told.mark(slot) {
+                let s = &mut self.slots[slot as usize];
+                s.logged = true;
+                telling.write(oldest, block, slot, s.crc);
             }
         }
         telling.entries

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a map tells by its commits and checkpoints makes, when the cache is opened, the same map.
+use format::{ENTRIES_PER_UNIT, Entry};
+
+use super::{Dump, Merge, Phasing, Rebuild, Slots, State};
+
+/// A map, and what is on the media.
+struct Told {
+    slots: Slots,
+    blocks: u64,
+    checkpoint: Vec<Vec<Entry>>,
+    log: Vec<Vec<Entry>>,
+    /// A checkpoint that is being told, and how long the log was when it began.
+    dump: Option<(Dump, Vec<Vec<Entry>>, usize)>,
+    /// Slots whose data were rotten: opening may find what nobody waits for.
+    rotten: Vec<u32>,
+}
+
+impl Told {
+    fn new(slots: u32, blocks: u64, ordered: bool) -> Told {
+        let Ok(mut slots) = Rebuild::new(slots).finish(blocks) else { panic!("an empty map") };
+        slots.set_ordered(ordered);
+        Told {
+            slots,
+            blocks,
+            checkpoint: Vec::new(),
+            log: Vec::new(),
+            dump: None,
+            rotten: Vec::new(),
+        }
+    }
+
+    fn commit(&mut self) {
+        self.slots.begin_commit();
+        while !self.slots.is_commit_complete() {
+            let batch = self.slots.take_batch(2 * ENTRIES_PER_UNIT);
+            self.log.extend(batch.entries.chunks(ENTRIES_PER_UNIT).map(<[Entry]>::to_vec));
+            self.slots.batch_durable(batch);
+        }
+    }
+
+    /// Goes on with a checkpoint; at its end all that has changed meanwhile is committed.
+    fn go_on_dumping(&mut self, max: usize) {
+        let begun = |slots: &mut Slots, log: usize| (slots.begin_dump(), Vec::new(), log);
+        let (mut dump, mut units, from) =
+            self.dump.take().unwrap_or_else(|| begun(&mut self.slots, self.log.len()));
+        let unit = self.slots.dump(&mut dump, max);
+        if !unit.is_empty() {
+            units.push(unit);
+            self.dump = Some((dump, units, from));
+            return;
+        }
+        self.slots.end_dump();
+        self.commit();
+        self.checkpoint = units;
+        self.log.drain(..from);
+    }
+
+    /// Writes some blocks back, in the order of epochs if there are any; some are rotten.
+    fn write_back(&mut self, rng: &mut sim::Rng) {
+        self.commit();
+        match self.slots.phasing() {
+            Phasing::Due => {
+                self.slots.begin_phase(rng.pick(&[Merge::Never, Merge::Single]));
+                return self.commit();
+            }
+            Phasing::Written => return self.slots.retire_phase(),
+            Phasing::Writing | Phasing::Nothing => {}
+        }
+        let todo = self.slots.phase_blocks().unwrap_or_else(|| self.slots.dirty()).clone();
+        for block in &todo {
+            let chance = rng.below(60);
+            let Some((held, _)) = self.slots.to_write(block).filter(|_| chance < 40) else {
+                continue;
+            };
+            if chance > 1 {
+                self.slots.retire(block, held);
+                continue;
+            }
+            self.rotten.push(held.slot);
+            if !self.slots.quarantine(block, held) {
+                self.slots.lose_old(block, held);
+            }
+        }
+    }
+
+    /// A block leaves: without epochs any does; with them when it is clean, or its data are rotten.
+    fn drop_some(&mut self, rng: &mut sim::Rng, ordered: bool) {
+        let first = rng.below(self.blocks);
+        for block in first..(first + rng.pick(&[1, 1, 3, 100])).min(self.blocks) {
+            let Some(found) = self.slots.find(block) else { continue };
+            match ordered {
+                true => self.slots.drop_clean(block, found.held),
+                false => self.slots.drop_block(block, found.held),
+            };
+        }
+    }
+
+    /// What opening the cache finds; all has been committed.
+    fn check(&self) -> u32 {
+        let mut rebuild = Rebuild::new(self.slots.counts().slots);
+        self.checkpoint.iter().for_each(|unit| rebuild.apply(unit.iter().copied()));
+        self.log.iter().for_each(|unit| rebuild.apply_log(unit));
+        let what = format!("{:?} {:?}", self.checkpoint, self.log);
+        let found = rebuild.finish(self.blocks).unwrap_or_else(|e| panic!("{e:?}: {what}"));
+        found.check();
+        let place = |slots: &Slots, block| {
+            let at = slots.find(block)?;
+            // What was rotten gets another chance.
+            let state = if at.state == State::Bad { State::Dirty } else { at.state };
+            Some((at.held.slot, state, at.crc))
+        };
+        for block in 0..self.blocks {
+            assert_eq!(place(&found, block), place(&self.slots, block), "block {block}: {what}");
+        }
+        let olds = |slots: &Slots| {
+            let old = |slot: &u32| slots.slots[*slot as usize].state == State::Old;
+            let slots = (0..slots.counts.slots).filter(old);
+            slots.filter(|slot| !self.rotten.contains(slot)).collect::<Vec<_>>()
+        };
+        let (opened, lived) = (olds(&found), olds(&self.slots));
+        match self.slots.phasing() {
+            // Of the phase some versions only wait for its end.
+            Phasing::Writing | Phasing::Written => {
+                assert!(opened.iter().all(|slot| lived.contains(slot)), "{what}");
+            }
+            Phasing::Nothing | Phasing::Due => assert_eq!(opened, lived, "{what}"),
+        }
+        found.counts().old
+    }
+}
+
+#[test]
+fn opening_a_cache_finds_what_its_commits_and_checkpoints_told() {
+    let (mut olds, mut checkpoints) = (0, 0);
+    for seed in 0..4_000 {
+        let mut rng = sim::Rng::new(seed);
+        let ordered = seed % 3 != 0;
+        let slots = u32::try_from(rng.range(4, 40)).expect("few");
+        let mut told = Told::new(slots, rng.range(3, 120), ordered);
+        for _ in 0..rng.range(20, 200) {
+            match rng.below(14) {
+                0..=5 => match told.slots.allocate(1) {
+                    Some(run) => {
+                        let crc = u32::try_from(rng.below(1 << 30)).expect("below 2^30");
+                        told.slots.install(rng.below(told.blocks), run.start, crc);
+                    }
+                    None => drop(told.slots.evict(3)),
+                },
+                6 => told.slots.close_epoch(),
+                7 => told.commit(),
+                8..=10 => told.write_back(&mut rng),
+                11 => told.drop_some(&mut rng, ordered),
+                _ => told.go_on_dumping(if ordered { 8 } else { 3 }),
+            }
+            if rng.below(20) == 0 {
+                told.commit();
+                olds += told.check();
+                checkpoints += usize::from(!told.checkpoint.is_empty());
+            }
+        }
+    }
+    assert!(olds > 1000 && checkpoints > 1000, "{olds} kept, {checkpoints} with a checkpoint");
+}

@@ -105,6 +105,7 @@ impl Contents {
     /// # Errors
     /// What writing it met.
     pub fn make(&self, path: &Path) -> io::Result<Made> {
+        assert!(!self.ordered || self.dirty_percent == 0, "all of epoch 1 is written back");
         let geometry = self.geometry();
         let file = File::create(path)?;
         file.set_len(geometry.end_bytes())?;
@@ -122,6 +123,7 @@ impl Contents {
         let mut log = Units { file: &file, link: 0, kind: Kind::Log, pending: Vec::new() };
         let mut writes = Writes::new(self.blocks, geometry.slots);
         for seq in 1..=records {
+            writes.begin_record();
             // The newest record is empty: it only calls those before it durable, as a suspend does.
             let entries = match (seq == records, self.ordered) {
                 (true, _) => Vec::new(),
@@ -176,6 +178,8 @@ struct Writes {
     /// The versions that are not written back, by records, and whether a slot holds one.
     pending: VecDeque<Vec<Entry>>,
     is_pending: Vec<bool>,
+    /// Slots that are vacant when the record is durable.
+    vacated: Vec<u32>,
 }
 
 impl Writes {
@@ -183,7 +187,12 @@ impl Writes {
         let is_vacant = (0..slots).map(|slot| slot >= blocks).collect();
         let is_pending = vec![false; slots as usize];
         let (slots, pending) = ((0..blocks).collect(), VecDeque::new());
-        Writes { slots, is_vacant, count: 0, cursor: 0, pending, is_pending }
+        let vacated = Vec::new();
+        Writes { slots, is_vacant, count: 0, cursor: 0, pending, is_pending, vacated }
+    }
+
+    fn begin_record(&mut self) {
+        self.vacated.drain(..).for_each(|slot| self.is_vacant[slot as usize] = true);
     }
 
     /// The block that is written, and the slot that it gets: the next vacant one, going round, as a
@@ -196,17 +205,23 @@ impl Writes {
         }
         let slot = u32::try_from(self.cursor).expect("slots are counted in u32");
         let at = usize::try_from(block).expect("below the number of blocks");
-        let before = std::mem::replace(&mut self.slots[at], slot) as usize;
+        let before = std::mem::replace(&mut self.slots[at], slot);
         self.is_vacant[self.cursor] = false;
-        self.is_vacant[before] = !self.is_pending[before];
+        if !self.is_pending[before as usize] {
+            self.vacated.push(before);
+        }
         Entry { op: Op::Write, block, slot, crc: 0 }
     }
 
     /// A record that is an epoch of its own. The first of those that are pending is written back,
     /// when they are many: what is current of it is clean, the rest leaves.
     fn next_epoch(&mut self, epoch: u64) -> Vec<Entry> {
-        let written: Vec<Entry> = (1..ENTRIES_PER_UNIT / 2).map(|_| self.next()).collect();
-        written.iter().for_each(|e| self.is_pending[e.slot as usize] = true);
+        let mut written = Vec::new();
+        for _ in 1..ENTRIES_PER_UNIT / 2 {
+            let e = self.next();
+            self.is_pending[e.slot as usize] = true;
+            written.push(e);
+        }
         self.pending.push_back(written.clone());
         let mut clean = Vec::new();
         if self.pending.len() > PENDING_RECORDS {
@@ -214,7 +229,7 @@ impl Writes {
                 self.is_pending[e.slot as usize] = false;
                 match self.is_current(&e) {
                     true => clean.push(Entry { op: Op::Clean, ..e }),
-                    false => self.is_vacant[e.slot as usize] = true,
+                    false => self.vacated.push(e.slot),
                 }
             }
         }

@@ -130,6 +130,8 @@ pub(crate) struct Dump {
     told: Marks,
     place: Place,
     end: u64,
+    /// The epoch of the last write that was told: none is of an earlier one after it.
+    epoch: u64,
     /// Blocks from which on those that can't be read are to be told.
     bad_from: u64,
 }
@@ -200,12 +202,13 @@ impl Slots {
             for slot in slots {
                 if self.is_pending_of(epoch, slot) && dump.told.mark(slot) {
                     let s = &self.slots[slot as usize];
-                    telling.write(epoch.max(e.oldest), s.block(), slot, s.crc);
+                    dump.epoch = epoch.max(e.oldest);
+                    telling.write(dump.epoch, s.block(), slot, s.crc);
                 }
             }
         }
-        // Another chance at the next start, with the oldest epoch. At last: it may have been dirty
-        // when its slot was passed, and its epoch be retired since.
+        // Another chance at the next start; their epochs go on without them. At last: one may have
+        // been dirty when its slot was passed, and its epoch be retired since.
         while !telling.is_full()
             && let Some(block) = next_in(&self.bad, dump.bad_from)
         {
@@ -214,7 +217,7 @@ impl Slots {
             if dump.told.mark(slot) {
                 let s = &mut self.slots[slot as usize];
                 s.logged = true;
-                telling.write(oldest, block, slot, s.crc);
+                telling.write(dump.epoch.max(oldest), block, slot, s.crc);
             }
         }
         telling.entries

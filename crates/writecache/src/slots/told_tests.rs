@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a map tells by its commits and checkpoints makes, when the cache is opened, the same map.
-use format::{ENTRIES_PER_UNIT, Entry};
+use format::{ENTRIES_PER_UNIT, Entry, Op};
 
 use super::{Dump, Merge, Phasing, Rebuild, Slots, State};
 
@@ -96,6 +96,24 @@ impl Told {
         }
     }
 
+    /// In the log, and in the checkpoint, no write is of an earlier epoch than one before it.
+    fn check_epochs(&self) {
+        for units in [&self.checkpoint, &self.log] {
+            let (mut epoch, mut last) = (0, 0);
+            for e in units.iter().flatten() {
+                match e.op {
+                    Op::Epoch => epoch = e.block,
+                    Op::WriteNext => epoch += 1,
+                    Op::Write | Op::Clean | Op::Bad | Op::Evict | Op::Drop => {}
+                }
+                if matches!(e.op, Op::Write | Op::WriteNext) {
+                    assert!(epoch >= last, "{e:?}, of {epoch}: {units:?}");
+                    last = epoch;
+                }
+            }
+        }
+    }
+
     /// What opening the cache finds; all has been committed.
     fn check(&self) -> u32 {
         let mut rebuild = Rebuild::new(self.slots.counts().slots);
@@ -155,6 +173,7 @@ fn opening_a_cache_finds_what_its_commits_and_checkpoints_told() {
             }
             if rng.below(20) == 0 {
                 told.commit();
+                told.check_epochs();
                 olds += told.check();
                 checkpoints += usize::from(!told.checkpoint.is_empty());
             }

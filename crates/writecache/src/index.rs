@@ -21,8 +21,8 @@ const EMPTY: u32 = u32::MAX;
 /// Bits of a hash: twice as many as there may be cells, two for each of 2^32 slots.
 pub(crate) const HASH_BITS: u32 = 34;
 
-/// The low half: what a cell has room for.
-fn low(number: u64) -> u32 {
+/// The low half of a number: as much of a block or an epoch as a slot or a cell has room for.
+pub(crate) fn low(number: u64) -> u32 {
     (number & 0xffff_ffff) as u32
 }
 
@@ -195,6 +195,7 @@ mod tests {
             }
         }
     }
+
     /// Whatever lies at regular distances, as blocks do: of what is half full a look finds 1.5.
     #[test]
     fn blocks_at_regular_distances_are_spread_like_others() {

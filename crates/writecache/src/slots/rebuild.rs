@@ -33,7 +33,7 @@ use super::epochs::Epochs;
 use super::said::Said;
 use super::{Counts, Slot, Slots, State};
 use crate::free::FreeMap;
-use crate::index::Index;
+use crate::index::{Index, low};
 use crate::radix;
 
 mod resolve;
@@ -85,11 +85,6 @@ struct Numbers {
     current: Option<u64>,
     oldest: u64,
     newest: u64,
-}
-
-/// The low half of an epoch or of a block, or the slot of what is packed to be sorted.
-fn low(number: u64) -> u32 {
-    (number & 0xffff_ffff) as u32
 }
 
 /// Whether epoch `a` is before `b`, both by their low half.

@@ -223,7 +223,8 @@ fn pending(slots: &Slots) -> Vec<(u64, u32)> {
 fn checkpoint_of_epochs(rng: &mut sim::Rng, slots: u32, blocks: u64) -> Vec<Vec<Entry>> {
     let mut vacant: Vec<u32> = (0..slots).collect();
     rng.shuffle(&mut vacant);
-    let oldest = rng.range(1, 4);
+    // Only the low half of an epoch is kept of each version.
+    let oldest = rng.range(1, 4) + rng.pick(&[0, 3 << 30, (1 << 32) - 8]);
     let mut clean: Vec<u32> = vacant.drain(..rng.below(u64::from(slots) / 2) as usize).collect();
     clean.sort_unstable();
     let told = |n: u64| Entry::epoch(oldest + n, oldest);

@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use roaring::RoaringBitmap;
 
 use super::chunks::Chunks;
+use crate::index::low;
 
 /// Where a slot was that turned out not to be pending.
 const HOLE: u32 = u32::MAX;
@@ -27,10 +28,6 @@ struct Segment {
     /// The low half of the epoch: those that are pending together are fewer than slots.
     epoch_low: u32,
     len: u32,
-}
-
-fn low(epoch: u64) -> u32 {
-    (epoch & 0xffff_ffff) as u32
 }
 
 /// See the module.

@@ -17,9 +17,12 @@ struct Told {
 }
 
 impl Told {
-    fn new(slots: u32, blocks: u64, ordered: bool) -> Told {
-        let Ok(mut slots) = Rebuild::new(slots).finish(blocks) else { panic!("an empty map") };
-        slots.set_ordered(ordered);
+    /// With the order of epochs from this one on, if there is one.
+    fn new(slots: u32, blocks: u64, epoch: Option<u64>) -> Told {
+        let mut rebuild = Rebuild::new(slots);
+        rebuild.apply(epoch.map(|epoch| Entry::epoch(epoch, epoch)).into_iter());
+        let Ok(mut slots) = rebuild.finish(blocks) else { panic!("an empty map") };
+        slots.set_ordered(epoch.is_some());
         Told {
             slots,
             blocks,
@@ -155,7 +158,9 @@ fn opening_a_cache_finds_what_its_commits_and_checkpoints_told() {
         let mut rng = sim::Rng::new(seed);
         let ordered = seed % 3 != 0;
         let slots = u32::try_from(rng.range(4, 40)).expect("few");
-        let mut told = Told::new(slots, rng.range(3, 120), ordered);
+        // Only the low half of an epoch is kept of each version.
+        let first = rng.pick(&[1, 3 << 30, (1 << 32) - 5]);
+        let mut told = Told::new(slots, rng.range(3, 120), ordered.then_some(first));
         for _ in 0..rng.range(20, 200) {
             match rng.below(14) {
                 0..=5 => match told.slots.allocate(1) {

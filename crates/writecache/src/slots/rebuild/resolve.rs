@@ -17,8 +17,8 @@ use std::ops::Range;
 use format::{Entry, Op};
 use smallvec::SmallVec;
 
-use super::{Contradiction, Numbers, Rebuild, is_before, low};
-use crate::index::{HASH_BITS, Index};
+use super::{Contradiction, Rebuild, is_before};
+use crate::index::{HASH_BITS, Index, low};
 use crate::radix;
 use crate::slots::{Slot, State};
 
@@ -282,14 +282,19 @@ impl Rebuild {
         let mut current = None;
         for version in versions {
             let aside = version.is_aside().then(|| &self.asides.list[version.number() as usize]);
-            let ended = match aside.map_or(Op::Write, |aside| aside.op) {
-                Op::Drop => current.take(),
-                Op::Evict => current.take_if(|current| self.slot(*current) == self.slot(version)),
-                Op::Write | Op::Clean | Op::Bad => current.replace(version),
+            let (ended, kept) = match aside.map_or(Op::Write, |aside| aside.op) {
+                Op::Drop => (current.take(), false),
+                Op::Evict => {
+                    let is_there = |at: &mut Version| self.slot(*at) == self.slot(version);
+                    (current.take_if(is_there), false)
+                }
+                Op::Write | Op::Clean | Op::Bad => {
+                    let ended = current.replace(version);
+                    (ended, ended.is_some_and(|ended| self.is_kept(ended, version)))
+                }
                 Op::WriteNext | Op::Epoch => unreachable!("never aside"),
             };
             if let Some(ended) = ended.filter(|ended| !ended.is_aside()) {
-                let kept = self.epochs.as_ref().is_some_and(|e| self.is_kept(e, ended, version));
                 let state = if kept { State::Old } else { State::Free };
                 self.slots[ended.number() as usize].state = state;
             }
@@ -302,9 +307,12 @@ impl Rebuild {
         if version.is_aside() { self.asides.list[number as usize].slot } else { number }
     }
 
-    /// Whether a version in the table stays there when another supersedes it: if its own epoch, an
-    /// earlier one, is pending (RB3).
-    fn is_kept(&self, numbers: &Numbers, ended: Version, by: Version) -> bool {
+    /// Whether a version stays in its slot when another supersedes it: if it has not been
+    /// displaced, and its own epoch, an earlier one, is pending (RB3).
+    fn is_kept(&self, ended: Version, by: Version) -> bool {
+        let Some(numbers) = self.epochs.as_ref().filter(|_| !ended.is_aside()) else {
+            return false;
+        };
         let epoch = |version: Version| match (version.is_aside(), &self.asides.epochs) {
             (true, Some(epochs)) => epochs[version.number() as usize],
             _ => numbers.of_slots[version.number() as usize],

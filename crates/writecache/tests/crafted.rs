@@ -221,3 +221,25 @@ fn a_checkpoint_that_does_not_fit_fails_the_cache_and_not_the_program() {
     })
     .unwrap();
 }
+
+/// The story, found by an attack from outside: the kernel's format has no checksum, and a cache
+/// whose number of commits was the last that its superblock takes was opened and read; its first
+/// commit failed an assertion, and with it the daemon and all of its devices.
+#[test]
+fn a_count_of_commits_without_headroom_is_refused() {
+    use format::dm::{HEADER_BYTES, SEQ_COUNT_FOUND_MAX, Superblock};
+    let lab = used("format dm");
+    let forge = |n: u64| {
+        let header = lab.area(0, HEADER_BYTES);
+        let superblock = Superblock { seq_count: n, ..Superblock::decode(&header).unwrap() };
+        let mut unit = lab.area(0, UNIT);
+        superblock.encode(&mut unit[..HEADER_BYTES]);
+        lab.poke_area(0, &unit);
+    };
+    for n in [SEQ_COUNT_FOUND_MAX + 1, (u64::MAX / 2) - 1, u64::MAX / 2] {
+        forge(n);
+        is_refused(&lab, &format!("seq_count is {n}, at most {SEQ_COUNT_FOUND_MAX} is allowed"));
+    }
+    forge(SEQ_COUNT_FOUND_MAX);
+    is_used_on(&lab);
+}

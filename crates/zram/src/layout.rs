@@ -9,11 +9,15 @@
 use std::ops::Range;
 
 use block::Sector;
+use format::zram::REGION_BLOCKS_MAX;
 
 use crate::slot::PAGE;
 
 /// Slots that lie on one shard in a row.
 const CHUNK: u64 = 256;
+
+/// Slots a shard has at most.
+pub(crate) const SLOTS_MAX: u64 = 1 << 31;
 
 /// Sectors of a page.
 pub(crate) const PAGE_SECTORS: u64 = (PAGE as u64) >> block::SECTOR_SHIFT;
@@ -72,8 +76,7 @@ impl Layout {
     pub(crate) fn region(self, shard: u32, capacity: Sector) -> Region {
         let blocks = capacity.0 / PAGE_SECTORS;
         let each = blocks / u64::from(self.shards);
-        // Whole words of bits, so that what comes after the last block is a number, too.
-        let most = u64::from(u32::MAX / 64 * 64);
+        let most = u64::from(REGION_BLOCKS_MAX);
         Region {
             first: each * u64::from(shard),
             blocks: u32::try_from(each.min(most)).expect("bounded"),

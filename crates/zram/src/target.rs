@@ -18,7 +18,7 @@ use crate::attributes;
 use crate::backing::Backing;
 use crate::config::Config;
 use crate::control::apply;
-use crate::layout::{Layout, PAGE_SECTORS};
+use crate::layout::{Layout, PAGE_SECTORS, SLOTS_MAX};
 use crate::parts::Parts;
 use crate::persist::{self, Gate};
 use crate::policy::Policy;
@@ -26,9 +26,6 @@ use crate::shard::{self, Plan, Shard};
 use crate::shared::Shared;
 use crate::slot::PAGE;
 use crate::store::Memory;
-
-/// Slots a shard has at most.
-const SLOTS_MAX: u64 = 1 << 31;
 
 /// Turns a live device into an unconfigured one; given by the program.
 pub type OnReset = Rc<dyn Fn() -> LocalFuture<Result<(), Error>>>;

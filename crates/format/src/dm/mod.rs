@@ -26,7 +26,9 @@ use std::fmt;
 
 pub use entry::{ENTRY_BYTES, Entry, Fate, entries};
 pub use geometry::{BLOCKS_MAX, Geometry};
-pub use superblock::{HEADER_BYTES, MAGIC, Superblock, VERSION, has_magic, is_unformatted};
+pub use superblock::{
+    HEADER_BYTES, MAGIC, SEQ_COUNT_FOUND_MAX, Superblock, VERSION, has_magic, is_unformatted,
+};
 pub use survey::{Live, Survey};
 
 /// Why an area is not taken for a cache of this format. The caller adds the device. The text
@@ -131,7 +133,11 @@ impl fmt::Display for Refusal {
             ),
             Refusal::NoBlocks => write!(f, "Invalid device size: the superblock says 0 blocks"),
             Refusal::SeqCount { found } => {
-                write!(f, "impossible sequence number {found} in the superblock")
+                write!(
+                    f,
+                    "impossible sequence number in the superblock: seq_count is {found}, at most \
+                     {SEQ_COUNT_FOUND_MAX} is allowed"
+                )
             }
             Refusal::Identical { index, sector, seq } => write!(
                 f,

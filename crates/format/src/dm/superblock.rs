@@ -13,8 +13,11 @@ pub const VERSION: u32 = 1;
 /// Bytes of the header; the entries follow at once.
 pub const HEADER_BYTES: usize = 64;
 
-/// Half the range: a cache that commits every microsecond gets here after 300,000 years.
+/// Half the range: what is counted up to.
 const SEQ_COUNT_MAX: u64 = u64::MAX / 2;
+/// What a cache that is opened may have counted at most: there is as much left to count on. One
+/// that commits every microsecond gets here after 140,000 years.
+pub const SEQ_COUNT_FOUND_MAX: u64 = SEQ_COUNT_MAX / 2;
 
 /// What the header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +115,7 @@ impl Superblock {
     /// The layout of an area of `area_bytes` that is opened with `block_size`.
     ///
     /// # Errors
-    /// [`Refusal::BlockSize`] or [`Refusal::TooSmall`].
+    /// [`Refusal::BlockSize`], [`Refusal::TooSmall`] or [`Refusal::SeqCount`].
     pub fn fit(&self, block_size: u32, area_bytes: u64) -> Result<Geometry, Refusal> {
         if self.block_size != block_size {
             return Err(Refusal::BlockSize { found: self.block_size, wanted: block_size });
@@ -121,6 +124,9 @@ impl Superblock {
         let needed_bytes = geometry.end_bytes();
         if needed_bytes > area_bytes {
             return Err(Refusal::TooSmall { area_bytes, needed_bytes });
+        }
+        if self.seq_count > SEQ_COUNT_FOUND_MAX {
+            return Err(Refusal::SeqCount { found: self.seq_count });
         }
         Ok(geometry)
     }

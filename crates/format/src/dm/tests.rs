@@ -96,6 +96,8 @@ fn a_damaged_header_is_refused_in_the_kernels_words() {
         (16, &[0, 0, 0, 0, 0, 0, 1], "Overflow in size calculation"),
         (16, &[0, 0], "Invalid device size"),
         (24, &[0xff; 8], "impossible sequence number"),
+        (24, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f], "impossible sequence number"),
+        (24, &[0, 0, 0, 0, 0, 0, 0, 0x40], "impossible sequence number"),
     ] {
         let found = poked(at, bytes);
         assert!(found.starts_with(text), "{at} {bytes:?}: {found}");

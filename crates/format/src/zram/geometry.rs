@@ -12,8 +12,9 @@ use std::ops::Range;
 
 use super::map::MAP_ENTRIES;
 
-/// A region is shorter than this, so that block numbers fit.
-pub const REGION_BLOCKS_MAX: u32 = u32::MAX - 1;
+/// Blocks of a region at most: a multiple of 64, so that whoever keeps a bit for each in words of
+/// 64 has a number for what comes after the last word.
+pub const REGION_BLOCKS_MAX: u32 = u32::MAX / 64 * 64;
 /// Blocks of data that a region has at least.
 pub const DATA_BLOCKS_MIN: u32 = 16;
 

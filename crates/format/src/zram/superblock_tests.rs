@@ -107,6 +107,19 @@ fn values_that_no_writer_makes_are_refused_though_the_checksum_is_good() {
     assert_eq!(forged(120, 72).map(|s| s.chain.next), Ok(72));
 }
 
+/// Whoever keeps a bit for each block of a region has a number for what comes after the last word:
+/// with more blocks that was 0, and a search for a free one never ended.
+#[test]
+fn a_region_of_more_than_whole_words_of_blocks_is_refused() {
+    for (blocks, refused) in [(u32::MAX - 63, false), (u32::MAX - 62, true), (u32::MAX, true)] {
+        let mut unit = encoded(&example(), 0);
+        unit[48..52].copy_from_slice(&blocks.to_le_bytes());
+        seal(unit.as_mut_slice().try_into().unwrap());
+        let wanted = refused.then_some(Damage::Field("region_blocks"));
+        assert_eq!(Superblock::decode(0, &unit).err(), wanted, "{blocks}");
+    }
+}
+
 #[test]
 fn two_copies_that_agree_decide_and_the_newer_pair_wins() {
     let (old, new) = (of_generation(6), of_generation(7));

@@ -4,6 +4,8 @@
 //! Invariants
 //! - IM1 A slot's image is what the last unit says that was built with it; the slot differs from it
 //!   only while it is dirty.
+//! - IM2 The blocks of an image lie in the data of its region, so that no sum of their numbers
+//!   wraps: those of a checkpoint are checked, those of a unit lie within the unit.
 use std::ops::Range;
 
 use format::zram::{self, MapEntry};
@@ -102,12 +104,17 @@ impl Image {
         Some(MapEntry { slot, image })
     }
 
-    pub(super) fn of_entry(entry: &MapEntry) -> Image {
+    /// The image of a checkpoint's entry; nothing if its object does not lie in `data` (IM2).
+    pub(super) fn of_entry(entry: &MapEntry, data: &Range<u32>) -> Option<Image> {
         match entry.image {
-            zram::Image::Same(word) => Image::same(word),
+            zram::Image::Same(word) => Some(Image::same(word)),
             zram::Image::Page { block, offset, check, size, priority } => {
-                let at = Address::packed(block, usize::from(offset), check);
-                Image::page(at, usize::from(size), priority)
+                let (offset, size) = (usize::from(offset), usize::from(size));
+                let blocks = u32::try_from(blocks_of(offset, size)).expect("three at most");
+                let end = block.checked_add(blocks)?;
+                let lies_there = data.start <= block && end <= data.end;
+                let at = Address::packed(block, offset, check);
+                lies_there.then(|| Image::page(at, size, priority))
             }
         }
     }
@@ -145,12 +152,27 @@ impl Images {
 mod tests {
     use super::*;
 
+    /// A right checksum over a block near the end of all numbers: the end of its object wrapped to
+    /// a small number and passed for one that lies in the data.
+    #[test]
+    fn an_object_beyond_the_data_has_no_image() {
+        let entry = |block| Image::page(Address::packed(block, 4088, 0), 4096, 0).entry(5).unwrap();
+        for data in [64..73, 71..80, 64..u32::MAX - 1, 0..u32::MAX] {
+            let found = Image::of_entry(&entry(70), &data).is_some();
+            assert_eq!(found, data.start <= 70, "{data:?}");
+            for block in [data.end - 2, data.end - 1, u32::MAX - 2, u32::MAX] {
+                assert_eq!(Image::of_entry(&entry(block), &data), None, "{block} of {data:?}");
+            }
+        }
+    }
+
     #[test]
     fn an_image_comes_back_from_a_checkpoint_and_makes_its_slot() {
         let page = Image::page(Address::packed(70, 4088, 0xf_00ff), 4096, 3);
         assert_eq!(page.blocks(), 70..73);
         for image in [page, Image::same(u64::MAX), Image::same(0)] {
-            assert_eq!(image.entry(5).map(|e| Image::of_entry(&e)), Some(image));
+            let entry = image.entry(5).unwrap();
+            assert_eq!(Image::of_entry(&entry, &(70..73)), Some(image));
         }
         assert_eq!(Image::default().entry(5), None);
         assert!(Image::default().is_none() && !Image::same(0).is_none());

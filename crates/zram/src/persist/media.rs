@@ -14,18 +14,24 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
 use format::Damage;
 use format::zram::{
-    ChainStart, Checkpoint, CodecId, Geometry, MAP_ENTRIES, MapEntry, MapHeader, REGION_BLOCKS_MAX,
-    SHARDS_MAX, Superblock, elect, encode_map, highest_generation,
+    ChainStart, Checkpoint, CodecId, Geometry, MAP_ENTRIES, MapEntry, MapHeader, SHARDS_MAX,
+    Superblock, elect, encode_map, highest_generation,
 };
 use reactor::BioFuture;
 
 use crate::codec::Algorithm;
 use crate::codecs::Algorithms;
-use crate::layout::{Layout, PAGE_SECTORS, Region};
+use crate::layout::{Layout, PAGE_SECTORS, Region, SLOTS_MAX};
 use crate::pack::BLOCK;
 
 /// Units of one write of a map: 256 KiB.
 const UNITS_PER_WRITE: usize = 64;
+
+/// Counters on the media are at most this, half of what their fields hold. Chosen: no device gets
+/// there by counting, and one that begins there never counts beyond the other half.
+const COUNTER_MAX: u64 = u64::MAX / 2;
+/// The same of the count of openings.
+const LIFE_MAX: u32 = u32::MAX / 2;
 
 /// What the media of a device say, before its shards are opened; goes to their cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +90,21 @@ pub(super) fn io_error(device: &dyn BlockDevice, what: &str, status: Status) -> 
 /// Damaged metadata: which, and what is wrong.
 pub(super) fn damaged(device: &dyn BlockDevice, what: &str) -> Error {
     Error::io(format!("{}: damaged metadata: {what}; it is left as it is", named(device)))
+}
+
+/// Refuses a superblock from which nothing can be counted on; says which number it is. A copy that
+/// was not elected counts too: the next generation is above it.
+pub(super) fn check_counters(copies: &Copies, elected: &Superblock) -> Result<(), String> {
+    let counters = [
+        ("generation", highest_generation(copies), COUNTER_MAX),
+        ("checkpoint_id", elected.checkpoint.id, COUNTER_MAX),
+        ("chain_sequence", elected.chain.sequence, COUNTER_MAX),
+        ("life", elected.life.into(), LIFE_MAX.into()),
+    ];
+    match counters.into_iter().find(|(_, found, most)| found > most) {
+        Some((name, found, most)) => Err(format!("{name} is {found}, at most {most} is allowed")),
+        None => Ok(()),
+    }
 }
 
 /// Reads the copies of the superblock of the region that begins at block `first` of the device.
@@ -168,7 +189,10 @@ pub(crate) async fn prepare(
 ) -> Result<Media, Error> {
     let device = &**device;
     let copies = read_copies(device, 0).await?;
-    let elected = match elect(&copies) {
+    let elected = elect(&copies);
+    let counters = elected.as_ref().map_or(Ok(()), |elected| check_counters(&copies, elected));
+    counters.map_err(|what| damaged(device, &format!("superblock of shard 0: {what}")))?;
+    let elected = match elected {
         Ok(elected) if elected.life > 0 || elected.generation > 1 => elected,
         Ok(elected) => {
             // Formatted, all but perhaps the second pair of copies; never opened.
@@ -202,6 +226,11 @@ pub(crate) async fn prepare(
         )));
     }
     let layout = Layout { slots: elected.slots, shards: u32::from(elected.shards) };
+    let of_shard = layout.slots.div_ceil(u64::from(layout.shards));
+    if of_shard > SLOTS_MAX {
+        let what = format!("slots of a shard is {of_shard}, at most {SLOTS_MAX} is allowed");
+        return Err(damaged(device, &format!("superblock of shard 0: {what}")));
+    }
     let blocks = u64::from(elected.region_blocks) * u64::from(elected.shards);
     let has = device.limits().capacity.0 / PAGE_SECTORS;
     if elected.shard != 0 || blocks > has {
@@ -250,7 +279,7 @@ async fn make(
         Error::invalid(format!("persist: at most {SHARDS_MAX} shards are allowed"))
     })?;
     let region = layout.region(0, device.limits().capacity);
-    let region_blocks = region.blocks.min(REGION_BLOCKS_MAX);
+    let region_blocks = region.blocks;
     let geometry = Geometry::of_slots(layout.slots_of(0), region_blocks);
     if u64::from(region_blocks) < geometry.blocks_least() {
         let needs = geometry.blocks_least() * u64::from(layout.shards) * BLOCK as u64 / 1024;

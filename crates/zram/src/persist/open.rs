@@ -24,7 +24,8 @@ use super::bits::Bits;
 use super::chain::{Chain, take_run};
 use super::image::{Image, Images};
 use super::media::{
-    MapWriter, Media, codec_ids, damaged, io_error, mend, read_copies, write_superblock,
+    MapWriter, Media, check_counters, codec_ids, damaged, io_error, mend, read_copies,
+    write_superblock,
 };
 use super::replay::replay;
 use crate::backing::Backing;
@@ -73,6 +74,7 @@ impl Opening<'_> {
     async fn load_map(&mut self) -> Result<(), Error> {
         let checkpoint = self.superblock.checkpoint;
         let first = self.superblock.geometry().map(checkpoint.area);
+        let data = self.superblock.geometry().data();
         let (mut index, mut link) = (0, 0);
         let mut least = 0;
         while index < checkpoint.units {
@@ -103,7 +105,10 @@ impl Opening<'_> {
                     return Err(self.damaged(&format!("checkpoint: slot {}", entry.slot)));
                 }
                 least = u64::from(entry.slot) + 1;
-                self.images.set(entry.slot, Image::of_entry(&entry));
+                let image = Image::of_entry(&entry, &data).ok_or_else(|| {
+                    self.damaged(&format!("slot {} lies outside of {data:?}", entry.slot))
+                })?;
+                self.images.set(entry.slot, image);
             }
         }
         Ok(())
@@ -208,6 +213,7 @@ pub(crate) async fn open(
     if !media.has(shard, &elected) {
         return Err(lost("it is of another device or shard".to_owned()));
     }
+    check_counters(&copies, &elected).map_err(lost)?;
     let images = Images::new(media.layout.slots_of(shard));
     let mut opening =
         Opening { device: &*device, shard, region, superblock: elected, images, mutation };

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Crafted images: right checksums over numbers that no device counts to, and places that are none.
+//! They are refused by name when the device is opened, and nothing is changed; none makes anybody
+//! panic.
+mod common;
+
+use block::Error;
+use common::media::{Lab, expect, fill, flush, suspend, writeback_all};
+use format::zram::{
+    Geometry, Image, MapEntry, MapHeader, Superblock, UnitHeader, decode_map, decode_unit,
+    encode_map,
+};
+
+const COUNTER_MAX: u64 = u64::MAX / 2;
+const LIFE_MAX: u32 = u32::MAX / 2;
+
+/// A device with a checkpoint, and units after it.
+fn used() -> Lab {
+    let lab = Lab::new(300, 4000);
+    lab.life(async |zram| {
+        fill(&*zram, 0..100, 1).await;
+        suspend(&zram).await;
+    })
+    .expect("a first life");
+    lab.life(async |zram| {
+        fill(&*zram, 50..120, 2).await;
+        flush(&*zram).await.expect("a flush");
+    })
+    .expect("a second life");
+    lab
+}
+
+/// Changes these copies of the superblock alike.
+fn forge_superblock(lab: &Lab, copies: &[u8], change: impl FnOnce(&mut Superblock)) {
+    let mut superblock = lab.superblock();
+    change(&mut superblock);
+    for &copy in copies {
+        let mut unit = vec![0; 4096];
+        superblock.encode(copy, &mut unit);
+        lab.poke(Geometry::superblock(copy), &unit);
+    }
+}
+
+/// Changes the entries of the checkpoint, which has one unit.
+fn forge_map(lab: &Lab, change: impl FnOnce(&mut MapHeader, &mut Vec<MapEntry>)) {
+    let superblock = lab.superblock();
+    assert_eq!(superblock.checkpoint.units, 1);
+    let at = superblock.geometry().map(superblock.checkpoint.area);
+    let mut unit = lab.peek(at, 1);
+    let map = decode_map(&unit, &superblock.uuid).expect("a checkpoint");
+    let (mut header, mut entries) = (map.header, map.entries().collect());
+    change(&mut header, &mut entries);
+    encode_map(&header, &entries, &mut unit);
+    lab.poke(at, &unit);
+}
+
+/// Changes the header of the first unit after the checkpoint.
+fn forge_unit(lab: &Lab, change: impl FnOnce(&mut UnitHeader)) {
+    let superblock = lab.superblock();
+    let at = superblock.chain.next;
+    let mut header = decode_unit(&lab.peek(at, 1), &superblock.uuid).expect("a unit").header;
+    let mut unit = lab.peek(at, header.blocks as usize);
+    change(&mut header);
+    header.seal(&mut unit);
+    lab.poke(at, &unit);
+}
+
+fn is_refused(lab: &Lab, wanted: &str) {
+    let before = lab.image();
+    let why: Error = lab.refusal();
+    let why = why.chain().to_string();
+    assert!(why.contains("backing_dev disk") && why.contains(wanted), "{why}, not {wanted}");
+    assert!(lab.image() == before, "{wanted}: it was changed");
+}
+
+/// A life of it with everything in it.
+fn is_used_on(lab: &Lab) {
+    lab.life(async |zram| {
+        for version in 3..6 {
+            fill(&*zram, 0..120, version).await;
+            flush(&*zram).await.expect("a flush");
+            writeback_all(&zram).await;
+        }
+        expect(&*zram, 0..120, 5).await;
+        suspend(&zram).await;
+    })
+    .expect("it is used on");
+}
+
+type Change = fn(&mut Superblock, u64);
+const COUNTERS: [(&str, u64, Change); 4] = [
+    ("generation", COUNTER_MAX, |s, n| s.generation = n),
+    ("checkpoint_id", COUNTER_MAX, |s, n| s.checkpoint.id = n),
+    ("chain_sequence", COUNTER_MAX, |s, n| s.chain.sequence = n),
+    ("life", LIFE_MAX as u64, |s, n| s.life = u32::try_from(n).expect("a life")),
+];
+
+/// The story, found by an attack from outside: `chain_sequence` 2^64 - 1 wrapped to 0, which the
+/// superblock's own encoder asserts against; the daemon ended with all of its devices. The other
+/// counters wrapped without a word.
+#[test]
+fn counters_without_headroom_are_refused_by_name() {
+    for (name, most, change) in COUNTERS {
+        let end = if most == COUNTER_MAX { u64::MAX } else { u64::from(u32::MAX) };
+        for n in [most + 1, end - 1, end] {
+            let lab = used();
+            forge_superblock(&lab, &[0, 1, 2, 3], |s| change(s, n));
+            is_refused(&lab, &format!("{name} is {n}, at most {most} is allowed"));
+        }
+    }
+}
+
+/// The next generation is above that of every copy, also of one that no other agrees with.
+#[test]
+fn a_stray_copy_without_headroom_is_refused() {
+    let lab = used();
+    forge_superblock(&lab, &[3], |s| s.generation = u64::MAX);
+    is_refused(&lab, &format!("generation is {}, at most {COUNTER_MAX} is allowed", u64::MAX));
+}
+
+#[test]
+fn the_last_counters_that_are_allowed_are_counted_on() {
+    for (name, most, change) in COUNTERS {
+        let lab = Lab::new(300, 4000);
+        lab.life(async |zram| {
+            fill(&*zram, 0..100, 1).await;
+            suspend(&zram).await;
+        })
+        .expect("a first life");
+        // The checkpoint's units carry its id; nothing else carries any of the counters now.
+        forge_superblock(&lab, &[0, 1, 2, 3], |s| change(s, most));
+        if name == "checkpoint_id" {
+            forge_map(&lab, |header, _| header.id = most);
+        }
+        is_used_on(&lab);
+    }
+}
+
+/// The story, found by an attack from outside: the end of an object of two blocks at block 2^32 - 2
+/// wrapped to 0, passed for one that lies in the data, and was an index beyond the end.
+#[test]
+fn an_object_of_a_checkpoint_outside_of_the_data_is_refused() {
+    for at in [1, 63, 4000, u32::MAX - 2, u32::MAX - 1] {
+        let lab = used();
+        let mut slot = 0;
+        forge_map(&lab, |_, entries| {
+            let is_long =
+                |e: &&mut MapEntry| matches!(e.image, Image::Page { size, .. } if size > 4090);
+            let found = entries.iter_mut().find(is_long).expect("a page that did not compress");
+            slot = found.slot;
+            if let Image::Page { block, .. } = &mut found.image {
+                *block = at;
+            }
+        });
+        is_refused(&lab, &format!("slot {slot} lies outside of"));
+    }
+}
+
+/// A superblock of fewer shards than the table may name more slots than a shard can have: their
+/// number did not fit where it was put.
+#[test]
+fn more_slots_than_a_shard_can_have_are_refused() {
+    let lab = used();
+    let slots = 1u64 << 32;
+    forge_superblock(&lab, &[0, 1, 2, 3], |s| s.slots = slots);
+    let mut lab = lab.with("lz4 5 backing_dev disk persist shards 8");
+    lab.slots = slots;
+    is_refused(&lab, "slots of a shard is 4294967296, at most 2147483648 is allowed");
+}
+
+#[test]
+fn a_unit_that_leads_out_of_the_region_is_refused() {
+    for next in [1, 3999, 4000, u32::MAX - 256, u32::MAX - 1] {
+        let lab = used();
+        forge_unit(&lab, |header| {
+            (header.next, header.next_end) = (next, next.saturating_add(255));
+        });
+        is_refused(&lab, "it leads out of the region");
+    }
+}

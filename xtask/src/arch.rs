@@ -45,6 +45,8 @@ const OUTSIDE_BELOW: &[&str] =
 const OUTSIDE_OF_ROOM: &[(&str, &str)] = &[
     // The memory of `block::Ram`: mapped, and given back page by page.
     ("rustix", "block"),
+    // The likeness of names, for errors about an unknown one.
+    ("strsim", "block"),
     // Its compression: the two in C do as they are told by one thread, and nothing else.
     ("flate2", "zram"),
     ("lz4", "zram"),

@@ -11,6 +11,8 @@ pub enum ErrorKind {
     Invalid,
     /// No such device, target or attribute (ENXIO).
     NotFound,
+    /// No such file (ENOENT).
+    NoFile,
     /// In use, or in a state that forbids it (EBUSY).
     Busy,
     /// It is there already (EEXIST).
@@ -37,6 +39,7 @@ impl ErrorKind {
         match self {
             ErrorKind::Invalid => 22,
             ErrorKind::NotFound => 6,
+            ErrorKind::NoFile => 2,
             ErrorKind::Busy => 16,
             ErrorKind::Exists => 17,
             ErrorKind::Io => 5,
@@ -54,6 +57,7 @@ impl ErrorKind {
         match self {
             ErrorKind::Invalid => "EINVAL",
             ErrorKind::NotFound => "ENXIO",
+            ErrorKind::NoFile => "ENOENT",
             ErrorKind::Busy => "EBUSY",
             ErrorKind::Exists => "EEXIST",
             ErrorKind::Io => "EIO",
@@ -64,6 +68,16 @@ impl ErrorKind {
             ErrorKind::Limit => "EDQUOT",
             ErrorKind::NoDevice => "ENODEV",
         }
+    }
+}
+
+/// The system's words for an error, without the number that Rust's library adds ("(os error 2)"):
+/// the errno has a name at the end of every message.
+pub fn without_errno(error: impl fmt::Display) -> String {
+    let text = error.to_string();
+    match text.split_once(" (os error ") {
+        Some((words, number)) if number.ends_with(')') => words.to_owned(),
+        Some(_) | None => text,
     }
 }
 
@@ -89,6 +103,11 @@ impl Error {
     /// `ENXIO`.
     pub fn not_found(context: impl Into<String>) -> Error {
         Error::new(ErrorKind::NotFound, context)
+    }
+
+    /// `ENOENT`.
+    pub fn no_file(context: impl Into<String>) -> Error {
+        Error::new(ErrorKind::NoFile, context)
     }
 
     /// `EBUSY`.
@@ -126,7 +145,7 @@ impl Error {
         let mut cause = self.source();
         while let Some(c) = cause {
             line.push_str(": ");
-            line.push_str(&c.to_string());
+            line.push_str(&without_errno(c));
             cause = c.source();
         }
         line
@@ -163,5 +182,11 @@ mod tests {
         assert_eq!(e.to_string(), "line 1: striped: chunk size 0");
         assert_eq!(e.chain(), "line 1: striped: chunk size 0: disk on fire");
         assert_eq!(e.kind().errno_name(), "EINVAL");
+    }
+
+    #[test]
+    fn the_number_of_a_system_error_is_not_printed() {
+        let e = Error::no_file("x").because(std::io::Error::from_raw_os_error(2));
+        assert_eq!(e.chain(), "x: No such file or directory");
     }
 }

@@ -23,6 +23,7 @@ mod error;
 mod limits;
 mod ram;
 mod status;
+mod suggest;
 mod units;
 
 pub use bio::{Bio, Class, Flags, Op, Opener};
@@ -32,8 +33,9 @@ pub use device::{
     Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, Map, Mapped, OnFault, OpenedBy,
     Target,
 };
-pub use error::{Error, ErrorKind};
+pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;
 pub use ram::Ram;
 pub use status::{IoError, Status};
+pub use suggest::{name_hint, nearest};
 pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector};

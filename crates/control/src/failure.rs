@@ -11,7 +11,7 @@ pub const EXIT_DONE: u8 = 0;
 pub const EXIT_FAILED: u8 = 1;
 /// Exit code: the command line was wrong.
 pub const EXIT_USAGE: u8 = 2;
-/// Exit code: no such device or attribute.
+/// Exit code: no such device, attribute or file.
 pub const EXIT_NOT_FOUND: u8 = 3;
 /// Exit code: in use.
 pub const EXIT_BUSY: u8 = 4;
@@ -28,9 +28,10 @@ pub struct Failure {
 }
 
 /// Kinds with their words on the wire and HTTP statuses.
-const KINDS: [(ErrorKind, &str, u16); 11] = [
+const KINDS: [(ErrorKind, &str, u16); 12] = [
     (ErrorKind::Invalid, "invalid", 400),
     (ErrorKind::NotFound, "not_found", 404),
+    (ErrorKind::NoFile, "no_file", 404),
     (ErrorKind::Busy, "busy", 409),
     (ErrorKind::Exists, "exists", 409),
     (ErrorKind::Io, "io", 500),
@@ -42,6 +43,13 @@ const KINDS: [(ErrorKind, &str, u16); 11] = [
     (ErrorKind::NoDevice, "no_device", 409),
 ];
 
+/// Why no daemon answers: no such socket, nobody listens there, the connection was lost.
+const UNREACHABLE: [(i32, &str); 3] = [(2, "ENOENT"), (111, "ECONNREFUSED"), (104, "ECONNRESET")];
+
+fn unreachable_name(errno: i32) -> Option<&'static str> {
+    UNREACHABLE.iter().find(|(known, _)| *known == errno).map(|(_, name)| *name)
+}
+
 impl Failure {
     /// A failure of `kind`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Failure {
@@ -49,9 +57,9 @@ impl Failure {
         Failure { kind: word.into(), errno: kind.errno(), message: message.into() }
     }
 
-    /// Nobody answers where a daemon should (ECONNREFUSED). Never sent, only met.
-    pub fn unreachable(message: impl Into<String>) -> Failure {
-        Failure { kind: "unreachable".into(), errno: 111, message: message.into() }
+    /// No daemon answers at the control socket; `errno` is one of `UNREACHABLE`. Never on the wire.
+    pub fn unreachable(errno: i32, message: impl Into<String>) -> Failure {
+        Failure { kind: "unreachable".into(), errno, message: message.into() }
     }
 
     /// The kind, if this version knows the word.
@@ -67,7 +75,7 @@ impl Failure {
     /// Exit code of the command that failed so.
     pub fn exit_code(&self) -> u8 {
         match self.kind() {
-            Some(ErrorKind::NotFound) => EXIT_NOT_FOUND,
+            Some(ErrorKind::NotFound | ErrorKind::NoFile) => EXIT_NOT_FOUND,
             Some(ErrorKind::Busy) => EXIT_BUSY,
             _ => EXIT_FAILED,
         }
@@ -85,8 +93,10 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             Some(kind) => write!(f, "{} ({})", self.message, kind.errno_name()),
-            None if self.errno == 111 => write!(f, "{} (ECONNREFUSED)", self.message),
-            None => write!(f, "{} (errno {})", self.message, self.errno),
+            None => match unreachable_name(self.errno) {
+                Some(name) => write!(f, "{} ({name})", self.message),
+                None => write!(f, "{} (errno {})", self.message, self.errno),
+            },
         }
     }
 }

@@ -203,8 +203,9 @@ impl Dm {
         found.ok_or_else(|| {
             let name = block::BlockDevice::name(device);
             let known = self.attributes(name).unwrap_or_default();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            Error::not_found(format!("{name}: no attribute `{attribute}`: it has {known}"))
+            let known: Vec<&str> = known.iter().map(|a| a.as_ref()).collect();
+            let hint = block::name_hint(attribute, &known);
+            Error::not_found(format!("{name}: no attribute `{attribute}`: {hint}"))
         })
     }
 }

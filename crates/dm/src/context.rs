@@ -212,8 +212,10 @@ impl Context {
         let Limits { capacity, logical_block_bytes, .. } = device.limits();
         let name = device.name();
         if offset.checked_add(len).is_none_or(|end| end > capacity) {
+            let left = if offset < capacity { capacity - offset } else { Sector::ZERO };
             return Err(Error::invalid(format!(
-                "{name} too small for target: start={offset}, len={len}, dev_size={capacity}"
+                "{name} too small for target: start={offset}, len={len}, dev_size={capacity} \
+                 sectors: at most {left} sectors from there"
             )));
         }
         let block = Sector::from_bytes(logical_block_bytes.into());

@@ -347,7 +347,10 @@ impl MappedDevice {
         };
         if new.entries.is_empty() {
             let name = self.name();
-            return Err(Error::invalid(format!("{name}: the table to resume has no line")));
+            return Err(Error::invalid(format!(
+                "{name}: the table has no line: START_SECTOR LENGTH_SECTORS TARGET_TYPE \
+                 [ARGUMENTS] is needed"
+            )));
         }
         self.suspend().await?;
         // D2: suspended, so the old table has nothing in flight and has settled its state.
@@ -370,7 +373,11 @@ impl MappedDevice {
         Ok(())
     }
 
+    /// The error of a resume; a device that never had a live table (`create`) does not stay.
     fn stays_suspended(&self, e: Error) -> Error {
+        if self.live.borrow().is_none() {
+            return e.within(self.name());
+        }
         e.within(format!("{}: resume failed, the device stays suspended", self.name()))
     }
 

@@ -70,7 +70,12 @@ fn parse_line(raw: &str, line_no: usize) -> Result<Line, Error> {
 
 fn sectors(word: &str, what: &str) -> Result<Sector, Error> {
     let number = decimal(word).ok_or_else(|| {
-        Error::invalid(format!("invalid {what} `{word}`: must be a decimal number of sectors"))
+        let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+        let allowed = match digits {
+            true => format!("too large: at most {SECTORS_MAX} sectors are allowed"),
+            false => "must be a number of sectors (of 512 bytes), decimal digits only".to_owned(),
+        };
+        Error::invalid(format!("invalid {what} `{word}`: {allowed}"))
     })?;
     Ok(Sector(number))
 }
@@ -181,10 +186,14 @@ mod tests {
             ),
             (
                 "0 18446744073709551616 zero",
-                "line 1: invalid length `18446744073709551616`: must be a decimal number of \
-                 sectors",
+                "line 1: invalid length `18446744073709551616`: too large: at most \
+                 18014398509481983 sectors are allowed",
             ),
-            ("+0 1 zero", "line 1: invalid start sector `+0`: must be a decimal number of sectors"),
+            (
+                "+0 1 zero",
+                "line 1: invalid start sector `+0`: must be a number of sectors (of 512 bytes), \
+                 decimal digits only",
+            ),
             (
                 "0 64",
                 "line 1: invalid format: `0 64` must be START_SECTOR LENGTH_SECTORS TARGET_TYPE \

@@ -65,7 +65,7 @@ fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
         dm.set_attribute("d", "note", "hello").await.unwrap();
         assert_eq!(dm.get_attribute("d", "note").await.unwrap(), "hello");
         let e = dm.get_attribute("d", "stat").await.unwrap_err();
-        assert_eq!(e.to_string(), "d: no attribute `stat`: it has note, size");
+        assert_eq!(e.to_string(), "d: no attribute `stat`: there are note, size");
         // Too large for the disk: it stays bare, with what was set.
         let e = dm.set_attribute("d", "size", "2048").await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid);

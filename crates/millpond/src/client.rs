@@ -59,7 +59,9 @@ impl Client {
     ) -> Result<T, Failure> {
         let stream = self.connect().await?;
         let lost = |e: hyper::Error| {
-            Failure::unreachable(format!("the daemon at {} went away: {e}", self.socket.display()))
+            const ECONNRESET: i32 = 104;
+            let text = format!("the daemon at {} went away: {e}", self.socket.display());
+            Failure::unreachable(ECONNRESET, text)
         };
         let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         // It ends with the exchange; what goes wrong on it comes out of `send_request` too.
@@ -83,16 +85,24 @@ impl Client {
     async fn connect(&self) -> Result<UnixStream, Failure> {
         UnixStream::connect(&self.socket).await.map_err(|e| {
             if e.kind() == std::io::ErrorKind::PermissionDenied {
-                let message = format!("{}: {e}: it is another user's", self.socket.display());
+                let message = format!(
+                    "{}: {}: it is another user's",
+                    self.socket.display(),
+                    block::without_errno(&e)
+                );
                 return Failure::new(ErrorKind::Denied, message);
             }
-            Failure::unreachable(format!(
+            const ENOENT: i32 = 2;
+            const ECONNREFUSED: i32 = 111;
+            let missing = e.kind() == std::io::ErrorKind::NotFound;
+            let text = format!(
                 "no daemon answers at {} ({}); start one with `millpond daemon --run-dir {}`, or \
                  say with --run-dir or MILLPOND_RUN_DIR where one runs",
                 self.socket.display(),
                 what(&e),
                 self.run_dir.display()
-            ))
+            );
+            Failure::unreachable(if missing { ENOENT } else { ECONNREFUSED }, text)
         })
     }
 }
@@ -110,5 +120,5 @@ fn what(e: &std::io::Error) -> String {
     if e.kind() == std::io::ErrorKind::NotFound {
         return "no such socket".into();
     }
-    e.to_string()
+    block::without_errno(e)
 }

@@ -149,7 +149,8 @@ fn text(place: &str, survey: &Survey, shown: usize) -> String {
     line(
         "damage",
         match found {
-            0 => "none".into(),
+            0 if is_sound(survey) => "none".into(),
+            0 => "not judged: it is no cache that we know".into(),
             found => format!("{found} found, by offset in the area"),
         },
     );

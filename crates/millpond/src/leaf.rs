@@ -494,13 +494,13 @@ impl fmt::Debug for Leaves {
 /// An error of the system about a file that a user has named.
 pub(crate) fn file_error(e: &IoError, path: &str) -> Error {
     let known = [
-        (IoKind::NotFound, ErrorKind::NotFound),
-        (IoKind::NotADirectory, ErrorKind::NotFound),
+        (IoKind::NotFound, ErrorKind::NoFile),
+        (IoKind::NotADirectory, ErrorKind::NoFile),
         (IoKind::PermissionDenied, ErrorKind::Denied),
         (IoKind::ReadOnlyFilesystem, ErrorKind::Denied),
     ];
     let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
-    Error::new(kind, format!("{path}: {e}"))
+    Error::new(kind, format!("{path}: {}", block::without_errno(e)))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -547,6 +547,7 @@ fn parse(word: &str) -> Result<Word, Error> {
         Some(path) => (path, Word::Pmem),
         None => (word, Word::Path),
     };
+    crate::nbd_leaf::check_scheme(path)?;
     if path.contains('/') {
         let path = std::path::absolute(path)
             .map_err(|e| Error::invalid("the path can't be made absolute").because(e))?;

@@ -38,6 +38,15 @@ pub(crate) fn is_nbd(word: &str) -> bool {
     scheme.is_some_and(|s| matches!(&*s, "nbd" | "nbd+unix" | "nbds" | "nbds+unix"))
 }
 
+/// Refuses an address of a scheme that no device has: it is no path.
+pub(crate) fn check_scheme(word: &str) -> Result<(), Error> {
+    let Some((scheme, _)) = word.split_once("://") else { return Ok(()) };
+    Err(Error::invalid(format!(
+        "there are no devices of the scheme {scheme}:; nbd://HOST/EXPORT, \
+         nbd+unix:///EXPORT?socket=PATH or a path with a slash is allowed"
+    )))
+}
+
 fn decoded<E: Encoder>(text: &EStr<E>) -> Result<String, Error> {
     let decoded = text.decode().to_string();
     let text = decoded.map_err(|_| invalid("a percent-coded part is no UTF-8"))?.into_owned();
@@ -164,6 +173,13 @@ impl Connect for To {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_of_another_scheme_is_no_path() {
+        let e = check_scheme("http://h/x").unwrap_err().to_string();
+        assert!(e.contains("of the scheme http:; nbd://HOST/EXPORT"), "{e}");
+        assert!(check_scheme("/a/b:c/d").is_ok());
+    }
 
     fn tcp(host: &str, port: u16) -> Peer {
         Peer::Tcp(host.into(), port)

@@ -142,14 +142,14 @@ pub(crate) fn remove_stale_socket(path: &Path) -> Result<(), Failure> {
 /// An I/O error of the control path, its kind kept where we have one.
 pub(crate) fn refused(e: &std::io::Error, what: impl std::fmt::Display) -> Failure {
     let known = [
-        (IoKind::NotFound, ErrorKind::NotFound),
+        (IoKind::NotFound, ErrorKind::NoFile),
         (IoKind::PermissionDenied, ErrorKind::Denied),
         (IoKind::AlreadyExists, ErrorKind::Exists),
         (IoKind::AddrInUse, ErrorKind::Busy),
         (IoKind::InvalidInput, ErrorKind::Invalid),
     ];
     let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
-    Failure::new(kind, format!("{what}: {e}"))
+    Failure::new(kind, format!("{what}: {}", block::without_errno(e)))
 }
 
 fn chosen(

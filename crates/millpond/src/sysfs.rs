@@ -95,8 +95,9 @@ fn unknown(engine: &Engine, shown: &Shown, path: &str) -> Error {
         Shown::Mapped(_) | Shown::Leaf(_) => "",
     };
     let known: Vec<String> = attributes(engine, shown).into_iter().map(|a| a.path).collect();
-    let known = known.join(", ");
-    Error::not_found(format!("{name}: no attribute `{path}`{why}: it has {known}"))
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
+    let hint = block::name_hint(path, &known);
+    Error::not_found(format!("{name}: no attribute `{path}`{why}: {hint}"))
 }
 
 /// Whether an attribute of a leaf has a value of one line: others are told one at a time.

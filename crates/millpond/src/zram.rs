@@ -267,7 +267,7 @@ mod tests {
             (path("long"), ErrorKind::Invalid),
             (path("pipe"), ErrorKind::Invalid),
             (path(""), ErrorKind::Invalid),
-            (path("missing"), ErrorKind::NotFound),
+            (path("missing"), ErrorKind::NoFile),
             ("dict".into(), ErrorKind::Invalid),
         ] {
             let e = ground.read(&name).unwrap_err();
@@ -280,8 +280,8 @@ mod tests {
             (path("empty"), ErrorKind::Invalid),
             (path("pipe"), ErrorKind::Invalid),
             (path(""), ErrorKind::Invalid),
-            (path("missing"), ErrorKind::NotFound),
-            (path("dict/below"), ErrorKind::NotFound),
+            (path("missing"), ErrorKind::NoFile),
+            (path("dict/below"), ErrorKind::NoFile),
             ("./dict".into(), ErrorKind::Invalid),
             ("nothing".into(), ErrorKind::NotFound),
             ("mem:x".into(), ErrorKind::Invalid),

@@ -48,8 +48,8 @@ fn what_a_leaf_has_not_or_does_not_let_be_set_is_refused_by_name() {
     let path = pond.file("disk.img", 4);
     pond.create("d", "0 4096 linear ./disk.img 0\n4096 8 linear mem:4M 0");
     let said = pond.cli(&["get", &path, "queue/nothing"]).failed(3);
-    let wanted = format!("{path}: no attribute `queue/nothing`: it has ");
-    assert!(said.contains(&wanted) && said.contains("queue/rotational"), "{said}");
+    let wanted = format!("{path}: no attribute `queue/nothing`: ");
+    assert!(said.contains(&wanted), "{said}");
     pond.cli(&["set", &path, "queue/nothing", "1"]).failed(3);
     let said = pond.cli(&["set", &path, "size", "1"]).failed(1);
     assert_eq!(said, format!("millpond: set {path}: attribute `size` is read-only (EACCES)\n"));

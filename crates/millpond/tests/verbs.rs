@@ -158,7 +158,7 @@ fn errors_say_what_was_wrong_and_what_is_allowed() {
         ("0 8 linear nobody 0", 3, ["line 1: linear: ", "mem:SIZE"]),
         ("8 8 zero", 1, ["line 1: zero: Gap in table", "must start at 0"]),
         ("0 4096 linear ./small.img 0", 1, ["small.img too small for target", "dev_size=2048"]),
-        ("0 8 linear ./nothere.img 0", 3, ["nothere.img", "ENXIO"]),
+        ("0 8 linear ./nothere.img 0", 3, ["nothere.img", "ENOENT"]),
         ("0 8 writecache s mem:4M mem:4M 4096 0", 1, ["line 1: writecache: ", "the same device"]),
     ] {
         let err = pond.cli(&["create", "d", "--table", table]).failed(code);

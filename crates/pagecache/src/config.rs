@@ -139,10 +139,8 @@ impl Config {
         let mut words = words.iter().copied();
         while let Some(option) = words.next() {
             if !OPTIONS.contains(&option) {
-                return Err(Error::invalid(format!(
-                    "unknown option `{option}`: {} are allowed",
-                    OPTIONS.join(", ")
-                )));
+                let hint = block::name_hint(option, &OPTIONS);
+                return Err(Error::invalid(format!("unknown option `{option}`: {hint}")));
             }
             let missing = || Error::invalid(format!("{option} has no value"));
             let value = words.next().ok_or_else(missing)?;

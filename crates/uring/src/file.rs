@@ -68,7 +68,8 @@ pub(crate) struct File {
 
 pub(crate) fn os_error(path: &Path, doing: &str, errno: Errno) -> Error {
     let kind = match errno {
-        Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOTDIR => ErrorKind::NotFound,
+        Errno::NOENT | Errno::NOTDIR => ErrorKind::NoFile,
+        Errno::NXIO | Errno::NODEV => ErrorKind::NotFound,
         Errno::BUSY | Errno::TXTBSY | Errno::ADDRINUSE => ErrorKind::Busy,
         Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorKind::Denied,
         Errno::EXIST => ErrorKind::Exists,
@@ -105,6 +106,18 @@ fn identity_of(stat: &Statx) -> String {
     }
 }
 
+/// The error of a path that leads nowhere, and where a link in its place points.
+fn no_file(path: &Path) -> Error {
+    let shown = path.display();
+    match std::fs::read_link(path) {
+        Ok(to) => {
+            let to = to.display();
+            Error::no_file(format!("{shown}: the link points to {to}, which does not exist"))
+        }
+        Err(_) => Error::no_file(format!("{shown}: no such file or device")),
+    }
+}
+
 pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
     let stat = match (stat(path), options.create_size) {
         (Err(Errno::NOENT), Some(bytes)) => {
@@ -114,7 +127,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
         (found, _) => found,
     };
     let stat = stat.map_err(|e| match e {
-        Errno::NOENT => Error::not_found(format!("{}: no such file or device", path.display())),
+        Errno::NOENT => no_file(path),
         e => os_error(path, "look it up", e),
     })?;
     let kind = type_of(&stat);

@@ -310,9 +310,10 @@ impl Config {
     /// `EINVAL` with the kernel's text, the argument, and what is allowed.
     pub fn parse(args: &[&str]) -> Result<Config, Error> {
         let usage = "writecache takes <p|s> <origin> <cache> <block_size> <#opt_args> [options]";
-        let missing = || Error::invalid(format!("Bad arguments: {usage}"));
+        let missing =
+            |what| move || Error::invalid(format!("Bad arguments: {what} is missing: {usage}"));
         let mut args = args.iter().copied();
-        let mode = args.next().ok_or_else(missing)?;
+        let mode = args.next().ok_or_else(missing("<p|s>"))?;
         let mode = match mode.to_ascii_lowercase().as_str() {
             "p" => Mode::Pmem,
             "s" => Mode::Ssd,
@@ -322,9 +323,9 @@ impl Config {
                 )));
             }
         };
-        let origin = args.next().ok_or_else(missing)?;
-        let cache = args.next().ok_or_else(missing)?;
-        let size_word = args.next().ok_or_else(missing)?;
+        let origin = args.next().ok_or_else(missing("<origin>"))?;
+        let cache = args.next().ok_or_else(missing("<cache>"))?;
+        let size_word = args.next().ok_or_else(missing("<block_size>"))?;
         let block_size: u32 = size_word.parse().unwrap_or(0);
         let range = format::BLOCK_SIZE_MIN..=format::BLOCK_SIZE_MAX;
         if !block_size.is_power_of_two() || !range.contains(&block_size) {
@@ -332,7 +333,7 @@ impl Config {
                 "Invalid block size `{size_word}`: a power of two from 512 to 4096 is allowed"
             )));
         }
-        let count_word = args.next().ok_or_else(missing)?;
+        let count_word = args.next().ok_or_else(missing("<#opt_args>"))?;
         let words: Vec<&str> = args.collect();
         let count: Option<usize> = count_word.parse().ok();
         let Some(count) = count.filter(|&c| c <= OPT_ARGS_MAX && c <= words.len()) else {

@@ -63,10 +63,8 @@ pub(crate) const OPTIONS: [Opt; 22] = [
 pub(crate) fn find(word: &str) -> Result<&'static Opt, Error> {
     OPTIONS.iter().find(|o| o.name.eq_ignore_ascii_case(word)).ok_or_else(|| {
         let names: Vec<&str> = OPTIONS.iter().map(|o| o.name).collect();
-        Error::invalid(format!(
-            "Invalid optional argument `{word}`: {} are allowed",
-            names.join(", ")
-        ))
+        let hint = block::name_hint(word, &names);
+        Error::invalid(format!("Invalid optional argument `{word}`: {hint}"))
     })
 }
 
@@ -110,6 +108,10 @@ fn ranged<T: FromStr + PartialOrd + Copy + std::fmt::Display>(
     unit: &str,
 ) -> Result<T, Error> {
     let allowed = format!("0 to {max}{unit}");
+    let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+    if !digits {
+        return Err(invalid(option, word, &format!("{allowed}, as a number without a suffix,")));
+    }
     let value: T = word.parse().map_err(|_| invalid(option, word, &allowed))?;
     if value > max { Err(invalid(option, word, &allowed)) } else { Ok(value) }
 }

@@ -162,8 +162,8 @@ async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> 
         if unit.read(|unit| format::Superblock::decode(copy, unit)).is_ok() {
             return Err(Error::invalid(format!(
                 "cache device {} holds a cache in the native format, the table says `format dm`: \
-                 zero its first 256 KiB to use it; nothing was changed",
-                config.cache
+                 `millpond wipe {}` makes it blank; nothing was changed",
+                config.cache, config.cache
             )));
         }
     }

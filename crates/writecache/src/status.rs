@@ -107,8 +107,8 @@ pub(crate) fn attributes() -> impl Iterator<Item = &'static str> {
 
 pub(crate) fn no_attribute(name: &str) -> Error {
     let names: Vec<&str> = attributes().collect();
-    let names = names.join(", ");
-    Error::not_found(format!("writecache: no attribute `{name}`: {names} are there"))
+    let hint = block::name_hint(name, &names);
+    Error::not_found(format!("writecache: no attribute `{name}`: {hint}"))
 }
 
 impl Cache {

@@ -53,8 +53,8 @@ pub(crate) async fn find_superblock(
         Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
             Err(Error::invalid(format!(
                 "cache device {}: Invalid magic in the superblock: it is neither a \
-                 cache nor blank; zero its first 256 KiB to use it",
-                config.cache
+                 cache nor blank; `millpond wipe {}` makes it blank",
+                config.cache, config.cache
             )))
         }
         Err(damage) => Err(damaged(config, &damage.to_string())),

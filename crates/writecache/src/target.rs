@@ -473,7 +473,8 @@ impl Target for WriteCache {
             return self.set_drain(value);
         }
         let outcome = if crate::status::attributes().any(|a| a == name) {
-            Err(Error::invalid(format!("writecache: attribute `{name}` is read-only")))
+            let text = format!("writecache: attribute `{name}` is read-only");
+            Err(Error::new(block::ErrorKind::Denied, text))
         } else {
             let changed = self.config.borrow().with_option(&name, &value);
             changed.map(|config| {

@@ -125,10 +125,8 @@ impl Config {
                 continue;
             }
             if !OPTIONS.contains(&option) {
-                return Err(Error::invalid(format!(
-                    "unknown option `{option}`: {} are allowed",
-                    OPTIONS.join(", ")
-                )));
+                let hint = block::name_hint(option, &OPTIONS);
+                return Err(Error::invalid(format!("unknown option `{option}`: {hint}")));
             }
             let missing = || Error::invalid(format!("{option} has no value"));
             let value = words.next().ok_or_else(missing)?;

@@ -42,7 +42,7 @@ impl Trouble {
         // The kernel says so of a name that is taken, and of what a table names in vain.
         let errno = if kind == ErrorKind::Exists {
             ErrorKind::Busy.errno()
-        } else if kind == ErrorKind::NotFound && !is_gone(name, f) {
+        } else if matches!(kind, ErrorKind::NotFound | ErrorKind::NoFile) && !is_gone(name, f) {
             ErrorKind::NoDevice.errno()
         } else {
             f.errno
@@ -82,8 +82,7 @@ pub(crate) fn is_gone(name: &str, f: &Failure) -> bool {
 
 /// The C library's words for an errno.
 fn strerror(errno: i32) -> String {
-    let said = std::io::Error::from_raw_os_error(errno).to_string();
-    said.split(" (os error").next().unwrap_or_default().to_owned()
+    block::without_errno(std::io::Error::from_raw_os_error(errno))
 }
 
 #[cfg(test)]
@@ -104,13 +103,13 @@ mod tests {
             "device-mapper: create ioctl on wc  failed: Device or resource busy\n\
              millpond: wc: a device of this name exists already (EEXIST)\nCommand failed.\n"
         );
-        let lacking = Failure::new(ErrorKind::NotFound, "wc: line 1: linear: no such file");
+        let lacking = Failure::new(ErrorKind::NoFile, "wc: line 1: linear: no such file");
         assert_eq!(
             Trouble::ioctl("reload", "wc", &lacking).text(),
             "device-mapper: reload ioctl on wc  failed: No such device\n\
-             millpond: wc: line 1: linear: no such file (ENXIO)\nCommand failed.\n"
+             millpond: wc: line 1: linear: no such file (ENOENT)\nCommand failed.\n"
         );
-        let silent = Failure::unreachable("no daemon answers");
+        let silent = Failure::unreachable(111, "no daemon answers");
         assert_eq!(
             Trouble::ioctl("remove", "wc", &silent).text(),
             "millpond: no daemon answers (ECONNREFUSED)\nCommand failed.\n"

@@ -93,9 +93,9 @@ impl Wbt {
     }
 
     fn unknown(&self, name: &str) -> Error {
-        let known = Wbt::attributes().join(", ");
+        let hint = block::name_hint(name, Wbt::attributes());
         let device = self.device_name();
-        Error::not_found(format!("{device}: no attribute `{name}`: it has {known}"))
+        Error::not_found(format!("{device}: no attribute `{name}`: {hint}"))
     }
 
     fn invalid(&self, name: &str, value: &str, allowed: &str) -> Error {

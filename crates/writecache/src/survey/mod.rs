@@ -173,9 +173,11 @@ pub async fn survey(
     let capacity = device.limits().capacity;
     let area = capacity.saturating_sub(start_sector);
     if area == Sector::ZERO {
-        return Err(Error::invalid(format!(
-            "{name}: has {capacity} sectors, none at start sector {start_sector}"
-        )));
+        let what = match capacity {
+            Sector::ZERO => "is empty: it has no sector".to_owned(),
+            _ => format!("has {capacity} sectors, none at start sector {start_sector}"),
+        };
+        return Err(Error::invalid(format!("{name}: {what}")));
     }
     let mut config = Config::new(Mode::Ssd, "its origin", name.clone(), 4096);
     config.start_sector = start_sector;

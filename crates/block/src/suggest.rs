@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The end of an error about an unknown name: the name that was probably meant, or those there are.
+
+/// Names of a list that an error prints whole; longer lists only get a suggestion and a count.
+const NAMES_PRINTED_MAX: usize = 24;
+/// From this similarity on (Jaro-Winkler, 0 to 1) a name is suggested: what clap uses for options
+/// is 0.7, but attribute names share long beginnings (`writeback_...`), which weigh heavily.
+const SIMILARITY_MIN: f64 = 0.85;
+
+/// The name among `known` that is most like `word`, if any is like it.
+pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let word = word.to_ascii_lowercase();
+    let similarity = |name: &str| strsim::jaro_winkler(&word, &name.to_ascii_lowercase());
+    let best =
+        known.iter().map(|&name| (similarity(name), name)).max_by(|a, b| a.0.total_cmp(&b.0));
+    best.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN).map(|(_, name)| name)
+}
+
+/// What an error about the unknown name `word` ends with: "did you mean `x`?" when one of the names
+/// is like it, else all names, or the first of them and how many there are.
+///
+/// ```
+/// assert_eq!(block::name_hint("hihg", &["high", "low"]), "did you mean `high`?");
+/// assert_eq!(block::name_hint("colour", &["high", "low"]), "there are high, low");
+/// assert_eq!(block::name_hint("colour", &[]), "there are none");
+/// ```
+pub fn name_hint(word: &str, known: &[&str]) -> String {
+    if let Some(name) = nearest(word, known) {
+        return format!("did you mean `{name}`?");
+    }
+    if known.is_empty() {
+        return "there are none".to_owned();
+    }
+    let printed = known[..known.len().min(NAMES_PRINTED_MAX)].join(", ");
+    match known.len() - known.len().min(NAMES_PRINTED_MAX) {
+        0 => format!("there are {printed}"),
+        more => format!("there are {printed} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_name_finds_its_neighbour() {
+        let known = ["high_watermark", "low_watermark", "writeback_jobs", "writeback_order"];
+        for (word, name) in [
+            ("hgih_watermark", Some("high_watermark")),
+            ("HIGH_WATERMARK", Some("high_watermark")),
+            ("writeback_job", Some("writeback_jobs")),
+            ("nosuch", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, &known), name, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_long_list_of_names_is_cut() {
+        let names: Vec<String> = (0..32).map(|n| format!("{n}{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let hint = name_hint("nosuch", &names);
+        assert!(hint.ends_with("2222, 2323 and 8 more"), "{hint}");
+    }
+}

@@ -76,17 +76,16 @@ impl Dm {
     /// `EBUSY` while it is open.
     pub async fn make_bare(&self, name: &str, bare: Rc<dyn Bare>) -> Result<(), Error> {
         let device = self.get(name)?;
-        let _held = device.lock.acquire().await;
-        device.check_here()?;
+        let held = device.control().await?;
         if device.open_count() > 0 {
             return Err(self.in_use(&device));
         }
         let was_suspended = device.is_suspended();
-        device.suspend().await?;
+        device.suspend(&held).await?;
         if device.open_count() > 0 {
             // Opened while it settled: who did sees nothing of it.
             if !was_suspended {
-                device.resume_live().await?;
+                device.resume_live(&held).await?;
             }
             return Err(self.in_use(&device));
         }

@@ -16,12 +16,12 @@
 //! constructor, and reads that state in `resume`: between the two the old table, which may name the
 //! same devices, still writes there.
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Limits, LocalFuture, Sector, Target};
 
-use crate::area::same;
 use crate::device::{MappedDevice, Opened};
 use crate::dm::Dm;
 
@@ -108,6 +108,8 @@ impl fmt::Debug for Events {
 pub(crate) struct Uses {
     /// Each device once, in order of the lines.
     pub(crate) devices: Vec<Rc<dyn BlockDevice>>,
+    /// The addresses of `devices`: there may be as many as lines.
+    known: BTreeSet<*const ()>,
     /// Those of `devices` that are mapped devices.
     pub(crate) mapped: Vec<Opened>,
 }
@@ -196,7 +198,7 @@ impl Context {
             dm.open_leaf(word).await?
         };
         let mut uses = self.uses.borrow_mut();
-        if !uses.devices.iter().any(|d| same(d, &device)) {
+        if uses.known.insert(Rc::as_ptr(&device).cast::<()>()) {
             uses.devices.push(device.clone());
         }
         Ok(device)

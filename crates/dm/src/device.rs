@@ -15,7 +15,8 @@
 //!   its targets suspended. What went through the gate it has counted; what went through the flat
 //!   mapping the mapping's bases know, and bios that came through a mapping of a device above are
 //!   among them.
-//! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
+//! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`. Only
+//!   a removal by force takes it from them (`force`): they end with an error, and change nothing.
 //! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
 //! - D5 There is a flat mapping only while bios need wait neither here nor below and the live table
 //!   is a pure mapping; the mappings of devices above are made again, in the same step, whenever
@@ -29,14 +30,15 @@ use block::{Base, Bio, BlockDevice, Error, Map, Sector, Status, crashing};
 use reactor::{Epoch, WaitList};
 
 mod border;
+mod force;
 
 use crate::account::Account;
 use crate::attributes::Bare;
 use crate::dm::Dm;
 use crate::flat::Flat;
-use crate::gate::{Gate, Lock};
+use crate::gate::{Gate, Held, Lock};
 use crate::live::{Entry, Table};
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, Replicas};
 use crate::name::Names;
 use crate::report::{DeviceInfo, TargetLine};
 
@@ -68,25 +70,30 @@ pub struct MappedDevice {
     /// Other cores may go by a flat mapping of this device.
     pub(crate) published: Cell<bool>,
     /// Those who wait until no other core does.
-    pub(crate) withdrawing: Cell<usize>,
+    withdrawing: Cell<usize>,
     mapping: Cell<Mapping>,
     /// Bios that went on as clones.
     clones: Cell<u64>,
     pub(crate) account: Rc<Account>,
     suspended: Cell<bool>,
     /// The last suspend has failed: targets may hold what they could not keep.
-    pub(crate) unclean: Cell<bool>,
+    unclean: Cell<bool>,
     /// Bios are deferred: from the begin of a suspend to the end of a resume.
     blocked: Cell<bool>,
     deferred: RefCell<VecDeque<Bio>>,
-    gate: Rc<Gate>,
+    gate: RefCell<Rc<Gate>>,
+    /// Gates of tables that were replaced by force, as long as something is in flight there.
+    old_gates: RefCell<Vec<Rc<Gate>>>,
+    /// Tables that were replaced by force and have not settled yet.
+    settling: Cell<usize>,
+    settled: WaitList,
     event_nr: Cell<u32>,
     events: WaitList,
     opens: Cell<u32>,
     pub(crate) remove_at_close: Cell<bool>,
     /// Being removed, or removed: can't be opened any more.
     gone: Cell<bool>,
-    pub(crate) lock: Lock,
+    lock: RefCell<Rc<Lock>>,
 }
 
 impl MappedDevice {
@@ -113,13 +120,16 @@ impl MappedDevice {
             unclean: Cell::new(false),
             blocked: Cell::new(true),
             deferred: RefCell::default(),
-            gate: Rc::default(),
+            gate: RefCell::default(),
+            old_gates: RefCell::default(),
+            settling: Cell::new(0),
+            settled: WaitList::new(),
             event_nr: Cell::new(0),
             events: WaitList::new(),
             opens: Cell::new(0),
             remove_at_close: Cell::new(false),
             gone: Cell::new(false),
-            lock: Lock::default(),
+            lock: RefCell::default(),
         }
     }
 
@@ -145,7 +155,7 @@ impl MappedDevice {
         *self.bare.borrow_mut() = Some(bare);
     }
 
-    /// Drops the tables. The caller holds `lock`, and has suspended the device.
+    /// Drops the tables. The caller holds the lock, and has suspended the device.
     pub(crate) fn make_bare(&self, bare: Rc<dyn Bare>) {
         assert!(self.suspended.get(), "D2: nothing is in flight below");
         drop(self.live.take());
@@ -202,6 +212,17 @@ impl MappedDevice {
         }
     }
 
+    /// Waits until no other core goes by the flat mapping of before.
+    pub(crate) async fn withdraw_flat(&self, replicas: &Rc<dyn Replicas>) {
+        // Who has begun to withdraw it, too, waits still: until then it is in use.
+        let waiting = &self.withdrawing;
+        if self.published.replace(false) || waiting.get() > 0 {
+            waiting.set(waiting.get() + 1);
+            replicas.withdraw(self.minor).await;
+            waiting.set(waiting.get() - 1);
+        }
+    }
+
     /// Waits until everything that flat mappings have sent has ended. The caller has made sure that
     /// there is none now.
     async fn bases_quiesced(&self) {
@@ -209,7 +230,6 @@ impl MappedDevice {
         for base in past.iter().filter_map(Weak::upgrade) {
             base.quiesced().await;
         }
-        self.past.take();
     }
 
     /// Whether any target of the live table knows what is dirty.
@@ -305,17 +325,17 @@ impl MappedDevice {
         self.event_nr.get()
     }
 
-    /// Puts a table into the inactive slot. The caller holds `lock` and has checked D4.
+    /// Puts a table into the inactive slot. The caller holds the lock and has checked D4.
     pub(crate) fn set_inactive(&self, table: Option<Rc<Table>>) {
         // Dropping a table may close devices, so not while the slot is borrowed.
         let old = self.inactive.replace(table);
         drop(old);
     }
 
-    /// Stops bios, waits for those below, and suspends the targets. The caller holds `lock`.
+    /// Stops bios, waits for those below, and suspends the targets. The caller holds the lock.
     ///
     /// After an error of a target the device is suspended all the same.
-    pub(crate) async fn suspend(&self) -> Result<(), Error> {
+    pub(crate) async fn suspend(&self, held: &Held) -> Result<(), Error> {
         if self.suspended.get() && !self.unclean.get() {
             return Ok(());
         }
@@ -323,27 +343,31 @@ impl MappedDevice {
         if let Some(dm) = self.dm.upgrade() {
             dm.withdraw_flats(self).await;
         }
-        self.gate.passed().await;
+        let gate = self.gate.borrow().clone();
+        gate.passed().await;
         self.bases_quiesced().await;
+        self.check_held(held)?;
+        self.past.take();
         let live = self.live();
         let result = match &live {
             Some(table) => table.suspend().await,
             None => Ok(()),
         };
+        self.check_held(held)?;
         self.suspended.set(true);
         self.unclean.set(result.is_err()); // Asked again by the next suspend or removal.
         result.map_err(|e| e.within(format!("{}: suspended, but not cleanly", self.name())))
     }
 
-    /// Makes an inactive table live, and lets bios go. The caller holds `lock`.
+    /// Makes an inactive table live, and lets bios go. The caller holds the lock.
     ///
     /// After an error the device is suspended, with both slots as before.
-    pub(crate) async fn resume(&self) -> Result<(), Error> {
+    pub(crate) async fn resume(&self, held: &Held) -> Result<(), Error> {
         let Some(new) = self.inactive() else {
             if !self.suspended.get() {
                 return Ok(());
             }
-            return self.resume_live().await;
+            return self.resume_live(held).await;
         };
         if new.entries.is_empty() {
             let name = self.name();
@@ -352,9 +376,18 @@ impl MappedDevice {
                  [ARGUMENTS] is needed"
             )));
         }
-        self.suspend().await?;
+        self.check_settled()?;
+        self.suspend(held).await?;
         // D2: suspended, so the old table has nothing in flight and has settled its state.
-        new.resume().await.map_err(|e| self.stays_suspended(e))?;
+        let resumed = new.resume().await;
+        if let Err(e) = self.check_held(held) {
+            // It can't go live any more: it lets go of what it has taken.
+            return match new.suspend().await {
+                Ok(()) => Err(e),
+                Err(also) => Err(e.because(also)),
+            };
+        }
+        resumed.map_err(|e| self.stays_suspended(e))?;
         new.refresh_limits();
         self.set_inactive(None);
         let old = self.live.replace(Some(new));
@@ -363,11 +396,13 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// Lets bios go on to the live table of before. The caller holds `lock`.
-    pub(crate) async fn resume_live(&self) -> Result<(), Error> {
+    /// Lets bios go on to the live table of before. The caller holds the lock.
+    pub(crate) async fn resume_live(&self, held: &Held) -> Result<(), Error> {
         let none = || Error::invalid(format!("{}: no table to resume: load one", self.name()));
         let live = self.live().ok_or_else(none)?;
-        live.resume().await.map_err(|e| self.stays_suspended(e))?;
+        let resumed = live.resume().await;
+        self.check_held(held)?;
+        resumed.map_err(|e| self.stays_suspended(e))?;
         live.refresh_limits();
         self.unblock();
         Ok(())
@@ -395,20 +430,28 @@ impl MappedDevice {
         }
     }
 
-    /// Takes the device down for good: suspends it and drops its tables. The caller holds `lock`.
+    /// Takes the device down for good: suspends it and drops its tables. The caller holds the lock.
     ///
-    /// After an error of a target the device is there still, suspended, unless `force`.
-    pub(crate) async fn retire(&self, force: bool) -> Result<(), Error> {
+    /// After an error of a target the device is there still, suspended.
+    pub(crate) async fn retire(&self, held: &Held) -> Result<(), Error> {
         self.gone.set(true);
-        if let (Err(e), false) = (self.suspend().await, force) {
+        if let Err(e) = self.suspend(held).await {
+            // When it was taken by force, that has decided whether the device is there still.
+            self.check_held(held)?;
             self.gone.set(false);
             return Err(e);
         }
+        self.end();
+        Ok(())
+    }
+
+    /// The last step of a removal: nothing is in flight below but what force has left behind.
+    fn end(&self) {
+        self.gone.set(true);
         drop(self.live.take());
         drop(self.inactive.take());
         self.fail_deferred();
         self.raise_event();
-        Ok(())
     }
 
     pub(crate) fn fail_deferred(&self) {
@@ -433,8 +476,9 @@ impl MappedDevice {
         };
         let target = entry.target.clone();
         let line_no = entry.line_no;
-        let epoch = self.gate.enter();
-        Ok(Messaged { target, line_no, gate: self.gate.clone(), epoch })
+        let gate = self.gate.borrow().clone();
+        let epoch = gate.enter();
+        Ok(Messaged { target, line_no, gate, epoch })
     }
 
     /// What `info` tells.

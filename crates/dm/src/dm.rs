@@ -23,6 +23,12 @@ pub const NESTING_MAX: usize = 16;
 /// Highest minor number: the kernel's device numbers have 20 bits for it.
 const MINOR_MAX: u32 = (1 << 20) - 1;
 
+/// Lines of a table that are constructed before others get a turn: some hundred microseconds.
+const LINES_AT_ONCE: usize = 256;
+
+/// Fewer leaves than this are kept in the list after they are closed.
+const CLOSED_LEAVES_MAX: usize = 64;
+
 /// All mapped devices of one core.
 pub struct Dm {
     pub(crate) me: Weak<Dm>,
@@ -31,9 +37,11 @@ pub struct Dm {
     pub(crate) devices: RefCell<BTreeMap<String, Rc<MappedDevice>>>,
     /// Leaves in use, by canonical word.
     leaves: RefCell<BTreeMap<String, Weak<dyn BlockDevice>>>,
+    /// From how many leaves on those that are closed are looked for.
+    tidy_at: Cell<usize>,
     opening: RefCell<BTreeSet<String>>,
     opened: WaitList,
-    replicas: RefCell<Rc<dyn Replicas>>,
+    pub(crate) replicas: RefCell<Rc<dyn Replicas>>,
     /// Nothing that is suspended will be resumed.
     ending: Cell<bool>,
 }
@@ -48,6 +56,7 @@ impl Dm {
             types: RefCell::new(types),
             devices: RefCell::default(),
             leaves: RefCell::default(),
+            tidy_at: Cell::new(CLOSED_LEAVES_MAX),
             opening: RefCell::default(),
             opened: WaitList::new(),
             replicas: RefCell::new(Rc::new(NoReplicas)),
@@ -107,7 +116,6 @@ impl Dm {
     pub(crate) async fn open_leaf(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
         let key = self.resolver.canonical(word);
         self.opened.wait_for(|| !self.opening.borrow().contains(&key)).await;
-        self.leaves.borrow_mut().retain(|_, leaf| leaf.strong_count() > 0);
         if let Some(leaf) = self.leaves.borrow().get(&key).and_then(Weak::upgrade) {
             return Ok(leaf);
         }
@@ -115,7 +123,13 @@ impl Dm {
         let leaf = self.resolver.open(word).await;
         self.opening.borrow_mut().remove(&key);
         if let Ok(leaf) = &leaf {
-            self.leaves.borrow_mut().insert(key, Rc::downgrade(leaf));
+            let mut leaves = self.leaves.borrow_mut();
+            leaves.insert(key, Rc::downgrade(leaf));
+            // Not at each one: a table may open as many as it has lines.
+            if leaves.len() >= self.tidy_at.get() {
+                leaves.retain(|_, leaf| leaf.strong_count() > 0);
+                self.tidy_at.set(2 * leaves.len() + CLOSED_LEAVES_MAX);
+            }
         }
         self.opened.wake_all();
         leaf
@@ -214,10 +228,10 @@ impl Dm {
     /// Parses and constructs a table and puts it into the inactive slot, replacing one there.
     pub async fn load(&self, name: &str, text: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        let _held = device.lock.acquire().await;
-        device.check_here()?;
+        let held = device.control().await?;
         let result = self.construct(&device, text).await;
         let table = result.map_err(|e| e.within(device.name()))?;
+        device.check_held(&held)?;
         device.set_inactive(Some(Rc::new(table)));
         Ok(())
     }
@@ -231,6 +245,9 @@ impl Dm {
         let mut entries = Vec::new();
         for line in table::parse(text)? {
             let Line { line_no, start, len, kind, args } = line;
+            if line_no.is_multiple_of(LINES_AT_ONCE) {
+                reactor::yield_now().await;
+            }
             let place = format!("line {line_no}: {kind}");
             let kind = self.types.borrow().get(&*kind).cloned();
             let kind = kind.ok_or_else(|| self.unknown_type().within(&place))?;
@@ -291,7 +308,7 @@ impl Dm {
 
     /// `device` and those that stand on it, each after all that it stands on. Looks once at each
     /// device.
-    fn with_those_above(&self, device: &MappedDevice) -> Vec<Rc<MappedDevice>> {
+    pub(crate) fn with_those_above(&self, device: &MappedDevice) -> Vec<Rc<MappedDevice>> {
         let mut found = self.devices();
         if device.open_count() == 0 {
             found.retain(|d| d.minor == device.minor);
@@ -330,13 +347,7 @@ impl Dm {
             device.refresh_flat();
         }
         for device in &changed {
-            // Who has begun to withdraw it, too, waits still: until then it is in use.
-            let waiting = &device.withdrawing;
-            if device.published.replace(false) || waiting.get() > 0 {
-                waiting.set(waiting.get() + 1);
-                replicas.withdraw(device.minor).await;
-                waiting.set(waiting.get() - 1);
-            }
+            device.withdraw_flat(&replicas).await;
         }
         // Things may have changed again meanwhile: what counts is what is now.
         for device in changed {

@@ -78,24 +78,44 @@ impl Tag {
     }
 }
 
-/// A mutual exclusion of tasks.
+/// A mutual exclusion of tasks, which can be withdrawn.
 #[derive(Default)]
 pub(crate) struct Lock {
     held: Cell<bool>,
+    withdrawn: Cell<bool>,
     waiters: WaitList,
 }
 
 #[must_use = "the lock is free again when this is dropped"]
-pub(crate) struct Held<'a>(&'a Lock);
+pub(crate) struct Held(Rc<Lock>);
 
 impl Lock {
-    pub(crate) async fn acquire(&self) -> Held<'_> {
-        self.waiters.wait_for(|| !self.held.replace(true)).await;
-        Held(self)
+    /// Waits for the lock. Nothing once it has been withdrawn.
+    pub(crate) async fn acquire(self: Rc<Self>) -> Option<Held> {
+        self.waiters.wait_for(|| self.withdrawn.get() || !self.held.replace(true)).await;
+        if self.withdrawn.get() { None } else { Some(Held(self)) }
+    }
+
+    /// Nobody gets the lock any more. Who holds it learns of it by [`Held::is_withdrawn`].
+    pub(crate) fn withdraw(&self) {
+        self.withdrawn.set(true);
+        self.waiters.wake_all();
+    }
+
+    /// Waits until nobody holds a withdrawn lock.
+    pub(crate) async fn idle(&self) {
+        self.waiters.wait_for(|| !self.held.get()).await;
     }
 }
 
-impl Drop for Held<'_> {
+impl Held {
+    /// Whether the lock was withdrawn while it was held.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.0.withdrawn.get()
+    }
+}
+
+impl Drop for Held {
     fn drop(&mut self) {
         self.0.held.set(false);
         if !crashing() {

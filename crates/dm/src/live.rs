@@ -3,12 +3,13 @@
 //!
 //! A table of pure mappings is made flat when it goes live, and its bios don't come here; what does
 //! is walked, layer by layer.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use block::{Base, Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
 
-use crate::area::{Area, distinct, same, shifted, stack};
+use crate::area::{Area, distinct, shifted, stack};
 use crate::context::Uses;
 use crate::device::{Depths, MappedDevice};
 use crate::flat::{Flat, NODES_MAX, Node, Stripes};
@@ -43,11 +44,14 @@ pub(crate) struct Table {
     /// Who gets a flush: distinct devices below pure mappings, and every other target.
     flushed: Vec<Rc<dyn BlockDevice>>,
     pure: bool,
+    settled: Cell<bool>,
 }
 
 impl Table {
     pub(crate) fn new(entries: Vec<Entry>, uses: Uses) -> Result<Table, Error> {
         let mut flushed: Vec<Rc<dyn BlockDevice>> = Vec::new();
+        // By address: a table may have as many devices as lines.
+        let mut known = BTreeSet::new();
         for entry in &entries {
             let devices = match &entry.pure {
                 Some(Pure::Linear(linear)) => distinct(std::iter::once(&linear.area)),
@@ -55,14 +59,15 @@ impl Table {
                 None => vec![entry.target.clone() as Rc<dyn BlockDevice>],
             };
             for device in devices {
-                if !flushed.iter().any(|d| same(d, &device)) {
+                if known.insert(Rc::as_ptr(&device).cast::<()>()) {
                     flushed.push(device);
                 }
             }
         }
         let limits = RefCell::new(stacked(&entries));
         let pure = entries.iter().all(|e| e.pure.is_some());
-        let table = Table { entries, uses, limits, flushed, pure };
+        let settled = Cell::new(false);
+        let table = Table { entries, uses, limits, flushed, pure, settled };
         table.check_alignment()?;
         Ok(table)
     }
@@ -202,11 +207,19 @@ impl Table {
 
     /// Suspends every target; the first error is told, but every target is asked.
     pub(crate) async fn suspend(&self) -> Result<(), Error> {
-        suspend(&self.entries).await
+        let result = suspend(&self.entries).await;
+        self.settled.set(result.is_ok());
+        result
+    }
+
+    /// Whether every target has been suspended since the last resume, without an error.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.get()
     }
 
     /// Resumes the targets in order. When one fails, those before it are suspended again.
     pub(crate) async fn resume(&self) -> Result<(), Error> {
+        self.settled.set(false);
         for (i, entry) in self.entries.iter().enumerate() {
             if let Err(e) = entry.target.clone().resume().await {
                 let e = e.within(entry.place());

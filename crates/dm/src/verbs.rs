@@ -3,12 +3,16 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Sector};
+use block::{BlockDevice, Error, Nanos, Sector};
 
 use crate::area::same;
 use crate::device::{MAJOR, MappedDevice, Opened};
 use crate::dm::Dm;
 use crate::report::{Dependency, DeviceInfo, TargetLine, TargetVersion};
+
+/// How long a removal by force waits for what is in flight. Chosen: a target whose devices answer
+/// settles in less, and an operator with a device that hangs notices no wait.
+const FORCE_WAIT: Nanos = Nanos::from_secs(1);
 
 /// How `remove` treats a device that is in use or does not go cleanly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,7 +20,8 @@ pub enum Remove {
     /// `EBUSY` when open; stays, suspended, when a target can't settle its state.
     #[default]
     IfUnused,
-    /// The table is replaced by one that fails all I/O first; what targets still held is lost.
+    /// The table is replaced at once by one that fails all I/O, whatever hangs below; what its
+    /// targets still held may be lost.
     Force,
     /// Removed now, or when the last opener has closed it.
     Deferred,
@@ -26,8 +31,7 @@ impl Dm {
     /// Drops the inactive table.
     pub async fn clear(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        let _held = device.lock.acquire().await;
-        device.check_here()?;
+        let _held = device.control().await?;
         device.set_inactive(None);
         Ok(())
     }
@@ -39,27 +43,24 @@ impl Dm {
     /// freeze, and no target that can push a request back.
     pub async fn suspend(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        let _held = device.lock.acquire().await;
-        device.check_here()?;
-        device.suspend().await
+        let held = device.control().await?;
+        device.suspend(&held).await
     }
 
     /// Swaps the inactive table in, if there is one, and lets bios go on.
     pub async fn resume(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        let _held = device.lock.acquire().await;
-        device.check_here()?;
-        device.resume().await
+        let held = device.control().await?;
+        device.resume(&held).await
     }
 
     /// Removes a device.
     pub async fn remove(&self, name: &str, how: Remove) -> Result<(), Error> {
         let device = self.get(name)?;
-        let held = device.lock.acquire().await;
-        device.check_here()?;
         if how == Remove::Force {
-            self.replace_by_error(&device).await?;
+            return self.remove_by_force(&device).await;
         }
+        let held = device.control().await?;
         if device.open_count() > 0 {
             if how == Remove::Deferred {
                 device.remove_at_close.set(true);
@@ -67,7 +68,7 @@ impl Dm {
             }
             return Err(self.in_use(&device));
         }
-        let result = device.retire(how == Remove::Force).await;
+        let result = device.retire(&held).await;
         drop(held);
         result?;
         self.forget(&device);
@@ -104,17 +105,22 @@ impl Dm {
         Error::busy(format!("{name}: device is in use: opened {opens} times{by}"))
     }
 
-    /// What `remove --force` does first: all I/O fails from now on, whoever has the device open.
-    async fn replace_by_error(&self, device: &Rc<MappedDevice>) -> Result<(), Error> {
+    /// All I/O fails from now on, whoever has the device open. It waits for nothing that may hang
+    /// below: what is in flight and what targets have to settle gets [`FORCE_WAIT`], and then goes
+    /// on without the device.
+    async fn remove_by_force(&self, device: &Rc<MappedDevice>) -> Result<(), Error> {
         let len = device.limits().capacity;
-        if len > Sector::ZERO {
-            let table = self.construct(device, &format!("0 {len} error")).await?;
-            device.set_inactive(Some(Rc::new(table)));
-            // The old table's error does not matter: it is being thrown away.
-            let _ = device.suspend().await;
-            device.unclean.set(false);
-            device.resume().await?;
+        let errors = match len {
+            Sector::ZERO => None,
+            len => Some(Rc::new(self.construct(device, &format!("0 {len} error")).await?)),
+        };
+        device.replace_by_force(self, errors);
+        device.settled_within(FORCE_WAIT).await;
+        if device.open_count() > 0 {
+            return Err(self.in_use(device));
         }
+        device.end_by_force();
+        self.forget(device);
         Ok(())
     }
 
@@ -127,9 +133,9 @@ impl Dm {
 
     /// The last opener of a device with a deferred removal has gone.
     pub(crate) async fn remove_deferred(&self, device: &Rc<MappedDevice>) {
-        let _held = device.lock.acquire().await;
+        let Ok(held) = device.control().await else { return };
         let still = device.remove_at_close.get() && device.open_count() == 0;
-        if still && device.check_here().is_ok() && device.retire(false).await.is_ok() {
+        if still && device.retire(&held).await.is_ok() {
             self.forget(device);
         }
     }

@@ -2,6 +2,9 @@
 //! The built-in targets, each through a mapped device.
 mod common;
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use block::{BlockDevice, Class, Flags, Nanos, Op, Sector, Status};
 use common::{Bench, bytes, disk, filled, lay_out, read, take_log, write};
 use proptest::prelude::*;
@@ -12,6 +15,29 @@ const C: &str = "/ram/c/1024";
 
 async fn discard(dev: &dyn BlockDevice, at: u64, len: u64) -> Result<(), Status> {
     reactor::discard(dev, Class::Normal, Sector(at), Sector(len)).await
+}
+
+/// An attack from outside found that a table of 60000 lines held up all other devices for a second:
+/// each line was compared with all before it, in one turn.
+#[test]
+fn others_get_turns_while_a_long_table_is_loaded() {
+    const LINES: usize = 60_000;
+    Bench::new(1).run(|dm, _| async move {
+        let table: String = (0..LINES).map(|n| format!("{n} 1 zero\n")).collect();
+        let turns = Rc::new(Cell::new(0));
+        let (counter, over) = (turns.clone(), Rc::new(Cell::new(false)));
+        let end = over.clone();
+        reactor::spawn(async move {
+            while !end.get() {
+                counter.set(counter.get() + 1);
+                reactor::yield_now().await;
+            }
+        });
+        dm.create("long", None, Some(&table)).await.unwrap();
+        over.set(true);
+        assert!(turns.get() >= LINES / 512, "{} turns", turns.get());
+        assert_eq!(dm.table("long").unwrap().len(), LINES);
+    });
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl MappedDevice {
         if self.blocked.get() {
             return self.defer(bio);
         }
-        let bio = self.gate.pass(bio);
+        let bio = self.gate.borrow().pass(bio);
         let bio = if self.account.is_on() { self.account.pass(bio) } else { bio };
         match self.mapping.get() {
             Mapping::Clone if table.is_pure() => {
@@ -85,11 +85,14 @@ impl Base for MappedDevice {
         Box::pin(async move {
             // What came while this was a pure mapping went on to bases that the mapping above had
             // as its own; nothing came that had to wait (D5).
-            self.gate.passed().await;
+            let gates = self.gates();
+            for gate in gates {
+                gate.passed().await;
+            }
         })
     }
 
     fn watch(&self, watcher: Weak<dyn OnFault>) {
-        self.gate.watch(watcher);
+        self.gate.borrow().watch(watcher);
     }
 }

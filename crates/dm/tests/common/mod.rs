@@ -24,6 +24,8 @@ pub(crate) struct Disk {
     pub(crate) last: Option<(Op, Flags, Class, Sector, Sector, Bufs, Sector)>,
     /// Requests fail from now on.
     pub(crate) broken: bool,
+    /// Requests do not end from now on, until [`State::release`].
+    pub(crate) hung: bool,
 }
 
 #[derive(Default)]
@@ -38,6 +40,7 @@ pub(crate) struct State {
     names: BTreeMap<String, usize>,
     ready: VecDeque<Event>,
     pending: BTreeMap<(Nanos, u64), Event>,
+    held: Vec<Event>,
     /// Leaves opened and closed since the start.
     pub(crate) opened: usize,
     pub(crate) closed: usize,
@@ -53,9 +56,15 @@ impl State {
         z ^ (z >> 31)
     }
 
+    /// Ends the requests of disks that were hung, which then answer again.
+    pub(crate) fn release(&mut self) {
+        self.disks.iter_mut().for_each(|disk| disk.hung = false);
+        self.ready.extend(std::mem::take(&mut self.held));
+    }
+
     /// Requests that disks have not answered yet.
     pub(crate) fn in_flight(&self) -> usize {
-        self.pending.len() + self.ready.len()
+        self.pending.len() + self.ready.len() + self.held.len()
     }
 
     fn perform(&mut self, file: FileId, what: &SqeOp) -> Status {
@@ -106,7 +115,9 @@ impl Driver for TestDriver {
         for Sqe { home, key, file, what } in batch.drain(..) {
             let result = OpResult::from(s.perform(file, &what));
             let event = Event::Cqe { home, key, result };
-            if s.latency_ns_max == 0 {
+            if s.disks[file.0 as usize].hung {
+                s.held.push(event);
+            } else if s.latency_ns_max == 0 {
                 s.ready.push_back(event);
             } else {
                 let latency = s.random() % s.latency_ns_max;

@@ -4,27 +4,36 @@
 //! ```text
 //!  Bufs  = [ Slice , Slice , ... ]        one bio's data, in order
 //!  Slice = Buf + offset + length
-//!  Buf   ──▶ Raw { refs, borrow, class, ptr } ──▶ aligned bytes
+//!  Buf   ──▶ Raw { refs, borrows, class, ptr } ──▶ aligned bytes
 //!                 ▲ last drop puts it back into the pool of its size class
 //! ```
 //!
 //! Invariants
-//! - B1 The bytes are reached only inside `read` and `write`, which the borrow flag checks (many
-//!   readers or one writer), or by a driver between submit and completion (contract, point 8).
+//! - B1 The bytes are reached only under a borrow of their range ([`Borrows`]): by reference inside
+//!   `read` and `write`, or by copies that the compiler does not see into (M2 of [`Ram`]). Nothing
+//!   changes bytes that somebody has a `&[u8]` to, and nobody else touches those of a `&mut [u8]`;
+//!   who tries panics. Ranges that do not overlap have nothing to do with each other: parts of one
+//!   buffer may be in the hands of several cores.
 //! - B2 Every byte is initialised: fresh memory is zeroed, recycled memory keeps what it held. Who
 //!   sends a buffer out writes all of it first.
 //! - B3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the
 //!   system.
+//! - B4 What is given out as a pointer (`as_ptr`) is for the kernel alone, from submit to completion
+//!   (border contract, point 8). The borrows don't know of it: whoever dereferences it, or has it
+//!   dereferenced, promises that.
+//!
+//! [`Ram`]: crate::Ram
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use smallvec::SmallVec;
 
-use crate::ram::copy_shared;
+use crate::borrow::{Borrow, Borrows, Kind};
+use crate::ram::{copy_shared, zero_shared};
 
 /// Alignment of every buffer: what O_DIRECT may ask for.
 pub const PAGE: usize = 4096;
@@ -39,8 +48,7 @@ const UNPOOLED: u8 = u8::MAX;
 
 struct Raw {
     refs: AtomicU32,
-    /// Number of readers, or -1 for a writer.
-    borrow: AtomicI32,
+    borrows: Borrows,
     class: u8,
     capacity: usize,
     ptr: NonNull<u8>,
@@ -70,7 +78,7 @@ pub struct Buf {
     len: u32,
 }
 
-// SAFETY: the counters are atomic and B1 keeps access to the bytes exclusive or read-only.
+// SAFETY: the count is atomic, and B1 holds whichever thread reaches for the bytes.
 unsafe impl Send for Buf {}
 // SAFETY: as above.
 unsafe impl Sync for Buf {}
@@ -126,8 +134,8 @@ impl Buf {
         // SAFETY: at most a page less one byte, which the layout has beyond the capacity, or zero
         // where it is aligned to a page.
         let ptr = unsafe { base.add(ahead) };
-        let (refs, borrow) = (AtomicU32::new(1), AtomicI32::new(0));
-        let raw = Raw { refs, borrow, class, capacity, ptr, base };
+        let (refs, borrows) = (AtomicU32::new(1), Borrows::new());
+        let raw = Raw { refs, borrows, class, capacity, ptr, base };
         let raw = NonNull::from(Box::leak(Box::new(raw)));
         Buf { raw, len: len_u32 }
     }
@@ -157,27 +165,44 @@ impl Buf {
         self.len as usize
     }
 
-    /// For drivers: where the bytes are, valid while any clone lives. See B1.
+    /// For drivers: where the bytes are, valid while any clone lives. See B4.
     pub fn as_ptr(&self) -> *mut u8 {
         self.raw().ptr.as_ptr()
     }
 
-    /// Runs `f` on the bytes. Panics while somebody writes them.
+    /// Runs `f` on the bytes. Panics while somebody writes any of them.
     pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
-        let before = self.raw().borrow.fetch_add(1, Ordering::Acquire);
-        let _release = Release(&self.raw().borrow, 1);
-        assert!(before >= 0, "buffer read while it is being written");
-        // SAFETY: ptr is valid for capacity >= len bytes; B1: only readers are in here now.
-        f(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) })
+        self.read_range(0, self.len, f)
     }
 
-    /// Runs `f` on the bytes, alone. Panics while somebody else reads or writes them.
+    /// Runs `f` on the bytes, alone. Panics while somebody else uses any of them.
     pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        let alone = self.raw().borrow.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
-        assert!(alone.is_ok(), "buffer written while it is in use");
-        let _release = Release(&self.raw().borrow, -1);
-        // SAFETY: ptr is valid for capacity >= len bytes; B1: nobody else is in here now.
-        f(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) })
+        self.write_range(0, self.len, f)
+    }
+
+    /// Begins to use bytes `first..end`. Panics when they are not inside, or in another use.
+    #[inline]
+    fn borrow(&self, kind: Kind, first: u32, end: u32) -> Borrow<'_> {
+        if first >= end || end > self.len {
+            outside(first as usize, end.wrapping_sub(first) as usize, self.len());
+        }
+        self.raw().borrows.begin(kind, first, end)
+    }
+
+    #[inline]
+    fn read_range<R>(&self, first: u32, end: u32, f: impl FnOnce(&[u8]) -> R) -> R {
+        let _borrow = self.borrow(Kind::Read, first, end);
+        let at = self.as_ptr().wrapping_add(first as usize);
+        // SAFETY: inside the buffer, as `borrow` checked; B1: nobody writes them until it ends.
+        f(unsafe { std::slice::from_raw_parts(at, (end - first) as usize) })
+    }
+
+    #[inline]
+    fn write_range<R>(&self, first: u32, end: u32, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        let _borrow = self.borrow(Kind::Write, first, end);
+        let at = self.as_ptr().wrapping_add(first as usize);
+        // SAFETY: inside the buffer, as `borrow` checked; B1: nobody else uses them until it ends.
+        f(unsafe { std::slice::from_raw_parts_mut(at, (end - first) as usize) })
     }
 
     /// A part of the buffer; panics when `range` is empty or beyond the end.
@@ -188,14 +213,6 @@ impl Buf {
     /// The whole buffer.
     pub fn all(&self) -> Slice {
         Slice::from(self.clone())
-    }
-}
-
-/// Takes back what a borrow added, also when the closure panics.
-struct Release<'a>(&'a AtomicI32, i32);
-impl Drop for Release<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Release);
     }
 }
 
@@ -265,26 +282,84 @@ impl Slice {
         self.buf.len() - self.offset as usize
     }
 
-    /// For drivers: where the bytes are, valid while any clone of the buffer lives.
+    /// For drivers: where the bytes are, valid while any clone of the buffer lives. See B4.
     pub fn as_ptr(&self) -> *mut u8 {
         self.buf.as_ptr().wrapping_add(self.offset as usize)
     }
 
-    /// Where `len` bytes from `at` on begin; panics when they are not all inside.
-    fn at(&self, at: usize, len: usize) -> *mut u8 {
-        let inside = len <= self.len() && at <= self.len() - len;
-        assert!(inside, "{len} bytes at {at} of {} bytes", self.len());
-        self.as_ptr().wrapping_add(at)
+    /// Which bytes of the buffer `len` bytes from `at` on are; panics when they are not all inside.
+    #[inline]
+    fn range(&self, at: usize, len: usize) -> (u32, u32) {
+        if len > self.len() || at > self.len() - len {
+            outside(at, len, self.len());
+        }
+        let first = self.offset as usize + at;
+        let fits = "within the buffer, checked above";
+        (u32::try_from(first).expect(fits), u32::try_from(first + len).expect(fits))
     }
 
-    /// Runs `f` on the bytes.
+    /// Runs `f` on the bytes. Panics while somebody writes any of them.
     pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
-        self.buf.read(|b| f(&b[self.offset as usize..]))
+        self.buf.read_range(self.offset, self.buf.len, f)
     }
 
-    /// Runs `f` on the bytes, alone in the whole buffer.
+    /// Runs `f` on the bytes, alone. Panics while somebody else uses any of them.
     pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.buf.write(|b| f(&mut b[self.offset as usize..]))
+        self.buf.write_range(self.offset, self.buf.len, f)
+    }
+
+    /// Runs `f` on the place and the length of the bytes, as the source of copies. Panics while
+    /// somebody has them borrowed to write.
+    ///
+    /// What `f` may do with the place, by its own `unsafe`: read from it until it returns, by
+    /// [`copy_shared`] or machine code, that stays defined when another copy writes there.
+    #[inline]
+    pub fn with_source<R>(&self, f: impl FnOnce(*const u8, usize) -> R) -> R {
+        let _borrow = self.buf.borrow(Kind::CopyOut, self.offset, self.buf.len);
+        f(self.as_ptr(), self.len())
+    }
+
+    /// Runs `f` on the place and the length of the bytes, to copy there. Panics while somebody has
+    /// them borrowed.
+    ///
+    /// What `f` may do with the place, by its own `unsafe`: write to it until it returns, by
+    /// [`copy_shared`] or machine code, that stays defined when another copy reads or writes there.
+    #[inline]
+    pub fn with_destination<R>(&self, f: impl FnOnce(*mut u8, usize) -> R) -> R {
+        let _borrow = self.buf.borrow(Kind::CopyIn, self.offset, self.buf.len);
+        f(self.as_ptr(), self.len())
+    }
+
+    /// Copies `out.len()` bytes, at least one, from `at` on out.
+    #[inline]
+    fn take(&self, at: usize, out: &mut [u8]) {
+        let (first, end) = self.range(at, out.len());
+        let _borrow = self.buf.borrow(Kind::CopyOut, first, end);
+        let from = self.as_ptr().wrapping_add(at);
+        // SAFETY: inside the buffer, as `range` checked, and borrowed; `out` is the caller's alone.
+        unsafe { copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()) };
+    }
+
+    /// Copies `data`, at least a byte, to the bytes from `at` on.
+    #[inline]
+    fn put(&self, at: usize, data: &[u8]) {
+        let (first, end) = self.range(at, data.len());
+        let _borrow = self.buf.borrow(Kind::CopyIn, first, end);
+        let to = self.as_ptr().wrapping_add(at);
+        // SAFETY: as in `take`, the other way round; nobody changes `data` while it is borrowed.
+        unsafe { copy_shared(to.cast(), data.as_ptr().cast(), data.len()) };
+    }
+
+    /// Copies `len` bytes, at least one, of `source` from `from` on to the bytes from `at` on.
+    #[inline]
+    fn put_from(&self, at: usize, source: &Slice, from: usize, len: usize) {
+        let (first, end) = self.range(at, len);
+        let (source_first, source_end) = source.range(from, len);
+        let _to = self.buf.borrow(Kind::CopyIn, first, end);
+        let _from = source.buf.borrow(Kind::CopyOut, source_first, source_end);
+        let (to, from) = (self.as_ptr().wrapping_add(at), source.as_ptr().wrapping_add(from));
+        // SAFETY: inside their buffers, as `range` checked, and both borrowed.
+        unsafe { copy_shared(to.cast(), from.cast(), len) };
     }
 
     /// A part of this part; panics when `range` is empty or beyond the end.
@@ -295,6 +370,13 @@ impl Slice {
         buf.len = u32::try_from(offset + range.len()).expect("within the buffer, asserted above");
         Slice { buf, offset: u32::try_from(offset).expect("within the buffer, asserted above") }
     }
+}
+
+/// Apart from where it is checked: there nothing is kept for the message.
+#[cold]
+#[inline(never)]
+fn outside(at: usize, len: usize, all: usize) -> ! {
+    panic!("{len} bytes at {at} of {all} bytes");
 }
 
 #[inline(never)]
@@ -374,63 +456,55 @@ impl Bufs {
         for s in &self.0 {
             let end = at + s.len();
             if range.start < end {
-                let inside = range.end <= end;
-                return inside.then(|| s.read(|b| f(&b[range.start - at..range.end - at])));
+                if range.is_empty() || range.end > end {
+                    return None;
+                }
+                let (first, end) = s.range(range.start - at, range.len());
+                return Some(s.buf.read_range(first, end, f));
             }
             at = end;
         }
         None
     }
 
-    /// Fills every slice with zeroes.
+    /// Fills every slice with zeroes, as [`Bufs::put_at`].
     pub fn zero(&self) {
         for s in &self.0 {
-            s.write(|b| b.fill(0));
+            // SAFETY: the bytes are inside the buffer and borrowed to copy there.
+            s.with_destination(|to, len| unsafe { zero_shared(to.cast(), len) });
         }
     }
 
-    /// For devices, with the buffers of a bio in hand: copies `out.len()` bytes from `at` on out.
-    /// As a driver does (B1), without looking whether somebody has them borrowed: parts of one
-    /// buffer may be in the hands of several cores. Panics when they are not all inside.
+    /// Copies `out.len()` bytes from `at` on out; panics when they are not all inside, or while
+    /// somebody has them borrowed to write.
     pub fn take_at(&self, at: usize, out: &mut [u8]) {
-        self.pieces(at, out.len(), |from, done, len| {
-            let to = &mut out[done..done + len];
-            // SAFETY: `from` is alive for `len` bytes, which are the bio's from submit to
-            // completion (border contract, point 8); `to` is the caller's alone.
-            unsafe { copy_shared(to.as_mut_ptr().cast(), from.cast(), len) };
-        });
+        self.pieces(at, out.len(), |s, from, done, len| s.take(from, &mut out[done..done + len]));
     }
 
-    /// For devices, as [`Bufs::take_at`]: copies `data` to the bytes from `at` on.
+    /// Copies `data` to the bytes from `at` on; panics when they are not all inside, or while
+    /// somebody has them borrowed.
     pub fn put_at(&self, at: usize, data: &[u8]) {
-        self.pieces(at, data.len(), |to, done, len| {
-            let from = &data[done..done + len];
-            // SAFETY: as in `take_at`, the other way round.
-            unsafe { copy_shared(to.cast(), from.as_ptr().cast(), len) };
-        });
+        self.pieces(at, data.len(), |s, to, done, len| s.put(to, &data[done..done + len]));
     }
 
-    /// For devices, as [`Bufs::take_at`]: copies `len` bytes of `source`, from `from` on, to the
-    /// bytes from `at` on. The two are different memory.
+    /// Copies `len` bytes of `source`, from `from` on, to the bytes from `at` on; as
+    /// [`Bufs::take_at`] and [`Bufs::put_at`].
     pub fn put_from(&self, at: usize, source: &Bufs, from: usize, len: usize) {
-        if let ([to], [source]) = (&self.0[..], &source.0[..]) {
-            let (to, source) = (to.at(at, len), source.at(from, len));
-            // SAFETY: as below.
-            return unsafe { copy_shared(to.cast(), source.cast(), len) };
+        if let ([to], [source], true) = (&self.0[..], &source.0[..], len > 0) {
+            return to.put_from(at, source, from, len);
         }
-        self.pieces(at, len, |to, done, len| {
-            let mut to = to;
-            source.pieces(from + done, len, |from, _, len| {
-                // SAFETY: as in `take_at`: both are alive for `len` bytes, and whoever has the two
-                // bios has both in hand.
-                unsafe { copy_shared(to.cast(), from.cast(), len) };
-                to = to.wrapping_add(len);
+        self.pieces(at, len, |to, mut at, done, len| {
+            source.pieces(from + done, len, |source, from, _, len| {
+                to.put_from(at, source, from, len);
+                at += len;
             });
         });
     }
 
-    /// Calls `f` with pointer, position and length of each contiguous piece of a range.
-    fn pieces(&self, at: usize, len: usize, mut f: impl FnMut(*mut u8, usize, usize)) {
+    /// Calls `f` with the slice, the place in it, the position in the range and the length of each
+    /// contiguous piece of a range, none empty.
+    #[inline]
+    fn pieces(&self, at: usize, len: usize, mut f: impl FnMut(&Slice, usize, usize, usize)) {
         let (mut skip, mut done) = (at, 0);
         for s in &self.0 {
             if done == len {
@@ -440,31 +514,23 @@ impl Bufs {
             skip -= from;
             let here = (s.len() - from).min(len - done);
             if here > 0 {
-                f(s.as_ptr().wrapping_add(from), done, here);
+                f(s, from, done, here);
                 done += here;
             }
         }
         assert_eq!(done, len, "{len} bytes at {at} of {} bytes", self.len_bytes());
     }
 
-    /// Copies the data out; panics unless `out` is exactly as long.
+    /// Copies the data out, as [`Bufs::take_at`]; panics unless `out` is exactly as long.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len_bytes(), "copy to a buffer of another length");
-        let mut at = 0;
-        for s in &self.0 {
-            s.read(|b| out[at..at + b.len()].copy_from_slice(b));
-            at += s.len();
-        }
+        self.take_at(0, out);
     }
 
-    /// Copies `data` in; panics unless it is exactly as long.
+    /// Copies `data` in, as [`Bufs::put_at`]; panics unless it is exactly as long.
     pub fn copy_from(&self, data: &[u8]) {
         assert_eq!(data.len(), self.len_bytes(), "copy from a buffer of another length");
-        let mut at = 0;
-        for s in &self.0 {
-            s.write(|b| b.copy_from_slice(&data[at..at + b.len()]));
-            at += s.len();
-        }
+        self.put_at(0, data);
     }
 }
 

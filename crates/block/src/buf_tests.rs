@@ -2,6 +2,7 @@
 //! Tests of buffers: the pool, borrows, slices, and copies between them.
 
 use super::*;
+use crate::Ram;
 
 #[test]
 fn a_dropped_buffer_is_handed_out_again() {
@@ -20,12 +21,17 @@ fn buffers_are_page_aligned_at_every_size() {
     }
 }
 
+/// Whether `f` panics.
+fn panics(f: impl FnOnce()) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+}
+
 #[test]
-fn a_range_is_copied_across_slices_though_somebody_has_one_borrowed() {
+fn a_range_is_copied_while_the_bytes_beside_it_are_borrowed() {
     let (a, b) = (Buf::zeroed(4096), Buf::zeroed(4096));
     let mut bufs = Bufs::from(a.slice(100..612));
     bufs.push(b.all());
-    a.read(|_| bufs.put_at(510, &[1, 2, 3, 4]));
+    a.slice(612..4096).read(|_| a.slice(0..610).write(|_| bufs.put_at(510, &[1, 2, 3, 4])));
     let mut out = [9; 6];
     bufs.take_at(509, &mut out);
     assert_eq!(out, [0, 1, 2, 3, 4, 0]);
@@ -115,6 +121,91 @@ fn bufs_slice_across_pieces_without_copying() {
 fn writing_under_a_reader_panics() {
     let buf = Buf::alloc(16);
     buf.read(|_| buf.write(|_| ()));
+}
+
+/// Found by an attack from outside: a write cache in parts aborted the program, because two cores
+/// had two parts of one buffer and one borrow flag.
+#[test]
+fn parts_of_one_buffer_are_used_by_threads_at_once() {
+    const ROUNDS: usize = if cfg!(miri) { 20 } else { 2000 };
+    let buf = Buf::zeroed(8 * PAGE);
+    let part = |nth: usize| buf.slice(nth * PAGE..(nth + 1) * PAGE);
+    let all = |byte: u8| move |b: &[u8]| assert!(b.iter().all(|&at| at == byte));
+    std::thread::scope(|threads| {
+        for nth in 0..8 {
+            let (mine, byte) = (part(nth), u8::try_from(nth).unwrap());
+            threads.spawn(move || {
+                let bufs = Bufs::from(mine.clone());
+                let mut out = [0; PAGE];
+                for round in 0..ROUNDS {
+                    match round % 4 {
+                        0 => mine.write(|b| b.fill(byte)),
+                        1 => bufs.copy_from(&[byte; PAGE]),
+                        2 => bufs.put_at(1, &[byte; PAGE - 1]),
+                        _ => {
+                            bufs.zero();
+                            mine.read(all(0));
+                            bufs.put_from(0, &Buf::copy_of(&[byte; PAGE]).into(), 0, PAGE);
+                        }
+                    }
+                    mine.read(all(byte));
+                    bufs.read_piece(7..20, all(byte)).unwrap();
+                    bufs.take_at(0, &mut out);
+                    all(byte)(&out);
+                }
+            });
+        }
+    });
+    (0..8_u8).for_each(|nth| part(usize::from(nth)).read(all(nth)));
+    buf.write(|_| ());
+}
+
+/// Found by an attack from outside: copies looked at no borrow, so that safe code wrote what a
+/// `&[u8]` looked at, and copied a buffer over itself.
+#[test]
+fn what_would_change_borrowed_bytes_panics() {
+    let buf = Buf::zeroed(4096);
+    let (bufs, other) = (Bufs::from(buf.clone()), Bufs::from(Buf::zeroed(4096)));
+    let ram = Ram::new(4096);
+    let writers: [(&str, &dyn Fn()); 5] = [
+        ("put_at", &|| bufs.put_at(0, &[1, 2])),
+        ("put_from", &|| bufs.put_from(0, &other, 0, 2)),
+        ("copy_from", &|| bufs.copy_from(&[1; 4096])),
+        ("zero", &|| bufs.zero()),
+        ("Ram::read_bufs", &|| ram.as_ref().unwrap().read_bufs(0, &bufs)),
+    ];
+    for (name, write) in writers {
+        buf.slice(1..2).read(|_| assert!(panics(write), "{name} below a reader"));
+        buf.slice(1..2).write(|_| assert!(panics(write), "{name} below a writer"));
+        write();
+    }
+    buf.write(|b| assert!(panics(|| bufs.take_at(0, &mut b[1..]))));
+    buf.write(|b| assert!(panics(|| bufs.copy_to(b))));
+    buf.write(|_| assert!(panics(|| other.put_from(0, &bufs, 0, 1))));
+    buf.write(|_| assert!(panics(|| ram.as_ref().unwrap().write_bufs(0, &bufs))));
+    buf.write(|_| assert!(panics(|| buf.slice(9..10).read(|_| ()))));
+}
+
+#[test]
+fn bytes_that_are_only_read_are_borrowed_by_many() {
+    let buf = Buf::copy_of(&[5; 4096]);
+    let bufs = Bufs::from(buf.clone());
+    buf.read(|outer| {
+        let mut out = [0; 4096];
+        bufs.take_at(0, &mut out);
+        buf.slice(7..9).read(|inner| assert_eq!((inner, outer), (&out[7..9], &out[..])));
+        assert!(panics(|| buf.slice(0..1).write(|_| ())));
+    });
+    buf.write(|b| b.fill(0));
+}
+
+#[test]
+fn data_is_moved_within_one_buffer() {
+    let bufs = Bufs::from(Buf::copy_of(&[1, 2, 3, 4, 5, 6]));
+    bufs.put_from(1, &bufs, 0, 5);
+    let mut out = [0; 6];
+    bufs.copy_to(&mut out);
+    assert_eq!(out, [1, 1, 2, 3, 4, 5]);
 }
 
 #[test]

@@ -16,6 +16,7 @@
 #![warn(missing_docs)]
 
 mod bio;
+mod borrow;
 mod buf;
 mod completion;
 mod device;
@@ -35,7 +36,7 @@ pub use device::{
 };
 pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;
-pub use ram::Ram;
+pub use ram::{Ram, copy_shared};
 pub use status::{IoError, Status};
 pub use suggest::{name_hint, nearest};
 pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector};

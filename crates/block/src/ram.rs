@@ -26,7 +26,7 @@ use crate::{Bufs, Error, ErrorKind, PAGE};
 
 // SAFETY: the C library's own, declared as it defines them.
 unsafe extern "C" {
-    fn memcpy(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void;
+    fn memmove(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void;
     fn memset(to: *mut c_void, byte: c_int, len: usize) -> *mut c_void;
 }
 
@@ -43,17 +43,30 @@ unsafe impl Send for Ram {}
 // SAFETY: as above.
 unsafe impl Sync for Ram {}
 
-/// Copies bytes that another thread may be reading or writing.
+/// Copies bytes that another thread may be copying too: for drivers that have memory of their own,
+/// with [`crate::Slice::with_source`] and [`crate::Slice::with_destination`].
 ///
 /// # Safety
-/// Both ranges are mapped for `len` bytes, do not overlap, and one of them is the caller's alone.
+/// `from` is readable and `to` writable for `len` bytes. No reference is used meanwhile to bytes
+/// that are written, here or by another copy, but the one that the caller made `from` or `to` of.
 #[inline]
-pub(crate) unsafe fn copy_shared(to: *mut c_void, from: *const c_void, len: usize) {
-    // SAFETY: by the caller's promise. Racing accesses of the shared side would be undefined for
-    // Rust's own copies. Behind `black_box` this is a call of machine code that the compiler
-    // doesn't know: what it does is what a loop of relaxed loads and stores of bytes may do, and
-    // that is defined. A real loop of atomics is not vectorised: eight bytes at a time at best.
-    unsafe { black_box(memcpy as unsafe extern "C" fn(_, _, _) -> _)(to, from, len) };
+pub unsafe fn copy_shared(to: *mut c_void, from: *const c_void, len: usize) {
+    // SAFETY: by the caller's promise. Copies that race would be undefined for Rust's own copies.
+    // Behind `black_box` this is a call of machine code that the compiler doesn't know: what it
+    // does is what a loop of relaxed loads and stores of bytes may do, and that is defined. A real
+    // loop of atomics is not vectorised: eight bytes at a time at best. The two ranges may be parts
+    // of one buffer, and overlap.
+    unsafe { black_box(memmove as unsafe extern "C" fn(_, _, _) -> _)(to, from, len) };
+}
+
+/// Fills bytes with zeroes that another thread may be copying.
+///
+/// # Safety
+/// `to` is writable for `len` bytes, and no reference to them is used meanwhile.
+#[inline]
+pub(crate) unsafe fn zero_shared(to: *mut c_void, len: usize) {
+    // SAFETY: as in `copy_shared`.
+    unsafe { black_box(memset as unsafe extern "C" fn(_, _, _) -> _)(to, 0, len) };
 }
 
 /// M1. Apart from where it is checked: there nothing is kept for the message.
@@ -136,27 +149,28 @@ impl Ram {
         }
     }
 
-    /// For devices, with the buffers of a bio in hand: fills them from `at` on. As a driver does
-    /// (B1 of the buffers), without looking whether somebody has them borrowed.
+    /// Fills `bufs` from `at` on. Panics when that is not all inside, or while somebody has the
+    /// buffers borrowed.
     #[inline]
     pub fn read_bufs(&self, mut at: usize, bufs: &Bufs) {
         for slice in bufs.iter() {
-            let (from, len) = (self.at(at, slice.len()), slice.len());
-            // SAFETY: `from` is mapped for that many bytes (M1); the slice is alive for `len` bytes
-            // and is the bio's, from submit to completion (border contract, point 8).
-            unsafe { copy_shared(slice.as_ptr().cast(), from, len) };
-            at += len;
+            let from = self.at(at, slice.len());
+            // SAFETY: `from` is mapped for that many bytes (M1), and nobody has a reference to a
+            // mapping; the slice is borrowed to copy there.
+            slice.with_destination(|to, len| unsafe { copy_shared(to.cast(), from, len) });
+            at += slice.len();
         }
     }
 
-    /// For devices, with the buffers of a bio in hand: puts them at `at` and on.
+    /// Puts `bufs` at `at` and on. Panics when that is not all inside, or while somebody has the
+    /// buffers borrowed to write.
     #[inline]
     pub fn write_bufs(&self, mut at: usize, bufs: &Bufs) {
         for slice in bufs.iter() {
-            let (to, len) = (self.at(at, slice.len()), slice.len());
+            let to = self.at(at, slice.len());
             // SAFETY: as in `read_bufs`, the other way round.
-            unsafe { copy_shared(to, slice.as_ptr().cast(), len) };
-            at += len;
+            slice.with_source(|from, len| unsafe { copy_shared(to, from.cast(), len) });
+            at += slice.len();
         }
     }
 
@@ -189,8 +203,8 @@ impl Ram {
         }
         let len = range.end - range.start;
         let to = self.at(range.start, len);
-        // SAFETY: mapped for `len` bytes (M1); not seen into by the compiler, as `copy_shared`.
-        unsafe { black_box(memset as unsafe extern "C" fn(_, _, _) -> _)(to, 0, len) };
+        // SAFETY: mapped for `len` bytes (M1); nobody has a reference to a mapping.
+        unsafe { zero_shared(to, len) };
     }
 }
 

@@ -117,3 +117,34 @@ fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
     let image = std::fs::read(&cache).unwrap();
     assert!(image[8 * MIB..][..256 << 10].iter().all(|byte| *byte == 0), "every part is");
 }
+
+/// Found by an attack from outside: two cores that had parts of one client's buffer, one that
+/// checked what it had read and one that filled its part with zeroes, ended the program.
+#[test]
+fn reads_across_parts_go_on_over_origins_without_data() {
+    let pond = Pond::start_with(&["--cores", "2"]);
+    pond.cli(&["create", "nothing", "--table", "0 131072 zero"]).ok();
+    let mixed = "0 65536 linear mem:32M 0\n65536 65536 zero";
+    pond.cli(&["create", "mixed", "--table", mixed]).ok();
+    let spoilt = "0 131072 flakey mem:64M 0 0 1000 5 corrupt_bio_byte 1 r 0 0";
+    pond.cli(&["create", "spoilt", "--table", spoilt]).ok();
+    for origin in ["null:64M", "/dev/mapper/nothing", "/dev/mapper/mixed", "/dev/mapper/spoilt"] {
+        let cache = pond.file("cache.img", 64);
+        let table = format!("0 131072 writecache s {origin} {cache} 4096 2 parts 2");
+        pond.cli(&["create", "wc", "--table", &table]).ok();
+        // A dirty block in 16, on both sides of the border of the chunks.
+        let writes: Vec<String> =
+            (0..256).map(|nth| format!("write -q -P 0x21 {}k 4k", 24 * 1024 + nth * 64)).collect();
+        let flush = ["flush".to_owned()];
+        let reads = (0..40).map(|nth| match nth % 4 {
+            0 => "read -q 16M 32M".to_owned(),
+            _ => format!("read -q {}k 1M", 32 * 1024 - 512 - nth * 4),
+        });
+        let all: Vec<String> = writes.into_iter().chain(flush).chain(reads).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        pond.qemu_io("wc", &all).ok();
+        pond.qemu_io("wc", &["read -P 0x21 32M 4k", "read -P 0x21 32704k 4k"]).ok();
+        pond.cli(&["drain", "wc"]).ok();
+        pond.cli(&["remove", "wc"]).ok();
+    }
+}

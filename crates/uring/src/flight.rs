@@ -186,7 +186,7 @@ impl Flight {
                     return if count == 0 { Next::Done(Status::Io.into()) } else { Next::Again };
                 }
                 if let Some(client) = self.unaligned.take() {
-                    bufs.for_each(|aligned| client.copy_from(aligned));
+                    client.put_from(0, bufs, 0, bufs.len_bytes());
                 }
                 Next::Done(ok)
             }

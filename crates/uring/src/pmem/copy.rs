@@ -12,7 +12,13 @@
 //! - C2 A fence waits for all of them. Before a fence nothing of a copy need be durable, and any
 //!   part of it may be.
 //!
-//! Non-temporal stores are weakly ordered to other cores: a mapping is used by one thread only.
+//! Non-temporal stores are weakly ordered to other cores: a mapping is used by one thread only. To
+//! that thread they are stores like any other, and it may look before a fence. The compiler's
+//! intrinsics don't promise so much (after `_mm_stream_si128` only a fence may come): here they are
+//! written as instructions. Neither they nor `copy_shared` are seen into by the compiler, so the
+//! source may be what another thread writes meanwhile.
+
+use block::copy_shared;
 
 /// How a cache line is made to leave the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,14 +112,14 @@ pub fn copy_parts_and_fence(method: Method, to: &mut [u8], from: &[u8], part: us
 /// Copies `len` bytes as C1 says.
 ///
 /// # Safety
-/// `to` is writable and `from` readable for `len` bytes, the two do not overlap, nobody else uses
-/// them meanwhile, and `method` came from [`methods`] or from what [`detect`] said. Until a
-/// [`fence`] only this thread may look at `to`.
+/// `to` is writable and `from` readable for `len` bytes, the two do not overlap, nobody has a
+/// reference to what is written of them meanwhile, and `method` came from [`methods`] or from what
+/// [`detect`] said. Until a [`fence`] only this thread may look at `to`.
 pub(super) unsafe fn copy(method: Method, to: *mut u8, from: *const u8, len: usize) {
     match method {
         Method::WriteBack(flush) => {
             // SAFETY: the caller's promise.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+            unsafe { copy_shared(to.cast(), from.cast(), len) };
             // SAFETY: the same bytes.
             unsafe { flush_lines(flush, to, len) };
         }
@@ -125,7 +131,7 @@ pub(super) unsafe fn copy(method: Method, to: *mut u8, from: *const u8, len: usi
             for (at, part) in [(0, head), (head + body, tail)] {
                 if part > 0 {
                     // SAFETY: a part of what the caller gave.
-                    unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), part) };
+                    unsafe { copy_shared(to.add(at).cast(), from.add(at).cast(), part) };
                     // SAFETY: the same bytes.
                     unsafe { flush_lines(flush, to.add(at), part) };
                 }
@@ -140,9 +146,7 @@ pub(super) unsafe fn copy(method: Method, to: *mut u8, from: *const u8, len: usi
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::asm;
-    use std::arch::x86_64::{
-        __cpuid, __cpuid_count, __m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128,
-    };
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};
     use std::sync::LazyLock;
 
     use super::{LINE_BYTES, LineFlush};
@@ -207,32 +211,45 @@ mod x86 {
     /// # Safety
     /// As [`super::copy`]; `to` is aligned to 16 and `len` is a multiple of 16.
     pub(super) unsafe fn stream(to: *mut u8, from: *const u8, len: usize) {
-        let (to, from) = (to.cast::<__m128i>(), from.cast::<__m128i>());
         let mut at = 0;
         // A line at a time, so that it leaves the write-combining buffer whole.
-        while at + 4 <= len / 16 {
-            // SAFETY: `at + 4` sixteens are inside both.
-            let (a, b, c, d) = unsafe {
-                (
-                    _mm_loadu_si128(from.add(at)),
-                    _mm_loadu_si128(from.add(at + 1)),
-                    _mm_loadu_si128(from.add(at + 2)),
-                    _mm_loadu_si128(from.add(at + 3)),
-                )
-            };
-            // SAFETY: the same, and aligned by the caller's promise.
+        while at + LINE_BYTES <= len {
+            // SAFETY: the line is inside both, and aligned to 16 by the caller's promise; every
+            // x86-64 has these instructions.
             unsafe {
-                _mm_stream_si128(to.add(at), a);
-                _mm_stream_si128(to.add(at + 1), b);
-                _mm_stream_si128(to.add(at + 2), c);
-                _mm_stream_si128(to.add(at + 3), d);
+                asm!(
+                    "movdqu {a}, [{from}]",
+                    "movdqu {b}, [{from} + 16]",
+                    "movdqu {c}, [{from} + 32]",
+                    "movdqu {d}, [{from} + 48]",
+                    "movntdq [{to}], {a}",
+                    "movntdq [{to} + 16], {b}",
+                    "movntdq [{to} + 32], {c}",
+                    "movntdq [{to} + 48], {d}",
+                    from = in(reg) from.add(at),
+                    to = in(reg) to.add(at),
+                    a = out(xmm_reg) _,
+                    b = out(xmm_reg) _,
+                    c = out(xmm_reg) _,
+                    d = out(xmm_reg) _,
+                    options(nostack, preserves_flags)
+                );
             }
-            at += 4;
+            at += LINE_BYTES;
         }
-        while at < len / 16 {
+        while at < len {
             // SAFETY: sixteen bytes inside both, aligned as above.
-            unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
-            at += 1;
+            unsafe {
+                asm!(
+                    "movdqu {a}, [{from}]",
+                    "movntdq [{to}], {a}",
+                    from = in(reg) from.add(at),
+                    to = in(reg) to.add(at),
+                    a = out(xmm_reg) _,
+                    options(nostack, preserves_flags)
+                );
+            }
+            at += 16;
         }
     }
 }

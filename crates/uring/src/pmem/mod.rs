@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use block::{Bufs, Error, ErrorKind, Limits, Sector, Status};
+use block::{Bufs, Error, ErrorKind, Limits, Sector, Status, copy_shared};
 use reactor::SqeOp;
 use rustix::fs::{FallocateFlags, FileType, Statx, fallocate};
 use rustix::io::Errno;
@@ -229,16 +229,12 @@ impl Mapping {
         let Some(range) = self.range(offset, bufs.len_bytes()) else { return Status::Invalid };
         let mut at = range.start;
         for slice in bufs.iter() {
-            // SAFETY: P1 bounds the source; the slice is the request's until it has ended. Another
-            // process that writes to the file meanwhile, locked as it is, gives bytes that nobody
-            // vouches for.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    self.region.base.add(at),
-                    slice.as_ptr(),
-                    slice.len(),
-                );
-            }
+            // SAFETY: P1 bounds the source, and nobody has a reference to it; the slice is borrowed
+            // to copy there. Another process that writes to the file meanwhile, locked as it is,
+            // gives bytes that nobody vouches for.
+            slice.with_destination(|to, len| unsafe {
+                copy_shared(to.cast(), self.region.base.add(at).cast(), len);
+            });
             at += slice.len();
         }
         self.outcome(&range)
@@ -251,17 +247,16 @@ impl Mapping {
         }
         let mut at = range.start;
         for slice in bufs.iter() {
-            let (from, len) = (slice.as_ptr().cast_const(), slice.len());
             // SAFETY: P1 bounds the destination.
             let to = unsafe { self.region.base.add(at) };
-            match flush {
-                // SAFETY: both are valid for the length, as above; the instruction was detected;
-                // P4: only this thread looks before a fence.
+            slice.with_source(|from, len| match flush {
+                // SAFETY: both are valid for the length, the slice is borrowed; the instruction was
+                // detected; P4: only this thread looks before a fence.
                 Some(flush) => unsafe { copy::copy(copy::best(flush, len), to, from, len) },
-                // SAFETY: both are valid for the length, as above.
-                None => unsafe { std::ptr::copy_nonoverlapping(from, to, len) },
-            }
-            at += len;
+                // SAFETY: as above.
+                None => unsafe { copy_shared(to.cast(), from.cast(), len) },
+            });
+            at += slice.len();
         }
         self.outcome(&range)
     }

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Borrows of a buffer that are refused, thousands of them; alone in its process, whose panics it
+//! makes silent.
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use block::Buf;
+
+/// Found by an attack from outside: a reader counted itself before it looked, and until its panic
+/// had unwound a second writer got in.
+#[test]
+fn a_refused_reader_lets_no_second_writer_in() {
+    const WRITES: u32 = if cfg!(miri) { 20 } else { 20_000 };
+    let (buf, inside, done) = (Buf::zeroed(64), AtomicU32::new(0), AtomicBool::new(false));
+    let quiet = |f: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(f)).is_err();
+    std::panic::set_hook(Box::new(|_| ()));
+    let (twice, refused) = std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    quiet(&mut || buf.read(|b| assert_eq!(b.len(), 64)));
+                }
+            });
+        }
+        let writer = || {
+            let (mut twice, mut refused) = (0, 0);
+            for _ in 0..WRITES {
+                refused += u32::from(quiet(&mut || {
+                    buf.write(|_| {
+                        twice += inside.fetch_add(1, Ordering::SeqCst);
+                        (0..20).for_each(|_| std::thread::yield_now());
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    });
+                }));
+            }
+            (twice, refused)
+        };
+        let writers = [threads.spawn(writer), threads.spawn(writer)];
+        let ends = writers.map(|writer| writer.join().expect("it catches its panics"));
+        done.store(true, Ordering::Relaxed);
+        (ends[0].0 + ends[1].0, ends[0].1 + ends[1].1)
+    });
+    drop(std::panic::take_hook());
+    assert_eq!(twice, 0, "writers that had another one inside; {refused} of {WRITES} x 2 refused");
+    buf.write(|_| ());
+}

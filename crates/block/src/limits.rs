@@ -9,8 +9,9 @@ pub struct Limits {
     /// Size of the device.
     pub capacity: Sector,
     /// Smallest addressable unit, bytes; every bio is aligned to it. Power of two, at least 512.
+    /// An engine with larger blocks merges what is less than a block, and says 512 here.
     pub logical_block_bytes: u32,
-    /// Unit below which a write costs a read, bytes.
+    /// Unit below which a write costs a read, bytes: of an engine its block.
     pub physical_block_bytes: u32,
     /// Preferred smallest request, bytes.
     pub io_min_bytes: u32,

@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
-use block::{Bufs, Class, Flags, Nanos, Status};
+use block::{Bufs, Class, Flags, Nanos, Sector, Status};
 
 use crate::cache::Cache;
 use crate::config::Mutation;
@@ -121,7 +121,7 @@ impl Cache {
             let around = self.uncached_part(&(at..end));
             if !around.is_empty() {
                 let data = part_of(&around);
-                at = self.write_around(around, &data, class, flags).await?;
+                at = self.write_around(around, Sector::ZERO, &data, class, flags).await?;
                 continue;
             }
             let kept = (at..end).find(|&b| !self.keeps(b)).unwrap_or(end);
@@ -133,17 +133,40 @@ impl Cache {
         Ok(through_cache)
     }
 
-    /// Returns the block up to which it has written: blocks may have come into the cache meanwhile.
+    /// Writes sectors of one block, around the cache unless it has to keep the block. Returns
+    /// whether they went around.
+    pub(crate) async fn write_part_around(
+        &self,
+        block: u64,
+        at: Sector,
+        data: &Bufs,
+        class: Class,
+        flags: Flags,
+    ) -> Result<bool, Status> {
+        let range = block..block + 1;
+        while !self.keeps(block) {
+            let skip = at - self.sector_of(block);
+            if self.write_around(range.clone(), skip, data, class, flags).await? == range.end {
+                return Ok(true);
+            }
+        }
+        self.merge_sectors(block, at, data, class).await?;
+        Ok(false)
+    }
+
+    /// Writes `data` from `skip` after the beginning of `range` on. Returns the block up to which
+    /// it has written: blocks may have come into the cache meanwhile.
     async fn write_around(
         &self,
         range: Range<u64>,
+        skip: Sector,
         data: &Bufs,
         class: Class,
         flags: Flags,
     ) -> Result<u64, Status> {
         // I4: no origin write of these blocks is in flight, and none begins.
         self.lock_origin(range.clone()).await?;
-        let written = self.write_locked(&range, data, class, flags).await;
+        let written = self.write_locked(&range, skip, data, class, flags).await;
         self.writeback.unlock(range);
         self.changed.wake_all();
         written
@@ -152,6 +175,7 @@ impl Cache {
     async fn write_locked(
         &self,
         range: &Range<u64>,
+        skip: Sector,
         data: &Bufs,
         class: Class,
         flags: Flags,
@@ -165,11 +189,11 @@ impl Cache {
             return Ok(part.end);
         }
         let blocks = usize::try_from(part.end - part.start).expect("within the bio");
-        let data = data.slice(0..blocks * self.block_bytes());
+        let data = data.slice(0..data.len_bytes().min(blocks * self.block_bytes()));
         self.stats.writes_around.add(blocks as u64);
         let a = &self.around;
         a.in_flight.set(a.in_flight.get() + 1);
-        let at = self.sector_of(part.start);
+        let at = self.sector_of(part.start) + skip;
         let doubt = self.origin_doubt();
         let outcome = reactor::write(&*self.origin, flags, class, at, data).await;
         a.in_flight.set(a.in_flight.get() - 1);

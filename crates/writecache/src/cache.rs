@@ -9,6 +9,7 @@ use crate::changed::Changed;
 use crate::config::{Config, Mutation, Tuning};
 use crate::group::Group;
 use crate::media::{Media, SlotArea};
+use crate::merge::Merges;
 use crate::slots::{Counts, Slots};
 use crate::status::Stats;
 use crate::trouble::{Tell, Trouble};
@@ -62,6 +63,7 @@ pub(crate) struct Cache {
     pub(crate) origin_flush: Group,
     pub(crate) writeback: Writeback,
     pub(crate) around: Around,
+    pub(crate) merges: Merges,
     pub(crate) age: Age,
     watermarks: Cell<Watermarks>,
     pub(crate) pacer: RefCell<Pacer>,
@@ -122,6 +124,7 @@ impl Cache {
             device_flush: Group::default(),
             origin_flush: Group::default(),
             around: Around::default(),
+            merges: Merges::default(),
             age: Age::default(),
             writeback: Writeback::new(pacer.batch_max(), config.block_size, assumed),
             watermarks: Cell::new(watermarks),

@@ -157,6 +157,12 @@ pub enum Mutation {
     EvictDirty,
     /// Blocks in flight to the origin are counted, and never counted off.
     LeakedCount,
+    /// A merged version enters the map whatever the block holds by then.
+    MergeUnchecked,
+    /// A FUA write that was merged completes without a commit.
+    MergeIgnoresFua,
+    /// A block is cleared while a merge of it is under way.
+    ClearBesideMerge,
     /// Parts: a FLUSH ends when the first part has ended it.
     FlushOfFirstPart,
     /// Parts: the superblock of a part is not asked which part it is, and of which cache.

@@ -31,6 +31,7 @@
 //!   are served, writes and flushes end in an error until the table is loaded again, dirty data
 //!   stay. After an error of the origin what it may have lost is still here: it stays dirty and is
 //!   written again (`writeback::retry`), or, with `fail_mode kernel`, the cache fails stop.
+//! - A request may be of any sectors: what is less than a block is merged (`merge`, MG1 to MG4).
 //!
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
 #![warn(missing_docs)]
@@ -48,6 +49,7 @@ mod free;
 mod group;
 mod index;
 mod media;
+mod merge;
 mod options;
 mod owner;
 mod parts;

@@ -8,7 +8,7 @@
 //!   fails leaves its range undefined. A block whose origin write failed does not leave the cache.
 use std::ops::Range;
 
-use block::{Bio, Bufs, Status};
+use block::{Bio, Bufs, Class, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
@@ -60,7 +60,7 @@ impl Cache {
                     let block = first + index as u64;
                     if is_spoilt || self.slots.borrow().find(block).is_some() {
                         let data = bio.bufs.slice(index * size..(index + 1) * size);
-                        outcome = outcome.and(self.reread(bio, block, data).await);
+                        outcome = outcome.and(self.reread(bio.class, block, data).await.map(drop));
                     }
                 }
             }
@@ -71,10 +71,10 @@ impl Cache {
                 if read.is_err() || !self.slots.borrow().is_intact(held) {
                     // Only one of them may be unreadable; or the slot was reused meanwhile, and the
                     // block has moved on: look again.
-                    outcome = outcome.and(self.reread(bio, block, data()).await);
+                    outcome = outcome.and(self.reread(bio.class, block, data()).await.map(drop));
                 } else if !self.is_sound(&bio.bufs, index, crc) {
                     outcome = outcome.and(match self.drop_rotten(block, held).await {
-                        Ok(()) => self.reread(bio, block, data()).await,
+                        Ok(()) => self.reread(bio.class, block, data()).await.map(drop),
                         Err(status) => Err(status),
                     });
                 }
@@ -142,18 +142,25 @@ impl Cache {
     /// stayed out of the cache (R1) and of what a failed write has spoilt (SP2). Each turn means
     /// that a newer version was written meanwhile, that one that is rotten or can't be read left
     /// the cache or became bad, or that a filled write has failed.
-    async fn reread(&self, bio: &Bio, block: u64, data: Bufs) -> Result<(), Status> {
+    ///
+    /// Returns the version that it read; none if that was the origin's.
+    pub(crate) async fn reread(
+        &self,
+        class: Class,
+        block: u64,
+        data: Bufs,
+    ) -> Result<Option<Held>, Status> {
         loop {
             let found = self.slots.borrow().find(block);
             let Some(found) = found else {
                 let (at, spoilt) = (self.sector_of(block), self.spoilt());
-                let read = reactor::read(&*self.origin, bio.class, at, data.clone()).await;
+                let read = reactor::read(&*self.origin, class, at, data.clone()).await;
                 if self.is_spoilt(block..block + 1, spoilt).await {
                     continue;
                 }
                 read?;
                 if self.slots.borrow().find(block).is_none() {
-                    return Ok(());
+                    return Ok(None);
                 }
                 continue;
             };
@@ -161,7 +168,7 @@ impl Cache {
                 return Err(Status::Checksum);
             }
             let at = self.slot_sector(found.held.slot);
-            let read = reactor::read(&*self.device, bio.class, at, data.clone()).await;
+            let read = reactor::read(&*self.device, class, at, data.clone()).await;
             if self.slots.borrow().is_intact(found.held) {
                 if let Err(status) = read {
                     self.changed_room(1).await;
@@ -169,7 +176,7 @@ impl Cache {
                     continue;
                 }
                 if self.is_sound(&data, 0, found.crc) {
-                    return Ok(());
+                    return Ok(Some(found.held));
                 }
                 self.drop_rotten(block, found.held).await?;
             }

@@ -9,11 +9,19 @@ use crate::config::{Config, Mutation};
 use crate::write::ZEROES_CACHED_BYTES_MAX;
 
 impl Cache {
-    pub(crate) async fn handle(&self, bio: &Bio) -> Status {
+    pub(crate) async fn handle(&self, bio: &mut Bio) -> Status {
         if let Err(status) = self.limits.check(bio) {
             return status;
         }
         let began = reactor::now();
+        if !self.is_whole(bio) {
+            // Boxed: few bios need it, and every one would carry its state.
+            let merged = Box::pin(self.merge_edges(bio)).await;
+            if merged != Ok(true) {
+                self.request_ended(bio, began);
+                return merged.map(drop).into();
+            }
+        }
         let outcome = match bio.op {
             Op::Read => self.read(bio).await,
             Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
@@ -85,7 +93,8 @@ pub(crate) fn limits(
     let atomic_bytes = c.atomic_write_unit_bytes.min(around);
     Limits {
         capacity,
-        logical_block_bytes: config.block_size,
+        // Less than a block is merged (`merge`).
+        logical_block_bytes: 512,
         physical_block_bytes: config.block_size.max(c.physical_block_bytes),
         io_min_bytes: config.block_size,
         io_opt_bytes: o.io_opt_bytes,

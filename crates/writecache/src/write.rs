@@ -46,12 +46,17 @@ impl Cache {
             self.write_cached(first, bufs, class).await?;
         }
         if through_cache && flags.contains(Flags::FUA) && !self.mutation(Mutation::IgnoreFua) {
-            if !self.mutation(Mutation::NoEpochAtFua) {
-                self.slots.borrow_mut().close_epoch(); // E1
-            }
-            self.commit().await?;
+            self.commit_fua().await?;
         }
         Ok(())
+    }
+
+    /// What a FUA write has brought into the map is durable when this returns.
+    pub(crate) async fn commit_fua(&self) -> Result<(), Status> {
+        if !self.mutation(Mutation::NoEpochAtFua) {
+            self.slots.borrow_mut().close_epoch(); // E1
+        }
+        self.commit().await
     }
 
     /// Writes blocks to free slots, and then the map.
@@ -104,6 +109,9 @@ impl Cache {
                     let c = self.counts();
                     first_change |= c.changed == 0 || c.dirty == 0;
                     self.install(first, &(at + from..at + to), &(slot(from)..slot(to)), bufs);
+                    if self.merges.any() {
+                        self.merges.overtake(first + (at + from) as u64..first + (at + to) as u64);
+                    }
                 }
             }
             if outcome.is_err() || self.tasks_have_work() {
@@ -127,7 +135,7 @@ impl Cache {
     }
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
-    async fn pace(&self, blocks: usize) {
+    pub(crate) async fn pace(&self, blocks: usize) {
         if !self.writeback.is_busy() {
             return; // Nothing comes free by waiting.
         }
@@ -140,7 +148,13 @@ impl Cache {
         }
     }
 
-    fn install(&self, first: u64, blocks: &Range<usize>, slots: &Range<u32>, bufs: &Bufs) {
+    pub(crate) fn install(
+        &self,
+        first: u64,
+        blocks: &Range<usize>,
+        slots: &Range<u32>,
+        bufs: &Bufs,
+    ) {
         for (index, slot) in blocks.clone().zip(slots.clone()) {
             let block = first + index as u64;
             let crc = self.checksum_of(bufs, index);
@@ -169,7 +183,7 @@ impl Cache {
     }
 
     /// Waits until there is a free slot, or the cache has failed.
-    async fn wait_for_slot(&self) -> Result<(), Status> {
+    pub(crate) async fn wait_for_slot(&self) -> Result<(), Status> {
         if self.counts().free == 0 {
             self.stats.writes_blocked.add(1);
             self.starved.set(self.starved.get() + 1);
@@ -204,6 +218,11 @@ impl Cache {
         let range = bio.sector.0 / sectors..bio.end().0 / sectors;
         // I4: no origin write of these blocks is in flight, and none begins.
         let locks = !self.mutation(Mutation::ClearUnlocked);
+        // MG3, and before the lock, for which a merge may wait.
+        let _kept_away = match self.mutation(Mutation::ClearBesideMerge) {
+            true => None,
+            false => Some(self.merges.keep_away(range.clone()).await),
+        };
         if locks {
             self.lock_origin(range.clone()).await?;
         }

@@ -75,10 +75,10 @@ impl WriteCache {
         cache.tell_trouble.replace(self.on_trouble.borrow().clone());
         let workers = || {
             let handler = cache.clone();
-            Workers::new(BIOS_MAX, move |bio: Bio| {
+            Workers::new(BIOS_MAX, move |mut bio: Bio| {
                 let cache = handler.clone();
                 async move {
-                    let status = cache.handle(&bio).await;
+                    let status = cache.handle(&mut bio).await;
                     bio.complete(status);
                 }
             })

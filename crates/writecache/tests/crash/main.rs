@@ -26,6 +26,46 @@ fn errors_of_origin_and_cache_lose_nothing_that_was_acknowledged() {
     seeds::run(400, |seed| simulate(seed, Plan::FAULTS));
 }
 
+/// Requests smaller than a block were refused; a door that merged them by itself undid completed
+/// writes that came by another one, as an attack from outside showed.
+#[test]
+fn requests_of_sectors_survive_any_crash() {
+    seeds::run(400, |seed| simulate(seed, Plan::SECTORS));
+}
+
+#[test]
+fn requests_of_sectors_survive_any_error() {
+    seeds::run(400, |seed| simulate(seed, Plan { with_faults: true, ..Plan::SECTORS }));
+}
+
+#[test]
+fn requests_of_sectors_in_other_formats_survive_any_crash() {
+    let with_faults = |seed: u64| seed.is_multiple_of(3);
+    seeds::run(200, |seed| {
+        let plan = Plan { with_faults: with_faults(seed), format: "dm", ..Plan::SECTORS };
+        simulate(seed, plan)
+    });
+    seeds::run(200, |seed| {
+        let plan = Plan { with_faults: with_faults(seed), mode: "p", ..Plan::SECTORS };
+        simulate(seed, plan)
+    });
+}
+
+#[test]
+fn a_merge_that_does_not_look_again_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::MergeUnchecked, ..Plan::SECTORS });
+}
+
+#[test]
+fn a_merged_fua_write_without_a_commit_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::MergeIgnoresFua, ..Plan::SECTORS });
+}
+
+#[test]
+fn clearing_a_block_beside_a_merge_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::ClearBesideMerge, ..Plan::SECTORS });
+}
+
 #[test]
 fn the_kernels_format_survives_any_crash_and_error_too() {
     seeds::run(400, |seed| {

@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) mode: &'static str,
     pub(crate) format: &'static str,
     pub(crate) block_sizes: &'static [u32],
+    /// Clients send requests of any sectors, and each sector is judged by itself.
+    pub(crate) by_sectors: bool,
     pub(crate) area_kib: &'static [u64],
     /// Lives: all but the last end with a power cut, or a kill.
     pub(crate) rounds: u32,
@@ -79,6 +81,7 @@ impl Plan {
         mode: "s",
         format: "native",
         block_sizes: &[512, 4096, 4096, 4096],
+        by_sectors: false,
         area_kib: &[416, 440, 512, 1024],
         rounds: 4,
         cut_after: &[200, 2_000, 20_000],
@@ -93,6 +96,9 @@ impl Plan {
     /// a filled write spoils is in memory alone for a moment.
     pub(crate) const RUBBISH: Plan =
         Plan { options: FILLING, rounds: 1, write_errors: &[3, 10, 30], ..Plan::FAULTS };
+    /// Requests of 512 bytes and more on blocks of 1 to 4 KiB. Few blocks, so that merges meet.
+    pub(crate) const SECTORS: Plan =
+        Plan { by_sectors: true, block_sizes: &[1024, 4096, 4096], ..Plan::USUAL };
     /// Tiny caches, too: the format's header takes little.
     pub(crate) const DM: Plan =
         Plan { format: "dm", area_kib: &[24, 72, 416, 1024], ..Plan::USUAL };
@@ -181,7 +187,9 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let world = World::new(seed);
     let mut setup = draw_setup(&world, plan);
     let bytes = setup.config.block_size as usize;
-    let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
+    let judged = if plan.by_sectors { 512 } else { bytes };
+    let units = setup.blocks * (bytes / judged) as u64;
+    let oracle = Rc::new(RefCell::new(Oracle::new(units, judged, seed)));
     let mut mix = Mix { blocks_max: 6, errors_allowed: with_faults, ..Mix::default() };
     {
         let rng = &mut world.borrow_mut().rng;
@@ -190,6 +198,9 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         mix.meta_per_mille = rng.pick(&[0, 300]);
         // Long enough for zeroes that go straight to the origin, whose sectors may tear.
         mix.blocks_max = if setup.config.block_size == 512 { rng.pick(&[6, 180]) } else { 6 };
+        if plan.by_sectors {
+            mix.blocks_max = rng.pick(&[3, 20, 180]);
+        }
         mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
     }
     if with_faults {

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Requests that are not whole blocks: a write merges its sectors into the block's newest version.
+//!
+//! ```text
+//!   read   |....rrrr|rrrrrrrr|rr......|   one read of the whole blocks; the edges go to scratch
+//!   write  |....wwww|wwwwwwww|ww......|   the edges are merged, what lies between is a plain write
+//!
+//!   merge: block's turn ─▶ free slot ─▶ read the version ─▶ put the sectors in ─▶ write the slot
+//!            ▲                                                                       │
+//!            └── the version is another one: again ◀──── look ───▶ the same: into the map
+//! ```
+//!
+//! A write that goes around the cache needs no merge: the origin takes sectors.
+//!
+//! Invariants
+//! - MG1 A merged version enters the map only if the version that it was made from is still the
+//!   newest. A block that is not in the cache is locked against writes of the origin (WB1) from
+//!   before it is read until then; one that was, and is not any more, is merged again.
+//! - MG2 One merge of a block is under way at a time. A write of the whole block that came into the
+//!   map meanwhile has overtaken the merge: both were in flight, so the merged write counts as the
+//!   earlier one and ends. So nobody merges again and again while others write.
+//! - MG3 No merge of a block is under way while the block is discarded or cleared: its other
+//!   sectors would come back with the version that was merged (`Cache::clear`).
+//! - MG4 A version that can't be read, or is rotten, ends the merge in an error. The old version
+//!   stays what the block holds until the merged one is in the map.
+//!
+//! Cost of a merged write: one read of a block beside what a write of the block costs. A write of
+//! whole blocks tests one word.
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use block::{Bio, Buf, Bufs, Class, Flags, Op, SECTOR_SIZE, Sector, Status};
+use reactor::WaitList;
+
+use crate::cache::Cache;
+use crate::config::Mutation;
+
+/// Merges under way, and ranges that are being cleared.
+#[derive(Default)]
+pub(crate) struct Merges {
+    /// How many merges are under way: what writes of whole blocks look at.
+    count: Cell<u32>,
+    /// Their blocks, and whether a write of the whole block has overtaken them.
+    blocks: RefCell<BTreeMap<u64, bool>>,
+    /// Ranges that are being cleared, or are about to be (MG3). As many as there are bios at most.
+    clearing: RefCell<Vec<Range<u64>>>,
+    wait: WaitList,
+}
+
+impl Merges {
+    fn is_clearing(&self, block: u64) -> bool {
+        self.clearing.borrow().iter().any(|range| range.contains(&block))
+    }
+
+    /// Waits for the block's turn (MG2, MG3).
+    async fn begin(&self, block: u64) -> Merging<'_> {
+        let ready = || !self.blocks.borrow().contains_key(&block) && !self.is_clearing(block);
+        self.wait.wait_for(ready).await;
+        self.blocks.borrow_mut().insert(block, false);
+        self.count.set(self.count.get() + 1);
+        Merging { merges: self, block }
+    }
+
+    /// Whether any merge is under way.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.count.get() > 0
+    }
+
+    /// Writes of these whole blocks have come into the map (MG2).
+    #[cold]
+    pub(crate) fn overtake(&self, blocks: Range<u64>) {
+        for (_, overtaken) in self.blocks.borrow_mut().range_mut(blocks) {
+            *overtaken = true;
+        }
+    }
+
+    /// Keeps merges away from a range, once those under way have ended (MG3).
+    pub(crate) async fn keep_away(&self, range: Range<u64>) -> KeptAway<'_> {
+        self.clearing.borrow_mut().push(range.clone());
+        let kept = KeptAway { merges: self, range: range.clone() };
+        self.wait.wait_for(|| self.blocks.borrow().range(range.clone()).next().is_none()).await;
+        kept
+    }
+}
+
+/// A merge under way.
+struct Merging<'a> {
+    merges: &'a Merges,
+    block: u64,
+}
+
+impl Merging<'_> {
+    fn is_overtaken(&self) -> bool {
+        self.merges.blocks.borrow()[&self.block]
+    }
+}
+
+impl Drop for Merging<'_> {
+    fn drop(&mut self) {
+        if !block::crashing() {
+            self.merges.blocks.borrow_mut().remove(&self.block);
+            self.merges.count.set(self.merges.count.get() - 1);
+            self.merges.wait.wake_all();
+        }
+    }
+}
+
+/// No merge begins in the range while this lives.
+pub(crate) struct KeptAway<'a> {
+    merges: &'a Merges,
+    range: Range<u64>,
+}
+
+impl Drop for KeptAway<'_> {
+    fn drop(&mut self) {
+        if !block::crashing() {
+            let mut clearing = self.merges.clearing.borrow_mut();
+            let mine = clearing.iter().position(|range| *range == self.range);
+            clearing.swap_remove(mine.expect("pushed in keep_away"));
+            drop(clearing);
+            self.merges.wait.wake_all();
+        }
+    }
+}
+
+/// What became of a version that was merged.
+enum Merged {
+    /// It is in the map.
+    Installed,
+    /// A write of the whole block came later, and has ended (MG2).
+    Overtaken,
+    /// The block is another one by now (MG1).
+    Again,
+}
+
+impl Cache {
+    /// Whether a bio begins and ends where blocks do.
+    #[inline]
+    pub(crate) fn is_whole(&self, bio: &Bio) -> bool {
+        (bio.sector.0 | bio.len.0) & (self.config.block_sectors() - 1) == 0
+    }
+
+    /// Makes a bio one of whole blocks: a read is widened, of a write or of zeroes the edges are
+    /// merged first, of a discard they are left as they are. False when nothing is left to do.
+    pub(crate) async fn merge_edges(&self, bio: &mut Bio) -> Result<bool, Status> {
+        let block = Sector(self.config.block_sectors());
+        let down = |at: Sector| Sector(at.0 / block.0 * block.0);
+        let up = |at: Sector| Sector(at.0.next_multiple_of(block.0));
+        let (start, end) = (bio.sector, bio.end());
+        if bio.op == Op::Read {
+            self.widen(bio, down(start), up(end));
+            return Ok(true);
+        }
+        let (from, to) = (up(start), down(end));
+        if bio.op == Op::Discard {
+            (bio.sector, bio.len) = (from, to.saturating_sub(from));
+            return Ok(from < to);
+        }
+        if from > to {
+            // Within one block.
+            self.write_part_of(bio, start..end).await?;
+            return Ok(false);
+        }
+        if start < from {
+            self.write_part_of(bio, start..from).await?;
+        }
+        if to < end {
+            self.write_part_of(bio, to..end).await?;
+        }
+        if bio.op == Op::Write && from < to {
+            bio.bufs = bio.bufs.slice(bytes(from - start)..bytes(to - start));
+        }
+        (bio.sector, bio.len) = (from, to - from);
+        Ok(from < to)
+    }
+
+    /// Has a read ask for whole blocks: a checksum is of a block.
+    fn widen(&self, bio: &mut Bio, from: Sector, to: Sector) {
+        let scratch = |len: Sector| (len > Sector::ZERO).then(|| Buf::alloc(bytes(len)).all());
+        let (front, back) = (scratch(bio.sector - from), scratch(to - bio.end()));
+        let mut bufs = Bufs::new();
+        bufs.extend(front);
+        bufs.extend(bio.bufs.iter().cloned());
+        bufs.extend(back);
+        (bio.sector, bio.len, bio.bufs) = (from, to - from, bufs);
+    }
+
+    /// Writes the sectors `part` of a bio, which are of one block and not all of it.
+    async fn write_part_of(&self, bio: &Bio, part: Range<Sector>) -> Result<(), Status> {
+        let data = if bio.op == Op::Write {
+            bio.bufs.slice(bytes(part.start - bio.sector)..bytes(part.end - bio.sector))
+        } else {
+            Buf::zeroed(bytes(part.end - part.start)).into()
+        };
+        self.health()?;
+        self.stats.writes.add(1);
+        let block = part.start.0 / self.config.block_sectors();
+        // An origin that does not take sectors would need a merge in place, which an error tears.
+        let takes_sectors = self.origin_limits.logical_block_bytes as usize <= SECTOR_SIZE;
+        if self.goes_around(bio.flags) && takes_sectors {
+            if self.write_part_around(block, part.start, &data, bio.class, bio.flags).await? {
+                return Ok(());
+            }
+        } else {
+            self.merge_sectors(block, part.start, &data, bio.class).await?;
+        }
+        if bio.flags.contains(Flags::FUA) && !self.mutation(Mutation::MergeIgnoresFua) {
+            self.commit_fua().await?;
+        }
+        Ok(())
+    }
+
+    /// Merges sectors, `data` from `at` on, into their block.
+    pub(crate) async fn merge_sectors(
+        &self,
+        block: u64,
+        at: Sector,
+        data: &Bufs,
+        class: Class,
+    ) -> Result<(), Status> {
+        self.pace(1).await;
+        let turn = self.merges.begin(block).await;
+        let whole = Buf::alloc(self.block_bytes());
+        loop {
+            self.wait_for_slot().await?;
+            let Some(slots) = self.slots.borrow_mut().allocate(1) else { continue };
+            let slot = slots.start;
+            // MG1. The slot is taken before the lock: it may come free by writeback alone.
+            let (range, is_absent) = (block..block + 1, self.slots.borrow().find(block).is_none());
+            let locked = if is_absent { self.lock_origin(range.clone()).await } else { Ok(()) };
+            let merged = match locked {
+                Ok(()) => self.merge_locked(&turn, is_absent, at, data, &whole, class, slot).await,
+                Err(status) => Err(status),
+            };
+            if is_absent && locked.is_ok() {
+                self.writeback.unlock(range);
+                self.changed.wake_all();
+            }
+            if !matches!(merged, Ok(Merged::Installed)) {
+                self.slots.borrow_mut().abandon(slot);
+                self.changed.wake_all();
+            }
+            match merged? {
+                Merged::Installed | Merged::Overtaken => return Ok(()),
+                Merged::Again => {}
+            }
+        }
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one step of `merge_sectors`, which has them all"
+    )]
+    async fn merge_locked(
+        &self,
+        turn: &Merging<'_>,
+        is_locked: bool,
+        at: Sector,
+        data: &Bufs,
+        whole: &Buf,
+        class: Class,
+        slot: u32,
+    ) -> Result<Merged, Status> {
+        let block = turn.block;
+        let from = self.reread(class, block, whole.all().into()).await?;
+        let start = bytes(at - self.sector_of(block));
+        whole.write(|b| data.take_at(0, &mut b[start..start + data.len_bytes()]));
+        let bufs: Bufs = whole.all().into();
+        let sector = self.slot_sector(slot);
+        reactor::write(&*self.device, Flags::empty(), class, sector, bufs.clone()).await?;
+        self.changed_room(1).await;
+        if !self.mutation(Mutation::MergeUnchecked) {
+            if turn.is_overtaken() {
+                return Ok(Merged::Overtaken);
+            }
+            let newest = self.slots.borrow().find(block).map(|found| found.held);
+            // MG1. What the origin held counts only under the lock.
+            if newest != from || (newest.is_none() && !is_locked) {
+                return Ok(Merged::Again);
+            }
+        }
+        let c = self.counts();
+        let first_change = c.changed == 0 || c.dirty == 0;
+        self.install(block, &(0..1), &(slot..slot + 1), &bufs);
+        if first_change || self.tasks_have_work() {
+            self.changed.wake_all();
+        }
+        Ok(Merged::Installed)
+    }
+}
+
+fn bytes(len: Sector) -> usize {
+    usize::try_from(len.bytes()).expect("a part of a request's data, or less than a block")
+}

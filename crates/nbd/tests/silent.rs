@@ -7,11 +7,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Buf, Class, Error, Flags, LocalFuture, Nanos, Sector, Status};
-use nbd::client::{Client, Connect, News, Options};
-use nbd::option::{reply, reply_info_export};
+use nbd::client::{Client, Connect, Mutation, News, Options};
+use nbd::option::{reply, reply_info_block_size, reply_info_export};
 use nbd::request::{REQUEST_BYTES, ReplyHead, Request};
 use nbd::wire::{ExportFlags, opt, rep};
-use reactor::{FileId, SqeOp, driver_io, flush, now, sleep, spawn, write};
+use reactor::{FileId, SqeOp, discard, driver_io, flush, now, sleep, spawn, write};
 use sim::{Machine, World, WorldRef};
 
 const SIZE: u64 = 64 << 20;
@@ -243,4 +243,216 @@ fn slow_taker(bytes: usize) -> impl Fn(FileId) -> LocalFuture<()> {
             say(file, &out[..n]).await;
         })
     }
+}
+
+async fn simple(file: FileId, cookie: u64) {
+    let mut out = vec![0; 64];
+    let n = ReplyHead::Simple { error: None }.encode(cookie, &mut out);
+    say(file, &out[..n]).await;
+}
+
+async fn next_request(file: FileId) -> Option<Request> {
+    let head = recv(file, REQUEST_BYTES).await?;
+    let request = Request::parse(&head).unwrap().unwrap();
+    recv(file, request.payload_len() as usize).await?;
+    Some(request)
+}
+
+/// A server that answers a write before it has taken its data, and then takes nothing more.
+fn answers_early() -> impl Fn(FileId) -> LocalFuture<()> {
+    let connections = Cell::new(0);
+    move |file| {
+        let nth = connections.replace(connections.get() + 1);
+        Box::pin(async move {
+            greet(file, if nth == 0 { 3 } else { 0 }).await;
+            let Some(head) = recv(file, REQUEST_BYTES).await else { return };
+            simple(file, Request::parse(&head).unwrap().unwrap().cookie).await;
+        })
+    }
+}
+
+/// Found by an attack: the answer was parked until its send had ended, nothing counted as owed, and
+/// the device hung for ever, with every later request.
+#[test]
+fn a_server_that_answers_and_stops_taking_is_left() {
+    for mutation in [Mutation::None, Mutation::ForgetSending] {
+        run(answers_early(), move |door| async move {
+            let (silence, timeout) = (Nanos::from_secs(2), Nanos::from_secs(3));
+            let options = Options { silence, timeout, mutation, ..Options::default() };
+            let client = Client::open("nbd", "disk", door, options, |_| {}).await.unwrap();
+            let client = Rc::new(client);
+            let ended = Rc::new(Cell::new(0));
+            let (writer, count) = (client.clone(), ended.clone());
+            spawn(async move {
+                let data = Buf::zeroed(WRITE_BYTES).all().into();
+                let _ = write(&*writer, Flags::empty(), Class::Normal, Sector(0), data).await;
+                count.set(count.get() + 1);
+            });
+            sleep(Nanos::from_millis(10)).await;
+            let (other, count) = (client.clone(), ended.clone());
+            spawn(async move {
+                assert_eq!(put(&other, 9000).await, Err(Status::Io));
+                count.set(count.get() + 1);
+            });
+            sleep(Nanos::from_secs(8)).await;
+            // The planted fault must be seen.
+            assert_eq!(ended.get(), if mutation == Mutation::None { 2 } else { 0 });
+        });
+    }
+}
+
+/// A server that answers all but the first request, for ever.
+async fn keeps_one(file: FileId) {
+    greet(file, 3).await;
+    let mut kept = false;
+    while let Some(request) = next_request(file).await {
+        if std::mem::replace(&mut kept, true) {
+            simple(file, request.cookie).await;
+        }
+    }
+}
+
+/// Any byte of the server counted as life for all requests, so one that it kept for itself waited
+/// for ever. The device's other requests go on.
+#[test]
+fn a_request_that_is_never_answered_fails_though_others_are() {
+    for mutation in [Mutation::None, Mutation::AnyAnswerIsProgress] {
+        run(keeps_one, move |door| async move {
+            let options = Options { silence: Nanos::from_secs(2), mutation, ..Options::default() };
+            assert_eq!(options.own_silence(), Nanos::from_secs(20));
+            let client = Client::open("nbd", "disk", door, options, |_| {}).await.unwrap();
+            let client = Rc::new(client);
+            let failed = Rc::new(Cell::new(None));
+            let (other, set) = (client.clone(), failed.clone());
+            spawn(async move {
+                assert_eq!(put(&other, 0).await, Err(Status::Io));
+                set.set(Some(now()));
+            });
+            sleep(Nanos::from_millis(1)).await;
+            for n in 0..40 {
+                // The first one on the next connection is kept, too, and sent again on a third.
+                if failed.get().is_none() {
+                    put(&client, 100 + n).await.unwrap();
+                }
+                sleep(Nanos::from_secs(1)).await;
+            }
+            let on_time = |at| (Nanos::from_secs(20)..Nanos::from_secs(23)).contains(&at);
+            assert_eq!(failed.get().is_some_and(on_time), mutation == Mutation::None);
+        });
+    }
+}
+
+/// Four broken connections that a server did not end were the last that were tried.
+#[test]
+fn connections_that_a_server_never_ends_keep_no_new_one_away() {
+    let connections = Rc::new(Cell::new(0));
+    let count = connections.clone();
+    let serve = move |file| {
+        let nth = count.replace(count.get() + 1);
+        async move {
+            greet(file, 3).await;
+            while let Some(request) = next_request(file).await {
+                if nth >= 6 {
+                    simple(file, request.cookie).await;
+                }
+            }
+        }
+    };
+    run(serve, |door| async move {
+        let (silence, timeout) = (Nanos::from_secs(2), Nanos::from_secs(1000));
+        let options = Options { silence, timeout, ..Options::default() };
+        let client = Client::open("nbd", "disk", door, options, |_| {}).await.unwrap();
+        assert_eq!(put(&client, 0).await, Ok(()));
+    });
+    assert_eq!(connections.get(), 7);
+}
+
+/// 28 bytes of TRIM became eight million requests of 130 bytes at once, where the server takes 512
+/// bytes at a time, and nobody else had a turn meanwhile.
+#[test]
+fn a_large_request_is_cut_to_pieces_as_earlier_ones_end() {
+    let (most, total) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let counts = (most.clone(), total.clone());
+    let serve = move |file| {
+        let (most, total) = counts.clone();
+        async move {
+            greet_small(file).await;
+            let waiting: Rc<RefCell<Vec<u64>>> = Rc::default();
+            let answer = waiting.clone();
+            spawn(async move {
+                loop {
+                    sleep(Nanos::from_millis(10)).await;
+                    most.set(most.get().max(answer.borrow().len()));
+                    for cookie in answer.take() {
+                        simple(file, cookie).await;
+                    }
+                }
+            });
+            while let Some(request) = next_request(file).await {
+                total.set(total.get() + 1);
+                waiting.borrow_mut().push(request.cookie);
+            }
+        }
+    };
+    run(serve, |door| async move {
+        let options = Options::default();
+        let client = Rc::new(Client::open("nbd", "disk", door, options, |_| {}).await.unwrap());
+        let other = client.clone();
+        let done = Rc::new(Cell::new(false));
+        let set = done.clone();
+        spawn(async move {
+            let len = Sector::from_bytes(1 << 20);
+            discard(&*other, Class::Normal, Sector(0), len).await.unwrap();
+            set.set(true);
+        });
+        sleep(Nanos::from_millis(5)).await;
+        let data = Buf::zeroed(512).all().into();
+        write(&*client, Flags::empty(), Class::Normal, Sector(4096), data).await.unwrap();
+        assert!(now() < Nanos::from_millis(40), "{:?}: it has its turn soon", now());
+        while !done.get() {
+            sleep(Nanos::from_millis(10)).await;
+        }
+    });
+    assert_eq!(total.get(), 2049);
+    assert!(most.get() <= 65, "{} at once", most.get());
+}
+
+async fn greet_small(file: FileId) {
+    let mut structured = Vec::new();
+    reply(&mut structured, opt::STRUCTURED_REPLY, rep::ERR_UNSUP, &[]);
+    let mut go = Vec::new();
+    let flags = ExportFlags::HAS_FLAGS | ExportFlags::FLUSH | ExportFlags::TRIM;
+    reply_info_export(&mut go, opt::GO, SIZE, flags.bits());
+    reply_info_block_size(&mut go, opt::GO, [512, 512, 512]);
+    reply(&mut go, opt::GO, rep::ACK, &[]);
+    say(file, b"NBDMAGICIHAVEOPT\x00\x03").await;
+    recv(file, 20).await.unwrap();
+    say(file, &structured).await;
+    recv(file, 28).await.unwrap();
+    say(file, &go).await;
+}
+
+/// What a stream of the simulator holds.
+const STREAM_BYTES: usize = 48 << 10;
+
+/// The goodbye was sent without a limit: closing a device hung when the server took nothing.
+#[test]
+fn a_goodbye_that_nobody_takes_ends_in_time() {
+    let serve = |file| async move {
+        greet(file, 3).await;
+        let head = recv(file, REQUEST_BYTES).await.unwrap();
+        let request = Request::parse(&head).unwrap().unwrap();
+        // The rest of the data fills the socket to its last byte.
+        recv(file, request.payload_len() as usize - STREAM_BYTES).await.unwrap();
+        simple(file, request.cookie).await;
+        sleep(Nanos::from_secs(3600)).await;
+    };
+    run(serve, |door| async move {
+        let client = Client::open("nbd", "disk", door, Options::default(), |_| {}).await.unwrap();
+        let data = Buf::zeroed(WRITE_BYTES).all().into();
+        write(&client, Flags::empty(), Class::Normal, Sector(0), data).await.unwrap();
+        let before = now();
+        client.close().await;
+        assert!(now() - before < Nanos::from_secs(3));
+    });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The client as a device: bios in, completions out; and what its tasks share.
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
@@ -27,8 +28,8 @@ pub(crate) struct Inner {
     pub(crate) work: RefCell<Work>,
     pub(crate) link: RefCell<Option<Rc<Link>>>,
     links: Cell<LinkId>,
-    /// Lost connections whose end has not been seen.
-    pub(crate) dying: Cell<usize>,
+    /// Lost connections whose end has not been seen, the oldest first.
+    pub(crate) dying: RefCell<VecDeque<Rc<Link>>>,
     /// C6: nothing can be done any more.
     pub(crate) failed: Cell<bool>,
     pub(crate) closing: Cell<bool>,
@@ -79,7 +80,7 @@ impl Client {
             work: RefCell::new(Work::new(terms.flags, options.mutation)),
             link: RefCell::default(),
             links: Cell::new(0),
-            dying: Cell::new(0),
+            dying: RefCell::default(),
             failed: Cell::new(false),
             closing: Cell::new(false),
             closed: Cell::new(false),
@@ -220,16 +221,21 @@ impl Inner {
         assert!(current.as_ref().is_some_and(|c| Rc::ptr_eq(c, link)), "a link is lost once");
         *current = None;
         drop(current);
-        self.dying.set(self.dying.get() + 1);
-        self.work.borrow_mut().lost(link.id, now(), &self.stats);
+        self.dying.borrow_mut().push_back(link.clone());
+        let (time, limit) = (now(), self.options.own_silence());
+        let mut work = self.work.borrow_mut();
+        work.lost(link.id, time, limit, &self.stats);
+        // Each new connection would be as silent: who has waited for long waits for no other.
+        work.expire(time, self.options.timeout, false, &self.stats);
+        drop(work);
         if self.options.mutation == crate::client::Mutation::FenceAtReconnect {
             self.work.borrow_mut().release(link.id);
         }
         self.changed.wake_all();
     }
 
-    pub(crate) fn link_closed(&self) {
-        self.dying.set(self.dying.get() - 1);
+    pub(crate) fn link_closed(&self, link: &Rc<Link>) {
+        self.dying.borrow_mut().retain(|l| !Rc::ptr_eq(l, link));
         self.changed.wake_all();
     }
 

@@ -19,7 +19,8 @@ const HELLO_TIME: Nanos = Nanos::from_secs(10);
 const GOODBYE_TIME: Nanos = Nanos::from_secs(2);
 /// How often a pause looks whether it is over.
 const PAUSE_STEP: Nanos = Nanos::from_millis(200);
-/// Lost connections at a time that a server has not ended; each holds a buffer and a socket.
+/// Lost connections at a time that a server has not ended; each holds a buffer and a socket. Before
+/// one more is made the oldest is given up, and its end will never be known.
 const DYING_MAX: usize = 4;
 /// What a handshake's buffer begins with.
 const HELLO_BYTES: usize = 4096;
@@ -117,7 +118,7 @@ pub(crate) async fn run(client: Rc<Inner>) {
     loop {
         let connected = || client.link.borrow().is_some();
         let over = || client.closing.get() && (!client.has_work() || client.failed.get());
-        let wanted = || !connected() && client.dying.get() < DYING_MAX && !client.failed.get();
+        let wanted = || !connected() && !client.failed.get();
         let proved = || client.link.borrow().as_ref().is_some_and(|l| l.proved.get());
         client.changed.wait_for(|| over() || wanted()).await;
         if over() {
@@ -131,6 +132,13 @@ pub(crate) async fn run(client: Rc<Inner>) {
             }
         }
         failures += 1;
+        let oldest = {
+            let dying = client.dying.borrow();
+            dying.front().filter(|_| dying.len() >= DYING_MAX).cloned()
+        };
+        if let Some(link) = oldest {
+            link.cut_off().await;
+        }
         match dial(&client.connect, &client.export, client.options.timeout).await {
             Ok((file, terms)) => match client.terms.differ(&terms) {
                 None => {
@@ -172,15 +180,16 @@ async fn pause(client: &Rc<Inner>, time: Nanos) {
 async fn goodbye(client: &Rc<Inner>) {
     let link = client.link.borrow().clone();
     if let Some(link) = link {
-        link.say_goodbye().await;
-        link.break_off("closed");
         let late = link.clone();
         spawn(async move {
             sleep(GOODBYE_TIME).await;
             late.cut_off().await;
         });
+        link.say_goodbye().await;
+        link.break_off("closed");
     }
-    client.changed.wait_for(|| client.dying.get() == 0 && client.link.borrow().is_none()).await;
+    let ended = || client.dying.borrow().is_empty() && client.link.borrow().is_none();
+    client.changed.wait_for(ended).await;
 }
 
 /// Fails what waits too long.

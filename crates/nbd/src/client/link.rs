@@ -13,11 +13,11 @@ use std::rc::Rc;
 use block::{Buf, Bufs, Nanos, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, now, sleep, spawn};
 
-use crate::client::News;
 use crate::client::device::Inner;
 use crate::client::guard::LinkId;
 use crate::client::receive;
 use crate::client::work::Key;
+use crate::client::{Mutation, News};
 use crate::request::{REQUEST_BYTES, Request};
 use crate::wire::cmd;
 
@@ -134,7 +134,9 @@ impl Link {
     async fn watch(self: Rc<Link>) {
         let silence = self.client.options.silence;
         let step = Nanos((silence.0 / 8).clamp(1_000_000, 1_000_000_000));
-        let owes = || self.in_flight.get() > 0;
+        // What is answered early is parked until its send has ended: that is owed, too.
+        let sends = self.client.options.mutation != Mutation::ForgetSending;
+        let owes = || self.in_flight.get() > 0 || sends && self.sending.get();
         loop {
             self.changed.wait_for(|| self.broken.get() || owes()).await;
             let (heard, began) = (self.heard.get(), now());
@@ -147,10 +149,24 @@ impl Link {
                 }
                 sleep(step).await;
             }
+            if !self.broken.get() && self.is_overdue() {
+                let waits_for = self.client.work.borrow().oldest_in_flight();
+                let s = self.client.options.own_silence().0 as f64 / 1e9;
+                let why =
+                    format!("no progress for {s} s, though of others: waited for {waits_for}");
+                return self.break_off(&why);
+            }
             if self.broken.get() {
                 return;
             }
         }
+    }
+
+    /// Whether one request waits too long for its own answer, though others are answered.
+    fn is_overdue(&self) -> bool {
+        let sending = self.sending.get().then(|| self.sends.get());
+        let limit = self.client.options.own_silence();
+        self.client.work.borrow_mut().is_overdue(now(), limit, sending)
     }
 
     /// Ends everything pending on the socket. What the server does after that nobody knows.
@@ -274,7 +290,7 @@ impl Link {
         client.link_lost(&self);
         self.changed.wait_for(|| self.end.get().is_some() && self.ops.get() == 0).await;
         let _ = driver_io(self.file, SqeOp::Close).await;
-        client.link_closed();
+        client.link_closed(&self);
         if self.end.get() == Some(End::Unknown) {
             let Some(fence) = client.options.fence else { return };
             sleep(fence).await;
@@ -282,7 +298,8 @@ impl Link {
         client.release(self.id);
     }
 
-    /// Tells the server that no more requests come, when nothing is in flight.
+    /// Tells the server that no more requests come, when nothing is in flight. Who takes nothing is
+    /// cut off by the caller.
     pub(crate) async fn say_goodbye(&self) {
         let bye = Request { flags: 0, kind: cmd::DISC, cookie: 0, offset: 0, len: 0 };
         let _ = self.io(SqeOp::Send { bufs: Buf::copy_of(&bye.encode()).into() }).await;

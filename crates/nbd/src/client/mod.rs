@@ -18,7 +18,9 @@
 //! `policy::backoff` says. A request that finds no server for [`Options::timeout`] fails with EIO.
 //! A server that for [`Options::silence`] says nothing, and takes nothing of what is sent, while it
 //! owes an answer is left, too: its process hangs, or its host is gone and the kernel has not
-//! noticed.
+//! noticed. It owes whatever has been begun, also the taking of what is being sent. And one that goes
+//! on with the others but not with one request is left after [`Options::own_silence`]; that request
+//! fails.
 //!
 //! *Stale writes.* A server may still have requests of the old connection before it: in its own
 //! hands, or unread in its socket. The protocol has no word to call them back, nor a number by
@@ -96,6 +98,17 @@ pub struct Options {
     pub mutation: Mutation,
 }
 
+/// How many times `silence` one request may wait for progress of its own answer. Chosen: a server
+/// that works through a long queue on a slow disk takes many times as long for the last of it.
+const OWN_SILENCES: u64 = 10;
+
+impl Options {
+    /// How long one request may wait for progress of its own answer, while others' come.
+    pub fn own_silence(&self) -> Nanos {
+        Nanos(self.silence.0.saturating_mul(OWN_SILENCES))
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {
@@ -129,6 +142,10 @@ pub enum Mutation {
     IgnoreFua,
     /// Where FUA is a write and a flush, only the flush is sent again.
     ForgetFuaWrite,
+    /// A server that has answered early what is still being sent owes nothing.
+    ForgetSending,
+    /// An answer to one request is progress of all.
+    AnyAnswerIsProgress,
 }
 
 /// What a client tells of its connection, for people.

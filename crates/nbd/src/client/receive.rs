@@ -109,6 +109,7 @@ impl Replies {
         {
             let mut work = self.link.client.work.borrow_mut();
             work.piece(data.key).bufs.put_at(data.at as usize, &bytes[..n]);
+            work.progress(data.key, data.at, n32);
         }
         data.at += n32;
         data.left -= n32;

@@ -20,6 +20,12 @@ use crate::client::losses::Losses;
 use crate::request::Request;
 use crate::wire::{CommandFlags, ExportFlags, cmd};
 
+/// Pieces of one bio at a time; further ones are made as these end. Chosen: as many as keep a server
+/// busy, and no more memory than a bio of that size is worth.
+const PIECES_MAX: u32 = 64;
+/// Data of a request's own answer that count as progress.
+const PROGRESS_BYTES: u32 = 64 << 10;
+
 /// Names a piece while it is pending.
 pub(crate) type Key = usize;
 
@@ -47,6 +53,8 @@ pub(crate) struct Piece {
     since: Option<Nanos>,
     /// The send that it left in.
     pub(crate) send: u64,
+    /// When it was asked for, or its own answer last made progress.
+    asked: Nanos,
     pub(crate) fill: Fill,
     pub(crate) chunks: u32,
     /// An error chunk has come.
@@ -87,8 +95,44 @@ struct Whole {
     done: Completion,
     ticket: Ticket,
     opener: Opener,
+    /// Pieces that have been made and not ended.
     left: u32,
     status: Status,
+    rest: Option<Rest>,
+}
+
+/// What of a bio has not been made into pieces.
+#[derive(Debug)]
+struct Rest {
+    op: Op,
+    flags: Flags,
+    heard: u64,
+    /// Of the export, bytes.
+    start: u64,
+    /// From the start: what is done, what there is, and the largest piece.
+    at: u64,
+    total: u64,
+    most: u64,
+    bufs: Bufs,
+}
+
+impl Rest {
+    /// Offset, length and buffers of the next piece, if there is any more.
+    fn next(&mut self) -> Option<(u64, u32, Bufs)> {
+        let at = self.at;
+        let len = self.most.min(self.total - at);
+        if len == 0 {
+            return None;
+        }
+        self.at += len;
+        let index = |n: u64| usize::try_from(n).expect("within a buffer");
+        let has_data = matches!(self.op, Op::Read | Op::Write);
+        let bufs = match has_data {
+            true => self.bufs.slice(index(at)..index(at + len)),
+            false => Bufs::new(),
+        };
+        Some((self.start + at, u32::try_from(len).expect("at most the largest request"), bufs))
+    }
 }
 
 /// See the module.
@@ -100,6 +144,8 @@ pub(crate) struct Work {
     held: VecDeque<Key>,
     guards: Guards,
     losses: Losses,
+    /// The time when requests were last sent or looked at.
+    time: Nanos,
     serial: u32,
     flags: ExportFlags,
     mutation: Mutation,
@@ -114,6 +160,7 @@ impl Work {
             held: VecDeque::new(),
             guards: Guards::default(),
             losses: Losses::default(),
+            time: Nanos::ZERO,
             serial: 0,
             flags,
             mutation,
@@ -131,9 +178,30 @@ impl Work {
     ) {
         let Bio { op, flags, opener, len, bufs, done, .. } = bio;
         let heard = self.losses.known_to(opener);
-        let whole = Whole { done, ticket, opener, left: 0, status: Status::Ok };
+        let whole = Whole { done, ticket, opener, left: 0, status: Status::Ok, rest: None };
         let nth = self.bios.insert(whole);
-        let piece = |offset: u64, len: u32, bufs: Bufs| Piece {
+        let (start, total) = if op == Op::Flush { (0, 0) } else { (sector.bytes(), len.bytes()) };
+        let most = u64::from(limits.max_io_bytes);
+        if total <= most {
+            let len = u32::try_from(total).expect("at most the largest request");
+            return self.make((nth, op, flags, heard), (start, len, bufs), since);
+        }
+        let mut rest = Rest { op, flags, heard, start, at: 0, total, most, bufs };
+        while self.bios[nth].left < PIECES_MAX {
+            let Some(part) = rest.next() else { return };
+            self.make((nth, op, flags, heard), part, since);
+        }
+        self.bios[nth].rest = Some(rest);
+    }
+
+    fn make(
+        &mut self,
+        (nth, op, flags, heard): (usize, Op, Flags, u64),
+        (offset, len, bufs): (u64, u32, Bufs),
+        since: Option<Nanos>,
+    ) {
+        self.bios[nth].left += 1;
+        let piece = Piece {
             bio: u32::try_from(nth).expect("fewer than 2^32 bios"),
             op,
             flags,
@@ -144,30 +212,27 @@ impl Work {
             serial: None,
             since,
             send: 0,
+            asked: Nanos::ZERO,
             fill: Fill::default(),
             chunks: 0,
             failed: None,
             covers: 0,
             heard,
         };
-        let (start, total) = if op == Op::Flush { (0, 0) } else { (sector.bytes(), len.bytes()) };
-        let most = u64::from(limits.max_io_bytes);
-        if total <= most {
-            let len = u32::try_from(total).expect("at most the largest request");
-            self.bios[nth].left = 1;
-            self.queue.push_back(self.pieces.insert(piece(start, len, bufs)));
-            return;
-        }
-        let mut at = 0;
-        while at < total {
-            let len = most.min(total - at);
-            let index = |n: u64| usize::try_from(n).expect("within a buffer");
-            let has_data = matches!(op, Op::Read | Op::Write);
-            let part = if has_data { bufs.slice(index(at)..index(at + len)) } else { Bufs::new() };
-            let len32 = u32::try_from(len).expect("at most the largest request");
-            self.bios[nth].left += 1;
-            self.queue.push_back(self.pieces.insert(piece(start + at, len32, part)));
-            at += len;
+        self.queue.push_back(self.pieces.insert(piece));
+    }
+
+    /// A piece has ended: the next one of its bio takes its place, behind what others have queued.
+    /// Of a bio that has failed none does.
+    fn make_next(&mut self, nth: usize) {
+        let whole = &mut self.bios[nth];
+        let Some(rest) = whole.rest.as_mut().filter(|_| whole.status == Status::Ok) else { return };
+        match rest.next() {
+            Some(part) => {
+                let of = (nth, rest.op, rest.flags, rest.heard);
+                self.make(of, part, None);
+            }
+            None => whole.rest = None,
         }
     }
 
@@ -206,6 +271,8 @@ impl Work {
             }
             self.serial = self.serial.wrapping_add(1);
             piece.serial = Some(self.serial);
+            piece.asked = now;
+            self.time = now;
             if piece.is_flush() {
                 piece.covers = self.losses.covers();
             }
@@ -240,6 +307,30 @@ impl Work {
 
     pub(crate) fn piece(&mut self, key: Key) -> &mut Piece {
         &mut self.pieces[key]
+    }
+
+    /// Data of a request's own answer have come, `len` of them at `at`.
+    pub(crate) fn progress(&mut self, key: Key, at: u32, len: u32) {
+        if at / PROGRESS_BYTES != (at + len) / PROGRESS_BYTES {
+            self.pieces[key].asked = self.time;
+        }
+    }
+
+    /// Looks whether an answer has made no progress of its own for `limit`. What is still being
+    /// sent is asked for only when it has been.
+    pub(crate) fn is_overdue(&mut self, now: Nanos, limit: Nanos, sending: Option<u64>) -> bool {
+        self.time = now;
+        if self.mutation == Mutation::AnyAnswerIsProgress {
+            return false;
+        }
+        let mut overdue = false;
+        for (_, piece) in self.pieces.iter_mut().filter(|(_, p)| p.serial.is_some()) {
+            match sending == Some(piece.send) {
+                true => piece.asked = now,
+                false => overdue |= piece.asked + limit <= now,
+            }
+        }
+        overdue
     }
 
     /// The reply has come, but its outcome can't be told yet.
@@ -285,7 +376,8 @@ impl Work {
         if whole.status == Status::Ok {
             whole.status = status;
         }
-        if whole.left > 0 {
+        self.make_next(nth);
+        if self.bios[nth].left > 0 {
             return;
         }
         let Whole { done, ticket, opener, status, .. } = self.bios.remove(nth);
@@ -297,13 +389,18 @@ impl Work {
         done.complete(status);
     }
 
-    /// The connection is lost: what was in flight on it waits to be sent again.
-    pub(crate) fn lost(&mut self, link: LinkId, now: Nanos, stats: &Stats) {
+    /// The connection is lost: what was in flight on it waits to be sent again, but not what has
+    /// been asked for `limit` ago: that fails.
+    pub(crate) fn lost(&mut self, link: LinkId, now: Nanos, limit: Nanos, stats: &Stats) {
         let in_flight: Vec<Key> =
             self.pieces.iter().filter(|(_, p)| p.serial.is_some()).map(|(key, _)| key).collect();
+        let mut overdue = Vec::new();
         for &key in in_flight.iter().rev() {
             let piece = &mut self.pieces[key];
             piece.serial = None;
+            if piece.asked + limit <= now {
+                overdue.push(key);
+            }
             piece.since.get_or_insert(now);
             piece.fill.clear();
             piece.chunks = 0;
@@ -324,9 +421,10 @@ impl Work {
             }
         }
         self.losses.connection_lost();
+        self.fail(&overdue, stats);
         if self.mutation == Mutation::ForgetInFlight {
             for key in in_flight {
-                if self.pieces[key].op.is_write() {
+                if self.pieces.get(key).is_some_and(|p| p.op.is_write()) {
                     self.queue.retain(|k| *k != key);
                     self.end_piece(key, Status::Ok, stats);
                 }

@@ -138,6 +138,11 @@ impl MappedDevice {
         self.minor
     }
 
+    /// Whether a control operation is at work on it (D3): one more waits for that.
+    pub fn is_changing(&self) -> bool {
+        self.lock.borrow().is_held()
+    }
+
     /// Whether bios wait, or would if there were a table. To a bare device none can come.
     pub fn is_suspended(&self) -> bool {
         self.suspended.get() && !self.is_bare()

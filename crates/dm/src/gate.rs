@@ -90,6 +90,11 @@ pub(crate) struct Lock {
 pub(crate) struct Held(Rc<Lock>);
 
 impl Lock {
+    /// Whether who asks for it now would wait.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.get() && !self.withdrawn.get()
+    }
+
     /// Waits for the lock. Nothing once it has been withdrawn.
     pub(crate) async fn acquire(self: Rc<Self>) -> Option<Held> {
         self.waiters.wait_for(|| self.withdrawn.get() || !self.held.replace(true)).await;

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use block::ErrorKind;
 use control::{Failure, api};
-use reactor::FileId;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -65,7 +64,7 @@ impl Daemon {
         let lock = run_dir.take()?;
         let (core, threads) = Core::start(options.default_export.clone(), cores)?;
         let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;
-        let (files, nbd): (Vec<FileId>, Vec<Addr>) = taken.into_iter().unzip();
+        let (files, nbd): (Vec<_>, Vec<Addr>) = taken.into_iter().unzip();
         create(&core, devices).await?;
         let sockets = unix_paths(nbd.iter().chain(&http));
         let listeners: Vec<Listener> =

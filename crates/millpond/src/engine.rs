@@ -8,12 +8,12 @@
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use block::{Access, BlockDevice, Class, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
-use nbd::{Options, Server};
+use nbd::{Options, Peer, Server};
 use reactor::{FileId, flush, now, sleep, spawn};
 use uring::Files;
 
@@ -82,12 +82,20 @@ impl Engine {
     }
 
     /// Takes addresses for the NBD server, without serving yet; returns them as they came out.
-    pub(crate) async fn listen(&self, addrs: &[Addr]) -> Result<Vec<(FileId, Addr)>, Failure> {
+    pub(crate) async fn listen(
+        &self,
+        addrs: &[Addr],
+    ) -> Result<Vec<((FileId, Peer), Addr)>, Failure> {
         let mut taken = Vec::new();
         for addr in addrs {
             let listening = patiently(STARTING, || self.listen_once(addr)).await;
             let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
-            taken.push(listening.map_err(failed)?);
+            let (file, addr) = listening.map_err(failed)?;
+            let peer = match addr {
+                Addr::Unix(_) => Peer::Local,
+                Addr::Tcp(_) => Peer::Network,
+            };
+            taken.push(((file, peer), addr));
         }
         Ok(taken)
     }
@@ -100,9 +108,9 @@ impl Engine {
     }
 
     /// Serves NBD to who connects.
-    pub(crate) fn serve(&self, listeners: &[FileId]) {
-        for listener in listeners {
-            self.server.serve(*listener);
+    pub(crate) fn serve(&self, listeners: &[(FileId, Peer)]) {
+        for (listener, peer) in listeners {
+            self.server.serve(*listener, *peer);
         }
     }
 
@@ -185,6 +193,21 @@ impl Engine {
         Ok(api::Reply { reply })
     }
 
+    /// Waits until nothing else changes the device, so that a change that begins then does so at
+    /// once. Fails when nobody waits for it any more: it has changed nothing.
+    pub(crate) async fn turn(&self, name: &str, asked: &Weak<()>) -> Result<(), Failure> {
+        loop {
+            if asked.strong_count() == 0 {
+                return Err(Error::busy(format!("{name}: who asked for it has gone")).into());
+            }
+            // An unknown device is for the verb to tell.
+            if !self.dm.get(name).is_ok_and(|device| device.is_changing()) {
+                return Ok(());
+            }
+            sleep(LOOK_EVENT).await;
+        }
+    }
+
     /// Waits until the event number is not `seen` (by default the one now), or until nobody waits
     /// any more. Looks from time to time: the sign that a client has gone comes from a thread
     /// that can't wake a task here.
@@ -192,7 +215,7 @@ impl Engine {
         &self,
         name: &str,
         seen: Option<u32>,
-        waiting: &std::sync::Weak<()>,
+        waiting: &Weak<()>,
     ) -> Result<api::Event, Failure> {
         let device = self.dm.get(name)?;
         let event_nr = || device.info().event_nr;

@@ -13,6 +13,8 @@ pub(crate) async fn text(engine: &Engine) -> String {
     for (name, help, value) in [
         ("connections_total", "Connections accepted.", nbd.connections_total),
         ("refused_connections_total", "Connections refused: too many.", nbd.refused_total),
+        ("stalled_connections_total", "Connections cut off: no progress.", nbd.stalled_total),
+        ("displaced_connections_total", "Idle ones replaced by new.", nbd.displaced_total),
         ("requests_total", "Requests taken.", nbd.requests_total),
         ("errors_total", "Requests answered with an error.", nbd.errors_total),
         ("read_bytes_total", "Data sent to clients.", nbd.read_bytes_total),

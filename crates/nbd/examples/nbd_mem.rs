@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use block::{BlockDevice, CoreId, Error, Sector};
-use nbd::{Export, Exports, Options, Server};
+use nbd::{Export, Exports, Options, Peer, Server};
 use queue::{Leaf, Mem, Null};
 use reactor::{Reactor, spawn};
 use uring::{OpenOptions, Uring};
@@ -65,7 +65,7 @@ fn main() -> Result<(), Box<dyn StdError>> {
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
     let server = Server::new(Rc::new(Only(device)), Options::default());
     let listener = files.listen_unix(Path::new(socket), 0o600)?;
-    reactor.on(|| server.serve(listener));
+    reactor.on(|| server.serve(listener, Peer::Network));
 
     let (end, ended) = std::sync::mpsc::channel();
     #[expect(clippy::disallowed_methods, reason = "a program; the core itself stays one thread")]

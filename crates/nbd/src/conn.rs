@@ -10,23 +10,24 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{Buf, Nanos, OpenedBy, Status};
-use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, new_opener, now, spawn};
+use block::{Buf, Bufs, Nanos, OpenedBy, Status};
+use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, new_opener, now, spawn, turn_time};
 
 use crate::handshake::{Handshake, Session, Step};
 use crate::job::{self, check, held_bytes};
 use crate::option::HEADER_BYTES;
 use crate::request::{REQUEST_BYTES, Request};
 use crate::send::{self, Reply};
-use crate::server::Shared;
+use crate::server::{Peer, Shared};
+use crate::share::Share;
 use crate::wire::{OPTION_BYTES_MAX, REQUEST_BYTES_MAX, cmd};
 
 /// One receive takes up to this: sixty writes of 4 KiB, and it stays in a core's cache.
 const CHUNK_BYTES: usize = 256 << 10;
 /// A payload's missing rest of at least this goes straight to its buffer, without a copy.
 const DIRECT_BYTES_MIN: usize = 64 << 10;
-/// Data that each connection may have in flight whatever the others do (N5).
-const RESERVE_BYTES: u64 = 1 << 20;
+/// Data of a write that a client has [`crate::Options::stall_time`] for; the same of its replies.
+pub(crate) const STEP_BYTES: usize = 1 << 20;
 /// What a handshake's buffer begins with; most never need more.
 const HANDSHAKE_BYTES: usize = 4096;
 /// Replies of a handshake are sent when they are this long: bounds what a client can make us hold.
@@ -35,21 +36,29 @@ const HANDSHAKE_OUT_BYTES: usize = 64 << 10;
 pub(crate) struct Conn {
     pub(crate) shared: Rc<Shared>,
     file: FileId,
+    peer: Peer,
     session: OnceCell<Session>,
     pub(crate) replies: RefCell<VecDeque<Reply>>,
     /// The sender waits here.
     pub(crate) ready: WaitList,
     /// The receive loop waits here for its own budget, and the end for everything in flight.
     room: WaitList,
-    /// Admitted requests whose reply has not left, and their data.
+    /// Admitted requests whose reply has not left.
     requests: Cell<usize>,
-    bytes: Cell<u64>,
+    /// Their data.
+    share: Rc<Share>,
     /// Whether one of them is still being received.
     receiving: Cell<bool>,
     /// Requests to the driver that are in flight on the socket (N4).
     ops: Cell<usize>,
     /// When to cut it off; none while it is free to idle.
     pub(crate) deadline: Cell<Option<Nanos>>,
+    /// The same, while a step of its replies is being sent, and while one of a write's data is
+    /// being received.
+    send_due: Cell<Option<Nanos>>,
+    data_due: Cell<Option<Nanos>>,
+    /// When it was accepted, or something was received from it.
+    heard: Cell<Nanos>,
     /// No new requests are taken.
     draining: Cell<bool>,
     /// The socket is of no use any more; replies are dropped.
@@ -59,20 +68,24 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    pub(crate) fn new(shared: Rc<Shared>, file: FileId) -> Conn {
+    pub(crate) fn new(shared: Rc<Shared>, file: FileId, peer: Peer) -> Conn {
         let deadline = now() + shared.options.handshake_time;
         Conn {
             shared,
             file,
+            peer,
             session: OnceCell::new(),
             replies: RefCell::default(),
             ready: WaitList::new(),
             room: WaitList::new(),
             requests: Cell::new(0),
-            bytes: Cell::new(0),
+            share: Rc::new(Share::new(peer)),
             receiving: Cell::new(false),
             ops: Cell::new(0),
             deadline: Cell::new(Some(deadline)),
+            send_due: Cell::new(None),
+            data_due: Cell::new(None),
+            heard: Cell::new(now()),
             draining: Cell::new(false),
             dead: Cell::new(false),
             ended: Cell::new(false),
@@ -81,6 +94,48 @@ impl Conn {
 
     pub(crate) fn session(&self) -> &Session {
         self.session.get().expect("requests come after the handshake")
+    }
+
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    pub(crate) fn is_greeted(&self) -> bool {
+        self.session.get().is_some()
+    }
+
+    /// Since when the client has asked for nothing; none while it has a request.
+    pub(crate) fn idle_since(&self) -> Option<Nanos> {
+        let idle = self.requests.get() == 0 && !self.dead.get();
+        idle.then(|| self.heard.get())
+    }
+
+    /// When to cut it off.
+    pub(crate) fn due(&self) -> Option<Nanos> {
+        let dues = [&self.deadline, &self.send_due, &self.data_due];
+        dues.into_iter().filter_map(Cell::get).min()
+    }
+
+    /// It is cut off now. Whether that is because it has stalled.
+    pub(crate) fn forget_dues(&self) -> bool {
+        self.deadline.take();
+        self.send_due.take().is_some() | self.data_due.take().is_some()
+    }
+
+    /// From now on the client has a time for one step; it is over when `due` is taken.
+    fn begin_step(&self, due: &Cell<Option<Nanos>>) {
+        due.set(Some(turn_time() + self.shared.options.stall_time));
+        if self.shared.reaper_waits.get() {
+            self.shared.changed.wake_all();
+        }
+    }
+
+    /// Sends a part of the replies.
+    pub(crate) async fn send(&self, bufs: Bufs) -> Status {
+        self.begin_step(&self.send_due);
+        let sent = self.io(SqeOp::Send { bufs }).await;
+        self.send_due.take();
+        sent.status
     }
 
     /// One request to the driver on this socket.
@@ -120,7 +175,7 @@ impl Conn {
 
     fn wake_receiver(&self) {
         self.room.wake_all();
-        self.shared.room.wake_all();
+        self.share.changed.wake_all();
     }
 
     /// Waits until a request with `bytes` of data fits into the budgets and takes its share (N2).
@@ -130,30 +185,33 @@ impl Conn {
         let over = || self.dead.get() || self.draining.get();
         let own = || {
             self.requests.get() < options.requests_max
-                && self.bytes.get() + bytes <= options.connection_bytes_max
-        };
-        let all = || {
-            self.bytes.get() + bytes <= RESERVE_BYTES
-                || self.shared.bytes.get() + bytes <= options.bytes_max
+                && self.share.held() + bytes <= options.connection_bytes_max
         };
         self.room.wait_for(|| own() || over()).await;
-        // Only this task adds to the connection's own share, so it still fits after this wait.
-        self.shared.room.wait_for(|| all() || over()).await;
         if over() {
             return false;
         }
+        let budget = &self.shared.budget;
+        // Only this task adds to the connection's own share, so it still fits after this wait.
+        budget.ask(&self.share, bytes);
+        self.share.changed.wait_for(|| !self.share.waits() || over()).await;
+        if self.share.waits() {
+            budget.withdraw(&self.share);
+            return false;
+        }
+        if over() {
+            budget.give_back(&self.share, bytes);
+            return false;
+        }
         self.requests.set(self.requests.get() + 1);
-        self.bytes.set(self.bytes.get() + bytes);
-        self.shared.bytes.set(self.shared.bytes.get() + bytes);
         true
     }
 
     /// Gives the shares of answered requests back.
     pub(crate) fn release(&self, requests: usize, bytes: u64) {
         self.requests.set(self.requests.get() - requests);
-        self.bytes.set(self.bytes.get() - bytes);
-        self.shared.bytes.set(self.shared.bytes.get() - bytes);
-        self.wake_receiver();
+        self.shared.budget.give_back(&self.share, bytes);
+        self.room.wake_all();
     }
 
     /// Queues a reply for the sender, or drops it when nobody listens any more.
@@ -280,6 +338,7 @@ impl Receiver {
     async fn receive(&self, buf: &Buf, from: usize) -> Option<usize> {
         let result = self.conn.io(SqeOp::Recv { into: buf.slice(from..buf.len()) }).await;
         self.conn.shared.stats.borrow_mut().receives_total += 1;
+        self.conn.heard.set(turn_time());
         let go_on = result.status == Status::Ok && result.value > 0;
         let over = self.conn.draining.get() || self.conn.dead.get();
         (go_on && !over).then_some(result.value as usize)
@@ -332,6 +391,7 @@ impl Receiver {
         let mut data = None;
         if request.payload_len() > 0 {
             conn.receiving.set(true);
+            conn.begin_step(&conn.data_due);
             let whole = if checked.is_ok() {
                 let buf = Buf::alloc(request.len as usize);
                 let whole = self.payload(&buf).await;
@@ -341,6 +401,7 @@ impl Receiver {
                 self.skip(request.len as usize).await
             };
             conn.receiving.set(false);
+            conn.data_due.take();
             if !whole {
                 conn.release(1, bytes);
                 return false;
@@ -359,7 +420,7 @@ impl Receiver {
 
     /// Fills `buf` with the bytes that come next.
     async fn payload(&mut self, buf: &Buf) -> bool {
-        let mut filled = 0;
+        let (mut filled, mut step_end) = (0, STEP_BYTES);
         loop {
             let n = (self.end - self.start).min(buf.len() - filled);
             let from = self.start..self.start + n;
@@ -368,6 +429,10 @@ impl Receiver {
             filled += n;
             if filled == buf.len() {
                 return true;
+            }
+            if filled >= step_end {
+                step_end = filled + STEP_BYTES;
+                self.conn.begin_step(&self.conn.data_due);
             }
             if buf.len() - filled >= DIRECT_BYTES_MIN {
                 let Some(n) = self.receive(buf, filled).await else { return false };
@@ -380,13 +445,17 @@ impl Receiver {
 
     /// Throws the next `len` bytes away.
     async fn skip(&mut self, len: usize) -> bool {
-        let mut left = len;
+        let (mut left, mut step_end) = (len, len.saturating_sub(STEP_BYTES));
         loop {
             let n = (self.end - self.start).min(left);
             self.start += n;
             left -= n;
             if left == 0 {
                 return true;
+            }
+            if left <= step_end {
+                step_end = left.saturating_sub(STEP_BYTES);
+                self.conn.begin_step(&self.conn.data_due);
             }
             if !self.fill().await {
                 return false;

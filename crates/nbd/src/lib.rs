@@ -11,7 +11,7 @@
 //! ```
 //!
 //! `wire`, `option`, `request` and `handshake` are pure: bytes in, bytes and decisions out. Only
-//! `server`, `conn`, `job` and `send` touch the reactor.
+//! `server`, `share`, `conn`, `job` and `send` touch the reactor.
 //!
 //! Invariants
 //! - N1 No input makes the server panic or allocate more than [`Options`] allows; what can't be
@@ -21,7 +21,10 @@
 //! - N3 The export's open guard lives until the last bio of its connection has ended.
 //! - N4 A socket is closed only when nothing is in flight on it, so an id is never used again
 //!   under a pending request.
-//! - N5 Connections share only budgets: a stalled client never keeps another from its reserve.
+//! - N5 Connections share only budgets: a stalled client never keeps another from its reserve, nor
+//!   for longer than [`Options::stall_time`] from more (`share`).
+//! - N6 A full table of connections is no lock-out: local sockets have places of their own, and
+//!   sessions that have been idle for [`Options::idle_time`] make room for new ones of their kind.
 #![warn(missing_docs)]
 
 pub mod client;
@@ -33,8 +36,9 @@ pub mod option;
 pub mod request;
 mod send;
 mod server;
+mod share;
 pub mod wire;
 
 pub use export::{Context, Export, Exports, Run};
 pub use handshake::{Handshake, Session, Step};
-pub use server::{Options, Server, Stats};
+pub use server::{Options, Peer, Server, Stats};

@@ -7,13 +7,11 @@
 //! ```
 use std::rc::Rc;
 
-use block::{Buf, Bufs, Status};
-use reactor::SqeOp;
-
-use crate::conn::Conn;
+use crate::conn::{Conn, STEP_BYTES};
 use crate::handshake::Session;
 use crate::request::{Errno, REPLY_HEAD_BYTES_MAX, ReplyHead, Request};
 use crate::wire::cmd;
+use block::{Buf, Bufs, Status};
 
 /// Replies in one send: two slices each stay below the kernel's 1024.
 const REPLIES_PER_SEND_MAX: usize = 128;
@@ -55,15 +53,28 @@ pub(crate) async fn run(conn: Rc<Conn>) {
             return;
         }
         let batch = gather(&conn, &mut ends);
-        let sent = conn.io(SqeOp::Send { bufs: batch.bufs }).await;
-        conn.shared.stats.borrow_mut().sends_total += 1;
-        let failed = sent.status != Status::Ok;
-        if failed {
+        if send(&conn, batch.bufs).await != Status::Ok {
             conn.clone().cut_off().await;
             conn.drop_replies();
         }
         conn.release(batch.requests, batch.bytes);
     }
+}
+
+/// Sends a step after the other; each has its time.
+async fn send(conn: &Conn, bufs: Bufs) -> Status {
+    let end = bufs.len_bytes();
+    conn.shared.stats.borrow_mut().sends_total += end.div_ceil(STEP_BYTES) as u64;
+    if end <= STEP_BYTES {
+        return conn.send(bufs).await;
+    }
+    for from in (0..end).step_by(STEP_BYTES) {
+        let sent = conn.send(bufs.slice(from..end.min(from + STEP_BYTES))).await;
+        if sent != Status::Ok {
+            return sent;
+        }
+    }
+    Status::Ok
 }
 
 struct Batch {

@@ -11,39 +11,65 @@ use slab::Slab;
 use crate::conn::{self, Conn};
 use crate::export::Exports;
 use crate::job::{self, Job};
+use crate::share::Budget;
 use crate::wire::REQUEST_BYTES_MAX;
 
 /// Pause after a failed accept: the usual cause, no free descriptors, needs others to finish.
 const ACCEPT_RETRY: Nanos = Nanos::from_millis(100);
 /// How far a deadline may be overrun, so that deadlines of different length need no order.
 const REAPER_STEP: Nanos = Nanos::from_secs(1);
+/// How long a handshake is left alone when all places are taken; a good one takes milliseconds.
+const HANDSHAKE_TIME_MIN: Nanos = Nanos::from_secs(1);
+
+/// Where a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// On this machine, by a socket that only its owner may use.
+    Local,
+    /// Anywhere, by TCP.
+    Network,
+}
 
 /// Bounds of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Connections at a time; one more is closed at once.
+    /// Connections at a time. One more takes the place of the one that has been idle for longest,
+    /// if that is [`Options::idle_time`]; else it is closed at once.
     pub connections_max: usize,
+    /// Of these, places that only local sockets may take.
+    pub local_connections: usize,
     /// Requests of one connection in flight; beyond it nothing more is received.
     pub requests_max: usize,
     /// Data of one connection in flight; at least 32 MiB.
     pub connection_bytes_max: u64,
     /// Data of all connections in flight, apart from each one's reserve of 1 MiB; at least 32 MiB.
+    /// A quarter is for local sockets only. See `share` for how the rest is divided.
     pub bytes_max: u64,
     /// Time for a client's handshake.
     pub handshake_time: Nanos,
     /// Time for a client to take its last replies, after it or the server has ended the session.
     pub drain_time: Nanos,
+    /// Time for a client to take 1 MiB of its replies, or what is there of less, and to send 1 MiB
+    /// of a write's data, or what is left of less. Who needs longer is cut off: it holds memory
+    /// that others wait for.
+    pub stall_time: Nanos,
+    /// How long a session without requests keeps its place when there is no other place for a new
+    /// one. Chosen: a disk in use is seldom idle for so long, as a file system writes its journal.
+    pub idle_time: Nanos,
 }
 
 impl Default for Options {
     fn default() -> Options {
         Options {
             connections_max: 256,
+            local_connections: 64,
             requests_max: 1024,
             connection_bytes_max: 64 << 20,
             bytes_max: 512 << 20,
             handshake_time: Nanos::from_secs(10),
             drain_time: Nanos::from_secs(30),
+            stall_time: Nanos::from_secs(30),
+            idle_time: Nanos::from_secs(300),
         }
     }
 }
@@ -57,6 +83,10 @@ pub struct Stats {
     pub connections_total: u64,
     /// Connections turned away because there were too many.
     pub refused_total: u64,
+    /// Connections cut off because they took no replies, or sent no data of a write.
+    pub stalled_total: u64,
+    /// Idle connections whose place was given to a new one.
+    pub displaced_total: u64,
     /// Requests taken.
     pub requests_total: u64,
     /// Requests answered with an error.
@@ -77,11 +107,11 @@ pub(crate) struct Shared {
     pub(crate) jobs: Workers<Job>,
     pub(crate) stats: RefCell<Stats>,
     /// Data in flight of all connections.
-    pub(crate) bytes: Cell<u64>,
-    /// Connections that wait for others' data to leave.
-    pub(crate) room: WaitList,
+    pub(crate) budget: Budget,
     /// Connections came, went, or got a deadline.
     pub(crate) changed: WaitList,
+    /// Nobody has a deadline, and the reaper waits for `changed`.
+    pub(crate) reaper_waits: Cell<bool>,
     pub(crate) conns: RefCell<Slab<Rc<Conn>>>,
     /// Source of zeroes for devices that can't make them.
     pub(crate) zeroes: OnceCell<Buf>,
@@ -101,16 +131,17 @@ impl Server {
         assert!(options.connection_bytes_max >= request, "a connection must hold one request");
         assert!(options.bytes_max >= request, "a server must hold one request");
         assert!(options.requests_max > 0, "a connection must hold one request");
+        assert!(options.local_connections < options.connections_max, "the network gets a place");
         // N5: one for each request there may be, so that none waits for another's device.
         let workers_max = options.connections_max.saturating_mul(options.requests_max).max(1);
         Server(Rc::new(Shared {
+            budget: Budget::new(options.bytes_max),
             options,
             exports,
             jobs: Workers::new(workers_max, job::run),
             stats: RefCell::default(),
-            bytes: Cell::new(0),
-            room: WaitList::new(),
             changed: WaitList::new(),
+            reaper_waits: Cell::new(false),
             conns: RefCell::default(),
             zeroes: OnceCell::new(),
             listeners: RefCell::default(),
@@ -119,8 +150,9 @@ impl Server {
         }))
     }
 
-    /// Serves whoever connects to `listener`, which belongs to the server from now on.
-    pub fn serve(&self, listener: FileId) {
+    /// Serves whoever connects to `listener`, which belongs to the server from now on; `peer` is
+    /// who that may be.
+    pub fn serve(&self, listener: FileId, peer: Peer) {
         let shared = &self.0;
         assert!(!shared.stopping.get(), "serve after shutdown");
         if shared.listeners.borrow().is_empty() {
@@ -128,7 +160,7 @@ impl Server {
         }
         shared.listeners.borrow_mut().push(listener);
         shared.acceptors.set(shared.acceptors.get() + 1);
-        spawn(accept(shared.clone(), listener));
+        spawn(accept(shared.clone(), listener, peer));
     }
 
     /// Ends the server: no new connections, no new requests; what is in flight is finished and
@@ -162,12 +194,12 @@ impl fmt::Debug for Server {
     }
 }
 
-async fn accept(shared: Rc<Shared>, listener: FileId) {
+async fn accept(shared: Rc<Shared>, listener: FileId, peer: Peer) {
     loop {
         let result = driver_io(listener, SqeOp::Accept).await;
         let file = FileId(result.value);
         match (result.status == Status::Ok, shared.stopping.get()) {
-            (true, false) => admit(&shared, file).await,
+            (true, false) => admit(&shared, file, peer).await,
             (false, false) => sleep(ACCEPT_RETRY).await,
             (true, true) => {
                 let _ = driver_io(file, SqeOp::Close).await;
@@ -181,9 +213,45 @@ async fn accept(shared: Rc<Shared>, listener: FileId) {
     shared.changed.wake_all();
 }
 
-async fn admit(shared: &Rc<Shared>, file: FileId) {
-    if shared.conns.borrow().len() >= shared.options.connections_max {
-        shared.stats.borrow_mut().refused_total += 1;
+impl Shared {
+    /// Whether there is no place for one more connection.
+    fn is_full(&self, peer: Peer) -> bool {
+        let conns = self.conns.borrow();
+        let network = || conns.iter().filter(|(_, c)| c.peer() == Peer::Network).count();
+        let network_max = self.options.connections_max - self.options.local_connections;
+        conns.len() >= self.options.connections_max
+            || peer == Peer::Network && network() >= network_max
+    }
+
+    /// The connection whose place a new one may have (N6).
+    fn idlest(&self, peer: Peer) -> Option<Rc<Conn>> {
+        let conns = self.conns.borrow();
+        let since = |c: &Rc<Conn>| {
+            let patience = match c.is_greeted() {
+                true => self.options.idle_time,
+                false => HANDSHAKE_TIME_MIN,
+            };
+            let since = c.idle_since().filter(|since| *since + patience <= now())?;
+            (peer == Peer::Local || c.peer() == peer).then(|| (since, c.clone()))
+        };
+        let idle = conns.iter().filter_map(|(_, c)| since(c));
+        idle.min_by_key(|(since, _)| *since).map(|(_, conn)| conn)
+    }
+}
+
+async fn admit(shared: &Rc<Shared>, file: FileId, peer: Peer) {
+    if shared.is_full(peer) {
+        match shared.idlest(peer) {
+            Some(conn) => {
+                shared.stats.borrow_mut().displaced_total += 1;
+                // N4: nothing is in flight but its receive, which ends by this.
+                conn.cut_off().await;
+                shared.changed.wait_for(|| !shared.is_full(peer) || shared.stopping.get()).await;
+            }
+            None => shared.stats.borrow_mut().refused_total += 1,
+        }
+    }
+    if shared.is_full(peer) || shared.stopping.get() {
         let _ = driver_io(file, SqeOp::Close).await;
         return;
     }
@@ -192,7 +260,7 @@ async fn admit(shared: &Rc<Shared>, file: FileId) {
         stats.connections += 1;
         stats.connections_total += 1;
     }
-    let conn = Rc::new(Conn::new(shared.clone(), file));
+    let conn = Rc::new(Conn::new(shared.clone(), file, peer));
     let slot = shared.conns.borrow_mut().insert(conn.clone());
     shared.changed.wake_all();
     let shared = shared.clone();
@@ -206,16 +274,20 @@ async fn admit(shared: &Rc<Shared>, file: FileId) {
 
 /// Cuts connections off whose deadline has passed.
 async fn reap(shared: Rc<Shared>) {
-    let first = || shared.conns.borrow().iter().filter_map(|(_, c)| c.deadline.get()).min();
+    let first = || shared.conns.borrow().iter().filter_map(|(_, c)| c.due()).min();
     let ended = || shared.stopping.get() && shared.conns.borrow().is_empty();
     loop {
+        shared.reaper_waits.set(true);
         shared.changed.wait_for(|| first().is_some() || ended()).await;
+        shared.reaper_waits.set(false);
         let Some(due) = first() else { return };
         sleep(due.saturating_sub(now()).min(REAPER_STEP)).await;
-        let late = |c: &Conn| c.deadline.get().is_some_and(|due| due <= now());
+        let late = |c: &Conn| c.due().is_some_and(|due| due <= now());
         let conns = shared.conns.borrow();
         for (_, conn) in conns.iter().filter(|(_, c)| late(c)) {
-            conn.deadline.set(None);
+            if conn.forget_dues() {
+                shared.stats.borrow_mut().stalled_total += 1;
+            }
             spawn(conn.clone().cut_off());
         }
     }

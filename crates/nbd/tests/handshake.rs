@@ -202,7 +202,7 @@ fn a_client_that_does_not_finish_its_handshake_is_cut_off() {
 
 #[test]
 fn one_connection_too_many_is_closed_at_once() {
-    let options = Options { connections_max: 1, ..Options::default() };
+    let options = Options { connections_max: 1, local_connections: 0, ..Options::default() };
     with_server(1, options, one, |net, listener, server| async move {
         let mut first = net.connect(listener);
         first.go(false).await;

@@ -447,7 +447,8 @@ fn shutdown_does_not_wait_for_ever_for_a_client_that_takes_no_replies() {
         sleep(Nanos::from_secs(1)).await;
         let before = now();
         server.shutdown().await;
+        // It has taken nothing for a second already, and 30 are the limit of either.
         let waited = now() - before;
-        assert!((Nanos::from_secs(30)..Nanos::from_secs(32)).contains(&waited), "{waited:?}");
+        assert!((Nanos::from_secs(29)..Nanos::from_secs(32)).contains(&waited), "{waited:?}");
     });
 }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Buf, CoreId, Error, Limits, LocalFuture, Nanos, Op, Sector, Status};
 use nbd::request::{ReplyIn, Request};
 use nbd::wire::{OPTION_MAGIC, chunk, opt, rep};
-use nbd::{Context, Export, Exports, Options, Run, Server};
+use nbd::{Context, Export, Exports, Options, Peer, Run, Server};
 use reactor::{
     Driver, Event, FileId, Msg, OpResult, Reactor, Sqe, SqeOp, Workers, driver_io, sleep,
 };
@@ -380,7 +380,7 @@ pub(crate) fn with_server<F>(
     let future = reactor.on(|| {
         let server = Server::new(Rc::new(exports()), options);
         let listener = net.listen();
-        server.serve(listener);
+        server.serve(listener, Peer::Network);
         test(net.clone(), listener, server)
     });
     reactor.block_on(future);

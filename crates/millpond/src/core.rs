@@ -78,7 +78,8 @@ impl Core {
         }
     }
 
-    /// Runs `f` on the core and returns what it comes to. Dropping the future does not stop it.
+    /// Runs `f` on the core and returns what it comes to. Dropping the future stops it only while
+    /// it has not begun.
     pub(crate) async fn call<T, F, Fut>(&self, f: F) -> Result<T, Failure>
     where
         T: Send + 'static,
@@ -87,6 +88,9 @@ impl Core {
     {
         let (tell, answer) = oneshot::channel();
         self.sender.call(move || {
+            if tell.is_closed() {
+                return; // its client has gone before anything was done
+            }
             let engine = ENGINE.with_borrow(Clone::clone).expect("set before the first call");
             spawn(async move {
                 // Nobody may wait any more: a client that has gone.

@@ -1,21 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The control socket's server: connections, who may connect, bounds; the rest is in `routes`.
+//!
+//! ```text
+//!   accept ─▶ place (64 for local sockets, 64 for TCP) ─▶ request ──answered soon──▶ next request
+//!                                                            │ after a moment
+//!                                                            └▶ place among those that wait,
+//!                                                               its own is free for the next
+//! ```
+//!
+//! Invariants
+//! - H1 A request that takes long (`wait`, a message, a suspend) keeps no place from others: it
+//!   moves to a place among those that wait, and is refused when there is none.
+//! - H2 Connections by TCP take no place of local sockets, of either kind.
+//! - H3 A request whose client has gone before anything was changed changes nothing.
 use std::convert::Infallible;
-use std::net::TcpListener as StdTcpListener;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener as StdTcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdUnixListener;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use block::ErrorKind;
 use control::{Failure, api};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue, ORIGIN};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderValue, ORIGIN};
+use hyper::http::uri::Authority;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nbd::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -25,8 +40,13 @@ use crate::core::Core;
 use crate::routes::{self, Answer, Route};
 use crate::rundir::{refused, remove_stale_socket};
 
-/// Connections at a time; more wait in the listen queue.
+/// Connections at a time, of local sockets and again by TCP; more wait in the listen queue.
 const CONNECTIONS_MAX: usize = 64;
+/// Requests at a time that take long, of local sockets and again by TCP: each has a task and a
+/// socket, and maybe something that goes on in the core.
+const WAITING_MAX: usize = 512;
+/// After this a request takes long.
+const SOON: Duration = Duration::from_millis(100);
 /// Time to send a request's head, and again for its body.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
 /// Largest request head.
@@ -74,20 +94,74 @@ impl Listener {
     }
 }
 
-/// The connections of all listeners.
+/// The places of connections: of local sockets, and of TCP (H2).
 #[derive(Clone, Debug)]
-pub(crate) struct Connections(Arc<Semaphore>);
+pub(crate) struct Connections {
+    local: Places,
+    tcp: Places,
+}
+
+/// Places of one kind of listener.
+#[derive(Clone, Debug)]
+struct Places {
+    /// Of connections, while they idle or have a request that has just come.
+    serving: Arc<Semaphore>,
+    /// Of requests that take long (H1).
+    waiting: Arc<Semaphore>,
+}
+
+impl Places {
+    fn new() -> Places {
+        let places = |count| Arc::new(Semaphore::new(count));
+        Places { serving: places(CONNECTIONS_MAX), waiting: places(WAITING_MAX) }
+    }
+
+    async fn all_free(&self) {
+        for (places, count) in [(&self.serving, CONNECTIONS_MAX), (&self.waiting, WAITING_MAX)] {
+            let all = u32::try_from(count).expect("a small constant");
+            let _ = places.acquire_many(all).await; // they are never closed
+        }
+    }
+}
 
 impl Connections {
     pub(crate) fn new() -> Connections {
-        Connections(Arc::new(Semaphore::new(CONNECTIONS_MAX)))
+        Connections { local: Places::new(), tcp: Places::new() }
+    }
+
+    fn of(&self, listener: &Listener) -> &Places {
+        match listener {
+            Listener::Unix(_) => &self.local,
+            Listener::Tcp(_) => &self.tcp,
+        }
     }
 
     /// Waits until all connections have ended, but not for ever. Nothing is served after it.
     pub(crate) async fn drain(&self) {
-        let all = u32::try_from(CONNECTIONS_MAX).expect("a small constant");
+        let free = async {
+            self.local.all_free().await;
+            self.tcp.all_free().await;
+        };
         // Who does not take his answer in time goes without.
-        let _ = tokio::time::timeout(DRAIN_TIME, self.0.acquire_many(all)).await;
+        let _ = tokio::time::timeout(DRAIN_TIME, free).await;
+    }
+}
+
+/// The place of a connection.
+#[derive(Debug)]
+struct Place {
+    places: Places,
+    held: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl Place {
+    /// The request takes long: gives the place of the connection away (H1). False when there is
+    /// none among those that wait.
+    fn give_way(&self) -> bool {
+        let waiting = self.places.waiting.clone().try_acquire_owned().ok();
+        let found = waiting.is_some();
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+        found
     }
 }
 
@@ -95,18 +169,20 @@ impl Connections {
 pub(crate) async fn serve(listener: Listener, connections: Connections, state: Arc<State>) {
     let mut closing = state.closing.clone();
     loop {
-        let Ok(permit) = connections.0.clone().acquire_owned().await else { return };
+        let places = connections.of(&listener).clone();
+        let Ok(permit) = places.serving.clone().acquire_owned().await else { return };
+        let place = Place { places, held: Mutex::new(Some(permit)) };
         let accepted = tokio::select! {
             accepted = accept(&listener) => accepted,
             () = shutdown(&mut closing) => return,
         };
         match accepted {
             Ok(Stream::Unix(stream)) if may_connect(&stream) => {
-                tokio::spawn(connection(stream, permit, state.clone()));
+                tokio::spawn(connection(stream, (Peer::Local, place), state.clone()));
             }
             Ok(Stream::Unix(_)) => tracing::warn!("control connection of another user refused"),
             Ok(Stream::Tcp(stream)) => {
-                tokio::spawn(connection(stream, permit, state.clone()));
+                tokio::spawn(connection(stream, (Peer::Network, place), state.clone()));
             }
             Err(e) => {
                 tracing::warn!(error = %e, "accept on the control socket failed");
@@ -140,14 +216,15 @@ fn may_connect(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == us || peer.uid() == 0)
 }
 
-async fn connection<S>(stream: S, _permit: OwnedSemaphorePermit, state: Arc<State>)
+async fn connection<S>(stream: S, (peer, place): (Peer, Place), state: Arc<State>)
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let mut closing = state.closing.clone();
+    let place = Arc::new(place);
     let service = service_fn(move |request| {
-        let state = state.clone();
-        async move { Ok::<_, Infallible>(respond(&state, request).await) }
+        let (state, place) = (state.clone(), place.clone());
+        async move { Ok::<_, Infallible>(respond(&state, peer, &place, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -167,9 +244,29 @@ where
     }
 }
 
-async fn respond(state: &State, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn respond(
+    state: &State,
+    peer: Peer,
+    place: &Place,
+    request: Request<Incoming>,
+) -> Response<Full<Bytes>> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    match handle(state, request).await {
+    let answer = handle(state, peer, request);
+    tokio::pin!(answer);
+    let soon = tokio::time::timeout(SOON, &mut answer).await;
+    let took_long = soon.is_err();
+    let answer = match soon {
+        Ok(answer) => answer,
+        Err(_) if place.give_way() => answer.await,
+        Err(_) => {
+            let message = format!(
+                "{WAITING_MAX} requests wait already: this one is not waited for; what it has begun \
+                 goes on"
+            );
+            Err(Failure::new(ErrorKind::Busy, message))
+        }
+    };
+    let mut response = match answer {
         Ok(Answer::Json(json)) => response(StatusCode::OK, "application/json", json),
         Ok(Answer::Text(text)) => response(StatusCode::OK, "text/plain; version=0.0.4", text),
         Err(failure) => {
@@ -179,10 +276,62 @@ async fn respond(state: &State, request: Request<Incoming>) -> Response<Full<Byt
             let json = serde_json::to_vec(&failure).unwrap_or_default();
             response(status, "application/json", json)
         }
+    };
+    if took_long {
+        // Its place is another's now.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    response
 }
 
-async fn handle(state: &State, request: Request<Incoming>) -> Result<Answer, Failure> {
+/// Whether a Host header names the daemon by something that no name server decides on: an address,
+/// or localhost. Another name can be a web page's whose owner points it at us, so that a browser
+/// takes our answers for that page's own.
+fn is_own_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((v6, port)) => {
+            return v6.parse::<Ipv6Addr>().is_ok() && (port.is_empty() || is_port(port));
+        }
+        None => match host.split_once(':') {
+            Some((name, _)) if !is_port(&host[name.len()..]) => return false,
+            Some((name, _)) => name,
+            None => host,
+        },
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok()
+}
+
+/// Whether this is a colon and a port.
+fn is_port(text: &str) -> bool {
+    let digits = text.strip_prefix(':').unwrap_or_default();
+    digits.bytes().all(|b| b.is_ascii_digit()) && digits.parse::<u16>().is_ok()
+}
+
+fn check_host(request: &Request<Incoming>) -> Result<(), Failure> {
+    let headers = request.headers().get_all(HOST).iter();
+    let hosts = headers.map(|host| host.to_str().unwrap_or_default());
+    let named = request.uri().authority().map(Authority::as_str);
+    let mut count = 0;
+    for host in hosts.chain(named) {
+        count += 1;
+        if !is_own_host(host) {
+            let message = format!(
+                "host `{host}`: allowed are localhost and addresses, such as 127.0.0.1:8080 or \
+                 [::1]:8080"
+            );
+            return Err(Failure::new(ErrorKind::Denied, message));
+        }
+    }
+    if count == 0 {
+        return Err(Failure::new(ErrorKind::Denied, "a request by TCP must have a Host header"));
+    }
+    Ok(())
+}
+
+async fn handle(state: &State, peer: Peer, request: Request<Incoming>) -> Result<Answer, Failure> {
+    if peer == Peer::Network {
+        check_host(&request)?;
+    }
     if request.headers().contains_key(ORIGIN) {
         // A page in a browser, maybe of anybody: the API is for programs.
         return Err(Failure::new(ErrorKind::Denied, "requests of web pages are refused"));
@@ -200,6 +349,9 @@ async fn handle(state: &State, request: Request<Incoming>) -> Result<Answer, Fai
         let most = api::BODY_BYTES_MAX;
         Failure::new(ErrorKind::Invalid, format!("body of the request (at most {most} bytes): {e}"))
     })?;
+    // H3: hyper looks whether the client is there when it has nothing else to do, and drops this
+    // future when it has gone.
+    tokio::task::yield_now().await;
     routes::answer(state, route, &body.to_bytes()).await
 }
 

@@ -10,6 +10,7 @@ use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::core::Core;
 use crate::engine::Engine;
 use crate::http::{State, shutdown};
 use crate::metrics;
@@ -178,18 +179,22 @@ async fn of_device(
                 RemoveHow::Deferred => Remove::Deferred,
                 RemoveHow::Force => Remove::Force,
             };
-            json(&core.call(async move |e| e.remove(&name, how).await).await??)
+            if how == Remove::Force {
+                // It waits for nothing that another has begun.
+                return json(&core.call(async move |e| e.remove(&name, how).await).await??);
+            }
+            json(&change(core, name, async move |e, name| e.remove(&name, how).await).await?)
         }
         Verb::Load => {
             let table = parse::<api::Load>(body)?.table;
-            json(&core.call(async move |e| e.load(&name, &table).await).await??)
+            json(&change(core, name, async move |e, name| e.load(&name, &table).await).await?)
         }
-        Verb::Clear => json(&core.call(async move |e| e.clear(&name).await).await??),
+        Verb::Clear => json(&change(core, name, async |e, name| e.clear(&name).await).await?),
         Verb::Suspend => {
             parse::<api::Suspend>(body)?;
-            json(&core.call(async move |e| e.suspend(&name).await).await??)
+            json(&change(core, name, async |e, name| e.suspend(&name).await).await?)
         }
-        Verb::Resume => json(&core.call(async move |e| e.resume(&name).await).await??),
+        Verb::Resume => json(&change(core, name, async |e, name| e.resume(&name).await).await?),
         Verb::Rename => {
             let to = parse::<api::Rename>(body)?;
             json(&core.call(async move |e| e.rename(&name, &to)).await??)
@@ -212,6 +217,24 @@ async fn of_device(
             json(&core.call(set).await??)
         }
     }
+}
+
+/// Changes a device. Before that it waits for other changes of the device to end, but not when the
+/// client has gone: then nothing is changed.
+async fn change<T, F, Fut>(core: &Core, name: String, f: F) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    F: FnOnce(Rc<Engine>, String) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<T, Failure>> + 'static,
+{
+    // What drops this future drops `asking` too.
+    let asking = Arc::new(());
+    let asked = Arc::downgrade(&asking);
+    let done = core.call(async move |e: Rc<Engine>| {
+        e.turn(&name, &asked).await?;
+        f(e, name).await
+    });
+    done.await?
 }
 
 /// Waits for an event, as long as the client does and the daemon is not told to end.

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What clients of the control sockets can do to each other: nothing. Each case was found by an
+//! attack from outside.
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "tests of processes, by the clock"
+)]
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use common::{Pond, sh};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn connect(pond: &Pond) -> UnixStream {
+    UnixStream::connect(pond.run_dir().join("control.sock")).unwrap()
+}
+
+fn ask(mut to: impl Write, method: &str, path: &str) {
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    to.write_all(request.as_bytes()).unwrap();
+}
+
+/// Whether requests of others are answered soon.
+fn assert_serves(pond: &Pond) {
+    let (status, said) = pond.curl("GET", "/v1/devices", &["-m", "5"]);
+    assert_eq!(status, "200", "{said}");
+}
+
+/// A daemon with a TCP port besides its socket, and the port's address.
+fn with_tcp() -> (Pond, String) {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let addr = format!("127.0.0.1:{port}");
+    (Pond::start_with(&["--http", &addr]), addr)
+}
+
+/// 64 commands that waited took all places: `ls` and `remove` hung until one of them ended.
+#[test]
+fn requests_that_wait_keep_no_place_from_others() {
+    let pond = Pond::start();
+    pond.create("d", "0 8 zero");
+    let mut waiters: Vec<UnixStream> = (0..100).map(|_| connect(&pond)).collect();
+    for waiter in &waiters {
+        ask(waiter, "GET", "/v1/devices/d/wait");
+    }
+    assert_serves(&pond);
+    let (status, _) = pond.curl("DELETE", "/v1/devices/d", &["-m", "5"]);
+    assert_eq!(status, "200");
+    for waiter in &mut waiters {
+        let mut answer = [0; 4096];
+        waiter.set_read_timeout(Some(5000 * MS)).unwrap();
+        let n = waiter.read(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer[..n]);
+        assert!(answer.contains("event_nr"), "{answer}");
+    }
+}
+
+#[test]
+fn more_requests_than_may_wait_are_refused_not_queued() {
+    let pond = Pond::start();
+    pond.create("d", "0 8 zero");
+    let mut waiters: Vec<UnixStream> = (0..512 + 40).map(|_| connect(&pond)).collect();
+    for waiter in &waiters {
+        ask(waiter, "GET", "/v1/devices/d/wait");
+    }
+    assert_serves(&pond);
+    sleep(500 * MS);
+    let (mut refused, mut buf) = (0, [0; 4096]);
+    for waiter in &mut waiters {
+        waiter.set_nonblocking(true).unwrap();
+        let n = waiter.read(&mut buf).unwrap_or(0);
+        refused += usize::from(String::from_utf8_lossy(&buf[..n]).contains("wait already"));
+    }
+    assert_eq!(refused, 40);
+    assert_serves(&pond);
+}
+
+#[test]
+fn tcp_clients_take_no_place_of_the_local_socket() {
+    let (pond, addr) = with_tcp();
+    let idle: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&addr).unwrap()).collect();
+    sleep(100 * MS);
+    assert_serves(&pond);
+    drop(idle);
+}
+
+/// `remove` waited for a `suspend`, which waited for I/O. Its client was killed, and the device
+/// was removed all the same, minutes later.
+#[test]
+fn a_remove_whose_client_has_gone_removes_nothing() {
+    let pond = Pond::start();
+    pond.create("d", "0 2048 delay mem:1M 0 2000");
+    let mut io = Command::new("qemu-io");
+    let io = io.args(["-f", "raw", "-c", "read 0 4k", &pond.uri("d")]);
+    let mut io = io.stdout(Stdio::null()).spawn().unwrap();
+    let in_flight = || pond.cli(&["info", "d"]).ok().contains("Open count:        1");
+    while !in_flight() {
+        sleep(10 * MS);
+    }
+    sleep(300 * MS); // between its connection and its read
+    let suspend = connect(&pond);
+    ask(&suspend, "POST", "/v1/devices/d/suspend");
+    sleep(100 * MS);
+    let (status, _) = pond.curl("DELETE", "/v1/devices/d", &["-m", "0.3"]);
+    assert_eq!(status, "000", "it waits");
+    let mut answer = [0; 12];
+    (&suspend).read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    pond.cli(&["resume", "d"]).ok();
+    assert!(io.wait().unwrap().success());
+    assert!(pond.cli(&["info", "d"]).ok().contains("ACTIVE"));
+    // One whose client stays has its turn.
+    pond.cli(&["remove", "d"]).ok();
+}
+
+/// A request that lay in the socket while the daemon was busy was executed for nobody.
+#[test]
+fn a_request_that_was_left_behind_changes_nothing() {
+    let pond = Pond::start();
+    pond.create("d", "0 8 zero");
+    pond.signal("-STOP");
+    let gone = connect(&pond);
+    ask(&gone, "DELETE", "/v1/devices/d");
+    drop(gone);
+    pond.signal("-CONT");
+    assert_serves(&pond);
+    sleep(100 * MS);
+    pond.cli(&["info", "d"]).ok();
+}
+
+/// A web page whose name points to 127.0.0.1 read devices, tables and paths: a browser takes it for
+/// the page's own server.
+#[test]
+fn a_host_by_another_name_is_refused_on_tcp() {
+    let (pond, addr) = with_tcp();
+    let port = addr.rsplit_once(':').unwrap().1;
+    let url = format!("http://{addr}/v1/devices");
+    let curl = |host: &str| sh("curl", &["-s", "-w", "%{http_code}", "-H", host, &url]).out;
+    for host in ["127.0.0.1", "localhost", "LocalHost", "[::1]", "192.0.2.7"] {
+        assert_eq!(curl(&format!("Host: {host}")), "[]200", "{host}");
+        assert_eq!(curl(&format!("Host: {host}:{port}")), "[]200", "{host}");
+    }
+    for host in ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io"] {
+        let said = curl(&format!("Host: {host}"));
+        assert!(said.contains(&format!("host `{host}`: allowed are")), "{said}");
+        assert!(said.ends_with("403"), "{said}");
+    }
+    assert!(curl("Host:").ends_with("400") || curl("Host:").ends_with("403"));
+    let (status, _) = pond.curl("GET", "/v1/devices", &["-H", "Host: pond.example"]);
+    assert_eq!(status, "200", "no web page gets to the local socket");
+}

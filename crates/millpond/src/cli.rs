@@ -24,8 +24,8 @@ use crate::wipe::WipeArgs;
     disable_help_subcommand = true,
     after_help = "\
 Examples:
-  millpond daemon --run-dir /tmp/pond &
-  export MILLPOND_RUN_DIR=/tmp/pond
+  millpond daemon --run-dir ~/pond &
+  export MILLPOND_RUN_DIR=~/pond
   millpond create wc --table '0 4194304 writecache s /srv/origin.img /srv/cache.img 4096 0'
   millpond status wc
   millpond message wc 0 flush
@@ -115,10 +115,15 @@ pub(crate) enum Steer {
 /// what is in flight, commit, exit 0. A second SIGINT exits at once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-RUN_DIR/control.sock takes HTTP (docs/api.md), RUN_DIR/nbd.sock takes NBD.
+RUN_DIR/control.sock takes HTTP (docs/api.md), RUN_DIR/nbd.sock takes NBD. RUN_DIR is made if it is
+not there; one that is a symlink, another user's, or that others may write to, is refused.
+
+An NBD client that takes no replies for 30 seconds is cut off. When all 256 connections are taken,
+the session that has been idle for longest, 5 minutes at least, makes room for a new one; 64 are
+kept for local sockets (docs/nbd.md).
 
 Examples:
-  millpond daemon --run-dir /tmp/pond
+  millpond daemon --run-dir ~/pond
   millpond daemon --config /etc/millpond.toml
   millpond daemon --nbd 127.0.0.1:10809 --default-export wc
   millpond daemon --fuse /srv/pond

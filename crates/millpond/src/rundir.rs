@@ -2,7 +2,7 @@
 //! RUN_DIR: where a daemon's sockets are, whose they are, and that there is one daemon in each.
 //!
 //! ```text
-//!   RUN_DIR/            0700, ours
+//!   RUN_DIR/            0700, ours, no symlink
 //!     lock              flock'd for the daemon's life; holds its pid
 //!     control.sock      0600, HTTP
 //!     nbd.sock          0600, NBD
@@ -10,19 +10,24 @@
 //!
 //! Invariants
 //! - D1 A socket is unlinked only by who holds the lock, or when nobody listens on it.
+//! - D2 Nothing is opened, made or truncated by way of a symlink, and only in a directory in which
+//!   nobody else may write: another user can't make us change a file.
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind as IoKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File, Metadata};
+use std::io::{Error as IoError, ErrorKind as IoKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use block::ErrorKind;
 use control::Failure;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::Errno;
 
 /// Longest path that a unix socket's address takes, with its terminator (`sun_path`).
 const SUN_PATH_BYTES: usize = 108;
+/// Permission of group and others to write.
+const WRITE_BY_OTHERS: u32 = 0o022;
 
 /// The paths within a run directory.
 #[derive(Clone, Debug)]
@@ -46,7 +51,8 @@ impl RunDir {
     pub(crate) fn at(dir: &Path) -> Result<RunDir, Failure> {
         let dir = std::path::absolute(dir)
             .map_err(|e| Failure::new(ErrorKind::Invalid, format!("run dir: {e}")))?;
-        let run_dir = RunDir(dir);
+        // Without a slash at its end, which would make `open` follow a symlink.
+        let run_dir = RunDir(dir.components().collect());
         let longest = run_dir.control();
         if longest.as_os_str().len() >= SUN_PATH_BYTES {
             let message = format!(
@@ -79,23 +85,32 @@ impl RunDir {
             Err(e) if e.kind() == IoKind::AlreadyExists => {}
             Err(e) => return Err(refused(&e, format!("run dir {dir}"))),
         }
-        let meta = std::fs::metadata(&self.0).map_err(|e| refused(&e, format!("run dir {dir}")))?;
-        if !meta.is_dir() {
-            return Err(Failure::new(ErrorKind::Invalid, format!("run dir {dir}: no directory")));
-        }
-        if meta.uid() != rustix::process::geteuid().as_raw() {
-            let message = format!("run dir {dir}: it belongs to uid {}, not to us", meta.uid());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(CWD, &self.0, flags, Mode::empty()).map(File::from);
+        let opened = opened.map_err(|e| match is_symlink(&self.0) {
+            true => symlink(&format!("run dir {dir}")),
+            false if e == Errno::NOTDIR => {
+                Failure::new(ErrorKind::Invalid, format!("run dir {dir}: no directory"))
+            }
+            false => refused(&e.into(), format!("run dir {dir}")),
+        })?;
+        let meta = opened.metadata().map_err(|e| refused(&e, format!("run dir {dir}")))?;
+        check_owner(&meta, &format!("run dir {dir}"))?;
+        let path = self.0.join("lock");
+        // D2: relative to the directory that was looked at.
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = flags | OFlags::NONBLOCK; // a pipe by that name keeps nobody waiting
+        let file = openat(&opened, "lock", flags, Mode::RUSR | Mode::WUSR).map(File::from);
+        let mut file = file.map_err(|e| match e {
+            Errno::LOOP => symlink(&path.display().to_string()),
+            e => refused(&IoError::from(e), path.display()),
+        })?;
+        let meta = file.metadata().map_err(|e| refused(&e, path.display()))?;
+        if !meta.is_file() || meta.nlink() != 1 {
+            let message = format!("{}: no file of our own: remove it", path.display());
             return Err(Failure::new(ErrorKind::Denied, message));
         }
-        let path = self.0.join("lock");
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|e| refused(&e, path.display()))?;
+        check_owner(&meta, &path.display().to_string())?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
             let _ = file.read_to_string(&mut pid);
@@ -111,6 +126,32 @@ impl RunDir {
             .map_err(|e| refused(&e, path.display()))?;
         Ok(Lock { _file: file })
     }
+}
+
+fn is_symlink(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink())
+}
+
+fn symlink(what: &str) -> Failure {
+    let message = format!("{what}: it is a symlink, which is not followed: name what it points to");
+    Failure::new(ErrorKind::Denied, message)
+}
+
+/// D2.
+fn check_owner(meta: &Metadata, what: &str) -> Result<(), Failure> {
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        let message = format!("{what}: it belongs to uid {}, not to us", meta.uid());
+        return Err(Failure::new(ErrorKind::Denied, message));
+    }
+    if meta.mode() & WRITE_BY_OTHERS != 0 {
+        let mode = meta.mode() & 0o7777;
+        let message = format!(
+            "{what}: others may write there (mode {mode:04o}): chmod go-w, if nobody has, or \
+             choose another with --run-dir"
+        );
+        return Err(Failure::new(ErrorKind::Denied, message));
+    }
+    Ok(())
 }
 
 /// Unlinks a socket that a dead process left at `path`. Refuses when somebody listens there or when
@@ -206,6 +247,55 @@ mod tests {
         assert!(e.message.contains(&format!("pid {}", std::process::id())), "{e}");
         drop(lock);
         dir.take().unwrap();
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+
+    /// Found by an attack: a link `lock` in a directory of mode 0777 had the file that it pointed
+    /// to overwritten with our pid.
+    #[test]
+    fn a_run_dir_that_others_may_write_to_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("pond");
+        let dir = RunDir::at(&path).unwrap();
+        drop(dir.take().unwrap());
+        for mode in [0o777, 0o1777, 0o770, 0o702] {
+            set_mode(&path, mode);
+            let e = dir.take().unwrap_err();
+            assert_eq!(e.kind(), Some(ErrorKind::Denied));
+            assert!(e.message.contains(&format!("(mode {mode:04o})")), "{e}");
+        }
+        set_mode(&path, 0o755);
+        set_mode(&path.join("lock"), 0o666);
+        assert_eq!(dir.take().unwrap_err().kind(), Some(ErrorKind::Denied));
+        set_mode(&path.join("lock"), 0o600);
+        dir.take().unwrap();
+    }
+
+    #[test]
+    fn no_symlink_is_followed_for_dir_or_lock() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (real, link) = (tmp.path().join("real"), tmp.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        set_mode(&real, 0o700);
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        for path in [link.clone(), link.join("")] {
+            let e = RunDir::at(&path).unwrap().take().unwrap_err();
+            assert!(e.message.contains("it is a symlink"), "{e}");
+        }
+        let dir = RunDir::at(&real).unwrap();
+        let victim = tmp.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, real.join("lock")).unwrap();
+        assert!(dir.take().unwrap_err().message.contains("it is a symlink"));
+        std::fs::remove_file(real.join("lock")).unwrap();
+        std::fs::hard_link(&victim, real.join("lock")).unwrap();
+        assert!(dir.take().unwrap_err().message.contains("no file of our own"));
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        let file = RunDir::at(&victim).unwrap().take().unwrap_err();
+        assert!(file.message.contains("no directory"), "{file}");
     }
 
     #[test]

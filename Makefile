@@ -9,7 +9,7 @@ SEEDS ?= 20000
 # Time for each fuzz target.
 FUZZ_SECONDS ?= 30
 
-.PHONY: help setup build demo test test-fast lint fmt fuzz seeds docs deny clean
+.PHONY: help setup build demo attack test test-fast lint fmt fuzz seeds docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -24,6 +24,10 @@ build: ## the program, optimised: target/release/millpond
 demo: setup ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS=--size ...)
 	$(CARGO) run --release --locked -p e2e --bin demo -- $(ARGS)
 
+attack: ## an adversary of the whole program: lossy disks, kill -9, a judge (ARGS='--seconds 3600')
+	$(CARGO) build --release --locked -p millpond
+	$(CARGO) run --release --locked -p attack -- $(ARGS)
+
 published: setup ## what others have published, run as they wrote it (root; ARGS='--only linear')
 	$(CARGO) run --release --locked -p e2e --bin published -- $(ARGS)
 
@@ -34,8 +38,8 @@ test: setup ## all tests, end to end with real clients included; in CI a while o
 	$(CARGO) test --workspace --locked --no-fail-fast --lib --bins --tests
 
 test-fast: ## unit and doc tests, a few simulation seeds; no set-up, no outside programs
-	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude e2e --exclude bench --exclude reproduce \
-		--exclude millpond --locked
+	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude attack --exclude e2e --exclude bench \
+		--exclude reproduce --exclude millpond --locked
 	$(CARGO) test -p millpond --bins --locked
 
 lint: ## formatting, clippy, room direction, style, licences
@@ -51,8 +55,8 @@ fuzz: ## every fuzz target for FUZZ_SECONDS (needs the nightly toolchain)
 	$(CARGO) run --quiet --locked -p xtask -- fuzz $(FUZZ_SECONDS)
 
 seeds: ## simulation tests with SEEDS seeds each
-	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test --workspace --exclude e2e --exclude bench --exclude reproduce \
-		--locked --tests
+	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test --workspace --exclude attack --exclude e2e --exclude bench \
+		--exclude reproduce --locked --tests
 
 docs: ## API documentation of all rooms: target/doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked

@@ -18,9 +18,9 @@
 //!   sends a buffer out writes all of it first.
 //! - B3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the
 //!   system.
-//! - B4 What is given out as a pointer (`as_ptr`) is for the kernel alone, from submit to completion
-//!   (border contract, point 8). The borrows don't know of it: whoever dereferences it, or has it
-//!   dereferenced, promises that.
+//! - B4 What is given out as a pointer (`as_ptr`) is for the kernel alone, from submit to
+//!   completion (border contract, point 8). The borrows don't know of it: whoever dereferences it,
+//!   or has it dereferenced, promises that.
 //!
 //! [`Ram`]: crate::Ram
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

@@ -260,8 +260,8 @@ async fn respond(
         Err(_) if place.give_way() => answer.await,
         Err(_) => {
             let message = format!(
-                "{WAITING_MAX} requests wait already: this one is not waited for; what it has begun \
-                 goes on"
+                "{WAITING_MAX} requests wait already: this one is not waited for; what it has \
+                 begun goes on"
             );
             Err(Failure::new(ErrorKind::Busy, message))
         }

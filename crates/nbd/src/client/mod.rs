@@ -18,9 +18,9 @@
 //! `policy::backoff` says. A request that finds no server for [`Options::timeout`] fails with EIO.
 //! A server that for [`Options::silence`] says nothing, and takes nothing of what is sent, while it
 //! owes an answer is left, too: its process hangs, or its host is gone and the kernel has not
-//! noticed. It owes whatever has been begun, also the taking of what is being sent. And one that goes
-//! on with the others but not with one request is left after [`Options::own_silence`]; that request
-//! fails.
+//! noticed. It owes whatever has been begun, also the taking of what is being sent. And one that
+//! goes on with the others but not with one request is left after [`Options::own_silence`]; that
+//! request fails.
 //!
 //! *Stale writes.* A server may still have requests of the old connection before it: in its own
 //! hands, or unread in its socket. The protocol has no word to call them back, nor a number by

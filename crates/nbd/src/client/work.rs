@@ -20,8 +20,8 @@ use crate::client::losses::Losses;
 use crate::request::Request;
 use crate::wire::{CommandFlags, ExportFlags, cmd};
 
-/// Pieces of one bio at a time; further ones are made as these end. Chosen: as many as keep a server
-/// busy, and no more memory than a bio of that size is worth.
+/// Pieces of one bio at a time; further ones are made as these end. Chosen: as many as keep a
+/// server busy, and no more memory than a bio of that size is worth.
 const PIECES_MAX: u32 = 64;
 /// Data of a request's own answer that count as progress.
 const PROGRESS_BYTES: u32 = 64 << 10;

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! An NBD client with several requests in flight, which overlap with its own and others'.
+//!
+//! What it sends and what comes of it the judge is told: before it is sent, and after the answer.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::judge::{Judge, Kind, Outcome};
+use crate::pattern::{SECTOR, fill, identify};
+use crate::rng::Rng;
+use crate::wire::{self, Request, cmd, opt};
+use crate::{Result, held};
+
+/// Longest wait for an answer. Disks hang for seconds at most, an operator's pauses are shorter.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Zeroes and discards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeroes {
+    /// None.
+    None,
+    /// Without FUA.
+    Plain,
+    /// With FUA, too.
+    Fua,
+}
+
+/// What is asked for, of sectors that all clients share.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// First sector that is used.
+    pub first: u64,
+    /// How many are.
+    pub count: u64,
+    /// Sectors that a request has at least, and begins at a multiple of.
+    pub grain: u64,
+    /// Whether zeroes and discards are sent.
+    pub zeroes: Zeroes,
+    /// FLUSHes that a connection has in flight at most.
+    pub flushes: usize,
+}
+
+/// A request to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Read.
+    Read,
+    /// Write, zero or discard; with FUA or not.
+    Change(Kind, bool),
+    /// Make durable.
+    Flush,
+}
+
+impl Load {
+    /// A request, and sectors for it: many where others are, some anywhere.
+    pub fn draw(&self, rng: &mut Rng) -> (Ask, u64, u64) {
+        let ask = match rng.below(100) {
+            0..30 => Ask::Read,
+            30..76 => Ask::Change(Kind::Data, false),
+            76..82 => Ask::Change(Kind::Data, true),
+            82..86 if self.zeroes != Zeroes::None => {
+                Ask::Change(Kind::Zeroes, self.zeroes == Zeroes::Fua && rng.chance(0.2))
+            }
+            86..88 if self.zeroes != Zeroes::None => Ask::Change(Kind::Discard, false),
+            82..88 => Ask::Change(Kind::Data, false),
+            _ => Ask::Flush,
+        };
+        let grains = self.count / self.grain;
+        let most = if rng.chance(0.1) { 16 } else { 3 };
+        let len = (1 + rng.below(most)).min(grains);
+        let region = if rng.chance(0.6) { grains.min(64) } else { grains };
+        let start = rng.below(region).min(grains - len);
+        (ask, self.first + start * self.grain, len * self.grain)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Waiting {
+    Read { begun: u64, sector: u64, count: u64 },
+    Change { write: u64, sector: u64, count: u64 },
+    Flush { begun: u64 },
+}
+
+/// A connection.
+pub struct Client {
+    stream: UnixStream,
+    judge: Arc<Mutex<Judge>>,
+    opener: u64,
+    in_flight: BTreeMap<u64, Waiting>,
+    cookie: u64,
+}
+
+/// How a client's work ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was asked to stop, and everything was answered.
+    Stopped,
+    /// The server has gone.
+    Cut,
+    /// The server did what no server may do.
+    Fault(String),
+}
+
+impl Client {
+    /// Connects to an export.
+    pub fn connect(socket: &Path, export: &str, judge: &Arc<Mutex<Judge>>) -> io::Result<Client> {
+        let opener = held(judge).open();
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        if wire::u64(&mut stream)? != wire::HELLO || wire::u64(&mut stream)? != wire::OPTION {
+            return Err(wire::wrong("no NBD server"));
+        }
+        let _ = wire::u16(&mut stream)?;
+        stream.write_all(&3u32.to_be_bytes())?;
+        let mut go = (export.len() as u32).to_be_bytes().to_vec();
+        go.extend(export.as_bytes());
+        go.extend([0, 1, 0, 3]); // tell me the block sizes
+        wire::send_option(&mut stream, opt::GO, &go)?;
+        loop {
+            if wire::u64(&mut stream)? != wire::OPTION_REPLY {
+                return Err(wire::wrong("no answer to an option"));
+            }
+            let _ = wire::u32(&mut stream)?;
+            let (kind, len) = (wire::u32(&mut stream)?, wire::u32(&mut stream)?);
+            let text = wire::bytes(&mut stream, len.min(1 << 16) as usize)?;
+            match kind {
+                opt::ACK => break,
+                opt::TELL => {}
+                _ => return Err(wire::wrong(&String::from_utf8_lossy(&text))),
+            }
+        }
+        let judge = Arc::clone(judge);
+        Ok(Client { stream, judge, opener, in_flight: BTreeMap::new(), cookie: 0 })
+    }
+
+    fn send(&mut self, ask: Ask, sector: u64, count: u64) -> io::Result<()> {
+        self.cookie += 1;
+        let cookie = self.cookie;
+        let mut judge = held(&self.judge);
+        let (cmd, fua, waiting) = match ask {
+            Ask::Read => {
+                (cmd::READ, false, Waiting::Read { begun: judge.read_begins(), sector, count })
+            }
+            Ask::Flush => {
+                let begun = judge.flush_begins();
+                (cmd::FLUSH, false, Waiting::Flush { begun })
+            }
+            Ask::Change(kind, fua) => {
+                let write = judge.write_begins(self.opener, sector, count, kind, fua);
+                let cmd = match kind {
+                    Kind::Data => cmd::WRITE,
+                    Kind::Zeroes => cmd::WRITE_ZEROES,
+                    Kind::Discard => cmd::TRIM,
+                };
+                (cmd, fua, Waiting::Change { write, sector, count })
+            }
+        };
+        drop(judge);
+        self.in_flight.insert(cookie, waiting);
+        let (offset, len) = match ask {
+            Ask::Flush => (0, 0),
+            Ask::Read | Ask::Change(..) => (sector * 512, count as u32 * 512),
+        };
+        let flags = if fua { wire::FUA } else { 0 };
+        let mut out = Request { flags, cmd, cookie, offset, len }.encode().to_vec();
+        if let (Ask::Change(Kind::Data, _), Waiting::Change { write, .. }) = (ask, waiting) {
+            let head = out.len();
+            out.resize(head + len as usize, 0);
+            fill(write, sector, &mut out[head..]);
+        }
+        self.stream.write_all(&out)
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        let (cookie, error) = wire::read_reply(&mut self.stream)?;
+        if error == wire::ESHUTDOWN {
+            return Err(io::Error::from(ErrorKind::UnexpectedEof)); // it ends: nothing is known
+        }
+        let waiting = self.in_flight.remove(&cookie);
+        let waiting = waiting.ok_or_else(|| wire::wrong("an answer to nothing"))?;
+        if ![0, wire::EIO].contains(&error) {
+            return Err(wire::wrong(&format!("{waiting:?} was answered with error {error}")));
+        }
+        let outcome = if error == 0 { Outcome::Done } else { Outcome::Failed };
+        let done = outcome == Outcome::Done;
+        match waiting {
+            Waiting::Flush { begun } => {
+                held(&self.judge).flush_ends(self.opener, begun, outcome);
+            }
+            Waiting::Change { write, sector, count } => {
+                held(&self.judge).write_ends(write, sector, count, outcome);
+            }
+            Waiting::Read { begun, .. } if !done => held(&self.judge).read_fails(begun),
+            Waiting::Read { begun, sector, count } => {
+                let mut data = vec![0; count as usize * SECTOR];
+                self.stream.read_exact(&mut data)?;
+                let contents: Vec<_> = data
+                    .chunks_exact(SECTOR)
+                    .zip(sector..)
+                    .map(|(d, at)| identify(at, d))
+                    .collect();
+                held(&self.judge).read_ends(begun, sector, &contents);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends requests until it is told to stop or the server goes.
+    pub fn run(mut self, load: &Load, depth: usize, mut rng: Rng, stop: &AtomicBool) -> End {
+        let done = self.work(load, depth, &mut rng, stop);
+        end_of(done)
+    }
+
+    fn work(
+        &mut self,
+        load: &Load,
+        depth: usize,
+        rng: &mut Rng,
+        stop: &AtomicBool,
+    ) -> io::Result<()> {
+        loop {
+            let stopping = stop.load(Ordering::SeqCst);
+            if stopping && self.in_flight.is_empty() {
+                return Ok(());
+            }
+            while !stopping && self.in_flight.len() < depth {
+                let (mut ask, sector, count) = load.draw(rng);
+                // FLUSHes beside each other: all of them must tell the truth.
+                let again = if rng.chance(0.4) { 2 } else { 1 };
+                let flushing = |w: &&Waiting| matches!(w, Waiting::Flush { .. });
+                let flushes = self.in_flight.values().filter(flushing).count();
+                if ask == Ask::Flush && flushes + again > load.flushes {
+                    ask = Ask::Read;
+                }
+                for _ in 0..if ask == Ask::Flush { again } else { 1 } {
+                    self.send(ask, sector, count)?;
+                }
+            }
+            self.receive()?;
+        }
+    }
+
+    /// Reads all of `load` once; how many reads failed.
+    pub fn read_all(&mut self, load: &Load) -> Result<u64> {
+        let piece = 128.min(load.count);
+        let mut failed = 0;
+        for at in (load.first..load.first + load.count).step_by(piece as usize) {
+            let count = piece.min(load.first + load.count - at);
+            let before = held(&self.judge).counts.reads_failed;
+            let read = self.send(Ask::Read, at, count).and_then(|()| self.receive());
+            read.map_err(|e| format!("reading all: {e}"))?;
+            failed += held(&self.judge).counts.reads_failed - before;
+        }
+        Ok(failed)
+    }
+}
+
+fn end_of(done: io::Result<()>) -> End {
+    let Err(e) = done else { return End::Stopped };
+    let is = |kinds: &[ErrorKind]| kinds.contains(&e.kind());
+    if is(&[ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe, ErrorKind::ConnectionReset]) {
+        End::Cut
+    } else if is(&[ErrorKind::WouldBlock, ErrorKind::TimedOut]) {
+        End::Fault(format!("no answer in {} s", PATIENCE.as_secs()))
+    } else {
+        End::Fault(e.to_string())
+    }
+}

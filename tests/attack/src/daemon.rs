@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The program as a child in a folder of its own: started, killed, ended, and given orders.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{Result, clock, pause_ms};
+
+/// Longest wait for a daemon to be ready, on a machine under load.
+const START: f64 = 90.0;
+/// Longest wait for an orderly end.
+const STOP: f64 = 90.0;
+/// Longest wait for a verb.
+const VERB: f64 = 60.0;
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this exit code; 128 and the signal's number if by a signal.
+    Code(i32),
+    /// Not in time; it was killed.
+    Late,
+}
+
+fn code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1)
+}
+
+fn wait(child: &mut Child, limit: f64) -> Ended {
+    let give_up = clock() + limit;
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Ended::Code(code(status));
+        }
+        if clock() > give_up {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Ended::Late;
+        }
+        pause_ms(2);
+    }
+}
+
+/// The program and the folder that all of its lives share.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The program.
+    pub program: PathBuf,
+    /// The folder.
+    pub dir: PathBuf,
+}
+
+impl Place {
+    /// Where NBD clients connect.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("run/nbd.sock")
+    }
+
+    /// Where devices are as files.
+    pub fn mount(&self) -> PathBuf {
+        self.dir.join("mnt")
+    }
+
+    fn log_to(&self, name: &str) -> Result<File> {
+        let path = self.dir.join(name);
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        file.map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    /// The end of the log of all daemons.
+    pub fn log_tail(&self) -> String {
+        let log = std::fs::read(self.dir.join("daemon.log")).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log).into_owned();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(25)..].iter().map(|l| format!("  | {l}\n")).collect()
+    }
+
+    /// Gives an order by the command line.
+    pub fn verb(&self, args: &[&str]) -> Result<Ended> {
+        let mut command = Command::new(&self.program);
+        command.arg("--run-dir").arg(self.dir.join("run")).args(args).stdin(Stdio::null());
+        command.stdout(self.log_to("verbs.log")?).stderr(self.log_to("verbs.log")?);
+        let child = command.spawn();
+        let mut child = child.map_err(|e| format!("{}: {e}", self.program.display()))?;
+        Ok(wait(&mut child, VERB))
+    }
+}
+
+/// A daemon. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    place: Place,
+    log_from: u64,
+}
+
+impl Daemon {
+    /// Starts one from the config that is there.
+    pub fn start(place: &Place) -> Result<Daemon> {
+        let log = place.log_to("daemon.log")?;
+        let log_from = log.metadata().map_or(0, |m| m.len());
+        let mut command = Command::new(&place.program);
+        command.arg("--run-dir").arg(place.dir.join("run")).arg("daemon");
+        command.arg("--config").arg(place.dir.join("millpond.toml"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().map_err(|e| format!("{}: {e}", place.program.display()))?;
+        Ok(Daemon { child, place: place.clone(), log_from })
+    }
+
+    /// Waits until it serves.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let give_up = clock() + START;
+        loop {
+            let log = std::fs::read(self.place.dir.join("daemon.log")).unwrap_or_default();
+            let from = (self.log_from as usize).min(log.len());
+            if String::from_utf8_lossy(&log[from..]).contains("millpond: ready") {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let text = self.place.log_tail();
+                return Err(format!("the daemon ends at its start with {}\n{text}", code(status)));
+            }
+            if clock() > give_up {
+                let text = self.place.log_tail();
+                return Err(format!("the daemon is not ready after {START} s\n{text}"));
+            }
+            pause_ms(3);
+        }
+    }
+
+    /// Whether it has ended, which nobody asked for.
+    pub fn has_ended(&mut self) -> Option<i32> {
+        self.child.try_wait().ok().flatten().map(code)
+    }
+
+    /// `kill -9`.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        unmount(&self.place.mount());
+    }
+
+    /// SIGTERM; how it ended.
+    pub fn terminate(mut self) -> Ended {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let _ = kill_process(pid.expect("the number of a process"), Signal::TERM);
+        let ended = wait(&mut self.child, STOP);
+        unmount(&self.place.mount());
+        ended
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // most have ended before
+        let _ = self.child.wait();
+        unmount(&self.place.mount());
+    }
+}
+
+/// Takes away what a killed daemon leaves: for root the first one works, for others the second.
+fn unmount(mount: &Path) {
+    if mount.symlink_metadata().is_ok_and(|m| m.is_dir()) && mount.read_dir().is_ok() {
+        return; // an empty folder, or none
+    }
+    let _ = Command::new("umount").arg("-lq").arg(mount).output();
+    let _ = Command::new("fusermount3").args(["-uzq", "--"]).arg(mount).output();
+}

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A lossy disk as an NBD server on a Unix socket: slow, failing, held and hanging requests.
+//!
+//! A connection has one thread that reads requests and some that do them, in any order. A reply to
+//! a change is sent under the lock of the media, so that what a client knows of it and what the
+//! media may still lose never differ (MD2).
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use crate::media::{Figures, Lie, Media};
+use crate::pattern::SECTOR;
+use crate::rng::Rng;
+use crate::wire::{self, Request, cmd, opt};
+use crate::{Result, clock, held, pause_ms, spawn};
+
+/// Threads that do a connection's requests.
+const WORKERS: usize = 4;
+/// Longest request that is taken.
+const LEN_MAX: u32 = 32 << 20;
+/// Longest wait for the requests of connections that have ended.
+const SETTLE: f64 = 30.0;
+
+/// How a disk behaves at the moment; all zero: well, and at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mood {
+    /// How often a FLUSH fails, and loses some of what it should have saved.
+    pub flush_fails: f64,
+    /// How often a write fails, half done.
+    pub write_fails: f64,
+    /// How often a read fails.
+    pub read_fails: f64,
+    /// How often any request is slow, and how many milliseconds it takes at most.
+    pub slow: f64,
+    /// See `slow`.
+    pub slow_ms: u64,
+    /// How many milliseconds a FLUSH takes at most.
+    pub flush_ms: u64,
+}
+
+struct Shared {
+    media: Mutex<Media>,
+    mood: Mutex<Mood>,
+    hanging: Mutex<bool>,
+    wake: Condvar,
+    connections: AtomicUsize,
+    ended: AtomicBool,
+    rng: Mutex<Rng>,
+    /// Told under the lock of the media before a FLUSH loses anything.
+    on_loss: Box<dyn Fn() + Send + Sync>,
+}
+
+/// A disk that serves; it ends when this is dropped.
+pub struct Disk {
+    shared: Arc<Shared>,
+    socket: PathBuf,
+}
+
+impl Disk {
+    /// A blank disk at a socket.
+    pub fn serve(
+        socket: &Path,
+        bytes: u64,
+        lie: Lie,
+        mut rng: Rng,
+        on_loss: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Disk> {
+        let listener =
+            UnixListener::bind(socket).map_err(|e| format!("{}: {e}", socket.display()))?;
+        let shared = Arc::new(Shared {
+            media: Mutex::new(Media::new(bytes, lie, rng.fork())),
+            mood: Mutex::new(Mood::default()),
+            hanging: Mutex::new(false),
+            wake: Condvar::new(),
+            connections: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+            rng: Mutex::new(rng),
+            on_loss: Box::new(on_loss),
+        });
+        let ours = Arc::clone(&shared);
+        spawn(move || {
+            for stream in listener.incoming() {
+                if ours.ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                let Ok(stream) = stream else { continue };
+                ours.connections.fetch_add(1, Ordering::SeqCst);
+                let ours = Arc::clone(&ours);
+                spawn(move || {
+                    let _ = serve(&ours, stream); // the client has gone
+                    ours.connections.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+        Ok(Disk { shared, socket: socket.into() })
+    }
+
+    /// The word for it in a table.
+    pub fn word(&self) -> String {
+        format!("nbd+unix:///disk?socket={}&timeout=5s", self.socket.display())
+    }
+
+    /// From now on it behaves like this.
+    pub fn set_mood(&self, mood: Mood) {
+        *held(&self.shared.mood) = mood;
+    }
+
+    /// From now on it answers nothing, or goes on.
+    pub fn hang(&self, hanging: bool) {
+        *held(&self.shared.hanging) = hanging;
+        self.shared.wake.notify_all();
+    }
+
+    /// Waits until nothing is left of connections that have ended: done, or dropped.
+    pub fn settle(&self) -> Result<()> {
+        self.hang(false);
+        let give_up = clock() + SETTLE;
+        while self.shared.connections.load(Ordering::SeqCst) > 0 {
+            if clock() > give_up {
+                return Err("a connection of the killed daemon does not end".into());
+            }
+            pause_ms(1);
+        }
+        Ok(())
+    }
+
+    /// The media.
+    pub fn media(&self) -> std::sync::MutexGuard<'_, Media> {
+        held(&self.shared.media)
+    }
+
+    /// What happened to it so far.
+    pub fn figures(&self) -> Figures {
+        self.media().figures
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.hang(false);
+        self.shared.ended.store(true, Ordering::SeqCst);
+        let _ = UnixStream::connect(&self.socket); // wakes the listener
+    }
+}
+
+fn handshake(stream: &mut UnixStream, size: u64) -> std::io::Result<bool> {
+    let mut hello = wire::HELLO.to_be_bytes().to_vec();
+    hello.extend(wire::OPTION.to_be_bytes());
+    hello.extend(3u16.to_be_bytes()); // fixed newstyle, no zeroes
+    stream.write_all(&hello)?;
+    let client_flags = wire::u32(stream)?;
+    loop {
+        if wire::u64(stream)? != wire::OPTION {
+            return Err(wire::wrong("no option"));
+        }
+        let (option, len) = (wire::u32(stream)?, wire::u32(stream)?);
+        let _ = wire::bytes(stream, len.min(1 << 16) as usize)?;
+        match option {
+            opt::EXPORT_NAME => {
+                let mut out = size.to_be_bytes().to_vec();
+                out.extend(wire::EXPORT_FLAGS.to_be_bytes());
+                if client_flags & 2 == 0 {
+                    out.extend([0; 124]);
+                }
+                stream.write_all(&out)?;
+                return Ok(true);
+            }
+            opt::INFO | opt::GO => {
+                let mut export = opt::INFO_EXPORT.to_be_bytes().to_vec();
+                export.extend(size.to_be_bytes());
+                export.extend(wire::EXPORT_FLAGS.to_be_bytes());
+                wire::answer_option(stream, option, opt::TELL, &export)?;
+                let mut sizes = opt::INFO_BLOCK_SIZE.to_be_bytes().to_vec();
+                for size in [SECTOR as u32, 4096, LEN_MAX] {
+                    sizes.extend(size.to_be_bytes());
+                }
+                wire::answer_option(stream, option, opt::TELL, &sizes)?;
+                wire::answer_option(stream, option, opt::ACK, &[])?;
+                if option == opt::GO {
+                    return Ok(true);
+                }
+            }
+            opt::ABORT => {
+                wire::answer_option(stream, option, opt::ACK, &[])?;
+                return Ok(false);
+            }
+            _ => wire::answer_option(stream, option, opt::UNSUPPORTED, &[])?,
+        }
+    }
+}
+
+struct Job {
+    request: Request,
+    payload: Vec<u8>,
+    /// When it came, on the clock of the media.
+    came: u64,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    ended: bool,
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    queue: Mutex<Queue>,
+    more: Condvar,
+    out: Mutex<UnixStream>,
+}
+
+fn serve(shared: &Arc<Shared>, mut stream: UnixStream) -> std::io::Result<()> {
+    let size = held(&shared.media).len();
+    if !handshake(&mut stream, size)? {
+        return Ok(());
+    }
+    let connection = Arc::new(Connection {
+        shared: Arc::clone(shared),
+        queue: Mutex::new(Queue::default()),
+        more: Condvar::new(),
+        out: Mutex::new(stream.try_clone()?),
+    });
+    let workers: Vec<_> = (0..WORKERS)
+        .map(|_| {
+            let connection = Arc::clone(&connection);
+            let rng = held(&shared.rng).fork();
+            spawn(move || connection.work(rng))
+        })
+        .collect();
+    let _ = connection.read(&mut stream); // until it ends
+    held(&connection.queue).ended = true;
+    connection.more.notify_all();
+    for worker in workers {
+        let _ = worker.join();
+    }
+    Ok(())
+}
+
+impl Connection {
+    fn read(&self, stream: &mut UnixStream) -> std::io::Result<()> {
+        let mut stream = std::io::BufReader::with_capacity(1 << 16, stream);
+        loop {
+            let request = Request::read(&mut stream)?;
+            if request.cmd == cmd::DISC {
+                return Ok(());
+            }
+            let len = if request.cmd == cmd::WRITE { request.len.min(LEN_MAX) } else { 0 };
+            let payload = wire::bytes(&mut stream, len as usize)?;
+            let came = held(&self.shared.media).flush_came();
+            held(&self.queue).jobs.push_back(Job { request, payload, came });
+            self.more.notify_one();
+        }
+    }
+
+    fn work(&self, mut rng: Rng) {
+        loop {
+            let (job, ended) = {
+                let mut queue = held(&self.queue);
+                loop {
+                    if let Some(job) = queue.jobs.pop_front() {
+                        break (job, queue.ended);
+                    }
+                    if queue.ended {
+                        return;
+                    }
+                    queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
+                }
+            };
+            // Whose client is gone: done or not.
+            if !ended || rng.chance(0.5) {
+                let _ = self.execute(&job, &mut rng); // the client has gone
+            }
+        }
+    }
+
+    fn wait_while_hanging(&self) {
+        let mut hanging = held(&self.shared.hanging);
+        while *hanging {
+            let limit = Duration::from_millis(50);
+            let (again, _) =
+                self.shared.wake.wait_timeout(hanging, limit).unwrap_or_else(|e| e.into_inner());
+            hanging = again;
+        }
+    }
+
+    fn answer(&self, cookie: u64, error: u32, data: &[u8]) -> std::io::Result<()> {
+        let mut out = held(&self.out);
+        out.write_all(&wire::reply(cookie, error))?;
+        out.write_all(data)
+    }
+
+    fn execute(&self, job: &Job, rng: &mut Rng) -> std::io::Result<()> {
+        let Job { request, payload, came } = job;
+        let cookie = request.cookie;
+        let mood = *held(&self.shared.mood);
+        self.wait_while_hanging();
+        let slow = |rng: &mut Rng| {
+            if rng.chance(mood.slow) {
+                pause_ms(rng.below(mood.slow_ms + 1));
+            }
+        };
+        slow(rng);
+        let size = held(&self.shared.media).len();
+        let (sector, sectors) = (request.offset / 512, u64::from(request.len) / 512);
+        let inside = request.offset.checked_add(request.len.into()).is_some_and(|end| end <= size);
+        let aligned = request.offset % 512 == 0 && request.len % 512 == 0;
+        if request.cmd != cmd::FLUSH && !(inside && aligned) {
+            return self.answer(cookie, wire::EINVAL, &[]);
+        }
+        match request.cmd {
+            cmd::READ => {
+                if rng.chance(mood.read_fails) {
+                    return self.answer(cookie, wire::EIO, &[]);
+                }
+                let mut data = vec![0; request.len as usize];
+                held(&self.shared.media).read(sector, &mut data);
+                self.answer(cookie, 0, &data)
+            }
+            cmd::FLUSH => {
+                if mood.flush_ms > 0 {
+                    pause_ms(rng.below(mood.flush_ms + 1));
+                }
+                self.wait_while_hanging();
+                let mut media = held(&self.shared.media);
+                let done = if rng.chance(mood.flush_fails) {
+                    (self.shared.on_loss)();
+                    media.flush_failing();
+                    false
+                } else {
+                    media.flush(*came)
+                };
+                self.answer(cookie, if done { 0 } else { wire::EIO }, &[])
+            }
+            cmd::WRITE | cmd::WRITE_ZEROES | cmd::TRIM => {
+                let zeroes =
+                    vec![0; if request.cmd == cmd::WRITE { 0 } else { request.len as usize }];
+                let data = if request.cmd == cmd::WRITE { payload } else { &zeroes };
+                if request.cmd == cmd::TRIM && rng.chance(0.3) {
+                    return self.answer(cookie, 0, &[]); // advice that is not taken
+                }
+                if rng.chance(mood.write_fails) {
+                    let mut media = held(&self.shared.media);
+                    media.write_failing(sector, data);
+                    return self.answer(cookie, wire::EIO, &[]);
+                }
+                if request.flags & wire::FUA != 0 {
+                    let mut media = held(&self.shared.media);
+                    media.write_durable(sector, data);
+                    return self.answer(cookie, 0, &[]);
+                }
+                let ticket = held(&self.shared.media).write(sector, data);
+                slow(rng);
+                let mut media = held(&self.shared.media);
+                media.replied(ticket, sector, sectors);
+                self.answer(cookie, 0, &[])
+            }
+            _ => self.answer(cookie, wire::EINVAL, &[]),
+        }
+    }
+}

@@ -1,0 +1,560 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The judge: the history of each sector of a device, and which of its versions may be there.
+//!
+//! Time is a counter: a request begins at the tick taken before it is sent, and ends at the tick
+//! taken after its answer has come, so that what is concurrent in the program is so here too.
+//!
+//! A version is an initial zero, a write, a zeroing or a discard of this sector. It is
+//! - *durable* once it has succeeded and was FUA, or a FLUSH covers it: one that succeeded, began
+//!   after it had ended, and whose connection was not told in between that something may be lost
+//!   (see [`Hearing`]);
+//! - *over*, when another version has succeeded that began after it had ended, or when a read that
+//!   began after it had ended has found another one;
+//! - *at risk*, when a disk has failed a FLUSH after it began, it is not durable, and the device
+//!   keeps nothing that it could write again ([`Rules::loss_is_visible`]): then nothing is over
+//!   because of it.
+//!
+//! Invariants
+//! - J1 A read finds a version that is not over when it begins, or a concurrent one.
+//! - J2 After a crash each sector is a version than which none that is durable is newer. The read
+//!   that finds it settles the matter for later reads, and with the next FLUSH for good.
+//! - J3 After an orderly end everything that had succeeded counts as flushed.
+//! - J4 A write that failed, or that nobody answered before a crash, may be there or not, sector by
+//!   sector; it takes the place of nothing. Bytes of two writes in one sector, of another place, or
+//!   of no write are never right.
+//! - J5 A discard leaves zeroes or what any write has left of that sector.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::pattern::Content;
+
+/// The end of what has not ended.
+const NEVER: u64 = u64::MAX;
+/// So many events are kept for each sector, and of those that concern all.
+const TRACE_MAX: usize = 40;
+const GLOBAL_MAX: usize = 20_000;
+/// A history of more versions is looked through for what can't matter any more.
+const PRUNE_ABOVE: usize = 5;
+
+/// Who hears that a FLUSH of a disk below has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hearing {
+    /// Each connection or open file, once, at its own FLUSH.
+    Each,
+    /// Whoever asks at that time, once for all: mappings pass on what the disk says, and an order
+    /// of the operator that fails has heard it, too.
+    Device,
+}
+
+/// What a device promises.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// See [`Hearing`].
+    pub hearing: Hearing,
+    /// What a disk loses in a failed FLUSH is out of sight at once.
+    pub loss_is_visible: bool,
+}
+
+/// What a version is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A write's pattern.
+    Data,
+    /// Zeroes.
+    Zeroes,
+    /// A discard.
+    Discard,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It succeeded.
+    Done,
+    /// It was answered with an error.
+    Failed,
+}
+
+/// One version of a sector.
+#[derive(Clone, Copy, Debug)]
+pub struct Version {
+    /// Number of the write; 0 of the initial zeroes.
+    pub write: u64,
+    /// What it is made of.
+    pub kind: Kind,
+    /// When it began and ended.
+    pub begun: u64,
+    /// See `begun`; [`NEVER`] while it has not.
+    pub ended: u64,
+    /// Known once it has ended.
+    pub outcome: Option<Outcome>,
+    /// Durable when it succeeds.
+    pub fua: bool,
+    /// Known to be durable.
+    pub durable: bool,
+    /// A read that began after this had ended has found that write, and ended then.
+    pub beaten: Option<(u64, u64)>,
+}
+
+/// Something that happened, for the report.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// When.
+    pub tick: u64,
+    /// What.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the report spells them out")]
+pub enum What {
+    Begun { write: u64, kind: Kind, fua: bool, by: u64 },
+    Ended { write: u64, outcome: Outcome },
+    Found { content: Content, since: u64 },
+    FlushEnded { by: u64, since: u64, outcome: Outcome },
+    Loss,
+    Crash { power: bool },
+    OrderlyEnd,
+    Opened { by: u64 },
+    OrderFailed,
+}
+
+#[derive(Debug, Default)]
+struct Sector {
+    versions: Vec<Version>,
+    trace: VecDeque<Event>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct FailedFlush {
+    by: u64,
+    begun: u64,
+    ended: u64,
+}
+
+/// A sector that held what it must not.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// The sector.
+    pub sector: u64,
+    /// What it held.
+    pub content: Content,
+    /// When the read began and ended.
+    pub read: (u64, u64),
+    /// Which versions it might have held.
+    pub allowed: Vec<Version>,
+    /// All that might matter, and what happened to the sector and to all, oldest first.
+    pub versions: Vec<Version>,
+    /// See `versions`.
+    pub events: Vec<Event>,
+}
+
+/// What was judged.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Sectors written, zeroed or discarded.
+    pub written: u64,
+    /// Sectors read and judged.
+    pub judged: u64,
+    /// FLUSHes that succeeded and failed.
+    pub flushes: u64,
+    /// See `flushes`.
+    pub flushes_failed: u64,
+    /// Writes that failed.
+    pub writes_failed: u64,
+    /// Reads that failed.
+    pub reads_failed: u64,
+    /// Violations, of which the first are kept in full.
+    pub violations: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Judge {
+    rules: Rules,
+    first: u64,
+    sectors: Vec<Sector>,
+    global: VecDeque<Event>,
+    tick: u64,
+    last_write: u64,
+    last_opener: u64,
+    opened: BTreeMap<u64, u64>,
+    /// Beginnings of the reads and writes under way, with how many.
+    active: BTreeMap<u64, u32>,
+    failed: Vec<FailedFlush>,
+    /// Orders under way, by when they began.
+    orders: Vec<u64>,
+    /// Of what began since the key: FLUSHes cover what ended before the value.
+    covered: BTreeMap<u64, u64>,
+    last_loss: u64,
+    /// Counts.
+    pub counts: Counts,
+    /// The first violations.
+    pub violations: Vec<Violation>,
+}
+
+/// So many violations are kept in full.
+const KEPT: usize = 5;
+
+impl Judge {
+    /// Of a device of zeroes, of which sectors `first..first + count` are used.
+    pub fn new(rules: Rules, first: u64, count: u64) -> Judge {
+        let zero = Version {
+            write: 0,
+            kind: Kind::Zeroes,
+            begun: 0,
+            ended: 0,
+            outcome: Some(Outcome::Done),
+            fua: false,
+            durable: true,
+            beaten: None,
+        };
+        let sector = || Sector { versions: vec![zero], trace: VecDeque::new() };
+        Judge {
+            rules,
+            first,
+            sectors: std::iter::repeat_with(sector).take(count as usize).collect(),
+            global: VecDeque::new(),
+            tick: 0,
+            last_write: 0,
+            last_opener: 0,
+            opened: BTreeMap::new(),
+            active: BTreeMap::new(),
+            failed: Vec::new(),
+            orders: Vec::new(),
+            covered: BTreeMap::new(),
+            last_loss: 0,
+            counts: Counts::default(),
+            violations: Vec::new(),
+        }
+    }
+
+    fn now(&mut self) -> u64 {
+        self.tick += 1;
+        self.tick
+    }
+
+    fn note(&mut self, tick: u64, what: What) {
+        keep(&mut self.global, GLOBAL_MAX, Event { tick, what });
+    }
+
+    fn sector(&mut self, sector: u64) -> &mut Sector {
+        &mut self.sectors[(sector - self.first) as usize]
+    }
+
+    fn begin(&mut self) -> u64 {
+        let tick = self.now();
+        *self.active.entry(tick).or_default() += 1;
+        tick
+    }
+
+    fn end(&mut self, begun: u64) {
+        self.active.remove(&begun);
+    }
+
+    /// A connection or an open file is about to be made; its number.
+    pub fn open(&mut self) -> u64 {
+        let tick = self.now();
+        self.last_opener += 1;
+        self.opened.insert(self.last_opener, tick);
+        self.note(tick, What::Opened { by: self.last_opener });
+        self.last_opener
+    }
+
+    /// A write is about to be sent; its number, with which its data are made.
+    pub fn write_begins(&mut self, by: u64, sector: u64, count: u64, kind: Kind, fua: bool) -> u64 {
+        let begun = self.begin();
+        self.last_write += 1;
+        let write = self.last_write;
+        let version = Version {
+            write,
+            kind,
+            begun,
+            ended: NEVER,
+            outcome: None,
+            fua,
+            durable: false,
+            beaten: None,
+        };
+        self.counts.written += count;
+        for at in sector..sector + count {
+            let sector = self.sector(at);
+            sector.versions.push(version);
+            let what = What::Begun { write, kind, fua, by };
+            keep(&mut sector.trace, TRACE_MAX, Event { tick: begun, what });
+        }
+        write
+    }
+
+    /// Its answer has come.
+    pub fn write_ends(&mut self, write: u64, sector: u64, count: u64, outcome: Outcome) {
+        let tick = self.now();
+        self.counts.writes_failed += u64::from(outcome == Outcome::Failed);
+        let mut begun = None;
+        for at in sector..sector + count {
+            let sector = self.sector(at);
+            // After a crash there may be no version left to tell about.
+            if let Some(version) = sector.versions.iter_mut().find(|v| v.write == write) {
+                begun = Some(version.begun);
+                version.ended = tick;
+                version.outcome = Some(outcome);
+                version.durable = version.fua && outcome == Outcome::Done;
+            }
+            keep(
+                &mut sector.trace,
+                TRACE_MAX,
+                Event { tick, what: What::Ended { write, outcome } },
+            );
+        }
+        if let Some(begun) = begun {
+            self.end(begun);
+        }
+        for at in sector..sector + count {
+            self.prune(at);
+        }
+    }
+
+    /// A read is about to be sent; when it begins.
+    pub fn read_begins(&mut self) -> u64 {
+        self.begin()
+    }
+
+    /// It failed.
+    pub fn read_fails(&mut self, begun: u64) {
+        self.end(begun);
+        self.counts.reads_failed += 1;
+    }
+
+    /// It has found these contents from `sector` on.
+    pub fn read_ends(&mut self, begun: u64, sector: u64, contents: &[Content]) {
+        let ended = self.now();
+        self.end(begun);
+        for (content, at) in contents.iter().zip(sector..) {
+            self.found(at, *content, begun, ended);
+        }
+    }
+
+    /// A FLUSH is about to be sent; when it begins.
+    pub fn flush_begins(&mut self) -> u64 {
+        self.now()
+    }
+
+    /// Its answer has come.
+    pub fn flush_ends(&mut self, by: u64, begun: u64, outcome: Outcome) {
+        let ended = self.now();
+        self.note(ended, What::FlushEnded { by, since: begun, outcome });
+        if outcome == Outcome::Failed {
+            self.counts.flushes_failed += 1;
+            self.failed.push(FailedFlush { by, begun, ended });
+            return;
+        }
+        self.counts.flushes += 1;
+        let since = self.told(by, begun);
+        let until = self.covered.entry(since).or_default();
+        *until = begun.max(*until);
+    }
+
+    /// Up to when `by` was told, before a FLUSH of its own began, that something may be lost.
+    fn told(&self, by: u64, flush_begun: u64) -> u64 {
+        let opened = self.opened.get(&by).copied().unwrap_or(0);
+        let told = self.failed.iter().filter(|f| {
+            // Whoever comes later hears only of what nobody has heard.
+            let before = f.begun < opened;
+            let told = match self.rules.hearing {
+                Hearing::Each => f.by == by && f.ended < flush_begun,
+                Hearing::Device => f.begun < flush_begun,
+            };
+            before || told
+        });
+        // An order under way may have heard it, and is yet to say so.
+        let lost_since = |order: &u64| *order < self.last_loss;
+        if self.rules.hearing == Hearing::Device && self.orders.iter().any(lost_since) {
+            return flush_begun;
+        }
+        told.map(|f| f.ended).max().unwrap_or(0)
+    }
+
+    /// The operator is about to give an order; when.
+    pub fn order_begins(&mut self) -> u64 {
+        let tick = self.now();
+        self.orders.push(tick);
+        tick
+    }
+
+    /// It has ended. One that has failed may have heard what a device tells once.
+    pub fn order_ends(&mut self, begun: u64, outcome: Outcome) {
+        let ended = self.now();
+        self.orders.retain(|o| *o != begun);
+        if outcome == Outcome::Failed {
+            self.note(ended, What::OrderFailed);
+            if self.rules.hearing == Hearing::Device {
+                self.failed.push(FailedFlush { by: 0, begun, ended });
+            }
+        }
+    }
+
+    /// A disk is about to lose unflushed data in a FLUSH that fails.
+    pub fn loss(&mut self) {
+        let tick = self.now();
+        self.last_loss = tick;
+        self.note(tick, What::Loss);
+    }
+
+    /// The program was killed, and with it whatever was under way. Nothing runs at the moment.
+    pub fn crash(&mut self, power: bool) {
+        let tick = self.now();
+        self.note(tick, What::Crash { power });
+        self.settle_all(tick);
+    }
+
+    /// The program has ended as asked, or the device was removed; nothing runs at the moment.
+    pub fn orderly_end(&mut self) {
+        let tick = self.now();
+        self.note(tick, What::OrderlyEnd);
+        self.covered.insert(0, tick); // J3
+        self.settle_all(tick);
+    }
+
+    /// What is allowed now is what all versions that are left have in common: nobody knows.
+    fn settle_all(&mut self, tick: u64) {
+        for index in 0..self.sectors.len() {
+            self.find_durable(index);
+            let versions = &self.sectors[index].versions;
+            let mut allowed: Vec<Version> =
+                versions.iter().filter(|v| !is_superseded_for_good(v, versions)).copied().collect();
+            if allowed.is_empty() {
+                // A read has found what a disk had lost, and a later FLUSH vouches for the loss:
+                // only what it vouches for is right.
+                allowed = versions.iter().filter(|v| v.durable).copied().collect();
+            }
+            let settled = allowed.into_iter().map(|v| Version {
+                ended: tick,
+                outcome: Some(Outcome::Done),
+                beaten: None,
+                ..v
+            });
+            self.sectors[index].versions = settled.collect();
+        }
+        self.active.clear();
+        self.failed.clear();
+        self.orders.clear();
+        self.covered.clear();
+        self.opened.clear();
+        self.last_loss = 0;
+    }
+
+    /// Marks what is durable by now.
+    fn find_durable(&mut self, index: usize) {
+        for v in &mut self.sectors[index].versions {
+            if v.durable || v.outcome != Some(Outcome::Done) {
+                continue;
+            }
+            v.durable = self.covered.range(..=v.begun).any(|(_, until)| *until > v.ended);
+        }
+    }
+
+    fn at_risk(&self, v: &Version) -> bool {
+        self.rules.loss_is_visible && v.begun < self.last_loss && !v.durable
+    }
+
+    /// Whether a read that begins at `begun` can't find `v` any more.
+    fn is_over(&self, v: &Version, versions: &[Version], begun: u64) -> bool {
+        versions.iter().any(|w| {
+            if w.write == v.write || w.outcome == Some(Outcome::Failed) || self.at_risk(w) {
+                return false;
+            }
+            let replaced = w.outcome.is_some() && v.ended < w.begun && w.ended < begun;
+            let beaten = v.beaten.is_some_and(|(by, at)| by == w.write && at < begun);
+            replaced || beaten
+        })
+    }
+
+    fn found(&mut self, at: u64, content: Content, begun: u64, ended: u64) {
+        self.counts.judged += 1;
+        let index = (at - self.first) as usize;
+        self.find_durable(index);
+        let event = Event { tick: ended, what: What::Found { content, since: begun } };
+        keep(&mut self.sectors[index].trace, TRACE_MAX, event);
+        let versions = &self.sectors[index].versions;
+        let allowed: Vec<Version> =
+            versions.iter().filter(|v| !self.is_over(v, versions, begun)).copied().collect();
+        let is = |v: &Version| match (content, v.kind) {
+            (Content::Write(write), Kind::Data) => v.write == write,
+            (Content::Zeroes, Kind::Zeroes) => true,
+            (Content::Write(_) | Content::Zeroes, Kind::Discard) => true, // J5
+            _ => false,
+        };
+        let found: Vec<Version> = allowed.iter().filter(|v| is(v)).copied().collect();
+        match found.as_slice() {
+            [] => self.violated(at, content, (begun, ended), allowed),
+            [one] if one.kind != Kind::Discard => self.decide(index, *one, begun, ended),
+            _ => {} // which of them it was is not known
+        }
+    }
+
+    /// A read has found `found`: what had ended before is over, unless something is undefined.
+    fn decide(&mut self, index: usize, found: Version, begun: u64, ended: u64) {
+        if found.outcome == Some(Outcome::Failed) {
+            return; // J4
+        }
+        for v in &mut self.sectors[index].versions {
+            let certain = v.outcome == Some(Outcome::Done) && v.ended < begun;
+            if v.write != found.write && certain && v.beaten.is_none() {
+                v.beaten = Some((found.write, ended));
+            }
+        }
+    }
+
+    fn violated(&mut self, at: u64, content: Content, read: (u64, u64), allowed: Vec<Version>) {
+        self.counts.violations += 1;
+        if self.violations.len() == KEPT {
+            return;
+        }
+        let sector = &self.sectors[(at - self.first) as usize];
+        let mut events: Vec<Event> = sector.trace.iter().copied().collect();
+        let from = events.first().map_or(0, |e| e.tick);
+        events.extend(self.global.iter().filter(|e| e.tick > from));
+        events.sort_by_key(|e| e.tick);
+        let versions = sector.versions.clone();
+        self.violations.push(Violation { sector: at, content, read, allowed, versions, events });
+    }
+
+    /// Forgets what no read and no crash can show any more.
+    fn prune(&mut self, at: u64) {
+        let index = (at - self.first) as usize;
+        if self.sectors[index].versions.len() <= PRUNE_ABOVE {
+            return;
+        }
+        self.find_durable(index);
+        let oldest = self.active.keys().next().copied().unwrap_or(NEVER);
+        let versions = &self.sectors[index].versions;
+        let gone = |v: &Version| {
+            versions.iter().any(|w| {
+                let settled = w.durable && w.ended < oldest && v.ended <= w.begun;
+                settled && w.write != v.write
+            })
+        };
+        let left = versions.iter().filter(|v| !gone(v)).copied().collect();
+        self.sectors[index].versions = left;
+    }
+}
+
+/// Whether a durable version is newer than `v`: then no crash can show `v`.
+fn is_superseded_for_good(v: &Version, versions: &[Version]) -> bool {
+    versions.iter().any(|w| {
+        let newer = v.ended <= w.begun || v.beaten.is_some_and(|(by, _)| by == w.write);
+        w.durable && w.write != v.write && newer
+    })
+}
+
+fn keep(events: &mut VecDeque<Event>, max: usize, event: Event) {
+    if events.len() == max {
+        events.pop_front();
+    }
+    events.push_back(event);
+}
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The devices that are attacked: their tables and disks, what disks may do, what an operator does.
+
+use crate::client::{Load, Zeroes};
+use crate::judge::{Hearing, Rules};
+
+/// What the first disk does besides being lossy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    /// Nothing.
+    None,
+    /// FLUSHes fail and lose data.
+    Flushes,
+    /// Writes fail, half done.
+    Writes,
+    /// Both.
+    Both,
+}
+
+/// A device under attack; it is called `dev`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Its table; `DISK0` and `DISK1` are its disks.
+    pub table: &'static str,
+    /// Bytes of the disks.
+    pub disks: &'static [u64],
+    /// Cores of the daemon.
+    pub cores: u64,
+    /// Which sectors are used, and how.
+    pub load: Load,
+    /// Whether clients by file are there, too.
+    pub files: bool,
+    /// What it promises.
+    pub rules: Rules,
+    /// An orderly end, or a removal, makes everything durable.
+    pub end_is_flush: bool,
+    /// What the first disk does.
+    pub faults: Faults,
+    /// Orders that an operator gives in one go, words with blanks between; `TABLE` is the table,
+    /// `-` a pause.
+    pub orders: &'static [&'static [&'static str]],
+    /// Why CI leaves it out, and `all` too: what is known to be wrong and not mended yet.
+    pub known: Option<&'static str>,
+}
+
+const MIB: u64 = 1 << 20;
+const KEEPS: Rules = Rules { hearing: Hearing::Device, loss_is_visible: false };
+const PASSES: Rules = Rules { hearing: Hearing::Device, loss_is_visible: true };
+const EACH_HEARS: Rules = Rules { hearing: Hearing::Each, loss_is_visible: true };
+
+const BLOCKS: Load = Load { first: 0, count: 16384, grain: 8, zeroes: Zeroes::Fua, flushes: 8 };
+const SECTORS: Load = Load { grain: 1, ..BLOCKS };
+/// Without zeroes and discards with FUA: a FLUSH for one of them that fails is told as its failure,
+/// and the connection's next FLUSH does not tell what else was lost. To be mended.
+const SECTORS_NO_FUA: Load = Load { zeroes: Zeroes::Plain, ..SECTORS };
+const BLOCKS_NO_FUA: Load = Load { zeroes: Zeroes::Plain, ..BLOCKS };
+/// Around the border between two chunks.
+const BORDER: Load = Load { first: 57344, ..BLOCKS };
+
+const SUSPEND: &[&str] = &["suspend dev", "-", "resume dev"];
+const RELOAD: &[&str] = &["load dev --table TABLE", "resume dev"];
+const CLEANER: &[&str] = &["message dev 0 cleaner", "-", "load dev --table TABLE", "resume dev"];
+
+const OF_ANY: &[&[&str]] = &[SUSPEND, RELOAD];
+const OF_CACHE: &[&[&str]] = &[
+    SUSPEND,
+    RELOAD,
+    CLEANER,
+    &["message dev 0 flush"],
+    &["drain dev"],
+    &["set dev high_watermark 20", "set dev low_watermark 5"],
+    &["set dev low_watermark 45", "set dev high_watermark 50"],
+    &["set dev autocommit_blocks 8"],
+    &["set dev autocommit_time 20"],
+    &["set dev max_age 100"],
+    &["set dev max_age none"],
+];
+const OF_ZRAM: &[&[&str]] = &[
+    SUSPEND,
+    RELOAD,
+    &["set dev idle all", "-", "set dev writeback idle"],
+    &["set dev writeback huge"],
+    &["set dev compact 1"],
+];
+const OF_PAGES: &[&[&str]] = &[
+    SUSPEND,
+    RELOAD,
+    &["set dev dirty_bytes 65536", "set dev dirty_background_bytes 8192"],
+    &["set dev dirty_bytes 0", "set dev dirty_background_bytes 0"],
+    &["set dev dirty_writeback_centisecs 1", "set dev dirty_expire_centisecs 1"],
+    &["set dev ioend_bytes 4096"],
+    &["set dev ioend_bytes 1M"],
+];
+
+const PLAIN: Scenario = Scenario {
+    name: "plain",
+    table: "0 16384 writecache s DISK0 DISK1 4096 0",
+    disks: &[8 * MIB, 4 * MIB],
+    cores: 1,
+    load: BLOCKS,
+    files: false,
+    rules: KEEPS,
+    end_is_flush: true,
+    faults: Faults::None,
+    orders: OF_CACHE,
+    known: None,
+};
+
+/// All of them.
+pub const ALL: &[Scenario] = &[
+    PLAIN,
+    Scenario {
+        name: "block512",
+        table: "0 16384 writecache s DISK0 DISK1 512 0",
+        load: SECTORS,
+        ..PLAIN
+    },
+    Scenario { name: "ordered", table: "0 16384 writecache s DISK0 DISK1 4096 1 ordered", ..PLAIN },
+    Scenario {
+        name: "parts",
+        table: "0 131072 writecache s DISK0 DISK1 4096 2 parts 2",
+        disks: &[64 * MIB, 8 * MIB],
+        cores: 2,
+        load: BORDER,
+        ..PLAIN
+    },
+    Scenario { name: "dm", table: "0 16384 writecache s DISK0 DISK1 4096 2 format dm", ..PLAIN },
+    Scenario {
+        name: "metadata_only",
+        table: "0 16384 writecache s DISK0 DISK1 4096 1 metadata_only",
+        load: BLOCKS_NO_FUA,
+        rules: PASSES,
+        faults: Faults::Both,
+        ..PLAIN
+    },
+    Scenario { name: "small", disks: &[8 * MIB, MIB], ..PLAIN },
+    Scenario { name: "errors", faults: Faults::Both, rules: PASSES, load: BLOCKS_NO_FUA, ..PLAIN },
+    Scenario { name: "files", files: true, ..PLAIN },
+    Scenario {
+        name: "zram",
+        table: "0 16384 zram lz4 3 backing_dev DISK0 persist",
+        disks: &[24 * MIB],
+        orders: OF_ZRAM,
+        ..PLAIN
+    },
+    Scenario {
+        name: "zram-cores",
+        table: "0 16384 zram zstd 3 backing_dev DISK0 persist",
+        disks: &[24 * MIB],
+        cores: 2,
+        orders: OF_ZRAM,
+        ..PLAIN
+    },
+    Scenario {
+        name: "buffered",
+        table: "0 16384 buffered DISK0 2 memory 8M",
+        disks: &[8 * MIB],
+        load: SECTORS,
+        rules: EACH_HEARS,
+        faults: Faults::Flushes,
+        orders: OF_PAGES,
+        // A connection with several FLUSHes in flight, one whose zeroing with FUA failed, and one
+        // whose device was loaded again, each get a FLUSH that succeeds although data are lost.
+        known: Some("an error of a FLUSH below is not told to each FLUSH that it concerns"),
+        ..PLAIN
+    },
+    Scenario {
+        name: "buffered-files",
+        table: "0 16384 buffered DISK0 2 memory 8M",
+        disks: &[8 * MIB],
+        load: SECTORS,
+        files: true,
+        orders: OF_PAGES,
+        ..PLAIN
+    },
+    Scenario {
+        name: "linear",
+        table: "0 16384 linear DISK0 0",
+        disks: &[8 * MIB],
+        load: SECTORS_NO_FUA,
+        rules: PASSES,
+        end_is_flush: false,
+        faults: Faults::Both,
+        orders: OF_ANY,
+        ..PLAIN
+    },
+];
+
+/// Those of these names; `all` are all in which nothing is known to be wrong.
+pub fn named(names: &str) -> crate::Result<Vec<Scenario>> {
+    if names == "all" {
+        return Ok(ALL.iter().filter(|s| s.known.is_none()).copied().collect());
+    }
+    let find = |name: &str| {
+        let known = || ALL.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
+        let found = ALL.iter().find(|s| s.name == name).copied();
+        found.ok_or_else(|| format!("no scenario `{name}`: all, {}", known()))
+    };
+    names.split(',').map(find).collect()
+}

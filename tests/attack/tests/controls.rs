@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Disks that do what no disk may do: whoever does not see that is asleep.
+
+use attack::campaign::{Total, attack, fresh_seed};
+use attack::media::Lie;
+use attack::rig::Options;
+use attack::{binary, scenario};
+
+/// Longest time until a lie has to be found; it takes a round or two.
+const SECONDS: f64 = 90.0;
+
+/// What is found when a disk of a scenario lies.
+fn caught(name: &str, disk: usize, lie: Lie) -> String {
+    let program = binary::millpond().unwrap_or_else(|e| panic!("{e}"));
+    let mut scenario = scenario::named(name).expect("there is one of that name")[0];
+    scenario.faults = scenario::Faults::None;
+    let options = Options { lie: Some((disk, lie)), only_cuts: true, ..Options::default() };
+    let seed = fresh_seed();
+    println!("{name}, seed {seed}");
+    let found = attack(&scenario, &program, seed, SECONDS, options, &mut Total::default());
+    found.expect_err("nobody sees what the disk does")
+}
+
+#[test]
+fn an_origin_that_lies_about_flush_is_caught() {
+    for name in ["metadata_only", "linear", "buffered"] {
+        let found = caught(name, 0, Lie::Flush);
+        assert!(found.contains("VIOLATION"), "{found}");
+    }
+}
+
+#[test]
+fn an_origin_below_a_cache_that_lies_is_caught() {
+    let found = caught("small", 0, Lie::Flush);
+    assert!(found.contains("VIOLATION"), "{found}");
+}
+
+#[test]
+fn a_cache_that_lies_about_flush_is_caught() {
+    // By its checksums the program may be the one that finds it, and refuse to open it.
+    caught("plain", 1, Lie::Flush);
+}
+
+#[test]
+fn a_disk_that_tears_durable_sectors_is_caught() {
+    let found = caught("linear", 0, Lie::Tear);
+    assert!(found.contains("VIOLATION") && found.contains("garbage"), "{found}");
+}

@@ -24,6 +24,7 @@
 //! - Z4 What comes from the backing device is checked before it is used.
 //! - Z5 Blocks written back never exceed the budget; what was not written is refunded.
 //! - Z6 Attributes are read without waiting for a writeback.
+//! - Z7 A request may be of any sectors: what is less than a page is merged (`merge`, MG1).
 #![warn(missing_docs)]
 
 mod algorithms;
@@ -36,6 +37,7 @@ mod config;
 mod control;
 mod idle;
 mod layout;
+mod merge;
 mod mutation;
 mod pack;
 mod parts;

@@ -44,6 +44,8 @@ pub enum Mutation {
     DiscardLate,
     /// A page that changed while it was read from a sparse block is brought back to memory.
     BringBackAnyway,
+    /// A page that was read back is merged although it was written meanwhile.
+    MergeUnchecked,
     /// Read-back takes raw pages without checking their checksums.
     TakeAnyPage,
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, CoreId, Error, Op, Sector, Status};
+use block::{Bio, BlockDevice, Bufs, Class, Completion, CoreId, Error, Flags, Op, Sector, Status};
 use reactor::{
     Anchor, BioFuture, Export, Msg, Remote, anchor, anchored, call, core_id, export, io, post,
     spawn, unanchor, unexport,
@@ -18,6 +18,7 @@ use reactor::{
 use smallvec::SmallVec;
 
 use crate::layout::{Layout, PAGE_SECTORS};
+use crate::merge::{down, is_whole, up};
 use crate::shard::{Plan, Shard};
 use crate::slot::PAGE;
 
@@ -127,6 +128,9 @@ impl Parts {
         if let [only] = &self.parts[..] {
             return only.device.submit(bio);
         }
+        if !is_whole(&bio) {
+            return self.submit_sectors(bio);
+        }
         let (slot, pages) = (bio.sector.0 / PAGE_SECTORS, bio.len.0 / PAGE_SECTORS);
         if bio.op != Op::Flush && self.layout.run(slot, pages) == pages {
             let (shard, local) = self.layout.local(slot);
@@ -136,9 +140,48 @@ impl Parts {
         self.split(bio, slot, pages);
     }
 
+    /// A bio that is not of whole pages: its edges go to their shards by themselves.
+    fn submit_sectors(&self, bio: Bio) {
+        let Bio { op, flags, class, bufs, done, sector: start, .. } = bio;
+        let end = start + bio.len;
+        let (from, to) = (up(start).min(end), down(end).max(up(start)).min(end));
+        let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
+        for (piece, piece_end) in [(start, from), (from, to), (to, end)] {
+            if piece == piece_end {
+                continue;
+            }
+            let byte = |at: Sector| usize::try_from((at - start).bytes());
+            let data = match (byte(piece), byte(piece_end)) {
+                (Ok(at), Ok(to)) if !bufs.is_empty() => bufs.slice(at..to),
+                _ => Bufs::new(),
+            };
+            let (slot, len) = (piece.0 / PAGE_SECTORS, piece_end - piece);
+            if (piece, piece_end) == (from, to) {
+                sent.extend(self.send_pages((op, flags, class), slot, len.0 / PAGE_SECTORS, &data));
+                continue;
+            }
+            let (shard, local) = self.layout.local(slot);
+            let at = Sector(u64::from(local) * PAGE_SECTORS + piece.0 % PAGE_SECTORS);
+            let device = &*self.parts[shard as usize].device;
+            sent.push(io(device, op, flags, class, (at, len), data));
+        }
+        complete_when_ended(done, sent);
+    }
+
     /// One bio a shard, and a task that waits for them.
     fn split(&self, bio: Bio, slot: u64, pages: u64) {
         let Bio { op, flags, class, bufs, done, .. } = bio;
+        complete_when_ended(done, self.send_pages((op, flags, class), slot, pages, &bufs));
+    }
+
+    /// One bio a shard.
+    fn send_pages(
+        &self,
+        (op, flags, class): (Op, Flags, Class),
+        slot: u64,
+        pages: u64,
+        bufs: &Bufs,
+    ) -> SmallVec<[BioFuture; 8]> {
         let mut gathered: SmallVec<[Bufs; 8]> = self.parts.iter().map(|_| Bufs::new()).collect();
         let mut at = 0;
         // A discard has no buffers, and may be as long as the device.
@@ -162,16 +205,21 @@ impl Parts {
                 sent.push(io(&*part.device, op, flags, class, range, bufs));
             }
         }
-        spawn(async move {
-            let mut worst = Status::Ok;
-            for bio in sent {
-                if let Err(status) = bio.await {
-                    worst = status;
-                }
-            }
-            done.complete(worst);
-        });
+        sent
     }
+}
+
+/// A task that waits for all, and then completes what they are pieces of.
+fn complete_when_ended(done: Completion, sent: SmallVec<[BioFuture; 8]>) {
+    spawn(async move {
+        let mut worst = Status::Ok;
+        for bio in sent {
+            if let Err(status) = bio.await {
+                worst = status;
+            }
+        }
+        done.complete(worst);
+    });
 }
 
 impl Drop for Parts {

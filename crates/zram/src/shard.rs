@@ -17,6 +17,7 @@ use reactor::{Workers, now};
 use crate::backing::{Address, Backing};
 use crate::codecs::{Algorithms, Codecs};
 use crate::layout::{Layout, PAGE_SECTORS};
+use crate::merge::is_whole;
 use crate::mutation::Mutation;
 use crate::persist::{Media, Persist};
 use crate::shared::{Counters, Shared};
@@ -93,11 +94,11 @@ impl Shard {
                 made: now(),
                 stored: Cell::new(0),
                 last_error: RefCell::default(),
-                tasks: Workers::new(BIOS_MAX, move |bio: Bio| {
+                tasks: Workers::new(BIOS_MAX, move |mut bio: Bio| {
                     let shard = of_tasks.upgrade();
                     async move {
                         let status = match shard {
-                            Some(shard) => shard.handle(&bio).await,
+                            Some(shard) => shard.handle(&mut bio).await,
                             None => Status::NoDevice,
                         };
                         bio.complete(status);
@@ -274,8 +275,17 @@ impl Shard {
         kept
     }
 
-    async fn handle(self: Rc<Self>, bio: &Bio) -> Status {
+    async fn handle(self: Rc<Self>, bio: &mut Bio) -> Status {
+        let mut is_left = true;
+        if !is_whole(bio) {
+            // Boxed: few bios need it, and every one would carry its state.
+            is_left = match Box::pin(self.merge_edges(bio)).await {
+                Ok(is_left) => is_left,
+                Err(status) => return status,
+            };
+        }
         let done = match bio.op {
+            _ if !is_left => Status::Ok,
             Op::Read => self.read(bio).await,
             Op::Write => self.write(bio).await,
             Op::Discard | Op::WriteZeroes => self.discard(bio).await,
@@ -298,7 +308,8 @@ impl Shard {
 pub(crate) fn limits(capacity: Sector) -> Limits {
     let page = PAGE as u32;
     Limits {
-        logical_block_bytes: page,
+        // Less than a page is merged (`merge`).
+        logical_block_bytes: 512,
         physical_block_bytes: page,
         io_min_bytes: page,
         io_opt_bytes: page,
@@ -333,6 +344,9 @@ impl BlockDevice for Shard {
 
     fn submit(&self, bio: Bio) {
         debug_assert_eq!(self.limits.check(&bio), Ok(()), "the device checks what it takes");
+        if !is_whole(&bio) {
+            return self.tasks.push(bio);
+        }
         match self.at_once(&bio) {
             Some(status) => bio.complete(status),
             None => self.tasks.push(bio),

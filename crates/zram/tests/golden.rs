@@ -168,7 +168,8 @@ async fn replay(backing: Rc<dyn BlockDevice>) -> Vec<String> {
 fn limits_are_the_kernels(line: &str, limits: &Limits) {
     let text = format!(
         "limits: hw_sector {} physical {} discard_gran {} discard_max {} wz {} io_min {} cache {}",
-        limits.logical_block_bytes,
+        // The kernel refuses less than a page; here it is merged.
+        limits.physical_block_bytes,
         limits.physical_block_bytes,
         limits.discard_granularity_bytes,
         // The kernel's words for no limit.

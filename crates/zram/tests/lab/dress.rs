@@ -20,13 +20,19 @@ const UNIT: usize = 32;
 /// A device below the oracle's clients.
 pub(crate) struct Dress {
     below: Rc<dyn BlockDevice>,
+    /// Bytes that clients write together: a page, or sectors of it.
+    unit: usize,
     /// Same-filled pages: what the word stands for.
     same: Rc<RefCell<BTreeMap<u64, Vec<u8>>>>,
 }
 
 impl Dress {
     pub(crate) fn new(below: Rc<dyn BlockDevice>) -> Rc<Dress> {
-        Rc::new(Dress { below, same: Rc::default() })
+        Dress::by_units(below, PAGE)
+    }
+
+    pub(crate) fn by_units(below: Rc<dyn BlockDevice>, unit: usize) -> Rc<Dress> {
+        Rc::new(Dress { below, unit, same: Rc::default() })
     }
 }
 
@@ -101,12 +107,12 @@ impl BlockDevice for Dress {
     }
 
     fn submit(&self, mut bio: Bio) {
-        let same = self.same.clone();
+        let (same, unit) = (self.same.clone(), self.unit);
         match bio.op {
             Op::Write => {
                 let mut data = vec![0; bio.bufs.len_bytes()];
                 bio.bufs.copy_to(&mut data);
-                data.chunks_exact_mut(PAGE).for_each(|page| put_on(page, &same));
+                data.chunks_exact_mut(unit).for_each(|page| put_on(page, &same));
                 bio.bufs = Buf::copy_of(&data).into();
                 self.below.submit(bio);
             }
@@ -118,7 +124,7 @@ impl BlockDevice for Dress {
                     if read.is_ok() {
                         let mut data = vec![0; bio.bufs.len_bytes()];
                         bio.bufs.copy_to(&mut data);
-                        data.chunks_exact_mut(PAGE).for_each(|page| take_off(page, &same));
+                        data.chunks_exact_mut(unit).for_each(|page| take_off(page, &same));
                         bio.bufs.copy_from(&data);
                     }
                     bio.complete(Status::from(read));

@@ -7,10 +7,13 @@
 //! What is dirty in the range is no longer written, and gone when the device below has discarded
 //! it. Until then it counts as being written: a FLUSH waits for it, as it makes durable what was
 //! there or what is there then; and if the device below fails, it is dirty as before.
+//!
+//! A discard or write zeroes that was below while a flush there failed ends in EIO: the failure may
+//! have found it in the device's cache, and nothing here could send it again. With FUA it has not.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use block::{Bio, Buf, Bufs, Flags, Nanos, Op, Opener, PAGE, Sector, Status};
+use block::{Bio, Buf, Bufs, Flags, Nanos, Op, PAGE, Sector, Status};
 use reactor::WaitList;
 
 use crate::cache::FolioId;
@@ -101,11 +104,16 @@ impl PageCache {
         let len = Sector((pages.end * PAGE_SECTORS).min(end_of_device) - at.0);
         let (op, flags, class) = (bio.op, bio.flags, bio.class);
         let below = &*self.below;
-        let done =
+        let flush_errors = self.errors.flush_errors();
+        let mut done =
             reactor::io_by(bio.opener, below, op, flags, class, (at, len), Bufs::new()).await;
+        if !flags.contains(Flags::FUA) && self.is_in_doubt(flush_errors) {
+            done = done.and(Err(Status::Io));
+        }
         self.put_back(taken, done.is_err());
         if done.is_ok() {
             self.forget(&pages);
+            self.errors.changed(bio.opener, self.round.get());
         }
         self.discard_ended(ticket);
         self.discards.end(id);
@@ -190,6 +198,6 @@ impl PageCache {
         let (at, len) = (Sector(sectors.start), Sector(sectors.end - sectors.start));
         let bufs = Bufs::from(Buf::zeroed(usize::try_from(len.bytes()).unwrap_or(PAGE)));
         let flags = bio.flags & (Flags::FUA | Flags::SYNC);
-        reactor::io_by(Opener::NOBODY, self, Op::Write, flags, bio.class, (at, len), bufs).await
+        reactor::io_by(bio.opener, self, Op::Write, flags, bio.class, (at, len), bufs).await
     }
 }

@@ -10,18 +10,26 @@
 //! A flush of the device below that fails is worse: what it should have covered may be lost, and is
 //! no longer here to be written again (point 7 of the border contract: it is not sent a second time
 //! as if nothing had been lost). The FLUSHes that it was sent for fail, and so does the next one of
-//! every other opener. Who gets the error must write again what it needs to keep.
+//! every other opener. Who gets the error must write again what it needs to keep. What was on its
+//! way below meanwhile may be lost as well: it counts as not written (`ioend`, `discard`).
 //!
 //! Invariants
-//! - E1 An error is heard by each opener that was there before it, once. An opener that comes later
-//!   hears of it only if nobody has yet.
+//! - E1 What a FLUSH must tell is fixed when it is submitted: every error that its opener had not
+//!   been told of then, and every one since. So each opener that was there before an error is told
+//!   of it once, and by each FLUSH that it had submitted meanwhile. One that comes later is told
+//!   only if nobody has been, or by E3.
 //! - E2 `failed` has every page whose last write below has failed and that is still dirty; more
 //!   only until the next retry.
+//! - E3 When a flush below has failed and an opener goes, or is forgotten, that had written
+//!   something since the last good one and was not told, the next opener that comes is told in its
+//!   place: it may be the same client, connected again (ES1 to ES3 of `policy::ErrSeq`). A write
+//!   that has failed is not handed on like that: nothing is lost, every FLUSH tries it again.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use block::{IoError, Nanos, Opener, Status};
+use policy::ErrSeq;
 
 /// First pause before a failed page is tried again, and the longest.
 const PAUSE_FIRST: Nanos = Nanos(100_000_000);
@@ -30,47 +38,6 @@ const PAUSE_MAX: Nanos = Nanos(10_000_000_000);
 /// 64 KiB, so that a device that was away is not asked for ten thousands of small writes.
 const ALONE_PAGES_MAX: u64 = 1024;
 const TOGETHER_PAGES: u64 = 16;
-/// Openers that are remembered; of more than these, those that were here last.
-const OPENERS_MAX: usize = 4096;
-
-/// What one opener knows.
-#[derive(Clone, Copy)]
-struct Known {
-    /// The newest error that it has heard of, or that came before it.
-    error: u64,
-    /// When it was here last, counted in calls.
-    last: u64,
-}
-
-/// Numbered errors, and how far each opener has heard.
-#[derive(Default)]
-struct Heard {
-    openers: BTreeMap<Opener, Known>,
-    calls: u64,
-    /// The newest error that anybody has heard of.
-    newest: u64,
-}
-
-impl Heard {
-    fn known(&mut self, opener: Opener) -> &mut Known {
-        self.calls += 1;
-        if self.openers.len() >= OPENERS_MAX && !self.openers.contains_key(&opener) {
-            self.forget_some();
-        }
-        let (error, last) = (self.newest, self.calls);
-        let known = self.openers.entry(opener).or_insert(Known { error, last }); // E1
-        known.last = last;
-        known
-    }
-
-    /// A quarter of the openers goes, those that were away for longest.
-    fn forget_some(&mut self) {
-        let mut last: Vec<u64> = self.openers.values().map(|k| k.last).collect();
-        let (_, quarter, _) = last.select_nth_unstable(OPENERS_MAX / 4);
-        let quarter = *quarter;
-        self.openers.retain(|_, k| k.last > quarter);
-    }
-}
 
 /// Pages as ranges, neither overlapping nor touching: end by start.
 #[derive(Default)]
@@ -127,12 +94,9 @@ impl Pages {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Errors {
-    /// Number of the newest error; how many there were.
-    newest: Cell<u64>,
+    /// Who was told of which error.
+    openers: RefCell<ErrSeq<Opener>>,
     last: RefCell<Option<IoError>>,
-    heard: RefCell<Heard>,
-    /// Who was here last: usually the same as before.
-    recent: Cell<Option<Opener>>,
     failed: RefCell<Pages>,
     any_failed: Cell<bool>,
     /// When the first of `failed` failed.
@@ -148,41 +112,48 @@ pub(crate) struct Errors {
 }
 
 impl Errors {
-    /// `opener` is here: from now on it hears of every error.
+    /// `opener` is here: from now on it is told of every error.
     pub(crate) fn note(&self, opener: Opener) {
-        let before = self.recent.replace(Some(opener));
-        if before != Some(opener) {
-            let mut heard = self.heard.borrow_mut();
-            // It was here until now, though nobody counted.
-            if let Some(before) = before {
-                heard.known(before);
-            }
-            heard.known(opener);
-        }
+        self.openers.borrow_mut().note(opener);
     }
 
-    /// What `opener` has not heard of yet, as the outcome of its FLUSH.
-    pub(crate) fn hear(&self, opener: Opener) -> Result<(), Status> {
-        let mut heard = self.heard.borrow_mut();
-        let newest = self.newest.get();
-        let known = heard.known(opener);
-        if known.error >= newest {
-            return Ok(());
-        }
-        known.error = newest;
-        heard.newest = newest;
-        let last = self.last.borrow();
-        Err(last.as_ref().map_or(Status::Io, |e| e.cause))
+    /// `opener` has changed something that a FLUSH of `round` or a later one covers.
+    pub(crate) fn changed(&self, opener: Opener, round: u64) {
+        self.openers.borrow_mut().changed(opener, round);
     }
 
-    fn raise(&self, error: IoError) {
-        self.newest.set(self.newest.get() + 1);
-        *self.last.borrow_mut() = Some(error);
+    /// Everything up to `round` is durable.
+    pub(crate) fn durable(&self, round: u64) {
+        self.openers.borrow_mut().durable(round);
+    }
+
+    /// What the opener of a FLUSH had been told of when it was submitted (E1).
+    pub(crate) fn sample(&self, opener: Opener) -> u64 {
+        self.openers.borrow_mut().sample(opener)
+    }
+
+    /// The outcome of a FLUSH: that of its own work, or what there is to be told since `sample`.
+    pub(crate) fn outcome(
+        &self,
+        opener: Opener,
+        sample: u64,
+        done: Result<(), Status>,
+    ) -> Result<(), Status> {
+        let mut openers = self.openers.borrow_mut();
+        let outcome = done.and_then(|()| match openers.is_news(sample) {
+            true => Err(self.last.borrow().as_ref().map_or(Status::Io, |e| e.cause)),
+            false => Ok(()),
+        });
+        if outcome.is_err() {
+            openers.tell(opener);
+        }
+        outcome
     }
 
     /// An ioend has failed, with these pages in it.
     pub(crate) fn write_failed(&self, error: IoError, now: Nanos, pages: &[Range<u64>]) {
-        self.raise(error);
+        self.openers.borrow_mut().raise();
+        *self.last.borrow_mut() = Some(error);
         if !self.any_failed.replace(true) {
             self.since.set(now);
             self.pause.set(PAUSE_FIRST);
@@ -217,7 +188,15 @@ impl Errors {
     /// A flush of the device below has failed.
     pub(crate) fn flush_failed(&self, error: IoError) {
         self.flush_errors.set(self.flush_errors.get() + 1);
-        self.raise(error);
+        self.openers.borrow_mut().lose();
+        *self.last.borrow_mut() = Some(error);
+    }
+
+    /// As [`Errors::flush_failed`], but who comes later is told nothing.
+    pub(crate) fn flush_failed_for_those_here(&self, error: IoError) {
+        self.flush_errors.set(self.flush_errors.get() + 1);
+        self.openers.borrow_mut().raise();
+        *self.last.borrow_mut() = Some(error);
     }
 
     /// How many flushes of the device below have failed.
@@ -280,7 +259,7 @@ impl Errors {
 
     /// How many writes and flushes below have failed.
     pub(crate) fn count(&self) -> u64 {
-        self.newest.get()
+        self.openers.borrow().count()
     }
 
     /// For people: how many errors, the last one, and what has become of the pages. Nothing when
@@ -288,7 +267,7 @@ impl Errors {
     pub(crate) fn describe(&self) -> Option<String> {
         let last = self.last.borrow();
         let last = last.as_ref()?;
-        let count = self.newest.get();
+        let count = self.count();
         let plural = if count == 1 { "" } else { "s" };
         let lasts = match self.failing() {
             Some((since, pages)) => {

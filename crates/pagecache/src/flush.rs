@@ -19,7 +19,8 @@
 //!
 //! Invariants
 //! - FL1 A FLUSH succeeds only if a flush below has that began when all ioends had ended that had
-//!   any page of its round, none of them failed, and no other flush below failed since it began.
+//!   any page of its round, none of them failed, and no flush below failed since it was submitted
+//!   (E1): a round before its own may have lost what was written before it came.
 //! - FL2 One flush below is in flight at a time: one that fails may take with it what another one,
 //!   which succeeds, was sent to save; so the failure must be known before the next begins.
 use std::cell::{Cell, RefCell};
@@ -79,13 +80,19 @@ impl Group {
 
 impl PageCache {
     /// FLUSH: everything that had completed before `round`, which is what [`Group::next`] told when
-    /// it came, is durable when this succeeds. Fails if that could not be done, and once for each
-    /// error that `opener` has not heard of.
-    pub(crate) async fn flush(&self, opener: Opener, round: u64) -> Result<(), Status> {
+    /// it came, is durable when this succeeds. Fails if that could not be done, and if there is an
+    /// error that is newer than `sample`, of when it came: also one that another FLUSH of `opener`
+    /// has told of since. Its round may have begun after that and know nothing of it.
+    pub(crate) async fn flush(
+        &self,
+        opener: Opener,
+        round: u64,
+        sample: u64,
+    ) -> Result<(), Status> {
         let done = self.join_round(round).await;
-        // Whatever this one fails with, it is told now.
-        let heard = self.errors.hear(opener);
-        done.and(heard)
+        let late = self.has(Mutation::SampleAtEnd);
+        let sample = if late { self.errors.sample(opener) } else { sample };
+        self.errors.outcome(opener, sample, done)
     }
 
     /// As a FLUSH, whatever failed before and was written since.
@@ -115,7 +122,9 @@ impl PageCache {
             wb.wait_ended(|| false).await;
         }
         wb.unwatch(watch)?;
-        self.flush_below(flush_errors).await // FL1
+        self.flush_below(flush_errors).await?; // FL1
+        self.errors.durable(round);
+        Ok(())
     }
 
     /// FUA: `pages` are durable when this succeeds. `flush_errors` is what
@@ -195,6 +204,9 @@ impl PageCache {
             flushed.inspect_err(|&cause| {
                 let device = self.below.name().to_owned();
                 let error = IoError { device, op: Op::Flush, sector: Sector::ZERO, cause };
+                if self.has(Mutation::NewcomersUntold) {
+                    return self.errors.flush_failed_for_those_here(error);
+                }
                 self.errors.flush_failed(error);
             })
         };

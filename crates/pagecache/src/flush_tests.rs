@@ -20,6 +20,15 @@ fn quiet(lab: &Lab) -> (Rc<Probe>, Rc<PageCache>) {
     (disk, cache(&below, QUIET))
 }
 
+/// The same with a planted fault.
+fn faulty(lab: &Lab, mutation: Mutation) -> Rc<PageCache> {
+    let (_, good) = quiet(lab);
+    let mut config = good.config.clone();
+    config.mutation = mutation;
+    PageCache::new("cache", config, lab.disks[0].clone(), good.limits.capacity)
+        .expect("the device is good")
+}
+
 /// Begins something; what it comes to is known later.
 fn begin(work: impl Future<Output = Result<(), Status>> + 'static) -> Rc<Cell<Option<Status>>> {
     let done = Rc::new(Cell::new(None));
@@ -238,6 +247,194 @@ fn a_failed_flush_below_fails_all_that_share_it_and_the_next_of_the_others() {
         for opener in 1..5 {
             assert_eq!(flush_by(&cache, opener).await, Ok(()));
         }
+    });
+}
+
+/// FLUSHes of these openers, each of which comes after the one before has got as far as it can; the
+/// flush below that the first one has brought about fails then. What each ends with.
+async fn flushes_beside_a_failing_one(
+    lab: &Lab,
+    cache: &Rc<PageCache>,
+    openers: &[u32],
+) -> Vec<Option<Status>> {
+    let disk = &lab.disks[0];
+    disk.hold_ops.borrow_mut().push(Op::Flush);
+    let mut flushes = Vec::new();
+    for &opener in openers {
+        flushes.push(flushing(cache, opener));
+        sleep_ms(1).await;
+    }
+    assert_eq!(disk.held(), 1, "one flush below at a time");
+    disk.fail_held_flush();
+    disk.release();
+    sleep_ms(100).await;
+    flushes.iter().map(|f| f.get()).collect()
+}
+
+/// Found by an attack from outside, with a server that holds a flush and fails it: the second FLUSH
+/// of a connection was submitted while the first one was under way, and should have covered the
+/// same write. It had a round of its own, which found nothing to do, and its opener had been told
+/// of the error by the first one: so it succeeded, and what it covered was lost.
+#[test]
+fn a_flush_sent_while_one_fails_fails_as_well() {
+    for openers in [[1, 1, 1], [1, 2, 1], [1, 2, 3]] {
+        Lab::new(1, 8192).run(async move |lab| {
+            let (_, cache) = quiet(&lab);
+            write(&cache, 0..4, 1).await;
+            let ended = flushes_beside_a_failing_one(&lab, &cache, &openers).await;
+            assert_eq!(ended, [Some(Status::Timeout); 3], "{openers:?}");
+            for opener in openers {
+                assert_eq!(flush_by(&cache, opener).await, Ok(()), "it was told");
+            }
+        });
+    }
+}
+
+/// As above; the error is the flusher's, and the second FLUSH writes the page again.
+#[test]
+fn a_flush_sent_before_an_error_was_told_tells_it_too() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        disk.bad.borrow_mut().push(0..8);
+        disk.hold_ops.borrow_mut().push(Op::Write);
+        write(&cache, 0..1, 1).await;
+        let first = flushing(&cache, 1);
+        sleep_ms(1).await;
+        let second = flushing(&cache, 1);
+        sleep_ms(1).await;
+        disk.release_first();
+        disk.bad.borrow_mut().clear();
+        disk.release();
+        sleep_ms(100).await;
+        assert_eq!((first.get(), second.get()), (Some(Status::Io), Some(Status::Io)));
+        assert_eq!(flush_by(&cache, 1).await, Ok(()));
+        assert_eq!(lab.page(0, 0), pattern(0, 1));
+    });
+}
+
+/// The client of opener 1 has lost its connection before it was told, and connects again.
+#[test]
+fn who_connects_again_is_told_of_a_failed_flush() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, cache) = quiet(&lab);
+        write(&cache, 0..4, 1).await;
+        disk.flushes_fail.set(true);
+        assert_eq!(flush_by(&cache, 2).await, Err(Status::Timeout));
+        disk.flushes_fail.set(false);
+        assert_eq!(flush_by(&cache, 3).await, Err(Status::Timeout), "in the place of opener 1");
+        assert_eq!(flush_by(&cache, 4).await, Ok(()));
+        // What was durable before was not at risk.
+        write(&cache, 0..4, 2).await;
+        assert_eq!(flush_by(&cache, 1).await, Err(Status::Timeout), "it was only idle");
+        assert_eq!(flush_by(&cache, 2).await, Ok(()));
+        disk.flushes_fail.set(true);
+        assert_eq!(flush_by(&cache, 2).await, Err(Status::Timeout));
+        disk.flushes_fail.set(false);
+        assert_eq!(flush_by(&cache, 5).await, Ok(()));
+    });
+}
+
+/// A page is on its way below while a flush there fails: the failure may have found it in the
+/// device's cache, so it is written again.
+#[test]
+fn what_is_below_while_a_flush_fails_is_written_again() {
+    Lab::new(1, 8192).run(async |lab| {
+        let cache = running(&lab, QUIET).await;
+        let disk = lab.disks[0].clone();
+        write(&cache, 0..1, 1).await;
+        disk.hold_ops.borrow_mut().push(Op::Flush);
+        let first = flushing(&cache, 1);
+        sleep_ms(10).await;
+        disk.hold.set(true);
+        write(&cache, 8..10, 1).await;
+        cache.kick_writeback();
+        sleep_ms(10).await;
+        assert_eq!(disk.held(), 2);
+        disk.fail_held_flush();
+        disk.release();
+        sleep_ms(10).await;
+        assert_eq!(first.get(), Some(Status::Timeout));
+        disk.take();
+        assert_eq!(flush_by(&cache, 1).await, Ok(()));
+        let what: Vec<_> = disk.take().iter().map(|s| (s.op, s.from / 8..s.to / 8)).collect();
+        assert_eq!(what, [(Op::Write, 8..10), (Op::Flush, 0..0)]);
+        assert!(!cache.errors.is_failing());
+    });
+}
+
+/// Zeroes of pages 20 to 29, of which 22 and 23 are dirty, are below while a flush there fails,
+/// which opener 1 is told. What they end with.
+async fn zeroes_beside_a_failing_flush(
+    lab: &Lab,
+    cache: &Rc<PageCache>,
+    op: Op,
+    flags: Flags,
+) -> Option<Status> {
+    let disk = &lab.disks[0];
+    write(cache, 0..1, 1).await;
+    write(cache, 20..30, 1).await;
+    disk.hold_ops.borrow_mut().push(Op::Flush);
+    let first = flushing(cache, 1);
+    sleep_ms(10).await;
+    write(cache, 22..24, 2).await;
+    disk.hold_ops.borrow_mut().push(op);
+    let inner = cache.clone();
+    let zeroes = begin(async move {
+        let (at, class) = ((Sector(160), Sector(80)), Class::Normal);
+        reactor::io_by(Opener(1), &*inner, op, flags, class, at, block::Bufs::new()).await
+    });
+    sleep_ms(10).await;
+    assert_eq!(disk.held(), 2);
+    disk.fail_held_flush();
+    sleep_ms(10).await;
+    assert_eq!(first.get(), Some(Status::Timeout));
+    disk.release();
+    sleep_ms(10).await;
+    assert_eq!(flush_by(cache, 1).await, Ok(()), "it was told");
+    zeroes.get()
+}
+
+/// Nobody could send the zeroes again, so the client has to. Found by an attack from outside: zeroes
+/// were acknowledged after the flush below had failed, and no FLUSH told of them.
+#[test]
+fn zeroes_below_while_a_flush_fails_end_in_an_error() {
+    for (op, flags, outcome) in [
+        (Op::WriteZeroes, Flags::empty(), Status::Io),
+        (Op::Discard, Flags::empty(), Status::Io),
+        (Op::WriteZeroes, Flags::FUA, Status::Ok),
+    ] {
+        Lab::new(1, 8192).run(async move |lab| {
+            let (_, cache) = quiet(&lab);
+            let ended = zeroes_beside_a_failing_flush(&lab, &cache, op, flags).await;
+            assert_eq!(ended, Some(outcome), "{op} {flags:?}");
+            if outcome != Status::Ok {
+                assert_eq!(lab.page(0, 23), pattern(23, 2), "what was dirty is written");
+            }
+        });
+    }
+}
+
+#[test]
+fn planted_faults_beside_a_failed_flush_are_seen() {
+    Lab::new(1, 8192).run(async |lab| {
+        let cache = faulty(&lab, Mutation::SampleAtEnd);
+        write(&cache, 0..4, 1).await;
+        let ended = flushes_beside_a_failing_one(&lab, &cache, &[1, 1]).await;
+        assert_eq!(ended, [Some(Status::Timeout), Some(Status::Ok)]);
+    });
+    Lab::new(1, 8192).run(async |lab| {
+        let cache = faulty(&lab, Mutation::NewcomersUntold);
+        write(&cache, 0..4, 1).await;
+        lab.disks[0].flushes_fail.set(true);
+        assert_eq!(flush_by(&cache, 2).await, Err(Status::Timeout));
+        lab.disks[0].flushes_fail.set(false);
+        assert_eq!(flush_by(&cache, 3).await, Ok(()));
+    });
+    Lab::new(1, 8192).run(async |lab| {
+        let cache = faulty(&lab, Mutation::BesideFailedFlush);
+        let (op, flags) = (Op::WriteZeroes, Flags::empty());
+        let ended = zeroes_beside_a_failing_flush(&lab, &cache, op, flags).await;
+        assert_eq!(ended, Some(Status::Ok));
     });
 }
 

@@ -20,6 +20,9 @@
 //! - IO4 Nothing is borrowed while a bio is submitted: a device may complete it at once.
 //! - IO5 Ioends are numbered as they are opened; `Tickets` tells when all up to a number have
 //!   ended.
+//! - IO6 Pages are clean only after an ioend in whose time no flush below failed, or one with FUA:
+//!   the failure may have found them in the device's cache. Else they are dirty again, and written
+//!   again.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -207,6 +210,8 @@ pub(crate) struct Flying {
     bytes: u64,
     ticket: u64,
     purpose: Purpose,
+    /// Flushes below that had failed when it was sent.
+    flush_errors: u64,
 }
 
 /// The last run of an open ioend, which may still grow.
@@ -442,8 +447,9 @@ impl PageCache {
         Spare::keep(&wb.spare.slices, slices);
         debug_assert_eq!(bufs.len_bytes() as u64, bytes, "IO2");
         self.writing_begins(purpose, bytes);
-        let tag =
-            wb.flying.borrow_mut().insert(Flying { parts, at, bytes, ticket, purpose }) as u64;
+        let flush_errors = self.errors.flush_errors();
+        let flying = Flying { parts, at, bytes, ticket, purpose, flush_errors };
+        let tag = wb.flying.borrow_mut().insert(flying) as u64;
         let done = reactor::watched(self.writeback.ends(&self.me), tag);
         let bio = Bio {
             op: Op::Write,
@@ -525,15 +531,17 @@ impl PageCache {
     pub(crate) fn ioend_ended(&self, status: Status, tag: u64) {
         let wb = &self.writeback;
         let key = usize::try_from(tag).expect("made from a slab index");
-        let Flying { parts, at, bytes, ticket, purpose } = wb.flying.borrow_mut().remove(key);
+        let flying = wb.flying.borrow_mut().remove(key);
+        let Flying { parts, at, bytes, ticket, purpose, flush_errors } = flying;
         let failed = status.ok().is_err();
+        let in_doubt = purpose != Purpose::Fua && self.is_in_doubt(flush_errors); // IO6
         let runs = (failed || self.errors.is_failing()).then(|| self.runs_of(&parts));
         {
             let mut cache = self.cache.borrow_mut();
             for Part { folio, pages, dirtied, round } in &parts {
-                let again = failed && !self.has(Mutation::DropFailed);
+                let again = failed && !self.has(Mutation::DropFailed) || in_doubt;
                 cache.end_writing(*folio, pages, again.then_some((*dirtied, *round)));
-                if self.has(Mutation::CleanAtTheEnd) && !failed {
+                if self.has(Mutation::CleanAtTheEnd) && !failed && !in_doubt {
                     cache.clear_dirty(*folio, pages);
                 }
             }
@@ -555,7 +563,13 @@ impl PageCache {
             self.errors.write_done();
             runs.iter().flatten().for_each(|run| self.errors.settled(run));
         }
-        self.writing_ends(purpose, bytes, failed);
+        self.writing_ends(purpose, bytes, failed || in_doubt);
+    }
+
+    /// Whether a flush below has failed since there were so many failures: what was in flight
+    /// meanwhile may be lost.
+    pub(crate) fn is_in_doubt(&self, flush_errors: u64) -> bool {
+        self.errors.flush_errors() != flush_errors && !self.has(Mutation::BesideFailedFlush)
     }
 
     fn runs_of(&self, parts: &[Part]) -> SmallVec<[Range<u64>; 4]> {

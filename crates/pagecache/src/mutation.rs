@@ -32,4 +32,10 @@ pub enum Mutation {
     TellAgain,
     /// A folio that is read again overwrites what was written meanwhile.
     ReadOverDirty,
+    /// A FLUSH looks when it ends which errors its opener has not been told of.
+    SampleAtEnd,
+    /// Who comes after a failed flush below is told nothing of it.
+    NewcomersUntold,
+    /// What was on its way below while a flush there failed counts as written.
+    BesideFailedFlush,
 }

@@ -45,6 +45,8 @@ pub(crate) struct Probe {
     pub(crate) flushes_fail: Cell<bool>,
     /// Writes wait for `release`.
     pub(crate) hold: Cell<bool>,
+    /// So do these.
+    pub(crate) hold_ops: RefCell<Vec<Op>>,
     held: RefCell<Vec<(Sector, Bio)>>,
     count: Rc<Count>,
     order: Rc<Cell<u64>>,
@@ -76,8 +78,23 @@ impl Probe {
         self.held.borrow().len()
     }
 
+    /// Lets the one go that has waited for longest; others that come still wait.
+    pub(crate) fn release_first(&self) {
+        let (sector, bio) = self.held.borrow_mut().remove(0);
+        self.go(sector, bio);
+    }
+
+    /// The flush that waits fails, later ones do not.
+    pub(crate) fn fail_held_flush(&self) {
+        assert_eq!(self.held.borrow()[0].1.op, Op::Flush);
+        self.flushes_fail.set(true);
+        self.release_first();
+        self.flushes_fail.set(false);
+    }
+
     pub(crate) fn release(&self) {
         self.hold.set(false);
+        self.hold_ops.borrow_mut().clear();
         for (sector, bio) in self.held.take() {
             self.go(sector, bio);
         }
@@ -131,7 +148,7 @@ impl Base for Probe {
         let epoch = self.count.0.enter();
         let done = reactor::chain(bio.done, self.count.clone(), epoch.tag());
         let bio = Bio { done, ..bio };
-        if op == Op::Write && self.hold.get() {
+        if op == Op::Write && self.hold.get() || self.hold_ops.borrow().contains(&op) {
             self.held.borrow_mut().push((sector, bio));
         } else {
             self.go(sector, bio);
@@ -178,6 +195,7 @@ impl Lab {
                 bad: RefCell::default(),
                 flushes_fail: Cell::new(false),
                 hold: Cell::new(false),
+                hold_ops: RefCell::default(),
                 held: RefCell::default(),
                 count: Rc::default(),
                 order: order.clone(),

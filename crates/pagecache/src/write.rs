@@ -131,6 +131,9 @@ impl PageCache {
             }
         }
         // What came in so far is dirty, whatever becomes of the rest.
+        if done > 0 {
+            self.errors.changed(opener, self.round.get());
+        }
         self.wake_writeback();
         stopped
     }

@@ -451,7 +451,7 @@ impl PageCache {
         load.bytes.set(load.bytes.get() + bytes);
     }
 
-    /// An ioend has ended, and the cache knows.
+    /// An ioend has ended, and the cache knows. `failed`: its pages are dirty again.
     pub(crate) fn writing_ends(&self, purpose: Purpose, bytes: u64, failed: bool) {
         let wb = &self.writeback;
         let load = wb.load(purpose);

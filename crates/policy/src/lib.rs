@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Decisions as pure state: when to write back, what next, and how fast writers may go.
+//! Decisions as pure state: when to write back, what next, how fast writers may go, and who is to
+//! be told of an error.
 //!
 //! Engines feed what they measured and ask; nothing here does I/O, waits or reads a clock. Time
 //! comes in as `now_ns`, so every decision is tested by a table.
@@ -10,6 +11,7 @@ mod backoff;
 mod bandwidth;
 pub mod destage;
 mod dirty;
+mod errseq;
 mod evict;
 mod idle;
 mod pacer;
@@ -26,6 +28,7 @@ pub use dirty::{
     Admit, Bound, DIRTY_BYTES_MIN, Dirtier, DirtyLimits, DirtyThrottle, LIMIT_MIN_BYTES,
     LIMIT_START_BYTES, PAUSE_MAX_NS, PAUSE_MIN_NS, RATIO_ONE, Thresholds,
 };
+pub use errseq::{ErrSeq, OPENERS_MAX};
 pub use evict::S3Fifo;
 pub use idle::{Ages, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Look, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Errseq: the errors of a device as numbers, and up to which of them each opener has been told.
+//!
+//! An error is told by a FLUSH that fails. A FLUSH takes a *sample* when it is submitted, which is
+//! the newest error that its opener has been told of; it fails if there is a newer one when it ends.
+//! So what it must tell is fixed at its submission: another FLUSH of the same opener that tells of
+//! an error meanwhile hides it from none that had been submitted before.
+//!
+//! A *loss* is an error after which changes that were acknowledged may be gone for good: a failed
+//! flush below, a lost connection. Nobody can write them again but who has sent them. A client that
+//! connects again after a loss is a new opener, and no number says which one it was before; openers
+//! are not seen to leave either. So whoever comes is taken for one that has not been told yet.
+//!
+//! Invariants
+//! - ES1 Each opener that was there before an error is told of it once, and by each FLUSH that it
+//!   had submitted before. One that comes later is told only if nobody has been, or by ES2.
+//! - ES2 For each opener whose changes a loss has put at risk and that has not been told, one opener
+//!   that comes later is told in its place; while that one has not been told, the next one that
+//!   comes takes its place in turn.
+//! - ES3 At most [`OPENERS_MAX`] openers are remembered. Those go first that have nothing at risk;
+//!   of others that go it is counted how many there are, so that ES2 holds for them, too.
+//!
+//! What ES2 can't do: when other clients than the one that connects again come first, and send a
+//! FLUSH, those are told. When all that had changes at risk connect again, all are told.
+use std::collections::BTreeMap;
+
+/// Openers that are remembered; of more than these, those that were here last.
+pub const OPENERS_MAX: usize = 4096;
+
+/// What is known of an opener.
+#[derive(Clone, Copy, Debug)]
+struct Opener {
+    /// The newest error that it has been told of, or that came before it.
+    told: u64,
+    /// The newest loss that an opener must be told of in its place (ES2); none when `told` has it.
+    owed: u64,
+    /// The stamp of its last change.
+    changed: u64,
+    /// When it was here last, counted in changes of who is here.
+    here: u64,
+}
+
+impl Opener {
+    fn is_owed(&self) -> bool {
+        self.owed > self.told
+    }
+
+    fn is_at_risk(&self, durable: u64) -> bool {
+        self.changed > durable
+    }
+}
+
+/// Openers that were forgotten (ES3).
+#[derive(Debug, Default)]
+struct Forgotten {
+    /// How many had changes at risk, and the last stamp of those.
+    at_risk: u64,
+    changed: u64,
+    /// In place of how many another opener must be told, and of what those had been told.
+    owed: u64,
+    told: u64,
+}
+
+/// See the module. `K` names an opener.
+///
+/// Changes have stamps, which never fall; what was stamped up to some stamp becomes durable.
+#[derive(Debug)]
+pub struct ErrSeq<K> {
+    newest: u64,
+    /// The newest error that any opener has been told of.
+    told: u64,
+    durable: u64,
+    openers: BTreeMap<K, Opener>,
+    /// Who was here last is not among `openers`: usually it is the one that comes next.
+    recent: Option<(K, Opener)>,
+    turns: u64,
+    forgotten: Forgotten,
+}
+
+impl<K> Default for ErrSeq<K> {
+    fn default() -> ErrSeq<K> {
+        ErrSeq {
+            newest: 0,
+            told: 0,
+            durable: 0,
+            openers: BTreeMap::new(),
+            recent: None,
+            turns: 0,
+            forgotten: Forgotten::default(),
+        }
+    }
+}
+
+impl<K: Copy + Ord> ErrSeq<K> {
+    /// `opener` is here: from now on it is told of every error.
+    pub fn note(&mut self, opener: K) {
+        self.opener(opener);
+    }
+
+    /// `opener` has changed something, with this stamp.
+    pub fn changed(&mut self, opener: K, stamp: u64) {
+        let known = self.opener(opener);
+        known.changed = known.changed.max(stamp);
+    }
+
+    /// What was changed up to this stamp is durable.
+    pub fn durable(&mut self, stamp: u64) {
+        self.durable = self.durable.max(stamp);
+    }
+
+    /// What a FLUSH of `opener` that is submitted now has been told of.
+    pub fn sample(&mut self, opener: K) -> u64 {
+        self.opener(opener).told
+    }
+
+    /// Whether a FLUSH with this sample must fail.
+    pub fn is_news(&self, sample: u64) -> bool {
+        sample < self.newest
+    }
+
+    /// A FLUSH of `opener` fails now, whatever for.
+    pub fn tell(&mut self, opener: K) {
+        let newest = self.newest;
+        self.opener(opener).told = newest;
+        self.told = newest;
+    }
+
+    /// An error that has lost nothing: what it was about will be written again.
+    pub fn raise(&mut self) {
+        self.newest += 1;
+    }
+
+    /// An error after which all that is not durable may be lost.
+    pub fn lose(&mut self) {
+        let forgotten = &mut self.forgotten;
+        if forgotten.changed > self.durable {
+            let told = if forgotten.owed > 0 { forgotten.told } else { self.newest };
+            (forgotten.owed, forgotten.told) = (forgotten.owed.max(forgotten.at_risk), told);
+        }
+        self.newest += 1;
+        let recent = self.recent.as_mut().map(|(_, opener)| opener);
+        for opener in self.openers.values_mut().chain(recent) {
+            if opener.is_at_risk(self.durable) {
+                opener.owed = self.newest;
+            }
+        }
+    }
+
+    /// How many errors there were.
+    pub fn count(&self) -> u64 {
+        self.newest
+    }
+
+    fn opener(&mut self, key: K) -> &mut Opener {
+        if self.recent.as_ref().is_none_or(|(recent, _)| *recent != key) {
+            self.switch(key);
+        }
+        &mut self.recent.as_mut().expect("it is here now").1
+    }
+
+    #[cold]
+    fn switch(&mut self, key: K) {
+        self.turns += 1;
+        if let Some((before, opener)) = self.recent.take() {
+            self.openers.insert(before, Opener { here: self.turns, ..opener });
+        }
+        let known = self.openers.remove(&key);
+        if known.is_none() && self.openers.len() >= OPENERS_MAX {
+            self.forget_some();
+        }
+        let opener = known.unwrap_or_else(|| self.come());
+        self.recent = Some((key, opener));
+    }
+
+    /// One that was not here before (ES1, ES2).
+    fn come(&mut self) -> Opener {
+        let new = Opener { told: self.told, owed: 0, changed: 0, here: 0 };
+        if self.newest == 0 {
+            return new;
+        }
+        if self.forgotten.owed > 0 {
+            self.forgotten.owed -= 1;
+            let told = self.forgotten.told.min(new.told);
+            return Opener { told, owed: self.newest, ..new };
+        }
+        let owed = self.openers.values_mut().filter(|o| o.is_owed());
+        let Some(before) = owed.min_by_key(|o| o.told) else { return new };
+        let heir = Opener { told: before.told.min(new.told), owed: before.owed, ..new };
+        before.owed = 0;
+        heir
+    }
+
+    /// A quarter of the openers goes: first those that have nothing at risk, and of these, and of
+    /// the others, those first that were away for longest (ES3).
+    fn forget_some(&mut self) {
+        let durable = self.durable;
+        let order = |o: &Opener| (o.is_at_risk(durable) || o.is_owed(), o.here);
+        let mut all: Vec<(bool, u64)> = self.openers.values().map(order).collect();
+        let (_, quarter, _) = all.select_nth_unstable(OPENERS_MAX / 4);
+        let quarter = *quarter;
+        let forgotten = &mut self.forgotten;
+        if forgotten.changed <= durable {
+            forgotten.at_risk = 0;
+        }
+        for (_, gone) in self.openers.extract_if(.., |_, o| order(o) <= quarter) {
+            if gone.is_at_risk(durable) {
+                forgotten.at_risk += 1;
+                forgotten.changed = forgotten.changed.max(gone.changed);
+            }
+            if gone.is_owed() {
+                let told = if forgotten.owed > 0 { forgotten.told } else { gone.told };
+                forgotten.owed += 1;
+                forgotten.told = told.min(gone.told);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "errseq_tests.rs"]
+mod tests;

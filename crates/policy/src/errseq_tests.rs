@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who is told of which error, when clients come and go.
+use super::*;
+
+const A: u32 = 1;
+const B: u32 = 2;
+const C: u32 = 3;
+const D: u32 = 4;
+
+/// A FLUSH that is submitted and ends at once; whether it fails.
+fn fails(errors: &mut ErrSeq<u32>, opener: u32) -> bool {
+    let sample = errors.sample(opener);
+    let fails = errors.is_news(sample);
+    if fails {
+        errors.tell(opener);
+    }
+    fails
+}
+
+#[test]
+fn each_opener_is_told_once_and_a_later_one_is_not() {
+    let mut errors = ErrSeq::default();
+    errors.note(A);
+    errors.note(B);
+    errors.raise();
+    assert!(fails(&mut errors, A));
+    assert!(!fails(&mut errors, A));
+    assert!(!fails(&mut errors, C), "it came later, and somebody has been told");
+    assert!(fails(&mut errors, B));
+    assert!(!fails(&mut errors, B));
+    assert_eq!(errors.count(), 1);
+}
+
+#[test]
+fn an_error_that_nobody_was_told_of_is_told_to_who_comes() {
+    let mut errors = ErrSeq::default();
+    errors.raise();
+    assert!(fails(&mut errors, A));
+    assert!(!fails(&mut errors, B));
+}
+
+/// Found by an attack from outside: the second FLUSH succeeded, though it should have covered what
+/// was lost, as the first one of the same opener had told of the error meanwhile.
+#[test]
+fn a_flush_tells_what_another_of_its_opener_has_told() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A, 1);
+    let samples = [errors.sample(A), errors.sample(A)];
+    errors.lose();
+    for sample in samples {
+        assert!(errors.is_news(sample));
+        errors.tell(A);
+    }
+    assert!(!fails(&mut errors, A));
+}
+
+/// A connection that is lost before its client has been told: the client is a new opener when it
+/// connects again.
+#[test]
+fn who_connects_again_is_told_of_a_loss() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A, 1);
+    errors.note(B);
+    errors.lose();
+    assert!(fails(&mut errors, B));
+    errors.note(C); // It comes and goes.
+    assert!(fails(&mut errors, D), "in the place of A, after C");
+    assert!(!fails(&mut errors, 5), "D was told");
+    assert!(fails(&mut errors, A), "it was only idle");
+}
+
+#[test]
+fn as_many_are_told_as_had_changes_at_risk() {
+    let mut errors = ErrSeq::default();
+    for opener in 0..10 {
+        errors.changed(opener, 1);
+    }
+    errors.lose();
+    assert!(fails(&mut errors, 0));
+    let told = (100..120).filter(|&later| fails(&mut errors, later)).count();
+    assert_eq!(told, 9);
+}
+
+#[test]
+fn nobody_takes_the_place_of_one_that_had_nothing_at_risk() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A, 5);
+    errors.note(B);
+    errors.durable(5);
+    errors.lose();
+    assert!(fails(&mut errors, B));
+    assert!(!fails(&mut errors, C), "what A changed was durable");
+    errors.changed(A, 6);
+    errors.raise();
+    assert!(fails(&mut errors, B));
+    assert!(!fails(&mut errors, D), "nothing was lost");
+}
+
+#[test]
+fn an_heir_is_told_of_both_losses_at_once() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A, 1);
+    errors.note(B);
+    errors.lose();
+    assert!(fails(&mut errors, B));
+    errors.changed(C, 2); // In the place of A.
+    errors.lose();
+    assert!(fails(&mut errors, B));
+    assert!(fails(&mut errors, C));
+    assert!(!fails(&mut errors, C));
+    assert!(fails(&mut errors, D), "A and C had changes at risk the second time");
+    assert!(!fails(&mut errors, 5), "C was told itself");
+}
+
+const MAX: u32 = 4096;
+
+/// Clients that come once; `B` is here between them.
+fn many(errors: &mut ErrSeq<u32>, count: u32) {
+    for opener in 0..count {
+        errors.note(B);
+        errors.note(1_000_000 + opener);
+    }
+    assert!(errors.openers.len() <= OPENERS_MAX);
+}
+
+#[test]
+fn openers_that_are_here_often_are_remembered() {
+    let mut errors = ErrSeq::default();
+    errors.note(A);
+    many(&mut errors, 2 * MAX);
+    errors.raise();
+    assert!(fails(&mut errors, C));
+    assert!(fails(&mut errors, B));
+    assert!(!fails(&mut errors, A), "forgotten, and it has lost nothing");
+}
+
+#[test]
+fn openers_with_changes_at_risk_are_remembered() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A, 1);
+    many(&mut errors, 3 * MAX);
+    errors.lose();
+    assert!(fails(&mut errors, B));
+    assert!(fails(&mut errors, A));
+    many(&mut errors, 3 * MAX);
+    assert!(!fails(&mut errors, A) && !fails(&mut errors, B));
+}
+
+/// More openers have changes at risk than can be remembered.
+#[test]
+fn forgotten_openers_are_told_when_they_come_again() {
+    for forgotten_first in [true, false] {
+        let mut errors = ErrSeq::default();
+        for opener in 1000..1000 + MAX {
+            errors.changed(opener, 1);
+        }
+        if forgotten_first {
+            many(&mut errors, 1);
+            assert!(errors.openers.len() < OPENERS_MAX, "some were forgotten");
+        }
+        errors.lose();
+        many(&mut errors, 1);
+        assert!(errors.openers.len() < OPENERS_MAX, "some were forgotten");
+        assert!(fails(&mut errors, B));
+        let told = (1000..1000 + MAX).filter(|&opener| fails(&mut errors, opener)).count();
+        assert_eq!(told, OPENERS_MAX, "each of them");
+        let told = (1000..1000 + MAX).filter(|&opener| fails(&mut errors, opener)).count();
+        assert!(told <= 2, "once, and in the place of those two that came and sent no FLUSH");
+    }
+}

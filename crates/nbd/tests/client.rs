@@ -46,7 +46,8 @@ fn pattern(bytes: usize, of: u8) -> Bufs {
 }
 
 async fn put(client: &Client, at: u64, of: u8) -> Result<(), Status> {
-    write(client, Flags::empty(), Class::Normal, Sector(at), pattern(4096, of)).await
+    let (flags, class, range) = (Flags::empty(), Class::Normal, (Sector(at), Sector(8)));
+    io_by(Opener(1), client, Op::Write, flags, class, range, pattern(4096, of)).await
 }
 
 async fn flush_by(client: &Client, opener: u32) -> Result<(), Status> {
@@ -145,6 +146,23 @@ fn a_flush_after_a_lost_connection_fails_once_for_each_opener() {
         server.restart(true);
         read(&client, Class::Normal, Sector(0), pattern(512, 0)).await.unwrap();
         flush_by(&client, 1).await.unwrap();
+    });
+}
+
+/// Opener 1 has written what is lost, and goes before it hears of that: the client is opener 3 when
+/// it is back.
+#[test]
+fn who_connects_again_hears_of_a_loss() {
+    run(NATURE, |_, server| async move {
+        let client = server.clone().open(Options::default()).await;
+        flush_by(&client, 2).await.unwrap();
+        put(&client, 0, 1).await.unwrap();
+        server.restart(true);
+        for opener in [2, 3] {
+            assert_eq!(flush_by(&client, opener).await, Err(Status::Io), "{opener}");
+            flush_by(&client, opener).await.unwrap();
+        }
+        flush_by(&client, 4).await.unwrap();
     });
 }
 
@@ -277,6 +295,10 @@ async fn say(file: FileId, bytes: &[u8]) {
 
 /// The server's side of a handshake for a disk of a mebibyte.
 async fn greet(file: FileId, structured: bool) {
+    greet_with(file, structured, ALL).await;
+}
+
+async fn greet_with(file: FileId, structured: bool, flags: ExportFlags) {
     say(file, b"NBDMAGICIHAVEOPT\x00\x03").await;
     recv_exact(file, 20).await;
     let mut out = Vec::new();
@@ -285,7 +307,7 @@ async fn greet(file: FileId, structured: bool) {
     say(file, &out).await;
     recv_exact(file, 16 + 4 + 4 + 4).await;
     out.clear();
-    reply_info_export(&mut out, opt::GO, SIZE as u64, ALL.bits());
+    reply_info_export(&mut out, opt::GO, SIZE as u64, flags.bits());
     reply(&mut out, opt::GO, rep::ACK, &[]);
     say(file, &out).await;
 }
@@ -386,6 +408,89 @@ fn no_lie_of_a_server_is_believed() {
         };
         machine.block_on(read_twice).unwrap();
     }
+}
+
+/// What a server is asked, in order, and answers, each by the number of the request and an error.
+#[derive(Clone, Copy)]
+struct Answers {
+    fua: bool,
+    before: usize,
+    answers: &'static [(usize, u32)],
+}
+
+/// Runs a client of a server that takes `before` requests and then gives its answers, taking more
+/// requests when it has to.
+fn with_answers<F: Future<Output = ()> + 'static>(
+    answers: Answers,
+    test: impl FnOnce(Rc<Client>) -> F + 'static,
+) {
+    let world = World::calm(1);
+    let machine = Machine::boot(&world, 1);
+    let listener = world.borrow_mut().listen();
+    let script = Rc::new(Script { world: world.clone(), listener });
+    let flags = if answers.fua { ALL } else { ALL - ExportFlags::FUA };
+    let talk = async move {
+        spawn(async move {
+            let file = FileId(driver_io(listener, SqeOp::Accept).await.value);
+            greet_with(file, false, flags).await;
+            let mut cookies = Vec::new();
+            for &(nth, error) in answers.answers {
+                while cookies.len() < answers.before || cookies.len() <= nth {
+                    let head = recv_exact(file, 28).await;
+                    let request = Request::parse(&head).unwrap().unwrap();
+                    let len = request.payload_len() as usize;
+                    if len > 0 {
+                        recv_exact(file, len).await;
+                    }
+                    cookies.push(request.cookie);
+                }
+                say(file, &simple(error, cookies[nth])).await;
+            }
+        });
+        let client = Client::open("nbd", "disk", script, Options::default(), |_| {}).await;
+        test(Rc::new(client.unwrap())).await;
+    };
+    machine.block_on(talk).unwrap();
+}
+
+/// One FLUSH of an opener fails at the server, the next, which was sent before the client knew,
+/// does not: what it covers may have been lost by the first.
+#[test]
+fn a_flush_sent_while_one_fails_fails_as_well() {
+    for second in [1, 2] {
+        let answers = Answers { fua: true, before: 0, answers: &[(0, 0), (1, 5), (2, 0), (3, 0)] };
+        with_answers(answers, move |client| async move {
+            put(&client, 0, 1).await.unwrap();
+            let flush = |opener| {
+                let client = client.clone();
+                let done = Rc::new(Cell::new(None));
+                let set = done.clone();
+                spawn(async move { set.set(Some(flush_by(&client, opener).await)) });
+                done
+            };
+            let flushes = [flush(1), flush(second)];
+            sleep(Nanos::from_millis(10)).await;
+            assert!(flushes.iter().all(|f| f.get() == Some(Err(Status::Io))));
+            flush_by(&client, 1).await.unwrap();
+        });
+    }
+}
+
+/// A server that knows no FUA has taken the write, and fails a flush that was before it: the flush
+/// that stands for FUA succeeds, but the write may be lost.
+#[test]
+fn a_failed_flush_fails_a_write_that_waits_for_its_own() {
+    // A flush, the write, the flush after the write.
+    let answers = Answers { fua: false, before: 2, answers: &[(1, 0), (0, 5), (2, 0), (3, 0)] };
+    with_answers(answers, |client| async move {
+        let inner = client.clone();
+        spawn(async move { assert_eq!(flush_by(&inner, 2).await, Err(Status::Io)) });
+        sleep(Nanos::from_millis(1)).await; // It is submitted first.
+        let (class, at) = (Class::Normal, Sector(0));
+        let outcome = write(&*client, Flags::FUA, class, at, pattern(512, 1)).await;
+        assert_eq!(outcome, Err(Status::Io));
+        flush_by(&client, 2).await.unwrap();
+    });
 }
 
 #[test]

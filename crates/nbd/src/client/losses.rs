@@ -5,12 +5,13 @@
 //! Invariants
 //! - L1 Every opener that was there when something may have been lost hears of it at its next
 //!   flush, and at every flush that it had under way; each loss once.
-use std::collections::BTreeMap;
-
+//! - L2 An opener that comes later hears of it in the place of one that had written what may be
+//!   lost and has not heard: it may be the same client, connected again (ES1 to ES3 of
+//!   `policy::ErrSeq`).
+//! - L3 A write that is made durable by a flush of its own is not, if anything may have been lost
+//!   since it was sent.
 use block::Opener;
-
-/// Openers that are remembered. One more takes the place of the oldest, which then counts as new.
-const OPENERS_MAX: usize = 1024;
+use policy::ErrSeq;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -19,16 +20,14 @@ pub(crate) struct Losses {
     acknowledged: u64,
     /// Of those, what a flush has covered, or what was told to be lost.
     settled: u64,
-    /// How often something may have been lost.
-    count: u64,
-    heard: BTreeMap<Opener, u64>,
-    last: Option<(Opener, u64)>,
+    openers: ErrSeq<Opener>,
 }
 
 impl Losses {
     /// A change has been acknowledged.
-    pub(crate) fn acknowledge(&mut self) {
+    pub(crate) fn acknowledge(&mut self, opener: Opener) {
         self.acknowledged += 1;
+        self.openers.changed(opener, self.acknowledged);
     }
 
     /// What a flush that is sent now covers.
@@ -39,6 +38,7 @@ impl Losses {
     /// A flush has succeeded that covers so much.
     pub(crate) fn settle(&mut self, covers: u64) {
         self.settled = self.settled.max(covers);
+        self.openers.durable(self.settled);
     }
 
     /// The server may have forgotten what no flush has covered.
@@ -50,32 +50,28 @@ impl Losses {
 
     /// A flush has failed at the server: all that was not durable is in doubt.
     pub(crate) fn flush_failed(&mut self) {
-        self.settled = self.acknowledged;
-        self.count += 1;
+        self.openers.lose();
+        self.settle(self.acknowledged);
     }
 
-    /// Of how many losses the opener of a bio that comes has heard; one who is new, of all.
+    /// How often something may have been lost.
+    pub(crate) fn count(&self) -> u64 {
+        self.openers.count()
+    }
+
+    /// Of how many losses the opener of a bio that comes has heard.
     pub(crate) fn known_to(&mut self, opener: Opener) -> u64 {
-        if let Some((_, heard)) = self.last.filter(|(last, _)| *last == opener) {
-            return heard;
-        }
-        let heard = *self.heard.entry(opener).or_insert(self.count);
-        if self.heard.len() > OPENERS_MAX {
-            self.heard.pop_first();
-        }
-        self.last = Some((opener, heard));
-        heard
+        self.openers.sample(opener)
     }
 
     /// Whether a flush whose opener had heard of so many must fail (C5).
     pub(crate) fn concerns(&self, heard: u64) -> bool {
-        heard < self.count
+        self.openers.is_news(heard)
     }
 
     /// A flush of the opener has failed.
     pub(crate) fn tell(&mut self, opener: Opener) {
-        self.heard.insert(opener, self.count);
-        self.last = None;
+        self.openers.tell(opener);
     }
 }
 
@@ -91,8 +87,8 @@ mod tests {
             losses.known_to(opener);
         }
         losses.connection_lost();
-        assert!(!losses.concerns(losses.count), "nothing was written");
-        losses.acknowledge();
+        assert!(!losses.concerns(losses.count()), "nothing was written");
+        losses.acknowledge(a);
         let under_way = losses.known_to(a);
         losses.connection_lost();
         assert!(losses.concerns(under_way));
@@ -106,9 +102,43 @@ mod tests {
         losses.connection_lost();
         let heard = losses.known_to(a);
         assert!(!losses.concerns(heard), "it was told, and nothing written since");
-        losses.acknowledge();
+        losses.acknowledge(b);
         losses.settle(losses.covers());
         losses.connection_lost();
         assert!(!losses.concerns(heard), "it was flushed");
+    }
+    /// A client whose connection to us has gone before it heard is another opener when it is back.
+    #[test]
+    fn who_connects_again_hears_of_a_loss() {
+        let mut losses = Losses::default();
+        let (a, b) = (Opener(1), Opener(2));
+        for opener in [a, b] {
+            losses.known_to(opener);
+            losses.acknowledge(opener);
+        }
+        losses.flush_failed();
+        losses.tell(b);
+        for (opener, concerned) in [(Opener(3), true), (Opener(4), false), (a, true)] {
+            let heard = losses.known_to(opener);
+            assert_eq!(losses.concerns(heard), concerned, "{opener:?}");
+            if concerned {
+                losses.tell(opener);
+            }
+        }
+    }
+
+    /// More openers than are remembered; one of those that were there first goes on to write.
+    #[test]
+    fn an_opener_that_is_active_is_not_forgotten() {
+        let mut losses = Losses::default();
+        let active = Opener(1);
+        for other in 0..10_000 {
+            losses.acknowledge(active);
+            losses.known_to(Opener(100 + other));
+        }
+        losses.connection_lost();
+        losses.tell(Opener(20_000));
+        let heard = losses.known_to(active);
+        assert!(losses.concerns(heard));
     }
 }

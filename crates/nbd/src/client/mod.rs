@@ -41,7 +41,8 @@
 //! written and not flushed. So when a connection is lost with such writes acknowledged, each
 //! opener that was there gets EIO at its next flush, and at those that were under way: once, and
 //! the layers above write again what they still have (decision 0022). A read may return old data
-//! before that, as with any disk that loses power on its own.
+//! before that, as with any disk that loses power on its own. An opener that comes later gets it in
+//! the place of one that has written such and is gone (`losses`).
 //!
 //! Invariants
 //! - C1 A cookie names a request in flight and is never used twice: a reply to anything else, also
@@ -51,8 +52,8 @@
 //! - C3 A bio completes only when no Send holds its buffers any more, and bytes that are received
 //!   go to it only while its piece is in flight.
 //! - C4 A change is sent only when no other request's guard overlaps it.
-//! - C5 A flush succeeds only if no connection was lost with unflushed writes since its opener last
-//!   heard of one.
+//! - C5 A flush succeeds only if since its opener last heard of a loss no connection was lost with
+//!   unflushed writes and no flush has failed; what it had heard of counts when it is submitted.
 //! - C6 Size and abilities of the export never change under who uses it: if they do, all fails.
 use std::fmt;
 

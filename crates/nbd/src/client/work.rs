@@ -62,6 +62,8 @@ pub(crate) struct Piece {
     /// Of a flush: what it covers, and how many losses its opener had heard of.
     covers: u64,
     heard: u64,
+    /// Of a change: how many losses there were when it was sent.
+    losses: u64,
 }
 
 impl Piece {
@@ -218,6 +220,7 @@ impl Work {
             failed: None,
             covers: 0,
             heard,
+            losses: 0,
         };
         self.queue.push_back(self.pieces.insert(piece));
     }
@@ -275,6 +278,8 @@ impl Work {
             self.time = now;
             if piece.is_flush() {
                 piece.covers = self.losses.covers();
+            } else {
+                piece.losses = self.losses.count();
             }
             let cookie = u64::from(self.serial) << 32 | key as u64;
             return Some((key, request(&self.pieces[key], cookie, self.flags, self.mutation)));
@@ -349,7 +354,12 @@ impl Work {
             } else {
                 self.losses.flush_failed();
             }
-            let failed = status == Status::Ok && lost && piece.op == Op::Flush;
+            // L3: a flush that another one had before it may have lost the write.
+            let lost = match piece.op == Op::Flush {
+                true => lost,
+                false => piece.losses != self.losses.count(),
+            };
+            let failed = status == Status::Ok && lost;
             return self.end_piece(key, if failed { Status::Io } else { status }, stats); // C5
         }
         if status == Status::Ok && piece.op.is_write() {
@@ -361,7 +371,7 @@ impl Work {
                 return;
             }
             if !(fua && has(ExportFlags::FUA)) {
-                self.losses.acknowledge();
+                self.losses.acknowledge(self.bios[piece.bio as usize].opener);
             }
         }
         self.end_piece(key, status, stats);

@@ -34,6 +34,17 @@ impl Status {
         if self == Status::Ok { Ok(()) } else { Err(self) }
     }
 
+    /// The outcome of several requests that stand for one: this one's, and then another's. The first
+    /// failure stays; that something is not supported gives way to any other failure.
+    pub const fn worst(self, next: Status) -> Status {
+        match (self, next) {
+            (Status::Ok, _) => next,
+            (Status::NotSupported, Status::Ok | Status::NotSupported) => self,
+            (Status::NotSupported, _) => next,
+            (_, _) => self,
+        }
+    }
+
     /// The errno that a Linux client sees for it (0 for `Ok`).
     pub const fn errno(self) -> i32 {
         match self {
@@ -118,6 +129,32 @@ mod tests {
             cause: Status::Io,
         };
         assert_eq!(e.to_string(), "/dev/sdb: write at sector 2048: I/O error");
+    }
+
+    #[test]
+    fn the_worst_status_is_the_first_real_failure() {
+        const ALL: [Status; 9] = [
+            Status::Ok,
+            Status::NotSupported,
+            Status::Io,
+            Status::NoSpace,
+            Status::Invalid,
+            Status::Checksum,
+            Status::Timeout,
+            Status::NoDevice,
+            Status::Again,
+        ];
+        let rank = |status| [Status::Ok, Status::NotSupported].iter().position(|s| *s == status);
+        let rank = |status| rank(status).unwrap_or(2);
+        for (first, next) in ALL.iter().flat_map(|a| ALL.map(|b| (*a, b))) {
+            let want = if rank(next) > rank(first) { next } else { first };
+            assert_eq!(first.worst(next), want, "{first} and {next}");
+        }
+        let of = |all: &[Status]| all.iter().fold(Status::Ok, |worst, s| worst.worst(*s));
+        assert_eq!(
+            of(&[Status::NotSupported, Status::Ok, Status::NoSpace, Status::Io]),
+            Status::NoSpace
+        );
     }
 
     #[test]

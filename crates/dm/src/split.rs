@@ -48,7 +48,7 @@ impl Split {
         reactor::spawn(async move {
             let mut worst = Status::Ok;
             for part in parts {
-                worst = worse(worst, part.await.into());
+                worst = worst.worst(part.await.into());
             }
             parent.complete(worst);
         });
@@ -73,32 +73,4 @@ pub(crate) fn flush_all<'a>(bio: Bio, devices: impl ExactSizeIterator<Item = &'a
 
 fn bytes(sectors: Sector) -> usize {
     usize::try_from(sectors.bytes()).expect("within a request's buffers, which are in memory")
-}
-
-/// A failure outweighs "not supported", which outweighs success; of two failures the first stays.
-fn worse(a: Status, b: Status) -> Status {
-    let weight = |s| match s {
-        Status::Ok => 0,
-        Status::NotSupported => 1,
-        Status::Io
-        | Status::NoSpace
-        | Status::Invalid
-        | Status::Checksum
-        | Status::Timeout
-        | Status::NoDevice
-        | Status::Again => 2,
-    };
-    if weight(b) > weight(a) { b } else { a }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_worst_status_wins_and_the_first_of_equals() {
-        assert_eq!(worse(Status::Ok, Status::NotSupported), Status::NotSupported);
-        assert_eq!(worse(Status::NotSupported, Status::Io), Status::Io);
-        assert_eq!(worse(Status::NoSpace, Status::Io), Status::NoSpace);
-    }
 }

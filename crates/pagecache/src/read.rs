@@ -228,7 +228,7 @@ impl PageCache {
         }
         let fills: SmallVec<[Fill; 2]> =
             missing.into_iter().map(|missing| self.read_below(missing, class)).collect();
-        let mut worst = Ok(());
+        let mut worst = Status::Ok;
         for Fill { runs, read } in fills {
             let status = read.await;
             let mut cache = self.cache.borrow_mut();
@@ -240,10 +240,10 @@ impl PageCache {
                 }
                 folio.pins -= 1;
             }
-            worst = worst.and(status);
+            worst = worst.worst(status.into());
         }
         self.changed.wake_all();
-        worst
+        worst.ok()
     }
 
     /// What of `pages` is neither up to date nor being read; from now on it is being read, with a

@@ -59,12 +59,11 @@ const UNITS_PER_WRITE: usize = 256;
 
 /// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
 pub(crate) async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
-    let mut outcome = Ok(());
+    let mut worst = Status::Ok;
     for io in ios {
-        let ended = io.await;
-        outcome = outcome.and(ended);
+        worst = worst.worst(io.await.into());
     }
-    outcome
+    worst.ok()
 }
 
 impl Log {

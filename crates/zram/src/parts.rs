@@ -214,9 +214,7 @@ fn complete_when_ended(done: Completion, sent: SmallVec<[BioFuture; 8]>) {
     spawn(async move {
         let mut worst = Status::Ok;
         for bio in sent {
-            if let Err(status) = bio.await {
-                worst = status;
-            }
+            worst = worst.worst(bio.await.into());
         }
         done.complete(worst);
     });

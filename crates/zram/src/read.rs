@@ -67,7 +67,7 @@ impl Shard {
                 match self.page_of(slot, &mut page) {
                     Ok(()) => bufs.put_at(at, &page),
                     Err(status) => {
-                        worst = status;
+                        worst = worst.worst(status);
                         self.counters.failed_reads.add(1);
                         self.note_error(format!(
                             "slot {}: its object in memory is damaged",
@@ -111,9 +111,7 @@ impl Shard {
             } else {
                 status
             };
-            if worst == Status::Ok {
-                worst = status;
-            }
+            worst = worst.worst(status);
             at += (end - first) as usize * PAGE;
             first = end;
             if first < slots.end {

@@ -383,9 +383,7 @@ impl Work {
         let nth = piece.bio as usize;
         let whole = &mut self.bios[nth];
         whole.left -= 1;
-        if whole.status == Status::Ok {
-            whole.status = status;
-        }
+        whole.status = whole.status.worst(status);
         self.make_next(nth);
         if self.bios[nth].left > 0 {
             return;

@@ -10,7 +10,7 @@
 //! - L1 While somebody waits the line has a door, through which other cores tell it to look, and it
 //!   has looked after the door was opened.
 //! - L2 A bio in pieces ends once: when all of it has been sent, or given up after a piece has
-//!   failed, and the last piece has ended. It fails with the status of the first that did.
+//!   failed, and the last piece has ended. It fails with the worst status of its pieces.
 //! - L3 Nothing is borrowed while a bio is completed or sent.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -248,8 +248,8 @@ impl Line {
         let mut splits = self.splits.borrow_mut();
         let split = &mut splits[nth];
         split.in_flight -= 1;
-        if split.status == Status::Ok && !forgets {
-            split.status = status;
+        if !forgets {
+            split.status = split.status.worst(status);
         }
         drop(splits);
         self.finish(nth);

@@ -388,7 +388,7 @@ impl Parts {
                 let mut worst = Status::Ok;
                 let mut done = Some(done);
                 for flush in sent {
-                    worst = flush.await.err().unwrap_or(worst);
+                    worst = worst.worst(flush.await.into());
                     if first_only && let Some(done) = done.take() {
                         done.complete(worst);
                     }
@@ -414,7 +414,7 @@ impl Parts {
                     in_flight.push_back(send(&devices[layout.part_of(at)], at, to - at, piece));
                     at = to;
                 } else if let Some(piece) = in_flight.pop_front() {
-                    worst = piece.await.err().unwrap_or(worst);
+                    worst = worst.worst(piece.await.into());
                 }
             }
             done.complete(worst);

@@ -34,8 +34,8 @@ impl Status {
         if self == Status::Ok { Ok(()) } else { Err(self) }
     }
 
-    /// The outcome of several requests that stand for one: this one's, and then another's. The first
-    /// failure stays; that something is not supported gives way to any other failure.
+    /// The outcome of several requests that stand for one: this one's, and then another's. The
+    /// first failure stays; that something is not supported gives way to any other failure.
     pub const fn worst(self, next: Status) -> Status {
         match (self, next) {
             (Status::Ok, _) => next,

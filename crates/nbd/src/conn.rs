@@ -65,6 +65,8 @@ pub(crate) struct Conn {
     dead: Cell<bool>,
     /// The last reply has left; the sender goes.
     pub(crate) ended: Cell<bool>,
+    /// Flushes that the client has not asked for and that have failed.
+    pub(crate) fua_failures: Cell<u64>,
 }
 
 impl Conn {
@@ -89,6 +91,7 @@ impl Conn {
             draining: Cell::new(false),
             dead: Cell::new(false),
             ended: Cell::new(false),
+            fua_failures: Cell::new(0),
         }
     }
 
@@ -236,6 +239,7 @@ impl Conn {
 pub(crate) async fn run(conn: Rc<Conn>) {
     if let Some((mut session, rest)) = handshake(&conn).await {
         // Each connection is a client of its own: what is below tells writers apart by it.
+        session.device_fua = Rc::new(OpenedBy::new(session.device.clone(), new_opener()));
         session.device = Rc::new(OpenedBy::new(session.device, new_opener()));
         conn.deadline.set(conn.deadline.get().filter(|_| conn.draining.get()));
         let _ = conn.session.set(session);

@@ -34,6 +34,9 @@ pub struct Session {
     pub export: Rc<dyn Export>,
     /// Its device.
     pub device: Rc<dyn BlockDevice>,
+    /// The same for flushes that the client has not asked for, by another opener: what they are
+    /// told of, the client's FLUSH must still be told of.
+    pub device_fua: Rc<dyn BlockDevice>,
     /// The device's limits when the session began.
     pub limits: Limits,
     /// What the client was told the export can do.
@@ -295,7 +298,8 @@ impl Handshake {
         // Chosen for one export, they say nothing about another.
         let same = self.contexts_of == name;
         let contexts = if same { self.contexts } else { Default::default() };
-        Session { export: Rc::from(export), device, limits, flags, structured, contexts }
+        let (export, device_fua) = (Rc::from(export), device.clone());
+        Session { export, device, device_fua, limits, flags, structured, contexts }
     }
 }
 

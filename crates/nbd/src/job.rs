@@ -151,10 +151,10 @@ pub(crate) async fn run(job: Job) {
         Command::Read | Command::Write { .. } | Command::Flush => {
             bio.expect("submitted by `start`").await
         }
-        Command::Trim { fua } => trim(dev, at, len, fua).await,
+        Command::Trim { fua } => then_flush(&conn, fua, trim(dev, at, len)).await,
         Command::WriteZeroes { fua, no_hole, fast } => {
-            let zeroed = zero(&conn.shared, session, (at, len), no_hole, fast).await;
-            then_flush(dev, zeroed, fua).await
+            let zeroed = zero(&conn.shared, session, (at, len), no_hole, fast);
+            then_flush(&conn, fua, zeroed).await
         }
         Command::BlockStatus { one } => {
             let bytes = held_bytes(session, command, &request);
@@ -186,24 +186,33 @@ fn answer(conn: &Conn, command: Command, request: &Request, data: Bufs, done: Re
 }
 
 /// Discards. It is advice: a device that can't has followed it by doing nothing.
-async fn trim(dev: &dyn BlockDevice, at: Sector, len: Sector, fua: bool) -> Result<(), Status> {
-    let done = match discard(dev, Class::Normal, at, len).await {
+async fn trim(dev: &dyn BlockDevice, at: Sector, len: Sector) -> Result<(), Status> {
+    match discard(dev, Class::Normal, at, len).await {
         Err(Status::NotSupported) => Ok(()),
         done => done,
-    };
-    then_flush(dev, done, fua).await
+    }
 }
 
-/// FUA for what devices take no FUA on: a flush afterwards covers it.
+/// FUA for what devices take no FUA on: a flush afterwards covers it. One that fails is no FLUSH of
+/// the client, whose next one must fail as well if anything else was lost: so the opener is
+/// another.
+/// All such flushes of a connection have that one, and what one is told of the others are not: so
+/// none succeeds if one has failed since its change began.
 async fn then_flush(
-    dev: &dyn BlockDevice,
-    done: Result<(), Status>,
+    conn: &Conn,
     fua: bool,
+    change: impl Future<Output = Result<(), Status>>,
 ) -> Result<(), Status> {
-    match done {
-        Ok(()) if fua => flush(dev, Class::Foreground).await,
-        done => done,
+    let failures = conn.fua_failures.get();
+    change.await?;
+    if !fua {
+        return Ok(());
     }
+    let flushed = flush(&*conn.session().device_fua, Class::Foreground).await;
+    if flushed.is_err() {
+        conn.fua_failures.set(conn.fua_failures.get() + 1);
+    }
+    if conn.fua_failures.get() == failures { flushed } else { flushed.and(Err(Status::Io)) }
 }
 
 async fn zero(

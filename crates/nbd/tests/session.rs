@@ -334,6 +334,34 @@ fn block_status_replies_that_nobody_takes_count_as_data() {
     });
 }
 
+/// Found by an attack from outside: a flush that stood for FUA of zeroes told of an error of the
+/// device below, as an error of the zeroes; the client's FLUSH was told no more and succeeded,
+/// though other writes were lost.
+#[test]
+fn a_flush_that_stands_for_fua_has_another_opener() {
+    let disk = Rc::new(Cell::new(None));
+    let seen = disk.clone();
+    let exports = move || {
+        let one = One::new(&Disk::with(Limits::new(Sector(8192)), MS));
+        seen.set(Some(one.disk.clone()));
+        one
+    };
+    with_server(1, Options::default(), exports, move |net, listener, _| async move {
+        let disk: Rc<Disk> = disk.take().unwrap();
+        let mut c = net.connect(listener);
+        c.go(false).await;
+        for (kind, flags) in
+            [(cmd::FLUSH, 0), (cmd::TRIM, 1), (cmd::WRITE_ZEROES, 1), (cmd::FLUSH, 0)]
+        {
+            let len = if kind == cmd::FLUSH { 0 } else { 4096 };
+            assert_eq!(c.ask(kind, flags, 0, len).await.0, 0);
+        }
+        let by = disk.flushed_by.take();
+        assert_eq!((by[0], by[1]), (by[3], by[2]));
+        assert_ne!(by[0], by[1]);
+    });
+}
+
 #[test]
 fn flush_fua_trim_and_zeroes_reach_the_device_as_it_needs_them() {
     for write_zeroes in [false, true] {

@@ -394,8 +394,8 @@ async fn zeroes_beside_a_failing_flush(
     zeroes.get()
 }
 
-/// Nobody could send the zeroes again, so the client has to. Found by an attack from outside: zeroes
-/// were acknowledged after the flush below had failed, and no FLUSH told of them.
+/// Nobody could send the zeroes again, so the client has to. Found by an attack from outside:
+/// zeroes were acknowledged after the flush below had failed, and no FLUSH told of them.
 #[test]
 fn zeroes_below_while_a_flush_fails_end_in_an_error() {
     for (op, flags, outcome) in [

@@ -2,9 +2,9 @@
 //! Errseq: the errors of a device as numbers, and up to which of them each opener has been told.
 //!
 //! An error is told by a FLUSH that fails. A FLUSH takes a *sample* when it is submitted, which is
-//! the newest error that its opener has been told of; it fails if there is a newer one when it ends.
-//! So what it must tell is fixed at its submission: another FLUSH of the same opener that tells of
-//! an error meanwhile hides it from none that had been submitted before.
+//! the newest error that its opener has been told of; it fails if there is a newer one when it
+//! ends. So what it must tell is fixed at its submission: another FLUSH of the same opener that
+//! tells of an error meanwhile hides it from none that had been submitted before.
 //!
 //! A *loss* is an error after which changes that were acknowledged may be gone for good: a failed
 //! flush below, a lost connection. Nobody can write them again but who has sent them. A client that
@@ -14,9 +14,9 @@
 //! Invariants
 //! - ES1 Each opener that was there before an error is told of it once, and by each FLUSH that it
 //!   had submitted before. One that comes later is told only if nobody has been, or by ES2.
-//! - ES2 For each opener whose changes a loss has put at risk and that has not been told, one opener
-//!   that comes later is told in its place; while that one has not been told, the next one that
-//!   comes takes its place in turn.
+//! - ES2 For each opener whose changes a loss has put at risk and that has not been told, one
+//!   opener that comes later is told in its place; while that one has not been told, the next one
+//!   that comes takes its place in turn.
 //! - ES3 At most [`OPENERS_MAX`] openers are remembered. Those go first that have nothing at risk;
 //!   of others that go it is counted how many there are, so that ES2 holds for them, too.
 //!

@@ -9,7 +9,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Buf, CoreId, Error, Limits, LocalFuture, Nanos, Op, Sector, Status};
+use block::{
+    Bio, BlockDevice, Buf, CoreId, Error, Limits, LocalFuture, Nanos, Op, Opener, Sector, Status,
+};
 use nbd::request::{ReplyIn, Request};
 use nbd::wire::{OPTION_MAGIC, chunk, opt, rep};
 use nbd::{Context, Export, Exports, Options, Peer, Run, Server};
@@ -218,6 +220,8 @@ pub(crate) struct Disk {
     pub(crate) started: Cell<usize>,
     pub(crate) finished: Cell<usize>,
     pub(crate) flushes: Cell<usize>,
+    /// Who has sent them.
+    pub(crate) flushed_by: RefCell<Vec<Opener>>,
     pub(crate) fuas: Cell<usize>,
     /// Reads and writes of this sector fail.
     pub(crate) bad: Cell<Option<Sector>>,
@@ -244,6 +248,7 @@ impl Disk {
             started: Cell::new(0),
             finished: Cell::new(0),
             flushes: Cell::new(0),
+            flushed_by: RefCell::default(),
             fuas: Cell::new(0),
             bad: Cell::new(None),
             workers: Workers::new(4096, handle),
@@ -262,7 +267,10 @@ impl Disk {
         match bio.op {
             Op::Read => bio.bufs.copy_from(&self.data.borrow()[range]),
             Op::Write => bio.bufs.copy_to(&mut self.data.borrow_mut()[range]),
-            Op::Flush => self.flushes.set(self.flushes.get() + 1),
+            Op::Flush => {
+                self.flushes.set(self.flushes.get() + 1);
+                self.flushed_by.borrow_mut().push(bio.opener);
+            }
             Op::Discard if self.limits.discard_granularity_bytes > 0 => {}
             Op::WriteZeroes if self.limits.write_zeroes => self.data.borrow_mut()[range].fill(0),
             Op::Discard | Op::WriteZeroes => return Status::NotSupported,

@@ -21,6 +21,8 @@ pub enum ErrorKind {
     Io,
     /// Too small, or full (ENOSPC).
     NoSpace,
+    /// More memory than may be used (ENOMEM).
+    NoMemory,
     /// Not supported here (EOPNOTSUPP).
     NotSupported,
     /// The caller may not (EACCES).
@@ -44,6 +46,7 @@ impl ErrorKind {
             ErrorKind::Exists => 17,
             ErrorKind::Io => 5,
             ErrorKind::NoSpace => 28,
+            ErrorKind::NoMemory => 12,
             ErrorKind::NotSupported => 95,
             ErrorKind::Denied => 13,
             ErrorKind::Range => 34,
@@ -62,6 +65,7 @@ impl ErrorKind {
             ErrorKind::Exists => "EEXIST",
             ErrorKind::Io => "EIO",
             ErrorKind::NoSpace => "ENOSPC",
+            ErrorKind::NoMemory => "ENOMEM",
             ErrorKind::NotSupported => "EOPNOTSUPP",
             ErrorKind::Denied => "EACCES",
             ErrorKind::Range => "ERANGE",

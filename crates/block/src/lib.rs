@@ -22,6 +22,7 @@ mod completion;
 mod device;
 mod error;
 mod limits;
+mod memory;
 mod ram;
 mod status;
 mod suggest;
@@ -36,6 +37,7 @@ pub use device::{
 };
 pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;
+pub use memory::{Budget, Reservation};
 pub use ram::{Ram, copy_shared};
 pub use status::{IoError, Status};
 pub use suggest::{name_hint, nearest};

@@ -22,7 +22,7 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use crate::{Bufs, Error, ErrorKind, PAGE};
+use crate::{Bufs, Error, ErrorKind, PAGE, Reservation};
 
 // SAFETY: the C library's own, declared as it defines them.
 unsafe extern "C" {
@@ -35,6 +35,8 @@ unsafe extern "C" {
 pub struct Ram {
     base: NonNull<c_void>,
     len: usize,
+    /// What of a budget it holds for as long as it lives.
+    memory: Option<Reservation>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and lives until the last owner
@@ -92,7 +94,14 @@ impl Ram {
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, flags) }
             .map_err(|e| failed(ErrorKind::NoSpace).because(e))?;
         let base = NonNull::new(base).expect("the kernel maps nothing at address 0 unless told to");
-        Ok(Ram { base, len })
+        Ok(Ram { base, len, memory: None })
+    }
+
+    /// The same, which holds `memory` of a budget for as long as it lives.
+    #[must_use]
+    pub fn holding(mut self, memory: Reservation) -> Ram {
+        self.memory = Some(memory);
+        self
     }
 
     /// Length in bytes.

@@ -28,7 +28,7 @@ pub struct Failure {
 }
 
 /// Kinds with their words on the wire and HTTP statuses.
-const KINDS: [(ErrorKind, &str, u16); 12] = [
+const KINDS: [(ErrorKind, &str, u16); 13] = [
     (ErrorKind::Invalid, "invalid", 400),
     (ErrorKind::NotFound, "not_found", 404),
     (ErrorKind::NoFile, "no_file", 404),
@@ -36,6 +36,7 @@ const KINDS: [(ErrorKind, &str, u16); 12] = [
     (ErrorKind::Exists, "exists", 409),
     (ErrorKind::Io, "io", 500),
     (ErrorKind::NoSpace, "no_space", 507),
+    (ErrorKind::NoMemory, "no_memory", 507),
     (ErrorKind::NotSupported, "not_supported", 501),
     (ErrorKind::Denied, "denied", 403),
     (ErrorKind::Range, "range", 400),

@@ -157,6 +157,12 @@ pub(crate) struct ServeArgs {
     /// default 1
     #[arg(long, value_name = "N")]
     pub(crate) cores: Option<u32>,
+    /// Memory that devices may take together: the maps of write caches (32 bytes a block, more for
+    /// a moment while they are opened), the tables of compressed RAM disks, page caches (their
+    /// option `memory`) and `mem:SIZE`, all of it. What would take more is refused. By default
+    /// half of the machine's memory, or of the control group's limit
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
     /// The device that a client gets who asks for the export with the empty name
     #[arg(long, value_name = "NAME")]
     pub(crate) default_export: Option<String>,

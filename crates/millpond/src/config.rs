@@ -38,6 +38,7 @@ struct File {
     #[serde(default)]
     allow_remote: bool,
     cores: Option<u32>,
+    memory: Option<String>,
     default_export: Option<String>,
     #[serde(default)]
     device: Vec<Device>,
@@ -74,6 +75,7 @@ impl Config {
             fuse: given.fuse.or(file.fuse),
             allow_remote: given.allow_remote || file.allow_remote,
             cores: given.cores.or(file.cores),
+            memory: given.memory.or(file.memory),
             default_export: given.default_export.or(file.default_export),
         };
         self
@@ -113,6 +115,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         fuse: file.fuse.map(|dir| base.join(dir)),
         allow_remote: file.allow_remote,
         cores: file.cores,
+        memory: file.memory,
         default_export: file.default_export,
     };
     Ok(Config { serve, devices })

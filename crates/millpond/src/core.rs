@@ -16,12 +16,13 @@ use std::thread::JoinHandle;
 
 use block::{CoreId, ErrorKind};
 use control::Failure;
-use reactor::{Reactor, spawn};
+use reactor::{Reactor, set_memory, spawn};
 use tokio::sync::oneshot;
 use uring::{Sender, Uring};
 
 use crate::cores::Cores;
 use crate::engine::Engine;
+use crate::memory;
 use crate::rundir::refused;
 use crate::shards::Shards;
 
@@ -141,7 +142,10 @@ fn run(
     };
     let files = uring.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-    let engine = reactor.on(|| Rc::new(Engine::new(files, default_export, shards, cores)));
+    let engine = reactor.on(|| {
+        set_memory(memory::budget());
+        Rc::new(Engine::new(files, default_export, shards, cores))
+    });
     ENGINE.set(Some(engine.clone()));
     let _ = started.send(Ok(()));
     reactor.run(|| engine.ended());

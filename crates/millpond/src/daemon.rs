@@ -24,6 +24,7 @@ use crate::core::{Core, Threads};
 use crate::engine::Engine;
 use crate::fuse::Fuse;
 use crate::http::{Connections, Listener, State, serve};
+use crate::memory;
 use crate::rundir::{Lock, RunDir, refused};
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
@@ -61,6 +62,7 @@ impl Daemon {
             http.push(Addr::parse("--http", text, options.allow_remote)?);
         }
         let cores = options.cores.unwrap_or(1);
+        memory::set(options.memory.as_deref())?;
         let lock = run_dir.take()?;
         let (core, threads) = Core::start(options.default_export.clone(), cores)?;
         let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;

@@ -36,6 +36,7 @@ mod http;
 mod inspect;
 mod leaf;
 mod log;
+mod memory;
 mod metrics;
 mod nbd_leaf;
 mod offline;

@@ -11,9 +11,11 @@ use std::rc::Rc;
 use block::{BlockDevice, CoreId, ErrorKind, Sector};
 use control::Failure;
 use queue::Leaf;
-use reactor::Reactor;
+use reactor::{Reactor, set_memory};
 use uring::{Direct, Files, OpenOptions, Uring};
 use writecache::{Contents, Survey};
+
+use crate::memory;
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,9 @@ pub(crate) enum Access {
 pub(crate) fn core() -> Result<(Reactor, Files), Failure> {
     let uring = Uring::new()?;
     let files = uring.files();
-    Ok((Reactor::enter(CoreId(0), Box::new(uring)), files))
+    let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+    reactor.on(|| set_memory(memory::budget()));
+    Ok((reactor, files))
 }
 
 /// Opens a file or block device; a DAX device as memory. The page cache is no harm here, and takes

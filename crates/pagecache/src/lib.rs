@@ -57,7 +57,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, Limits, PAGE, SECTOR_SIZE, Sector};
+use block::{BlockDevice, Error, Limits, PAGE, Reservation, SECTOR_SIZE, Sector};
 use reactor::{Grace, WaitList, Workers};
 
 pub use config::Config;
@@ -81,6 +81,8 @@ pub struct PageCache {
     limits: Limits,
     cache: RefCell<Cache>,
     memory: Memory,
+    /// Its memory, of the budget of its core.
+    _reserved: Reservation,
     /// Memory came back, something was written or read, a discard ended: whoever waits looks again.
     changed: WaitList,
     /// The round of flushes that a write belongs to.
@@ -102,7 +104,7 @@ pub struct PageCache {
 
 impl PageCache {
     /// A cache called `name` of the first `len` sectors of `below`. Errors: `EINVAL` when they are
-    /// not all there.
+    /// not all there; `ENOMEM` when the budget of this core has no room for its memory.
     pub fn new(
         name: &str,
         config: Config,
@@ -130,8 +132,11 @@ impl PageCache {
             atomic_write_unit_bytes: under.atomic_write_unit_bytes,
             ..under
         };
+        let what = format_args!("buffered: {name}: the option memory");
+        let reserved = reactor::memory().reserve(config.memory_bytes, what)?;
         Ok(Rc::new_cyclic(|me| PageCache {
             me: me.clone(),
+            _reserved: reserved,
             name: name.to_owned(),
             limits,
             cache: RefCell::new(Cache::new(config.memory_bytes)),

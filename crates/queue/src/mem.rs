@@ -23,11 +23,13 @@ pub struct Mem {
 }
 
 impl Mem {
-    /// A device of `capacity`, all zeroes. Fails when the system has no room for it.
+    /// A device of `capacity`, all zeroes. It may become as large as it is: all of that is reserved
+    /// of this core's budget. Fails when that, or the system, has no room for it.
     pub fn new(name: impl Into<String>, capacity: Sector) -> Result<Mem, Error> {
         let name = name.into();
+        let memory = reactor::memory().reserve(capacity.bytes(), &name)?;
         let ram = Ram::new(capacity.bytes()).map_err(|e| e.within(&name))?;
-        Ok(Mem::on(name, Arc::new(ram)))
+        Ok(Mem::on(name, Arc::new(ram.holding(memory))))
     }
 
     /// A device on `ram`, as large as it is.

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use block::{BlockDevice, CoreId, Nanos, Opener, Status, crashing, set_crashing};
+use block::{BlockDevice, Budget, CoreId, Nanos, Opener, Status, crashing, set_crashing};
 use slab::Slab;
 
 use crate::anchor::Anchors;
@@ -91,6 +91,7 @@ pub(crate) struct Core {
     pub(crate) exports: RefCell<Exports>,
     outbox: RefCell<Outbox>,
     openers: Cell<u32>,
+    memory: RefCell<Arc<Budget>>,
     pub(crate) calls: Calls,
     pub(crate) anchors: RefCell<Anchors>,
 }
@@ -138,6 +139,16 @@ pub fn turn_time() -> Nanos {
 /// Random bits from the driver: seeded under simulation.
 pub fn random() -> u64 {
     with_core(|c| c.driver.borrow_mut().random())
+}
+
+/// The budget for whatever may become large here: unlimited until [`set_memory`] is called.
+pub fn memory() -> Arc<Budget> {
+    with_core(|c| c.memory.borrow().clone())
+}
+
+/// Sets the budget of this core, before any device is on it. All cores of a process have the same.
+pub fn set_memory(budget: Arc<Budget>) {
+    with_core(|c| *c.memory.borrow_mut() = budget);
 }
 
 /// A number for somebody who opens a device here. No other opener of any core has it, until after
@@ -316,6 +327,7 @@ impl Reactor {
             exports: RefCell::default(),
             outbox: RefCell::default(),
             openers: Cell::new(0),
+            memory: RefCell::new(Arc::new(Budget::unlimited())),
             calls: Calls::default(),
             anchors: RefCell::default(),
         }));

@@ -37,7 +37,8 @@ mod workers;
 pub use crate::anchor::{Anchor, anchor, anchored, unanchor};
 pub use crate::call::call;
 pub use crate::core::{
-    Reactor, core_id, export, new_opener, now, post, random, spawn, turn_time, unexport,
+    Reactor, core_id, export, memory, new_opener, now, post, random, set_memory, spawn, turn_time,
+    unexport,
 };
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;

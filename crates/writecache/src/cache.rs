@@ -14,7 +14,7 @@ use crate::slots::{Counts, Slots};
 use crate::status::Stats;
 use crate::trouble::{Tell, Trouble};
 use crate::writeback::Writeback;
-use block::{BlockDevice, Bufs, Limits, Sector, Status};
+use block::{BlockDevice, Bufs, Limits, Reservation, Sector, Status};
 use policy::{Pacer, Watermarks};
 
 /// What writeback is taken to free per second until the first measurement. Chosen low, about what
@@ -57,6 +57,8 @@ pub(crate) struct Cache {
     /// When a client last read from the origin.
     pub(crate) origin_read_ns: Cell<Option<u64>>,
     pub(crate) slots: RefCell<Slots>,
+    /// What they have of the core's budget.
+    pub(crate) memory: Option<Reservation>,
     pub(crate) media: Media,
     pub(crate) commits: Group,
     pub(crate) device_flush: Group,
@@ -119,6 +121,7 @@ impl Cache {
             origin_limits,
             origin_read_ns: Cell::new(None),
             slots: RefCell::new(slots),
+            memory: None,
             media,
             commits: Group::default(),
             device_flush: Group::default(),

@@ -18,7 +18,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector};
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Reservation, Sector};
 use format::{
     ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, Superblock, UNIT, decode_record, is_blank,
 };
@@ -30,7 +30,9 @@ use crate::commit::Log;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::media::{Media, Native};
 use crate::owner::ownership;
-use crate::slots::{Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots};
+use crate::slots::{
+    Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
+};
 use crate::superblock::{
     COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
     write_copies,
@@ -44,6 +46,8 @@ struct Recovery<'a> {
     geometry: Geometry,
     /// Where the log says each block is.
     map: Rebuild,
+    /// What the map has of the core's budget.
+    memory: Reservation,
 }
 
 /// How the log ended.
@@ -92,6 +96,7 @@ impl Cache {
         sectors: Sector,
     ) -> Result<Opened, Error> {
         let area = config.area_bytes(&*device);
+        let mut reserved = None;
         let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
             Some((found, _)) if found.part.is_some() && config.part.is_none() => {
                 return Ok(Opened::Divided(found));
@@ -99,13 +104,19 @@ impl Cache {
             Some(found) => found,
             None if config.part.is_some() => return Err(missing(&config)),
             None => {
+                // Before anything is written: a cache that can't be opened is not made.
+                let geometry = Geometry::compute(area, config.block_size);
+                let geometry = geometry.map_err(|e| no_space(&config, &e))?;
+                reserved = Some(map_memory(&config, geometry.slots.into())?);
                 let formatted = format_device(&config, &*origin, &*device, area, sectors).await;
                 (formatted.map_err(not_initialized)?, true)
             }
         };
         check_superblock(&config, &superblock, area, sectors)?;
         let blocks = sectors.0 / config.block_sectors();
-        let Loaded { mut slots, end } = load(&config, &*device, &superblock, blocks).await?;
+        let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
+        let loaded = load(&config, &*device, &superblock, blocks, memory).await?;
+        let Loaded { mut slots, end, memory } = loaded;
         let adopts = ownership(&config, &superblock, &*origin, &slots)?;
         // Nothing has been written so far: what is refused is left as it is.
         if !agreed {
@@ -137,7 +148,8 @@ impl Cache {
         if config.mutation == Mutation::OldNotKept {
             slots.forget_olds();
         }
-        let cache = Cache::new(config, origin, device, blocks, media, slots);
+        let mut cache = Cache::new(config, origin, device, blocks, media, slots);
+        cache.memory = Some(memory);
         cache.retell.set(retell);
         Ok(Opened::Whole(Rc::new(cache)))
     }
@@ -167,20 +179,37 @@ pub(crate) enum Opened {
 pub(crate) struct Loaded {
     pub(crate) slots: Slots,
     pub(crate) end: LogEnd,
+    /// What the slots have of the core's budget.
+    pub(crate) memory: Reservation,
+}
+
+/// Reserves memory for the map of a cache of `slots` blocks.
+///
+/// # Errors
+/// `ENOMEM`, which says how much that is.
+pub(crate) fn map_memory(config: &Config, slots: u64) -> Result<Reservation, Error> {
+    let bytes = if config.ordered { ordered_map_bytes(slots) } else { map_bytes(slots) };
+    reactor::memory().reserve(bytes, map_of(config, slots))
+}
+
+/// The map of a cache, for errors.
+fn map_of(config: &Config, slots: u64) -> String {
+    format!("cache device {}: the map of its {slots} blocks", config.cache)
 }
 
 /// Reads checkpoint and log of a cache for an origin of `blocks` blocks. Writes nothing. The
-/// superblock's counters were checked.
+/// superblock's counters were checked, and [`map_memory`] has reserved `memory` for its slots.
 pub(crate) async fn load(
     config: &Config,
     device: &dyn BlockDevice,
     superblock: &Superblock,
     blocks: u64,
+    memory: Reservation,
 ) -> Result<Loaded, Error> {
     let geometry = superblock.geometry();
     let superblock = superblock.clone();
     let map = Rebuild::new(geometry.slots);
-    let mut recovery = Recovery { config, device, superblock, geometry, map };
+    let mut recovery = Recovery { config, device, superblock, geometry, map, memory };
     recovery.load_checkpoint().await?;
     let end = recovery.replay().await?;
     check_counter(config, "epoch of a record", end.epoch, 0..=COUNTER_MAX)?;
@@ -189,6 +218,7 @@ pub(crate) async fn load(
         check_counter(config, "oldest pending epoch", oldest, 1..=newest)?;
         check_counter(config, "pending epochs", newest - oldest, 0..=PENDING_EPOCHS_MAX)?;
     }
+    let in_epochs = config.ordered || recovery.map.pending_epochs().is_some();
     let slots = recovery.map.finish(blocks).map_err(|found| match found {
         Contradiction::Beyond(block) => Error::invalid(format!(
             "cache device {} holds block {block}, the table has only {blocks}",
@@ -201,7 +231,11 @@ pub(crate) async fn load(
             damaged(config, &format!("block {block}: two versions of epoch {epoch}"))
         }
     })?;
-    Ok(Loaded { slots, end })
+    let mut memory = recovery.memory;
+    let count = geometry.slots.into();
+    let keeps = if in_epochs { ordered_map_bytes(count) } else { map_bytes(count) };
+    memory.shrink_to(keeps);
+    Ok(Loaded { slots, end, memory })
 }
 
 pub(crate) fn damaged(config: &Config, what: &str) -> Error {
@@ -212,6 +246,16 @@ pub(crate) fn damaged(config: &Config, what: &str) -> Error {
 }
 
 impl Recovery<'_> {
+    /// What was applied takes no more memory than there is, and no more than a cache can tell.
+    fn check_memory(&mut self) -> Result<(), Error> {
+        let log_entries = u64::from(self.geometry.log_units) * ENTRIES_PER_UNIT as u64;
+        if self.map.has_too_many(log_entries) {
+            let what = "more versions of blocks than slots and a log can tell of";
+            return Err(damaged(self.config, what));
+        }
+        self.memory.grow_to(self.map.bytes(), map_of(self.config, self.geometry.slots.into()))
+    }
+
     async fn load_checkpoint(&mut self) -> Result<(), Error> {
         let named = self.superblock.checkpoint;
         let start = self.geometry.checkpoint_offset(named.area);
@@ -240,6 +284,7 @@ impl Recovery<'_> {
                 }
                 unit_no += 1;
             }
+            self.check_memory()?;
         }
         Ok(())
     }
@@ -305,6 +350,7 @@ impl Recovery<'_> {
                 }
                 seq += 1;
             }
+            self.check_memory()?;
         }
         let read_to = last.0;
         for (seq, crc, entries) in unsettled.drain(..) {
@@ -315,6 +361,7 @@ impl Recovery<'_> {
             before = (seq, crc);
             self.map.apply_log(&entries);
         }
+        self.check_memory()?;
         // Cut off for its data, or for its place in the chain although it is a whole record.
         let cut_off = last.0 < read_to || foreign_next;
         Ok(LogEnd { last, epoch, cut_off, torn: torn && !cut_off })

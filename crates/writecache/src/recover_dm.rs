@@ -22,7 +22,7 @@ use crate::cache::Cache;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::dm::{Dm, touched_units, unit_bytes};
 use crate::media::Media;
-use crate::recover::{damaged, no_space, not_initialized};
+use crate::recover::{damaged, map_memory, no_space, not_initialized};
 use crate::slots::Rebuild;
 
 /// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
@@ -49,6 +49,7 @@ impl Cache {
             return Err(no_space(&config, &refusal));
         }
         let first = read_first(&config, &*device, area).await?;
+        let mut reserved = None;
         let superblock = match first.read(Superblock::decode) {
             Ok(found) => found,
             Err(refusal) => {
@@ -57,6 +58,8 @@ impl Cache {
                     return Err(refused(&config, &refusal));
                 }
                 refuse_native(&config, &*device, area).await?;
+                // Before anything is written: a cache that can't be opened is not made.
+                reserved = Some(map_memory(&config, fresh.n_blocks)?);
                 format_device(&config, &*device, &fresh).await.map_err(not_initialized)?;
                 fresh
             }
@@ -68,6 +71,7 @@ impl Cache {
         let slots = u32::try_from(geometry.n_blocks()).expect("at most SLOTS_MAX");
         let dm = Dm { geometry, slots, seq: Cell::new(superblock.seq_count) };
         let blocks = sectors.0 / config.block_sectors();
+        let memory = reserved.map_or_else(|| map_memory(&config, slots.into()), Ok)?;
         let (map, stale) = load(&config, &*device, &dm, blocks).await?;
         let mut slots = map.finish(blocks).expect("load refuses what contradicts itself");
         slots.forget_checksums();
@@ -76,7 +80,9 @@ impl Cache {
         // What was read may still be in the device's volatile cache: make it durable before
         // anything is built upon it.
         flush_area(&config, &*device).await?;
-        Ok(Cache::new(config, origin, device, blocks, Media::Dm(dm), slots))
+        let mut cache = Cache::new(config, origin, device, blocks, Media::Dm(dm), slots);
+        cache.memory = Some(memory);
+        Ok(cache)
     }
 }
 

@@ -47,7 +47,9 @@ mod view;
 pub(crate) use entries::{EntryBatch, Writing};
 use epochs::Epochs;
 pub(crate) use epochs::{Merge, Phasing};
-pub(crate) use rebuild::{Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild};
+pub(crate) use rebuild::{
+    Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, map_bytes, ordered_map_bytes,
+};
 pub(crate) use telling::Dump;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

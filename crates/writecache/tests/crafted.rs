@@ -7,7 +7,7 @@ mod common;
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Flags, Op as Request, Sector, Status};
+use block::{BlockDevice, Buf, Class, Flags, Op as Request, Sector, Status, Target};
 use common::ward::life;
 use common::{Lab, config, expect, fill, flush, number, say, suspend};
 use format::{Entry, Geometry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT};
@@ -242,4 +242,39 @@ fn a_count_of_commits_without_headroom_is_refused() {
     }
     forge(SEQ_COUNT_FOUND_MAX);
     is_used_on(&lab);
+}
+
+/// The kernel's format with numbers at random in its header and entries, which no checksum covers:
+/// each image is refused, or opened and used with errors at most. A panic would end the daemon.
+#[test]
+fn spoilt_images_of_the_kernels_format_end_nobody() {
+    sim::seeds::run(300, |seed| {
+        let mut rng = sim::Rng::new(seed);
+        let lab = used("format dm");
+        for _ in 0..=rng.below(3) {
+            let mut unit = lab.area(0, UNIT);
+            let bytes = rng.pick(&[4, 8]);
+            let at = 8 + rng.index(if rng.below(2) == 0 { 24 } else { 300 } / bytes) * bytes;
+            let number = match rng.below(6) {
+                0 => u64::MAX >> (64 - 8 * bytes),
+                1 => (u64::MAX >> (65 - 8 * bytes)) - rng.below(2),
+                2 => 1 << rng.below(8 * bytes as u64),
+                3 => rng.next_u64(),
+                4 => u64::MAX >> 2,
+                _ => rng.below(3000),
+            };
+            unit[at..at + bytes].copy_from_slice(&number.to_le_bytes()[..bytes]);
+            lab.poke_area(0, &unit);
+        }
+        look(&lab);
+        let _ = lab.life(async |cache| {
+            for block in 0..40 {
+                let _ = common::put(&*cache, block, 5).await;
+            }
+            let _ = reactor::flush(&*cache, Class::Foreground).await;
+            let _ = say(&cache, "flush").await;
+            let _ = Target::suspend(cache.clone()).await;
+        });
+        Ok(())
+    });
 }

@@ -11,7 +11,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::{Access, Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Status, Target};
+use block::{
+    Access, Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Status, Target,
+};
 use reactor::WaitList;
 
 use crate::attributes;
@@ -26,6 +28,15 @@ use crate::shard::{self, Plan, Shard};
 use crate::shared::Shared;
 use crate::slot::PAGE;
 use crate::store::Memory;
+
+/// Bytes of memory that is known of a slot.
+const SLOT_BYTES: u64 = 16;
+/// The same with `persist`: its image, and whether it is dirty or only to be moved.
+const IMAGE_BYTES: u64 = 11;
+/// Bytes of memory that is known of a block of the backing device: how much lies there, and whether
+/// it is taken; and while a persistent device is opened how much has been found there.
+const BLOCK_BYTES: u64 = 2;
+const COUNT_BYTES: u64 = 1;
 
 /// Turns a live device into an unconfigured one; given by the program.
 pub type OnReset = Rc<dyn Fn() -> LocalFuture<Result<(), Error>>>;
@@ -49,6 +60,8 @@ pub struct Zram {
     cores: Vec<CoreId>,
     pub(crate) shared: Arc<Shared>,
     parts: RefCell<Option<Rc<Parts>>>,
+    /// What the tables of the shards have of the core's budget.
+    memory: RefCell<Option<Reservation>>,
     on_reset: RefCell<Option<OnReset>>,
     before_start: RefCell<Option<BeforeStart>>,
     /// A command runs (T1).
@@ -123,6 +136,7 @@ impl Zram {
             cores,
             shared,
             parts: RefCell::default(),
+            memory: RefCell::default(),
             on_reset: RefCell::default(),
             before_start: RefCell::default(),
             busy: Cell::new(false),
@@ -150,6 +164,26 @@ impl Zram {
 
     pub(crate) fn on_reset(&self) -> Option<OnReset> {
         self.on_reset.borrow().clone()
+    }
+
+    /// Bytes of memory that the tables take when every slot has a page: what is known of a slot and
+    /// of a block of the backing device.
+    fn table_bytes(&self) -> u64 {
+        let blocks = self.backing.as_ref().map_or(0, |d| d.limits().capacity.0 / PAGE_SECTORS);
+        let (slot, block) = match self.persist {
+            false => (SLOT_BYTES, BLOCK_BYTES),
+            true => (SLOT_BYTES + IMAGE_BYTES, BLOCK_BYTES + COUNT_BYTES),
+        };
+        (self.layout.slots.saturating_mul(slot)).saturating_add(blocks.saturating_mul(block))
+    }
+
+    /// What needs that memory, for errors.
+    fn tables(&self) -> String {
+        let blocks = self.backing.as_ref().map_or(String::new(), |device| {
+            let blocks = device.limits().capacity.0 / PAGE_SECTORS;
+            format!(" and of {blocks} blocks of {}", device.name())
+        });
+        format!("{}: the table of its {} pages{blocks}", self.name, self.layout.slots)
     }
 
     /// Whether pages can be written back.
@@ -187,6 +221,8 @@ impl Zram {
             let before_start = self.before_start.borrow().clone();
             before_start.map_or(Ok(()), |may| may())?;
             let algorithms = self.config.borrow().algorithms();
+            // Before anything is written to the backing device.
+            let memory = reactor::memory().reserve(self.table_bytes(), self.tables())?;
             let mut layout = self.layout;
             let (mut backing, mut media) = (self.backing.clone(), None);
             if let (false, Some(device)) = (self.persist, &backing) {
@@ -212,6 +248,7 @@ impl Zram {
             };
             let parts = Parts::make(&plan, &self.cores, backing, make).await?;
             self.parts.replace(Some(Rc::new(parts)));
+            self.memory.replace(Some(memory));
         }
         self.period.set(self.period.get() + 1);
         crate::policy::start(self);

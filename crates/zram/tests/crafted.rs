@@ -4,12 +4,15 @@
 //! panic.
 mod common;
 
-use block::Error;
-use common::media::{Lab, expect, fill, flush, suspend, writeback_all};
+use std::ops::Range;
+
+use block::{Error, Flags, Target};
+use common::media::{BLOCK, Lab, expect, fill, flush, put, read, suspend, writeback_all};
 use format::zram::{
-    Geometry, Image, MapEntry, MapHeader, Superblock, UnitHeader, decode_map, decode_unit,
-    encode_map,
+    Geometry, Image, MapEntry, MapHeader, OBJECT_HEADER, Superblock, UNIT_HEADER, UnitHeader,
+    decode_map, decode_unit, encode_map,
 };
+use sim::Rng;
 
 const COUNTER_MAX: u64 = u64::MAX / 2;
 const LIFE_MAX: u32 = u32::MAX / 2;
@@ -177,4 +180,115 @@ fn a_unit_that_leads_out_of_the_region_is_refused() {
         });
         is_refused(&lab, "it leads out of the region");
     }
+}
+
+const CRC: Range<usize> = 12..16;
+const BODY_CRC: Range<usize> = 60..64;
+
+/// Puts a number that is no genuine one, or nearly one, somewhere into `unit`.
+fn spoil(rng: &mut Rng, unit: &mut [u8], head: usize) {
+    let bytes = rng.pick(&[1, 2, 4, 8]);
+    let places = if rng.below(4) == 0 { unit.len() } else { head };
+    let at = rng.index(places / bytes) * bytes;
+    let old = unit[at..at + bytes].iter().rev().fold(0, |n, &byte| n << 8 | u64::from(byte));
+    let most = u64::MAX >> (64 - 8 * bytes);
+    let number = match rng.below(8) {
+        0 => most,
+        1 => most - rng.below(300),
+        2 => most / 2 + rng.below(3),
+        3 => 1 << rng.below(8 * bytes as u64),
+        4 => rng.next_u64(),
+        5 => rng.below(5000),
+        6 => old.wrapping_add(1),
+        _ => old.wrapping_sub(1),
+    };
+    unit[at..at + bytes].copy_from_slice(&number.to_le_bytes()[..bytes]);
+}
+
+fn put_checksum(unit: &mut [u8], covered: usize) {
+    unit[CRC].fill(0);
+    let crc = format::checksum(&unit[..covered]);
+    unit[CRC].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Spoils the superblock, the checkpoint or a unit of a device, and gives it right checksums.
+fn spoil_image(rng: &mut Rng, lab: &Lab) {
+    let superblock = lab.superblock();
+    match rng.below(3) {
+        0 => {
+            let mut unit = lab.peek(0, 1);
+            spoil(rng, &mut unit[16..], 120);
+            for copy in 0..4 {
+                unit[10] = copy;
+                put_checksum(&mut unit, BLOCK);
+                lab.poke(Geometry::superblock(copy), &unit);
+            }
+        }
+        1 => {
+            let at = superblock.geometry().map(superblock.checkpoint.area);
+            let mut unit = lab.peek(at, 1);
+            spoil(rng, &mut unit[32..], 600);
+            put_checksum(&mut unit, BLOCK);
+            lab.poke(at, &unit);
+        }
+        _ => {
+            let units = lab.units();
+            if units.is_empty() {
+                return;
+            }
+            let at = units[rng.index(units.len())];
+            let mut unit = lab.peek(at, 1);
+            let blocks = decode_unit(&unit, &superblock.uuid).expect("a unit").header.blocks;
+            unit = lab.peek(at, blocks as usize);
+            spoil(rng, &mut unit[32..], 200);
+            if rng.below(2) == 0 {
+                // The first object too: its own checksum.
+                let object = &mut unit[UNIT_HEADER..];
+                let len = usize::from(u16::from_le_bytes([object[8], object[9]]));
+                if let Some(body) = object.get(4..OBJECT_HEADER + len) {
+                    let crc = format::checksum(body);
+                    object[..4].copy_from_slice(&crc.to_le_bytes());
+                }
+            }
+            let body = format::checksum(&unit[UNIT_HEADER..]);
+            unit[BODY_CRC].copy_from_slice(&body.to_le_bytes());
+            put_checksum(&mut unit, UNIT_HEADER);
+            lab.poke(at, &unit);
+        }
+    }
+}
+
+/// Right checksums over numbers at random, as many images as there are seeds: each is refused, or
+/// opened and used with errors at most. A panic would end the daemon.
+#[test]
+fn spoilt_images_with_right_checksums_end_nobody() {
+    let mut opened = 0;
+    sim::seeds::run(300, |seed| {
+        let mut rng = Rng::new(seed);
+        let lab = used();
+        for _ in 0..=rng.below(3) {
+            if Superblock::decode(0, &lab.peek(0, 1)).is_err() {
+                break;
+            }
+            spoil_image(&mut rng, &lab);
+        }
+        let lived = lab.life(async |zram| {
+            for slot in 0..300 {
+                let _ = read(&*zram, slot).await;
+            }
+            for slot in (0..300).step_by(3) {
+                let _ = put(&*zram, slot, 9, Flags::empty()).await;
+            }
+            let _ = flush(&*zram).await;
+            for (name, value) in [("idle", "all"), ("writeback", "idle")] {
+                let _ = zram.clone().set_attribute(name.to_owned(), value.to_owned()).await;
+            }
+            let _ = zram.clone().suspend().await;
+        });
+        opened += u32::from(lived.is_ok());
+        // What such a life has left is opened or refused again.
+        let _ = lab.life(async |zram| drop(read(&*zram, 0).await));
+        Ok(())
+    });
+    println!("{opened} were opened");
 }

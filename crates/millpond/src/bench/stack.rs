@@ -10,7 +10,7 @@ use std::sync::Arc;
 use block::{BlockDevice, Class, CoreId, Error, ErrorKind, LocalFuture};
 use control::{Failure, with_absolute_paths};
 use dm::{Dm, Opened, Remove, Resolver};
-use reactor::{Reactor, flush};
+use reactor::{Reactor, flush, set_memory};
 use uring::Uring;
 
 use crate::bench::args::{BenchArgs, Mapping};
@@ -19,6 +19,7 @@ use crate::bench::memory::Memory;
 use crate::bench::replay::Replay;
 use crate::cores::Cores;
 use crate::leaf::{Leaves, OpenLeaf};
+use crate::memory;
 use crate::nbd_leaf::{is_nbd, with_absolute_socket};
 use crate::rundir::refused;
 use crate::shards::{Lent, Owner, Shards};
@@ -48,6 +49,7 @@ pub(crate) fn core(args: &BenchArgs) -> Result<(Option<Cores>, Reactor, Ground),
                 let leaves = Leaves::new(uring.files());
                 let shards = (jobs > 1).then_some(shards);
                 let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+                reactor.on(|| set_memory(memory::budget()));
                 let ids = cores.ids();
                 return Ok((Some(cores), reactor, Ground { leaves, shards, cores: ids }));
             }
@@ -58,6 +60,7 @@ pub(crate) fn core(args: &BenchArgs) -> Result<(Option<Cores>, Reactor, Ground),
         }
     }
     let reactor = Reactor::enter(CoreId(0), Box::new(Memory::new()));
+    reactor.on(|| set_memory(memory::budget()));
     let cores = vec![CoreId(0)];
     Ok((None, reactor, Ground { leaves: Leaves::in_memory(), shards: None, cores }))
 }

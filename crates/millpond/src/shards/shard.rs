@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use block::{Base, Bio, BlockDevice, CoreId, Error, Limits, OnFault, Op, Sector, Status};
 use dm::Flat;
-use reactor::{Msg, Reactor, Remote, post, spawn};
+use reactor::{Msg, Reactor, Remote, post, set_memory, spawn};
 use uring::{Files, Uring};
 
 use crate::leaf::{Adopted, SharedLeaf};
+use crate::memory;
 use crate::shards::owner::{leaf_has_failed, shard_has_left, shard_has_looked};
 use crate::shards::{Entry, Force, Handle, Local, Shards};
 
@@ -137,6 +138,7 @@ impl Shard {
         let driver = driver.inspect_err(|_| shards.free_slot(slot))?;
         let files = driver.files();
         let reactor = Reactor::enter(Shards::core(slot), Box::new(driver));
+        reactor.on(|| set_memory(memory::budget()));
         // Nothing to know yet: what replicas there will be look by themselves when they are made.
         let inner = Rc::new(Inner {
             slot,

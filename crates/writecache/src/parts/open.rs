@@ -17,7 +17,7 @@ use super::layout::{Layout, area_of_each};
 use crate::area::read_area;
 use crate::config::{Config, MediaFormat, Mutation, PartOf, Tuning};
 use crate::owner;
-use crate::recover::{Loaded, load, no_space, not_initialized};
+use crate::recover::{Loaded, load, map_memory, no_space, not_initialized};
 use crate::recover_dm::detect;
 use crate::superblock::{
     check_superblock, find_superblock, format_device, is_formats, missing, new_uuid, read_copies,
@@ -154,7 +154,8 @@ async fn adopts(
         let config = division.config_of(config, nth);
         let blocks = superblock.origin_sectors / config.block_sectors();
         let within = |e: Error| e.within(format!("part {nth} of {}", division.parts()));
-        let loaded = load(&config, device, superblock, blocks).await.map_err(within)?;
+        let memory = map_memory(&config, superblock.slots.into()).map_err(within)?;
+        let loaded = load(&config, device, superblock, blocks, memory).await.map_err(within)?;
         let Loaded { slots, .. } = loaded;
         owner::ownership(&config, superblock, origin, &slots).map_err(within)?;
     }
@@ -182,9 +183,11 @@ async fn create(
     }
     let area = Sector::from_bytes(config.area_bytes(device));
     let each = area_of_each(area, of);
-    Geometry::compute(each.bytes(), config.block_size).map_err(|e| {
+    let geometry = Geometry::compute(each.bytes(), config.block_size).map_err(|e| {
         no_space(config, &format_args!("{of} parts of {} bytes: {e}", each.bytes()))
     })?;
+    // Before anything is written; each part reserves its own as it is opened.
+    let memory = map_memory(config, u64::from(geometry.slots) * u64::from(of))?;
     let first = Part {
         nth: 0,
         of,
@@ -206,6 +209,7 @@ async fn create(
         let formatted = format_device(&config, origin, device, each.bytes(), sectors).await;
         formatted.map_err(not_initialized)?;
     }
+    drop(memory);
     Ok(division)
 }
 

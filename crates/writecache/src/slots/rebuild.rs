@@ -38,11 +38,30 @@ use crate::radix;
 
 mod resolve;
 
-use resolve::{Asides, Came};
+use resolve::{Asides, Came, SHORT_DROP_MAX};
 
 /// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast
 /// as by blocks at random; the larger the runs the fewer the times it is merged.
 const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
+
+/// Bytes of memory a slot while it is in use, and while it is found, without epochs: 16 in the table
+/// and 8 in the index; 8 more to sort the versions, which later go to the sets of dirty blocks.
+const SLOT_BYTES: u64 = 32;
+/// What epochs take beside that: 4 for the epoch of each slot, then 16 while versions are sorted.
+const EPOCH_BYTES: u64 = 20;
+/// The same of a version that waits aside: 20, and 8 to sort it.
+const ASIDE_BYTES: u64 = 28;
+
+/// Bytes of memory that the map of `slots` slots takes while it is in use, and what of it is sorted
+/// when the cache is opened.
+pub(crate) fn map_bytes(slots: u64) -> u64 {
+    slots.saturating_mul(SLOT_BYTES) + 16 * slots.min(SORT_BLOCKS as u64)
+}
+
+/// The same of a cache with epochs, whose versions stand in a queue besides: 8 a slot at most.
+pub(crate) fn ordered_map_bytes(slots: u64) -> u64 {
+    map_bytes(slots).saturating_add(8 * slots)
+}
 
 /// Numbers of epochs on the media are at most this: half of what an entry holds, so that no cache
 /// counts beyond it.
@@ -226,6 +245,22 @@ impl Rebuild {
     fn next_epoch(&self) -> u32 {
         let of = |e: &Numbers| low(e.current.unwrap_or(e.oldest.wrapping_sub(1)));
         self.epochs.as_ref().map_or(0, of)
+    }
+
+    /// Bytes of memory that it takes, with what `finish` takes for a while.
+    pub(crate) fn bytes(&self) -> u64 {
+        let slots = self.slots.len() as u64;
+        let asides = self.asides.len() as u64;
+        let of_epochs = if self.epochs.is_some() { EPOCH_BYTES * slots + 4 * asides } else { 0 };
+        map_bytes(slots) + asides * ASIDE_BYTES + of_epochs
+    }
+
+    /// Whether more versions wait aside than a log of `log_entries` can leave there: each entry
+    /// displaces one, or is one, and short drops are as many as [`Asides::push_drop`] allows. A
+    /// checkpoint names each slot once, and so leaves none.
+    pub(crate) fn has_too_many(&self, log_entries: u64) -> bool {
+        let most = 3 * self.slots.len() as u64 + log_entries + SHORT_DROP_MAX;
+        self.asides.len() as u64 > most.min(u64::from(u32::MAX))
     }
 
     /// The slot of a block, and what was put there as its checksum, in an `indexed` map.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache in several parts, read for tools: each part as a cache of its own, and all together.
-use block::Sector;
+use block::{Error, Sector};
 use format::{Part, Superblock};
 
 use super::native::copies_in;
@@ -33,7 +33,7 @@ pub(super) async fn survey(
     first: &Superblock,
     area: Sector,
     depth: Depth,
-) -> Survey {
+) -> Result<Survey, Error> {
     let part = first.part.expect("it is one");
     let division = Division::of(first, part);
     let mut survey = Survey {
@@ -65,7 +65,7 @@ pub(super) async fn survey(
                 continue;
             }
         };
-        let of_part = look(&place, area, &head, depth).await;
+        let of_part = look(&place, area, &head, depth).await?;
         if let Some(what) = foreign(&of_part, &place) {
             survey.found(begins, format!("part {nth}: {what}: the cache can't be opened"));
         }
@@ -84,7 +84,7 @@ pub(super) async fn survey(
     let all: Option<Vec<&Occupancy>> = parts.iter().map(Survey::occupancy).collect();
     let occupancy = all.filter(|_| is_whole).map(|all| sum(&all));
     survey.contents = Contents::Divided(Box::new(DividedCache { first: part, parts, occupancy }));
-    survey
+    Ok(survey)
 }
 
 /// What is in the place of a part, if it is not that part.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache of the kernel's format, read for tools. Each committed entry is a dirty block.
+use block::Error;
 use format::dm::{ENTRY_BYTES, HEADER_BYTES, Superblock};
 use roaring::RoaringTreemap;
 
@@ -19,12 +20,17 @@ pub struct DmCache {
     pub occupancy: Occupancy,
 }
 
-pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8]) {
+/// Bytes of memory that a tool keeps in mind of a block: three numbers, in a tree whose nodes are
+/// at least half full, and its bits among the dirty ones.
+const LIVE_BYTES: u64 = 56;
+
+pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8]) -> Result<(), Error> {
     let superblock = match Superblock::decode(head) {
         Ok(superblock) => superblock,
         Err(refusal) => {
             survey.contents = Contents::Ruined;
-            return survey.found(0, format!("superblock: {refusal}"));
+            survey.found(0, format!("superblock: {refusal}"));
+            return Ok(());
         }
     };
     let geometry = match superblock.fit(superblock.block_size, place.area_bytes) {
@@ -32,10 +38,12 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8]) {
         Err(refusal) => {
             // What is said to lie beyond the end is not read (SV1).
             survey.contents = Contents::Ruined;
-            return survey.found(16, format!("superblock: {refusal}"));
+            survey.found(16, format!("superblock: {refusal}"));
+            return Ok(());
         }
     };
     let mut entries = format::dm::Survey::new(&superblock);
+    let mut memory = reactor::memory().reserve(0, "")?;
     let (mut reads, end) = (
         ReadAhead::new(&place.config, &*place.device, "read entries"),
         usize::try_from(geometry.entries_end()).expect("within the area, which is addressable"),
@@ -63,6 +71,9 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8]) {
             }
         });
         at += buf.len();
+        let known = LIVE_BYTES * entries.live.len() as u64
+            + 8 * (entries.leftovers.len() + entries.superseded.len()) as u64;
+        memory.grow_to(known, format_args!("{}: what its entries say", place.device.name()))?;
     }
     survey.fingerprint = crc;
     let block_sectors = u64::from(superblock.block_size / 512);
@@ -85,4 +96,5 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8]) {
         leftovers,
         superseded,
     });
+    Ok(())
 }

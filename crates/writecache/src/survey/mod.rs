@@ -162,8 +162,8 @@ impl Place {
 /// Looks at the cache area of `device` that begins at `start_sector`.
 ///
 /// # Errors
-/// `EINVAL` if there is no such area, `EIO` if its beginning can't be read. All else that is wrong
-/// is in the survey.
+/// `EINVAL` if there is no such area, `EIO` if its beginning can't be read, `ENOMEM` if its map needs
+/// more memory than the core's budget has. All else that is wrong is in the survey.
 pub async fn survey(
     device: Rc<dyn BlockDevice>,
     start_sector: Sector,
@@ -186,9 +186,9 @@ pub async fn survey(
     let head = head.map_err(|status| Error::io(format!("{name}: read superblock: {status}")))?;
     let head = head.read(<[u8]>::to_vec);
     if let Some(first) = divided::first_part(&head) {
-        return Ok(divided::survey(&place, &first, area, depth).await);
+        return divided::survey(&place, &first, area, depth).await;
     }
-    Ok(look(&place, area, &head, depth).await)
+    look(&place, area, &head, depth).await
 }
 
 /// Whether all superblock copies lie in `head`.
@@ -198,7 +198,7 @@ fn has_superblocks(head: &[u8]) -> bool {
 }
 
 /// Looks at one area that begins with `head`.
-async fn look(place: &Place, area: Sector, head: &[u8], depth: Depth) -> Survey {
+async fn look(place: &Place, area: Sector, head: &[u8], depth: Depth) -> Result<Survey, Error> {
     let mut survey = Survey {
         area,
         contents: Contents::Unknown,
@@ -210,11 +210,11 @@ async fn look(place: &Place, area: Sector, head: &[u8], depth: Depth) -> Survey 
     if head.iter().all(|&byte| byte == 0) {
         survey.contents = Contents::Blank;
     } else if format::dm::has_magic(head) {
-        dm::look(place, &mut survey, head).await;
+        dm::look(place, &mut survey, head).await?;
     } else if has_superblocks(head) {
-        native::look(place, &mut survey, head, depth).await;
+        native::look(place, &mut survey, head, depth).await?;
     }
-    survey
+    Ok(survey)
 }
 
 /// Ranges of sectors of ascending blocks.

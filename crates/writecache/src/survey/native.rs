@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache of the native format, read for tools: as recovery reads it, and where that refuses it,
 //! unit by unit.
+use block::{Error, ErrorKind};
 use format::{
     Damage, Geometry, Kind, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record, is_blank,
 };
 
 use super::{Contents, Depth, Occupancy, Place, Survey, ranges};
 use crate::area::ReadAhead;
-use crate::recover::{Loaded, load};
+use crate::recover::{Loaded, load, map_memory};
 use crate::slots::{Slots, State};
 use crate::superblock::{check_counters, is_formats};
 
@@ -34,7 +35,12 @@ pub(super) fn copies_in(head: &[u8]) -> [Result<Superblock, Damage>; 4] {
     })
 }
 
-pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8], depth: Depth) {
+pub(super) async fn look(
+    place: &Place,
+    survey: &mut Survey,
+    head: &[u8],
+    depth: Depth,
+) -> Result<(), Error> {
     let unit = |copy: u8| {
         let at = usize::try_from(Geometry::superblock_offset(copy)).expect("below 256 KiB");
         &head[at..at + UNIT]
@@ -42,7 +48,7 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8], depth:
     let copies = copies_in(head);
     let superblock = match format::elect(&copies) {
         Ok(superblock) => superblock,
-        Err(_) if [0, 1, 2, 3].iter().all(|&copy| is_blank(unit(copy))) => return,
+        Err(_) if [0, 1, 2, 3].iter().all(|&copy| is_blank(unit(copy))) => return Ok(()),
         Err(_)
             if is_blank(unit(2))
                 && is_blank(unit(3))
@@ -50,9 +56,9 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8], depth:
         {
             survey.contents = Contents::Blank;
             survey.notes.push("a format was cut short: the next opening begins it anew".into());
-            return;
+            return Ok(());
         }
-        Err(_) if copies.iter().all(|copy| *copy == Err(Damage::Magic)) => return,
+        Err(_) if copies.iter().all(|copy| *copy == Err(Damage::Magic)) => return Ok(()),
         Err(_) => {
             survey.contents = Contents::Ruined;
             for (copy, state) in (0..SUPERBLOCK_COPIES).zip(&copies) {
@@ -63,7 +69,7 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8], depth:
                 let offset = Geometry::superblock_offset(copy);
                 survey.found(offset, format!("superblock copy {copy}: {what}; no two agree"));
             }
-            return;
+            return Ok(());
         }
     };
     for (copy, state) in (0..SUPERBLOCK_COPIES).zip(&copies) {
@@ -102,22 +108,32 @@ pub(super) async fn look(place: &Place, survey: &mut Survey, head: &[u8], depth:
         // What is said to lie beyond the end is not read (SV1).
         survey.found(44, format!("the area has {} bytes, needs {needed}", place.area_bytes));
     } else {
-        contents(place, survey, &mut cache, depth).await;
+        contents(place, survey, &mut cache, depth).await?;
     }
     survey.contents = Contents::Native(Box::new(cache));
+    Ok(())
 }
 
-async fn contents(place: &Place, survey: &mut Survey, cache: &mut NativeCache, depth: Depth) {
+async fn contents(
+    place: &Place,
+    survey: &mut Survey,
+    cache: &mut NativeCache,
+    depth: Depth,
+) -> Result<(), Error> {
     let superblock = cache.superblock.clone();
     let mut config = place.config.clone();
     config.block_size = superblock.block_size;
     let block_sectors = u64::from(superblock.block_size / 512);
     let blocks = superblock.origin_sectors / block_sectors;
     if let Err(e) = check_counters(&config, &superblock) {
-        return survey.found(Geometry::superblock_offset(0), e.chain());
+        survey.found(Geometry::superblock_offset(0), e.chain());
+        return Ok(());
     }
-    let Loaded { slots, end } = match load(&config, &*place.device, &superblock, blocks).await {
+    let memory = map_memory(&config, superblock.slots.into())?;
+    let loaded = load(&config, &*place.device, &superblock, blocks, memory).await;
+    let Loaded { slots, end, memory: _memory } = match loaded {
         Ok(loaded) => loaded,
+        Err(e) if e.kind() == ErrorKind::NoMemory => return Err(e),
         Err(e) => {
             let before = survey.damage.len();
             scan_checkpoint(place, survey, &superblock).await;
@@ -126,7 +142,7 @@ async fn contents(place: &Place, survey: &mut Survey, cache: &mut NativeCache, d
                 let offset = superblock.geometry().checkpoint_offset(superblock.checkpoint.area);
                 survey.found(offset, e.chain());
             }
-            return;
+            return Ok(());
         }
     };
     let state = [u64::from(survey.fingerprint), end.last.0, u64::from(end.last.1), end.epoch];
@@ -157,6 +173,7 @@ async fn contents(place: &Place, survey: &mut Survey, cache: &mut NativeCache, d
         bad: u64::from(counts.bad),
         dirty_ranges: ranges(slots.dirty(), block_sectors),
     });
+    Ok(())
 }
 
 /// Every unit of the checkpoint by itself.

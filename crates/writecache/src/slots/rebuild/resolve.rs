@@ -28,7 +28,7 @@ const BUCKET: usize = if cfg!(test) { 4 } else { 8 << 10 };
 /// Most buckets: with more at once a store would wait for the page that it goes to.
 const BUCKET_BITS_MAX: u32 = 11;
 /// A drop of at most so many blocks is one for each of them. Chosen: longer ones are few.
-const SHORT_DROP_MAX: u64 = 64;
+pub(super) const SHORT_DROP_MAX: u64 = 64;
 
 /// What is not in the table: versions whose slots another block has claimed since, and ends.
 #[derive(Default)]
@@ -68,6 +68,10 @@ impl Asides {
     /// From now on versions have epochs; those until now have this one.
     pub(super) fn begin_epochs(&mut self, before: u32) {
         self.epochs = Some(vec![before; self.list.len()]);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
     }
 
     pub(super) fn push(&mut self, e: &Entry, (logged, stamp): Came, epoch: u32) {
@@ -231,7 +235,8 @@ impl Rebuild {
         for place in &mut places {
             before += std::mem::replace(place, before);
         }
-        assert!(u32::try_from(self.asides.list.len()).is_ok(), "more than 80 GiB of them");
+        // `has_too_many` has refused more.
+        assert!(u32::try_from(self.asides.list.len()).is_ok(), "they have numbers of 32 bits");
         let mut found = vec![0; before];
         each_version(&self.slots, &self.asides.list, |hash, rest| {
             let place = &mut places[bucket(hash)];

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory: the budget of a process for what is sized by a superblock, a table line or a client.
+//!
+//! ```text
+//!   limit │ reserved by engines, memory devices and doors │ free │
+//!         └── reserve ▶ Reservation, given back as it is dropped
+//! ```
+//!
+//! A number and nothing more: nobody allocates here. Where memory is overcommitted, an allocation
+//! that asks first succeeds all the same, and the process is ended when the pages are touched; so
+//! whatever may become large is counted before it is made, and refused with a number.
+//!
+//! Invariants
+//! - B1 All reservations together never exceed the limit, whichever cores they are made on.
+//! - B2 What needs memory to open reserves it before it writes anything to its media.
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::{Error, ErrorKind};
+
+/// The budget; one for all cores of a process.
+#[derive(Debug)]
+pub struct Budget {
+    limit: u64,
+    /// What the limit comes from, for messages.
+    origin: &'static str,
+    reserved: AtomicU64,
+}
+
+impl Budget {
+    /// At most `limit` bytes; `origin` says where an operator changes that.
+    #[must_use]
+    pub const fn new(limit: u64, origin: &'static str) -> Budget {
+        Budget { limit, origin, reserved: AtomicU64::new(0) }
+    }
+
+    /// A budget that refuses nothing.
+    #[must_use]
+    pub const fn unlimited() -> Budget {
+        Budget::new(u64::MAX, "no limit")
+    }
+
+    /// All there is to reserve, in bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// What nobody has reserved, in bytes.
+    pub fn free(&self) -> u64 {
+        self.limit - self.reserved.load(Relaxed)
+    }
+
+    /// Reserves `bytes`, until the reservation is dropped.
+    ///
+    /// # Errors
+    /// `ENOMEM` if fewer are free; the error says how many are needed, and for what.
+    pub fn reserve(
+        self: &Arc<Self>,
+        bytes: u64,
+        what: impl fmt::Display,
+    ) -> Result<Reservation, Error> {
+        let mut reservation = Reservation { budget: self.clone(), bytes: 0 };
+        reservation.grow_to(bytes, what)?;
+        Ok(reservation)
+    }
+}
+
+/// Bytes of a budget that are somebody's, until it is dropped.
+#[must_use = "what is reserved is given back as this is dropped"]
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// How many there are.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Makes it `bytes` if it is smaller.
+    ///
+    /// # Errors
+    /// `ENOMEM` as [`Budget::reserve`]; then it is as it was.
+    pub fn grow_to(&mut self, bytes: u64, what: impl fmt::Display) -> Result<(), Error> {
+        let Some(more) = bytes.checked_sub(self.bytes) else { return Ok(()) };
+        let Budget { limit, origin, ref reserved } = *self.budget;
+        // B1
+        let add = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
+        if let Err(sum) = reserved.fetch_update(Relaxed, Relaxed, add) {
+            let (free, needed) = (Size(limit - sum + self.bytes), Size(bytes));
+            let limit = Size(limit);
+            return Err(Error::new(
+                ErrorKind::NoMemory,
+                format!("{what} needs {needed} of memory, {free} of {limit} are free ({origin})"),
+            ));
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Gives back what it has beyond `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        if bytes < self.bytes {
+            self.budget.reserved.fetch_sub(self.bytes - bytes, Relaxed);
+            self.bytes = bytes;
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+/// Bytes, for people: with the unit that makes the number short.
+#[derive(Clone, Copy)]
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} bytes", self.0);
+        }
+        let steps = (self.0.ilog2() / 10).min(6);
+        let tenths = u128::from(self.0) * 10 >> (10 * steps);
+        write!(f, "{}.{} {}", tenths / 10, tenths % 10, UNITS[steps as usize - 1])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reservations_never_exceed_the_limit() {
+        let budget = Arc::new(Budget::new(100, "a test"));
+        let mut first = budget.reserve(60, "first").unwrap();
+        let refused = budget.reserve(41, "second").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NoMemory);
+        let wanted = "second needs 41 bytes of memory, 40 bytes of 100 bytes are free (a test)";
+        assert_eq!(refused.to_string(), wanted);
+        let second = budget.reserve(40, "second").unwrap();
+        assert_eq!((budget.free(), second.bytes()), (0, 40));
+        assert!(first.grow_to(61, "first").unwrap_err().to_string().contains("needs 61 bytes"));
+        drop(second);
+        first.grow_to(61, "first").unwrap();
+        first.grow_to(5, "first").unwrap();
+        assert_eq!(budget.free(), 39);
+        first.shrink_to(10);
+        first.shrink_to(30);
+        assert_eq!((budget.free(), first.bytes()), (90, 10));
+        drop(first);
+        assert_eq!((budget.free(), budget.limit()), (100, 100));
+    }
+
+    #[test]
+    fn a_sum_that_no_number_holds_is_refused() {
+        let budget = Arc::new(Budget::unlimited());
+        let all = budget.reserve(u64::MAX, "all").unwrap();
+        assert!(budget.reserve(1, "one more").is_err());
+        drop(all);
+        assert_eq!(budget.free(), u64::MAX);
+    }
+
+    #[test]
+    fn cores_share_one_budget() {
+        let budget = Arc::new(Budget::new(1000, "a test"));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        let taken = budget.reserve(300, "a piece");
+                        assert!(budget.free() <= 1000);
+                        drop(taken);
+                    }
+                });
+            }
+        });
+        assert_eq!(budget.free(), 1000);
+    }
+
+    #[test]
+    fn sizes_are_told_with_one_decimal() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1536, "1.5 KiB"),
+            (63_884_746_752, "59.4 GiB"),
+            (15 << 40, "15.0 TiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(Size(bytes).to_string(), text);
+        }
+    }
+}

@@ -34,9 +34,15 @@ fn a_device_that_needs_too_much_memory_is_refused_alone() {
         (&*cache, "the map of its 39"),
         (&dm, "the map of its 40"),
         (&backing, "blocks of"),
-        ("0 34359738368 zram", "bad: the table of its 4294967296 pages needs 64.0 GiB of memory"),
+        (
+            "0 17179869184 zram lz4",
+            "bad: the table of its 2147483648 pages needs 32.0 GiB of memory",
+        ),
         ("0 8192 linear mem:1T 0", "mem:1T needs 1.0 TiB of memory, 92.0 MiB of 96.0 MiB are free"),
-        ("0 8192 buffered good 2 memory 1T", "memory"),
+        (
+            "0 8192 buffered good 2 memory 1T",
+            "bad: the option memory needs 1.0 TiB of memory, 92.0",
+        ),
     ] {
         let why = pond.cli(&["create", "bad", "--table", table]).failed(1);
         for part in [what, "of 96.0 MiB are free (daemon --memory)", "(ENOMEM)"] {

@@ -132,7 +132,7 @@ impl PageCache {
             atomic_write_unit_bytes: under.atomic_write_unit_bytes,
             ..under
         };
-        let what = format_args!("buffered: {name}: the option memory");
+        let what = format_args!("{name}: the option memory");
         let reserved = reactor::memory().reserve(config.memory_bytes, what)?;
         Ok(Rc::new_cyclic(|me| PageCache {
             me: me.clone(),

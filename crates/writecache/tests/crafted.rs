@@ -254,7 +254,8 @@ fn spoilt_images_of_the_kernels_format_end_nobody() {
         for _ in 0..=rng.below(3) {
             let mut unit = lab.area(0, UNIT);
             let bytes = rng.pick(&[4, 8]);
-            let at = 8 + rng.index(if rng.below(2) == 0 { 24 } else { 300 } / bytes) * bytes;
+            let places = rng.pick(&[24, 300]) / bytes;
+            let at = 8 + rng.index(places) * bytes;
             let number = match rng.below(6) {
                 0 => u64::MAX >> (64 - 8 * bytes),
                 1 => (u64::MAX >> (65 - 8 * bytes)) - rng.below(2),

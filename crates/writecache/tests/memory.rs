@@ -43,9 +43,9 @@ fn look(lab: &Lab, limit: u64) -> Result<Survey, Error> {
     found.unwrap()
 }
 
-/// The story, found by an attack from outside: a sparse file of 15 TiB as a cache device. The format
-/// was written, then 60 GiB for the map were asked for, and the process was gone with all of its
-/// devices, at each start again.
+/// The story, found by an attack from outside: a sparse file of 15 TiB as a cache device. The
+/// format was written, then 60 GiB for the map were asked for, and the process was gone with all
+/// of its devices, at each start again.
 #[test]
 fn a_cache_whose_map_has_no_room_is_not_made() {
     for options in ["", "ordered", "parts 2", "format dm"] {

@@ -194,7 +194,7 @@ fn spoil(rng: &mut Rng, unit: &mut [u8], head: usize) {
     let most = u64::MAX >> (64 - 8 * bytes);
     let number = match rng.below(8) {
         0 => most,
-        1 => most - rng.below(300),
+        1 => most - rng.below(200),
         2 => most / 2 + rng.below(3),
         3 => 1 << rng.below(8 * bytes as u64),
         4 => rng.next_u64(),
@@ -212,7 +212,7 @@ fn put_checksum(unit: &mut [u8], covered: usize) {
 }
 
 /// Spoils the superblock, the checkpoint or a unit of a device, and gives it right checksums.
-fn spoil_image(rng: &mut Rng, lab: &Lab) {
+fn spoil_image(rng: &mut Rng, lab: &Lab, units: &[u32]) {
     let superblock = lab.superblock();
     match rng.below(3) {
         0 => {
@@ -225,21 +225,16 @@ fn spoil_image(rng: &mut Rng, lab: &Lab) {
             }
         }
         1 => {
-            let at = superblock.geometry().map(superblock.checkpoint.area);
+            let at = superblock.geometry().map(superblock.checkpoint.area).min(3999);
             let mut unit = lab.peek(at, 1);
             spoil(rng, &mut unit[32..], 600);
             put_checksum(&mut unit, BLOCK);
             lab.poke(at, &unit);
         }
         _ => {
-            let units = lab.units();
-            if units.is_empty() {
-                return;
-            }
             let at = units[rng.index(units.len())];
-            let mut unit = lab.peek(at, 1);
-            let blocks = decode_unit(&unit, &superblock.uuid).expect("a unit").header.blocks;
-            unit = lab.peek(at, blocks as usize);
+            let Ok(found) = decode_unit(&lab.peek(at, 1), &superblock.uuid) else { return };
+            let mut unit = lab.peek(at, (found.header.blocks as usize).min(4000 - at as usize));
             spoil(rng, &mut unit[32..], 200);
             if rng.below(2) == 0 {
                 // The first object too: its own checksum.
@@ -266,11 +261,12 @@ fn spoilt_images_with_right_checksums_end_nobody() {
     sim::seeds::run(300, |seed| {
         let mut rng = Rng::new(seed);
         let lab = used();
+        let units = lab.units();
         for _ in 0..=rng.below(3) {
             if Superblock::decode(0, &lab.peek(0, 1)).is_err() {
                 break;
             }
-            spoil_image(&mut rng, &lab);
+            spoil_image(&mut rng, &lab, &units);
         }
         let lived = lab.life(async |zram| {
             for slot in 0..300 {

@@ -20,6 +20,8 @@ const MAGIC: [u8; 8] = *b"MPZRSUPR";
 const VERSION: u16 = 1;
 /// Shards that a device has at most.
 pub const SHARDS_MAX: u16 = 64;
+/// Slots that a device has at most: 2^31 of each shard. So bytes and sectors of all are numbers.
+const SLOTS_MAX: u64 = (SHARDS_MAX as u64) << 31;
 /// Algorithms that a device has at most.
 pub const CODECS: usize = 4;
 
@@ -240,7 +242,7 @@ impl Superblock {
         if self.shard >= self.shards {
             return Some("shard");
         }
-        if self.slots == 0 {
+        if !(1..=SLOTS_MAX).contains(&self.slots) {
             return Some("slots");
         }
         if self.chain.sequence == 0 {

@@ -89,6 +89,8 @@ fn values_that_no_writer_makes_are_refused_though_the_checksum_is_good() {
         (58, 0, "shards"),
         (58, 65, "shards"),
         (56, 2, "shard"),
+        (44, 33, "slots"),
+        (47, 255, "slots"),
         (49, 0, "chain_next"),
         (52, 0, "map_units"),
         (66, 1, "reserved"),

@@ -44,8 +44,9 @@ use resolve::{Asides, Came, SHORT_DROP_MAX};
 /// as by blocks at random; the larger the runs the fewer the times it is merged.
 const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
-/// Bytes of memory a slot while it is in use, and while it is found, without epochs: 16 in the table
-/// and 8 in the index; 8 more to sort the versions, which later go to the sets of dirty blocks.
+/// Bytes of memory a slot while it is in use, and while it is found, without epochs: 16 in the
+/// table and 8 in the index; 8 more to sort the versions, which later go to the sets of dirty
+/// blocks.
 const SLOT_BYTES: u64 = 32;
 /// What epochs take beside that: 4 for the epoch of each slot, then 16 while versions are sorted.
 const EPOCH_BYTES: u64 = 20;

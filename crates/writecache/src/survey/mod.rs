@@ -162,8 +162,8 @@ impl Place {
 /// Looks at the cache area of `device` that begins at `start_sector`.
 ///
 /// # Errors
-/// `EINVAL` if there is no such area, `EIO` if its beginning can't be read, `ENOMEM` if its map needs
-/// more memory than the core's budget has. All else that is wrong is in the survey.
+/// `EINVAL` if there is no such area, `EIO` if its beginning can't be read, `ENOMEM` if its map
+/// needs more memory than the core's budget has. All else that is wrong is in the survey.
 pub async fn survey(
     device: Rc<dyn BlockDevice>,
     start_sector: Sector,

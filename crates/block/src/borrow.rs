@@ -53,9 +53,9 @@ const FREE: u64 = 1;
 const MANY: u64 = 2;
 
 #[inline]
-fn word(kind: Kind, first: u32, end: u32) -> u64 {
+fn word(kind: Kind, first: usize, end: usize) -> u64 {
     debug_assert!(first < end && end <= 1 << OFFSET_BITS, "bytes {first}..{end}");
-    (kind as u64) << (2 * OFFSET_BITS) | u64::from(end - 1) << OFFSET_BITS | u64::from(first)
+    (kind as u64) << (2 * OFFSET_BITS) | (end as u64 - 1) << OFFSET_BITS | first as u64
 }
 
 fn kind_of(word: u64) -> Kind {
@@ -100,7 +100,7 @@ impl Borrows {
     /// Begins to use bytes `first..end`, which are not empty and end at 2^31 at most. Panics when
     /// that does not go together with another use of them.
     #[inline]
-    pub(crate) fn begin(&self, kind: Kind, first: u32, end: u32) -> Borrow<'_> {
+    pub(crate) fn begin(&self, kind: Kind, first: usize, end: usize) -> Borrow<'_> {
         let word = word(kind, first, end);
         // R3.
         if self.word.compare_exchange(FREE, word, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -186,7 +186,7 @@ mod tests {
 
     const KINDS: [Kind; 4] = [Kind::Read, Kind::Write, Kind::CopyOut, Kind::CopyIn];
 
-    fn begins(borrows: &Borrows, kind: Kind, first: u32, end: u32) -> bool {
+    fn begins(borrows: &Borrows, kind: Kind, first: usize, end: usize) -> bool {
         let begin = || drop(borrows.begin(kind, first, end));
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(begin)).is_ok()
     }
@@ -197,7 +197,7 @@ mod tests {
             for (first, end) in [(0, 1), (0, 1 << 31), (5, 4096), ((1 << 31) - 1, 1 << 31)] {
                 let word = word(kind, first, end);
                 let (a, b) = bytes_of(word);
-                assert_eq!((kind_of(word), a, b), (kind, u64::from(first), u64::from(end - 1)));
+                assert_eq!((kind_of(word), a, b), (kind, first as u64, end as u64 - 1));
                 assert!(word != FREE && word != MANY, "{kind:?} {first}..{end}");
             }
         }

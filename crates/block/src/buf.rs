@@ -172,37 +172,32 @@ impl Buf {
 
     /// Runs `f` on the bytes. Panics while somebody writes any of them.
     pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
-        self.read_range(0, self.len, f)
+        self.read_range(0, self.len(), f)
     }
 
     /// Runs `f` on the bytes, alone. Panics while somebody else uses any of them.
     pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.write_range(0, self.len, f)
+        let (at, _borrow) = self.borrow(Kind::Write, 0, self.len());
+        // SAFETY: inside the buffer; B1: nobody else uses them until the borrow ends.
+        f(unsafe { std::slice::from_raw_parts_mut(at, self.len()) })
     }
 
-    /// Begins to use bytes `first..end`. Panics when they are not inside, or in another use.
+    /// Begins to use bytes `first..end`, and says where they are. Panics when there are none, or
+    /// not all inside, or in another use.
     #[inline]
-    fn borrow(&self, kind: Kind, first: u32, end: u32) -> Borrow<'_> {
-        if first >= end || end > self.len {
-            outside(first as usize, end.wrapping_sub(first) as usize, self.len());
+    fn borrow(&self, kind: Kind, first: usize, end: usize) -> (*mut u8, Borrow<'_>) {
+        if first >= end || end > self.len() {
+            outside(first, end, self.len());
         }
-        self.raw().borrows.begin(kind, first, end)
+        let raw = self.raw();
+        (raw.ptr.as_ptr().wrapping_add(first), raw.borrows.begin(kind, first, end))
     }
 
     #[inline]
-    fn read_range<R>(&self, first: u32, end: u32, f: impl FnOnce(&[u8]) -> R) -> R {
-        let _borrow = self.borrow(Kind::Read, first, end);
-        let at = self.as_ptr().wrapping_add(first as usize);
+    fn read_range<R>(&self, first: usize, end: usize, f: impl FnOnce(&[u8]) -> R) -> R {
+        let (at, _borrow) = self.borrow(Kind::Read, first, end);
         // SAFETY: inside the buffer, as `borrow` checked; B1: nobody writes them until it ends.
-        f(unsafe { std::slice::from_raw_parts(at, (end - first) as usize) })
-    }
-
-    #[inline]
-    fn write_range<R>(&self, first: u32, end: u32, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        let _borrow = self.borrow(Kind::Write, first, end);
-        let at = self.as_ptr().wrapping_add(first as usize);
-        // SAFETY: inside the buffer, as `borrow` checked; B1: nobody else uses them until it ends.
-        f(unsafe { std::slice::from_raw_parts_mut(at, (end - first) as usize) })
+        f(unsafe { std::slice::from_raw_parts(at, end - first) })
     }
 
     /// A part of the buffer; panics when `range` is empty or beyond the end.
@@ -287,25 +282,35 @@ impl Slice {
         self.buf.as_ptr().wrapping_add(self.offset as usize)
     }
 
-    /// Which bytes of the buffer `len` bytes from `at` on are; panics when they are not all inside.
+    /// Begins to use `len` bytes from `at` on, and says where they are. Panics when there are none,
+    /// or not all inside, or in another use.
     #[inline]
-    fn range(&self, at: usize, len: usize) -> (u32, u32) {
-        if len > self.len() || at > self.len() - len {
-            outside(at, len, self.len());
-        }
-        let first = self.offset as usize + at;
-        let fits = "within the buffer, checked above";
-        (u32::try_from(first).expect(fits), u32::try_from(first + len).expect(fits))
+    fn borrow(&self, kind: Kind, at: usize, len: usize) -> (*mut u8, Borrow<'_>) {
+        let first = (self.offset as usize).saturating_add(at);
+        self.buf.borrow(kind, first, first.saturating_add(len))
+    }
+
+    /// Begins to use all of it, and says where it is. Panics when it is in another use. A slice is
+    /// never empty and lies in its buffer: that was checked when it was made.
+    #[inline]
+    fn borrow_all(&self, kind: Kind) -> (*mut u8, Borrow<'_>) {
+        let (raw, first) = (self.buf.raw(), self.offset as usize);
+        let borrow = raw.borrows.begin(kind, first, self.buf.len());
+        (raw.ptr.as_ptr().wrapping_add(first), borrow)
     }
 
     /// Runs `f` on the bytes. Panics while somebody writes any of them.
     pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
-        self.buf.read_range(self.offset, self.buf.len, f)
+        let (at, _borrow) = self.borrow_all(Kind::Read);
+        // SAFETY: inside the buffer; B1: nobody writes them until the borrow ends.
+        f(unsafe { std::slice::from_raw_parts(at, self.len()) })
     }
 
     /// Runs `f` on the bytes, alone. Panics while somebody else uses any of them.
     pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.buf.write_range(self.offset, self.buf.len, f)
+        let (at, _borrow) = self.borrow_all(Kind::Write);
+        // SAFETY: inside the buffer; B1: nobody else uses them until the borrow ends.
+        f(unsafe { std::slice::from_raw_parts_mut(at, self.len()) })
     }
 
     /// Runs `f` on the place and the length of the bytes, as the source of copies. Panics while
@@ -315,8 +320,8 @@ impl Slice {
     /// [`copy_shared`] or machine code, that stays defined when another copy writes there.
     #[inline]
     pub fn with_source<R>(&self, f: impl FnOnce(*const u8, usize) -> R) -> R {
-        let _borrow = self.buf.borrow(Kind::CopyOut, self.offset, self.buf.len);
-        f(self.as_ptr(), self.len())
+        let (at, _borrow) = self.borrow_all(Kind::CopyOut);
+        f(at, self.len())
     }
 
     /// Runs `f` on the place and the length of the bytes, to copy there. Panics while somebody has
@@ -326,26 +331,22 @@ impl Slice {
     /// [`copy_shared`] or machine code, that stays defined when another copy reads or writes there.
     #[inline]
     pub fn with_destination<R>(&self, f: impl FnOnce(*mut u8, usize) -> R) -> R {
-        let _borrow = self.buf.borrow(Kind::CopyIn, self.offset, self.buf.len);
-        f(self.as_ptr(), self.len())
+        let (at, _borrow) = self.borrow_all(Kind::CopyIn);
+        f(at, self.len())
     }
 
     /// Copies `out.len()` bytes, at least one, from `at` on out.
     #[inline]
     fn take(&self, at: usize, out: &mut [u8]) {
-        let (first, end) = self.range(at, out.len());
-        let _borrow = self.buf.borrow(Kind::CopyOut, first, end);
-        let from = self.as_ptr().wrapping_add(at);
-        // SAFETY: inside the buffer, as `range` checked, and borrowed; `out` is the caller's alone.
+        let (from, _borrow) = self.borrow(Kind::CopyOut, at, out.len());
+        // SAFETY: inside the buffer and borrowed; `out` is the caller's alone.
         unsafe { copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()) };
     }
 
     /// Copies `data`, at least a byte, to the bytes from `at` on.
     #[inline]
     fn put(&self, at: usize, data: &[u8]) {
-        let (first, end) = self.range(at, data.len());
-        let _borrow = self.buf.borrow(Kind::CopyIn, first, end);
-        let to = self.as_ptr().wrapping_add(at);
+        let (to, _borrow) = self.borrow(Kind::CopyIn, at, data.len());
         // SAFETY: as in `take`, the other way round; nobody changes `data` while it is borrowed.
         unsafe { copy_shared(to.cast(), data.as_ptr().cast(), data.len()) };
     }
@@ -353,12 +354,9 @@ impl Slice {
     /// Copies `len` bytes, at least one, of `source` from `from` on to the bytes from `at` on.
     #[inline]
     fn put_from(&self, at: usize, source: &Slice, from: usize, len: usize) {
-        let (first, end) = self.range(at, len);
-        let (source_first, source_end) = source.range(from, len);
-        let _to = self.buf.borrow(Kind::CopyIn, first, end);
-        let _from = source.buf.borrow(Kind::CopyOut, source_first, source_end);
-        let (to, from) = (self.as_ptr().wrapping_add(at), source.as_ptr().wrapping_add(from));
-        // SAFETY: inside their buffers, as `range` checked, and both borrowed.
+        let (to, _to) = self.borrow(Kind::CopyIn, at, len);
+        let (from, _from) = source.borrow(Kind::CopyOut, from, len);
+        // SAFETY: inside their buffers, and both borrowed.
         unsafe { copy_shared(to.cast(), from.cast(), len) };
     }
 
@@ -375,8 +373,8 @@ impl Slice {
 /// Apart from where it is checked: there nothing is kept for the message.
 #[cold]
 #[inline(never)]
-fn outside(at: usize, len: usize, all: usize) -> ! {
-    panic!("{len} bytes at {at} of {all} bytes");
+fn outside(first: usize, end: usize, all: usize) -> ! {
+    panic!("{} bytes at {first} of {all} bytes", end.saturating_sub(first));
 }
 
 #[inline(never)]
@@ -459,8 +457,8 @@ impl Bufs {
                 if range.is_empty() || range.end > end {
                     return None;
                 }
-                let (first, end) = s.range(range.start - at, range.len());
-                return Some(s.buf.read_range(first, end, f));
+                let first = s.offset as usize + (range.start - at);
+                return Some(s.buf.read_range(first, first + range.len(), f));
             }
             at = end;
         }

@@ -200,7 +200,8 @@ impl Shared {
         if let Err(e) = waited {
             // The time is over, a signal came, completions want to be reaped, memory is short for
             // the moment: the caller looks at the completions and comes again.
-            let harmless = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+            let harmless =
+                [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM, libc::ENOBUFS];
             let errno = e.raw_os_error().unwrap_or(0);
             assert!(harmless.contains(&errno), "io_uring_enter failed: {e}");
         }

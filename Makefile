@@ -9,7 +9,7 @@ SEEDS ?= 20000
 # Time for each fuzz target.
 FUZZ_SECONDS ?= 30
 
-.PHONY: help setup build demo attack test test-fast lint fmt fuzz seeds docs deny clean
+.PHONY: help setup build demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -53,6 +53,9 @@ fmt: ## format everything
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (needs the nightly toolchain)
 	$(CARGO) run --quiet --locked -p xtask -- fuzz $(FUZZ_SECONDS)
+
+sanitize: ## tests under AddressSanitizer, ThreadSanitizer and Miri (needs nightly; ARGS=miri)
+	$(CARGO) run --quiet --locked -p xtask -- sanitize $(ARGS)
 
 seeds: ## simulation tests with SEEDS seeds each
 	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test --workspace --exclude attack --exclude e2e --exclude bench \

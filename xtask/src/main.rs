@@ -3,7 +3,8 @@
 //!
 //! `xtask arch` checks that a room sees only lower floors, `xtask tidy` the style rules that a
 //! machine can check, `xtask licences` the licence and the documentation of every dependency,
-//! `xtask fuzz` runs every fuzz target for a while. Checks print one line for each finding.
+//! `xtask fuzz` runs every fuzz target for a while, `xtask sanitize` tests under sanitizers and
+//! Miri. Checks print one line for each finding.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,12 +13,14 @@ mod arch;
 mod fuzz;
 mod licences;
 mod metadata;
+mod sanitize;
 mod source;
 mod tidy;
 
 const USAGE: &str = "\
 usage: xtask CHECK...           any of: arch tidy licences
        xtask fuzz [SECONDS]     every target in fuzz/, 60 seconds each unless told
+       xtask sanitize [TOOL...] tests under address, thread, miri; all of them unless told
 
 exit status: 0 nothing found, 1 something found or failed, 2 wrong usage";
 
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
             Ok(seconds) => fuzz::run(&root(), seconds),
             Err(_) => usage_error(&format!("fuzz: '{seconds}' is not a number of seconds")),
         },
+        ["sanitize", tools @ ..] => sanitize::run(&root(), tools),
         checks => run_checks(checks),
     }
 }

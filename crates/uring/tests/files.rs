@@ -287,7 +287,7 @@ fn what_cannot_be_a_device_is_refused_with_the_reason() {
     on_core(async move |files| {
         let missing = folder.path("missing");
         let error = files.open_path(&missing, OpenOptions::default()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(error.kind(), ErrorKind::NoFile);
         assert_eq!(error.to_string(), format!("{}: no such file or device", missing.display()));
 
         let error = files.open_path(&folder.path("."), OpenOptions::default()).unwrap_err();

@@ -28,9 +28,10 @@ use crate::dm::Dm;
 /// Opens what is not a mapped device: paths, `mem:SIZE` and the like. Given by the program.
 pub trait Resolver {
     /// One spelling for all words that mean the same device, so that it is opened only once; a
-    /// path without links, say.
-    fn canonical(&self, word: &str) -> String {
-        word.to_owned()
+    /// path without links, say. Fails when that can't be found out in time.
+    fn canonical(&self, word: &str) -> LocalFuture<Result<String, Error>> {
+        let word = word.to_owned();
+        Box::pin(async move { Ok(word) })
     }
 
     /// Opens the device, exclusively where the system can. Called once for a canonical word while

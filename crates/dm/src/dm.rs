@@ -114,7 +114,7 @@ impl Dm {
 
     /// Opens a leaf, or shares it while it is in use.
     pub(crate) async fn open_leaf(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
-        let key = self.resolver.canonical(word);
+        let key = self.resolver.canonical(word).await?;
         self.opened.wait_for(|| !self.opening.borrow().contains(&key)).await;
         if let Some(leaf) = self.leaves.borrow().get(&key).and_then(Weak::upgrade) {
             return Ok(leaf);

@@ -112,7 +112,9 @@ pub(crate) enum Steer {
 /// Run the daemon: devices, NBD server and control socket
 ///
 /// Stays in the foreground and logs to standard error. SIGTERM or SIGINT: stop accepting, finish
-/// what is in flight, commit, exit 0. A second SIGINT exits at once.
+/// what is in flight, commit, exit 0. What has not ended after --shutdown-timeout is logged and
+/// left as a power cut leaves it: whatever was flushed is safe; exit 1. A second SIGTERM or SIGINT
+/// exits at once (143 or 130). SIGHUP changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 RUN_DIR/control.sock takes HTTP (docs/api.md), RUN_DIR/nbd.sock takes NBD. RUN_DIR is made if it is
@@ -166,6 +168,9 @@ pub(crate) struct ServeArgs {
     /// The device that a client gets who asks for the export with the empty name
     #[arg(long, value_name = "NAME")]
     pub(crate) default_export: Option<String>,
+    /// How long an orderly end may take: 1s to 1h. By default 60s
+    #[arg(long, value_name = "TIME")]
+    pub(crate) shutdown_timeout: Option<String>,
 }
 
 /// Run a command with a device of its own

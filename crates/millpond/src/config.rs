@@ -40,6 +40,7 @@ struct File {
     cores: Option<u32>,
     memory: Option<String>,
     default_export: Option<String>,
+    shutdown_timeout: Option<String>,
     #[serde(default)]
     device: Vec<Device>,
 }
@@ -77,6 +78,7 @@ impl Config {
             cores: given.cores.or(file.cores),
             memory: given.memory.or(file.memory),
             default_export: given.default_export.or(file.default_export),
+            shutdown_timeout: given.shutdown_timeout.or(file.shutdown_timeout),
         };
         self
     }
@@ -117,6 +119,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         cores: file.cores,
         memory: file.memory,
         default_export: file.default_export,
+        shutdown_timeout: file.shutdown_timeout,
     };
     Ok(Config { serve, devices })
 }

@@ -12,13 +12,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::ErrorKind;
+use block::{ErrorKind, Nanos};
 use control::{Failure, api};
 use sd_notify::NotifyState;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::addr::Addr;
+use crate::bench::time;
 use crate::config::{Config, DeviceConfig};
 use crate::core::{Core, Threads};
 use crate::engine::Engine;
@@ -30,7 +31,17 @@ use crate::rundir::{Lock, RunDir, refused};
 /// Exit code of a process that SIGINT has ended, as shells have it.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// Time for requests to files to end at shutdown, as for those of NBD.
+/// Exit code of a process that SIGTERM has ended, as shells have it.
+const EXIT_TERMINATED: i32 = 143;
+
+/// How long an orderly end may take unless the user says so. Chosen: less than the 90 s after which
+/// systemd kills.
+const SHUTDOWN: Duration = Duration::from_secs(60);
+/// What a user may say.
+const SHUTDOWN_ALLOWED: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(3600);
+
+/// Most time for requests to files to end at shutdown; at most a quarter of all.
 const FILES_DRAIN: Duration = Duration::from_secs(30);
 /// The same when a device is suspended: what waits for it can't end.
 const FILES_DRAIN_SUSPENDED: Duration = Duration::from_secs(1);
@@ -46,6 +57,8 @@ pub(crate) struct Daemon {
     threads: Threads,
     sockets: Vec<PathBuf>,
     fuse: Option<Fuse>,
+    /// How long an orderly end may take.
+    shutdown: Duration,
     _lock: Lock,
 }
 
@@ -61,6 +74,7 @@ impl Daemon {
         if let Some(text) = &options.http {
             http.push(Addr::parse("--http", text, options.allow_remote)?);
         }
+        let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
         let cores = options.cores.unwrap_or(1);
         memory::set(options.memory.as_deref())?;
         let lock = run_dir.take()?;
@@ -99,6 +113,7 @@ impl Daemon {
             threads,
             sockets,
             fuse,
+            shutdown,
             _lock: lock,
         })
     }
@@ -108,22 +123,46 @@ impl Daemon {
         self.fuse.as_ref().map(Fuse::dir)
     }
 
-    /// Ends clients' requests, settles every device, and ends. Fails when one did not settle.
-    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
+    /// Ends clients' requests, settles every device, and ends. Fails when one did not settle. Takes
+    /// no longer than the user allows: what has not ended by then ends with the process.
+    pub(crate) async fn stop(self) -> Result<(), Failure> {
+        let time = self.shutdown;
+        let stopped = tokio::time::timeout(time, self.stop_orderly()).await;
+        stopped.unwrap_or_else(|_| {
+            let seconds = time.as_secs();
+            let message = format!(
+                "shutdown: not all has ended within {seconds} s (--shutdown-timeout): the rest is \
+                 left as a power cut leaves it, and what was flushed is safe"
+            );
+            let failure = Failure::new(ErrorKind::Busy, message);
+            eprintln!("millpond: {failure}");
+            // Not by returning: threads hang that the runtime would wait for.
+            std::process::exit(control::EXIT_FAILED.into());
+        })
+    }
+
+    async fn stop_orderly(mut self) -> Result<(), Failure> {
         let _ = self.closing.send(true); // the state holds a receiver
         if let Some(fuse) = self.fuse.take() {
             self.unmount(fuse).await?;
         }
-        let failures = self.state.core.call(async |e: Rc<Engine>| e.shutdown().await).await?;
+        let time = Nanos(u64::try_from(self.shutdown.as_nanos()).unwrap_or(u64::MAX));
+        let failures = self.state.core.call(async move |e: Rc<Engine>| e.shutdown(time).await);
+        let failures = failures.await?;
         for failure in &failures {
             tracing::error!(error = %failure, "a device did not settle");
         }
         self.connections.drain().await;
         self.state.core.end().await;
-        self.threads.join();
-        for path in &self.sockets {
-            let _ = std::fs::remove_file(path); // gone is what it shall be
-        }
+        // They wait for threads and a file system, so not here: this thread keeps the time.
+        let (threads, sockets) = (self.threads, self.sockets);
+        let ended = tokio::task::spawn_blocking(move || {
+            threads.join();
+            for path in &sockets {
+                let _ = std::fs::remove_file(path); // gone is what it shall be
+            }
+        });
+        ended.await.map_err(|e| Failure::new(ErrorKind::Io, format!("the end: {e}")))?;
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
@@ -131,6 +170,7 @@ impl Daemon {
         let devices = self.state.core.call(async |e: Rc<Engine>| e.devices()).await?;
         let suspended = devices.iter().any(|d| d.suspended && d.live_table);
         let patience = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
+        let patience = patience.min(self.shutdown / 4);
         // It waits for threads, so not here.
         let stopped = tokio::task::spawn_blocking(move || fuse.stop(patience)).await;
         stopped.map_err(|e| Failure::new(ErrorKind::Io, format!("unmounting: {e}")))
@@ -148,6 +188,16 @@ impl Daemon {
             fuse.unwrap_or_default()
         )
     }
+}
+
+fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
+    let Some(text) = text else { return Ok(SHUTDOWN) };
+    let invalid = |e: &str| {
+        let message = format!("--shutdown-timeout {text}: {e}");
+        Failure::new(ErrorKind::Invalid, message)
+    };
+    let time = Duration::from_nanos(time(text).map_err(|e| invalid(&e))?.0);
+    if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
 async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> {
@@ -187,26 +237,64 @@ pub(crate) fn abort_on_panic() {
     }));
 }
 
+/// Signals that end the daemon, with their names and exit codes.
+struct Ends {
+    term: Signal,
+    int: Signal,
+}
+
+impl Ends {
+    fn new() -> Result<Ends, Failure> {
+        let (term, int) = (SignalKind::terminate(), SignalKind::interrupt());
+        Ok(Ends { term: handler(term)?, int: handler(int)? })
+    }
+
+    async fn next(&mut self) -> (&'static str, i32) {
+        tokio::select! {
+            _ = self.term.recv() => ("SIGTERM", EXIT_TERMINATED),
+            _ = self.int.recv() => ("SIGINT", EXIT_INTERRUPTED),
+        }
+    }
+}
+
+fn handler(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|e| refused(&e, "signal handler"))
+}
+
+/// SIGHUP ends no daemon: a terminal that closes sends it, and who wants a config read again.
+fn survive_hangups() -> Result<(), Failure> {
+    let mut hangup = handler(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            tracing::info!("SIGHUP: changes nothing: the config is read at start only");
+        }
+    });
+    Ok(())
+}
+
 /// `millpond daemon`: runs until SIGTERM or SIGINT.
 pub(crate) async fn run(run_dir: &RunDir, config: Config) -> Result<(), Failure> {
-    let handler = |kind| signal(kind).map_err(|e| refused(&e, "signal handler"));
-    let mut term = handler(SignalKind::terminate())?;
-    let mut int = handler(SignalKind::interrupt())?;
-    let daemon = Daemon::start(run_dir, config).await?;
+    survive_hangups()?;
+    let mut ends = Ends::new()?;
+    let daemon = tokio::select! {
+        daemon = Daemon::start(run_dir, config) => daemon?,
+        (name, code) = ends.next() => {
+            // Nobody was served yet, so nobody was promised anything.
+            tracing::warn!(signal = name, "told to end while it starts: exits at once");
+            std::process::exit(code);
+        }
+    };
     eprintln!("{}", daemon.ready_line());
     // Not started by systemd: nobody to tell.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-    let name = tokio::select! {
-        _ = term.recv() => "SIGTERM",
-        _ = int.recv() => "SIGINT",
-    };
+    let (name, _) = ends.next().await;
     tracing::info!(signal = name, "shutting down");
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     tokio::select! {
         stopped = daemon.stop() => stopped?,
-        _ = int.recv() => {
-            tracing::warn!("interrupted again: exits at once");
-            std::process::exit(EXIT_INTERRUPTED);
+        (name, code) = ends.next() => {
+            tracing::warn!(signal = name, "told to end again: exits at once");
+            std::process::exit(code);
         }
     }
     tracing::info!("all devices are settled");

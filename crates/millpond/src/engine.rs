@@ -5,7 +5,8 @@
 //! - E1 It is touched on the core's thread only, inside closures that [`crate::core::Core`] sends.
 //! - E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -14,21 +15,23 @@ use block::{Access, BlockDevice, Class, CoreId, Error, ErrorKind, Nanos, Sector}
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Peer, Server};
-use reactor::{FileId, flush, now, sleep, spawn};
+use reactor::{FileId, WaitList, flush, now, sleep, spawn};
 use uring::Files;
 
 use crate::addr::Addr;
 use crate::exports::DmExports;
 use crate::fuse::Shown;
-use crate::leaf::{Leaves, names_a_leaf};
+use crate::leaf::Leaves;
 use crate::patience::{STARTING, patiently};
 use crate::routes::Slot;
 use crate::shards::{Owner, Shards};
 use crate::targets::Claims;
+use crate::word::names_a_leaf;
 use crate::zram::Ground;
 use crate::{sysfs, targets};
 
-/// Time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a little.
+/// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
+/// little. At most a quarter of all time.
 const DRAIN: Nanos = Nanos::from_secs(35);
 /// The same when a device is suspended: what waits for it can't end, so nobody waits for that long.
 const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
@@ -88,7 +91,7 @@ impl Engine {
     ) -> Result<Vec<((FileId, Peer), Addr)>, Failure> {
         let mut taken = Vec::new();
         for addr in addrs {
-            let listening = patiently(STARTING, || self.listen_once(addr)).await;
+            let listening = patiently(STARTING, async || self.listen_once(addr)).await;
             let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
             let (file, addr) = listening.map_err(failed)?;
             let peer = match addr {
@@ -145,13 +148,18 @@ impl Engine {
     }
 
     pub(crate) async fn load(&self, name: &str, table: &str) -> Result<api::Changed, Failure> {
-        self.dm.load(name, table).await?;
+        let mark = self.files.closes_begun();
+        let loaded = self.dm.load(name, table).await;
+        self.files.closed_since(mark).await;
+        loaded?;
         tracing::info!(device = name, "table loaded");
         self.changed(name)
     }
 
     pub(crate) async fn clear(&self, name: &str) -> Result<api::Changed, Failure> {
+        let mark = self.files.closes_begun();
         self.dm.clear(name).await?;
+        self.files.closed_since(mark).await;
         self.changed(name)
     }
 
@@ -162,13 +170,19 @@ impl Engine {
     }
 
     pub(crate) async fn resume(&self, name: &str) -> Result<api::Changed, Failure> {
-        self.dm.resume(name).await?;
+        let mark = self.files.closes_begun();
+        let resumed = self.dm.resume(name).await;
+        self.files.closed_since(mark).await;
+        resumed?;
         tracing::info!(device = name, "device resumed");
         self.changed(name)
     }
 
     pub(crate) async fn remove(&self, name: &str, how: Remove) -> Result<api::Nothing, Failure> {
-        self.dm.remove(name, how).await?;
+        let mark = self.files.closes_begun();
+        let removed = self.dm.remove(name, how).await;
+        self.files.closed_since(mark).await;
+        removed?;
         tracing::info!(device = name, ?how, "device removed");
         Ok(api::Nothing {})
     }
@@ -260,11 +274,11 @@ impl Engine {
 
     /// The open leaf of this name, if no mapped device has it. Errors: `ENXIO` when it is a path
     /// and no table has it open.
-    fn leaf(&self, name: &str) -> Result<Option<Shown>, Failure> {
+    async fn leaf(&self, name: &str) -> Result<Option<Shown>, Failure> {
         if !names_a_leaf(name) || self.dm.get(name).is_ok() {
             return Ok(None); // an unknown mapped device is for its verb to tell
         }
-        self.leaves.find(name).map(|leaf| Some(Shown::Leaf(leaf))).ok_or_else(|| {
+        self.leaves.find(name).await?.map(|leaf| Some(Shown::Leaf(leaf))).ok_or_else(|| {
             let open = self.leaves.opened();
             let open: Vec<&str> = open.iter().map(|leaf| leaf.name()).collect();
             let open = if open.is_empty() { "none".to_owned() } else { open.join(", ") };
@@ -275,7 +289,7 @@ impl Engine {
 
     pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
         let mut all = api::Attributes::new();
-        if let Some(leaf) = self.leaf(name)? {
+        if let Some(leaf) = self.leaf(name).await? {
             for attr in sysfs::attributes(self, &leaf).into_iter().filter(sysfs::is_line) {
                 let value = sysfs::get(self, &leaf, &attr.path).await?;
                 all.insert(attr.path, value);
@@ -295,7 +309,7 @@ impl Engine {
         name: &str,
         attr: &str,
     ) -> Result<api::Attribute, Failure> {
-        let value = match self.leaf(name)? {
+        let value = match self.leaf(name).await? {
             Some(leaf) => sysfs::get(self, &leaf, attr).await?,
             None => self.dm.get_attribute(name, attr).await?,
         };
@@ -308,11 +322,14 @@ impl Engine {
         attr: &str,
         value: &str,
     ) -> Result<api::Attribute, Failure> {
-        if let Some(leaf) = self.leaf(name)? {
+        if let Some(leaf) = self.leaf(name).await? {
             sysfs::set(self, &leaf, attr, value).await?;
             return self.attribute(name, attr).await;
         }
-        self.dm.set_attribute(name, attr, value).await?;
+        let mark = self.files.closes_begun();
+        let set = self.dm.set_attribute(name, attr, value).await;
+        self.files.closed_since(mark).await;
+        set?;
         tracing::info!(device = name, attr, value, "attribute set");
         match self.dm.access(name, attr) {
             Ok(access) if access.reads() => self.attribute(name, attr).await,
@@ -326,9 +343,9 @@ impl Engine {
         Ok(api::Changed { device: self.device(name)?, warnings })
     }
 
-    /// Ends clients' requests, settles every device (E2), and makes the leaves durable. Returns
-    /// what failed.
-    pub(crate) async fn shutdown(&self) -> Vec<Failure> {
+    /// Ends clients' requests, settles every device (E2), and makes the leaves durable, all in less
+    /// than `time`. Returns what failed, and what did not end.
+    pub(crate) async fn shutdown(&self, time: Nanos) -> Vec<Failure> {
         let drained = Rc::new(Cell::new(false));
         let (server, done) = (self.server.clone(), drained.clone());
         spawn(async move {
@@ -336,7 +353,8 @@ impl Engine {
             done.set(true);
         });
         let suspended = self.dm.list().iter().any(|d| d.suspended && d.live_table);
-        let deadline = now() + if suspended { DRAIN_SUSPENDED } else { DRAIN };
+        let drain = if suspended { DRAIN_SUSPENDED } else { DRAIN };
+        let deadline = now() + drain.min(Nanos(time.0 / 4));
         while !drained.get() && now() < deadline {
             sleep(LOOK).await;
         }
@@ -345,39 +363,91 @@ impl Engine {
         }
         // What waits for a resume has nobody left who could resume it, and nothing may wait for it.
         self.dm.end_waiting();
-        let mut failures = Vec::new();
-        for name in self.top_down() {
-            if let Err(e) = self.dm.suspend(&name).await {
-                failures.push(Failure::from(e).within(format!("shutdown: {name}")));
-            }
-        }
+        let settling = Rc::new(Settling::default());
+        self.settle(&settling);
+        settling.ended_within(Nanos(time.0 / 4)).await;
         // Once for each leaf, whatever stands on it: what clients wrote and did not flush, too.
         for leaf in self.leaves.opened() {
-            if let Err(status) = flush(&*leaf, Class::Foreground).await {
-                let message = format!("shutdown: {}: flush: {status}", leaf.name());
-                failures.push(Failure::new(ErrorKind::Io, message));
-            }
+            let (settling, key) = (settling.clone(), format!("{}: flush", leaf.name()));
+            settling.begin(&key);
+            spawn(async move {
+                let flushed = flush(&*leaf, Class::Foreground).await;
+                settling.end(
+                    &key,
+                    flushed.map_err(|status| {
+                        let message = format!("shutdown: {key}: {status}");
+                        Failure::new(ErrorKind::Io, message)
+                    }),
+                );
+            });
+        }
+        settling.ended_within(Nanos(time.0 / 8)).await;
+        let mut failures = settling.failures.take();
+        for what in settling.left.borrow().iter() {
+            let why =
+                "has not ended in time: what it holds stays where it is, as after a power cut";
+            failures.push(Failure::new(ErrorKind::Busy, format!("shutdown: {what} {why}")));
         }
         failures
     }
 
-    /// The names of all devices, each before those it stands on.
-    fn top_down(&self) -> Vec<String> {
-        let mut left: Vec<(String, Vec<String>)> = Vec::new();
-        for info in self.dm.list() {
-            let deps = self.dm.deps(&info.name).unwrap_or_default();
-            left.push((info.name, deps.into_iter().map(|d| d.name).collect()));
+    /// Settles every device, each when those that stand on it have settled.
+    fn settle(&self, settling: &Rc<Settling>) {
+        let mut above: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let names: Vec<String> = self.dm.list().into_iter().map(|info| info.name).collect();
+        for name in &names {
+            settling.begin(name);
+            for dep in self.dm.deps(name).unwrap_or_default() {
+                above.entry(dep.name).or_default().push(name.clone());
+            }
         }
-        let mut order = Vec::new();
-        while !left.is_empty() {
-            let below: Vec<String> = left.iter().flat_map(|(_, deps)| deps.clone()).collect();
-            let (top, rest): (Vec<_>, Vec<_>) =
-                left.into_iter().partition(|(name, _)| !below.contains(name));
-            assert!(!top.is_empty(), "devices form no cycle (D4 of dm)");
-            order.extend(top.into_iter().map(|(name, _)| name));
-            left = rest;
+        for name in names {
+            let (dm, settling) = (self.dm.clone(), settling.clone());
+            let above = above.remove(&name).unwrap_or_default();
+            spawn(async move {
+                settling.wait_for(&above).await;
+                let settled = match dm.suspend(&name).await {
+                    // Somebody has removed it meanwhile: then it has settled.
+                    Err(_) if dm.get(&name).is_err() => Ok(()),
+                    settled => settled,
+                };
+                let place = format!("shutdown: {name}");
+                settling.end(&name, settled.map_err(|e| Failure::from(e).within(place)));
+            });
         }
-        order
+    }
+}
+
+/// What has to end at shutdown, by name.
+#[derive(Default)]
+struct Settling {
+    left: RefCell<BTreeSet<String>>,
+    failures: RefCell<Vec<Failure>>,
+    news: WaitList,
+}
+
+impl Settling {
+    fn begin(&self, name: &str) {
+        self.left.borrow_mut().insert(name.to_owned());
+    }
+
+    fn end(&self, name: &str, result: Result<(), Failure>) {
+        self.left.borrow_mut().remove(name);
+        self.failures.borrow_mut().extend(result.err());
+        self.news.wake_all();
+    }
+
+    async fn wait_for(&self, names: &[String]) {
+        let left = |name: &String| self.left.borrow().contains(name);
+        self.news.wait_for(|| !names.iter().any(left)).await;
+    }
+
+    /// Waits until all has ended, at most for `time`.
+    async fn ended_within(&self, time: Nanos) {
+        let deadline = now() + time;
+        while !self.left.borrow().is_empty() && now() < deadline {
+            sleep(LOOK).await;
+        }
     }
 }
 

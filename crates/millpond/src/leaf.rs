@@ -4,8 +4,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{Error as IoError, ErrorKind as IoKind};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -20,8 +18,8 @@ use queue::{Elsewhere, Leaf, Mem, Null, Stats};
 use reactor::WaitList;
 use uring::{Files, OpenOptions, SharedFile};
 
-use crate::nbd_leaf::{NbdUri, is_nbd};
 use crate::patience::patiently;
+use crate::word::{OwnMount, PMEM, Word, parse};
 
 /// An open leaf. Dropping the last reference closes it.
 pub(crate) enum OpenLeaf {
@@ -235,10 +233,20 @@ impl Adopted {
 #[derive(Clone)]
 pub(crate) struct Leaves(Rc<Shared>);
 
+/// An open leaf, or one that was.
+struct One {
+    id: u64,
+    /// The same for two words exactly when they mean the same.
+    key: String,
+    leaf: Weak<OpenLeaf>,
+}
+
 struct Shared {
     /// Absent where there is no io_uring: then only what is in memory can be opened.
     files: Option<Files>,
-    open: RefCell<Vec<(u64, Weak<OpenLeaf>)>>,
+    open: RefCell<Vec<One>>,
+    /// From how many on those that are closed are looked for.
+    tidy_at: Cell<usize>,
     next_id: Cell<u64>,
     warnings: RefCell<Vec<String>>,
     patience: Cell<Nanos>,
@@ -247,6 +255,8 @@ struct Shared {
     own_mount: RefCell<Option<PathBuf>>,
 }
 
+/// Fewer leaves than this are kept in the list after they are closed.
+const CLOSED_MAX: usize = 64;
 /// Device failures are told at most this often.
 const TELL_EVERY: Nanos = Nanos::from_secs(1);
 
@@ -264,6 +274,7 @@ impl Leaves {
         Leaves(Rc::new(Shared {
             files,
             open: RefCell::default(),
+            tidy_at: Cell::new(CLOSED_MAX),
             next_id: Cell::new(0),
             warnings: RefCell::default(),
             patience: Cell::new(Nanos::ZERO),
@@ -296,15 +307,14 @@ impl Leaves {
 
     /// The leaves that are open now.
     pub(crate) fn opened(&self) -> Vec<Rc<OpenLeaf>> {
-        self.0.open.borrow().iter().filter_map(|(_, leaf)| leaf.upgrade()).collect()
+        self.0.open.borrow().iter().filter_map(|one| one.leaf.upgrade()).collect()
     }
 
     /// The leaf that is this base, for other cores; nothing when it is none.
     pub(crate) fn share(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
         let open = self.0.open.borrow();
-        let found =
-            open.iter().find(|(_, leaf)| std::ptr::addr_eq(leaf.as_ptr(), Rc::as_ptr(base)));
-        let (id, leaf) = found.and_then(|(id, leaf)| Some((*id, leaf.upgrade()?)))?;
+        let found = open.iter().find(|one| std::ptr::addr_eq(one.leaf.as_ptr(), Rc::as_ptr(base)));
+        let (id, leaf) = found.and_then(|one| Some((one.id, one.leaf.upgrade()?)))?;
         let what = match &*leaf {
             OpenLeaf::File(leaf, files, _) => {
                 What::File(files.share(leaf.file())?, leaf.shared_wbt())
@@ -321,14 +331,52 @@ impl Leaves {
 
     /// The open leaf that was shared with this id.
     pub(crate) fn by_id(&self, id: u64) -> Option<Rc<OpenLeaf>> {
-        self.0.open.borrow().iter().find(|(i, _)| *i == id)?.1.upgrade()
+        self.0.open.borrow().iter().find(|one| one.id == id)?.leaf.upgrade()
     }
 
     /// The open leaf that a table's word means.
-    pub(crate) fn find(&self, word: &str) -> Option<Rc<OpenLeaf>> {
-        let (open, same) = (self.opened(), self.canonical(word));
-        let named = open.iter().find(|leaf| leaf.name() == word);
-        named.or_else(|| open.iter().find(|leaf| self.canonical(leaf.name()) == same)).cloned()
+    pub(crate) async fn find(&self, word: &str) -> Result<Option<Rc<OpenLeaf>>, Error> {
+        let named = self.opened().into_iter().find(|leaf| leaf.name() == word);
+        if named.is_some() {
+            return Ok(named);
+        }
+        let key = self.key(word).await?;
+        let open = self.0.open.borrow();
+        let same = open.iter().filter(|one| one.key == key);
+        Ok(same.filter_map(|one| one.leaf.upgrade()).next())
+    }
+
+    /// One spelling for all words that mean the same leaf.
+    async fn key(&self, word: &str) -> Result<String, Error> {
+        let (path, prefix) = match parse(word) {
+            Ok(Word::Path(path)) => (path, ""),
+            Ok(Word::Pmem(path)) => (path, PMEM),
+            Ok(Word::Nbd(uri)) => return Ok(uri.canonical()),
+            Ok(Word::Mem(_) | Word::Null(_)) | Err(_) => return Ok(word.into()),
+        };
+        let Some(files) = &self.0.files else { return Ok(word.into()) };
+        let (own, what, word) = (self.own_mount(), path.display().to_string(), word.to_owned());
+        let look = move || {
+            if own.has(&path) {
+                return Ok(word);
+            }
+            Ok(Files::identity(&path).map_or(word, |same| format!("{prefix}{same}")))
+        };
+        files.away(&what, look).await
+    }
+
+    /// Runs `work`, which may wait for a file system, where no device waits for it. `what` is said
+    /// when it takes too long.
+    pub(crate) async fn away<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        match &self.0.files {
+            Some(files) => files.away(what, work).await,
+            // No daemon: nobody else waits.
+            None => work(),
+        }
     }
 
     /// What was to say about leaves opened since the last call.
@@ -346,68 +394,40 @@ impl Leaves {
         self.0.own_mount.replace(dir);
     }
 
-    fn is_own(&self, path: &Path) -> bool {
-        self.0.own_mount.borrow().as_ref().is_some_and(|dir| crate::fuse::leads_into(path, dir))
-    }
-
-    /// Whether `word` can be opened, as far as a look at it tells. Errors: `ENXIO` when there is no
-    /// such file, `EINVAL` when it is of another sort or empty, `EACCES` when it can't be written.
-    pub(crate) fn look(&self, word: &str) -> Result<(), Error> {
-        let parsed = parse(word)?;
-        let (Word::Path(path) | Word::Pmem(path)) = &parsed else { return Ok(()) };
-        self.check_path(word.strip_prefix(PMEM).unwrap_or(word))?;
-        let shown = path.display();
-        let meta = std::fs::metadata(path).map_err(|e| file_error(&e, word))?;
-        if meta.is_file() && meta.len() == 0 {
-            return Err(Error::invalid(format!("{shown}: it is empty: give it its size first")));
-        }
-        // What a DAX device is shows when it is opened.
-        let may_be_dax = matches!(parsed, Word::Pmem(_)) && meta.file_type().is_char_device();
-        if !meta.is_file() && !meta.file_type().is_block_device() && !may_be_dax {
-            let wanted = "neither a regular file nor a block device";
-            return Err(Error::invalid(format!("{shown}: is {wanted}")));
-        }
-        let access = rustix::fs::access(path, rustix::fs::Access::WRITE_OK);
-        access.map_err(|e| file_error(&e.into(), word))
-    }
-
-    /// Refuses paths that can't be looked at: into our own mount, and relative ones, which mean
-    /// something else to whoever has written them.
-    pub(crate) fn check_path(&self, path: &str) -> Result<(), Error> {
-        let path = Path::new(path);
-        if !path.is_absolute() {
-            let e = format!("{}: a path must begin with a slash here", path.display());
-            return Err(Error::invalid(e));
-        }
-        if self.is_own(path) {
-            let hint = "this daemon serves this file: name the device instead of it";
-            return Err(Error::invalid(format!("{}: {hint}", path.display())));
-        }
-        Ok(())
+    /// Where our own devices are files.
+    pub(crate) fn own_mount(&self) -> OwnMount {
+        OwnMount(self.0.own_mount.borrow().clone())
     }
 
     async fn open_word(self, word: String) -> Result<Rc<OpenLeaf>, Error> {
-        let leaf = match parse(&word)? {
-            Word::Mem(capacity) => OpenLeaf::Mem(Mem::new(word, capacity)?),
-            Word::Null(capacity) => OpenLeaf::Null(Null::new(word, capacity)),
-            Word::Nbd(uri) => OpenLeaf::Nbd(uri.open(word, self.files()?.clone()).await?),
+        let (leaf, key) = match parse(&word)? {
+            Word::Mem(capacity) => (OpenLeaf::Mem(Mem::new(&*word, capacity)?), word),
+            Word::Null(capacity) => (OpenLeaf::Null(Null::new(&*word, capacity)), word),
+            Word::Nbd(uri) => {
+                let key = uri.canonical();
+                (OpenLeaf::Nbd(uri.open(word, self.files()?.clone()).await?), key)
+            }
             Word::Path(path) => {
                 let options = OpenOptions::default();
-                let open = || self.open_path(&path, &word, options);
+                let open = async || self.open_path(&path, &word, options).await;
                 patiently(self.0.patience.get(), open).await?
             }
             Word::Pmem(path) => {
                 let options = OpenOptions { mapped: true, ..OpenOptions::default() };
-                let open = || self.open_path(&path, &word, options);
+                let open = async || self.open_path(&path, &word, options).await;
                 patiently(self.0.patience.get(), open).await?
             }
         };
         leaf.stats().set_alarm(self.0.alarm.clone());
         let leaf = Rc::new(leaf);
         let mut open = self.0.open.borrow_mut();
-        open.retain(|(_, leaf)| leaf.strong_count() > 0);
+        // Not at each one: a table may open as many as it has lines.
+        if open.len() >= self.0.tidy_at.get() {
+            open.retain(|one| one.leaf.strong_count() > 0);
+            self.0.tidy_at.set(2 * open.len() + CLOSED_MAX);
+        }
         let id = self.0.next_id.replace(self.0.next_id.get() + 1);
-        open.push((id, Rc::downgrade(&leaf)));
+        open.push(One { id, key, leaf: Rc::downgrade(&leaf) });
         Ok(leaf)
     }
 
@@ -417,9 +437,10 @@ impl Leaves {
     }
 
     /// The leaf that is the same file, opened in the other way.
-    fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<OpenLeaf>> {
+    async fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<OpenLeaf>> {
         let path = path.to_string_lossy();
-        self.find(&if mapped { path.into_owned() } else { format!("{PMEM}{path}") })
+        let other = if mapped { path.into_owned() } else { format!("{PMEM}{path}") };
+        self.find(&other).await.ok().flatten()
     }
 
     /// The throttle of the open leaves on this disk: it has one queue.
@@ -431,28 +452,33 @@ impl Leaves {
         })
     }
 
-    fn open_path(&self, path: &Path, word: &str, options: OpenOptions) -> Result<OpenLeaf, Error> {
-        if self.is_own(path) {
-            let hint = "this daemon serves this file: name the device instead of it";
-            return Err(Error::invalid(hint));
-        }
-        let files = self.files()?;
-        let opened = files.open_path(path, options).map_err(|e| {
-            match self.opened_otherwise(path, options.mapped) {
-                Some(other) if e.kind() == ErrorKind::Busy => Error::busy(format!(
-                    "{word}: it is open as {}: a file is persistent memory ({PMEM}PATH, and the \
-                     cache of a writecache in mode p) or an ordinary one, in all tables",
-                    other.name()
-                )),
-                _ => e,
+    async fn open_path(
+        &self,
+        path: &Path,
+        word: &str,
+        options: OpenOptions,
+    ) -> Result<(OpenLeaf, String), Error> {
+        let (files, own) = (self.files()?, self.own_mount());
+        let opened = match files.open(path, options, move |path| own.refuse(path)).await {
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                let other = self.opened_otherwise(path, options.mapped).await;
+                return Err(other.map_or(e, |other| {
+                    Error::busy(format!(
+                        "{word}: it is open as {}: a file is persistent memory ({PMEM}PATH, and \
+                         the cache of a writecache in mode p) or an ordinary one, in all tables",
+                        other.name()
+                    ))
+                }));
             }
-        })?;
+            opened => opened?,
+        };
         if let Some(warning) = opened.warning {
             tracing::warn!(path = %path.display(), "{warning}");
             self.0.warnings.borrow_mut().push(warning);
         }
         let prefix = if options.mapped { PMEM } else { "" };
         let name = format!("{prefix}{}", path.to_string_lossy());
+        let key = format!("{prefix}{}", opened.identity);
         // Persistent memory has no queue.
         let disk = opened.disk.filter(|_| !options.mapped);
         let leaf = match self.wbt_of_disk(disk.as_deref()) {
@@ -460,23 +486,14 @@ impl Leaves {
             None => Leaf::new(name, opened.file, opened.limits),
         };
         let leaf = leaf.with_identity(opened.lasting_identity);
-        Ok(OpenLeaf::File(leaf, files.clone(), disk))
+        Ok((OpenLeaf::File(leaf, files.clone(), disk), key))
     }
 }
 
 impl Resolver for Leaves {
-    fn canonical(&self, word: &str) -> String {
-        match (parse(word), &self.0.files) {
-            (Ok(Word::Path(path)), Some(files)) if !self.is_own(&path) => {
-                files.identity(&path).unwrap_or_else(|_| word.into())
-            }
-            (Ok(Word::Pmem(path)), Some(files)) if !self.is_own(&path) => {
-                let same = files.identity(&path);
-                same.map_or_else(|_| word.into(), |same| format!("{PMEM}{same}"))
-            }
-            (Ok(Word::Nbd(uri)), _) => uri.canonical(),
-            _ => word.into(),
-        }
+    fn canonical(&self, word: &str) -> LocalFuture<Result<String, Error>> {
+        let (leaves, word) = (self.clone(), word.to_owned());
+        Box::pin(async move { leaves.key(&word).await })
     }
 
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
@@ -488,113 +505,5 @@ impl Resolver for Leaves {
 impl fmt::Debug for Leaves {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Leaves({} open)", self.opened().len())
-    }
-}
-
-/// An error of the system about a file that a user has named.
-pub(crate) fn file_error(e: &IoError, path: &str) -> Error {
-    let known = [
-        (IoKind::NotFound, ErrorKind::NoFile),
-        (IoKind::NotADirectory, ErrorKind::NoFile),
-        (IoKind::PermissionDenied, ErrorKind::Denied),
-        (IoKind::ReadOnlyFilesystem, ErrorKind::Denied),
-    ];
-    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
-    Error::new(kind, format!("{path}: {}", block::without_errno(e)))
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Word {
-    Path(PathBuf),
-    Pmem(PathBuf),
-    Nbd(NbdUri),
-    Mem(Sector),
-    Null(Sector),
-}
-
-/// Before the path of a file that is to be mapped as persistent memory.
-const PMEM: &str = "pmem:";
-
-/// The word by which a table's word for persistent memory is opened; nothing when it names what
-/// can't be mapped.
-pub(crate) fn as_pmem(word: &str) -> Option<String> {
-    match parse(word) {
-        Ok(Word::Pmem(_)) => Some(word.to_owned()),
-        Ok(Word::Path(_)) => Some(format!("{PMEM}{word}")),
-        Ok(Word::Nbd(_) | Word::Mem(_) | Word::Null(_)) | Err(_) => None,
-    }
-}
-
-/// Whether a word can be nothing but a leaf's: mapped devices have no such names.
-pub(crate) fn names_a_leaf(word: &str) -> bool {
-    word.contains('/') || ["mem:", "null:"].iter().any(|s| word.starts_with(s)) || is_nbd(word)
-}
-
-/// What a word of a table names. The same word is the same device as long as anybody has it open;
-/// `mem:SIZE,TAG` lets there be two of one size.
-fn parse(word: &str) -> Result<Word, Error> {
-    if let Some(rest) = word.strip_prefix("mem:") {
-        let size = rest.split_once(',').map_or(rest, |(size, _tag)| size);
-        return Ok(Word::Mem(capacity(size)?));
-    }
-    if let Some(size) = word.strip_prefix("null:") {
-        return Ok(Word::Null(capacity(size)?));
-    }
-    if is_nbd(word) {
-        return NbdUri::parse(word).map(Word::Nbd);
-    }
-    let (path, word_of): (_, fn(PathBuf) -> Word) = match word.strip_prefix(PMEM) {
-        Some(path) => (path, Word::Pmem),
-        None => (word, Word::Path),
-    };
-    crate::nbd_leaf::check_scheme(path)?;
-    if path.contains('/') {
-        let path = std::path::absolute(path)
-            .map_err(|e| Error::invalid("the path can't be made absolute").because(e))?;
-        return Ok(word_of(path));
-    }
-    Err(Error::not_found(
-        "no mapped device has this name; else a path with a slash (./disk.img), pmem:PATH, \
-         nbd://HOST/EXPORT, mem:SIZE or null:SIZE is allowed",
-    ))
-}
-
-fn capacity(size: &str) -> Result<Sector, Error> {
-    let bytes = control::parse_size(size).map_err(|e| Error::invalid(e.to_string()))?;
-    let sectors = Sector::from_bytes(bytes);
-    if sectors == Sector::ZERO || sectors.bytes() != bytes {
-        return Err(Error::invalid(format!("size {size} is not a positive multiple of 512 bytes")));
-    }
-    Ok(sectors)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_told_apart() {
-        assert_eq!(parse("mem:64MiB").unwrap(), Word::Mem(Sector(131_072)));
-        assert_eq!(parse("mem:4K,a").unwrap(), Word::Mem(Sector(8)));
-        assert_eq!(parse("null:8s").unwrap(), Word::Null(Sector(8)));
-        assert_eq!(parse("/a/b").unwrap(), Word::Path("/a/b".into()));
-        assert_eq!(parse("pmem:/a/b").unwrap(), Word::Pmem("/a/b".into()));
-        assert_eq!(as_pmem("/a/b").as_deref(), Some("pmem:/a/b"));
-        assert_eq!(as_pmem("pmem:/a/b").as_deref(), Some("pmem:/a/b"));
-        assert_eq!(as_pmem("mem:4K"), None);
-    }
-
-    #[test]
-    fn what_names_nothing_is_refused_with_what_is_allowed() {
-        for (word, part) in [
-            ("origin", "mem:SIZE"),
-            ("mem:", "powers of 1024"),
-            ("pmem:a", "mem:SIZE"),
-            ("mem:0", "positive multiple of 512"),
-            ("null:1000", "positive multiple of 512"),
-        ] {
-            let e = parse(word).unwrap_err().to_string();
-            assert!(e.contains(part), "{word}: {e}");
-        }
     }
 }

@@ -51,6 +51,7 @@ mod sysfs;
 mod targets;
 mod verbs;
 mod wipe;
+mod word;
 mod zram;
 
 use std::process::ExitCode;

@@ -13,11 +13,11 @@ const PAUSE: Nanos = Nanos::from_millis(5);
 /// Tries until it is not `Busy` any more, at most for `patience`; zero tries once.
 pub(crate) async fn patiently<T>(
     patience: Nanos,
-    attempt: impl Fn() -> Result<T, Error>,
+    attempt: impl AsyncFn() -> Result<T, Error>,
 ) -> Result<T, Error> {
     let deadline = now() + patience;
     loop {
-        match attempt() {
+        match attempt().await {
             Err(e) if e.kind() == ErrorKind::Busy && now() < deadline => sleep(PAUSE).await,
             done => return done,
         }

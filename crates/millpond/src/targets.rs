@@ -16,7 +16,8 @@ use dm::{Context, Dm, MappedDevice, TargetType};
 use pagecache::PageCache;
 use writecache::{Config, Lent, Mode, WriteCache};
 
-use crate::leaf::{Leaves, as_pmem};
+use crate::leaf::Leaves;
+use crate::word::as_pmem;
 use crate::zram::Ground;
 
 /// Adds the engines' target types. `cores` are all on which parts of devices may be, this first.

@@ -13,17 +13,15 @@
 //! - ZF2 A table that replaces one whose pages are nowhere but in memory is not loaded.
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::io::{Error as IoError, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::rc::{Rc, Weak};
 
 use block::{Access, BlockDevice, CoreId, Error, LocalFuture, Target};
 use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
-use rustix::fs::OFlags;
-use zram::{Config, DICTIONARY_BYTES_MAX, Files, Settings, Start, Zram};
+use zram::{Config, Files, Settings, Start, Zram};
 
-use crate::leaf::{Leaves, file_error};
+use crate::leaf::Leaves;
 use crate::targets::Claims;
+use crate::word::OwnMount;
 
 /// What a compressed RAM disk needs of the program. Clones are the same.
 #[derive(Clone)]
@@ -57,37 +55,39 @@ impl Ground {
         })
     }
 
+    /// What looks at files, and at `word` if that names a mapped device.
+    fn machine(&self, word: Option<&str>) -> Machine {
+        let dm = self.dm.upgrade();
+        let mapped =
+            word.map(str::trim).filter(|word| dm.is_some_and(|dm| dm.find(word).is_some()));
+        Machine { own: self.leaves.own_mount(), mapped: mapped.map(str::to_owned) }
+    }
+
     fn dm(&self) -> Result<Rc<Dm>, Error> {
         self.dm.upgrade().ok_or_else(|| Error::busy("the device mapper is shutting down"))
     }
 }
 
-impl Files for Ground {
+/// Files of the machine, for a helper.
+struct Machine {
+    own: OwnMount,
+    /// The word that names a mapped device.
+    mapped: Option<String>,
+}
+
+impl Files for Machine {
     fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
-        self.leaves.check_path(path)?;
-        let refused = |e: IoError| file_error(&e, path);
-        // A pipe would be waited for.
-        let nonblock = OFlags::NONBLOCK.bits().cast_signed();
-        let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(path);
-        let file = file.map_err(refused)?;
-        let meta = file.metadata().map_err(refused)?;
-        if !meta.is_file() || meta.len() > DICTIONARY_BYTES_MAX as u64 {
-            return Err(Error::invalid(format!(
-                "{path}: a regular file of at most {DICTIONARY_BYTES_MAX} bytes is allowed"
-            )));
-        }
-        let mut bytes = Vec::new();
-        let most = DICTIONARY_BYTES_MAX as u64;
-        file.take(most).read_to_end(&mut bytes).map_err(refused)?;
-        Ok(bytes)
+        self.own.read(path)
     }
 
     fn backing(&self, device: &str) -> Result<(), Error> {
-        match self.dm()?.find(device) {
-            Some(_) => Ok(()),
-            None => self.leaves.look(device),
-        }
+        if self.mapped.as_deref() == Some(device) { Ok(()) } else { self.own.look(device) }
     }
+}
+
+/// Whether the words of a table name a dictionary.
+fn reads_files(words: &[&str]) -> bool {
+    words.iter().any(|word| word.contains("dict="))
 }
 
 async fn construct(
@@ -96,7 +96,18 @@ async fn construct(
     args: Vec<String>,
 ) -> Result<Rc<dyn Target>, Error> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let config = Config::parse(&words, ctx.len(), &ground)?;
+    let (machine, len) = (ground.machine(None), ctx.len());
+    let config = match reads_files(&words) {
+        false => Config::parse(&words, len, &machine)?,
+        true => {
+            let what = format!("zram {}: reading a dictionary", ctx.device());
+            let parse = move || {
+                let words: Vec<&str> = args.iter().map(String::as_str).collect();
+                Config::parse(&words, len, &machine)
+            };
+            ground.leaves.away(&what, parse).await?
+        }
+    };
     nothing_is_lost(&ground, &ground.claims.owner(&ctx)?)?; // ZF2
     let backing = match &config.backing_dev {
         Some(word) => Some(ctx.lookup(word).await?),
@@ -154,6 +165,25 @@ struct Unconfigured {
 }
 
 impl Unconfigured {
+    /// Sets what names a file, which is looked at.
+    async fn set_away(
+        &self,
+        device: &MappedDevice,
+        name: String,
+        value: String,
+        machine: Machine,
+    ) -> Result<Option<Start>, Error> {
+        let mut settings = self.settings.borrow().clone();
+        let what = format!("zram {}: {name}", device.name());
+        let set = move || {
+            let start = settings.set(&name, &value, &machine)?;
+            Ok((settings, start))
+        };
+        let (settings, start) = self.ground.leaves.away(&what, set).await?;
+        self.settings.replace(settings);
+        Ok(start)
+    }
+
     async fn start(&self, device: &MappedDevice, start: Start) -> Result<(), Error> {
         let dm = self.ground.dm()?;
         let words: Vec<String> = start.args.iter().map(|word| quote(word)).collect();
@@ -191,7 +221,15 @@ impl Bare for Unconfigured {
             if self.starting.get() {
                 return Err(Error::busy(format!("{name}: the device is being started"))); // ZF1
             }
-            let start = self.settings.borrow_mut().set(&name, &value, &self.ground)?;
+            let machine = self.ground.machine(Some(&value));
+            let start = if matches!(&*name, "backing_dev" | "algorithm_params") {
+                self.starting.set(true); // ZF1
+                let set = self.set_away(&device, name.clone(), value, machine).await;
+                self.starting.set(false);
+                set?
+            } else {
+                self.settings.borrow_mut().set(&name, &value, &machine)?
+            };
             let Some(start) = start else { return Ok(()) };
             self.starting.set(true);
             let started = self.start(&device, start).await;
@@ -205,6 +243,7 @@ impl Bare for Unconfigured {
 mod tests {
     use super::*;
 
+    use ::zram::DICTIONARY_BYTES_MAX;
     use block::{Buf, Class, ErrorKind, Flags, Sector};
     use dm::NoLeaves;
     use reactor::{Reactor, write};
@@ -261,8 +300,8 @@ mod tests {
         let dm = Dm::new(Rc::new(NoLeaves));
         let (ground, _) = crate::targets::register(&dm, &Leaves::in_memory(), &[CoreId(0)]);
 
-        assert_eq!(ground.read(&path("dict")).unwrap(), [7; 9]);
-        assert_eq!(ground.read(&path("most")).unwrap().len(), DICTIONARY_BYTES_MAX);
+        assert_eq!(ground.machine(None).read(&path("dict")).unwrap(), [7; 9]);
+        assert_eq!(ground.machine(None).read(&path("most")).unwrap().len(), DICTIONARY_BYTES_MAX);
         for (name, kind) in [
             (path("long"), ErrorKind::Invalid),
             (path("pipe"), ErrorKind::Invalid),
@@ -270,11 +309,11 @@ mod tests {
             (path("missing"), ErrorKind::NoFile),
             ("dict".into(), ErrorKind::Invalid),
         ] {
-            let e = ground.read(&name).unwrap_err();
+            let e = ground.machine(None).read(&name).unwrap_err();
             assert!(e.kind() == kind && e.to_string().contains(&name), "{name}: {e}");
         }
         for word in [path("dict"), "mem:64M".into(), "null:1G".into()] {
-            ground.backing(&word).unwrap();
+            ground.machine(Some(&word)).backing(&word).unwrap();
         }
         for (word, kind) in [
             (path("empty"), ErrorKind::Invalid),
@@ -286,10 +325,14 @@ mod tests {
             ("nothing".into(), ErrorKind::NotFound),
             ("mem:x".into(), ErrorKind::Invalid),
         ] {
-            assert_eq!(ground.backing(&word).unwrap_err().kind(), kind, "{word}");
+            assert_eq!(
+                ground.machine(Some(&word)).backing(&word).unwrap_err().kind(),
+                kind,
+                "{word}"
+            );
         }
         let unconfigured = ground.unconfigured();
         dm.create_bare("z", None, None, unconfigured).unwrap();
-        ground.backing("/dev/mapper/z").unwrap();
+        ground.machine(Some("/dev/mapper/z")).backing("/dev/mapper/z").unwrap();
     }
 }

@@ -21,6 +21,10 @@ impl Bell {
         Bell { mailbox, counter: Box::new([0; 8]), armed: false }
     }
 
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
     /// Arms the bell if it is not. Makes room for it: a core that parked without it would be deaf.
     pub(crate) fn arm(&mut self, ring: &mut IoUring) {
         if self.armed {

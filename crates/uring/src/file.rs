@@ -60,6 +60,8 @@ impl Default for OpenOptions {
 pub(crate) struct File {
     pub(crate) fd: OwnedFd,
     pub(crate) direct: Option<DirectAlign>,
+    /// It knows no `RWF_NOWAIT`.
+    pub(crate) may_block: bool,
     pub(crate) map: Option<Mapping>,
     pub(crate) limits: Limits,
     pub(crate) warning: Option<String>,
@@ -162,7 +164,9 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
     let limits = limits::of(path, &fd, !options.read_only, direct)?;
     let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
         .map_err(|e| os_error(path, "look it up", e))?;
-    Ok(File { fd, direct, map: None, limits, warning, identity: identity_of(&stat) })
+    let may_block = limits::may_block(&fd);
+    let identity = identity_of(&stat);
+    Ok(File { fd, direct, may_block, map: None, limits, warning, identity })
 }
 
 fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> {
@@ -171,7 +175,8 @@ fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> 
     let limits = limits::of(path, &fd, writable, None)?;
     let Mapped { mapping, limits, warning } = pmem::map(path, &fd, &stat, writable, &limits)?;
     let map = Some(mapping);
-    Ok(File { fd, direct: None, map, limits, warning, identity: identity_of(&stat) })
+    let identity = identity_of(&stat);
+    Ok(File { fd, direct: None, may_block: false, map, limits, warning, identity })
 }
 
 fn busy(path: &Path, stat: &Statx) -> Error {

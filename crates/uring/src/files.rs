@@ -6,18 +6,41 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{Error, ErrorKind, Limits, Nanos};
 use reactor::{FileId, now, sleep};
 
 use crate::file::{self, File, OpenOptions};
+use crate::helpers::DEADLINE;
 use crate::ring::Shared;
 use crate::socket;
-use crate::table::SharedFile;
-use crate::{lasting, limits};
+use crate::table::{Kind, SharedFile};
+use crate::{helpers, lasting, limits};
 
 /// How often a patient open tries: often enough that nobody notices, at no cost worth naming.
 const RETRY_EVERY: Nanos = Nanos::from_millis(5);
+
+/// How often it is looked whether a file is closed: most take some ten microseconds.
+const CLOSE_LOOK: Nanos = Nanos::from_micros(200);
+/// How long an open that keeps its thread waits for our own closes.
+const CLOSE_TIME: Duration = Duration::from_secs(10);
+
+/// A file that is open, on its way into the table of a core.
+struct Ready {
+    file: File,
+    lasting_identity: Option<String>,
+    disk: Option<String>,
+}
+
+impl Ready {
+    /// Everything that may wait for a file system or a disk.
+    fn open(path: &Path, options: OpenOptions) -> Result<Ready, Error> {
+        let file = file::open(path, options)?;
+        let (lasting_identity, disk) = (lasting::identity(&file.fd), limits::disk(&file.fd));
+        Ok(Ready { file, lasting_identity, disk })
+    }
+}
 
 /// A file or block device that was opened.
 #[derive(Debug)]
@@ -37,8 +60,8 @@ pub struct Opened {
     pub disk: Option<String>,
 }
 
-/// Opens and closes files of one driver, on its thread. Its calls are system calls that block: it
-/// is for the control path.
+/// Opens and closes files of one driver, on its thread. Those of its calls that are no futures are
+/// system calls that block, closing apart.
 #[derive(Clone)]
 pub struct Files(Rc<RefCell<Shared>>);
 
@@ -48,16 +71,89 @@ impl Files {
     }
 
     /// Opens a regular file or block device.
+    /// Keeps this thread for as long as the file system takes: for tools. A core that serves
+    /// others takes [`Files::open`].
     pub fn open_path(&self, path: &Path, options: OpenOptions) -> Result<Opened, Error> {
-        let File { fd, direct, map, limits, warning, identity } = file::open(path, options)?;
-        let lasting_identity = lasting::identity(&fd);
-        let disk = limits::disk(&fd);
+        let opened = match Ready::open(path, options) {
+            // It may be our own, on its way out.
+            Err(e) if e.kind() == ErrorKind::Busy && helpers::wait_for_closes(CLOSE_TIME) => {
+                Ready::open(path, options)
+            }
+            opened => opened,
+        };
+        Ok(self.take_in(opened?))
+    }
+
+    /// Opens a regular file or block device; the core goes on meanwhile. What `check` refuses is
+    /// not looked at.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`, in words, when its file system does not answer within [`DEADLINE`].
+    pub async fn open(
+        &self,
+        path: &Path,
+        options: OpenOptions,
+        check: impl Fn(&Path) -> Result<(), Error> + Clone + Send + 'static,
+    ) -> Result<Opened, Error> {
+        let end = now() + DEADLINE;
+        loop {
+            let (to, check) = (path.to_owned(), check.clone());
+            let work = move || {
+                check(&to)?;
+                Ready::open(&to, options)
+            };
+            match self.away(&path.to_string_lossy(), work).await {
+                // It may be our own, on its way out.
+                Err(e)
+                    if e.kind() == ErrorKind::Busy
+                        && helpers::is_closing_since(0)
+                        && now() < end =>
+                {
+                    sleep(CLOSE_LOOK).await;
+                }
+                opened => return Ok(self.take_in(opened?)),
+            }
+        }
+    }
+
+    fn take_in(&self, ready: Ready) -> Opened {
+        let Ready { file, lasting_identity, disk } = ready;
+        let File { fd, direct, may_block, map, limits, warning, identity } = file;
         let table = &mut self.0.borrow_mut().table;
         let file = match map {
             Some(map) => table.insert_mapped(fd, map),
-            None => table.insert(fd, direct),
+            None => table.insert(fd, Kind::File { direct, may_block }),
         };
-        Ok(Opened { file, limits, warning, identity, lasting_identity, disk })
+        Opened { file, limits, warning, identity, lasting_identity, disk }
+    }
+
+    /// Runs `work` on a thread of its own, where it may wait for a file system, and returns what it
+    /// comes to; the core goes on meanwhile. `what` is the path that it is about.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`, in words, when it has not ended within [`DEADLINE`], or an earlier one about
+    /// the same path has not ended yet.
+    pub async fn away<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let sender = self.0.borrow().bell.mailbox().sender();
+        helpers::call(sender, what, work).await
+    }
+
+    /// A moment, for [`Files::closed_since`].
+    pub fn closes_begun(&self) -> u64 {
+        helpers::closes_begun()
+    }
+
+    /// Waits until the files that this process has begun to close since `mark` are closed, at most
+    /// for [`DEADLINE`]: from then on others can open them.
+    pub async fn closed_since(&self, mark: u64) {
+        let end = now() + DEADLINE;
+        while helpers::is_closing_since(mark) && now() < end {
+            sleep(CLOSE_LOOK).await;
+        }
     }
 
     /// Opens as [`Files::open_path`] does, trying again for `patience` while the file is in use.
@@ -80,7 +176,7 @@ impl Files {
     }
 
     /// What [`Opened::identity`] of `path` would be, without opening it.
-    pub fn identity(&self, path: &Path) -> Result<String, Error> {
+    pub fn identity(path: &Path) -> Result<String, Error> {
         file::identity(path)
     }
 
@@ -107,13 +203,13 @@ impl Files {
     /// socket of ours that nobody listens on any more. Closing it leaves the path.
     pub fn listen_unix(&self, path: &Path, mode: u32) -> Result<FileId, Error> {
         let fd = socket::listen_unix(path, mode)?;
-        Ok(self.0.borrow_mut().table.insert(fd, None))
+        Ok(self.0.borrow_mut().table.insert(fd, Kind::Socket))
     }
 
     /// Listens on a TCP address; also returns it with the port that port 0 became.
     pub fn listen_tcp(&self, address: SocketAddr) -> Result<(FileId, SocketAddr), Error> {
         let (fd, bound) = socket::listen_tcp(address)?;
-        Ok((self.0.borrow_mut().table.insert(fd, None), bound))
+        Ok((self.0.borrow_mut().table.insert(fd, Kind::Socket), bound))
     }
 
     /// Closes a file: at once, or when the last request in flight on it has ended. What waits on a

@@ -7,6 +7,7 @@
 //!   reactor ◀──events───────── outcome, or again for the rest ◀── CQ ring ──┘
 //!
 //!   Files     opens, listens, closes: what is in the table of the driver
+//!   helpers   threads for what may wait for a file system
 //!   pmem      a mapped file: what is a copy ends without the ring
 //!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the bell, always armed
 //! ```
@@ -23,12 +24,16 @@
 //!   it, lock and space are free, whoever still has the descriptor.
 //! - U6 A mapped file is written by stores: a request for it ends as durable as it says (`pmem`,
 //!   P2), and a page that can't be reached is EIO for who touches it, not the end of the process.
+//! - U7 A core waits for no file system and no disk: files are opened, closed and looked at by
+//!   helper threads (`helpers`, H1 to H4), and requests on those that may block as they are begun
+//!   are begun by threads of the kernel.
 
 mod bell;
 mod connect;
 mod file;
 mod files;
 mod flight;
+mod helpers;
 mod holder;
 mod lasting;
 mod limits;
@@ -41,6 +46,7 @@ mod table;
 pub use connect::Peer;
 pub use file::{Direct, OpenOptions};
 pub use files::{Files, Opened};
+pub use helpers::DEADLINE;
 pub use mailbox::{Mailbox, Sender};
 pub use pmem::copy;
 pub use ring::Uring;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Limits of files and block devices, as the kernel tells them.
 use std::fs;
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use rustix::fs::{
     AtFlags, FallocateFlags, FileType, SeekFrom, Statx, StatxFlags, fallocate, ioctl_blkpbszget,
     ioctl_blksszget, seek, statx,
 };
-use rustix::io::{Errno, pread};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
 use crate::file::os_error;
 use crate::table::DirectAlign;
@@ -42,6 +43,15 @@ pub(crate) fn direct_align(fd: &OwnedFd) -> Option<DirectAlign> {
 fn probe_align(fd: &OwnedFd) -> u32 {
     let refused = Buf::alloc(PAGE).write(|b| pread(fd, &mut b[512..1024], 0)) == Err(Errno::INVAL);
     if refused { u32::try_from(PAGE).expect("4096") } else { SECTOR_BYTES }
+}
+
+/// Whether requests may wait for the file where they are begun: it knows no `RWF_NOWAIT`. To find
+/// that out, io_uring itself would ask the file, and wait for a server that has it.
+pub(crate) fn may_block(fd: &OwnedFd) -> bool {
+    // Refused before anything is read. Other errors come from reading: a disk may be bad here.
+    let asked = Buf::alloc(PAGE)
+        .write(|b| preadv2(fd, &mut [IoSliceMut::new(b)], 0, ReadWriteFlags::NOWAIT));
+    asked == Err(Errno::OPNOTSUPP)
 }
 
 /// The limits of an open file.

@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use block::{CoreId, Error, ErrorKind, Nanos, Status};
-use io_uring::{IoUring, types};
+use io_uring::{IoUring, squeue, types};
 use reactor::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 use slab::Slab;
 
@@ -31,6 +31,9 @@ use crate::table::{Close, Table};
 const SQ_ENTRIES: u32 = 256;
 /// Completions the ring holds before the kernel keeps them aside, which is slower.
 const CQ_ENTRIES: u32 = 4096;
+/// Threads of the kernel for what may block: requests on one file that does not answer leave some
+/// for the others. Its default, four a processor, is fewer than one client has in flight.
+const BOUNDED_WORKERS_MAX: u32 = 1024;
 /// How long a dropped driver waits for the kernel to let go of its buffers.
 const DRAIN_SECS_MAX: u64 = 30;
 
@@ -48,7 +51,7 @@ pub(crate) struct Shared {
     spare: Vec<Vectors>,
     /// What has ended and was not handed to the reactor yet.
     ready: Vec<Event>,
-    bell: Bell,
+    pub(crate) bell: Bell,
     /// Something was handed out last time: the core looks once more before it sleeps.
     busy: bool,
     /// The driver is going: nothing is begun again.
@@ -101,6 +104,8 @@ impl Uring {
                         kernel.io_uring_disabled = 0, and no seccomp filter against it";
             Error::new(ErrorKind::NotSupported, hint).because(e)
         })?;
+        // Refused by a kernel before 5.15: the ring works with fewer, too.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [BOUNDED_WORKERS_MAX, 0]);
         let shared = Shared {
             ring,
             table: Table::default(),
@@ -176,6 +181,10 @@ impl Shared {
             let flight = &mut self.flights[slot];
             let entry = flight.entry(self.table.fd(flight.file), &mut self.spare);
             let entry = entry.user_data(slot as u64);
+            let entry = match self.table.may_block(flight.file) {
+                true => entry.flags(squeue::Flags::ASYNC), // U7
+                false => entry,
+            };
             // SAFETY: U1: `flights` holds buffers and arrays until the completion is reaped.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 self.backlog.pop_front();

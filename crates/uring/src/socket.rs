@@ -19,7 +19,7 @@ use rustix::net::{
 };
 
 use crate::file::os_error;
-use crate::table::Table;
+use crate::table::{Kind, Table};
 
 /// Connections that wait to be accepted: what the kernel caps it to by default is 4096.
 const LISTEN_BACKLOG: i32 = 128;
@@ -36,7 +36,7 @@ const ROOM_BYTES: usize = 512 << 10;
 pub(crate) fn insert(table: &mut Table, fd: OwnedFd) -> FileId {
     // Replies are gathered before they are sent, so delaying them gains nothing. Only TCP knows it.
     let _ = set_tcp_nodelay(&fd, true);
-    table.insert(fd, None)
+    table.insert(fd, Kind::Socket)
 }
 
 /// Makes room for large sends. A Unix socket holds 208 KiB by default; TCP grows by itself, and

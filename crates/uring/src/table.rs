@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{Shutdown, shutdown};
 use slab::Slab;
 
+use crate::helpers;
 use crate::pmem::{Mapping, Served};
 use crate::socket;
 
@@ -28,7 +29,29 @@ pub(crate) struct DirectAlign {
 #[derive(Clone)]
 pub struct SharedFile {
     fd: Arc<OwnedFd>,
-    direct: Option<DirectAlign>,
+    kind: Kind,
+}
+
+/// What a descriptor is of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// Closing it takes no time.
+    Socket,
+    /// Closing it may wait for its file system or disk.
+    File {
+        direct: Option<DirectAlign>,
+        /// It knows no `RWF_NOWAIT`, so a request could keep the core even while it is begun (U7).
+        may_block: bool,
+    },
+}
+
+impl Kind {
+    fn direct(self) -> Option<DirectAlign> {
+        match self {
+            Kind::Socket => None,
+            Kind::File { direct, .. } => direct,
+        }
+    }
 }
 
 impl fmt::Debug for SharedFile {
@@ -43,7 +66,7 @@ struct Slot {
     opened_here: bool,
     in_flight: u32,
     closing: Option<Closer>,
-    direct: Option<DirectAlign>,
+    kind: Kind,
     map: Option<Mapping>,
     /// A socket that has room for large sends.
     wide: bool,
@@ -67,10 +90,19 @@ fn index(file: FileId) -> usize {
 
 impl Slot {
     fn close(self) {
-        // U5: the others' descriptors stay, but lead nowhere. A core that looks for news seldom
-        // would hold file and lock otherwise.
-        if self.opened_here && Arc::strong_count(&self.fd) > 1 {
-            hollow_out(&self.fd);
+        let Slot { fd, opened_here, kind, map, .. } = self;
+        // The mapping is this thread's.
+        drop(map);
+        let close = move || {
+            // U5: the others' descriptors stay, but lead nowhere. A core that looks for news seldom
+            // would hold file and lock otherwise.
+            if opened_here && Arc::strong_count(&fd) > 1 {
+                hollow_out(&fd);
+            }
+        };
+        match kind {
+            Kind::Socket => close(),
+            Kind::File { .. } => helpers::close(close),
         }
     }
 }
@@ -85,13 +117,13 @@ fn hollow_out(fd: &OwnedFd) {
 }
 
 impl Table {
-    pub(crate) fn insert(&mut self, fd: OwnedFd, direct: Option<DirectAlign>) -> FileId {
-        self.take_in(Arc::new(fd), direct, true)
+    pub(crate) fn insert(&mut self, fd: OwnedFd, kind: Kind) -> FileId {
+        self.take_in(Arc::new(fd), kind, true)
     }
 
     /// Takes in a file that is read and written by copies.
     pub(crate) fn insert_mapped(&mut self, fd: OwnedFd, map: Mapping) -> FileId {
-        let file = self.insert(fd, None);
+        let file = self.insert(fd, Kind::File { direct: None, may_block: false });
         self.0[index(file)].map = Some(map);
         file
     }
@@ -104,17 +136,12 @@ impl Table {
 
     /// Takes over a file that another core has shared.
     pub(crate) fn adopt(&mut self, shared: &SharedFile) -> FileId {
-        self.take_in(shared.fd.clone(), shared.direct, false)
+        self.take_in(shared.fd.clone(), shared.kind, false)
     }
 
-    fn take_in(
-        &mut self,
-        fd: Arc<OwnedFd>,
-        direct: Option<DirectAlign>,
-        opened_here: bool,
-    ) -> FileId {
+    fn take_in(&mut self, fd: Arc<OwnedFd>, kind: Kind, opened_here: bool) -> FileId {
         let (closing, map) = (None, None);
-        let slot = Slot { fd, opened_here, in_flight: 0, closing, direct, map, wide: false };
+        let slot = Slot { fd, opened_here, in_flight: 0, closing, kind, map, wide: false };
         FileId(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 open files"))
     }
 
@@ -125,7 +152,7 @@ impl Table {
     /// Nothing for a mapped file: it is this core's alone.
     pub(crate) fn share(&self, file: FileId) -> Option<SharedFile> {
         let slot = self.0.get(index(file)).filter(|s| s.closing.is_none() && s.map.is_none())?;
-        Some(SharedFile { fd: slot.fd.clone(), direct: slot.direct })
+        Some(SharedFile { fd: slot.fd.clone(), kind: slot.kind })
     }
 
     /// The descriptor of a file on which a request is in flight.
@@ -133,11 +160,16 @@ impl Table {
         self.0[index(file)].fd.as_raw_fd()
     }
 
+    /// Whether requests on a file are to be begun by a thread of the kernel.
+    pub(crate) fn may_block(&self, file: FileId) -> bool {
+        matches!(self.0[index(file)].kind, Kind::File { may_block: true, .. })
+    }
+
     /// Counts a request in; the answer says what O_DIRECT asks of it. `Err`: no such file.
     pub(crate) fn begin(&mut self, file: FileId) -> Result<Option<DirectAlign>, ()> {
         let slot = self.0.get_mut(index(file)).filter(|s| s.closing.is_none()).ok_or(())?;
         slot.in_flight += 1;
-        Ok(slot.direct)
+        Ok(slot.kind.direct())
     }
 
     /// Makes room for large sends on a socket on which a request is in flight.

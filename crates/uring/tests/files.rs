@@ -256,7 +256,7 @@ fn an_exclusive_file_is_opened_once_until_it_is_closed() {
         assert_eq!(second.kind(), ErrorKind::Busy);
         let said = format!("{}: is in use, by this process", path.display());
         assert_eq!(second.to_string(), said);
-        assert_eq!(files.identity(&path).unwrap(), first.identity);
+        assert_eq!(Files::identity(&path).unwrap(), first.identity);
         files.close(first.file);
         files.open_path(&path, OpenOptions::default()).unwrap();
     });

@@ -73,17 +73,19 @@ struct Once {
 }
 
 impl Resolver for Once {
-    fn canonical(&self, word: &str) -> String {
+    fn canonical(&self, word: &str) -> LocalFuture<Result<String, Error>> {
         self.leaves.canonical(word)
     }
 
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
-        let key = self.canonical(word);
-        if let Some(leaf) = self.open.borrow().get(&key).and_then(Weak::upgrade) {
-            return Box::pin(async move { Ok(leaf) });
-        }
-        let (opening, open) = (self.leaves.open(word), self.open.clone());
+        let (key, opening, open) =
+            (self.canonical(word), self.leaves.open(word), self.open.clone());
         Box::pin(async move {
+            let key = key.await?;
+            let found = open.borrow().get(&key).and_then(Weak::upgrade);
+            if let Some(leaf) = found {
+                return Ok(leaf);
+            }
             let leaf = opening.await?;
             open.borrow_mut().insert(key, Rc::downgrade(&leaf));
             Ok(leaf)

@@ -19,7 +19,8 @@
 //!   A file that somebody else cuts off afterwards loses pages ([`lost`]): EIO, not the end.
 //! - P2 Without MAP_SYNC nothing is called durable that the file system has not.
 //! - P3 Space is reserved at opening, and nothing gives it back: a store never needs more.
-//! - P4 A mapping is used by the thread that made it only; it is not shared with other cores.
+//! - P4 A mapping is used by one thread, for which a helper has made it; it is not shared with
+//!   other cores.
 pub mod copy;
 mod lost;
 
@@ -59,6 +60,10 @@ struct Region {
     base: *mut u8,
     len: usize,
 }
+
+// SAFETY: the pages belong to the process, and this alone names them: the thread that has it uses
+// them, and the one that made it has nothing left (P4).
+unsafe impl Send for Region {}
 
 /// What became of a request for a mapped file.
 #[derive(Debug)]

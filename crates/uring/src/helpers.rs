@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Helpers: threads for system calls that may wait for a file system, so that no core does.
+//!
+//! ```text
+//!   core                                  helper thread
+//!   call ── work ───────────────────────▶ stat, open, flock, fallocate, ...
+//!   waits, at most DEADLINE ◀── result ── or: drops what comes too late
+//!   close ── descriptor ────────────────▶ close (it may write back, or ask a server)
+//! ```
+//!
+//! The threads are the process's, made when they are needed; an idle one ends after [`IDLE_TIME`].
+//!
+//! Invariants
+//! - H1 A call has an outcome within [`DEADLINE`], whatever the file system does.
+//! - H2 What a call that nobody waits for any more has opened is closed again, by its helper.
+//! - H3 There are at most [`THREADS_MAX`] threads, those included that are stuck. While a call for
+//!   a path is stuck, further ones for it are refused at once, so one path can't take them all.
+//! - H4 A close is never refused: it waits for a thread if it must.
+use std::collections::{BTreeSet, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use block::{Error, ErrorKind, Nanos};
+use reactor::{WaitList, anchor, anchored, sleep, unanchor};
+
+use crate::mailbox::Sender;
+
+/// How long a core waits for a helper. Chosen: a disk that spins up answers in less.
+pub const DEADLINE: Nanos = Nanos::from_secs(10);
+/// Most threads. Chosen: more than anybody opens at a time, and little memory.
+const THREADS_MAX: usize = 32;
+/// How long a thread waits for more work.
+const IDLE_TIME: Duration = Duration::from_secs(5);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    work: VecDeque<Work>,
+    threads: usize,
+    idle: usize,
+    /// Paths of calls that run although nobody waits for them any more.
+    stuck: Vec<String>,
+    /// Closes that have not ended, by number.
+    closing: BTreeSet<u64>,
+    closes: u64,
+}
+
+struct Pool {
+    state: Mutex<State>,
+    /// There is work.
+    work: Condvar,
+    /// A close has ended.
+    closed: Condvar,
+}
+
+static POOL: Pool = Pool {
+    state: Mutex::new(State {
+        work: VecDeque::new(),
+        threads: 0,
+        idle: 0,
+        stuck: Vec::new(),
+        closing: BTreeSet::new(),
+        closes: 0,
+    }),
+    work: Condvar::new(),
+    closed: Condvar::new(),
+};
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under the lock can leave the state half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues work, and makes a thread for it if none is idle.
+    fn begin(&'static self, work: Work) {
+        let mut state = self.lock();
+        state.work.push_back(work);
+        if state.idle < state.work.len() && state.threads < THREADS_MAX {
+            state.threads += 1;
+            drop(state);
+            let thread = std::thread::Builder::new().name("helper".into());
+            if thread.spawn(|| self.serve()).is_err() {
+                // Without it the others take the work, or the call runs into its deadline.
+                self.lock().threads -= 1;
+            }
+        } else {
+            drop(state);
+            self.work.notify_one();
+        }
+    }
+
+    fn serve(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(work) = state.work.pop_front() {
+                drop(state);
+                work();
+                state = self.lock();
+                continue;
+            }
+            state.idle += 1;
+            let (back, waited) =
+                self.work.wait_timeout(state, IDLE_TIME).unwrap_or_else(PoisonError::into_inner);
+            state = back;
+            state.idle -= 1;
+            if waited.timed_out() && state.work.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
+}
+
+/// Where a call is.
+enum Stage<T> {
+    Queued,
+    Running,
+    Ended(Result<T, Error>),
+    /// Nobody waits any more.
+    Abandoned,
+}
+
+/// Nobody waits any more when this is dropped.
+struct Waiting<T>(Arc<Mutex<Stage<T>>>);
+
+impl<T> Waiting<T> {
+    fn abandon(&self) -> Stage<T> {
+        let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *stage, Stage::Abandoned)
+    }
+}
+
+impl<T> Drop for Waiting<T> {
+    fn drop(&mut self) {
+        drop(self.abandon());
+    }
+}
+
+fn refused(what: &str, why: &str) -> Error {
+    Error::new(ErrorKind::Io, format!("{what}: {why}"))
+}
+
+/// Runs `work` on a helper and returns what it comes to. `what` is the path that it is about:
+/// errors name it. Dropping the future lets the work run out.
+///
+/// # Errors
+/// `ETIMEDOUT` when the file system has not answered within [`DEADLINE`] (H1), or has not answered
+/// an earlier call for the same path; and what `work` gives.
+pub(crate) async fn call<T: Send + 'static>(
+    sender: Sender,
+    what: &str,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let seconds = DEADLINE.0 / 1_000_000_000;
+    if POOL.lock().stuck.iter().any(|path| path == what) {
+        return Err(refused(what, "the file system has not answered an earlier call yet"));
+    }
+    let news = Rc::new(WaitList::new());
+    let name = anchor(news.clone());
+    let waiting = Waiting(Arc::new(Mutex::new(Stage::Queued)));
+    let (stage, path) = (waiting.0.clone(), what.to_owned());
+    POOL.begin(Box::new(move || {
+        {
+            let mut stage = stage.lock().unwrap_or_else(PoisonError::into_inner);
+            if matches!(*stage, Stage::Abandoned) {
+                return;
+            }
+            *stage = Stage::Running;
+        }
+        let result = work();
+        let mut now = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*now, Stage::Abandoned) {
+            drop(now);
+            drop(result); // H2
+            let mut state = POOL.lock();
+            if let Some(at) = state.stuck.iter().position(|p| *p == path) {
+                state.stuck.swap_remove(at);
+            }
+            return;
+        }
+        *now = Stage::Ended(result);
+        drop(now);
+        // A core that has ended waits for nothing.
+        let _ = sender.call(move || {
+            if let Some(news) = anchored::<WaitList>(name) {
+                news.wake_all();
+            }
+        });
+    }));
+    let stage = waiting.0.clone();
+    let ended = move || {
+        let stage = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(*stage, Stage::Ended(_))
+    };
+    within(DEADLINE, news.wait_for(ended)).await;
+    unanchor(name);
+    // Under the pool's lock, or the helper could look for its path before it is there.
+    let mut state = POOL.lock();
+    match waiting.abandon() {
+        Stage::Ended(result) => result,
+        Stage::Running => {
+            state.stuck.push(what.to_owned());
+            let stuck = state.stuck.len();
+            drop(state);
+            let why = format!(
+                "the file system did not answer within {seconds} s (ETIMEDOUT; {stuck} of \
+                 {THREADS_MAX} helper threads are stuck like this)"
+            );
+            Err(refused(what, &why))
+        }
+        Stage::Queued | Stage::Abandoned => {
+            drop(state);
+            let why = format!(
+                "all {THREADS_MAX} helper threads wait for file systems that do not answer"
+            );
+            Err(refused(what, &why))
+        }
+    }
+}
+
+/// Waits for `future`, but not longer than `time`.
+async fn within(time: Nanos, future: impl Future<Output = ()>) {
+    let (mut future, mut timer) = (pin!(future), pin!(sleep(time)));
+    poll_fn(|cx| {
+        if future.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        timer.as_mut().poll(cx)
+    })
+    .await;
+}
+
+/// Closes something on a helper (H4).
+pub(crate) fn close(closing: impl FnOnce() + Send + 'static) {
+    let mut state = POOL.lock();
+    let number = state.closes;
+    state.closes += 1;
+    state.closing.insert(number);
+    drop(state);
+    POOL.begin(Box::new(move || {
+        closing();
+        POOL.lock().closing.remove(&number);
+        POOL.closed.notify_all();
+    }));
+}
+
+/// A moment, for [`is_closing_since`].
+pub(crate) fn closes_begun() -> u64 {
+    POOL.lock().closes
+}
+
+/// Whether a close that began at `mark` or later has not ended.
+pub(crate) fn is_closing_since(mark: u64) -> bool {
+    POOL.lock().closing.range(mark..).next().is_some()
+}
+
+/// Waits on this thread until the closes that are under way now have ended, at most for `time`.
+/// False: there was none.
+pub(crate) fn wait_for_closes(time: Duration) -> bool {
+    let state = POOL.lock();
+    let before = state.closes;
+    let is_closing = |state: &mut State| state.closing.range(..before).next().is_some();
+    if state.closing.is_empty() {
+        return false;
+    }
+    let waited = POOL.closed.wait_timeout_while(state, time, is_closing);
+    drop(waited.unwrap_or_else(PoisonError::into_inner));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::cell::Cell;
+    use std::sync::mpsc;
+
+    use block::CoreId;
+    use reactor::{Reactor, now};
+
+    use crate::Uring;
+
+    #[test]
+    fn a_call_that_hangs_ends_and_its_path_is_refused() {
+        let uring = Uring::new().unwrap();
+        let files = uring.files();
+        let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+        let (release, hang) = mpsc::channel::<()>();
+        let (tell, dropped) = mpsc::channel();
+        struct Opened(mpsc::Sender<()>);
+        impl Drop for Opened {
+            fn drop(&mut self) {
+                self.0.send(()).unwrap();
+            }
+        }
+        reactor.block_on(async move {
+            let begin = now();
+            let other = Rc::new(Cell::new(0));
+            let count = other.clone();
+            let beside = files.clone();
+            reactor::spawn(async move {
+                while now() - begin < Nanos::from_secs(5) {
+                    assert_eq!(beside.away("/quick", || Ok(7)).await.unwrap(), 7);
+                    count.set(count.get() + 1);
+                    sleep(Nanos::from_millis(100)).await;
+                }
+            });
+            let work = move || {
+                let _ = hang.recv();
+                Ok(Opened(tell))
+            };
+            let e = files.away("/hung/file", work).await.map(drop).unwrap_err();
+            let text = e.to_string();
+            assert!(text.contains("/hung/file") && text.contains("within 10 s"), "{text}");
+            assert!(now() - begin < DEADLINE + Nanos::from_secs(2));
+            assert!(other.get() > 10, "other calls went on");
+            let e = files.away("/hung/file", || Ok(())).await.unwrap_err();
+            assert!(e.to_string().contains("an earlier call"), "{e}");
+            assert!(dropped.try_recv().is_err());
+            drop(release);
+            dropped.recv().unwrap(); // H2
+            while files.away("/hung/file", || Ok(())).await.is_err() {
+                sleep(Nanos::from_millis(1)).await;
+            }
+        });
+    }
+}

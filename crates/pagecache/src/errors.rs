@@ -112,6 +112,15 @@ pub(crate) struct Errors {
 }
 
 impl Errors {
+    /// Goes on with what clients have not been told of the cache that was here before, all of whose
+    /// pages are durable.
+    pub(crate) fn take_over(&self, before: &Errors) {
+        let mut openers = before.openers.take();
+        openers.settle();
+        *self.openers.borrow_mut() = openers;
+        *self.last.borrow_mut() = before.last.take();
+    }
+
     /// `opener` is here: from now on it is told of every error.
     pub(crate) fn note(&self, opener: Opener) {
         self.openers.borrow_mut().note(opener);

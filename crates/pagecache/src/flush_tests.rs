@@ -2,7 +2,7 @@
 //! What a FLUSH and a FUA write cost, what they wait for, and when they fail.
 use std::rc::Rc;
 
-use block::{BlockDevice, Flags, Nanos, PAGE};
+use block::{BlockDevice, Flags, Nanos, PAGE, Target};
 
 use super::*;
 use crate::testing::{Lab, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write};
@@ -331,6 +331,31 @@ fn who_connects_again_is_told_of_a_failed_flush() {
         assert_eq!(flush_by(&cache, 2).await, Err(Status::Timeout));
         disk.flushes_fail.set(false);
         assert_eq!(flush_by(&cache, 5).await, Ok(()));
+    });
+}
+
+/// A new table makes a new cache: what a client was not told before, that one tells it.
+#[test]
+fn the_cache_of_a_new_table_tells_what_was_not_told() {
+    Lab::new(1, 8192).run(async |lab| {
+        let (disk, first) = quiet(&lab);
+        let live = Rc::new(crate::Live::default());
+        let start = |cache: &Rc<PageCache>| {
+            cache.live_in(live.clone(), "b", Sector::ZERO);
+            cache.clone().resume()
+        };
+        start(&first).await.expect("it resumes");
+        write(&first, 0..4, 1).await;
+        disk.flushes_fail.set(true);
+        assert_eq!(flush_by(&first, 2).await, Err(Status::Timeout));
+        disk.flushes_fail.set(false);
+        let (_, next) = quiet(&lab);
+        first.clone().suspend().await.expect("everything is written");
+        start(&next).await.expect("it resumes");
+        drop(first);
+        assert_eq!(flush_by(&next, 1).await, Err(Status::Timeout), "its write was lost");
+        assert_eq!(flush_by(&next, 1).await, Ok(()));
+        assert_eq!(flush_by(&next, 2).await, Ok(()), "it was told before");
     });
 }
 

@@ -39,6 +39,7 @@ mod folio;
 mod gather;
 mod ioend;
 mod iomap;
+mod live;
 mod mutation;
 mod pacing;
 mod pin;
@@ -61,6 +62,7 @@ use block::{BlockDevice, Error, Limits, PAGE, Reservation, SECTOR_SIZE, Sector};
 use reactor::{Grace, WaitList, Workers};
 
 pub use config::Config;
+pub use live::Live;
 #[doc(hidden)]
 pub use mutation::Mutation;
 
@@ -100,6 +102,8 @@ pub struct PageCache {
     misses: Cell<u64>,
     evicted: Cell<u64>,
     on_failure: RefCell<Option<Rc<dyn Fn()>>>,
+    /// Until the first resume.
+    home: RefCell<Option<live::Home>>,
 }
 
 impl PageCache {
@@ -158,6 +162,7 @@ impl PageCache {
             misses: Cell::new(0),
             evicted: Cell::new(0),
             on_failure: RefCell::default(),
+            home: RefCell::default(),
             config,
             below,
         }))

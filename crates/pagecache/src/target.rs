@@ -71,6 +71,7 @@ impl Target for PageCache {
     }
 
     fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.take_over();
         self.start_flusher();
         Box::pin(async { Ok(()) })
     }

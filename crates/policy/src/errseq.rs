@@ -146,6 +146,14 @@ impl<K: Copy + Ord> ErrSeq<K> {
         }
     }
 
+    /// Everything is durable, and stamps begin anew.
+    pub fn settle(&mut self) {
+        let recent = self.recent.as_mut().map(|(_, opener)| opener);
+        self.openers.values_mut().chain(recent).for_each(|opener| opener.changed = 0);
+        (self.forgotten.at_risk, self.forgotten.changed) = (0, 0);
+        self.durable = 0;
+    }
+
     /// How many errors there were.
     pub fn count(&self) -> u64 {
         self.newest

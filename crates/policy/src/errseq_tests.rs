@@ -112,6 +112,24 @@ fn an_heir_is_told_of_both_losses_at_once() {
     assert!(!fails(&mut errors, 5), "C was told itself");
 }
 
+#[test]
+fn what_was_not_told_is_told_when_stamps_begin_anew() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A, 7);
+    errors.changed(B, 8);
+    errors.lose();
+    assert!(fails(&mut errors, B));
+    errors.settle();
+    errors.lose();
+    assert!(fails(&mut errors, B));
+    assert!(fails(&mut errors, C), "in the place of A");
+    assert!(fails(&mut errors, A));
+    assert!(!fails(&mut errors, D), "the second time nothing was at risk");
+    errors.changed(A, 1);
+    errors.lose();
+    assert!(fails(&mut errors, B) && fails(&mut errors, 5));
+}
+
 const MAX: u32 = 4096;
 
 /// Clients that come once; `B` is here between them.

@@ -42,6 +42,12 @@ const LOOK_EVENT: Nanos = Nanos::from_millis(20);
 /// Only its owner may connect.
 const SOCKET_MODE: u32 = 0o600;
 
+/// Data of NBD clients in flight: no more than a quarter of what devices may take, but always two
+/// of the largest requests. Chosen.
+fn nbd_bytes_max(most: u64, memory: u64) -> u64 {
+    most.min((memory / 4).max(64 << 20))
+}
+
 pub(crate) struct Engine {
     pub(crate) dm: Rc<Dm>,
     pub(crate) leaves: Leaves,
@@ -70,7 +76,9 @@ impl Engine {
         let (zram, claims) = targets::register(&dm, &leaves, cores);
         let owner = Owner::new(shards, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
-        let server = Server::new(Rc::new(exports), Options::default());
+        let defaults = Options::default();
+        let bytes_max = nbd_bytes_max(defaults.bytes_max, reactor::memory().limit());
+        let server = Server::new(Rc::new(exports), Options { bytes_max, ..defaults });
         Engine { dm, leaves, server, owner, claims, zram, files, ended: Cell::new(false) }
     }
 
@@ -477,4 +485,17 @@ fn device(info: DeviceInfo) -> api::Device {
 
 fn line(l: dm::TargetLine) -> api::Line {
     api::Line { start: l.start, length: l.len, target: l.kind, params: l.params }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_in_flight_are_a_share_of_the_memory() {
+        for (memory_mib, most_mib) in [(1, 64), (256, 64), (1024, 256), (2048, 512), (1 << 40, 512)]
+        {
+            assert_eq!(nbd_bytes_max(512 << 20, memory_mib << 20), most_mib << 20, "{memory_mib}");
+        }
+    }
 }

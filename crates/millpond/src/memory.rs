@@ -4,7 +4,8 @@
 //! It is what `--memory` says; without it half of what there is: of the machine's memory, or of
 //! what the control groups above this process may use (`memory.max`, version 2), whichever is less.
 //! Half, because besides what is counted there are buffers of requests, the pages of a compressed
-//! RAM disk (`mem_limit`) and other programs. Chosen.
+//! RAM disk (`mem_limit`) and other programs. Chosen. Verbs on images, which have nothing but one
+//! map, may take all of it: what a daemon could open can be recovered.
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -16,6 +17,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// Where the limit comes from without `--memory`.
 const BY_DEFAULT: &str = "half of what the machine or the control group has";
 const BY_DAEMON: &str = "daemon --memory";
+const FOR_TOOLS: &str = "what the machine or the control group has";
 
 static BUDGET: OnceLock<Arc<Budget>> = OnceLock::new();
 
@@ -39,14 +41,24 @@ pub(crate) fn set(option: Option<&str>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Sets the budget of a verb on images: all that there is.
+pub(crate) fn set_for_tools() {
+    // A second one of this process, in tests, keeps the budget of the first.
+    let _ = BUDGET.set(Arc::new(Budget::new(all().unwrap_or(u64::MAX), FOR_TOOLS)));
+}
+
 /// Half of what there is; no limit where that can't be read.
 fn half() -> u64 {
+    all().map_or(u64::MAX, |all| all / 2)
+}
+
+/// What there is: of the machine, or of the control groups, whichever is less.
+fn all() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_total(&text));
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
     let groups =
         groups.as_deref().and_then(group).map(|group| group_max(Path::new(CGROUPS), &group));
-    let most = [machine, groups.flatten()].into_iter().flatten().min();
-    most.map_or(u64::MAX, |most| most / 2)
+    [machine, groups.flatten()].into_iter().flatten().min()
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.

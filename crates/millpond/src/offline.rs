@@ -29,6 +29,7 @@ pub(crate) fn core() -> Result<(Reactor, Files), Failure> {
     let uring = Uring::new()?;
     let files = uring.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+    memory::set_for_tools();
     reactor.on(|| set_memory(memory::budget()));
     Ok((reactor, files))
 }

@@ -63,7 +63,7 @@ fn a_device_that_needs_too_much_memory_is_refused_alone() {
 fn tools_refuse_an_image_that_needs_too_much_memory() {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
     let kib: u64 = meminfo.split_whitespace().nth(1).unwrap().parse().unwrap();
-    if kib > 200 << 20 {
+    if kib > 100 << 20 {
         return println!("skipped: this machine has the memory for it");
     }
     let dir = folder();

@@ -279,3 +279,36 @@ fn spoilt_images_of_the_kernels_format_end_nobody() {
         Ok(())
     });
 }
+
+/// A checkpoint names each slot once. One that names a slot again and again, with right checksums,
+/// took memory for each version, without a bound but its area, and from 2^32 versions on ended in
+/// an assertion.
+#[test]
+fn more_versions_than_a_cache_can_tell_of_are_refused() {
+    const UNITS: u32 = 17;
+    let lab = used("");
+    forge_superblock(&lab, |s| {
+        (s.slots, s.log_units, s.checkpoint_units) = (16, 16, UNITS + 3);
+        (s.checkpoint.area, s.checkpoint.units, s.checkpoint.id) = (0, UNITS, 1);
+    });
+    let superblock = lab.superblock();
+    let start = superblock.geometry().checkpoint_offset(0);
+    let mut header = RecordHeader {
+        kind: Kind::Checkpoint,
+        uuid: superblock.uuid,
+        seq: 0,
+        epoch: 1,
+        link: 0,
+        flushed_seq: 0,
+        count: 0,
+    };
+    let entries: Vec<Entry> =
+        (0..252).map(|block| Entry { op: Op::Write, block, slot: 0, crc: 0 }).collect();
+    for seq in 0..u64::from(UNITS) {
+        let mut unit = [0; UNIT];
+        header.seq = seq;
+        header.link = format::encode_record(&header, &entries, &mut unit);
+        lab.poke_area(start + seq * UNIT as u64, &unit);
+    }
+    is_refused(&lab, "more versions of blocks than slots and a log can tell of");
+}

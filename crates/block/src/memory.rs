@@ -127,7 +127,7 @@ impl fmt::Display for Size {
             return write!(f, "{} bytes", self.0);
         }
         let steps = (self.0.ilog2() / 10).min(6);
-        let tenths = u128::from(self.0) * 10 >> (10 * steps);
+        let tenths = (u128::from(self.0) * 10) >> (10 * steps);
         write!(f, "{}.{} {}", tenths / 10, tenths % 10, UNITS[steps as usize - 1])
     }
 }

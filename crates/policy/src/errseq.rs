@@ -210,7 +210,10 @@ impl<K: Copy + Ord> ErrSeq<K> {
         if forgotten.changed <= durable {
             forgotten.at_risk = 0;
         }
-        for (_, gone) in self.openers.extract_if(.., |_, o| order(o) <= quarter) {
+        self.openers.retain(|_, gone| {
+            if order(gone) > quarter {
+                return true;
+            }
             if gone.is_at_risk(durable) {
                 forgotten.at_risk += 1;
                 forgotten.changed = forgotten.changed.max(gone.changed);
@@ -220,7 +223,8 @@ impl<K: Copy + Ord> ErrSeq<K> {
                 forgotten.owed += 1;
                 forgotten.told = told.min(gone.told);
             }
-        }
+            false
+        });
     }
 }
 

@@ -130,8 +130,18 @@ impl PageCache {
                 under.logical_block_bytes
             )));
         }
+        // The device's last page, which is written as far as it reaches.
+        if !len.is_aligned(Sector::from_bytes(under.logical_block_bytes.into())) {
+            return Err(Error::invalid(format!(
+                "{}: a length of {len} is not a multiple of its logical block of {} bytes",
+                below.name(),
+                under.logical_block_bytes
+            )));
+        }
         let limits = Limits {
             capacity: len,
+            // Below go whole pages, whatever comes in: what is less is merged in memory.
+            logical_block_bytes: 512,
             volatile_cache: true,
             atomic_write_unit_bytes: under.atomic_write_unit_bytes,
             ..under

@@ -24,7 +24,9 @@ const ROUNDS: u32 = 4;
 #[derive(Clone)]
 struct Setup {
     config: Config,
-    blocks: u64,
+    /// What is judged by itself: how many, and bytes of one.
+    units: u64,
+    unit: usize,
     cache: FileId,
     origin: FileId,
     sectors: Sector,
@@ -46,10 +48,13 @@ struct Plan {
     with_faults: bool,
     /// With `p` the cache is persistent memory.
     mode: &'static str,
+    /// Clients send requests of any sectors, and each sector is judged by itself.
+    by_sectors: bool,
 }
 
 impl Plan {
-    const USUAL: Plan = Plan { mutation: Mutation::None, with_faults: false, mode: "s" };
+    const USUAL: Plan =
+        Plan { mutation: Mutation::None, with_faults: false, mode: "s", by_sectors: false };
 }
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
@@ -81,8 +86,10 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.mutation = plan.mutation;
-    let history = Rc::new(RefCell::new(History::new(blocks, block_size as usize)));
-    Setup { config, blocks, cache, origin, sectors, history }
+    let unit = if plan.by_sectors { 512 } else { block_size as usize };
+    let units = sectors.bytes() / unit as u64;
+    let history = Rc::new(RefCell::new(History::new(units, unit)));
+    Setup { config, units, unit, cache, origin, sectors, history }
 }
 
 impl Setup {
@@ -170,8 +177,7 @@ fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> 
     let Plan { with_faults, .. } = plan;
     let world = World::new(seed);
     let setup = draw_setup(&world, plan);
-    let bytes = setup.config.block_size as usize;
-    let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
+    let oracle = Rc::new(RefCell::new(Oracle::new(setup.units, setup.unit, seed)));
     let mut mix = Mix { errors_allowed: with_faults, discards: 0, ..Mix::default() };
     {
         let rng = &mut world.borrow_mut().rng;
@@ -216,7 +222,7 @@ fn live(
     if !life::read_all(machine, &load, &device)? {
         return Ok(false);
     }
-    let (target, bytes, at_once) = (cache.clone(), setup.bytes(), setup.config.block_size as usize);
+    let (target, bytes, at_once) = (cache.clone(), setup.bytes(), setup.unit);
     let all = machine.block_on(async move {
         let buf = Buf::alloc(bytes);
         for at in (0..bytes).step_by(at_once) {
@@ -297,6 +303,16 @@ fn the_order_holds_with_the_cache_in_persistent_memory_with_errors_and_without()
     seeds::run(300, |seed| {
         let with_faults = seed.is_multiple_of(3);
         simulate(seed, Plan { with_faults, mode: "p", ..Plan::USUAL }, &seen)
+    });
+}
+
+/// A merged version is of the epoch in which it is written, and brings nothing of a later one.
+#[test]
+fn requests_of_sectors_are_kept_in_order_too() {
+    let seen = Rc::default();
+    seeds::run(300, |seed| {
+        let with_faults = seed.is_multiple_of(3);
+        simulate(seed, Plan { with_faults, by_sectors: true, ..Plan::USUAL }, &seen)
     });
 }
 

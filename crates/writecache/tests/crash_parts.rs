@@ -54,9 +54,11 @@ struct Setup {
 struct Plan {
     mutation: Mutation,
     with_faults: bool,
+    /// Clients send requests of any sectors, and each sector is judged by itself.
+    by_sectors: bool,
 }
 
-const USUAL: Plan = Plan { mutation: Mutation::None, with_faults: false };
+const USUAL: Plan = Plan { mutation: Mutation::None, with_faults: false, by_sectors: false };
 const BAD: Plan = Plan { with_faults: true, ..USUAL };
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
@@ -122,7 +124,9 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let world = World::new(seed);
     let setup = draw_setup(&world, plan);
     let bytes = setup.config.block_size as usize;
-    let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
+    let unit = if plan.by_sectors { 512 } else { bytes };
+    let units = setup.blocks * (bytes / unit) as u64;
+    let oracle = Rc::new(RefCell::new(Oracle::new(units, unit, seed)));
     let mut mix = Mix { errors_allowed: with_faults, ..Mix::default() };
     {
         let rng = &mut world.borrow_mut().rng;
@@ -213,6 +217,15 @@ fn acknowledged_durability_survives_any_crash_of_a_divided_cache() {
 #[test]
 fn errors_lose_nothing_that_any_part_has_acknowledged() {
     seeds::run(200, |seed| simulate(seed, BAD));
+}
+
+/// Requests of less than a block were refused; found by an attack from outside.
+#[test]
+fn requests_of_sectors_survive_any_crash_of_a_divided_cache() {
+    seeds::run(100, |seed| {
+        let with_faults = seed.is_multiple_of(3);
+        simulate(seed, Plan { with_faults, by_sectors: true, ..USUAL })
+    });
 }
 
 fn is_caught_by(plan: Plan) {

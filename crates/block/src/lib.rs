@@ -23,6 +23,7 @@ mod device;
 mod error;
 mod limits;
 mod memory;
+mod plain;
 mod ram;
 mod status;
 mod suggest;
@@ -38,6 +39,7 @@ pub use device::{
 pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;
 pub use memory::{Budget, Reservation};
+pub use plain::is_steering;
 pub use ram::{Ram, copy_shared};
 pub use status::{IoError, Status};
 pub use suggest::{name_hint, nearest};

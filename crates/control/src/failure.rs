@@ -5,6 +5,8 @@ use std::fmt;
 use block::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
+use crate::plain;
+
 /// Exit code: done.
 pub const EXIT_DONE: u8 = 0;
 /// Exit code: failed.
@@ -93,10 +95,10 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
-            Some(kind) => write!(f, "{} ({})", self.message, kind.errno_name()),
+            Some(kind) => write!(f, "{} ({})", plain(&self.message), kind.errno_name()),
             None => match unreachable_name(self.errno) {
-                Some(name) => write!(f, "{} ({name})", self.message),
-                None => write!(f, "{} (errno {})", self.message, self.errno),
+                Some(name) => write!(f, "{} ({name})", plain(&self.message)),
+                None => write!(f, "{} (errno {})", plain(&self.message), self.errno),
             },
         }
     }

@@ -19,6 +19,7 @@ pub mod api;
 pub mod attr;
 mod failure;
 pub mod paths;
+mod plain;
 pub mod report;
 mod size;
 mod table;
@@ -26,5 +27,6 @@ pub mod text;
 pub mod tree;
 
 pub use failure::{EXIT_BUSY, EXIT_DONE, EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, Failure};
+pub use plain::plain;
 pub use size::{SizeError, parse_size};
 pub use table::{name_with_absolute_path, value_with_absolute_paths, with_absolute_paths};

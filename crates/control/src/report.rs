@@ -12,6 +12,7 @@
 use std::fmt::Write;
 
 use crate::api::{Dependency, Device};
+use crate::plain;
 
 /// A column that a report may have.
 #[derive(Debug, PartialEq, Eq)]
@@ -135,9 +136,15 @@ impl Default for Layout {
 /// A report of values; each of `values` has one for each field.
 pub fn report(fields: &[&Field], values: &[Vec<String>], layout: &Layout) -> String {
     let shown = |f: &Field, value: &str| match (layout.prefixes, layout.quoted) {
-        (false, _) => value.to_owned(),
-        (true, true) => format!("DM_{}='{value}'", f.id.to_ascii_uppercase()),
-        (true, false) => format!("DM_{}={value}", f.id.to_ascii_uppercase()),
+        (false, _) => plain(value).into_owned(),
+        (true, true) => {
+            // For a shell's `eval`: a quote ends the text, is one by itself, and begins it again.
+            let quoted = plain(value).replace('\'', r"'\''");
+            format!("DM_{}='{quoted}'", f.id.to_ascii_uppercase())
+        }
+        (true, false) => {
+            format!("DM_{}={}", f.id.to_ascii_uppercase(), mangle_but(value, b"/,"))
+        }
     };
     let mut lines: Vec<Vec<String>> = Vec::new();
     if layout.headings {
@@ -295,8 +302,13 @@ fn attr(d: &Device) -> String {
 
 /// A name with every byte outside `0-9 A-Z a-z # + - . : = @ _` as `\xNN`: how it stands in a path.
 pub fn mangle(name: &str) -> String {
-    name.bytes().fold(String::new(), |mut out, b| {
-        if b.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&b) {
+    mangle_but(name, b"")
+}
+
+/// The same, of a value in which some more bytes stay: one word of a shell, without a meaning.
+fn mangle_but(value: &str, stay: &[u8]) -> String {
+    value.bytes().fold(String::new(), |mut out, b| {
+        if b.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&b) || stay.contains(&b) {
             out.push(char::from(b));
         } else {
             let _ = write!(out, "\\x{b:02x}");
@@ -356,7 +368,7 @@ mod tests {
             ),
             (
                 Layout { rows: true, prefixes: true, quoted: false, ..bare },
-                "DM_NAME=low:DM_NAME=my dev\nDM_MINOR=1:DM_MINOR=12\nDM_OPEN=1:DM_OPEN=12\n",
+                "DM_NAME=low:DM_NAME=my\\x20dev\nDM_MINOR=1:DM_MINOR=12\nDM_OPEN=1:DM_OPEN=12\n",
             ),
         ] {
             assert_eq!(shown("name,minor,open", &two, &layout), want);

@@ -9,6 +9,7 @@
 use std::fmt::Write;
 
 use crate::api::{Dependency, Device};
+use crate::plain;
 use crate::text::NO_DEVICES;
 
 /// What branches are made of.
@@ -175,10 +176,10 @@ impl Style {
     fn leaf_label(&self, dep: &Dependency) -> String {
         match dep.number {
             Some((major, minor)) if self.blkdevname => {
-                format!(" <{}> ({major}:{minor})", dep.name)
+                format!(" <{}> ({major}:{minor})", plain(&dep.name))
             }
             Some((major, minor)) => format!(" ({major}:{minor})"),
-            None => format!("({})", dep.name),
+            None => format!("({})", plain(&dep.name)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, ErrorKind};
+use block::{BlockDevice, Error, ErrorKind, is_steering};
 use reactor::WaitList;
 
 use crate::context::{Context, Resolver, TargetType, Uses};
@@ -176,9 +176,7 @@ impl Dm {
         minor: Option<u32>,
     ) -> Result<Rc<MappedDevice>, Error> {
         let name = self.free_name(word)?;
-        if let Some(uuid) = uuid {
-            self.check_uuid(uuid)?;
-        }
+        let uuid = uuid.map(|uuid| self.check_uuid(uuid)).transpose()?;
         let mut devices = self.devices.borrow_mut();
         let used: BTreeMap<u32, &str> = devices.values().map(|d| (d.minor, d.name())).collect();
         let minor = match minor {
@@ -194,7 +192,6 @@ impl Dm {
             },
             None => (0..).find(|m| !used.contains_key(m)).expect("fewer than 2^32 devices"),
         };
-        let uuid = uuid.map(str::to_owned);
         let device = Rc::new(MappedDevice::new(self.me.clone(), name.clone(), uuid, minor));
         devices.insert(name, device.clone());
         Ok(device)
@@ -209,19 +206,25 @@ impl Dm {
         Ok(name)
     }
 
-    pub(crate) fn check_uuid(&self, uuid: &str) -> Result<(), Error> {
+    /// The UUID that a user's word means (unmangled), if it is one that a device may get.
+    pub(crate) fn check_uuid(&self, word: &str) -> Result<String, Error> {
+        let uuid = name::unmangle(word);
         // The kernel's DM_UUID_LEN less the final zero.
         if uuid.is_empty() || uuid.len() > 128 {
             return Err(Error::invalid(format!("uuid `{uuid}`: must have 1 to 128 bytes")));
         }
+        if uuid.chars().any(is_steering) {
+            let e = "a UUID can't contain control characters, nor such of writing direction";
+            return Err(Error::invalid(format!("uuid `{word}`: {e}")));
+        }
         let devices = self.devices.borrow();
-        let owner = devices.values().find(|d| d.uuid.borrow().as_deref() == Some(uuid));
+        let owner = devices.values().find(|d| d.uuid.borrow().as_deref() == Some(uuid.as_str()));
         match owner {
             Some(d) => {
                 let e = format!("uuid `{uuid}` belongs to {} already", d.name());
                 Err(Error::new(ErrorKind::Exists, e))
             }
-            None => Ok(()),
+            None => Ok(uuid),
         }
     }
 

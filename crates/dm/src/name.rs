@@ -2,7 +2,7 @@
 //! Names of mapped devices: what is allowed, and how others are mangled for a path.
 use std::cell::OnceCell;
 
-use block::Error;
+use block::{Error, is_steering};
 
 /// Longest name in its mangled form, bytes (the kernel's `DM_NAME_LEN` less the final zero).
 pub const NAME_BYTES_MAX: usize = 127;
@@ -50,8 +50,8 @@ pub(crate) fn check(word: &str) -> Result<String, Error> {
     if name.contains('/') {
         return wrong("a name can't contain '/'");
     }
-    if name.bytes().any(|b| b < b' ' || b == 0x7f) {
-        return wrong("a name can't contain control characters");
+    if name.chars().any(is_steering) {
+        return wrong("a name can't contain control characters, nor such of writing direction");
     }
     if [".", "..", "control"].contains(&&*name) {
         return wrong("a name can't be `.`, `..` or `control`");
@@ -109,9 +109,12 @@ mod tests {
     #[test]
     fn names_that_no_device_may_have_are_refused() {
         let long = "x".repeat(128);
-        for bad in ["", "a/b", "a\nb", ".", "..", "control", "a\\x2fb", &long] {
+        for bad in
+            ["", "a/b", "a\nb", "a\u{9b}b", "\u{202e}a", "a\\x1b", ".", "..", "control", &long]
+        {
             assert!(check(bad).is_err(), "{bad:?}");
         }
+        assert!(check("a\\x2fb").is_err());
         assert!(check(&"x".repeat(127)).is_ok());
         assert!(check(&" ".repeat(32)).is_err());
         assert_eq!(check("a\\x20b").unwrap(), "a b");

@@ -163,13 +163,13 @@ impl Dm {
     /// Gives a device without a UUID one; it can't change later.
     pub fn set_uuid(&self, name: &str, uuid: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        self.check_uuid(uuid)?;
+        let uuid = self.check_uuid(uuid)?;
         let mut old = device.uuid.borrow_mut();
         if let Some(old) = &*old {
             let name = device.name();
             return Err(Error::invalid(format!("{name}: has the uuid `{old}` already")));
         }
-        *old = Some(uuid.to_owned());
+        *old = Some(uuid);
         Ok(())
     }
 

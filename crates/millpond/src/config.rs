@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn a_missing_file_is_named() {
         let e = Config::read(Path::new("/nonexistent/pond.toml")).unwrap_err();
-        assert_eq!(e.kind(), Some(ErrorKind::NotFound));
+        assert_eq!(e.kind(), Some(ErrorKind::NoFile));
         assert!(e.message.starts_with("config /nonexistent/pond.toml: "), "{e}");
     }
 }

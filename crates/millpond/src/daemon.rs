@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{ErrorKind, Nanos};
-use control::{Failure, api};
+use control::{Failure, api, plain};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -284,7 +284,7 @@ pub(crate) async fn run(run_dir: &RunDir, config: Config) -> Result<(), Failure>
             std::process::exit(code);
         }
     };
-    eprintln!("{}", daemon.ready_line());
+    eprintln!("{}", plain(&daemon.ready_line()));
     // Not started by systemd: nobody to tell.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     let (name, _) = ends.next().await;

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use control::{api, attr, paths};
+use control::{api, attr, paths, plain};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -57,7 +57,11 @@ impl Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{prefix} {wide_bar} {msg}")
                 .expect("a constant template");
-            ProgressBar::new(0).with_style(style).with_prefix(format!("{} {name}", what.doing()))
+            ProgressBar::new(0).with_style(style).with_prefix(format!(
+                "{} {}",
+                what.doing(),
+                plain(name)
+            ))
         });
         Progress { what, name: name.into(), began: Instant::now(), bar }
     }
@@ -80,7 +84,7 @@ impl Progress {
                 bar.set_position(done);
                 bar.set_message(text);
             }
-            None => eprintln!("millpond: {} {}: {text}", self.what.doing(), self.name),
+            None => eprintln!("millpond: {} {}: {text}", self.what.doing(), plain(&self.name)),
         }
     }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector, Target};
 use clap::Args;
-use control::{EXIT_DONE, EXIT_FAILED, Failure};
+use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 use serde_json::json;
 use uring::Files;
 use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, Survey, WriteCache};
@@ -113,14 +113,15 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
     if lost != "0" {
         let survey = writecache::survey(cache, start, Depth::Data).await?;
         for finding in survey.damage.iter().take(LOST_SHOWN) {
-            eprintln!("millpond: recover: {place}: offset {}: {}", finding.offset, finding.what);
+            let what = format!("{place}: offset {}: {}", finding.offset, finding.what);
+            eprintln!("millpond: recover: {}", plain(&what));
         }
         let message = format!(
             "{lost} blocks can't be read and stay in {place}, all others are on {}; to give them \
              up, `millpond wipe` the cache",
             args.origin.display()
         );
-        eprintln!("millpond: recover: {message}");
+        eprintln!("millpond: recover: {}", plain(&message));
         return Ok(EXIT_FAILED);
     }
     flushed.and(settled.map(|()| String::new())).map_err(|e| {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use block::ErrorKind;
 use control::text::Naming;
 use control::{
-    Failure, api, attr, name_with_absolute_path, paths, text, value_with_absolute_paths,
+    Failure, api, attr, name_with_absolute_path, paths, plain, text, value_with_absolute_paths,
     with_absolute_paths,
 };
 use serde::Serialize;
@@ -118,7 +118,7 @@ pub(crate) async fn post(client: &Client, name: &str, what: &str, body: &impl Se
 
 pub(crate) fn warn(changed: &api::Changed) {
     for w in &changed.warnings {
-        eprintln!("millpond: warning: {w}");
+        eprintln!("millpond: warning: {}", plain(w));
     }
 }
 
@@ -360,7 +360,13 @@ fn show(listing: &Listing, value: &impl Serialize, text: impl FnOnce() -> String
     }
 }
 
+/// Prints text, of which parts may come from outside.
 pub(crate) fn print(text: &str) -> Done {
+    print_as_is(&plain(text))
+}
+
+/// Prints text whose parts from outside are plain already.
+pub(crate) fn print_as_is(text: &str) -> Done {
     match std::io::stdout().write_all(text.as_bytes()) {
         // Who reads us has seen enough.
         Err(e) if e.kind() == IoKind::BrokenPipe => Ok(()),

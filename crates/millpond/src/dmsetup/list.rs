@@ -8,14 +8,14 @@ use control::report::{FIELDS, Field, INFO, Layout, SPLITNAME, Subject, fields, r
 use control::report::{mangle as mangled_name, sort_by_key, split_name};
 use control::text::Naming;
 use control::tree::{self, Strokes, Style};
-use control::{Failure, api, paths, text};
+use control::{Failure, api, paths, plain, text};
 
 use crate::client::Client;
 use crate::dmsetup::change::split_words;
 use crate::dmsetup::options::{Opt, Options};
 use crate::dmsetup::trouble::{Trouble, is_gone};
 use crate::dmsetup::{naming, said};
-use crate::verbs::{lines_of, print};
+use crate::verbs::{lines_of, print, print_as_is};
 
 type Done = Result<(), Trouble>;
 
@@ -168,7 +168,7 @@ pub(crate) async fn info(client: &Client, options: &Options, words: &[String]) -
     }
     let values: Vec<Vec<String>> =
         subjects.iter().map(|s| columns.iter().map(|f| s.value(f)).collect()).collect();
-    said(print(&report(&columns, &values, &layout(options))))
+    said(print_as_is(&report(&columns, &values, &layout(options))))
 }
 
 fn subject<'a>(
@@ -263,7 +263,7 @@ pub(crate) fn splitname(options: &Options, words: &[String]) -> Done {
         part => split_name(name, subsystem, part),
     };
     let row = columns.iter().map(value).collect();
-    said(print(&report(&columns, &[row], &layout(options))))
+    said(print_as_is(&report(&columns, &[row], &layout(options))))
 }
 
 /// What devices stand on, by index. A device that was removed meanwhile stands on nothing.
@@ -337,7 +337,7 @@ pub(crate) async fn ls(client: &Client, options: &Options) -> Done {
             let style = style(options.get(Opt::Fields).unwrap_or_default())?;
             let devices = all_devices(client).await?;
             let deps = all_deps(client, &devices).await?;
-            return said(print(&tree::drawn(&devices, &deps, &style)));
+            return said(print_as_is(&tree::drawn(&devices, &deps, &style)));
         }
         let naming = device_naming(options)?;
         let devices = all_devices(client).await?;
@@ -375,7 +375,7 @@ fn exec(command: &str, devices: &[api::Device]) -> Done {
     for d in devices {
         let path = dev.join("mapper").join(mangled_name(&d.name));
         if let Err(e) = Command::new(program).args(args).arg(path).status() {
-            eprintln!("millpond: --exec: {program}: {e}");
+            eprintln!("millpond: --exec: {}: {e}", plain(program));
         }
     }
     Ok(())

@@ -26,7 +26,7 @@ mod usage;
 use std::ffi::OsString;
 use std::path::Path;
 
-use control::{EXIT_DONE, EXIT_FAILED, Failure};
+use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 
 use crate::client::Client;
 use crate::dmsetup::options::{Opt, Options};
@@ -45,7 +45,7 @@ pub(crate) fn main(args: impl Iterator<Item = OsString>) -> u8 {
     match run(args) {
         Ok(()) => EXIT_DONE,
         Err(trouble) => {
-            eprint!("{}", trouble.text());
+            eprint!("{}", plain(&trouble.text()));
             EXIT_FAILED
         }
     }

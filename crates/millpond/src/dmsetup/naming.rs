@@ -15,7 +15,8 @@ pub(crate) async fn of_options(
 ) -> Result<Option<String>, Trouble> {
     if let Some(uuid) = options.get(Opt::Uuid) {
         let all: Vec<api::Device> = client.get(paths::DEVICES).await?;
-        let found = all.into_iter().find(|d| d.uuid.as_deref() == Some(uuid));
+        let meant = dm::unmangle(uuid);
+        let found = all.into_iter().find(|d| d.uuid.as_ref() == Some(&meant));
         let missing = || Trouble::does_not_exist(&format!("with UUID {uuid}"));
         return found.map(|d| Some(d.name)).ok_or_else(missing);
     }

@@ -38,7 +38,7 @@ pub struct Load {
     pub first: u64,
     /// How many are.
     pub count: u64,
-    /// Sectors that a request has at least, and begins at a multiple of.
+    /// Sectors that a request has at least, and begins at a multiple of: 1, or 8.
     pub grain: u64,
     /// Whether zeroes and discards are sent.
     pub zeroes: Zeroes,
@@ -71,12 +71,14 @@ impl Load {
             82..88 => Ask::Change(Kind::Data, false),
             _ => Ask::Flush,
         };
-        let grains = self.count / self.grain;
+        // Where requests may be smaller than a block of 8 sectors, half of them are not.
+        let grain = if rng.chance(0.5) { self.grain.max(8) } else { self.grain };
+        let grains = self.count / grain;
         let most = if rng.chance(0.1) { 16 } else { 3 };
         let len = (1 + rng.below(most)).min(grains);
         let region = if rng.chance(0.6) { grains.min(64) } else { grains };
         let start = rng.below(region).min(grains - len);
-        (ask, self.first + start * self.grain, len * self.grain)
+        (ask, self.first + start * grain, len * grain)
     }
 }
 

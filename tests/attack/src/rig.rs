@@ -23,6 +23,9 @@ use crate::rng::Rng;
 use crate::scenario::{Faults, Scenario};
 use crate::{Result, held, pause_ms, spawn};
 
+/// Tries to resume a device whose disks are sound again.
+const RESUMES_MAX: u32 = 40;
+
 /// What was done, beside what the judge counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
@@ -288,6 +291,9 @@ impl Rig {
         self.disks.iter().for_each(|d| d.hang(false));
         stop_orders.store(true, Ordering::SeqCst);
         let orders = operator.join().map_err(|_| "the operator has panicked")?;
+        if !killed {
+            self.resume()?;
+        }
         stop.store(true, Ordering::SeqCst);
         let mut faults = Vec::new();
         for client in clients {
@@ -308,6 +314,18 @@ impl Rig {
         self.figures.orders += orders.done + orders.failed;
         self.figures.orders_failed += orders.failed;
         Ok(())
+    }
+
+    /// A device that a failing disk left suspended takes requests again.
+    fn resume(&self) -> Result<()> {
+        self.disks.iter().for_each(|d| d.set_mood(Mood::default()));
+        for _ in 0..RESUMES_MAX {
+            if order(&self.place, &self.judge, &self.table, "resume dev")? == Ended::Code(0) {
+                return Ok(());
+            }
+            pause_ms(50);
+        }
+        Err(format!("the device stays suspended on sound disks\n{}", self.place.log_tail()))
     }
 
     fn crash(&mut self, cut: bool) -> Result<()> {

@@ -50,14 +50,11 @@ const KEEPS: Rules = Rules { hearing: Hearing::Device, loss_is_visible: false };
 const PASSES: Rules = Rules { hearing: Hearing::Device, loss_is_visible: true };
 const EACH_HEARS: Rules = Rules { hearing: Hearing::Each, loss_is_visible: true };
 
-const BLOCKS: Load = Load { first: 0, count: 16384, grain: 8, zeroes: Zeroes::Fua, flushes: 8 };
-const SECTORS: Load = Load { grain: 1, ..BLOCKS };
-/// Without zeroes and discards with FUA: a FLUSH for one of them that fails is told as its failure,
-/// and the connection's next FLUSH does not tell what else was lost. To be mended.
-const SECTORS_NO_FUA: Load = Load { zeroes: Zeroes::Plain, ..SECTORS };
-const BLOCKS_NO_FUA: Load = Load { zeroes: Zeroes::Plain, ..BLOCKS };
+const SECTORS: Load = Load { first: 0, count: 16384, grain: 1, zeroes: Zeroes::Fua, flushes: 8 };
+/// Whole blocks of caches and pages only.
+const BLOCKS: Load = Load { grain: 8, ..SECTORS };
 /// Around the border between two chunks.
-const BORDER: Load = Load { first: 57344, ..BLOCKS };
+const BORDER: Load = Load { first: 57344, ..SECTORS };
 
 const SUSPEND: &[&str] = &["suspend dev", "-", "resume dev"];
 const RELOAD: &[&str] = &["load dev --table TABLE", "resume dev"];
@@ -99,7 +96,7 @@ const PLAIN: Scenario = Scenario {
     table: "0 16384 writecache s DISK0 DISK1 4096 0",
     disks: &[8 * MIB, 4 * MIB],
     cores: 1,
-    load: BLOCKS,
+    load: SECTORS,
     files: false,
     rules: KEEPS,
     end_is_flush: true,
@@ -111,12 +108,7 @@ const PLAIN: Scenario = Scenario {
 /// All of them.
 pub const ALL: &[Scenario] = &[
     PLAIN,
-    Scenario {
-        name: "block512",
-        table: "0 16384 writecache s DISK0 DISK1 512 0",
-        load: SECTORS,
-        ..PLAIN
-    },
+    Scenario { name: "block512", table: "0 16384 writecache s DISK0 DISK1 512 0", ..PLAIN },
     Scenario { name: "ordered", table: "0 16384 writecache s DISK0 DISK1 4096 1 ordered", ..PLAIN },
     Scenario {
         name: "parts",
@@ -130,13 +122,12 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "metadata_only",
         table: "0 16384 writecache s DISK0 DISK1 4096 1 metadata_only",
-        load: BLOCKS_NO_FUA,
         rules: PASSES,
         faults: Faults::Both,
         ..PLAIN
     },
-    Scenario { name: "small", disks: &[8 * MIB, MIB], ..PLAIN },
-    Scenario { name: "errors", faults: Faults::Both, rules: PASSES, load: BLOCKS_NO_FUA, ..PLAIN },
+    Scenario { name: "small", disks: &[8 * MIB, MIB], load: BLOCKS, ..PLAIN },
+    Scenario { name: "errors", faults: Faults::Both, rules: PASSES, ..PLAIN },
     Scenario { name: "files", files: true, ..PLAIN },
     Scenario {
         name: "zram",
@@ -157,7 +148,6 @@ pub const ALL: &[Scenario] = &[
         name: "buffered",
         table: "0 16384 buffered DISK0 2 memory 8M",
         disks: &[8 * MIB],
-        load: SECTORS,
         rules: EACH_HEARS,
         faults: Faults::Flushes,
         orders: OF_PAGES,
@@ -170,7 +160,6 @@ pub const ALL: &[Scenario] = &[
         name: "buffered-files",
         table: "0 16384 buffered DISK0 2 memory 8M",
         disks: &[8 * MIB],
-        load: SECTORS,
         files: true,
         orders: OF_PAGES,
         ..PLAIN
@@ -179,7 +168,6 @@ pub const ALL: &[Scenario] = &[
         name: "linear",
         table: "0 16384 linear DISK0 0",
         disks: &[8 * MIB],
-        load: SECTORS_NO_FUA,
         rules: PASSES,
         end_is_flush: false,
         faults: Faults::Both,

@@ -192,7 +192,7 @@ fn a_device_is_set_up_through_its_files_and_refuses_what_a_kernel_does() {
         assert_eq!(zram.refused(attribute, value), Errno::BUSY, "{value} > {attribute}");
     }
     for (attribute, value) in [
-        ("queue/logical_block_size", "4096"),
+        ("queue/logical_block_size", "512"),
         ("queue/physical_block_size", "4096"),
         ("queue/discard_granularity", "4096"),
         ("queue/write_cache", "write through"),

@@ -115,8 +115,10 @@ impl Client<'_> {
     }
 
     fn limits(&self) -> String {
+        // The kernel refuses less than a page; here it is merged.
+        assert_eq!(self.read("queue/hw_sector_size").trim(), "512");
         let [hw, physical, discard, discard_max, zeroes, io_min, cache] = [
-            "hw_sector_size",
+            "physical_block_size",
             "physical_block_size",
             "discard_granularity",
             "discard_max_bytes",

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
-use crate::{Bio, Error, Limits, Op, Opener, Sector, Status};
+use crate::{Below, Bio, Error, Limits, Op, Opener, Sector, Status, Unsaved};
 
 /// A future of the control path: boxed, on one core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -209,6 +209,22 @@ pub trait Target: BlockDevice + Any {
 
     /// The devices below, by the names the table uses, each once.
     fn deps(&self) -> Vec<String>;
+
+    /// The runs of sectors below that it uses, for as long as it lives.
+    fn below(&self) -> Vec<Below> {
+        Vec::new()
+    }
+
+    /// What it holds that no device below has at its place, as of the last `refresh` where parts of
+    /// it are on other cores; nothing when it is no cache.
+    fn unsaved(&self) -> Option<Unsaved> {
+        None
+    }
+
+    /// Writes what it alone holds to the devices below. Bios may come meanwhile.
+    fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// A message's words (without device and sector). Errors: `EINVAL` for unknown words.
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {

@@ -90,13 +90,14 @@ pub fn without_errno(error: impl fmt::Display) -> String {
 pub struct Error {
     kind: ErrorKind,
     context: String,
+    token: Option<String>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
     /// An error of `kind`; `context` names the device, the argument and what is allowed.
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Error {
-        Error { kind, context: context.into(), source: None }
+        Error { kind, context: context.into(), token: None, source: None }
     }
 
     /// `EINVAL`.
@@ -119,6 +120,23 @@ impl Error {
         Error::new(ErrorKind::Busy, context)
     }
 
+    /// The refusal (`EBUSY`) of what would do `harm`, unless `given` is the token that stands for
+    /// just that: then nothing.
+    pub fn refused_without(
+        token: String,
+        given: Option<&str>,
+        harm: impl fmt::Display,
+    ) -> Result<(), Error> {
+        let wrong = match given {
+            Some(given) if given == token => return Ok(()),
+            Some(given) => format!("; the token {given} does not stand for what is there now"),
+            None => String::new(),
+        };
+        let context =
+            format!("{harm}{wrong}; nothing was changed. `--force={token}` does it all the same");
+        Err(Error { token: Some(token), ..Error::busy(context) })
+    }
+
     /// `EIO`.
     pub fn io(context: impl Into<String>) -> Error {
         Error::new(ErrorKind::Io, context)
@@ -136,6 +154,11 @@ impl Error {
     pub fn within(mut self, prefix: impl fmt::Display) -> Error {
         self.context = format!("{prefix}: {}", self.context);
         self
+    }
+
+    /// The token that forces what was refused, if it can be forced.
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_deref()
     }
 
     /// What sort of failure it was.
@@ -178,6 +201,19 @@ impl From<crate::IoError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_token_of_the_refusal_forces_it() {
+        let refused = |given| Error::refused_without("1a2b".into(), given, "wc: all is lost");
+        let e = refused(None).unwrap_err().within("line 1");
+        assert_eq!((e.kind(), e.token()), (ErrorKind::Busy, Some("1a2b")));
+        let text = "line 1: wc: all is lost; nothing was changed. `--force=1a2b` does it all the \
+                    same";
+        assert_eq!(e.to_string(), text);
+        let e = refused(Some("1a2c")).unwrap_err().to_string();
+        assert!(e.contains("the token 1a2c does not stand for what is there now"), "{e}");
+        assert!(refused(Some("1a2b")).is_ok());
+    }
 
     #[test]
     fn chain_reads_from_context_to_cause_without_repeating() {

@@ -15,6 +15,7 @@
 //! 8. The buffer belongs to the bio from submit to completion.
 #![warn(missing_docs)]
 
+mod below;
 mod bio;
 mod borrow;
 mod buf;
@@ -29,6 +30,7 @@ mod status;
 mod suggest;
 mod units;
 
+pub use below::{Below, Role, Unsaved, size};
 pub use bio::{Bio, Class, Flags, Op, Opener};
 pub use buf::{Buf, Bufs, PAGE, Slice};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};

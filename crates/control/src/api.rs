@@ -20,6 +20,9 @@ pub struct Create {
     pub minor: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
+    /// The token of an earlier refusal of this table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force: Option<String>,
     /// A compressed RAM disk that has no size yet, instead of a table.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub zram: bool,
@@ -30,6 +33,25 @@ pub struct Create {
 #[serde(deny_unknown_fields)]
 pub struct Load {
     pub table: String,
+    /// The token of an earlier refusal of this table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force: Option<String>,
+}
+
+/// `POST .../resume`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Resume {
+    /// The token of an earlier refusal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub force: Option<String>,
+}
+
+/// Answer to a removal: what the operator should know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removed {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// `POST .../suspend`.

@@ -27,6 +27,9 @@ pub struct Failure {
     pub errno: i32,
     /// What was wrong, where, and what is allowed.
     pub message: String,
+    /// What `force` has to be for the request to be done all the same, if it can be forced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
 }
 
 /// Kinds with their words on the wire and HTTP statuses.
@@ -57,12 +60,12 @@ impl Failure {
     /// A failure of `kind`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Failure {
         let word = KINDS.iter().find(|k| k.0 == kind).map_or("io", |k| k.1);
-        Failure { kind: word.into(), errno: kind.errno(), message: message.into() }
+        Failure { kind: word.into(), errno: kind.errno(), message: message.into(), token: None }
     }
 
     /// No daemon answers at the control socket; `errno` is one of `UNREACHABLE`. Never on the wire.
     pub fn unreachable(errno: i32, message: impl Into<String>) -> Failure {
-        Failure { kind: "unreachable".into(), errno, message: message.into() }
+        Failure { kind: "unreachable".into(), errno, message: message.into(), token: None }
     }
 
     /// The kind, if this version knows the word.
@@ -107,7 +110,7 @@ impl std::error::Error for Failure {}
 
 impl From<Error> for Failure {
     fn from(e: Error) -> Failure {
-        Failure::new(e.kind(), e.chain())
+        Failure { token: e.token().map(str::to_owned), ..Failure::new(e.kind(), e.chain()) }
     }
 }
 
@@ -136,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_kind_from_a_newer_daemon_is_still_a_readable_failure() {
-        let f = Failure { kind: "quantum".into(), errno: 71, message: "odd".into() };
+        let f = Failure { kind: "quantum".into(), errno: 71, message: "odd".into(), token: None };
         assert_eq!(f.to_string(), "odd (errno 71)");
         assert_eq!(f.exit_code(), EXIT_FAILED);
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Limits, Op, Sector};
+use block::{Below, Bio, BlockDevice, Error, Limits, Op, Role, Sector};
 
 use crate::context::Context;
 use crate::table::{decimal, quote};
@@ -35,6 +35,11 @@ impl Area {
             bio.sector += self.offset;
         }
         self.device.submit(bio);
+    }
+
+    /// What a target says of it when it is `len` sectors long.
+    pub(crate) fn below(&self, len: Sector) -> Below {
+        Below { device: self.device.clone(), start: self.offset, len, role: Role::Mapped }
     }
 
     /// Limits of the area when it is `len` sectors long.

@@ -26,11 +26,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Error, Map, Sector, Status, crashing};
+use block::{Base, Bio, BlockDevice, Error, Map, Sector, Status, Unsaved, crashing};
 use reactor::{Epoch, WaitList};
 
 mod border;
 mod force;
+mod unsaved;
 
 use crate::account::Account;
 use crate::attributes::Bare;
@@ -237,28 +238,6 @@ impl MappedDevice {
         }
     }
 
-    /// Whether any target of the live table knows what is dirty.
-    pub fn knows_dirty(&self) -> bool {
-        self.live().is_some_and(|live| live.entries.iter().any(|e| e.target.knows_dirty()))
-    }
-
-    /// Runs of dirty sectors within `at..at + len`, for block status: nothing when no target of
-    /// the live table is a cache. Sectors under other targets are clean.
-    pub async fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {
-        let live = self.live()?;
-        let end = at.checked_add(len)?;
-        let mut all = None;
-        for entry in live.entries.iter().filter(|e| e.start < end && e.end > at) {
-            let from = entry.start.max(at);
-            let to = entry.end.min(end);
-            if let Some(runs) = entry.target.clone().dirty(from - entry.start, to - from).await {
-                let runs = runs.into_iter().map(|(s, l)| (s + entry.start, l));
-                all.get_or_insert_with(Vec::new).extend(runs);
-            }
-        }
-        all
-    }
-
     pub(crate) fn live(&self) -> Option<Rc<Table>> {
         self.live.borrow().clone()
     }
@@ -267,7 +246,7 @@ impl MappedDevice {
         self.inactive.borrow().clone()
     }
 
-    fn tables(&self) -> impl Iterator<Item = Rc<Table>> {
+    pub(crate) fn tables(&self) -> impl Iterator<Item = Rc<Table>> {
         self.live().into_iter().chain(self.inactive())
     }
 
@@ -337,6 +316,11 @@ impl MappedDevice {
         drop(old);
     }
 
+    /// As [`MappedDevice::set_inactive`]; returns what was there before.
+    pub(crate) fn swap_inactive(&self, table: Option<Rc<Table>>) -> Option<Rc<Table>> {
+        self.inactive.replace(table)
+    }
+
     /// Stops bios, waits for those below, and suspends the targets. The caller holds the lock.
     ///
     /// After an error of a target the device is suspended all the same.
@@ -367,7 +351,7 @@ impl MappedDevice {
     /// Makes an inactive table live, and lets bios go. The caller holds the lock.
     ///
     /// After an error the device is suspended, with both slots as before.
-    pub(crate) async fn resume(&self, held: &Held) -> Result<(), Error> {
+    pub(crate) async fn resume(&self, held: &Held, force: Option<&str>) -> Result<(), Error> {
         let Some(new) = self.inactive() else {
             if !self.suspended.get() {
                 return Ok(());
@@ -382,7 +366,16 @@ impl MappedDevice {
             )));
         }
         self.check_settled()?;
+        let was_suspended = self.suspended.get();
         self.suspend(held).await?;
+        let hides = self.check_hidden(&new, was_suspended, force).await;
+        self.check_held(held)?;
+        if let Err(e) = hides {
+            if !was_suspended {
+                self.resume_live(held).await?;
+            }
+            return Err(e);
+        }
         // D2: suspended, so the old table has nothing in flight and has settled its state.
         let resumed = new.resume().await;
         if let Err(e) = self.check_held(held) {
@@ -437,8 +430,9 @@ impl MappedDevice {
 
     /// Takes the device down for good: suspends it and drops its tables. The caller holds the lock.
     ///
-    /// After an error of a target the device is there still, suspended.
-    pub(crate) async fn retire(&self, held: &Held) -> Result<(), Error> {
+    /// After an error of a target the device is there still, suspended. Returns what its caches
+    /// keep.
+    pub(crate) async fn retire(&self, held: &Held) -> Result<Vec<Unsaved>, Error> {
         self.gone.set(true);
         if let Err(e) = self.suspend(held).await {
             // When it was taken by force, that has decided whether the device is there still.
@@ -446,8 +440,10 @@ impl MappedDevice {
             self.gone.set(false);
             return Err(e);
         }
+        let kept = self.unsaved().await;
+        self.check_held(held)?;
         self.end();
-        Ok(())
+        Ok(kept)
     }
 
     /// The last step of a removal: nothing is in flight below but what force has left behind.

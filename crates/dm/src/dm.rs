@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, ErrorKind, is_steering};
+use block::{BlockDevice, Error, ErrorKind, Unsaved, is_steering};
 use reactor::WaitList;
 
 use crate::context::{Context, Resolver, TargetType, Uses};
@@ -44,7 +44,13 @@ pub struct Dm {
     pub(crate) replicas: RefCell<Rc<dyn Replicas>>,
     /// Nothing that is suspended will be resumed.
     ending: Cell<bool>,
+    pub(crate) on_kept: RefCell<Option<OnKept>>,
+    /// Tables that were replaced by force, until they have settled, and whose they were.
+    pub(crate) leaving: RefCell<Vec<(Rc<MappedDevice>, Weak<Table>)>>,
 }
+
+/// Told of what stays in the cache of a device that is removed: by the device's name.
+pub(crate) type OnKept = Rc<dyn Fn(&str, &Unsaved)>;
 
 impl Dm {
     /// No device yet, and the built-in target types; `resolver` opens what tables name.
@@ -61,6 +67,8 @@ impl Dm {
             opened: WaitList::new(),
             replicas: RefCell::new(Rc::new(NoReplicas)),
             ending: Cell::new(false),
+            on_kept: RefCell::default(),
+            leaving: RefCell::default(),
         })
     }
 
@@ -142,27 +150,29 @@ impl Dm {
         uuid: Option<&str>,
         table: Option<&str>,
     ) -> Result<Rc<MappedDevice>, Error> {
-        self.create_at(name, uuid, None, table).await
+        self.create_at(name, uuid, None, table, None).await
     }
 
     /// The same with a minor number of the caller's choice; without, it is the lowest free one.
+    /// `force` is the token of an earlier refusal of the table.
     pub async fn create_at(
         &self,
         name: &str,
         uuid: Option<&str>,
         minor: Option<u32>,
         table: Option<&str>,
+        force: Option<&str>,
     ) -> Result<Rc<MappedDevice>, Error> {
         let device = self.add(name, uuid, minor)?;
         let Some(table) = table else { return Ok(device) };
         // Its name may change meanwhile.
-        let live = match self.load(device.name(), table).await {
+        let live = match self.load_forced(device.name(), table, force).await {
             Ok(()) => self.resume(device.name()).await,
             Err(e) => Err(e),
         };
         if let Err(e) = live {
             return match self.remove(device.name(), Remove::IfUnused).await {
-                Ok(()) => Err(e),
+                Ok(_) => Err(e),
                 Err(also) => Err(e.because(also)),
             };
         }
@@ -230,13 +240,27 @@ impl Dm {
 
     /// Parses and constructs a table and puts it into the inactive slot, replacing one there.
     pub async fn load(&self, name: &str, text: &str) -> Result<(), Error> {
+        self.load_forced(name, text, None).await
+    }
+
+    /// The same of a table that was refused with a token before.
+    pub async fn load_forced(
+        &self,
+        name: &str,
+        text: &str,
+        force: Option<&str>,
+    ) -> Result<(), Error> {
         let device = self.get(name)?;
         let held = device.control().await?;
         let result = self.construct(&device, text).await;
-        let table = result.map_err(|e| e.within(device.name()))?;
-        device.check_held(&held)?;
-        device.set_inactive(Some(Rc::new(table)));
-        Ok(())
+        for below in self.devices().into_iter().filter(|d| device.reaches(d)) {
+            below.refresh().await; // what its caches hold is asked for next
+        }
+        let put = result.and_then(|table| {
+            device.check_held(&held)?;
+            self.put_inactive(&device, &Rc::new(table), force)
+        });
+        put.map_err(|e| e.within(device.name()))
     }
 
     pub(crate) async fn construct(

@@ -13,8 +13,9 @@
 //! counted. A bio that crosses extents is split, sharing its data; only that path allocates. Bios
 //! for other targets are counted in flight, by a completion chained to theirs.
 //!
-//! Invariants: D1 to D5 in `device.rs`, FO1 to FO3 in `device/force.rs`, A1 and A2 in
-//! `attributes.rs`, F1 and F2 in `flat.rs`.
+//! Invariants: D1 to D5 in `device.rs`, FO1 to FO3 in `device/force.rs`, U1 and U2 in
+//! `device/unsaved.rs`, O1 to O3 in `overlap.rs`, A1 and A2 in `attributes.rs`, F1 and F2 in
+//! `flat.rs`.
 #![warn(missing_docs)]
 
 mod account;
@@ -30,6 +31,7 @@ mod layout;
 mod live;
 mod mapping;
 mod name;
+mod overlap;
 mod report;
 mod split;
 mod table;

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{Base, Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
+use block::{Base, Bio, BlockDevice, Error, Limits, Op, Role, Sector, Status, Target};
 
 use crate::area::{Area, distinct, shifted, stack};
 use crate::context::Uses;
@@ -23,12 +23,15 @@ pub(crate) struct Entry {
     pub(crate) end: Sector,
     pub(crate) target: Rc<dyn Target>,
     pure: Option<Pure>,
+    /// The target keeps some of what is below to itself: it is an engine.
+    pub(crate) owns: bool,
 }
 
 impl Entry {
     pub(crate) fn new(line_no: usize, start: Sector, end: Sector, target: Rc<dyn Target>) -> Entry {
         let pure = Pure::of(&target);
-        Entry { line_no, start, end, target, pure }
+        let owns = pure.is_none() && target.below().iter().any(|b| b.role != Role::Mapped);
+        Entry { line_no, start, end, target, pure, owns }
     }
 
     pub(crate) fn place(&self) -> String {
@@ -153,6 +156,12 @@ impl Table {
         *room = room.checked_sub(1)?;
         let base = area.device.clone().as_base()?;
         Some(Node::linear(base, area.offset))
+    }
+
+    /// The lines that reach into `start..end`.
+    pub(crate) fn within(&self, start: Sector, end: Sector) -> impl Iterator<Item = &Entry> {
+        let first = self.entries.partition_point(|e| e.end <= start);
+        self.entries[first..].iter().take_while(move |e| e.start < end)
     }
 
     pub(crate) fn find(&self, at: Sector) -> Option<&Entry> {

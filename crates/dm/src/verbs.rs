@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Nanos, Sector};
+use block::{BlockDevice, Error, Nanos, Sector, Unsaved};
 
 use crate::area::same;
 use crate::device::{MAJOR, MappedDevice, Opened};
@@ -25,6 +25,8 @@ pub enum Remove {
     Force,
     /// Removed now, or when the last opener has closed it.
     Deferred,
+    /// As `IfUnused`, once what only its caches have is written back.
+    Drained,
 }
 
 impl Dm {
@@ -49,30 +51,75 @@ impl Dm {
 
     /// Swaps the inactive table in, if there is one, and lets bios go on.
     pub async fn resume(&self, name: &str) -> Result<(), Error> {
-        let device = self.get(name)?;
-        let held = device.control().await?;
-        device.resume(&held).await
+        self.resume_forced(name, None).await
     }
 
-    /// Removes a device.
-    pub async fn remove(&self, name: &str, how: Remove) -> Result<(), Error> {
+    /// The same, with the token of an earlier refusal: then it may hide dirty blocks (U1).
+    pub async fn resume_forced(&self, name: &str, force: Option<&str>) -> Result<(), Error> {
+        let device = self.get(name)?;
+        let held = device.control().await?;
+        device.resume(&held, force).await
+    }
+
+    /// Removes a device. Returns what its caches keep, and their origins do not have.
+    pub async fn remove(&self, name: &str, how: Remove) -> Result<Vec<Unsaved>, Error> {
+        self.remove_forced(name, how, None).await
+    }
+
+    /// The same, with the token of an earlier refusal: then blocks may be lost (U2).
+    pub async fn remove_forced(
+        &self,
+        name: &str,
+        how: Remove,
+        force: Option<&str>,
+    ) -> Result<Vec<Unsaved>, Error> {
         let device = self.get(name)?;
         if how == Remove::Force {
+            device.check_lost(force).await?;
             return self.remove_by_force(&device).await;
         }
+        if how == Remove::Drained {
+            self.drain(&device).await?;
+        }
         let held = device.control().await?;
+        device.check_lost(force).await?;
+        if how == Remove::Drained && !device.unsaved().await.is_empty() {
+            let e = format!("{}: was written to while it was written back", device.name());
+            return Err(Error::busy(e));
+        }
         if device.open_count() > 0 {
             if how == Remove::Deferred {
                 device.remove_at_close.set(true);
-                return Ok(());
+                return Ok(Vec::new());
             }
             return Err(self.in_use(&device));
         }
         let result = device.retire(&held).await;
         drop(held);
-        result?;
+        let kept = result?;
         self.forget(&device);
-        Ok(())
+        self.tell_kept(&device, &kept);
+        Ok(kept)
+    }
+
+    /// Writes back what only the caches of an unused device have.
+    async fn drain(&self, device: &Rc<MappedDevice>) -> Result<(), Error> {
+        if device.open_count() > 0 {
+            return Err(self.in_use(device));
+        }
+        device.write_back().await
+    }
+
+    /// Has `tell` called with what stays in the cache of a device that is removed.
+    pub fn on_kept(&self, tell: impl Fn(&str, &Unsaved) + 'static) {
+        *self.on_kept.borrow_mut() = Some(Rc::new(tell));
+    }
+
+    fn tell_kept(&self, device: &MappedDevice, kept: &[Unsaved]) {
+        let tell = self.on_kept.borrow().clone();
+        if let Some(tell) = tell {
+            kept.iter().for_each(|unsaved| tell(device.name(), unsaved));
+        }
     }
 
     /// Removes all devices, those first on which no other stands. Goes on after an error and tells
@@ -89,7 +136,7 @@ impl Dm {
             let next = unused.or(forced).map(|i| left.swap_remove(i));
             let Some(device) = next else { return result };
             tried.insert(device.minor);
-            result = result.and(self.remove(device.name(), how).await);
+            result = result.and(self.remove(device.name(), how).await.map(drop));
         }
     }
 
@@ -108,8 +155,9 @@ impl Dm {
     /// All I/O fails from now on, whoever has the device open. It waits for nothing that may hang
     /// below: what is in flight and what targets have to settle gets [`FORCE_WAIT`], and then goes
     /// on without the device.
-    async fn remove_by_force(&self, device: &Rc<MappedDevice>) -> Result<(), Error> {
+    async fn remove_by_force(&self, device: &Rc<MappedDevice>) -> Result<Vec<Unsaved>, Error> {
         let len = device.limits().capacity;
+        let kept = device.unsaved().await;
         let errors = match len {
             Sector::ZERO => None,
             len => Some(Rc::new(self.construct(device, &format!("0 {len} error")).await?)),
@@ -121,7 +169,8 @@ impl Dm {
         }
         device.end_by_force();
         self.forget(device);
-        Ok(())
+        self.tell_kept(device, &kept);
+        Ok(kept)
     }
 
     fn forget(&self, device: &Rc<MappedDevice>) {
@@ -135,8 +184,12 @@ impl Dm {
     pub(crate) async fn remove_deferred(&self, device: &Rc<MappedDevice>) {
         let Ok(held) = device.control().await else { return };
         let still = device.remove_at_close.get() && device.open_count() == 0;
-        if still && device.retire(&held).await.is_ok() {
+        if !still || device.check_lost(None).await.is_err() {
+            return;
+        }
+        if let Ok(kept) = device.retire(&held).await {
             self.forget(device);
+            self.tell_kept(device, &kept);
         }
     }
 

@@ -54,7 +54,13 @@ pub fn checksum(data: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(data)
 }
 
-/// The same of bytes with the four of a `field` in them taken as zero.
+/// What an operator repeats to show that `facts` were read: it stands for them and no others.
+#[must_use]
+pub fn token(facts: &[u8]) -> String {
+    format!("{:08x}", checksum(facts))
+}
+
+/// [`checksum`] of bytes with the four of a `field` in them taken as zero.
 fn checksum_without(bytes: &[u8], field: Range<usize>) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&bytes[..field.start]);

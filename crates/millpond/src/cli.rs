@@ -234,6 +234,9 @@ pub(crate) struct CreateArgs {
     /// A second, unchangeable name
     #[arg(short, long)]
     pub(crate) uuid: Option<String>,
+    /// Do it although it was refused: the token of the refusal
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) force: Option<String>,
 }
 
 /// Load a table into a device's inactive slot
@@ -253,6 +256,9 @@ pub(crate) struct LoadArgs {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) table: TableArgs,
+    /// Do it although it was refused: the token of the refusal
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) force: Option<String>,
 }
 
 /// Drop the table that waits in a device's inactive slot
@@ -277,6 +283,9 @@ pub(crate) struct ResumeArgs {
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
+    /// Do it although it was refused: the token of the refusal
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) force: Option<String>,
 }
 
 /// Stop a device's I/O and settle it
@@ -300,23 +309,38 @@ pub(crate) struct SuspendArgs {
 
 /// Remove a device
 ///
-/// A device that clients or other devices use is refused (exit code 4).
+/// A device that clients or other devices use is refused (exit code 4). What a write cache holds
+/// stays on its cache device, and is told; a cache with blocks that can't be written back or read
+/// is refused with a token, and `--force=TOKEN` removes it all the same.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   millpond remove wc
+  millpond remove --drain wc
   millpond remove --deferred wc
   millpond remove --force wc")]
 pub(crate) struct RemoveArgs {
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// Replace the table by one that fails all I/O first; what the targets still held is lost
-    #[arg(short, long, conflicts_with = "deferred")]
-    pub(crate) force: bool,
+    /// Replace the table by one that fails all I/O first; what the targets still held is lost. What
+    /// was refused needs the token of the refusal, too
+    #[arg(
+        short,
+        long,
+        value_name = "TOKEN",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with_all = ["deferred", "drain"]
+    )]
+    pub(crate) force: Option<String>,
     /// If it is in use, remove it when the last who has it open closes it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "drain")]
     pub(crate) deferred: bool,
+    /// Write back first what only the device's cache has
+    #[arg(long)]
+    pub(crate) drain: bool,
 }
 
 /// Remove every device that nothing uses

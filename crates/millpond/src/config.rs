@@ -26,6 +26,8 @@ pub(crate) struct DeviceConfig {
     pub(crate) uuid: Option<String>,
     /// With paths made absolute. Without, it is a compressed RAM disk that has no size yet.
     pub(crate) table: Option<String>,
+    /// The token of an earlier refusal of the table.
+    pub(crate) force: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -51,6 +53,7 @@ struct Device {
     name: Spanned<String>,
     uuid: Option<String>,
     table: Option<Spanned<String>>,
+    force: Option<String>,
     #[serde(default)]
     zram: bool,
 }
@@ -108,7 +111,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
                 return Err(invalid(format!("{place}: device {name}: {wanted}")));
             }
         };
-        devices.push(DeviceConfig { place, name, uuid: d.uuid, table });
+        devices.push(DeviceConfig { place, name, uuid: d.uuid, table, force: d.force });
     }
     let serve = ServeArgs {
         nbd: file.nbd,

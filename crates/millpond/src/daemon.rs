@@ -176,6 +176,20 @@ impl Daemon {
         stopped.map_err(|e| Failure::new(ErrorKind::Io, format!("unmounting: {e}")))
     }
 
+    /// Says so when the default export is no device, as after a misspelt name.
+    async fn warn_of_default_export(&self) -> Result<(), Failure> {
+        let Some(name) = self.state.version.default_export.clone() else { return Ok(()) };
+        let word = name.clone();
+        let is_there = async move |e: Rc<Engine>| e.dm.get(&word).is_ok();
+        if !self.state.core.call(is_there).await? {
+            tracing::warn!(
+                "default export `{name}`: no device has this name: clients that name no export \
+                 are refused until one is created"
+            );
+        }
+        Ok(())
+    }
+
     /// One line that says that it is ready, and where.
     fn ready_line(&self) -> String {
         let nbd: Vec<String> = self.nbd.iter().map(|a| format!(" nbd={a}")).collect();
@@ -206,6 +220,7 @@ async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> 
         uuid: d.uuid.clone(),
         minor: None,
         table: d.table.clone(),
+        force: d.force.clone(),
         zram: d.table.is_none(),
     };
     let all: Vec<api::Create> = devices.iter().map(new).collect();
@@ -285,6 +300,7 @@ pub(crate) async fn run(run_dir: &RunDir, config: Config) -> Result<(), Failure>
         }
     };
     eprintln!("{}", plain(&daemon.ready_line()));
+    daemon.warn_of_default_export().await?;
     // Not started by systemd: nobody to tell.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     let (name, _) = ends.next().await;

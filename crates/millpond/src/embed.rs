@@ -55,7 +55,13 @@ pub(crate) async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Fa
     let run_dir = RunDir::at(dir.expect("one of the two is there"))?;
     let file = args.table.table_file.as_ref();
     let place = file.map_or_else(|| "--table".into(), |f| format!("--table-file {}", f.display()));
-    let device = DeviceConfig { place, name: args.name.clone(), uuid: None, table: Some(table) };
+    let device = DeviceConfig {
+        place,
+        name: args.name.clone(),
+        uuid: None,
+        table: Some(table),
+        force: None,
+    };
     let serve = ServeArgs { fuse: args.fuse.clone(), ..ServeArgs::default() };
     let config = Config { devices: vec![device], serve };
     // Before the command starts, so that none gets lost.

@@ -11,7 +11,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use block::{Access, BlockDevice, Class, CoreId, Error, ErrorKind, Nanos, Sector};
+use block::{Access, BlockDevice, Class, CoreId, Error, ErrorKind, Nanos, Sector, Unsaved};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Peer, Server};
@@ -73,6 +73,7 @@ impl Engine {
         let leaves = Leaves::new(files.clone());
         reactor::spawn(leaves.clone().tell_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
+        dm.on_kept(|device, unsaved| tracing::warn!(device, "{}", kept(unsaved)));
         let (zram, claims) = targets::register(&dm, &leaves, cores);
         let owner = Owner::new(shards, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
@@ -141,7 +142,10 @@ impl Engine {
     pub(crate) async fn create(&self, new: api::Create) -> Result<api::Changed, Failure> {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
         match (new.zram, table) {
-            (false, _) => drop(self.dm.create_at(&new.name, uuid, new.minor, table).await?),
+            (false, _) => {
+                let force = new.force.as_deref();
+                drop(self.dm.create_at(&new.name, uuid, new.minor, table, force).await?);
+            }
             (true, None) => {
                 let face = self.zram.unconfigured();
                 self.dm.create_bare(&new.name, uuid, new.minor, face)?;
@@ -155,9 +159,9 @@ impl Engine {
         self.changed(&new.name)
     }
 
-    pub(crate) async fn load(&self, name: &str, table: &str) -> Result<api::Changed, Failure> {
+    pub(crate) async fn load(&self, name: &str, new: &api::Load) -> Result<api::Changed, Failure> {
         let mark = self.files.closes_begun();
-        let loaded = self.dm.load(name, table).await;
+        let loaded = self.dm.load_forced(name, &new.table, new.force.as_deref()).await;
         self.files.closed_since(mark).await;
         loaded?;
         tracing::info!(device = name, "table loaded");
@@ -177,22 +181,32 @@ impl Engine {
         self.changed(name)
     }
 
-    pub(crate) async fn resume(&self, name: &str) -> Result<api::Changed, Failure> {
+    pub(crate) async fn resume(
+        &self,
+        name: &str,
+        how: &api::Resume,
+    ) -> Result<api::Changed, Failure> {
         let mark = self.files.closes_begun();
-        let resumed = self.dm.resume(name).await;
+        let resumed = self.dm.resume_forced(name, how.force.as_deref()).await;
         self.files.closed_since(mark).await;
         resumed?;
         tracing::info!(device = name, "device resumed");
         self.changed(name)
     }
 
-    pub(crate) async fn remove(&self, name: &str, how: Remove) -> Result<api::Nothing, Failure> {
+    pub(crate) async fn remove(
+        &self,
+        name: &str,
+        how: Remove,
+        force: Option<&str>,
+    ) -> Result<api::Removed, Failure> {
         let mark = self.files.closes_begun();
-        let removed = self.dm.remove(name, how).await;
+        let removed = self.dm.remove_forced(name, how, force).await;
         self.files.closed_since(mark).await;
-        removed?;
+        let unsaved = removed?;
         tracing::info!(device = name, ?how, "device removed");
-        Ok(api::Nothing {})
+        let warning = |unsaved| format!("{name}: {}", kept(unsaved));
+        Ok(api::Removed { warnings: unsaved.iter().map(warning).collect() })
     }
 
     pub(crate) fn rename(&self, name: &str, to: &api::Rename) -> Result<api::Changed, Failure> {
@@ -419,6 +433,11 @@ impl Engine {
                     Err(_) if dm.get(&name).is_err() => Ok(()),
                     settled => settled,
                 };
+                if let Ok(device) = dm.get(&name) {
+                    for unsaved in device.unsaved().await {
+                        tracing::warn!(device = name, "{}", kept(&unsaved));
+                    }
+                }
                 let place = format!("shutdown: {name}");
                 settling.end(&name, settled.map_err(|e| Failure::from(e).within(place)));
             });
@@ -463,6 +482,15 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Engine({:?}, {:?}, {:?})", self.dm, self.leaves, self.server)
     }
+}
+
+/// What to know of blocks that stay in a cache without a device.
+fn kept(unsaved: &Unsaved) -> String {
+    let Unsaved { cache, origin, .. } = unsaved;
+    format!(
+        "{unsaved} stay there, and {origin} alone is stale: only a table over both, or \
+         `millpond recover --cache {cache} --origin {origin}`, brings them together"
+    )
 }
 
 fn device(info: DeviceInfo) -> api::Device {

@@ -23,11 +23,19 @@ use crate::word::{OwnMount, PMEM, Word, parse};
 
 /// An open leaf. Dropping the last reference closes it.
 pub(crate) enum OpenLeaf {
-    /// With the disk that it lies on, where that is known.
-    File(Leaf, Files, Option<String>),
+    File(Leaf, Files, Place),
     Nbd(Client),
     Mem(Mem),
     Null(Null),
+}
+
+/// Where a file lies.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// The disk, where that is known.
+    disk: Option<String>,
+    /// On a file system that is in memory.
+    in_memory: bool,
 }
 
 impl OpenLeaf {
@@ -52,6 +60,15 @@ impl OpenLeaf {
     /// Whether it takes no writes.
     pub(crate) fn is_read_only(&self) -> bool {
         matches!(self, OpenLeaf::Nbd(client) if client.is_read_only())
+    }
+
+    /// When what it holds is gone, if it is on no disk.
+    pub(crate) fn lasts_until(&self) -> Option<&'static str> {
+        match self {
+            OpenLeaf::File(_, _, place) => place.in_memory.then_some("the machine stops"),
+            OpenLeaf::Mem(_) => Some("the daemon ends"),
+            OpenLeaf::Nbd(_) | OpenLeaf::Null(_) => None,
+        }
     }
 
     /// Whether it is in memory: its bios end as they are submitted.
@@ -182,7 +199,7 @@ impl SharedLeaf {
             What::File(file, wbt) => {
                 let (file, limits) = (files.adopt(file), self.limits.clone());
                 let leaf = Leaf::with_wbt(&self.name, file, limits, wbt);
-                Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone(), None)))
+                Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone(), Place::default())))
             }
             What::Mem(ram) => Adopted::Mem(Rc::new(Mem::on(&self.name, ram.clone()))),
             What::Null => Adopted::Null(Rc::new(Null::new(&self.name, self.limits.capacity))),
@@ -384,6 +401,12 @@ impl Leaves {
         self.0.warnings.take()
     }
 
+    /// Something to say with the answer to the request that is under way.
+    pub(crate) fn warn(&self, warning: String) {
+        tracing::warn!("{warning}");
+        self.0.warnings.borrow_mut().push(warning);
+    }
+
     /// How long to wait from now on for what is in use.
     pub(crate) fn set_patience(&self, patience: Nanos) {
         self.0.patience.set(patience);
@@ -447,7 +470,9 @@ impl Leaves {
     fn wbt_of_disk(&self, disk: Option<&str>) -> Option<SharedWbt> {
         let disk = disk?;
         self.opened().iter().find_map(|leaf| match &**leaf {
-            OpenLeaf::File(leaf, _, on) if on.as_deref() == Some(disk) => Some(leaf.shared_wbt()),
+            OpenLeaf::File(leaf, _, on) if on.disk.as_deref() == Some(disk) => {
+                Some(leaf.shared_wbt())
+            }
             OpenLeaf::File(..) | OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
         })
     }
@@ -486,7 +511,8 @@ impl Leaves {
             None => Leaf::new(name, opened.file, opened.limits),
         };
         let leaf = leaf.with_identity(opened.lasting_identity);
-        Ok((OpenLeaf::File(leaf, files.clone(), disk), key))
+        let place = Place { disk, in_memory: opened.in_memory };
+        Ok((OpenLeaf::File(leaf, files.clone(), place), key))
     }
 }
 

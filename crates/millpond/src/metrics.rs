@@ -33,10 +33,11 @@ pub(crate) async fn text(engine: &Engine) -> String {
 }
 
 /// Attributes of write caches that are told, whether each only grows, and what it is.
-const WRITE_CACHE: [(&str, bool, &str); 13] = [
+const WRITE_CACHE: [(&str, bool, &str); 14] = [
     ("total_blocks", false, "Blocks of the cache device."),
     ("free_blocks", false, "Blocks that are free or clean."),
     ("dirty_blocks", false, "Blocks that the origin does not hold yet."),
+    ("unsaved_blocks", false, "Blocks that the origin does not have: dirty, or unreadable."),
     ("bad_blocks", false, "Blocks that can't be read until they are written again."),
     ("failing_blocks", false, "Blocks that the origin has refused and does not hold yet."),
     ("error", false, "Status field 1: 0, or the errno of what is wrong."),

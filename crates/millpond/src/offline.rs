@@ -70,33 +70,8 @@ pub(crate) fn kind(survey: &Survey) -> &'static str {
     }
 }
 
-/// A size with its unit, for people.
-pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut unit = 0;
-    let mut value = bytes as f64;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} bytes") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
 /// Where an area begins, as messages say it.
 pub(crate) fn place(path: &Path, start: Sector) -> String {
     let path = path.display();
     if start == Sector::ZERO { path.to_string() } else { format!("{path} from sector {start}") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_the_unit_that_makes_them_short() {
-        assert_eq!(size(0), "0 bytes");
-        assert_eq!(size(1023), "1023 bytes");
-        assert_eq!(size(98_304), "96.0 KiB");
-        assert_eq!(size(3 << 40), "3.0 TiB");
-    }
 }

@@ -247,7 +247,7 @@ fn tell(args: &RecoverArgs, plan: &Plan, what: &str) -> Result<(), Failure> {
     match args.listing.format {
         Format::Text => print(&format!(
             "{blocks} blocks ({}) in {ranges} ranges {what} from {} to {}\n",
-            offline::size(*bytes),
+            block::size(*bytes),
             args.cache.display(),
             args.origin.display()
         )),

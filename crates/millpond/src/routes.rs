@@ -53,11 +53,13 @@ pub(crate) enum Slot {
     Inactive,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemoveHow {
     IfUnused,
     Deferred,
-    Force,
+    Drained,
+    /// With the token of an earlier refusal.
+    Force(Option<String>),
 }
 
 /// An answer that is no failure.
@@ -117,13 +119,23 @@ fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<Verb>, Fai
 fn remove_how(query: &str) -> Result<RemoveHow, Failure> {
     match query {
         "" => Ok(RemoveHow::IfUnused),
-        "force=true" => Ok(RemoveHow::Force),
+        "force=true" => Ok(RemoveHow::Force(None)),
         "deferred=true" => Ok(RemoveHow::Deferred),
-        _ => {
-            let message = format!("query `{query}`: allowed are force=true and deferred=true");
-            Err(Failure::new(ErrorKind::Invalid, message))
-        }
+        "drain=true" => Ok(RemoveHow::Drained),
+        _ => match query.strip_prefix("force=").filter(|token| is_token(token)) {
+            Some(token) => Ok(RemoveHow::Force(Some(token.to_owned()))),
+            None => {
+                let allowed = "force=true, force=TOKEN, deferred=true and drain=true";
+                let message = format!("query `{query}`: allowed are {allowed}");
+                Err(Failure::new(ErrorKind::Invalid, message))
+            }
+        },
     }
+}
+
+/// Whether it may be one: refusals print eight digits.
+fn is_token(text: &str) -> bool {
+    text.len() == 8 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 fn slot(query: &str) -> Result<Slot, Failure> {
@@ -174,27 +186,34 @@ async fn of_device(
     match verb {
         Verb::Info => json(&core.call(async move |e| e.device(&name)).await??),
         Verb::Remove(how) => {
-            let how = match how {
-                RemoveHow::IfUnused => Remove::IfUnused,
-                RemoveHow::Deferred => Remove::Deferred,
-                RemoveHow::Force => Remove::Force,
+            let (how, force) = match how {
+                RemoveHow::IfUnused => (Remove::IfUnused, None),
+                RemoveHow::Deferred => (Remove::Deferred, None),
+                RemoveHow::Drained => (Remove::Drained, None),
+                RemoveHow::Force(token) => (Remove::Force, token),
+            };
+            let remove = async move |e: Rc<Engine>, name: String| {
+                e.remove(&name, how, force.as_deref()).await
             };
             if how == Remove::Force {
                 // It waits for nothing that another has begun.
-                return json(&core.call(async move |e| e.remove(&name, how).await).await??);
+                return json(&core.call(async move |e| remove(e, name).await).await??);
             }
-            json(&change(core, name, async move |e, name| e.remove(&name, how).await).await?)
+            json(&change(core, name, remove).await?)
         }
         Verb::Load => {
-            let table = parse::<api::Load>(body)?.table;
-            json(&change(core, name, async move |e, name| e.load(&name, &table).await).await?)
+            let new = parse::<api::Load>(body)?;
+            json(&change(core, name, async move |e, name| e.load(&name, &new).await).await?)
         }
         Verb::Clear => json(&change(core, name, async |e, name| e.clear(&name).await).await?),
         Verb::Suspend => {
             parse::<api::Suspend>(body)?;
             json(&change(core, name, async |e, name| e.suspend(&name).await).await?)
         }
-        Verb::Resume => json(&change(core, name, async |e, name| e.resume(&name).await).await?),
+        Verb::Resume => {
+            let how = parse::<api::Resume>(body)?;
+            json(&change(core, name, async move |e, name| e.resume(&name, &how).await).await?)
+        }
         Verb::Rename => {
             let to = parse::<api::Rename>(body)?;
             json(&core.call(async move |e| e.rename(&name, &to)).await??)
@@ -274,6 +293,10 @@ mod tests {
         Route::Of(name.into(), verb)
     }
 
+    fn remove(token: Option<&str>) -> Verb {
+        Verb::Remove(RemoveHow::Force(token.map(str::to_owned)))
+    }
+
     #[test]
     fn every_documented_path_is_understood() {
         for (method, path, query, want) in [
@@ -284,7 +307,9 @@ mod tests {
             ("GET", "/metrics", "", Route::Metrics),
             ("GET", "/v1/devices/wc", "", of("wc", Verb::Info)),
             ("DELETE", "/v1/devices/wc", "", of("wc", Verb::Remove(RemoveHow::IfUnused))),
-            ("DELETE", "/v1/devices/wc", "force=true", of("wc", Verb::Remove(RemoveHow::Force))),
+            ("DELETE", "/v1/devices/wc", "force=true", of("wc", remove(None))),
+            ("DELETE", "/v1/devices/wc", "force=1a2b3c4d", of("wc", remove(Some("1a2b3c4d")))),
+            ("DELETE", "/v1/devices/wc", "drain=true", of("wc", Verb::Remove(RemoveHow::Drained))),
             ("POST", "/v1/devices/a%20b/load", "", of("a b", Verb::Load)),
             ("POST", "/v1/devices/wc/clear", "", of("wc", Verb::Clear)),
             ("POST", "/v1/devices/wc/suspend", "", of("wc", Verb::Suspend)),
@@ -318,6 +343,7 @@ mod tests {
             ("GET", "/v1/devices/%zz", "", ErrorKind::NotFound),
             ("GET", "/v1/devices/wc/load", "", ErrorKind::NotFound),
             ("DELETE", "/v1/devices/wc", "forced=true", ErrorKind::Invalid),
+            ("DELETE", "/v1/devices/wc", "force=1a2b", ErrorKind::Invalid),
             ("GET", "/v1/devices/wc/wait", "event=-1", ErrorKind::Invalid),
             ("GET", "/v1/devices/wc/table", "inactive", ErrorKind::Invalid),
         ] {

@@ -2,10 +2,7 @@
 //! Engines as target types: how each is made of a table line. Engines do not know the device
 //! mapper, nor it them; they meet here.
 //!
-//! Invariants
-//! - T1 A device is the origin, the cache or the backing device of engines of one mapped device
-//!   only: two would overwrite each other's blocks. Tables of the same device may name it again, as
-//!   the old one has settled before the new one runs.
+//! That no two of them get the same sectors is looked at by `dm` (O1, O2).
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,6 +14,7 @@ use pagecache::PageCache;
 use writecache::{Config, Lent, Mode, WriteCache};
 
 use crate::leaf::Leaves;
+use crate::log::BlockLog;
 use crate::word::as_pmem;
 use crate::zram::Ground;
 
@@ -39,7 +37,7 @@ pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> (Groun
     (ground, claims)
 }
 
-/// Which engines there are, and on what (T1).
+/// Which engines there are.
 pub(crate) struct Claims {
     dm: Weak<Dm>,
     held: RefCell<Vec<Claim>>,
@@ -47,42 +45,14 @@ pub(crate) struct Claims {
 
 struct Claim {
     target: Weak<dyn Target>,
-    /// As people call it.
-    engine: &'static str,
     /// Not its name: that may change.
     owner: Weak<MappedDevice>,
-    devices: Vec<Weak<dyn BlockDevice>>,
 }
 
 impl Claims {
     pub(crate) fn owner(&self, ctx: &Context) -> Result<Rc<MappedDevice>, Error> {
         let gone = || Error::busy("the device mapper is shutting down");
         self.dm.upgrade().ok_or_else(gone)?.get(ctx.device())
-    }
-
-    /// Whether none of `devices` is in an engine of another mapped device.
-    pub(crate) fn check(
-        &self,
-        ctx: &Context,
-        devices: &[Rc<dyn BlockDevice>],
-    ) -> Result<(), Error> {
-        let me = self.owner(ctx)?;
-        let mut held = self.held.borrow_mut();
-        held.retain(|claim| claim.target.strong_count() > 0);
-        for claim in held.iter() {
-            let Some(owner) = claim.owner.upgrade() else { continue };
-            let taken = devices.iter().find(|d| claim.devices.iter().any(|c| same(c, d)));
-            if let Some(taken) = taken.filter(|_| !Rc::ptr_eq(&owner, &me)) {
-                return Err(Error::busy(format!(
-                    "{} is in the {} {} already; a device may be origin, cache or backing device \
-                     of one only",
-                    taken.name(),
-                    claim.engine,
-                    owner.name()
-                )));
-            }
-        }
-        Ok(())
     }
 
     /// The engines of a mapped device, in all its tables.
@@ -104,31 +74,40 @@ impl Claims {
         all.collect()
     }
 
-    /// Keeps the devices for `target` for as long as it lives; returns whose it is.
+    /// Remembers `target` for as long as it lives; returns whose it is.
     pub(crate) fn hold(
         &self,
         ctx: &Context,
         target: &Rc<dyn Target>,
-        engine: &'static str,
-        devices: &[Rc<dyn BlockDevice>],
     ) -> Result<Weak<MappedDevice>, Error> {
         let owner = Rc::downgrade(&self.owner(ctx)?);
-        self.held.borrow_mut().push(Claim {
-            target: Rc::downgrade(target),
-            engine,
-            owner: owner.clone(),
-            devices: devices.iter().map(Rc::downgrade).collect(),
-        });
+        let mut held = self.held.borrow_mut();
+        held.retain(|claim| claim.target.strong_count() > 0);
+        held.push(Claim { target: Rc::downgrade(target), owner: owner.clone() });
         Ok(owner)
+    }
+
+    /// Says so when a cache lies in memory: what it acknowledges ends with that.
+    fn warn_of_memory(&self, leaves: &Leaves, ctx: &Context, cache: &Rc<dyn BlockDevice>) {
+        let Some(dm) = self.dm.upgrade() else { return };
+        for below in dm.at_the_bottom(cache) {
+            let mut open = leaves.opened().into_iter();
+            let leaf = open.find(|leaf| std::ptr::addr_eq(Rc::as_ptr(leaf), Rc::as_ptr(&below)));
+            let Some((leaf, end)) = leaf.as_ref().and_then(|l| Some((l, l.lasts_until()?))) else {
+                continue;
+            };
+            leaves.warn(format!(
+                "{}: the cache is in memory ({}): what it holds, flushed data too, is gone when \
+                 {end}",
+                ctx.device(),
+                leaf.name()
+            ));
+        }
     }
 }
 
 /// The kernel's words.
 const CACHE_LOOKUP_FAILED: &str = "Cache data device lookup failed";
-
-fn same(a: &Weak<dyn BlockDevice>, b: &Rc<dyn BlockDevice>) -> bool {
-    std::ptr::addr_eq(a.as_ptr(), Rc::as_ptr(b))
-}
 
 async fn write_cache(
     claims: Rc<Claims>,
@@ -149,19 +128,18 @@ async fn write_cache(
         return Err(Error::invalid(format!("origin and cache are the same device, {both}")));
     }
     ctx.check_area(&*origin, block::Sector::ZERO, ctx.len())?;
-    let devices = [origin.clone(), cache.clone()];
-    claims.check(&ctx, &devices)?;
-    let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
+    let log = Rc::new(BlockLog::new(ctx.device(), config.block_size));
+    let target = WriteCache::new(ctx.device(), config, origin, cache.clone(), ctx.len())?;
+    claims.warn_of_memory(&leaves, &ctx, &cache);
     target.spread(cores.to_vec(), Rc::new(move |device| lend(&leaves, device)));
     let as_target: Rc<dyn Target> = target.clone();
-    claims.hold(&ctx, &as_target, "write cache", &devices)?;
+    claims.hold(&ctx, &as_target)?;
     let events = ctx.events();
-    let device = ctx.device().to_owned();
     target.on_trouble(move |trouble| {
-        if trouble.is_over() {
-            tracing::info!(device, "{trouble}");
-        } else {
-            tracing::error!(device, "{trouble}");
+        match trouble.block() {
+            Some((kind, sector)) => log.error(kind, sector, &trouble),
+            None if trouble.is_over() => tracing::info!(device = log.device(), "{trouble}"),
+            None => tracing::error!(device = log.device(), "{trouble}"),
         }
         events.raise();
     });
@@ -205,12 +183,10 @@ async fn page_cache(
     let config = pagecache::Config::parse(options)?;
     let below = ctx.lookup(word).await?;
     ctx.check_area(&*below, block::Sector::ZERO, ctx.len())?;
-    let devices = [below.clone()];
-    claims.check(&ctx, &devices)?;
     let target = PageCache::new(ctx.device(), config, below, ctx.len())?;
     target.live_in(live, ctx.device(), ctx.start());
     let as_target: Rc<dyn Target> = target.clone();
-    claims.hold(&ctx, &as_target, "page cache", &devices)?;
+    claims.hold(&ctx, &as_target)?;
     let events = ctx.events();
     let device = ctx.device().to_owned();
     target.on_failure(move || {
@@ -222,3 +198,7 @@ async fn page_cache(
     });
     Ok(target)
 }
+
+#[cfg(test)]
+#[path = "targets_tests.rs"]
+mod tests;

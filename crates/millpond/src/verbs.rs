@@ -36,7 +36,8 @@ pub(crate) async fn run(client: &Client, verb: Steer) -> Done {
         }
         Steer::Suspend(a) => suspend(client, &a).await,
         Steer::Resume(a) => {
-            each("resume", &a.names, async |n| post(client, n, "resume", &NOTHING).await).await
+            let how = api::Resume { force: a.force };
+            each("resume", &a.names, async |n| post(client, n, "resume", &how).await).await
         }
         Steer::Remove(a) => remove(client, &a).await,
         Steer::RemoveAll(a) => remove_all(client, &a).await,
@@ -112,12 +113,12 @@ fn here() -> Result<PathBuf, Failure> {
 
 pub(crate) async fn post(client: &Client, name: &str, what: &str, body: &impl Serialize) -> Done {
     let changed: api::Changed = client.post(&paths::of_device(name, what), body).await?;
-    warn(&changed);
+    warn(&changed.warnings);
     Ok(())
 }
 
-pub(crate) fn warn(changed: &api::Changed) {
-    for w in &changed.warnings {
+pub(crate) fn warn(warnings: &[String]) {
+    for w in warnings {
         eprintln!("millpond: warning: {}", plain(w));
     }
 }
@@ -125,13 +126,15 @@ pub(crate) fn warn(changed: &api::Changed) {
 async fn create(client: &Client, a: &CreateArgs) -> Done {
     let table = if a.notable || a.zram { None } else { Some(read_table(&a.table)?) };
     let (name, uuid) = (a.name.clone(), a.uuid.clone());
-    let body = api::Create { name, uuid, minor: None, table, zram: a.zram };
-    warn(&client.post(paths::DEVICES, &body).await?);
+    let body = api::Create { name, uuid, minor: None, table, force: a.force.clone(), zram: a.zram };
+    let changed: api::Changed = client.post(paths::DEVICES, &body).await?;
+    warn(&changed.warnings);
     Ok(())
 }
 
 async fn load(client: &Client, a: &LoadArgs) -> Done {
-    post(client, &a.name, "load", &api::Load { table: read_table(&a.table)? }).await
+    let body = api::Load { table: read_table(&a.table)?, force: a.force.clone() };
+    post(client, &a.name, "load", &body).await
 }
 
 async fn suspend(client: &Client, a: &SuspendArgs) -> Done {
@@ -140,31 +143,43 @@ async fn suspend(client: &Client, a: &SuspendArgs) -> Done {
 }
 
 async fn remove(client: &Client, a: &RemoveArgs) -> Done {
-    each("remove", &a.names, async |n| delete(client, n, remove_query(a.force, a.deferred)).await)
-        .await
+    let query = if a.drain {
+        "?drain=true".to_owned()
+    } else {
+        remove_query(a.force.as_deref(), a.deferred)
+    };
+    let one = async |n: &str| match a.drain {
+        true => watch(client, Long::Flush, n, delete(client, n, &query)).await,
+        false => delete(client, n, &query).await,
+    };
+    each("remove", &a.names, one).await
 }
 
-pub(crate) fn remove_query(force: bool, deferred: bool) -> &'static str {
+/// `force` is empty, or the token of an earlier refusal.
+pub(crate) fn remove_query(force: Option<&str>, deferred: bool) -> String {
     match (force, deferred) {
-        (true, _) => "?force=true",
-        (false, true) => "?deferred=true",
-        (false, false) => "",
+        (Some(""), _) => "?force=true".to_owned(),
+        (Some(token), _) => format!("?force={}", paths::encode(token)),
+        (None, true) => "?deferred=true".to_owned(),
+        (None, false) => String::new(),
     }
 }
 
 pub(crate) async fn delete(client: &Client, name: &str, query: &str) -> Done {
-    let _: api::Nothing = client.delete(&format!("{}{query}", paths::device(name))).await?;
+    let removed: api::Removed = client.delete(&format!("{}{query}", paths::device(name))).await?;
+    warn(&removed.warnings);
     Ok(())
 }
 
 /// Removes what nothing uses until a round removes nothing; then what is left is busy.
 pub(crate) async fn remove_all(client: &Client, a: &RemoveAllArgs) -> Done {
+    let query = remove_query(a.force.then_some(""), false);
     loop {
         let devices: Vec<api::Device> = client.get(paths::DEVICES).await?;
         let (mut removed, mut last) = (false, Ok(()));
         // What was made last stands on what was made before.
         for d in devices.iter().rev() {
-            match delete(client, &d.name, remove_query(a.force, false)).await {
+            match delete(client, &d.name, &query).await {
                 Ok(()) => removed = true,
                 Err(f) if f.kind() == Some(ErrorKind::NotFound) => {}
                 Err(f) => last = Err(f.within(format!("remove {}", d.name))),

@@ -113,11 +113,9 @@ async fn construct(
         Some(word) => Some(ctx.lookup(word).await?),
         None => None,
     };
-    let devices: Vec<Rc<dyn BlockDevice>> = backing.iter().cloned().collect();
-    ground.claims.check(&ctx, &devices)?;
     let target = Zram::new(ctx.device(), config, backing, ground.cores.to_vec())?;
     let as_target: Rc<dyn Target> = target.clone();
-    let owner = ground.claims.hold(&ctx, &as_target, "zram", &devices)?;
+    let owner = ground.claims.hold(&ctx, &as_target)?;
     let (on_ground, device) = (ground.clone(), owner.clone());
     target.set_before_start(Rc::new(move || match device.upgrade() {
         Some(device) => nothing_is_lost(&on_ground, &device), // ZF2

@@ -119,7 +119,7 @@ fn a_table_with_a_copy_of_the_origin_is_refused_until_it_says_so() {
     assert!(said.contains("holds 5 blocks (5 dirty) of another origin"), "{said}");
     pond.create("wc", &format!("{table} 1 adopt_origin"));
     pond.qemu_io("wc", &["read -P 0x22 409600 4096"]).ok();
-    pond.cli(&["remove", "wc"]).ok();
+    assert_eq!(pond.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
     pond.create("wc", &format!("{table} 0"));
 }
 
@@ -133,7 +133,7 @@ fn what_would_be_lost_is_not_wiped_without_the_token_of_this_moment() {
     let pond = Pond::start_in(dir, &[]);
     pond.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
     pond.qemu_io("wc", &["write -P 0x33 8192 4096", "flush"]).ok();
-    pond.cli(&["remove", "wc"]).ok();
+    assert_eq!(pond.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
     let said = millpond(&["wipe", &cache, "--force", &stale]).failed(1);
     assert!(said.contains("does not stand for what is there now"), "{said}");
     let token = said.split("`--force ").last().unwrap().split('`').next().unwrap();

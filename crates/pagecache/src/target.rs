@@ -2,7 +2,9 @@
 //! The target of a table line: takes bios, is suspended and resumed.
 use std::rc::Rc;
 
-use block::{Access, Bio, BlockDevice, Error, Limits, LocalFuture, Op, Status, Target};
+use block::{
+    Access, Below, Bio, BlockDevice, Error, Limits, LocalFuture, Op, Role, Sector, Status, Target,
+};
 
 use crate::{Mutation, PageCache};
 
@@ -48,6 +50,11 @@ impl Target for PageCache {
 
     fn status(&self) -> String {
         self.status_line()
+    }
+
+    fn below(&self) -> Vec<Below> {
+        let (device, len) = (self.below.clone(), self.limits.capacity);
+        vec![Below { device, start: Sector::ZERO, len, role: Role::Origin }]
     }
 
     fn deps(&self) -> Vec<String> {

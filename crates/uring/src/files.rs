@@ -31,6 +31,7 @@ struct Ready {
     file: File,
     lasting_identity: Option<String>,
     disk: Option<String>,
+    in_memory: bool,
 }
 
 impl Ready {
@@ -38,7 +39,8 @@ impl Ready {
     fn open(path: &Path, options: OpenOptions) -> Result<Ready, Error> {
         let file = file::open(path, options)?;
         let (lasting_identity, disk) = (lasting::identity(&file.fd), limits::disk(&file.fd));
-        Ok(Ready { file, lasting_identity, disk })
+        let in_memory = limits::is_in_memory(&file.fd);
+        Ok(Ready { file, lasting_identity, disk, in_memory })
     }
 }
 
@@ -58,6 +60,8 @@ pub struct Opened {
     pub lasting_identity: Option<String>,
     /// The disk on which it lies, whole, as the kernel calls it; nothing where that is no one disk.
     pub disk: Option<String>,
+    /// Whether its file system is in memory, and so is lost when the machine stops.
+    pub in_memory: bool,
 }
 
 /// Opens and closes files of one driver, on its thread. Those of its calls that are no futures are
@@ -117,14 +121,14 @@ impl Files {
     }
 
     fn take_in(&self, ready: Ready) -> Opened {
-        let Ready { file, lasting_identity, disk } = ready;
+        let Ready { file, lasting_identity, disk, in_memory } = ready;
         let File { fd, direct, may_block, map, limits, warning, identity } = file;
         let table = &mut self.0.borrow_mut().table;
         let file = match map {
             Some(map) => table.insert_mapped(fd, map),
             None => table.insert(fd, Kind::File { direct, may_block }),
         };
-        Opened { file, limits, warning, identity, lasting_identity, disk }
+        Opened { file, limits, warning, identity, lasting_identity, disk, in_memory }
     }
 
     /// Runs `work` on a thread of its own, where it may wait for a file system, and returns what it

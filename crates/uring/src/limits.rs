@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use block::{Buf, Error, Limits, PAGE, Sector};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, SeekFrom, Statx, StatxFlags, fallocate, ioctl_blkpbszget,
-    ioctl_blksszget, seek, statx,
+    AtFlags, FallocateFlags, FileType, SeekFrom, Statx, StatxFlags, fallocate, fstatfs,
+    ioctl_blkpbszget, ioctl_blksszget, seek, statx,
 };
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
@@ -128,6 +128,16 @@ fn of_block_device(path: &Path, fd: &OwnedFd, stat: &Statx, direct: bool) -> Res
 /// What the kernel shows of a block device.
 fn device_dir(major: u32, minor: u32) -> PathBuf {
     format!("/sys/dev/block/{major}:{minor}").into()
+}
+
+/// File systems that are in memory: tmpfs and ramfs, by the numbers of the kernel's
+/// `include/uapi/linux/magic.h`.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Whether an open file is in memory.
+pub(crate) fn is_in_memory(fd: &OwnedFd) -> bool {
+    let kind = fstatfs(fd).map(|stat| u64::try_from(stat.f_type).unwrap_or(0));
+    kind.is_ok_and(|kind| IN_MEMORY.contains(&kind))
 }
 
 /// The name of the disk that an open file lies on, or is, or is a partition of.

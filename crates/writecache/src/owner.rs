@@ -8,12 +8,14 @@
 //!
 //! | the superblock has | the origin is | |
 //! |---|---|---|
+//! | another size | any, and the cache holds no block | adopted, with its size |
+//! | another size | any | refused |
 //! | no identity | known | adopted |
 //! | any | unknown | only the size counts |
 //! | an identity | the same | opened |
 //! | an identity | another, and the cache holds no block | adopted: there is nothing to mix up |
 //! | an identity | another | refused, unless the table says `adopt_origin` |
-use block::{BlockDevice, Error};
+use block::{BlockDevice, Error, Sector};
 use format::Superblock;
 
 use crate::config::Config;
@@ -22,7 +24,14 @@ use crate::slots::Slots;
 /// What a superblock has that does not know its origin.
 pub(crate) const NOBODY: [u8; 16] = [0; 16];
 
-/// The identity that the superblock must get before the cache is used, if it must change.
+/// What the superblock must say of its origin before the cache is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Adoption {
+    pub(crate) origin_id: [u8; 16],
+    pub(crate) origin_sectors: u64,
+}
+
+/// What the superblock must be told, if it must change; `sectors` is the length of the table.
 ///
 /// # Errors
 /// `EINVAL` when the cache holds blocks of another origin.
@@ -30,23 +39,34 @@ pub(crate) fn ownership(
     config: &Config,
     superblock: &Superblock,
     origin: &dyn BlockDevice,
+    sectors: Sector,
     slots: &Slots,
-) -> Result<Option<[u8; 16]>, Error> {
-    let Some(identity) = origin.identity() else { return Ok(None) };
+) -> Result<Option<Adoption>, Error> {
+    let counts = slots.counts();
+    let (dirty, held) = (counts.dirty, counts.dirty + counts.clean + counts.bad + counts.old);
+    let (has, cache) = (superblock.origin_sectors, &config.cache);
+    if has != sectors.0 && held > 0 {
+        return Err(Error::invalid(format!(
+            "cache device {cache} holds {held} blocks ({dirty} dirty) of an origin of {has} \
+             sectors, the table maps {sectors}: it is another origin's cache, or the origin was \
+             resized. Make a table of {has} sectors, `message NAME 0 flush` it, and the empty \
+             cache takes any size; nothing was changed"
+        )));
+    }
+    let resized = Adoption { origin_id: superblock.origin_id, origin_sectors: sectors.0 };
+    let unchanged = (has != sectors.0).then_some(resized);
+    let Some(identity) = origin.identity() else { return Ok(unchanged) };
     let id = format::origin_id(&identity);
     if superblock.origin_id == id {
-        return Ok(None);
+        return Ok(unchanged);
     }
-    let counts = slots.counts();
-    let (dirty, held) = (counts.dirty, counts.dirty + counts.clean + counts.bad);
     if superblock.origin_id == NOBODY || held == 0 || config.adopt_origin {
-        return Ok(Some(id));
+        return Ok(Some(Adoption { origin_id: id, ..resized }));
     }
     Err(Error::invalid(format!(
-        "cache device {} holds {held} blocks ({dirty} dirty) of another origin: its own has \
+        "cache device {cache} holds {held} blocks ({dirty} dirty) of another origin: its own has \
          identity {}, {} has {} ({identity}): it is another device, or a copy. If it does take \
          the place of the cache's own, say so by the option adopt_origin; nothing was changed",
-        config.cache,
         hex(&superblock.origin_id),
         config.origin,
         hex(&id),

@@ -29,7 +29,7 @@ use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::media::{Media, Native};
-use crate::owner::ownership;
+use crate::owner::{Adoption, ownership};
 use crate::slots::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
@@ -112,18 +112,19 @@ impl Cache {
                 (formatted.map_err(not_initialized)?, true)
             }
         };
-        check_superblock(&config, &superblock, area, sectors)?;
+        check_superblock(&config, &superblock, area)?;
         let blocks = sectors.0 / config.block_sectors();
         let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
-        let loaded = load(&config, &*device, &superblock, blocks, memory).await?;
+        let had = superblock.origin_sectors / config.block_sectors();
+        let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
         let Loaded { mut slots, end, memory } = loaded;
-        let adopts = ownership(&config, &superblock, &*origin, &slots)?;
+        let adopts = ownership(&config, &superblock, &*origin, sectors, &slots)?;
         // Nothing has been written so far: what is refused is left as it is.
         if !agreed {
             write_copies(&config, &*device, &superblock).await?;
         }
-        if let Some(origin_id) = adopts {
-            superblock.origin_id = origin_id;
+        if let Some(Adoption { origin_id, origin_sectors }) = adopts {
+            (superblock.origin_id, superblock.origin_sectors) = (origin_id, origin_sectors);
             superblock.generation += 1;
             write_copies(&config, &*device, &superblock).await?;
         }

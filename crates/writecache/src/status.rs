@@ -69,7 +69,7 @@ impl Stats {
 }
 
 /// Attribute names, in the order in which they are listed.
-pub(crate) const ATTRIBUTES: [&str; 28] = [
+pub(crate) const ATTRIBUTES: [&str; 29] = [
     "error",
     "total_blocks",
     "free_blocks",
@@ -78,6 +78,7 @@ pub(crate) const ATTRIBUTES: [&str; 28] = [
     "dirty_blocks",
     "clean_blocks",
     "bad_blocks",
+    "unsaved_blocks",
     "old_blocks",
     "pending_epochs",
     "uncommitted_blocks",
@@ -142,6 +143,7 @@ impl Cache {
             "dirty_blocks" => u64::from(c.dirty),
             "clean_blocks" => u64::from(c.clean),
             "bad_blocks" => u64::from(c.bad),
+            "unsaved_blocks" => u64::from(c.dirty) + u64::from(c.bad),
             "old_blocks" => u64::from(c.old),
             "pending_epochs" => self.slots.borrow().pending_epochs(),
             "uncommitted_blocks" => c.changed,

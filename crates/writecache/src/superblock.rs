@@ -187,7 +187,6 @@ pub(crate) fn check_superblock(
     config: &Config,
     superblock: &Superblock,
     area: u64,
-    sectors: Sector,
 ) -> Result<(), Error> {
     if let Some(of) = config.part.filter(|_| config.mutation != Mutation::PartsUnchecked)
         && (superblock.part != Some(of.part) || superblock.uuid != of.uuid)
@@ -207,13 +206,6 @@ pub(crate) fn check_superblock(
             "Memory area is too small: cache device {} has {area} bytes, its \
              superblock says {end}",
             config.cache
-        )));
-    }
-    if superblock.origin_sectors != sectors.0 {
-        return Err(Error::invalid(format!(
-            "cache device {} belongs to an origin of {} sectors, the table maps {}: \
-             it is another origin's cache",
-            config.cache, superblock.origin_sectors, sectors
         )));
     }
     check_counters(config, superblock)

@@ -12,8 +12,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{
-    Access, Bio, BlockDevice, Class, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op, Sector,
-    Status, Target,
+    Access, Below, Bio, BlockDevice, Class, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op,
+    Role, Sector, Status, Target, Unsaved,
 };
 use reactor::Workers;
 
@@ -353,6 +353,43 @@ impl Target for WriteCache {
         vec![config.origin.clone(), config.cache.clone()]
     }
 
+    fn below(&self) -> Vec<Below> {
+        let begin = self.config.borrow().start_sector;
+        let origin = Below {
+            device: self.origin.clone(),
+            start: Sector::ZERO,
+            len: self.sectors,
+            role: Role::Origin,
+        };
+        let device = self.device.clone();
+        // A device may have become shorter since the table was loaded.
+        let len = Sector(device.limits().capacity.0.saturating_sub(begin.0));
+        vec![origin, Below { device, start: begin, len, role: Role::Cache }]
+    }
+
+    fn unsaved(&self) -> Option<Unsaved> {
+        let number = |name| self.attribute(name).ok()?.parse::<u64>().ok();
+        let config = self.config.borrow();
+        Some(Unsaved {
+            dirty: number("dirty_blocks")?,
+            failing: number("failing_blocks")?,
+            unreadable: number("bad_blocks")?,
+            block_bytes: u64::from(config.block_size),
+            cache: config.cache.clone(),
+            origin: config.origin.clone(),
+        })
+    }
+
+    fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            match self.parts() {
+                Some(parts) if parts.suspended.get() => Err(self.suspended()),
+                Some(parts) => parts.write_back_all().await,
+                None => self.running()?.write_back_all().await,
+            }
+        })
+    }
+
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
         Box::pin(async move {
             let word = match &words[..] {
@@ -360,11 +397,7 @@ impl Target for WriteCache {
                 _ => String::new(),
             };
             match word.as_str() {
-                "flush" => match self.parts() {
-                    Some(parts) if parts.suspended.get() => return Err(self.suspended()),
-                    Some(parts) => parts.write_back_all().await?,
-                    None => self.running()?.write_back_all().await?,
-                },
+                "flush" => self.write_back().await?,
                 "flush_on_suspend" => self.flush_on_suspend.set(true),
                 "cleaner" => {
                     self.flush_on_suspend.set(true);

@@ -69,6 +69,24 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// What happened to a block, in the plural, and the first sector of it: of that there may be as
+    /// many as there are blocks. Nothing for what is about the whole cache.
+    pub fn block(&self) -> Option<(&'static str, Sector)> {
+        match self {
+            Trouble::Writeback { sector, .. } => Some(("writes that the origin refused", *sector)),
+            Trouble::GapLost { sector, .. } => {
+                Some(("writes that the origin refused over blocks that it alone held", *sector))
+            }
+            Trouble::BadBlock { sector, .. } => {
+                Some(("blocks that the cache device can't read", *sector))
+            }
+            Trouble::Failed { .. }
+            | Trouble::Bug { .. }
+            | Trouble::OriginFlush { .. }
+            | Trouble::Recovered => None,
+        }
+    }
+
     /// Whether it is the end of one.
     pub fn is_over(&self) -> bool {
         *self == Trouble::Recovered

@@ -348,7 +348,7 @@ fn an_origin_of_another_size_is_refused() {
     let mut lab = dirty_and_settled();
     lab.sectors = Sector(lab.sectors.0 - 8);
     let why = lab.refusal();
-    assert!(why.contains("belongs to an origin of 2048 sectors, the table maps 2040"), "{why}");
+    assert!(why.contains("of an origin of 2048 sectors, the table maps 2040"), "{why}");
 }
 
 #[test]

@@ -110,6 +110,63 @@ fn a_cache_without_blocks_goes_to_whoever_takes_it() {
     assert_eq!(owner(&lab), format::origin_id("disk b"));
 }
 
+/// Tried as a new user would: the manual says that a cache without blocks goes to any origin, but
+/// one that had been flushed, or was never written to, refused a grown one.
+#[test]
+fn a_cache_without_blocks_takes_an_origin_of_any_size() {
+    for (was_used, parts) in [(true, ""), (false, ""), (true, "parts 2"), (false, "parts 2")] {
+        let mut lab = Lab::small("");
+        let whole = lab.sectors;
+        let opened = life_over(&lab, Some("disk a"), parts, async move |cache| {
+            if was_used {
+                fill(&*cache, 0..10, 1).await;
+                let last = whole.0 / 8;
+                fill(&*cache, last - 2..last, 1).await;
+                say(&cache, "flush").await.unwrap();
+            }
+            suspend(&cache).await;
+        });
+        opened.unwrap();
+        // Smaller, then as large as before, then of another identity.
+        for (sectors, identity) in [(whole.0 - 80, "disk a"), (whole.0, "disk a"), (800, "disk b")]
+        {
+            lab.sectors = Sector(sectors);
+            let taken = life_over(&lab, Some(identity), parts, async move |cache| {
+                fill(&*cache, 0..3, 2).await;
+                say(&cache, "flush").await.unwrap();
+                fill(&*cache, 0..3, 3).await;
+                say(&cache, "flush").await.unwrap();
+                suspend(&cache).await;
+            });
+            taken.unwrap();
+            assert_eq!(lab.superblock().origin_sectors, sectors);
+            assert_eq!(owner(&lab), format::origin_id(identity));
+        }
+    }
+}
+
+#[test]
+fn one_block_is_enough_to_refuse_another_size() {
+    for parts in ["", "parts 2"] {
+        let mut lab = Lab::small("");
+        let filled = life_over(&lab, Some("disk a"), parts, async |cache| {
+            fill(&*cache, 3..4, 1).await;
+            flush(&*cache).await;
+            suspend(&cache).await;
+        });
+        filled.unwrap();
+        let before = lab.image();
+        lab.sectors = Sector(lab.sectors.0 - 80);
+        for identity in ["disk a", "disk b"] {
+            let options = format!("{parts} adopt_origin");
+            let refused = life_over(&lab, Some(identity), options.trim(), async |_| ());
+            let why = refused.unwrap_err().to_string();
+            assert!(why.contains("1 blocks (1 dirty) of an origin of"), "{why}");
+            assert!(lab.image() == before);
+        }
+    }
+}
+
 #[test]
 fn a_cache_that_does_not_know_its_origin_adopts_the_first_that_is_known() {
     let lab = dirty_of(None);

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{
-    Access, Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Status, Target,
+    Access, Below, Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Role,
+    Sector, Status, Target,
 };
 use reactor::WaitList;
 
@@ -333,6 +334,14 @@ impl Target for Zram {
 
     fn status(&self) -> String {
         crate::status::line(self)
+    }
+
+    fn below(&self) -> Vec<Below> {
+        let all = |device: &Rc<dyn BlockDevice>| {
+            let len = device.limits().capacity;
+            Below { device: device.clone(), start: Sector::ZERO, len, role: Role::Backing }
+        };
+        self.backing.iter().map(all).collect()
     }
 
     fn deps(&self) -> Vec<String> {

@@ -73,7 +73,8 @@ impl MappedDevice {
             Some(errors) => self.live.replace(Some(errors)),
             None => None,
         };
-        if table.is_some() {
+        if let Some(table) = &table {
+            dm.leaving.borrow_mut().push((self.clone(), Rc::downgrade(table)));
             self.unblock();
         }
         // The old flat mapping is among them since `unblock`.

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Limits, Nanos, Op, Sector, Target};
+use block::{Below, Bio, BlockDevice, Error, Limits, Nanos, Op, Sector, Target};
 
 use crate::area::{Area, distinct, number, stack};
 use crate::context::Context;
@@ -110,6 +110,10 @@ impl Target for Delay {
     fn status(&self) -> String {
         let [r, w, f] = [&self.read, self.writes(), self.flushes()].map(|c| c.waiting.get());
         format!("{r} {w} {f}")
+    }
+
+    fn below(&self) -> Vec<Below> {
+        self.classes().map(|class| class.area.below(self.len)).collect()
     }
 
     fn deps(&self) -> Vec<String> {

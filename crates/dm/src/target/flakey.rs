@@ -13,7 +13,7 @@
 //! Writes are all but reads: flushes and discards too, as in the kernel.
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Buf, Bufs, Error, Limits, Nanos, Op, Sector, Status, Target};
+use block::{Below, Bio, BlockDevice, Buf, Bufs, Error, Limits, Nanos, Op, Sector, Status, Target};
 
 use crate::area::{Area, number};
 use crate::context::Context;
@@ -265,6 +265,10 @@ impl Target for Flakey {
         }
         let head = format!("{} {} {} {}", self.area, self.up_s, self.down_s, words.len());
         if words.is_empty() { head } else { format!("{head} {}", words.join(" ")) }
+    }
+
+    fn below(&self) -> Vec<Below> {
+        vec![self.area.below(self.len)]
     }
 
     fn deps(&self) -> Vec<String> {

@@ -2,7 +2,7 @@
 //! linear `<dev> <offset>`: a run of sectors of one device.
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Limits, Sector, Target};
+use block::{Below, Bio, BlockDevice, Error, Limits, Sector, Target};
 
 use crate::area::Area;
 use crate::context::Context;
@@ -44,6 +44,10 @@ impl Target for Linear {
 
     fn table(&self) -> String {
         self.area.to_string()
+    }
+
+    fn below(&self) -> Vec<Below> {
+        vec![self.area.below(self.len)]
     }
 
     fn deps(&self) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
+use block::{Below, Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
 use reactor::OnDone;
 
 use crate::area::{Area, distinct, number, shifted, stack};
@@ -208,6 +208,11 @@ impl Target for Striped {
         out.push_str(" 1 ");
         out.extend(self.errors.counts.iter().map(|n| if n.get() > 0 { 'D' } else { 'A' }));
         out
+    }
+
+    fn below(&self) -> Vec<Below> {
+        let width = Sector(self.len.0 / self.layout.n.value);
+        self.stripes.iter().map(|area| area.below(width)).collect()
     }
 
     fn deps(&self) -> Vec<String> {

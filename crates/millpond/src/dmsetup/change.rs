@@ -25,7 +25,7 @@ type Done = Result<(), Trouble>;
 pub(crate) async fn create(client: &Client, options: &Options, words: &[String]) -> Done {
     refuse_readonly(options)?;
     if options.has(Opt::Concise) {
-        return create_concise(client, words).await;
+        return create_concise(client, options, words).await;
     }
     let Some((name, file)) = words.split_first() else {
         return Err(Trouble::failed("Please provide a name for the new device."));
@@ -40,11 +40,11 @@ pub(crate) async fn create(client: &Client, options: &Options, words: &[String])
         None => None,
     };
     let uuid = options.get(Opt::Uuid).map(str::to_owned);
-    create_one(client, name, uuid, minor, table).await?;
+    create_one(client, options, name, uuid, minor, table).await?;
     show(client, options, name).await
 }
 
-async fn create_concise(client: &Client, words: &[String]) -> Done {
+async fn create_concise(client: &Client, options: &Options, words: &[String]) -> Done {
     let list = match words {
         [] => verbs::read_stdin()?,
         [list] => list.clone(),
@@ -54,13 +54,14 @@ async fn create_concise(client: &Client, words: &[String]) -> Done {
     let here = here.map_err(|e| Trouble::from(refused(&e, "current directory")))?;
     for spec in concise::parse(&list)? {
         let table = with_absolute_paths(&spec.table, &here);
-        create_one(client, &spec.name, spec.uuid, spec.minor, Some(table)).await?;
+        create_one(client, options, &spec.name, spec.uuid, spec.minor, Some(table)).await?;
     }
     Ok(())
 }
 
 async fn create_one(
     client: &Client,
+    options: &Options,
     name: &str,
     uuid: Option<String>,
     minor: Option<u32>,
@@ -69,12 +70,13 @@ async fn create_one(
     check_name(name)?;
     // A table without a line loads nothing: dmsetup leaves the device without one.
     let table = table.filter(|t| t.lines().any(|l| !l.trim().is_empty() && !l.starts_with('#')));
-    let body = api::Create { name: name.into(), uuid, minor, table, zram: false };
+    let (name, force) = (name.to_owned(), options.token());
+    let body = api::Create { name: name.clone(), uuid, minor, table, force, zram: false };
     let created: Result<api::Changed, Failure> = client.post(paths::DEVICES, &body).await;
-    created.map(|changed| verbs::warn(&changed)).map_err(|f| {
+    created.map(|changed| verbs::warn(&changed.warnings)).map_err(|f| {
         // The daemon makes it with its table, or not at all; dmsetup says which step failed.
         let step = if f.message.contains(": line ") { "reload" } else { "create" };
-        Trouble::ioctl(step, name, &f)
+        Trouble::ioctl(step, &name, &f)
     })
 }
 
@@ -117,7 +119,7 @@ pub(crate) async fn load(client: &Client, options: &Options, words: &[String]) -
         return Err(Trouble::failed("Please specify device."));
     }
     let (name, file) = naming::of_first(client, options, words).await?;
-    let body = api::Load { table: table(options, file)? };
+    let body = api::Load { table: table(options, file)?, force: options.token() };
     post(client, "reload", &name, "load", &body).await?;
     show(client, options, &name).await
 }
@@ -153,6 +155,9 @@ pub(crate) async fn simple(
         if verb == "suspend" {
             let body = api::Suspend { noflush: options.has(Opt::NoFlush) };
             post(client, verb, &name, verb, &body).await?;
+        } else if verb == "resume" {
+            let body = api::Resume { force: options.token() };
+            post(client, verb, &name, verb, &body).await?;
         } else {
             post(client, verb, &name, verb, &api::Nothing {}).await?;
         }
@@ -162,12 +167,12 @@ pub(crate) async fn simple(
 }
 
 pub(crate) async fn remove(client: &Client, options: &Options, words: &[String]) -> Done {
-    let how = verbs::remove_query(options.has(Opt::Force), options.has(Opt::Deferred));
+    let how = verbs::remove_query(options.get(Opt::Force), options.has(Opt::Deferred));
     let tries = if options.has(Opt::Retry) { TRIES } else { 1 };
     for name in some(client, options, words).await? {
         let mut tried = 1;
         loop {
-            match verbs::delete(client, &name, how).await {
+            match verbs::delete(client, &name, &how).await {
                 Err(f) if f.kind() == Some(ErrorKind::Busy) && tried < tries => {
                     tried += 1;
                     tokio::time::sleep(BETWEEN_TRIES).await;
@@ -204,8 +209,13 @@ pub(crate) async fn wipe_table(client: &Client, options: &Options, words: &[Stri
         let device: Result<api::Device, Failure> = client.get(&paths::device(&name)).await;
         let sectors = device.map_err(|f| Trouble::ioctl("table", &name, &f))?.size_sectors;
         let table = format!("0 {sectors} error");
-        post(client, "reload", &name, "load", &api::Load { table }).await?;
-        post(client, "resume", &name, "resume", &api::Nothing {}).await?;
+        post(client, "reload", &name, "load", &api::Load { table, force: None }).await?;
+        let how = api::Resume { force: options.token() };
+        if let Err(refused) = post(client, "resume", &name, "resume", &how).await {
+            // What was refused leaves the device as it was.
+            post(client, "clear", &name, "clear", &api::Nothing {}).await?;
+            return Err(refused);
+        }
         show(client, options, &name).await?;
     }
     Ok(())

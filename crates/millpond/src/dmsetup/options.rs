@@ -150,6 +150,8 @@ impl Options {
             (true, Some(value)) => value,
             (true, None) => next()?,
             (false, None) => String::new(),
+            // Ours: dmsetup's has no value.
+            (false, Some(token)) if opt == Opt::Force => token,
             (false, Some(_)) => {
                 let message = format!("option `--{name}` doesn't allow an argument");
                 return Err(Trouble::command_line(message));
@@ -182,6 +184,11 @@ impl Options {
 
     pub(crate) fn has(&self, opt: Opt) -> bool {
         self.given.contains_key(&opt)
+    }
+
+    /// The token of `--force=TOKEN`.
+    pub(crate) fn token(&self) -> Option<String> {
+        self.get(Opt::Force).filter(|token| !token.is_empty()).map(str::to_owned)
     }
 
     pub(crate) fn get(&self, opt: Opt) -> Option<&str> {

@@ -127,11 +127,11 @@ pub(crate) async fn divide(
         let area = config.area_bytes(device);
         let found = find_superblock(&config, device, area).await.map_err(within)?;
         let (superblock, _) = found.ok_or_else(|| within(missing(&config)))?;
-        check_superblock(&config, &superblock, area, sectors).map_err(within)?;
+        check_superblock(&config, &superblock, area).map_err(within)?;
         superblocks.push(superblock);
     }
     superblocks.remove(0);
-    division.adopts = adopts(config, &division, origin, device, &superblocks).await?;
+    division.adopts = adopts(config, &division, origin, device, sectors, &superblocks).await?;
     Ok(division)
 }
 
@@ -142,12 +142,14 @@ async fn adopts(
     division: &Division,
     origin: &dyn BlockDevice,
     device: &dyn BlockDevice,
+    sectors: Sector,
     superblocks: &[Superblock],
 ) -> Result<bool, Error> {
     let id = origin.identity().map(|identity| format::origin_id(&identity));
     let is_own =
         |s: &Superblock| s.origin_id == owner::NOBODY || id.is_none_or(|id| s.origin_id == id);
-    if superblocks.iter().all(is_own) {
+    let is_known = superblocks.iter().all(is_own);
+    if is_known && superblocks.iter().all(|s| s.origin_sectors == sectors.0) {
         return Ok(false);
     }
     for (nth, superblock) in (0..division.parts()).zip(superblocks) {
@@ -157,9 +159,9 @@ async fn adopts(
         let memory = map_memory(&config, superblock.slots.into()).map_err(within)?;
         let loaded = load(&config, device, superblock, blocks, memory).await.map_err(within)?;
         let Loaded { slots, .. } = loaded;
-        owner::ownership(&config, superblock, origin, &slots).map_err(within)?;
+        owner::ownership(&config, superblock, origin, sectors, &slots).map_err(within)?;
     }
-    Ok(true)
+    Ok(!is_known)
 }
 
 /// Makes the parts of a new cache, durably, part 0 last (PO1).

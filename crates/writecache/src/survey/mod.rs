@@ -122,7 +122,7 @@ impl Survey {
     pub fn token(&self, deed: &str) -> String {
         let mut bytes = self.fingerprint.to_le_bytes().to_vec();
         bytes.extend_from_slice(deed.as_bytes());
-        format!("{:08x}", format::checksum(&bytes))
+        format::token(&bytes)
     }
 
     fn found(&mut self, offset: u64, what: impl Into<String>) {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Unsaved: what only a device's caches have. No verb takes it out of sight without a word.
+//!
+//! Invariants
+//! - U1 A table that would hide dirty blocks goes live by their token only; what is refused leaves
+//!   the device as it was.
+//! - U2 A device whose cache has blocks that fail or can't be read is removed by their token only.
+use std::rc::Rc;
+
+use block::{BlockDevice, Error, Sector, Unsaved};
+
+use super::MappedDevice;
+use crate::live::{Entry, Table};
+
+impl MappedDevice {
+    /// Whether any target of the live table knows what is dirty.
+    pub fn knows_dirty(&self) -> bool {
+        self.live().is_some_and(|live| live.entries.iter().any(|e| e.target.knows_dirty()))
+    }
+
+    /// Runs of dirty sectors within `at..at + len`, for block status: nothing when no target of
+    /// the live table is a cache. Sectors under other targets are clean.
+    pub async fn dirty(&self, at: Sector, len: Sector) -> Option<Vec<(Sector, Sector)>> {
+        let live = self.live()?;
+        let end = at.checked_add(len)?;
+        let mut all = None;
+        for entry in live.entries.iter().filter(|e| e.start < end && e.end > at) {
+            let from = entry.start.max(at);
+            let to = entry.end.min(end);
+            if let Some(runs) = entry.target.clone().dirty(from - entry.start, to - from).await {
+                let runs = runs.into_iter().map(|(s, l)| (s + entry.start, l));
+                all.get_or_insert_with(Vec::new).extend(runs);
+            }
+        }
+        all
+    }
+
+    /// What the caches of the live table hold and their origins do not. Exact while the device is
+    /// suspended.
+    pub async fn unsaved(&self) -> Vec<Unsaved> {
+        self.unsaved_lines().await.into_iter().map(|(_, unsaved)| unsaved).collect()
+    }
+
+    /// With the numbers of their lines in the live table.
+    async fn unsaved_lines(&self) -> Vec<(usize, Unsaved)> {
+        self.refresh().await;
+        let Some(live) = self.live() else { return Vec::new() };
+        let unsaved = |(nth, e): (usize, &Entry)| Some((nth, e.target.unsaved()?));
+        let lines = live.entries.iter().enumerate().filter_map(unsaved);
+        lines.filter(|(_, unsaved)| unsaved.blocks() > 0).collect()
+    }
+
+    /// Whether `new` may take the live table's place (U1). The device is suspended.
+    pub(crate) async fn check_hidden(
+        &self,
+        new: &Table,
+        was_suspended: bool,
+        given: Option<&str>,
+    ) -> Result<(), Error> {
+        let (Some(live), Some(dm)) = (self.live(), self.dm.upgrade()) else { return Ok(()) };
+        let mut hidden = self.unsaved_lines().await;
+        hidden.retain(|(nth, _)| !dm.goes_on(&live.entries[*nth], new));
+        if hidden.is_empty() {
+            return Ok(());
+        }
+        let name = self.name();
+        let first = if was_suspended {
+            format!("`millpond clear {name}`, `millpond resume {name}` and ")
+        } else {
+            String::new()
+        };
+        let hidden: Vec<Unsaved> = hidden.into_iter().map(|(_, unsaved)| unsaved).collect();
+        let harm = format!(
+            "{name}: the new table would hide {}; to write them back first, {first}`millpond \
+             message {name} 0 flush`, or `flush_on_suspend` to do it as the table is swapped",
+            stale(&hidden)
+        );
+        Error::refused_without(self.token("resume", &hidden), given, harm)
+    }
+
+    /// Whether the device may be removed (U2).
+    pub(crate) async fn check_lost(&self, given: Option<&str>) -> Result<(), Error> {
+        let mut lost = self.unsaved().await;
+        lost.retain(|unsaved| !unsaved.is_healthy());
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let name = self.name();
+        let harm = format!(
+            "{name}: its cache has {}; without the device nobody tries again to write them back \
+             (`millpond get {name}` tells of them)",
+            stale(&lost)
+        );
+        Error::refused_without(self.token("remove", &lost), given, harm)
+    }
+
+    /// Stands for a deed and what it would hide. How many blocks there are may change from one
+    /// second to the next, so it stands for the devices that they are on, and for those that can't
+    /// be read.
+    fn token(&self, deed: &str, unsaved: &[Unsaved]) -> String {
+        let mut facts = format!("{deed} {} {}", self.minor, self.name());
+        for u in unsaved {
+            facts.push_str(&format!(" {} {} {}", u.cache, u.origin, u.unreadable));
+        }
+        format::token(facts.as_bytes())
+    }
+
+    /// Writes everything that only the live table's caches have back, while the device is in use.
+    pub(crate) async fn write_back(self: &Rc<Self>) -> Result<(), Error> {
+        let Some(live) = self.live() else { return Ok(()) };
+        for entry in &live.entries {
+            let to = self.message_to(entry.start)?;
+            let written = to.target.clone().write_back().await;
+            written.map_err(|e| e.within(format!("{}: {}", self.name(), entry.place())))?;
+        }
+        Ok(())
+    }
+}
+
+/// What is where, and which origins are not to be used without it.
+fn stale(unsaved: &[Unsaved]) -> String {
+    let one = |u: &Unsaved| format!("{u}, which {} does not have and is stale without", u.origin);
+    unsaved.iter().map(one).collect::<Vec<_>>().join("; ")
+}

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use crate::{BlockDevice, Sector};
+use crate::{BlockDevice, Sector, size_text};
 
 /// What a target does with a run of sectors below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +82,7 @@ impl fmt::Display for Unsaved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let blocks = self.blocks();
         let noun = if blocks == 1 { "block" } else { "blocks" };
-        let size = size(blocks.saturating_mul(self.block_bytes));
+        let size = size_text(blocks.saturating_mul(self.block_bytes));
         write!(f, "{blocks} dirty {noun} ({size}) on {}", self.cache)?;
         if self.failing > 0 {
             write!(f, ", {} of which the origin refuses", self.failing)?;
@@ -94,30 +94,9 @@ impl fmt::Display for Unsaved {
     }
 }
 
-/// Bytes as people read them, in powers of 1024.
-pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} bytes");
-    }
-    // Ten bits a unit; there are as many as a u64 has room for.
-    let nth = ((bytes.ilog2() / 10) as usize).min(UNITS.len()) - 1;
-    let tenths = u128::from(bytes) * 10 >> (10 * (nth + 1));
-    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[nth])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_the_unit_that_makes_them_short() {
-        assert_eq!(size(0), "0 bytes");
-        assert_eq!(size(1023), "1023 bytes");
-        assert_eq!(size(98_304), "96.0 KiB");
-        assert_eq!(size(3 << 40), "3.0 TiB");
-        assert_eq!(size(u64::MAX), "15.9 EiB");
-    }
 
     #[test]
     fn unsaved_blocks_are_told_with_size_and_device() {

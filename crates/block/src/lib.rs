@@ -30,7 +30,7 @@ mod status;
 mod suggest;
 mod units;
 
-pub use below::{Below, Role, Unsaved, size};
+pub use below::{Below, Role, Unsaved};
 pub use bio::{Bio, Class, Flags, Op, Opener};
 pub use buf::{Buf, Bufs, PAGE, Slice};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
@@ -45,4 +45,4 @@ pub use plain::is_steering;
 pub use ram::{Ram, copy_shared};
 pub use status::{IoError, Status};
 pub use suggest::{name_hint, nearest};
-pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector};
+pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector, size_text};

@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, size_text};
 
 /// The budget; one for all cores of a process.
 #[derive(Debug)]
@@ -90,8 +90,8 @@ impl Reservation {
         // B1
         let add = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
         if let Err(sum) = reserved.fetch_update(Relaxed, Relaxed, add) {
-            let (free, needed) = (Size(limit - sum + self.bytes), Size(bytes));
-            let limit = Size(limit);
+            let (free, needed) = (size_text(limit - sum + self.bytes), size_text(bytes));
+            let limit = size_text(limit);
             return Err(Error::new(
                 ErrorKind::NoMemory,
                 format!("{what} needs {needed} of memory, {free} of {limit} are free ({origin})"),
@@ -113,22 +113,6 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.shrink_to(0);
-    }
-}
-
-/// Bytes, for people: with the unit that makes the number short.
-#[derive(Clone, Copy)]
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-        if self.0 < 1024 {
-            return write!(f, "{} bytes", self.0);
-        }
-        let steps = (self.0.ilog2() / 10).min(6);
-        let tenths = (u128::from(self.0) * 10) >> (10 * steps);
-        write!(f, "{}.{} {}", tenths / 10, tenths % 10, UNITS[steps as usize - 1])
     }
 }
 
@@ -182,19 +166,5 @@ mod tests {
             }
         });
         assert_eq!(budget.free(), 1000);
-    }
-
-    #[test]
-    fn sizes_are_told_with_one_decimal() {
-        for (bytes, text) in [
-            (0, "0 bytes"),
-            (1023, "1023 bytes"),
-            (1536, "1.5 KiB"),
-            (63_884_746_752, "59.4 GiB"),
-            (15 << 40, "15.0 TiB"),
-            (u64::MAX, "15.9 EiB"),
-        ] {
-            assert_eq!(Size(bytes).to_string(), text);
-        }
     }
 }

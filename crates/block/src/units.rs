@@ -118,6 +118,18 @@ impl Sub for Nanos {
     }
 }
 
+/// Bytes as people read them, in powers of 1024.
+pub fn size_text(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} bytes");
+    }
+    // Ten bits a unit; there are as many as a u64 has room for.
+    let nth = ((bytes.ilog2() / 10) as usize).min(UNITS.len()) - 1;
+    let tenths = (u128::from(bytes) * 10) >> (10 * (nth + 1));
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[nth])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,5 +141,14 @@ mod tests {
         assert!(Sector(16).is_aligned(Sector(8)));
         assert!(!Sector(12).is_aligned(Sector(8)));
         assert_eq!(Sector(u64::MAX).checked_add(Sector(1)), None);
+    }
+
+    #[test]
+    fn sizes_have_the_unit_that_makes_them_short() {
+        assert_eq!(size_text(0), "0 bytes");
+        assert_eq!(size_text(1023), "1023 bytes");
+        assert_eq!(size_text(98_304), "96.0 KiB");
+        assert_eq!(size_text(3 << 40), "3.0 TiB");
+        assert_eq!(size_text(u64::MAX), "15.9 EiB");
     }
 }

@@ -129,7 +129,7 @@ fn text(place: &str, survey: &Survey, shown: usize) -> String {
                 o.total, o.block_size, o.free, o.dirty, o.clean, o.bad
             ),
         );
-        let size = block::size(o.dirty_bytes());
+        let size = block::size_text(o.dirty_bytes());
         line(
             "dirty",
             match o.dirty_ranges.len() {

@@ -247,7 +247,7 @@ fn tell(args: &RecoverArgs, plan: &Plan, what: &str) -> Result<(), Failure> {
     match args.listing.format {
         Format::Text => print(&format!(
             "{blocks} blocks ({}) in {ranges} ranges {what} from {} to {}\n",
-            block::size(*bytes),
+            block::size_text(*bytes),
             args.cache.display(),
             args.origin.display()
         )),

@@ -79,7 +79,7 @@ fn loss(survey: &Survey) -> Option<String> {
             let Some(o) = survey.occupancy().filter(|_| survey.damage_left_out == 0) else {
                 return Some("holds a damaged cache, nobody knows what is in it".into());
             };
-            let size = block::size(o.dirty_bytes());
+            let size = block::size_text(o.dirty_bytes());
             let dirty = format!(
                 "holds {} dirty blocks ({size}) that the origin does not have; `millpond recover` \
                  writes them back",

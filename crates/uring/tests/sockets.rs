@@ -332,7 +332,7 @@ fn a_connection_is_made_while_the_core_goes_on() {
             assert_eq!(receive(there.get().unwrap(), 5).await, b"hello");
         }
         let nobody = files.connect(&Peer::Unix("/nowhere/sock".into())).await.unwrap_err();
-        assert_eq!(nobody.kind(), ErrorKind::NotFound);
+        assert_eq!(nobody.kind(), ErrorKind::NoFile);
         assert!(nobody.to_string().starts_with("/nowhere/sock: cannot connect"), "{nobody}");
         files.close(tcp);
         let refused = files.connect(&Peer::Tcp("127.0.0.1".into(), bound.port())).await;

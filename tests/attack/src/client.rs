@@ -94,7 +94,8 @@ pub struct Client {
     stream: UnixStream,
     judge: Arc<Mutex<Judge>>,
     opener: u64,
-    in_flight: BTreeMap<u64, Waiting>,
+    /// By cookie: when it was sent, and what it was.
+    in_flight: BTreeMap<u64, (u64, Waiting)>,
     cookie: u64,
 }
 
@@ -164,8 +165,9 @@ impl Client {
                 (cmd, fua, Waiting::Change { write, sector, count })
             }
         };
+        let sent = judge.tick();
         drop(judge);
-        self.in_flight.insert(cookie, waiting);
+        self.in_flight.insert(cookie, (sent, waiting));
         let (offset, len) = match ask {
             Ask::Flush => (0, 0),
             Ask::Read | Ask::Change(..) => (sector * 512, count as u32 * 512),
@@ -186,7 +188,8 @@ impl Client {
             return Err(io::Error::from(ErrorKind::UnexpectedEof)); // it ends: nothing is known
         }
         let waiting = self.in_flight.remove(&cookie);
-        let waiting = waiting.ok_or_else(|| wire::wrong("an answer to nothing"))?;
+        let (sent, waiting) = waiting.ok_or_else(|| wire::wrong("an answer to nothing"))?;
+        held(&self.judge).answered(self.opener, sent);
         if ![0, wire::EIO].contains(&error) {
             return Err(wire::wrong(&format!("{waiting:?} was answered with error {error}")));
         }
@@ -236,7 +239,7 @@ impl Client {
                 let (mut ask, sector, count) = load.draw(rng);
                 // FLUSHes beside each other: all of them must tell the truth.
                 let again = if rng.chance(0.4) { 2 } else { 1 };
-                let flushing = |w: &&Waiting| matches!(w, Waiting::Flush { .. });
+                let flushing = |w: &&(u64, Waiting)| matches!(w.1, Waiting::Flush { .. });
                 let flushes = self.in_flight.values().filter(flushing).count();
                 if ask == Ask::Flush && flushes + again > load.flushes {
                     ask = Ask::Read;

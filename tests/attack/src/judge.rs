@@ -7,7 +7,8 @@
 //! A version is an initial zero, a write, a zeroing or a discard of this sector. It is
 //! - *durable* once it has succeeded and was FUA, or a FLUSH covers it: one that succeeded, began
 //!   after it had ended, and whose connection was not told in between that something may be lost
-//!   (see [`Hearing`]);
+//!   (see [`Hearing`]); told by another FLUSH under way counts, unless this one had certainly
+//!   reached the program before the loss;
 //! - *over*, when another version has succeeded that began after it had ended, or when a read that
 //!   began after it had ended has found another one;
 //! - *at risk*, when a disk has failed a FLUSH after it began, it is not durable, and the device
@@ -33,6 +34,9 @@ const NEVER: u64 = u64::MAX;
 /// So many events are kept for each sector, and of those that concern all.
 const TRACE_MAX: usize = 40;
 const GLOBAL_MAX: usize = 20_000;
+/// So many answers are kept for each connection, and so many losses.
+const ANSWERS_MAX: usize = 256;
+const LOSSES_MAX: usize = 256;
 /// A history of more versions is looked through for what can't matter any more.
 const PRUNE_ABOVE: usize = 5;
 
@@ -185,6 +189,10 @@ pub struct Judge {
     failed: Vec<FailedFlush>,
     /// Orders under way, by when they began.
     orders: Vec<u64>,
+    /// By connection, of the last answers: when the request was sent, and the answer came.
+    answers: BTreeMap<u64, VecDeque<(u64, u64)>>,
+    /// When disks lost data, the last ones.
+    losses: VecDeque<u64>,
     /// Of what began since the key: FLUSHes cover what ended before the value.
     covered: BTreeMap<u64, u64>,
     last_loss: u64,
@@ -223,6 +231,8 @@ impl Judge {
             active: BTreeMap::new(),
             failed: Vec::new(),
             orders: Vec::new(),
+            answers: BTreeMap::new(),
+            losses: VecDeque::new(),
             covered: BTreeMap::new(),
             last_loss: 0,
             counts: Counts::default(),
@@ -315,6 +325,30 @@ impl Judge {
         }
     }
 
+    /// The tick of now: what is sent next is sent after it.
+    pub fn tick(&self) -> u64 {
+        self.tick
+    }
+
+    /// A request that `by` sent at the tick `sent` was answered.
+    pub fn answered(&mut self, by: u64, sent: u64) {
+        let now = self.tick;
+        let answers = self.answers.entry(by).or_default();
+        keep(answers, ANSWERS_MAX, (sent, now));
+    }
+
+    /// Whether what `by` sent at `sent` had certainly reached the program before it was told of
+    /// `failed`: a connection is read in order, and a later request of it was answered before the
+    /// first loss that may have been told.
+    fn reached_before(&self, by: u64, sent: u64, failed: &FailedFlush) -> bool {
+        let earlier = self.failed.iter().filter(|f| f.by == by && f.ended < failed.begun);
+        let opened = self.opened.get(&by).copied().unwrap_or(0);
+        let told = earlier.map(|f| f.begun).max().unwrap_or(opened);
+        let Some(loss) = self.losses.iter().find(|loss| **loss > told) else { return false };
+        let answers = self.answers.get(&by);
+        answers.is_some_and(|all| all.iter().any(|(later, at)| *later > sent && at < loss))
+    }
+
     /// A read is about to be sent; when it begins.
     pub fn read_begins(&mut self) -> u64 {
         self.begin()
@@ -362,7 +396,11 @@ impl Judge {
             // Whoever comes later hears only of what nobody has heard.
             let before = f.begun < opened;
             let told = match self.rules.hearing {
-                Hearing::Each => f.by == by && f.ended < flush_begun,
+                // The program may tell of it before it takes this FLUSH from the socket.
+                Hearing::Each => {
+                    let certain = f.ended >= flush_begun && self.reached_before(by, flush_begun, f);
+                    f.by == by && !certain
+                }
                 Hearing::Device => f.begun < flush_begun,
             };
             before || told
@@ -398,6 +436,7 @@ impl Judge {
     pub fn loss(&mut self) {
         let tick = self.now();
         self.last_loss = tick;
+        keep(&mut self.losses, LOSSES_MAX, tick);
         self.note(tick, What::Loss);
     }
 
@@ -548,7 +587,7 @@ fn is_superseded_for_good(v: &Version, versions: &[Version]) -> bool {
     })
 }
 
-fn keep(events: &mut VecDeque<Event>, max: usize, event: Event) {
+fn keep<T>(events: &mut VecDeque<T>, max: usize, event: T) {
     if events.len() == max {
         events.pop_front();
     }

@@ -200,12 +200,28 @@ fn a_flush_under_way_beside_a_failed_one_must_not_succeed() {
     let mut case = case(LOSSY);
     let (old, write) = (case.flushed(), case.write());
     let (first, second) = (case.0.flush_begins(), case.0.flush_begins());
+    // A read that was sent after both was answered: the program has taken both.
+    let (sent, read) = (case.0.tick() + 1, case.0.read_begins());
+    case.0.read_fails(read);
+    case.0.answered(1, sent);
     case.0.loss();
     case.0.flush_ends(1, first, Outcome::Failed);
     case.0.flush_ends(1, second, Outcome::Done);
     case.crash();
     assert!(!case.finds(old));
     assert!(case.finds(write));
+}
+
+#[test]
+fn a_flush_that_may_have_come_after_the_error_may_succeed() {
+    let mut case = case(LOSSY);
+    let (old, _) = (case.flushed(), case.write());
+    let (first, second) = (case.0.flush_begins(), case.0.flush_begins());
+    case.0.loss();
+    case.0.flush_ends(1, first, Outcome::Failed);
+    case.0.flush_ends(1, second, Outcome::Done);
+    case.crash();
+    assert!(case.finds(old));
 }
 
 #[test]

@@ -151,9 +151,6 @@ pub const ALL: &[Scenario] = &[
         rules: EACH_HEARS,
         faults: Faults::Flushes,
         orders: OF_PAGES,
-        // A connection with several FLUSHes in flight, one whose zeroing with FUA failed, and one
-        // whose device was loaded again, each get a FLUSH that succeeds although data are lost.
-        known: Some("an error of a FLUSH below is not told to each FLUSH that it concerns"),
         ..PLAIN
     },
     Scenario {

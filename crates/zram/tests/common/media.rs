@@ -49,10 +49,15 @@ impl Lab {
     }
 
     pub(crate) fn target(&self) -> Rc<Zram> {
+        let disk = self.world.borrow().leaf(self.disk);
+        self.target_over(disk)
+    }
+
+    /// With a device before its disk.
+    pub(crate) fn target_over(&self, backing: Rc<dyn BlockDevice>) -> Rc<Zram> {
         let words: Vec<&str> = self.table.split_whitespace().collect();
         let len = Sector(self.slots * PAGE_SECTORS);
         let config = Config::parse(&words, len, &NoFiles).expect("a good table");
-        let backing: Rc<dyn BlockDevice> = self.world.borrow().leaf(self.disk);
         let cores = (0..self.cores).map(CoreId).collect();
         Zram::new("zram0", config, Some(backing), cores).expect("a device that fits")
     }

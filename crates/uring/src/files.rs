@@ -78,9 +78,12 @@ impl Files {
     /// Keeps this thread for as long as the file system takes: for tools. A core that serves
     /// others takes [`Files::open`].
     pub fn open_path(&self, path: &Path, options: OpenOptions) -> Result<Opened, Error> {
+        // Before the attempt: a close may end beside it.
+        let closing = helpers::is_closing_since(0);
         let opened = match Ready::open(path, options) {
             // It may be our own, on its way out.
-            Err(e) if e.kind() == ErrorKind::Busy && helpers::wait_for_closes(CLOSE_TIME) => {
+            Err(e) if e.kind() == ErrorKind::Busy && closing => {
+                helpers::wait_for_closes(CLOSE_TIME);
                 Ready::open(path, options)
             }
             opened => opened,
@@ -102,17 +105,15 @@ impl Files {
         let end = now() + DEADLINE;
         loop {
             let (to, check) = (path.to_owned(), check.clone());
+            // Before the attempt: a close may end beside it.
+            let closing = helpers::is_closing_since(0);
             let work = move || {
                 check(&to)?;
                 Ready::open(&to, options)
             };
             match self.away(&path.to_string_lossy(), work).await {
                 // It may be our own, on its way out.
-                Err(e)
-                    if e.kind() == ErrorKind::Busy
-                        && helpers::is_closing_since(0)
-                        && now() < end =>
-                {
+                Err(e) if e.kind() == ErrorKind::Busy && closing && now() < end => {
                     sleep(CLOSE_LOOK).await;
                 }
                 opened => return Ok(self.take_in(opened?)),

@@ -261,17 +261,12 @@ pub(crate) fn is_closing_since(mark: u64) -> bool {
 }
 
 /// Waits on this thread until the closes that are under way now have ended, at most for `time`.
-/// False: there was none.
-pub(crate) fn wait_for_closes(time: Duration) -> bool {
+pub(crate) fn wait_for_closes(time: Duration) {
     let state = POOL.lock();
     let before = state.closes;
     let is_closing = |state: &mut State| state.closing.range(..before).next().is_some();
-    if state.closing.is_empty() {
-        return false;
-    }
     let waited = POOL.closed.wait_timeout_while(state, time, is_closing);
     drop(waited.unwrap_or_else(PoisonError::into_inner));
-    true
 }
 
 #[cfg(test)]

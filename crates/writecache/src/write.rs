@@ -196,10 +196,16 @@ impl Cache {
                 let dirty = if self.config.ordered { c.dirty.min(1) } else { c.dirty };
                 stuck && self.writeback.retry.is_hopeless(u64::from(dirty))
             };
-            let over = || self.health().is_err() || hopeless();
+            // The origin may have been mended since: what waits for its time is tried once more now.
+            if hopeless() && self.writeback.retry.hurry() {
+                self.writeback.look_again();
+                self.changed.wake_all();
+            }
+            let over =
+                || self.health().is_err() || (hopeless() && !self.writeback.is_trying_again());
             self.changed.wait_for(|| self.counts().free > 0 || over()).await;
             self.starved.set(self.starved.get() - 1);
-            if hopeless() {
+            if self.counts().free == 0 && hopeless() {
                 let no_slot = self.counts().bad == self.counts().slots;
                 return Err(if no_slot { Status::NoSpace } else { Status::Io });
             }

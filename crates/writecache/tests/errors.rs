@@ -228,6 +228,43 @@ fn a_full_cache_before_an_origin_that_refuses_all_ends_writes_in_an_error_and_co
     });
 }
 
+/// An attack from outside found that after the origin was mended the next write still got EIO, for
+/// up to a minute: nobody had tried the origin again.
+#[test]
+fn a_writer_that_starves_has_a_mended_origin_tried_at_once() {
+    for refused in [Op::Write, Op::Flush] {
+        let lab = Lab::new(4096, 440, EAGER);
+        life(&lab, async move |w| {
+            let blocks = if refused == Op::Write { 0..4096 } else { 0..0 };
+            w.origin.refuse(refused, blocks);
+            let slots = number(&w.cache, "total_blocks");
+            let mut block = 0;
+            while put(&*w.cache, block, 1).await.is_ok() {
+                block += 1;
+                assert!(block <= slots, "{refused:?}: the cache is full");
+            }
+            millis(30_000).await;
+            // The origin still refuses all: no writer waits long.
+            for _ in 0..3 {
+                let began = reactor::now();
+                assert_eq!(put(&*w.cache, slots + 1, 2).await, Err(Status::Io));
+                let took = reactor::now().0 - began.0;
+                assert!(took < 500_000_000, "{refused:?}: {took} ns");
+            }
+            w.origin.mend();
+            let began = reactor::now();
+            for block in slots..slots + 100 {
+                put(&*w.cache, block, 3).await.unwrap();
+            }
+            let took = reactor::now().0 - began.0;
+            assert!(took < 2_000_000_000, "{refused:?}: {took} ns");
+            say(&w.cache, "flush").await.unwrap();
+            expect(&*w.cache, 0..slots, 1).await;
+            expect(&*w.cache, slots..slots + 100, 3).await;
+        });
+    }
+}
+
 #[test]
 fn a_suspend_does_not_wait_for_a_failing_block_and_a_resume_tries_it_again() {
     let lab = Lab::small(EAGER);

@@ -256,6 +256,13 @@ impl Writeback {
         }
     }
 
+    /// Whether what the origin has refused is on its way there again, or will be without a wait.
+    pub(crate) fn is_trying_again(&self) -> bool {
+        // While writeback is paused what is ripe waits, too.
+        let ripe = self.retry.has_ripe() && !self.retry.is_paused();
+        ripe || self.in_flight_runs.get() > 0 || self.pending() > 0
+    }
+
     pub(crate) fn in_flight_runs(&self) -> usize {
         self.in_flight_runs.get()
     }

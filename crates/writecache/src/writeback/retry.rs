@@ -42,6 +42,10 @@ const STUBBORN_FAILURES: u32 = 5;
 /// Failures in a row after which a `flush` gives a block up: the error, and one retry.
 const GIVE_UP_FAILURES: u32 = 2;
 
+/// Blocks that are tried at once when a writer starves. Chosen: few for an origin that refuses them
+/// all again, and enough that many writers find slots when it takes them.
+const HURRIED_MAX: usize = 64;
+
 #[derive(Clone, Copy)]
 struct Failing {
     failures: u32,
@@ -214,6 +218,16 @@ impl Retry {
         if self.flush.get().is_some_and(|f| f.until_ns <= now_ns) {
             self.paused.set(false);
         }
+    }
+
+    /// A writer starves: the first of what waits is tried now. False: nothing waits.
+    pub(crate) fn hurry(&self) -> bool {
+        let nth = self.due.borrow().iter().take(HURRIED_MAX).next_back().copied();
+        let paused = self.paused.replace(false);
+        if let Some((due_ns, _)) = nth {
+            self.ripen(due_ns);
+        }
+        paused || nth.is_some()
     }
 
     /// A `flush` begins: nothing waits any longer.

@@ -13,12 +13,12 @@ use crate::slot::{Flags, PAGE};
 /// Pages that are on the backing device: which slot, and where in the bio's buffers it goes.
 pub(crate) type Wanted = SmallVec<[(u32, usize); 8]>;
 
-/// The slots of a bio on its shard.
+/// The slots that a bio touches on its shard.
 pub(crate) fn slots_of(bio: &Bio) -> std::ops::Range<u32> {
     let slot = |sector: block::Sector| {
         u32::try_from(sector.0 / PAGE_SECTORS).expect("within the shard, checked at its entry")
     };
-    slot(bio.sector)..slot(bio.end())
+    slot(bio.sector)..slot(crate::merge::up(bio.end()))
 }
 
 impl Shard {

@@ -20,6 +20,7 @@ use crate::layout::{Layout, PAGE_SECTORS};
 use crate::merge::is_whole;
 use crate::mutation::Mutation;
 use crate::persist::{Media, Persist};
+use crate::read::slots_of;
 use crate::shared::{Counters, Shared};
 use crate::slot::{Flags, PAGE, Slot, Slots};
 use crate::store::{Handle, Store};
@@ -277,6 +278,8 @@ impl Shard {
 
     async fn handle(self: Rc<Self>, bio: &mut Bio) -> Status {
         let mut is_left = true;
+        // Of the bio as it came: what is merged leaves it.
+        let slots = slots_of(bio);
         if !is_whole(bio) {
             // Boxed: few bios need it, and every one would carry its state.
             is_left = match Box::pin(self.merge_edges(bio)).await {
@@ -292,7 +295,7 @@ impl Shard {
             Op::Flush => Status::Ok,
         };
         if done == Status::Ok && self.waits_for_media(bio) {
-            return self.commit_bio(bio).await;
+            return self.commit_bio(bio.op, slots).await;
         }
         done
     }

@@ -3,7 +3,7 @@
 //! operation costs.
 mod common;
 
-use block::{ErrorKind, Flags, Status, Target};
+use block::{Buf, Class, ErrorKind, Flags, Sector, Status, Target};
 use common::media::{
     BLOCK, Lab, discard, expect, expect_zeroes, fill, flush, numbers, put, read, suspend,
     writeback_all,
@@ -471,4 +471,34 @@ fn an_open_cut_at_any_step_loses_nothing() {
         }
     }
     panic!("it never opened");
+}
+
+/// Only the whole pages of a FUA write were made durable, and nothing of one within a page: a crash
+/// lost the rest. Found by the adversary of `tests/attack`.
+#[test]
+fn a_fua_write_of_some_sectors_survives_a_crash() {
+    let ranges: [(u64, u64); 4] = [(3, 1), (11, 22), (64, 9), (79, 1)];
+    let data = |at: u64, len: u64| -> Vec<u8> {
+        (0..len * 512).map(|byte| ((at * 31 + byte / 7) % 251) as u8).collect()
+    };
+    let lab = Lab::new(64, 4000);
+    let lived = lab.life(async move |zram| {
+        fill(&*zram, 0..20, 1).await;
+        flush(&*zram).await.expect("a flush");
+        for (at, len) in ranges {
+            let data = Buf::copy_of(&data(at, len)).all().into();
+            let done = reactor::write(&*zram, Flags::FUA, Class::Normal, Sector(at), data).await;
+            done.expect("a write");
+        }
+    });
+    lived.unwrap();
+    let lived = lab.life(async move |zram| {
+        for (at, len) in ranges {
+            let found = Buf::zeroed(data(at, len).len());
+            let bufs = found.all().into();
+            reactor::read(&*zram, Class::Normal, Sector(at), bufs).await.expect("a read");
+            assert!(found.read(|found| found == data(at, len)), "{len} sectors from {at} on");
+        }
+    });
+    lived.unwrap();
 }

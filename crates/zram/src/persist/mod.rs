@@ -40,12 +40,11 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, Error, ErrorKind, Op, Status};
+use block::{Error, ErrorKind, Op, Status};
 use format::zram::{Geometry, Superblock};
 use reactor::WaitList;
 
 use crate::mutation::Mutation;
-use crate::read::slots_of;
 use crate::shard::Shard;
 
 pub(crate) use gate::Gate;
@@ -165,13 +164,12 @@ impl Shard {
         })
     }
 
-    /// A bio that was done in memory is durable too.
-    pub(crate) async fn commit_bio(self: &Rc<Self>, bio: &Bio) -> Status {
-        let done = match bio.op {
+    /// A bio that was done in memory is durable too: `slots` are those that it has touched, also
+    /// those of its edges.
+    pub(crate) async fn commit_bio(self: &Rc<Self>, op: Op, slots: Range<u32>) -> Status {
+        let done = match op {
             Op::Flush => self.commit_all().await,
-            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => {
-                self.commit(slots_of(bio)).await
-            }
+            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => self.commit(slots).await,
         };
         done.err().unwrap_or(Status::Ok)
     }

@@ -136,24 +136,21 @@ enum Merged {
 }
 
 impl Cache {
-    /// Whether a bio begins and ends where blocks do.
-    #[inline]
-    pub(crate) fn is_whole(&self, bio: &Bio) -> bool {
-        (bio.sector.0 | bio.len.0) & (self.config.block_sectors() - 1) == 0
+    /// Where the block of a sector begins.
+    fn down(&self, at: Sector) -> Sector {
+        Sector(at.0 / self.config.block_sectors() * self.config.block_sectors())
     }
 
-    /// Makes a bio one of whole blocks: a read is widened, of a write or of zeroes the edges are
-    /// merged first, of a discard they are left as they are. False when nothing is left to do.
+    /// Where the first block at or after a sector begins.
+    fn up(&self, at: Sector) -> Sector {
+        Sector(at.0.next_multiple_of(self.config.block_sectors()))
+    }
+
+    /// Makes a bio one of whole blocks: of a write or of zeroes the edges are merged first, of a
+    /// discard they are left as they are. False when nothing is left to do.
     pub(crate) async fn merge_edges(&self, bio: &mut Bio) -> Result<bool, Status> {
-        let block = Sector(self.config.block_sectors());
-        let down = |at: Sector| Sector(at.0 / block.0 * block.0);
-        let up = |at: Sector| Sector(at.0.next_multiple_of(block.0));
         let (start, end) = (bio.sector, bio.end());
-        if bio.op == Op::Read {
-            self.widen(bio, down(start), up(end));
-            return Ok(true);
-        }
-        let (from, to) = (up(start), down(end));
+        let (from, to) = (self.up(start), self.down(end));
         if bio.op == Op::Discard {
             (bio.sector, bio.len) = (from, to.saturating_sub(from));
             return Ok(from < to);
@@ -177,7 +174,8 @@ impl Cache {
     }
 
     /// Has a read ask for whole blocks: a checksum is of a block.
-    fn widen(&self, bio: &mut Bio, from: Sector, to: Sector) {
+    pub(crate) fn widen(&self, bio: &mut Bio) {
+        let (from, to) = (self.down(bio.sector), self.up(bio.end()));
         let scratch = |len: Sector| (len > Sector::ZERO).then(|| Buf::alloc(bytes(len)).all());
         let (front, back) = (scratch(bio.sector - from), scratch(to - bio.end()));
         let mut bufs = Bufs::new();

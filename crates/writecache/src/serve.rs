@@ -9,19 +9,26 @@ use crate::config::{Config, Mutation};
 use crate::write::ZEROES_CACHED_BYTES_MAX;
 
 impl Cache {
-    pub(crate) async fn handle(&self, bio: &mut Bio) -> Status {
+    /// A bio that is not of whole blocks, and no read: its edges are merged, the rest is handled.
+    pub(crate) async fn handle_edges(&self, bio: &mut Bio) -> Status {
         if let Err(status) = self.limits.check(bio) {
             return status;
         }
         let began = reactor::now();
-        if !self.is_whole(bio) {
-            // Boxed: few bios need it, and every one would carry its state.
-            let merged = Box::pin(self.merge_edges(bio)).await;
-            if merged != Ok(true) {
-                self.request_ended(bio, began);
-                return merged.map(drop).into();
-            }
+        let merged = self.merge_edges(bio).await;
+        if merged == Ok(true) {
+            return self.handle(bio).await;
         }
+        self.request_ended(bio, began);
+        merged.map(drop).into()
+    }
+
+    /// A bio of whole blocks.
+    pub(crate) async fn handle(&self, bio: &Bio) -> Status {
+        if let Err(status) = self.limits.check(bio) {
+            return status;
+        }
+        let began = reactor::now();
         let outcome = match bio.op {
             Op::Read => self.read(bio).await,
             Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,

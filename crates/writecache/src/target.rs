@@ -38,9 +38,40 @@ enum Live {
 /// A cache in one part, or a part: the engine, and the tasks that serve bios.
 struct Whole {
     cache: Rc<Cache>,
+    /// Sectors of a block, less one.
+    mask: u64,
     /// Reads and flushes, which no crowd of slowed-down writers may hold up.
     prompt: Workers<Bio>,
     changes: Workers<Bio>,
+    /// Changes that are not of whole blocks.
+    edges: Workers<Bio>,
+}
+
+impl Whole {
+    #[inline]
+    fn submit(&self, bio: Bio) {
+        if (bio.sector.0 | bio.len.0) & self.mask != 0 {
+            return self.submit_sectors(bio);
+        }
+        match bio.op {
+            Op::Read | Op::Flush => self.prompt.push(bio),
+            Op::Write | Op::Discard | Op::WriteZeroes => self.changes.push(bio),
+        }
+    }
+
+    #[cold]
+    fn submit_sectors(&self, mut bio: Bio) {
+        if bio.op != Op::Read {
+            return self.edges.push(bio);
+        }
+        match self.cache.limits.check(&bio) {
+            Ok(()) => {
+                self.cache.widen(&mut bio);
+                self.prompt.push(bio);
+            }
+            Err(status) => bio.complete(status),
+        }
+    }
 }
 
 /// The writecache target.
@@ -313,10 +344,7 @@ impl BlockDevice for WriteCache {
 
     fn submit(&self, bio: Bio) {
         match &*self.live.borrow() {
-            Some(Live::Whole(whole)) if matches!(bio.op, Op::Read | Op::Flush) => {
-                whole.prompt.push(bio);
-            }
-            Some(Live::Whole(whole)) => whole.changes.push(bio),
+            Some(Live::Whole(whole)) => whole.submit(bio),
             Some(Live::Divided(parts)) => parts.submit(bio),
             None => bio.complete(Status::Io),
         }

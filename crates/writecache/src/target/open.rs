@@ -75,16 +75,25 @@ impl WriteCache {
         cache.tell_trouble.replace(self.on_trouble.borrow().clone());
         let workers = || {
             let handler = cache.clone();
-            Workers::new(BIOS_MAX, move |mut bio: Bio| {
+            Workers::new(BIOS_MAX, move |bio: Bio| {
                 let cache = handler.clone();
                 async move {
-                    let status = cache.handle(&mut bio).await;
+                    let status = cache.handle(&bio).await;
                     bio.complete(status);
                 }
             })
         };
         let (prompt, changes) = (workers(), workers());
-        Ok(Live::Whole(Whole { cache, prompt, changes }))
+        let handler = cache.clone();
+        let edges = Workers::new(BIOS_MAX, move |mut bio: Bio| {
+            let cache = handler.clone();
+            async move {
+                let status = cache.handle_edges(&mut bio).await;
+                bio.complete(status);
+            }
+        });
+        let mask = cache.config.block_sectors() - 1;
+        Ok(Live::Whole(Whole { cache, mask, prompt, changes, edges }))
     }
 
     /// Begins to work.

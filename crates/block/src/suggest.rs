@@ -3,14 +3,15 @@
 
 /// Names of a list that an error prints whole; longer lists only get a suggestion and a count.
 const NAMES_PRINTED_MAX: usize = 24;
-/// From this similarity on (Jaro-Winkler, 0 to 1) a name is suggested: what clap uses for options
-/// is 0.7, but attribute names share long beginnings (`writeback_...`), which weigh heavily.
-const SIMILARITY_MIN: f64 = 0.85;
+/// From this similarity on a name is suggested: one minus the share of letters that are to be
+/// inserted, dropped, replaced or swapped. Chosen: a letter or two in names of usual length.
+const SIMILARITY_MIN: f64 = 0.7;
 
 /// The name among `known` that is most like `word`, if any is like it.
 pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let word = word.to_ascii_lowercase();
-    let similarity = |name: &str| strsim::jaro_winkler(&word, &name.to_ascii_lowercase());
+    let similarity =
+        |name: &str| strsim::normalized_damerau_levenshtein(&word, &name.to_ascii_lowercase());
     let best =
         known.iter().map(|&name| (similarity(name), name)).max_by(|a, b| a.0.total_cmp(&b.0));
     best.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN).map(|(_, name)| name)
@@ -50,6 +51,7 @@ mod tests {
             ("HIGH_WATERMARK", Some("high_watermark")),
             ("writeback_job", Some("writeback_jobs")),
             ("nosuch", None),
+            ("writeback_limit", None),
             ("", None),
         ] {
             assert_eq!(nearest(word, &known), name, "{word}");

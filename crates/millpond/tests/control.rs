@@ -114,7 +114,8 @@ fn a_remove_whose_client_has_gone_removes_nothing() {
     sleep(4000 * MS); // long enough for a removal
     assert!(pond.cli(&["info", "d"]).ok().contains("SUSPENDED"));
     // One whose client stays has its turn.
-    pond.cli(&["remove", "d", "--force"]).ok();
+    let removal = pond.cli(&["remove", "d", "--force"]);
+    assert_eq!(removal.code, Some(0)); // it tells what stays in a cache
 }
 
 /// A request that lay in the socket while the daemon was busy was executed for nobody.

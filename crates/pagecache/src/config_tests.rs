@@ -48,7 +48,7 @@ fn what_is_refused_is_named_with_what_is_allowed() {
         ("1 memory", "memory has no value"),
         ("2 memory 4M", "memory: `4M`: 8M to 1T, in whole pages of 4096 bytes, is allowed"),
         ("2 memory 8388609", "memory: `8388609`: 8M to 1T, in whole"),
-        ("2 dirty_ratio 20", "unknown option `dirty_ratio`: did you mean `dirty_"),
+        ("2 dirty_ratio 20", "unknown option `dirty_ratio`: there are memory, dirty_bytes, "),
         ("2 dirty_bytes 8191", "dirty_bytes: `8191`: 0 (by seconds), or 8192 to 17592186040320"),
         ("2 dirty_bytes 17T", "dirty_bytes: `17T`: 0 (by seconds), or 8192 to"),
         ("2 dirty_background_bytes -1", "dirty_background_bytes: `-1`: 0 (by seconds), or 1 to"),

@@ -208,7 +208,9 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_the_system_is_refused_with_name_and_size() {
-        let e = Mem::new("mem:1E", Sector(1 << 51)).unwrap_err();
-        assert_eq!(e.to_string(), "mem:1E: cannot reserve 1152921504606846976 bytes of memory");
+        with_core(Script::default().driver(), async {
+            let e = Mem::new("mem:1E", Sector(1 << 51)).unwrap_err();
+            assert_eq!(e.to_string(), "mem:1E: cannot reserve 1152921504606846976 bytes of memory");
+        });
     }
 }

@@ -385,7 +385,7 @@ fn what_a_table_line_says_wrong_is_refused_with_what_is_allowed() {
     // A device is in one engine only.
     pond.verb(&["create", "c", "--table", &table(&disk)]);
     let (code, said) = refused(&pond, &["create", "d", "--table", &table(&disk)]);
-    assert!(code == 4 && said.contains("is in the page cache c already"), "{code}: {said}");
+    assert!(code == 4 && said.contains("the origin of c (buffered)"), "{code}: {said}");
     assert!(pond.verb(&["targets"]).contains("buffered         v1.0.0\n"));
 }
 

@@ -518,7 +518,7 @@ fn attributes_say_what_is_and_what_is_allowed() {
             ("queue/wbt_mode", "fast", "can't be `fast`: allowed is tail or kernel"),
             ("queue/nr_requests", "0", "allowed is 1 to 65536"),
             ("queue/wbt_stats", "0", "can only be read"),
-            ("queue/depth", "0", "it has queue/nr_requests, queue/wbt_lat_usec"),
+            ("queue/depth", "0", "there are queue/nr_requests, queue/wbt_lat"),
         ] {
             let e = wbt.set(name, value).unwrap_err().to_string();
             assert!(e.contains(why), "{name}: {e}");

@@ -196,7 +196,7 @@ impl Cache {
                 let dirty = if self.config.ordered { c.dirty.min(1) } else { c.dirty };
                 stuck && self.writeback.retry.is_hopeless(u64::from(dirty))
             };
-            // The origin may have been mended since: what waits for its time is tried once more now.
+            // The origin may have been mended since: what waits for its time is tried now.
             if hopeless() && self.writeback.retry.hurry() {
                 self.writeback.look_again();
                 self.changed.wake_all();

@@ -12,9 +12,9 @@ mod common;
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Flags, Target};
+use block::{Flags, Target};
 use common::tap::Tap;
-use common::{Lab, at, expect, fields, fill, flush, get, number, pattern, put, put_with, say};
+use common::{Lab, expect, fields, fill, flush, get, number, pattern, put, put_with, say};
 use sim::{Cut, Machine};
 use writecache::WriteCache;
 
@@ -151,17 +151,4 @@ fn a_fua_write_is_there_after_a_crash_without_any_flush() {
     machine.block_on(work).unwrap();
     machine.power_cut();
     lab.life(async |cache| expect(&*cache, 10..11, 1).await).unwrap();
-}
-
-#[test]
-fn a_misaligned_request_is_an_error() {
-    let lab = Lab::small("");
-    let status = lab.life(async |cache| {
-        let data = block::Buf::zeroed(512);
-        let at = at(1) + block::Sector(1);
-        let class = block::Class::Normal;
-        let dev: &dyn BlockDevice = &*cache;
-        reactor::write(dev, Flags::empty(), class, at, data.into()).await
-    });
-    assert!(status.unwrap().is_err());
 }

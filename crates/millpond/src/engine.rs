@@ -144,7 +144,13 @@ impl Engine {
         match (new.zram, table) {
             (false, _) => {
                 let force = new.force.as_deref();
-                drop(self.dm.create_at(&new.name, uuid, new.minor, table, force).await?);
+                let mark = self.files.closes_begun();
+                let created = self.dm.create_at(&new.name, uuid, new.minor, table, force).await;
+                if created.is_err() {
+                    // What it had opened is free when its caller hears of it.
+                    self.files.closed_since(mark).await;
+                }
+                drop(created?);
             }
             (true, None) => {
                 let face = self.zram.unconfigured();

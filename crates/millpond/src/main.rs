@@ -88,14 +88,18 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         return Ok(EXIT_DONE);
     }
     let verb = match cli.verb {
-        Verb::Inspect(args) => return inspect::run(&args).map_err(|f| f.within("inspect")),
+        Verb::Inspect(args) => {
+            return offline::run(|| inspect::run(&args)).map_err(|f| f.within("inspect"));
+        }
         Verb::Recover(args) => {
             log::start(Level::WARN);
             daemon::abort_on_panic();
-            return recover::run(args).map_err(|f| f.within("recover"));
+            return offline::run(|| recover::run(args)).map_err(|f| f.within("recover"));
         }
         Verb::Wipe(args) => {
-            return wipe::run(&args).map(|()| EXIT_DONE).map_err(|f| f.within("wipe"));
+            return offline::run(|| wipe::run(&args))
+                .map(|()| EXIT_DONE)
+                .map_err(|f| f.within("wipe"));
         }
         verb @ (Verb::Daemon(_)
         | Verb::Run(_)

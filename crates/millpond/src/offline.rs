@@ -7,6 +7,7 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{BlockDevice, CoreId, ErrorKind, Sector};
 use control::Failure;
@@ -22,6 +23,16 @@ use crate::memory;
 pub(crate) enum Access {
     Read,
     Write,
+}
+
+/// Longest wait of a tool for its files to be closed before it ends.
+const CLOSE_TIME: Duration = Duration::from_secs(10);
+
+/// Runs a tool, and returns when nothing keeps its files from others any more.
+pub(crate) fn run<T>(tool: impl FnOnce() -> T) -> T {
+    let done = tool();
+    uring::wait_for_closes(CLOSE_TIME);
+    done
 }
 
 /// A core on this thread and the files of its driver.

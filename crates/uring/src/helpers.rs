@@ -261,7 +261,8 @@ pub(crate) fn is_closing_since(mark: u64) -> bool {
 }
 
 /// Waits on this thread until the closes that are under way now have ended, at most for `time`.
-pub(crate) fn wait_for_closes(time: Duration) {
+/// For programs that end: the kernel may take a while to let go of what a process had open.
+pub fn wait_for_closes(time: Duration) {
     let state = POOL.lock();
     let before = state.closes;
     let is_closing = |state: &mut State| state.closing.range(..before).next().is_some();

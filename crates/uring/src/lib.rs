@@ -46,7 +46,7 @@ mod table;
 pub use connect::Peer;
 pub use file::{Direct, OpenOptions};
 pub use files::{Files, Opened};
-pub use helpers::DEADLINE;
+pub use helpers::{DEADLINE, wait_for_closes};
 pub use mailbox::{Mailbox, Sender};
 pub use pmem::copy;
 pub use ring::Uring;

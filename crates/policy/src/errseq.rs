@@ -20,6 +20,10 @@
 //! - ES3 At most [`OPENERS_MAX`] openers are remembered. Those go first that have nothing at risk;
 //!   of others that go it is counted how many there are, so that ES2 holds for them, too.
 //!
+//! What ES1 can't do: an opener that writes while a FLUSH of its own is under way, which then
+//! fails after a loss, is told of what it wrote meanwhile, too, although that FLUSH does not cover
+//! it. So after a failed FLUSH everything since the last good one is to be written again.
+//!
 //! What ES2 can't do: when other clients than the one that connects again come first, and send a
 //! FLUSH, those are told. When all that had changes at risk connect again, all are told.
 use std::collections::BTreeMap;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{ErrorKind, Nanos};
-use control::{Failure, api, plain};
+use control::{EXIT_DONE, EXIT_FAILED, Failure, api, plain};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -137,7 +137,7 @@ impl Daemon {
             let failure = Failure::new(ErrorKind::Busy, message);
             eprintln!("millpond: {failure}");
             // Not by returning: threads hang that the runtime would wait for.
-            std::process::exit(control::EXIT_FAILED.into());
+            std::process::exit(EXIT_FAILED.into());
         })
     }
 
@@ -287,8 +287,9 @@ fn survive_hangups() -> Result<(), Failure> {
     Ok(())
 }
 
-/// `millpond daemon`: runs until SIGTERM or SIGINT.
-pub(crate) async fn run(run_dir: &RunDir, config: Config) -> Result<(), Failure> {
+/// `millpond daemon`: runs until SIGTERM or SIGINT. Its exit code: who ended it asks only whether
+/// all has settled, not of what kind the failure was.
+pub(crate) async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     survive_hangups()?;
     let mut ends = Ends::new()?;
     let daemon = tokio::select! {
@@ -306,13 +307,17 @@ pub(crate) async fn run(run_dir: &RunDir, config: Config) -> Result<(), Failure>
     let (name, _) = ends.next().await;
     tracing::info!(signal = name, "shutting down");
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
-    tokio::select! {
-        stopped = daemon.stop() => stopped?,
+    let stopped = tokio::select! {
+        stopped = daemon.stop() => stopped,
         (name, code) = ends.next() => {
             tracing::warn!(signal = name, "told to end again: exits at once");
             std::process::exit(code);
         }
+    };
+    if let Err(failure) = stopped {
+        eprintln!("millpond: {}", failure.within("daemon"));
+        return Ok(EXIT_FAILED);
     }
     tracing::info!("all devices are settled");
-    Ok(())
+    Ok(EXIT_DONE)
 }

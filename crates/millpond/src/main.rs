@@ -118,9 +118,9 @@ fn run(cli: Cli) -> Result<u8, Failure> {
             let run_dir = RunDir::choose(cli.run_dir.as_deref())?;
             let config =
                 config.map_or_else(|| Ok(Config::default()), |file| Config::read(&file))?;
-            runtime
+            return runtime
                 .block_on(daemon::run(&run_dir, config.with_options(serve)))
-                .map_err(|f| f.within("daemon"))?;
+                .map_err(|f| f.within("daemon"));
         }
         Verb::Run(args) => {
             log::start(Level::WARN);

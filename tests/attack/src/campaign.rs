@@ -18,10 +18,13 @@ pub struct Total {
     pub kills_in_recovery: u64,
     pub cuts: u64,
     pub orderly: u64,
+    pub hung_ends: u64,
+    pub disconnected: u64,
     pub orders: u64,
     pub orders_failed: u64,
     pub written: u64,
     pub judged: u64,
+    pub origins: u64,
     pub flushes: u64,
     pub flushes_failed: u64,
     pub at_risk: u64,
@@ -33,16 +36,20 @@ impl fmt::Display for Total {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} rounds: {} kills ({} in recovery), {} power cuts, {} orderly ends; \
-             {} sectors written, {} read and judged; {} FLUSHes, {} failed; \
+            "{} rounds: {} kills ({} in recovery), {} power cuts, {} orderly ends, {} of hung \
+             daemons, {} lost connections; {} sectors written, {} read and judged, {} origins \
+             judged alone; {} FLUSHes, {} failed; \
              {} unflushed sectors at risk, {} lost; {} orders, {} failed; {} violations",
             self.rounds,
             self.kills,
             self.kills_in_recovery,
             self.cuts,
             self.orderly,
+            self.hung_ends,
+            self.disconnected,
             self.written,
             self.judged,
+            self.origins,
             self.flushes,
             self.flushes_failed,
             self.at_risk,
@@ -62,10 +69,13 @@ impl Total {
         self.kills_in_recovery += other.kills_in_recovery;
         self.cuts += other.cuts;
         self.orderly += other.orderly;
+        self.hung_ends += other.hung_ends;
+        self.disconnected += other.disconnected;
         self.orders += other.orders;
         self.orders_failed += other.orders_failed;
         self.written += other.written;
         self.judged += other.judged;
+        self.origins += other.origins;
         self.flushes += other.flushes;
         self.flushes_failed += other.flushes_failed;
         self.at_risk += other.at_risk;
@@ -81,16 +91,19 @@ impl Total {
         self.kills_in_recovery += did.kills_in_recovery;
         self.cuts += did.cuts;
         self.orderly += did.orderly;
+        self.hung_ends += did.hung_ends;
         self.orders += did.orders;
         self.orders_failed += did.orders_failed;
         self.written += judged.written;
         self.judged += judged.judged;
+        self.origins += judged.origins;
         self.flushes += judged.flushes;
         self.flushes_failed += judged.flushes_failed;
         self.violations += judged.violations;
         for disk in rig.disks() {
             self.at_risk += disk.figures().at_risk;
             self.lost += disk.figures().lost;
+            self.disconnected += disk.figures().disconnected;
         }
     }
 }

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::judge::{Judge, Kind, Outcome};
+use crate::history::{Kind, Outcome};
+use crate::judge::Judge;
 use crate::pattern::{SECTOR, fill, identify};
 use crate::rng::Rng;
 use crate::wire::{self, Request, cmd, opt};
@@ -19,6 +20,13 @@ use crate::{Result, held};
 
 /// Longest wait for an answer. Disks hang for seconds at most, an operator's pauses are shorter.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Sectors that long zeroes have at least: 128 KiB.
+const LONG: u64 = 256;
+/// A client that leaves does so before it has sent so many requests.
+const LEAVE_MAX: u64 = 200;
+/// Bytes that a client asks for and does not take: more than a socket holds.
+const UNTAKEN: u64 = 8 << 20;
 
 /// Zeroes and discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +50,9 @@ pub struct Load {
     pub grain: u64,
     /// Whether zeroes and discards are sent.
     pub zeroes: Zeroes,
+    /// Some zeroes are long, up to all sectors, and begin and end anywhere; and there are no
+    /// discards.
+    pub long_zeroes: bool,
     /// FLUSHes that a connection has in flight at most.
     pub flushes: usize,
 }
@@ -67,10 +78,17 @@ impl Load {
             82..86 if self.zeroes != Zeroes::None => {
                 Ask::Change(Kind::Zeroes, self.zeroes == Zeroes::Fua && rng.chance(0.2))
             }
-            86..88 if self.zeroes != Zeroes::None => Ask::Change(Kind::Discard, false),
+            86..88 if self.zeroes != Zeroes::None && !self.long_zeroes => {
+                Ask::Change(Kind::Discard, false)
+            }
             82..88 => Ask::Change(Kind::Data, false),
             _ => Ask::Flush,
         };
+        if self.long_zeroes && matches!(ask, Ask::Change(Kind::Zeroes, _)) && rng.chance(0.2) {
+            let most = LONG << rng.below(u64::from((self.count / LONG).ilog2()) + 1);
+            let count = (LONG + rng.below(most)).min(self.count);
+            return (ask, self.first + rng.below(self.count - count + 1), count);
+        }
         // Where requests may be smaller than a block of 8 sectors, half of them are not.
         let grain = if rng.chance(0.5) { self.grain.max(8) } else { self.grain };
         let grains = self.count / grain;
@@ -104,6 +122,8 @@ pub struct Client {
 pub enum End {
     /// It was asked to stop, and everything was answered.
     Stopped,
+    /// It has gone with requests in flight.
+    Left,
     /// The server has gone.
     Cut,
     /// The server did what no server may do.
@@ -217,10 +237,18 @@ impl Client {
         Ok(())
     }
 
-    /// Sends requests until it is told to stop or the server goes.
-    pub fn run(mut self, load: &Load, depth: usize, mut rng: Rng, stop: &AtomicBool) -> End {
-        let done = self.work(load, depth, &mut rng, stop);
-        end_of(done)
+    /// Sends requests until it is told to stop or the server goes, or leaves in the middle.
+    pub fn run(mut self, load: &Load, depth: usize, rng: &mut Rng, stop: &AtomicBool) -> End {
+        end_of(self.work(load, depth, rng, stop))
+    }
+
+    /// Asks for more than it takes, and takes nothing.
+    pub fn ask_without_end(&mut self, load: &Load) -> io::Result<()> {
+        let count = load.count.min(2048);
+        for _ in 0..UNTAKEN / (count * 512) {
+            self.send(Ask::Read, load.first, count)?;
+        }
+        Ok(())
     }
 
     fn work(
@@ -229,11 +257,15 @@ impl Client {
         depth: usize,
         rng: &mut Rng,
         stop: &AtomicBool,
-    ) -> io::Result<()> {
+    ) -> io::Result<End> {
+        let leave_at = if rng.chance(0.2) { rng.below(LEAVE_MAX) } else { u64::MAX };
         loop {
             let stopping = stop.load(Ordering::SeqCst);
             if stopping && self.in_flight.is_empty() {
-                return Ok(());
+                return Ok(End::Stopped);
+            }
+            if self.cookie > leave_at && !self.in_flight.is_empty() {
+                return Ok(End::Left);
             }
             while !stopping && self.in_flight.len() < depth {
                 let (mut ask, sector, count) = load.draw(rng);
@@ -267,8 +299,25 @@ impl Client {
     }
 }
 
-fn end_of(done: io::Result<()>) -> End {
-    let Err(e) = done else { return End::Stopped };
+/// Nobody will know what came of what was in flight.
+impl Drop for Client {
+    fn drop(&mut self) {
+        let mut judge = held(&self.judge);
+        for (_, waiting) in self.in_flight.values() {
+            match *waiting {
+                Waiting::Read { begun, .. } => judge.read_is_left(begun),
+                Waiting::Change { .. } => {}
+                Waiting::Flush { begun } => judge.flush_is_left(self.opener, begun),
+            }
+        }
+    }
+}
+
+fn end_of(done: io::Result<End>) -> End {
+    let e = match done {
+        Ok(end) => return end,
+        Err(e) => e,
+    };
     let is = |kinds: &[ErrorKind]| kinds.contains(&e.kind());
     if is(&[ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe, ErrorKind::ConnectionReset]) {
         End::Cut

@@ -13,6 +13,8 @@ use crate::{Result, clock, pause_ms};
 const START: f64 = 90.0;
 /// Longest wait for an orderly end.
 const STOP: f64 = 90.0;
+/// Longest wait for an end at once, on a machine under load.
+const AT_ONCE: f64 = 8.0;
 /// Longest wait for a verb.
 const VERB: f64 = 60.0;
 
@@ -144,13 +146,29 @@ impl Daemon {
         unmount(&self.place.mount());
     }
 
-    /// SIGTERM; how it ended.
-    pub fn terminate(mut self) -> Ended {
+    fn ask_to_end(&self) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let _ = kill_process(pid.expect("the number of a process"), Signal::TERM);
-        let ended = wait(&mut self.child, STOP);
+    }
+
+    /// SIGTERM; how it ended.
+    pub fn terminate(self) -> Ended {
+        self.terminate_within(STOP)
+    }
+
+    /// SIGTERM; how it ended, within so many seconds.
+    pub fn terminate_within(mut self, limit: f64) -> Ended {
+        self.ask_to_end();
+        let ended = wait(&mut self.child, limit);
         unmount(&self.place.mount());
         ended
+    }
+
+    /// SIGTERM, and another one so many milliseconds later; how it ended.
+    pub fn terminate_twice(self, after_ms: u64) -> Ended {
+        self.ask_to_end();
+        pause_ms(after_ms);
+        self.terminate_within(AT_ONCE)
     }
 }
 
@@ -169,4 +187,28 @@ fn unmount(mount: &Path) {
     }
     let _ = Command::new("umount").arg("-lq").arg(mount).output();
     let _ = Command::new("fusermount3").args(["-uzq", "--"]).arg(mount).output();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// The bounds of an orderly end are measured: one that takes no notice is late.
+    #[test]
+    fn a_program_that_does_not_end_is_late() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let program = dir.path().join("deaf");
+        let text = "#!/bin/sh\ntrap '' TERM\necho deaf >&2\nwhile :; do sleep 0.05; done\n";
+        std::fs::write(&program, text).expect("a script");
+        let all = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&program, all).expect("it may be run");
+        let place = Place { program, dir: dir.path().into() };
+        let daemon = Daemon::start(&place).expect("it starts");
+        while !place.log_tail().contains("deaf") {
+            pause_ms(5);
+        }
+        assert_eq!(daemon.terminate_within(0.3), Ended::Late);
+    }
 }

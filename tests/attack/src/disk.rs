@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,12 +18,14 @@ use crate::media::{Figures, Lie, Media};
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
 use crate::wire::{self, Request, cmd, opt};
-use crate::{Result, clock, held, pause_ms, spawn};
+use crate::{Result, clock, held, pause, pause_ms, spawn};
 
 /// Threads that do a connection's requests.
 const WORKERS: usize = 4;
 /// Longest request that is taken.
 const LEN_MAX: u32 = 32 << 20;
+/// How late a disk is that lies so.
+const LATE_MS: u64 = 100;
 /// Longest wait for the requests of connections that have ended.
 const SETTLE: f64 = 30.0;
 
@@ -35,6 +38,8 @@ pub struct Mood {
     pub write_fails: f64,
     /// How often a read fails.
     pub read_fails: f64,
+    /// Sectors that can't be read: from the first one on, before the second one.
+    pub unreadable: (u64, u64),
     /// How often any request is slow, and how many milliseconds it takes at most.
     pub slow: f64,
     /// See `slow`.
@@ -49,6 +54,10 @@ struct Shared {
     hanging: Mutex<bool>,
     wake: Condvar,
     connections: AtomicUsize,
+    /// Of each connection: its number and stream.
+    streams: Mutex<Vec<(u64, UnixStream)>>,
+    /// New connections are ended at once.
+    away: AtomicBool,
     ended: AtomicBool,
     rng: Mutex<Rng>,
     /// Told under the lock of the media before a FLUSH loses anything.
@@ -78,21 +87,33 @@ impl Disk {
             hanging: Mutex::new(false),
             wake: Condvar::new(),
             connections: AtomicUsize::new(0),
+            streams: Mutex::new(Vec::new()),
+            away: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             rng: Mutex::new(rng),
             on_loss: Box::new(on_loss),
         });
         let ours = Arc::clone(&shared);
         spawn(move || {
-            for stream in listener.incoming() {
+            for (stream, number) in listener.incoming().zip(0..) {
                 if ours.ended.load(Ordering::SeqCst) {
                     return;
                 }
                 let Ok(stream) = stream else { continue };
-                ours.connections.fetch_add(1, Ordering::SeqCst);
+                let Ok(again) = stream.try_clone() else { continue };
+                {
+                    // One that is seen here is ended by who makes the disk go away, or not begun.
+                    let mut streams = held(&ours.streams);
+                    if ours.away.load(Ordering::SeqCst) {
+                        continue;
+                    }
+                    streams.push((number, again));
+                    ours.connections.fetch_add(1, Ordering::SeqCst);
+                }
                 let ours = Arc::clone(&ours);
                 spawn(move || {
                     let _ = serve(&ours, stream); // the client has gone
+                    held(&ours.streams).retain(|(n, _)| *n != number);
                     ours.connections.fetch_sub(1, Ordering::SeqCst);
                 });
             }
@@ -100,9 +121,9 @@ impl Disk {
         Ok(Disk { shared, socket: socket.into() })
     }
 
-    /// The word for it in a table.
-    pub fn word(&self) -> String {
-        format!("nbd+unix:///disk?socket={}&timeout=5s", self.socket.display())
+    /// The word for it in a table, with how patient its client is.
+    pub fn word(&self, patience: &str) -> String {
+        format!("nbd+unix:///disk?socket={}&{patience}", self.socket.display())
     }
 
     /// From now on it behaves like this.
@@ -116,13 +137,43 @@ impl Disk {
         self.shared.wake.notify_all();
     }
 
+    /// Loses its connections, and takes none for a while. What was in flight is done or not, and
+    /// answered or not, before they end; nothing of it lands later. With `restart` it
+    /// comes back without some of what was not flushed.
+    pub fn disconnect(&self, away: Duration, restart: bool) -> Result<()> {
+        let late = self.media().lies(Lie::Late);
+        {
+            let streams = held(&self.shared.streams);
+            self.shared.away.store(true, Ordering::SeqCst);
+            // The client reads what is answered yet, and sends no more.
+            let how = if late { Shutdown::Both } else { Shutdown::Read };
+            streams.iter().for_each(|(_, s)| drop(s.shutdown(how)));
+        }
+        let ended = if late { Ok(()) } else { self.await_connections() };
+        {
+            let mut media = held(&self.shared.media);
+            media.figures.disconnected += 1;
+            if restart {
+                (self.shared.on_loss)();
+                media.power_cut();
+            }
+        }
+        pause(away);
+        self.shared.away.store(false, Ordering::SeqCst);
+        ended
+    }
+
     /// Waits until nothing is left of connections that have ended: done, or dropped.
     pub fn settle(&self) -> Result<()> {
         self.hang(false);
+        self.await_connections()
+    }
+
+    fn await_connections(&self) -> Result<()> {
         let give_up = clock() + SETTLE;
         while self.shared.connections.load(Ordering::SeqCst) > 0 {
             if clock() > give_up {
-                return Err("a connection of the killed daemon does not end".into());
+                return Err("a connection to a disk does not end".into());
             }
             pause_ms(1);
         }
@@ -271,9 +322,13 @@ impl Connection {
                     queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
                 }
             };
-            // Whose client is gone: done or not.
+            // Whose connection is lost: done or not, and answered or not.
             if !ended || rng.chance(0.5) {
-                let _ = self.execute(&job, &mut rng); // the client has gone
+                let answering = !ended || rng.chance(0.5);
+                if ended && held(&self.shared.media).lies(Lie::Late) {
+                    pause_ms(LATE_MS);
+                }
+                let _ = self.execute(&job, answering, &mut rng); // the client has gone
             }
         }
     }
@@ -288,15 +343,18 @@ impl Connection {
         }
     }
 
-    fn answer(&self, cookie: u64, error: u32, data: &[u8]) -> std::io::Result<()> {
+    fn send(&self, cookie: u64, error: u32, data: &[u8]) -> std::io::Result<()> {
         let mut out = held(&self.out);
         out.write_all(&wire::reply(cookie, error))?;
         out.write_all(data)
     }
 
-    fn execute(&self, job: &Job, rng: &mut Rng) -> std::io::Result<()> {
+    fn execute(&self, job: &Job, answering: bool, rng: &mut Rng) -> std::io::Result<()> {
         let Job { request, payload, came } = job;
-        let cookie = request.cookie;
+        let answer = |error: u32, data: &[u8]| match answering {
+            true => self.send(request.cookie, error, data),
+            false => Ok(()),
+        };
         let mood = *held(&self.shared.mood);
         self.wait_while_hanging();
         let slow = |rng: &mut Rng| {
@@ -310,16 +368,24 @@ impl Connection {
         let inside = request.offset.checked_add(request.len.into()).is_some_and(|end| end <= size);
         let aligned = request.offset % 512 == 0 && request.len % 512 == 0;
         if request.cmd != cmd::FLUSH && !(inside && aligned) {
-            return self.answer(cookie, wire::EINVAL, &[]);
+            return answer(wire::EINVAL, &[]);
         }
         match request.cmd {
             cmd::READ => {
-                if rng.chance(mood.read_fails) {
-                    return self.answer(cookie, wire::EIO, &[]);
-                }
                 let mut data = vec![0; request.len as usize];
-                held(&self.shared.media).read(sector, &mut data);
-                self.answer(cookie, 0, &data)
+                let mut media = held(&self.shared.media);
+                let (from, until) = mood.unreadable;
+                let bad = sector < until && from < sector + sectors;
+                if bad || rng.chance(mood.read_fails) {
+                    media.figures.reads_failed += 1;
+                    if media.lies(Lie::Read) {
+                        return answer(0, &data);
+                    }
+                    return answer(wire::EIO, &[]);
+                }
+                media.read(sector, &mut data);
+                drop(media);
+                answer(0, &data)
             }
             cmd::FLUSH => {
                 if mood.flush_ms > 0 {
@@ -334,32 +400,32 @@ impl Connection {
                 } else {
                     media.flush(*came)
                 };
-                self.answer(cookie, if done { 0 } else { wire::EIO }, &[])
+                answer(if done { 0 } else { wire::EIO }, &[])
             }
             cmd::WRITE | cmd::WRITE_ZEROES | cmd::TRIM => {
                 let zeroes =
                     vec![0; if request.cmd == cmd::WRITE { 0 } else { request.len as usize }];
                 let data = if request.cmd == cmd::WRITE { payload } else { &zeroes };
                 if request.cmd == cmd::TRIM && rng.chance(0.3) {
-                    return self.answer(cookie, 0, &[]); // advice that is not taken
+                    return answer(0, &[]); // advice that is not taken
                 }
                 if rng.chance(mood.write_fails) {
                     let mut media = held(&self.shared.media);
                     media.write_failing(sector, data);
-                    return self.answer(cookie, wire::EIO, &[]);
+                    return answer(wire::EIO, &[]);
                 }
                 if request.flags & wire::FUA != 0 {
                     let mut media = held(&self.shared.media);
                     media.write_durable(sector, data);
-                    return self.answer(cookie, 0, &[]);
+                    return answer(0, &[]);
                 }
                 let ticket = held(&self.shared.media).write(sector, data);
                 slow(rng);
                 let mut media = held(&self.shared.media);
                 media.replied(ticket, sector, sectors);
-                self.answer(cookie, 0, &[])
+                answer(0, &[])
             }
-            _ => self.answer(cookie, wire::EINVAL, &[]),
+            _ => answer(wire::EINVAL, &[]),
         }
     }
 }

@@ -13,7 +13,8 @@ use rustix::io::Errno;
 
 use crate::client::{Ask, End, Load};
 use crate::held;
-use crate::judge::{Judge, Kind, Outcome};
+use crate::history::{Kind, Outcome};
+use crate::judge::Judge;
 use crate::pattern::{SECTOR, fill, identify};
 use crate::rng::Rng;
 
@@ -26,7 +27,7 @@ pub struct FileClient {
 
 /// Why a request has no outcome: the daemon is gone, and the mount with it.
 fn is_gone(e: &io::Error) -> bool {
-    let gone = [Errno::NOTCONN, Errno::CONNABORTED, Errno::NOENT, Errno::NODEV];
+    let gone = [Errno::NOTCONN, Errno::CONNABORTED, Errno::NOENT, Errno::NODEV, Errno::SHUTDOWN];
     Errno::from_io_error(e).is_some_and(|e| gone.contains(&e))
 }
 

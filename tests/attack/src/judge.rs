@@ -27,10 +27,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::history::{
+    Counts, Event, Hearing, Kind, NEVER, Outcome, Rules, Version, Violation, What,
+};
+use crate::origin::Origin;
 use crate::pattern::Content;
 
-/// The end of what has not ended.
-const NEVER: u64 = u64::MAX;
 /// So many events are kept for each sector, and of those that concern all.
 const TRACE_MAX: usize = 40;
 const GLOBAL_MAX: usize = 20_000;
@@ -39,90 +41,6 @@ const ANSWERS_MAX: usize = 256;
 const LOSSES_MAX: usize = 256;
 /// A history of more versions is looked through for what can't matter any more.
 const PRUNE_ABOVE: usize = 5;
-
-/// Who hears that a FLUSH of a disk below has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hearing {
-    /// Each connection or open file, once, at its own FLUSH.
-    Each,
-    /// Whoever asks at that time, once for all: mappings pass on what the disk says, and an order
-    /// of the operator that fails has heard it, too.
-    Device,
-}
-
-/// What a device promises.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules {
-    /// See [`Hearing`].
-    pub hearing: Hearing,
-    /// What a disk loses in a failed FLUSH is out of sight at once.
-    pub loss_is_visible: bool,
-}
-
-/// What a version is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A write's pattern.
-    Data,
-    /// Zeroes.
-    Zeroes,
-    /// A discard.
-    Discard,
-}
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It succeeded.
-    Done,
-    /// It was answered with an error.
-    Failed,
-}
-
-/// One version of a sector.
-#[derive(Clone, Copy, Debug)]
-pub struct Version {
-    /// Number of the write; 0 of the initial zeroes.
-    pub write: u64,
-    /// What it is made of.
-    pub kind: Kind,
-    /// When it began and ended.
-    pub begun: u64,
-    /// See `begun`; [`NEVER`] while it has not.
-    pub ended: u64,
-    /// Known once it has ended.
-    pub outcome: Option<Outcome>,
-    /// Durable when it succeeds.
-    pub fua: bool,
-    /// Known to be durable.
-    pub durable: bool,
-    /// A read that began after this had ended has found that write, and ended then.
-    pub beaten: Option<(u64, u64)>,
-}
-
-/// Something that happened, for the report.
-#[derive(Clone, Copy, Debug)]
-pub struct Event {
-    /// When.
-    pub tick: u64,
-    /// What.
-    pub what: What,
-}
-
-/// What happened.
-#[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "the report spells them out")]
-pub enum What {
-    Begun { write: u64, kind: Kind, fua: bool, by: u64 },
-    Ended { write: u64, outcome: Outcome },
-    Found { content: Content, since: u64 },
-    FlushEnded { by: u64, since: u64, outcome: Outcome },
-    Loss,
-    Crash { power: bool },
-    OrderlyEnd,
-    Opened { by: u64 },
-    OrderFailed,
-}
 
 #[derive(Debug, Default)]
 struct Sector {
@@ -135,42 +53,6 @@ struct FailedFlush {
     by: u64,
     begun: u64,
     ended: u64,
-}
-
-/// A sector that held what it must not.
-#[derive(Clone, Debug)]
-pub struct Violation {
-    /// The sector.
-    pub sector: u64,
-    /// What it held.
-    pub content: Content,
-    /// When the read began and ended.
-    pub read: (u64, u64),
-    /// Which versions it might have held.
-    pub allowed: Vec<Version>,
-    /// All that might matter, and what happened to the sector and to all, oldest first.
-    pub versions: Vec<Version>,
-    /// See `versions`.
-    pub events: Vec<Event>,
-}
-
-/// What was judged.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// Sectors written, zeroed or discarded.
-    pub written: u64,
-    /// Sectors read and judged.
-    pub judged: u64,
-    /// FLUSHes that succeeded and failed.
-    pub flushes: u64,
-    /// See `flushes`.
-    pub flushes_failed: u64,
-    /// Writes that failed.
-    pub writes_failed: u64,
-    /// Reads that failed.
-    pub reads_failed: u64,
-    /// Violations, of which the first are kept in full.
-    pub violations: u64,
 }
 
 /// See the module.
@@ -196,10 +78,14 @@ pub struct Judge {
     /// Of what began since the key: FLUSHes cover what ended before the value.
     covered: BTreeMap<u64, u64>,
     last_loss: u64,
+    /// The table may be changing at the moment.
+    loading: bool,
     /// Counts.
     pub counts: Counts,
     /// The first violations.
     pub violations: Vec<Violation>,
+    /// The origin alone, of a cache that promises something of it.
+    pub origin: Option<Origin>,
 }
 
 /// So many violations are kept in full.
@@ -235,8 +121,10 @@ impl Judge {
             losses: VecDeque::new(),
             covered: BTreeMap::new(),
             last_loss: 0,
+            loading: false,
             counts: Counts::default(),
             violations: Vec::new(),
+            origin: None,
         }
     }
 
@@ -294,6 +182,9 @@ impl Judge {
             let what = What::Begun { write, kind, fua, by };
             keep(&mut sector.trace, TRACE_MAX, Event { tick: begun, what });
         }
+        if let Some(origin) = &mut self.origin {
+            origin.write_begins(&version, sector, count);
+        }
         write
     }
 
@@ -322,6 +213,9 @@ impl Judge {
         }
         for at in sector..sector + count {
             self.prune(at);
+        }
+        if let Some(origin) = &mut self.origin {
+            origin.write_ends(write, tick, outcome, sector, count);
         }
     }
 
@@ -369,6 +263,17 @@ impl Judge {
         }
     }
 
+    /// Who asked has gone. So has who wrote: what became of a write nobody knows (J4).
+    pub fn read_is_left(&mut self, begun: u64) {
+        self.end(begun);
+    }
+
+    /// Who asked has gone, and with it perhaps the news of a loss.
+    pub fn flush_is_left(&mut self, by: u64, begun: u64) {
+        let ended = self.now();
+        self.failed.push(FailedFlush { by, begun, ended });
+    }
+
     /// A FLUSH is about to be sent; when it begins.
     pub fn flush_begins(&mut self) -> u64 {
         self.now()
@@ -384,6 +289,9 @@ impl Judge {
             return;
         }
         self.counts.flushes += 1;
+        if let Some(origin) = &mut self.origin {
+            origin.flushed(begun, ended);
+        }
         let since = self.told(by, begun);
         let until = self.covered.entry(since).or_default();
         *until = begun.max(*until);
@@ -432,6 +340,18 @@ impl Judge {
         }
     }
 
+    /// The table that is loaded may go live from now on.
+    pub fn loading_begins(&mut self) {
+        self.loading = self.rules.forgets_when_loaded;
+    }
+
+    /// It has, or has not.
+    pub fn loading_ends(&mut self) {
+        if std::mem::take(&mut self.loading) {
+            self.loss();
+        }
+    }
+
     /// A disk is about to lose unflushed data in a FLUSH that fails.
     pub fn loss(&mut self) {
         let tick = self.now();
@@ -452,7 +372,18 @@ impl Judge {
         let tick = self.now();
         self.note(tick, What::OrderlyEnd);
         self.covered.insert(0, tick); // J3
+        if let Some(origin) = &mut self.origin {
+            origin.flushed(tick, tick);
+        }
         self.settle_all(tick);
+    }
+
+    /// What the origin alone holds at the moment, or would after a power cut.
+    pub fn judge_origin(&mut self, contents: &[Content]) {
+        if let Some(origin) = &mut self.origin {
+            self.counts.origins += 1;
+            self.counts.violations += origin.judge(contents);
+        }
     }
 
     /// What is allowed now is what all versions that are left have in common: nobody knows.
@@ -475,6 +406,9 @@ impl Judge {
             });
             self.sectors[index].versions = settled.collect();
         }
+        if let Some(origin) = &mut self.origin {
+            origin.crashed(tick);
+        }
         self.active.clear();
         self.failed.clear();
         self.orders.clear();
@@ -494,7 +428,8 @@ impl Judge {
     }
 
     fn at_risk(&self, v: &Version) -> bool {
-        self.rules.loss_is_visible && v.begun < self.last_loss && !v.durable
+        let lost = self.rules.loss_is_visible && v.begun < self.last_loss;
+        !v.durable && (lost || self.loading)
     }
 
     /// Whether a read that begins at `begun` can't find `v` any more.

@@ -3,8 +3,10 @@
 
 use super::*;
 
-const STRICT: Rules = Rules { hearing: Hearing::Each, loss_is_visible: false };
-const LOSSY: Rules = Rules { hearing: Hearing::Each, loss_is_visible: true };
+const STRICT: Rules =
+    Rules { hearing: Hearing::Each, loss_is_visible: false, forgets_when_loaded: false };
+const LOSSY: Rules =
+    Rules { hearing: Hearing::Each, loss_is_visible: true, forgets_when_loaded: false };
 
 /// A judge of one sector, with words for what happens to it.
 struct Case(Judge);

@@ -12,10 +12,12 @@
 //!
 //! - `scenario` the devices that are attacked; `rig` rounds of one of them; `daemon` the program
 //!   as a child; `campaign` many rounds, and their figures
-//! - `disk` an NBD server before a `media`, which is volatile until flushed
+//! - `disk` an NBD server before a `media`, which is volatile until flushed; `weather` what all
+//!   disks do in a round
 //! - `client`, `file_client` requests that overlap; `operator` a person with a command line
-//! - `judge` the history of every sector, and which of its versions may be there; `pattern` what
-//!   sectors hold; `report` the judge's findings in words
+//! - `judge` the history of every sector, and which of its versions may be there; `origin` the same
+//!   of the origin of an `ordered` cache alone; `history` words for both; `pattern` what sectors
+//!   hold; `report` the judge's findings in words
 //! - `wire` the NBD protocol, `rng` random numbers of one seed
 
 use std::time::Duration;
@@ -26,14 +28,17 @@ pub mod client;
 pub mod daemon;
 pub mod disk;
 pub mod file_client;
+pub mod history;
 pub mod judge;
 pub mod media;
 pub mod operator;
+pub mod origin;
 pub mod pattern;
 pub mod report;
 pub mod rig;
 pub mod rng;
 pub mod scenario;
+pub mod weather;
 pub mod wire;
 
 /// What went wrong, in words for who runs this.

@@ -14,18 +14,22 @@ use attack::{Result, binary, clock};
 
 const USAGE: &str = "\
 attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--program PATH]
-       [--lie DISK:flush|tear] [--flushes N] [--zeroes WHICH]
-       [--orders TEXT] [--keep] [--list]
+       [--lie DISK:KIND] [--flushes N] [--zeroes WHICH]
+       [--orders TEXT] [--no-faults] [--origin-alone] [--keep] [--list]
 
   --seconds N     how long, in all (default 600)
   --scenario S    which devices (default all), in turns
   --turn N        seconds of a turn, each with fresh disks and a seed of its own (default 20)
   --seed N        of the first turn; the schedule of threads is another each time
   --program PATH  the millpond to attack (default: built here; $MILLPOND_BIN)
-  --lie D:KIND    disk D lies, as a control: `flush` does nothing, `tear` spoils durable sectors
+  --lie D:KIND    disk D lies, as a control: `flush` does nothing, `tear` spoils durable
+                  sectors, `read` gives zeroes where a read should fail,
+                  `late` does after the end of a connection what that had asked for
   --flushes N     FLUSHes that a connection has in flight at most (default 8)
   --zeroes WHICH  zeroes and discards: none, plain (without FUA), or fua
   --orders TEXT   the operator gives only the orders that hold this text; `none`: no orders
+  --no-faults     disks fail and lose in power cuts only
+  --origin-alone  judge the origin alone of a cache that promises nothing of it, as a control
   --keep          keep the folder of a turn that found something
   --list          name the scenarios";
 
@@ -42,11 +46,13 @@ struct Arguments {
 }
 
 fn lie(text: &str) -> Result<(usize, Lie)> {
-    let wrong = || format!("--lie: `{text}`: N:flush or N:tear");
+    let wrong = || format!("--lie: `{text}`: N:flush, N:tear, N:read or N:late");
     let (disk, kind) = text.split_once(':').ok_or_else(wrong)?;
     let kind = match kind {
         "flush" => Lie::Flush,
         "tear" => Lie::Tear,
+        "read" => Lie::Read,
+        "late" => Lie::Late,
         _ => return Err(wrong()),
     };
     Ok((disk.parse().map_err(|_| wrong())?, kind))
@@ -90,6 +96,8 @@ fn arguments() -> Result<Arguments> {
             "--flushes" => arguments.flushes = Some(number(value()?)? as usize),
             "--zeroes" => arguments.zeroes = Some(zeroes(&value()?)?),
             "--orders" => arguments.options.orders = Some(value()?.leak()),
+            "--no-faults" => arguments.options.no_faults = true,
+            "--origin-alone" => arguments.options.origin_alone = true,
             "--keep" => arguments.options.keep = true,
             "--list" => arguments.list = true,
             _ => return Err(format!("`{word}`?\n{USAGE}")),

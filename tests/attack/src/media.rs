@@ -30,6 +30,10 @@ pub enum Lie {
     Flush,
     /// A power cut mixes old and new bytes inside sectors that were durable.
     Tear,
+    /// A read that should fail succeeds, with zeroes.
+    Read,
+    /// What a lost connection had asked for is done after that has ended, beside the next one.
+    Late,
 }
 
 /// So many durable sectors are remembered with what they replaced, for [`Lie::Tear`].
@@ -51,10 +55,21 @@ pub struct Figures {
     pub flushes_failed: u64,
     /// Writes that failed.
     pub writes_failed: u64,
+    /// Reads that failed.
+    pub reads_failed: u64,
+    /// Times that it lost its connections.
+    pub disconnected: u64,
     /// Sectors that had an unflushed version at a power cut.
     pub at_risk: u64,
     /// Of these, those that did not get their newest version.
     pub lost: u64,
+}
+
+impl Figures {
+    /// Times that it did not do what it was asked for.
+    pub fn failures(&self) -> u64 {
+        self.flushes_failed + self.writes_failed + self.reads_failed + self.disconnected
+    }
 }
 
 /// See the module.
@@ -156,6 +171,11 @@ impl Media {
         }
     }
 
+    /// Whether it lies so.
+    pub fn lies(&self, lie: Lie) -> bool {
+        self.lie == lie
+    }
+
     /// The reply to a write is about to be sent.
     pub fn replied(&mut self, ticket: u64, sector: u64, sectors: u64) {
         let now = self.tick();
@@ -233,6 +253,19 @@ impl Media {
             }
         }
         at_risk
+    }
+
+    /// What some sectors might hold after a power cut now, which does not happen.
+    pub fn after_a_cut(&mut self, sector: u64, sectors: u64) -> Vec<u8> {
+        let mut image = self.durable(sector, sectors).to_vec();
+        let kept = *self.rng.pick(&[0.0, 0.05, 0.5, 0.95, 1.0]);
+        for (at, versions) in self.unflushed.range(sector..sector + sectors) {
+            if self.rng.chance(kept) {
+                let version = self.rng.pick(versions);
+                image[place(at - sector)].copy_from_slice(&version.data);
+            }
+        }
+        image
     }
 
     /// What is durable of some sectors, without what a power cut might take.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::daemon::{Ended, Place};
-use crate::judge::{Judge, Outcome};
+use crate::history::Outcome;
+use crate::judge::Judge;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::{Result, held, pause_ms};
@@ -26,7 +27,11 @@ pub fn order(place: &Place, judge: &Mutex<Judge>, table: &str, order: &str) -> R
         return place.verb(&words); // hears of no FLUSH
     }
     let begun = held(judge).order_begins();
+    if words[0] == "resume" {
+        held(judge).loading_begins();
+    }
     let ended = place.verb(&words)?;
+    held(judge).loading_ends();
     let done = ended == Ended::Code(0);
     held(judge).order_ends(begun, if done { Outcome::Done } else { Outcome::Failed });
     Ok(ended)

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::judge::{Event, Kind, Outcome, Version, Violation, What};
+use crate::history::{Event, Kind, Outcome, Version, Violation, What};
 use crate::pattern::Content;
 
 /// Events of all sectors that are shown: for so many ticks before the missing write, so many from

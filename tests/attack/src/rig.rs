@@ -11,18 +11,27 @@ use std::sync::{Arc, Mutex};
 
 use tempfile::TempDir;
 
-use crate::client::{Client, End};
+use crate::client::{Client, End, Load};
 use crate::daemon::{Daemon, Ended, Place};
-use crate::disk::{Disk, Mood};
+use crate::disk::Disk;
 use crate::file_client::FileClient;
 use crate::judge::Judge;
 use crate::media::Lie;
 use crate::operator::{self, order};
+use crate::origin::Origin;
+use crate::pattern::{SECTOR, identify};
 use crate::report;
 use crate::rng::Rng;
-use crate::scenario::{Faults, Scenario};
-use crate::{Result, held, pause_ms, spawn};
+use crate::scenario::Scenario;
+use crate::weather;
+use crate::{Result, clock, held, pause_ms, spawn};
 
+/// Seconds of an orderly end that is asked of a daemon which will hang then; and what is added on
+/// a machine under load.
+const BRIEF: f64 = 2.0;
+const BRIEF_SLACK: f64 = 10.0;
+/// Milliseconds between two looks at the origin alone.
+const LOOK_MS: u64 = 60;
 /// Tries to resume a device whose disks are sound again.
 const RESUMES_MAX: u32 = 40;
 
@@ -39,6 +48,8 @@ pub struct Figures {
     pub cuts: u64,
     /// Orderly ends and removals.
     pub orderly: u64,
+    /// Of these, SIGTERMs while clients and disks hang.
+    pub hung_ends: u64,
     /// Orders of the operator, and those that failed.
     pub orders: u64,
     /// See `orders`.
@@ -54,6 +65,10 @@ pub struct Options {
     pub only_cuts: bool,
     /// The operator gives only orders that hold this text.
     pub orders: Option<&'static str>,
+    /// The origin alone is judged although nothing is promised of it, as a control.
+    pub origin_alone: bool,
+    /// Disks fail in no way, but for being lossy.
+    pub no_faults: bool,
     /// Keep the folder.
     pub keep: bool,
 }
@@ -65,7 +80,16 @@ enum Ending {
     KillAndCut,
     Terminate,
     TerminateAndCut,
+    /// SIGTERM while clients and disks hang, and perhaps another one.
+    TerminateHung,
     Remove,
+}
+
+impl Ending {
+    /// The daemon ends while clients are busy.
+    fn is_sudden(self) -> bool {
+        matches!(self, Ending::Kill | Ending::KillAndCut | Ending::TerminateHung)
+    }
 }
 
 /// See the module.
@@ -74,7 +98,10 @@ pub struct Rig {
     options: Options,
     table: String,
     place: Place,
-    disks: Vec<Disk>,
+    disks: Vec<Arc<Disk>>,
+    config: String,
+    /// The daemon that runs has to end within a brief time, and will hang then.
+    brief: bool,
     judge: Arc<Mutex<Judge>>,
     rng: Rng,
     daemon: Option<Daemon>,
@@ -94,8 +121,15 @@ impl Rig {
         let mut rng = Rng::new(seed);
         let dir = tempfile::Builder::new().prefix("attack-").tempdir();
         let dir = dir.map_err(|e| format!("a folder: {e}"))?;
-        let Scenario { load, rules, .. } = *scenario;
-        let judge = Arc::new(Mutex::new(Judge::new(rules, load.first, load.count)));
+        let mut scenario = *scenario;
+        if options.no_faults {
+            scenario.faults = Default::default();
+        }
+        scenario.origin_alone |= options.origin_alone;
+        let Scenario { load, rules, .. } = scenario;
+        let mut judge = Judge::new(rules, load.first, load.count);
+        judge.origin = scenario.origin_alone.then(|| Origin::new(load.first, load.count));
+        let judge = Arc::new(Mutex::new(judge));
         let mut disks = Vec::new();
         let mut table = scenario.table.to_owned();
         for (number, bytes) in (0..).zip(scenario.disks) {
@@ -104,8 +138,12 @@ impl Rig {
             let on_loss = move || held(&told).loss();
             let socket = dir.path().join(format!("disk{number}"));
             let disk = Disk::serve(&socket, *bytes, lie, rng.fork(), on_loss)?;
-            table = table.replace(&format!("DISK{number}"), &disk.word());
-            disks.push(disk);
+            let patience = match scenario.faults[number].connections {
+                true => "timeout=1s&silence=1s",
+                false => "timeout=5s",
+            };
+            table = table.replace(&format!("DISK{number}"), &disk.word(patience));
+            disks.push(Arc::new(disk));
         }
         let mut config = format!("cores = {}\n", scenario.cores);
         if scenario.files {
@@ -113,15 +151,15 @@ impl Rig {
             std::fs::create_dir(dir.path().join("mnt")).map_err(|e| format!("mnt: {e}"))?;
         }
         config.push_str(&format!("[[device]]\nname = 'dev'\ntable = '''{table}'''\n"));
-        let path = dir.path().join("millpond.toml");
-        std::fs::write(&path, config).map_err(|e| format!("{}: {e}", path.display()))?;
         let place = Place { program: program.into(), dir: dir.path().into() };
         Ok(Rig {
-            scenario: *scenario,
+            scenario,
             options,
             table,
             place,
             disks,
+            config,
+            brief: false,
             judge,
             rng,
             daemon: None,
@@ -136,7 +174,7 @@ impl Rig {
     }
 
     /// The disks.
-    pub fn disks(&self) -> &[Disk] {
+    pub fn disks(&self) -> &[Arc<Disk>] {
         &self.disks
     }
 
@@ -144,7 +182,9 @@ impl Rig {
     pub fn round(&mut self) -> Result<()> {
         self.figures.rounds += 1;
         let done = self.try_round();
-        let found: Vec<String> = self.judge().violations.iter().map(report::violation).collect();
+        let mut found: Vec<String> =
+            self.judge().violations.iter().map(report::violation).collect();
+        found.extend(self.judge().origin.iter().flat_map(|o| o.found.clone()));
         if found.is_empty() {
             return done;
         }
@@ -161,16 +201,13 @@ impl Rig {
         self.read_all()?;
         let failures = self.failures();
         let ending = self.ending();
-        self.disks.iter().for_each(|d| d.set_mood(Mood::default()));
-        let moods = self.moods();
-        for (disk, mood) in self.disks.iter().zip(&moods) {
-            disk.set_mood(*mood);
-        }
-        self.let_loose(ending)?;
-        self.disks.iter().for_each(|d| d.set_mood(Mood::default()));
+        weather::stirs(&self.disks, &self.scenario.faults, &mut self.rng);
+        let ended = self.let_loose(ending)?;
+        weather::calms(&self.disks);
         let clean = self.failures() == failures;
         match ending {
             Ending::Kill | Ending::KillAndCut => self.crash(ending == Ending::KillAndCut),
+            Ending::TerminateHung => self.ended_hung(clean, ended.ok_or("it has not ended")?),
             Ending::Remove => self.remove(clean),
             Ending::Terminate | Ending::TerminateAndCut => {
                 self.terminate(clean, ending == Ending::TerminateAndCut)
@@ -181,6 +218,9 @@ impl Rig {
     fn ending(&mut self) -> Ending {
         if self.options.only_cuts {
             return Ending::KillAndCut;
+        }
+        if self.brief {
+            return Ending::TerminateHung;
         }
         match self.rng.below(100) {
             0..15 => Ending::Kill,
@@ -193,30 +233,7 @@ impl Rig {
 
     /// Faults of disks so far.
     fn failures(&self) -> u64 {
-        let failed = |d: &Disk| d.figures().flushes_failed + d.figures().writes_failed;
-        self.disks.iter().map(failed).sum()
-    }
-
-    fn moods(&mut self) -> Vec<Mood> {
-        let rng = &mut self.rng;
-        let faults = self.scenario.faults;
-        let mut mood = |number: usize| {
-            let mut mood = Mood {
-                slow: *rng.pick(&[0.0, 0.02, 0.2]),
-                slow_ms: *rng.pick(&[2, 10, 60]),
-                flush_ms: *rng.pick(&[0, 3, 20, 100]),
-                ..Mood::default()
-            };
-            let first = number == 0;
-            if first && matches!(faults, Faults::Flushes | Faults::Both) {
-                mood.flush_fails = *rng.pick(&[0.0, 0.1, 0.4]);
-            }
-            if first && matches!(faults, Faults::Writes | Faults::Both) {
-                mood.write_fails = *rng.pick(&[0.0, 0.01, 0.1]);
-            }
-            mood
-        };
-        (0..self.disks.len()).map(&mut mood).collect()
+        self.disks.iter().map(|d| d.figures().failures()).sum()
     }
 
     /// Starts the daemon; perhaps it is killed before it is ready, and started again.
@@ -229,10 +246,31 @@ impl Rig {
             let cut = self.rng.chance(0.7);
             self.crash(cut)?;
         }
+        self.brief = !self.options.only_cuts && self.rng.chance(0.1);
+        self.configure()?;
         let mut daemon = Daemon::start(&self.place)?;
         daemon.wait_ready()?;
         self.daemon = Some(daemon);
         Ok(())
+    }
+
+    fn configure(&self) -> Result<()> {
+        let path = self.place.dir.join("millpond.toml");
+        let limit = if self.brief { format!("shutdown_timeout = '{BRIEF}s'\n") } else { "".into() };
+        let config = limit + &self.config;
+        std::fs::write(&path, config).map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    /// Judges the origin alone, as it is or as a power cut of now would leave it.
+    fn look_at_origin(&self) {
+        if !self.scenario.origin_alone {
+            return;
+        }
+        let Load { first, count, .. } = self.scenario.load;
+        let image = self.disks[0].media().after_a_cut(first, count);
+        let sectors = image.chunks_exact(SECTOR).zip(first..);
+        let contents: Vec<_> = sectors.map(|(data, at)| identify(at, data)).collect();
+        self.judge().judge_origin(&contents);
     }
 
     fn read_all(&mut self) -> Result<()> {
@@ -240,7 +278,9 @@ impl Rig {
         let mut client =
             client.map_err(|e| format!("connecting: {e}\n{}", self.place.log_tail()))?;
         let failed = client.read_all(&self.scenario.load)?;
-        if failed > 0 && self.disks.iter().all(|d| d.figures().writes_failed == 0) {
+        // What the cache device could not read when a commit named it stays an error.
+        let may_be_bad = self.scenario.faults[1].reads;
+        if failed > 0 && !may_be_bad {
             let log = self.place.log_tail();
             return Err(format!("{failed} reads fail though the disks read well\n{log}"));
         }
@@ -248,17 +288,29 @@ impl Rig {
     }
 
     /// Clients and the operator, until the moment at which the round ends.
-    fn let_loose(&mut self, ending: Ending) -> Result<()> {
+    fn let_loose(&mut self, ending: Ending) -> Result<Option<Ended>> {
         let stop = Arc::new(AtomicBool::new(false));
         let stop_orders = Arc::new(AtomicBool::new(false));
         let load = self.scenario.load;
         let mut clients = Vec::new();
         for _ in 0..3 {
-            let client = Client::connect(&self.place.socket(), "dev", &self.judge);
-            let client = client.map_err(|e| format!("connecting: {e}"))?;
-            let (rng, stop) = (self.rng.fork(), Arc::clone(&stop));
+            let (mut rng, stop) = (self.rng.fork(), Arc::clone(&stop));
+            let (socket, judge) = (self.place.socket(), Arc::clone(&self.judge));
             let depth = *self.rng.pick(&[1, 4, 8]);
-            clients.push(spawn(move || client.run(&load, depth, rng, &stop)));
+            let mut client =
+                Client::connect(&socket, "dev", &judge).map_err(|e| format!("connecting: {e}"))?;
+            clients.push(spawn(move || {
+                loop {
+                    let end = client.run(&load, depth, &mut rng, &stop);
+                    if end != End::Left {
+                        return end;
+                    }
+                    match Client::connect(&socket, "dev", &judge) {
+                        Ok(next) => client = next,
+                        Err(_) => return End::Cut,
+                    }
+                }
+            }));
         }
         if self.scenario.files {
             let path = self.place.mount().join("dev/mapper/dev");
@@ -277,20 +329,34 @@ impl Rig {
             let only = self.options.orders;
             spawn(move || operator::run(&place, &judge, &scenario, only, &table, rng, &stop))
         };
-        pause_ms(50 + self.rng.below(900));
+        let losses =
+            weather::breaks(&self.disks, &self.scenario.faults, &mut self.rng, &stop_orders);
+        let give_up = clock() + (50 + self.rng.below(900)) as f64 / 1000.0;
+        while clock() < give_up {
+            self.look_at_origin();
+            pause_ms(LOOK_MS.min(((give_up - clock()).max(0.0) * 1000.0) as u64));
+        }
         if self.rng.chance(0.2) {
             // The daemon is killed, or goes on, while a disk does not answer.
             self.rng.pick(&self.disks).hang(true);
             pause_ms(self.rng.below(300));
         }
         let died = self.daemon.as_mut().and_then(Daemon::has_ended);
-        let killed = matches!(ending, Ending::Kill | Ending::KillAndCut);
+        let killed = ending.is_sudden();
+        let mut ended = None;
         if killed && let Some(daemon) = self.daemon.take() {
-            daemon.kill();
+            if ending == Ending::TerminateHung {
+                ended = Some(self.terminate_hung(daemon)?);
+            } else {
+                daemon.kill();
+            }
         }
         self.disks.iter().for_each(|d| d.hang(false));
         stop_orders.store(true, Ordering::SeqCst);
         let orders = operator.join().map_err(|_| "the operator has panicked")?;
+        for loss in losses {
+            loss.join().map_err(|_| "a disk has panicked")??;
+        }
         if !killed {
             self.resume()?;
         }
@@ -298,7 +364,7 @@ impl Rig {
         let mut faults = Vec::new();
         for client in clients {
             match client.join().map_err(|_| "a client has panicked")? {
-                End::Stopped => {}
+                End::Stopped | End::Left => {}
                 End::Cut if killed => {}
                 End::Cut => faults.push("the server closed a connection".to_owned()),
                 End::Fault(what) => faults.push(what),
@@ -313,12 +379,54 @@ impl Rig {
         let orders = orders?;
         self.figures.orders += orders.done + orders.failed;
         self.figures.orders_failed += orders.failed;
+        Ok(ended)
+    }
+
+    /// SIGTERM while one or all disks hang, and a client that takes nothing is there.
+    fn terminate_hung(&mut self, daemon: Daemon) -> Result<Ended> {
+        let untaken = Client::connect(&self.place.socket(), "dev", &self.judge);
+        let untaken = untaken.and_then(|mut client| {
+            client.ask_without_end(&self.scenario.load)?;
+            Ok(client)
+        });
+        for disk in &self.disks {
+            if self.rng.chance(0.6) {
+                disk.hang(true);
+            }
+        }
+        self.figures.hung_ends += 1;
+        let twice = self.rng.chance(0.4);
+        let ended = if twice {
+            daemon.terminate_twice(*self.rng.pick(&[0, 0, 5, 300]))
+        } else {
+            daemon.terminate_within(BRIEF + BRIEF_SLACK)
+        };
+        drop(untaken);
+        if ended == Ended::Late {
+            let times = if twice { "twice" } else { "once" };
+            return Err(format!("SIGTERM {times}: it does not end\n{}", self.place.log_tail()));
+        }
+        Ok(ended)
+    }
+
+    /// Exit code 0 says that all is on the disks, whatever hung.
+    fn ended_hung(&mut self, clean: bool, ended: Ended) -> Result<()> {
+        self.settle()?;
+        match ended {
+            Ended::Code(0) if clean && self.scenario.end_is_flush => self.judge().orderly_end(),
+            Ended::Code(0 | 1 | 143) => self.judge().crash(true),
+            Ended::Code(_) | Ended::Late => {
+                let log = self.place.log_tail();
+                return Err(format!("SIGTERM of a daemon that hangs: {ended:?}\n{log}"));
+            }
+        }
+        self.cut();
         Ok(())
     }
 
     /// A device that a failing disk left suspended takes requests again.
     fn resume(&self) -> Result<()> {
-        self.disks.iter().for_each(|d| d.set_mood(Mood::default()));
+        weather::calms(&self.disks);
         for _ in 0..RESUMES_MAX {
             if order(&self.place, &self.judge, &self.table, "resume dev")? == Ended::Code(0) {
                 return Ok(());
@@ -342,11 +450,12 @@ impl Rig {
     }
 
     fn settle(&self) -> Result<()> {
-        self.disks.iter().try_for_each(Disk::settle)
+        self.disks.iter().try_for_each(|d| d.settle())
     }
 
     /// The power goes: for all disks, or for any of them.
     fn cut(&mut self) {
+        self.look_at_origin();
         let all = self.rng.chance(0.7);
         for disk in &self.disks {
             if all || self.rng.chance(0.5) {
@@ -354,6 +463,7 @@ impl Rig {
                 self.figures.cuts += 1;
             }
         }
+        self.look_at_origin();
     }
 
     fn terminate(&mut self, clean: bool, cut: bool) -> Result<()> {
@@ -361,7 +471,7 @@ impl Rig {
         let ended = daemon.terminate();
         self.figures.orderly += 1;
         self.settle()?;
-        if clean && ended != Ended::Code(0) {
+        if clean && ended != Ended::Code(0) || ended == Ended::Late {
             return Err(format!("SIGTERM: it ended so: {ended:?}\n{}", self.place.log_tail()));
         }
         if clean && self.scenario.end_is_flush {

@@ -2,20 +2,34 @@
 //! The devices that are attacked: their tables and disks, what disks may do, what an operator does.
 
 use crate::client::{Load, Zeroes};
-use crate::judge::{Hearing, Rules};
+use crate::history::{Hearing, Rules};
 
-/// What the first disk does besides being lossy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Faults {
-    /// Nothing.
-    None,
+/// What a disk does besides being lossy, at times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
     /// FLUSHes fail and lose data.
-    Flushes,
+    pub flushes: bool,
     /// Writes fail, half done.
-    Writes,
-    /// Both.
-    Both,
+    pub writes: bool,
+    /// Reads fail: any, and all of a range.
+    pub reads: bool,
+    /// It loses its connections, for a while, and perhaps what was not flushed; or it is silent
+    /// for longer than its client waits.
+    pub connections: bool,
 }
+
+impl Faults {
+    /// Whether there is nothing.
+    pub fn is_none(&self) -> bool {
+        *self == NO
+    }
+}
+
+const NO: Faults = Faults { flushes: false, writes: false, reads: false, connections: false };
+const FLUSHES: Faults = Faults { flushes: true, ..NO };
+const READS: Faults = Faults { reads: true, ..NO };
+const ALL_ERRORS: Faults = Faults { flushes: true, writes: true, reads: true, ..NO };
+const CONNECTIONS: Faults = Faults { connections: true, ..NO };
 
 /// A device under attack; it is called `dev`.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +50,10 @@ pub struct Scenario {
     pub rules: Rules,
     /// An orderly end, or a removal, makes everything durable.
     pub end_is_flush: bool,
-    /// What the first disk does.
-    pub faults: Faults,
+    /// What each disk does.
+    pub faults: [Faults; 2],
+    /// The first disk alone is at every moment what a disk may hold after a power cut.
+    pub origin_alone: bool,
     /// Orders that an operator gives in one go, words with blanks between; `TABLE` is the table,
     /// `-` a pause.
     pub orders: &'static [&'static [&'static str]],
@@ -46,11 +62,15 @@ pub struct Scenario {
 }
 
 const MIB: u64 = 1 << 20;
-const KEEPS: Rules = Rules { hearing: Hearing::Device, loss_is_visible: false };
-const PASSES: Rules = Rules { hearing: Hearing::Device, loss_is_visible: true };
-const EACH_HEARS: Rules = Rules { hearing: Hearing::Each, loss_is_visible: true };
+const KEEPS: Rules =
+    Rules { hearing: Hearing::Device, loss_is_visible: false, forgets_when_loaded: false };
+const PASSES: Rules = Rules { loss_is_visible: true, ..KEEPS };
+/// A write cache whose cache device fails stops: loaded again it has what it had committed.
+const STOPS: Rules = Rules { forgets_when_loaded: true, ..PASSES };
+const EACH_HEARS: Rules = Rules { hearing: Hearing::Each, ..PASSES };
 
-const SECTORS: Load = Load { first: 0, count: 16384, grain: 1, zeroes: Zeroes::Fua, flushes: 8 };
+const SECTORS: Load =
+    Load { first: 0, count: 16384, grain: 1, zeroes: Zeroes::Fua, long_zeroes: false, flushes: 8 };
 /// Whole blocks of caches and pages only.
 const BLOCKS: Load = Load { grain: 8, ..SECTORS };
 /// Around the border between two chunks.
@@ -100,16 +120,45 @@ const PLAIN: Scenario = Scenario {
     files: false,
     rules: KEEPS,
     end_is_flush: true,
-    faults: Faults::None,
+    faults: [NO, NO],
+    origin_alone: false,
     orders: OF_CACHE,
     known: None,
+};
+
+const ORDERED: Scenario = Scenario {
+    name: "ordered",
+    table: "0 16384 writecache s DISK0 DISK1 4096 1 ordered",
+    load: Load { long_zeroes: true, ..SECTORS },
+    origin_alone: true,
+    ..PLAIN
+};
+const LINEAR: Scenario = Scenario {
+    name: "linear",
+    table: "0 16384 linear DISK0 0",
+    disks: &[8 * MIB],
+    rules: PASSES,
+    end_is_flush: false,
+    faults: [ALL_ERRORS, NO],
+    orders: OF_ANY,
+    ..PLAIN
+};
+const BUFFERED: Scenario = Scenario {
+    name: "buffered",
+    table: "0 16384 buffered DISK0 2 memory 8M",
+    disks: &[8 * MIB],
+    rules: EACH_HEARS,
+    faults: [Faults { reads: true, ..FLUSHES }, NO],
+    orders: OF_PAGES,
+    ..PLAIN
 };
 
 /// All of them.
 pub const ALL: &[Scenario] = &[
     PLAIN,
     Scenario { name: "block512", table: "0 16384 writecache s DISK0 DISK1 512 0", ..PLAIN },
-    Scenario { name: "ordered", table: "0 16384 writecache s DISK0 DISK1 4096 1 ordered", ..PLAIN },
+    ORDERED,
+    Scenario { name: "ordered-errors", faults: [ALL_ERRORS, NO], ..ORDERED },
     Scenario {
         name: "parts",
         table: "0 131072 writecache s DISK0 DISK1 4096 2 parts 2",
@@ -123,11 +172,15 @@ pub const ALL: &[Scenario] = &[
         name: "metadata_only",
         table: "0 16384 writecache s DISK0 DISK1 4096 1 metadata_only",
         rules: PASSES,
-        faults: Faults::Both,
+        faults: [ALL_ERRORS, NO],
         ..PLAIN
     },
     Scenario { name: "small", disks: &[8 * MIB, MIB], load: BLOCKS, ..PLAIN },
-    Scenario { name: "errors", faults: Faults::Both, rules: PASSES, ..PLAIN },
+    Scenario { name: "errors", faults: [ALL_ERRORS, NO], rules: PASSES, ..PLAIN },
+    Scenario { name: "reads", faults: [READS, NO], ..PLAIN },
+    Scenario { name: "cache-errors", faults: [NO, ALL_ERRORS], rules: STOPS, ..PLAIN },
+    Scenario { name: "lost-origin", faults: [CONNECTIONS, NO], rules: PASSES, ..PLAIN },
+    Scenario { name: "lost-cache", faults: [NO, CONNECTIONS], rules: STOPS, ..PLAIN },
     Scenario { name: "files", files: true, ..PLAIN },
     Scenario {
         name: "zram",
@@ -144,15 +197,8 @@ pub const ALL: &[Scenario] = &[
         orders: OF_ZRAM,
         ..PLAIN
     },
-    Scenario {
-        name: "buffered",
-        table: "0 16384 buffered DISK0 2 memory 8M",
-        disks: &[8 * MIB],
-        rules: EACH_HEARS,
-        faults: Faults::Flushes,
-        orders: OF_PAGES,
-        ..PLAIN
-    },
+    BUFFERED,
+    Scenario { name: "lost-buffered", faults: [CONNECTIONS, NO], ..BUFFERED },
     Scenario {
         name: "buffered-files",
         table: "0 16384 buffered DISK0 2 memory 8M",
@@ -161,16 +207,8 @@ pub const ALL: &[Scenario] = &[
         orders: OF_PAGES,
         ..PLAIN
     },
-    Scenario {
-        name: "linear",
-        table: "0 16384 linear DISK0 0",
-        disks: &[8 * MIB],
-        rules: PASSES,
-        end_is_flush: false,
-        faults: Faults::Both,
-        orders: OF_ANY,
-        ..PLAIN
-    },
+    LINEAR,
+    Scenario { name: "lost-linear", faults: [CONNECTIONS, NO], ..LINEAR },
 ];
 
 /// Those of these names; `all` are all in which nothing is known to be wrong.

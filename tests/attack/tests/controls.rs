@@ -11,10 +11,13 @@ const SECONDS: f64 = 90.0;
 
 /// What is found when a disk of a scenario lies.
 fn caught(name: &str, disk: usize, lie: Lie) -> String {
+    let (lie, only_cuts, no_faults) = (Some((disk, lie)), true, true);
+    caught_with(name, Options { lie, only_cuts, no_faults, ..Options::default() })
+}
+
+fn caught_with(name: &str, options: Options) -> String {
     let program = binary::millpond().unwrap_or_else(|e| panic!("{e}"));
-    let mut scenario = scenario::named(name).expect("there is one of that name")[0];
-    scenario.faults = scenario::Faults::None;
-    let options = Options { lie: Some((disk, lie)), only_cuts: true, ..Options::default() };
+    let scenario = scenario::named(name).expect("there is one of that name")[0];
     let seed = fresh_seed();
     println!("{name}, seed {seed}");
     let found = attack(&scenario, &program, seed, SECONDS, options, &mut Total::default());
@@ -45,4 +48,31 @@ fn a_cache_that_lies_about_flush_is_caught() {
 fn a_disk_that_tears_durable_sectors_is_caught() {
     let found = caught("linear", 0, Lie::Tear);
     assert!(found.contains("VIOLATION") && found.contains("garbage"), "{found}");
+}
+
+#[test]
+fn an_origin_that_is_written_in_any_order_is_caught() {
+    let options = Options { origin_alone: true, only_cuts: true, ..Options::default() };
+    let found = caught_with("small", options);
+    assert!(found.contains("the origin alone holds"), "{found}");
+}
+
+#[test]
+fn an_origin_of_an_ordered_cache_that_lies_about_flush_is_caught() {
+    let found = caught("ordered", 0, Lie::Flush);
+    assert!(found.contains("the origin alone holds"), "{found}");
+}
+
+#[test]
+fn a_disk_that_gives_zeroes_for_what_it_cannot_read_is_caught() {
+    let options = Options { lie: Some((0, Lie::Read)), ..Options::default() };
+    let found = caught_with("reads", options);
+    assert!(found.contains("VIOLATION"), "{found}");
+}
+
+#[test]
+fn a_disk_that_does_late_what_a_lost_connection_had_asked_for_is_caught() {
+    let options = Options { lie: Some((0, Lie::Late)), ..Options::default() };
+    let found = caught_with("lost-linear", options);
+    assert!(found.contains("VIOLATION"), "{found}");
 }

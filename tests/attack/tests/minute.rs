@@ -6,7 +6,7 @@ use attack::rig::Options;
 use attack::{binary, scenario};
 
 /// Seconds of each scenario, the round that runs then is finished.
-const TURN: f64 = 3.5;
+const TURN: f64 = 2.5;
 
 #[test]
 fn an_adversary_finds_nothing_in_a_minute() {

@@ -103,6 +103,11 @@ impl Daemon {
         self.process.ended().is_none()
     }
 
+    /// Its exit code, once it has ended.
+    pub fn exit_code(&self) -> Option<i32> {
+        self.process.ended()
+    }
+
     /// Its process.
     pub fn id(&self) -> u32 {
         self.process.id()

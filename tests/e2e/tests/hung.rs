@@ -149,6 +149,8 @@ fn a_hung_device_holds_up_the_end_for_its_time_only() {
             log.contains(if twice { "told to end again" } else { "hung has not ended" }),
             "{log}"
         );
+        // By whichever of its bounds it ended.
+        assert_eq!(pond.daemon().exit_code(), Some(if twice { 143 } else { 1 }), "{log}");
         server.signal(Signal::CONT);
         reader.join().unwrap();
     }

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What disks do to the program while it runs: how slow they are, what fails, and when they are
+//! gone or silent for a while.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::disk::{Disk, Mood};
+use crate::rng::Rng;
+use crate::scenario::Faults;
+use crate::{Result, pause_ms, spawn};
+
+/// Milliseconds for which a disk that has lost its connections takes no others: the longest one is
+/// longer than its client waits.
+const AWAY_MS: &[u64] = &[0, 0, 0, 30, 300, 1500];
+/// Milliseconds of silence, longer than its client waits.
+const SILENT_MS: u64 = 1500;
+
+/// Each disk gets a mood for a round.
+pub fn stirs(disks: &[Arc<Disk>], faults: &[Faults], rng: &mut Rng) {
+    for (disk, faults) in disks.iter().zip(faults) {
+        disk.set_mood(mood(disk, *faults, rng));
+    }
+}
+
+/// All disks are well, and at once.
+pub fn calms(disks: &[Arc<Disk>]) {
+    disks.iter().for_each(|d| d.set_mood(Mood::default()));
+}
+
+fn mood(disk: &Disk, faults: Faults, rng: &mut Rng) -> Mood {
+    let mut mood = Mood {
+        slow: *rng.pick(&[0.0, 0.02, 0.2]),
+        slow_ms: *rng.pick(&[2, 10, 60]),
+        flush_ms: *rng.pick(&[0, 3, 20, 100]),
+        ..Mood::default()
+    };
+    if faults.flushes {
+        mood.flush_fails = *rng.pick(&[0.0, 0.1, 0.4]);
+    }
+    if faults.writes {
+        mood.write_fails = *rng.pick(&[0.0, 0.01, 0.1]);
+    }
+    if faults.reads {
+        mood.read_fails = *rng.pick(&[0.0, 0.01, 0.1]);
+        if rng.chance(0.5) {
+            let sectors = disk.media().len() / 512;
+            let first = rng.below(sectors.min(4096));
+            mood.unreadable = (first, first + 1 + rng.below(512));
+        }
+    }
+    mood
+}
+
+/// Disks that lose their connections or fall silent do so now and then, until it is said to stop.
+pub fn breaks(
+    disks: &[Arc<Disk>],
+    faults: &[Faults],
+    rng: &mut Rng,
+    stop: &Arc<AtomicBool>,
+) -> Vec<JoinHandle<Result<()>>> {
+    let losing = disks.iter().zip(faults).filter(|(_, faults)| faults.connections);
+    let threads = losing.map(|(disk, _)| {
+        let (disk, mut rng, stop) = (Arc::clone(disk), rng.fork(), Arc::clone(stop));
+        spawn(move || {
+            while !stop.load(Ordering::SeqCst) {
+                pause_ms(rng.below(400));
+                if rng.chance(0.1) {
+                    disk.hang(true);
+                    pause_ms(SILENT_MS);
+                    disk.hang(false);
+                } else {
+                    let away = Duration::from_millis(*rng.pick(AWAY_MS));
+                    disk.disconnect(away, rng.chance(0.5))?;
+                }
+            }
+            Ok(())
+        })
+    });
+    threads.collect()
+}

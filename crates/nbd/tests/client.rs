@@ -12,7 +12,7 @@ use block::{
     Status,
 };
 use model::{Door, Nature, Server};
-use nbd::client::{Client, Connect, News, Options};
+use nbd::client::{Client, Connect, Mutation, News, Options};
 use nbd::option::{reply, reply_info_export};
 use nbd::request::{Request, SIMPLE_BYTES};
 use nbd::wire::{ExportFlags, opt, rep};
@@ -411,7 +411,7 @@ fn no_lie_of_a_server_is_believed() {
 }
 
 /// What a server is asked, in order, and answers, each by the number of the request and an error.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Answers {
     fua: bool,
     before: usize,
@@ -421,6 +421,15 @@ struct Answers {
 /// Runs a client of a server that takes `before` requests and then gives its answers, taking more
 /// requests when it has to.
 fn with_answers<F: Future<Output = ()> + 'static>(
+    answers: Answers,
+    test: impl FnOnce(Rc<Client>) -> F + 'static,
+) {
+    with_answers_and(Mutation::None, answers, test);
+}
+
+/// As [`with_answers`], with a planted fault.
+fn with_answers_and<F: Future<Output = ()> + 'static>(
+    mutation: Mutation,
     answers: Answers,
     test: impl FnOnce(Rc<Client>) -> F + 'static,
 ) {
@@ -447,7 +456,8 @@ fn with_answers<F: Future<Output = ()> + 'static>(
                 say(file, &simple(error, cookies[nth])).await;
             }
         });
-        let client = Client::open("nbd", "disk", script, Options::default(), |_| {}).await;
+        let options = Options { mutation, ..Options::default() };
+        let client = Client::open("nbd", "disk", script, options, |_| {}).await;
         test(Rc::new(client.unwrap())).await;
     };
     machine.block_on(talk).unwrap();
@@ -471,6 +481,37 @@ fn a_flush_sent_while_one_fails_fails_as_well() {
             let flushes = [flush(1), flush(second)];
             sleep(Nanos::from_millis(10)).await;
             assert!(flushes.iter().all(|f| f.get() == Some(Err(Status::Io))));
+            flush_by(&client, 1).await.unwrap();
+        });
+    }
+}
+
+/// A write is at the server together with a FLUSH of its opener, which fails. The FLUSH need not
+/// cover the write, and the server may have lost it, whichever it answers first: the specification
+/// has a FLUSH cover what was answered before, so the server may have done the write first and have
+/// answered it last. The next FLUSH tells of it, although it succeeds at the server.
+#[test]
+fn a_write_in_flight_beside_a_failed_flush_is_told_by_the_next_one() {
+    // The FLUSH and the write are the first two.
+    const WRITE_LAST: Answers =
+        Answers { fua: true, before: 2, answers: &[(0, 5), (1, 0), (2, 0), (3, 0)] };
+    const FLUSH_LAST: Answers =
+        Answers { answers: &[(1, 0), (0, 5), (2, 0), (3, 0)], ..WRITE_LAST };
+    for (mutation, answers, told) in [
+        (Mutation::None, WRITE_LAST, Err(Status::Io)),
+        (Mutation::NeverInDoubt, WRITE_LAST, Ok(())),
+        (Mutation::None, FLUSH_LAST, Err(Status::Io)),
+    ] {
+        with_answers_and(mutation, answers, move |client| async move {
+            let inner = client.clone();
+            let first = Rc::new(Cell::new(None));
+            let set = first.clone();
+            spawn(async move { set.set(Some(flush_by(&inner, 1).await)) });
+            sleep(Nanos::from_millis(1)).await; // It is submitted first.
+            put(&client, 0, 1).await.unwrap();
+            sleep(Nanos::from_millis(1)).await;
+            assert_eq!(first.get(), Some(Err(Status::Io)));
+            assert_eq!(flush_by(&client, 1).await, told, "{mutation:?} {answers:?}");
             flush_by(&client, 1).await.unwrap();
         });
     }

@@ -69,10 +69,13 @@ impl PageCache {
         if !supported {
             return bio.complete(Status::NotSupported);
         }
-        let me = self.rc();
+        let (me, flush_errors) = (self.rc(), self.errors.flush_errors());
         reactor::spawn(async move {
-            let status = me.discard_range(&bio).await.into();
-            bio.complete(status);
+            let done = me.discard_range(&bio).await;
+            if done.is_ok() && !bio.flags.contains(Flags::FUA) {
+                me.acknowledged(bio.opener, flush_errors);
+            }
+            bio.complete(done.into());
         });
     }
 
@@ -113,7 +116,6 @@ impl PageCache {
         self.put_back(taken, done.is_err());
         if done.is_ok() {
             self.forget(&pages);
-            self.errors.changed(bio.opener, self.round.get());
         }
         self.discard_ended(ticket);
         self.discards.end(id);

@@ -17,19 +17,20 @@
 //! - E1 What a FLUSH must tell is fixed when it is submitted: every error that its opener had not
 //!   been told of then, and every one since. So each opener that was there before an error is told
 //!   of it once, and by each FLUSH that it had submitted meanwhile. One that comes later is told
-//!   only if nobody has been, or by E3.
+//!   only if nobody has been, or by E3. If that error may have taken a write along that was
+//!   acknowledged after such a FLUSH had been submitted, the next FLUSH tells of it once more.
 //! - E2 `failed` has every page whose last write below has failed and that is still dirty; more
 //!   only until the next retry.
 //! - E3 When a flush below has failed and an opener goes, or is forgotten, that had written
 //!   something since the last good one and was not told, the next opener that comes is told in its
-//!   place: it may be the same client, connected again (ES1 to ES3 of `policy::ErrSeq`). A write
+//!   place: it may be the same client, connected again (ES1 to ES4 of `policy::ErrSeq`). A write
 //!   that has failed is not handed on like that: nothing is lost, every FLUSH tries it again.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use block::{IoError, Nanos, Opener, Status};
-use policy::ErrSeq;
+use policy::{ErrSeq, Sample};
 
 /// First pause before a failed page is tried again, and the longest.
 const PAUSE_FIRST: Nanos = Nanos(100_000_000);
@@ -109,6 +110,8 @@ pub(crate) struct Errors {
     /// First and last failure since anything was written.
     row: Cell<Option<(Nanos, Nanos)>>,
     flush_errors: Cell<u64>,
+    /// Only of the first so many changes some may be in the device below.
+    below: Cell<u64>,
 }
 
 impl Errors {
@@ -116,7 +119,7 @@ impl Errors {
     /// pages are durable.
     pub(crate) fn take_over(&self, before: &Errors) {
         let mut openers = before.openers.take();
-        openers.settle();
+        openers.durable(openers.changes());
         *self.openers.borrow_mut() = openers;
         *self.last.borrow_mut() = before.last.take();
     }
@@ -126,18 +129,42 @@ impl Errors {
         self.openers.borrow_mut().note(opener);
     }
 
-    /// `opener` has changed something that a FLUSH of `round` or a later one covers.
-    pub(crate) fn changed(&self, opener: Opener, round: u64) {
-        self.openers.borrow_mut().changed(opener, round);
+    /// `opener` has changed something.
+    pub(crate) fn changed(&self, opener: Opener) {
+        self.openers.borrow_mut().changed(opener);
     }
 
-    /// Everything up to `round` is durable.
-    pub(crate) fn durable(&self, round: u64) {
-        self.openers.borrow_mut().durable(round);
+    /// What `opener` had changed some time ago is acknowledged now; it may be below already (E1).
+    pub(crate) fn acknowledged(&self, opener: Opener) {
+        let mut openers = self.openers.borrow_mut();
+        openers.changed(opener);
+        self.below.set(openers.changes());
     }
 
-    /// What the opener of a FLUSH had been told of when it was submitted (E1).
-    pub(crate) fn sample(&self, opener: Opener) -> u64 {
+    /// As [`Errors::acknowledged`], and a flush below has failed meanwhile.
+    pub(crate) fn acknowledged_in_doubt(&self, opener: Opener) {
+        let mut openers = self.openers.borrow_mut();
+        openers.doubt(opener);
+        self.below.set(openers.changes());
+    }
+
+    /// Of the first so many changes some are in the device below now.
+    pub(crate) fn went_below(&self, changes: u64) {
+        self.below.set(self.below.get().max(changes));
+    }
+
+    /// How many changes there were.
+    pub(crate) fn changes(&self) -> u64 {
+        self.openers.borrow().changes()
+    }
+
+    /// The first so many changes are durable.
+    pub(crate) fn durable(&self, changes: u64) {
+        self.openers.borrow_mut().durable(changes);
+    }
+
+    /// What a FLUSH knows when it is submitted (E1).
+    pub(crate) fn sample(&self, opener: Opener) -> Sample {
         self.openers.borrow_mut().sample(opener)
     }
 
@@ -145,7 +172,7 @@ impl Errors {
     pub(crate) fn outcome(
         &self,
         opener: Opener,
-        sample: u64,
+        sample: Sample,
         done: Result<(), Status>,
     ) -> Result<(), Status> {
         let mut openers = self.openers.borrow_mut();
@@ -154,7 +181,7 @@ impl Errors {
             false => Ok(()),
         });
         if outcome.is_err() {
-            openers.tell(opener);
+            openers.tell(opener, sample);
         }
         outcome
     }
@@ -197,7 +224,7 @@ impl Errors {
     /// A flush of the device below has failed.
     pub(crate) fn flush_failed(&self, error: IoError) {
         self.flush_errors.set(self.flush_errors.get() + 1);
-        self.openers.borrow_mut().lose();
+        self.openers.borrow_mut().lose(self.below.get());
         *self.last.borrow_mut() = Some(error);
     }
 

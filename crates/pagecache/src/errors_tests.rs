@@ -52,7 +52,7 @@ fn who_comes_after_an_error_that_nobody_has_heard_of_hears_of_it() {
 #[test]
 fn who_connects_again_hears_of_what_was_lost() {
     let errors = Errors::default();
-    errors.changed(A, 1);
+    errors.changed(A);
     errors.note(B);
     fail(&errors, 0, 0..1);
     assert_eq!(hear(&errors, B), Err(Status::Io));

@@ -27,6 +27,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use block::{Class, IoError, Op, Opener, Sector, Status};
+use policy::Sample;
 use reactor::WaitList;
 
 use crate::folio::Folio;
@@ -87,12 +88,16 @@ impl PageCache {
         &self,
         opener: Opener,
         round: u64,
-        sample: u64,
+        sample: Sample,
     ) -> Result<(), Status> {
         let done = self.join_round(round).await;
         let late = self.has(Mutation::SampleAtEnd);
         let sample = if late { self.errors.sample(opener) } else { sample };
-        self.errors.outcome(opener, sample, done)
+        let outcome = self.errors.outcome(opener, sample, done);
+        if outcome.is_err() && self.has(Mutation::TellsOfLater) {
+            let _ = self.errors.outcome(opener, self.errors.sample(opener), outcome);
+        }
+        outcome
     }
 
     /// As a FLUSH, whatever failed before and was written since.
@@ -107,6 +112,7 @@ impl PageCache {
     async fn flush_round(&self) -> Result<(), Status> {
         let wb = &self.writeback;
         let flush_errors = self.errors.flush_errors();
+        let changes = self.errors.changes();
         let round = self.round.get();
         self.round.set(round + 1);
         let watch = wb.watch(0..u64::MAX);
@@ -123,7 +129,7 @@ impl PageCache {
         }
         wb.unwatch(watch)?;
         self.flush_below(flush_errors).await?; // FL1
-        self.errors.durable(round);
+        self.errors.durable(changes);
         Ok(())
     }
 

@@ -7,6 +7,9 @@ use block::{BlockDevice, Flags, Nanos, PAGE, Target};
 use super::*;
 use crate::testing::{Lab, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write};
 
+#[path = "flush_told_tests.rs"]
+mod told;
+
 const QUIET: &str = "memory 64M dirty_bytes 30M dirty_background_bytes 20M";
 
 async fn sleep_ms(ms: u64) {

@@ -210,7 +210,8 @@ pub(crate) struct Flying {
     bytes: u64,
     ticket: u64,
     purpose: Purpose,
-    /// Flushes below that had failed when it was sent.
+    /// How many changes there were, and flushes below that had failed, when it was sent.
+    changes: u64,
     flush_errors: u64,
 }
 
@@ -447,8 +448,8 @@ impl PageCache {
         Spare::keep(&wb.spare.slices, slices);
         debug_assert_eq!(bufs.len_bytes() as u64, bytes, "IO2");
         self.writing_begins(purpose, bytes);
-        let flush_errors = self.errors.flush_errors();
-        let flying = Flying { parts, at, bytes, ticket, purpose, flush_errors };
+        let (changes, flush_errors) = (self.errors.changes(), self.errors.flush_errors());
+        let flying = Flying { parts, at, bytes, ticket, purpose, changes, flush_errors };
         let tag = wb.flying.borrow_mut().insert(flying) as u64;
         let done = reactor::watched(self.writeback.ends(&self.me), tag);
         let bio = Bio {
@@ -532,7 +533,7 @@ impl PageCache {
         let wb = &self.writeback;
         let key = usize::try_from(tag).expect("made from a slab index");
         let flying = wb.flying.borrow_mut().remove(key);
-        let Flying { parts, at, bytes, ticket, purpose, flush_errors } = flying;
+        let Flying { parts, at, bytes, ticket, purpose, changes, flush_errors } = flying;
         let failed = status.ok().is_err();
         let in_doubt = purpose != Purpose::Fua && self.is_in_doubt(flush_errors); // IO6
         let runs = (failed || self.errors.is_failing()).then(|| self.runs_of(&parts));
@@ -560,6 +561,9 @@ impl PageCache {
                 self.tell_failure();
             }
         } else {
+            if !in_doubt {
+                self.errors.went_below(changes);
+            }
             self.errors.write_done();
             runs.iter().flatten().for_each(|run| self.errors.settled(run));
         }

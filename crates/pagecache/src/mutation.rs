@@ -34,6 +34,10 @@ pub enum Mutation {
     ReadOverDirty,
     /// A FLUSH looks when it ends which errors its opener has not been told of.
     SampleAtEnd,
+    /// A FLUSH that fails counts as telling of what was acknowledged after it had come, too.
+    TellsOfLater,
+    /// A write that was under way while a flush below failed is acknowledged like any other.
+    NeverInDoubt,
     /// Who comes after a failed flush below is told nothing of it.
     NewcomersUntold,
     /// What was on its way below while a flush there failed counts as written.

@@ -34,26 +34,39 @@ impl PageCache {
     pub(crate) fn write(&self, bio: Bio) {
         let from = bio.sector.bytes();
         let bytes = from..from + bio.len.bytes();
-        let fua = (bio.flags.contains(Flags::FUA) && !self.has(Mutation::IgnoreFua))
-            .then(|| self.errors.flush_errors());
+        let fua = bio.flags.contains(Flags::FUA) && !self.has(Mutation::IgnoreFua);
         let now = now(); // Once: it costs as much as a look-up.
         let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener, now);
-        if fua.is_some() || stopped.is_err() {
-            let me = self.rc();
+        if fua || stopped.is_err() {
+            let (me, flush_errors) = (self.rc(), self.errors.flush_errors());
             return reactor::spawn(async move {
-                let status = me.write_slowly(&bytes, &bio.bufs, bio.opener, fua, stopped).await;
-                bio.complete(status.into());
+                let before = fua.then_some(flush_errors);
+                let done = me.write_slowly(&bytes, &bio.bufs, bio.opener, before, stopped).await;
+                if done.is_ok() && !fua {
+                    me.acknowledged(bio.opener, flush_errors);
+                }
+                bio.complete(done.into());
             });
         }
         match self.pacing.wrote(bio.opener, bio.len.bytes(), self.dirty_bytes(), now) {
             None => bio.complete(Status::Ok),
             Some(pause) => {
                 self.below.dirtier_waited();
+                let (me, flush_errors) = (self.rc(), self.errors.flush_errors());
                 reactor::spawn(async move {
                     reactor::sleep(pause).await;
+                    me.acknowledged(bio.opener, flush_errors);
                     bio.complete(Status::Ok);
                 });
             }
+        }
+    }
+
+    /// A change that has taken its time is acknowledged now. `flush_errors` is of when it came.
+    pub(crate) fn acknowledged(&self, opener: Opener, flush_errors: u64) {
+        match self.is_in_doubt(flush_errors) && !self.has(Mutation::NeverInDoubt) {
+            true => self.errors.acknowledged_in_doubt(opener),
+            false => self.errors.acknowledged(opener),
         }
     }
 
@@ -132,7 +145,7 @@ impl PageCache {
         }
         // What came in so far is dirty, whatever becomes of the rest.
         if done > 0 {
-            self.errors.changed(opener, self.round.get());
+            self.errors.changed(opener);
         }
         self.wake_writeback();
         stopped

@@ -1,28 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Errseq: the errors of a device as numbers, and up to which of them each opener has been told.
 //!
-//! An error is told by a FLUSH that fails. A FLUSH takes a *sample* when it is submitted, which is
-//! the newest error that its opener has been told of; it fails if there is a newer one when it
-//! ends. So what it must tell is fixed at its submission: another FLUSH of the same opener that
-//! tells of an error meanwhile hides it from none that had been submitted before.
+//! An error is told by a FLUSH that fails. A FLUSH takes a *sample* when it is submitted: the
+//! newest error that its opener has been told of, and how many changes there were. It fails if
+//! there is a newer error when it ends. So what it must tell is fixed at its submission: another
+//! FLUSH of the same opener that tells of an error meanwhile hides it from none that had been
+//! submitted before.
 //!
 //! A *loss* is an error after which changes that were acknowledged may be gone for good: a failed
-//! flush below, a lost connection. Nobody can write them again but who has sent them. A client that
-//! connects again after a loss is a new opener, and no number says which one it was before; openers
-//! are not seen to leave either. So whoever comes is taken for one that has not been told yet.
+//! flush below, a lost connection. Nobody can write them again but who has sent them. Who gets the
+//! error of a FLUSH knows of the changes that had been acknowledged when it was submitted, not of
+//! later ones: of those a later FLUSH must tell (ES4).
+//!
+//! A client that connects again after a loss is a new opener, and no number says which one it was
+//! before; openers are not seen to leave either. So whoever comes is taken for one that has not
+//! been told yet.
 //!
 //! Invariants
 //! - ES1 Each opener that was there before an error is told of it once, and by each FLUSH that it
-//!   had submitted before. One that comes later is told only if nobody has been, or by ES2.
+//!   had submitted before; twice only by ES4. One that comes later is told only if nobody has been,
+//!   or by ES2.
 //! - ES2 For each opener whose changes a loss has put at risk and that has not been told, one
 //!   opener that comes later is told in its place; while that one has not been told, the next one
 //!   that comes takes its place in turn.
 //! - ES3 At most [`OPENERS_MAX`] openers are remembered. Those go first that have nothing at risk;
 //!   of others that go it is counted how many there are, so that ES2 holds for them, too.
-//!
-//! What ES1 can't do: an opener that writes while a FLUSH of its own is under way, which then
-//! fails after a loss, is told of what it wrote meanwhile, too, although that FLUSH does not cover
-//! it. So after a failed FLUSH everything since the last good one is to be written again.
+//! - ES4 A change that may be lost is told of by a FLUSH that was submitted after the change had
+//!   been acknowledged: one that was submitted before tells of the error, and the next one does.
 //!
 //! What ES2 can't do: when other clients than the one that connects again come first, and send a
 //! FLUSH, those are told. When all that had changes at risk connect again, all are told.
@@ -36,9 +40,12 @@ pub const OPENERS_MAX: usize = 4096;
 struct Opener {
     /// The newest error that it has been told of, or that came before it.
     told: u64,
-    /// The newest loss that an opener must be told of in its place (ES2); none when `told` has it.
-    owed: u64,
-    /// The stamp of its last change.
+    /// The newest loss that concerns it, and the last of its changes that may be gone by then.
+    loss: u64,
+    lost: u64,
+    /// Another one that came later takes its place (ES2).
+    has_heir: bool,
+    /// Its last change.
     changed: u64,
     /// When it was here last, counted in changes of who is here.
     here: u64,
@@ -46,7 +53,7 @@ struct Opener {
 
 impl Opener {
     fn is_owed(&self) -> bool {
-        self.owed > self.told
+        self.loss > self.told && !self.has_heir
     }
 
     fn is_at_risk(&self, durable: u64) -> bool {
@@ -57,7 +64,7 @@ impl Opener {
 /// Openers that were forgotten (ES3).
 #[derive(Debug, Default)]
 struct Forgotten {
-    /// How many had changes at risk, and the last stamp of those.
+    /// How many had changes at risk, and the last of those changes.
     at_risk: u64,
     changed: u64,
     /// In place of how many another opener must be told, and of what those had been told.
@@ -65,14 +72,22 @@ struct Forgotten {
     told: u64,
 }
 
-/// See the module. `K` names an opener.
-///
-/// Changes have stamps, which never fall; what was stamped up to some stamp becomes durable.
+/// What a FLUSH knows from its submission on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The newest error that its opener had been told of.
+    told: u64,
+    /// How many changes there had been.
+    changes: u64,
+}
+
+/// See the module. `K` names an opener. Changes have numbers, in the order they are told of.
 #[derive(Debug)]
 pub struct ErrSeq<K> {
     newest: u64,
     /// The newest error that any opener has been told of.
     told: u64,
+    changes: u64,
     durable: u64,
     openers: BTreeMap<K, Opener>,
     /// Who was here last is not among `openers`: usually it is the one that comes next.
@@ -86,6 +101,7 @@ impl<K> Default for ErrSeq<K> {
         ErrSeq {
             newest: 0,
             told: 0,
+            changes: 0,
             durable: 0,
             openers: BTreeMap::new(),
             recent: None,
@@ -101,31 +117,51 @@ impl<K: Copy + Ord> ErrSeq<K> {
         self.opener(opener);
     }
 
-    /// `opener` has changed something, with this stamp.
-    pub fn changed(&mut self, opener: K, stamp: u64) {
+    /// `opener` has changed something that is not durable.
+    pub fn changed(&mut self, opener: K) {
+        self.changes += 1;
+        let changes = self.changes;
+        self.opener(opener).changed = changes;
+    }
+
+    /// A change of `opener` is acknowledged that had begun before the newest loss: it may be gone,
+    /// and no FLUSH that was submitted before tells of that (ES4).
+    pub fn doubt(&mut self, opener: K) {
+        self.changed(opener);
+        let (newest, changes) = (self.newest, self.changes);
         let known = self.opener(opener);
-        known.changed = known.changed.max(stamp);
+        (known.loss, known.lost, known.has_heir) = (newest, changes, false);
+        known.told = known.told.min(newest.saturating_sub(1));
     }
 
-    /// What was changed up to this stamp is durable.
-    pub fn durable(&mut self, stamp: u64) {
-        self.durable = self.durable.max(stamp);
+    /// How many changes there were.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
-    /// What a FLUSH of `opener` that is submitted now has been told of.
-    pub fn sample(&mut self, opener: K) -> u64 {
-        self.opener(opener).told
+    /// The first so many changes are durable.
+    pub fn durable(&mut self, changes: u64) {
+        self.durable = self.durable.max(changes);
+    }
+
+    /// What a FLUSH of `opener` that is submitted now knows.
+    pub fn sample(&mut self, opener: K) -> Sample {
+        let changes = self.changes;
+        Sample { told: self.opener(opener).told, changes }
     }
 
     /// Whether a FLUSH with this sample must fail.
-    pub fn is_news(&self, sample: u64) -> bool {
-        sample < self.newest
+    pub fn is_news(&self, sample: Sample) -> bool {
+        sample.told < self.newest
     }
 
-    /// A FLUSH of `opener` fails now, whatever for.
-    pub fn tell(&mut self, opener: K) {
+    /// A FLUSH of `opener` with this sample fails now, whatever for.
+    pub fn tell(&mut self, opener: K, sample: Sample) {
         let newest = self.newest;
-        self.opener(opener).told = newest;
+        let known = self.opener(opener);
+        let covers = sample.changes >= known.lost;
+        let told = if covers { newest } else { known.loss.saturating_sub(1) }; // ES4
+        known.told = known.told.max(told);
         self.told = newest;
     }
 
@@ -134,8 +170,8 @@ impl<K: Copy + Ord> ErrSeq<K> {
         self.newest += 1;
     }
 
-    /// An error after which all that is not durable may be lost.
-    pub fn lose(&mut self) {
+    /// An error after which those of the first `changes` changes may be lost that are not durable.
+    pub fn lose(&mut self, changes: u64) {
         let forgotten = &mut self.forgotten;
         if forgotten.changed > self.durable {
             let told = if forgotten.owed > 0 { forgotten.told } else { self.newest };
@@ -145,17 +181,10 @@ impl<K: Copy + Ord> ErrSeq<K> {
         let recent = self.recent.as_mut().map(|(_, opener)| opener);
         for opener in self.openers.values_mut().chain(recent) {
             if opener.is_at_risk(self.durable) {
-                opener.owed = self.newest;
+                (opener.loss, opener.lost) = (self.newest, opener.changed.min(changes));
+                opener.has_heir = false;
             }
         }
-    }
-
-    /// Everything is durable, and stamps begin anew.
-    pub fn settle(&mut self) {
-        let recent = self.recent.as_mut().map(|(_, opener)| opener);
-        self.openers.values_mut().chain(recent).for_each(|opener| opener.changed = 0);
-        (self.forgotten.at_risk, self.forgotten.changed) = (0, 0);
-        self.durable = 0;
     }
 
     /// How many errors there were.
@@ -186,20 +215,22 @@ impl<K: Copy + Ord> ErrSeq<K> {
 
     /// One that was not here before (ES1, ES2).
     fn come(&mut self) -> Opener {
-        let new = Opener { told: self.told, owed: 0, changed: 0, here: 0 };
+        let new =
+            Opener { told: self.told, loss: 0, lost: 0, has_heir: false, changed: 0, here: 0 };
         if self.newest == 0 {
             return new;
         }
+        // What it has lost was changed before it came (ES4).
+        let new = Opener { lost: self.changes, ..new };
         if self.forgotten.owed > 0 {
             self.forgotten.owed -= 1;
             let told = self.forgotten.told.min(new.told);
-            return Opener { told, owed: self.newest, ..new };
+            return Opener { told, loss: self.newest, ..new };
         }
         let owed = self.openers.values_mut().filter(|o| o.is_owed());
         let Some(before) = owed.min_by_key(|o| o.told) else { return new };
-        let heir = Opener { told: before.told.min(new.told), owed: before.owed, ..new };
-        before.owed = 0;
-        heir
+        before.has_heir = true;
+        Opener { told: before.told.min(new.told), loss: before.loss, ..new }
     }
 
     /// A quarter of the openers goes: first those that have nothing at risk, and of these, and of

@@ -4,35 +4,43 @@
 //!
 //! Invariants
 //! - L1 Every opener that was there when something may have been lost hears of it at its next
-//!   flush, and at every flush that it had under way; each loss once.
+//!   flush, and at every flush that it had under way; each loss once, or, if one of its changes was
+//!   acknowledged after such a flush had come, once more (ES4 of `policy::ErrSeq`).
 //! - L2 An opener that comes later hears of it in the place of one that had written what may be
 //!   lost and has not heard: it may be the same client, connected again (ES1 to ES3 of
 //!   `policy::ErrSeq`).
 //! - L3 A write that is made durable by a flush of its own is not, if anything may have been lost
 //!   since it was sent.
+//! - L4 A change that is acknowledged after a loss, and of which a part was sent before it, may be
+//!   lost, too: the server may have done it before its flush failed, and have answered only later.
+//!   It owes us nothing more: a flush covers what it has answered before. So the opener hears of it
+//!   at its next flush.
 use block::Opener;
-use policy::ErrSeq;
+use policy::{ErrSeq, Sample};
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
-    /// Changes that were acknowledged and are not durable by themselves.
-    acknowledged: u64,
+    /// Its changes are those that were acknowledged and are not durable by themselves.
+    openers: ErrSeq<Opener>,
     /// Of those, what a flush has covered, or what was told to be lost.
     settled: u64,
-    openers: ErrSeq<Opener>,
 }
 
 impl Losses {
-    /// A change has been acknowledged.
+    /// A change has been acknowledged, or a part of it.
     pub(crate) fn acknowledge(&mut self, opener: Opener) {
-        self.acknowledged += 1;
-        self.openers.changed(opener, self.acknowledged);
+        self.openers.changed(opener);
+    }
+
+    /// A change has been acknowledged of which a part was sent before the newest loss (L4).
+    pub(crate) fn doubt(&mut self, opener: Opener) {
+        self.openers.doubt(opener);
     }
 
     /// What a flush that is sent now covers.
     pub(crate) fn covers(&self) -> u64 {
-        self.acknowledged
+        self.openers.changes()
     }
 
     /// A flush has succeeded that covers so much.
@@ -43,15 +51,16 @@ impl Losses {
 
     /// The server may have forgotten what no flush has covered.
     pub(crate) fn connection_lost(&mut self) {
-        if self.acknowledged > self.settled {
+        if self.openers.changes() > self.settled {
             self.flush_failed();
         }
     }
 
     /// A flush has failed at the server: all that was not durable is in doubt.
     pub(crate) fn flush_failed(&mut self) {
-        self.openers.lose();
-        self.settle(self.acknowledged);
+        let all = self.openers.changes();
+        self.openers.lose(all);
+        self.settle(all);
     }
 
     /// How often something may have been lost.
@@ -59,19 +68,19 @@ impl Losses {
         self.openers.count()
     }
 
-    /// Of how many losses the opener of a bio that comes has heard.
-    pub(crate) fn known_to(&mut self, opener: Opener) -> u64 {
+    /// Of which losses the opener of a bio that comes has heard.
+    pub(crate) fn known_to(&mut self, opener: Opener) -> Sample {
         self.openers.sample(opener)
     }
 
-    /// Whether a flush whose opener had heard of so many must fail (C5).
-    pub(crate) fn concerns(&self, heard: u64) -> bool {
+    /// Whether a flush whose opener had heard of these must fail (C5).
+    pub(crate) fn concerns(&self, heard: Sample) -> bool {
         self.openers.is_news(heard)
     }
 
     /// A flush of the opener has failed.
-    pub(crate) fn tell(&mut self, opener: Opener) {
-        self.openers.tell(opener);
+    pub(crate) fn tell(&mut self, opener: Opener, heard: Sample) {
+        self.openers.tell(opener, heard);
     }
 }
 
@@ -87,14 +96,15 @@ mod tests {
             losses.known_to(opener);
         }
         losses.connection_lost();
-        assert!(!losses.concerns(losses.count()), "nothing was written");
+        let heard = losses.known_to(a);
+        assert!(!losses.concerns(heard), "nothing was written");
         losses.acknowledge(a);
         let under_way = losses.known_to(a);
         losses.connection_lost();
         assert!(losses.concerns(under_way));
         let next = losses.known_to(a);
         assert!(losses.concerns(next));
-        losses.tell(a);
+        losses.tell(a, next);
         for (opener, concerned) in [(a, false), (b, true), (Opener(3), false)] {
             let heard = losses.known_to(opener);
             assert_eq!(losses.concerns(heard), concerned, "{opener:?}");
@@ -117,12 +127,13 @@ mod tests {
             losses.acknowledge(opener);
         }
         losses.flush_failed();
-        losses.tell(b);
+        let heard = losses.known_to(b);
+        losses.tell(b, heard);
         for (opener, concerned) in [(Opener(3), true), (Opener(4), false), (a, true)] {
             let heard = losses.known_to(opener);
             assert_eq!(losses.concerns(heard), concerned, "{opener:?}");
             if concerned {
-                losses.tell(opener);
+                losses.tell(opener, heard);
             }
         }
     }
@@ -137,7 +148,8 @@ mod tests {
             losses.known_to(Opener(100 + other));
         }
         losses.connection_lost();
-        losses.tell(Opener(20_000));
+        let heard = losses.known_to(Opener(20_000));
+        losses.tell(Opener(20_000), heard);
         let heard = losses.known_to(active);
         assert!(losses.concerns(heard));
     }

@@ -53,7 +53,8 @@
 //!   go to it only while its piece is in flight.
 //! - C4 A change is sent only when no other request's guard overlaps it.
 //! - C5 A flush succeeds only if since its opener last heard of a loss no connection was lost with
-//!   unflushed writes and no flush has failed; what it had heard of counts when it is submitted.
+//!   unflushed writes and no flush has failed; what it had heard of counts when it is submitted,
+//!   and it has not heard of what was acknowledged after the flush had come that told of the loss.
 //! - C6 Size and abilities of the export never change under who uses it: if they do, all fails.
 use std::fmt;
 
@@ -135,6 +136,8 @@ pub enum Mutation {
     FenceAtReconnect,
     /// A flush after a reconnect pretends that nothing was lost.
     PretendFlush,
+    /// A write that was in flight when a flush failed is acknowledged like any other.
+    NeverInDoubt,
     /// A reply is taken by its slot, whatever its number.
     CookieUnchecked,
     /// A write in flight when the connection is lost counts as done.

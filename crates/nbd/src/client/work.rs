@@ -10,6 +10,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Sector, Status};
+use policy::Sample;
 use queue::{Stats, Ticket};
 use slab::Slab;
 
@@ -59,9 +60,8 @@ pub(crate) struct Piece {
     pub(crate) chunks: u32,
     /// An error chunk has come.
     pub(crate) failed: Option<Status>,
-    /// Of a flush: what it covers, and how many losses its opener had heard of.
+    /// Of a flush: what it covers.
     covers: u64,
-    heard: u64,
     /// Of a change: how many losses there were when it was sent.
     losses: u64,
 }
@@ -97,6 +97,11 @@ struct Whole {
     done: Completion,
     ticket: Ticket,
     opener: Opener,
+    /// Of which losses the opener had heard when it came.
+    heard: Sample,
+    /// Of a change: how many losses there were when the first of its pieces was sent that have been
+    /// acknowledged.
+    losses: u64,
     /// Pieces that have been made and not ended.
     left: u32,
     status: Status,
@@ -108,7 +113,6 @@ struct Whole {
 struct Rest {
     op: Op,
     flags: Flags,
-    heard: u64,
     /// Of the export, bytes.
     start: u64,
     /// From the start: what is done, what there is, and the largest piece.
@@ -180,25 +184,26 @@ impl Work {
     ) {
         let Bio { op, flags, opener, len, bufs, done, .. } = bio;
         let heard = self.losses.known_to(opener);
-        let whole = Whole { done, ticket, opener, left: 0, status: Status::Ok, rest: None };
+        let (losses, status) = (u64::MAX, Status::Ok);
+        let whole = Whole { done, ticket, opener, heard, losses, left: 0, status, rest: None };
         let nth = self.bios.insert(whole);
         let (start, total) = if op == Op::Flush { (0, 0) } else { (sector.bytes(), len.bytes()) };
         let most = u64::from(limits.max_io_bytes);
         if total <= most {
             let len = u32::try_from(total).expect("at most the largest request");
-            return self.make((nth, op, flags, heard), (start, len, bufs), since);
+            return self.make((nth, op, flags), (start, len, bufs), since);
         }
-        let mut rest = Rest { op, flags, heard, start, at: 0, total, most, bufs };
+        let mut rest = Rest { op, flags, start, at: 0, total, most, bufs };
         while self.bios[nth].left < PIECES_MAX {
             let Some(part) = rest.next() else { return };
-            self.make((nth, op, flags, heard), part, since);
+            self.make((nth, op, flags), part, since);
         }
         self.bios[nth].rest = Some(rest);
     }
 
     fn make(
         &mut self,
-        (nth, op, flags, heard): (usize, Op, Flags, u64),
+        (nth, op, flags): (usize, Op, Flags),
         (offset, len, bufs): (u64, u32, Bufs),
         since: Option<Nanos>,
     ) {
@@ -219,7 +224,6 @@ impl Work {
             chunks: 0,
             failed: None,
             covers: 0,
-            heard,
             losses: 0,
         };
         self.queue.push_back(self.pieces.insert(piece));
@@ -232,7 +236,7 @@ impl Work {
         let Some(rest) = whole.rest.as_mut().filter(|_| whole.status == Status::Ok) else { return };
         match rest.next() {
             Some(part) => {
-                let of = (nth, rest.op, rest.flags, rest.heard);
+                let of = (nth, rest.op, rest.flags);
                 self.make(of, part, None);
             }
             None => whole.rest = None,
@@ -287,8 +291,8 @@ impl Work {
     }
 
     fn is_lost(&self, key: Key) -> bool {
-        let piece = &self.pieces[key];
-        self.losses.concerns(piece.heard) && self.mutation != Mutation::PretendFlush
+        let whole = &self.bios[self.pieces[key].bio as usize];
+        self.losses.concerns(whole.heard) && self.mutation != Mutation::PretendFlush
     }
 
     /// The request in flight that a reply names (C1).
@@ -371,7 +375,9 @@ impl Work {
                 return;
             }
             if !(fua && has(ExportFlags::FUA)) {
-                self.losses.acknowledge(self.bios[piece.bio as usize].opener);
+                let whole = &mut self.bios[piece.bio as usize];
+                whole.losses = whole.losses.min(piece.losses);
+                self.losses.acknowledge(whole.opener);
             }
         }
         self.end_piece(key, status, stats);
@@ -388,9 +394,13 @@ impl Work {
         if self.bios[nth].left > 0 {
             return;
         }
-        let Whole { done, ticket, opener, status, .. } = self.bios.remove(nth);
+        let Whole { done, ticket, opener, heard, losses, status, .. } = self.bios.remove(nth);
         if piece.op == Op::Flush && status != Status::Ok {
-            self.losses.tell(opener);
+            self.losses.tell(opener, heard);
+        }
+        let in_doubt = losses < self.losses.count() && self.mutation != Mutation::NeverInDoubt;
+        if in_doubt && status == Status::Ok {
+            self.losses.doubt(opener); // L4
         }
         drop(piece); // C3: its buffers are the client's again
         stats.end(ticket, status);

@@ -81,7 +81,8 @@ pub enum Class {
 pub struct Opener(pub u32);
 
 impl Opener {
-    /// Nobody in particular: engines, and who opens nothing.
+    /// Nobody in particular: engines, and who opens nothing. A mapped device puts an opener of its
+    /// own in its place.
     pub const NOBODY: Opener = Opener(0);
 }
 

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Error, Map, Sector, Status, Unsaved, crashing};
+use block::{Base, Bio, BlockDevice, Error, Map, Opener, Sector, Status, Unsaved, crashing};
 use reactor::{Epoch, WaitList};
 
 mod border;
@@ -54,6 +54,9 @@ pub struct MappedDevice {
     pub(crate) names: Names,
     pub(crate) uuid: RefCell<Option<String>>,
     pub(crate) minor: u32,
+    /// Who sends what comes from nobody: the engine that stands on this device. Those on other
+    /// slices of what is below have their own (O1 of `overlap`), and are told of errors themselves.
+    opener: Opener,
     dm: Weak<Dm>,
     live: RefCell<Option<Rc<Table>>>,
     inactive: RefCell<Option<Rc<Table>>>,
@@ -104,6 +107,7 @@ impl MappedDevice {
             names: Names::new(name),
             uuid: RefCell::new(uuid),
             minor,
+            opener: reactor::new_opener(),
             dm,
             live: RefCell::default(),
             inactive: RefCell::default(),

@@ -109,7 +109,7 @@ impl PageCache {
         let below = &*self.below;
         let flush_errors = self.errors.flush_errors();
         let mut done =
-            reactor::io_by(bio.opener, below, op, flags, class, (at, len), Bufs::new()).await;
+            reactor::io_by(self.opener, below, op, flags, class, (at, len), Bufs::new()).await;
         if !flags.contains(Flags::FUA) && self.is_in_doubt(flush_errors) {
             done = done.and(Err(Status::Io));
         }

@@ -26,7 +26,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use block::{Class, IoError, Op, Opener, Sector, Status};
+use block::{Class, IoError, Op, OpenedBy, Opener, Sector, Status};
 use policy::Sample;
 use reactor::WaitList;
 
@@ -206,7 +206,8 @@ impl PageCache {
             return Ok(());
         }
         let flush = async || {
-            let flushed = reactor::flush(&*self.below, Class::Foreground).await;
+            let below = OpenedBy::new(self.below.clone(), self.opener);
+            let flushed = reactor::flush(&below, Class::Foreground).await;
             flushed.inspect_err(|&cause| {
                 let device = self.below.name().to_owned();
                 let error = IoError { device, op: Op::Flush, sector: Sector::ZERO, cause };

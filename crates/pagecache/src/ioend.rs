@@ -27,7 +27,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use block::{Bio, Bufs, Class, Flags, IoError, Nanos, Op, Opener, PAGE, SECTOR_SHIFT};
+use block::{Bio, Bufs, Class, Flags, IoError, Nanos, Op, PAGE, SECTOR_SHIFT};
 use block::{Sector, Slice, Status};
 use smallvec::SmallVec;
 
@@ -456,7 +456,7 @@ impl PageCache {
             op: Op::Write,
             flags: purpose.flags(),
             class: purpose.class(),
-            opener: Opener::NOBODY,
+            opener: self.opener,
             sector: at,
             len,
             bufs,

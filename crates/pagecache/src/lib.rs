@@ -58,7 +58,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, Limits, PAGE, Reservation, SECTOR_SIZE, Sector};
+use block::{BlockDevice, Error, Limits, Opener, PAGE, Reservation, SECTOR_SIZE, Sector};
 use reactor::{Grace, WaitList, Workers};
 
 pub use config::Config;
@@ -80,6 +80,8 @@ pub struct PageCache {
     me: Weak<PageCache>,
     name: String,
     below: Rc<dyn BlockDevice>,
+    /// Who sends its bios, which may go to a base of `below` at once.
+    opener: Opener,
     limits: Limits,
     cache: RefCell<Cache>,
     memory: Memory,
@@ -152,6 +154,7 @@ impl PageCache {
             me: me.clone(),
             _reserved: reserved,
             name: name.to_owned(),
+            opener: reactor::new_opener(),
             limits,
             cache: RefCell::new(Cache::new(config.memory_bytes)),
             memory: Memory::new(if config.mutation == Mutation::NoLimit {

@@ -283,7 +283,7 @@ impl PageCache {
         let flags = block::Flags::empty();
         let below = &*self.below;
         let read =
-            reactor::io_by(Opener::NOBODY, below, block::Op::Read, flags, class, (at, len), bufs);
+            reactor::io_by(self.opener, below, block::Op::Read, flags, class, (at, len), bufs);
         Fill { runs, read }
     }
 

@@ -2,7 +2,7 @@
 //! A mapped device as others have it: a device that takes bios, and a base of flat mappings.
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Limits, LocalFuture, Mapped, OnFault, Sector, Status};
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, Mapped, OnFault, Opener, Sector, Status};
 
 use super::MappedDevice;
 use crate::clone::clone_of;
@@ -17,7 +17,10 @@ impl BlockDevice for MappedDevice {
         self.live.borrow().as_ref().map_or_else(|| Limits::new(Sector::ZERO), |t| t.limits())
     }
 
-    fn submit(&self, bio: Bio) {
+    fn submit(&self, mut bio: Bio) {
+        if bio.opener == Opener::NOBODY {
+            bio.opener = self.opener;
+        }
         let flat = self.flat.borrow();
         match flat.place(bio.sector, bio.len) {
             Some((base, sector)) => base.submit_at(sector, bio),

@@ -146,7 +146,8 @@ impl Life {
     }
 
     /// Writes and reads long runs in order, in pieces that need not be pages.
-    async fn walk(self: Rc<Life>, device: Rc<dyn BlockDevice>, done: Rc<Cell<u64>>) {
+    async fn walk(self: Rc<Life>, nth: u64, device: Rc<dyn BlockDevice>, done: Rc<Cell<u64>>) {
+        let load = self.load.of(opener(nth).0);
         let blocks = self.lab.sectors;
         for _ in 0..6 {
             let (start, step, writes) =
@@ -157,9 +158,9 @@ impl Life {
                 let range = at..end.min(at + step);
                 at = range.end;
                 let outcome = if writes {
-                    self.load.change(&*device, range, Change::Write, false).await
+                    load.change(&*device, range, Change::Write, false).await
                 } else {
-                    self.load.read(&*device, range).await
+                    load.read(&*device, range).await
                 };
                 if let Err(why) = outcome {
                     return self.say(why);
@@ -189,6 +190,7 @@ fn simulate(
     }
     if trouble == Trouble::Flushes {
         oracle.borrow_mut().expect_flush_errors();
+        mix.flushes_beside = world.borrow_mut().rng.pick(&[0, 1, 3]);
     }
     let set = Rc::new(Cell::new(0));
     for round in 0..ROUNDS {
@@ -243,11 +245,12 @@ fn live(
         Rc::new(OpenedBy::new(rig.device.clone(), opener(nth)))
     };
     for nth in 0..RANDOM {
-        machine.spawn(0, load.client(opened(nth), 50));
+        machine.spawn(0, load.of(opener(nth).0).client(opened(nth), 50));
     }
     let walked = Rc::new(Cell::new(0));
     for nth in 0..SEQUENTIAL {
-        machine.spawn(0, life.clone().walk(opened(RANDOM + nth), walked.clone()));
+        let nth = RANDOM + nth;
+        machine.spawn(0, life.clone().walk(nth, opened(nth), walked.clone()));
     }
     let failed = || life.failure.borrow().is_some() || rig.spoilt.borrow().is_some();
     let settled = || {
@@ -305,7 +308,7 @@ fn finish(machine: &Machine, life: &Rc<Life>) -> Result<(), String> {
         // Each opener hears of what has failed before, once.
         for nth in 0..=RANDOM {
             let own = OpenedBy::new(rig.device.clone(), opener(nth));
-            let _ = reactor::flush(&own, Class::Foreground).await;
+            load.of(opener(nth).0).flush(&own).await?;
             if let Err(status) = reactor::flush(&own, Class::Foreground).await {
                 return Err(format!("opener {nth} hears of an error twice: {status}"));
             }
@@ -399,6 +402,11 @@ fn is_caught(mutation: Mutation) {
 #[test]
 fn a_flush_that_does_not_wait_is_caught() {
     is_caught(Mutation::FlushWithoutWaiting);
+}
+
+#[test]
+fn a_flush_that_looks_for_errors_at_its_end_only_is_caught() {
+    is_caught_with(Mutation::SampleAtEnd, Trouble::Flushes, &SHAPES);
 }
 
 #[test]

@@ -35,7 +35,7 @@ mod world;
 pub use disk::{Disk, DiskSpec, DiskStats, Faults};
 pub use driver::{Ended, Machine};
 pub use image::Image;
-pub use oracle::{Change, FlushToken, Oracle, ReadToken, WriteToken};
+pub use oracle::{Change, Client, FlushToken, Oracle, ReadToken, WriteToken};
 pub use rng::Rng;
 pub use workload::{Mix, Verdict, Workload};
 pub use world::{Cut, Pending, StreamCut, Swarm, World, WorldRef};

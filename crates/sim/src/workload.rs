@@ -12,9 +12,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector};
-use reactor::io;
+use reactor::{WaitList, io};
 
-use crate::oracle::{Change, Oracle};
+use crate::oracle::{Change, Client, Oracle};
 use crate::world::WorldRef;
 
 /// What clients do: weights, and what they accept.
@@ -35,6 +35,8 @@ pub struct Mix {
     pub think_ns_max: u64,
     /// Whether a request may fail (faults are injected); else a failure is a verdict.
     pub errors_allowed: bool,
+    /// Flushes that a client may have under way while it goes on; 0: it waits for each.
+    pub flushes_beside: u64,
 }
 
 impl Default for Mix {
@@ -50,6 +52,7 @@ impl Default for Mix {
             blocks_max: 4,
             think_ns_max: 20_000,
             errors_allowed: false,
+            flushes_beside: 0,
         }
     }
 }
@@ -88,12 +91,26 @@ pub struct Workload {
     world: WorldRef,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
+    /// Whose requests these are.
+    by: Client,
+}
+
+/// The flushes that a client has under way while it goes on.
+#[derive(Default)]
+struct Beside {
+    count: Cell<u64>,
+    ended: WaitList,
 }
 
 impl Workload {
     pub fn new(world: &WorldRef, oracle: &Rc<RefCell<Oracle>>, mix: Mix) -> Workload {
         let (world, oracle) = (world.clone(), oracle.clone());
-        Workload { verdict: Verdict::default(), world, oracle, mix }
+        Workload { verdict: Verdict::default(), world, oracle, mix, by: 0 }
+    }
+
+    /// The same, of one client that a device tells from others.
+    pub fn of(&self, by: Client) -> Workload {
+        Workload { by, ..self.clone() }
     }
 
     /// One client: `requests` requests one after the other, anywhere on the oracle's blocks.
@@ -104,12 +121,14 @@ impl Workload {
     ) -> impl Future<Output = ()> + 'static {
         let this = self.clone();
         async move {
+            let beside = Rc::new(Beside::default());
             for _ in 0..requests {
                 this.think().await;
-                if let Err(why) = this.request(&*device).await {
+                if let Err(why) = this.request(&device, &beside).await {
                     return this.verdict.fail(why);
                 }
             }
+            beside.ended.wait_for(|| beside.count.get() == 0).await;
             this.verdict.0.finished.set(this.verdict.0.finished.get() + 1);
         }
     }
@@ -124,7 +143,12 @@ impl Workload {
         }
     }
 
-    async fn request(&self, device: &dyn BlockDevice) -> Result<(), String> {
+    async fn request(
+        &self,
+        opened: &Rc<dyn BlockDevice>,
+        beside: &Rc<Beside>,
+    ) -> Result<(), String> {
+        let device = &**opened;
         let (mix, blocks) = (&self.mix, self.oracle.borrow().block_count());
         let (dice, range, fua) = {
             let rng = &mut self.world.borrow_mut().rng;
@@ -143,6 +167,10 @@ impl Workload {
         }
         edge += mix.flushes;
         if dice < edge {
+            if beside.count.get() < mix.flushes_beside {
+                self.flush_beside(opened, beside);
+                return Ok(());
+            }
             return self.flush(device).await;
         }
         edge += mix.discards;
@@ -194,7 +222,7 @@ impl Workload {
         fua: bool,
     ) -> Result<(), String> {
         let (at, len, bytes) = self.sectors(&range);
-        let token = self.oracle.borrow_mut().begin_change(range, change, fua);
+        let token = self.oracle.borrow_mut().begin_change_by(self.by, range, change, fua);
         let mut flags = if fua { Flags::FUA } else { Flags::empty() };
         if self.world.borrow_mut().rng.chance_per_mille(self.mix.meta_per_mille) {
             flags |= Flags::META;
@@ -216,11 +244,24 @@ impl Workload {
 
     /// One flush.
     pub async fn flush(&self, device: &dyn BlockDevice) -> Result<(), String> {
-        let token = self.oracle.borrow_mut().begin_flush();
+        let token = self.oracle.borrow_mut().begin_flush_by(self.by, reactor::now());
         let result = reactor::flush(device, Class::Foreground).await;
         let ok = self.outcome(Op::Flush, result)?;
-        self.oracle.borrow_mut().end_flush(token, ok);
+        self.oracle.borrow_mut().end_flush_at(token, ok, reactor::now());
         Ok(())
+    }
+
+    /// One flush, for which nobody waits now.
+    fn flush_beside(&self, device: &Rc<dyn BlockDevice>, beside: &Rc<Beside>) {
+        let (this, device, beside) = (self.clone(), device.clone(), beside.clone());
+        beside.count.set(beside.count.get() + 1);
+        reactor::spawn(async move {
+            if let Err(why) = this.flush(&*device).await {
+                this.verdict.fail(why);
+            }
+            beside.count.set(beside.count.get() - 1);
+            beside.ended.wake_all();
+        });
     }
 
     /// Reads the whole device, checked: what to do first after a crash.

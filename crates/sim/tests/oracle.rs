@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The oracle against answers made by hand: what it must refuse, and what it must not.
 
+use block::Nanos;
 use sim::{Change, Oracle};
 
 const BLOCK: usize = 4096;
@@ -249,6 +250,60 @@ fn a_flush_after_a_failed_one_does_not_cover_what_was_lost() {
     h.flush(true);
     h.oracle.crash();
     h.accepts(0, &[0; BLOCK]);
+}
+
+/// Whose flush it is counts: after a failed one of another client the flush of whoever wrote makes
+/// durable what it wrote, but for what it was told of before.
+#[test]
+fn a_flush_of_who_wrote_covers_what_it_was_not_told_of() {
+    let write = |h: &mut Hand, by| {
+        let token = h.oracle.begin_change_by(by, 0..1, Change::Write, false);
+        let mut data = vec![0; BLOCK];
+        h.oracle.fill(&token, &mut data);
+        h.oracle.end_write(token, true);
+        data
+    };
+    // A flush fails at time 5, of this client and begun after the write or before it; a good one
+    // of client 1 begins at another time, or at the same.
+    let lost = |failed_by, after: bool, second_at: u64| {
+        let mut h = Hand::new();
+        h.oracle.expect_flush_errors();
+        let failed = (!after).then(|| h.oracle.begin_flush_by(failed_by, Nanos(1)));
+        let data = write(&mut h, 1);
+        let failed = failed.unwrap_or_else(|| h.oracle.begin_flush_by(failed_by, Nanos(1)));
+        let early = (second_at <= 5).then(|| h.oracle.begin_flush_by(1, Nanos(second_at)));
+        h.oracle.end_flush_at(failed, false, Nanos(5));
+        let second = early.unwrap_or_else(|| h.oracle.begin_flush_by(1, Nanos(second_at)));
+        h.oracle.end_flush_at(second, true, Nanos(9));
+        h.oracle.crash();
+        let lost = h.read(0, &[0; BLOCK]);
+        if lost.is_err() {
+            h.accepts(0, &data);
+        }
+        lost.is_ok()
+    };
+    assert!(lost(1, true, 6), "it was told");
+    assert!(lost(1, true, 5), "it may have been told");
+    assert!(!lost(1, true, 4), "it had sent the second one before it was told");
+    assert!(!lost(1, false, 6), "the failed one does not tell of it");
+    assert!(!lost(2, true, 6), "another was told");
+}
+
+/// A flush of one proves nothing for another beside one that fails.
+#[test]
+fn a_flush_of_another_covers_nothing_after_a_failed_one() {
+    for (writer, flusher) in [(1, 2), (2, 0), (0, 2)] {
+        let mut h = Hand::new();
+        h.oracle.expect_flush_errors();
+        let token = h.oracle.begin_change_by(writer, 0..1, Change::WriteZeroes, false);
+        h.oracle.end_write(token, true);
+        let data = h.write(0);
+        h.flush(false);
+        let token = h.oracle.begin_flush_by(flusher, Nanos(7));
+        h.oracle.end_flush(token, true);
+        h.oracle.crash();
+        h.accepts(0, &data);
+    }
 }
 
 #[test]

@@ -9,6 +9,11 @@
 //! - after a power cut version `w` may be there unless some *durable* `x` began after `w` had
 //!   ended. `x` is durable once a flush that began after `x` had ended is done, or `x` was FUA.
 //!
+//! A failed flush may have lost what was not durable, and tells its client of that. A later flush
+//! of the same client makes its own writes durable all the same, but for those that it was told of
+//! before that flush was sent: the ones that began before the failed flush. What other clients
+//! wrote is made durable by no flush after, or beside, one that has failed.
+//!
 //! Versions that only overlap in time exclude nothing, as the border contract says, until a read
 //! has shown which came last; and once a flush that began after that read is done, no crash brings
 //! back the other. A discarded
@@ -34,12 +39,17 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::ops::Range;
 
+use block::Nanos;
 use stamp::{Content, StampError};
 
 /// A moment in the oracle's count; also the name of the version that began then.
 type Moment = u64;
 /// Still in flight.
 const NEVER: Moment = u64::MAX;
+/// No flush of its client has failed.
+const UNTOLD: Nanos = Nanos(u64::MAX);
+/// Names a client, to tell whose flush covers what; 0: one that is not told from others.
+pub type Client = u32;
 /// What was there before the first write: zeroes.
 const INITIAL: Moment = 0;
 
@@ -66,8 +76,12 @@ struct Version {
     /// A crash or a kill left open whether it is there: no flush covers it until a read has shown
     /// it.
     open: bool,
-    /// A flush that should have covered it failed: later flushes do not cover it either.
+    /// A flush that should have covered it failed: later flushes of others do not cover it either.
     lost_flush: bool,
+    /// Whose it is.
+    by: Client,
+    /// The time when a flush had failed of the client whose it is, which began after it.
+    told: Nanos,
     /// A quiet read has shown that it is not what is there now.
     not_current: bool,
     /// When that read had ended: a flush that begins later makes it good for any crash.
@@ -111,6 +125,8 @@ pub struct WriteToken {
 #[derive(Clone, Copy, Debug)]
 pub struct FlushToken {
     began: Moment,
+    by: Client,
+    at: Nanos,
 }
 
 /// A read in flight; give it to [`Oracle::check_read`], or drop it when the read failed.
@@ -165,6 +181,8 @@ impl Oracle {
             failed_below: false,
             open: false,
             lost_flush: false,
+            by: 0,
+            told: UNTOLD,
             not_current: false,
             outdone: NEVER,
         };
@@ -241,6 +259,17 @@ impl Oracle {
 
     /// Any change of `blocks` is about to be submitted.
     pub fn begin_change(&mut self, blocks: Range<u64>, change: Change, fua: bool) -> WriteToken {
+        self.begin_change_by(0, blocks, change, fua)
+    }
+
+    /// The same, by a client.
+    pub fn begin_change_by(
+        &mut self,
+        by: Client,
+        blocks: Range<u64>,
+        change: Change,
+        fua: bool,
+    ) -> WriteToken {
         assert!(blocks.start < blocks.end && blocks.end <= self.block_count(), "{blocks:?}");
         let began = self.tick();
         for block in &mut self.blocks[span(&blocks)] {
@@ -253,6 +282,8 @@ impl Oracle {
                 failed_below: false,
                 open: false,
                 lost_flush: false,
+                by,
+                told: UNTOLD,
                 not_current: false,
                 outdone: NEVER,
             });
@@ -298,34 +329,47 @@ impl Oracle {
 
     /// A flush is about to be submitted.
     pub fn begin_flush(&mut self) -> FlushToken {
+        self.begin_flush_by(0, Nanos::ZERO)
+    }
+
+    /// The same, by a client at a time of the driver.
+    pub fn begin_flush_by(&mut self, by: Client, at: Nanos) -> FlushToken {
         let began = self.tick();
         self.flushes.insert(began);
-        FlushToken { began }
+        FlushToken { began, by, at }
     }
 
     /// The flush has completed, well or not.
     pub fn end_flush(&mut self, token: FlushToken, ok: bool) {
+        self.end_flush_at(token, ok, Nanos::ZERO);
+    }
+
+    /// The same, at a time of the driver. Of what happens at one time nobody can tell what came
+    /// first (O1): a flush of a client may have been submitted when another one had failed of which
+    /// the client was about to hear.
+    pub fn end_flush_at(&mut self, token: FlushToken, ok: bool, now: Nanos) {
         self.tick();
-        self.flushes.remove(&token.began);
-        if ok && self.flush_errors && !self.flushes.is_empty() {
-            return;
-        }
+        let FlushToken { began, by, at } = token;
+        self.flushes.remove(&began);
+        let proves = ok && (!self.flush_errors || self.flushes.is_empty());
         for block in &mut self.blocks {
             for v in &mut block.versions {
-                let covered = v.ended < token.began && !v.failed && !v.open;
+                let is_own = by != 0 && v.by == by;
+                let covered = v.ended < began && !v.failed && !v.open;
                 // O1: the device may have completed a write before it took this flush although we
                 // heard of it later. A failure may have hit all there is.
                 if !ok {
                     v.outdone = NEVER;
-                }
-                if !ok && v.began > block.durable {
-                    v.lost_flush = true;
-                } else if ok && covered && !v.lost_flush {
+                    v.lost_flush |= v.began > block.durable;
+                    if is_own && v.began < began {
+                        v.told = v.told.min(now);
+                    }
+                } else if covered && (proves && !v.lost_flush || is_own && v.told > at) {
                     block.durable = block.durable.max(v.began);
                 }
             }
-            if ok {
-                block.versions.retain(|v| v.outdone > token.began);
+            if proves {
+                block.versions.retain(|v| v.outdone > began);
             }
             block.forget();
         }

@@ -10,7 +10,7 @@
 #![no_main]
 
 use format::{
-    CheckpointRef, Entry, Kind, Part, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT,
+    CheckpointRef, Entry, Kind, Op, Part, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT,
     decode_record, encode_record,
 };
 use libfuzzer_sys::fuzz_target;
@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = Superblock::decode(0, data);
     } else {
         if repaired {
-            repair(&mut unit, &record_head(choice & 0x40 != 0));
+            repair(&mut unit, &record_head(choice & 0x40 != 0, choice & 0x20 != 0));
         }
         record(&unit);
         let _ = decode_record(data, &[0; 16]).map(|record| record.entries().count());
@@ -105,8 +105,8 @@ fn superblock_head(divided: bool) -> [u8; 10] {
     unit[HEAD].try_into().expect("10 bytes")
 }
 
-/// Of a record that tells of epochs, or of one that does not.
-fn record_head(epochs: bool) -> [u8; 10] {
+/// Of a record that tells of epochs, and of zeroes, or of one that does not.
+fn record_head(epochs: bool, zeroes: bool) -> [u8; 10] {
     let header = RecordHeader {
         kind: Kind::Log,
         uuid: [1; 16],
@@ -117,7 +117,9 @@ fn record_head(epochs: bool) -> [u8; 10] {
         count: 0,
     };
     let mut unit = [0; UNIT];
-    let first = epochs.then(|| Entry::epoch(1, 1));
-    encode_record(&header, first.as_slice(), &mut unit);
+    let zero = Entry { op: Op::Zero, block: 0, slot: 0, crc: 1 };
+    let entries = [Entry::epoch(1, 1), zero];
+    let count = if epochs { 1 + usize::from(zeroes) } else { 0 };
+    encode_record(&header, &entries[..count], &mut unit);
     unit[HEAD].try_into().expect("10 bytes")
 }

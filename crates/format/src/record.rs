@@ -11,7 +11,8 @@
 //! - R2 A log record never calls itself durable: `flushed_seq < seq`, so the first seq is 1.
 //! - R3 Entries after `count` are zero, and op 0 is no operation: nothing is read by accident.
 //! - R4 A record tells of epochs of writes if, and only if, its first entry is an `Epoch`; then it
-//!   is of version 2, else of version 1. Each record can be read without the one before.
+//!   is of version 2, or 3 if, and only if, it has a `Zero`; else of version 1. Each record can be
+//!   read without the one before.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -27,6 +28,8 @@ const MAGIC: [u8; 8] = *b"MPWCRECD";
 const VERSION: u16 = 1;
 /// Of a record that tells of epochs (R4).
 const VERSION_EPOCHS: u16 = 2;
+/// Of one that tells of zeroes besides (R4).
+const VERSION_ZEROES: u16 = 3;
 
 /// What an entry says about a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +50,9 @@ pub enum Op {
     Epoch,
     /// As [`Op::Write`], and from here on writes are of the next epoch.
     WriteNext,
+    /// Blocks `block .. block + crc` read as zeroes, which the origin may not hold yet: here `crc`
+    /// is a number of blocks. The slot stands for the range and holds no data.
+    Zero,
 }
 
 impl Op {
@@ -59,6 +65,7 @@ impl Op {
             Op::Bad => 5,
             Op::Epoch => 6,
             Op::WriteNext => 7,
+            Op::Zero => 8,
         }
     }
 
@@ -71,6 +78,7 @@ impl Op {
             5 => Some(Op::Bad),
             6 => Some(Op::Epoch),
             7 => Some(Op::WriteNext),
+            8 => Some(Op::Zero),
             _ => None,
         }
     }
@@ -78,14 +86,14 @@ impl Op {
     /// True for the operations that describe a state; only these stand in a checkpoint.
     const fn is_state(self) -> bool {
         match self {
-            Op::Write | Op::Clean | Op::Bad | Op::Epoch | Op::WriteNext => true,
+            Op::Write | Op::Clean | Op::Bad | Op::Epoch | Op::WriteNext | Op::Zero => true,
             Op::Evict | Op::Drop => false,
         }
     }
 
     /// True for the operations that only a record that tells of epochs may hold (R4).
     const fn is_of_epochs(self) -> bool {
-        matches!(self, Op::Epoch | Op::WriteNext)
+        matches!(self, Op::Epoch | Op::WriteNext | Op::Zero)
     }
 }
 
@@ -99,7 +107,8 @@ pub struct Entry {
     /// Slot; for [`Op::Drop`] a number of blocks, for [`Op::Epoch`] of epochs. The reader of a
     /// cache checks it against the number of slots, which a record does not know.
     pub slot: u32,
-    /// CRC-32C of the block's data; unused by [`Op::Evict`] and [`Op::Drop`], 0 in [`Op::Epoch`].
+    /// CRC-32C of the block's data; unused by [`Op::Evict`] and [`Op::Drop`], 0 in [`Op::Epoch`],
+    /// for [`Op::Zero`] a number of blocks.
     pub crc: u32,
 }
 
@@ -126,15 +135,17 @@ impl Entry {
         match self.op {
             Op::Drop if self.slot == 0 => Some("slot"),
             Op::Drop if u64::from(self.slot) > BLOCK_LIMIT - self.block => Some("slot"),
-            Op::Write | Op::WriteNext | Op::Clean | Op::Evict | Op::Bad
+            Op::Write | Op::WriteNext | Op::Clean | Op::Evict | Op::Bad | Op::Zero
                 if self.slot == u32::MAX =>
             {
                 Some("slot")
             }
+            Op::Zero if self.crc == 0 => Some("crc"),
+            Op::Zero if u64::from(self.crc) > BLOCK_LIMIT - self.block => Some("crc"),
             Op::Epoch if u64::from(self.slot) > self.block => Some("slot"),
             Op::Epoch if self.crc != 0 => Some("crc"),
             Op::Write | Op::WriteNext | Op::Clean | Op::Evict | Op::Bad => None,
-            Op::Drop | Op::Epoch => None,
+            Op::Drop | Op::Epoch | Op::Zero => None,
         }
     }
 }
@@ -262,7 +273,12 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
     let durable_before_written = header.flushed_seq < header.seq;
     assert!(header.kind == Kind::Checkpoint || durable_before_written, "R2: {header:?}");
     let epochs = entries.first().is_some_and(|e| e.op == Op::Epoch);
-    let version = if epochs { VERSION_EPOCHS } else { VERSION }; // R4
+    let zeroes = entries.iter().any(|e| e.op == Op::Zero);
+    let version = match (epochs, zeroes) {
+        (false, _) => VERSION,
+        (true, false) => VERSION_EPOCHS,
+        (true, true) => VERSION_ZEROES,
+    }; // R4
     let media = HeaderMedia {
         magic: MAGIC,
         version: U16::new(version),
@@ -292,7 +308,7 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
 /// Reads a record of the cache `uuid`. The caller checks that `seq`, `link`, `epoch` and `kind`
 /// are those that belong in this place, and slots against its geometry.
 pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, Damage> {
-    let (unit, crc) = check_unit(unit, &MAGIC, VERSION..=VERSION_EPOCHS)?;
+    let (unit, crc) = check_unit(unit, &MAGIC, VERSION..=VERSION_ZEROES)?;
     let (head, body) = unit.split_at(HEADER_BYTES);
     let head = HeaderMedia::ref_from_bytes(head).map_err(|_| LENGTH)?;
     if head.uuid != *uuid {
@@ -312,10 +328,13 @@ pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, 
         return Err(Damage::Field("reserved")); // R3
     }
     let entries = <[EntryMedia]>::ref_from_bytes(used).map_err(|_| LENGTH)?;
-    let epochs = head.version.get() == VERSION_EPOCHS;
+    let (epochs, mut zeroes) = (head.version.get() >= VERSION_EPOCHS, false);
     for (index, media) in (0..count).zip(entries) {
         let wrong = match media.decode() {
-            Some(entry) => entry.wrong_field(kind, epochs),
+            Some(entry) => {
+                zeroes |= entry.op == Op::Zero;
+                entry.wrong_field(kind, epochs)
+            }
             None => Some("op"),
         };
         if let Some(field) = wrong {
@@ -325,6 +344,9 @@ pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, 
     let first = entries.first().and_then(EntryMedia::decode);
     if epochs != first.is_some_and(|e| e.op == Op::Epoch) {
         return Err(Damage::Entry { index: 0, field: "op" }); // R4
+    }
+    if zeroes != (head.version.get() == VERSION_ZEROES) {
+        return Err(Damage::Field("version")); // R4
     }
     let header = RecordHeader {
         kind,

@@ -102,8 +102,9 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         decode_record(&forge(Kind::Log, offset, bytes), &UUID).map(|_| ()).unwrap_err()
     };
     let entry = |index, field| Damage::Entry { index, field };
-    assert_eq!(field(8, &[3]), Damage::Version { found: 3, known: 2 });
+    assert_eq!(field(8, &[4]), Damage::Version { found: 4, known: 3 });
     assert_eq!(field(8, &[2]), entry(0, "op"));
+    assert_eq!(field(8, &[3]), entry(0, "op"));
     assert_eq!(field(10, &[3]), Damage::Field("kind"));
     assert_eq!(field(48, &[5]), Damage::Field("flushed_seq"));
     assert_eq!(field(60, &[253]), Damage::Field("count"));
@@ -136,6 +137,36 @@ fn a_record_tells_of_epochs_from_its_first_entry_on_or_not_at_all() {
     let wrong = |e: Entry| e.wrong_field(Kind::Log, true);
     assert_eq!(wrong(Entry { slot: 10, ..Entry::epoch(9, 5) }), Some("slot"));
     assert_eq!(wrong(Entry { crc: 1, ..Entry::epoch(9, 5) }), Some("crc"));
+}
+
+/// A program that does not know zeroes must not read past them: it would serve what the origin held
+/// before.
+#[test]
+fn a_record_is_of_version_3_if_and_only_if_it_tells_of_zeroes() {
+    let zero = Entry { op: Op::Zero, block: 0x0102_0304_0506, slot: 7, crc: 0x0010_0000 };
+    let all = [Entry::epoch(9, 5), write(1, 2), zero];
+    for kind in [Kind::Log, Kind::Checkpoint] {
+        let mut unit = encoded(&RecordHeader { kind, ..log_header(5) }, &all);
+        assert_eq!(unit[8..10], [3, 0], "the version");
+        // The entry in bytes: the first block, the operation, its slot, how many blocks.
+        assert_eq!(unit[96..112], *b"\x06\x05\x04\x03\x02\x01\x08\0\x07\0\0\0\0\0\x10\0");
+        assert!(decode_record(&unit, &UUID).unwrap().entries().eq(all));
+        unit[8] = 2;
+        seal(unit.as_mut_slice().try_into().unwrap());
+        assert_eq!(decode_record(&unit, &UUID).unwrap_err(), Damage::Field("version"));
+    }
+    let mut unit = encoded(&log_header(5), &all[..2]);
+    assert_eq!(unit[8..10], [2, 0], "as ever");
+    unit[8] = 3;
+    seal(unit.as_mut_slice().try_into().unwrap());
+    assert_eq!(decode_record(&unit, &UUID).unwrap_err(), Damage::Field("version"));
+    let wrong = |e: Entry| e.wrong_field(Kind::Log, true);
+    assert_eq!(wrong(zero), None);
+    assert_eq!(zero.wrong_field(Kind::Log, false), Some("op"), "of no epoch");
+    assert_eq!(wrong(Entry { slot: u32::MAX, ..zero }), Some("slot"));
+    assert_eq!(wrong(Entry { crc: 0, ..zero }), Some("crc"));
+    assert_eq!(wrong(Entry { block: BLOCK_LIMIT - 9, crc: 9, ..zero }), None);
+    assert_eq!(wrong(Entry { block: BLOCK_LIMIT - 9, crc: 10, ..zero }), Some("crc"));
 }
 
 #[test]
@@ -220,8 +251,9 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         Op::Drop,
         Op::Bad,
         Op::WriteNext,
+        Op::Zero,
     ]);
-    (ops, 0u64..1 << 47, 1u32..u32::MAX, any::<u32>()).prop_map(|(op, block, slot, crc)| Entry {
+    (ops, 0u64..1 << 47, 1u32..u32::MAX, 1u32..).prop_map(|(op, block, slot, crc)| Entry {
         op,
         block,
         slot,

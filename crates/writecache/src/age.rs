@@ -81,7 +81,8 @@ impl Cache {
         let over = |c: &Cache| c.stopping.get() || c.health().is_err() || c.age.turn.get() != turn;
         while let Some(cache) = weak.upgrade() {
             // Only while something is dirty: an idle cache has no timer.
-            cache.changed.first.wait_for(|| cache.counts().dirty > 0 || over(&cache)).await;
+            let unsaved = || cache.counts().dirty + cache.counts().zero > 0;
+            cache.changed.first.wait_for(|| unsaved() || over(&cache)).await;
             let max_age = cache.tuning().max_age;
             let (Some(max_age), false) = (max_age, over(&cache)) else { return };
             drop(cache);

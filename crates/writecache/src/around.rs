@@ -86,7 +86,7 @@ impl Cache {
     fn keeps(&self, block: u64) -> bool {
         let Some(found) = self.slots.borrow().find(block) else { return false };
         match found.state {
-            State::Dirty | State::Bad => !self.mutation(Mutation::AroundBesideLive),
+            State::Dirty | State::Bad | State::Zero => !self.mutation(Mutation::AroundBesideLive),
             State::Clean => !self.is_emptied(),
             State::Free | State::Writing | State::Old | State::Limbo => {
                 unreachable!("M2: in the index")

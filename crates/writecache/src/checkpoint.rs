@@ -75,6 +75,8 @@ impl Cache {
         let mut progress = self.slots.borrow_mut().begin_dump();
         let dumped = self.dump(native, area, new.id, &mut progress).await;
         self.slots.borrow_mut().end_dump();
+        self.writeback.look_again(); // an epoch may have waited for that
+        self.changed.wake_all();
         new.units = dumped?;
         native.log.closing.set(true);
         native.log.room.wake_all();

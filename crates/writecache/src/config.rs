@@ -163,6 +163,18 @@ pub enum Mutation {
     MergeIgnoresFua,
     /// A block is cleared while a merge of it is under way.
     ClearBesideMerge,
+    /// Ordered: a read looks into the index, and then goes to the origin.
+    ReadIgnoresZeroes,
+    /// Ordered: zeroes go to the origin as they come.
+    ZeroesAtOnce,
+    /// Ordered: an epoch is over though its zeroes were never sent to the origin.
+    ZeroesNotWritten,
+    /// Ordered: an epoch is over before the origin has its zeroes durably.
+    ZeroesNotFlushed,
+    /// Ordered: a checkpoint does not tell of zeroes.
+    ZeroesNotInCheckpoint,
+    /// Ordered: recovery lets zeroes end nothing that came before them.
+    ZeroesEndNothing,
     /// Parts: a FLUSH ends when the first part has ended it.
     FlushOfFirstPart,
     /// Parts: the superblock of a part is not asked which part it is, and of which cache.
@@ -243,6 +255,9 @@ pub struct Config {
     /// the origin is. For tests and benches.
     #[doc(hidden)]
     pub assumed_costs: Option<policy::destage::Costs>,
+    /// With `ordered`: WRITE_ZEROES of at most so many bytes is data. For tests.
+    #[doc(hidden)]
+    pub zeroes_as_data_max_bytes: u64,
     /// How much of the origin in a row is of one part of a new divided cache. For tests.
     #[doc(hidden)]
     pub chunk: Sector,
@@ -304,6 +319,7 @@ impl Config {
             },
             mutation: Mutation::None,
             assumed_costs: None,
+            zeroes_as_data_max_bytes: crate::write::ZEROES_AS_DATA_MAX_BYTES,
             chunk: CHUNK,
             part: None,
             given: Options::default(),

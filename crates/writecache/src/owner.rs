@@ -43,7 +43,8 @@ pub(crate) fn ownership(
     slots: &Slots,
 ) -> Result<Option<Adoption>, Error> {
     let counts = slots.counts();
-    let (dirty, held) = (counts.dirty, counts.dirty + counts.clean + counts.bad + counts.old);
+    let dirty = counts.dirty + counts.zero;
+    let held = dirty + counts.clean + counts.bad + counts.old;
     let (has, cache) = (superblock.origin_sectors, &config.cache);
     if has != sectors.0 && held > 0 {
         return Err(Error::invalid(format!(

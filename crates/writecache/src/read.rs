@@ -36,10 +36,11 @@ impl Cache {
         let (installs, spoilt) = (self.installs.get(), self.spoilt());
         while done < count {
             match self.next_piece(bio, first, done..count) {
-                Ok(piece) => {
+                Ok(Some(piece)) => {
                     done = piece.blocks.end;
                     pieces.push(piece);
                 }
+                Ok(None) => done += 1,
                 Err(status) => {
                     outcome = Err(status);
                     done += 1;
@@ -88,8 +89,14 @@ impl Cache {
         crc.is_none_or(|crc| self.checksum_of(data, index) == crc)
     }
 
-    /// The longest piece from `range.start` on that one request can read.
-    fn next_piece(&self, bio: &Bio, first: u64, range: Range<usize>) -> Result<Piece, Status> {
+    /// The longest piece from `range.start` on that one request can read; none if the first block
+    /// is one of zeroes, which it has filled in.
+    fn next_piece(
+        &self,
+        bio: &Bio,
+        first: u64,
+        range: Range<usize>,
+    ) -> Result<Option<Piece>, Status> {
         let size = self.block_bytes();
         let slots = self.slots.borrow();
         let at = |index: usize| slots.find(first + index as u64);
@@ -97,6 +104,10 @@ impl Cache {
         let mut held = SmallVec::<[(Held, Option<u32>); 1]>::new();
         match at(range.start) {
             Some(Found { state: State::Bad, .. }) => return Err(Status::Checksum),
+            Some(Found { state: State::Zero, .. }) => {
+                bio.bufs.slice(range.start * size..(range.start + 1) * size).zero();
+                return Ok(None);
+            }
             Some(hit) => {
                 held.push((hit.held, hit.crc));
                 while end < range.end {
@@ -127,7 +138,7 @@ impl Cache {
                 reactor::read(&*self.origin, bio.class, at, data)
             }
         };
-        Ok(Piece { blocks, held, io })
+        Ok(Some(Piece { blocks, held, io }))
     }
 
     /// A version that does not match its checksum leaves the cache if the origin holds it too: look
@@ -164,6 +175,10 @@ impl Cache {
                 }
                 continue;
             };
+            if found.state == State::Zero {
+                data.zero();
+                return Ok(Some(found.held));
+            }
             if !Self::is_readable(found.state) {
                 return Err(Status::Checksum);
             }

@@ -20,7 +20,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Reservation, Sector};
 use format::{
-    ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, Superblock, UNIT, decode_record, is_blank,
+    Damage, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, Superblock, UNIT, decode_record, is_blank,
 };
 use reactor::WaitList;
 
@@ -146,9 +146,7 @@ impl Cache {
         };
         let media = Media::Native(Native::new(superblock, log));
         let retell = slots.set_ordered(config.ordered);
-        if config.mutation == Mutation::OldNotKept {
-            slots.forget_olds();
-        }
+        slots.plant(config.mutation);
         let mut cache = Cache::new(config, origin, device, blocks, media, slots);
         cache.memory = Some(memory);
         cache.retell.set(retell);
@@ -218,6 +216,9 @@ pub(crate) async fn load(
         check_counter(config, "epoch of writes", newest, 1..=EPOCH_MAX)?;
         check_counter(config, "oldest pending epoch", oldest, 1..=newest)?;
         check_counter(config, "pending epochs", newest - oldest, 0..=PENDING_EPOCHS_MAX)?;
+    }
+    if config.mutation == Mutation::ZeroesEndNothing {
+        recovery.map.forget_zeroes();
     }
     let in_epochs = config.ordered || recovery.map.pending_epochs().is_some();
     let slots = recovery.map.finish(blocks).map_err(|found| match found {
@@ -312,13 +313,21 @@ impl Recovery<'_> {
                 let uuid = self.superblock.uuid;
                 // Behind the end of the chain only what records say of themselves matters.
                 let count = if broken.is_none() { ENTRIES_PER_UNIT } else { 0 };
-                let decoded = buf.read(|b| {
-                    decode_record(&b[at..at + UNIT], &uuid)
-                        .ok()
-                        .filter(|r| r.header.kind == Kind::Log)
-                        .map(|r| (r.header, r.crc, r.entries().take(count).collect::<Vec<_>>()))
+                let decoded = buf.read(|b| match decode_record(&b[at..at + UNIT], &uuid) {
+                    Ok(r) if r.header.kind == Kind::Log => {
+                        let entries = r.entries().take(count).collect::<Vec<_>>();
+                        Ok(Some((r.header, r.crc, entries)))
+                    }
+                    // P7. What a later program has acknowledged is no torn end.
+                    Err(damage @ Damage::Version { .. })
+                        if b[at + 16..at + 32] == uuid
+                            && b[at + 32..at + 40] == seq.to_le_bytes() =>
+                    {
+                        Err(damaged(self.config, &format!("record {seq}: {damage}")))
+                    }
+                    Ok(_) | Err(_) => Ok(None),
                 });
-                let Some((header, crc, entries)) = decoded else {
+                let Some((header, crc, entries)) = decoded? else {
                     torn |= broken.is_none() && !buf.read(|b| is_blank(&b[at..at + UNIT]));
                     broken = broken.or(Some(seq));
                     seq += 1;

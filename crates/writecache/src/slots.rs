@@ -4,14 +4,15 @@
 //! ```text
 //!            allocate          install              retire              evict
 //!   Free ──────────────▶ Writing ────▶ Dirty ───────────────▶ Clean ───────────▶ Limbo or Free
-//!     ▲                                  │ superseded, dropped                     │
-//!     └──────────────────────────────────┴──── Limbo ◀── the batch that says so is durable
-//!                                        └──── Old: superseded, kept for its epoch (`epochs`)
+//!     ▲                │                 │ superseded, dropped                     │
+//!     └────────────────┼─────────────────┴──── Limbo ◀── the batch that says so is durable
+//!                      │                 └──── Old: superseded, kept for its epoch (`epochs`)
+//!                      └ Zero: stands for a range of zeroes, until its epoch is over (`zeroes`)
 //! ```
 //!
 //! Invariants
-//! - M1 Every slot is in exactly one state; free + writing + dirty + clean + bad + old + limbo =
-//!   slots.
+//! - M1 Every slot is in exactly one state; free + writing + dirty + clean + bad + old + zero +
+//!   limbo = slots.
 //! - M2 The index holds exactly the dirty, clean and bad slots, one a block.
 //! - M3 `changed` and `committing` hold every block whose state differs from what the durable log
 //!   says. A batch says the block's state at the moment it is built, each block once. With epochs
@@ -43,6 +44,7 @@ mod telling;
 #[cfg(test)]
 mod told_tests;
 mod view;
+mod zeroes;
 
 pub(crate) use entries::{EntryBatch, Writing};
 use epochs::Epochs;
@@ -51,6 +53,7 @@ pub(crate) use rebuild::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, map_bytes, ordered_map_bytes,
 };
 pub(crate) use telling::Dump;
+use zeroes::Zeroes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -61,6 +64,7 @@ pub(crate) enum State {
     Clean,
     Bad,
     Old,
+    Zero,
     Limbo,
 }
 
@@ -138,6 +142,7 @@ pub(crate) struct Slots {
     changed: RoaringTreemap,
     committing: RoaringTreemap,
     limbo: Vec<u32>,
+    zeroes: Zeroes,
     /// The last batch, empty again, so that a small one takes no memory anew.
     spare: Batch,
     /// Slots whose checksum is not known, for their format has none: found on the media, and not
@@ -160,6 +165,7 @@ pub(crate) struct Counts {
     pub(crate) clean: u32,
     pub(crate) bad: u32,
     pub(crate) old: u32,
+    pub(crate) zero: u32,
     pub(crate) limbo: u32,
     pub(crate) changed: u64,
 }
@@ -178,6 +184,7 @@ impl Slots {
             State::Clean => &mut self.counts.clean,
             State::Bad => &mut self.counts.bad,
             State::Old => &mut self.counts.old,
+            State::Zero => &mut self.counts.zero,
             State::Limbo => &mut self.counts.limbo,
         }
     }
@@ -201,8 +208,9 @@ impl Slots {
         self.index.find(block, |s| self.slots[s as usize].block())
     }
 
+    /// Where what the block holds is; nothing if that is the origin.
     pub(crate) fn find(&self, block: u64) -> Option<Found> {
-        let slot = self.slot_of(block)?;
+        let Some(slot) = self.slot_of(block) else { return self.find_zero(block) };
         let s = &self.slots[slot as usize];
         let held = Held { slot, stamp: s.stamp };
         let is_known = self.unchecked.is_empty() || !self.unchecked.contains(slot);
@@ -252,6 +260,10 @@ impl Slots {
         if self.slots[slot as usize].state == State::Bad {
             let block = self.slots[slot as usize].block();
             self.bad.remove(block);
+        }
+        if self.slots[slot as usize].state == State::Zero {
+            let range = self.zero_range(slot);
+            self.zeroes.remove(&range, slot);
         }
         if let Some(epochs) = &mut self.epochs {
             epochs.released(slot);
@@ -376,7 +388,8 @@ impl Slots {
     /// Whether a commit still has to say something about the block.
     pub(crate) fn is_changed(&self, block: u64) -> bool {
         let any = self.counts.changed > 0;
-        any && (self.changed.contains(block) || self.committing.contains(block))
+        let noted = || self.changed.contains(block) || self.committing.contains(block);
+        any && (noted() || self.is_zero_unsaid(block))
     }
 
     /// Whether a commit still has to say something about any of the blocks.
@@ -427,7 +440,7 @@ impl Slots {
                         State::Dirty => Op::Write,
                         State::Clean => Op::Clean,
                         State::Bad => Op::Bad,
-                        State::Free | State::Writing | State::Old | State::Limbo => {
+                        State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
                             unreachable!("M2: slot {slot} is in the index")
                         }
                     };
@@ -539,7 +552,7 @@ impl Slots {
     fn is_live(&self, slot: u32) -> bool {
         match self.slots[slot as usize].state {
             State::Dirty | State::Clean | State::Bad => true,
-            State::Free | State::Writing | State::Old | State::Limbo => false,
+            State::Free | State::Writing | State::Old | State::Zero | State::Limbo => false,
         }
     }
 
@@ -550,43 +563,12 @@ impl Slots {
             // A block that could not be read gets another chance at the next start.
             State::Dirty | State::Bad => Op::Write,
             State::Clean => Op::Clean,
-            State::Free | State::Writing | State::Old | State::Limbo => return None,
+            State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
+                return None;
+            }
         };
         s.logged = true;
         Some(Entry { op, block: s.block(), slot, crc: s.crc })
-    }
-
-    /// Checks M1 and M2 by counting everything; for tests.
-    pub(crate) fn check(&self) {
-        let mut seen = Counts { slots: self.counts.slots, ..Counts::default() };
-        seen.changed = self.changed.len() + self.committing.len();
-        for (slot, s) in (0..self.counts.slots).zip(&self.slots) {
-            match s.state {
-                State::Free => seen.free += 1,
-                State::Writing => seen.writing += 1,
-                State::Dirty => seen.dirty += 1,
-                State::Clean => seen.clean += 1,
-                State::Bad => seen.bad += 1,
-                State::Old => seen.old += 1,
-                State::Limbo => seen.limbo += 1,
-            }
-            assert_eq!(self.free.is_free(slot), s.state == State::Free);
-            assert!(s.state != State::Free || !s.logged, "M4: slot {slot}");
-            seen.changed += u64::from(s.state == State::Old && !s.logged);
-            if self.is_live(slot) {
-                assert_eq!(self.slot_of(s.block()), Some(slot), "M2");
-            }
-            assert_eq!(
-                s.state == State::Dirty,
-                self.is_live(slot) && self.dirty.contains(s.block()),
-                "slot {slot} {:?}",
-                s.state
-            );
-        }
-        assert_eq!(self.bad.len(), u64::from(seen.bad));
-        assert_eq!(seen, self.counts, "M1");
-        assert_eq!(self.index.len(), (seen.dirty + seen.clean + seen.bad) as usize, "M2");
-        assert_eq!(self.free.len(), seen.free);
     }
 }
 

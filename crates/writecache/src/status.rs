@@ -69,7 +69,7 @@ impl Stats {
 }
 
 /// Attribute names, in the order in which they are listed.
-pub(crate) const ATTRIBUTES: [&str; 29] = [
+pub(crate) const ATTRIBUTES: [&str; 30] = [
     "error",
     "total_blocks",
     "free_blocks",
@@ -79,6 +79,7 @@ pub(crate) const ATTRIBUTES: [&str; 29] = [
     "clean_blocks",
     "bad_blocks",
     "unsaved_blocks",
+    "zero_blocks",
     "old_blocks",
     "pending_epochs",
     "uncommitted_blocks",
@@ -143,7 +144,8 @@ impl Cache {
             "dirty_blocks" => u64::from(c.dirty),
             "clean_blocks" => u64::from(c.clean),
             "bad_blocks" => u64::from(c.bad),
-            "unsaved_blocks" => u64::from(c.dirty) + u64::from(c.bad),
+            "unsaved_blocks" => u64::from(c.dirty) + u64::from(c.bad) + self.zero_blocks(),
+            "zero_blocks" => self.zero_blocks(),
             "old_blocks" => u64::from(c.old),
             "pending_epochs" => self.slots.borrow().pending_epochs(),
             "uncommitted_blocks" => c.changed,
@@ -171,6 +173,11 @@ impl Cache {
         Ok(value.to_string())
     }
 
+    /// Blocks of zeroes that the origin may not hold; of some the cache may have newer versions.
+    fn zero_blocks(&self) -> u64 {
+        self.slots.borrow().zero_ranges().map(|range| range.end - range.start).sum()
+    }
+
     /// Runs of dirty sectors in a range, as (first, length).
     pub(crate) fn dirty_runs(
         &self,
@@ -179,16 +186,7 @@ impl Cache {
     ) -> Vec<(block::Sector, block::Sector)> {
         let sectors = self.config.block_sectors();
         let end = (at + len).0.div_ceil(sectors);
-        let slots = self.slots.borrow();
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        let mut iter = slots.dirty().iter();
-        iter.advance_to(at.0 / sectors);
-        for block in iter.take_while(|&b| b < end) {
-            match runs.last_mut() {
-                Some((_, run_end)) if *run_end == block => *run_end += 1,
-                _ => runs.push((block, block + 1)),
-            }
-        }
+        let runs = self.slots.borrow().unsaved_runs(at.0 / sectors..end);
         let sector = |b: u64| block::Sector(b * sectors).max(at).min(at + len);
         runs.into_iter().map(|(s, e)| (sector(s), sector(e) - sector(s))).collect()
     }

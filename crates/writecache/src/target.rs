@@ -399,7 +399,7 @@ impl Target for WriteCache {
         let number = |name| self.attribute(name).ok()?.parse::<u64>().ok();
         let config = self.config.borrow();
         Some(Unsaved {
-            dirty: number("dirty_blocks")?,
+            dirty: number("dirty_blocks")? + number("zero_blocks")?,
             failing: number("failing_blocks")?,
             unreadable: number("bad_blocks")?,
             block_bytes: u64::from(config.block_size),

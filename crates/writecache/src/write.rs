@@ -20,6 +20,14 @@ const PARTS_MAX: usize = 32;
 /// Zeroes up to this length go through the cache; longer ranges would only push data out of it.
 pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
 
+/// With epochs zeroes up to this length are data: a longer range is an epoch, and that costs a
+/// flush of the origin. Chosen: while a disk ends one it could write as much.
+pub(crate) const ZEROES_AS_DATA_MAX_BYTES: u64 = 1 << 20;
+
+/// Cached blocks that one range of zeroes takes the place of, all at once, in the core's time.
+/// Chosen.
+const ZEROED_TOGETHER: usize = 1 << 16;
+
 /// A part of a bio on its way into a run of slots.
 struct Part {
     /// Blocks of the bio, counted from its first.
@@ -191,9 +199,10 @@ impl Cache {
             // Nothing comes free: unreadable blocks, and those that the origin refuses.
             let hopeless = || {
                 let c = self.counts();
-                let stuck = c.dirty + c.old + c.bad == c.slots;
+                let stuck = c.dirty + c.old + c.zero + c.bad == c.slots;
                 // In order one block holds up all others.
-                let dirty = if self.config.ordered { c.dirty.min(1) } else { c.dirty };
+                let dirty = c.dirty + c.zero;
+                let dirty = if self.config.ordered { dirty.min(1) } else { dirty };
                 stuck && self.writeback.retry.is_hopeless(u64::from(dirty))
             };
             // The origin may have been mended since: what waits for its time is tried now.
@@ -294,9 +303,21 @@ impl Cache {
         self.write(bio.sector, &zero.all().into(), bio.class, bio.flags).await
     }
 
-    /// Write zeroes of any length, as data: nothing goes around a cache with epochs.
+    /// Write zeroes of any length: nothing goes around a cache with epochs. A long range is
+    /// remembered, and the origin gets it in its turn; a short one is data, and so is what there
+    /// is no room to remember.
+    ///
+    /// Cost of a long one: a slot, and an entry of the next commit.
     pub(crate) async fn write_zeroes_in_order(&self, bio: &Bio) -> Result<(), Status> {
         let mut at = bio.sector;
+        if bio.len.bytes() > self.config.zeroes_as_data_max_bytes {
+            let sectors = self.config.block_sectors();
+            let range = bio.sector.0 / sectors..bio.end().0 / sectors;
+            at = self.sector_of(self.keep_zeroes(range).await?);
+            if at == bio.end() && bio.flags.contains(Flags::FUA) {
+                self.commit_fua().await?;
+            }
+        }
         while at < bio.end() {
             let bytes = (bio.end() - at).bytes().min(ZEROES_CACHED_BYTES_MAX);
             let zero = block::Buf::zeroed(usize::try_from(bytes).expect("at most 64 KiB"));
@@ -307,6 +328,45 @@ impl Cache {
             at = next;
         }
         Ok(())
+    }
+
+    /// Remembers that blocks are zeroes. Returns up to which block: there is room for so many
+    /// ranges only.
+    async fn keep_zeroes(&self, range: Range<u64>) -> Result<u64, Status> {
+        self.health()?;
+        let mut at = range.start;
+        while at < range.end && self.slots.borrow().has_room_for_zeroes() {
+            self.wait_for_slot().await?;
+            let Some(slots) = self.slots.borrow_mut().allocate(1) else { continue };
+            self.changed_room(1).await;
+            let slot = slots.start;
+            let longest = range.end.min(at + u64::from(u32::MAX));
+            let Some(end) = self.install_zeroes(at..longest, slot) else { break };
+            if self.mutation(Mutation::ZeroesAtOnce) {
+                self.zero_origin(self.sector_of(at), self.sector_of(end - at)).await?;
+            }
+            self.stats.writes.add(end - at);
+            self.installs.set(self.installs.get() + 1);
+            self.changed.wake_all();
+            at = end;
+        }
+        self.changed.wake_all();
+        Ok(at)
+    }
+
+    /// Returns up to where the zeroes reach; nothing if there is no room to remember them.
+    fn install_zeroes(&self, range: Range<u64>, slot: u32) -> Option<u64> {
+        let mut map = self.slots.borrow_mut();
+        if !map.has_room_for_zeroes() {
+            map.abandon(slot);
+            return None;
+        }
+        let end = map.zeroed_at_once(range.clone(), ZEROED_TOGETHER);
+        map.install_zeroes(range.start..end, slot);
+        if self.mutation(Mutation::ReadIgnoresZeroes) {
+            map.uncover_zeroes();
+        }
+        Some(end)
     }
 
     async fn clear_origin(&self, bio: &Bio) -> Result<(), Status> {
@@ -320,26 +380,11 @@ impl Cache {
         };
         match asked {
             Err(Status::NotSupported) if bio.op == Op::WriteZeroes => {
-                self.write_zeroes_by_hand(bio).await?;
+                self.write_zeroes_by_hand(at, len, bio.class).await?;
             }
             outcome => outcome?,
         }
         self.flush_origin(bio.class, doubt).await
-    }
-
-    async fn write_zeroes_by_hand(&self, bio: &Bio) -> Result<(), Status> {
-        const PIECE_BYTES: u64 = 1 << 20;
-        let zero =
-            block::Buf::zeroed(usize::try_from(PIECE_BYTES.min(bio.len.bytes())).expect("≤ 1 MiB"));
-        let mut at = bio.sector;
-        while at < bio.end() {
-            let bytes = (bio.end() - at).bytes().min(PIECE_BYTES);
-            let piece = zero.slice(0..usize::try_from(bytes).expect("at most 1 MiB"));
-            let len = Sector::from_bytes(bytes);
-            reactor::write(&*self.origin, Flags::empty(), Class::Normal, at, piece.into()).await?;
-            at += len;
-        }
-        Ok(())
     }
 
     /// Whether a found block can be served from the cache.

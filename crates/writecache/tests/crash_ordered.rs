@@ -39,6 +39,8 @@ struct Seen {
     judged: u64,
     kept_max: u64,
     epochs_max: u64,
+    /// Blocks of zeroes that were not on the origin.
+    zeroes_max: u64,
 }
 
 /// What a test asks of every seed.
@@ -86,6 +88,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.mutation = plan.mutation;
+    config.zeroes_as_data_max_bytes = w.rng.pick(&[0, 0, 1024, 1 << 20]);
     let unit = if plan.by_sectors { 512 } else { block_size as usize };
     let units = sectors.bytes() / unit as u64;
     let history = Rc::new(RefCell::new(History::new(units, unit)));
@@ -142,6 +145,7 @@ impl Operator {
             self.seen.set(Seen {
                 kept_max: seen.kept_max.max(number(cache, "old_blocks")),
                 epochs_max: seen.epochs_max.max(number(cache, "pending_epochs")),
+                zeroes_max: seen.zeroes_max.max(number(cache, "zero_blocks")),
                 ..seen
             });
             let acted = if self.errors_allowed { Ok(()) } else { acted };
@@ -184,7 +188,7 @@ fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> 
         mix.fua_per_mille = rng.pick(&[0, 50, 500]);
         mix.flushes = rng.pick(&[1, 10, 40]);
         mix.reads = rng.pick(&[0, 20]);
-        mix.write_zeroes = rng.pick(&[0, 3]);
+        mix.write_zeroes = rng.pick(&[0, 3, 15]);
         mix.blocks_max = rng.pick(&[1, 3, 20]);
         mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
     }
@@ -287,7 +291,9 @@ fn the_origin_alone_is_always_the_state_of_some_flush_and_a_part_of_what_came_af
     seeds::run(600, |seed| simulate(seed, Plan::USUAL, &seen));
     eprintln!("{:?}", seen.get());
     if seeds::count(600) >= 100 {
-        assert!(seen.get().kept_max > 10 && seen.get().epochs_max > 10, "{:?}", seen.get());
+        let Seen { kept_max, epochs_max, zeroes_max, .. } = seen.get();
+        let seen = [kept_max, epochs_max, zeroes_max];
+        assert!(seen.iter().all(|&n| n > 10), "{seen:?} kept, epochs, zeroes");
     }
 }
 
@@ -317,12 +323,47 @@ fn requests_of_sectors_are_kept_in_order_too() {
 }
 
 fn is_caught(mutation: Mutation) {
-    let seen = Rc::default();
-    let plan = Plan { mutation, ..Plan::USUAL };
+    let why = is_seen(Plan { mutation, ..Plan::USUAL });
+    assert!(why.contains("the origin alone"), "by another judge: {why}");
+}
+
+/// By whatever judge.
+fn is_seen(plan: Plan) -> String {
+    let (seen, mutation) = (Rc::default(), plan.mutation);
     let found = seeds::first_failure(0..2000, |seed| simulate(seed, plan, &seen));
     let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
     eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
-    assert!(found.why.contains("the origin alone"), "by another judge: {}", found.why);
+    found.why
+}
+
+#[test]
+fn zeroes_that_go_to_the_origin_as_they_come_are_caught() {
+    is_caught(Mutation::ZeroesAtOnce);
+}
+
+#[test]
+fn an_epoch_that_is_over_before_the_origin_has_its_zeroes_durably_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesNotFlushed, ..Plan::USUAL });
+}
+
+#[test]
+fn an_epoch_that_is_over_without_its_zeroes_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesNotWritten, ..Plan::USUAL });
+}
+
+#[test]
+fn a_read_that_looks_for_no_zeroes_is_caught() {
+    is_seen(Plan { mutation: Mutation::ReadIgnoresZeroes, ..Plan::USUAL });
+}
+
+#[test]
+fn a_checkpoint_that_tells_of_no_zeroes_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesNotInCheckpoint, ..Plan::USUAL });
+}
+
+#[test]
+fn a_recovery_in_which_zeroes_end_nothing_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesEndNothing, ..Plan::USUAL });
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn log(batch: &Batch, log: &mut Log) {
         match e.op {
             Op::Drop => log.retain(|b, _| *b < e.block || *b >= e.block + u64::from(e.slot)),
             Op::Write | Op::Clean | Op::Bad => drop(log.insert(e.block, (e.slot, e.op))),
-            Op::Evict | Op::Epoch | Op::WriteNext => unreachable!("no batch says so here"),
+            Op::Evict | Op::Epoch | Op::WriteNext | Op::Zero => unreachable!("not said here"),
         }
     }
 }
@@ -26,7 +26,9 @@ fn check(slots: &Slots, log: &Log) {
             State::Dirty => (found.held.slot, Op::Write),
             State::Clean => (found.held.slot, Op::Clean),
             State::Bad => (found.held.slot, Op::Bad),
-            State::Free | State::Writing | State::Old | State::Limbo => unreachable!("M2"),
+            State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
+                unreachable!("M2")
+            }
         });
         let to_say = slots.changed.contains(block) || slots.committing.contains(block);
         assert_eq!(slots.is_changed(block), to_say);

@@ -58,7 +58,7 @@ impl Slots {
                 }
                 State::Clean if s.logged => batch.erased.push(slot),
                 State::Dirty | State::Bad | State::Clean => {}
-                State::Free | State::Writing | State::Old | State::Limbo => {
+                State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
                     unreachable!("M2: slot {slot} is in the index")
                 }
             }

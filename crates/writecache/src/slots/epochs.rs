@@ -42,6 +42,7 @@ use roaring::{RoaringBitmap, RoaringTreemap};
 use super::rebuild::add_blocks;
 use super::said::Said;
 use super::{Held, Slots, State};
+use crate::config::Mutation;
 
 /// A version that the log does not know yet.
 #[derive(Clone, Copy)]
@@ -67,6 +68,10 @@ pub(super) struct Phase {
     todo: RoaringTreemap,
     /// Superseded versions: those from the beginning, by block, and those that came meanwhile.
     olds: Vec<u32>,
+    /// Its zeroes, which go before its blocks.
+    pub(super) zeroes: Vec<u32>,
+    /// Some of them are written.
+    pub(super) zeroed: bool,
     late: BTreeMap<u64, u32>,
 }
 
@@ -80,22 +85,24 @@ pub(super) struct Epochs {
     pub(super) oldest_due: u64,
     /// Slots of the versions of the open epoch.
     pub(super) open_slots: RoaringBitmap,
+    /// These are zeroes (Z2).
+    pub(super) open_zeroes: bool,
     /// What the log does not know yet, in the order of epochs; the commit that runs must say `due`.
     pub(super) fresh: VecDeque<Fresh>,
     pub(super) fresh_due: usize,
-    /// Old versions among the fresh ones.
+    /// Old versions, and zeroes, among the fresh ones.
     pub(super) fresh_olds: u64,
     /// What the log knows of pending epochs.
     pub(super) said: Said,
-    phase: Option<Phase>,
+    pub(super) phase: Option<Phase>,
     /// Bad versions of pending epochs, and whether they are of the phase.
     bad: BTreeMap<u32, bool>,
     /// Old versions that only wait for the end of the phase (E5).
-    spent: Vec<u32>,
+    pub(super) spent: Vec<u32>,
     /// Recovery has put versions into the oldest epoch that the media do not call so.
     pub(super) mended: bool,
-    /// Planted fault: superseded versions are not kept.
-    pub(super) forgetful: bool,
+    /// A planted fault.
+    pub(super) planted: Mutation,
 }
 
 impl Epochs {
@@ -107,6 +114,7 @@ impl Epochs {
             oldest_said: oldest,
             oldest_due: oldest,
             open_slots: RoaringBitmap::new(),
+            open_zeroes: false,
             fresh: VecDeque::new(),
             fresh_due: 0,
             fresh_olds: 0,
@@ -115,7 +123,7 @@ impl Epochs {
             bad: BTreeMap::new(),
             spent: Vec::new(),
             mended: false,
-            forgetful: false,
+            planted: Mutation::None,
         }
     }
 
@@ -163,7 +171,7 @@ impl Epochs {
 
 fn is_pending(bad: &BTreeMap<u32, bool>, slot: u32, state: State) -> bool {
     match state {
-        State::Dirty | State::Old => true,
+        State::Dirty | State::Old | State::Zero => true,
         State::Bad => bad.contains_key(&slot),
         State::Free | State::Writing | State::Clean | State::Limbo => false,
     }
@@ -195,7 +203,10 @@ pub(crate) enum Phasing {
 
 impl Slots {
     /// Takes the epochs out and puts them back around a use of both.
-    fn with_epochs<R>(&mut self, f: impl FnOnce(&mut Epochs, &mut Slots) -> R) -> Option<R> {
+    pub(super) fn with_epochs<R>(
+        &mut self,
+        f: impl FnOnce(&mut Epochs, &mut Slots) -> R,
+    ) -> Option<R> {
         let mut epochs = self.epochs.take()?;
         let result = f(&mut epochs, self);
         self.epochs = Some(epochs);
@@ -206,6 +217,13 @@ impl Slots {
     pub(super) fn enter_epoch(&mut self, slot: u32) {
         let stamp = self.slots[slot as usize].stamp;
         self.with_epochs(|e, slots| {
+            let is_zero = slots.slots[slot as usize].state == State::Zero;
+            if is_zero {
+                e.fresh_olds += 1;
+                slots.counts.changed += 1;
+            } else if e.open_zeroes {
+                e.close(slots); // Z2
+            }
             e.open_slots.insert(slot);
             let stale = e.fresh.len() as u64 / 2 > slots.counts.changed;
             if stale && e.fresh.len() >= FRESH_STALE_MIN {
@@ -220,7 +238,7 @@ impl Slots {
     /// Whether this version is still there, and the log does not know it.
     pub(super) fn is_fresh(&self, f: &Fresh) -> bool {
         let s = &self.slots[f.slot as usize];
-        let holds = matches!(s.state, State::Dirty | State::Old | State::Bad);
+        let holds = matches!(s.state, State::Dirty | State::Old | State::Bad | State::Zero);
         s.stamp == f.stamp && holds && !s.logged
     }
 
@@ -230,7 +248,7 @@ impl Slots {
         let needed = self.epochs.as_ref().is_some_and(|e| {
             let of_older = !e.open_slots.contains(slot);
             match self.slots[slot as usize].state {
-                State::Dirty => of_older && !e.forgetful,
+                State::Dirty => of_older && e.planted != Mutation::OldNotKept,
                 State::Bad => of_older && e.bad.contains_key(&slot),
                 // E5: the log may still call it dirty, and the epoch pending. In the open epoch
                 // that does no harm: there a newer version takes the place of an older one.
@@ -238,7 +256,7 @@ impl Slots {
                     let unsaid = self.is_changed(block);
                     unsaid && e.phase.as_ref().is_some_and(|p| p.epoch != e.open)
                 }
-                State::Free | State::Writing | State::Old | State::Limbo => {
+                State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
                     unreachable!("M2: slot {slot} was in the index")
                 }
             }
@@ -326,22 +344,15 @@ impl Slots {
     /// E1: what comes from now on is of a later epoch. An epoch without any version is not counted.
     pub(crate) fn close_epoch(&mut self) {
         self.with_epochs(|e, slots| {
-            if e.open_slots.is_empty() {
-                return;
+            if !e.open_slots.is_empty() {
+                e.close(slots);
             }
-            if let Some(phase) = e.phase.as_mut().filter(|p| p.epoch == e.open) {
-                // Every dirty block is of this epoch: all earlier ones are retired.
-                phase.closed = true;
-                phase.todo = slots.dirty.clone();
-            }
-            e.open += 1;
-            e.open_slots.clear();
         });
     }
 
-    /// Planted fault: superseded versions are not kept.
-    pub(crate) fn forget_olds(&mut self) {
-        self.with_epochs(|e, _| e.forgetful = true);
+    /// Plants a fault of the order.
+    pub(crate) fn plant(&mut self, fault: Mutation) {
+        self.with_epochs(|e, _| e.planted = fault);
     }
 
     /// The epoch that is open.
@@ -368,10 +379,13 @@ impl Slots {
     pub(crate) fn phasing(&self) -> Phasing {
         let Some(e) = &self.epochs else { return Phasing::Nothing };
         match &e.phase {
-            Some(phase) if phase.closed && phase.todo.is_empty() => Phasing::Written,
+            // Z3
+            Some(p) if p.zeroed && e.said.pinned => Phasing::Writing,
+            Some(p) if p.closed && p.todo.is_empty() && p.zeroes.is_empty() => Phasing::Written,
             Some(_) => Phasing::Writing,
             None => match e.first_pending() {
-                Some(first) if first < e.open || !self.dirty.is_empty() => Phasing::Due,
+                Some(first) if first < e.open || e.open_zeroes => Phasing::Due,
+                Some(_) if !self.dirty.is_empty() => Phasing::Due,
                 _ => Phasing::Nothing,
             },
         }
@@ -382,12 +396,17 @@ impl Slots {
         self.with_epochs(|e, slots| {
             assert!(e.phase.is_none(), "E3: one at a time");
             let Some(mut epoch) = e.first_pending() else { return };
+            if epoch == e.open && e.open_zeroes {
+                e.close(slots);
+            }
             let said = |e: &Epochs, epoch| e.fresh.front().is_none_or(|f| f.epoch > epoch);
             let mut phase = Phase {
                 epoch,
                 closed: epoch < e.open,
                 todo: RoaringTreemap::new(),
                 olds: Vec::new(),
+                zeroes: Vec::new(),
+                zeroed: false,
                 late: BTreeMap::new(),
             };
             if !phase.closed {
@@ -410,7 +429,8 @@ impl Slots {
                 let mut members = e.said.members(false);
                 let Some(first) = members.next() else { break };
                 let is_old = slots.slots[first as usize].state == State::Old;
-                let also = |slot| block_of(slot) == block_of(first);
+                let is_zero = |slot: u32| slots.slots[slot as usize].state == State::Zero;
+                let also = |slot| block_of(slot) == block_of(first) && !is_zero(slot);
                 if !is_old || !e.said.members(true).any(also) {
                     break;
                 }
@@ -431,8 +451,9 @@ impl Slots {
                             assert!(phase.todo.insert(s.block()), "one version a block");
                             phase.olds.push(slot);
                         }
+                        State::Zero => phase.zeroes.push(slot),
                         State::Bad => drop(e.bad.insert(slot, true)),
-                        _ if e.forgetful => {}
+                        _ if e.planted == Mutation::OldNotKept => {}
                         State::Free | State::Writing | State::Clean | State::Limbo => {
                             unreachable!("SD1: slot {slot} is pending")
                         }
@@ -451,9 +472,9 @@ impl Slots {
     pub(crate) fn retire_phase(&mut self) {
         self.with_epochs(|e, slots| {
             let phase = e.phase.take().expect("it was written");
-            assert!(phase.closed && phase.todo.is_empty(), "E4");
+            assert!(phase.closed && phase.todo.is_empty() && phase.zeroes.is_empty(), "E4");
             for slot in std::mem::take(&mut e.spent) {
-                assert_eq!(slots.slots[slot as usize].state, State::Old);
+                assert!(matches!(slots.slots[slot as usize].state, State::Old | State::Zero));
                 if !slots.slots[slot as usize].logged {
                     e.fresh_olds -= 1; // nobody needs to be told of it any more
                     slots.counts.changed -= 1;
@@ -466,9 +487,9 @@ impl Slots {
         });
     }
 
-    /// What the phase has to write; nothing while there is none.
+    /// What the phase has to write; nothing while there is none, or it has zeroes to write (Z2).
     pub(crate) fn phase_blocks(&self) -> Option<&RoaringTreemap> {
-        let phase = self.epochs.as_ref()?.phase.as_ref()?;
+        let phase = self.epochs.as_ref()?.phase.as_ref().filter(|p| p.zeroes.is_empty())?;
         Some(if phase.closed { &phase.todo } else { &self.dirty })
     }
 
@@ -498,9 +519,17 @@ impl Slots {
         if !s.logged || !e.is_pending(slot, s.state) {
             return false;
         }
+        let is_zero = s.state == State::Zero;
+        if is_zero && e.planted == Mutation::ZeroesNotInCheckpoint {
+            return false;
+        }
         match &e.phase {
             // Every dirty block is to be written; a superseded version has been (E5).
             Some(phase) if !phase.closed => s.state != State::Old,
+            // Z3. They may be of a later epoch, in a slot that one of the phase's blocks has left.
+            Some(phase) if epoch <= phase.epoch && is_zero => {
+                phase.zeroes.contains(&slot) || e.spent.contains(&slot)
+            }
             Some(phase) if epoch <= phase.epoch => {
                 let version = e.old_in_phase(self, s.block()).or_else(|| self.slot_of(s.block()));
                 phase.todo.contains(s.block()) && version == Some(slot)
@@ -536,6 +565,19 @@ impl Epochs {
         blocks
     }
 
+    /// What comes from now on is of a later epoch.
+    pub(super) fn close(&mut self, slots: &Slots) {
+        if let Some(phase) = self.phase.as_mut().filter(|p| p.epoch == self.open) {
+            assert!(!self.open_zeroes, "Z2");
+            // Every dirty block is of this epoch: all earlier ones are retired.
+            phase.closed = true;
+            phase.todo = slots.dirty.clone();
+        }
+        self.open += 1;
+        self.open_slots.clear();
+        self.open_zeroes = false;
+    }
+
     /// The log knows all of `epoch`, which is closed.
     fn seal(&mut self, slots: &Slots, epoch: u64) {
         if !self.said.begins(epoch) {
@@ -554,37 +596,5 @@ impl Epochs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::rebuild::Rebuild;
-    use super::*;
-
-    /// A version that the log never knew, kept for its epoch, goes with it: nothing is left to say.
-    #[test]
-    fn what_an_epoch_kept_and_the_log_never_knew_is_forgotten_when_it_is_retired() {
-        for rots in [false, true] {
-            let Ok(mut slots) = Rebuild::new(16).finish(8) else { panic!("an empty map") };
-            slots.set_ordered(true);
-            let install = |slots: &mut Slots| {
-                let slot = slots.allocate(1).expect("there is room").start;
-                slots.install(1, slot, 7);
-            };
-            install(&mut slots);
-            slots.begin_phase(Merge::Never);
-            let held = slots.find(1).expect("installed").held;
-            match rots {
-                true => assert!(slots.quarantine(1, held)),
-                false => slots.retire(1, held),
-            }
-            slots.close_epoch();
-            install(&mut slots);
-            assert_eq!(slots.phasing(), Phasing::Written);
-            slots.retire_phase();
-            slots.begin_commit();
-            let batch = slots.take_batch(4);
-            slots.batch_durable(batch);
-            assert!(slots.is_commit_complete());
-            assert_eq!(slots.counts().changed, 0, "all is said (rots: {rots})");
-            assert!(!slots.has_unsaid());
-        }
-    }
-}
+#[path = "epochs_tests.rs"]
+mod tests;

@@ -31,6 +31,11 @@ impl Slots {
         self.slot_of(block).is_some_and(newer)
     }
 
+    /// Reads find no zeroes.
+    pub(crate) fn uncover_zeroes(&mut self) {
+        self.zeroes = Default::default();
+    }
+
     /// Drops a dirty block, if there is one.
     pub(crate) fn evict_dirty(&mut self) {
         if let Some(found) = self.next_dirty(0).and_then(|block| self.find(block)) {

@@ -22,15 +22,19 @@
 //! - RB3 A version that is superseded by one of a later epoch is kept, if its own is pending then.
 //!   Its slot goes to whoever claims it: a slot changes hands only after a record that retires its
 //!   epoch, which is among the entries too. A block leaves a cache with epochs when it is clean,
-//!   and that it is when all earlier epochs are retired: nothing that was before is kept then.
+//!   and that it is when all earlier epochs are retired: nothing that was before is kept then. Or
+//!   it leaves because zeroes take the place of its version, as a later version would.
 //! - RB4 Nothing is looked up by its block while entries come. Each has a stamp, and so it can be
 //!   found out later which was the last: the log's come after the checkpoint's, and in the order of
 //!   their stamps.
+//! - RB5 Zeroes end every version in their range that came before them, whether they are pending or
+//!   not. Those that are pending stay in their slot; of others the slot is nobody's.
 use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
 use super::epochs::Epochs;
 use super::said::Said;
+use super::zeroes::Zeroes;
 use super::{Counts, Slot, Slots, State};
 use crate::free::FreeMap;
 use crate::index::{Index, low};
@@ -52,6 +56,8 @@ const SLOT_BYTES: u64 = 32;
 const EPOCH_BYTES: u64 = 20;
 /// The same of a version that waits aside: 20, and 8 to sort it.
 const ASIDE_BYTES: u64 = 28;
+/// The same of zeroes: 32, and as much to sort them by their ranges.
+const ZEROED_BYTES: u64 = 96;
 
 /// Bytes of memory that the map of `slots` slots takes while it is in use, and what of it is sorted
 /// when the cache is opened.
@@ -91,10 +97,22 @@ pub(crate) struct Rebuild {
     now: Came,
     /// All bits that any block has.
     widest: u64,
+    /// Zeroes that were told of.
+    zeroes: Vec<Zeroed>,
     /// Of a map that is looked into while it is made; others get theirs at the end.
     index: Option<Index>,
     /// Once an entry has told of epochs.
     epochs: Option<Numbers>,
+}
+
+/// Zeroes, when they came, and the low half of their epoch.
+#[derive(Clone, Copy)]
+struct Zeroed {
+    came: Came,
+    start: u64,
+    blocks: u32,
+    slot: u32,
+    epoch: u32,
 }
 
 /// What the entries say of epochs.
@@ -117,7 +135,7 @@ fn op_of(state: State) -> Op {
         State::Dirty => Op::Write,
         State::Clean => Op::Clean,
         State::Bad => Op::Bad,
-        State::Free | State::Writing | State::Old | State::Limbo => {
+        State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
             unreachable!("not what an entry says")
         }
     }
@@ -128,6 +146,7 @@ fn state_of(op: Op) -> State {
         Op::Write | Op::WriteNext => State::Dirty,
         Op::Clean => State::Clean,
         Op::Bad => State::Bad,
+        Op::Zero => State::Zero,
         Op::Evict | Op::Drop | Op::Epoch => unreachable!("no state of a block"),
     }
 }
@@ -140,6 +159,7 @@ impl Rebuild {
             asides: Asides::default(),
             now: (false, 0),
             widest: 0,
+            zeroes: Vec::new(),
             index: None,
             epochs: None,
         }
@@ -189,16 +209,24 @@ impl Rebuild {
                     self.tell_next_epoch();
                     e.op = Op::Write;
                 }
-                Op::Write | Op::Clean | Op::Bad | Op::Evict => {}
+                Op::Write | Op::Clean | Op::Bad | Op::Evict | Op::Zero => {}
             }
             self.widest |= e.block;
             let epoch = self.next_epoch();
+            if e.op == Op::Zero {
+                let Entry { block: start, slot, crc: blocks, .. } = e;
+                self.zeroes.push(Zeroed { came: self.now, start, blocks, slot, epoch });
+            }
             let claimed = self.slots.get(e.slot as usize).filter(|_| e.op != Op::Evict);
             let Some(s) = claimed else {
-                self.asides.push(&e, self.now, epoch);
+                if e.op != Op::Zero {
+                    self.asides.push(&e, self.now, epoch);
+                }
                 continue;
             };
-            if s.state != State::Free && s.block() != e.block {
+            // Whoever claims the slot of zeroes knows that their epoch is over (RB5).
+            let is_block = !matches!(s.state, State::Free | State::Zero);
+            if is_block && (s.block() != e.block || e.op == Op::Zero) {
                 let owner =
                     Entry { op: op_of(s.state), block: s.block(), slot: e.slot, crc: s.crc };
                 let came = (s.logged, s.stamp);
@@ -253,7 +281,8 @@ impl Rebuild {
         let slots = self.slots.len() as u64;
         let asides = self.asides.len() as u64;
         let of_epochs = if self.epochs.is_some() { EPOCH_BYTES * slots + 4 * asides } else { 0 };
-        map_bytes(slots) + asides * ASIDE_BYTES + of_epochs
+        let zeroes = self.zeroes.len() as u64 * ZEROED_BYTES;
+        map_bytes(slots) + asides * ASIDE_BYTES + of_epochs + zeroes
     }
 
     /// Whether more versions wait aside than a log of `log_entries` can leave there: each entry
@@ -285,6 +314,11 @@ impl Rebuild {
     /// The oldest epoch that may be pending and the newest, once an entry has told of epochs.
     pub(crate) fn pending_epochs(&self) -> Option<(u64, u64)> {
         self.epochs.as_ref().map(|e| (e.oldest, e.newest.max(e.oldest)))
+    }
+
+    /// Planted fault: what zeroes came after stays.
+    pub(crate) fn forget_zeroes(&mut self) {
+        self.zeroes.clear();
     }
 
     /// The finished map of a device of `blocks` blocks.
@@ -322,11 +356,13 @@ impl Rebuild {
                     bad.insert(s.block());
                 }
                 State::Old => counts.old += 1,
+                State::Zero => counts.zero += 1,
                 State::Writing | State::Limbo => unreachable!("never put"),
             }
             stamp = stamp.wrapping_add(1);
             (s.stamp, s.logged) = (stamp, true);
-            last = last.max(Some(s.block()));
+            let more = if s.state == State::Zero { u64::from(s.crc) - 1 } else { 0 };
+            last = last.max(Some(s.block() + more));
         }
         if let Some(last) = last.filter(|&last| last >= blocks) {
             return Err(Contradiction::Beyond(last));
@@ -340,7 +376,7 @@ impl Rebuild {
             Some(numbers) => Some(Box::new(self.find_epochs(numbers, counts, spare)?)),
             None => None,
         };
-        Ok(Slots {
+        let mut slots = Slots {
             slots: self.slots,
             index,
             free,
@@ -349,13 +385,16 @@ impl Rebuild {
             changed: RoaringTreemap::new(),
             committing: RoaringTreemap::new(),
             limbo: Vec::new(),
+            zeroes: Zeroes::default(),
             spare: Default::default(),
             unchecked: RoaringBitmap::new(),
             counts,
             next_stamp: stamp,
             evict_cursor: 0,
             epochs,
-        })
+        };
+        slots.cover_zeroes();
+        Ok(slots)
     }
 
     /// The versions that are pending, in the order of their epochs.
@@ -366,8 +405,9 @@ impl Rebuild {
         mut spare: Vec<u64>,
     ) -> Result<Epochs, Contradiction> {
         let (oldest, newest) = (numbers.oldest.max(1), numbers.newest.max(numbers.oldest));
-        let is_pending = |s: &Slot| matches!(s.state, State::Dirty | State::Old);
-        let mut pending = Vec::with_capacity(counts.dirty as usize + counts.old as usize);
+        let is_pending = |s: &Slot| matches!(s.state, State::Dirty | State::Old | State::Zero);
+        let count = counts.dirty as usize + counts.old as usize + counts.zero as usize;
+        let mut pending = Vec::with_capacity(count);
         let (mut mended, mut last) = (false, 0);
         for (slot, s) in (0u32..).zip(&self.slots).filter(|(_, s)| is_pending(s)) {
             let relative = numbers.relative(numbers.of_slots[slot as usize]);

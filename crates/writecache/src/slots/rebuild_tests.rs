@@ -26,7 +26,7 @@ fn plain(
             Op::Drop => {
                 map.retain(|b, _| *b < e.block || *b >= e.block + u64::from(e.slot));
             }
-            Op::Epoch | Op::WriteNext => unreachable!("no epochs here"),
+            Op::Epoch | Op::WriteNext | Op::Zero => unreachable!("no epochs here"),
         }
     }
     if let Some((&block, _)) = map.last_key_value().filter(|(b, _)| **b >= blocks) {
@@ -105,7 +105,7 @@ fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
                         entry(op, block, if long { 1 << 30 } else { 1 + rng.pick(&[0, 3, 70]) })
                     }
                     Op::Write | Op::Clean | Op::Bad | Op::Evict => entry(op, block, slot.unwrap()),
-                    Op::Epoch | Op::WriteNext => unreachable!("not drawn"),
+                    Op::Epoch | Op::WriteNext | Op::Zero => unreachable!("not drawn"),
                 }
             })
             .collect();
@@ -217,6 +217,14 @@ fn pending(slots: &Slots) -> Vec<(u64, u32)> {
     pending
 }
 
+/// Zeroes over some of the blocks.
+fn zero(rng: &mut sim::Rng, slot: u32, blocks: u64) -> Entry {
+    let block = rng.below(blocks);
+    let longest = (blocks - block).min(rng.pick(&[1, 5, 100]));
+    let crc = u32::try_from(rng.range(1, longest + 1)).unwrap();
+    Entry { op: Op::Zero, block, slot, crc }
+}
+
 /// A checkpoint as a cache with epochs tells it: clean blocks by their slots, then versions by
 /// their epochs, wherever they lie. Each unit tells the oldest epoch that is pending, which may
 /// have been retired meanwhile.
@@ -243,6 +251,12 @@ fn checkpoint_of_epochs(rng: &mut sim::Rng, slots: u32, blocks: u64) -> Vec<Vec<
             }
             units.last_mut().expect("one from the start").push(entry(Op::Write, block, slot));
         }
+        if rng.below(4) == 0
+            && let Some(slot) = vacant.pop()
+        {
+            epoch += 1;
+            units.push(vec![told(epoch), zero(rng, slot, blocks)]);
+        }
         // The next one, told one way or the other; or some later one.
         if rng.below(2) == 0
             && let Some(slot) = vacant.pop()
@@ -266,6 +280,7 @@ type Version = (Entry, u64);
 struct Plain {
     current: BTreeMap<u64, Version>,
     superseded: Vec<Version>,
+    zeroes: Vec<Version>,
     oldest: u64,
 }
 
@@ -285,12 +300,22 @@ impl Plain {
                         self.current.remove(&e.block);
                     }
                 }
+                Op::Zero => {
+                    self.claim(e.slot);
+                    let range = e.block..e.block + u64::from(e.crc);
+                    let ended = self.current.extract_if(range, |_, _| true);
+                    let is_kept = |(old, before): &Version| {
+                        old.op == Op::Write && old.slot != e.slot && *before < epoch
+                    };
+                    self.superseded.extend(ended.map(|(_, old)| old).filter(is_kept));
+                    self.zeroes.push((*e, epoch));
+                }
                 Op::Write | Op::WriteNext | Op::Clean | Op::Bad => {
                     epoch += u64::from(e.op == Op::WriteNext);
                     let op = if e.op == Op::WriteNext { Op::Write } else { e.op };
                     let old = self.current.insert(e.block, (Entry { op, ..*e }, epoch));
                     // Whoever claims the slot of a version that was kept gets it.
-                    self.superseded.retain(|(kept, _)| kept.slot != e.slot);
+                    self.claim(e.slot);
                     let is_kept = |(old, before): &Version| {
                         old.op == Op::Write && old.slot != e.slot && *before < epoch
                     };
@@ -300,11 +325,18 @@ impl Plain {
         }
     }
 
+    fn claim(&mut self, slot: u32) {
+        self.superseded.retain(|(kept, _)| kept.slot != slot);
+        self.zeroes.retain(|(zeroes, _)| zeroes.slot != slot);
+    }
+
     /// Slot, block, state, checksum of what is in the map, by slot.
     fn held(&self) -> Vec<(u32, u64, State, u32)> {
         let current = self.current.values().map(|(e, _)| (e, state_of(e.op)));
         let pending = self.superseded.iter().filter(|(_, epoch)| *epoch >= self.oldest);
         let olds = pending.map(|(e, _)| (e, State::Old));
+        let zeroes = self.zeroes.iter().filter(|(_, epoch)| *epoch >= self.oldest);
+        let olds = olds.chain(zeroes.map(|(e, _)| (e, State::Zero)));
         let mut held: Vec<_> =
             current.chain(olds).map(|(e, state)| (e.slot, e.block, state, e.crc)).collect();
         held.sort_unstable_by_key(|held| held.0);
@@ -316,7 +348,9 @@ impl Plain {
         let dirty = self.current.values().filter(|(e, _)| e.op == Op::Write);
         let olds = self.superseded.iter().filter(|(_, epoch)| *epoch >= self.oldest);
         let epoch = |epoch: u64| epoch.max(self.oldest).max(1);
-        let mut pending: Vec<_> = dirty.chain(olds).map(|(e, of)| (epoch(*of), e.slot)).collect();
+        let zeroes = self.zeroes.iter().filter(|(_, epoch)| *epoch >= self.oldest);
+        let all = dirty.chain(olds).chain(zeroes);
+        let mut pending: Vec<_> = all.map(|(e, of)| (epoch(*of), e.slot)).collect();
         pending.sort_unstable();
         pending
     }
@@ -350,6 +384,20 @@ fn log_of_epochs(
             let count = rng.pick(&[2, 5, 200]);
             let mut leaving = model.current.range(first..first + u64::from(count));
             let leaves = leaving.all(|(_, (e, _))| e.op == Op::Clean);
+            // And nothing that is pending was before, as zeroes may have it.
+            let left = first..first + u64::from(count);
+            let pends = |(e, of): &Version| *of >= model.oldest && left.contains(&e.block);
+            let leaves = leaves && !model.superseded.iter().any(pends);
+            if rng.below(12) == 0 && !vacant.is_empty() {
+                let slot = rng.pick(&vacant);
+                let zero = zero(rng, slot, blocks);
+                let told = [Entry::epoch(epoch + 1, model.oldest), zero];
+                epoch += 2;
+                model.apply(&told);
+                unit.extend(told);
+                unit.push(Entry::epoch(epoch, model.oldest));
+                continue;
+            }
             let next = match rng.below(8) {
                 0 => retired.map(|(e, _)| Entry { op: Op::Clean, ..*e }),
                 1 => gone.map(|(e, _)| Entry { op: Op::Drop, slot: 1, ..*e }),
@@ -374,7 +422,7 @@ fn log_of_epochs(
 #[test]
 fn checkpoint_and_log_of_epochs_make_the_map_that_a_plain_model_makes() {
     let mut rng = sim::Rng::new(11);
-    let (mut olds, mut superseded, mut retired) = (0, 0, 0);
+    let (mut olds, mut zeroes, mut superseded, mut retired) = (0, 0, 0, 0);
     for _ in 0..4_000 {
         let slots = u32::try_from(rng.range(4, 60)).unwrap();
         let blocks = rng.range(8, 40);
@@ -390,11 +438,12 @@ fn checkpoint_and_log_of_epochs_make_the_map_that_a_plain_model_makes() {
         assert_eq!(held(&found), model.held(), "{units:?} {log:?}");
         assert_eq!(pending(&found), model.pending(), "{units:?} {log:?}");
         olds += found.counts().old;
+        zeroes += found.counts().zero;
         superseded += found.counts().free;
         retired += model.superseded.len() - found.counts().old as usize;
     }
-    let counted = [olds as usize, superseded as usize, retired];
-    assert!(counted.iter().all(|&n| n > 1000), "{counted:?} are kept, free, retired");
+    let counted = [olds as usize, zeroes as usize, superseded as usize, retired];
+    assert!(counted.iter().all(|&n| n > 1000), "{counted:?} kept, zeroes, free, retired");
 }
 
 /// Whether the epoch that is written back first is most of what is pending, or a small part of it.
@@ -414,6 +463,14 @@ fn the_first_phase_writes_all_versions_of_the_first_epoch() {
         let (of_first, later): (Vec<_>, Vec<_>) = said.iter().partition(|(e, _)| *e == first);
         larger[usize::from(later.len() < of_first.len())] += 1;
         found.begin_phase(crate::slots::Merge::Never);
+        let is_zero = |slot: u32| found.slots[slot as usize].state == State::Zero;
+        let zeroes = of_first.iter().filter(|(_, slot)| is_zero(*slot)).count();
+        assert_eq!(found.phase_zeroes().map_or(0, |(_, count)| count), zeroes);
+        if zeroes > 0 {
+            assert!(zeroes == of_first.len() && found.phase_blocks().is_none(), "Z2");
+            found.zeroes_written();
+            continue;
+        }
         let versions = of_first.iter().map(|(_, slot)| found.slots[*slot as usize].block());
         let mut expected: Vec<u64> = versions.collect();
         expected.sort_unstable();

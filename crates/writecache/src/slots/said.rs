@@ -151,6 +151,11 @@ impl Said {
         self.slots.range(from..to).filter(|&slot| slot != HOLE)
     }
 
+    /// All slots, in the order of epochs.
+    pub(super) fn all(&self) -> Vec<u32> {
+        self.slots.range(0..self.slots.len()).filter(|&slot| slot != HOLE).collect()
+    }
+
     /// How many slots stand in the first segment, and in all later ones.
     pub(super) fn lens(&self) -> (usize, usize) {
         let first = self.segments.front().map_or(0, |s| s.len as usize);

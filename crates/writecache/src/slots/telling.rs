@@ -9,7 +9,7 @@ use format::{ENTRIES_PER_UNIT, Entry, Op};
 
 use super::epochs::Epochs;
 use super::said::{Place, Said};
-use super::{Batch, Slots, State, next_in};
+use super::{Batch, Slot, Slots, State, next_in};
 
 /// Most entries that one write adds: itself, its epoch, and the head of a new record.
 const ENTRIES_PER_WRITE_MAX: usize = 3;
@@ -43,18 +43,17 @@ impl Telling {
         self.entries.push(entry);
     }
 
-    /// A write, of an epoch that is not below the last one's.
-    fn write(&mut self, epoch: u64, block: u64, slot: u32, crc: u32) {
-        let op = if self.entries.len().is_multiple_of(ENTRIES_PER_UNIT) || epoch == self.epoch {
-            Op::Write
-        } else if epoch == self.epoch + 1 {
-            Op::WriteNext
-        } else {
+    /// A version, or zeroes, of an epoch that is not below the last one's.
+    fn write(&mut self, epoch: u64, slot: u32, s: Slot) {
+        let mut op = if s.state == State::Zero { Op::Zero } else { Op::Write };
+        let at_head = self.entries.len().is_multiple_of(ENTRIES_PER_UNIT);
+        if !at_head && op == Op::Write && epoch == self.epoch + 1 {
+            op = Op::WriteNext;
+        } else if !at_head && epoch != self.epoch {
             self.entries.push(Entry::epoch(epoch, self.oldest));
-            Op::Write
-        };
+        }
         self.epoch = epoch;
-        self.push(Entry { op, block, slot, crc });
+        self.push(Entry { op, block: s.block(), slot, crc: s.crc });
     }
 }
 
@@ -97,7 +96,7 @@ impl Slots {
             // What was rotten when its epoch was retired.
             let epoch = f.epoch.max(e.oldest);
             let s = self.slots[f.slot as usize];
-            telling.write(epoch, s.block(), f.slot, s.crc);
+            telling.write(epoch, f.slot, s);
             if e.is_pending(f.slot, s.state) {
                 if e.said.begins(epoch) {
                     e.seal_last(self);
@@ -105,7 +104,7 @@ impl Slots {
                 e.said.push(epoch, f.slot);
             }
             self.slots[f.slot as usize].logged = true;
-            if s.state == State::Old {
+            if matches!(s.state, State::Old | State::Zero) {
                 e.fresh_olds -= 1;
             } else {
                 self.changed.remove(s.block());
@@ -201,9 +200,8 @@ impl Slots {
             };
             for slot in slots {
                 if self.is_pending_of(epoch, slot) && dump.told.mark(slot) {
-                    let s = &self.slots[slot as usize];
                     dump.epoch = epoch.max(e.oldest);
-                    telling.write(dump.epoch, s.block(), slot, s.crc);
+                    telling.write(dump.epoch, slot, self.slots[slot as usize]);
                 }
             }
         }
@@ -217,7 +215,7 @@ impl Slots {
             if dump.told.mark(slot) {
                 let s = &mut self.slots[slot as usize];
                 s.logged = true;
-                telling.write(dump.epoch.max(oldest), block, slot, s.crc);
+                telling.write(dump.epoch.max(oldest), slot, *s);
             }
         }
         telling.entries
@@ -248,6 +246,7 @@ impl Slots {
                     .filter(|&slot| self.slots[slot as usize].state == State::Old)
                     .collect();
                 olds.iter().for_each(|&slot| self.release(slot));
+                // Zeroes stay until the origin has them.
                 !epochs.said.is_empty()
             }
         }
@@ -286,7 +285,7 @@ mod tests {
             let mut epoch = 5;
             for step in &steps {
                 epoch += step;
-                telling.write(epoch, 0, 0, 0);
+                telling.write(epoch, 0, Slot::VACANT);
             }
             let units = (clean + steps.len()).div_ceil(changes_per_unit(true));
             prop_assert!(telling.entries.len() <= units * ENTRIES_PER_UNIT);
@@ -298,7 +297,7 @@ mod tests {
         let per_unit = changes_per_unit(true);
         for count in [1, per_unit, per_unit + 1, 4 * per_unit, 1000] {
             let mut telling = Telling::new(usize::MAX, 1);
-            (1..=count as u64).for_each(|n| telling.write(3 * n, n, 0, 0));
+            (1..=count as u64).for_each(|n| telling.write(3 * n, 0, Slot::VACANT));
             assert!(telling.entries.len() <= count.div_ceil(per_unit) * ENTRIES_PER_UNIT);
         }
     }

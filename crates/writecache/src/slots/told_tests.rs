@@ -70,6 +70,9 @@ impl Told {
             Phasing::Written => return self.slots.retire_phase(),
             Phasing::Writing | Phasing::Nothing => {}
         }
+        if self.slots.phase_zeroes().is_some() && rng.below(3) == 0 {
+            self.slots.zeroes_written();
+        }
         let todo = self.slots.phase_blocks().unwrap_or_else(|| self.slots.dirty()).clone();
         for block in &todo {
             let chance = rng.below(60);
@@ -99,6 +102,20 @@ impl Told {
         }
     }
 
+    /// Zeroes, if there is an order to keep.
+    fn zero_some(&mut self, rng: &mut sim::Rng, ordered: bool) {
+        if !ordered || !self.slots.has_room_for_zeroes() {
+            return;
+        }
+        let Some(run) = self.slots.allocate(1) else { return };
+        let first = rng.below(self.blocks);
+        let end = (first + rng.pick(&[1, 4, 100])).min(self.blocks);
+        self.slots.install_zeroes(first..end, run.start);
+        for block in first..end {
+            assert_eq!(self.slots.find(block).expect("zeroes").state, State::Zero);
+        }
+    }
+
     /// In the log, and in the checkpoint, no write is of an earlier epoch than one before it.
     fn check_epochs(&self) {
         for units in [&self.checkpoint, &self.log] {
@@ -107,9 +124,9 @@ impl Told {
                 match e.op {
                     Op::Epoch => epoch = e.block,
                     Op::WriteNext => epoch += 1,
-                    Op::Write | Op::Clean | Op::Bad | Op::Evict | Op::Drop => {}
+                    Op::Write | Op::Clean | Op::Bad | Op::Evict | Op::Drop | Op::Zero => {}
                 }
-                if matches!(e.op, Op::Write | Op::WriteNext) {
+                if matches!(e.op, Op::Write | Op::WriteNext | Op::Zero) {
                     assert!(epoch >= last, "{e:?}, of {epoch}: {units:?}");
                     last = epoch;
                 }
@@ -118,7 +135,7 @@ impl Told {
     }
 
     /// What opening the cache finds; all has been committed.
-    fn check(&self) -> u32 {
+    fn check(&self) -> (u32, u32) {
         let mut rebuild = Rebuild::new(self.slots.counts().slots);
         self.checkpoint.iter().for_each(|unit| rebuild.apply(unit.iter().copied()));
         self.log.iter().for_each(|unit| rebuild.apply_log(unit));
@@ -129,13 +146,16 @@ impl Told {
             let at = slots.find(block)?;
             // What was rotten gets another chance.
             let state = if at.state == State::Bad { State::Dirty } else { at.state };
-            Some((at.held.slot, state, at.crc))
+            // Of zeroes that overlap in an epoch it does not matter which.
+            let slot = (state != State::Zero).then_some(at.held.slot);
+            Some((slot, state, at.crc))
         };
         for block in 0..self.blocks {
             assert_eq!(place(&found, block), place(&self.slots, block), "block {block}: {what}");
         }
         let olds = |slots: &Slots| {
-            let old = |slot: &u32| slots.slots[*slot as usize].state == State::Old;
+            let state = |slot: u32| slots.slots[slot as usize].state;
+            let old = |slot: &u32| matches!(state(*slot), State::Old | State::Zero);
             let slots = (0..slots.counts.slots).filter(old);
             slots.filter(|slot| !self.rotten.contains(slot)).collect::<Vec<_>>()
         };
@@ -147,13 +167,13 @@ impl Told {
             }
             Phasing::Nothing | Phasing::Due => assert_eq!(opened, lived, "{what}"),
         }
-        found.counts().old
+        (found.counts().old, found.counts().zero)
     }
 }
 
 #[test]
 fn opening_a_cache_finds_what_its_commits_and_checkpoints_told() {
-    let (mut olds, mut checkpoints) = (0, 0);
+    let (mut olds, mut zeroes, mut checkpoints) = (0, 0, 0);
     for seed in 0..4_000 {
         let mut rng = sim::Rng::new(seed);
         let ordered = seed % 3 != 0;
@@ -162,7 +182,7 @@ fn opening_a_cache_finds_what_its_commits_and_checkpoints_told() {
         let first = rng.pick(&[1, 3 << 30, (1 << 32) - 5]);
         let mut told = Told::new(slots, rng.range(3, 120), ordered.then_some(first));
         for _ in 0..rng.range(20, 200) {
-            match rng.below(14) {
+            match rng.below(15) {
                 0..=5 => match told.slots.allocate(1) {
                     Some(run) => {
                         let crc = u32::try_from(rng.below(1 << 30)).expect("below 2^30");
@@ -174,15 +194,18 @@ fn opening_a_cache_finds_what_its_commits_and_checkpoints_told() {
                 7 => told.commit(),
                 8..=10 => told.write_back(&mut rng),
                 11 => told.drop_some(&mut rng, ordered),
+                12 => told.zero_some(&mut rng, ordered),
                 _ => told.go_on_dumping(if ordered { 8 } else { 3 }),
             }
             if rng.below(20) == 0 {
                 told.commit();
                 told.check_epochs();
-                olds += told.check();
-                checkpoints += usize::from(!told.checkpoint.is_empty());
+                let found = told.check();
+                (olds, zeroes) = (olds + found.0, zeroes + found.1);
+                checkpoints += u32::from(!told.checkpoint.is_empty());
             }
         }
     }
-    assert!(olds > 1000 && checkpoints > 1000, "{olds} kept, {checkpoints} with a checkpoint");
+    let seen = [olds, zeroes, checkpoints];
+    assert!(seen.iter().all(|&n| n > 1000), "{seen:?} kept, zeroes, with a checkpoint");
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache of the native format, read for tools: as recovery reads it, and where that refuses it,
 //! unit by unit.
-use block::{Error, ErrorKind};
+use block::{Error, ErrorKind, Sector};
 use format::{
     Damage, Geometry, Kind, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record, is_blank,
 };
 
-use super::{Contents, Depth, Occupancy, Place, Survey, ranges};
+use super::{Contents, Depth, Occupancy, Place, Survey};
 use crate::area::ReadAhead;
 use crate::recover::{Loaded, load, map_memory};
 use crate::slots::{Slots, State};
@@ -164,14 +164,16 @@ async fn contents(
         check_data(place, survey, &superblock, &slots).await;
     }
     cache.log_end = Some((end.last.0, end.epoch));
+    let unsaved = slots.unsaved_runs(0..u64::MAX);
+    let sectors = |blocks: u64| Sector(blocks * block_sectors);
     cache.occupancy = Some(Occupancy {
         block_size: superblock.block_size,
         total: u64::from(counts.slots),
         free: u64::from(counts.free),
-        dirty: u64::from(counts.dirty),
+        dirty: unsaved.iter().map(|(start, end)| end - start).sum(),
         clean: u64::from(counts.clean),
         bad: u64::from(counts.bad),
-        dirty_ranges: ranges(slots.dirty(), block_sectors),
+        dirty_ranges: unsaved.iter().map(|&(s, e)| (sectors(s), sectors(e - s))).collect(),
     });
     Ok(())
 }
@@ -264,7 +266,9 @@ async fn check_data(place: &Place, survey: &mut Survey, superblock: &Superblock,
                 State::Dirty => "it is lost until it is written again",
                 State::Old => "its epoch goes to the origin without it",
                 State::Clean => "the origin has it",
-                State::Bad | State::Free | State::Writing | State::Limbo => "it is not used",
+                State::Bad | State::Free | State::Writing | State::Zero | State::Limbo => {
+                    "it is not used"
+                }
             };
             let sector = block * (size / 512);
             survey.found(geometry.slot_offset(*slot), format!("sector {sector}: {what}: {then}"));

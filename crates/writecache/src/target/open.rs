@@ -67,6 +67,7 @@ impl WriteCache {
         let flushed = cache.flush_origin(Class::Foreground, cache.origin_doubt()).await;
         flushed.map_err(io_failed)?;
         cache.tune(self.tuning());
+        cache.write_zeroes_without_order().await.map_err(io_failed)?;
         // Crash after crash could use up what the log keeps for the end of a checkpoint.
         if cache.is_checkpoint_due() || cache.retell.get() {
             cache.checkpoint().await.map_err(io_failed)?;

@@ -92,7 +92,8 @@ impl DrainJob {
 
     /// Blocks that are durable on the origin, or have left the cache.
     fn done(&self) -> u64 {
-        self.job.total - self.job.todo.len() - self.job.left.len()
+        // With epochs what is left may be older than what was dirty.
+        self.job.total.saturating_sub(self.job.todo.len() + self.job.left.len())
     }
 }
 

@@ -38,6 +38,7 @@ use self::extent::{Destage, Extent};
 use self::flush::FlushJob;
 use self::limits::Limits;
 use self::retry::Retry;
+use self::zeroes::Zeroing;
 use crate::cache::Cache;
 use crate::slots::Held;
 use crate::turns::Turns;
@@ -52,6 +53,7 @@ pub(crate) mod retry;
 mod run;
 mod settle;
 mod spoilt;
+mod zeroes;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
 const RUNS_IN_FLIGHT_MAX: usize = 256;
@@ -123,6 +125,8 @@ pub(crate) struct Writeback {
     /// Something was written without FUA since the last origin flush began.
     volatile: Cell<bool>,
     destage: Destage,
+    /// How far the zeroes of the epoch are that is written back.
+    zeroing: Cell<Option<Zeroing>>,
     /// Gaps over which a filled write is under way, and how many such have failed (SP2).
     filling: RefCell<RoaringTreemap>,
     spoilt: Cell<u64>,
@@ -164,6 +168,7 @@ impl Writeback {
             aged_before: Cell::default(),
             volatile: Cell::default(),
             destage: Destage::new(assumed),
+            zeroing: Cell::default(),
             filling: RefCell::default(),
             spoilt: Cell::default(),
             draining: Cell::default(),

@@ -59,7 +59,7 @@ impl Cache {
     /// Whether there is reason to write back whatever is dirty.
     fn wants_any(&self) -> bool {
         let c = self.counts();
-        let cleaning = self.is_emptied() && c.dirty + c.old > 0;
+        let cleaning = self.is_emptied() && c.dirty + c.old + c.zero > 0;
         self.is_starved() || cleaning || (self.writeback.draining.get() && !self.is_paused())
     }
 
@@ -105,6 +105,9 @@ impl Cache {
                     continue;
                 }
                 self.next_phase().await;
+                if self.write_zeroes_of_phase().await {
+                    continue;
+                }
                 // What is planned is locked, and no limit may prolong that; and large reads of the
                 // origin are what a latency target is against.
                 if !self.is_limited() {
@@ -123,6 +126,7 @@ impl Cache {
                 wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
                 runs.push(Picked { run, extent, job: wb.jobs.get(), ticket: wb.turns.draw() });
             }
+            wb.zeroing.set(wb.zeroing.get().filter(|_| !stop()));
             // Nothing is left locked that nobody writes.
             self.drop_stretch();
             wb.idle.set(true);

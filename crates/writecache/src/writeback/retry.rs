@@ -333,10 +333,12 @@ impl Cache {
         let gone: Vec<u64> = {
             let slots = self.slots.borrow();
             let failing = retry.failing.borrow();
-            failing.keys().copied().filter(|&block| !slots.dirty().contains(block)).collect()
+            let is_pending = |block| slots.is_dirty(block) || slots.is_in_phase(block);
+            failing.keys().copied().filter(|&block| !is_pending(block)).collect()
         };
         gone.iter().for_each(|&block| retry.remove(block));
-        if retry.flush.get().is_some() && self.slots.borrow().dirty().is_empty() {
+        let c = self.counts();
+        if retry.flush.get().is_some() && c.dirty + c.zero == 0 {
             retry.flush.set(None);
             retry.paused.set(false);
         }

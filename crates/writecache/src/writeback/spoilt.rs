@@ -101,7 +101,7 @@ impl Cache {
                 let mut map = self.slots.borrow_mut();
                 match map.find(block).map(|found| found.state) {
                     // Its newest version, or what is left of that, is not the origin's.
-                    Some(State::Dirty | State::Bad) => map.abandon(slot),
+                    Some(State::Dirty | State::Bad | State::Zero) => map.abandon(slot),
                     None | Some(_) => {
                         map.install(block, slot, crc);
                         self.installs.set(self.installs.get() + 1);

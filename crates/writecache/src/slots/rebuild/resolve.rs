@@ -17,7 +17,7 @@ use std::ops::Range;
 use format::{Entry, Op};
 use smallvec::SmallVec;
 
-use super::{Contradiction, Rebuild, is_before};
+use super::{Contradiction, Rebuild, Zeroed, is_before};
 use crate::index::{HASH_BITS, Index, low};
 use crate::radix;
 use crate::slots::{Slot, State};
@@ -125,10 +125,38 @@ impl Reach {
         Reach(bounds.into_iter().map(step).collect())
     }
 
+    /// When the last came that reaches the block.
+    fn last(&self, block: u64) -> Option<Came> {
+        let after = self.0.partition_point(|&(bound, _)| bound <= block);
+        self.0[..after].last().and_then(|&(_, last)| last)
+    }
+
     /// Whether a version of the block that came then was dropped later.
     fn ends(&self, block: u64, came: Came) -> bool {
-        let after = self.0.partition_point(|&(bound, _)| bound <= block);
-        after > 0 && self.0[after - 1].1.is_some_and(|dropped| dropped > came)
+        self.last(block).is_some_and(|dropped| dropped > came)
+    }
+}
+
+/// Where zeroes reach, and of which epoch they are.
+struct Ended {
+    reach: Reach,
+    /// In the order in which they came.
+    epochs: Vec<(Came, u32)>,
+}
+
+impl Ended {
+    fn by(zeroes: &[Zeroed]) -> Option<Ended> {
+        let range = |z: &Zeroed| z.start..z.start + u64::from(z.blocks);
+        let reach = || Reach::of(zeroes.iter().map(|z| (z.came, range(z))).collect());
+        let epochs = || zeroes.iter().map(|z| (z.came, z.epoch)).collect();
+        (!zeroes.is_empty()).then(|| Ended { reach: reach(), epochs: epochs() })
+    }
+
+    /// The last zeroes over the block: when they came, and the low half of their epoch.
+    fn last(&self, block: u64) -> Option<(Came, u32)> {
+        let came = self.reach.last(block)?;
+        let at = self.epochs.partition_point(|&(of, _)| of < came);
+        Some(self.epochs[at])
     }
 }
 
@@ -157,7 +185,7 @@ impl Version {
 /// Calls `each` with the hash and the packed rest of every version.
 fn each_version(slots: &[Slot], asides: &[Aside], mut each: impl FnMut(u64, u64)) {
     for (slot, s) in (0u64..).zip(slots) {
-        if s.state != State::Free {
+        if !matches!(s.state, State::Free | State::Zero) {
             each(Index::hash(s.block()), u64::from(s.logged) << 32 | slot);
         }
     }
@@ -170,6 +198,8 @@ impl Rebuild {
     /// Makes the index, and gives each slot to the version that counts.
     pub(super) fn resolve(&mut self) -> (Index, Option<Conflict>) {
         self.drop_long();
+        let beyond = self.free_zeroes();
+        let zeroed = Ended::by(&self.zeroes);
         let mut index = Index::new(u32::try_from(self.slots.len()).expect("made for that many"));
         let versions = self.slots.len() + self.asides.list.len();
         let buckets = (versions / BUCKET).max(1).ilog2();
@@ -187,12 +217,14 @@ impl Rebuild {
             for same in found.chunk_by(|a, b| a >> shift == b >> shift) {
                 let hash = bucket << hash_bits | same[0] >> shift;
                 match *same {
-                    [alone] if !Version(alone).is_aside() => {
+                    [alone] if !Version(alone).is_aside() && zeroed.is_none() => {
                         index.insert_hashed(hash, Version(alone).number());
                     }
-                    _ => self.settle(same, &mut stale, |version| match version.is_aside() {
-                        true => waiting.push((hash, version.number())),
-                        false => index.insert_hashed(hash, version.number()),
+                    _ => self.settle(same, zeroed.as_ref(), &mut stale, |version| {
+                        match version.is_aside() {
+                            true => waiting.push((hash, version.number())),
+                            false => index.insert_hashed(hash, version.number()),
+                        }
                     }),
                 }
             }
@@ -202,7 +234,7 @@ impl Rebuild {
         for slot in stale {
             self.slots[slot as usize].state = State::Free;
         }
-        let conflict = self.give_left(&mut index, waiting);
+        let conflict = self.give_left(&mut index, waiting).or(beyond);
         self.asides = Asides::default();
         (index, conflict)
     }
@@ -215,7 +247,8 @@ impl Rebuild {
         }
         let reach = Reach::of(long_drops);
         for s in &mut self.slots {
-            if s.state != State::Free && reach.ends(s.block(), (s.logged, s.stamp)) {
+            let is_version = !matches!(s.state, State::Free | State::Zero);
+            if is_version && reach.ends(s.block(), (s.logged, s.stamp)) {
                 s.state = State::Free;
             }
         }
@@ -224,6 +257,22 @@ impl Rebuild {
                 aside.op = Op::Drop; // whatever was before it is dropped, too
             }
         }
+    }
+
+    /// RB5: frees the slots of zeroes that are not pending. Tells of pending ones that have none.
+    fn free_zeroes(&mut self) -> Option<Conflict> {
+        let numbers = self.epochs.as_ref();
+        let is_pending = |epoch| numbers.is_some_and(|n| n.relative(epoch).is_some());
+        let epoch = |slot: usize| numbers.map_or(0, |n| n.of_slots[slot]);
+        for (slot, s) in self.slots.iter_mut().enumerate() {
+            if s.state == State::Zero && !is_pending(epoch(slot)) {
+                s.state = State::Free;
+            }
+        }
+        let is_beyond = |z: &&Zeroed| z.slot as usize >= self.slots.len() && is_pending(z.epoch);
+        let beyond = self.zeroes.iter().find(is_beyond)?;
+        let this = Contradiction::Slot { block: beyond.start, slot: beyond.slot };
+        Some((this, beyond.start))
     }
 
     /// All versions, packed, by their buckets, and where each bucket ends.
@@ -248,12 +297,19 @@ impl Rebuild {
 
     /// Settles what becomes of versions that have the same hash; `take` is called with those that
     /// count, and slots that are free then are added to `stale`, if that is all there is to know.
-    fn settle(&mut self, same: &[u64], stale: &mut Vec<u64>, mut take: impl FnMut(Version)) {
+    fn settle(
+        &mut self,
+        same: &[u64],
+        zeroed: Option<&Ended>,
+        stale: &mut Vec<u64>,
+        mut take: impl FnMut(Version),
+    ) {
         let versions = same.iter().map(|&packed| Version(packed));
         let mut of_log = versions.clone().filter(|version| version.is_logged());
         let in_table = versions.clone().filter(|version| !version.is_aside());
         // Nobody but this one is in the table, or the others need no look whether they are kept.
         let is_plain = self.widest >> HASH_BITS == 0
+            && zeroed.is_none()
             && (self.epochs.is_none() || in_table.clone().count() == 1);
         if let (Some(last), None) = (of_log.next(), of_log.next())
             && is_plain
@@ -277,15 +333,24 @@ impl Rebuild {
         ordered.sort_unstable();
         for of_block in ordered.chunk_by(|a, b| a.0 == b.0) {
             let versions = of_block.iter().map(|&(_, _, packed)| Version(packed));
-            self.settle_block(versions).into_iter().for_each(&mut take);
+            let zeroes = zeroed.and_then(|zeroed| zeroed.last(of_block[0].0));
+            self.settle_block(versions, zeroes).into_iter().for_each(&mut take);
         }
     }
 
-    /// Goes through the versions of one block, in the order in which they came; returns the one
-    /// that counts, if any does.
-    fn settle_block(&mut self, versions: impl Iterator<Item = Version>) -> Option<Version> {
+    /// Goes through the versions of one block, in the order in which they came, and through the
+    /// last of the zeroes that cover it; returns the one that counts, if any does. Earlier zeroes
+    /// need no look: of which epoch it is that follows does not matter, but that it is a later one.
+    fn settle_block(
+        &mut self,
+        versions: impl Iterator<Item = Version>,
+        mut zeroes: Option<(Came, u32)>,
+    ) -> Option<Version> {
         let mut current = None;
         for version in versions {
+            if let Some((_, epoch)) = zeroes.take_if(|(came, _)| *came < self.came(version)) {
+                self.end_by_zeroes(current.take(), epoch);
+            }
             let aside = version.is_aside().then(|| &self.asides.list[version.number() as usize]);
             let (ended, kept) = match aside.map_or(Op::Write, |aside| aside.op) {
                 Op::Drop => (current.take(), false),
@@ -295,16 +360,48 @@ impl Rebuild {
                 }
                 Op::Write | Op::Clean | Op::Bad => {
                     let ended = current.replace(version);
-                    (ended, ended.is_some_and(|ended| self.is_kept(ended, version)))
+                    let by = self.epoch(version);
+                    (ended, ended.is_some_and(|ended| self.is_kept(ended, by)))
                 }
-                Op::WriteNext | Op::Epoch => unreachable!("never aside"),
+                Op::WriteNext | Op::Epoch | Op::Zero => unreachable!("never aside"),
             };
-            if let Some(ended) = ended.filter(|ended| !ended.is_aside()) {
-                let state = if kept { State::Old } else { State::Free };
-                self.slots[ended.number() as usize].state = state;
-            }
+            self.end(ended, kept);
+        }
+        if let Some((_, epoch)) = zeroes {
+            self.end_by_zeroes(current.take(), epoch);
         }
         current
+    }
+
+    fn end_by_zeroes(&mut self, ended: Option<Version>, epoch: u32) {
+        let kept = ended.is_some_and(|ended| self.is_kept(ended, epoch));
+        self.end(ended, kept);
+    }
+
+    /// A version is not what its block holds any more.
+    fn end(&mut self, ended: Option<Version>, kept: bool) {
+        if let Some(ended) = ended.filter(|ended| !ended.is_aside()) {
+            let state = if kept { State::Old } else { State::Free };
+            self.slots[ended.number() as usize].state = state;
+        }
+    }
+
+    fn came(&self, version: Version) -> Came {
+        let number = version.number() as usize;
+        match version.is_aside() {
+            true => self.asides.list[number].came(),
+            false => (self.slots[number].logged, self.slots[number].stamp),
+        }
+    }
+
+    /// The low half of its epoch.
+    fn epoch(&self, version: Version) -> u32 {
+        let number = version.number() as usize;
+        match (version.is_aside(), &self.asides.epochs, &self.epochs) {
+            (true, Some(epochs), _) => epochs[number],
+            (false, _, Some(numbers)) => numbers.of_slots[number],
+            (_, _, _) => 0,
+        }
     }
 
     fn slot(&self, version: Version) -> u32 {
@@ -312,19 +409,15 @@ impl Rebuild {
         if version.is_aside() { self.asides.list[number as usize].slot } else { number }
     }
 
-    /// Whether a version stays in its slot when another supersedes it: if it has not been
-    /// displaced, and its own epoch, an earlier one, is pending (RB3).
-    fn is_kept(&self, ended: Version, by: Version) -> bool {
+    /// Whether a version stays in its slot when one of epoch `by`, or zeroes, supersede it: if it
+    /// has not been displaced, and its own epoch, an earlier one, is pending (RB3).
+    fn is_kept(&self, ended: Version, by: u32) -> bool {
         let Some(numbers) = self.epochs.as_ref().filter(|_| !ended.is_aside()) else {
             return false;
         };
-        let epoch = |version: Version| match (version.is_aside(), &self.asides.epochs) {
-            (true, Some(epochs)) => epochs[version.number() as usize],
-            _ => numbers.of_slots[version.number() as usize],
-        };
-        let own = epoch(ended);
+        let own = numbers.of_slots[ended.number() as usize];
         self.slots[ended.number() as usize].state == State::Dirty
-            && is_before(own, epoch(by))
+            && is_before(own, by)
             && numbers.relative(own).is_some()
     }
 

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Zeroes of the epoch that is written back, to the origin: in pieces, all of the epoch, then one
+//! flush.
+//!
+//! ```text
+//!   piece: lock ─▶ WRITE_ZEROES, or writes where the origin knows none ─▶ unlock
+//!   the last one ─▶ origin FLUSH ─▶ the epoch is written
+//! ```
+//!
+//! After an error all zeroes of the epoch are written anew: that changes nothing but the time it
+//! takes.
+//!
+//! Invariants
+//! - WB1 and WB3 as for blocks. RT1: zeroes fail as the block does with which they begin.
+//! - RT2: the flush counts only if none of the origin has failed since the first piece was sent.
+use std::ops::Range;
+
+use block::{Buf, Class, Flags, Sector, Status};
+
+use crate::cache::Cache;
+use crate::config::Mutation;
+
+/// Blocks of one request: so long may a suspend, and a client's read, have to wait for one.
+/// Chosen: a disk that has to write them takes half a second.
+const PIECE_BYTES: u64 = 64 << 20;
+/// One write, where zeroes are written by hand.
+const WRITE_BYTES: u64 = 1 << 20;
+
+/// How far the phase's zeroes are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Zeroing {
+    epoch: u64,
+    /// Which of its zeroes is under way, and up to which block it is written.
+    nth: usize,
+    next: u64,
+    /// The origin knows no WRITE_ZEROES.
+    by_hand: bool,
+    /// As the first piece was submitted (RT2).
+    doubt: u64,
+}
+
+impl Cache {
+    /// Writes the next piece of the phase's zeroes. Returns whether it has done anything; if not,
+    /// there are none, or they wait to be tried again.
+    pub(super) async fn write_zeroes_of_phase(&self) -> bool {
+        let wb = &self.writeback;
+        let Some((epoch, count)) = self.slots.borrow().phase_zeroes() else { return false };
+        let at = wb.zeroing.get();
+        let fits = |z: &Zeroing| z.epoch == epoch && z.doubt == self.origin_doubt();
+        let mut z = at.filter(fits).unwrap_or_else(|| {
+            let next = self.slots.borrow().phase_zero(0).map_or(0, |range| range.start);
+            Zeroing { epoch, nth: 0, next, by_hand: false, doubt: self.origin_doubt() }
+        });
+        wb.zeroing.set(None);
+        let range = self.slots.borrow().phase_zero(z.nth);
+        let Some(range) = range else { return self.end_zeroes_of_phase(z, count).await };
+        if wb.retry.skip(range.start) > range.start {
+            return false; // its time has not come
+        }
+        let blocks = if z.by_hand { self.io_blocks() } else { self.zeroes_at_once() };
+        let piece = z.next..(z.next + blocks).min(range.end);
+        wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
+        let job = wb.jobs.get();
+        let written = self.write_zero_piece(&piece, z.by_hand).await;
+        wb.in_flight_runs.set(wb.in_flight_runs.get() - 1);
+        match written {
+            Ok(()) if piece.end < range.end => z.next = piece.end,
+            Ok(()) => {
+                z.nth += 1;
+                z.next = self.slots.borrow().phase_zero(z.nth).map_or(0, |next| next.start);
+            }
+            Err(Status::NotSupported) if !z.by_hand => z.by_hand = true,
+            Err(status) => {
+                if self.health().is_ok() {
+                    self.write_failed([range.start].into_iter(), job, status);
+                }
+                self.changed.wake_all();
+                return true;
+            }
+        }
+        wb.zeroing.set(Some(z));
+        true
+    }
+
+    /// Blocks of one WRITE_ZEROES.
+    fn zeroes_at_once(&self) -> u64 {
+        PIECE_BYTES / u64::from(self.config.block_size)
+    }
+
+    async fn write_zero_piece(&self, piece: &Range<u64>, by_hand: bool) -> Result<(), Status> {
+        // WB3. The phase of an epoch may have begun before its zeroes came.
+        if self.commits.is_running() || self.slots.borrow().is_changed(piece.start) {
+            self.commit().await?;
+        }
+        // MG1. A block that is being merged, for which the origin counted before the zeroes came,
+        // must find that they are there.
+        self.lock_origin(piece.clone()).await?;
+        let (at, len) = (self.sector_of(piece.start), self.sector_of(piece.end - piece.start));
+        let (flags, class) = (Flags::BACKGROUND, Class::Background);
+        let written = if self.mutation(Mutation::ZeroesNotWritten) {
+            Ok(())
+        } else if by_hand {
+            self.count_run(piece.end - piece.start);
+            self.stats.origin_writes.add(1);
+            self.stats.origin_write_bytes.add(len.bytes());
+            let zero = Buf::zeroed(usize::try_from(len.bytes()).expect("writeback_io_bytes"));
+            reactor::write(&*self.origin, flags, class, at, zero.all().into()).await
+        } else {
+            reactor::write_zeroes(&*self.origin, flags, class, at, len).await
+        };
+        self.writeback.unlock(piece.clone());
+        self.changed.wake_all();
+        written
+    }
+
+    /// All of the phase's zeroes are written: has the origin make them durable.
+    async fn end_zeroes_of_phase(&self, z: Zeroing, count: usize) -> bool {
+        let flushed = match self.mutation(Mutation::ZeroesNotFlushed) {
+            true => Ok(()),
+            false => self.flush_origin(Class::Background, z.doubt).await,
+        };
+        if flushed.is_ok() {
+            let starts: Vec<u64> = {
+                let slots = self.slots.borrow();
+                (0..count).filter_map(|nth| Some(slots.phase_zero(nth)?.start)).collect()
+            };
+            self.slots.borrow_mut().zeroes_written();
+            self.no_longer_failing(starts.into_iter());
+        }
+        self.writeback.look_again();
+        self.changed.wake_all();
+        true
+    }
+
+    /// Has a range of the origin zeroed, which is not durable then.
+    pub(crate) async fn zero_origin(&self, at: Sector, len: Sector) -> Result<(), Status> {
+        let class = Class::Normal;
+        match reactor::write_zeroes(&*self.origin, Flags::empty(), class, at, len).await {
+            Err(Status::NotSupported) => self.write_zeroes_by_hand(at, len, class).await,
+            outcome => outcome,
+        }
+    }
+
+    /// Writes zeroes as data, for an origin that knows nothing better.
+    pub(crate) async fn write_zeroes_by_hand(
+        &self,
+        mut at: Sector,
+        len: Sector,
+        class: Class,
+    ) -> Result<(), Status> {
+        let end = at + len;
+        let longest = WRITE_BYTES.min(len.bytes());
+        let zero = Buf::zeroed(usize::try_from(longest).expect("at most 1 MiB"));
+        while at < end {
+            let bytes = (end - at).bytes().min(longest);
+            let piece = zero.slice(0..usize::try_from(bytes).expect("at most 1 MiB"));
+            reactor::write(&*self.origin, Flags::empty(), class, at, piece.into()).await?;
+            at += Sector::from_bytes(bytes);
+        }
+        Ok(())
+    }
+
+    /// The order of epochs was given up while zeroes were pending: the origin gets them before the
+    /// cache is used. Newer versions of their blocks are in the cache, all others are older.
+    ///
+    /// Cost: the zeroes, and one flush of the origin; nothing if there are none.
+    pub(crate) async fn write_zeroes_without_order(&self) -> Result<(), Status> {
+        if self.config.ordered || self.counts().zero == 0 {
+            return Ok(());
+        }
+        let ranges: Vec<_> = self.slots.borrow().zero_ranges().collect();
+        let blocks = self.zeroes_at_once();
+        let doubt = self.origin_doubt();
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let end = (at + blocks).min(range.end);
+                self.zero_origin(self.sector_of(at), self.sector_of(end - at)).await?;
+                at = end;
+            }
+        }
+        self.flush_origin(Class::Foreground, doubt).await?;
+        self.slots.borrow_mut().drop_zeroes();
+        Ok(())
+    }
+}

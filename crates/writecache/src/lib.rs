@@ -26,7 +26,8 @@
 //!   (`writeback::extent`, GF1).
 //! - I7 Discards are records.
 //! - With `ordered` nothing of a later epoch reaches the origin before all earlier ones are durable
-//!   there: E1 to E6 in `slots::epochs`.
+//!   there: E1 to E6 in `slots::epochs`. Long zeroes are a version without data: Z1 to Z4 in
+//!   `slots::zeroes`.
 //! - I8 After an error of a commit or of a flush of the cache device the cache fails stop: reads
 //!   are served, writes and flushes end in an error until the table is loaded again, dirty data
 //!   stay. After an error of the origin what it may have lost is still here: it stays dirty and is

@@ -361,8 +361,7 @@ impl Cache {
             map.abandon(slot);
             return None;
         }
-        let end = map.zeroed_at_once(range.clone(), ZEROED_TOGETHER);
-        map.install_zeroes(range.start..end, slot);
+        let end = map.install_zeroes(range, slot, ZEROED_TOGETHER);
         if self.mutation(Mutation::ReadIgnoresZeroes) {
             map.uncover_zeroes();
         }

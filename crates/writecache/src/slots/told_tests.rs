@@ -110,7 +110,11 @@ impl Told {
         let Some(run) = self.slots.allocate(1) else { return };
         let first = rng.below(self.blocks);
         let end = (first + rng.pick(&[1, 4, 100])).min(self.blocks);
-        self.slots.install_zeroes(first..end, run.start);
+        let max = rng.pick(&[1, 3, usize::MAX]);
+        let live = self.slots.live_in(first..end).len();
+        let asked = first..end;
+        let end = self.slots.install_zeroes(asked.clone(), run.start, max);
+        assert!(end > first && (end == asked.end || live > max), "{end} of {asked:?}");
         for block in first..end {
             assert_eq!(self.slots.find(block).expect("zeroes").state, State::Zero);
         }

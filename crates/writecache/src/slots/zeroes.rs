@@ -115,27 +115,24 @@ impl Slots {
         self.zeroes.ranges()
     }
 
-    /// Up to where zeroes may reach that begin with `range` and take the place of at most `max`
-    /// versions.
-    pub(crate) fn zeroed_at_once(&self, range: Range<u64>, max: usize) -> u64 {
-        if self.index.len() <= max {
-            return range.end;
-        }
-        let mut live: Vec<u64> = self.live_in(range.clone()).iter().map(|&(at, _)| at).collect();
-        live.sort_unstable();
-        live.get(max).map_or(range.end, |&first_left| first_left)
-    }
-
     /// From now on the blocks of `range` hold zeroes, which are of an epoch of their own; `slot`
-    /// stands for them. At most 2^32 - 1 blocks.
-    pub(crate) fn install_zeroes(&mut self, range: Range<u64>, slot: u32) {
+    /// stands for them. At most 2^32 - 1 blocks. Takes the place of at most `max` versions, one at
+    /// least, and returns up to where the zeroes reach with that.
+    pub(crate) fn install_zeroes(&mut self, range: Range<u64>, slot: u32, max: usize) -> u64 {
+        let mut live = self.live_in(range.clone());
+        let mut range = range;
+        if live.len() > max {
+            live.sort_unstable_by_key(|&(block, _)| block);
+            range.end = live[max].0;
+            live.truncate(max);
+        }
         assert!(self.epochs.is_some(), "only with epochs is there an order to keep");
         assert_eq!(self.slots[slot as usize].state, State::Writing);
         self.begin_zeroes();
         let s = &mut self.slots[slot as usize];
         s.set_block(range.start);
         s.crc = u32::try_from(range.end - range.start).expect("as the caller says");
-        for (block, held) in self.live_in(range.clone()) {
+        for (block, held) in live {
             self.remove_index(block);
             self.dirty.remove(block);
             self.supersede(block, held.slot);
@@ -145,8 +142,9 @@ impl Slots {
         let unsaid = unsaid + self.committing.remove_range(range.clone());
         self.counts.changed -= unsaid;
         self.set_state(slot, State::Zero);
-        self.zeroes.insert(range, slot);
+        self.zeroes.insert(range.clone(), slot);
         self.enter_epoch(slot);
+        range.end
     }
 
     /// Recovery has found zeroes that are pending.

@@ -9,8 +9,12 @@ pub struct Limits {
     /// Size of the device.
     pub capacity: Sector,
     /// Smallest addressable unit, bytes; every bio is aligned to it. Power of two, at least 512.
-    /// An engine with larger blocks merges what is less than a block, and says 512 here.
+    /// A device with larger blocks merges what is less than a block, and says 512 here.
     pub logical_block_bytes: u32,
+    /// What a leaf that takes parts of its blocks merges them in, bytes: it reads the block, puts
+    /// the part in, and writes all of it in place. 0 of a leaf that takes whole blocks only, and of
+    /// an engine, which merges elsewhere.
+    pub merge_block_bytes: u32,
     /// Unit below which a write costs a read, bytes: of an engine its block.
     pub physical_block_bytes: u32,
     /// Preferred smallest request, bytes.
@@ -43,6 +47,7 @@ impl Limits {
         Limits {
             capacity,
             logical_block_bytes: 512,
+            merge_block_bytes: 0,
             physical_block_bytes: 512,
             io_min_bytes: 512,
             io_opt_bytes: 0,
@@ -57,10 +62,18 @@ impl Limits {
         }
     }
 
+    /// Smallest write that touches nothing beside what it covers, bytes. A smaller one is refused,
+    /// or merged in place: then an error may cost its neighbours. Areas of devices begin and end at
+    /// multiples of it, and engines write nothing smaller.
+    pub fn write_unit_bytes(&self) -> u32 {
+        self.logical_block_bytes.max(self.merge_block_bytes)
+    }
+
     /// Narrows these limits so that whatever passes them also passes `below`, as stacked queues do.
     /// The capacity stays: where `below` lies in the table is the table's business.
     pub fn stack(&mut self, below: &Limits) {
         self.logical_block_bytes = self.logical_block_bytes.max(below.logical_block_bytes);
+        self.merge_block_bytes = self.merge_block_bytes.max(below.merge_block_bytes);
         self.physical_block_bytes = self.physical_block_bytes.max(below.physical_block_bytes);
         self.io_min_bytes = self.io_min_bytes.max(below.io_min_bytes);
         self.io_opt_bytes = match (self.io_opt_bytes, below.io_opt_bytes) {
@@ -119,6 +132,7 @@ mod tests {
         let mut top = Limits { io_opt_bytes: 65536, ..Limits::new(Sector(100)) };
         let below = Limits {
             logical_block_bytes: 4096,
+            merge_block_bytes: 8192,
             io_opt_bytes: 98304,
             max_io_bytes: 1 << 20,
             write_zeroes: true,
@@ -128,6 +142,7 @@ mod tests {
         top.stack(&below);
         assert_eq!(top.capacity, Sector(100));
         assert_eq!(top.logical_block_bytes, 4096);
+        assert_eq!(top.write_unit_bytes(), 8192);
         assert_eq!(top.io_opt_bytes, 196_608);
         assert_eq!(top.max_io_bytes, 1 << 20);
         assert!(!top.write_zeroes);

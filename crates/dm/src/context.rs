@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, Limits, LocalFuture, Sector, Target};
+use block::{BlockDevice, Error, LocalFuture, Sector, Target};
 
 use crate::device::{MappedDevice, Opened};
 use crate::dm::Dm;
@@ -212,7 +212,8 @@ impl Context {
         offset: Sector,
         len: Sector,
     ) -> Result<(), Error> {
-        let Limits { capacity, logical_block_bytes, .. } = device.limits();
+        let limits = device.limits();
+        let (capacity, block_bytes) = (limits.capacity, limits.write_unit_bytes());
         let name = device.name();
         if offset.checked_add(len).is_none_or(|end| end > capacity) {
             let left = if offset < capacity { capacity - offset } else { Sector::ZERO };
@@ -221,11 +222,11 @@ impl Context {
                  sectors: at most {left} sectors from there"
             )));
         }
-        let block = Sector::from_bytes(logical_block_bytes.into());
+        let block = Sector::from_bytes(block_bytes.into());
         for (what, value) in [("start", offset), ("len", len)] {
             if !value.is_aligned(block) {
                 return Err(Error::invalid(format!(
-                    "{what}={value} not aligned to h/w logical block size {logical_block_bytes} \
+                    "{what}={value} not aligned to h/w logical block size {block_bytes} \
                      of {name}: must be a multiple of {block} sectors"
                 )));
             }

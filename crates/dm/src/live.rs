@@ -75,9 +75,10 @@ impl Table {
         Ok(table)
     }
 
-    /// A bio must fit the strictest device's blocks wherever it lies, so every line does.
+    /// A bio must fit the strictest device's blocks wherever it lies, so every line does; and no
+    /// two lines share a block.
     fn check_alignment(&self) -> Result<(), Error> {
-        let bytes = self.limits.borrow().logical_block_bytes;
+        let bytes = self.limits.borrow().write_unit_bytes();
         let block = Sector::from_bytes(bytes.into());
         for entry in &self.entries {
             let (start, len) = (entry.start, entry.end - entry.start);

@@ -125,25 +125,26 @@ impl PageCache {
                 under.capacity
             )));
         }
-        if under.logical_block_bytes as usize > PAGE {
+        if under.write_unit_bytes() as usize > PAGE {
             return Err(Error::invalid(format!(
                 "{}: logical blocks of {} bytes, at most {PAGE} are allowed",
                 below.name(),
-                under.logical_block_bytes
+                under.write_unit_bytes()
             )));
         }
         // The device's last page, which is written as far as it reaches.
-        if !len.is_aligned(Sector::from_bytes(under.logical_block_bytes.into())) {
+        if !len.is_aligned(Sector::from_bytes(under.write_unit_bytes().into())) {
             return Err(Error::invalid(format!(
                 "{}: a length of {len} is not a multiple of its logical block of {} bytes",
                 below.name(),
-                under.logical_block_bytes
+                under.write_unit_bytes()
             )));
         }
         let limits = Limits {
             capacity: len,
             // Below go whole pages, whatever comes in: what is less is merged in memory.
             logical_block_bytes: 512,
+            merge_block_bytes: 0,
             volatile_cache: true,
             atomic_write_unit_bytes: under.atomic_write_unit_bytes,
             ..under

@@ -142,7 +142,7 @@ impl Cache {
         batch: &EntryBatch,
         writing: Writing,
     ) -> Result<(), Status> {
-        let sector = u64::from(self.device.limits().logical_block_bytes.max(512));
+        let sector = u64::from(self.device.limits().write_unit_bytes());
         let next = dm.seq.get() + 1;
         self.write_metadata(dm, 0..sector, next, batch, writing, Flags::SYNC | Flags::FUA).await
     }

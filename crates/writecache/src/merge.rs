@@ -10,7 +10,7 @@
 //!            └── the version is another one: again ◀──── look ───▶ the same: into the map
 //! ```
 //!
-//! A write that goes around the cache needs no merge: the origin takes sectors.
+//! A write that goes around the cache needs no merge where the origin writes sectors.
 //!
 //! Invariants
 //! - MG1 A merged version enters the map only if the version that it was made from is still the
@@ -195,8 +195,8 @@ impl Cache {
         self.health()?;
         self.stats.writes.add(1);
         let block = part.start.0 / self.config.block_sectors();
-        // An origin that does not take sectors would need a merge in place, which an error tears.
-        let takes_sectors = self.origin_limits.logical_block_bytes as usize <= SECTOR_SIZE;
+        // An origin with larger blocks would merge in place: an error may cost the neighbours.
+        let takes_sectors = self.origin_limits.write_unit_bytes() as usize <= SECTOR_SIZE;
         if self.goes_around(bio.flags) && takes_sectors {
             if self.write_part_around(block, part.start, &data, bio.class, bio.flags).await? {
                 return Ok(());

@@ -185,7 +185,7 @@ async fn format_device(
 ) -> Result<(), Error> {
     let geometry = superblock.geometry();
     let end = geometry.data_offset();
-    let logical = u64::from(device.limits().logical_block_bytes.max(512));
+    let logical = u64::from(device.limits().write_unit_bytes());
     let free = |bytes: std::ops::Range<u64>| {
         let buf = Buf::zeroed(usize::try_from(bytes.end - bytes.start).expect("at most 1 MiB"));
         buf.write(|out| {

@@ -102,6 +102,7 @@ pub(crate) fn limits(
         capacity,
         // Less than a block is merged (`merge`).
         logical_block_bytes: 512,
+        merge_block_bytes: 0,
         physical_block_bytes: config.block_size.max(c.physical_block_bytes),
         io_min_bytes: config.block_size,
         io_opt_bytes: o.io_opt_bytes,

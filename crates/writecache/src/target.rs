@@ -111,7 +111,7 @@ impl WriteCache {
         sectors: Sector,
     ) -> Result<Rc<WriteCache>, Error> {
         let (o, c) = (origin.limits(), device.limits());
-        let logical = o.logical_block_bytes.max(c.logical_block_bytes);
+        let logical = o.write_unit_bytes().max(c.write_unit_bytes());
         if config.block_size < logical {
             return Err(Error::invalid(format!(
                 "Block size is smaller than device logical block size: {} < {logical}",
@@ -138,7 +138,7 @@ impl WriteCache {
             )));
         }
         let page = Sector::from_bytes(format::UNIT as u64);
-        if c.logical_block_bytes > 512 && !config.start_sector.is_aligned(page) {
+        if c.write_unit_bytes() > 512 && !config.start_sector.is_aligned(page) {
             return Err(Error::invalid(format!(
                 "Invalid optional argument: start_sector {}: a multiple of {page} is \
                  allowed on cache device {}",

@@ -100,10 +100,10 @@ impl Zram {
             )));
         }
         if let Some(device) = &backing {
-            let logical = device.limits().logical_block_bytes;
+            let logical = device.limits().write_unit_bytes();
             if logical as usize > PAGE {
                 return Err(Error::invalid(format!(
-                    "backing_dev {}: its logical blocks have {logical} bytes: at most a page, \
+                    "backing_dev {}: its blocks have {logical} bytes: at most a page, \
                      {PAGE}, is allowed",
                     device.name()
                 )));

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Leaf: a file or block device of the driver, as a device.
 use std::fmt;
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
 use reactor::FileId;
 
+use crate::merge::BlockLeaf;
 use crate::stats::Stats;
 use crate::wbt::{SharedWbt, Throttle, Wbt};
 
@@ -125,6 +127,20 @@ impl Base for Leaf {
 
     fn watch(&self, watcher: Weak<dyn OnFault>) {
         self.stats().watch(watcher);
+    }
+}
+
+impl BlockLeaf for Leaf {
+    fn submit_whole(&self, sector: Sector, bio: Bio) {
+        self.submit_at(sector, bio);
+    }
+
+    fn stats(&self) -> &Stats {
+        self.stats()
+    }
+
+    fn is_changing(&self, sectors: &Range<Sector>) -> bool {
+        self.wbt.throttle().is_changing(sectors)
     }
 }
 

@@ -3,10 +3,10 @@
 //! driver.
 //!
 //! ```text
-//!        bio
-//!         │ check limits, count
-//!   ┌─────▼─────┐   ┌───────────┐   ┌───────────┐
-//!   │   Leaf    │   │    Mem    │   │   Null    │
+//!        bio ──── where blocks are larger than sectors ──▶ MergingLeaf
+//!         │ check limits, count                                  │ whole blocks
+//!   ┌─────▼─────┐   ┌───────────┐   ┌───────────┐                │
+//!   │   Leaf    │◀──│    Mem    │───│   Null    │────────────────┘
 //!   │    wbt    │   │           │   │           │
 //!   └─────┬─────┘   └───────────┘   └───────────┘
 //!         │ Sqe       RAM, at once    nothing, at once
@@ -23,6 +23,7 @@
 
 mod leaf;
 mod mem;
+mod merge;
 mod null;
 mod stats;
 #[cfg(test)]
@@ -31,5 +32,6 @@ pub mod wbt;
 
 pub use leaf::Leaf;
 pub use mem::Mem;
+pub use merge::{BlockLeaf, MergingLeaf};
 pub use null::Null;
 pub use stats::{Counts, Elsewhere, Stats, Ticket};

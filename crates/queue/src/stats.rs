@@ -2,6 +2,7 @@
 //! What a leaf counts: requests, bytes and errors by operation, what is in flight, the last error.
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +32,14 @@ pub struct Ticket {
     sector: Sector,
     len: Sector,
     epoch: Epoch,
+}
+
+impl Ticket {
+    /// Whether it changes any of these sectors.
+    pub fn changes(&self, sectors: &Range<Sector>) -> bool {
+        let Ticket { op, sector, len, .. } = *self;
+        op.is_write() && sector < sectors.end && sectors.start < sector + len
+    }
 }
 
 /// What was done by operation. Written by one core only, with plain loads and stores; others read.

@@ -54,6 +54,8 @@ pub struct DiskSpec {
     pub capacity: Sector,
     /// How long it takes.
     pub model: Box<dyn Model>,
+    /// Smallest request; smaller ones are refused.
+    pub logical_block_bytes: u32,
     /// What a power cut can't tear.
     pub atomic_write_unit_bytes: u32,
     /// Persistent memory rather than a disk: a write is there for reads as it is submitted, and a
@@ -78,6 +80,7 @@ impl DiskSpec {
             name: name.to_owned(),
             capacity,
             model,
+            logical_block_bytes: 512,
             atomic_write_unit_bytes: 512,
             is_memory: false,
             keeps_history: true,
@@ -129,6 +132,7 @@ impl DiskState {
     pub(crate) fn new(spec: DiskSpec) -> DiskState {
         let tear = u64::from(spec.atomic_write_unit_bytes);
         let limits = Limits {
+            logical_block_bytes: spec.logical_block_bytes,
             atomic_write_unit_bytes: spec.atomic_write_unit_bytes,
             discard_granularity_bytes: if spec.is_memory { 0 } else { 512 },
             write_zeroes: !spec.is_memory,
@@ -154,9 +158,9 @@ impl DiskState {
         }
     }
 
-    /// Whether `len` bytes at `offset` lie on the disk, in whole sectors.
+    /// Whether `len` bytes at `offset` lie on the disk, in whole blocks.
     pub(crate) fn has(&self, offset: u64, len: u64) -> bool {
-        let unit = SECTOR_SIZE as u64;
+        let unit = u64::from(self.limits.logical_block_bytes);
         let end = offset.checked_add(len);
         len > 0
             && offset.is_multiple_of(unit)

@@ -13,6 +13,7 @@
 //!   failed, and the last piece has ended. It fails with the worst status of its pieces.
 //! - L3 Nothing is borrowed while a bio is completed or sent.
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -83,6 +84,12 @@ impl Line {
     /// How many bios of `who` wait.
     pub(super) fn waiting(&self, who: Who) -> usize {
         self.waiting.borrow().count(who)
+    }
+
+    /// Whether a change of any of these sectors waits here, or goes in pieces.
+    pub(super) fn is_changing(&self, sectors: &Range<Sector>) -> bool {
+        self.splits.borrow().iter().any(|(_, split)| split.ticket.changes(sectors))
+            || self.waiting.borrow().tickets().any(|ticket| ticket.changes(sectors))
     }
 
     fn mode(&self) -> Mode {

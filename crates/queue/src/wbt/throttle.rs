@@ -2,6 +2,7 @@
 //! The way of one leaf's bios to the driver and back: which are tracked, which need tokens, and
 //! what is noted when they end. Those that have to wait, or to be cut, go through `line`.
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -159,6 +160,17 @@ impl Throttle {
 
     pub(super) fn line(&self) -> Option<Rc<Line>> {
         self.line.borrow().upgrade()
+    }
+
+    /// Whether a change of any of these sectors has entered and not ended.
+    pub(crate) fn is_changing(&self, sectors: &Range<Sector>) -> bool {
+        let sent = self.sent.borrow();
+        let mut whole = sent.iter().filter_map(|(_, sent)| match &sent.whose {
+            SentOf::Bio(ticket) => Some(ticket),
+            SentOf::Split(_) => None, // the line has it
+        });
+        whole.any(|ticket| ticket.changes(sectors))
+            || self.line().is_some_and(|line| line.is_changing(sectors))
     }
 
     /// What the law allows.

@@ -90,6 +90,14 @@ impl Waiting {
         self.queues[who as usize].len()
     }
 
+    /// Of the bios of which no piece has gone.
+    pub(crate) fn tickets(&self) -> impl Iterator<Item = &Ticket> {
+        self.queues.iter().flatten().filter_map(|waiter| match &waiter.work.whose {
+            Whose::Bio(ticket, _) => Some(ticket),
+            Whose::Split(_) => None,
+        })
+    }
+
     /// Whether a newcomer has to queue behind somebody.
     pub(crate) fn is_behind(&self, mode: Mode, who: Who) -> bool {
         let someone = |who: &Who| self.count(*who) > 0;

@@ -14,35 +14,57 @@ use block::{
 use dm::Resolver;
 use nbd::client::Client;
 use queue::wbt::{SharedWbt, Wbt};
-use queue::{Elsewhere, Leaf, Mem, Null, Stats};
+use queue::{Elsewhere, Leaf, Mem, MergingLeaf, Null, Stats};
 use reactor::WaitList;
 use uring::{Files, OpenOptions, SharedFile};
 
+use crate::file_leaf::{FileLeaf, Place};
 use crate::patience::patiently;
 use crate::word::{OwnMount, PMEM, Word, parse};
 
-/// An open leaf. Dropping the last reference closes it.
+/// An open leaf. Dropping the last reference closes it, when requests that it merges have ended.
 pub(crate) enum OpenLeaf {
-    File(Leaf, Files, Place),
+    File(FileLeaf),
+    /// A file whose blocks are larger than sectors.
+    MergingFile(MergingLeaf<FileLeaf>),
     Nbd(Client),
+    /// An export whose smallest request is larger than a sector.
+    MergingNbd(MergingLeaf<Client>),
     Mem(Mem),
     Null(Null),
 }
 
-/// Where a file lies.
-#[derive(Debug, Default)]
-pub(crate) struct Place {
-    /// The disk, where that is known.
-    disk: Option<String>,
-    /// On a file system that is in memory.
-    in_memory: bool,
-}
-
 impl OpenLeaf {
+    fn on_file(file: FileLeaf) -> OpenLeaf {
+        match MergingLeaf::<FileLeaf>::is_needed(&file.limits()) {
+            true => OpenLeaf::MergingFile(MergingLeaf::new(file)),
+            false => OpenLeaf::File(file),
+        }
+    }
+
+    fn on_export(client: Client) -> OpenLeaf {
+        match MergingLeaf::<Client>::is_needed(&client.limits()) {
+            true => OpenLeaf::MergingNbd(MergingLeaf::new(client)),
+            false => OpenLeaf::Nbd(client),
+        }
+    }
+
+    fn file(&self) -> Option<&FileLeaf> {
+        match self {
+            OpenLeaf::File(file) => Some(file),
+            OpenLeaf::MergingFile(merging) => Some(merging.leaf()),
+            OpenLeaf::Nbd(_) | OpenLeaf::MergingNbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {
+                None
+            }
+        }
+    }
+
     pub(crate) fn stats(&self) -> &Stats {
         match self {
-            OpenLeaf::File(leaf, ..) => leaf.stats(),
+            OpenLeaf::File(file) => file.leaf.stats(),
+            OpenLeaf::MergingFile(merging) => merging.leaf().leaf.stats(),
             OpenLeaf::Nbd(client) => client.stats(),
+            OpenLeaf::MergingNbd(merging) => merging.leaf().stats(),
             OpenLeaf::Mem(mem) => mem.stats(),
             OpenLeaf::Null(null) => null.stats(),
         }
@@ -51,32 +73,35 @@ impl OpenLeaf {
     /// The throttle of its writeback; nothing in memory, where nothing queues, and at a server,
     /// which has its own.
     pub(crate) fn wbt(&self) -> Option<&Wbt> {
-        match self {
-            OpenLeaf::File(leaf, ..) => Some(leaf.wbt()),
-            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
-        }
+        self.file().map(|file| file.leaf.wbt())
     }
 
     /// Whether it takes no writes.
     pub(crate) fn is_read_only(&self) -> bool {
-        matches!(self, OpenLeaf::Nbd(client) if client.is_read_only())
+        match self {
+            OpenLeaf::Nbd(client) => client.is_read_only(),
+            OpenLeaf::MergingNbd(merging) => merging.leaf().is_read_only(),
+            OpenLeaf::File(_) | OpenLeaf::MergingFile(_) => false,
+            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => false,
+        }
     }
 
     /// When what it holds is gone, if it is on no disk.
     pub(crate) fn lasts_until(&self) -> Option<&'static str> {
-        match self {
-            OpenLeaf::File(_, _, place) => place.in_memory.then_some("the machine stops"),
-            OpenLeaf::Mem(_) => Some("the daemon ends"),
-            OpenLeaf::Nbd(_) | OpenLeaf::Null(_) => None,
+        if let OpenLeaf::Mem(_) = self {
+            return Some("the daemon ends");
         }
+        self.file()?.place.in_memory.then_some("the machine stops")
     }
 
     /// Whether it is in memory: its bios end as they are submitted.
     pub(crate) fn is_in_memory(&self) -> bool {
-        match self {
-            OpenLeaf::File(..) | OpenLeaf::Nbd(_) => false,
-            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => true,
-        }
+        matches!(self, OpenLeaf::Mem(_) | OpenLeaf::Null(_))
+    }
+
+    /// Whether it merges parts of blocks: then all who write parts must do so here.
+    fn merges(&self) -> bool {
+        matches!(self, OpenLeaf::MergingFile(_) | OpenLeaf::MergingNbd(_))
     }
 }
 
@@ -87,8 +112,10 @@ impl BlockDevice for OpenLeaf {
 
     fn limits(&self) -> Limits {
         match self {
-            OpenLeaf::File(leaf, ..) => leaf.limits(),
+            OpenLeaf::File(file) => file.limits(),
+            OpenLeaf::MergingFile(merging) => merging.limits(),
             OpenLeaf::Nbd(client) => client.limits(),
+            OpenLeaf::MergingNbd(merging) => merging.limits(),
             OpenLeaf::Mem(mem) => mem.limits(),
             OpenLeaf::Null(null) => null.limits(),
         }
@@ -96,25 +123,24 @@ impl BlockDevice for OpenLeaf {
 
     fn submit(&self, bio: Bio) {
         match self {
-            OpenLeaf::File(leaf, ..) => leaf.submit(bio),
+            OpenLeaf::File(file) => file.submit(bio),
+            OpenLeaf::MergingFile(merging) => merging.submit(bio),
             OpenLeaf::Nbd(client) => client.submit(bio),
+            OpenLeaf::MergingNbd(merging) => merging.submit(bio),
             OpenLeaf::Mem(mem) => mem.submit(bio),
             OpenLeaf::Null(null) => null.submit(bio),
         }
     }
 
     fn identity(&self) -> Option<String> {
-        match self {
-            OpenLeaf::File(leaf, ..) => leaf.identity(),
-            // What is in memory ends with the program; what a server has behind a name may change.
-            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
-        }
+        // What is in memory ends with the program; what a server has behind a name may change.
+        self.file()?.identity()
     }
 
     fn dirtier_waited(&self) {
-        match self {
-            OpenLeaf::File(leaf, ..) => leaf.dirtier_waited(),
-            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {} // no queue
+        // The others have no queue.
+        if let Some(file) = self.file() {
+            file.dirtier_waited();
         }
     }
 
@@ -126,16 +152,26 @@ impl BlockDevice for OpenLeaf {
 impl Base for OpenLeaf {
     fn submit_at(&self, sector: Sector, bio: Bio) {
         match self {
-            OpenLeaf::File(leaf, ..) => leaf.submit_at(sector, bio),
+            OpenLeaf::File(file) => file.leaf.submit_at(sector, bio),
+            OpenLeaf::MergingFile(merging) => merging.submit_at(sector, bio),
             OpenLeaf::Nbd(client) => client.submit_at(sector, bio),
+            OpenLeaf::MergingNbd(merging) => merging.submit_at(sector, bio),
             OpenLeaf::Mem(mem) => mem.submit_at(sector, bio),
             OpenLeaf::Null(null) => null.submit_at(sector, bio),
         }
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        // Nothing is ever in flight on the others: a bio ends as it is submitted.
-        Box::pin(async move { self.stats().grace().passed().await })
+        Box::pin(async move {
+            match &*self {
+                OpenLeaf::MergingFile(merging) => merging.quiesced().await,
+                OpenLeaf::MergingNbd(merging) => merging.quiesced().await,
+                // Nothing is ever in flight in memory: a bio ends as it is submitted.
+                OpenLeaf::File(_) | OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {
+                    self.stats().grace().passed().await;
+                }
+            }
+        })
     }
 
     fn watch(&self, watcher: Weak<dyn OnFault>) {
@@ -145,14 +181,12 @@ impl Base for OpenLeaf {
 
 impl Drop for OpenLeaf {
     fn drop(&mut self) {
-        match self {
-            OpenLeaf::File(leaf, files, _) => files.close(leaf.file()),
-            // Another core that looks for news seldom may have it still, but not what is in it.
-            OpenLeaf::Mem(mem) if Arc::strong_count(mem.ram()) > 1 => {
-                mem.ram().punch(0..mem.ram().len());
-            }
-            // A client says goodbye by itself.
-            OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {}
+        // Another core that looks for news seldom may have it still, but not what is in it. Files
+        // are closed, and clients say goodbye, by themselves.
+        if let OpenLeaf::Mem(mem) = self
+            && Arc::strong_count(mem.ram()) > 1
+        {
+            mem.ram().punch(0..mem.ram().len());
         }
     }
 }
@@ -199,7 +233,8 @@ impl SharedLeaf {
             What::File(file, wbt) => {
                 let (file, limits) = (files.adopt(file), self.limits.clone());
                 let leaf = Leaf::with_wbt(&self.name, file, limits, wbt);
-                Adopted::File(Rc::new(OpenLeaf::File(leaf, files.clone(), Place::default())))
+                let (files, place) = (files.clone(), Place::default());
+                Adopted::File(Rc::new(OpenLeaf::File(FileLeaf { leaf, files, place })))
             }
             What::Mem(ram) => Adopted::Mem(Rc::new(Mem::on(&self.name, ram.clone()))),
             What::Null => Adopted::Null(Rc::new(Null::new(&self.name, self.limits.capacity))),
@@ -327,22 +362,33 @@ impl Leaves {
         self.0.open.borrow().iter().filter_map(|one| one.leaf.upgrade()).collect()
     }
 
-    /// The leaf that is this base, for other cores; nothing when it is none.
+    /// The leaf that is this base, for other cores; nothing when it is none, and when it merges:
+    /// that is done on this core only, and the others send their bios here.
     pub(crate) fn share(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
+        let merges = self
+            .opened()
+            .iter()
+            .any(|leaf| leaf.merges() && std::ptr::addr_eq(Rc::as_ptr(leaf), Rc::as_ptr(base)));
+        if merges { None } else { self.share_blocks(base) }
+    }
+
+    /// The same for who writes whole blocks, and no others' blocks: there a leaf that merges is one
+    /// that takes nothing smaller.
+    pub(crate) fn share_blocks(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
         let open = self.0.open.borrow();
         let found = open.iter().find(|one| std::ptr::addr_eq(one.leaf.as_ptr(), Rc::as_ptr(base)));
         let (id, leaf) = found.and_then(|one| Some((one.id, one.leaf.upgrade()?)))?;
-        let what = match &*leaf {
-            OpenLeaf::File(leaf, files, _) => {
-                What::File(files.share(leaf.file())?, leaf.shared_wbt())
+        let (what, limits) = match (&*leaf, leaf.file()) {
+            (_, Some(FileLeaf { leaf, files, .. })) => {
+                (What::File(files.share(leaf.file())?, leaf.shared_wbt()), leaf.limits())
             }
+            (OpenLeaf::Mem(mem), _) => (What::Mem(mem.ram().clone()), mem.limits()),
+            (OpenLeaf::Null(null), _) => (What::Null, null.limits()),
             // A connection is its core's: the others send their bios there.
-            OpenLeaf::Nbd(_) => return None,
-            OpenLeaf::Mem(mem) => What::Mem(mem.ram().clone()),
-            OpenLeaf::Null(_) => What::Null,
+            _ => return None,
         };
         let elsewhere = leaf.stats().elsewhere();
-        let (name, limits) = (leaf.name().to_owned(), leaf.limits());
+        let name = leaf.name().to_owned();
         Some(SharedLeaf { id, name, limits, what, elsewhere })
     }
 
@@ -428,7 +474,7 @@ impl Leaves {
             Word::Null(capacity) => (OpenLeaf::Null(Null::new(&*word, capacity)), word),
             Word::Nbd(uri) => {
                 let key = uri.canonical();
-                (OpenLeaf::Nbd(uri.open(word, self.files()?.clone()).await?), key)
+                (OpenLeaf::on_export(uri.open(word, self.files()?.clone()).await?), key)
             }
             Word::Path(path) => {
                 let options = OpenOptions::default();
@@ -469,11 +515,9 @@ impl Leaves {
     /// The throttle of the open leaves on this disk: it has one queue.
     fn wbt_of_disk(&self, disk: Option<&str>) -> Option<SharedWbt> {
         let disk = disk?;
-        self.opened().iter().find_map(|leaf| match &**leaf {
-            OpenLeaf::File(leaf, _, on) if on.disk.as_deref() == Some(disk) => {
-                Some(leaf.shared_wbt())
-            }
-            OpenLeaf::File(..) | OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => None,
+        self.opened().iter().find_map(|leaf| {
+            let file = leaf.file().filter(|file| file.place.disk.as_deref() == Some(disk))?;
+            Some(file.leaf.shared_wbt())
         })
     }
 
@@ -512,7 +556,7 @@ impl Leaves {
         };
         let leaf = leaf.with_identity(opened.lasting_identity);
         let place = Place { disk, in_memory: opened.in_memory };
-        Ok((OpenLeaf::File(leaf, files.clone(), place), key))
+        Ok((OpenLeaf::on_file(FileLeaf { leaf, files: files.clone(), place }), key))
     }
 }
 

@@ -29,6 +29,7 @@ mod drain;
 mod embed;
 mod engine;
 mod exports;
+mod file_leaf;
 mod fuse;
 #[cfg(test)]
 mod help_tests;

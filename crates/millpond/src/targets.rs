@@ -147,9 +147,9 @@ async fn write_cache(
 }
 
 /// A leaf for a part on another core: the same file, the same memory. What is no leaf is reached by
-/// messages to this core.
+/// messages to this core. An engine writes whole blocks, and nobody else writes there.
 fn lend(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Option<Lent> {
-    let leaf = leaves.share(&device.clone().as_base()?)?;
+    let leaf = leaves.share_blocks(&device.clone().as_base()?)?;
     Some(Box::new(move || crate::shards::adopt_here(&leaf)))
 }
 

@@ -39,7 +39,7 @@ impl Replay {
         });
         let share = |leaf: Rc<crate::leaf::OpenLeaf>| {
             let base = leaf.clone().as_base()?;
-            Some((leaf.name().to_owned(), leaves.share(&base)?))
+            Some((leaf.name().to_owned(), leaves.share_blocks(&base)?))
         };
         Some(Replay {
             devices: devices.collect(),

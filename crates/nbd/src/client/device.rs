@@ -3,10 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Error, Limits, Op, Sector, Status, crashing};
-use queue::Stats;
+use queue::{BlockLeaf, Stats};
 use reactor::{WaitList, now, spawn};
 
 use crate::client::guard::LinkId;
@@ -155,6 +156,20 @@ impl Client {
     fn refuse(&self, sector: Sector, bio: Bio, status: Status) {
         self.0.stats.count(bio.op, sector, bio.len, status);
         bio.complete(status);
+    }
+}
+
+impl BlockLeaf for Client {
+    fn submit_whole(&self, sector: Sector, bio: Bio) {
+        self.submit_at(sector, bio);
+    }
+
+    fn stats(&self) -> &Stats {
+        self.stats()
+    }
+
+    fn is_changing(&self, sectors: &Range<Sector>) -> bool {
+        self.0.work.borrow().is_changing(sectors)
     }
 }
 

@@ -8,6 +8,7 @@
 //!   held (another's guard overlaps)
 //! ```
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Sector, Status};
 use policy::Sample;
@@ -245,6 +246,11 @@ impl Work {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
+    }
+
+    /// Whether a change of any of these sectors has been taken and has not ended.
+    pub(crate) fn is_changing(&self, sectors: &Range<Sector>) -> bool {
+        self.bios.iter().any(|(_, whole)| whole.ticket.changes(sectors))
     }
 
     pub(crate) fn has_queued(&self) -> bool {

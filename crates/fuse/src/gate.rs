@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gate: writes of whole blocks pass together, a write of a part of a block passes alone.
+//! Gate: writes of whole sectors pass together, a write of a part of a sector passes alone.
 //!
-//! It belongs to one device on one core, where everybody who wants to be alone passes. Writers on
+//! Parts of blocks are no matter of it: devices merge those. It belongs to one device on one core,
+//! all open files of the device pass it there, and everybody who wants to be alone. Writers on
 //! other threads pass by its [`SideGate`], which is shut while somebody is or wants to be alone. A
-//! write of a part of a block is rare (nobody does it who cares about speed), so the common case
+//! write of a part of a sector is rare (nobody does it who cares about speed), so the common case
 //! costs a counter, up and down.
 use std::cell::Cell;
 use std::fmt;

@@ -35,16 +35,13 @@ impl Job {
         matches!(self.work, Work::Write { .. } | Work::Zero { .. })
     }
 
-    /// Whether it begins and ends between blocks of `block_bytes`, or changes none. If not, it must
-    /// pass the device's gate on the gate's core.
-    pub fn is_whole(&self, block_bytes: u32) -> bool {
-        let block = u64::from(block_bytes);
-        let whole =
-            |offset: u64, len: u64| offset.is_multiple_of(block) && len.is_multiple_of(block);
+    /// Whether it begins and ends between sectors, or changes none. If not, it must pass the
+    /// device's gate on the gate's core.
+    pub fn is_whole(&self) -> bool {
         match &self.work {
             Work::Read { .. } | Work::Flush { .. } => true,
-            Work::Write { offset, data, .. } => whole(*offset, data.len() as u64),
-            Work::Zero { offset, len, .. } => whole(*offset, *len),
+            Work::Write { offset, data, .. } => serve::is_whole(*offset, data.len() as u64),
+            Work::Zero { offset, len, .. } => serve::is_whole(*offset, *len),
         }
     }
 

@@ -19,8 +19,9 @@
 //! - F1 A request of a device's blocks is counted in the `budget::Budget` before memory
 //!   is taken for it, and until its reply has been sent.
 //! - F2 Data of a request lie in a buffer of its own: nothing is shared by two requests.
-//! - F3 A write that covers only a part of a block excludes every other write of its device while
-//!   it reads, changes and writes the block ([`Gate`]).
+//! - F3 A write that covers only a part of a sector excludes every other write of files of its
+//!   device while it reads, changes and writes the sector ([`Gate`]). Larger blocks are the
+//!   devices' own matter.
 //! - F4 Nothing is cached by the kernel: files are opened for direct I/O, names and attributes
 //!   live for no time. What a file shows is the device of now.
 //! - F5 No thread that serves devices ever touches a path below DIR: it would wait for itself.

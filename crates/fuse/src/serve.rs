@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Requests at any byte as bios of whole blocks: short at the end, read-modify-write at the edges.
+//! Requests at any byte as bios of whole sectors: short at the end, read-modify-write at the edges.
 //!
 //! ```text
-//!   blocks    |-------|-------|-------|-------|
-//!   request        |-------------|                one read of four blocks' span, or
-//!   write     |.rrr|wwww wwwwwwww|www.r|          reads of the edge blocks, then one write
+//!   sectors   |-------|-------|-------|-------|
+//!   request        |-------------|                one read of four sectors' span, or
+//!   write     |.rrr|wwww wwwwwwww|www.r|          reads of the edge sectors, then one write
 //! ```
+//!
+//! Every device takes any sectors: what has larger blocks merges itself.
 //!
 //! A range that no file reaches is treated as block devices do: reads end at the end, writes
 //! beyond it find no room.
 use std::future::poll_fn;
 use std::task::Poll;
 
-use block::{BlockDevice, Buf, Bufs, Class, Flags, Sector, Slice, Status};
+use block::{BlockDevice, Buf, Bufs, Class, Flags, SECTOR_SIZE, Sector, Slice, Status};
 
 use crate::gate::Gate;
 
@@ -21,29 +23,24 @@ const ZEROES_BYTES: usize = 1 << 20;
 /// Zeroes are asked for in pieces of this, so that one request does not hold a device for long.
 const ZERO_STEP_BYTES: u64 = 1 << 30;
 
-/// A device's size and block, as they are now.
-struct Shape {
-    size: u64,
-    block: u64,
+const SECTOR: u64 = SECTOR_SIZE as u64;
+
+/// A device's size, as it is now.
+fn size_of(dev: &dyn BlockDevice) -> u64 {
+    dev.limits().capacity.bytes()
 }
 
-impl Shape {
-    fn of(dev: &dyn BlockDevice) -> Shape {
-        let limits = dev.limits();
-        Shape { size: limits.capacity.bytes(), block: u64::from(limits.logical_block_bytes) }
-    }
+fn down(at: u64) -> u64 {
+    at - at % SECTOR
+}
 
-    fn down(&self, at: u64) -> u64 {
-        at - at % self.block
-    }
+fn up(at: u64) -> u64 {
+    at.next_multiple_of(SECTOR)
+}
 
-    fn up(&self, at: u64) -> u64 {
-        at.next_multiple_of(self.block)
-    }
-
-    fn aligned(&self, at: u64) -> bool {
-        at.is_multiple_of(self.block)
-    }
+/// Whether a range is one of whole sectors.
+pub(crate) fn is_whole(offset: u64, len: u64) -> bool {
+    (offset | len).is_multiple_of(SECTOR)
 }
 
 fn bytes(len: u64) -> usize {
@@ -56,13 +53,12 @@ pub(crate) async fn read(
     offset: u64,
     len: u32,
 ) -> Result<Option<Slice>, Status> {
-    let shape = Shape::of(dev);
-    let end = offset.saturating_add(u64::from(len)).min(shape.size);
+    let end = offset.saturating_add(u64::from(len)).min(size_of(dev));
     if offset >= end {
         return Ok(None);
     }
-    let from = shape.down(offset);
-    let buf = Buf::alloc(bytes(shape.up(end) - from));
+    let from = down(offset);
+    let buf = Buf::alloc(bytes(up(end) - from));
     reactor::read(dev, Class::Foreground, Sector::from_bytes(from), buf.clone().into()).await?;
     Ok(Some(buf.slice(bytes(offset - from)..bytes(end - from))))
 }
@@ -75,20 +71,19 @@ pub(crate) async fn write(
     data: Buf,
     fua: bool,
 ) -> Result<u32, Status> {
-    let shape = Shape::of(dev);
-    if offset >= shape.size {
+    let size = size_of(dev);
+    if offset >= size {
         return Err(Status::NoSpace);
     }
-    let len = (data.len() as u64).min(shape.size - offset);
+    let len = (data.len() as u64).min(size - offset);
     let data = data.slice(0..bytes(len));
-    write_range(dev, gate, &shape, offset, data, fua).await?;
+    write_range(dev, gate, offset, data, fua).await?;
     Ok(u32::try_from(len).expect("a request is shorter than 4 GiB"))
 }
 
 async fn write_range(
     dev: &dyn BlockDevice,
     gate: &Gate,
-    shape: &Shape,
     offset: u64,
     data: Slice,
     fua: bool,
@@ -98,35 +93,29 @@ async fn write_range(
         false => (Flags::empty(), Class::Normal),
     };
     let end = offset + data.len() as u64;
-    if shape.aligned(offset) && shape.aligned(end) {
+    if is_whole(offset, data.len() as u64) {
         let _passed = gate.together().await;
         return reactor::write(dev, flags, class, Sector::from_bytes(offset), data.into()).await;
     }
     // F3: between the reads and the write nobody else writes, so none of theirs is undone.
     let _passed = gate.alone().await;
-    let (from, to) = (shape.down(offset), shape.up(end));
+    let (from, to) = (down(offset), up(end));
     let whole = Buf::alloc(bytes(to - from));
-    let tail = to - shape.block;
+    let tail = to - SECTOR;
     if offset > from {
-        read_block(dev, &whole, from, from, shape).await?;
+        read_sector(dev, &whole, from, from).await?;
     }
     if end < to && (tail > from || offset == from) {
-        read_block(dev, &whole, tail, from, shape).await?;
+        read_sector(dev, &whole, tail, from).await?;
     }
     let at = bytes(offset - from);
     whole.write(|to| data.read(|new| to[at..at + new.len()].copy_from_slice(new)));
     reactor::write(dev, flags, class, Sector::from_bytes(from), whole.into()).await
 }
 
-/// Reads the block at `at` to where it belongs in `whole`, which begins at `from`.
-async fn read_block(
-    dev: &dyn BlockDevice,
-    whole: &Buf,
-    at: u64,
-    from: u64,
-    shape: &Shape,
-) -> Result<(), Status> {
-    let place = bytes(at - from)..bytes(at - from + shape.block);
+/// Reads the sector at `at` to where it belongs in `whole`, which begins at `from`.
+async fn read_sector(dev: &dyn BlockDevice, whole: &Buf, at: u64, from: u64) -> Result<(), Status> {
+    let place = bytes(at - from)..bytes(at - from + SECTOR);
     let bufs = Bufs::from(whole.slice(place));
     reactor::read(dev, Class::Foreground, Sector::from_bytes(at), bufs).await
 }
@@ -144,18 +133,18 @@ pub(crate) async fn zero(
     len: u64,
     unmap: bool,
 ) -> Result<(), Status> {
-    let shape = Shape::of(dev);
-    if offset >= shape.size {
+    let size = size_of(dev);
+    if offset >= size {
         return Err(Status::Invalid);
     }
-    let end = offset.saturating_add(len).min(shape.size);
-    let (from, to) = (shape.up(offset), shape.down(end));
+    let end = offset.saturating_add(len).min(size);
+    let (from, to) = (up(offset), down(end));
     if from >= to {
-        // No whole block in it: within a block, or across the border of two.
-        return write_zeroes(dev, gate, &shape, offset, end).await;
+        // No whole sector in it: within a sector, or across the border of two.
+        return write_zeroes(dev, gate, offset, end).await;
     }
     if offset < from {
-        write_zeroes(dev, gate, &shape, offset, from).await?;
+        write_zeroes(dev, gate, offset, from).await?;
     }
     let flags = if unmap { Flags::empty() } else { Flags::NOUNMAP };
     let mut at = from;
@@ -166,7 +155,7 @@ pub(crate) async fn zero(
         let done = reactor::write_zeroes(dev, flags, Class::Normal, sector, sectors).await;
         drop(passed);
         match done {
-            Err(Status::NotSupported) => write_zeroes(dev, gate, &shape, at, at + n).await?,
+            Err(Status::NotSupported) => write_zeroes(dev, gate, at, at + n).await?,
             done => done?,
         }
         at += n;
@@ -174,7 +163,7 @@ pub(crate) async fn zero(
         give_way().await;
     }
     if to < end {
-        write_zeroes(dev, gate, &shape, to, end).await?;
+        write_zeroes(dev, gate, to, end).await?;
     }
     Ok(())
 }
@@ -196,7 +185,6 @@ async fn give_way() {
 async fn write_zeroes(
     dev: &dyn BlockDevice,
     gate: &Gate,
-    shape: &Shape,
     from: u64,
     to: u64,
 ) -> Result<(), Status> {
@@ -204,7 +192,7 @@ async fn write_zeroes(
     let mut at = from;
     while at < to {
         let n = (to - at).min(ZEROES_BYTES as u64);
-        write_range(dev, gate, shape, at, zeroes.slice(0..bytes(n)), false).await?;
+        write_range(dev, gate, at, zeroes.slice(0..bytes(n)), false).await?;
         at += n;
     }
     Ok(())
@@ -222,28 +210,25 @@ mod tests {
     use sim::{DiskSpec, Machine, Rng, World};
 
     const SIZE: usize = 64 << 10;
-    const BLOCK: usize = 4096;
+    const BLOCK: usize = SECTOR_SIZE;
 
-    /// A disk with blocks of 4 KiB, which may lack write zeroes, and refuses what is not aligned.
-    struct Coarse {
+    /// A disk that may lack write zeroes.
+    struct Disk {
         disk: Rc<dyn BlockDevice>,
         zeroes: Cell<bool>,
         log: RefCell<Vec<(Op, Flags)>>,
     }
 
-    impl BlockDevice for Coarse {
+    impl BlockDevice for Disk {
         fn name(&self) -> &str {
-            "coarse"
+            "disk"
         }
 
         fn limits(&self) -> Limits {
-            Limits { logical_block_bytes: 4096, ..self.disk.limits() }
+            self.disk.limits()
         }
 
         fn submit(&self, bio: Bio) {
-            if let Err(status) = self.limits().check(&bio) {
-                return bio.complete(status);
-            }
             self.log.borrow_mut().push((bio.op, bio.flags));
             if bio.op == Op::WriteZeroes && !self.zeroes.get() {
                 return bio.complete(Status::NotSupported);
@@ -253,7 +238,7 @@ mod tests {
     }
 
     /// Runs `test` on a disk whose requests end in an order drawn from `seed`.
-    fn on_disk<F>(seed: u64, test: impl FnOnce(Rc<Coarse>, Rc<Gate>) -> F + 'static)
+    fn on_disk<F>(seed: u64, test: impl FnOnce(Rc<Disk>, Rc<Gate>) -> F + 'static)
     where
         F: Future<Output = ()> + 'static,
     {
@@ -264,13 +249,13 @@ mod tests {
         let machine = Machine::boot(&world, 1);
         let disk = world.borrow().leaf(file);
         let zeroes = Cell::new(true);
-        let coarse = Rc::new(Coarse { disk, zeroes, log: RefCell::default() });
-        let done = machine.block_on(async move { test(coarse, Rc::new(Gate::new())).await });
+        let dev = Rc::new(Disk { disk, zeroes, log: RefCell::default() });
+        let done = machine.block_on(async move { test(dev, Rc::new(Gate::new())).await });
         done.expect("nothing waits for ever");
         machine.shut_down();
     }
 
-    async fn contents(dev: &Coarse) -> Vec<u8> {
+    async fn contents(dev: &Disk) -> Vec<u8> {
         let all = read(dev, 0, u32::try_from(SIZE).unwrap()).await.unwrap().unwrap();
         all.read(<[u8]>::to_vec)
     }
@@ -321,7 +306,7 @@ mod tests {
                 write(&*dev, &gate, 0, data, false).await.unwrap();
                 for (at, len) in [
                     (0, BLOCK),
-                    (5000, 100),
+                    (700, 100),
                     (3 * BLOCK - 50, 100),
                     (4 * BLOCK + 1, 3 * BLOCK),
                     (9 * BLOCK, 4 * BLOCK + 511),

@@ -104,7 +104,6 @@ struct Here {
     id: DeviceId,
     handle: Handle,
     side: Arc<SideGate>,
-    block_bytes: u32,
 }
 
 /// What core 0 remembers for the export.
@@ -187,8 +186,7 @@ impl Face {
             Shown::Leaf(leaf) => engine.owner.lend_leaf(leaf),
         };
         let (device, gate) = (shown.device(), self.known(&shown).1);
-        let block_bytes = device.limits().logical_block_bytes;
-        let here = Here { id, handle: lent.handle(), side: gate.side(), block_bytes };
+        let here = Here { id, handle: lent.handle(), side: gate.side() };
         let number = self.next();
         let device = OpenedBy::new(device, new_opener());
         self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, gate, _lent: lent }));
@@ -254,7 +252,7 @@ impl Devices {
             let files = self.open.read().unwrap_or_else(PoisonError::into_inner);
             files.get(&open.0).cloned()
         };
-        let Some(file) = file.filter(|file| job.is_whole(file.block_bytes)) else {
+        let Some(file) = file.filter(|_| job.is_whole()) else {
             return Err(job);
         };
         let job = RefCell::new(Some(job)); // comes back when there is no shard

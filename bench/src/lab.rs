@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, CoreId, Flags, Limits, Nanos, Sector, Status, Target};
 use pagecache::PageCache;
-use queue::{Leaf, Mem, Null};
+use queue::{Leaf, Mem, MergingLeaf, Null};
 use reactor::{BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe};
 use reproduce::compressed::data::Data;
 use reproduce::compressed::{PAGE_BYTES, PAGE_SECTORS};
@@ -94,7 +94,7 @@ impl Lab {
     /// None that is known.
     pub fn leaf(&self, throttled: bool) -> Result<Rc<dyn BlockDevice>, Failure> {
         let lat_usec = if throttled { "-1" } else { "0" };
-        self.leaf_with(&[("queue/wbt_lat_usec", lat_usec)])
+        Ok(Rc::new(self.leaf_with(Limits::new(LARGE), &[("queue/wbt_lat_usec", lat_usec)])?))
     }
 
     /// A file whose throttle lets three writes of writeback be in flight, by the kernel's law.
@@ -102,16 +102,27 @@ impl Lab {
     /// # Errors
     /// None that is known.
     pub fn narrow_leaf(&self) -> Result<Rc<dyn BlockDevice>, Failure> {
-        self.leaf_with(&[("queue/wbt_mode", "kernel"), ("queue/nr_requests", "16")])
+        let attributes = [("queue/wbt_mode", "kernel"), ("queue/nr_requests", "16")];
+        Ok(Rc::new(self.leaf_with(Limits::new(LARGE), &attributes)?))
     }
 
-    fn leaf_with(&self, attributes: &[(&str, &str)]) -> Result<Rc<dyn BlockDevice>, Failure> {
+    /// A file of blocks of 4096 bytes, which merges sectors, without a throttle.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn merging_leaf(&self) -> Result<Rc<dyn BlockDevice>, Failure> {
+        let limits = Limits { logical_block_bytes: 4096, ..Limits::new(LARGE) };
+        let leaf = self.leaf_with(limits, &[("queue/wbt_lat_usec", "0")])?;
+        Ok(Rc::new(MergingLeaf::new(leaf)))
+    }
+
+    fn leaf_with(&self, limits: Limits, attributes: &[(&str, &str)]) -> Result<Leaf, Failure> {
         self.clock.tick_ns.set(TICK_NS);
-        let leaf = Leaf::new("leaf", FileId(0), Limits::new(LARGE));
+        let leaf = Leaf::new("leaf", FileId(0), limits);
         for (name, value) in attributes {
             leaf.wbt().set(name, value)?;
         }
-        Ok(Rc::new(leaf))
+        Ok(leaf)
     }
 
     /// A page cache with these options, over so much memory, or over what keeps nothing if none.

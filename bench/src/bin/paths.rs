@@ -21,7 +21,7 @@ use reproduce::table::{Table, fixed};
 
 const USAGE: &str = "usage: paths [NAME...]   or, what is counted: paths --run NAME OPERATIONS";
 
-const PATHS: [(&str, &str); 31] = [
+const PATHS: [(&str, &str); 33] = [
     ("memory", "write of memory, no engine"),
     ("leaf-read", "file: read, one at a time"),
     ("leaf-read-wbt", "the same, throttled"),
@@ -34,6 +34,8 @@ const PATHS: [(&str, &str); 31] = [
     ("leaf-writes", "16 writes at once, each"),
     ("leaf-writes-wbt", "the same, throttled"),
     ("leaf-waits-wbt", "the same, of which 13 have to wait"),
+    ("leaf-read-4k", "file of 4096-byte blocks: read of a block"),
+    ("leaf-write-4k", "write of a block"),
     ("wc-write", "write cache: write over a dirty block"),
     ("wc-write-new", "write of a new block, and a writeback"),
     ("wc-write-pmem", "the same in mode p"),
@@ -77,6 +79,8 @@ fn run(path: &str, counted: u64) -> Result<(), Failure> {
         "leaf-writes" => lab.beside(lab.leaf(false)?, DEPTH, (false, true)),
         "leaf-writes-wbt" => lab.beside(lab.leaf(true)?, DEPTH, (false, true)),
         "leaf-waits-wbt" => lab.beside(lab.narrow_leaf()?, DEPTH, (false, true)),
+        "leaf-read-4k" => lab.beside(lab.merging_leaf()?, 1, (true, false)),
+        "leaf-write-4k" => lab.beside(lab.merging_leaf()?, 1, (false, true)),
         "wc-write" => lab.writes(lab.cache("s", 512 * MIB)?, few, half),
         "wc-write-new" => lab.writes(lab.cache("s", 32 * MIB)?, many, half),
         "wc-write-pmem" => lab.writes(lab.cache("p", 32 * MIB)?, many, half),

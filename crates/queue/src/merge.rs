@@ -86,6 +86,7 @@ struct Shared<D> {
     /// below a block, and all while anybody is in the line.
     mask: Cell<u64>,
     leaf: D,
+    limits: Limits,
     block: Sector,
     line: RefCell<Line>,
     left: WaitList,
@@ -105,10 +106,20 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
 
     /// A device on `leaf`.
     pub fn new(leaf: D) -> MergingLeaf<D> {
-        let block = Sector::from_bytes(leaf.limits().logical_block_bytes.into());
+        let of_leaf = leaf.limits();
+        let block_bytes = of_leaf.logical_block_bytes;
+        let block = Sector::from_bytes(block_bytes.into());
+        let limits = Limits {
+            logical_block_bytes: SECTOR_SIZE as u32,
+            merge_block_bytes: block_bytes,
+            physical_block_bytes: of_leaf.physical_block_bytes.max(block_bytes),
+            io_min_bytes: of_leaf.io_min_bytes.max(block_bytes),
+            ..of_leaf
+        };
         MergingLeaf(Rc::new(Shared {
             mask: Cell::new(block.0 - 1),
             leaf,
+            limits,
             block,
             line: RefCell::default(),
             left: WaitList::new(),
@@ -239,11 +250,10 @@ impl<D> Shared<D> {
 impl<D: BlockLeaf> Shared<D> {
     /// What the leaf refuses whatever its range is, it is to refuse itself.
     fn takes(&self, bio: &Bio) -> bool {
-        let limits = self.leaf.limits();
         let knows = match bio.op {
             Op::Read | Op::Write | Op::Flush => true,
-            Op::Discard => limits.discard_granularity_bytes > 0,
-            Op::WriteZeroes => limits.write_zeroes,
+            Op::Discard => self.limits.discard_granularity_bytes > 0,
+            Op::WriteZeroes => self.limits.write_zeroes,
         };
         knows && bio.check_bufs().is_ok()
     }
@@ -335,19 +345,11 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
     }
 
     fn limits(&self) -> Limits {
-        let limits = self.0.leaf.limits();
-        let block_bytes = limits.logical_block_bytes;
-        Limits {
-            logical_block_bytes: SECTOR_SIZE as u32,
-            merge_block_bytes: block_bytes,
-            physical_block_bytes: limits.physical_block_bytes.max(block_bytes),
-            io_min_bytes: limits.io_min_bytes.max(block_bytes),
-            ..limits
-        }
+        self.0.limits.clone()
     }
 
     fn submit(&self, bio: Bio) {
-        match self.limits().check_range(&bio) {
+        match self.0.limits.check_range(&bio) {
             Ok(()) => self.submit_at(bio.sector, bio),
             // It counts what it refuses.
             Err(_) => self.0.leaf.submit(bio),

@@ -16,8 +16,14 @@ pub struct Loop(PathBuf);
 impl Loop {
     /// On a file. None, said aloud, where there are no loop devices or this is not root.
     pub fn on(file: &Path) -> Option<Loop> {
+        Loop::with_blocks(file, 512)
+    }
+
+    /// The same with logical blocks of so many bytes.
+    pub fn with_blocks(file: &Path, bytes: u32) -> Option<Loop> {
         let mut losetup = Command::new("losetup");
-        losetup.args(["--find", "--show", "--direct-io=on"]).arg(file);
+        losetup.args(["--find", "--show", "--direct-io=on"]);
+        losetup.args(["--sector-size", &bytes.to_string()]).arg(file);
         let ended = run(&mut losetup, LIMIT).unwrap_or_else(|e| panic!("{e}"));
         if ended.code != 0 {
             println!("skipped: needs loop devices, and root: {}", ended.complaint());

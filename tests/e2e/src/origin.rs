@@ -26,6 +26,8 @@ pub enum Kind {
     Nbdkit,
     /// With a log of all requests.
     NbdkitLogged,
+    /// That takes whole blocks of 4096 bytes only.
+    NbdkitBlocks,
     QemuNbd,
     QemuStorageDaemon,
 }
@@ -48,7 +50,7 @@ impl Kind {
     /// Its program.
     pub fn program(self) -> &'static str {
         match self {
-            Kind::Nbdkit | Kind::NbdkitLogged => "nbdkit",
+            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks => "nbdkit",
             Kind::QemuNbd => "qemu-nbd",
             Kind::QemuStorageDaemon => "qemu-storage-daemon",
         }
@@ -58,7 +60,7 @@ impl Kind {
         let image = dir.join(IMAGE);
         let mut command = Command::new(self.program());
         match self {
-            Kind::Nbdkit | Kind::NbdkitLogged => {
+            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks => {
                 match address {
                     Address::Unix(socket) => command.args(["-f", "-U"]).arg(socket),
                     Address::Tcp(port) => {
@@ -68,6 +70,10 @@ impl Kind {
                 if self == Kind::NbdkitLogged {
                     command.args(["--filter=log", "file"]).arg(&image);
                     command.arg(format!("logfile={}", dir.join(LOG).display()));
+                } else if self == Kind::NbdkitBlocks {
+                    command.args(["--filter=blocksize-policy", "file"]).arg(&image);
+                    command.args(["blocksize-minimum=4096", "blocksize-preferred=4096"]);
+                    command.args(["blocksize-maximum=32M", "blocksize-error-policy=error"]);
                 } else {
                     command.arg("file").arg(&image);
                 }

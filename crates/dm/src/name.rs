@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Names of mapped devices: what is allowed, and how others are mangled for a path.
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
-use block::{Error, is_steering};
+use block::{Error, ErrorKind, is_steering};
 
 /// Longest name in its mangled form, bytes (the kernel's `DM_NAME_LEN` less the final zero).
 pub const NAME_BYTES_MAX: usize = 127;
@@ -64,32 +64,54 @@ pub(crate) fn check(word: &str) -> Result<String, Error> {
     Ok(name)
 }
 
-/// A name that can change while others hold a reference to it: old ones live as long as the device.
+/// Most names that one device may have had. Chosen: more than anybody gives, and soon gone through.
+const NAMES_MAX: usize = 1000;
+
+/// A name that can change while others hold a reference to it: all that it has been live as long as
+/// the device.
 pub(crate) struct Names {
-    name: String,
-    next: OnceCell<Box<Names>>,
+    first: Name,
+    /// How many there are before the present one.
+    before: Cell<usize>,
+}
+
+struct Name {
+    text: String,
+    next: OnceCell<Box<Name>>,
+}
+
+impl Name {
+    fn new(text: String) -> Name {
+        Name { text, next: OnceCell::new() }
+    }
 }
 
 impl Names {
     pub(crate) fn new(name: String) -> Names {
-        Names { name, next: OnceCell::new() }
-    }
-
-    fn last(&self) -> &Names {
-        let mut at = self;
-        while let Some(next) = at.next.get() {
-            at = next;
-        }
-        at
+        Names { first: Name::new(name), before: Cell::new(0) }
     }
 
     pub(crate) fn get(&self) -> &str {
-        &self.last().name
+        let mut at = &self.first;
+        for _ in 0..self.before.get() {
+            at = at.next.get().expect("as many as were counted");
+        }
+        &at.text
     }
 
-    pub(crate) fn set(&self, name: String) {
-        let fresh = self.last().next.set(Box::new(Names::new(name)));
-        assert!(fresh.is_ok(), "the last name has no next");
+    /// One that it had before is taken again.
+    pub(crate) fn set(&self, name: &str) -> Result<(), Error> {
+        let (mut at, mut before) = (&self.first, 0);
+        while at.text != name {
+            before += 1;
+            if before == NAMES_MAX {
+                let e = format!("{}: it has had {NAMES_MAX} names: make it anew", self.get());
+                return Err(Error::new(ErrorKind::Limit, e));
+            }
+            at = at.next.get_or_init(|| Box::new(Name::new(name.to_owned())));
+        }
+        self.before.set(before);
+        Ok(())
     }
 }
 
@@ -124,7 +146,24 @@ mod tests {
     fn a_renamed_device_keeps_references_to_its_old_name_alive() {
         let names = Names::new("old".into());
         let old = names.get();
-        names.set("new".into());
+        names.set("new").unwrap();
         assert_eq!((old, names.get()), ("old", "new"));
+    }
+
+    /// Each name took memory and time of all later ones, and hundreds of thousands would have ended
+    /// the program as the device went: they were dropped one within the other.
+    #[test]
+    fn a_device_has_a_bounded_number_of_names_and_may_go_back_to_each() {
+        let names = Names::new("0".into());
+        for nth in 1..NAMES_MAX {
+            names.set(&nth.to_string()).unwrap();
+        }
+        let e = names.set("one more").unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Limit);
+        assert_eq!(names.get(), "999");
+        for name in ["7", "0", "999", "7"] {
+            names.set(name).unwrap();
+            assert_eq!(names.get(), name);
+        }
     }
 }

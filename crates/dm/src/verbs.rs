@@ -205,8 +205,9 @@ impl Dm {
         device.check_here()?;
         let new = self.free_name(new)?;
         let mut devices = self.devices.borrow_mut();
-        devices.remove(device.name());
-        device.names.set(new.clone());
+        let old = device.name().to_owned();
+        device.names.set(&new)?;
+        devices.remove(&old);
         devices.insert(new, device.clone());
         drop(devices);
         device.raise_event();

@@ -150,11 +150,12 @@ impl Dm {
         uuid: Option<&str>,
         table: Option<&str>,
     ) -> Result<Rc<MappedDevice>, Error> {
-        self.create_at(name, uuid, None, table, None).await
+        self.create_at(name, uuid, None, table, None, &|| true).await
     }
 
     /// The same with a minor number of the caller's choice; without, it is the lowest free one.
-    /// `force` is the token of an earlier refusal of the table.
+    /// `force` is the token of an earlier refusal of the table. When `is_wanted` says no once the
+    /// table has been constructed, which may take as long as its devices do, there is no device.
     pub async fn create_at(
         &self,
         name: &str,
@@ -162,11 +163,12 @@ impl Dm {
         minor: Option<u32>,
         table: Option<&str>,
         force: Option<&str>,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<Rc<MappedDevice>, Error> {
         let device = self.add(name, uuid, minor)?;
         let Some(table) = table else { return Ok(device) };
         // Its name may change meanwhile.
-        let live = match self.load_forced(device.name(), table, force).await {
+        let live = match self.load_forced(device.name(), table, force, is_wanted).await {
             Ok(()) => self.resume(device.name()).await,
             Err(e) => Err(e),
         };
@@ -240,15 +242,17 @@ impl Dm {
 
     /// Parses and constructs a table and puts it into the inactive slot, replacing one there.
     pub async fn load(&self, name: &str, text: &str) -> Result<(), Error> {
-        self.load_forced(name, text, None).await
+        self.load_forced(name, text, None, &|| true).await
     }
 
-    /// The same of a table that was refused with a token before.
+    /// The same of a table that was refused with a token before; and of one that `is_wanted` may
+    /// say no to once it has been constructed.
     pub async fn load_forced(
         &self,
         name: &str,
         text: &str,
         force: Option<&str>,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
         let device = self.get(name)?;
         let held = device.control().await?;
@@ -258,6 +262,9 @@ impl Dm {
         }
         let put = result.and_then(|table| {
             device.check_held(&held)?;
+            if !is_wanted() {
+                return Err(Error::busy("who asked for it has gone"));
+            }
             self.put_inactive(&device, &Rc::new(table), force)
         });
         put.map_err(|e| e.within(device.name()))

@@ -52,14 +52,14 @@ fn a_device_goes_from_notable_to_live_and_away() {
 #[test]
 fn a_minor_number_is_the_lowest_free_one_or_the_one_asked_for() {
     Bench::new(1).run(|dm, _| async move {
-        let at = |minor| dm.create_at("d", None, minor, None, None);
+        let at = |minor| dm.create_at("d", None, minor, None, None, &|| true);
         assert_eq!(at(Some(7)).await.unwrap().minor(), 7);
         assert_eq!(dm.create("e", None, None).await.unwrap().minor(), 0);
         dm.remove("e", Remove::IfUnused).await.unwrap();
-        let taken = dm.create_at("e", None, Some(7), None, None).await.unwrap_err();
+        let taken = dm.create_at("e", None, Some(7), None, None, &|| true).await.unwrap_err();
         assert_eq!(taken.to_string(), "e: minor number 7 is d's");
         assert_eq!(taken.kind(), ErrorKind::Busy);
-        let high = dm.create_at("e", None, Some(1 << 20), None, None).await.unwrap_err();
+        let high = dm.create_at("e", None, Some(1 << 20), None, None, &|| true).await.unwrap_err();
         assert_eq!(high.to_string(), "e: minor number 1048576: at most 1048575 is allowed");
         assert_eq!(dm.list().len(), 1);
     });

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use block::{Access, BlockDevice, Class, CoreId, Error, ErrorKind, Nanos, Sector, Unsaved};
 use control::{Failure, api};
@@ -133,19 +133,25 @@ impl Engine {
     ) -> Result<(), (usize, Failure)> {
         self.leaves.set_patience(STARTING);
         for (nth, device) in devices.into_iter().enumerate() {
-            self.create(device).await.map_err(|failure| (nth, failure))?;
+            self.create(device, &|| true).await.map_err(|failure| (nth, failure))?;
         }
         self.leaves.set_patience(Nanos::ZERO);
         Ok(())
     }
 
-    pub(crate) async fn create(&self, new: api::Create) -> Result<api::Changed, Failure> {
+    /// Makes a device. Nothing is made when `is_wanted` says no before anything was changed.
+    pub(crate) async fn create(
+        &self,
+        new: api::Create,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Changed, Failure> {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
         match (new.zram, table) {
             (false, _) => {
                 let force = new.force.as_deref();
                 let mark = self.files.closes_begun();
-                let created = self.dm.create_at(&new.name, uuid, new.minor, table, force).await;
+                let (name, minor) = (&new.name, new.minor);
+                let created = self.dm.create_at(name, uuid, minor, table, force, is_wanted).await;
                 if created.is_err() {
                     // What it had opened is free when its caller hears of it.
                     self.files.closed_since(mark).await;
@@ -165,9 +171,16 @@ impl Engine {
         self.changed(&new.name)
     }
 
-    pub(crate) async fn load(&self, name: &str, new: &api::Load) -> Result<api::Changed, Failure> {
+    /// Loads a table, unless `is_wanted` says no by the time it has been constructed.
+    pub(crate) async fn load(
+        &self,
+        name: &str,
+        new: &api::Load,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Changed, Failure> {
         let mark = self.files.closes_begun();
-        let loaded = self.dm.load_forced(name, &new.table, new.force.as_deref()).await;
+        let force = new.force.as_deref();
+        let loaded = self.dm.load_forced(name, &new.table, force, is_wanted).await;
         self.files.closed_since(mark).await;
         loaded?;
         tracing::info!(device = name, "table loaded");
@@ -237,9 +250,13 @@ impl Engine {
 
     /// Waits until nothing else changes the device, so that a change that begins then does so at
     /// once. Fails when nobody waits for it any more: it has changed nothing.
-    pub(crate) async fn turn(&self, name: &str, asked: &Weak<()>) -> Result<(), Failure> {
+    pub(crate) async fn turn(
+        &self,
+        name: &str,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), Failure> {
         loop {
-            if asked.strong_count() == 0 {
+            if !is_wanted() {
                 return Err(Error::busy(format!("{name}: who asked for it has gone")).into());
             }
             // An unknown device is for the verb to tell.
@@ -257,12 +274,12 @@ impl Engine {
         &self,
         name: &str,
         seen: Option<u32>,
-        waiting: &Weak<()>,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Event, Failure> {
         let device = self.dm.get(name)?;
         let event_nr = || device.info().event_nr;
         let seen = seen.unwrap_or_else(event_nr);
-        while event_nr() == seen && waiting.strong_count() > 0 {
+        while event_nr() == seen && is_wanted() {
             sleep(LOOK_EVENT).await;
         }
         Ok(api::Event { event_nr: event_nr() })

@@ -12,7 +12,8 @@
 //! - H1 A request that takes long (`wait`, a message, a suspend) keeps no place from others: it
 //!   moves to a place among those that wait, and is refused when there is none.
 //! - H2 Connections by TCP take no place of local sockets, of either kind.
-//! - H3 A request whose client has gone before anything was changed changes nothing.
+//! - H3 A request whose client has gone before anything was changed changes nothing; to open what a
+//!   table names changes nothing yet.
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener as StdTcpListener};
 use std::os::unix::fs::PermissionsExt;

@@ -167,7 +167,9 @@ pub(crate) async fn answer(state: &State, route: Route, body: &[u8]) -> Result<A
         Route::Devices => json(&core.call(async |e| e.devices()).await?),
         Route::Create => {
             let new = parse::<api::Create>(body)?;
-            json(&core.call(async |e| e.create(new).await).await??)
+            let (_asking, is_wanted) = asking();
+            let create = async move |e: Rc<Engine>| e.create(new, &is_wanted).await;
+            json(&core.call(create).await??)
         }
         Route::Targets => json(&core.call(async |e| e.targets()).await?),
         Route::Version => json(&state.version),
@@ -203,7 +205,10 @@ async fn of_device(
         }
         Verb::Load => {
             let new = parse::<api::Load>(body)?;
-            json(&change(core, name, async move |e, name| e.load(&name, &new).await).await?)
+            let (_asking, is_wanted) = asking();
+            let load =
+                async move |e: Rc<Engine>, name: String| e.load(&name, &new, &is_wanted).await;
+            json(&change(core, name, load).await?)
         }
         Verb::Clear => json(&change(core, name, async |e, name| e.clear(&name).await).await?),
         Verb::Suspend => {
@@ -246,24 +251,29 @@ where
     F: FnOnce(Rc<Engine>, String) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, Failure>> + 'static,
 {
-    // What drops this future drops `asking` too.
-    let asking = Arc::new(());
-    let asked = Arc::downgrade(&asking);
+    let (_asking, is_wanted) = asking();
     let done = core.call(async move |e: Rc<Engine>| {
-        e.turn(&name, &asked).await?;
+        e.turn(&name, &is_wanted).await?;
         f(e, name).await
     });
     done.await?
 }
 
+/// What a request holds as long as its client waits, and how the core sees whether it does: what
+/// drops the request drops what it holds.
+fn asking() -> (Arc<()>, impl Fn() -> bool + Send + 'static) {
+    let asking = Arc::new(());
+    let asked = Arc::downgrade(&asking);
+    (asking, move || asked.strong_count() > 0)
+}
+
 /// Waits for an event, as long as the client does and the daemon is not told to end.
 async fn wait(state: &State, name: String, seen: Option<u32>) -> Result<api::Event, Failure> {
-    let waiting = Arc::new(());
-    let waits = Arc::downgrade(&waiting);
+    let (_asking, is_wanted) = asking();
+    let wait = async move |e: Rc<Engine>| e.wait(&name, seen, &is_wanted).await;
     let mut closing = state.closing.clone();
-    // What drops this future drops `waiting` too, and the core stops looking.
     tokio::select! {
-        event = state.core.call(async move |e| e.wait(&name, seen, &waits).await) => event?,
+        event = state.core.call(wait) => event?,
         () = shutdown(&mut closing) => Err(Error::busy("the daemon is shutting down").into()),
     }
 }

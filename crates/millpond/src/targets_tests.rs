@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the engines may have below them, and what of theirs may go out of sight.
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{Buf, Class, CoreId, Error, ErrorKind, Flags, Sector};
 use dm::{Dm, Remove};
-use reactor::{Reactor, flush, write};
+use reactor::{Reactor, flush, write, yield_now};
 use uring::Uring;
 
 use crate::leaf::Leaves;
@@ -64,10 +65,10 @@ fn two_caches_on_one_device_are_refused_through_any_stack() {
             let len = below.split(' ').nth(1).unwrap();
             let token = refused(&dm, "l", below, &["l (", "cache device of w"]).await;
             let token = token.token().unwrap().to_owned();
-            dm.create_at("l", None, None, Some(below), Some(&token)).await.unwrap();
+            dm.create_at("l", None, None, Some(below), Some(&token), &|| true).await.unwrap();
             let above = format!("0 {len} linear l 0");
             let e = refused(&dm, "ll", &above, &["ll (linear)"]).await;
-            dm.create_at("ll", None, None, Some(&above), e.token()).await.unwrap();
+            dm.create_at("ll", None, None, Some(&above), e.token(), &|| true).await.unwrap();
             for (origin, cache) in [("mem:16M,p", "ll"), ("ll", "mem:16M,p")] {
                 let table = format!("0 8192 writecache s {origin} {cache} 4096 0");
                 let parts = ["line 1: writecache: ", "of mem:16M,c", "cache device of w"];
@@ -165,11 +166,15 @@ fn a_mapping_past_a_live_cache_takes_its_token() {
             ["m: line 1: linear: sectors 0 to 32767 of mem:16M,o", "origin of w", "--force="];
         let e = refused(&dm, "m", table, &parts).await;
         let token = e.token().unwrap();
-        let wrong = dm.create_at("m", None, None, Some(table), Some("00000000")).await.unwrap_err();
+        let wrong = dm
+            .create_at("m", None, None, Some(table), Some("00000000"), &|| true)
+            .await
+            .unwrap_err();
         assert!(wrong.to_string().contains("the token 00000000 does not stand for"), "{wrong}");
-        let other = dm.create_at("n", None, None, Some(table), Some(token)).await.unwrap_err();
+        let other =
+            dm.create_at("n", None, None, Some(table), Some(token), &|| true).await.unwrap_err();
         assert_eq!(other.kind(), ErrorKind::Busy, "a token is for one device: {other}");
-        dm.create_at("m", None, None, Some(table), Some(token)).await.unwrap();
+        dm.create_at("m", None, None, Some(table), Some(token), &|| true).await.unwrap();
         // What was permitted is not asked again, and other tables are not held up by it.
         dm.load("m", table).await.unwrap();
         make(&dm, "other", "0 8192 writecache s mem:16M,p mem:16M,q 4096 0").await;
@@ -179,7 +184,7 @@ fn a_mapping_past_a_live_cache_takes_its_token() {
         // The same when the mapping is there first.
         make(&dm, "m", "0 8192 linear mem:16M,o 0").await;
         let e = refused(&dm, "w", W, &["line 1: writecache: ", "mapped by m (linear)"]).await;
-        dm.create_at("w", None, None, Some(W), e.token()).await.unwrap();
+        dm.create_at("w", None, None, Some(W), e.token(), &|| true).await.unwrap();
     });
 }
 
@@ -299,7 +304,7 @@ fn a_cache_with_failing_blocks_is_removed_by_token_only() {
 #[test]
 fn a_deferred_removal_tells_or_stays_too() {
     with_dm(|dm| async move {
-        let told = Rc::new(std::cell::RefCell::new(Vec::new()));
+        let told = Rc::new(RefCell::new(Vec::new()));
         let log = told.clone();
         dm.on_kept(move |name, unsaved| log.borrow_mut().push(format!("{name}: {unsaved}")));
         make(&dm, "w", W).await;
@@ -308,7 +313,7 @@ fn a_deferred_removal_tells_or_stays_too() {
         assert_eq!(dm.remove("w", Remove::Deferred).await.unwrap(), []);
         drop(held);
         while dm.get("w").is_ok() {
-            reactor::yield_now().await;
+            yield_now().await;
         }
         assert_eq!(*told.borrow(), ["w: 1 dirty block (4.0 KiB) on mem:16M,c"]);
     });

@@ -9,8 +9,8 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -116,6 +116,41 @@ fn a_remove_whose_client_has_gone_removes_nothing() {
     // One whose client stays has its turn.
     let removal = pond.cli(&["remove", "d", "--force"]);
     assert_eq!(removal.code, Some(0)); // it tells what stays in a cache
+}
+
+/// A server that was slow to answer, and a `create` whose client had been killed meanwhile: the
+/// device came up all the same, later.
+#[test]
+fn what_is_made_for_a_client_that_has_gone_is_not_made() {
+    let server = Pond::start();
+    server.create("d", "0 8 zero");
+    let pond = Pond::start();
+    pond.create("old", "0 8 zero");
+    let between = pond.dir.path().join("between.sock");
+    let listener = UnixListener::bind(&between).unwrap();
+    let table = format!("0 8 linear nbd+unix:///d?socket={} 0", between.display());
+    let create = format!("{{\"name\": \"new\", \"table\": \"{table}\"}}");
+    let load = format!("{{\"table\": \"{table}\"}}");
+    for (path, body) in [("/v1/devices", &create), ("/v1/devices/old/load", &load)] {
+        let mut client = connect(&pond);
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n");
+        write!(client, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let (daemon, _) = listener.accept().unwrap(); // it waits for the server's greeting
+        drop(client);
+        assert_serves(&pond);
+        sleep(100 * MS); // the client's end has been seen
+        let disk = UnixStream::connect(server.run_dir().join("nbd.sock")).unwrap();
+        let (mut from, mut to) = (disk.try_clone().unwrap(), daemon.try_clone().unwrap());
+        let there = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        // The daemon ends the connection: nothing uses it.
+        daemon.set_read_timeout(Some(5000 * MS)).unwrap();
+        std::io::copy(&mut &daemon, &mut &disk).expect("no end");
+        disk.shutdown(Shutdown::Write).unwrap();
+        there.join().unwrap().unwrap();
+        assert_serves(&pond);
+        pond.cli(&["info", "new"]).failed(3);
+        assert!(pond.cli(&["info", "old"]).ok().contains("Tables present:    LIVE\n"));
+    }
 }
 
 /// A request that lay in the socket while the daemon was busy was executed for nobody.

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use crate::cli::{RunArgs, ServeArgs};
 use crate::config::{Config, DeviceConfig};
 use crate::daemon::Daemon;
+use crate::memory;
 use crate::rundir::{RunDir, refused};
 use crate::verbs::read_table;
 
@@ -64,6 +65,7 @@ pub(crate) async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Fa
     };
     let serve = ServeArgs { fuse: args.fuse.clone(), ..ServeArgs::default() };
     let config = Config { devices: vec![device], serve };
+    memory::set_by_default();
     // Before the command starts, so that none gets lost.
     let signals = Signals::new()?;
     let daemon = Daemon::start(&run_dir, config).await?;

@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use crate::patience::{STARTING, patiently};
 use crate::routes::Slot;
 use crate::shards::{Owner, Shards};
 use crate::targets::Claims;
-use crate::word::names_a_leaf;
+use crate::word::{Word, names_a_leaf, parse};
 use crate::zram::Ground;
 use crate::{sysfs, targets};
 
@@ -510,10 +511,32 @@ impl fmt::Debug for Engine {
 /// What to know of blocks that stay in a cache without a device.
 fn kept(unsaved: &Unsaved) -> String {
     let Unsaved { cache, origin, .. } = unsaved;
+    if let Ok(Word::Mem(_) | Word::Null(_)) = parse(cache) {
+        return format!(
+            "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
+             {origin} alone is stale"
+        );
+    }
+    let recover = match (path_of(cache), path_of(origin)) {
+        (Some(cache), Some(origin)) => format!(
+            ", or `millpond recover --cache {} --origin {}`,",
+            cache.display(),
+            origin.display()
+        ),
+        _ => String::new(),
+    };
     format!(
-        "{unsaved} stay there, and {origin} alone is stale: only a table over both, or \
-         `millpond recover --cache {cache} --origin {origin}`, brings them together"
+        "{unsaved} stay there, and {origin} alone is stale: only a table over both{recover} brings \
+         them together"
     )
+}
+
+/// The path that a word of a table means, if a tool can open what it means.
+fn path_of(word: &str) -> Option<PathBuf> {
+    match parse(word) {
+        Ok(Word::Path(path) | Word::Pmem(path)) => Some(path),
+        Ok(Word::Nbd(_) | Word::Mem(_) | Word::Null(_)) | Err(_) => None,
+    }
 }
 
 fn device(info: DeviceInfo) -> api::Device {

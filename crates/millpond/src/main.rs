@@ -59,6 +59,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use control::{EXIT_DONE, Failure};
+use tokio::runtime::Runtime;
 use tracing::Level;
 
 use crate::cli::{Cli, DaemonArgs, Verb};
@@ -88,19 +89,25 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         bench::run(args)?;
         return Ok(EXIT_DONE);
     }
+    let run_dir = cli.run_dir.as_deref();
     let verb = match cli.verb {
         Verb::Inspect(args) => {
-            return offline::run(|| inspect::run(&args)).map_err(|f| f.within("inspect"));
+            let done = offline::run(|| inspect::run(&args));
+            let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
+            return done.map_err(|f| f.within("inspect"));
         }
         Verb::Recover(args) => {
             log::start(Level::WARN);
             daemon::abort_on_panic();
-            return offline::run(|| recover::run(args)).map_err(|f| f.within("recover"));
+            let images = [args.cache.clone(), args.origin.clone()];
+            let done = offline::run(|| recover::run(args));
+            let done = done.map_err(|f| offline::name_user(f, &[&images[0], &images[1]], run_dir));
+            return done.map_err(|f| f.within("recover"));
         }
         Verb::Wipe(args) => {
-            return offline::run(|| wipe::run(&args))
-                .map(|()| EXIT_DONE)
-                .map_err(|f| f.within("wipe"));
+            let done = offline::run(|| wipe::run(&args)).map(|()| EXIT_DONE);
+            let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
+            return done.map_err(|f| f.within("wipe"));
         }
         verb @ (Verb::Daemon(_)
         | Verb::Run(_)
@@ -108,15 +115,12 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         | Verb::Reproduce(_)
         | Verb::Steer(_)) => verb,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| refused(&e, "tokio runtime"))?;
+    let runtime = runtime()?;
     match verb {
         Verb::Daemon(DaemonArgs { config, serve }) => {
             log::start(Level::INFO);
             daemon::abort_on_panic();
-            let run_dir = RunDir::choose(cli.run_dir.as_deref())?;
+            let run_dir = RunDir::choose(run_dir)?;
             let config =
                 config.map_or_else(|| Ok(Config::default()), |file| Config::read(&file))?;
             return runtime
@@ -126,9 +130,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Run(args) => {
             log::start(Level::WARN);
             daemon::abort_on_panic();
-            return runtime
-                .block_on(embed::run(&args, cli.run_dir.as_deref()))
-                .map_err(|f| f.within("run"));
+            return runtime.block_on(embed::run(&args, run_dir)).map_err(|f| f.within("run"));
         }
         Verb::Reproduce(args) => {
             log::start(Level::WARN);
@@ -139,9 +141,15 @@ fn run(cli: Cli) -> Result<u8, Failure> {
             unreachable!("run above")
         }
         Verb::Steer(verb) => {
-            let client = Client::new(&RunDir::choose(cli.run_dir.as_deref())?);
+            let client = Client::new(&RunDir::choose(run_dir)?);
             runtime.block_on(verbs::run(&client, verb))?;
         }
     }
     Ok(EXIT_DONE)
+}
+
+/// What HTTP runs on, on this thread.
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().map_err(|e| refused(&e, "tokio runtime"))
 }

@@ -21,6 +21,11 @@ const FOR_TOOLS: &str = "what the machine or the control group has";
 
 static BUDGET: OnceLock<Arc<Budget>> = OnceLock::new();
 
+/// Sets the budget of a daemon that has no option for it: that of `run`.
+pub(crate) fn set_by_default() {
+    budget();
+}
+
 /// The budget of this process, for its cores.
 pub(crate) fn budget() -> Arc<Budget> {
     BUDGET.get_or_init(|| Arc::new(Budget::new(half(), BY_DEFAULT))).clone()

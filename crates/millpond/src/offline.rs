@@ -10,13 +10,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, CoreId, ErrorKind, Sector};
-use control::Failure;
+use control::{Failure, api, paths};
 use queue::Leaf;
 use reactor::{Reactor, set_memory};
 use uring::{Direct, Files, OpenOptions, Uring};
 use writecache::{Contents, Survey};
 
+use crate::client::Client;
 use crate::memory;
+use crate::rundir::RunDir;
+use crate::word::PMEM;
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,9 @@ pub(crate) enum Access {
 
 /// Longest wait of a tool for its files to be closed before it ends.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
+
+/// How long a daemon may take to say which device has an image.
+const ASK_TIME: Duration = Duration::from_secs(2);
 
 /// Runs a tool, and returns when nothing keeps its files from others any more.
 pub(crate) fn run<T>(tool: impl FnOnce() -> T) -> T {
@@ -62,6 +68,45 @@ pub(crate) fn open(
     let opened = files.open_path(path, options)?;
     let leaf = Leaf::new(path.to_string_lossy(), opened.file, opened.limits);
     Ok(Rc::new(leaf.with_identity(opened.lasting_identity)))
+}
+
+/// Says which device has an image that is in use, where the daemon of `run_dir` has it and answers.
+pub(crate) fn name_user(mut failure: Failure, images: &[&Path], run_dir: Option<&Path>) -> Failure {
+    let refused = |image: &&&Path| {
+        failure.message.starts_with(&format!("{}: is in use, by process", image.display()))
+    };
+    if let Some(image) = images.iter().find(refused)
+        && let Some(user) = user_of(image, run_dir)
+    {
+        failure.message.push_str(&format!(", for its device {user}"));
+    }
+    failure
+}
+
+fn user_of(image: &Path, run_dir: Option<&Path>) -> Option<String> {
+    let client = Client::new(&RunDir::choose(run_dir).ok()?);
+    // No look at the daemon's other files: one may be on a file system that does not answer.
+    let names: Vec<String> = [std::path::absolute(image), image.canonicalize()]
+        .into_iter()
+        .filter_map(|path| Some(path.ok()?.to_string_lossy().into_owned()))
+        .collect();
+    let ask = async {
+        let devices: Vec<api::Device> = client.get(paths::DEVICES).await.ok()?;
+        for device in devices {
+            let path = paths::of_device(&device.name, "deps");
+            let deps: Vec<api::Dependency> = client.get(&path).await.unwrap_or_default();
+            let is_it = |d: &api::Dependency| {
+                let path = d.name.strip_prefix(PMEM).unwrap_or(&d.name);
+                names.iter().any(|name| name == path)
+            };
+            if deps.iter().any(is_it) {
+                return Some(device.name);
+            }
+        }
+        None
+    };
+    let asked = async { tokio::time::timeout(ASK_TIME, ask).await.ok().flatten() };
+    crate::runtime().ok()?.block_on(asked)
 }
 
 /// The refusal of something that needs `--force`.

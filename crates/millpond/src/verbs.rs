@@ -66,6 +66,9 @@ fn within(what: impl std::fmt::Display, done: Done) -> Done {
         if let Some(rest) = f.message.strip_prefix(name).and_then(|r| r.strip_prefix(": ")) {
             f.message = rest.into();
         }
+        if f.message == "no such device" {
+            f.message.push_str(": `millpond ls` lists those that there are");
+        }
         f.within(what)
     })
 }

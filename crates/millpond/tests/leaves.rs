@@ -65,7 +65,8 @@ fn what_a_leaf_has_not_or_does_not_let_be_set_is_refused_by_name() {
     }
     // A word without a slash is a mapped device's name.
     let said = pond.cli(&["get", "disk.img"]).failed(3);
-    assert_eq!(said, "millpond: get disk.img: no such device (ENXIO)\n");
+    let wanted = "millpond: get disk.img: no such device: `millpond ls` lists those that there are";
+    assert_eq!(said, format!("{wanted} (ENXIO)\n"));
 }
 
 #[test]

@@ -170,6 +170,17 @@ fn what_a_daemon_has_open_is_in_use_and_the_daemon_is_named() {
         let path = if said.contains(&cache) { &cache } else { &origin };
         assert!(said.contains(&format!("{path}: {by}")) && said.contains("EBUSY"), "{said}");
     }
+    // The daemon that a verb would talk to says which of its devices it is.
+    let link = pond.dir.path().join("link.img");
+    std::os::unix::fs::symlink(&cache, &link).unwrap();
+    for args in [
+        &["inspect", &cache][..],
+        &["wipe", link.to_str().unwrap()],
+        &["recover", "--cache", "./cache.img", "--origin", &origin],
+    ] {
+        let said = pond.cli(args).failed(4);
+        assert!(said.ends_with("(millpond), for its device wc (EBUSY)\n"), "{said}");
+    }
     pond.cli(&["remove", "wc"]).ok();
     other.create("second", &table);
 }

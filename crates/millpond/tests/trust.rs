@@ -20,7 +20,7 @@ fn dirty(pond: &Pond, name: &str) {
 }
 
 fn dirty_blocks(pond: &Pond, name: &str) -> u64 {
-    pond.cli(&["get", name, "unsaved_blocks"]).ok().trim().parse().unwrap()
+    pond.cli(&["get", name, "dirty_blocks"]).ok().trim().parse().unwrap()
 }
 
 /// A cache of files whose dirty blocks stay.
@@ -113,6 +113,10 @@ fn what_does_not_last_is_warned_of() {
     let warning = "w: the cache is in memory (mem:16M,c): what it holds, flushed data too, is gone \
                    when the daemon ends";
     assert!(created.err.contains(warning), "{created:?}");
+    dirty(&pond, "w");
+    let removed = pond.cli(&["remove", "w"]).err;
+    let gone = "are gone with the last device that has mem:16M,c open";
+    assert!(removed.contains(gone) && !removed.contains("recover"), "{removed}");
     if std::path::Path::new("/dev/shm").exists() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let cache = common::file_in(dir.path(), "c.img", 16);

@@ -129,7 +129,12 @@ fn remove_rename_and_wait_know_busy_and_gone() {
     assert_eq!(event, "{\n  \"event_nr\": 1\n}\n");
     pond.cli(&["remove", "tip", "low"]).ok();
     let err = pond.cli(&["remove", "tip"]).failed(3);
-    assert_eq!(err, "millpond: remove tip: no such device (ENXIO)\n");
+    let hint = "`millpond ls` lists those that there are";
+    assert_eq!(err, format!("millpond: remove tip: no such device: {hint} (ENXIO)\n"));
+    for verb in [&["get", "nope"][..], &["drain", "nope"], &["set", "nope", "a", "1"]] {
+        let err = pond.cli(verb).failed(3);
+        assert!(err.contains(hint), "{verb:?}: {err}");
+    }
     pond.create("a", "0 8 zero");
     pond.create("b", "0 8 linear a 0");
     pond.cli(&["remove_all"]).ok();

@@ -36,6 +36,15 @@ fn the_exit_code_is_the_commands() {
     assert!(bad.stderr.contains("nothing.img"), "{}", bad.stderr);
 }
 
+/// It has no option for the memory of its device, so none is named.
+#[test]
+fn a_device_that_needs_too_much_memory_is_refused_with_the_limit() {
+    let refused = shell("0 8192 linear mem:1P 0", "exit 0");
+    assert_eq!(refused.code, 1);
+    let why = "are free (half of what the machine or the control group has) (ENOMEM)";
+    assert!(refused.stderr.contains(why), "{}", refused.stderr);
+}
+
 #[test]
 fn the_command_finds_its_device_and_nothing_stays() {
     if !clients(&["nbdinfo"]) {

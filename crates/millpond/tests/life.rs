@@ -59,6 +59,27 @@ fn sigint_does_too_even_with_a_device_suspended_under_a_client() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
+/// All had settled, and yet the daemon ended with 1: a device was "being removed".
+#[test]
+fn sigterm_beside_a_removal_exits_0() {
+    let pond = Pond::start();
+    pond.create("slow", "0 16384 delay mem:8M 0 0");
+    pond.create("d", "0 2048 writecache s mem:1M slow 4096 0");
+    assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
+    pond.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1500"]).ok();
+    pond.cli(&["resume", "slow"]).ok();
+    std::thread::scope(|s| {
+        let removal = s.spawn(|| pond.cli(&["remove", "d"]));
+        // It is suspended for its removal, and its commit is slow.
+        while pond.cli(&["message", "d", "0", "clear_stats"]).code == Some(0) {}
+        pond.signal("-TERM");
+        removal.join().unwrap();
+    });
+    let (status, log, _) = pond.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("all devices are settled"), "{log}");
+}
+
 #[test]
 fn after_kill_9_the_config_brings_everything_back() {
     let dir = with_config(STACK);

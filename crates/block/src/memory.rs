@@ -154,12 +154,15 @@ mod tests {
     #[test]
     fn cores_share_one_budget() {
         let budget = Arc::new(Budget::new(1000, "a test"));
+        let start = std::sync::Barrier::new(4);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..1000 {
+                    start.wait();
+                    for _ in 0..2000 {
                         let taken = budget.reserve(300, "a piece");
                         assert!(budget.free() <= 1000);
+                        std::thread::yield_now(); // others reserve beside it
                         drop(taken);
                     }
                 });

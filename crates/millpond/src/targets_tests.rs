@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the engines may have below them, and what of theirs may go out of sight.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{Buf, Class, CoreId, Error, ErrorKind, Flags, Sector};
+use block::{Buf, Class, CoreId, Error, ErrorKind, Flags, Nanos, Sector};
 use dm::{Dm, Remove};
-use reactor::{Reactor, flush, write, yield_now};
+use reactor::{Reactor, flush, now, sleep, spawn, write, yield_now};
 use uring::Uring;
 
 use crate::leaf::Leaves;
@@ -316,5 +316,165 @@ fn a_deferred_removal_tells_or_stays_too() {
             yield_now().await;
         }
         assert_eq!(*told.borrow(), ["w: 1 dirty block (4.0 KiB) on mem:16M,c"]);
+    });
+}
+
+/// Overlaps of which only a part shows: behind other runs, at the last sector, in one stripe.
+#[test]
+fn the_smallest_overlap_is_found_wherever_it_is() {
+    with_dm(|dm| async move {
+        make(&dm, "c", "0 8192 linear mem:16M,c 4096").await;
+        make(&dm, "w", "0 32768 writecache s mem:16M,o c 4096 0").await;
+        let striped = "0 65536 striped 2 16 mem:16M,x 0 mem:16M,c 0";
+        let e = refused(&dm, "stripes", striped, &["cache device of w"]).await;
+        dm.create_at("stripes", None, None, Some(striped), e.token(), &|| true).await.unwrap();
+        for (table, at) in [
+            ("0 4097 linear mem:16M,c 0", "4096 to 4096"),
+            ("0 1 linear mem:16M,c 12287", "12287 to 12287"),
+            (
+                "0 8 linear mem:16M,c 0\n8 8 linear mem:16M,c 16384\n16 8 linear mem:16M,c 5000",
+                "5000 to 5007",
+            ),
+            // The second run lies within the first.
+            ("0 4100 linear mem:16M,c 0\n4100 8 linear mem:16M,c 8", "4096 to 4099"),
+            // The sectors of a stripe are others than those of the device.
+            ("0 16 linear stripes 20496", "of mem:16M,c"),
+        ] {
+            refused(&dm, "m", table, &[at, "cache device of w"]).await;
+        }
+        for table in ["0 4096 linear mem:16M,c 0", "0 20480 linear mem:16M,c 12288"] {
+            make(&dm, "m", table).await;
+            dm.remove("m", Remove::IfUnused).await.unwrap();
+        }
+        for name in ["stripes", "w", "c"] {
+            dm.remove(name, Remove::IfUnused).await.unwrap();
+        }
+    });
+}
+
+/// A cache that was removed while its disk hung may still write there.
+#[test]
+fn a_cache_that_was_removed_by_force_keeps_its_devices_until_it_has_settled() {
+    with_dm(|dm| async move {
+        make(&dm, "slow", "0 32768 delay mem:16M,c 0 0").await;
+        make(&dm, "w", "0 32768 writecache s mem:16M,o slow 4096 0").await;
+        dm.load("slow", "0 32768 delay mem:16M,c 0 0 mem:16M,c 0 2500").await.unwrap();
+        dm.resume("slow").await.unwrap();
+        let device = dm.open("w").unwrap();
+        let block = Buf::zeroed(4096);
+        let at = &**device.device();
+        let writing = write(at, Flags::default(), Class::Foreground, Sector(0), block.all().into());
+        dm.remove_forced("w", Remove::Force, None).await.unwrap_err(); // it is open
+        drop(device);
+        dm.remove_forced("w", Remove::Force, None).await.unwrap();
+        assert!(dm.get("w").is_err());
+        let second = "0 32768 writecache s mem:16M,p slow 4096 0";
+        refused(&dm, "w2", second, &["cache device of w2", "cache device of w"]).await;
+        let _ = writing.await;
+        while let Err(e) = create(&dm, "w2", second).await {
+            assert!(e.kind() == ErrorKind::Busy && now() < Nanos::from_secs(60), "{e}");
+            sleep(Nanos::from_millis(50)).await;
+        }
+    });
+}
+
+/// A token stands for one deed, and for what was at stake when it was given.
+#[test]
+fn a_token_is_for_one_deed_and_for_all_that_is_at_stake() {
+    with_dm(|dm| async move {
+        let two = "0 16384 writecache s mem:8M,o mem:16M,c 4096 0\n\
+                   16384 16384 writecache s mem:8M,p mem:16M,d 4096 0";
+        make(&dm, "w", two).await;
+        let device = dm.open("w").unwrap();
+        let at = async |sector| {
+            let block = Buf::zeroed(4096).into();
+            let dev = &**device.device();
+            write(dev, Flags::default(), Class::Foreground, Sector(sector), block).await.unwrap();
+            flush(dev, Class::Foreground).await.unwrap();
+        };
+        at(16384).await;
+        dm.load("w", "0 32768 error").await.unwrap();
+        let e = dm.resume("w").await.unwrap_err();
+        assert!(e.to_string().contains("1 dirty block (4.0 KiB) on mem:16M,d"), "{e}");
+        let first = e.token().unwrap().to_owned();
+        at(0).await;
+        let e = dm.resume_forced("w", Some(&first)).await.unwrap_err();
+        assert!(e.to_string().contains("does not stand for"), "the other cache is dirty, too: {e}");
+        drop(device);
+        dm.resume_forced("w", e.token()).await.unwrap();
+    });
+}
+
+/// The device is there until who has it open has closed it, and its blocks have come to fail.
+#[test]
+fn a_deferred_removal_of_a_cache_with_failing_blocks_is_not_done() {
+    with_dm(|dm| async move {
+        make(&dm, "o", "0 32768 linear mem:16M,o 0").await;
+        make(&dm, "w", &W.replace("mem:16M,o", "o")).await;
+        let held = dm.open("w").unwrap();
+        dirty(&dm, "w").await;
+        assert_eq!(dm.remove("w", Remove::Deferred).await.unwrap(), []);
+        dm.load("o", "0 32768 error").await.unwrap();
+        dm.resume("o").await.unwrap();
+        dm.message("w", Sector::ZERO, vec!["flush".into()]).await.unwrap_err();
+        drop(held);
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        let e = dm.remove("w", Remove::IfUnused).await.unwrap_err();
+        // What stands for another deed does not stand for this one.
+        dm.load("w", "0 32768 error").await.unwrap();
+        let other = dm.resume("w").await.unwrap_err();
+        dm.clear("w").await.unwrap();
+        dm.remove_forced("w", Remove::IfUnused, other.token()).await.unwrap_err();
+        dm.remove_forced("w", Remove::Force, e.token()).await.unwrap();
+    });
+}
+
+/// Blocks that the cache device can't read are as much at stake as those that the origin refuses.
+#[test]
+fn a_cache_with_unreadable_blocks_is_removed_by_token_only() {
+    with_dm(|dm| async move {
+        make(&dm, "c", "0 32768 linear mem:16M,c 0").await;
+        make(&dm, "w", &W.replace("mem:16M,c", "c")).await;
+        dirty(&dm, "w").await;
+        dm.load("c", "0 32768 flakey mem:16M,c 0 0 1000 1 error_reads").await.unwrap();
+        dm.resume("c").await.unwrap();
+        dm.message("w", Sector::ZERO, vec!["flush".into()]).await.unwrap_err();
+        let e = dm.remove("w", Remove::IfUnused).await.unwrap_err();
+        assert!(e.to_string().contains("1 of which can't be read"), "{e}");
+        dm.remove_forced("w", Remove::Force, e.token()).await.unwrap();
+    });
+}
+
+/// Who writes beside `remove --drain` hears no word of it when what he wrote stays behind.
+#[test]
+fn a_removal_that_drains_leaves_nothing_that_was_written_beside_it() {
+    with_dm(|dm| async move {
+        make(&dm, "o", "0 32768 delay mem:16M,o 0 0 mem:16M,o 0 300").await;
+        make(&dm, "w", &W.replace("mem:16M,o", "o")).await;
+        dirty(&dm, "w").await;
+        let (of, done) = (dm.clone(), Rc::new(Cell::new(None)));
+        let tell = done.clone();
+        spawn(async move {
+            tell.set(Some(of.remove("w", Remove::Drained).await));
+        });
+        sleep(Nanos::from_millis(50)).await;
+        let device = dm.open("w").unwrap();
+        let block = Buf::zeroed(4096).into();
+        let dev = &**device.device();
+        write(dev, Flags::default(), Class::Foreground, Sector(800), block).await.unwrap();
+        drop(device);
+        let removed = loop {
+            match done.take() {
+                Some(removed) => break removed,
+                None => sleep(Nanos::from_millis(10)).await,
+            }
+        };
+        if let Ok(kept) = removed {
+            assert_eq!(kept, [], "a drain that took it along");
+        } else {
+            dm.remove("w", Remove::Drained).await.unwrap();
+        }
     });
 }

@@ -238,4 +238,48 @@ mod tests {
         budget.give_back(&full, 40 * MIB);
         assert_eq!((budget.held.get(), shares[0].held()), (0, 0));
     }
+
+    fn asking(budget: &Budget, peer: Peer, bytes: u64) -> Rc<Share> {
+        let share = Rc::new(Share::new(peer));
+        budget.ask(&share, bytes);
+        share
+    }
+
+    #[test]
+    fn what_waited_behind_a_withdrawn_request_goes_at_once() {
+        let budget = Budget::new(64 * MIB);
+        let _full = asking(&budget, Peer::Local, 29 * MIB);
+        let first = asking(&budget, Peer::Local, 10 * MIB);
+        budget.ask(&first, 10 * MIB); // 25 are free: less than it would leave
+        let second = asking(&budget, Peer::Local, 24 * MIB);
+        assert!(first.waits() && second.waits());
+        budget.withdraw(&first);
+        assert!(!second.waits());
+    }
+
+    #[test]
+    fn local_sockets_go_before_connections_of_the_network() {
+        let budget = Budget::new(64 * MIB);
+        let full = asking(&budget, Peer::Local, 64 * MIB);
+        let network = asking(&budget, Peer::Network, 10 * MIB);
+        let local = asking(&budget, Peer::Local, 12 * MIB);
+        budget.give_back(&full, 14 * MIB);
+        assert!(!local.waits() && network.waits());
+        // What a connection of the network gives back others of it may take.
+        budget.give_back(&full, 50 * MIB);
+        for _ in 0..2 {
+            budget.give_back(&network, network.held());
+            budget.ask(&network, 48 * MIB);
+            assert!(!network.waits());
+        }
+    }
+
+    #[test]
+    fn a_request_within_the_reserve_waits_for_nobody() {
+        let budget = Budget::new(64 * MIB);
+        let _full = asking(&budget, Peer::Local, 64 * MIB);
+        let waits = asking(&budget, Peer::Network, 2 * MIB);
+        let small = asking(&budget, Peer::Network, RESERVE_BYTES);
+        assert!(waits.waits() && !small.waits());
+    }
 }

@@ -181,3 +181,41 @@ fn a_session_with_a_request_keeps_its_place() {
         assert_eq!((stats.stalled_total, stats.displaced_total), (0, 0));
     });
 }
+
+/// What clients had, or waited for, as they went is others' again: data of a WRITE that did not
+/// come, and a request that had not been admitted.
+#[test]
+fn clients_that_go_leave_nothing_behind() {
+    const LEN: u32 = 16 << 20;
+    // Of which the network may have three such requests.
+    let options = Options { bytes_max: 64 * MIB, ..Options::default() };
+    with_server(1, options, disk, |net, listener, server| async move {
+        for data in [1, 4096] {
+            let mut gone = Vec::new();
+            // All that the network may have, and as much again that waits for it.
+            for _ in 0..6 {
+                let client = newcomer(&net, listener).await;
+                client.request(cmd::WRITE, 0, 1, 0, LEN).await;
+                client.send(&vec![0; data]).await;
+                gone.push(client);
+            }
+            sleep(SECOND).await;
+            for client in gone {
+                client.close().await;
+            }
+            sleep(SECOND).await;
+            assert_eq!(server.stats().connections, 0);
+            let before = now();
+            let mut good = newcomer(&net, listener).await;
+            assert_eq!(good.ask(cmd::READ, 0, 0, LEN).await.0, 0);
+            assert!(now() - before < SECOND);
+            good.close().await;
+            // Those that are cut off while they wait.
+            hoard(&net, listener, 30).await;
+            sleep(Nanos::from_secs(600)).await;
+        }
+        assert_eq!((server.stats().connections, server.stats().stalled_total), (0, 60));
+        let mut good = newcomer(&net, listener).await;
+        assert_eq!(good.ask(cmd::READ, 0, 0, LEN).await.0, 0);
+    });
+}

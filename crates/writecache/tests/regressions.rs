@@ -196,6 +196,29 @@ fn blocks_lost_to_a_spell_of_wrong_reads_come_back_with_a_reload() {
     lab.life(async |cache| expect(&*cache, 0..8, 7).await).unwrap();
 }
 
+/// So did a commit, of blocks that it named for the first time. Found by the adversary
+/// (`cache-errors`, seed 284750231): reads of the cache device fail for a while, and after a
+/// restart with sound disks the blocks were errors still.
+#[test]
+fn new_blocks_lost_to_a_spell_of_failing_reads_come_back_after_a_crash() {
+    let lab = Lab::small(MANUAL);
+    let inner = lab.clone();
+    let done = lab.life(async move |cache| {
+        fill(&*cache, 0..8, 7).await;
+        let wrong = Faults { read_error_per_mille: 1000, ..Faults::default() };
+        set_faults(&inner, inner.cache, wrong);
+        for block in 0..8 {
+            get(&*cache, block).await.unwrap_err();
+        }
+        set_faults(&inner, inner.cache, Faults::default());
+        assert_eq!(number(&cache, "bad_blocks"), 8);
+        assert!(number(&cache, "uncommitted_blocks") >= 8, "a commit is yet to name them");
+        flush(&*cache).await;
+    });
+    done.unwrap();
+    lab.life(async |cache| expect(&*cache, 0..8, 7).await).unwrap();
+}
+
 /// With an unreadable block in every slot nothing ever comes free, and a writer waited for ever.
 #[test]
 fn a_write_to_a_cache_of_unreadable_slots_is_enospc_rather_than_a_hang() {

@@ -143,9 +143,9 @@ fn op_of(state: State) -> Op {
 
 fn state_of(op: Op) -> State {
     match op {
-        Op::Write | Op::WriteNext => State::Dirty,
+        // A block that could not be read gets another chance: its checksum says what it is worth.
+        Op::Write | Op::WriteNext | Op::Bad => State::Dirty,
         Op::Clean => State::Clean,
-        Op::Bad => State::Bad,
         Op::Zero => State::Zero,
         Op::Evict | Op::Drop | Op::Epoch => unreachable!("no state of a block"),
     }

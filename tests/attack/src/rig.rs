@@ -278,9 +278,7 @@ impl Rig {
         let mut client =
             client.map_err(|e| format!("connecting: {e}\n{}", self.place.log_tail()))?;
         let failed = client.read_all(&self.scenario.load)?;
-        // What the cache device could not read when a commit named it stays an error.
-        let may_be_bad = self.scenario.faults[1].reads;
-        if failed > 0 && !may_be_bad {
+        if failed > 0 {
             let log = self.place.log_tail();
             return Err(format!("{failed} reads fail though the disks read well\n{log}"));
         }

@@ -503,6 +503,10 @@ impl Bufs {
     /// contiguous piece of a range, none empty.
     #[inline]
     fn pieces(&self, at: usize, len: usize, mut f: impl FnMut(&Slice, usize, usize, usize)) {
+        // Nearly always it is one; the borrow of `f` looks whether the range is inside.
+        if let ([one], true) = (&self.0[..], len > 0) {
+            return f(one, at, 0, len);
+        }
         let (mut skip, mut done) = (at, 0);
         for s in &self.0 {
             if done == len {

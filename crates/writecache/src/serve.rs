@@ -9,18 +9,19 @@ use crate::config::{Config, Mutation};
 use crate::write::ZEROES_CACHED_BYTES_MAX;
 
 impl Cache {
-    /// A bio that is not of whole blocks, and no read: its edges are merged, the rest is handled.
-    pub(crate) async fn handle_edges(&self, bio: &mut Bio) -> Status {
+    /// The edges of a bio that is not of whole blocks, and no read, are merged. None if that leaves
+    /// whole blocks to be handled.
+    pub(crate) async fn handle_edges(&self, bio: &mut Bio) -> Option<Status> {
         if let Err(status) = self.limits.check(bio) {
-            return status;
+            return Some(status);
         }
         let began = reactor::now();
         let merged = self.merge_edges(bio).await;
         if merged == Ok(true) {
-            return self.handle(bio).await;
+            return None;
         }
         self.request_ended(bio, began);
-        merged.map(drop).into()
+        Some(merged.map(drop).into())
     }
 
     /// A bio of whole blocks.

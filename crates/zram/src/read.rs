@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Reads: what is in memory at once, what is on the backing device afterwards.
+use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, Bufs, Op, Status};
+use block::{Bio, Bufs, Op, Sector, Status};
 use reactor::yield_now;
 use smallvec::SmallVec;
 
 use crate::layout::PAGE_SECTORS;
+use crate::merge::up;
 use crate::shard::{PAGES_AT_ONCE, Shard};
 use crate::slot::{Flags, PAGE};
 
@@ -14,11 +16,17 @@ use crate::slot::{Flags, PAGE};
 pub(crate) type Wanted = SmallVec<[(u32, usize); 8]>;
 
 /// The slots that a bio touches on its shard.
-pub(crate) fn slots_of(bio: &Bio) -> std::ops::Range<u32> {
-    let slot = |sector: block::Sector| {
-        u32::try_from(sector.0 / PAGE_SECTORS).expect("within the shard, checked at its entry")
-    };
-    slot(bio.sector)..slot(crate::merge::up(bio.end()))
+pub(crate) fn slots_of_any(bio: &Bio) -> Range<u32> {
+    slot(bio.sector)..slot(up(bio.end()))
+}
+
+/// The slots of a bio of whole pages.
+pub(crate) fn slots_of(bio: &Bio) -> Range<u32> {
+    slot(bio.sector)..slot(bio.end())
+}
+
+fn slot(sector: Sector) -> u32 {
+    u32::try_from(sector.0 / PAGE_SECTORS).expect("within the shard, checked at its entry")
 }
 
 impl Shard {
@@ -50,7 +58,7 @@ impl Shard {
     fn read_resident(
         &self,
         bufs: &Bufs,
-        slots: std::ops::Range<u32>,
+        slots: Range<u32>,
         mut at: usize,
         wanted: &mut Wanted,
     ) -> Status {

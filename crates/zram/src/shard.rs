@@ -20,7 +20,7 @@ use crate::layout::{Layout, PAGE_SECTORS};
 use crate::merge::is_whole;
 use crate::mutation::Mutation;
 use crate::persist::{Media, Persist};
-use crate::read::slots_of;
+use crate::read::slots_of_any;
 use crate::shared::{Counters, Shared};
 use crate::slot::{Flags, PAGE, Slot, Slots};
 use crate::store::{Handle, Store};
@@ -279,7 +279,7 @@ impl Shard {
     async fn handle(self: Rc<Self>, bio: &mut Bio) -> Status {
         let mut is_left = true;
         // Of the bio as it came: what is merged leaves it.
-        let slots = slots_of(bio);
+        let slots = slots_of_any(bio);
         if !is_whole(bio) {
             // Boxed: few bios need it, and every one would carry its state.
             is_left = match Box::pin(self.merge_edges(bio)).await {

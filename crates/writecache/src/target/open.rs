@@ -74,26 +74,28 @@ impl WriteCache {
             cache.slots.borrow_mut().free_after_checkpoint();
         }
         cache.tell_trouble.replace(self.on_trouble.borrow().clone());
+        let mask = cache.config.block_sectors() - 1;
+        // One kind of task for all bios, and one call of `handle`: the compiler puts them together.
         let workers = || {
             let handler = cache.clone();
-            Workers::new(BIOS_MAX, move |bio: Bio| {
+            Workers::new(BIOS_MAX, move |mut bio: Bio| {
                 let cache = handler.clone();
                 async move {
-                    let status = cache.handle(&bio).await;
+                    let is_whole = (bio.sector.0 | bio.len.0) & mask == 0;
+                    let ended = match is_whole {
+                        true => None,
+                        // Boxed: few bios need it, and every one would carry its state.
+                        false => Box::pin(cache.handle_edges(&mut bio)).await,
+                    };
+                    let status = match ended {
+                        Some(status) => status,
+                        None => cache.handle(&bio).await,
+                    };
                     bio.complete(status);
                 }
             })
         };
-        let (prompt, changes) = (workers(), workers());
-        let handler = cache.clone();
-        let edges = Workers::new(BIOS_MAX, move |mut bio: Bio| {
-            let cache = handler.clone();
-            async move {
-                let status = cache.handle_edges(&mut bio).await;
-                bio.complete(status);
-            }
-        });
-        let mask = cache.config.block_sectors() - 1;
+        let (prompt, changes, edges) = (workers(), workers(), workers());
         Ok(Live::Whole(Whole { cache, mask, prompt, changes, edges }))
     }
 

@@ -6,11 +6,11 @@
 //!   text ────────────▶ inactive slot ──────────▶ live slot ──▶ flat mapping ──▶ bases
 //!             clear ◀──┘                           │    └ or, through the gate, its targets
 //!                                     suspend      ▼
-//!                             bios wait in `deferred`, in order
+//!                             bios wait in `waiting`, in order
 //! ```
 //!
 //! Invariants
-//! - D1 A bio is in exactly one place: refused (no live table), deferred, or in flight below.
+//! - D1 A bio is in exactly one place: refused (no live table), waiting, or in flight below.
 //! - D2 While suspended no bio and no message is in flight below: only then is a table swapped or
 //!   its targets suspended. What went through the gate it has counted; what went through the flat
 //!   mapping the mapping's bases know, and bios that came through a mapping of a device above are
@@ -22,16 +22,17 @@
 //!   is a pure mapping; the mappings of devices above are made again, in the same step, whenever
 //!   this one changes. So a bio that waits is counted by every device that it came through.
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Error, Map, Opener, Sector, Status, Unsaved, crashing};
+use block::{Base, BlockDevice, Error, Map, Opener, Sector, Status, Unsaved, crashing};
 use reactor::{Epoch, WaitList};
 
 mod border;
 mod force;
 mod unsaved;
+mod waiting;
 
 use crate::account::Account;
 use crate::attributes::Bare;
@@ -42,6 +43,7 @@ use crate::live::{Entry, Table};
 use crate::mapping::{Mapping, Replicas};
 use crate::name::Names;
 use crate::report::{DeviceInfo, TargetLine};
+use waiting::Waiting;
 
 /// Major number that mapped devices show; what Debian's kernels give the device mapper.
 pub const MAJOR: u32 = 254;
@@ -82,9 +84,9 @@ pub struct MappedDevice {
     suspended: Cell<bool>,
     /// The last suspend has failed: targets may hold what they could not keep.
     unclean: Cell<bool>,
-    /// Bios are deferred: from the begin of a suspend to the end of a resume.
+    /// Bios wait: from the begin of a suspend to the end of a resume.
     blocked: Cell<bool>,
-    deferred: RefCell<VecDeque<Bio>>,
+    waiting: Waiting,
     gate: RefCell<Rc<Gate>>,
     /// Gates of tables that were replaced by force, as long as something is in flight there.
     old_gates: RefCell<Vec<Rc<Gate>>>,
@@ -103,6 +105,8 @@ pub struct MappedDevice {
 impl MappedDevice {
     /// A new device is suspended and has no table.
     pub(crate) fn new(dm: Weak<Dm>, name: String, uuid: Option<String>, minor: u32) -> Self {
+        let (waiting, gate) = (Waiting::default(), RefCell::<Rc<Gate>>::default());
+        gate.borrow().watch(waiting.watcher());
         MappedDevice {
             names: Names::new(name),
             uuid: RefCell::new(uuid),
@@ -124,8 +128,8 @@ impl MappedDevice {
             suspended: Cell::new(true),
             unclean: Cell::new(false),
             blocked: Cell::new(true),
-            deferred: RefCell::default(),
-            gate: RefCell::default(),
+            waiting,
+            gate,
             old_gates: RefCell::default(),
             settling: Cell::new(0),
             settled: WaitList::new(),
@@ -171,7 +175,7 @@ impl MappedDevice {
         drop(self.live.take());
         drop(self.inactive.take());
         self.set_bare(bare);
-        self.fail_deferred();
+        self.fail_waiting();
         self.raise_event();
     }
 
@@ -218,6 +222,7 @@ impl MappedDevice {
         for base in old.bases() {
             if !past.iter().any(|b| std::ptr::addr_eq(b.as_ptr(), Rc::as_ptr(base))) {
                 past.push(Rc::downgrade(base));
+                base.watch(self.waiting.watcher());
             }
         }
     }
@@ -426,10 +431,7 @@ impl MappedDevice {
             dm.refresh_flats(self);
         }
         // No await from here on, so nothing can overtake the bios that waited.
-        let waiting = self.deferred.take();
-        for bio in waiting {
-            self.submit(bio);
-        }
+        self.waiting.send(|bio| self.submit(bio));
     }
 
     /// Takes the device down for good: suspends it and drops its tables. The caller holds the lock.
@@ -455,14 +457,12 @@ impl MappedDevice {
         self.gone.set(true);
         drop(self.live.take());
         drop(self.inactive.take());
-        self.fail_deferred();
+        self.fail_waiting();
         self.raise_event();
     }
 
-    pub(crate) fn fail_deferred(&self) {
-        for bio in self.deferred.take() {
-            bio.complete(Status::NoDevice);
-        }
+    pub(crate) fn fail_waiting(&self) {
+        self.waiting.fail(Status::NoDevice);
     }
 
     /// The target that holds `sector`, for a message; counted as in flight until dropped.
@@ -549,7 +549,7 @@ impl fmt::Debug for MappedDevice {
 impl Drop for MappedDevice {
     fn drop(&mut self) {
         if !crashing() {
-            self.fail_deferred();
+            self.fail_waiting();
         }
     }
 }

@@ -78,7 +78,7 @@ impl Dm {
     pub fn end_waiting(&self) {
         self.ending.set(true);
         for device in self.devices() {
-            device.fail_deferred();
+            device.fail_waiting();
         }
     }
 

@@ -126,3 +126,35 @@ fn a_suspend_waits_for_a_withdrawal_that_somebody_else_began() {
         }
     });
 }
+
+/// A FLUSH is in flight, and fails, when the device is suspended; another one comes and waits.
+#[test]
+fn a_flush_that_waits_fails_if_one_before_it_fails_meanwhile() {
+    for mapping in ["in-place", "clone"] {
+        Bench::new(1).run(move |dm, state| async move {
+            let [low, ..] = stack(&dm).await;
+            dm.set_attribute("low", "mapping", mapping).await.unwrap();
+            let flush = || reactor::flush(&*low, Class::Normal);
+            state.borrow_mut().disks[0].broken = true;
+            let in_flight = flush();
+            let (inner, is_suspended) = (dm.clone(), Rc::new(Cell::new(false)));
+            let flag = is_suspended.clone();
+            reactor::spawn(async move {
+                inner.suspend("low").await.unwrap();
+                flag.set(true);
+            });
+            reactor::yield_now().await;
+            let waits = flush();
+            assert_eq!(in_flight.await, Err(Status::Io), "{mapping}");
+            state.borrow_mut().disks[0].broken = false;
+            while !is_suspended.get() {
+                reactor::sleep(Nanos(100)).await;
+            }
+            let later = flush();
+            dm.resume("low").await.unwrap();
+            assert_eq!(waits.await, Err(Status::Io), "{mapping}");
+            assert_eq!(later.await, Ok(()), "{mapping}: it came after the failure");
+            assert_eq!(flush().await, Ok(()), "{mapping}");
+        });
+    }
+}

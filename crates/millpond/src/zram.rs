@@ -287,6 +287,7 @@ mod tests {
 
     #[test]
     fn dictionaries_and_backing_devices_are_looked_at_before_they_are_opened() {
+        let _core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
         let tmp = tempfile::tempdir().unwrap();
         let path = |name: &str| tmp.path().join(name).display().to_string();
         let file = |name: &str, bytes: usize| std::fs::write(path(name), vec![7; bytes]).unwrap();

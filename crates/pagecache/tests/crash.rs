@@ -37,11 +37,6 @@ struct Life {
     /// The set of disks in use.
     set: Rc<Cell<usize>>,
     trouble: Trouble,
-    /// FIXME: not while clients have several FLUSHes under way. One that waits in a suspended
-    /// device comes to the cache only after the one before it has failed and told of the error, and
-    /// succeeds (seed 1270). The mapped device should fail those that wait when one fails that it
-    /// drains.
-    suspends: bool,
     stop: Cell<bool>,
     operator_done: Cell<bool>,
     failure: RefCell<Option<String>>,
@@ -91,7 +86,7 @@ impl Life {
             let (pause, dice) = self.draw(|rng| (rng.below(3_000_000), rng.below(8)));
             reactor::sleep(Nanos(pause)).await;
             let outcome = match dice {
-                0 if self.suspends => self.rig.dm.suspend("cached").await,
+                0 => self.rig.dm.suspend("cached").await,
                 1 if self.rig.is_mapped => self.swap().await,
                 2 => {
                     let value = self.draw(|rng| rng.pick(&["multi", "single"]));
@@ -235,7 +230,6 @@ fn live(
         load: load.clone(),
         set: set.clone(),
         trouble,
-        suspends: mix.flushes_beside == 0,
         stop: Cell::new(false),
         operator_done: Cell::new(false),
         failure: RefCell::default(),

@@ -55,7 +55,7 @@ impl MappedDevice {
         let live = self.live.borrow();
         let Some(table) = &*live else { return bio.complete(Status::Io) };
         if self.blocked.get() {
-            return self.defer(bio);
+            return self.wait(bio);
         }
         let bio = self.gate.borrow().pass(bio);
         let bio = if self.account.is_on() { self.account.pass(bio) } else { bio };
@@ -70,11 +70,11 @@ impl MappedDevice {
 }
 
 impl MappedDevice {
-    fn defer(&self, bio: Bio) {
+    fn wait(&self, bio: Bio) {
         if self.dm.upgrade().is_some_and(|dm| dm.is_ending()) {
             return bio.complete(Status::NoDevice);
         }
-        self.deferred.borrow_mut().push_back(bio);
+        self.waiting.push(bio);
     }
 }
 

@@ -66,6 +66,7 @@ impl MappedDevice {
         let lock = self.lock.take();
         lock.withdraw(); // FO2
         let gate = self.gate.take();
+        self.gate.borrow().watch(self.waiting.watcher());
         self.old_gates.borrow_mut().push(gate.clone());
         self.set_inactive(None);
         self.gone.set(false);

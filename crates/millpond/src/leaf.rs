@@ -14,7 +14,7 @@ use block::{
 use dm::Resolver;
 use nbd::client::Client;
 use queue::wbt::{SharedWbt, Wbt};
-use queue::{Elsewhere, Leaf, Mem, MergingLeaf, Null, Stats};
+use queue::{Elsewhere, Leaf, Mem, MergingLeaf, Null, SharedLosses, Stats};
 use reactor::WaitList;
 use uring::{Files, OpenOptions, SharedFile};
 
@@ -205,8 +205,8 @@ pub(crate) struct SharedLeaf {
 
 #[derive(Clone, Debug)]
 enum What {
-    /// With the throttle of its writeback: one for all cores.
-    File(SharedFile, SharedWbt),
+    /// With the throttle of its writeback, and what its file has lost: one for all cores.
+    File(SharedFile, SharedWbt, SharedLosses),
     Mem(Arc<Ram>),
     Null,
 }
@@ -230,9 +230,9 @@ impl SharedLeaf {
     /// The leaf on this core.
     pub(crate) fn adopt(&self, files: &Files) -> Adopted {
         let adopted = match &self.what {
-            What::File(file, wbt) => {
+            What::File(file, wbt, losses) => {
                 let (file, limits) = (files.adopt(file), self.limits.clone());
-                let leaf = Leaf::with_wbt(&self.name, file, limits, wbt);
+                let leaf = Leaf::on_same_file(&self.name, file, limits, wbt, losses);
                 let (files, place) = (files.clone(), Place::default());
                 Adopted::File(Rc::new(OpenLeaf::File(FileLeaf { leaf, files, place })))
             }
@@ -380,7 +380,8 @@ impl Leaves {
         let (id, leaf) = found.and_then(|one| Some((one.id, one.leaf.upgrade()?)))?;
         let (what, limits) = match (&*leaf, leaf.file()) {
             (_, Some(FileLeaf { leaf, files, .. })) => {
-                (What::File(files.share(leaf.file())?, leaf.shared_wbt()), leaf.limits())
+                let file = files.share(leaf.file())?;
+                (What::File(file, leaf.shared_wbt(), leaf.shared_losses()), leaf.limits())
             }
             (OpenLeaf::Mem(mem), _) => (What::Mem(mem.ram().clone()), mem.limits()),
             (OpenLeaf::Null(null), _) => (What::Null, null.limits()),

@@ -81,6 +81,13 @@ pub struct Sample {
     changes: u64,
 }
 
+impl Sample {
+    /// How many changes there had been at the submission: what the FLUSH covers.
+    pub fn changes(self) -> u64 {
+        self.changes
+    }
+}
+
 /// See the module. `K` names an opener. Changes have numbers, in the order they are told of.
 #[derive(Debug)]
 pub struct ErrSeq<K> {

@@ -7,6 +7,7 @@ use std::rc::{Rc, Weak};
 use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
 use reactor::FileId;
 
+use crate::losses::{Losses, SharedLosses};
 use crate::merge::BlockLeaf;
 use crate::stats::Stats;
 use crate::wbt::{SharedWbt, Throttle, Wbt};
@@ -28,16 +29,29 @@ impl Leaf {
         Leaf::with_wbt(name, file, limits, &wbt)
     }
 
-    /// A device on a file of which another core's leaf is one, too, or on a disk of which another
-    /// leaf has a file: `wbt` is that leaf's, and what it allows is for all of them together.
+    /// A device on a disk of which another leaf has a file: `wbt` is that leaf's, and what it
+    /// allows is for all of them together.
     pub fn with_wbt(
         name: impl Into<String>,
         file: FileId,
         limits: Limits,
         wbt: &SharedWbt,
     ) -> Leaf {
-        let stats = Stats::new(name.into());
-        let throttle = Throttle::new(stats, file, limits.logical_block_bytes, wbt.0.clone());
+        Leaf::on_same_file(name, file, limits, wbt, &SharedLosses::default())
+    }
+
+    /// A device on a file of which another core's leaf is one, too: `wbt` and `losses` are that
+    /// leaf's.
+    pub fn on_same_file(
+        name: impl Into<String>,
+        file: FileId,
+        limits: Limits,
+        wbt: &SharedWbt,
+        losses: &SharedLosses,
+    ) -> Leaf {
+        let (stats, losses) = (Stats::new(name.into()), Losses::new(losses));
+        let block_bytes = limits.logical_block_bytes;
+        let throttle = Throttle::new(stats, losses, file, block_bytes, wbt.0.clone());
         Leaf { limits, identity: None, wbt: Wbt::new(throttle) }
     }
 
@@ -50,6 +64,11 @@ impl Leaf {
     /// The throttle, for a leaf of another core on the same file, or one on the same disk.
     pub fn shared_wbt(&self) -> SharedWbt {
         self.wbt.shared()
+    }
+
+    /// How many losses its file had, for a leaf of another core on the same file.
+    pub fn shared_losses(&self) -> SharedLosses {
+        self.wbt.throttle().losses.shared()
     }
 
     /// The throttle.
@@ -152,7 +171,7 @@ impl fmt::Debug for Leaf {
 
 #[cfg(test)]
 mod tests {
-    use block::{Buf, Class, Flags, Opener};
+    use block::{Buf, Class, Flags};
     use reactor::{discard, flush, read, write, write_zeroes};
 
     use super::*;
@@ -210,30 +229,6 @@ mod tests {
             write_zeroes(&*dev, Flags::FUA, class, Sector(0), Sector(8)).await.unwrap();
         });
         assert_eq!(script.seen(), ["write_zeroes 0+4096 unmap", "flush"]);
-    }
-
-    /// FIXME: the system tells of a failed flush once for each descriptor, and a leaf has one. What
-    /// opener 2 has written may be lost as well, and nobody tells it: a leaf should remember who
-    /// was told, as the page cache and the NBD client do (`policy::ErrSeq`), and leaves of other
-    /// cores on the same file should hear of it.
-    #[test]
-    fn a_failed_flush_is_told_to_one_opener_only() {
-        let script = Script::default();
-        let inner = script.clone();
-        with_core(script.driver(), async move {
-            let dev = leaf(full_limits());
-            let (flags, class, none) = (Flags::empty(), Class::Normal, (Sector(0), Sector(0)));
-            let by = |opener, op, at, bufs| {
-                reactor::io_by(Opener(opener), &*dev, op, flags, class, at, bufs)
-            };
-            for opener in [1, 2] {
-                let at = (Sector(u64::from(opener) * 8), Sector(1));
-                by(opener, Op::Write, at, pattern(512, 1)).await.unwrap();
-            }
-            inner.fail_next(Status::Io);
-            assert_eq!(by(1, Op::Flush, none, block::Bufs::new()).await, Err(Status::Io));
-            assert_eq!(by(2, Op::Flush, none, block::Bufs::new()).await, Ok(()), "it should fail");
-        });
     }
 
     #[test]

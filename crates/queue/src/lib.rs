@@ -19,9 +19,11 @@
 //!   for writes and discards that its throttle lets wait, and writes that it cuts (`wbt`).
 //! - Q3 A leaf keeps the border contract by itself: FUA on an operation for which the driver has no
 //!   FUA is that operation and then a flush.
+//! - Q4 Each opener of a file leaf that has changed something is told of a failed flush (`losses`).
 #![warn(missing_docs)]
 
 mod leaf;
+mod losses;
 mod mem;
 mod merge;
 mod null;
@@ -31,6 +33,7 @@ mod testing;
 pub mod wbt;
 
 pub use leaf::Leaf;
+pub use losses::SharedLosses;
 pub use mem::Mem;
 pub use merge::{BlockLeaf, MergingLeaf};
 pub use null::Null;

@@ -21,6 +21,13 @@ use crate::driver::{FileId, Msg, OpResult, Sqe, SqeOp};
 pub trait OnDone {
     /// The request ended with `status`. `tag` is what [`chain`] or [`watched`] was given.
     fn on_done(&self, status: Status, tag: u64);
+
+    /// The same for a chained request; returns with which status it ends for whoever waits for it.
+    #[inline]
+    fn judge(&self, status: Status, tag: u64) -> Status {
+        self.on_done(status, tag);
+        status
+    }
 }
 
 enum Slot {
@@ -72,8 +79,7 @@ impl Slot {
             Slot::Waiting(Some(waker)) => waker.wake(),
             Slot::Waiting(None) | Slot::Orphan => {}
             Slot::Chain { parent, watcher, tag } => {
-                watcher.on_done(status, tag);
-                parent.complete(status);
+                parent.complete(watcher.judge(status, tag));
             }
             Slot::Watched { watcher, tag } => watcher.on_done(status, tag),
             Slot::Done(_) => unreachable!("what has ended does not end"),

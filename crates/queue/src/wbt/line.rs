@@ -26,14 +26,14 @@ use slab::Slab;
 use super::shared::Door;
 use super::throttle::{Mutation, Note, Throttle, goes_in_pieces};
 use super::waiting::{Tried, Waiter, Waiting, Whose, Work};
-use crate::stats::Ticket;
+use crate::losses::Entry;
 
 /// Pieces are multiples of this, or of the logical block where that is larger.
 const PIECE_UNIT_BYTES: u32 = 4096;
 
 /// A bio that goes in pieces.
 struct Split {
-    ticket: Ticket,
+    entry: Entry,
     done: Completion,
     /// Of the first piece that failed.
     status: Status,
@@ -88,7 +88,7 @@ impl Line {
 
     /// Whether a change of any of these sectors waits here, or goes in pieces.
     pub(super) fn is_changing(&self, sectors: &Range<Sector>) -> bool {
-        self.splits.borrow().iter().any(|(_, split)| split.ticket.changes(sectors))
+        self.splits.borrow().iter().any(|(_, split)| split.entry.ticket.changes(sectors))
             || self.waiting.borrow().tickets().any(|ticket| ticket.changes(sectors))
     }
 
@@ -221,7 +221,7 @@ impl Line {
         let Work { op, flags, sector, len, bufs, whose } = work;
         let whose = match whose {
             Whose::Split(nth) => Whose::Split(nth),
-            Whose::Bio(ticket, done) => self.split(ticket, done),
+            Whose::Bio(entry, done) => self.split(entry, done),
         };
         let cut = usize::try_from(bytes).expect("the buffers lie in memory");
         let gone = Sector::from_bytes(bytes);
@@ -244,9 +244,9 @@ impl Line {
         self.throttle.send(work, note);
     }
 
-    fn split(&self, ticket: Ticket, done: Completion) -> Whose {
+    fn split(&self, entry: Entry, done: Completion) -> Whose {
         self.throttle.shared.waits.splits.fetch_add(1, Relaxed);
-        let split = Split { ticket, done, status: Status::Ok, in_flight: 0, has_rest: true };
+        let split = Split { entry, done, status: Status::Ok, in_flight: 0, has_rest: true };
         Whose::Split(self.splits.borrow_mut().insert(split))
     }
 
@@ -268,9 +268,8 @@ impl Line {
         if splits[nth].in_flight > 0 || splits[nth].has_rest {
             return;
         }
-        let Split { ticket, done, status, .. } = splits.remove(nth);
+        let Split { entry, done, status, .. } = splits.remove(nth);
         drop(splits);
-        self.throttle.stats.end(ticket, status);
-        done.complete(status);
+        done.complete(self.throttle.end(&entry, status));
     }
 }

@@ -18,7 +18,8 @@ use super::counters::Counters;
 use super::line::Line;
 use super::shared::Shared;
 use super::waiting::{Whose, Work};
-use crate::stats::{Stats, Ticket};
+use crate::losses::{Entry, Losses};
+use crate::stats::Stats;
 
 /// What a bio is to the throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ struct Sent {
 }
 
 enum SentOf {
-    Bio(Ticket),
+    Bio(Entry),
     /// A piece of a bio in `line`.
     Split(usize),
 }
@@ -116,6 +117,7 @@ pub(crate) struct Throttle {
     file: FileId,
     me: Weak<Throttle>,
     pub(crate) stats: Stats,
+    pub(crate) losses: Losses,
     pub(super) shared: Arc<Shared>,
     counters: Arc<Counters>,
     pub(super) block_bytes: u32,
@@ -132,6 +134,7 @@ pub(crate) struct Throttle {
 impl Throttle {
     pub(crate) fn new(
         stats: Stats,
+        losses: Losses,
         file: FileId,
         block_bytes: u32,
         shared: Arc<Shared>,
@@ -143,6 +146,7 @@ impl Throttle {
             file,
             me: me.clone(),
             stats,
+            losses,
             shared,
             counters,
             block_bytes,
@@ -166,7 +170,7 @@ impl Throttle {
     pub(crate) fn is_changing(&self, sectors: &Range<Sector>) -> bool {
         let sent = self.sent.borrow();
         let mut whole = sent.iter().filter_map(|(_, sent)| match &sent.whose {
-            SentOf::Bio(ticket) => Some(ticket),
+            SentOf::Bio(entry) => Some(&entry.ticket),
             SentOf::Split(_) => None, // the line has it
         });
         whole.any(|ticket| ticket.changes(sectors))
@@ -195,16 +199,17 @@ impl Throttle {
     /// Takes a bio whose sectors lie at `sector`, and which the device knows.
     pub(crate) fn submit(self: &Rc<Self>, sector: Sector, bio: Bio) {
         let ticket = self.stats.begin(bio.op, sector, bio.len);
+        let entry = self.losses.begin(ticket, &bio);
         let note = if self.shared.tokens.is_on() {
             match self.admit(&bio) {
                 Admitted::Goes(note) => note,
-                Admitted::Waits(who, now_ns) => return self.hold(ticket, sector, bio, who, now_ns),
+                Admitted::Waits(who, now_ns) => return self.hold(entry, sector, bio, who, now_ns),
             }
         } else {
             Note::Plain
         };
         let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
-        self.send_bio(op, flags, sqe_of(op, flags, sector, len, bufs), ticket, done, note);
+        self.send_bio(op, flags, sqe_of(op, flags, sector, len, bufs), entry, done, note);
     }
 
     fn admit(self: &Rc<Self>, bio: &Bio) -> Admitted {
@@ -256,9 +261,9 @@ impl Throttle {
     }
 
     #[cold]
-    fn hold(self: &Rc<Self>, ticket: Ticket, sector: Sector, bio: Bio, who: Who, now_ns: u64) {
+    fn hold(self: &Rc<Self>, entry: Entry, sector: Sector, bio: Bio, who: Who, now_ns: u64) {
         let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
-        let work = Work { op, flags, sector, len, bufs, whose: Whose::Bio(ticket, done) };
+        let work = Work { op, flags, sector, len, bufs, whose: Whose::Bio(entry, done) };
         self.line().unwrap_or_else(|| Line::open(self)).enter(work, who, now_ns);
     }
 
@@ -267,7 +272,7 @@ impl Throttle {
         let Work { op, flags, sector, len, bufs, whose } = work;
         let what = sqe_of(op, flags, sector, len, bufs);
         match whose {
-            Whose::Bio(ticket, done) => self.send_bio(op, flags, what, ticket, done, note),
+            Whose::Bio(entry, done) => self.send_bio(op, flags, what, entry, done, note),
             Whose::Split(nth) => self.send_piece(nth, what, note),
         }
     }
@@ -277,11 +282,11 @@ impl Throttle {
         op: Op,
         flags: Flags,
         what: SqeOp,
-        ticket: Ticket,
+        entry: Entry,
         done: Completion,
         note: Note,
     ) {
-        let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Bio(ticket), note }) as u64;
+        let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Bio(entry), note }) as u64;
         let done = chain(done, self.clone(), tag);
         if flags.contains(Flags::FUA) && matches!(op, Op::Discard | Op::WriteZeroes) {
             // Q3: rare enough for a task.
@@ -388,6 +393,13 @@ impl Throttle {
         }
     }
 
+    /// A bio has ended with `status` at the driver; returns with which status it ends.
+    pub(super) fn end(&self, entry: &Entry, status: Status) -> Status {
+        let status = self.losses.end(entry, status);
+        self.stats.end(entry.ticket, status);
+        status
+    }
+
     fn read_ended(&self, tag: usize, issued_ns: u64, quiet: Option<u64>) {
         let now_ns = turn_time().0;
         self.shared.note_read(now_ns);
@@ -402,11 +414,15 @@ impl Throttle {
 
 impl OnDone for Throttle {
     fn on_done(&self, status: Status, tag: u64) {
+        self.judge(status, tag);
+    }
+
+    fn judge(&self, mut status: Status, tag: u64) -> Status {
         let tag = usize::try_from(tag).expect("made from a slab index");
         let Sent { whose, note } = self.sent.borrow_mut().remove(tag);
         let piece = match whose {
-            SentOf::Bio(ticket) => {
-                self.stats.end(ticket, status);
+            SentOf::Bio(entry) => {
+                status = self.end(&entry, status);
                 None
             }
             SentOf::Split(nth) => Some((nth, self.line().expect("it lives until its splits end"))),
@@ -425,6 +441,7 @@ impl OnDone for Throttle {
         if let Some((_, line)) = piece {
             line.close_if_idle();
         }
+        status
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use block::{Bufs, Completion, Flags, Op, Sector};
 use policy::wbt::{Mode, Who};
 
+use crate::losses::Entry;
 use crate::stats::Ticket;
 
 /// Nobody is passed by others for longer than this without any of its kind going. Chosen: a second
@@ -34,7 +35,7 @@ pub(crate) struct Work {
 /// What a request is.
 pub(crate) enum Whose {
     /// A whole bio.
-    Bio(Ticket, Completion),
+    Bio(Entry, Completion),
     /// Part of the bio with this slot of the line.
     Split(usize),
 }
@@ -93,7 +94,7 @@ impl Waiting {
     /// Of the bios of which no piece has gone.
     pub(crate) fn tickets(&self) -> impl Iterator<Item = &Ticket> {
         self.queues.iter().flatten().filter_map(|waiter| match &waiter.work.whose {
-            Whose::Bio(ticket, _) => Some(ticket),
+            Whose::Bio(entry, _) => Some(&entry.ticket),
             Whose::Split(_) => None,
         })
     }

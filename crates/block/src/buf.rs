@@ -286,8 +286,12 @@ impl Slice {
     /// or not all inside, or in another use.
     #[inline]
     fn borrow(&self, kind: Kind, at: usize, len: usize) -> (*mut u8, Borrow<'_>) {
-        let first = (self.offset as usize).saturating_add(at);
-        self.buf.borrow(kind, first, first.saturating_add(len))
+        let all = self.len();
+        if len == 0 || at > all || len > all - at {
+            outside(at, at.saturating_add(len), all);
+        }
+        let (raw, first) = (self.buf.raw(), self.offset as usize + at);
+        (raw.ptr.as_ptr().wrapping_add(first), raw.borrows.begin(kind, first, first + len))
     }
 
     /// Begins to use all of it, and says where it is. Panics when it is in another use. A slice is
@@ -352,7 +356,7 @@ impl Slice {
     }
 
     /// Copies `len` bytes, at least one, of `source` from `from` on to the bytes from `at` on.
-    #[inline]
+    #[inline(always)]
     fn put_from(&self, at: usize, source: &Slice, from: usize, len: usize) {
         let (to, _to) = self.borrow(Kind::CopyIn, at, len);
         let (from, _from) = source.borrow(Kind::CopyOut, from, len);
@@ -491,6 +495,12 @@ impl Bufs {
         if let ([to], [source], true) = (&self.0[..], &source.0[..], len > 0) {
             return to.put_from(at, source, from, len);
         }
+        self.put_pieces_from(at, source, from, len);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn put_pieces_from(&self, at: usize, source: &Bufs, from: usize, len: usize) {
         self.pieces(at, len, |to, mut at, done, len| {
             source.pieces(from + done, len, |source, from, _, len| {
                 to.put_from(at, source, from, len);

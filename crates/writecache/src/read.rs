@@ -36,13 +36,12 @@ impl Cache {
         let (installs, spoilt) = (self.installs.get(), self.spoilt());
         while done < count {
             match self.next_piece(bio, first, done..count) {
-                Ok(Some(piece)) => {
+                Ok(piece) => {
                     done = piece.blocks.end;
                     pieces.push(piece);
                 }
-                Ok(None) => done += 1,
-                Err(status) => {
-                    outcome = Err(status);
+                Err(read) => {
+                    outcome = outcome.and(read);
                     done += 1;
                 }
             }
@@ -89,24 +88,24 @@ impl Cache {
         crc.is_none_or(|crc| self.checksum_of(data, index) == crc)
     }
 
-    /// The longest piece from `range.start` on that one request can read; none if the first block
-    /// is one of zeroes, which it has filled in.
+    /// The longest piece from `range.start` on that one request can read. `Err` if none reads the
+    /// first block, and what became of it: it is unreadable, or zeroes, which are filled in.
     fn next_piece(
         &self,
         bio: &Bio,
         first: u64,
         range: Range<usize>,
-    ) -> Result<Option<Piece>, Status> {
+    ) -> Result<Piece, Result<(), Status>> {
         let size = self.block_bytes();
         let slots = self.slots.borrow();
         let at = |index: usize| slots.find(first + index as u64);
         let mut end = range.start + 1;
         let mut held = SmallVec::<[(Held, Option<u32>); 1]>::new();
         match at(range.start) {
-            Some(Found { state: State::Bad, .. }) => return Err(Status::Checksum),
+            Some(Found { state: State::Bad, .. }) => return Err(Err(Status::Checksum)),
             Some(Found { state: State::Zero, .. }) => {
                 bio.bufs.slice(range.start * size..(range.start + 1) * size).zero();
-                return Ok(None);
+                return Err(Ok(()));
             }
             Some(hit) => {
                 held.push((hit.held, hit.crc));
@@ -138,7 +137,7 @@ impl Cache {
                 reactor::read(&*self.origin, bio.class, at, data)
             }
         };
-        Ok(Some(Piece { blocks, held, io }))
+        Ok(Piece { blocks, held, io })
     }
 
     /// A version that does not match its checksum leaves the cache if the origin holds it too: look

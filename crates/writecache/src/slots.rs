@@ -209,8 +209,11 @@ impl Slots {
     }
 
     /// Where what the block holds is; nothing if that is the origin.
+    #[inline(always)]
     pub(crate) fn find(&self, block: u64) -> Option<Found> {
-        let Some(slot) = self.slot_of(block) else { return self.find_zero(block) };
+        let Some(slot) = self.slot_of(block) else {
+            return if self.counts.zero == 0 { None } else { self.find_zero(block) };
+        };
         let s = &self.slots[slot as usize];
         let held = Held { slot, stamp: s.stamp };
         let is_known = self.unchecked.is_empty() || !self.unchecked.contains(slot);
@@ -306,7 +309,9 @@ impl Slots {
         if !unsaid {
             self.note_change(block);
         }
-        self.enter_epoch(slot);
+        if self.epochs.is_some() {
+            self.enter_epoch(slot);
+        }
         over
     }
 

@@ -144,9 +144,13 @@ impl Cache {
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
     pub(crate) async fn pace(&self, blocks: usize) {
-        if !self.writeback.is_busy() {
-            return; // Nothing comes free by waiting.
+        // Else nothing comes free by waiting.
+        if self.writeback.is_busy() {
+            self.slow_down(blocks).await;
         }
+    }
+
+    async fn slow_down(&self, blocks: usize) {
         let (free, pending) = (u64::from(self.free_blocks()), self.writeback.pending());
         let now = reactor::now().0;
         let delay = self.pacer.borrow_mut().delay_ns(blocks as u64, free, pending, now);
@@ -193,33 +197,38 @@ impl Cache {
     /// Waits until there is a free slot, or the cache has failed.
     pub(crate) async fn wait_for_slot(&self) -> Result<(), Status> {
         if self.counts().free == 0 {
-            self.stats.writes_blocked.add(1);
-            self.starved.set(self.starved.get() + 1);
-            self.changed.wake_all();
-            // Nothing comes free: unreadable blocks, and those that the origin refuses.
-            let hopeless = || {
-                let c = self.counts();
-                let stuck = c.dirty + c.old + c.zero + c.bad == c.slots;
-                // In order one block holds up all others.
-                let dirty = c.dirty + c.zero;
-                let dirty = if self.config.ordered { dirty.min(1) } else { dirty };
-                stuck && self.writeback.retry.is_hopeless(u64::from(dirty))
-            };
-            // The origin may have been mended since: what waits for its time is tried now.
-            if hopeless() && self.writeback.retry.hurry() {
-                self.writeback.look_again();
-                self.changed.wake_all();
-            }
-            let over =
-                || self.health().is_err() || (hopeless() && !self.writeback.is_trying_again());
-            self.changed.wait_for(|| self.counts().free > 0 || over()).await;
-            self.starved.set(self.starved.get() - 1);
-            if self.counts().free == 0 && hopeless() {
-                let no_slot = self.counts().bad == self.counts().slots;
-                return Err(if no_slot { Status::NoSpace } else { Status::Io });
-            }
+            self.starve().await?;
         }
         self.health()
+    }
+
+    /// The same of a cache that has none.
+    async fn starve(&self) -> Result<(), Status> {
+        self.stats.writes_blocked.add(1);
+        self.starved.set(self.starved.get() + 1);
+        self.changed.wake_all();
+        // Nothing comes free: unreadable blocks, and those that the origin refuses.
+        let hopeless = || {
+            let c = self.counts();
+            let stuck = c.dirty + c.old + c.zero + c.bad == c.slots;
+            // In order one block holds up all others.
+            let dirty = c.dirty + c.zero;
+            let dirty = if self.config.ordered { dirty.min(1) } else { dirty };
+            stuck && self.writeback.retry.is_hopeless(u64::from(dirty))
+        };
+        // The origin may have been mended since: what waits for its time is tried now.
+        if hopeless() && self.writeback.retry.hurry() {
+            self.writeback.look_again();
+            self.changed.wake_all();
+        }
+        let over = || self.health().is_err() || (hopeless() && !self.writeback.is_trying_again());
+        self.changed.wait_for(|| self.counts().free > 0 || over()).await;
+        self.starved.set(self.starved.get() - 1);
+        if self.counts().free == 0 && hopeless() {
+            let no_slot = self.counts().bad == self.counts().slots;
+            return Err(if no_slot { Status::NoSpace } else { Status::Io });
+        }
+        Ok(())
     }
 
     /// Discard, and write zeroes to a long range: the origin first, durably; then the blocks leave

@@ -217,8 +217,7 @@ impl Slots {
     pub(super) fn enter_epoch(&mut self, slot: u32) {
         let stamp = self.slots[slot as usize].stamp;
         self.with_epochs(|e, slots| {
-            let is_zero = slots.slots[slot as usize].state == State::Zero;
-            if is_zero {
+            if slots.slots[slot as usize].state == State::Zero {
                 e.fresh_olds += 1;
                 slots.counts.changed += 1;
             } else if e.open_zeroes {
@@ -244,6 +243,7 @@ impl Slots {
 
     /// The version of `block` at `slot` is superseded: kept if an epoch needs it (E2, E5), else the
     /// slot is given away.
+    #[inline(always)]
     pub(super) fn supersede(&mut self, block: u64, slot: u32) {
         let needed = self.epochs.as_ref().is_some_and(|e| {
             let of_older = !e.open_slots.contains(slot);

@@ -83,10 +83,9 @@ impl Zeroes {
 
 impl Slots {
     /// Z1: what zeroes say of a block that is not in the index.
+    #[cold]
+    #[inline(never)]
     pub(super) fn find_zero(&self, block: u64) -> Option<Found> {
-        if self.counts.zero == 0 {
-            return None;
-        }
         let slot = self.zeroes.slot_at(block)?;
         let held = Held { slot, stamp: self.slots[slot as usize].stamp };
         Some(Found { held, state: State::Zero, crc: None })

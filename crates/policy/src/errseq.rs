@@ -126,7 +126,12 @@ impl<K: Copy + Ord> ErrSeq<K> {
 
     /// `opener` has changed something that is not durable.
     pub fn changed(&mut self, opener: K) {
-        self.changes += 1;
+        self.changed_often(opener, 1);
+    }
+
+    /// The same so many times, and nobody else has in between.
+    pub fn changed_often(&mut self, opener: K, times: u64) {
+        self.changes += times;
         let changes = self.changes;
         self.opener(opener).changed = changes;
     }

@@ -18,12 +18,13 @@
 //! that had ended earlier. Then that success stands, and the next FLUSH of its opener fails. And
 //! each leaf knows its own openers: one that writes at one core is told at that core, or, at
 //! another one, while nobody has been told there.
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{Bio, Flags, Op, Opener, Status};
 use policy::{ErrSeq, Sample};
+use slab::Slab;
 
 use crate::stats::Ticket;
 
@@ -37,21 +38,14 @@ impl SharedLosses {
     }
 }
 
-/// A bio that has entered a leaf.
+/// A bio that has entered a leaf. Small: each bio in flight has one.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) ticket: Ticket,
     opener: Opener,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Read,
-    /// With how many losses there were at its submission.
-    Change(u64),
-    Fua(u64),
-    Flush(Sample),
+    is_fua: bool,
+    /// Of a change how many losses there were at its submission; of a FLUSH the key of its sample.
+    mark: u64,
 }
 
 /// See the module.
@@ -62,6 +56,12 @@ pub(crate) struct Losses {
     known: Cell<u64>,
     /// Its changes are those that were acknowledged and are not durable by themselves.
     openers: RefCell<ErrSeq<Opener>>,
+    /// Changes of one opener that `openers` has not been told of yet: nearly all come from the one
+    /// that the change before came from, and then they are only counted.
+    recent: Cell<Opener>,
+    untold: Cell<u64>,
+    /// Of FLUSHes in flight.
+    samples: RefCell<Slab<Sample>>,
 }
 
 impl Losses {
@@ -76,43 +76,75 @@ impl Losses {
     /// A bio is submitted.
     #[inline]
     pub(crate) fn begin(&self, ticket: Ticket, bio: &Bio) -> Entry {
-        let kind = match bio.op {
-            Op::Read => Kind::Read,
-            Op::Flush => {
-                self.learn();
-                Kind::Flush(self.openers.borrow_mut().sample(bio.opener))
-            }
+        let (is_fua, mark) = match bio.op {
+            Op::Read => (false, 0),
+            Op::Flush => (false, self.begin_flush(bio.opener)),
             Op::Write | Op::Discard | Op::WriteZeroes => {
-                let losses = self.file.count();
-                let fua = bio.flags.contains(Flags::FUA);
-                if fua { Kind::Fua(losses) } else { Kind::Change(losses) }
+                (bio.flags.contains(Flags::FUA), self.file.count())
             }
         };
-        Entry { ticket, opener: bio.opener, kind }
+        Entry { ticket, opener: bio.opener, is_fua, mark }
+    }
+
+    #[cold]
+    fn begin_flush(&self, opener: Opener) -> u64 {
+        self.learn();
+        let sample = self.openers().sample(opener);
+        self.samples.borrow_mut().insert(sample) as u64
     }
 
     /// The driver has ended it with `status`; returns with which status it ends.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(&self, entry: &Entry, status: Status) -> Status {
-        match entry.kind {
-            Kind::Read => status,
-            Kind::Change(losses) => {
+        match entry.ticket.op() {
+            Op::Read => status,
+            Op::Flush => self.end_flush(entry.opener, entry.mark, status),
+            Op::Write | Op::Discard | Op::WriteZeroes if entry.is_fua => {
+                self.end_fua(entry.mark, status)
+            }
+            Op::Write | Op::Discard | Op::WriteZeroes => {
                 if status == Status::Ok {
-                    let in_doubt = self.learn() != losses;
-                    let mut openers = self.openers.borrow_mut();
-                    if in_doubt {
-                        openers.doubt(entry.opener); // O2
-                    } else {
-                        openers.changed(entry.opener);
-                    }
+                    self.acknowledge(entry.opener, entry.mark);
                 }
                 status
             }
-            Kind::Fua(losses) => self.end_fua(losses, status),
-            Kind::Flush(sample) => self.end_flush(entry.opener, sample, status),
         }
     }
 
+    /// A change is acknowledged that was submitted after so many losses.
+    #[inline(always)]
+    fn acknowledge(&self, opener: Opener, losses: u64) {
+        let (count, known) = (self.file.count(), self.known.get());
+        if losses == count && count == known && opener == self.recent.get() {
+            self.untold.set(self.untold.get() + 1);
+        } else {
+            self.acknowledge_first(opener, losses);
+        }
+    }
+
+    #[inline(never)]
+    fn acknowledge_first(&self, opener: Opener, losses: u64) {
+        let in_doubt = self.learn() != losses;
+        let mut openers = self.openers();
+        if in_doubt {
+            openers.doubt(opener); // O2
+        } else {
+            openers.changed(opener);
+        }
+        self.recent.set(opener);
+    }
+
+    /// The openers, who know of all changes.
+    fn openers(&self) -> RefMut<'_, ErrSeq<Opener>> {
+        let mut openers = self.openers.borrow_mut();
+        let untold = self.untold.take();
+        if untold > 0 {
+            openers.changed_often(self.recent.get(), untold);
+        }
+        openers
+    }
+
+    #[cold]
     fn end_fua(&self, losses: u64, status: Status) -> Status {
         if status != Status::Ok {
             self.failed(status);
@@ -121,10 +153,13 @@ impl Losses {
         if self.learn() == losses { status } else { Status::Io } // O3
     }
 
-    fn end_flush(&self, opener: Opener, sample: Sample, status: Status) -> Status {
+    #[cold]
+    fn end_flush(&self, opener: Opener, key: u64, status: Status) -> Status {
+        let key = usize::try_from(key).expect("made from a slab index");
+        let sample = self.samples.borrow_mut().remove(key);
         self.failed(status);
         self.learn();
-        let mut openers = self.openers.borrow_mut();
+        let mut openers = self.openers();
         if status == Status::Ok && !openers.is_news(sample) {
             openers.durable(sample.changes());
             return status;
@@ -154,7 +189,7 @@ impl Losses {
     #[cold]
     fn lose(&self, count: u64) {
         self.known.set(count);
-        let mut openers = self.openers.borrow_mut();
+        let mut openers = self.openers();
         let all = openers.changes();
         openers.lose(all);
         openers.durable(all); // it is told to be lost: that is not to be told again

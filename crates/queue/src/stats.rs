@@ -35,6 +35,10 @@ pub struct Ticket {
 }
 
 impl Ticket {
+    pub(crate) fn op(&self) -> Op {
+        self.op
+    }
+
     /// Whether it changes any of these sectors.
     pub fn changes(&self, sectors: &Range<Sector>) -> bool {
         let Ticket { op, sector, len, .. } = *self;

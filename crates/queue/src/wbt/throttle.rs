@@ -394,6 +394,7 @@ impl Throttle {
     }
 
     /// A bio has ended with `status` at the driver; returns with which status it ends.
+    #[inline(always)]
     pub(super) fn end(&self, entry: &Entry, status: Status) -> Status {
         let status = self.losses.end(entry, status);
         self.stats.end(entry.ticket, status);

@@ -20,7 +20,7 @@
 //! another one, while nobody has been told there.
 use std::cell::{Cell, RefCell, RefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use block::{Bio, Flags, Op, Opener, Status};
 use policy::{ErrSeq, Sample};
@@ -30,10 +30,10 @@ use crate::stats::Ticket;
 
 /// How many losses a file had, for the leaves of all cores on it. Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub struct SharedLosses(Arc<AtomicU64>);
+pub struct SharedLosses(Arc<AtomicU32>);
 
 impl SharedLosses {
-    fn count(&self) -> u64 {
+    fn count(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
 }
@@ -43,17 +43,21 @@ impl SharedLosses {
 pub(crate) struct Entry {
     pub(crate) ticket: Ticket,
     opener: Opener,
-    is_fua: bool,
-    /// Of a change how many losses there were at its submission; of a FLUSH the key of its sample.
-    mark: u64,
+    /// Of a change the count of losses at its submission, and whether it is FUA; of a FLUSH the key
+    /// of its sample.
+    mark: u32,
 }
+
+/// Bit of a mark: the change is FUA. Losses are counted in steps that leave it free.
+const FUA: u32 = 1;
+const LOSS: u32 = 2;
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Losses {
     file: SharedLosses,
     /// How many losses of the file `openers` knows of.
-    known: Cell<u64>,
+    known: Cell<u32>,
     /// Its changes are those that were acknowledged and are not durable by themselves.
     openers: RefCell<ErrSeq<Opener>>,
     /// Changes of one opener that `openers` has not been told of yet: nearly all come from the one
@@ -76,21 +80,23 @@ impl Losses {
     /// A bio is submitted.
     #[inline]
     pub(crate) fn begin(&self, ticket: Ticket, bio: &Bio) -> Entry {
-        let (is_fua, mark) = match bio.op {
-            Op::Read => (false, 0),
-            Op::Flush => (false, self.begin_flush(bio.opener)),
-            Op::Write | Op::Discard | Op::WriteZeroes => {
-                (bio.flags.contains(Flags::FUA), self.file.count())
+        let mark = match bio.op {
+            Op::Read => 0,
+            Op::Flush => self.begin_flush(bio.opener),
+            Op::Write | Op::Discard | Op::WriteZeroes if bio.flags.contains(Flags::FUA) => {
+                self.file.count() | FUA
             }
+            Op::Write | Op::Discard | Op::WriteZeroes => self.file.count(),
         };
-        Entry { ticket, opener: bio.opener, is_fua, mark }
+        Entry { ticket, opener: bio.opener, mark }
     }
 
     #[cold]
-    fn begin_flush(&self, opener: Opener) -> u64 {
+    fn begin_flush(&self, opener: Opener) -> u32 {
         self.learn();
         let sample = self.openers().sample(opener);
-        self.samples.borrow_mut().insert(sample) as u64
+        let key = self.samples.borrow_mut().insert(sample);
+        u32::try_from(key).expect("fewer bios are in flight")
     }
 
     /// The driver has ended it with `status`; returns with which status it ends.
@@ -99,8 +105,8 @@ impl Losses {
         match entry.ticket.op() {
             Op::Read => status,
             Op::Flush => self.end_flush(entry.opener, entry.mark, status),
-            Op::Write | Op::Discard | Op::WriteZeroes if entry.is_fua => {
-                self.end_fua(entry.mark, status)
+            Op::Write | Op::Discard | Op::WriteZeroes if entry.mark & FUA != 0 => {
+                self.end_fua(entry.mark & !FUA, status)
             }
             Op::Write | Op::Discard | Op::WriteZeroes => {
                 if status == Status::Ok {
@@ -113,7 +119,7 @@ impl Losses {
 
     /// A change is acknowledged that was submitted after so many losses.
     #[inline(always)]
-    fn acknowledge(&self, opener: Opener, losses: u64) {
+    fn acknowledge(&self, opener: Opener, losses: u32) {
         let (count, known) = (self.file.count(), self.known.get());
         if losses == count && count == known && opener == self.recent.get() {
             self.untold.set(self.untold.get() + 1);
@@ -123,7 +129,7 @@ impl Losses {
     }
 
     #[inline(never)]
-    fn acknowledge_first(&self, opener: Opener, losses: u64) {
+    fn acknowledge_first(&self, opener: Opener, losses: u32) {
         let in_doubt = self.learn() != losses;
         let mut openers = self.openers();
         if in_doubt {
@@ -145,7 +151,7 @@ impl Losses {
     }
 
     #[cold]
-    fn end_fua(&self, losses: u64, status: Status) -> Status {
+    fn end_fua(&self, losses: u32, status: Status) -> Status {
         if status != Status::Ok {
             self.failed(status);
             return status;
@@ -154,8 +160,8 @@ impl Losses {
     }
 
     #[cold]
-    fn end_flush(&self, opener: Opener, key: u64, status: Status) -> Status {
-        let key = usize::try_from(key).expect("made from a slab index");
+    fn end_flush(&self, opener: Opener, key: u32, status: Status) -> Status {
+        let key = usize::try_from(key).expect("it was one");
         let sample = self.samples.borrow_mut().remove(key);
         self.failed(status);
         self.learn();
@@ -172,13 +178,13 @@ impl Losses {
     fn failed(&self, status: Status) {
         // The driver does not do what it does not know.
         if !matches!(status, Status::Ok | Status::NotSupported | Status::Invalid) {
-            self.file.0.fetch_add(1, Ordering::AcqRel);
+            self.file.0.fetch_add(LOSS, Ordering::AcqRel);
             self.learn();
         }
     }
 
     /// Learns of new losses; returns how many there were.
-    fn learn(&self) -> u64 {
+    fn learn(&self) -> u32 {
         let count = self.file.count();
         if count != self.known.get() {
             self.lose(count);
@@ -187,7 +193,7 @@ impl Losses {
     }
 
     #[cold]
-    fn lose(&self, count: u64) {
+    fn lose(&self, count: u32) {
         self.known.set(count);
         let mut openers = self.openers();
         let all = openers.changes();

@@ -29,12 +29,25 @@ impl Server {
     fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.0.daemon().id()).unwrap();
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+        // One thread takes the signal, and only then the others stop.
+        while signal == Signal::STOP && !is_stopped(id) {
+            pause(Duration::from_millis(5));
+        }
     }
 
     /// A table on its file.
     fn table(&self) -> String {
         format!("0 131072 linear {} 0", file(&self.0, "org").display())
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(id: i32) -> bool {
+    std::fs::read_dir(format!("/proc/{id}/task")).unwrap().all(|task| {
+        // A thread may have ended meanwhile. The name before the state is in brackets.
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+        stat.map_or(true, |stat| stat.rsplit(") ").next().unwrap().starts_with('T'))
+    })
 }
 
 /// Runs `f`, which has to be quick.

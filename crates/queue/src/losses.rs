@@ -117,11 +117,11 @@ impl Losses {
         }
     }
 
-    /// A change is acknowledged that was submitted after so many losses.
+    /// A change is acknowledged that was submitted after so many losses. One of a loss that is not
+    /// known yet counts as a change before it, and who learns of the loss marks it as lost (O2).
     #[inline(always)]
     fn acknowledge(&self, opener: Opener, losses: u32) {
-        let (count, known) = (self.file.count(), self.known.get());
-        if losses == count && count == known && opener == self.recent.get() {
+        if losses == self.known.get() && opener == self.recent.get() {
             self.untold.set(self.untold.get() + 1);
         } else {
             self.acknowledge_first(opener, losses);

@@ -136,7 +136,13 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
     /// As [`block::Base::submit_at`].
     #[inline]
     pub fn submit_at(&self, sector: Sector, bio: Bio) {
-        if (sector.0 | bio.len.0) & self.0.mask.get() != 0 {
+        self.enter(sector.0 | bio.len.0, sector, bio);
+    }
+
+    /// `bits` are those of the sector and the length.
+    #[inline]
+    fn enter(&self, bits: u64, sector: Sector, bio: Bio) {
+        if bits & self.0.mask.get() != 0 {
             return self.submit_beside(sector, bio);
         }
         self.0.leaf.submit_whole(sector, bio);
@@ -349,8 +355,9 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
     }
 
     fn submit(&self, bio: Bio) {
+        let bits = bio.sector.0 | bio.len.0;
         match self.0.limits.check_range(&bio) {
-            Ok(()) => self.submit_at(bio.sector, bio),
+            Ok(()) => self.enter(bits, bio.sector, bio),
             // It counts what it refuses.
             Err(_) => self.0.leaf.submit(bio),
         }

@@ -245,6 +245,13 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async { Ok(()) })
     }
 
+    /// Takes over from `before`, whose place it has in the device's new table, what clients have
+    /// not been told yet: that changes which were acknowledged may be lost. `before` is suspended;
+    /// this one is resumed and no bio has come yet.
+    fn take_over(self: Rc<Self>, _before: Rc<dyn Target>) -> LocalFuture<()> {
+        Box::pin(async {})
+    }
+
     /// Attribute names that `get` and `set` know, sysfs style.
     fn attributes(&self) -> Vec<&'static str> {
         Vec::new()

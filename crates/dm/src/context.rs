@@ -139,11 +139,6 @@ impl Context {
         self.line_no
     }
 
-    /// Where the target begins on the mapped device. Its bios count from here.
-    pub fn start(&self) -> Sector {
-        self.start
-    }
-
     /// Length of the target.
     pub fn len(&self) -> Sector {
         self.len

@@ -386,7 +386,7 @@ impl MappedDevice {
             return Err(e);
         }
         // D2: suspended, so the old table has nothing in flight and has settled its state.
-        let resumed = new.resume().await;
+        let resumed = new.resume_after(self.live()).await;
         if let Err(e) = self.check_held(held) {
             // It can't go live any more: it lets go of what it has taken.
             return match new.suspend().await {

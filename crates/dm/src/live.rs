@@ -241,6 +241,19 @@ impl Table {
         }
         Ok(())
     }
+
+    /// As [`Table::resume`]; then each target takes over from the one of the table before that
+    /// begins at the same sector.
+    pub(crate) async fn resume_after(&self, before: Option<Rc<Table>>) -> Result<(), Error> {
+        self.resume().await?;
+        let Some(before) = before else { return Ok(()) };
+        for entry in &self.entries {
+            if let Some(old) = before.find(entry.start).filter(|old| old.start == entry.start) {
+                entry.target.clone().take_over(old.target.clone()).await;
+            }
+        }
+        Ok(())
+    }
 }
 
 async fn suspend(entries: &[Entry]) -> Result<(), Error> {

@@ -25,9 +25,8 @@ pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> (Groun
     let ground = Ground::new(dm, leaves.clone(), claims.clone(), cores);
     dm.register(ground.target_type());
     let held = claims.clone();
-    let live = Rc::new(pagecache::Live::default());
     dm.register(TargetType::new("buffered", pagecache::VERSION, move |ctx, args| {
-        Box::pin(page_cache(held.clone(), live.clone(), ctx, args))
+        Box::pin(page_cache(held.clone(), ctx, args))
     }));
     let known = claims.clone();
     let (lent, cores) = (leaves.clone(), Rc::<[CoreId]>::from(cores));
@@ -172,7 +171,6 @@ async fn persistent_memory(
 
 async fn page_cache(
     claims: Rc<Claims>,
-    live: Rc<pagecache::Live>,
     ctx: Context,
     args: Vec<String>,
 ) -> Result<Rc<dyn Target>, Error> {
@@ -184,7 +182,6 @@ async fn page_cache(
     let below = ctx.lookup(word).await?;
     ctx.check_area(&*below, block::Sector::ZERO, ctx.len())?;
     let target = PageCache::new(ctx.device(), config, below, ctx.len())?;
-    target.live_in(live, ctx.device(), ctx.start());
     let as_target: Rc<dyn Target> = target.clone();
     claims.hold(&ctx, &as_target)?;
     let events = ctx.events();

@@ -116,7 +116,7 @@ pub(crate) struct Errors {
 
 impl Errors {
     /// Goes on with what clients have not been told of the cache that was here before, all of whose
-    /// pages are durable.
+    /// pages are durable. This one has told nobody of anything.
     pub(crate) fn take_over(&self, before: &Errors) {
         let mut openers = before.openers.take();
         openers.durable(openers.changes());

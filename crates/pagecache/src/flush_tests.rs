@@ -342,20 +342,15 @@ fn who_connects_again_is_told_of_a_failed_flush() {
 fn the_cache_of_a_new_table_tells_what_was_not_told() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, first) = quiet(&lab);
-        let live = Rc::new(crate::Live::default());
-        let start = |cache: &Rc<PageCache>| {
-            cache.live_in(live.clone(), "b", Sector::ZERO);
-            cache.clone().resume()
-        };
-        start(&first).await.expect("it resumes");
+        first.clone().resume().await.expect("it resumes");
         write(&first, 0..4, 1).await;
         disk.flushes_fail.set(true);
         assert_eq!(flush_by(&first, 2).await, Err(Status::Timeout));
         disk.flushes_fail.set(false);
         let (_, next) = quiet(&lab);
         first.clone().suspend().await.expect("everything is written");
-        start(&next).await.expect("it resumes");
-        drop(first);
+        next.clone().resume().await.expect("it resumes");
+        next.clone().take_over(first).await;
         assert_eq!(flush_by(&next, 1).await, Err(Status::Timeout), "its write was lost");
         assert_eq!(flush_by(&next, 1).await, Ok(()));
         assert_eq!(flush_by(&next, 2).await, Ok(()), "it was told before");

@@ -39,7 +39,6 @@ mod folio;
 mod gather;
 mod ioend;
 mod iomap;
-mod live;
 mod mutation;
 mod pacing;
 mod pin;
@@ -62,7 +61,6 @@ use block::{BlockDevice, Error, Limits, Opener, PAGE, Reservation, SECTOR_SIZE, 
 use reactor::{Grace, WaitList, Workers};
 
 pub use config::Config;
-pub use live::Live;
 #[doc(hidden)]
 pub use mutation::Mutation;
 
@@ -104,8 +102,6 @@ pub struct PageCache {
     misses: Cell<u64>,
     evicted: Cell<u64>,
     on_failure: RefCell<Option<Rc<dyn Fn()>>>,
-    /// Until the first resume.
-    home: RefCell<Option<live::Home>>,
 }
 
 impl PageCache {
@@ -176,7 +172,6 @@ impl PageCache {
             misses: Cell::new(0),
             evicted: Cell::new(0),
             on_failure: RefCell::default(),
-            home: RefCell::default(),
             config,
             below,
         }))

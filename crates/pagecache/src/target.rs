@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The target of a table line: takes bios, is suspended and resumed.
+use std::any::Any;
 use std::rc::Rc;
 
 use block::{
@@ -78,9 +79,18 @@ impl Target for PageCache {
     }
 
     fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        self.take_over();
         self.start_flusher();
         Box::pin(async { Ok(()) })
+    }
+
+    /// Everything that the cache before had is durable, as it is suspended. What a failed flush has
+    /// lost is lost all the same, and this one tells of it.
+    fn take_over(self: Rc<Self>, before: Rc<dyn Target>) -> LocalFuture<()> {
+        let before: Rc<dyn Any> = before;
+        if let Ok(before) = before.downcast::<PageCache>() {
+            self.errors.take_over(&before.errors);
+        }
+        Box::pin(async {})
     }
 
     fn attributes(&self) -> Vec<&'static str> {

@@ -73,9 +73,14 @@ impl Cache {
         [self.tuning().writeback_rate_max, drain].into_iter().filter(|r| *r > 0).min().unwrap_or(0)
     }
 
+    /// A client's request begins; when, if that is to be known.
+    pub(crate) fn request_begins(&self) -> Option<Nanos> {
+        self.p99_target().map(|_| now())
+    }
+
     /// A client's request has ended: reads, and whatever waits for a commit, count.
-    pub(crate) fn request_ended(&self, bio: &Bio, began: Nanos) {
-        let Some(target) = self.p99_target() else { return };
+    pub(crate) fn request_ended(&self, bio: &Bio, began: Option<Nanos>) {
+        let (Some(began), Some(target)) = (began, self.p99_target()) else { return };
         if matches!(bio.op, Op::Read | Op::Flush) || bio.flags.contains(Flags::FUA) {
             let (now, tail) = (now(), &self.writeback.limits.tail);
             tail.borrow_mut().request(now.saturating_sub(began).0, target.0, now.0);

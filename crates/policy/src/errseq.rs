@@ -151,6 +151,11 @@ impl<K: Copy + Ord> ErrSeq<K> {
         self.changes
     }
 
+    /// How many changes are not known to be durable.
+    pub fn at_risk(&self) -> u64 {
+        self.changes - self.durable
+    }
+
     /// The first so many changes are durable.
     pub fn durable(&mut self, changes: u64) {
         self.durable = self.durable.max(changes);

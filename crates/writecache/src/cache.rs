@@ -8,6 +8,7 @@ use crate::around::Around;
 use crate::changed::Changed;
 use crate::config::{Config, Mutation, Tuning};
 use crate::group::Group;
+use crate::losses::Losses;
 use crate::media::{Media, SlotArea};
 use crate::merge::Merges;
 use crate::slots::{Counts, Slots};
@@ -79,6 +80,7 @@ pub(crate) struct Cache {
     /// The first error after which nothing may be promised any more; kept until the table is
     /// loaded again.
     failed: Cell<Option<Status>>,
+    pub(crate) losses: Losses,
     /// The media say other epochs than the map, or none: a checkpoint must come first.
     pub(crate) retell: Cell<bool>,
     /// The cache device has failed to read a dirty block: it takes nothing new.
@@ -138,6 +140,7 @@ impl Cache {
             installs: Cell::new(0),
             starved: Cell::new(0),
             failed: Cell::new(None),
+            losses: Losses::default(),
             retell: Cell::new(false),
             drain_only: Cell::new(None),
             tell_trouble: RefCell::new(None),
@@ -202,6 +205,7 @@ impl Cache {
     pub(crate) fn fail(&self, status: Status) {
         if self.failed.get().is_none() {
             self.failed.set(Some(status));
+            self.losses.fail();
             self.tell(Trouble::Failed { status });
         }
         self.changed.wake_all();

@@ -181,6 +181,8 @@ pub enum Mutation {
     PartsUnchecked,
     /// Parts: a gap is filled although it lies in a chunk of another part.
     GapOfOtherPart,
+    /// A new table does not take over what the failed cache before it has lost.
+    LossesForgotten,
     /// Parts: the others do not hear of a flush of a shared device that has failed.
     PartsNotTold,
     /// Parts: a new cache begins with part 0, and is taken for complete before it is.

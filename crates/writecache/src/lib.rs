@@ -30,7 +30,8 @@
 //!   `slots::zeroes`.
 //! - I8 After an error of a commit or of a flush of the cache device the cache fails stop: reads
 //!   are served, writes and flushes end in an error until the table is loaded again, dirty data
-//!   stay. After an error of the origin what it may have lost is still here: it stays dirty and is
+//!   stay. What was acknowledged and not committed is lost then: each client is told (`losses`).
+//!   After an error of the origin what it may have lost is still here: it stays dirty and is
 //!   written again (`writeback::retry`), or, with `fail_mode kernel`, the cache fails stop.
 //! - A request may be of any sectors: what is less than a block is merged (`merge`, MG1 to MG4).
 //!
@@ -49,6 +50,7 @@ mod dm;
 mod free;
 mod group;
 mod index;
+mod losses;
 mod media;
 mod merge;
 mod options;

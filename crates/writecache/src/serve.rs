@@ -15,11 +15,12 @@ impl Cache {
         if let Err(status) = self.limits.check(bio) {
             return Some(status);
         }
-        let began = reactor::now();
+        let began = self.request_begins();
         let merged = self.merge_edges(bio).await;
         if merged == Ok(true) {
             return None;
         }
+        self.losses.changed(bio.opener);
         self.request_ended(bio, began);
         Some(merged.map(drop).into())
     }
@@ -29,29 +30,45 @@ impl Cache {
         if let Err(status) = self.limits.check(bio) {
             return status;
         }
-        let began = reactor::now();
+        let began = self.request_begins();
         let outcome = match bio.op {
             Op::Read => self.read(bio).await,
-            Op::Write => self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await,
+            Op::Write => {
+                let written = self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await;
+                self.losses.changed(bio.opener);
+                written
+            }
             Op::Flush => {
                 self.stats.flushes.add(1);
                 let nothing = self.mutation(Mutation::EpochOnlyWithCommit);
                 if !nothing || self.counts().changed > 0 {
                     self.slots.borrow_mut().close_epoch(); // E1
                 }
+                let samples = self.losses.sample(bio.opener);
                 let committed = self.commit().await;
-                committed.and(self.flush_around(bio.class).await)
+                let flushed = committed.and(self.flush_around(bio.class).await);
+                self.losses.flushed(bio.opener, samples, flushed)
             }
+            Op::WriteZeroes | Op::Discard => {
+                let cleared = self.clear_sectors(bio).await;
+                self.losses.changed(bio.opener);
+                cleared
+            }
+        };
+        self.request_ended(bio, began);
+        outcome.into()
+    }
+
+    async fn clear_sectors(&self, bio: &Bio) -> Result<(), Status> {
+        match bio.op {
             Op::WriteZeroes if self.config.ordered => self.write_zeroes_in_order(bio).await,
             Op::WriteZeroes if bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
                 self.write_zero_blocks(bio).await
             }
             // Nothing goes around the cache: the origin is written in the order of epochs only.
-            Op::Discard if self.config.ordered => Err(Status::NotSupported),
-            Op::Discard | Op::WriteZeroes => self.clear(bio).await,
-        };
-        self.request_ended(bio, began);
-        outcome.into()
+            _ if self.config.ordered => Err(Status::NotSupported),
+            _ => self.clear(bio).await,
+        }
     }
 
     /// A task: commits when many blocks have changed.

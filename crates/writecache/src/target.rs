@@ -5,6 +5,7 @@
 //!   WriteCache ── Live::Whole ───▶ a Cache on this core, and the tasks that serve bios
 //!              └─ Live::Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
 //! ```
+mod losses;
 mod open;
 
 use std::cell::{Cell, RefCell};
@@ -489,6 +490,10 @@ impl Target for WriteCache {
             self.begin().await;
             Ok(())
         })
+    }
+
+    fn take_over(self: Rc<Self>, before: Rc<dyn Target>) -> LocalFuture<()> {
+        Box::pin(self.take_losses_of(before))
     }
 
     fn attributes(&self) -> Vec<&'static str> {

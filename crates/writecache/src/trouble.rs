@@ -37,6 +37,12 @@ pub enum Trouble {
         /// What was found.
         what: &'static str,
     },
+    /// The cache of the table before had failed: what it had acknowledged and not made durable is
+    /// lost.
+    Lost {
+        /// How many writes, zeroes and discards: all that no FLUSH came after.
+        requests: u64,
+    },
     /// The origin has refused a write; the blocks are kept and tried again.
     Writeback {
         /// The error.
@@ -81,6 +87,7 @@ impl Trouble {
                 Some(("blocks that the cache device can't read", *sector))
             }
             Trouble::Failed { .. }
+            | Trouble::Lost { .. }
             | Trouble::Bug { .. }
             | Trouble::OriginFlush { .. }
             | Trouble::Recovered => None,
@@ -105,6 +112,12 @@ impl fmt::Display for Trouble {
                 f,
                 "writecache: this is a bug, please report it: {what}; the cache stops so that \
                  nothing comes of it"
+            ),
+            Trouble::Lost { requests } => write!(
+                f,
+                "writecache: the cache of the table before had failed: up to {requests} writes \
+                 that it had acknowledged, and that no FLUSH came after, are lost; the next FLUSH \
+                 of each client that had sent some and was not told yet fails"
             ),
             Trouble::Writeback { status, sector } => write!(
                 f,

@@ -65,9 +65,10 @@ const MIB: u64 = 1 << 20;
 const KEEPS: Rules =
     Rules { hearing: Hearing::Device, loss_is_visible: false, forgets_when_loaded: false };
 const PASSES: Rules = Rules { loss_is_visible: true, ..KEEPS };
-/// A write cache whose cache device fails stops: loaded again it has what it had committed.
-const STOPS: Rules = Rules { forgets_when_loaded: true, ..PASSES };
 const EACH_HEARS: Rules = Rules { hearing: Hearing::Each, ..PASSES };
+/// A write cache whose cache device fails stops: loaded again it has what it had committed, and
+/// each client is told.
+const STOPS: Rules = Rules { forgets_when_loaded: true, ..EACH_HEARS };
 
 const SECTORS: Load =
     Load { first: 0, count: 16384, grain: 1, zeroes: Zeroes::Fua, long_zeroes: false, flushes: 8 };

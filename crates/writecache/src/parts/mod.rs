@@ -117,6 +117,7 @@ impl Herald {
             Trouble::Writeback { .. } | Trouble::OriginFlush { .. } => before | 1 << nth,
             Trouble::Recovered => before & !(1 << nth),
             Trouble::Failed { .. }
+            | Trouble::Lost { .. }
             | Trouble::Bug { .. }
             | Trouble::BadBlock { .. }
             | Trouble::GapLost { .. } => before,
@@ -127,6 +128,7 @@ impl Herald {
             Trouble::Writeback { .. } | Trouble::OriginFlush { .. } => before == 0,
             Trouble::Recovered => after == 0,
             Trouble::Failed { .. }
+            | Trouble::Lost { .. }
             | Trouble::Bug { .. }
             | Trouble::BadBlock { .. }
             | Trouble::GapLost { .. } => true,
@@ -307,6 +309,17 @@ impl Parts {
     /// How many there are.
     pub(crate) fn count(&self) -> u8 {
         self.layout.parts
+    }
+
+    /// As [`Parts::ask`], of the first part alone.
+    pub(crate) async fn ask_first<T, F, Fut>(&self, f: F) -> T
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<WriteCache>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let (core, anchor) = (self.held[0].core, self.held[0].anchor);
+        call(core, move || f(anchored(anchor).expect("kept as long as it is held"))).await
     }
 
     /// Asks every part at once; the answers in their order. `f` runs on the parts' cores.

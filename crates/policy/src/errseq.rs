@@ -176,7 +176,7 @@ impl<K: Copy + Ord> ErrSeq<K> {
     pub fn tell(&mut self, opener: K, sample: Sample) {
         let newest = self.newest;
         let known = self.opener(opener);
-        let covers = sample.changes >= known.lost;
+        let covers = known.loss <= known.told || sample.changes >= known.lost;
         let told = if covers { newest } else { known.loss.saturating_sub(1) }; // ES4
         known.told = known.told.max(told);
         self.told = newest;

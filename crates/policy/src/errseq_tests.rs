@@ -202,6 +202,21 @@ fn two_losses_beside_a_flush_are_told_by_one_that_covers_both() {
     assert!(!fails(&mut errors, A));
 }
 
+/// Found by the simulation of a leaf's openers, seed 83: what one loss had taken was told, and a
+/// FLUSH that came before it was acknowledged told of the next loss; then a third one failed, too.
+#[test]
+fn a_change_that_was_told_of_needs_no_other_flush() {
+    let mut errors = ErrSeq::default();
+    let first = errors.sample(A);
+    errors.changed(A);
+    errors.lose(errors.changes());
+    errors.durable(errors.changes());
+    assert!(fails(&mut errors, A), "it covers the change");
+    errors.raise();
+    errors.tell(A, first);
+    assert!(!fails(&mut errors, A), "it was told of both");
+}
+
 /// A write is on its way when something is lost, and acknowledged when its opener has been told.
 #[test]
 fn a_change_in_doubt_is_told_by_a_flush_that_comes_after_it() {

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Judge: who must be told of which loss, and who may be, from the whole history of a run. It
+//! shares no state with the leaves: it keeps what came when, and looks all of it up again for each
+//! FLUSH that ends.
+//!
+//! A *loss* is a FLUSH or a FUA write that the driver fails. A leaf *tells* an opener by a FLUSH of
+//! it that fails. All that follows is for one leaf; the losses are those of its file since the leaf
+//! was made.
+//!
+//! A FLUSH that the driver ends well must fail for one of these reasons, and for no other:
+//! - J1 Its opener was there before a loss and was not told of it before the FLUSH came.
+//! - J2 It covers a change of its opener that may be lost, and no FLUSH that has covered the change
+//!   had told of that when this one came. May be lost: it came before a loss and was acknowledged
+//!   after it, or it was acknowledged before a loss and no FLUSH that covers it had succeeded.
+//! - J3 Its opener came after a loss of which nobody had been told, and has not been told either.
+//! - J4 Its opener came when another one had not been told of a change that may be lost, and has
+//!   not been told of anything since. (It must fail if it was the first to come since then; of
+//!   those who come later one is told for each of them, which is for `policy` to test.)
+use block::Opener;
+
+/// Nobody has more of these than a run is long, so all are looked through each time.
+#[derive(Default)]
+pub(crate) struct Judge {
+    now: u64,
+    losses: Vec<Loss>,
+    changes: Vec<Change>,
+    flushes: Vec<Flush>,
+    /// Who came to which leaf when, and whether J4 allows that it is told.
+    visits: Vec<Visit>,
+    pub(crate) seen: Seen,
+}
+
+/// An opener at a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Who {
+    pub(crate) leaf: usize,
+    pub(crate) opener: Opener,
+}
+
+/// A leaf: the losses of its file count from when it was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    pub(crate) file: u32,
+    pub(crate) made: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    file: u32,
+    at: u64,
+}
+
+/// A change that was acknowledged and is not durable by itself.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    who: Who,
+    begun: u64,
+    acknowledged: u64,
+}
+
+/// A FLUSH that has ended, so at the driver and so for its opener.
+#[derive(Clone, Copy, Debug)]
+struct Flush {
+    who: Who,
+    begun: u64,
+    ended: u64,
+    is_done: bool,
+    fails: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Visit {
+    who: Who,
+    at: u64,
+    may_inherit: bool,
+    must_inherit: bool,
+}
+
+/// How often a FLUSH that the driver ended well has failed, by its first reason; and FUA writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) there: u64,
+    pub(crate) changed: u64,
+    pub(crate) came: u64,
+    pub(crate) inherited: u64,
+    pub(crate) fua: u64,
+    pub(crate) good: u64,
+}
+
+/// Which FLUSH makes what it covers durable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sure {
+    /// One that has succeeded at the driver: less must be told.
+    AtDriver,
+    /// One that its opener has seen succeed: more may be told.
+    ForOpener,
+}
+
+impl Judge {
+    /// Something happens now: at another time than all before.
+    pub(crate) fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// The driver has failed what promises durability.
+    pub(crate) fn lose(&mut self, file: u32) {
+        self.losses.push(Loss { file, at: self.now });
+    }
+
+    /// A FLUSH is submitted.
+    pub(crate) fn flush_begins(&mut self, who: Who, home: Home) {
+        self.comes(who, home);
+    }
+
+    /// A change that is not FUA is acknowledged.
+    pub(crate) fn acknowledge(&mut self, who: Who, home: Home, begun: u64) {
+        self.comes(who, home);
+        self.changes.push(Change { who, begun, acknowledged: self.now });
+    }
+
+    /// A FUA write that the driver has ended well. O3.
+    pub(crate) fn fua_ends(&mut self, home: Home, begun: u64, fails: bool) -> Result<(), String> {
+        let file = home.file;
+        let must = self.losses.iter().any(|loss| loss.file == file && loss.at > begun);
+        self.seen.fua += u64::from(must);
+        match (must, fails) {
+            (true, false) => Err("a FUA write succeeds though a loss came after it".into()),
+            (false, true) => Err("a FUA write fails for nothing".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// A FLUSH has ended, so at the driver and so for its opener.
+    pub(crate) fn flush_ends(
+        &mut self,
+        who: Who,
+        home: Home,
+        begun: u64,
+        (is_done, fails): (bool, bool),
+    ) -> Result<(), String> {
+        let flush = Flush { who, begun, ended: self.now, is_done, fails };
+        let judged = if is_done { self.judge(&flush, home) } else { Ok(()) };
+        self.flushes.push(flush);
+        judged
+    }
+
+    fn judge(&mut self, flush: &Flush, home: Home) -> Result<(), String> {
+        let visit = *self.visit(flush.who).expect("it came with its first FLUSH or change");
+        let there = self.losses_of(home).find(|&at| at > visit.at && !self.knows(flush, at));
+        let came = self.losses_of(home).find(|&at| {
+            at < visit.at && !self.anybody_knew(flush.who, at, visit.at) && !self.knows(flush, at)
+        });
+        let covers = |c: &&Change| c.who == flush.who && c.acknowledged < flush.begun;
+        let changed = |sure| {
+            self.changes.iter().filter(covers).find(|c| self.is_owed(c, home, sure, flush.begun))
+        };
+        let inherits = !self.knows(flush, visit.at);
+        let seen = &mut self.seen.clone();
+        let must = if let Some(at) = there {
+            seen.there += 1;
+            Some(format!("J1: of the loss at {at}"))
+        } else if let Some(change) = changed(Sure::AtDriver) {
+            seen.changed += 1;
+            Some(format!("J2: of {change:?}"))
+        } else if let Some(at) = came {
+            seen.came += 1;
+            Some(format!("J3: of the loss at {at}"))
+        } else if visit.must_inherit && inherits {
+            seen.inherited += 1;
+            Some(format!("J4: it came at {}", visit.at))
+        } else {
+            None
+        };
+        seen.good += u64::from(!flush.fails);
+        let may = changed(Sure::ForOpener).is_some() || visit.may_inherit && inherits;
+        self.seen = *seen;
+        match (must, flush.fails) {
+            (Some(why), false) => Err(format!("{flush:?} does not tell; {why}")),
+            (None, true) if !may => Err(format!("{flush:?} tells what its opener knows")),
+            _ => Ok(()),
+        }
+    }
+
+    /// When the losses came.
+    fn losses_of(&self, home: Home) -> impl Iterator<Item = u64> {
+        let of = move |loss: &&Loss| loss.file == home.file && loss.at > home.made;
+        self.losses.iter().filter(of).map(|loss| loss.at)
+    }
+
+    fn told(&self, who: Who, before: u64) -> impl Iterator<Item = &Flush> {
+        self.flushes.iter().filter(move |f| f.fails && f.who == who && f.ended < before)
+    }
+
+    /// Whether the opener had been told of what was at this time when its FLUSH came.
+    fn knows(&self, flush: &Flush, at: u64) -> bool {
+        self.told(flush.who, flush.begun).any(|told| told.ended >= at)
+    }
+
+    /// Whether anybody at its leaf had been told of a loss before this time.
+    fn anybody_knew(&self, who: Who, at: u64, before: u64) -> bool {
+        let told = |f: &&Flush| f.fails && f.who.leaf == who.leaf && f.ended < before;
+        self.flushes.iter().filter(told).any(|f| f.ended >= at)
+    }
+
+    /// From which times on this change may be lost.
+    fn may_be_lost(&self, change: &Change, home: Home, sure: Sure) -> [Option<u64>; 2] {
+        let Change { who, begun, acknowledged } = *change;
+        // Losses before the leaf was made count for no change at it.
+        let doubt = self.losses_of(home).any(|at| begun < at && at < acknowledged);
+        let good = |f: &&Flush| match sure {
+            Sure::AtDriver => f.is_done,
+            Sure::ForOpener => !f.fails,
+        };
+        let covers = |f: &&Flush| f.who.leaf == who.leaf && f.begun > acknowledged;
+        let durable = self.flushes.iter().filter(good).filter(covers).map(|f| f.ended).min();
+        // Later losses take nothing that this one has not taken.
+        let next = self.losses_of(home).find(|&at| at > acknowledged);
+        let lost = next.filter(|&at| durable.is_none_or(|durable| durable > at));
+        match (doubt, sure) {
+            // It is told already.
+            (true, Sure::AtDriver) => [Some(acknowledged), None],
+            _ => [doubt.then_some(acknowledged), lost],
+        }
+    }
+
+    /// Whether the change may be lost and its opener was not told before this time.
+    fn is_owed(&self, change: &Change, home: Home, sure: Sure, before: u64) -> bool {
+        let since = self.may_be_lost(change, home, sure);
+        since.into_iter().flatten().any(|since| self.is_untold(change, since, before))
+    }
+
+    fn is_untold(&self, change: &Change, since: u64, before: u64) -> bool {
+        let covers = |f: &Flush| f.begun > change.acknowledged && f.ended >= since;
+        !self.told(change.who, before).any(covers)
+    }
+
+    fn visit(&self, who: Who) -> Option<&Visit> {
+        self.visits.iter().find(|visit| visit.who == who)
+    }
+
+    fn comes(&mut self, who: Who, home: Home) {
+        if self.visit(who).is_some() {
+            return;
+        }
+        let now = self.now;
+        let here = || self.visits.iter().filter(|visit| visit.who.leaf == who.leaf);
+        let last = here().map(|visit| visit.at).max().unwrap_or(0);
+        let mut changes = self.changes.iter().filter(|c| c.who.leaf == who.leaf);
+        let must_inherit = changes.clone().any(|c| {
+            let since = self.may_be_lost(c, home, Sure::AtDriver);
+            since.into_iter().flatten().any(|at| at > last && self.is_untold(c, at, now))
+        });
+        let heir_untold =
+            |v: &Visit| v.may_inherit && !self.told(v.who, now).any(|told| told.ended > v.at);
+        let may_inherit =
+            changes.any(|c| self.is_owed(c, home, Sure::ForOpener, now)) || here().any(heir_untold);
+        self.visits.push(Visit { who, at: now, may_inherit, must_inherit });
+    }
+}

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Nanos, Sector, Target};
 use model::{Nature, Server};
 use nbd::client::{Mutation, Options};
+use queue::MergingLeaf;
 use reactor::sleep;
 use sim::{Ended, Machine, Mix, Oracle, StreamCut, Workload, World, WorldRef, seeds};
 use writecache::{Config, WriteCache};
@@ -28,10 +29,13 @@ struct Plan {
     confused: bool,
     /// What a server that restarts loses.
     loss: bool,
+    /// The server takes whole blocks only, so that sectors are merged on our side.
+    merged: bool,
 }
 
 impl Plan {
-    const USUAL: Plan = Plan { mutation: Mutation::None, confused: false, loss: false };
+    const USUAL: Plan =
+        Plan { mutation: Mutation::None, confused: false, loss: false, merged: false };
 }
 
 fn options(world: &WorldRef, mutation: Mutation) -> Options {
@@ -82,7 +86,14 @@ fn bare(seed: u64, plan: Plan) -> Result<(), String> {
     let machine = Machine::boot(&world, 1);
     machine.spawn(0, server.clone().serve());
     let opts = options(&world, plan.mutation);
-    let client: Rc<dyn BlockDevice> = Rc::new(machine.block_on(server.clone().open(opts)).unwrap());
+    if plan.merged {
+        server.block_sizes.set([4096, 4096, 16 << 10]);
+    }
+    let client = machine.block_on(server.clone().open(opts)).unwrap();
+    let client: Rc<dyn BlockDevice> = match plan.merged {
+        true => Rc::new(MergingLeaf::new(client)),
+        false => Rc::new(client),
+    };
     // A server keeps sectors whole, and nothing more is promised of requests that fail.
     let oracle = Rc::new(RefCell::new(Oracle::new(BLOCKS * 8, 512, seed)));
     oracle.borrow_mut().expect_flush_errors();
@@ -186,6 +197,14 @@ fn fua_writes_outlive_a_server_that_forgets() {
     seeds::run(150, |seed| bare(seed, Plan { loss: true, ..Plan::USUAL }));
 }
 
+/// Sectors of blocks of which only whole ones go to the server: the connection is lost between the
+/// read and the write of a merge, too.
+#[test]
+fn no_wrong_data_of_sectors_that_are_merged_into_blocks() {
+    seeds::run(150, |seed| bare(seed, Plan { merged: true, ..Plan::USUAL }));
+    seeds::run(100, |seed| bare(seed, Plan { merged: true, loss: true, ..Plan::USUAL }));
+}
+
 #[test]
 fn a_write_cache_loses_nothing_to_a_server_that_forgets() {
     seeds::run(150, |seed| cached(seed, Plan { loss: true, ..Plan::USUAL }));
@@ -203,6 +222,7 @@ fn is_found(mutation: Mutation, seeds: u64, run: impl Fn(u64, Plan) -> Result<()
 fn a_stale_write_that_lands_is_found() {
     is_found(Mutation::IgnoreGuards, 2000, bare);
     is_found(Mutation::FenceAtReconnect, 2000, bare);
+    is_found(Mutation::IgnoreGuards, 500, |seed, plan| bare(seed, Plan { merged: true, ..plan }));
 }
 
 #[test]

@@ -44,6 +44,21 @@ impl Nature {
     }
 }
 
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Usual,
+    /// It is answered with an error and not done.
+    Fails,
+    /// It is taken, and done only when this one of [`Server::open_gates`] is set.
+    Waits(usize),
+    /// The process is killed before it is done, or between that and the answer.
+    KillsBefore,
+    KillsAfter,
+}
+
+type Fates = Box<dyn FnMut(&Request) -> Fate>;
+
 /// The server; its disk outlives its processes.
 pub(crate) struct Server {
     world: WorldRef,
@@ -62,6 +77,12 @@ pub(crate) struct Server {
     pub(crate) client_end: Cell<Option<FileId>>,
     pub(crate) connections: Cell<u64>,
     pub(crate) flushes: Cell<u64>,
+    /// Its smallest, preferred and largest request.
+    pub(crate) block_sizes: Cell<[u32; 3]>,
+    /// What becomes of each request, in the order in which they come.
+    pub(crate) fate: RefCell<Fates>,
+    pub(crate) open_gates: Cell<[bool; 2]>,
+    gates: WaitList,
 }
 
 struct Conn {
@@ -122,6 +143,10 @@ impl Server {
             client_end: Cell::new(None),
             connections: Cell::new(0),
             flushes: Cell::new(0),
+            block_sizes: Cell::new([512, 4096, 16 << 10]),
+            fate: RefCell::new(Box::new(|_| Fate::Usual)),
+            open_gates: Cell::default(),
+            gates: WaitList::new(),
         })
     }
 
@@ -161,6 +186,7 @@ impl Server {
     /// The process is killed and started again; with `loss` of what only its cache had.
     pub(crate) fn restart(&self, loss: bool) {
         self.process.set(self.process.get() + 1);
+        self.gates.wake_all();
         if loss {
             let (mut now, mut durable) = (self.now.borrow_mut(), self.durable.borrow_mut());
             for sector in std::mem::take(&mut *self.volatile.borrow_mut()) {
@@ -181,6 +207,14 @@ impl Server {
                 conn.changed.wake_all();
             });
         }
+    }
+
+    /// From now on those that wait for this are done.
+    pub(crate) fn open_gate(&self, nth: usize) {
+        let mut open = self.open_gates.get();
+        open[nth] = true;
+        self.open_gates.set(open);
+        self.gates.wake_all();
     }
 
     /// Looks at a block of its disk.
@@ -259,7 +293,7 @@ impl Server {
                 opt::GO => {
                     let flags = self.nature.flags.bits();
                     reply_info_export(&mut out, option, self.size.get(), flags);
-                    reply_info_block_size(&mut out, option, [512, 4096, 16 << 10]);
+                    reply_info_block_size(&mut out, option, self.block_sizes.get());
                     reply(&mut out, option, rep::ACK, &[]);
                     self.say(conn, out);
                     return Some(());
@@ -290,9 +324,23 @@ impl Server {
             };
             (draw(), draw())
         };
+        let fate = (self.fate.borrow_mut())(&request);
         sleep(Nanos(before)).await;
+        if let Fate::Waits(nth) = fate {
+            let over = || conn.process != self.process.get();
+            self.gates.wait_for(|| self.open_gates.get()[nth] || over()).await;
+        }
+        if fate == Fate::KillsBefore {
+            self.restart(false);
+        }
         if conn.process == self.process.get() {
-            let answer = self.perform(&conn, &request, &data);
+            let answer = match fate == Fate::Fails {
+                true => answer_of(request.cookie, Some(Errno::Io)),
+                false => self.perform(&conn, &request, &data),
+            };
+            if fate == Fate::KillsAfter {
+                self.restart(false);
+            }
             sleep(Nanos(after)).await;
             if conn.process == self.process.get() {
                 self.answer(&conn, answer);
@@ -335,10 +383,7 @@ impl Server {
                 self.volatile.borrow_mut().insert(sector);
             }
         }
-        let mut out = vec![0; 64];
-        let n = ReplyHead::Simple { error: None }.encode(cookie, &mut out);
-        out.truncate(n);
-        out
+        answer_of(cookie, None)
     }
 
     fn answer(self: &Rc<Server>, conn: &Rc<Conn>, reply: Vec<u8>) {
@@ -354,6 +399,13 @@ impl Server {
             self.say(conn, reply);
         }
     }
+}
+
+fn answer_of(cookie: u64, error: Option<Errno>) -> Vec<u8> {
+    let mut out = vec![0; 64];
+    let n = ReplyHead::Simple { error }.encode(cookie, &mut out);
+    out.truncate(n);
+    out
 }
 
 /// Data of a read: whole, or in two chunks of which the second comes first and zeroes are a hole.

@@ -16,6 +16,7 @@ pub(crate) mod sha256;
 pub(crate) mod spread;
 pub(crate) mod tap;
 pub(crate) mod ward;
+pub(crate) mod whole;
 
 use std::rc::Rc;
 

@@ -107,9 +107,9 @@ impl Conn {
         self.session.get().is_some()
     }
 
-    /// Since when the client has asked for nothing; none while it has a request.
+    /// Since when the client has asked for nothing; none while it has a request, or one waits.
     pub(crate) fn idle_since(&self) -> Option<Nanos> {
-        let idle = self.requests.get() == 0 && !self.dead.get();
+        let idle = self.requests.get() == 0 && !self.share.waits() && !self.dead.get();
         idle.then(|| self.heard.get())
     }
 
@@ -465,5 +465,56 @@ impl Receiver {
                 return false;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use block::Error;
+    use reactor::yield_now;
+    use sim::{Machine, World};
+
+    use crate::{Export, Exports, Options, Server};
+
+    struct NoExports;
+
+    impl Exports for NoExports {
+        fn list(&self) -> Vec<String> {
+            Vec::new()
+        }
+        fn open(&self, name: &str) -> Result<Box<dyn Export>, Error> {
+            Err(Error::not_found(name))
+        }
+    }
+
+    /// Nobody else would give it back: no request has it.
+    #[test]
+    fn what_a_connection_gets_as_it_ends_is_given_back() {
+        const ALL: u64 = 64 << 20;
+        let machine = Machine::boot(&World::calm(1), 1);
+        let work = async {
+            let options = Options { bytes_max: ALL, ..Options::default() };
+            let shared = Server::new(Rc::new(NoExports), options).0;
+            let full = Rc::new(Share::new(Peer::Local));
+            let ends: [fn(&Conn); 2] = [|c| c.dead.set(true), |c| c.draining.set(true)];
+            for end in ends {
+                shared.budget.ask(&full, ALL);
+                let conn = Rc::new(Conn::new(shared.clone(), FileId(1), Peer::Local));
+                let admitted = Rc::new(Cell::new(None));
+                let (waits, tell) = (conn.clone(), admitted.clone());
+                spawn(async move { tell.set(Some(waits.admit(2 << 20).await)) });
+                yield_now().await;
+                assert!(conn.share.waits());
+                shared.budget.give_back(&full, ALL);
+                assert!(!conn.share.waits(), "it is admitted");
+                end(&conn);
+                yield_now().await;
+                assert_eq!((admitted.get(), conn.share.held()), (Some(false), 0));
+            }
+        };
+        machine.block_on(work).unwrap();
+        machine.kill();
     }
 }

@@ -122,7 +122,7 @@ pub(crate) struct Shared {
 
 /// An NBD server on the current core. Clones are the same server.
 #[derive(Clone)]
-pub struct Server(Rc<Shared>);
+pub struct Server(pub(crate) Rc<Shared>);
 
 impl Server {
     /// A server without listeners.

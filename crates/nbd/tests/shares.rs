@@ -219,3 +219,29 @@ fn clients_that_go_leave_nothing_behind() {
         assert_eq!(good.ask(cmd::READ, 0, 0, LEN).await.0, 0);
     });
 }
+
+/// A request that waits for its share is no idleness either: others hold the memory.
+#[test]
+fn a_session_whose_request_waits_keeps_its_place() {
+    const LEN: u32 = 32 << 20;
+    // Of which the network may have one such request.
+    let options = Options {
+        connections_max: 2,
+        local_connections: 0,
+        bytes_max: 64 * MIB,
+        stall_time: Nanos::from_secs(1000),
+        ..Options::default()
+    };
+    with_server(1, options, disk, |net, listener, server| async move {
+        let holds = newcomer(&net, listener).await;
+        holds.request(cmd::WRITE, 0, 1, 0, LEN).await;
+        sleep(SECOND).await;
+        let mut waits = newcomer(&net, listener).await;
+        waits.request(cmd::READ, 0, 1, 0, LEN).await;
+        sleep(Nanos::from_secs(400)).await;
+        assert!(net.connect(listener).at_end().await, "no place is free");
+        holds.close().await;
+        assert_eq!(waits.reply(|_| LEN as usize).await.1, 0);
+        assert_eq!(server.stats().displaced_total, 0);
+    });
+}

@@ -431,6 +431,21 @@ fn a_target_that_can_not_suspend_is_told_and_stops_a_removal() {
     });
 }
 
+/// What a target keeps until it is suspended is kept by force too.
+#[test]
+fn force_suspends_the_table_that_it_replaces() {
+    let bench = Bench::new(1);
+    let (log, _) = told(&bench);
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 told t")).await.unwrap();
+        let held = dm.open("d").unwrap();
+        log.borrow_mut().clear();
+        dm.remove("d", Remove::Force).await.unwrap_err();
+        assert_eq!(*log.borrow(), ["suspend t", "drop t"]);
+        drop(held);
+    });
+}
+
 #[test]
 fn an_attribute_that_is_being_written_holds_up_neither_reads_nor_a_suspend() {
     let bench = Bench::new(1);

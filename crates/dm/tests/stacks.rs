@@ -5,7 +5,7 @@ mod common;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{BlockDevice, Class, Nanos, Op, Sector, Status};
+use block::{BlockDevice, Class, Nanos, Op, OpenedBy, Opener, Sector, Status};
 use common::{Bench, disk, read, take_log, write};
 use dm::Remove;
 
@@ -196,4 +196,31 @@ fn removal_of_all_by_force_takes_whole_stacks() {
         dm.remove_all(Remove::Force).await.unwrap();
         assert!(dm.devices().is_empty());
     });
+}
+
+/// What nobody sent is of the device where it came in: a disk below tells engines apart by that.
+#[test]
+fn what_nobody_sent_is_of_the_device_where_it_came_in() {
+    for leaf in ["/ram/a/96", "/opaque/a/96"] {
+        Bench::new(1).run(|dm, state| async move {
+            let x = dm.create("x", None, Some(&format!("0 48 linear {leaf} 0"))).await.unwrap();
+            let y = dm.create("y", None, Some(&format!("0 48 linear {leaf} 48"))).await.unwrap();
+            let top = dm.create("top", None, Some("0 48 linear x 0")).await.unwrap();
+            let client = OpenedBy::new(top.clone(), Opener(7));
+            let devices: [&dyn BlockDevice; 4] = [&*x, &*y, &*top, &client];
+            for device in devices {
+                write(device, 1, 0, 1).await.unwrap();
+                reactor::flush(device, Class::Normal).await.unwrap();
+            }
+            let nth = disk(&state, leaf);
+            let came = std::mem::take(&mut state.borrow_mut().disks[nth].openers);
+            let [x, x2, y, y2, top, top2, client, client2] = came[..] else {
+                panic!("{leaf}: {came:?}")
+            };
+            assert_eq!([x, y, top, client], [x2, y2, top2, client2], "{leaf}");
+            assert_eq!(client, Opener(7), "{leaf}: it is not changed on its way");
+            assert!(![x, y, top].contains(&Opener::NOBODY), "{leaf}: {came:?}");
+            assert!(x != y && x != top && y != top, "{leaf}: {came:?}");
+        });
+    }
 }

@@ -10,7 +10,7 @@ use std::rc::{Rc, Weak};
 
 use block::{
     Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos, OnFault,
-    Op, Sector, Status,
+    Op, Opener, Sector, Status,
 };
 use dm::{Dm, Resolver};
 use reactor::{Driver, Epoch, Event, FileId, Grace, Msg, OnDone, OpResult, Reactor, Sqe, SqeOp};
@@ -22,6 +22,8 @@ pub(crate) struct Disk {
     pub(crate) log: Vec<(Op, u64, u64)>,
     /// The last bio as it was when it arrived, buffers shared, and the sector that was meant.
     pub(crate) last: Option<(Op, Flags, Class, Sector, Sector, Bufs, Sector)>,
+    /// Who sent what arrived.
+    pub(crate) openers: Vec<Opener>,
     /// Requests fail from now on.
     pub(crate) broken: bool,
     /// Requests do not end from now on, until [`State::release`].
@@ -221,7 +223,9 @@ impl Base for Ram {
         if self.state.borrow().logging {
             let Bio { op, flags, class, sector: said, len, ref bufs, .. } = bio;
             let last = Some((op, flags, class, said, len, bufs.clone(), sector));
-            self.state.borrow_mut().disks[self.file.0 as usize].last = last;
+            let disk = &mut self.state.borrow_mut().disks[self.file.0 as usize];
+            disk.last = last;
+            disk.openers.push(bio.opener);
         }
         let (offset, len) = (sector.bytes(), bio.len.bytes());
         let Bio { op, flags, bufs, done, .. } = bio;

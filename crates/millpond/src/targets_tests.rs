@@ -478,3 +478,58 @@ fn a_removal_that_drains_leaves_nothing_that_was_written_beside_it() {
         }
     });
 }
+
+/// What a cache in parts holds is known when its parts are asked: on their cores, and each time.
+#[test]
+fn parts_are_asked_before_they_go_out_of_sight() {
+    const PARTED: &str = "0 262144 writecache s o mem:64M,c 4096 2 parts 2";
+    with_dm(|dm| async move {
+        make(&dm, "o", "0 262144 linear mem:128M,o 0").await;
+        make(&dm, "w", PARTED).await;
+        make(&dm, "disk", "0 262144 linear w 0").await;
+        dirty(&dm, "disk").await;
+        let past = "0 262144 linear o 0";
+        let e = dm.load("disk", past).await.unwrap_err();
+        assert!(e.to_string().contains("origin of w") && e.token().is_some(), "{e}");
+        dm.remove("disk", Remove::IfUnused).await.unwrap();
+        dm.load("w", "0 262144 error").await.unwrap();
+        let e = dm.resume("w").await.unwrap_err();
+        assert!(e.to_string().contains("1 dirty block (4.0 KiB) on mem:64M,c"), "{e}");
+        dm.clear("w").await.unwrap();
+        dm.load("o", "0 262144 error").await.unwrap();
+        dm.resume("o").await.unwrap();
+        dm.message("w", Sector::ZERO, vec!["flush".into()]).await.unwrap_err();
+        for how in [Remove::Force, Remove::IfUnused] {
+            let e = dm.remove("w", how).await.unwrap_err();
+            assert!(e.to_string().contains("1 of which the origin refuses"), "{e}");
+        }
+        dm.load("o", "0 262144 linear mem:128M,o 0").await.unwrap();
+        dm.resume("o").await.unwrap();
+        assert_eq!(dm.remove("w", Remove::Drained).await.unwrap(), []);
+    });
+}
+
+/// A token is one device's: neither another with its number nor another with its name may use it.
+#[test]
+fn a_token_is_for_one_device() {
+    with_dm(|dm| async move {
+        let hides = async |name: &str| {
+            make(&dm, name, W).await;
+            dirty(&dm, name).await;
+            dm.load(name, "0 32768 error").await.unwrap();
+            let e = dm.resume(name).await.unwrap_err();
+            (dm.info(name).unwrap().minor, e.token().unwrap().to_owned())
+        };
+        let (minor, token) = hides("w").await;
+        dm.remove("w", Remove::IfUnused).await.unwrap();
+        let (same_minor, _) = hides("v").await;
+        assert_eq!(same_minor, minor);
+        assert!(dm.resume_forced("v", Some(&token)).await.is_err(), "a token of w");
+        dm.remove("v", Remove::IfUnused).await.unwrap();
+        make(&dm, "first", "0 8 zero").await;
+        let (other_minor, right) = hides("w").await;
+        assert_ne!(other_minor, minor);
+        assert!(dm.resume_forced("w", Some(&token)).await.is_err(), "a token of another w");
+        dm.resume_forced("w", Some(&right)).await.unwrap();
+    });
+}

@@ -9,9 +9,11 @@
 mod common;
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use block::{Error, Nanos};
@@ -97,6 +99,15 @@ fn stuck_threads_are_bounded_and_hold_up_only_what_needs_one() {
         }
         sleep(Nanos::from_millis(100)).await;
         assert_eq!(hang.asked.load(Ordering::Relaxed), THREADS_MAX, "H3");
+        // A call that has no thread yet, and whose asker goes, is not made.
+        let made = Arc::new(AtomicUsize::new(0));
+        let count = made.clone();
+        let mut gone = Box::pin(files.away("/gone", move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }));
+        assert!(poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx))).await.is_pending());
+        drop(gone);
         // A close has no thread: it is not refused, and who waits for it waits.
         let mark = files.closes_begun();
         files.close(file.unwrap().file);
@@ -117,8 +128,9 @@ fn stuck_threads_are_bounded_and_hold_up_only_what_needs_one() {
         uring::wait_for_closes(Duration::from_secs(9));
         assert!(now() - begin < Nanos::from_secs(5), "nobody said that it is closed");
         answering.join().unwrap();
-        while ended.get() < all || !closed.get() {
+        while ended.get() < all || !closed.get() || Arc::strong_count(&made) > 1 {
             sleep(MS).await;
         }
+        assert_eq!(made.load(Ordering::Relaxed), 0, "a call of one that has gone");
     });
 }

@@ -59,15 +59,17 @@ impl Cache {
         outcome.into()
     }
 
+    /// A discard, or zeroes.
     async fn clear_sectors(&self, bio: &Bio) -> Result<(), Status> {
-        match bio.op {
-            Op::WriteZeroes if self.config.ordered => self.write_zeroes_in_order(bio).await,
-            Op::WriteZeroes if bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
+        let are_zeroes = bio.op == Op::WriteZeroes;
+        match self.config.ordered {
+            true if are_zeroes => self.write_zeroes_in_order(bio).await,
+            // Nothing goes around the cache: the origin is written in the order of epochs only.
+            true => Err(Status::NotSupported),
+            false if are_zeroes && bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
                 self.write_zero_blocks(bio).await
             }
-            // Nothing goes around the cache: the origin is written in the order of epochs only.
-            _ if self.config.ordered => Err(Status::NotSupported),
-            _ => self.clear(bio).await,
+            false => self.clear(bio).await,
         }
     }
 

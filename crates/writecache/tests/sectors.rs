@@ -296,6 +296,38 @@ fn a_discard_beside_a_merge_leaves_no_old_sectors() {
     });
 }
 
+/// Zeroes of an epoch go to the origin, and out of the map, while a merge that has read what the
+/// origin held before waits for the cache device: their blocks are then as absent as they were.
+#[test]
+fn zeroes_beside_a_merge_leave_no_old_sectors() {
+    let mut lab = Lab::small(&format!("ordered {MANUAL}"));
+    lab.config.zeroes_as_data_max_bytes = 0;
+    lab.world.borrow_mut().poke(lab.origin, at(1), &pattern(1, 1));
+    let device = Held::over(lab.leaf(lab.cache));
+    let (held, inner) = (device.clone(), lab.clone());
+    open(&lab, lab.leaf(lab.origin), device).run(async move |cache| {
+        held.hold_next();
+        let other = cache.clone();
+        reactor::spawn(async move {
+            write(&*other, Flags::empty(), 8, &[6; 512]).await.unwrap();
+        });
+        settle().await;
+        assert_eq!(held.count(), 1, "the merged version is on its way to its slot");
+        let zeroes = reactor::write_zeroes(&*cache, Flags::FUA, Class::Normal, at(0), at(64));
+        zeroes.await.unwrap();
+        let other = cache.clone();
+        reactor::spawn(async move { drop(say(&other, "flush").await) });
+        settle().await;
+        held.release();
+        settle().await;
+        let wanted = [[6; 512].as_slice(), &[0; BLOCK - 512]].concat();
+        assert!(get(&*cache, 1).await.unwrap() == wanted, "old sectors came back");
+        say(&cache, "flush").await.unwrap();
+        assert!(inner.origin_block(1) == wanted);
+        cache.check();
+    });
+}
+
 #[test]
 fn what_goes_around_the_cache_goes_in_sectors() {
     for (options, flags) in [("cleaner", Flags::empty()), ("metadata_only", Flags::FUA)] {

@@ -61,6 +61,8 @@ pub struct Unsaved {
     pub block_bytes: u64,
     /// The word of the table for the device that holds them.
     pub cache: String,
+    /// Where the cache begins there.
+    pub start: Sector,
     /// The word of the table for the device that does not.
     pub origin: String,
 }

@@ -79,7 +79,7 @@ impl Dm {
             return self.remove_by_force(&device).await;
         }
         if how == Remove::Drained {
-            self.drain(&device).await?;
+            self.write_back_unused(name).await?;
         }
         let held = device.control().await?;
         device.check_lost(force).await?;
@@ -102,10 +102,11 @@ impl Dm {
         Ok(kept)
     }
 
-    /// Writes back what only the caches of an unused device have.
-    async fn drain(&self, device: &Rc<MappedDevice>) -> Result<(), Error> {
+    /// Writes back what only the caches of a device have that nobody has open: `EBUSY` else.
+    pub async fn write_back_unused(&self, name: &str) -> Result<(), Error> {
+        let device = self.get(name)?;
         if device.open_count() > 0 {
-            return Err(self.in_use(device));
+            return Err(self.in_use(&device));
         }
         device.write_back().await
     }

@@ -219,7 +219,13 @@ impl Engine {
         name: &str,
         how: Remove,
         force: Option<&str>,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Removed, Failure> {
+        if how == Remove::Drained {
+            // It may take hours: who asked for the removal may have gone since.
+            self.dm.write_back_unused(name).await?;
+            check_wanted(name, is_wanted)?;
+        }
         let mark = self.files.closes_begun();
         let removed = self.dm.remove_forced(name, how, force).await;
         self.files.closed_since(mark).await;
@@ -257,9 +263,7 @@ impl Engine {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), Failure> {
         loop {
-            if !is_wanted() {
-                return Err(Error::busy(format!("{name}: who asked for it has gone")).into());
-            }
+            check_wanted(name, is_wanted)?;
             // An unknown device is for the verb to tell.
             if !self.dm.get(name).is_ok_and(|device| device.is_changing()) {
                 return Ok(());
@@ -508,18 +512,27 @@ impl fmt::Debug for Engine {
     }
 }
 
+fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
+    let gone = || Error::busy(format!("{name}: who asked for it has gone"));
+    if is_wanted() { Ok(()) } else { Err(gone()) }
+}
+
 /// What to know of blocks that stay in a cache without a device.
 fn kept(unsaved: &Unsaved) -> String {
-    let Unsaved { cache, origin, .. } = unsaved;
+    let Unsaved { cache, start, origin, .. } = unsaved;
     if let Ok(Word::Mem(_) | Word::Null(_)) = parse(cache) {
         return format!(
             "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
              {origin} alone is stale"
         );
     }
+    let start = match *start {
+        Sector::ZERO => String::new(),
+        start => format!(" --start-sector {start}"),
+    };
     let recover = match (path_of(cache), path_of(origin)) {
         (Some(cache), Some(origin)) => format!(
-            ", or `millpond recover --cache {} --origin {}`,",
+            ", or `millpond recover --cache {}{start} --origin {}`,",
             cache.display(),
             origin.display()
         ),

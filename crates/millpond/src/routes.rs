@@ -194,8 +194,9 @@ async fn of_device(
                 RemoveHow::Drained => (Remove::Drained, None),
                 RemoveHow::Force(token) => (Remove::Force, token),
             };
+            let (_asking, is_wanted) = asking();
             let remove = async move |e: Rc<Engine>, name: String| {
-                e.remove(&name, how, force.as_deref()).await
+                e.remove(&name, how, force.as_deref(), &is_wanted).await
             };
             if how == Remove::Force {
                 // It waits for nothing that another has begun.

@@ -118,6 +118,23 @@ fn a_remove_whose_client_has_gone_removes_nothing() {
     assert_eq!(removal.code, Some(0)); // it tells what stays in a cache
 }
 
+/// The client was killed while its `remove --drain` wrote back, and the device was removed all the
+/// same.
+#[test]
+fn a_drain_whose_client_has_gone_removes_nothing() {
+    let pond = Pond::start();
+    pond.create("slow", "0 16384 delay mem:8M 0 0");
+    pond.create("d", "0 2048 writecache s slow mem:1M 4096 0");
+    assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
+    pond.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1000"]).ok();
+    pond.cli(&["resume", "slow"]).ok();
+    let (status, _) = pond.curl("DELETE", "/v1/devices/d?drain=true", &["-m", "0.3"]);
+    assert_eq!(status, "000", "it writes back");
+    sleep(3000 * MS); // long enough for the removal
+    assert_eq!(pond.cli(&["get", "d", "dirty_blocks"]).ok().trim(), "0");
+    pond.cli(&["remove", "d", "--drain"]).ok();
+}
+
 /// A server that was slow to answer, and a `create` whose client had been killed meanwhile: the
 /// device came up all the same, later.
 #[test]

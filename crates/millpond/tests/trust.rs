@@ -62,6 +62,21 @@ fn dirty_blocks_are_not_hidden_without_a_word() {
 }
 
 #[test]
+fn the_recover_command_names_where_a_cache_begins() {
+    let pond = Pond::start();
+    let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
+    let options = "4 start_sector 64 high_watermark 100";
+    pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 {options}"));
+    dirty(&pond, "w");
+    let removed = pond.cli(&["remove", "w"]);
+    let command = format!("`millpond recover --cache {cache} --start-sector 64 --origin {origin}`");
+    assert!(removed.err.contains(&command), "{removed:?}");
+    let recover = ["recover", "--cache", &cache, "--start-sector", "64", "--origin", &origin];
+    let recovered = std::process::Command::new(MILLPOND).args(recover).output().unwrap();
+    assert_eq!(Said::from(recovered).code, Some(0));
+}
+
+#[test]
 fn the_token_of_a_refusal_lets_it_be_done() {
     let (pond, origin, _) = pond_with_dirty();
     pond.cli(&["load", "w", "--table", &format!("0 32768 linear {origin} 0")]).ok();

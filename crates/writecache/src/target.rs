@@ -405,6 +405,7 @@ impl Target for WriteCache {
             unreadable: number("bad_blocks")?,
             block_bytes: u64::from(config.block_size),
             cache: config.cache.clone(),
+            start: config.start_sector,
             origin: config.origin.clone(),
         })
     }

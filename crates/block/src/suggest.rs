@@ -9,6 +9,11 @@ const SIMILARITY_MIN: f64 = 0.7;
 
 /// The name among `known` that is most like `word`, if any is like it.
 pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    // None is like a word of twice its length, and a comparison takes as long as both are.
+    let longest = known.iter().map(|name| name.len()).max()?;
+    if word.len() > 2 * longest {
+        return None;
+    }
     let word = word.to_ascii_lowercase();
     let similarity =
         |name: &str| strsim::normalized_damerau_levenshtein(&word, &name.to_ascii_lowercase());

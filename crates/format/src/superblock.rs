@@ -257,6 +257,10 @@ impl Superblock {
 }
 
 impl Part {
+    /// Sectors of an area at most: the last part must begin below the end of what sectors can count
+    /// in bytes.
+    pub const AREA_SECTORS_MAX: u64 = (u64::MAX >> 9) / PARTS_MAX as u64;
+
     fn wrong_field(&self, geometry: &Geometry) -> Option<&'static str> {
         if !(2..=PARTS_MAX).contains(&self.of) {
             return Some("parts");
@@ -270,9 +274,7 @@ impl Part {
         }
         let unit_sectors = UNIT as u64 / 512;
         let least = geometry.end_bytes().div_ceil(512);
-        // The last part must begin below the end of what sectors can count in bytes.
-        let most = (u64::MAX >> 9) / u64::from(PARTS_MAX);
-        let fits = (least..=most).contains(&self.area_sectors);
+        let fits = (least..=Part::AREA_SECTORS_MAX).contains(&self.area_sectors);
         (!fits || !self.area_sectors.is_multiple_of(unit_sectors)).then_some("area_sectors")
     }
 }

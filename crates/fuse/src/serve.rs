@@ -134,7 +134,7 @@ pub(crate) async fn zero(
     unmap: bool,
 ) -> Result<(), Status> {
     let size = size_of(dev);
-    if offset >= size {
+    if offset >= size || len == 0 {
         return Err(Status::Invalid);
     }
     let end = offset.saturating_add(len).min(size);
@@ -320,6 +320,7 @@ mod tests {
                 zero(&*dev, &gate, SIZE as u64 - 1, u64::MAX, false).await.unwrap();
                 let beyond = zero(&*dev, &gate, SIZE as u64, 1, false).await;
                 assert_eq!(beyond, Err(Status::Invalid));
+                assert_eq!(zero(&*dev, &gate, 0, 0, true).await, Err(Status::Invalid));
             });
         }
     }

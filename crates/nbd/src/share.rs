@@ -92,7 +92,8 @@ impl Budget {
     /// Takes `bytes` for a request if it need not wait (S1); else puts it among those that wait.
     pub(crate) fn ask(&self, share: &Rc<Share>, bytes: u64) {
         assert!(!share.waits(), "a connection's requests are admitted one after the other");
-        if share.held.get() + bytes <= RESERVE_BYTES {
+        // What has no data takes nothing, and never waits.
+        if bytes == 0 || share.held.get() + bytes <= RESERVE_BYTES {
             return self.take(share, bytes);
         }
         share.wants.set(bytes);
@@ -197,6 +198,22 @@ mod tests {
         let local = Rc::new(Share::new(Peer::Local));
         budget.ask(&local, 32 * MIB);
         assert!(!local.waits(), "a quarter is kept for local sockets");
+    }
+
+    /// Each left an entry behind while others waited: a list without a bound.
+    #[test]
+    fn requests_without_data_do_not_wait() {
+        let budget = Budget::new(64 * MIB);
+        let full = Rc::new(Share::new(Peer::Local));
+        budget.ask(&full, 64 * MIB);
+        let waits = Rc::new(Share::new(Peer::Local));
+        budget.ask(&waits, 2 * MIB);
+        assert!(waits.waits());
+        for _ in 0..3 {
+            budget.ask(&full, 0);
+        }
+        assert!(!full.waits());
+        assert_eq!(budget.waiting.borrow().len(), 1);
     }
 
     #[test]

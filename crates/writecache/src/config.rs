@@ -5,6 +5,7 @@
 //! Invariant
 //! - C1 `tuning` is what a live device may change; all else in [`Config`] stays as the table said.
 use block::{Error, Nanos, Sector};
+use format::BLOCK_LIMIT;
 
 use crate::options::{OPTIONS, Options};
 
@@ -492,6 +493,24 @@ impl Config {
             return format::checksum(&heads);
         }
         format::checksum(data)
+    }
+
+    /// Whether so many sectors are whole blocks that the formats can tell of.
+    pub(crate) fn check_length(&self, sectors: Sector) -> Result<(), Error> {
+        let unit = Sector(self.block_sectors());
+        if !sectors.is_aligned(unit) {
+            return Err(Error::invalid(format!(
+                "length {sectors} is not a multiple of the block size, {unit} sectors"
+            )));
+        }
+        let most = BLOCK_LIMIT * unit.0;
+        if sectors.0 >= most {
+            let size = self.block_size;
+            return Err(Error::invalid(format!(
+                "length {sectors}: with blocks of {size} bytes less than {most} sectors are allowed"
+            )));
+        }
+        Ok(())
     }
 
     pub(crate) fn block_sectors(&self) -> u64 {

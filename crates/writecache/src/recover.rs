@@ -248,14 +248,16 @@ pub(crate) fn damaged(config: &Config, what: &str) -> Error {
 }
 
 impl Recovery<'_> {
-    /// What was applied takes no more memory than there is, and no more than a cache can tell.
-    fn check_memory(&mut self) -> Result<(), Error> {
+    /// What was applied, and the entries that were not yet, take no more memory than there is, and
+    /// no more than a cache can tell.
+    fn check_memory(&mut self, unsettled: usize) -> Result<(), Error> {
         let log_entries = u64::from(self.geometry.log_units) * ENTRIES_PER_UNIT as u64;
         if self.map.has_too_many(log_entries) {
             let what = "more versions of blocks than slots and a log can tell of";
             return Err(damaged(self.config, what));
         }
-        self.memory.grow_to(self.map.bytes(), map_of(self.config, self.geometry.slots.into()))
+        let bytes = self.map.bytes() + (unsettled * size_of::<Entry>()) as u64;
+        self.memory.grow_to(bytes, map_of(self.config, self.geometry.slots.into()))
     }
 
     async fn load_checkpoint(&mut self) -> Result<(), Error> {
@@ -286,7 +288,7 @@ impl Recovery<'_> {
                 }
                 unit_no += 1;
             }
-            self.check_memory()?;
+            self.check_memory(0)?;
         }
         Ok(())
     }
@@ -360,7 +362,7 @@ impl Recovery<'_> {
                 }
                 seq += 1;
             }
-            self.check_memory()?;
+            self.check_memory(unsettled.iter().map(|(_, _, entries)| entries.len()).sum())?;
         }
         let read_to = last.0;
         for (seq, crc, entries) in unsettled.drain(..) {
@@ -371,7 +373,7 @@ impl Recovery<'_> {
             before = (seq, crc);
             self.map.apply_log(&entries);
         }
-        self.check_memory()?;
+        self.check_memory(0)?;
         // Cut off for its data, or for its place in the chain although it is a whole record.
         let cut_off = last.0 < read_to || foreign_next;
         Ok(LogEnd { last, epoch, cut_off, torn: torn && !cut_off })

@@ -119,12 +119,7 @@ impl WriteCache {
                 config.block_size
             )));
         }
-        let unit = Sector(config.block_sectors());
-        if !sectors.is_aligned(unit) {
-            return Err(Error::invalid(format!(
-                "length {sectors} is not a multiple of the block size, {unit} sectors"
-            )));
-        }
+        config.check_length(sectors)?;
         if sectors > o.capacity {
             return Err(Error::invalid(format!(
                 "origin {} is too small for target: {} sectors, {sectors} are mapped",

@@ -6,13 +6,17 @@
 mod common;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use block::{BlockDevice, Buf, Class, Flags, Op as Request, Sector, Status, Target};
+use block::{
+    Bio, BlockDevice, Budget, Buf, Class, ErrorKind, Flags, Limits, Op as Request, Sector, Status,
+    Target,
+};
 use common::ward::life;
 use common::{Lab, config, expect, fill, flush, number, say, suspend};
 use format::{Entry, Geometry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT};
 use sim::Machine;
-use writecache::{Depth, Survey};
+use writecache::{Depth, Survey, WriteCache};
 
 /// A cache with dirty blocks in three records.
 fn used(options: &str) -> Lab {
@@ -311,4 +315,84 @@ fn more_versions_than_a_cache_can_tell_of_are_refused() {
         lab.poke_area(start + seq * UNIT as u64, &unit);
     }
     is_refused(&lab, "more versions of blocks than slots and a log can tell of");
+}
+
+/// A device that has as many sectors as there can be, and no data.
+struct Huge;
+
+impl BlockDevice for Huge {
+    fn name(&self) -> &str {
+        "huge"
+    }
+    fn limits(&self) -> Limits {
+        Limits::new(Sector(1 << 54))
+    }
+    fn submit(&self, bio: Bio) {
+        bio.complete(Status::Ok);
+    }
+}
+
+/// A table over more blocks than the formats can number ended in an assertion when it was resumed,
+/// after the magic was written; and in the kernel's format at the first write behind them.
+#[test]
+fn an_origin_of_more_blocks_than_can_be_told_is_refused() {
+    let lab = Lab::small("");
+    for (block_size, most) in [(512, 1_u64 << 48), (4096, 1 << 51)] {
+        for format in ["native", "dm"] {
+            let config = config(block_size, &format!("format {format}"));
+            let cache = lab.leaf(lab.cache);
+            let made = |sectors| {
+                let (config, cache) = (config.clone(), cache.clone());
+                WriteCache::new("wc", config, Rc::new(Huge), cache, Sector(sectors))
+            };
+            let block = u64::from(block_size / 512);
+            assert!(made(most - block).is_ok(), "{block_size} {format}");
+            let why = made(most).unwrap_err().to_string();
+            let wanted = format!("less than {most} sectors are allowed");
+            assert!(why.contains(&wanted), "{why}");
+        }
+    }
+}
+
+/// Long drops were counted as nothing: a crafted log of them took memory outside of the budget.
+#[test]
+fn long_drops_of_a_log_are_counted_against_the_budget() {
+    const UNITS: u64 = 2000;
+    let lab = Lab::new(256, 12 << 10, "");
+    lab.life(async |cache| suspend(&cache).await).unwrap();
+    forge_superblock(&lab, |s| (s.slots, s.log_units) = (16, 2048));
+    let superblock = lab.superblock();
+    let mut header = RecordHeader {
+        kind: Kind::Log,
+        uuid: superblock.uuid,
+        seq: superblock.checkpoint.log_start_seq,
+        epoch: 1,
+        link: superblock.checkpoint.log_start_link,
+        flushed_seq: 0,
+        count: 0,
+    };
+    let entries: Vec<Entry> =
+        (0..252).map(|block| Entry { op: Op::Drop, block, slot: 65, crc: 0 }).collect();
+    for _ in 0..UNITS {
+        let mut unit = [0; UNIT];
+        let at = superblock.geometry().log_offset(header.seq);
+        header.link = format::encode_record(&header, &entries, &mut unit);
+        lab.poke_area(at, &unit);
+        header.flushed_seq = header.seq;
+        header.seq += 1;
+    }
+    let opens_with = |lab: &Lab, bytes: u64| {
+        let machine = Machine::boot(&lab.world, 1);
+        let target = lab.target();
+        let opened = machine.block_on(async move {
+            reactor::set_memory(Arc::new(Budget::new(bytes, "a test")));
+            target.resume().await
+        });
+        machine.kill();
+        opened.unwrap()
+    };
+    // 504,000 drops: 64 MiB by what is counted for each.
+    let why = opens_with(&lab, 32 << 20).unwrap_err();
+    assert_eq!(why.kind(), ErrorKind::NoMemory, "{}", why.chain());
+    opens_with(&lab, 256 << 20).unwrap();
 }

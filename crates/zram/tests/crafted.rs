@@ -9,8 +9,8 @@ use std::ops::Range;
 use block::{Error, Flags, Target};
 use common::media::{BLOCK, Lab, expect, fill, flush, put, read, suspend, writeback_all};
 use format::zram::{
-    Geometry, Image, MapEntry, MapHeader, OBJECT_HEADER, Superblock, UNIT_HEADER, UnitHeader,
-    decode_map, decode_unit, encode_map,
+    Geometry, Image, MapEntry, MapHeader, OBJECT_HEADER, Object, Superblock, UNIT_HEADER,
+    UnitHeader, decode_map, decode_unit, encode_map, object_bytes,
 };
 use sim::Rng;
 
@@ -179,6 +179,32 @@ fn a_unit_that_leads_out_of_the_region_is_refused() {
             (header.next, header.next_end) = (next, next.saturating_add(255));
         });
         is_refused(&lab, "it leads out of the region");
+    }
+}
+
+/// A unit with right checksums that tells of all slots again and again held up its core for hours
+/// where there are millions of slots.
+#[test]
+fn a_unit_that_tells_of_slots_again_and_again_is_refused() {
+    for (times, refused) in [(4, false), (5, true)] {
+        let lab = used();
+        let superblock = lab.superblock();
+        let at = superblock.chain.next;
+        let mut header = decode_unit(&lab.peek(at, 1), &superblock.uuid).expect("a unit").header;
+        let mut unit = vec![0; header.blocks as usize * BLOCK];
+        let slots = u32::try_from(superblock.slots).expect("a few hundred");
+        let all = Object::Discarded { slots };
+        for nth in 0..times {
+            let from = UNIT_HEADER + nth * object_bytes(4);
+            all.encode(0, 1, &mut unit[from..]);
+        }
+        (header.next, header.next_end) = (0, 0);
+        header.seal(&mut unit);
+        lab.poke(at, &unit);
+        match refused {
+            true => is_refused(&lab, "it tells of slots again and again"),
+            false => is_used_on(&lab),
+        }
     }
 }
 

@@ -40,7 +40,7 @@ impl Layout {
 
 /// The length of each of `parts` equal areas of a cache area.
 pub(crate) fn area_of_each(area: Sector, parts: u8) -> Sector {
-    let each = area.0 / u64::from(parts);
+    let each = (area.0 / u64::from(parts)).min(format::Part::AREA_SECTORS_MAX);
     let align = if each >= LARGE.0 { ALIGN_LARGE } else { ALIGN };
     Sector(each / align.0 * align.0)
 }
@@ -70,6 +70,7 @@ mod tests {
             (2064, 2, 1032),
             (1 << 21, 3, 698_368),
             (131_072 + 4095, 2, 65536),
+            (1 << 53, 2, (1 << 51) - 2048),
         ] {
             let found = area_of_each(Sector(sectors), parts);
             assert_eq!(found, Sector(each), "{sectors} by {parts}");

@@ -56,6 +56,8 @@ const SLOT_BYTES: u64 = 32;
 const EPOCH_BYTES: u64 = 20;
 /// The same of a version that waits aside: 20, and 8 to sort it.
 const ASIDE_BYTES: u64 = 28;
+/// Of a long drop, with what `finish` makes of it: its range, its ends, and what reaches them.
+const LONG_DROP_BYTES: u64 = 128;
 /// The same of zeroes: 32, and as much to sort them by their ranges.
 const ZEROED_BYTES: u64 = 96;
 
@@ -282,7 +284,8 @@ impl Rebuild {
         let asides = self.asides.len() as u64;
         let of_epochs = if self.epochs.is_some() { EPOCH_BYTES * slots + 4 * asides } else { 0 };
         let zeroes = self.zeroes.len() as u64 * ZEROED_BYTES;
-        map_bytes(slots) + asides * ASIDE_BYTES + of_epochs + zeroes
+        let drops = self.asides.long_drops() as u64 * LONG_DROP_BYTES;
+        map_bytes(slots) + asides * ASIDE_BYTES + of_epochs + zeroes + drops
     }
 
     /// Whether more versions wait aside than a log of `log_entries` can leave there: each entry

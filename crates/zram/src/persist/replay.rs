@@ -20,6 +20,9 @@ use crate::pack::BLOCK;
 /// Blocks read at once where a unit begins: most units are no longer, 128 KiB.
 const BLOCKS_AT_ONCE: u32 = 32;
 
+/// So often a unit may tell of a slot, on average.
+const SLOTS_TOLD_MAX: u64 = 4;
+
 /// A unit in its place.
 enum Unit {
     Whole(FoundUnit, block::Buf),
@@ -132,6 +135,7 @@ async fn refuse_rot(
 
 /// Applies the objects of a unit that begins at block `first`.
 fn apply(images: &mut Images, first: u32, unit: &[u8]) -> Result<(), String> {
+    let mut told = 0;
     for object in walk(&unit[UNIT_HEADER..]) {
         let (offset, found) = object.map_err(|damaged| damaged.to_string())?;
         let offset = UNIT_HEADER + offset;
@@ -141,6 +145,11 @@ fn apply(images: &mut Images, first: u32, unit: &[u8]) -> Result<(), String> {
         };
         let end = found.slot.checked_add(slots).filter(|end| *end <= images.len());
         let end = end.ok_or_else(|| format!("slot {} is beyond the end", found.slot))?;
+        // A unit names each slot once; without a bound a crafted one holds up the core for hours.
+        told += u64::from(slots);
+        if told > SLOTS_TOLD_MAX * u64::from(images.len()) {
+            return Err("it tells of slots again and again".to_owned());
+        }
         let image = match found.object {
             Object::Discarded { .. } => Image::default(),
             Object::Same(word) => Image::same(word),

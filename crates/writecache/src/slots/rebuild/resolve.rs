@@ -70,6 +70,10 @@ impl Asides {
         self.epochs = Some(vec![before; self.list.len()]);
     }
 
+    pub(super) fn long_drops(&self) -> usize {
+        self.long_drops.len()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }

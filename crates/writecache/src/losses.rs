@@ -7,12 +7,13 @@
 //! from the new cache.
 //!
 //! ```text
-//!   cache that fails: Losses ── take ──▶ Lost ── add ──▶ Losses of the cache of the next table
+//!   cache that fails: Losses ── take ──▶ Lost ── go_on ──▶ Losses of the cache of the next table
 //! ```
 //!
 //! Invariants (ES1 to ES4 are those of `policy::ErrSeq`)
 //! - LO1 A FLUSH that the cache of the next table ends with success was sent by an opener that has
-//!   lost nothing, or that has been told (ES1, ES2). That goes for all tables after it.
+//!   lost nothing, or that has been told (ES1, ES2). That goes for all tables after it, as long as
+//!   each has a cache at the same sector.
 //!
 //! What was made durable by a commit that no FLUSH asked for counts as lost: then an opener is told
 //! that has lost nothing.
@@ -21,27 +22,19 @@ use std::cell::{Cell, RefCell};
 use block::{Opener, Status};
 use policy::{ErrSeq, Sample};
 
-/// See the module.
+/// See the module. Of a divided cache each part has its own.
 #[derive(Default)]
 pub(crate) struct Losses {
     openers: RefCell<ErrSeq<Opener>>,
     /// How many changes were lost when the cache failed.
-    lost: Cell<Option<u64>>,
-    /// What caches that were here before have lost.
-    before: RefCell<Vec<Lost>>,
+    lost: Cell<u64>,
 }
 
-/// What a cache has lost.
+/// What clients have not been told.
 pub(crate) struct Lost {
     openers: ErrSeq<Opener>,
-    /// How many writes, zeroes and discards.
+    /// How many writes, zeroes and discards the cache before has lost.
     pub(crate) requests: u64,
-}
-
-/// What a FLUSH knows from its submission on.
-pub(crate) struct Samples {
-    here: Sample,
-    before: Vec<Sample>,
 }
 
 impl Losses {
@@ -51,69 +44,54 @@ impl Losses {
         self.openers.borrow_mut().changed(opener);
     }
 
-    /// A FLUSH of `opener` begins.
-    pub(crate) fn sample(&self, opener: Opener) -> Samples {
-        let mut before = self.before.borrow_mut();
-        Samples {
-            here: self.openers.borrow_mut().sample(opener),
-            before: before.iter_mut().map(|lost| lost.openers.sample(opener)).collect(),
-        }
+    /// What a FLUSH of `opener` knows that begins now.
+    pub(crate) fn sample(&self, opener: Opener) -> Sample {
+        self.openers.borrow_mut().sample(opener)
     }
 
-    /// It has ended with `outcome` here; returns how it ends.
+    /// It has ended with `outcome`; returns how it ends for its opener (LO1).
     pub(crate) fn flushed(
         &self,
         opener: Opener,
-        samples: Samples,
+        sample: Sample,
         outcome: Result<(), Status>,
     ) -> Result<(), Status> {
-        let (here, mut before) = (samples.here, self.before.borrow_mut());
-        match outcome {
-            Ok(()) => self.openers.borrow_mut().durable(here.changes()),
-            Err(_) => self.openers.borrow_mut().tell(opener, here),
+        let mut openers = self.openers.borrow_mut();
+        if outcome.is_ok() {
+            openers.durable(sample.changes());
         }
-        let mut all = before.iter().zip(&samples.before);
-        let has_news = all.any(|(lost, sample)| lost.openers.is_news(*sample));
-        let outcome = if has_news { outcome.and(Err(Status::Io)) } else { outcome };
+        let news = if openers.is_news(sample) { Err(Status::Io) } else { Ok(()) };
+        let outcome = outcome.and(news);
         if outcome.is_err() {
-            let all = before.iter_mut().zip(samples.before);
-            all.for_each(|(lost, sample)| lost.openers.tell(opener, sample));
+            openers.tell(opener, sample);
         }
         outcome
     }
 
-    /// The cache fails.
+    /// What clients have not been told, for the cache of the next table. This one is suspended.
+    pub(crate) fn take(&self, has_failed: bool) -> Lost {
+        if has_failed {
+            self.fail(); // What was acknowledged while the cache failed.
+        }
+        let mut openers = self.openers.take();
+        openers.durable(openers.changes());
+        Lost { openers, requests: self.lost.take() }
+    }
+
+    /// Goes on with what the cache before has not told.
+    pub(crate) fn go_on(&self, lost: Lost) {
+        *self.openers.borrow_mut() = lost.openers;
+    }
+
+    /// The cache fails: what is not durable is lost, and that is not to be told again.
     pub(crate) fn fail(&self) {
         let mut openers = self.openers.borrow_mut();
-        self.lost.set(Some(openers.at_risk()));
-        lose_all(&mut openers);
-    }
-
-    /// What clients have not been told, for the cache of the next table.
-    pub(crate) fn take(&self) -> Vec<Lost> {
-        let mut all = self.before.take();
-        all.iter_mut().for_each(|lost| lost.requests = 0); // The operator knows.
-        if let Some(lost) = self.lost.get() {
-            let mut openers = self.openers.take();
-            // What was acknowledged while the cache failed.
-            let later = openers.at_risk();
-            if later > 0 {
-                lose_all(&mut openers);
-            }
-            let requests = lost + later;
-            all.extend((requests > 0).then_some(Lost { openers, requests }));
+        let requests = openers.at_risk();
+        if requests > 0 {
+            let all = openers.changes();
+            openers.lose(all);
+            openers.durable(all);
+            self.lost.set(self.lost.get() + requests);
         }
-        all
     }
-
-    /// Caches that were here before have lost this.
-    pub(crate) fn add(&self, lost: Vec<Lost>) {
-        self.before.borrow_mut().extend(lost);
-    }
-}
-
-fn lose_all(openers: &mut ErrSeq<Opener>) {
-    let all = openers.changes();
-    openers.lose(all);
-    openers.durable(all); // That they are lost is not to be told again.
 }

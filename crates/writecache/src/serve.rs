@@ -44,10 +44,10 @@ impl Cache {
                 if !nothing || self.counts().changed > 0 {
                     self.slots.borrow_mut().close_epoch(); // E1
                 }
-                let samples = self.losses.sample(bio.opener);
+                let sample = self.losses.sample(bio.opener);
                 let committed = self.commit().await;
                 let flushed = committed.and(self.flush_around(bio.class).await);
-                self.losses.flushed(bio.opener, samples, flushed)
+                self.losses.flushed(bio.opener, sample, flushed)
             }
             Op::WriteZeroes | Op::Discard => {
                 let cleared = self.clear_sectors(bio).await;

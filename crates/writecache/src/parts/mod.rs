@@ -311,15 +311,19 @@ impl Parts {
         self.layout.parts
     }
 
-    /// As [`Parts::ask`], of the first part alone.
-    pub(crate) async fn ask_first<T, F, Fut>(&self, f: F) -> T
-    where
-        T: Send + 'static,
-        F: FnOnce(Rc<WriteCache>) -> Fut + Send + 'static,
-        Fut: Future<Output = T> + 'static,
-    {
-        let (core, anchor) = (self.held[0].core, self.held[0].anchor);
-        call(core, move || f(anchored(anchor).expect("kept as long as it is held"))).await
+    /// Gives each part its own of `values`, in their order.
+    pub(crate) async fn give<T: Send + 'static>(
+        &self,
+        values: Vec<T>,
+        take: fn(Rc<WriteCache>, T),
+    ) {
+        for (held, value) in self.held.iter().zip(values) {
+            let anchor = held.anchor;
+            call(held.core, move || async move {
+                take(anchored(anchor).expect("kept as long as it is held"), value);
+            })
+            .await;
+        }
     }
 
     /// Asks every part at once; the answers in their order. `f` runs on the parts' cores.

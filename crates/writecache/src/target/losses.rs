@@ -11,7 +11,8 @@ use crate::losses::Lost;
 use crate::trouble::Trouble;
 
 impl WriteCache {
-    /// Clients are told from now on of what `before` has lost (LO1).
+    /// Clients are told from now on of what `before` has lost (LO1). Parts take over from those of
+    /// the same number: another number of parts is another cache.
     pub(super) async fn take_losses_of(self: Rc<Self>, before: Rc<dyn Target>) {
         let before: Rc<dyn Any> = before;
         let Ok(before) = before.downcast::<WriteCache>() else { return };
@@ -25,8 +26,8 @@ impl WriteCache {
         let lost: Vec<Lost> = lost.into_iter().flatten().collect();
         let requests = lost.iter().map(|lost| lost.requests).sum();
         match self.parts() {
-            Some(parts) => parts.ask_first(|part| async move { part.add_losses(lost) }).await,
-            None => self.add_losses(lost),
+            Some(parts) => parts.give(lost, |part, lost| part.go_on_with(lost)).await,
+            None => lost.into_iter().take(1).for_each(|lost| self.go_on_with(lost)),
         }
         let tell = self.on_trouble.borrow().clone();
         if let Some(tell) = tell.filter(|_| requests > 0) {
@@ -34,13 +35,13 @@ impl WriteCache {
         }
     }
 
-    fn take_losses(&self) -> Vec<Lost> {
-        self.cache().map_or_else(Vec::new, |cache| cache.losses.take())
+    fn take_losses(&self) -> Option<Lost> {
+        self.cache().map(|cache| cache.losses.take(cache.failure().is_some()))
     }
 
-    fn add_losses(&self, lost: Vec<Lost>) {
+    fn go_on_with(&self, lost: Lost) {
         if let Some(cache) = self.cache() {
-            cache.losses.add(lost);
+            cache.losses.go_on(lost);
         }
     }
 }

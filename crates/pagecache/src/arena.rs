@@ -10,9 +10,9 @@
 //! piece is charged to the limit beside the piece itself.
 //!
 //! Invariants
-//! - M1 Pieces do not overlap; a piece lies at a multiple of its own size in its slab.
-//! - M2 What is charged never exceeds the limit. What the system sees may, by what is known about
-//!   the pieces of one slab, while no slab is empty that could go.
+//! - PC-M1 Pieces do not overlap; a piece lies at a multiple of its own size in its slab.
+//! - PC-M2 What is charged never exceeds the limit. What the system sees may, by what is known
+//!   about the pieces of one slab, while no slab is empty that could go.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     proptest! {
-        /// M1.
+        /// PC-M1.
         #[test]
         fn pieces_never_overlap(steps in prop::collection::vec((0u8..=9, any::<bool>()), 1..200)) {
             let memory = Memory::new(12 * MIB);

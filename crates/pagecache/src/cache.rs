@@ -2,10 +2,11 @@
 //! The folios of a device: which there are, which are dirty, which are being written.
 //!
 //! Invariants
-//! - C1 Folios do not overlap; each page of the device lies in one at most.
-//! - C2 `dirty` has just the folios with a dirty page; the counters are the sums over all folios.
-//! - C3 A page is in one ioend at a time: what is written again meanwhile is dirty and waits.
-//! - C4 A page whose writing has failed is dirty again, as old as it was.
+//! - PC-C1 Folios do not overlap; each page of the device lies in one at most.
+//! - PC-C2 `dirty` has just the folios with a dirty page; the counters are the sums over all
+//!   folios.
+//! - PC-C3 A page is in one ioend at a time: what is written again meanwhile is dirty and waits.
+//! - PC-C4 A page whose writing has failed is dirty again, as old as it was.
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -79,7 +80,7 @@ impl Cache {
         self.index.range(page..end).next().map_or(end, |(start, _)| *start)
     }
 
-    /// Adds a folio with nothing up to date. No other has its pages (C1).
+    /// Adds a folio with nothing up to date. No other has its pages (PC-C1).
     pub(crate) fn insert(&mut self, start: u64, memory: Piece) -> FolioId {
         let folio = Folio::new(start, memory);
         let pages = folio.pages();
@@ -192,7 +193,7 @@ impl Cache {
         self.writing_pages += u64::from(new);
     }
 
-    /// The ioend has ended. What has failed is dirty again, since `dirtied` at the latest (C4).
+    /// The ioend has ended. What has failed is dirty again, since `dirtied` at the latest (PC-C4).
     pub(crate) fn end_writing(
         &mut self,
         id: FolioId,

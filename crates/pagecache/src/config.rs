@@ -3,9 +3,10 @@
 //! device runs, by the same names.
 //!
 //! Invariants
-//! - CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
-//! - CF2 Of each pair of twins (bytes and seconds of one limit) one is 0, and it was not set last.
-//! - CF3 A value that is refused changes nothing.
+//! - PC-CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
+//! - PC-CF2 Of each pair of twins (bytes and seconds of one limit) one is 0, and it was not set
+//!   last.
+//! - PC-CF3 A value that is refused changes nothing.
 use std::cell::Cell;
 
 use block::{Error, PAGE};
@@ -71,7 +72,7 @@ impl Twins {
         }
     }
 
-    /// Sets bytes; 0 goes back to so many milliseconds. CF2.
+    /// Sets bytes; 0 goes back to so many milliseconds. PC-CF2.
     fn set_bytes(&self, bytes: u64, ms: u32) {
         self.bytes.set(bytes);
         let by_time = if self.ms.get() > 0 { self.ms.get() } else { ms };
@@ -158,7 +159,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Sets what can be set while the device runs (CF3).
+    /// Sets what can be set while the device runs (PC-CF3).
     pub(crate) fn set(&self, option: &str, value: &str) -> Result<(), Error> {
         match option {
             "dirty_bytes" => {
@@ -217,7 +218,7 @@ impl Config {
         Some(text)
     }
 
-    /// The arguments of a table line (CF1). `device` is spelt as it is to be read.
+    /// The arguments of a table line (PC-CF1). `device` is spelt as it is to be read.
     pub fn table(&self, device: &str) -> String {
         let defaults = Config::default();
         let mut words = Vec::new();

@@ -106,7 +106,7 @@ fn read_ahead_leaves_most_of_the_memory() {
 }
 
 proptest! {
-    /// CF1.
+    /// PC-CF1.
     #[test]
     fn what_is_printed_parses_to_the_same(
         steps in prop::collection::vec((1usize..10, 0u64..1 << 20, "[0-9]{1,4}[km]?"), 0..12),

@@ -19,7 +19,7 @@ use reactor::WaitList;
 use crate::cache::FolioId;
 use crate::{Mutation, PAGE_SECTORS, PageCache};
 
-/// The discards that are below (PC5).
+/// The discards that are below (PC-PC5).
 #[derive(Default)]
 pub(crate) struct Discards {
     next: Cell<u64>,

@@ -14,17 +14,17 @@
 //! way below meanwhile may be lost as well: it counts as not written (`ioend`, `discard`).
 //!
 //! Invariants
-//! - E1 What a FLUSH must tell is fixed when it is submitted: every error that its opener had not
-//!   been told of then, and every one since. So each opener that was there before an error is told
-//!   of it once, and by each FLUSH that it had submitted meanwhile. One that comes later is told
-//!   only if nobody has been, or by E3. If that error may have taken a write along that was
+//! - PC-E1 What a FLUSH must tell is fixed when it is submitted: every error that its opener had
+//!   not been told of then, and every one since. So each opener that was there before an error is
+//!   told of it once, and by each FLUSH that it had submitted meanwhile. One that comes later is
+//!   told only if nobody has been, or by PC-E3. If that error may have taken a write along that was
 //!   acknowledged after such a FLUSH had been submitted, the next FLUSH tells of it once more.
-//! - E2 `failed` has every page whose last write below has failed and that is still dirty; more
+//! - PC-E2 `failed` has every page whose last write below has failed and that is still dirty; more
 //!   only until the next retry.
-//! - E3 When a flush below has failed and an opener goes, or is forgotten, that had written
+//! - PC-E3 When a flush below has failed and an opener goes, or is forgotten, that had written
 //!   something since the last good one and was not told, the next opener that comes is told in its
-//!   place: it may be the same client, connected again (ES1 to ES4 of `policy::ErrSeq`). A write
-//!   that has failed is not handed on like that: nothing is lost, every FLUSH tries it again.
+//!   place: it may be the same client, connected again (PO-ES1 to PO-ES4 of `policy::ErrSeq`). A
+//!   write that has failed is not handed on like that: nothing is lost, every FLUSH tries it again.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -134,7 +134,8 @@ impl Errors {
         self.openers.borrow_mut().changed(opener);
     }
 
-    /// What `opener` had changed some time ago is acknowledged now; it may be below already (E1).
+    /// What `opener` had changed some time ago is acknowledged now; it may be below already
+    /// (PC-E1).
     pub(crate) fn acknowledged(&self, opener: Opener) {
         let mut openers = self.openers.borrow_mut();
         openers.changed(opener);
@@ -163,7 +164,7 @@ impl Errors {
         self.openers.borrow_mut().durable(changes);
     }
 
-    /// What a FLUSH knows when it is submitted (E1).
+    /// What a FLUSH knows when it is submitted (PC-E1).
     pub(crate) fn sample(&self, opener: Opener) -> Sample {
         self.openers.borrow_mut().sample(opener)
     }

@@ -18,11 +18,11 @@
 //! one write with FUA for each base.
 //!
 //! Invariants
-//! - FL1 A FLUSH succeeds only if a flush below has that began when all ioends had ended that had
-//!   any page of its round, none of them failed, and no flush below failed since it was submitted
-//!   (E1): a round before its own may have lost what was written before it came.
-//! - FL2 One flush below is in flight at a time: one that fails may take with it what another one,
-//!   which succeeds, was sent to save; so the failure must be known before the next begins.
+//! - PC-FL1 A FLUSH succeeds only if a flush below has that began when all ioends had ended that
+//!   had any page of its round, none of them failed, and no flush below failed since it was
+//!   submitted (PC-E1): a round before its own may have lost what was written before it came.
+//! - PC-FL2 One flush below is in flight at a time: one that fails may take with it what another
+//!   one, which succeeds, was sent to save; so the failure must be known before the next begins.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -128,7 +128,7 @@ impl PageCache {
             wb.wait_ended(|| false).await;
         }
         wb.unwatch(watch)?;
-        self.flush_below(flush_errors).await?; // FL1
+        self.flush_below(flush_errors).await?; // PC-FL1
         self.errors.durable(changes);
         Ok(())
     }
@@ -194,7 +194,7 @@ impl PageCache {
             }
         }
         self.close(collector);
-        // Some of the flusher's pages may be ours: they are waited for now (WB3).
+        // Some of the flusher's pages may be ours: they are waited for now (PC-WB3).
         wb.background.borrow_mut().hand_over(&mut wb.sync.borrow_mut());
         self.send_ready(&wb.sync);
         sent
@@ -218,8 +218,8 @@ impl PageCache {
             })
         };
         let device_flush = &self.writeback.device_flush;
-        device_flush.join(device_flush.next(), flush).await?; // FL2
-        // FL1. What another one lost may have been ours.
+        device_flush.join(device_flush.next(), flush).await?; // PC-FL2
+        // PC-FL1. What another one lost may have been ours.
         if self.errors.flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
     }
 

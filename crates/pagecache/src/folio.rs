@@ -11,9 +11,9 @@
 //! | reading | is being read from the device; it is not up to date |
 //!
 //! Invariants
-//! - FO1 The memory of a page that is being written does not change until that has ended: whoever
-//!   writes it puts the folio on a copy first, or waits.
-//! - FO2 What is being read or written lies in a folio with a pin; a folio with pins stays.
+//! - PC-FO1 The memory of a page that is being written does not change until that has ended:
+//!   whoever writes it puts the folio on a copy first, or waits.
+//! - PC-FO2 What is being read or written lies in a folio with a pin; a folio with pins stays.
 use std::ops::Range;
 
 use block::{Bufs, Slice};
@@ -36,7 +36,7 @@ pub(crate) struct Folio {
     pub(crate) dirty_round: u64,
     /// Ioends, reads and tasks that refer to it.
     pub(crate) pins: u32,
-    /// Memory that ioends still write from (FO1), each with the pages of which that is so.
+    /// Memory that ioends still write from (PC-FO1), each with the pages of which that is so.
     retired: Vec<(Piece, Bits)>,
 }
 
@@ -92,7 +92,7 @@ impl Folio {
         to.put_from(at, self.memory.bufs(), from, len);
     }
 
-    /// Puts the folio on other memory of the same size, with the same contents (FO1).
+    /// Puts the folio on other memory of the same size, with the same contents (PC-FO1).
     pub(crate) fn move_to(&mut self, memory: Piece) {
         assert_eq!(memory.order(), self.memory.order(), "another size");
         assert!(!self.reading.any(), "moved while it is being read");

@@ -2,8 +2,9 @@
 //! Takes dirty pages into ioends: what all writeback does between two waits.
 //!
 //! Invariants
-//! - GA1 A gathering goes over each folio once, ascending, and takes no page that is being written.
-//! - GA2 Pages that could not be written share no ioend with others, which would fail with them.
+//! - PC-GA1 A gathering goes over each folio once, ascending, and takes no page that is being
+//!   written.
+//! - PC-GA2 Pages that could not be written share no ioend with others, which would fail with them.
 use std::cell::RefCell;
 
 use smallvec::SmallVec;
@@ -50,7 +51,7 @@ impl Reach<'_> {
 impl PageCache {
     /// Takes dirty runs of pages `from..to`, ascending, into ioends, until a large one or some
     /// small ones are ready to be sent, or `quota` pages are. With `spare_failed` those that could
-    /// not be written are left (WB2). Leaves in `from` how far it came.
+    /// not be written are left (PC-WB2). Leaves in `from` how far it came.
     pub(crate) fn gather(
         &self,
         collector: &RefCell<Collector>,
@@ -133,7 +134,7 @@ impl PageCache {
             if again {
                 with.pages_max = self.errors.retry_pages(reach.pages_max);
             }
-            collector.set_failed(again); // GA2
+            collector.set_failed(again); // PC-GA2
             collector.add(with, id, &run);
             reach.pages += run.len() as u64;
             *reach.from = start + u64::from(run.end);

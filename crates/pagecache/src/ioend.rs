@@ -12,17 +12,17 @@
 //! when a run does not join, when it is full, or when whoever collects has nothing more.
 //!
 //! Invariants
-//! - IO1 An ioend has at most `ioend_bytes`, [`SEGMENTS_MAX`] segments (a segment is one run of
+//! - PC-IO1 An ioend has at most `ioend_bytes`, [`SEGMENTS_MAX`] segments (a segment is one run of
 //!   pages of one folio), [`FOLIOS_MAX`] folios, one base, and one class.
-//! - IO2 Its bytes are those of its pages, less what lies beyond the end of the device.
-//! - IO3 It goes where the mapping says at the moment when it is sent: if the generation is another
-//!   one than when it was collected, all of it is mapped anew.
-//! - IO4 Nothing is borrowed while a bio is submitted: a device may complete it at once.
-//! - IO5 Ioends are numbered as they are opened; `Tickets` tells when all up to a number have
+//! - PC-IO2 Its bytes are those of its pages, less what lies beyond the end of the device.
+//! - PC-IO3 It goes where the mapping says at the moment when it is sent: if the generation is
+//!   another one than when it was collected, all of it is mapped anew.
+//! - PC-IO4 Nothing is borrowed while a bio is submitted: a device may complete it at once.
+//! - PC-IO5 Ioends are numbered as they are opened; `Tickets` tells when all up to a number have
 //!   ended.
-//! - IO6 Pages are clean only after an ioend in whose time no flush below failed, or one with FUA:
-//!   the failure may have found them in the device's cache. Else they are dirty again, and written
-//!   again.
+//! - PC-IO6 Pages are clean only after an ioend in whose time no flush below failed, or one with
+//!   FUA: the failure may have found them in the device's cache. Else they are dirty again, and
+//!   written again.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -322,7 +322,7 @@ impl Collector {
         let ioend = &mut self.open[open];
         let count = there.min(ioend.room(with.pages_max)).min(pages.len() as u64);
         let at = first * PAGE_SECTORS;
-        ioend.len += Sector((count * PAGE_SECTORS).min(with.capacity.0 - at)); // IO2
+        ioend.len += Sector((count * PAGE_SECTORS).min(with.capacity.0 - at)); // PC-IO2
         let count = u32::try_from(count).expect("at most those of the run");
         self.tail.as_mut().expect("there is one now").pages.end += count;
         count
@@ -375,7 +375,7 @@ impl Collector {
             (with.capacity - Sector((f.start + u64::from(pages.start)) * PAGE_SECTORS)).bytes();
         if slice.len() as u64 > room {
             let room = usize::try_from(room).expect("less than the slice");
-            slice = slice.slice(0..room); // IO2
+            slice = slice.slice(0..room); // PC-IO2
         }
         with.cache.begin_writing(folio, &pages);
         let ioend = &mut self.open[open];
@@ -423,14 +423,14 @@ impl Collector {
 impl PageCache {
     /// Sends what is ready.
     pub(crate) fn send_ready(&self, collector: &RefCell<Collector>) {
-        // IO4: the borrow ends before each bio goes.
+        // PC-IO4: the borrow ends before each bio goes.
         let next = || collector.borrow_mut().take_ready();
         while let Some(ioend) = next() {
             let stale = self.has(Mutation::StaleMap);
             if stale || ioend.generation == self.below.map_generation() {
                 self.send(ioend);
             } else {
-                self.map_anew(ioend).into_iter().for_each(|part| self.send(part)); // IO3
+                self.map_anew(ioend).into_iter().for_each(|part| self.send(part)); // PC-IO3
             }
         }
     }
@@ -446,7 +446,7 @@ impl PageCache {
         let mut bufs = Bufs::new();
         bufs.extend(slices.drain(..));
         Spare::keep(&wb.spare.slices, slices);
-        debug_assert_eq!(bufs.len_bytes() as u64, bytes, "IO2");
+        debug_assert_eq!(bufs.len_bytes() as u64, bytes, "PC-IO2");
         self.writing_begins(purpose, bytes);
         let (changes, flush_errors) = (self.errors.changes(), self.errors.flush_errors());
         let flying = Flying { parts, at, bytes, ticket, purpose, changes, flush_errors };
@@ -535,7 +535,7 @@ impl PageCache {
         let flying = wb.flying.borrow_mut().remove(key);
         let Flying { parts, at, bytes, ticket, purpose, changes, flush_errors } = flying;
         let failed = status.ok().is_err();
-        let in_doubt = purpose != Purpose::Fua && self.is_in_doubt(flush_errors); // IO6
+        let in_doubt = purpose != Purpose::Fua && self.is_in_doubt(flush_errors); // PC-IO6
         let runs = (failed || self.errors.is_failing()).then(|| self.runs_of(&parts));
         {
             let mut cache = self.cache.borrow_mut();

@@ -14,10 +14,11 @@
 //! like any other: the sector is the same. Bios that go there wait there, if they must.
 //!
 //! Invariants
-//! - IM1 An answer is used only while the generation of the device below is the one of the answer;
-//!   `ioend` looks again before it sends anything.
-//! - IM2 A page that does not lie in one extent goes to the device below itself, which divides it.
-//! - IM3 Between passes a base is not held: a table that lets it go closes it.
+//! - PC-IM1 An answer is used only while the generation of the device below is the one of the
+//!   answer; `ioend` looks again before it sends anything.
+//! - PC-IM2 A page that does not lie in one extent goes to the device below itself, which divides
+//!   it.
+//! - PC-IM3 Between passes a base is not held: a table that lets it go closes it.
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::str::FromStr;
@@ -97,7 +98,7 @@ pub(crate) struct Mapper {
     /// One past the last sector of the cache.
     end: u64,
     kept: Answer,
-    /// The base of `kept` between passes (IM3).
+    /// The base of `kept` between passes (PC-IM3).
     resting: Option<Weak<dyn Base>>,
 }
 
@@ -136,7 +137,7 @@ impl Mapper {
             false => (to - at) / PAGE_SECTORS,
         };
         if pages == 0 {
-            return Located { place: &None, sector: Sector(at), pages: 1, generation }; // IM2
+            return Located { place: &None, sector: Sector(at), pages: 1, generation }; // PC-IM2
         }
         Located { place, sector: Sector(sector + (at - from)), pages, generation }
     }
@@ -146,7 +147,7 @@ impl Mapper {
         self.kept.generation = self.generation();
     }
 
-    /// A pass is over: the answer is kept, its base is not held (IM3).
+    /// A pass is over: the answer is kept, its base is not held (PC-IM3).
     pub(crate) fn rest(&mut self) {
         if let Some(base) = self.kept.place.take() {
             self.resting = Some(Rc::downgrade(&base));

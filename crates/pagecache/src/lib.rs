@@ -16,15 +16,16 @@
 //! survive sends FLUSH or FUA, as to any device with a volatile cache.
 //!
 //! Invariants (those of the parts: arena M, folio FO, cache C)
-//! - PC1 A read returns what the last completed write put there, whether that is dirty, being
+//! - PC-PC1 A read returns what the last completed write put there, whether that is dirty, being
 //!   written or on the device.
-//! - PC2 A FLUSH that succeeds has everything on the device below, durably, that had completed
+//! - PC-PC2 A FLUSH that succeeds has everything on the device below, durably, that had completed
 //!   before it was submitted.
-//! - PC3 What could not be written stays dirty and is tried again; every opener hears of it once.
-//! - PC4 What is on its way to the device does not change (FO1), and a page has one write in flight
-//!   at a time (C3): after a crash a page is old or new, never a mixture of two.
-//! - PC5 While a discard or write zeroes is below, nothing else of its range is.
-//! - PC6 Memory for pages and for what is known about them stays within `memory`.
+//! - PC-PC3 What could not be written stays dirty and is tried again; every opener hears of it
+//!   once.
+//! - PC-PC4 What is on its way to the device does not change (PC-FO1), and a page has one write in
+//!   flight at a time (PC-C3): after a crash a page is old or new, never a mixture of two.
+//! - PC-PC5 While a discard or write zeroes is below, nothing else of its range is.
+//! - PC-PC6 Memory for pages and for what is known about them stays within `memory`.
 #![warn(missing_docs)]
 
 mod arena;

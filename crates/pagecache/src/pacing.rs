@@ -6,8 +6,8 @@
 //! the pause that it costs.
 //!
 //! Invariants
-//! - PA1 An opener is kept only while it owes time; of more than [`DIRTIERS_MAX`] who do, the one
-//!   who owes least is let off.
+//! - PC-PA1 An opener is kept only while it owes time; of more than [`DIRTIERS_MAX`] who do, the
+//!   one who owes least is let off.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -128,7 +128,7 @@ impl Pacing {
     }
 }
 
-/// Makes room for one more (PA1).
+/// Makes room for one more (PC-PA1).
 fn forget(dirtiers: &mut BTreeMap<Opener, Dirtier>, now: Nanos) {
     dirtiers.retain(|_, d| d.due_ns() > now.0);
     if dirtiers.len() >= DIRTIERS_MAX {

@@ -2,7 +2,7 @@
 //! Reads ahead of sequential readers, and folio sizes for sequential writers.
 //!
 //! Invariants
-//! - RH1 What is read ahead lies on the device, and is asked for by its reader next.
+//! - PC-RH1 What is read ahead lies on the device, and is asked for by its reader next.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ impl Streams {
     ) -> Option<Range<u64>> {
         let mut reads = self.reads.borrow_mut();
         let ahead = reads.on_read(opener.0, pages.clone(), self.pages_max.get())?;
-        let ahead = ahead.start..ahead.end.min(end); // RH1
+        let ahead = ahead.start..ahead.end.min(end); // PC-RH1
         if ahead.is_empty() {
             return None;
         }

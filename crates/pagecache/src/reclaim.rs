@@ -2,8 +2,8 @@
 //! Clean pages go when memory is needed, those first that are least likely to be read again.
 //!
 //! Invariants
-//! - RC1 Only folios that are idle go: nothing of them is dirty, in flight or referred to.
-//! - RC2 For one folio no more than twice its size is let go.
+//! - PC-RC1 Only folios that are idle go: nothing of them is dirty, in flight or referred to.
+//! - PC-RC2 For one folio no more than twice its size is let go.
 use crate::PageCache;
 use crate::arena::{Piece, bytes_of, charge_of};
 
@@ -24,7 +24,7 @@ impl PageCache {
 
     /// Lets one idle folio go; how many bytes that sets free.
     fn evict_one(&self) -> Option<u64> {
-        let order = self.cache.borrow_mut().evict()?; // RC1
+        let order = self.cache.borrow_mut().evict()?; // PC-RC1
         self.evicted.set(self.evicted.get() + 1);
         Some(charge_of(order))
     }

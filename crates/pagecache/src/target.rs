@@ -29,7 +29,7 @@ impl BlockDevice for PageCache {
             Op::Discard | Op::WriteZeroes => self.discard(bio),
             Op::Flush => {
                 let (me, round) = (self.rc(), self.writeback.rounds.next());
-                let sample = self.errors.sample(bio.opener); // E1
+                let sample = self.errors.sample(bio.opener); // PC-E1
                 reactor::spawn(async move {
                     let done = me.flush(bio.opener, round, sample).await;
                     let again = me.has(Mutation::TellAgain) && me.errors.count() > 0;

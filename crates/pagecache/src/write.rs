@@ -218,7 +218,7 @@ impl PageCache {
             }
             (folio.memory.order(), wait)
         };
-        // It stays meanwhile: what is being written has a pin (FO2).
+        // It stays meanwhile: what is being written has a pin (PC-FO2).
         let Some(copy) = self.take_memory(order) else { return Err(wait) };
         self.cache.borrow_mut().folio_mut(id).move_to(copy);
         Ok(())

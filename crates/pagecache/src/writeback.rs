@@ -12,11 +12,11 @@
 //! threshold has its pages sorted and joined too. While nothing is dirty no timer runs.
 //!
 //! Invariants
-//! - WB1 Background writeback has at most [`IOENDS_MAX`] ioends in flight and the bytes of
+//! - PC-WB1 Background writeback has at most [`IOENDS_MAX`] ioends in flight and the bytes of
 //!   [`LARGE_IOENDS_MAX`] large ones, or a single one more; that of FLUSH twice as much.
-//! - WB2 A page that could not be written is left alone until its time has come; pages beside it go
-//!   on.
-//! - WB3 Whatever waits for the flusher ends: an open ioend is sent before it sleeps, other than
+//! - PC-WB2 A page that could not be written is left alone until its time has come; pages beside it
+//!   go on.
+//! - PC-WB3 Whatever waits for the flusher ends: an open ioend is sent before it sleeps, other than
 //!   for room, which comes when an ioend ends; and before a FLUSH waits.
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
@@ -263,13 +263,13 @@ impl PageCache {
         (u64::from(bytes) / PAGE as u64).max(1)
     }
 
-    /// How many more ioends may go, at least one (WB1).
+    /// How many more ioends may go, at least one (PC-WB1).
     pub(crate) fn ioends_left(&self, purpose: Purpose) -> u64 {
         let load = self.writeback.load(purpose);
         (purpose.share() * IOENDS_MAX).saturating_sub(load.ioends.get()).max(1)
     }
 
-    /// Whether another ioend may go (WB1).
+    /// Whether another ioend may go (PC-WB1).
     fn has_room(&self, purpose: Purpose) -> bool {
         let (load, share) = (self.writeback.load(purpose), purpose.share());
         let bytes_max = share * LARGE_IOENDS_MAX * self.ioend_pages() * PAGE as u64;
@@ -433,7 +433,7 @@ impl PageCache {
         wb.has_news();
     }
 
-    /// Sends what a collector has collected (WB3).
+    /// Sends what a collector has collected (PC-WB3).
     pub(crate) fn close(&self, collector: &RefCell<Collector>) {
         collector.borrow_mut().close();
         self.send_ready(collector);

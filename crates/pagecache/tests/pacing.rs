@@ -108,7 +108,7 @@ fn a_writer_goes_as_fast_as_the_device_and_what_is_dirty_stays_at_the_setpoint()
             assert!(most <= number("limit_bytes").await, "{most} bytes were dirty");
             within("limit", number("limit_bytes").await, 2 * bandwidth, 15);
             within("mean", mean, number("setpoint_bytes").await, 15);
-            // A write is late by about its own part (I9: no sleeps of 200 ms).
+            // A write is late by about its own part (no sleeps of 200 ms).
             let part_ns = 65536 * SECOND / bandwidth;
             assert!(longest < 4 * part_ns, "{longest} ns for a part of {part_ns} ns");
         });

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariants
-//! - AL1 Parameters belong to a priority, as in the kernel: they may be set before its algorithm
+//! - ZR-AL1 Parameters belong to a priority, as in the kernel: they may be set before its algorithm
 //!   is, each setting replaces the one before as a whole, and [`Choice::check`] has the last word.
 use std::fmt::Write;
 use std::sync::Arc;
@@ -189,7 +189,7 @@ impl Choice {
         named.join(", ")
     }
 
-    /// Whether every priority with parameters has an algorithm, which can use them (AL1).
+    /// Whether every priority with parameters has an algorithm, which can use them (ZR-AL1).
     pub(crate) fn check(&self) -> Result<(), Error> {
         for (priority, given) in self.given.iter().enumerate() {
             let Some(given) = given else { continue };

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Invariants
-//! - CM1 Every word counts: an unknown one, or one that makes no sense, refuses the whole command,
-//!   before anything is done.
-//! - CM2 Ranges of pages are ascending, do not overlap and do not touch: each slot is looked at
+//! - ZR-CM1 Every word counts: an unknown one, or one that makes no sense, refuses the whole
+//!   command, before anything is done.
+//! - ZR-CM2 Ranges of pages are ascending, do not overlap and do not touch: each slot is looked at
 //!   once.
 use std::ops::Range;
 
@@ -71,7 +71,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Writeback {
     pub(crate) kinds: Vec<Kind>,
-    /// Slots of the device, whatever their kind (CM2).
+    /// Slots of the device, whatever their kind (ZR-CM2).
     pub(crate) pages: Vec<Range<u64>>,
     /// Pages at most.
     pub(crate) max_pages: u64,
@@ -165,7 +165,7 @@ fn page(word: &str, text: &str, slots: u64) -> Result<u64, Error> {
     Ok(index)
 }
 
-/// The same slots, ascending, without overlap and without neighbours (CM2).
+/// The same slots, ascending, without overlap and without neighbours (ZR-CM2).
 fn merged<T: Ord + Copy>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
     ranges.sort_unstable_by_key(|r| (r.start, r.end));
     let mut out: Vec<Range<T>> = Vec::with_capacity(ranges.len());
@@ -182,7 +182,7 @@ fn merged<T: Ord + Copy>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Which {
     pub(crate) kinds: Vec<Kind>,
-    /// Local slots, whatever their kind (CM2).
+    /// Local slots, whatever their kind (ZR-CM2).
     pub(crate) pages: Vec<Range<u32>>,
     /// Pages at most.
     pub(crate) max_pages: u64,

@@ -178,7 +178,7 @@ proptest! {
         let text = text.join(" ");
         if let Ok(w) = Writeback::parse(&text, slots) {
             for pair in w.pages.windows(2) {
-                prop_assert!(pair[0].end < pair[1].start, "CM2");
+                prop_assert!(pair[0].end < pair[1].start, "ZR-CM2");
             }
         }
         let _ = recompress(&text);

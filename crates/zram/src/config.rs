@@ -3,8 +3,8 @@
 //! unconfigured device gathers them from its attributes.
 //!
 //! Invariants
-//! - CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
-//! - CF2 A config that was parsed, or has been checked, is one that a device can be made of.
+//! - ZR-CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
+//! - ZR-CF2 A config that was parsed, or has been checked, is one that a device can be made of.
 use block::{Error, Sector};
 use policy::{IdleOrder, IdleRules};
 
@@ -184,7 +184,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether a device can be made of it (CF2).
+    /// Whether a device can be made of it (ZR-CF2).
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.len == Sector::ZERO || !self.len.is_aligned(Sector(PAGE_SECTORS)) {
             return Err(Error::invalid(format!(
@@ -212,7 +212,7 @@ impl Config {
         self.choice.check()
     }
 
-    /// The arguments of a table line as words: the options that differ from the defaults (CF1).
+    /// The arguments of a table line as words: the options that differ from the defaults (ZR-CF1).
     pub(crate) fn words(&self) -> Vec<String> {
         let mut options = Vec::new();
         let mut give = |option: &str, value: String| options.extend([option.to_owned(), value]);
@@ -263,7 +263,7 @@ impl Config {
         words
     }
 
-    /// The arguments as a table line shows them (CF1).
+    /// The arguments as a table line shows them (ZR-CF1).
     pub fn table(&self) -> String {
         let words: Vec<String> = self.words().iter().map(|w| quote(w)).collect();
         words.join(" ")

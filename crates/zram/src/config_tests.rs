@@ -79,7 +79,7 @@ fn lines_come_back_with_their_options_in_order() {
     for (line, shown) in table {
         let config = parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         assert_eq!(config.table(), shown, "{line}");
-        assert_eq!(parse(shown).unwrap().table(), shown, "CF1");
+        assert_eq!(parse(shown).unwrap().table(), shown, "ZR-CF1");
     }
 }
 

@@ -2,7 +2,7 @@
 //! Attributes of a live device: what is asked, and what is told to do.
 //!
 //! Invariants
-//! - CT1 What a command has done before it failed is told with the failure.
+//! - ZR-CT1 What a command has done before it failed is told with the failure.
 use std::fmt::Write;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -36,7 +36,7 @@ pub(crate) fn apply(config: &Config, shared: &Shared) {
 }
 
 impl Zram {
-    /// Reads an attribute (Z6).
+    /// Reads an attribute (ZR-Z6).
     pub(crate) async fn get(self: &Rc<Self>, name: &str) -> Result<String, Error> {
         let totals = self.shared.totals();
         let config = self.config.borrow().clone();
@@ -208,7 +208,7 @@ impl Zram {
     }
 }
 
-/// A writeback that did not do all it was told, as an error (CT1).
+/// A writeback that did not do all it was told, as an error (ZR-CT1).
 fn told(outcome: &Outcome) -> Result<(), Error> {
     let so_far = format!("{} pages written of {}", outcome.pages, outcome.candidates);
     if let Some((slot, status)) = &outcome.error {

@@ -15,16 +15,16 @@
 //! ```
 //!
 //! Invariants (each part has its own beside)
-//! - Z1 A page is read as it was last written, whatever happens to it between: compressed,
+//! - ZR-Z1 A page is read as it was last written, whatever happens to it between: compressed,
 //!   recompressed, written back, read back, overwritten meanwhile.
-//! - Z2 A page leaves memory only when its copy on the backing device is complete and it has not
+//! - ZR-Z2 A page leaves memory only when its copy on the backing device is complete and it has not
 //!   been accessed since that was begun.
-//! - Z3 A block of the backing device is reused only when no read and no discard of it is in
+//! - ZR-Z3 A block of the backing device is reused only when no read and no discard of it is in
 //!   flight.
-//! - Z4 What comes from the backing device is checked before it is used.
-//! - Z5 Blocks written back never exceed the budget; what was not written is refunded.
-//! - Z6 Attributes are read without waiting for a writeback.
-//! - Z7 A request may be of any sectors: what is less than a page is merged (`merge`, MG1).
+//! - ZR-Z4 What comes from the backing device is checked before it is used.
+//! - ZR-Z5 Blocks written back never exceed the budget; what was not written is refunded.
+//! - ZR-Z6 Attributes are read without waiting for a writeback.
+//! - ZR-Z7 A request may be of any sectors: what is less than a page is merged (`merge`, ZR-MG1).
 #![warn(missing_docs)]
 
 mod algorithms;

@@ -7,10 +7,11 @@
 //! ```
 //!
 //! Invariant
-//! - MG1 Between the look at a page and its replacement nothing else runs: a page in memory is read
-//!   and written in one go. One that was written back is read first; what came counts only if the
-//!   slot still names the same place, whose blocks are pinned meanwhile, so that they can't have
-//!   been written anew (RB1). A page that can't be read stays as it is, and the write fails.
+//! - ZR-MG1 Between the look at a page and its replacement nothing else runs: a page in memory is
+//!   read and written in one go. One that was written back is read first; what came counts only if
+//!   the slot still names the same place, whose blocks are pinned meanwhile, so that they can't
+//!   have been written anew (ZR-RB1). A page that can't be read stays as it is, and the write
+//!   fails.
 //!
 //! Cost of a merged write: the page is decompressed, or read back, beside what its write costs.
 use std::ops::Range;
@@ -74,7 +75,7 @@ impl Shard {
         Ok(from < to)
     }
 
-    /// Merges the sectors `part` of a bio, which are of one page and not all of it (MG1).
+    /// Merges the sectors `part` of a bio, which are of one page and not all of it (ZR-MG1).
     async fn merge(self: &Rc<Self>, bio: &Bio, part: Range<Sector>) -> Result<(), Status> {
         let nth = u32::try_from(part.start.0 / PAGE_SECTORS).expect("checked at its entry");
         let first = bytes(part.start - down(part.start));

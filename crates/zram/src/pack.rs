@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants
-//! - P1 Every byte of a finished unit was written by us: no stale memory reaches the media.
-//! - P2 Objects may cross blocks but not units.
+//! - ZR-P1 Every byte of a finished unit was written by us: no stale memory reaches the media.
+//! - ZR-P2 Objects may cross blocks but not units.
 
 use block::Buf;
 use format::zram::{OBJECT_ALIGN, Object, encode_with, object_bytes};
@@ -100,7 +100,7 @@ impl Packer {
     /// beyond them is not.
     pub(crate) fn finish(self) -> (Buf, usize) {
         let blocks = self.blocks();
-        self.buf.write(|b| b[self.at..blocks * BLOCK].fill(0)); // P1
+        self.buf.write(|b| b[self.at..blocks * BLOCK].fill(0)); // ZR-P1
         (self.buf, blocks)
     }
 }

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Invariants
-//! - PO1 There is a task only while there are rules, and one at a time: a device without rules has
-//!   no timer, and a suspended one does nothing.
-//! - PO2 The task keeps no device alive while it sleeps.
+//! - ZR-PO1 There is a task only while there are rules, and one at a time: a device without rules
+//!   has no timer, and a suspended one does nothing.
+//! - ZR-PO2 The task keeps no device alive while it sleeps.
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
@@ -26,7 +26,7 @@ use crate::writeback::Outcome;
 /// The policy of a device, through all its live periods.
 pub(crate) struct Policy {
     decisions: RefCell<IdlePolicy>,
-    /// The period whose task runs; 0 for none (PO1).
+    /// The period whose task runs; 0 for none (ZR-PO1).
     running: Cell<u64>,
 }
 
@@ -72,7 +72,7 @@ async fn run(zram: Weak<Zram>, period: u64) {
                 Nanos(0)
             }
         };
-        drop(device); // PO2
+        drop(device); // ZR-PO2
         sleep(rest).await;
     }
 }

@@ -90,7 +90,7 @@ impl Shard {
         worst
     }
 
-    /// A slot that is being accessed: it is not idle any more (SL3).
+    /// A slot that is being accessed: it is not idle any more (ZR-SL3).
     fn touched(&self, nth: u32, accessed: u32) -> crate::slot::Slot {
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get(nth);

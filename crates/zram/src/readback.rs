@@ -10,11 +10,11 @@
 //! A page stays where it is after a read.
 //!
 //! Invariants
-//! - RB1 The backing device is pinned before the first `.await`, so no block that is looked for is
-//!   written anew before it was read. A page that is overwritten meanwhile is read as it was: the
-//!   read and the write were concurrent.
-//! - RB2 Nothing is delivered that does not have the checksum its slot knows (Z4).
-//! - RB3 A read of several blocks that fails is no verdict: each page that it failed is read by
+//! - ZR-RB1 The backing device is pinned before the first `.await`, so no block that is looked for
+//!   is written anew before it was read. A page that is overwritten meanwhile is read as it was:
+//!   the read and the write were concurrent.
+//! - ZR-RB2 Nothing is delivered that does not have the checksum its slot knows (ZR-Z4).
+//! - ZR-RB3 A read of several blocks that fails is no verdict: each page that it failed is read by
 //!   itself, so an error is always the page's own.
 use std::ops::Range;
 use std::rc::Rc;
@@ -75,7 +75,7 @@ impl Shard {
     pub(crate) async fn read_back(self: &Rc<Self>, wanted: &Wanted, bufs: &Bufs) -> Status {
         let backing = self.backing.as_ref().expect("there is one: pages are on it");
         let space = backing.space();
-        let _pin = (!space.has(Mutation::ReadUnpinned)).then(|| space.pin()); // RB1
+        let _pin = (!space.has(Mutation::ReadUnpinned)).then(|| space.pin()); // ZR-RB1
         let mut pages: SmallVec<[Page; 8]> =
             wanted.iter().map(|w| self.wanted(backing, w)).collect();
         pages.sort_unstable_by_key(|page| page.at.0);
@@ -88,7 +88,7 @@ impl Shard {
                 let page_read = if arrived {
                     Ok(())
                 } else {
-                    self.read_alone(backing, page, bufs).await // RB3
+                    self.read_alone(backing, page, bufs).await // ZR-RB3
                 };
                 match page_read {
                     Ok(()) => read += 1,
@@ -148,7 +148,7 @@ impl Shard {
         }
     }
 
-    /// Whether a raw page that has been read to the bio's buffers is the one (RB2).
+    /// Whether a raw page that has been read to the bio's buffers is the one (ZR-RB2).
     fn is_good(&self, page: &Page, bufs: &Bufs) -> bool {
         let scratch = &mut self.codecs.borrow_mut().page;
         bufs.take_at(page.to, scratch);

@@ -2,7 +2,7 @@
 //! Recompression: pages that are worth it are compressed again by a better, slower algorithm.
 //!
 //! Invariants
-//! - RC1 The result is kept only if it takes less memory; else the slot stays as it was, but for
+//! - ZR-RC1 The result is kept only if it takes less memory; else the slot stays as it was, but for
 //!   INCOMPRESSIBLE, which it becomes when the algorithm of the highest priority has failed on a
 //!   huge page.
 use std::rc::Rc;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants
-//! - SE1 What is refused changes nothing.
-//! - SE2 A [`Start`] is a table line that parses, as long as its dictionary is still there.
+//! - ZR-SE1 What is refused changes nothing.
+//! - ZR-SE2 A [`Start`] is a table line that parses, as long as its dictionary is still there.
 use block::{Access, Error, Sector};
 use policy::IdleTotals;
 
@@ -138,7 +138,7 @@ impl Settings {
     }
 }
 
-/// SE2: a line feed ends a table line, whatever quotes it.
+/// ZR-SE2: a line feed ends a table line, whatever quotes it.
 fn named(device: &str) -> Result<(), Error> {
     if device.contains('\n') {
         return Err(Error::invalid(format!("`{device}`: a name without line feeds is allowed")));

@@ -40,7 +40,7 @@ fn a_backing_device_that_no_table_line_can_name_is_refused() {
     let e = settings.set("backing_dev", "/a\nb\n", &Machine).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Invalid);
     assert!(e.to_string().starts_with("backing_dev: `/a\nb`: a name without line feeds"), "{e}");
-    assert_eq!(settings.get("backing_dev").unwrap(), "none", "SE1");
+    assert_eq!(settings.get("backing_dev").unwrap(), "none", "ZR-SE1");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn disksize_makes_a_table_line_of_what_was_set() {
         ]
     );
     let config = Config::parse(&words, start.len, &Machine).unwrap();
-    assert_eq!(config.words(), start.args, "SE2");
+    assert_eq!(config.words(), start.args, "ZR-SE2");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn what_is_refused_changes_nothing() {
         let e = settings.set(name, value, &Machine).unwrap_err();
         assert_eq!(e.kind(), kind, "{name} <- {value}: {e}");
         assert!(e.to_string().contains(part), "{name} <- {value}: {e}");
-        assert_eq!(format!("{settings:?}"), before, "SE1");
+        assert_eq!(format!("{settings:?}"), before, "ZR-SE1");
     }
 }
 
@@ -235,7 +235,7 @@ proptest! {
             if let Ok(Some(start)) = settings.set(NAMES[nth], &value, &Machine) {
                 let words: Vec<&str> = start.args.iter().map(String::as_str).collect();
                 let config = Config::parse(&words, start.len, &Machine).unwrap();
-                prop_assert_eq!(config.words(), start.args, "SE2");
+                prop_assert_eq!(config.words(), start.args, "ZR-SE2");
             }
         }
     }

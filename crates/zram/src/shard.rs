@@ -2,10 +2,10 @@
 //! Shard: a share of a device's slots, on one core.
 //!
 //! Invariants
-//! - ZS1 What is in memory changes without an `.await` in between, so every page is seen whole.
-//! - ZS2 A slot changes only by `replace`, `replace_in_place`, `settle` and flags; they keep the
+//! - ZR-ZS1 What is in memory changes without an `.await` in between, so every page is seen whole.
+//! - ZR-ZS2 A slot changes only by `replace`, `replace_in_place`, `settle` and flags; they keep the
 //!   counters true.
-//! - ZS3 An object is in the store just as long as a resident slot has its handle.
+//! - ZR-ZS3 An object is in the store just as long as a resident slot has its handle.
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
@@ -155,7 +155,7 @@ impl Shard {
         }
     }
 
-    /// As `replace`, where the object of `new` lies where the old one did (ZS3).
+    /// As `replace`, where the object of `new` lies where the old one did (ZR-ZS3).
     pub(crate) fn replace_in_place(&self, nth: u32, old: Slot, new: Slot) {
         assert!(old.is_resident() && old.place == new.place, "{old:?} is elsewhere than {new:?}");
         self.counters.compr_bytes.sub(old.size() as u64);

@@ -2,9 +2,9 @@
 //! Shared: what the shards of a device have in common, and what its attributes tell.
 //!
 //! Invariants
-//! - SH1 Plain numbers in atomics: nobody ever waits here, so an attribute is read at any time.
-//! - SH2 The counters of a shard are written by its core only.
-//! - SH3 The budget never grants more than is left, however many ask at once.
+//! - ZR-SH1 Plain numbers in atomics: nobody ever waits here, so an attribute is read at any time.
+//! - ZR-SH2 The counters of a shard are written by its core only.
+//! - ZR-SH3 The budget never grants more than is left, however many ask at once.
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

@@ -8,11 +8,13 @@
 //! ```
 //!
 //! Invariants
-//! - SL1 A slot without a page is all zeroes, so a table takes memory only where pages were: it is
-//!   made in parts as they are needed, none of which is so large that the system would refuse it.
-//! - SL2 SAME and BACKED exclude each other; a slot has a page when it has one of them or a size.
-//! - SL3 Every access clears IDLE and PICKED; every change clears CLEANING too. That is how an I/O
-//!   in flight learns that its page is not cold, or not the same, any more.
+//! - ZR-SL1 A slot without a page is all zeroes, so a table takes memory only where pages were: it
+//!   is made in parts as they are needed, none of which is so large that the system would refuse
+//!   it.
+//! - ZR-SL2 SAME and BACKED exclude each other; a slot has a page when it has one of them or a
+//!   size.
+//! - ZR-SL3 Every access clears IDLE and PICKED; every change clears CLEANING too. That is how an
+//!   I/O in flight learns that its page is not cold, or not the same, any more.
 use bitflags::bitflags;
 
 /// Bytes of a page: the unit of everything here.
@@ -126,7 +128,7 @@ const PART: u32 = 1 << 16;
 
 /// The slots of a shard.
 pub(crate) struct Slots {
-    /// Empty where there was never a page (SL1).
+    /// Empty where there was never a page (ZR-SL1).
     parts: Vec<Vec<[u64; 2]>>,
     count: u32,
 }

@@ -2,9 +2,9 @@
 //! The target: life cycle, and the way of a bio to the shards.
 //!
 //! Invariants
-//! - T1 One command at a time: writeback, recompression and compaction take turns. Marking pages
+//! - ZR-T1 One command at a time: writeback, recompression and compaction take turns. Marking pages
 //!   idle and reading an attribute take none.
-//! - T2 `suspend` ends the command that runs at its next page, and waits for it.
+//! - ZR-T2 `suspend` ends the command that runs at its next page, and waits for it.
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -65,7 +65,7 @@ pub struct Zram {
     memory: RefCell<Option<Reservation>>,
     on_reset: RefCell<Option<OnReset>>,
     before_start: RefCell<Option<BeforeStart>>,
-    /// A command runs (T1).
+    /// A command runs (ZR-T1).
     busy: Cell<bool>,
     pub(crate) changed: WaitList,
     /// Counts live periods: a policy of an earlier one ends.
@@ -207,7 +207,7 @@ impl Zram {
         Ok(parts)
     }
 
-    /// Waits for the other commands (T1).
+    /// Waits for the other commands (ZR-T1).
     pub(crate) async fn turn(self: &Rc<Self>) -> Result<Turn, Error> {
         self.changed.wait_for(|| !self.busy.get()).await;
         self.running()?;
@@ -309,7 +309,7 @@ impl BlockDevice for Zram {
 
     fn submit(&self, bio: Bio) {
         if let Err(status) = self.limits.check(&bio) {
-            // The first shard is on this core (SH2).
+            // The first shard is on this core (ZR-SH2).
             self.shared.counters(0).invalid_io.add(1);
             return bio.complete(status);
         }

@@ -13,11 +13,14 @@
 //! is not cold, and stays in memory.
 //!
 //! Invariants
-//! - WB1 A slot becomes BACKED only when the write that holds its page has completed and the slot
-//!   still has the flag that it was given as the page was copied (Z2). Every access takes it away.
-//! - WB2 What was granted by the budget is spent by a completed write, or refunded: exactly (Z5).
-//! - WB3 A run of blocks is live, retired or given back in the end, whatever happens to its slots.
-//! - WB4 One writeback at a time is at work on a shard, until its last write has completed: so a
+//! - ZR-WB1 A slot becomes BACKED only when the write that holds its page has completed and the
+//!   slot still has the flag that it was given as the page was copied (ZR-Z2). Every access takes
+//!   it away.
+//! - ZR-WB2 What was granted by the budget is spent by a completed write, or refunded: exactly
+//!   (ZR-Z5).
+//! - ZR-WB3 A run of blocks is live, retired or given back in the end, whatever happens to its
+//!   slots.
+//! - ZR-WB4 One writeback at a time is at work on a shard, until its last write has completed: so a
 //!   flag found at the end is the one that was set at the beginning.
 mod batch;
 mod sparse;
@@ -102,7 +105,7 @@ struct Job {
 impl Drop for Job {
     fn drop(&mut self) {
         let backing = self.backing();
-        backing.busy.set(false); // WB4
+        backing.busy.set(false); // ZR-WB4
         if !block::crashing() {
             backing.changed.wake_all();
         }
@@ -137,7 +140,8 @@ struct Walk {
     found: VecDeque<u32>,
     /// Pages that were brought back from sparse blocks: they go first, whatever was asked for.
     again: VecDeque<u32>,
-    /// Those that may still be in flight. One that changes meanwhile is not picked once more (WB4).
+    /// Those that may still be in flight. One that changes meanwhile is not picked once more
+    /// (ZR-WB4).
     brought: BTreeSet<u32>,
     /// Bytes that those found take on the device, about.
     bytes: usize,
@@ -149,7 +153,7 @@ impl Shard {
     /// Writes back the pages that `which` names, and waits until all of it is done.
     pub(crate) async fn writeback(self: &Rc<Self>, which: &Which) -> Outcome {
         let Some(backing) = &self.backing else { return Outcome::default() };
-        backing.changed.wait_for(|| !backing.busy.replace(true)).await; // WB4
+        backing.changed.wait_for(|| !backing.busy.replace(true)).await; // ZR-WB4
         let job = Rc::new(Job {
             shard: self.clone(),
             in_flight: Cell::default(),
@@ -444,7 +448,7 @@ impl Job {
         let blocks = full.blocks;
         let used = run.start..run.start + blocks;
         backing.space().give_back(used.end..run.end);
-        budget.refund(u64::from(granted - blocks)); // WB2
+        budget.refund(u64::from(granted - blocks)); // ZR-WB2
         if blocks == 0 {
             return self.spare.borrow_mut().push(full.pages);
         }
@@ -469,7 +473,7 @@ impl Job {
             let slot = shard.slot(page.nth);
             let planted = self.has(Mutation::SettleChanged) && page.is_of(slot);
             if !slot.has(Flags::PICKED) && !planted {
-                continue; // WB1
+                continue; // ZR-WB1
             }
             assert!(slot.is_resident() && page.is_of(slot), "{slot:?} was picked as {page:?}");
             shard.counters.bd_count.add(u64::from(backing.occupy(page.at, slot.size())));
@@ -489,7 +493,7 @@ impl Job {
         if self.has(Mutation::KeepGrant) {
             shard.shared.budget.spend(blocks);
         } else {
-            shard.shared.budget.refund(blocks); // WB2
+            shard.shared.budget.refund(blocks); // ZR-WB2
         }
         for page in &flight.pages {
             shard.clear_flags(page.nth, Flags::PICKED);
@@ -509,7 +513,7 @@ async fn land(mut flight: Flight) {
         Err(status) => job.stay(&flight, status),
     }
     if !job.has(Mutation::LeakBlocks) {
-        job.backing().retire_unused(flight.run.clone()); // WB3
+        job.backing().retire_unused(flight.run.clone()); // ZR-WB3
     }
     flight.pages.clear();
     job.spare.borrow_mut().push(flight.pages);

@@ -9,9 +9,9 @@
 //! Runs are taken by next fit: a cursor goes up, so a device that fills sees one ascending write.
 //!
 //! Invariants
-//! - BL1 A block is given to one taker until it is given back.
-//! - BL2 A live block is taken; it is given back only when nothing lies in it any more.
-//! - BL3 `free` counts the blocks that are not taken.
+//! - ZR-BL1 A block is given to one taker until it is given back.
+//! - ZR-BL2 A live block is taken; it is given back only when nothing lies in it any more.
+//! - ZR-BL3 `free` counts the blocks that are not taken.
 use std::ops::Range;
 
 /// Runs that a search looks at, once it has found one, before it takes the longest: so a
@@ -92,7 +92,8 @@ impl Blocks {
                 at = end;
             }
         }
-        assert!(best.start < best.end, "{} blocks are free, but none was found", self.free); // BL3
+        // ZR-BL3
+        assert!(best.start < best.end, "{} blocks are free, but none was found", self.free);
         best
     }
 
@@ -118,7 +119,7 @@ impl Blocks {
             let mask = (u64::MAX >> (64 - (end - at))) << (at % 64);
             let word = &mut self.taken[(at / 64) as usize];
             let was = *word & mask;
-            assert!(was == if taken { 0 } else { mask }, "blocks {at}..{end}: {was:#x}"); // BL1
+            assert!(was == if taken { 0 } else { mask }, "blocks {at}..{end}: {was:#x}"); // ZR-BL1
             *word ^= mask;
             at = end;
         }
@@ -126,7 +127,7 @@ impl Blocks {
 
     /// A run that was taken is free again.
     pub(crate) fn give_back(&mut self, run: Range<u32>) {
-        assert!(run.clone().all(|b| !self.is_live(b)), "{run:?} is in use"); // BL2
+        assert!(run.clone().all(|b| !self.is_live(b)), "{run:?} is in use"); // ZR-BL2
         self.mark(&run, false);
         self.free += run.end - run.start;
         if self.cursor == run.end || (self.cursor == 0 && run.end == self.count()) {

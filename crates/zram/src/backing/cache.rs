@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Invariants
-//! - CA1 A bit is set only while its block has been live ever since the extent's read began, and a
-//!   live block does not change. So it is cleared when the block is released, and what was not
+//! - ZR-CA1 A bit is set only while its block has been live ever since the extent's read began, and
+//!   a live block does not change. So it is cleared when the block is released, and what was not
 //!   live at the beginning never has it.
-//! - CA2 Extents do not take more than [`EXTENTS_MAX`] times 128 KiB.
+//! - ZR-CA2 Extents do not take more than [`EXTENTS_MAX`] times 128 KiB.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -101,7 +101,7 @@ impl Cache {
         known.is_some()
     }
 
-    /// Begins an extent of `blocks`, all of which are live (CA1): its number, and the buffer to
+    /// Begins an extent of `blocks`, all of which are live (ZR-CA1): its number, and the buffer to
     /// read to. Nothing while every extent is being read.
     pub(crate) fn begin(&self, first: u32, blocks: u32) -> Option<(u64, Buf)> {
         assert!((1..=EXTENT_BLOCKS).contains(&blocks), "an extent of {blocks} blocks");

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Invariants
-//! - BK1 A block that was written is free again only when every read that had begun before it was
-//!   retired has ended, and its discard has (Z3).
-//! - BK2 What the cache holds of a block is what lies in the block as long as that is live.
+//! - ZR-BK1 A block that was written is free again only when every read that had begun before it
+//!   was retired has ended, and its discard has (ZR-Z3).
+//! - ZR-BK2 What the cache holds of a block is what lies in the block as long as that is live.
 mod address;
 mod blocks;
 mod cache;
@@ -112,7 +112,7 @@ impl Backing {
     pub(crate) fn unuse(&self, block: u32) -> bool {
         let last = self.space.blocks().unuse_one(block);
         if last {
-            self.cache.forget(block); // BK2
+            self.cache.forget(block); // ZR-BK2
             self.space.retire(block..block + 1);
         }
         last

@@ -135,7 +135,7 @@ impl Space {
     }
 
     /// Nothing lies any more in blocks that were written, or may have been. They come free when
-    /// the reads that may be looking at them have ended (BK1).
+    /// the reads that may be looking at them have ended (ZR-BK1).
     pub(crate) fn retire(self: &Rc<Self>, run: Range<u32>) {
         let at_once = !self.reclaiming.get() && !self.discards.get() && self.reads.in_flight() == 0;
         if at_once || self.has(Mutation::ReuseAtOnce) {
@@ -192,7 +192,7 @@ async fn reclaim(space: Rc<Space>) {
             break;
         }
         merge(&mut runs);
-        space.reads.passed().await; // BK1
+        space.reads.passed().await; // ZR-BK1
         for some in runs.chunks(DISCARDS_IN_FLIGHT) {
             let late = space.has(Mutation::DiscardLate);
             if late {

@@ -2,7 +2,7 @@
 //! deflate: one stream a page.
 //!
 //! Invariants
-//! - DE1 A stream is always finished, or its state thrown away: zlib-rs (0.6.8) loses a piece of
+//! - ZR-DE1 A stream is always finished, or its state thrown away: zlib-rs (0.6.8) loses a piece of
 //!   its buffer with each unfinished stream that is reset, and panics when none is left.
 use block::{Error, PAGE};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
@@ -57,7 +57,7 @@ impl Deflate {
         self.to.reset();
         let done = self.to.compress(page, &mut self.longest, FlushCompress::Finish);
         if !matches!(done, Ok(Status::StreamEnd)) {
-            // DE1
+            // ZR-DE1
             self.to = Compress::new_with_window_bits(self.level, self.header, self.winbits);
             return None;
         }
@@ -74,7 +74,7 @@ impl Deflate {
         if matches!(done, Ok(Status::StreamEnd)) && whole {
             return Ok(());
         }
-        // DE1
+        // ZR-DE1
         self.from = Decompress::new(self.header);
         Err(Corrupt)
     }

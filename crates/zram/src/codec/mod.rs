@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Invariants
-//! - CO1 An object decompresses to exactly one page with the parameters it was compressed with.
-//! - CO2 Objects come back from media: whatever their bytes, the outcome is a page or `Corrupt`;
+//! - ZR-CO1 An object decompresses to exactly one page with the parameters it was compressed with.
+//! - ZR-CO2 Objects come back from media: whatever their bytes, the outcome is a page or `Corrupt`;
 //!   nothing is read or written outside the two slices, and nothing panics.
-//! - CO3 A codec keeps nothing of a page or an object from one call to the next.
+//! - ZR-CO3 A codec keeps nothing of a page or an object from one call to the next.
 mod deflate;
 mod lz4;
 mod zstd;

@@ -194,7 +194,7 @@ fn objects_that_are_cut_short_or_too_long_are_corrupt() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// CO1, CO3: the same codec for one page after the other.
+    /// ZR-CO1, ZR-CO3: the same codec for one page after the other.
     #[test]
     fn pages_come_back_as_they_were(pages in proptest::collection::vec(a_page(), 1..4)) {
         for (name, mut codec) in codecs() {
@@ -208,7 +208,7 @@ proptest! {
         }
     }
 
-    /// CO2: any bytes, damaged objects, and objects of another algorithm; and then a good one.
+    /// ZR-CO2: any bytes, damaged objects, and objects of another algorithm; and then a good one.
     #[test]
     fn any_object_is_a_page_or_corrupt(
         page in a_page(),

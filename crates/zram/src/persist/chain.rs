@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Invariants
-//! - CH1 A unit is built without an `.await`: what it says of its slots holds all at once, and its
-//!   place in the chain is that of its building.
-//! - CH2 A unit begins where the one before said, which is decided before that is written.
-//! - CH3 Units become durable in order.
+//! - ZR-CH1 A unit is built without an `.await`: what it says of its slots holds all at once, and
+//!   its place in the chain is that of its building.
+//! - ZR-CH2 A unit begins where the one before said, which is decided before that is written.
+//! - ZR-CH3 Units become durable in order.
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -35,7 +35,7 @@ pub(super) const UNIT_BLOCKS_MIN: u32 = 2;
 pub(super) struct Flight {
     sequence: u64,
     written: bool,
-    /// Objects that it supersedes: nobody needs them once it is durable (PS3).
+    /// Objects that it supersedes: nobody needs them once it is durable (ZR-PS3).
     superseded: Vec<Image>,
     /// Slots that are not in memory whose object was only moved: from where, to where.
     moved: Vec<(u32, Image, Image)>,
@@ -184,7 +184,7 @@ fn take_wide_run(space: &Space) -> Option<Range<u32>> {
 
 impl Shard {
     /// Builds a unit of the next slots of `todo` that are dirty, at most `blocks_wanted` long, and
-    /// sends it off (CH1).
+    /// sends it off (ZR-CH1).
     fn build(
         self: &Rc<Self>,
         todo: &mut Todo,
@@ -244,14 +244,14 @@ impl Shard {
         let (buf, blocks) = packer.finish();
         let blocks = u32::try_from(blocks).expect("at most UNIT_BLOCKS_MAX");
         let unit = run.start..run.start + blocks;
-        self.use_one(unit.clone()); // PS3: held
+        self.use_one(unit.clone()); // ZR-PS3: held
         let rest = unit.end..run.end;
         chain.next = match wide {
             None if rest.is_empty() => take_run(backing.space()),
             None => Some(rest),
             wide => wide,
         };
-        let ChainStart { mut next, mut next_end, sequence, link } = chain.end(); // CH2
+        let ChainStart { mut next, mut next_end, sequence, link } = chain.end(); // ZR-CH2
         if persist.mutation(Mutation::WrongNext) && next + 1 < next_end && sequence % 16 == 0 {
             (next, next_end) = (next + 1, next_end);
         }
@@ -500,7 +500,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Units up to `last` are durable (CH3).
+    /// Units up to `last` are durable (ZR-CH3).
     fn settle_units(&self, last: u64) {
         let mut chain = self.persist().chain.borrow_mut();
         chain.durable = chain.durable.max(last);

@@ -14,8 +14,9 @@
 //! on a device that is full.
 //!
 //! Invariants
-//! - CK1 A superblock is written when the map and every unit it may speak of is durable (PS4).
-//! - CK2 One checkpoint at a time.
+//! - ZR-CK1 A superblock is written when the map and every unit it may speak of is durable
+//!   (ZR-PS4).
+//! - ZR-CK2 One checkpoint at a time.
 //!
 //! Cost: 16 bytes a page and three flushes, for every so many units.
 use std::rc::Rc;
@@ -81,7 +82,7 @@ impl Shard {
             self.persist_failed("a checkpoint could not be written", status);
         }
         persist.absorbing.set(false);
-        persist.checkpointing.set(false); // CK2
+        persist.checkpointing.set(false); // ZR-CK2
         persist.changed.wake_all();
     }
 
@@ -119,7 +120,7 @@ impl Shard {
         }
         checkpoint.units = self.dump(checkpoint).await?;
         let last = persist.chain.borrow().sequence - 1;
-        self.flush_after(last).await?; // CK1
+        self.flush_after(last).await?; // ZR-CK1
         self.put_superblock(checkpoint, start).await?;
         self.let_go_of_units(start.sequence);
         absorbed.into_iter().for_each(|image| self.unuse(image.blocks()));

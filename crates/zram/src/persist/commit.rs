@@ -2,7 +2,7 @@
 //! Commit: FLUSH and FUA. Those who come while one runs share the next.
 //!
 //! Invariants
-//! - CM1 A commit takes what is dirty when it begins, which is after all its callers asked.
+//! - ZR-CC1 A commit takes what is dirty when it begins, which is after all its callers asked.
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;

@@ -2,8 +2,8 @@
 //! Evict: pages leave memory, those with a durable image without any I/O.
 //!
 //! Invariants
-//! - EV1 A page leaves memory when it is still PICKED, so not accessed since, and as its image,
-//!   which is durable (PS2).
+//! - ZR-EV1 A page leaves memory when it is still PICKED, so not accessed since, and as its image,
+//!   which is durable (ZR-PS2).
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -76,7 +76,7 @@ impl Shard {
         self.sync().await
     }
 
-    /// EV1
+    /// ZR-EV1
     fn evict_page(&self, nth: u32, image: Image, durable: bool) -> bool {
         let persist = self.persist();
         let slot = self.slot(nth);

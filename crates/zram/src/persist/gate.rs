@@ -2,9 +2,9 @@
 //! Gate: the backing device as the shards of a persistent device see it: one flush at a time.
 //!
 //! Invariants
-//! - GA1 One flush is in flight at a time, and after one that failed no other succeeds. For a
+//! - ZR-GA1 One flush is in flight at a time, and after one that failed no other succeeds. For a
 //!   failed flush may take with it what another shard's, which succeeds, was sent to save.
-//! - GA2 A flush is submitted below after it came here: it covers all that had completed then.
+//! - ZR-GA2 A flush is submitted below after it came here: it covers all that had completed then.
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -63,7 +63,7 @@ async fn flushes(device: Rc<dyn BlockDevice>, state: Rc<State>) {
         }
         if state.failed.get().is_none() {
             let flushed = reactor::flush(&*device, Class::Foreground).await;
-            state.failed.set(flushed.err()); // GA1
+            state.failed.set(flushed.err()); // ZR-GA1
         }
         let status = state.failed.get().unwrap_or(Status::Ok);
         if state.mutation == Mutation::ForgetFailedFlush {

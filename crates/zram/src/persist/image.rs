@@ -2,9 +2,9 @@
 //! Image: what the chain of units says of a slot; ten bytes each.
 //!
 //! Invariants
-//! - IM1 A slot's image is what the last unit says that was built with it; the slot differs from it
-//!   only while it is dirty.
-//! - IM2 The blocks of an image lie in the data of its region, so that no sum of their numbers
+//! - ZR-IM1 A slot's image is what the last unit says that was built with it; the slot differs from
+//!   it only while it is dirty.
+//! - ZR-IM2 The blocks of an image lie in the data of its region, so that no sum of their numbers
 //!   wraps: those of a checkpoint are checked, those of a unit lie within the unit.
 use std::ops::Range;
 
@@ -104,7 +104,7 @@ impl Image {
         Some(MapEntry { slot, image })
     }
 
-    /// The image of a checkpoint's entry; nothing if its object does not lie in `data` (IM2).
+    /// The image of a checkpoint's entry; nothing if its object does not lie in `data` (ZR-IM2).
     pub(super) fn of_entry(entry: &MapEntry, data: &Range<u32>) -> Option<Image> {
         match entry.image {
             zram::Image::Same(word) => Some(Image::same(word)),

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants
-//! - MD1 A device is formatted when shard 0 has a superblock. That is written last, over nothing
-//!   but zeroes and what a format cut short has left. Anything else is refused (PS6).
+//! - ZR-MD1 A device is formatted when shard 0 has a superblock. That is written last, over nothing
+//!   but zeroes and what a format cut short has left. Anything else is refused (ZR-PS6).
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
@@ -268,7 +268,7 @@ pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<()
     )))
 }
 
-/// Formats a device on which nothing is (MD1).
+/// Formats a device on which nothing is (ZR-MD1).
 async fn make(
     device: &dyn BlockDevice,
     layout: Layout,

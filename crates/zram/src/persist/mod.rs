@@ -13,16 +13,16 @@
 //! are in `docs/format/zram.md`, reasons in `docs/decisions/0017-zram-persist.md`.
 //!
 //! Invariants
-//! - PS1 FLUSH and FUA complete when every unit with what they cover, and every unit before those,
-//!   is durable. Cost of a lone one: one write and one flush of the device.
-//! - PS2 A page leaves memory only when the unit that holds it is durable.
-//! - PS3 An object's block is free only when the unit that supersedes the object is durable, and
+//! - ZR-PS1 FLUSH and FUA complete when every unit with what they cover, and every unit before
+//!   those, is durable. Cost of a lone one: one write and one flush of the device.
+//! - ZR-PS2 A page leaves memory only when the unit that holds it is durable.
+//! - ZR-PS3 An object's block is free only when the unit that supersedes the object is durable, and
 //!   the blocks of a unit only when a checkpoint after it is. So what can be replayed is there.
-//! - PS4 A superblock names a checkpoint when its map, and every unit whose objects are in it, is
-//!   durable.
-//! - PS5 After a failed unit or flush nothing is promised any more: commits and evictions fail,
+//! - ZR-PS4 A superblock names a checkpoint when its map, and every unit whose objects are in it,
+//!   is durable.
+//! - ZR-PS5 After a failed unit or flush nothing is promised any more: commits and evictions fail,
 //!   memory goes on to be read and written.
-//! - PS6 Media that are not ours, or hold what can't be read, are refused and left as they are.
+//! - ZR-PS6 Media that are not ours, or hold what can't be read, are refused and left as they are.
 mod bits;
 mod chain;
 mod check;
@@ -76,7 +76,7 @@ pub(crate) struct Persist {
     moving: RefCell<Moving>,
     /// Slots that are as their image, and dirty for tidying only.
     anew: RefCell<Bits>,
-    /// The first error after which nothing is promised any more (PS5).
+    /// The first error after which nothing is promised any more (ZR-PS5).
     failed: Cell<Option<Status>>,
     /// A unit is written, the chain may go on, a checkpoint or commit has ended, it has failed.
     changed: WaitList,
@@ -118,7 +118,7 @@ impl Shard {
         self.persist.as_ref().expect("only of a persistent device")
     }
 
-    /// PS5
+    /// ZR-PS5
     fn persist_failed(&self, what: &str, status: Status) {
         let persist = self.persist();
         if persist.failed.get().is_none() {

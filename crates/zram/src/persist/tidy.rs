@@ -13,9 +13,11 @@
 //! that are more than three quarters full: so what comes free lies together.
 //!
 //! Invariants
-//! - TY1 An object is moved as its bytes are, after a check, and only if its slot is still there.
-//! - TY2 A slot goes to the moved object when that is durable; until then the old one stays (PS3).
-//! - TY3 One at a time; the last blocks are kept for it.
+//! - ZR-TY1 An object is moved as its bytes are, after a check, and only if its slot is still
+//!   there.
+//! - ZR-TY2 A slot goes to the moved object when that is durable; until then the old one stays
+//!   (ZR-PS3).
+//! - ZR-TY3 One at a time; the last blocks are kept for it.
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -75,7 +77,7 @@ impl Persist {
         free <= data / 8
     }
 
-    /// Whether the blocks that are left are for tidying (TY3).
+    /// Whether the blocks that are left are for tidying (ZR-TY3).
     pub(super) fn is_kept_for_tidying(&self, free: u32) -> bool {
         let (free, data) = self.free_and_data(free);
         self.tidying.get() && free <= data / 32
@@ -262,7 +264,7 @@ impl Shard {
         }
         for (nth, image, buf, read) in reads {
             if read.await.is_err() || !is_there(nth, image) {
-                continue; // TY1
+                continue; // ZR-TY1
             }
             let at = image.address();
             let object = buf.read(|b| match verify(&b[at.offset()..], nth, at.object_check()) {
@@ -295,7 +297,7 @@ impl Shard {
         }
     }
 
-    /// An object that was moved is durable where it is now (TY2).
+    /// An object that was moved is durable where it is now (ZR-TY2).
     pub(super) fn moved(&self, nth: u32, from: Image, to: Image) {
         let slot = self.slot(nth);
         let was_there = slot.has(Flags::BACKED) && slot.place == from.address().0;

@@ -77,7 +77,7 @@ impl Store {
         }
     }
 
-    /// ST3
+    /// ZR-ST3
     pub(super) fn bound_idle(&mut self) {
         if self.idle_count > IDLE_MAX && !self.keep {
             self.give_back(IDLE_MAX / 2);

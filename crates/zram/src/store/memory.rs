@@ -2,8 +2,8 @@
 //! Memory: what all stores of a device take together, and their limit.
 //!
 //! Invariants
-//! - ME1 `used` passes the limit only when the limit is lowered below what is used already.
-//! - ME2 `max_used` is never less than any `used` since it was reset.
+//! - ZR-ME1 `used` passes the limit only when the limit is lowered below what is used already.
+//! - ZR-ME2 `max_used` is never less than any `used` since it was reset.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What stands for no limit.
@@ -37,7 +37,7 @@ impl Memory {
     /// From now on `max_used` counts anew.
     pub(crate) fn reset_max_used(&self) {
         self.max_used.store(self.used(), Relaxed);
-        // ME2: what was taken between the two.
+        // ZR-ME2: what was taken between the two.
         self.max_used.fetch_max(self.used(), Relaxed);
     }
 
@@ -51,7 +51,7 @@ impl Memory {
         self.limit.store(pages, Relaxed);
     }
 
-    /// ME1: takes pages, or nothing when that would pass the limit.
+    /// ZR-ME1: takes pages, or nothing when that would pass the limit.
     pub(super) fn take(&self, pages: u64) -> bool {
         let more = |used: u64| used.checked_add(pages).filter(|&used| used <= self.limit());
         let taken = self.used.fetch_update(Relaxed, Relaxed, more);

@@ -14,11 +14,11 @@
 //! found from the memory itself: 28 bytes a cell are all that is kept beside.
 //!
 //! Invariants
-//! - ST1 An object's bytes are its owner's until it is removed or moved; no two overlap.
-//! - ST2 `Memory` counts the frames in use; the limit is asked before a frame is added, so a store
-//!   that refuses an object has taken nothing.
-//! - ST3 Frames that are not in use and still have memory are at most `IDLE_MAX` between calls.
-//! - ST4 Insert, remove and read take a bounded number of steps, whatever the store contains.
+//! - ZR-ST1 An object's bytes are its owner's until it is removed or moved; no two overlap.
+//! - ZR-ST2 `Memory` counts the frames in use; the limit is asked before a frame is added, so a
+//!   store that refuses an object has taken nothing.
+//! - ZR-ST3 Frames that are not in use and still have memory are at most `IDLE_MAX` between calls.
+//! - ZR-ST4 Insert, remove and read take a bounded number of steps, whatever the store contains.
 mod classes;
 pub(crate) mod compact;
 mod idle;
@@ -161,7 +161,7 @@ impl Store {
 
     fn insert_page(&mut self, page: &[u8]) -> Result<Handle, Full> {
         let partial = self.spans.fullest(PAGES);
-        // ST2
+        // ZR-ST2
         if !self.memory.take(1) {
             return Err(Full);
         }
@@ -205,7 +205,7 @@ impl Store {
         let objects = usize::from(span.ready) + 1;
         let after = u32::try_from((objects * class.size).div_ceil(PAGE)).expect("few frames");
         let frames = (u32::MAX >> (u32::BITS - after)) & !span.in_use;
-        // ST2
+        // ZR-ST2
         if !self.memory.take(u64::from(after - before)) {
             if before == 0 {
                 self.spans.drop_empty(cell);

@@ -2,10 +2,10 @@
 //! Spans: which cells of the region are in use, by which class, and where there are holes.
 //!
 //! Invariants
-//! - SP1 A span is in the list of its class and of how full it is just as long as it has both
+//! - ZR-SP1 A span is in the list of its class and of how full it is just as long as it has both
 //!   objects and holes, unless it is hidden.
-//! - SP2 A class's counts are those of its spans.
-//! - SP3 At most one span of a class is still growing.
+//! - ZR-SP2 A class's counts are those of its spans.
+//! - ZR-SP3 At most one span of a class is still growing.
 use super::classes::{self, COUNT, Class, FRAMES_MAX};
 
 /// The class of a cell whose frames hold a page each.
@@ -165,7 +165,7 @@ impl Spans {
         self.of[nth].ready += u64::from(ready - span.ready);
         span.ready = ready;
         if count == class.frames {
-            // SP3
+            // ZR-SP3
             self.of[nth].growing = NONE;
         }
         self.regroup(cell, before);
@@ -251,7 +251,7 @@ impl Spans {
         self.of[span.class()].live -= 1;
     }
 
-    /// SP1
+    /// ZR-SP1
     fn regroup(&mut self, cell: u32, before: Option<usize>) {
         let span = self.get(cell);
         let (class, after) = (span.class(), span.group());

@@ -8,7 +8,7 @@ use super::idle::IDLE_MAX;
 use super::*;
 
 impl Store {
-    /// SP1, SP2, ST2 and ST3 of everything there is.
+    /// ZR-SP1, ZR-SP2, ZR-ST2 and ZR-ST3 of everything there is.
     pub(super) fn check(&self) {
         let mut frames = 0;
         let mut idle = 0;
@@ -321,7 +321,7 @@ fn a_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// ST1 to ST3 after any steps.
+    /// ZR-ST1 to ZR-ST3 after any steps.
     #[test]
     fn a_store_has_what_its_model_has(steps in proptest::collection::vec(a_step(), 1..3000)) {
         let (mut store, memory) = store(OWNERS);

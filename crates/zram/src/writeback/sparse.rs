@@ -3,9 +3,9 @@
 //! them is brought back to memory and written again, close together.
 //!
 //! Invariants
-//! - SP1 A page that is brought back is in memory as any other before its block is let go, so
+//! - ZR-SC1 A page that is brought back is in memory as any other before its block is let go, so
 //!   nothing is lost when it cannot be written again.
-//! - SP2 A round is begun only when its pages take fewer blocks than it frees, by an eighth at
+//! - ZR-SC2 A round is begun only when its pages take fewer blocks than it frees, by an eighth at
 //!   least: so rounds come to an end.
 use std::ops::Range;
 
@@ -54,7 +54,7 @@ impl Job {
             })
             .await;
         if bytes.div_ceil(PAGE) + victims / 8 >= victims {
-            return false; // SP2
+            return false; // ZR-SC2
         }
         slots.sort_unstable();
         let mut brought = shard.read_to_memory(backing, &slots).await;
@@ -165,7 +165,7 @@ impl Shard {
         brought
     }
 
-    /// Puts the object of a slot, which begins in the first of these blocks, in memory (SP1).
+    /// Puts the object of a slot, which begins in the first of these blocks, in memory (ZR-SC1).
     fn keep(&self, nth: u32, slot: Slot, blocks: &[u8]) -> Kept {
         let at = Address(slot.place);
         let Ok(found) = verify(&blocks[at.offset()..], nth, at.object_check()) else {

@@ -6,7 +6,7 @@
 //! server ends, and the export is given back.
 #![no_main]
 
-#[path = "../../crates/nbd/tests/common/mod.rs"]
+#[path = "../../crates/nbd/tests/it/common/mod.rs"]
 mod common;
 
 use std::cell::Cell;

@@ -48,7 +48,7 @@ const POSITION_MAX: u128 = 2 * ONE;
 const BLOCKS_MAX: u64 = 1 << 20;
 
 /// Parts of the room: where pacing begins, how far below that the setpoint lies, and how much one
-/// flush of the origin sets free. Chosen on both disk models (tests/pacing.rs of writecache): at
+/// flush of the origin sets free. Chosen on both disk models (tests/it/pacing.rs of writecache): at
 /// the setpoint the blocks that are really free swing between 7/15 and 1/15 of the room, and with
 /// those that are being written back they are not all of it, where writeback would stop. A larger
 /// batch lets writers run into the end of the free blocks; a smaller one costs throughput, as a

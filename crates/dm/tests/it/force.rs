@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `remove --force` while a disk below does not answer. An attack from outside found that it waited
+//! for the I/O in flight, and for the `suspend` and the `remove` that waited for it, too.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::common::{Bench, disk, filled, read, write};
+use block::{Class, ErrorKind, Flags, Nanos, Sector, Status};
+use dm::{MappedDevice, Remove};
+use reactor::{BioFuture, now, sleep, spawn};
+
+/// A base of flat mappings, and a leaf whose bios go through the gate.
+const LEAVES: [&str; 2] = ["/ram/a/4096", "/opaque/a/4096"];
+/// More than a removal by force may take.
+const TIME_MAX: Nanos = Nanos::from_secs(2);
+
+fn begin_write(dev: &MappedDevice, at: u64) -> BioFuture {
+    reactor::write(dev, Flags::empty(), Class::Normal, Sector(at), filled(1, 1))
+}
+
+#[test]
+fn force_removes_a_device_whose_io_hangs() {
+    for leaf in LEAVES {
+        Bench::new(1).run(|dm, state| async move {
+            let table = format!("0 96 linear {leaf} 0");
+            let device = dm.create("x", None, Some(&table)).await.unwrap();
+            let nth = disk(&state, leaf);
+            state.borrow_mut().disks[nth].hung = true;
+            let hanging = begin_write(&device, 0);
+            sleep(Nanos::from_millis(1)).await;
+            let ended = Rc::new(Cell::new(0));
+            for verb in ["suspend", "remove"] {
+                let (dm, ended) = (dm.clone(), ended.clone());
+                spawn(async move {
+                    if verb == "suspend" {
+                        let e = dm.suspend("x").await.unwrap_err();
+                        assert!(e.to_string().contains("replaced by"), "{e}");
+                    } else {
+                        // It waited, and takes the table of errors away.
+                        dm.remove("x", Remove::IfUnused).await.unwrap();
+                    }
+                    ended.set(ended.get() + 1);
+                });
+            }
+            sleep(Nanos::from_millis(1)).await;
+            let waiting = begin_write(&device, 8);
+            let before = now();
+            dm.remove("x", Remove::Force).await.unwrap();
+            assert!(now() - before < TIME_MAX, "{leaf}: it waited for the disk");
+            assert_eq!(waiting.await, Err(Status::Io), "{leaf}");
+            assert_eq!(dm.get("x").unwrap_err().kind(), ErrorKind::NotFound);
+            // The name is free, and what hangs is left alone.
+            dm.create("x", None, Some("0 96 linear /ram/b/96 0")).await.unwrap();
+            assert_eq!(state.borrow().closed, 0, "{leaf}: closed under a request in flight");
+            state.borrow_mut().release();
+            assert_eq!(hanging.await, Ok(()), "{leaf}");
+            drop(device);
+            sleep(Nanos::from_millis(1)).await;
+            assert_eq!((state.borrow().closed, ended.get()), (1, 2), "{leaf}");
+        });
+    }
+}
+
+#[test]
+fn force_gives_an_open_device_errors_while_io_hangs() {
+    for leaf in LEAVES {
+        Bench::new(1).run(|dm, state| async move {
+            let table = format!("0 96 linear {leaf} 0");
+            dm.create("x", None, Some(&table)).await.unwrap();
+            let above = dm.create("above", None, Some("0 96 linear x 0")).await.unwrap();
+            let nth = disk(&state, leaf);
+            state.borrow_mut().disks[nth].hung = true;
+            let hanging = begin_write(&above, 0);
+            let before = now();
+            let e = dm.remove("x", Remove::Force).await.unwrap_err();
+            assert!(now() - before < TIME_MAX, "{leaf}: it waited for the disk");
+            assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
+            assert_eq!(dm.table("x").unwrap()[0].kind, "error");
+            let x = dm.get("x").unwrap();
+            for device in [&above, &x] {
+                assert_eq!(write(&**device, 2, 1, 1).await, Err(Status::Io));
+                assert_eq!(read(&**device, 1, 1).await, Err(Status::Io));
+            }
+            // What hangs may still be written: no other table goes live before it has ended.
+            dm.load("x", &table).await.unwrap();
+            let e = dm.resume("x").await.unwrap_err();
+            assert!(e.to_string().contains("has not ended yet"), "{e}");
+            // Nor does the device above count as suspended before.
+            let suspended = Rc::new(Cell::new(false));
+            let (dm2, flag) = (dm.clone(), suspended.clone());
+            spawn(async move {
+                dm2.suspend("above").await.unwrap();
+                flag.set(true);
+            });
+            sleep(Nanos::from_secs(5)).await;
+            assert!(!suspended.get(), "{leaf}");
+            state.borrow_mut().release();
+            assert_eq!(hanging.await, Ok(()), "{leaf}");
+            sleep(Nanos::from_millis(1)).await;
+            assert!(suspended.get(), "{leaf}");
+            dm.resume("x").await.unwrap();
+            dm.resume("above").await.unwrap();
+            write(&*above, 3, 1, 1).await.unwrap();
+            dm.remove("above", Remove::Force).await.unwrap();
+            dm.remove("x", Remove::Force).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_load_that_force_overtook_changes_nothing() {
+    Bench::new(1).run(|dm, state| async move {
+        dm.create("x", None, Some("0 96 linear /ram/a/96 0")).await.unwrap();
+        let held = dm.open("x").unwrap();
+        let late = Rc::new(Cell::new(None));
+        let (dm2, tell) = (dm.clone(), late.clone());
+        spawn(async move {
+            tell.set(Some(dm2.load("x", "0 96 linear /ram/b/96 0").await.is_err()));
+        });
+        reactor::yield_now().await;
+        dm.remove("x", Remove::Force).await.unwrap_err();
+        sleep(Nanos::from_millis(1)).await;
+        assert_eq!(late.get(), Some(true));
+        assert!(dm.get("x").unwrap().inactive_table().is_empty());
+        assert_eq!((state.borrow().opened, state.borrow().closed), (2, 2));
+        drop(held);
+        dm.remove("x", Remove::IfUnused).await.unwrap();
+    });
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The device mapper: tests of its public items, one file for each subject.
+
+mod bare;
+mod common;
+mod flat;
+mod force;
+mod lifecycle;
+mod no_alloc;
+mod stacks;
+mod suspended;
+mod targets;

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The REST API by curl, as docs/api.md has it, and its bounds.
+
+use std::os::unix::fs::PermissionsExt;
+
+use crate::common::{Pond, sh};
+use serde_json::{Value, json};
+
+fn parsed(answer: (String, String)) -> (String, Value) {
+    let json = serde_json::from_str(&answer.1).unwrap_or_else(|e| panic!("{}: {e}", answer.1));
+    (answer.0, json)
+}
+
+#[test]
+fn a_device_lives_its_life_by_curl() {
+    let pond = Pond::start();
+    let post = |path: &str, body: &str| parsed(pond.curl("POST", path, &["-d", body]));
+    let get = |path: &str| parsed(pond.curl("GET", path, &[]));
+
+    let (status, made) = post("/v1/devices", r#"{"name": "d", "table": "0 8 zero"}"#);
+    assert_eq!((status.as_str(), &made["device"]["name"]), ("200", &json!("d")));
+    assert_eq!(made["warnings"], json!([]));
+    assert_eq!(get("/v1/devices").1[0]["size_sectors"], json!(8));
+    assert_eq!(get("/v1/devices/d").1["live_table"], json!(true));
+    let line = json!([{"start": 0, "length": 8, "target": "zero", "params": ""}]);
+    assert_eq!(get("/v1/devices/d/table").1, line);
+    assert_eq!(get("/v1/devices/d/status").1, line);
+    assert_eq!(get("/v1/devices/d/deps").1, json!([]));
+    let own = get("/v1/devices/d/attributes").1;
+    assert_eq!(own["queue/iostats"], json!("0"));
+    assert_eq!(own.as_object().map(|all| all.len()), Some(2), "and stat: {own}");
+    assert_eq!(post("/v1/devices/d/load", r#"{"table": "0 16 zero"}"#).0, "200");
+    assert_eq!(get("/v1/devices/d").1["inactive_table"], json!(true));
+    assert_eq!(post("/v1/devices/d/suspend", "").0, "200");
+    assert_eq!(get("/v1/devices/d").1["suspended"], json!(true));
+    assert_eq!(post("/v1/devices/d/resume", "").0, "200");
+    assert_eq!(get("/v1/devices/d").1["size_sectors"], json!(16));
+    assert_eq!(post("/v1/devices/d/clear", "{}").0, "200");
+    assert_eq!(post("/v1/devices/d/rename", r#"{"name": "a b#c"}"#).0, "200");
+    assert_eq!(get("/v1/devices/a%20b%23c/wait?event=0").1, json!({"event_nr": 1}));
+    let (status, said) = post("/v1/devices/a%20b%23c/message", r#"{"words": ["x"]}"#);
+    assert_eq!((status.as_str(), &said["kind"]), ("400", &json!("invalid")));
+    assert_eq!(pond.curl("DELETE", "/v1/devices/a%20b%23c", &[]), ("200".into(), "{}".into()));
+    assert_eq!(get("/v1/devices").1, json!([]));
+    assert_eq!(get("/v1/version").1["pid"], json!(pond.pid()));
+    assert!(get("/v1/targets").1.as_array().unwrap().len() > 5);
+}
+
+#[test]
+fn failures_are_json_with_kind_errno_and_message() {
+    let pond = Pond::start();
+    let (status, body) = parsed(pond.curl("GET", "/v1/devices/nope", &[]));
+    assert_eq!(status, "404");
+    assert_eq!(body, json!({"kind": "not_found", "errno": 6, "message": "nope: no such device"}));
+    for (method, path, body, want) in [
+        ("GET", "/v2", "", "404"),
+        ("POST", "/v1/devices", "{", "400"),
+        ("POST", "/v1/devices", r#"{"name": "d", "tabel": ""}"#, "400"),
+        ("POST", "/v1/devices", r#"{"name": "a/b"}"#, "400"),
+        ("DELETE", "/v1/devices/d?forec=true", "", "400"),
+        ("PUT", "/v1/devices/nope/attributes/x", r#"{"value": "1"}"#, "404"),
+    ] {
+        let (status, body) = parsed(pond.curl(method, path, &["-d", body]));
+        assert_eq!(status, want, "{method} {path}: {body}");
+        assert!(body["message"].as_str().is_some_and(|m| !m.is_empty()), "{body}");
+    }
+    assert_eq!(pond.cli(&["ls"]).ok(), "No devices found\n");
+}
+
+#[test]
+fn a_body_beyond_the_bound_is_refused() {
+    let pond = Pond::start();
+    let path = pond.dir.path().join("body");
+    std::fs::write(&path, vec![b' '; 2 << 20]).unwrap();
+    let body = format!("@{}", path.display());
+    let (status, said) = pond.curl("POST", "/v1/devices", &["--data-binary", &body]);
+    assert_eq!(status, "400", "{said}");
+    assert!(said.contains("1048576"), "{said}");
+}
+
+#[test]
+fn requests_of_web_pages_are_refused() {
+    let pond = Pond::start();
+    let (status, said) = pond.curl("GET", "/v1/devices", &["-H", "Origin: http://evil.example"]);
+    assert_eq!(status, "403", "{said}");
+}
+
+#[test]
+fn metrics_count_what_went_through() {
+    let pond = Pond::start();
+    pond.create("d", "0 2048 linear mem:1M 0");
+    assert_eq!(pond.qemu_io("d", &["write 0 64k", "read 0 4k"]).code, Some(0));
+    let (status, text) = pond.curl("GET", "/metrics", &[]);
+    assert_eq!(status, "200");
+    for line in [
+        "# TYPE millpond_nbd_requests_total counter",
+        "millpond_queue_write_bytes_total{device=\"mem:1M\"} 65536",
+        "millpond_queue_read_bytes_total{device=\"mem:1M\"} 4096",
+        "millpond_queue_errors_total{device=\"mem:1M\"} 0",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
+fn metrics_tell_the_state_of_every_write_cache() {
+    let pond = Pond::start();
+    pond.create("wc", "0 2048 writecache s mem:1M mem:2M 4096 0");
+    assert_eq!(pond.qemu_io("wc", &["write 0 64k"]).code, Some(0));
+    let (_, text) = pond.curl("GET", "/metrics", &[]);
+    for line in [
+        "# TYPE millpond_writecache_writeback_errors_total counter",
+        "# TYPE millpond_writecache_failing_blocks gauge",
+        "millpond_writecache_writeback_errors_total{device=\"wc\"} 0",
+        "millpond_writecache_dirty_blocks{device=\"wc\"} 16",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
+fn a_client_that_goes_while_it_waits_disturbs_nobody() {
+    let pond = Pond::start();
+    pond.create("d", "0 8 zero");
+    for _ in 0..100 {
+        let (status, _) = pond.curl("GET", "/v1/devices/d/wait", &["-m", "0.01"]);
+        assert_eq!(status, "000");
+    }
+    pond.cli(&["remove", "d"]).ok();
+}
+
+#[test]
+fn another_user_is_turned_away_even_where_the_socket_lets_him_in() {
+    if sh("id", &["-u"]).out.trim() != "0" {
+        eprintln!("skipped: needs root to become another user");
+        return;
+    }
+    // A folder that all may enter, unlike ours.
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |path: &std::path::Path, bits| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(bits)).unwrap();
+    };
+    mode(dir.path(), 0o755);
+    let socket = dir.path().join("open.sock");
+    let pond = Pond::start_with(&["--http", &format!("unix:{}", socket.display())]);
+    mode(&socket, 0o666);
+    let socket = socket.to_str().unwrap();
+    let curl = ["curl", "-s", "--unix-socket", socket, "http://millpond/v1/devices"];
+    assert_eq!(sh(curl[0], &curl[1..]).out, "[]");
+    let other = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let said = sh("setpriv", &[&other[..], &curl].concat());
+    assert_ne!(said.code, Some(0), "{said:?}");
+    assert_eq!(said.out, "");
+    drop(pond);
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond bench` as people run it.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{MILLPOND, Said, file_in, folder};
+use serde_json::Value;
+
+fn bench_in(dir: &Path, args: &[&str]) -> Said {
+    let output = Command::new(MILLPOND).arg("bench").args(args).current_dir(dir).output();
+    output.expect("cargo built it").into()
+}
+
+fn bench(args: &[&str]) -> Said {
+    bench_in(folder().path(), args)
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&bench(&[args, &["-o", "json"]].concat()).ok()).expect("JSON")
+}
+
+#[test]
+fn every_job_does_exactly_the_number_of_requests() {
+    let args = ["--raw", "mem:1M", "--rw", "randrw", "--jobs", "2", "--number_ios", "1000"];
+    let said = json(&[&args[..], &["--iodepth", "7", "--rwmixread", "30"]].concat());
+    let ios = |job: &Value, side: &str| job[side]["total_ios"].as_u64().unwrap();
+    let jobs = said["jobs"].as_array().unwrap();
+    assert_eq!(jobs.len(), 2);
+    for job in jobs {
+        assert_eq!(ios(job, "read") + ios(job, "write"), 1000);
+        // 30 % of 1000 drawn at random: five deviations of 14.5 to either side.
+        assert!((228..=372).contains(&ios(job, "read")), "{job}");
+    }
+    assert_eq!(ios(&said["devices"][0], "read") + ios(&said["devices"][0], "write"), 2000);
+    assert_eq!(said["devices"][0]["read"]["io_bytes"], ios(&said["devices"][0], "read") * 4096);
+}
+
+#[test]
+fn a_run_ends_when_its_time_is_over_also_without_io_uring() {
+    for more in [&[][..], &["--no-uring"]] {
+        let args = ["--raw", "null:1G", "--runtime", "100ms", "--iodepth", "4", "--latency", "on"];
+        let said = json(&[&args, more].concat());
+        let read = &said["jobs"][0]["read"];
+        let ns = read["runtime_ns"].as_u64().unwrap();
+        assert!((100_000_000..1_000_000_000).contains(&ns), "{ns}");
+        assert_eq!(read["clat_ns"]["N"], read["total_ios"]);
+    }
+}
+
+#[test]
+fn devices_and_their_leaf_are_driven_in_turns_over_the_same_data() {
+    let said = json(&[
+        "--device",
+        "a=0 2048 linear mem:1M 0",
+        "--device",
+        "b=0 2048 linear mem:1M 0",
+        "--set",
+        "b:mapping=clone",
+        "--drive",
+        "mem:1M",
+        "--drive",
+        "a",
+        "--drive",
+        "b",
+        "--turns",
+        "3",
+        "--number-ios",
+        "256",
+        "--verify",
+        "--rw",
+        "write",
+    ]);
+    let devices = said["devices"].as_array().unwrap();
+    let names: Vec<_> = devices.iter().map(|d| d["jobname"].as_str().unwrap()).collect();
+    assert_eq!(names, ["mem:1M", "a", "b"]);
+    for device in devices {
+        assert_eq!(device["turns_iops"].as_array().unwrap().len(), 3);
+        assert_eq!(device["write"]["total_ios"], 3 * 256);
+    }
+    // A file is open once for both: its lock would refuse a second time.
+    let dir = folder();
+    file_in(dir.path(), "disk.img", 1);
+    let args = ["--device", "a=0 2048 linear ./disk.img 0", "--drive", "a", "--drive"];
+    bench_in(dir.path(), &[&args[..], &["./disk.img", "--number-ios", "8"]].concat()).ok();
+    let said = bench(&["--device", "a=0 8 zero", "--drive", "a", "--set", "a:nosuch=1"]);
+    assert!(said.failed(3).contains("--set a: "));
+}
+
+#[test]
+fn a_stack_of_devices_verifies_what_it_wrote() {
+    for mapping in ["in-place", "clone"] {
+        let said = bench(&[
+            "--device",
+            "low=0 2048 linear mem:1M 0",
+            "--device",
+            "mid=0 2048 striped 2 8 low 0 low 1024",
+            "--table",
+            "0 1024 linear mid 1024\n1024 1024 linear mid 0",
+            "--rw",
+            "randrw",
+            "--bs",
+            "2K",
+            "--iodepth",
+            "16",
+            "--jobs",
+            "2",
+            "--number-ios",
+            "4000",
+            "--verify",
+            "--mapping",
+            mapping,
+        ]);
+        let text = said.ok();
+        assert!(text.contains(&format!("mapping={mapping}")), "{text}");
+        assert!(text.contains(" blocks as written"), "{text}");
+    }
+}
+
+#[test]
+fn what_an_engine_keeps_is_verified_and_settled() {
+    let dir = folder();
+    file_in(dir.path(), "origin.img", 8);
+    file_in(dir.path(), "cache.img", 16);
+    let table = "0 16384 writecache s ./origin.img ./cache.img 4096 0";
+    let args = ["--table", table, "--iodepth", "8"];
+    // On cores of their own, from where they send bios to the engine's.
+    let write = ["--rw", "write", "--jobs", "2", "--number-ios", "1024", "--verify"];
+    let text = bench_in(dir.path(), &[&args[..], &write].concat()).ok();
+    assert!(text.contains("verify: 2048 blocks as written"), "{text}");
+    let read = ["--rw", "read", "--number-ios", "2048", "--verify"];
+    let text = bench_in(dir.path(), &[&args[..], &read].concat()).ok();
+    assert!(text.contains("verify: 2048 blocks as written"), "{text}");
+}
+
+#[test]
+fn verify_tells_a_planted_wrong_block_by_device_sector_and_contents() {
+    let dir = folder();
+    let disk = file_in(dir.path(), "disk.img", 1);
+    let file = std::fs::File::options().read(true).write(true).open(disk).unwrap();
+    let args = ["--table", "0 2048 linear ./disk.img 0", "--name", "d", "--iodepth", "4"];
+    let run = |rw| {
+        let all = [&args[..], &["--rw", rw, "--number-ios", "256", "--verify"]].concat();
+        bench_in(dir.path(), &all)
+    };
+    let mut sector = [0; 512];
+    run("write").ok();
+    run("read").ok();
+
+    file.read_exact_at(&mut sector, 700 * 512).unwrap();
+    let (good, bad) = (sector[300], sector[300] ^ 0x40);
+    file.write_all_at(&[bad], 700 * 512 + 300).unwrap();
+    let wanted = format!("1 wrong bytes, at byte 300 {bad:#04x} for {good:#04x}");
+    let said = run("read").failed(1);
+    assert!(said.contains("d: verify: sector 700 does not hold a round of seed 1, but"), "{said}");
+    assert!(said.contains(&wanted), "{said}");
+
+    // A block that lies elsewhere, and one that was never written.
+    file.write_all_at(&[good], 700 * 512 + 300).unwrap();
+    file.write_all_at(&sector, 16 * 512).unwrap();
+    let said = run("read").failed(1);
+    assert!(said.contains("sector 16 does not hold a round of seed 1, but round 1 of sector 700"));
+    file.write_all_at(&[0; 512], 16 * 512).unwrap();
+    let said = run("read").failed(1);
+    assert!(said.contains("sector 16 does not hold a round of seed 1, but zeroes"), "{said}");
+}
+
+#[test]
+fn verify_notices_a_device_that_drops_writes() {
+    let table = "0 2048 flakey mem:1M 0 0 1 1 drop_writes";
+    let said = bench(&["--table", table, "--rw", "write", "--number-ios", "10", "--verify"]);
+    let said = said.failed(1);
+    assert!(said.contains("pond: verify: sector 0 does not hold round 1 of seed 1, but zeroes"));
+}
+
+#[test]
+fn a_failed_request_is_told_by_device_operation_and_sector() {
+    let table = "0 1000 linear mem:1M 0\n1000 1048 error";
+    for (rw, op, jobs) in [("read", "read", "1"), ("write", "write", "2")] {
+        let args = ["--table", table, "--name", "half", "--rw", rw, "--iodepth", "8"];
+        let args = [&args[..], &["--jobs", jobs]].concat();
+        let said = bench(&args).failed(1);
+        assert_eq!(said, format!("millpond: bench: half: {op} at sector 1000: I/O error (EIO)\n"));
+    }
+}
+
+#[test]
+fn exit_codes_are_those_of_the_other_verbs() {
+    bench(&["--raw", "mem:1M", "--bs", "1000"]).failed(2);
+    bench(&["--raw", "nosuch"]).failed(3);
+    let said = bench(&["--raw", "mem:1M", "--size", "2M"]).failed(1);
+    assert!(said.contains("mem:1M: --size 2097152 is more than the device has"), "{said}");
+    let dir = folder();
+    file_in(dir.path(), "disk.img", 1);
+    let said = bench_in(dir.path(), &["--raw", "./disk.img", "--no-uring"]).failed(1);
+    assert!(said.contains("files need io_uring"), "{said}");
+}

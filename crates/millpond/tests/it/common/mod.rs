@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A daemon of the real binary in a folder of its own, and the command line to it.
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
+
+use tempfile::TempDir;
+
+pub(crate) const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
+
+/// The warning that most caches of tests deserve.
+const IN_MEMORY: &str = ": the cache is in memory (";
+
+/// What a command said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl From<Output> for Said {
+    fn from(o: Output) -> Said {
+        Said {
+            code: o.status.code(),
+            out: String::from_utf8(o.stdout).unwrap(),
+            err: String::from_utf8(o.stderr).unwrap(),
+        }
+    }
+}
+
+impl Said {
+    /// What it printed; it must have exited with 0 and said nothing else, but that a cache is in
+    /// memory.
+    #[track_caller]
+    pub(crate) fn ok(self) -> String {
+        let err: Vec<&str> = self.err.lines().filter(|l| !l.contains(IN_MEMORY)).collect();
+        assert_eq!((self.code, err), (Some(0), Vec::new()), "{self:?}");
+        self.out
+    }
+
+    /// What it said on standard error; it must have exited with `code` and printed nothing.
+    #[track_caller]
+    pub(crate) fn failed(self, code: i32) -> String {
+        assert_eq!((self.code, self.out.as_str()), (Some(code), ""), "{self:?}");
+        self.err
+    }
+}
+
+/// Runs any program.
+pub(crate) fn sh(program: &str, args: &[&str]) -> Said {
+    let output = Command::new(program).args(args).output();
+    output.unwrap_or_else(|e| panic!("{program}: {e}; scripts/setup.sh installs it")).into()
+}
+
+/// A daemon; killed when dropped.
+pub(crate) struct Pond {
+    child: Child,
+    /// Kept open, so that the daemon can go on writing its log.
+    stderr: BufReader<ChildStderr>,
+    pub(crate) dir: TempDir,
+}
+
+/// A folder under the build's target directory: unlike /tmp it has O_DIRECT nearly everywhere.
+pub(crate) fn folder() -> TempDir {
+    tempfile::Builder::new().prefix("pond").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+impl Pond {
+    pub(crate) fn start() -> Pond {
+        Pond::start_in(folder(), &[])
+    }
+
+    pub(crate) fn start_with(options: &[&str]) -> Pond {
+        Pond::start_in(folder(), options)
+    }
+
+    /// Starts a daemon and waits until it says that it is ready.
+    pub(crate) fn start_in(dir: TempDir, options: &[&str]) -> Pond {
+        let (child, mut stderr) = spawn(dir.path(), options);
+        let mut log = String::new();
+        while !log.contains("millpond: ready ") {
+            assert!(stderr.read_line(&mut log).unwrap() > 0, "no daemon: {log}");
+        }
+        Pond { child, stderr, dir }
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// A file of `mib` MiB in the daemon's folder.
+    pub(crate) fn file(&self, name: &str, mib: u64) -> String {
+        file_in(self.dir.path(), name, mib)
+    }
+
+    /// Runs a verb.
+    pub(crate) fn cli(&self, args: &[&str]) -> Said {
+        self.cli_with(args, "")
+    }
+
+    /// Runs a verb with something on standard input, in the daemon's folder.
+    pub(crate) fn cli_with(&self, args: &[&str], stdin: &str) -> Said {
+        let mut child = Command::new(MILLPOND)
+            .args(args)
+            .env("MILLPOND_RUN_DIR", self.run_dir())
+            .current_dir(self.dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        // The verb may not want it.
+        let _ = input.write_all(stdin.as_bytes());
+        drop(input);
+        child.wait_with_output().unwrap().into()
+    }
+
+    pub(crate) fn create(&self, name: &str, table: &str) {
+        self.cli(&["create", name, "--table", table]).ok();
+    }
+
+    pub(crate) fn uri(&self, name: &str) -> String {
+        format!("nbd+unix:///{name}?socket={}", self.run_dir().join("nbd.sock").display())
+    }
+
+    /// Runs qemu-io's commands on an export.
+    pub(crate) fn qemu_io(&self, name: &str, commands: &[&str]) -> Said {
+        qemu_io(&self.uri(name), commands)
+    }
+
+    /// A request to the API; returns status and body.
+    pub(crate) fn curl(&self, method: &str, path: &str, options: &[&str]) -> (String, String) {
+        let socket = self.run_dir().join("control.sock");
+        let url = format!("http://millpond{path}");
+        let mut args = vec!["-s", "-w", "\n%{http_code}", "-X", method, "--unix-socket"];
+        args.push(socket.to_str().unwrap());
+        args.extend(options);
+        args.push(&url);
+        let out = sh("curl", &args).out;
+        let (body, status) = out.rsplit_once('\n').unwrap();
+        (status.into(), body.into())
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        assert_eq!(sh("kill", &[name, &self.pid().to_string()]).code, Some(0));
+    }
+
+    /// Waits for the daemon's end; returns how it ended, the rest of its log, and its folder.
+    pub(crate) fn wait(mut self) -> (ExitStatus, String, TempDir) {
+        let mut log = String::new();
+        while self.stderr.read_line(&mut log).unwrap() > 0 {}
+        let status = self.child.wait().unwrap();
+        let dir = std::mem::replace(&mut self.dir, folder());
+        (status, log, dir)
+    }
+}
+
+impl Drop for Pond {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn spawn(dir: &Path, options: &[&str]) -> (Child, BufReader<ChildStderr>) {
+    let mut child = Command::new(MILLPOND)
+        .args(["daemon", "--run-dir"])
+        .arg(dir.join("run"))
+        .args(options)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    (child, stderr)
+}
+
+/// A daemon that does not come up: exit code and log.
+pub(crate) fn start_fails(dir: &Path, options: &[&str]) -> (Option<i32>, String) {
+    let (mut child, mut stderr) = spawn(dir, options);
+    let mut log = String::new();
+    while stderr.read_line(&mut log).unwrap() > 0 {
+        assert!(!log.contains("millpond: ready "), "it came up: {log}");
+    }
+    (child.wait().unwrap().code(), log)
+}
+
+pub(crate) fn file_in(dir: &Path, name: &str, mib: u64) -> String {
+    let path = dir.join(name);
+    std::fs::File::create(&path).unwrap().set_len(mib << 20).unwrap();
+    path.to_str().unwrap().into()
+}
+
+pub(crate) fn qemu_io(uri: &str, commands: &[&str]) -> Said {
+    let mut args = vec!["-f", "raw"];
+    for c in commands {
+        args.extend(["-c", c]);
+    }
+    args.push(uri);
+    sh("qemu-io", &args)
+}

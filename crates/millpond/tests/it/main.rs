@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The program as its users start it: one file for each subject.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod api;
+mod bench;
+mod common;
+mod control;
+mod dmsetup;
+mod docs;
+mod drain;
+mod leaves;
+mod life;
+mod memory;
+mod offline;
+mod parts;
+mod reproduce;
+mod trust;
+mod verbs;
+mod words;
+mod writecache;

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The verbs on images: inspect, recover, wipe; and what they and a daemon refuse each other.
+
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::common::{self, MILLPOND, Pond, Said, folder, sh};
+
+const BLOCK: u64 = 4096;
+
+fn millpond(args: &[&str]) -> Said {
+    sh(MILLPOND, args)
+}
+
+/// A folder with `origin.img` and a cache `cache.img` of it whose blocks 0 to 3 and 100 are dirty;
+/// the daemon was killed. Returns the two paths, too.
+fn killed(cache_options: &str) -> (tempfile::TempDir, String, String) {
+    let pond = Pond::start();
+    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let words = cache_options.split_whitespace().count();
+    let table = format!("0 8192 writecache s {origin} {cache} 4096 {words} {cache_options}");
+    pond.create("wc", &table);
+    for (pattern, at, len) in [("0x11", 0, 4 * BLOCK), ("0x22", 100 * BLOCK, BLOCK)] {
+        let write = format!("write -P {pattern} {at} {len}");
+        pond.qemu_io("wc", &[&write, "flush"]).ok();
+    }
+    pond.signal("-KILL");
+    let (_, _, dir) = pond.wait();
+    (dir, origin, cache)
+}
+
+/// Each byte that was written, as the origin must hold it.
+fn assert_written_back(origin: &str) {
+    let file = std::fs::File::open(origin).unwrap();
+    let mut data = vec![0; 4 << 20];
+    file.read_exact_at(&mut data, 0).unwrap();
+    for (block, part) in (0..).zip(data.chunks(4096)) {
+        let wanted = match block {
+            0..4 => 0x11,
+            100 => 0x22,
+            _ => 0,
+        };
+        assert!(part.iter().all(|&byte| byte == wanted), "block {block}");
+    }
+}
+
+fn json(said: &Said) -> serde_json::Value {
+    serde_json::from_str(&said.out).unwrap()
+}
+
+#[test]
+fn a_killed_cache_is_inspected_recovered_and_holds_nothing_then() {
+    let (_dir, origin, cache) = killed("start_sector 64");
+    let at = ["--start-sector", "64"];
+    let text = millpond(&["inspect", &cache, at[0], at[1]]).ok();
+    for part in ["native, version 1", "4 of 4 agree", " 5 dirty,", "0 32\n", "800 8\n", "none\n"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let told = json(&millpond(&["inspect", &cache, at[0], at[1], "-o", "json"]));
+    assert_eq!(told["dirty_ranges"], serde_json::json!([[0, 32], [800, 8]]));
+    assert_eq!((&told["blocks"]["dirty"], &told["sound"]), (&5.into(), &true.into()));
+
+    let recover = ["recover", "--cache", &cache, "--origin", &origin, at[0], at[1]];
+    let before = std::fs::read(&cache).unwrap();
+    let said = millpond(&[&recover[..], &["--dry-run"]].concat()).ok();
+    assert!(said.starts_with("5 blocks (20.0 KiB) in 2 ranges would be written back"), "{said}");
+    assert!(std::fs::read(&cache).unwrap() == before, "a dry run writes nothing");
+    assert!(std::fs::read(&origin).unwrap().iter().all(|&byte| byte == 0));
+
+    let said = millpond(&recover).ok();
+    assert!(said.starts_with("5 blocks (20.0 KiB) in 2 ranges written back"), "{said}");
+    assert_written_back(&origin);
+    let told = json(&millpond(&["inspect", &cache, at[0], at[1], "-o", "json"]));
+    let blocks = &told["blocks"];
+    assert_eq!((&blocks["dirty"], &blocks["clean"]), (&0.into(), &0.into()), "{told}");
+
+    // Nothing is replayed over an origin that has changed since.
+    std::fs::write(&origin, vec![7; 4 << 20]).unwrap();
+    let said = millpond(&recover).ok();
+    assert!(said.starts_with("0 blocks"), "{said}");
+    assert!(std::fs::read(&origin).unwrap().iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn another_origin_is_refused_with_a_token_that_takes_it() {
+    let (dir, origin, cache) = killed("");
+    let copy = dir.path().join("copy.img").to_str().unwrap().to_owned();
+    std::fs::copy(&origin, &copy).unwrap();
+    let recover = ["recover", "--cache", &cache, "--origin", &copy];
+    let said = millpond(&recover).failed(1);
+    assert!(said.contains("it is another device, or a copy; nothing was changed"), "{said}");
+    let wrong = millpond(&[&recover[..], &["--force", "00000000"]].concat()).failed(1);
+    assert!(wrong.contains("the token 00000000 does not stand for"), "{wrong}");
+    let token = said.split("--force ").nth(1).unwrap().split('`').next().unwrap();
+    millpond(&[&recover[..], &["--force", token]].concat()).ok();
+    assert_written_back(&copy);
+    assert!(std::fs::read(&origin).unwrap().iter().all(|&byte| byte == 0));
+
+    let small = common::file_in(dir.path(), "small.img", 3);
+    let said = millpond(&["recover", "--cache", &cache, "--origin", &small]).failed(1);
+    assert!(said.contains("has 6144 sectors, the cache is of an origin of 8192"), "{said}");
+    let large = common::file_in(dir.path(), "large.img", 5);
+    let said = millpond(&["recover", "--cache", &cache, "--origin", &large]).failed(1);
+    assert!(said.contains("has 10240 sectors, the cache's own has 8192"), "{said}");
+}
+
+#[test]
+fn a_table_with_a_copy_of_the_origin_is_refused_until_it_says_so() {
+    let (dir, origin, cache) = killed("");
+    let copy = dir.path().join("copy.img").to_str().unwrap().to_owned();
+    std::fs::copy(&origin, &copy).unwrap();
+    let pond = Pond::start_in(dir, &[]);
+    let table = format!("0 8192 writecache s {copy} {cache} 4096");
+    let said = pond.cli(&["create", "wc", "--table", &format!("{table} 0")]).failed(1);
+    assert!(said.contains("holds 5 blocks (5 dirty) of another origin"), "{said}");
+    pond.create("wc", &format!("{table} 1 adopt_origin"));
+    pond.qemu_io("wc", &["read -P 0x22 409600 4096"]).ok();
+    assert_eq!(pond.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
+    pond.create("wc", &format!("{table} 0"));
+}
+
+#[test]
+fn what_would_be_lost_is_not_wiped_without_the_token_of_this_moment() {
+    let (dir, origin, cache) = killed("");
+    let said = millpond(&["wipe", &cache]).failed(1);
+    assert!(said.contains("holds 5 dirty blocks (20.0 KiB)"), "{said}");
+    let stale = said.split("--force ").nth(1).unwrap().split('`').next().unwrap().to_owned();
+    // The cache goes on working: the token is stale.
+    let pond = Pond::start_in(dir, &[]);
+    pond.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
+    pond.qemu_io("wc", &["write -P 0x33 8192 4096", "flush"]).ok();
+    assert_eq!(pond.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
+    let said = millpond(&["wipe", &cache, "--force", &stale]).failed(1);
+    assert!(said.contains("does not stand for what is there now"), "{said}");
+    let token = said.split("`--force ").last().unwrap().split('`').next().unwrap();
+    assert!(millpond(&["wipe", &cache, "--force", token]).ok().contains("is blank"));
+    assert!(millpond(&["inspect", &cache]).ok().contains("none: it is blank"));
+    // A blank one, and one that was written back, need no word.
+    millpond(&["wipe", &cache]).ok();
+    pond.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
+    pond.cli(&["remove", "wc"]).ok();
+    millpond(&["wipe", &cache]).ok();
+    let foreign = common::file_in(pond.dir.path(), "foreign.img", 1);
+    std::fs::write(&foreign, vec![1; 1 << 20]).unwrap();
+    let said = millpond(&["wipe", &foreign]).failed(1);
+    assert!(said.contains("holds something that is no cache"), "{said}");
+    assert!(std::fs::read(&foreign).unwrap().iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn what_a_daemon_has_open_is_in_use_and_the_daemon_is_named() {
+    let pond = Pond::start();
+    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let table = format!("0 8192 writecache s {origin} {cache} 4096 0");
+    pond.create("wc", &table);
+    let by = format!("is in use, by process {} (millpond", pond.pid());
+    let other = Pond::start();
+    for said in [
+        millpond(&["inspect", &cache]),
+        millpond(&["wipe", &cache]),
+        millpond(&["recover", "--cache", &cache, "--origin", &origin]),
+        other.cli(&["create", "second", "--table", &table]),
+        other.cli(&["create", "second", "--table", &format!("0 8192 linear {origin} 0")]),
+    ] {
+        let said = said.failed(4);
+        let path = if said.contains(&cache) { &cache } else { &origin };
+        assert!(said.contains(&format!("{path}: {by}")) && said.contains("EBUSY"), "{said}");
+    }
+    // The daemon that a verb would talk to says which of its devices it is.
+    let link = pond.dir.path().join("link.img");
+    std::os::unix::fs::symlink(&cache, &link).unwrap();
+    for args in [
+        &["inspect", &cache][..],
+        &["wipe", link.to_str().unwrap()],
+        &["recover", "--cache", "./cache.img", "--origin", &origin],
+    ] {
+        let said = pond.cli(args).failed(4);
+        assert!(said.ends_with("(millpond), for its device wc (EBUSY)\n"), "{said}");
+    }
+    pond.cli(&["remove", "wc"]).ok();
+    other.create("second", &table);
+}
+
+#[test]
+fn damage_and_absence_have_their_exit_codes() {
+    let (dir, origin, cache) = killed("");
+    let file = std::fs::OpenOptions::new().write(true).open(&cache).unwrap();
+    file.write_all_at(b"x", 65536 + 40).unwrap();
+    let said = millpond(&["inspect", &cache]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains("65536: superblock copy 1: checksum mismatch"), "{said:?}");
+    for at in [0, 131_072] {
+        file.write_all_at(b"x", at + 40).unwrap();
+    }
+    let said = millpond(&["inspect", &cache, "-o", "json"]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert_eq!(json(&said)["format"], "ruined");
+    let said = millpond(&["recover", "--cache", &cache, "--origin", &origin]).failed(1);
+    assert!(said.contains("is damaged: superblock copy 0"), "{said}");
+    let absent = dir.path().join("absent").to_str().unwrap().to_owned();
+    assert!(millpond(&["inspect", &absent]).failed(3).contains("no such file or device"));
+    millpond(&["wipe", &absent]).failed(3);
+    millpond(&["recover", "--cache", &cache, "--origin", &origin, "--force"]).failed(2);
+}
+
+/// A golden image, unpacked into `dir`.
+fn golden(dir: &Path, name: &str) -> Option<String> {
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../writecache/tests/golden");
+    let packed = std::fs::File::open(images.join(format!("{name}.img.gz"))).ok()?;
+    let mut image = Vec::new();
+    flate2::read::GzDecoder::new(packed).read_to_end(&mut image).unwrap();
+    let path = dir.join(format!("{name}.img"));
+    std::fs::write(&path, image).unwrap();
+    Some(path.to_str().unwrap().to_owned())
+}
+
+const GOLDEN: [(&str, u64, u64); 9] = [
+    ("ssd-4096-empty", 4096, 0),
+    ("ssd-4096-committed", 4096, 24),
+    ("ssd-4096-overwritten", 4096, 24),
+    ("ssd-4096-uncommitted", 4096, 24),
+    ("ssd-4096-flushed", 4096, 0),
+    ("ssd-512-committed", 512, 24),
+    ("ssd-512-overwritten", 512, 24),
+    ("ssd-512-uncommitted", 512, 24),
+    ("pmem-4096-committed", 4096, 16),
+];
+
+#[test]
+fn the_kernels_images_are_told_for_what_they_are() {
+    let dir = folder();
+    for (name, block_size, dirty) in GOLDEN {
+        let cache = golden(dir.path(), &format!("{name}.cache")).unwrap();
+        let said = millpond(&["inspect", &cache, "-o", "json", "--all"]);
+        assert_eq!(said.code, Some(0), "{name}: {said:?}");
+        let told = json(&said);
+        assert_eq!(told["format"], "dm", "{name}: {told}");
+        let blocks = &told["blocks"];
+        assert_eq!(blocks["block_size"], block_size, "{name}: {told}");
+        assert_eq!(blocks["dirty"], dirty, "{name}: {told}");
+    }
+}
+
+#[test]
+fn the_kernels_images_are_recovered_to_what_the_kernel_showed() {
+    let dir = folder();
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../writecache/tests/golden");
+    for (name, _, dirty) in GOLDEN {
+        let cache = golden(dir.path(), &format!("{name}.cache")).unwrap();
+        let origin = golden(dir.path(), &format!("{name}.origin"));
+        let origin = origin.unwrap_or_else(|| common::file_in(dir.path(), "zeroes.img", 4));
+        let recover = ["recover", "--cache", &cache, "--origin", &origin];
+        let said = millpond(&recover).ok();
+        assert!(said.starts_with(&format!("{dirty} blocks (")), "{name}: {said}");
+        // The last 8 blocks of the uncommitted sets were never on the media (golden/README.md).
+        let like = name.replace("uncommitted", "overwritten");
+        let view = std::fs::read_to_string(images.join(format!("{like}.view.sha256"))).unwrap();
+        let sum = sh("sha256sum", &[&origin]).ok();
+        assert_eq!(sum[..64], view[..64], "{name}");
+        let told = json(&millpond(&["inspect", &cache, "-o", "json"]));
+        assert_eq!(told["blocks"]["dirty"], 0, "{name}: {told}");
+        assert_eq!(told["blocks"]["free"], told["blocks"]["total"], "{name}: {told}");
+        assert!(millpond(&recover).ok().starts_with("0 blocks"), "{name}");
+        assert_eq!(sh("sha256sum", &[&origin]).ok()[..64], view[..64], "{name}, again");
+    }
+}

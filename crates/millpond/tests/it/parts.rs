@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Write caches in several parts, by the real program: on cores of their own, killed, inspected,
+//! recovered and wiped.
+
+use crate::common::{MILLPOND, Pond, Said, file_in, sh};
+
+const MIB: usize = 1 << 20;
+/// 256 MiB, of which each part has four chunks of 32.
+const SECTORS: u64 = 256 * 2048;
+
+fn millpond(args: &[&str]) -> Said {
+    sh(MILLPOND, args)
+}
+
+/// A cache of two parts on two cores, before memory: that moves no head, whatever disk this is.
+fn create(pond: &Pond, cache: &str, options: &str) -> Said {
+    let words = options.split_whitespace().count();
+    let table = format!("0 {SECTORS} writecache s mem:256M {cache} 4096 {words} {options}");
+    pond.cli(&["create", "wc", "--table", &table])
+}
+
+#[test]
+fn a_cache_in_parts_serves_on_its_cores_and_tells_of_all_of_them() {
+    let pond = Pond::start_with(&["--cores", "2"]);
+    let cache = pond.file("cache.img", 64);
+    create(&pond, &cache, "parts 2").ok();
+    // The end of one chunk and the beginning of the next, and one further on.
+    let (write, read) = ("write -P 0x21 31M 2M", "read -P 0x21 31M 2M");
+    pond.qemu_io("wc", &[write, "write -P 0x22 96M 4k", "flush", read, "read -P 0x22 96M 4k"]).ok();
+    assert_eq!(pond.cli(&["get", "wc", "dirty_blocks"]).ok(), "513\n");
+    assert_eq!(pond.cli(&["get", "wc", "parts"]).ok(), "2\n");
+    let status = pond.cli(&["status", "wc"]).ok();
+    let fields: Vec<&str> = status.split_whitespace().collect();
+    // The errno; and FLUSHes: ours, and that with which qemu-io ends. Both parts had each.
+    assert_eq!((fields[3], fields[15]), ("0", "2"), "{status}");
+    let (_, metrics) = pond.curl("GET", "/metrics", &[]);
+    let line = "millpond_writecache_dirty_blocks{device=\"wc\"} 513";
+    assert!(metrics.contains(line), "{metrics}");
+    pond.cli(&["set", "wc", "high_watermark", "70"]).ok();
+    let table = pond.cli(&["table", "wc"]).ok();
+    assert!(table.contains("high_watermark 70 parts 2"), "{table}");
+    pond.cli(&["suspend", "wc"]).ok();
+    pond.cli(&["resume", "wc"]).ok();
+    pond.cli(&["drain", "wc"]).ok();
+    assert_eq!(pond.cli(&["get", "wc", "dirty_blocks"]).ok(), "0\n");
+    pond.cli(&["message", "wc", "0", "flush"]).ok();
+    pond.qemu_io("wc", &[read]).ok();
+    // Another number is refused with both, none is taken from the cache.
+    pond.cli(&["remove", "wc"]).ok();
+    let said = create(&pond, &cache, "parts 4").failed(1);
+    assert!(said.contains("parts 4") && said.contains("has 2"), "{said}");
+    create(&pond, &cache, "").ok();
+    assert_eq!(pond.cli(&["get", "wc", "parts"]).ok(), "2\n");
+    pond.signal("-TERM");
+    let (status, log, _dir) = pond.wait();
+    assert!(status.success() && log.contains("all devices are settled"), "{log}");
+}
+
+#[test]
+fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
+    let pond = Pond::start_with(&["--cores", "2"]);
+    let cache = pond.file("cache.img", 16);
+    create(&pond, &cache, "parts 2").ok();
+    pond.qemu_io("wc", &["write -P 0x11 31M 2M", "write -P 0x22 200M 4k", "flush"]).ok();
+    pond.signal("-KILL");
+    let (_, _, dir) = pond.wait();
+
+    let text = millpond(&["inspect", &cache]).ok();
+    for part in ["native, in 2 parts of 16384 sectors, chunks of 65536", "part 0", "part 1"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for part in [" 513 dirty,", "63488 4096\n", "409600 8\n", "none\n"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let told: serde_json::Value =
+        serde_json::from_str(&millpond(&["inspect", &cache, "-o", "json"]).ok()).unwrap();
+    assert_eq!((&told["format"], &told["sound"]), (&"divided".into(), &true.into()), "{told}");
+    assert_eq!((&told["part_count"], &told["blocks"]["dirty"]), (&2.into(), &513.into()));
+    let sum: u64 =
+        [0, 1].iter().map(|n| told["parts"][n]["blocks"]["dirty"].as_u64().unwrap()).sum();
+    assert_eq!(sum, 513);
+
+    // The data of the second part can't be had without it, nor the whole without the first.
+    let origin = file_in(dir.path(), "origin.img", 256);
+    let image = std::fs::read(&cache).unwrap();
+    let mut hurt = image.clone();
+    hurt[8 * MIB..][..MIB].fill(0);
+    std::fs::write(&cache, &hurt).unwrap();
+    let said = millpond(&["inspect", &cache]);
+    assert!(said.code == Some(1) && said.out.contains("part 1: it is missing"), "{said:?}");
+    let recover = ["recover", "--cache", &cache, "--origin", &origin];
+    let said = millpond(&recover).failed(1);
+    assert!(said.contains("part 1: it is missing"), "{said}");
+    std::fs::write(&cache, &image).unwrap();
+
+    let said = millpond(&[&recover[..], &["--dry-run"]].concat()).ok();
+    assert!(said.starts_with("513 blocks (2.0 MiB) in 2 ranges would be written back"), "{said}");
+    assert!(std::fs::read(&cache).unwrap() == image, "a dry run writes nothing");
+    let said = millpond(&["wipe", &cache]).failed(1);
+    assert!(said.contains("holds 513 dirty blocks"), "{said}");
+    let said = millpond(&recover).ok();
+    assert!(said.starts_with("513 blocks (2.0 MiB) in 2 ranges written back"), "{said}");
+    let data = std::fs::read(&origin).unwrap();
+    let wanted = |at: usize| match at {
+        at if (31 * MIB..33 * MIB).contains(&at) => 0x11,
+        at if (200 * MIB..200 * MIB + 4096).contains(&at) => 0x22,
+        _ => 0,
+    };
+    let wrong = data.iter().enumerate().find(|(at, byte)| **byte != wanted(*at));
+    assert!(wrong.is_none(), "{wrong:?}");
+
+    assert!(millpond(&["wipe", &cache]).ok().contains("is blank"));
+    let text = millpond(&["inspect", &cache]).ok();
+    assert!(text.contains("none: it is blank"), "{text}");
+    let image = std::fs::read(&cache).unwrap();
+    assert!(image[8 * MIB..][..256 << 10].iter().all(|byte| *byte == 0), "every part is");
+}
+
+/// Found by an attack from outside: two cores that had parts of one client's buffer, one that
+/// checked what it had read and one that filled its part with zeroes, ended the program.
+#[test]
+fn reads_across_parts_go_on_over_origins_without_data() {
+    let pond = Pond::start_with(&["--cores", "2"]);
+    pond.cli(&["create", "nothing", "--table", "0 131072 zero"]).ok();
+    let mixed = "0 65536 linear mem:32M 0\n65536 65536 zero";
+    pond.cli(&["create", "mixed", "--table", mixed]).ok();
+    let spoilt = "0 131072 flakey mem:64M 0 0 1000 5 corrupt_bio_byte 1 r 0 0";
+    pond.cli(&["create", "spoilt", "--table", spoilt]).ok();
+    for origin in ["null:64M", "/dev/mapper/nothing", "/dev/mapper/mixed", "/dev/mapper/spoilt"] {
+        let cache = pond.file("cache.img", 64);
+        let table = format!("0 131072 writecache s {origin} {cache} 4096 2 parts 2");
+        pond.cli(&["create", "wc", "--table", &table]).ok();
+        // A dirty block in 16, on both sides of the border of the chunks.
+        let writes: Vec<String> =
+            (0..256).map(|nth| format!("write -q -P 0x21 {}k 4k", 24 * 1024 + nth * 64)).collect();
+        let flush = ["flush".to_owned()];
+        let reads = (0..40).map(|nth| match nth % 4 {
+            0 => "read -q 16M 32M".to_owned(),
+            _ => format!("read -q {}k 1M", 32 * 1024 - 512 - nth * 4),
+        });
+        let all: Vec<String> = writes.into_iter().chain(flush).chain(reads).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        pond.qemu_io("wc", &all).ok();
+        pond.qemu_io("wc", &["read -P 0x21 32M 4k", "read -P 0x21 32704k 4k"]).ok();
+        pond.cli(&["drain", "wc"]).ok();
+        pond.cli(&["remove", "wc"]).ok();
+    }
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Words from outside on their way to a shell or a terminal: they are words there, and nothing
+//! else. Both were found by an attack.
+
+use std::process::Command;
+
+use crate::common::{MILLPOND, Pond, Said};
+
+/// A daemon, and a link to the program beside it.
+struct Dm {
+    pond: Pond,
+}
+
+impl Dm {
+    fn start() -> Dm {
+        let pond = Pond::start();
+        std::os::unix::fs::symlink(MILLPOND, pond.dir.path().join("dmsetup")).unwrap();
+        Dm { pond }
+    }
+
+    fn run(&self, args: &[&str]) -> Said {
+        let mut command = Command::new(self.pond.dir.path().join("dmsetup"));
+        command.args(args).env("MILLPOND_RUN_DIR", self.pond.run_dir());
+        command.output().unwrap().into()
+    }
+
+    fn say(&self, line: &str) -> Said {
+        self.run(&line.split(' ').collect::<Vec<_>>())
+    }
+}
+
+/// Names and UUIDs with a quote were printed as they are, and whoever may make
+/// a device ran commands in the scripts of the administrator.
+#[test]
+fn a_name_runs_nothing_in_a_shell_that_evaluates() {
+    let dm = Dm::start();
+    let file = dm.pond.dir.path().join("it's;touch $PWNED;'");
+    std::fs::write(&file, [0; 4096]).unwrap();
+    let name = "a';touch $PWNED;'b";
+    let table = format!("0 8 linear {} 0", file.to_str().unwrap().replace(' ', "\\ "));
+    dm.run(&["create", name, "-u", name, "--table", &table]).ok();
+    let quoted = name.replace('\'', r"'\''");
+    let usual = dm.say("info -c --noheadings --nameprefixes -o name,uuid").ok();
+    assert_eq!(usual, format!("DM_NAME='{quoted}':DM_UUID='{quoted}'\n"));
+    let mangled = "a\\x27\\x3btouch\\x20\\x24PWNED\\x3b\\x27b";
+    let bare = dm.say("info -c --noheadings --nameprefixes --unquoted -o name,uuid").ok();
+    assert_eq!(bare, format!("DM_NAME={mangled}:DM_UUID={mangled}\n"));
+    for uuid in [name, mangled] {
+        let found = dm.run(&["info", "-c", "--noheadings", "-o", "name", "-u", uuid]).ok();
+        assert_eq!(found, format!("{name}\n"));
+    }
+    let all = dm.say("info -c --noheadings --nameprefixes --separator=; -o all").ok();
+    let pwned = dm.pond.dir.path().join("pwned");
+    let script = "eval \"$1\"; echo \"$DM_UNMANGLED_NAME\"; echo \"$DM_DEVNOS_USED\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh", &all]).env("PWNED", &pwned);
+    let said: Said = shell.output().unwrap().into();
+    assert_eq!(said.ok(), format!("{name}\n{}\n", file.display()));
+    assert!(!pwned.exists());
+}
+
+#[test]
+fn what_is_printed_steers_no_terminal() {
+    let dm = Dm::start();
+    let is_plain = |said: &str| !said.chars().any(|c| !"\n\t".contains(c) && block::is_steering(c));
+    for bad in ["a\u{9b}31m", "a\x1b[31m", "a\u{202e}b", "\\x1b", "a\nb"] {
+        let said = dm.run(&["create", bad, "--table", "0 8 zero"]).failed(1);
+        assert!(said.contains("control characters") && is_plain(&said), "{said:?}");
+        let said = dm.run(&["create", "d", "-u", bad, "--table", "0 8 zero"]).failed(1);
+        assert!(said.contains("control characters") && is_plain(&said), "{said:?}");
+    }
+    let file = dm.pond.dir.path().join("a\x1b[31m\u{202e}");
+    std::fs::write(&file, [0; 4096]).unwrap();
+    dm.run(&["create", "d", "--table", &format!("0 8 linear {} 0", file.display())]).ok();
+    for line in ["table", "deps", "ls --tree", "table --concise", "info -c -o devnos_used"] {
+        let said = dm.say(line).ok();
+        assert!(is_plain(&said) && said.contains("a\\u001b[31m\\u202e"), "{line}: {said:?}");
+    }
+    for word in ["\x1b[2J", "\u{9b}2J"] {
+        let millpond = dm.pond.cli(&["message", "d", "0", word]);
+        assert!(is_plain(&millpond.err), "{millpond:?}");
+        assert!(is_plain(&dm.pond.cli(&["table", word]).err));
+        assert!(is_plain(&dm.run(&["message", "d", "0", word]).err));
+        assert!(is_plain(&dm.run(&[word]).err));
+    }
+}

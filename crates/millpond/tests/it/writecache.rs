@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The write cache as dm-writecache's users meet it: every error of its table line in the kernel's
+//! words, and every option changed while the device is in use.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{MILLPOND, Pond, Said};
+use serde_json::{Value, json};
+
+/// The terminal session of a machine with the kernel's own target.
+const SESSION: &str = include_str!("../../../writecache/tests/golden/kernel-session.txt");
+
+/// Calls the program as `dmsetup create bad --table LINE`.
+fn create(pond: &Pond, line: &str) -> Said {
+    let link = pond.dir.path().join("dmsetup");
+    if !link.exists() {
+        std::os::unix::fs::symlink(MILLPOND, &link).unwrap();
+    }
+    let mut command = Command::new(link);
+    command.env("MILLPOND_RUN_DIR", pond.run_dir()).current_dir(pond.dir.path());
+    command.args(["create", "bad", "--table", line]).output().unwrap().into()
+}
+
+/// Checks a refusal: dmsetup's line with the cause that the kernel gives, then the target's words,
+/// and what they are about.
+#[track_caller]
+fn assert_refused(pond: &Pond, args: &str, errno: &str, texts: &[&str]) {
+    let line = format!("0 8192 writecache {args}");
+    let said = create(pond, line.trim_end()).failed(1);
+    let first = said.lines().next().unwrap();
+    assert!(first.starts_with("device-mapper: reload ioctl on bad "), "{args}: {said}");
+    assert!(first.ends_with(&format!(" failed: {errno}")), "{args}: {said}");
+    assert!(said.ends_with("\nCommand failed.\n"), "{args}: {said}");
+    assert!(said.contains("bad: ") && said.contains("writecache: "), "{args}: {said}");
+    for text in texts {
+        assert!(said.contains(text), "{args}: no `{text}` in {said}");
+    }
+    assert_eq!(pond.cli(&["ls"]).ok(), "No devices found\n", "{args}");
+}
+
+fn poke(cache: &str, offset: u64, bytes: &[u8]) {
+    let file = std::fs::OpenOptions::new().write(true).open(cache).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+}
+
+/// Every line of the session's errors, with the device names of this test.
+#[test]
+fn what_the_kernel_refused_in_its_session_is_refused_in_its_words() {
+    let pond = Pond::start();
+    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let table = format!("0 8192 writecache s {origin} {cache} 4096");
+    pond.create("new", &format!("{table} 2 format dm"));
+    pond.cli(&["remove", "new"]).ok();
+    let good = std::fs::read(&cache).unwrap();
+    let (_, errors) = SESSION.split_once("== error strings\n").unwrap();
+    let (mut taken, mut refused) = (0, 0);
+    for (command, said) in errors.split("$ ").skip(1).map(|part| part.split_once('\n').unwrap()) {
+        if let Some(damage) = command.strip_prefix("superblock: ") {
+            poke(&cache, 0, &good);
+            match damage {
+                "magic changed (all 0xff)" => poke(&cache, 0, &[0xff; 4]),
+                "version 9" => poke(&cache, 4, &[9]),
+                "block_size 512 in sb" => poke(&cache, 8, &512u32.to_le_bytes()),
+                "n_blocks + 1" => poke(&cache, 16, &(509u64 + 1).to_le_bytes()),
+                other => panic!("{other}"),
+            }
+            continue;
+        }
+        let args = command.strip_prefix("writecache ").unwrap().trim();
+        let args = args.replace("/dev/vda", &origin).replace("/dev/vdb", &cache);
+        let kernel = said.lines().find_map(|line| line.split_once(": writecache: "));
+        let Some((text, _errno)) = kernel.and_then(|(_, text)| text.rsplit_once(" (-")) else {
+            create(&pond, &format!("0 8192 writecache {args}")).ok();
+            pond.cli(&["remove", "bad"]).ok();
+            taken += 1;
+            continue;
+        };
+        let (_, errno) = said.lines().next().unwrap().split_once(" failed: ").unwrap();
+        assert_refused(&pond, &args, errno, &[text]);
+        refused += 1;
+    }
+    assert_eq!((taken, refused), (2, 17));
+}
+
+const INVALID: &str = "Invalid argument";
+const OPTION: &str = "Invalid optional argument";
+
+#[test]
+fn the_kernels_other_refusals_are_in_its_words_too_and_say_what_is_allowed() {
+    let pond = Pond::start();
+    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let with = |count: u32, options: &str| format!("s {origin} {cache} 4096 {count} {options}");
+    for (args, texts) in [
+        (format!("s {origin}"), &["Bad arguments", "<p|s> <origin> <cache>"][..]),
+        (format!("s {origin} {cache}"), &["Bad arguments"]),
+        (format!("s {origin} {cache} 4096"), &["Bad arguments"]),
+        (format!("s {origin} {cache} 4096k 0"), &["Invalid block size `4096k`", "512 to 4096"]),
+        (with(2, "high_watermark"), &["Invalid number of feature args `2`", "1 follow"]),
+        (with(0, "cleaner"), &["Bad arguments: `cleaner` follows"]),
+        (with(1, "high_watermark"), &[OPTION, "high_watermark has no value"]),
+        (with(2, "start_sector x"), &[OPTION, "start_sector `x`"]),
+        (with(2, "start_sector 4096"), &[OPTION, "start_sector 4096", "4096 sectors"]),
+        (with(2, "low_watermark 101"), &[OPTION, "low_watermark `101`: 0 to 100 percent"]),
+        (with(2, "writeback_jobs 4294967296"), &[OPTION, "writeback_jobs", "0 to 4294967295"]),
+        (with(2, "autocommit_blocks -1"), &[OPTION, "autocommit_blocks `-1`: 0 to 4294967295"]),
+        (with(2, "autocommit_time 3600001"), &[OPTION, "autocommit_time", "0 to 3600000 ms"]),
+        (with(2, "max_age 86400001"), &[OPTION, "max_age `86400001`: 0 to 86400000 ms"]),
+        (with(2, "pause_writeback 60001"), &[OPTION, "pause_writeback", "0 to 60000 ms"]),
+        (with(1, "nofua"), &[OPTION, "`nofua`", "mode `p`"]),
+        (
+            format!("p {origin} {cache} 4096 2 pause_writeback 1"),
+            &[OPTION, "`pause_writeback`", "mode `s`"],
+        ),
+    ] {
+        assert_refused(&pond, &args, INVALID, texts);
+    }
+    for (args, errno, texts) in [
+        (
+            format!("p {origin} mem:2M 4096 0"),
+            "Operation not supported",
+            &["Persistent memory or DAX not supported on this system", "mem:2M"][..],
+        ),
+        (
+            format!("p {origin} ./nope.img 4096 0"),
+            "No such device",
+            &["Cache data device lookup failed", "nope.img"],
+        ),
+        (
+            format!("s nobody {cache} 4096 0"),
+            "No such device",
+            &["Origin data device lookup failed: `nobody`"],
+        ),
+        (
+            format!("s {origin} mem:4K 4096 0"),
+            "No space left on device",
+            &["Invalid device size", "mem:4K", "needs at least 408 KiB"],
+        ),
+        (
+            format!("s {origin} mem:4K 4096 2 format dm"),
+            "No space left on device",
+            &["Invalid device size", "mem:4K", "needs 8192"],
+        ),
+    ] {
+        assert_refused(&pond, &args, errno, texts);
+    }
+}
+
+/// Makes `name` of `table`, tries `args`, and takes it away.
+#[track_caller]
+fn assert_refused_over(pond: &Pond, below: &str, args: &str, errno: &str, texts: &[&str]) {
+    pond.create("below", below);
+    let line = format!("0 8192 writecache {args}");
+    let said = create(pond, &line).failed(1);
+    assert!(said.lines().next().unwrap().ends_with(&format!("failed: {errno}")), "{said}");
+    for text in texts {
+        assert!(said.contains(text), "{args}: no `{text}` in {said}");
+    }
+    pond.cli(&["remove", "below"]).ok();
+}
+
+#[test]
+fn a_cache_device_that_fails_or_does_not_fit_is_refused_in_the_kernels_words() {
+    let pond = Pond::start();
+    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    // A write cache of 4096-byte blocks takes sectors, which it merges: what the kernel refuses,
+    // a cache of smaller blocks on it, works.
+    pond.create("below", "0 4096 writecache s mem:2M,o mem:2M,c 4096 0");
+    let other = pond.file("other.img", 4);
+    pond.create("above", &format!("0 8192 writecache s {other} below 512 0"));
+    pond.cli(&["remove", "above"]).ok();
+    assert_eq!(pond.cli(&["remove", "below"]).code, Some(0)); // it tells what stays in a cache
+    for format in ["native", "dm"] {
+        let args = format!("s {origin} below 4096 2 format {format}");
+        let io = "Input/output error";
+        let unreadable = ["Unable to read first block of metadata", "below"];
+        assert_refused_over(&pond, "0 4096 error", &args, io, &unreadable);
+        let read_only = format!("0 4096 flakey {cache} 0 0 60 1 error_writes");
+        let uninitialized = ["Unable to initialize device", "below"];
+        assert_refused_over(&pond, &read_only, &args, io, &uninitialized);
+    }
+    assert!(std::fs::read(&cache).unwrap().iter().all(|byte| *byte == 0));
+    // More blocks than any number holds bytes of.
+    pond.create("new", &format!("0 8192 writecache s {origin} {cache} 4096 2 format dm"));
+    pond.cli(&["remove", "new"]).ok();
+    poke(&cache, 16, &u64::MAX.to_le_bytes());
+    let args = format!("s {origin} {cache} 4096 0");
+    assert_refused(&pond, &args, INVALID, &["Overflow in size calculation", "cache.img"]);
+}
+
+/// Sets an attribute by the API; returns the status and what the body says.
+fn put(pond: &Pond, option: &str, value: &str) -> (String, String) {
+    let body = json!({ "value": value }).to_string();
+    let path = format!("/v1/devices/wc/attributes/{option}");
+    let (status, body) = pond.curl("PUT", &path, &["-d", &body]);
+    let body: Value = serde_json::from_str(&body).unwrap();
+    let said = if status == "200" { &body["value"] } else { &body["message"] };
+    (status, said.as_str().unwrap().to_owned())
+}
+
+/// A write cache in this mode. Returns what its table line says before the options.
+fn live(pond: &Pond, mode: &str) -> String {
+    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let head = format!("0 8192 writecache {mode} {origin} {cache} 4096");
+    let said = pond.cli(&["create", "wc", "--table", &format!("{head} 0")]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let shown = pond.cli(&["table", "wc"]).ok();
+    let (head, count) = shown.trim_end().rsplit_once(' ').unwrap();
+    assert_eq!(count, "0");
+    head.to_owned()
+}
+
+/// Options with a value: two that are taken, one that is not, and what is said then.
+const VALUES: [(&str, [&str; 2], &str, &str); 14] = [
+    ("high_watermark", ["70", "100"], "101", "0 to 100 percent"),
+    ("low_watermark", ["0", "50"], "x", "0 to 100 percent"),
+    ("writeback_jobs", ["16", "0"], "4294967296", "0 to 4294967295 blocks"),
+    ("autocommit_blocks", ["0", "4294967295"], "-1", "0 to 4294967295 blocks"),
+    ("autocommit_time", ["0", "3600000"], "3600001", "0 to 3600000 ms"),
+    ("max_age", ["1000", "86400000"], "86400001", "0 to 86400000 ms"),
+    ("pause_writeback", ["0", "60000"], "60001", "0 to 60000 ms"),
+    ("writeback_order", ["lru", "sorted"], "random", "sorted or lru"),
+    ("writeback_io_bytes", ["4096", "16777216"], "5000", "multiple of the block size 4096"),
+    ("gap_fill", ["0", "1"], "2", "0 or 1"),
+    ("fail_mode", ["kernel", "retry"], "stop", "retry or kernel"),
+    ("writeback_rate_max", ["1000000", "0"], "fast", "0 to 18446744073709551615 bytes a second"),
+    ("foreground_p99_target", ["5000", "0"], "60000001", "0 to 60000000 us"),
+    ("high_watermark", ["60", "60"], "", "0 to 100 percent"),
+];
+
+#[test]
+fn every_live_option_is_set_by_the_command_line_and_the_api_and_stands_in_the_table_line() {
+    let pond = Pond::start();
+    let head = live(&pond, "s");
+    for (option, good, bad, allowed) in VALUES {
+        let shown = |value: &str| {
+            let line = pond.cli(&["table", "wc"]).ok();
+            assert!(line.starts_with(&head), "{line}");
+            assert!(format!("{} ", line.trim_end()).contains(&format!(" {option} {value} ")));
+            assert_eq!(pond.cli(&["get", "wc", option]).ok(), format!("{value}\n"));
+        };
+        pond.cli(&["set", "wc", option, good[0]]).ok();
+        shown(good[0]);
+        assert_eq!(put(&pond, option, good[1]), ("200".into(), good[1].into()));
+        shown(good[1]);
+        let said = pond.cli(&["set", "wc", option, bad]).failed(1);
+        let text = format!("wc: {OPTION}: {option} `{bad}`: ");
+        assert!(said.starts_with(&format!("millpond: set {text}")), "{said}");
+        assert!(said.contains(allowed), "{said}");
+        let (status, said) = put(&pond, option, bad);
+        assert_eq!(status, "400");
+        assert!(said.starts_with(&text) && said.contains(allowed), "{said}");
+        shown(good[1]);
+    }
+    // Two options that contradict each other, and a default that has no word.
+    let said = pond.cli(&["set", "wc", "high_watermark", "49"]).failed(1);
+    assert!(said.contains("High watermark must be greater than or equal to low"), "{said}");
+    pond.cli(&["set", "wc", "max_age", "none"]).ok();
+    assert!(!pond.cli(&["table", "wc"]).ok().contains("max_age"));
+    assert_eq!(pond.cli(&["get", "wc", "max_age"]).ok(), "none\n");
+    // The line that is shown can be loaded.
+    let line = pond.cli(&["table", "wc"]).ok();
+    pond.cli(&["load", "wc", "--table", line.trim_end()]).ok();
+    pond.cli(&["resume", "wc"]).ok();
+    assert_eq!(pond.cli(&["table", "wc"]).ok(), line);
+}
+
+#[test]
+fn every_flag_is_set_by_1_and_taken_back_by_0() {
+    for (mode, flags) in [("s", &["cleaner", "metadata_only"][..]), ("p", &["fua", "nofua"])] {
+        let pond = Pond::start();
+        let head = live(&pond, mode);
+        for flag in flags {
+            pond.cli(&["set", "wc", flag, "1"]).ok();
+            assert_eq!(pond.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 1 {flag}"));
+            assert_eq!(pond.cli(&["get", "wc", flag]).ok(), "1\n");
+            assert_eq!(put(&pond, flag, "0"), ("200".into(), "0".into()));
+            assert_eq!(pond.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 0"));
+            let said = pond.cli(&["set", "wc", flag, "yes"]).failed(1);
+            assert!(said.contains(&format!("wc: {OPTION}: {flag} `yes`: 0 or 1")), "{said}");
+        }
+    }
+}
+
+#[test]
+fn what_only_a_table_sets_is_shown_and_refused_with_that_text() {
+    let pond = Pond::start();
+    let head = live(&pond, "s");
+    for (option, shown) in
+        [("start_sector", "0"), ("format", "native"), ("ordered", "0"), ("adopt_origin", "0")]
+    {
+        assert_eq!(pond.cli(&["get", "wc", option]).ok(), format!("{shown}\n"));
+        let text = format!("wc: writecache: {option} can't be changed on a live device: load a");
+        let said = pond.cli(&["set", "wc", option, "1"]).failed(1);
+        assert!(said.contains(&text), "{said}");
+        let (status, said) = put(&pond, option, "1");
+        assert!(status == "400" && said.starts_with(&text), "{status} {said}");
+    }
+    let said = pond.cli(&["set", "wc", "fua", "1"]).failed(3);
+    assert!(said.contains("wc: no attribute `fua`: "), "of the other mode: {said}");
+    assert_eq!(pond.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 0"));
+    assert!(Path::new(&pond.dir.path().join("cache.img")).exists());
+}

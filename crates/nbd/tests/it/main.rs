@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The NBD server and client: tests of its public items, one file for each subject.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod client;
+mod common;
+mod handshake;
+mod lossy;
+mod model;
+mod pieces;
+mod session;
+mod shares;
+mod silent;

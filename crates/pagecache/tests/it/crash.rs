@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The contract of a volatile write-back cache under every kind of bad day: random clients of any
+//! alignment, sequential ones, several openers, suspend and resume, attributes set, tables below
+//! swapped, injected errors, power cuts and kills at any step; all answers judged by the oracle.
+//! And the proof that the judge is awake: planted faults are each caught.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::common::{Lab, Rig, SHAPES, Shape, config};
+use block::{BlockDevice, Class, Nanos, OpenedBy, Opener, Sector};
+use pagecache::Mutation;
+use sim::{
+    Change, Cut, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds,
+};
+
+const ROUNDS: u32 = 3;
+/// Clients of each kind.
+const RANDOM: u64 = 3;
+const SEQUENTIAL: u64 = 1;
+
+/// What goes wrong with disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    None,
+    /// Reads and writes fail now and then: nothing is ever lost by that.
+    Io,
+    /// Flushes, too: what a failed one should have covered may be lost.
+    Flushes,
+}
+
+struct Life {
+    lab: Lab,
+    rig: Rig,
+    load: Workload,
+    /// The set of disks in use.
+    set: Rc<Cell<usize>>,
+    trouble: Trouble,
+    stop: Cell<bool>,
+    operator_done: Cell<bool>,
+    failure: RefCell<Option<String>>,
+}
+
+fn draw_lab(world: &WorldRef, mutation: Mutation, shapes: &[Shape]) -> Lab {
+    let mut drawing = world.borrow_mut();
+    let rng = &mut drawing.rng;
+    let shape = rng.pick(shapes);
+    let sectors = match rng.below(8) {
+        0 => rng.range(4096, 12_000),
+        1 | 2 => rng.range(600, 2000),
+        _ => rng.range(16, 300),
+    };
+    // One slab or two: less than the larger devices have.
+    let memory = rng.pick(&[3 << 20, 5 << 20]);
+    let options = format!(
+        "dirty_bytes {} dirty_background_bytes {} dirty_expire_centisecs {} \
+         dirty_writeback_centisecs {} read_ahead_kb {} map_blocks {} ioend_bytes {}",
+        rng.pick(&["8192", "65536", "1M", "0", "0"]),
+        rng.pick(&["1", "4096", "32768", "0", "0"]),
+        rng.pick(&[0, 1, 3000]),
+        rng.pick(&[0, 1, 500]),
+        rng.pick(&[0, 16, 512]),
+        rng.pick(&["multi", "multi", "single"]),
+        rng.pick(&[4096, 16384, 1 << 20]),
+    );
+    drop(drawing);
+    let config = config(&options, memory, mutation);
+    Lab::new(world.clone(), shape, sectors, config, |world, name, capacity| {
+        world.borrow_mut().add_swarm_disk(name, capacity)
+    })
+}
+
+impl Life {
+    fn say(&self, why: String) {
+        self.failure.borrow_mut().get_or_insert(why);
+    }
+
+    fn draw<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+        draw(&mut self.lab.world.borrow_mut().rng)
+    }
+
+    /// Suspends, sets attributes and swaps tables below, at random, until told to stop.
+    async fn operate(self: Rc<Life>) {
+        while !self.stop.get() {
+            let (pause, dice) = self.draw(|rng| (rng.below(3_000_000), rng.below(8)));
+            reactor::sleep(Nanos(pause)).await;
+            let outcome = match dice {
+                0 => self.rig.dm.suspend("cached").await,
+                1 if self.rig.is_mapped => self.swap().await,
+                2 => {
+                    let value = self.draw(|rng| rng.pick(&["multi", "single"]));
+                    self.rig.set("map_blocks", value).await
+                }
+                3 => {
+                    let value = self.draw(|rng| rng.pick(&["8192", "40000", "0"]));
+                    self.rig.set("dirty_bytes", value).await
+                }
+                4 => {
+                    let value = self.draw(|rng| rng.pick(&["4096", "8192", "1M"]));
+                    self.rig.set("ioend_bytes", value).await
+                }
+                _ => Ok(()),
+            };
+            if let (Err(e), Trouble::None) = (&outcome, self.trouble) {
+                self.say(e.chain());
+            }
+            // Whether it was suspended or that failed, clients go on.
+            if let Err(e) = self.rig.dm.resume("cached").await {
+                self.say(e.chain());
+            }
+            self.look().await;
+        }
+        self.operator_done.set(true);
+    }
+
+    /// What must hold at any time.
+    async fn look(&self) {
+        let limit = self.lab.config.memory_bytes;
+        let used = self.rig.number("cache_stat", "memory_used_bytes").await;
+        if used > limit {
+            self.say(format!("{used} bytes of memory are used, {limit} are allowed"));
+        }
+    }
+
+    /// Moves the device below to the other disks, as `pvmove` does, and spoils those that it was
+    /// on: what is sent there from now on is lost.
+    async fn swap(&self) -> Result<(), block::Error> {
+        let dm = &self.rig.dm;
+        dm.suspend("below").await?;
+        let (from, to) = (self.set.get(), 1 - self.set.get());
+        {
+            let mut world = self.lab.world.borrow_mut();
+            for (old, new) in self.lab.sets[from].iter().zip(&self.lab.sets[to]) {
+                let bytes = world.leaf(*old).limits().capacity.bytes();
+                let mut data = vec![0; usize::try_from(bytes).expect("a small disk")];
+                world.peek(*old, Sector::ZERO, &mut data);
+                world.poke(*new, Sector::ZERO, &data);
+                data.fill(0xEE);
+                world.poke(*old, Sector::ZERO, &data);
+            }
+        }
+        self.set.set(to);
+        dm.load("below", &self.lab.table(to)).await?;
+        dm.resume("below").await
+    }
+
+    /// Writes and reads long runs in order, in pieces that need not be pages.
+    async fn walk(self: Rc<Life>, nth: u64, device: Rc<dyn BlockDevice>, done: Rc<Cell<u64>>) {
+        let load = self.load.of(opener(nth).0);
+        let blocks = self.lab.sectors;
+        for _ in 0..6 {
+            let (start, step, writes) =
+                self.draw(|rng| (rng.below(blocks), rng.pick(&[1, 7, 8, 64]), rng.below(2) == 0));
+            let end = blocks.min(start + step * 24);
+            let mut at = start;
+            while at < end {
+                let range = at..end.min(at + step);
+                at = range.end;
+                let outcome = if writes {
+                    load.change(&*device, range, Change::Write, false).await
+                } else {
+                    load.read(&*device, range).await
+                };
+                if let Err(why) = outcome {
+                    return self.say(why);
+                }
+            }
+        }
+        done.set(done.get() + 1);
+    }
+}
+
+fn simulate(
+    seed: u64,
+    mutation: Mutation,
+    trouble: Trouble,
+    shapes: &[Shape],
+) -> Result<(), String> {
+    let world = World::new(seed);
+    let lab = draw_lab(&world, mutation, shapes);
+    let oracle = Rc::new(RefCell::new(Oracle::new(lab.sectors, 512, seed)));
+    let mut mix = Mix { errors_allowed: trouble != Trouble::None, ..Mix::default() };
+    {
+        let rng = &mut world.borrow_mut().rng;
+        mix.fua_per_mille = rng.pick(&[0, 50, 500]);
+        mix.flushes = rng.pick(&[1, 10, 40]);
+        mix.blocks_max = rng.pick(&[4, 40, 40, 700]);
+        mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
+    }
+    if trouble == Trouble::Flushes {
+        oracle.borrow_mut().expect_flush_errors();
+        mix.flushes_beside = world.borrow_mut().rng.pick(&[0, 1, 3]);
+    }
+    let set = Rc::new(Cell::new(0));
+    for round in 0..ROUNDS {
+        let machine = Machine::boot(&world, 1);
+        let steps = world.borrow().steps();
+        let after = world.borrow_mut().rng.pick(&[200, 2_000, 20_000]);
+        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
+        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
+        live(&machine, &lab, &oracle, mix, trouble, &set)?;
+        crash(machine, &world, &oracle);
+    }
+    Ok(())
+}
+
+/// One life of the machine: make the devices, check what is there, work; until the power goes or
+/// all is done.
+fn live(
+    machine: &Machine,
+    lab: &Lab,
+    oracle: &Rc<RefCell<Oracle>>,
+    mix: Mix,
+    trouble: Trouble,
+    set: &Rc<Cell<usize>>,
+) -> Result<(), String> {
+    for disk in lab.disks() {
+        lab.world.borrow_mut().set_faults(disk, Faults::default());
+    }
+    let (inner, live_set) = (lab.clone(), set.get());
+    let rig = match machine.block_on(async move { inner.make(live_set).await }) {
+        Ok(made) => made.map_err(|e| e.chain())?,
+        Err(_) => return Ok(()),
+    };
+    let load = Workload::new(&lab.world, oracle, mix);
+    let life = Rc::new(Life {
+        lab: lab.clone(),
+        rig: rig.clone(),
+        load: load.clone(),
+        set: set.clone(),
+        trouble,
+        stop: Cell::new(false),
+        operator_done: Cell::new(false),
+        failure: RefCell::default(),
+    });
+    // What a crash left must be there before anything else happens.
+    match machine.block_on(read_all(load.clone(), rig.device.clone())) {
+        Ok(result) => result?,
+        Err(_) => return Ok(()),
+    }
+    draw_faults(lab, trouble);
+    machine.spawn(0, life.clone().operate());
+    let opened = |nth: u64| -> Rc<dyn BlockDevice> {
+        Rc::new(OpenedBy::new(rig.device.clone(), opener(nth)))
+    };
+    for nth in 0..RANDOM {
+        machine.spawn(0, load.of(opener(nth).0).client(opened(nth), 50));
+    }
+    let walked = Rc::new(Cell::new(0));
+    for nth in 0..SEQUENTIAL {
+        let nth = RANDOM + nth;
+        machine.spawn(0, life.clone().walk(nth, opened(nth), walked.clone()));
+    }
+    let failed = || life.failure.borrow().is_some() || rig.spoilt.borrow().is_some();
+    let settled = || {
+        let done = load.verdict.is_settled(RANDOM);
+        failed() || load.verdict.result().is_err() || (done && walked.get() == SEQUENTIAL)
+    };
+    let ended = machine.run(settled);
+    let verdict = || {
+        load.verdict.result()?;
+        let why = life.failure.borrow().clone().or_else(|| rig.spoilt.borrow().clone());
+        why.map_or(Ok(()), Err)
+    };
+    verdict()?;
+    match ended {
+        Ended::PowerCut => return Ok(()),
+        Ended::Idle => return Err(format!("deadlock: clients wait: {:?}", rig.device.status())),
+        Ended::Until => life.stop.set(true),
+    }
+    for disk in lab.disks() {
+        lab.world.borrow_mut().set_faults(disk, Faults::default());
+    }
+    let ended = machine.run(|| life.operator_done.get());
+    verdict()?;
+    match ended {
+        Ended::PowerCut => Ok(()),
+        Ended::Idle => Err(format!("deadlock: the operator waits: {:?}", rig.device.status())),
+        Ended::Until => finish(machine, &life),
+    }
+}
+
+/// Client `nth`.
+fn opener(nth: u64) -> Opener {
+    Opener(u32::try_from(nth + 1).expect("few clients"))
+}
+
+/// Reads the whole device in long reads, checked.
+async fn read_all(load: Workload, device: Rc<dyn BlockDevice>) -> Result<(), String> {
+    let blocks = device.limits().capacity.0;
+    let mut at = 0;
+    while at < blocks {
+        let end = blocks.min(at + 61);
+        load.read(&*device, at..end).await?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// A quiet end: all faults are gone, so all that was written can be, whatever failed before; then
+/// the device below alone holds it.
+fn finish(machine: &Machine, life: &Rc<Life>) -> Result<(), String> {
+    let (life, after) = (life.clone(), life.clone());
+    let quiet = machine.block_on(async move {
+        let (rig, load) = (&life.rig, &life.load);
+        read_all(load.clone(), rig.device.clone()).await?;
+        // Each opener hears of what has failed before, once.
+        for nth in 0..=RANDOM {
+            let own = OpenedBy::new(rig.device.clone(), opener(nth));
+            load.of(opener(nth).0).flush(&own).await?;
+            if let Err(status) = reactor::flush(&own, Class::Foreground).await {
+                return Err(format!("opener {nth} hears of an error twice: {status}"));
+            }
+        }
+        // Whoever else there is, too; the pages are dirty still and go this time.
+        if life.trouble == Trouble::None {
+            load.flush(&*rig.device).await?;
+        } else {
+            let _ = load.flush(&*rig.device).await;
+        }
+        let mut suspended = rig.dm.suspend("cached").await;
+        if life.trouble != Trouble::None && suspended.is_err() {
+            suspended = rig.dm.suspend("cached").await;
+        }
+        suspended.map_err(|e| e.chain())?;
+        let dirty = rig.number("cache_stat", "dirty_bytes").await;
+        if dirty != 0 {
+            return Err(format!("{dirty} bytes are dirty after a suspend"));
+        }
+        let below: Rc<dyn BlockDevice> = match rig.is_mapped {
+            true => rig.dm.open("below").map_err(|e| e.chain())?.device().clone(),
+            false => life.lab.world.borrow().leaf(life.lab.sets[0][0]),
+        };
+        let found = read_all(load.clone(), below).await;
+        found.map_err(|e| format!("the device below, at the end: {e}"))
+    });
+    if let Some(why) = after.rig.spoilt.borrow().clone() {
+        return Err(why);
+    }
+    quiet.unwrap_or(Ok(()))
+}
+
+fn draw_faults(lab: &Lab, trouble: Trouble) {
+    let mut world = lab.world.borrow_mut();
+    for disk in lab.disks() {
+        let of = |wanted: bool, rates: &[u32], rng: &mut Rng| {
+            if wanted { rng.pick(rates) } else { 0 }
+        };
+        let rng = &mut world.rng;
+        let faults = Faults {
+            read_error_per_mille: of(trouble != Trouble::None, &[0, 5, 50], rng),
+            write_error_per_mille: of(trouble != Trouble::None, &[0, 5, 50, 500], rng),
+            flush_error_per_mille: of(trouble == Trouble::Flushes, &[0, 20, 200], rng),
+            ..Faults::default()
+        };
+        world.set_faults(disk, faults);
+    }
+}
+
+/// The power goes, or only the process.
+fn crash(machine: Machine, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
+    let killed = world.borrow_mut().rng.below(3) == 0;
+    world.borrow_mut().power_cut_at(None);
+    if killed {
+        machine.kill();
+        oracle.borrow_mut().kill();
+    } else {
+        machine.power_cut();
+        oracle.borrow_mut().crash();
+    }
+}
+
+#[test]
+fn what_was_flushed_survives_any_crash_and_what_was_written_is_read() {
+    seeds::run(300, |seed| simulate(seed, Mutation::None, Trouble::None, &SHAPES));
+}
+
+#[test]
+fn errors_of_reads_and_writes_lose_nothing() {
+    seeds::run(200, |seed| simulate(seed, Mutation::None, Trouble::Io, &SHAPES));
+}
+
+#[test]
+fn failed_flushes_are_told_and_nothing_else_is_lost() {
+    seeds::run(200, |seed| simulate(seed, Mutation::None, Trouble::Flushes, &SHAPES));
+}
+
+fn is_caught_with(mutation: Mutation, trouble: Trouble, shapes: &[Shape]) {
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, mutation, trouble, shapes));
+    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
+    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    // It is the fault that was seen.
+    let without = simulate(found.seed, Mutation::None, trouble, shapes);
+    assert_eq!(without, Ok(()), "seed {} without the fault", found.seed);
+}
+
+fn is_caught(mutation: Mutation) {
+    is_caught_with(mutation, Trouble::None, &SHAPES);
+}
+
+#[test]
+fn a_flush_that_does_not_wait_is_caught() {
+    is_caught(Mutation::FlushWithoutWaiting);
+}
+
+#[test]
+fn a_flush_that_looks_for_errors_at_its_end_only_is_caught() {
+    is_caught_with(Mutation::SampleAtEnd, Trouble::Flushes, &SHAPES);
+}
+
+#[test]
+fn a_skipped_flush_below_is_caught() {
+    is_caught(Mutation::SkipFlush);
+}
+
+#[test]
+fn an_ignored_fua_is_caught() {
+    is_caught(Mutation::IgnoreFua);
+}
+
+#[test]
+fn clearing_what_was_written_again_is_caught() {
+    is_caught(Mutation::CleanAtTheEnd);
+}
+
+#[test]
+fn dropping_what_has_failed_is_caught() {
+    is_caught_with(Mutation::DropFailed, Trouble::Io, &SHAPES);
+}
+
+#[test]
+fn telling_an_error_twice_is_caught() {
+    is_caught_with(Mutation::TellAgain, Trouble::Io, &SHAPES);
+}
+
+#[test]
+fn changing_what_is_being_written_is_caught() {
+    is_caught_with(Mutation::WriteInPlace, Trouble::None, &[Shape::Watched]);
+}
+
+#[test]
+fn a_stale_mapping_is_caught() {
+    is_caught(Mutation::StaleMap);
+}
+
+#[test]
+fn a_partial_write_without_its_read_is_caught() {
+    is_caught(Mutation::PartlyIsWhole);
+}
+
+#[test]
+fn a_discard_that_overtakes_writeback_is_caught() {
+    is_caught(Mutation::DiscardAtOnce);
+}
+
+#[test]
+fn memory_beyond_the_limit_is_caught() {
+    is_caught(Mutation::NoLimit);
+}
+
+#[test]
+fn a_read_that_lands_on_a_write_is_caught() {
+    is_caught(Mutation::ReadOverDirty);
+}

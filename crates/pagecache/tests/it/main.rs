@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The page cache: tests of its public items, one file for each subject.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+mod costs;
+mod crash;
+mod found;
+mod manual;
+mod pacing;
+mod sectors;
+mod shared;

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The driver on real files: what is written is read back, and the rest is refused with reasons.
+
+use std::rc::Rc;
+
+use crate::common::{Folder, Loop, Rng, buf, bytes, on_core, open_descriptors, to_vec};
+use block::{BlockDevice, Buf, Bufs, Class, ErrorKind, Flags, Nanos, Sector, Status};
+use queue::Leaf;
+use reactor::{discard, flush, read, sleep, spawn, write, write_zeroes};
+use uring::{Direct, Files, OpenOptions, Opened};
+
+const CLASS: Class = Class::Normal;
+
+fn new_file(bytes: u64) -> OpenOptions {
+    OpenOptions { create_size: Some(bytes), ..OpenOptions::default() }
+}
+
+fn open_leaf(files: &Files, folder: &Folder, options: OpenOptions) -> Rc<Leaf> {
+    let path = folder.path("disk");
+    let Opened { file, limits, .. } = files.open_path(&path, options).unwrap();
+    Rc::new(Leaf::new(path.display().to_string(), file, limits))
+}
+
+async fn check_every_operation(dev: Rc<Leaf>) {
+    let data = buf(64 << 10, 1);
+    write(&*dev, Flags::empty(), CLASS, Sector(8), data.clone()).await.unwrap();
+    write(&*dev, Flags::FUA, CLASS, Sector(1024), data.clone()).await.unwrap();
+    flush(&*dev, CLASS).await.unwrap();
+    let back = Bufs::from(Buf::alloc(64 << 10));
+    read(&*dev, CLASS, Sector(8), back.clone()).await.unwrap();
+    assert_eq!(to_vec(&back), to_vec(&data));
+
+    let mut want = bytes(64 << 10, 1);
+    discard(&*dev, CLASS, Sector(16), Sector(8)).await.unwrap();
+    want[4096..8192].fill(0);
+    write_zeroes(&*dev, Flags::FUA, CLASS, Sector(32), Sector(16)).await.unwrap();
+    want[12288..20480].fill(0);
+    read(&*dev, CLASS, Sector(8), back.clone()).await.unwrap();
+    assert_eq!(to_vec(&back), want);
+}
+
+#[test]
+fn every_operation_works_on_a_file_with_direct_io() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("disk");
+        let opened = files.open_path(&path, new_file(4 << 20)).unwrap();
+        assert_eq!(opened.limits.capacity, Sector::from_bytes(4 << 20));
+        let dev = Rc::new(Leaf::new("disk", opened.file, opened.limits));
+        check_every_operation(dev).await;
+    });
+}
+
+#[test]
+fn every_operation_works_on_a_file_in_the_page_cache() {
+    for folder in [Folder::on_disk(), Folder::in_memory()] {
+        on_core(async move |files| {
+            let options = OpenOptions { direct: Direct::Never, ..new_file(4 << 20) };
+            let dev = open_leaf(&files, &folder, options);
+            check_every_operation(dev).await;
+        });
+    }
+}
+
+#[test]
+fn every_operation_works_on_a_block_device_which_is_opened_once() {
+    let folder = Folder::on_disk();
+    let path = folder.path("backing");
+    std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let Some(device) = Loop::on(&path) else { return };
+    let name = device.0.clone();
+    on_core(async move |files| {
+        let path = std::path::Path::new(&name);
+        let opened = files.open_path(path, OpenOptions::default()).unwrap();
+        assert_eq!(opened.limits.capacity, Sector::from_bytes(4 << 20));
+        assert_eq!(opened.warning, None);
+        assert!(opened.limits.write_zeroes && opened.limits.discard_granularity_bytes > 0);
+        let again = files.open_path(path, OpenOptions::default()).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::Busy);
+        check_every_operation(Rc::new(Leaf::new("loop", opened.file, opened.limits))).await;
+    });
+}
+
+#[test]
+fn zeroes_that_keep_their_space_read_as_zeroes() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(1 << 20));
+        write(&*dev, Flags::empty(), CLASS, Sector(0), buf(8192, 3)).await.unwrap();
+        write_zeroes(&*dev, Flags::NOUNMAP, CLASS, Sector(0), Sector(8)).await.unwrap();
+        let back = buf(8192, 4);
+        read(&*dev, CLASS, Sector(0), back.clone()).await.unwrap();
+        let mut want = bytes(8192, 3);
+        want[..4096].fill(0);
+        assert_eq!(to_vec(&back), want);
+    });
+}
+
+#[test]
+fn gathered_requests_of_more_pieces_than_one_transfer_takes_are_whole() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(32 << 20));
+        // 3000 pieces: three transfers of at most 1024.
+        let mut data = Bufs::new();
+        for n in 0..3000 {
+            data.push(Buf::copy_of(&bytes(4096, n)));
+        }
+        write(&*dev, Flags::FUA, CLASS, Sector(8), data.clone()).await.unwrap();
+        let mut back = Bufs::new();
+        for _ in 0..1500 {
+            back.push(Buf::alloc(8192));
+        }
+        read(&*dev, CLASS, Sector(8), back.clone()).await.unwrap();
+        assert!(to_vec(&back) == to_vec(&data));
+    });
+}
+
+#[test]
+fn requests_of_32_mib_are_whole() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(32 << 20));
+        let data = buf(32 << 20, 9);
+        write(&*dev, Flags::empty(), CLASS, Sector(0), data.clone()).await.unwrap();
+        let back = Bufs::from(Buf::alloc(32 << 20));
+        read(&*dev, CLASS, Sector(0), back.clone()).await.unwrap();
+        assert!(to_vec(&back) == to_vec(&data));
+    });
+}
+
+#[test]
+fn buffers_at_odd_addresses_go_through_direct_io() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(1 << 20));
+        // As a server has them: the data follows a header of 28 bytes in one buffer.
+        let frame = Buf::copy_of(&bytes(28 + 8192, 5));
+        let data = Bufs::from(frame.slice(28..28 + 8192));
+        write(&*dev, Flags::empty(), CLASS, Sector(16), data.clone()).await.unwrap();
+        let mut back = Bufs::new();
+        back.push(Buf::alloc(5000).slice(1..1001));
+        back.push(Buf::alloc(8192).slice(3..3 + 7192));
+        read(&*dev, CLASS, Sector(16), back.clone()).await.unwrap();
+        assert_eq!(to_vec(&back), to_vec(&data));
+    });
+}
+
+#[test]
+fn random_operations_leave_what_a_model_says() {
+    const SECTORS: u64 = 2048;
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(SECTORS * 512));
+        let unit = u64::from(dev.limits().logical_block_bytes) / 512;
+        let mut model = vec![0_u8; (SECTORS * 512) as usize];
+        let mut rng = Rng(7);
+        for n in 0..10_000 {
+            let len = (1 + rng.below(32)) * unit;
+            let at = rng.below((SECTORS - len) / unit) * unit;
+            let range = (at * 512) as usize..((at + len) * 512) as usize;
+            let (at, len) = (Sector(at), Sector(len));
+            match rng.below(20) {
+                0 => flush(&*dev, CLASS).await.unwrap(),
+                1 => {
+                    discard(&*dev, CLASS, at, len).await.unwrap();
+                    model[range].fill(0);
+                }
+                2 => {
+                    write_zeroes(&*dev, Flags::empty(), CLASS, at, len).await.unwrap();
+                    model[range].fill(0);
+                }
+                3..=10 => {
+                    let data = buf(range.len(), n);
+                    model[range.clone()].copy_from_slice(&to_vec(&data));
+                    // Sometimes in two pieces.
+                    let mut bufs = data.slice(0..512);
+                    for piece in data.slice(512..range.len()).iter() {
+                        bufs.push(piece.clone());
+                    }
+                    let bufs = if n % 3 == 0 { bufs } else { data };
+                    write(&*dev, Flags::empty(), CLASS, at, bufs).await.unwrap();
+                }
+                _ => {
+                    let back = Bufs::from(Buf::alloc(range.len()));
+                    read(&*dev, CLASS, at, back.clone()).await.unwrap();
+                    assert!(to_vec(&back) == model[range], "operation {n} at {at}+{len}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_thousand_requests_at_once_all_end() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(8 << 20));
+        let writes: Vec<_> = (0..1000)
+            .map(|n| write(&*dev, Flags::empty(), CLASS, Sector(n * 8), buf(4096, n)))
+            .collect();
+        for w in writes {
+            w.await.unwrap();
+        }
+        let reads: Vec<_> = (0..1000)
+            .map(|n| {
+                let back = Bufs::from(Buf::alloc(4096));
+                (n, back.clone(), read(&*dev, CLASS, Sector(n * 8), back))
+            })
+            .collect();
+        for (n, back, r) in reads {
+            r.await.unwrap();
+            assert_eq!(to_vec(&back), bytes(4096, n));
+        }
+    });
+}
+
+#[test]
+fn a_file_that_shrank_gives_an_error_not_old_data() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(1 << 20));
+        let file = std::fs::OpenOptions::new().write(true).open(folder.path("disk")).unwrap();
+        file.set_len(6144).unwrap();
+        let result = read(&*dev, CLASS, Sector(8), buf(8192, 0)).await;
+        assert_eq!(result, Err(Status::Io));
+        assert_eq!(dev.stats().last_error().unwrap().sector, Sector(8));
+    });
+}
+
+#[test]
+fn a_read_only_file_refuses_writes_and_offers_no_discard() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        std::fs::write(folder.path("disk"), bytes(8192, 1)).unwrap();
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let dev = open_leaf(&files, &folder, options);
+        assert_eq!(dev.limits().discard_granularity_bytes, 0);
+        let back = buf(8192, 0);
+        read(&*dev, CLASS, Sector(0), back.clone()).await.unwrap();
+        assert_eq!(to_vec(&back), bytes(8192, 1));
+        let result = write(&*dev, Flags::empty(), CLASS, Sector(0), back).await;
+        assert_eq!(result, Err(Status::Io));
+    });
+}
+
+#[test]
+fn an_exclusive_file_is_opened_once_until_it_is_closed() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("disk");
+        let first = files.open_path(&path, new_file(1 << 20)).unwrap();
+        let second = files.open_path(&path, OpenOptions::default()).unwrap_err();
+        assert_eq!(second.kind(), ErrorKind::Busy);
+        let said = format!("{}: is in use, by this process", path.display());
+        assert_eq!(second.to_string(), said);
+        assert_eq!(Files::identity(&path).unwrap(), first.identity);
+        files.close(first.file);
+        files.open_path(&path, OpenOptions::default()).unwrap();
+    });
+}
+
+#[test]
+fn a_patient_open_waits_until_the_file_is_free() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("disk");
+        let first = files.open_path(&path, new_file(1 << 20)).unwrap();
+        let options = OpenOptions::default();
+        let short = Nanos::from_millis(1);
+        let error = files.open_path_patiently(&path, options, short).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        let closer = files.clone();
+        spawn(async move {
+            sleep(short).await;
+            closer.close(first.file);
+        });
+        files.open_path_patiently(&path, options, Nanos::from_secs(60)).await.unwrap();
+    });
+}
+
+#[test]
+fn what_cannot_be_a_device_is_refused_with_the_reason() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let missing = folder.path("missing");
+        let error = files.open_path(&missing, OpenOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoFile);
+        assert_eq!(error.to_string(), format!("{}: no such file or device", missing.display()));
+
+        let error = files.open_path(&folder.path("."), OpenOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().ends_with("is neither a regular file nor a block device"));
+
+        let null = std::path::Path::new("/dev/null");
+        let error = files.open_path(null, OpenOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn create_size_leaves_a_file_that_is_there_as_it_is() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("disk");
+        std::fs::write(&path, bytes(8192 + 100, 1)).unwrap();
+        let opened = files.open_path(&path, new_file(1 << 20)).unwrap();
+        assert_eq!(opened.limits.capacity, Sector(16));
+    });
+}
+
+#[test]
+fn closing_twice_and_using_a_closed_file_do_no_harm() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(1 << 20));
+        files.close(dev.file());
+        files.close(dev.file());
+        let result = read(&*dev, CLASS, Sector(0), buf(4096, 0)).await;
+        assert_eq!(result, Err(Status::NoDevice));
+    });
+}
+
+#[test]
+fn a_core_that_ends_leaves_no_descriptor_open() {
+    // Other tests of this process open files meanwhile, so count in a child that runs this alone.
+    if std::env::var_os("URING_TEST_ALONE").is_none() {
+        let exe = std::env::current_exe().unwrap();
+        let alone = std::thread::current();
+        let output = std::process::Command::new(exe)
+            .args(["--exact", alone.name().unwrap(), "--test-threads=1"])
+            .env("URING_TEST_ALONE", "1")
+            .output()
+            .unwrap();
+        let report = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{report}");
+        assert!(report.contains("1 passed"), "{report}");
+        return;
+    }
+    let before = open_descriptors();
+    for _ in 0..3 {
+        let folder = Folder::on_disk();
+        on_core(async move |files| {
+            let dev = open_leaf(&files, &folder, new_file(1 << 20));
+            // In flight when the core ends.
+            drop(write(&*dev, Flags::empty(), CLASS, Sector(0), buf(1 << 20, 1)));
+            assert!(open_descriptors() > 3);
+        });
+    }
+    assert_eq!(open_descriptors(), before);
+}
+
+#[test]
+fn a_shared_file_serves_another_core_until_the_core_that_opened_it_closes_it() {
+    let folder = Folder::on_disk();
+    let path = folder.path("disk");
+    on_core(async move |files| {
+        let opened = files.open_path(&path, new_file(1 << 20)).unwrap();
+        let here = Leaf::new("here", opened.file, opened.limits.clone());
+        let shared = files.share(opened.file).unwrap();
+        let (closed, wait_closed) = std::sync::mpsc::channel();
+        let (written, wait_written) = std::sync::mpsc::channel();
+        let limits = opened.limits;
+        let thread = std::thread::Builder::new();
+        let there = thread.spawn(move || {
+            on_core(async move |files| {
+                let there = Leaf::new("there", files.adopt(&shared), limits);
+                let data = buf(8192, 7);
+                write(&there, Flags::FUA, CLASS, Sector(16), data).await.unwrap();
+                written.send(()).unwrap();
+                wait_closed.recv().unwrap();
+                let late = write(&there, Flags::empty(), CLASS, Sector(0), buf(512, 1)).await;
+                assert_eq!(late, Err(Status::Io));
+                files.close(there.file());
+            });
+        });
+        let there = there.unwrap();
+        wait_written.recv().unwrap();
+        let back = Bufs::from(Buf::alloc(8192));
+        read(&here, CLASS, Sector(16), back.clone()).await.unwrap();
+        assert_eq!(to_vec(&back), bytes(8192, 7));
+        files.close(here.file());
+        assert!(files.share(here.file()).is_none());
+        // The other core has its descriptor still, but the lock is free.
+        let again = files.open_path(&path, OpenOptions::default()).unwrap();
+        closed.send(()).unwrap();
+        there.join().unwrap();
+        files.close(again.file);
+    });
+}

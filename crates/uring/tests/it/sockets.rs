@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The driver on sockets: streams arrive whole and in order, and whatever waits can be ended.
+#![expect(clippy::disallowed_methods, reason = "a thread that is no core calls one")]
+
+use std::cell::Cell;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use crate::common::{Folder, bytes, on_core};
+use block::{Buf, Bufs, CoreId, ErrorKind, Nanos, Status};
+use reactor::{FileId, Reactor, SqeOp, driver_io, now, sleep, spawn};
+use rustix::net::sockopt::socket_send_buffer_size;
+use uring::{Files, Peer, Uring};
+
+async fn accept(listener: FileId) -> FileId {
+    let taken = driver_io(listener, SqeOp::Accept).await;
+    assert_eq!(taken.status, Status::Ok);
+    FileId(taken.value)
+}
+
+async fn send(socket: FileId, bufs: impl Into<Bufs>) -> Status {
+    driver_io(socket, SqeOp::Send { bufs: bufs.into() }).await.status
+}
+
+/// Receives until `len` bytes have come or the stream has ended.
+async fn receive(socket: FileId, len: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < len {
+        let into = Buf::alloc((len - all.len()).min(64 << 10));
+        let got = driver_io(socket, SqeOp::Recv { into: into.all() }).await;
+        assert_eq!(got.status, Status::Ok);
+        if got.value == 0 {
+            break;
+        }
+        into.read(|b| all.extend_from_slice(&b[..got.value as usize]));
+    }
+    all
+}
+
+fn pair(files: &Files) -> (FileId, FileId) {
+    let (a, b) = UnixStream::pair().unwrap();
+    // As other runtimes leave them; the driver must not spin on it.
+    a.set_nonblocking(true).unwrap();
+    (files.adopt_socket(a.into()).unwrap(), files.adopt_socket(b.into()).unwrap())
+}
+
+/// A reply of 128 KiB was cut by what a Unix socket holds, and each piece cost a wake-up.
+#[test]
+fn a_large_send_makes_room_for_itself_and_a_small_one_does_not() {
+    on_core(async move |files| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let watched = ours.try_clone().unwrap();
+        let room = || socket_send_buffer_size(&watched).unwrap();
+        let a = files.adopt_socket(ours.into()).unwrap();
+        let b = files.adopt_socket(theirs.into()).unwrap();
+        let before = room();
+        for len in [4096, 64 << 10, 128 << 10] {
+            assert_eq!(room(), before);
+            assert_eq!(send(a, Buf::zeroed(len)).await, Status::Ok);
+            assert_eq!(receive(b, len).await.len(), len);
+        }
+        assert!(room() > before, "{} bytes, as before", room());
+        files.close(a);
+        files.close(b);
+    });
+}
+
+#[test]
+fn many_clients_are_echoed_at_once() {
+    const CLIENTS: u64 = 16;
+    const LEN: usize = 75 * 4096;
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("sock");
+        let listener = files.listen_unix(&path, 0o600).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let clients: Vec<FileId> = (0..CLIENTS)
+            .map(|_| UnixStream::connect(&path).unwrap().into())
+            .map(|fd: OwnedFd| files.adopt_socket(fd).unwrap())
+            .collect();
+        let (sent, echoed) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        for _ in 0..CLIENTS {
+            let (server, echoed) = (accept(listener).await, echoed.clone());
+            assert_eq!(files.peer_uid(server), Some(rustix::process::getuid().as_raw()));
+            spawn(async move {
+                loop {
+                    let data = receive(server, 4096).await;
+                    if data.is_empty() {
+                        break;
+                    }
+                    assert_eq!(send(server, Buf::copy_of(&data)).await, Status::Ok);
+                }
+                assert_eq!(driver_io(server, SqeOp::Close).await.status, Status::Ok);
+                echoed.set(echoed.get() + 1);
+            });
+        }
+        for (n, client) in clients.iter().copied().enumerate() {
+            let sent = sent.clone();
+            spawn(async move {
+                let data = bytes(LEN, n as u64);
+                assert_eq!(send(client, Buf::copy_of(&data)).await, Status::Ok);
+                sent.set(sent.get() + 1);
+            });
+        }
+        for (n, client) in clients.into_iter().enumerate() {
+            assert!(receive(client, LEN).await == bytes(LEN, n as u64));
+            assert_eq!(driver_io(client, SqeOp::Close).await.status, Status::Ok);
+        }
+        while echoed.get() < CLIENTS {
+            sleep(Nanos::from_millis(1)).await;
+        }
+        assert_eq!(sent.get(), CLIENTS);
+    });
+}
+
+#[test]
+fn a_send_of_many_pieces_arrives_whole_though_the_socket_takes_little_at_a_time() {
+    on_core(async |files| {
+        let (a, b) = pair(&files);
+        let mut data = Bufs::new();
+        let mut want = Vec::new();
+        for n in 0..2500 {
+            let piece = bytes(1 + (n as usize * 37) % 9000, n);
+            want.extend_from_slice(&piece);
+            data.push(Buf::copy_of(&piece));
+        }
+        let sending = driver_io(a, SqeOp::Send { bufs: data });
+        assert!(receive(b, want.len()).await == want);
+        assert_eq!(sending.await.status, Status::Ok);
+    });
+}
+
+#[test]
+fn tcp_connections_are_accepted_and_echoed() {
+    on_core(async |files| {
+        let (listener, address) = files.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let client = std::net::TcpStream::connect(address).unwrap();
+        let client = files.adopt_socket(client.into()).unwrap();
+        let server = accept(listener).await;
+        assert_eq!(files.peer_uid(server), None);
+        assert_eq!(send(client, Buf::copy_of(b"over TCP")).await, Status::Ok);
+        assert_eq!(receive(server, 8).await, b"over TCP");
+    });
+}
+
+#[test]
+fn the_end_of_the_stream_is_zero_bytes_and_sending_on_is_an_error() {
+    on_core(async |files| {
+        let (a, b) = pair(&files);
+        assert_eq!(driver_io(a, SqeOp::Shutdown).await.status, Status::Ok);
+        assert_eq!(receive(b, 1).await, b"");
+        files.close(a);
+        assert_eq!(send(b, Buf::copy_of(b"anybody?")).await, Status::NoDevice);
+    });
+}
+
+#[test]
+fn shutdown_write_ends_a_send_that_waits_and_leaves_the_other_direction() {
+    on_core(async |files| {
+        let (a, b) = pair(&files);
+        let flood = Buf::zeroed(64 << 20); // more than a socket holds
+        let waiting = driver_io(a, SqeOp::Send { bufs: flood.into() });
+        sleep(Nanos::from_millis(1)).await;
+        assert_eq!(driver_io(a, SqeOp::ShutdownWrite).await.status, Status::Ok);
+        assert_eq!(waiting.await.status, Status::NoDevice);
+        assert_eq!(send(b, Buf::copy_of(b"still here")).await, Status::Ok);
+        assert_eq!(receive(a, 10).await, b"still here");
+        // What is unread makes the end a reset.
+        files.close(b);
+        let into = Buf::alloc(64).all();
+        assert_eq!(driver_io(a, SqeOp::Recv { into }).await.status, Status::NoDevice);
+    });
+}
+
+#[test]
+fn shutdown_ends_a_receive_and_accepts_that_wait() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let (a, _b) = pair(&files);
+        let waiting = driver_io(a, SqeOp::Recv { into: Buf::alloc(64).all() });
+        sleep(Nanos::from_millis(1)).await;
+        assert_eq!(driver_io(a, SqeOp::Shutdown).await.status, Status::Ok);
+        let ended = waiting.await;
+        assert_eq!((ended.status, ended.value), (Status::Ok, 0));
+
+        let unix = files.listen_unix(&folder.path("sock"), 0o600).unwrap();
+        let (tcp, _) = files.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        for listener in [unix, tcp] {
+            let waiting = driver_io(listener, SqeOp::Accept);
+            sleep(Nanos::from_millis(1)).await;
+            assert_eq!(driver_io(listener, SqeOp::Shutdown).await.status, Status::Ok);
+            assert_eq!(waiting.await.status, Status::Invalid);
+            assert_eq!(driver_io(listener, SqeOp::Close).await.status, Status::Ok);
+        }
+    });
+}
+
+#[test]
+fn close_ends_what_waits_on_the_socket_and_then_itself() {
+    on_core(async |files| {
+        let (a, b) = pair(&files);
+        let waiting = driver_io(a, SqeOp::Recv { into: Buf::alloc(64).all() });
+        sleep(Nanos::from_millis(1)).await;
+        let closing = driver_io(a, SqeOp::Close);
+        assert_eq!(waiting.await.value, 0);
+        assert_eq!(closing.await.status, Status::Ok);
+        assert_eq!(receive(b, 1).await, b"");
+        assert_eq!(driver_io(a, SqeOp::Close).await.status, Status::NoDevice);
+        assert_eq!(send(a, Buf::copy_of(b"x")).await, Status::NoDevice);
+    });
+}
+
+#[test]
+fn a_stale_socket_is_taken_over_and_nothing_else_is() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let first = files.listen_unix(&path, 0o600).unwrap();
+        let error = files.listen_unix(&path, 0o600).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        let said = format!("{}: another server listens there", path.display());
+        assert_eq!(error.to_string(), said);
+        files.close(first);
+
+        let plain = folder.path("plain");
+        std::fs::write(&plain, "precious").unwrap();
+        let error = files.listen_unix(&plain, 0o600).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exists);
+        assert_eq!(std::fs::read(&plain).unwrap(), b"precious");
+
+        let long = folder.path(&"x".repeat(120));
+        assert_eq!(files.listen_unix(&long, 0o600).unwrap_err().kind(), ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn sleepers_wake_in_order_and_not_before_their_time() {
+    on_core(async |_files| {
+        let begin = now();
+        let order = Rc::new(std::cell::RefCell::new(Vec::new()));
+        for ms in [7, 3, 5] {
+            let order = order.clone();
+            spawn(async move {
+                sleep(Nanos::from_millis(ms)).await;
+                order.borrow_mut().push(ms);
+            });
+        }
+        sleep(Nanos::from_millis(9)).await;
+        assert_eq!(*order.borrow(), [3, 5, 7]);
+        assert!(now() >= begin + Nanos::from_millis(9));
+    });
+}
+
+#[test]
+fn a_core_that_ends_lets_go_of_a_socket_on_which_it_waits() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    on_core(async move |files| {
+        let socket = files.adopt_socket(ours.into()).unwrap();
+        drop(driver_io(socket, SqeOp::Recv { into: Buf::alloc(64).all() }));
+        sleep(Nanos::from_millis(1)).await;
+    });
+    theirs.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    // The end of the stream: nothing holds the other side any more.
+    assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn a_call_gets_through_when_a_batch_has_just_filled_the_submission_ring() {
+    // As many as the ring takes at once: the bell's read finds no room beside them.
+    const WAITING: usize = 256;
+    let driver = Uring::new().unwrap();
+    let (files, sender) = (driver.files(), driver.sender());
+    let reactor = Reactor::enter(CoreId(0), Box::new(driver));
+    let pairs: Vec<_> = (0..WAITING).map(|_| pair(&files)).collect();
+    let (began, begun) = mpsc::channel();
+    let wait_on_all = move || {
+        for (socket, _) in pairs {
+            spawn(async move {
+                driver_io(socket, SqeOp::Recv { into: Buf::alloc(16).all() }).await;
+            });
+        }
+        // Deaf for ever, the core still ends, so that the test can fail.
+        spawn(sleep(Nanos::from_secs(5)));
+        began.send(()).unwrap();
+    };
+    let called = Arc::new(AtomicBool::new(false));
+    let call = called.clone();
+    let caller = thread::spawn(move || {
+        sender.call(wait_on_all).unwrap();
+        begun.recv().unwrap();
+        thread::sleep(Duration::from_millis(50)); // it is parked then
+        sender.call(move || call.store(true, Ordering::Relaxed)).unwrap();
+    });
+    let start = reactor.on(now);
+    reactor.run(|| called.load(Ordering::Relaxed));
+    let waited = reactor.on(now) - start;
+    caller.join().unwrap();
+    assert!(waited < Nanos::from_secs(4), "the call came through after {waited:?}");
+}
+
+#[test]
+fn a_connection_is_made_while_the_core_goes_on() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("sock");
+        let listener = files.listen_unix(&path, 0o600).unwrap();
+        let (tcp, bound) = files.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let peers = [
+            (listener, Peer::Unix(path)),
+            (tcp, Peer::Tcp(bound.ip().to_string(), bound.port())),
+            (tcp, Peer::Tcp("localhost".into(), bound.port())),
+        ];
+        for (listener, peer) in peers {
+            let there = Rc::new(Cell::new(None));
+            let set = there.clone();
+            spawn(async move { set.set(Some(accept(listener).await)) });
+            let a = files.connect(&peer).await.unwrap();
+            assert_eq!(send(a, Buf::copy_of(b"hello")).await, Status::Ok);
+            while there.get().is_none() {
+                sleep(Nanos::from_millis(1)).await;
+            }
+            assert_eq!(receive(there.get().unwrap(), 5).await, b"hello");
+        }
+        let nobody = files.connect(&Peer::Unix("/nowhere/sock".into())).await.unwrap_err();
+        assert_eq!(nobody.kind(), ErrorKind::NoFile);
+        assert!(nobody.to_string().starts_with("/nowhere/sock: cannot connect"), "{nobody}");
+        files.close(tcp);
+        let refused = files.connect(&Peer::Tcp("127.0.0.1".into(), bound.port())).await;
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Io);
+    });
+}

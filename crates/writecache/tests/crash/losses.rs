@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A cache fails with changes that it has acknowledged and not made durable, and its table is
+//! loaded again. FLUSH works then, and the changes are gone: each client that may miss some is told
+//! by its next FLUSH (LO1), once.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use crate::common::{BLOCK_SECTORS, Lab, at, pattern, spread};
+use block::{Buf, Bufs, Class, CoreId, Flags, Op, Opener, Sector, Status, Target};
+use sim::{Faults, Machine, seeds};
+use writecache::{Mutation, Trouble, WriteCache};
+
+/// Nothing is made durable but by a FLUSH or a suspend.
+const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
+const BLOCKS: u64 = 64;
+
+/// A cache of so many parts; 0: one that is not divided.
+fn lab(seed: u64, parts: u64) -> Lab {
+    let options = match parts {
+        0 => MANUAL.to_owned(),
+        parts => format!("parts {parts} {MANUAL}"),
+    };
+    let mut lab = Lab::seeded(seed, BLOCKS, 512 * parts.max(1), &options);
+    lab.config.chunk = Sector(4 * BLOCK_SECTORS);
+    lab
+}
+
+fn boot(lab: &Lab) -> Machine {
+    Machine::boot(&lab.world, 3)
+}
+
+fn fail_flushes(lab: &Lab, per_mille: u32) {
+    let faults = Faults { flush_error_per_mille: per_mille, ..Faults::default() };
+    lab.world.borrow_mut().set_faults(lab.cache, faults);
+}
+
+async fn load(lab: &Lab) -> Rc<WriteCache> {
+    let cache = lab.target();
+    let cores = vec![CoreId(0), CoreId(1), CoreId(2)];
+    cache.spread(cores, spread::lend(&lab.world, [lab.origin, lab.cache]));
+    cache.clone().resume().await.unwrap();
+    cache
+}
+
+/// Loads the table again, as `dm` does.
+async fn reload(lab: &Lab, old: Rc<WriteCache>) -> Rc<WriteCache> {
+    // A commit may fail here; the second time there is nothing to do.
+    let _ = old.clone().suspend().await;
+    old.clone().suspend().await.unwrap();
+    fail_flushes(lab, 0);
+    let new = load(lab).await;
+    new.clone().take_over(old).await;
+    new
+}
+
+async fn io(
+    cache: &WriteCache,
+    opener: u32,
+    op: Op,
+    flags: Flags,
+    block: u64,
+) -> Result<(), Status> {
+    let class = Class::Foreground;
+    let (place, bufs) = if op == Op::Write {
+        ((at(block), Sector(BLOCK_SECTORS)), Bufs::from(Buf::copy_of(&pattern(block, 1))))
+    } else {
+        ((Sector::ZERO, Sector::ZERO), Bufs::new())
+    };
+    reactor::io_by(Opener(opener), cache, op, flags, class, place, bufs).await
+}
+
+async fn write(cache: &WriteCache, opener: u32, block: u64) -> Result<(), Status> {
+    io(cache, opener, Op::Write, Flags::empty(), block).await
+}
+
+async fn flush(cache: &WriteCache, opener: u32) -> Result<(), Status> {
+    io(cache, opener, Op::Flush, Flags::empty(), 0).await
+}
+
+fn run(lab: &Lab, work: impl AsyncFnOnce(Lab) + 'static) {
+    let machine = boot(lab);
+    let lab = lab.clone();
+    machine.block_on(async move { work(lab).await }).unwrap();
+    machine.kill();
+}
+
+fn each_client_is_told_once(parts: u64) {
+    run(&lab(1, parts), async move |lab| {
+        let cache = load(&lab).await;
+        let lost = Rc::new(Cell::new(0));
+        for opener in [1, 2, 3] {
+            write(&cache, opener, u64::from(opener) * 4).await.unwrap();
+        }
+        flush(&cache, 3).await.unwrap();
+        write(&cache, 1, 5).await.unwrap();
+        write(&cache, 2, 9).await.unwrap();
+        fail_flushes(&lab, 1000);
+        assert_eq!(flush(&cache, 1).await, Err(Status::Io));
+        let _ = cache.clone().suspend().await;
+        fail_flushes(&lab, 0);
+        let next = load(&lab).await;
+        let requests = lost.clone();
+        next.on_trouble(move |trouble| {
+            if let Trouble::Lost { requests: n } = trouble {
+                requests.set(n);
+            }
+        });
+        next.clone().take_over(cache).await;
+        assert_eq!(lost.get(), 2, "the operator is told of blocks 5 and 9");
+        assert_eq!(flush(&next, 1).await, Ok(()), "it was told before");
+        assert_eq!(flush(&next, 2).await, Err(Status::Io), "block 9 is gone");
+        assert_eq!(flush(&next, 2).await, Ok(()), "once");
+        assert_eq!(flush(&next, 7).await, Ok(()), "it came later");
+    });
+}
+
+#[test]
+fn each_client_of_a_failed_cache_is_told_once() {
+    each_client_is_told_once(0);
+}
+
+#[test]
+fn each_client_of_a_failed_divided_cache_is_told_once() {
+    each_client_is_told_once(3);
+}
+
+#[test]
+fn the_third_table_tells_what_the_second_did_not() {
+    run(&lab(1, 0), async move |lab| {
+        let cache = load(&lab).await;
+        write(&cache, 1, 1).await.unwrap();
+        write(&cache, 2, 2).await.unwrap();
+        fail_flushes(&lab, 1000);
+        let second = reload(&lab, cache).await;
+        assert_eq!(flush(&second, 1).await, Err(Status::Io));
+        let third = reload(&lab, second).await;
+        assert_eq!(flush(&third, 2).await, Err(Status::Io));
+        assert_eq!(flush(&third, 1).await, Ok(()));
+        assert_eq!(flush(&third, 2).await, Ok(()));
+    });
+}
+
+#[test]
+fn a_cache_that_has_not_failed_hands_on_nothing() {
+    run(&lab(1, 0), async move |lab| {
+        let cache = load(&lab).await;
+        write(&cache, 1, 1).await.unwrap();
+        let next = reload(&lab, cache).await;
+        assert_eq!(flush(&next, 1).await, Ok(()), "the suspend has committed it");
+    });
+}
+
+thread_local! {
+    static FAILED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Clients write and flush, the cache device begins to fail flushes at some time, and tables are
+/// loaded again. `owed` are the clients with a change that may be lost and that have had no failed
+/// FLUSH since.
+async fn any_order(lab: Lab) {
+    let draw = |below: u64| lab.world.borrow_mut().rng.below(below);
+    let mut cache = load(&lab).await;
+    let mut owed = BTreeSet::new();
+    for _ in 0..2 + draw(2) {
+        let steps = 1 + draw(24);
+        let fails_at = draw(steps + 8);
+        for step in 0..steps {
+            if step == fails_at {
+                fail_flushes(&lab, 1000);
+            }
+            let opener = 1 + u32::try_from(draw(4)).unwrap();
+            match draw(4) {
+                0 => {
+                    if flush(&cache, opener).await.is_ok() {
+                        owed.clear();
+                    }
+                    owed.remove(&opener);
+                }
+                1 => {
+                    if io(&cache, opener, Op::Write, Flags::FUA, draw(BLOCKS)).await.is_ok() {
+                        owed.clear(); // Its commit covers all that came before.
+                    }
+                }
+                _ => {
+                    if write(&cache, opener, draw(BLOCKS)).await.is_ok() {
+                        owed.insert(opener);
+                    }
+                }
+            }
+        }
+        let old = cache.clone();
+        cache = reload(&lab, cache).await;
+        if old.attribute("error").unwrap() == "0" {
+            owed.clear(); // The suspend has made all durable.
+        } else {
+            FAILED.set(FAILED.get() + 1);
+        }
+        for opener in 1..=4 {
+            if draw(2) == 0 {
+                let told = flush(&cache, opener).await;
+                assert!(!(owed.remove(&opener) && told.is_ok()), "opener {opener} is owed one");
+                assert_eq!(flush(&cache, opener).await, Ok(()), "opener {opener} is told once");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_new_table_that_forgets_losses_is_caught() {
+    let found = seeds::first_failure(0..400, |seed| {
+        let mut lab = lab(seed, 0);
+        lab.config.mutation = Mutation::LossesForgotten;
+        run(&lab, any_order);
+        Ok(())
+    });
+    assert!(found.is_some(), "no opener missed its error in 400 seeds");
+}
+
+#[test]
+fn whoever_may_miss_a_change_is_told_in_any_order() {
+    seeds::run(400, |seed| {
+        let lab = lab(seed, if seed % 4 == 0 { 3 } else { 0 });
+        run(&lab, any_order);
+        Ok(())
+    });
+    if seeds::count(400) >= 20 {
+        assert!(FAILED.get() > 10, "{} caches have failed", FAILED.get());
+    }
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Ordered mode under every kind of bad day: at any moment, and after any power cut or kill, also
+//! during recovery, the origin alone is what a disk may hold that lost its power at some moment;
+//! and the ordinary contract holds with the cache. Planted faults of the order are each caught.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::common::alone::{History, Recorded};
+use crate::common::gate::Gate;
+use crate::common::life::{self, Lives};
+use crate::common::operator::{Drains, Duty};
+use crate::common::{live, number};
+use block::{BlockDevice, Buf, Class, Error, Nanos, Sector, Target};
+use reactor::FileId;
+use sim::{Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
+use writecache::{Config, Mutation, WriteCache};
+
+const ROUNDS: u32 = 4;
+
+#[derive(Clone)]
+struct Setup {
+    config: Config,
+    /// What is judged by itself: how many, and bytes of one.
+    units: u64,
+    unit: usize,
+    cache: FileId,
+    origin: FileId,
+    sectors: Sector,
+    history: Rc<RefCell<History>>,
+}
+
+/// What the runs have seen, so that a test can say that it tested something.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    judged: u64,
+    kept_max: u64,
+    epochs_max: u64,
+    /// Blocks of zeroes that were not on the origin.
+    zeroes_max: u64,
+}
+
+/// What a test asks of every seed.
+#[derive(Clone, Copy)]
+struct Plan {
+    mutation: Mutation,
+    with_faults: bool,
+    /// With `p` the cache is persistent memory.
+    mode: &'static str,
+    /// Clients send requests of any sectors, and each sector is judged by itself.
+    by_sectors: bool,
+}
+
+impl Plan {
+    const USUAL: Plan =
+        Plan { mutation: Mutation::None, with_faults: false, mode: "s", by_sectors: false };
+}
+
+fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
+    let mut w = world.borrow_mut();
+    let block_size: u32 = w.rng.pick(&[512, 512, 4096, 4096]);
+    // Few enough that blocks are written in many epochs, now and then more than there are slots.
+    let blocks = w.rng.pick(&[3, 12, 60, 150]);
+    let sectors = Sector(blocks * u64::from(block_size) / 512);
+    let area_kib = w.rng.pick(&[416, 440, 512, 1024]);
+    let cache = match plan.mode {
+        "p" => w.add_swarm_memory("cache", Sector(area_kib * 2)),
+        _ => w.add_swarm_disk("cache", Sector(area_kib * 2)),
+    };
+    let origin = w.add_swarm_disk("origin", sectors);
+    let high = w.rng.pick(&[0, 3, 20, 60]);
+    let mut more = w.rng.pick(&["", "", " max_age 0", " max_age 3"]).to_owned();
+    more += &live::draw_limits(&mut w.rng);
+    let line = format!(
+        "{} origin cache {block_size} {} ordered high_watermark {high} low_watermark {} \
+         writeback_jobs {} autocommit_blocks {} autocommit_time {} writeback_io_bytes {}{more}",
+        plan.mode,
+        13 + more.split_whitespace().count(),
+        high / 2,
+        w.rng.pick(&[0, 1, 7, 1000]),
+        w.rng.pick(&[0, 1, 9, 65536]),
+        w.rng.pick(&[1, 5, 1000]),
+        w.rng.pick(&[4096, 16384, 1 << 20]),
+    );
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut config = Config::parse(&words).expect("the line above is good");
+    config.mutation = plan.mutation;
+    config.zeroes_as_data_max_bytes = w.rng.pick(&[0, 0, 1024, 1 << 20]);
+    let unit = if plan.by_sectors { 512 } else { block_size as usize };
+    let units = sectors.bytes() / unit as u64;
+    let history = Rc::new(RefCell::new(History::new(units, unit)));
+    Setup { config, units, unit, cache, origin, sectors, history }
+}
+
+impl Setup {
+    fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
+        let w = world.borrow();
+        let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
+        WriteCache::new("wc", self.config.clone(), origin, cache, self.sectors)
+            .expect("devices that fit")
+    }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(self.sectors.bytes()).unwrap()
+    }
+
+    /// What is on the origin now, and what would be there if all that is volatile were lost.
+    fn judge(&self, world: &WorldRef, seen: &Cell<Seen>) -> Result<(), String> {
+        let mut origin = vec![0; self.bytes()];
+        world.borrow().peek(self.origin, Sector::ZERO, &mut origin);
+        self.history.borrow().judge(&origin)?;
+        world.borrow().peek_durable(self.origin, Sector::ZERO, &mut origin);
+        self.history.borrow().judge(&origin)?;
+        seen.set(Seen { judged: seen.get().judged + 2, ..seen.get() });
+        Ok(())
+    }
+}
+
+/// One who looks at the origin all the time, and does something now and then.
+struct Operator {
+    world: WorldRef,
+    setup: Setup,
+    cache: Rc<WriteCache>,
+    gate: Rc<Gate>,
+    seen: Rc<Cell<Seen>>,
+    drains: Rc<Drains>,
+    errors_allowed: bool,
+    duty: Duty,
+}
+
+impl Operator {
+    async fn work(self: Rc<Self>) {
+        while !self.duty.stop.get() {
+            let (pause, dice) = {
+                let rng = &mut self.world.borrow_mut().rng;
+                (rng.below(1_000_000), rng.below(30))
+            };
+            reactor::sleep(Nanos(pause)).await;
+            let acted = self.act(dice).await.map_err(|e| e.chain());
+            self.cache.check();
+            let (seen, cache) = (self.seen.get(), &self.cache);
+            self.seen.set(Seen {
+                kept_max: seen.kept_max.max(number(cache, "old_blocks")),
+                epochs_max: seen.epochs_max.max(number(cache, "pending_epochs")),
+                zeroes_max: seen.zeroes_max.max(number(cache, "zero_blocks")),
+                ..seen
+            });
+            let acted = if self.errors_allowed { Ok(()) } else { acted };
+            let judged = acted.and_then(|()| self.setup.judge(&self.world, &self.seen));
+            if let Err(why) = judged {
+                self.duty.fail(why);
+            }
+        }
+        self.drains.stop(&self.cache).await;
+        self.duty.done.set(true);
+    }
+
+    async fn act(&self, dice: u64) -> Result<(), Error> {
+        match dice {
+            0 => self.cache.clone().message(vec!["flush".to_owned()]).await.map(drop),
+            1 => self.gate.suspend_and_resume(&self.cache).await,
+            2 => {
+                let words = live::draw_drain(&mut self.world.borrow_mut().rng);
+                self.drains.begin(&self.cache, words);
+                Ok(())
+            }
+            3 => {
+                // Drawn beforehand: nothing of the world is borrowed while it runs.
+                let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
+                live::change(&self.cache, &mut rng, false).await
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> {
+    let Plan { with_faults, .. } = plan;
+    let world = World::new(seed);
+    let setup = draw_setup(&world, plan);
+    let oracle = Rc::new(RefCell::new(Oracle::new(setup.units, setup.unit, seed)));
+    let mut mix = Mix { errors_allowed: with_faults, discards: 0, ..Mix::default() };
+    {
+        let rng = &mut world.borrow_mut().rng;
+        mix.fua_per_mille = rng.pick(&[0, 50, 500]);
+        mix.flushes = rng.pick(&[1, 10, 40]);
+        mix.reads = rng.pick(&[0, 20]);
+        mix.write_zeroes = rng.pick(&[0, 3, 15]);
+        mix.blocks_max = rng.pick(&[1, 3, 20]);
+        mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
+    }
+    if with_faults {
+        oracle.borrow_mut().expect_flush_errors();
+    }
+    for round in 0..ROUNDS {
+        let machine = Machine::boot(&world, 1);
+        life::plan_cut(&world, &[100, 1_000, 5_000, 20_000], round + 1 == ROUNDS);
+        live(&machine, &world, &setup, &oracle, mix, seen)?;
+        life::crash(machine, &world, &oracle);
+        setup.history.borrow_mut().stop();
+        setup.judge(&world, seen).map_err(|e| format!("after life {round}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// One life of the machine: open, check what is there, work; until the power goes or all is done.
+fn live(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+    oracle: &Rc<RefCell<Oracle>>,
+    mix: Mix,
+    seen: &Rc<Cell<Seen>>,
+) -> Lives {
+    let with_faults = mix.errors_allowed;
+    let cache = setup.make(world);
+    if !life::open(machine, &cache)? {
+        return Ok(false);
+    }
+    let recorded = Recorded::over(cache.clone(), &setup.history);
+    let device: Rc<dyn BlockDevice> = recorded.clone();
+    let load = Workload::new(world, oracle, mix);
+    if !life::read_all(machine, &load, &device)? {
+        return Ok(false);
+    }
+    let (target, bytes, at_once) = (cache.clone(), setup.bytes(), setup.unit);
+    let all = machine.block_on(async move {
+        let buf = Buf::alloc(bytes);
+        for at in (0..bytes).step_by(at_once) {
+            let sector = Sector::from_bytes(at as u64);
+            let data = buf.slice(at..at + at_once);
+            reactor::read(&*target, Class::Foreground, sector, data.into()).await.unwrap();
+        }
+        buf
+    });
+    match all {
+        Ok(buf) => buf.read(|data| setup.history.borrow_mut().recovered(data))?,
+        Err(_) => return Ok(false),
+    }
+    if with_faults {
+        draw_faults(world, setup);
+    }
+    let operator = Rc::new(Operator {
+        world: world.clone(),
+        setup: setup.clone(),
+        cache: cache.clone(),
+        gate: recorded.gate.clone(),
+        seen: seen.clone(),
+        drains: Rc::default(),
+        errors_allowed: with_faults,
+        duty: Duty::default(),
+    });
+    machine.spawn(0, operator.clone().work());
+    let disks = [setup.cache, setup.origin];
+    if !life::work(machine, world, &load, &device, &cache, &operator.duty, disks)? {
+        return Ok(false);
+    }
+    let origin = world.borrow().leaf(setup.origin);
+    let quiet = machine.block_on(async move {
+        let is_whole = life::end(&cache, &load, with_faults).await?;
+        if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
+    });
+    quiet.map_or(Ok(false), |end| end.map(|()| true))
+}
+
+fn draw_faults(world: &WorldRef, setup: &Setup) {
+    let mut w = world.borrow_mut();
+    for disk in [setup.cache, setup.origin] {
+        // A version that can't be read back from the cache is lost to its epoch: for that block
+        // nothing is promised any more.
+        let reads: &[u32] = if disk == setup.origin { &[0, 5] } else { &[0] };
+        let faults = match w.rng.below(2) {
+            0 => Faults::default(),
+            _ => Faults {
+                read_error_per_mille: w.rng.pick(reads),
+                write_error_per_mille: w.rng.pick(&[0, 5, 20]),
+                flush_error_per_mille: w.rng.pick(&[0, 10]),
+                ..Faults::default()
+            },
+        };
+        w.set_faults(disk, faults);
+    }
+}
+
+#[test]
+fn the_origin_alone_is_always_the_state_of_some_flush_and_a_part_of_what_came_after() {
+    let seen = Rc::new(Cell::new(Seen::default()));
+    seeds::run(600, |seed| simulate(seed, Plan::USUAL, &seen));
+    eprintln!("{:?}", seen.get());
+    if seeds::count(600) >= 100 {
+        let Seen { kept_max, epochs_max, zeroes_max, .. } = seen.get();
+        let seen = [kept_max, epochs_max, zeroes_max];
+        assert!(seen.iter().all(|&n| n > 10), "{seen:?} kept, epochs, zeroes");
+    }
+}
+
+#[test]
+fn errors_do_not_break_the_order() {
+    let seen = Rc::default();
+    seeds::run(300, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }, &seen));
+}
+
+#[test]
+fn the_order_holds_with_the_cache_in_persistent_memory_with_errors_and_without() {
+    let seen = Rc::default();
+    seeds::run(300, |seed| {
+        let with_faults = seed.is_multiple_of(3);
+        simulate(seed, Plan { with_faults, mode: "p", ..Plan::USUAL }, &seen)
+    });
+}
+
+/// A merged version is of the epoch in which it is written, and brings nothing of a later one.
+#[test]
+fn requests_of_sectors_are_kept_in_order_too() {
+    let seen = Rc::default();
+    seeds::run(300, |seed| {
+        let with_faults = seed.is_multiple_of(3);
+        simulate(seed, Plan { with_faults, by_sectors: true, ..Plan::USUAL }, &seen)
+    });
+}
+
+fn is_caught(mutation: Mutation) {
+    let why = is_seen(Plan { mutation, ..Plan::USUAL });
+    assert!(why.contains("the origin alone"), "by another judge: {why}");
+}
+
+/// By whatever judge.
+fn is_seen(plan: Plan) -> String {
+    let (seen, mutation) = (Rc::default(), plan.mutation);
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, plan, &seen));
+    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
+    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    found.why
+}
+
+#[test]
+fn zeroes_that_go_to_the_origin_as_they_come_are_caught() {
+    is_caught(Mutation::ZeroesAtOnce);
+}
+
+#[test]
+fn an_epoch_that_is_over_before_the_origin_has_its_zeroes_durably_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesNotFlushed, ..Plan::USUAL });
+}
+
+#[test]
+fn an_epoch_that_is_over_without_its_zeroes_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesNotWritten, ..Plan::USUAL });
+}
+
+#[test]
+fn a_read_that_looks_for_no_zeroes_is_caught() {
+    is_seen(Plan { mutation: Mutation::ReadIgnoresZeroes, ..Plan::USUAL });
+}
+
+#[test]
+fn a_checkpoint_that_tells_of_no_zeroes_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesNotInCheckpoint, ..Plan::USUAL });
+}
+
+#[test]
+fn a_recovery_in_which_zeroes_end_nothing_is_caught() {
+    is_seen(Plan { mutation: Mutation::ZeroesEndNothing, ..Plan::USUAL });
+}
+
+#[test]
+fn a_flush_that_closes_no_epoch_is_caught() {
+    is_caught(Mutation::EpochOnlyWithCommit);
+}
+
+#[test]
+fn a_fua_write_that_closes_no_epoch_is_caught() {
+    is_caught(Mutation::NoEpochAtFua);
+}
+
+#[test]
+fn an_epoch_begun_before_the_flush_of_the_origin_is_caught() {
+    is_caught(Mutation::FreeBeforeOriginDurable);
+}
+
+#[test]
+fn an_epoch_begun_before_the_one_before_is_durably_retired_is_caught() {
+    is_caught(Mutation::EpochBeforeRetired);
+}
+
+#[test]
+fn a_superseded_version_that_is_not_kept_is_caught() {
+    is_caught(Mutation::OldNotKept);
+}
+
+#[test]
+fn epochs_merged_although_they_differ_are_caught() {
+    is_caught(Mutation::UnsafeMerge);
+}

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A divided cache under every kind of bad day: as `crash.rs`, in two to four parts on one to three
+//! cores, with chunks of few blocks, so that requests, gaps and discards cross them; power cuts
+//! during its creation and its recovery among them. Planted faults of what parts share are each
+//! caught.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::common::gate::Gated;
+use crate::common::life::{self, Lives};
+use crate::common::operator::Operator;
+use crate::common::whole::Whole;
+use crate::common::{live, number, spread};
+use block::{BlockDevice, Sector};
+use policy::destage::Costs;
+use reactor::FileId;
+use sim::{Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use writecache::{Config, Mutation, WriteCache};
+
+const ROUNDS: u32 = 4;
+/// An origin on which every gap is worth being filled.
+const EAGER: Costs = Costs {
+    command_ns: 1_000_000_000,
+    read_ns_per_mib: 1,
+    write_ns_per_mib: 1,
+    copy_ns_per_mib: 0,
+};
+
+thread_local! {
+    /// Lives of this thread's seeds with parts on another core, and blocks of gaps filled in them.
+    static SPREAD: Cell<u64> = const { Cell::new(0) };
+    static GAPS: Cell<u64> = const { Cell::new(0) };
+}
+
+#[derive(Clone)]
+struct Setup {
+    config: Config,
+    blocks: u64,
+    cache: FileId,
+    origin: FileId,
+    sectors: Sector,
+    cores: u16,
+    lends: bool,
+    /// Whether writes are sent around the cache, and whether errors may do that: then a crash may
+    /// tear blocks as it tears the origin's.
+    around: bool,
+    may_go_around: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Plan {
+    mutation: Mutation,
+    with_faults: bool,
+    /// Clients send requests of any sectors, and each sector is judged by itself.
+    by_sectors: bool,
+    /// Both disks take whole blocks of so many bytes, and refuse all else.
+    disk_block: u32,
+}
+
+const USUAL: Plan =
+    Plan { mutation: Mutation::None, with_faults: false, by_sectors: false, disk_block: 512 };
+const BAD: Plan = Plan { with_faults: true, ..USUAL };
+
+fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
+    let mut w = world.borrow_mut();
+    let block_size: u32 = w.rng.pick(&[512, 4096, 4096]).max(plan.disk_block);
+    let blocks = w.rng.range(16, 200);
+    let sectors = Sector(blocks * u64::from(block_size) / 512);
+    let parts = w.rng.range(2, 5);
+    let start_sector = w.rng.pick(&[0, 0, 8]);
+    let each_kib = w.rng.pick(&[416, 440, 512]);
+    let model = w.swarm_model();
+    let spec = sim::DiskSpec::new("cache", Sector(each_kib * 2 * parts + start_sector), model);
+    let cache = w.add_disk(sim::DiskSpec { logical_block_bytes: plan.disk_block, ..spec });
+    // With errors a write around may leave part of itself in a block; see `crash.rs`.
+    let around = w.rng.below(2) == 0 && !plan.with_faults;
+    let model = w.swarm_model();
+    // A cache whose device can't read a block takes nothing new, so that writes go around it.
+    let may_go_around = around || (plan.with_faults && w.rng.below(2) == 0);
+    let unit = if may_go_around { block_size } else { 512 };
+    let spec = sim::DiskSpec::new("origin", sectors, model);
+    let spec = sim::DiskSpec { logical_block_bytes: plan.disk_block, ..spec };
+    let origin = w.add_disk(sim::DiskSpec { atomic_write_unit_bytes: unit, ..spec });
+    let high = w.rng.range(0, 101);
+    let low = w.rng.range(0, high + 1);
+    let options = live::draw_options(&mut w.rng, "s", around);
+    let count = 20 + options.split_whitespace().count();
+    let line = format!(
+        "s origin cache {block_size} {count} parts {parts} start_sector {start_sector} \
+         high_watermark {high} low_watermark {low} writeback_jobs {} autocommit_blocks {} \
+         autocommit_time {} writeback_order {} writeback_io_bytes {} fail_mode {}{options}",
+        w.rng.pick(&[0, 1, 7, 1000]),
+        w.rng.pick(&[0, 1, 9, 65536]),
+        w.rng.pick(&[1, 5, 1000]),
+        w.rng.pick(&["sorted", "sorted", "lru"]),
+        w.rng.pick(&[4096, 16384, 1 << 20]),
+        w.rng.pick(&["retry", "retry", "retry", "kernel"]),
+    );
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut config = Config::parse(&words).expect("the line above is good");
+    config.mutation = plan.mutation;
+    config.chunk = Sector(w.rng.pick(&[1, 2, 3, 8, 40]) * u64::from(block_size) / 512);
+    // Gaps may be as long as a chunk, and longer.
+    config.assumed_costs = (w.rng.below(3) > 0).then_some(EAGER);
+    let cores = u16::try_from(w.rng.range(1, 4)).unwrap();
+    let lends = w.rng.below(3) > 0;
+    Setup { config, blocks, cache, origin, sectors, cores, lends, around, may_go_around }
+}
+
+impl Setup {
+    fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
+        let lend = match self.lends {
+            true => spread::lend(world, [self.origin, self.cache]),
+            false => spread::lend_nothing(),
+        };
+        let w = world.borrow();
+        let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
+        let target = WriteCache::new("wc", self.config.clone(), origin, cache, self.sectors)
+            .expect("devices that fit");
+        target.spread(spread::cores(self.cores), lend);
+        target
+    }
+}
+
+fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
+    let Plan { with_faults, .. } = plan;
+    let world = World::new(seed);
+    let setup = draw_setup(&world, plan);
+    let bytes = setup.config.block_size as usize;
+    let unit = if plan.by_sectors { 512 } else { bytes };
+    let units = setup.blocks * (bytes / unit) as u64;
+    let oracle = Rc::new(RefCell::new(Oracle::new(units, unit, seed)));
+    let mut mix = Mix { errors_allowed: with_faults, ..Mix::default() };
+    {
+        let rng = &mut world.borrow_mut().rng;
+        mix.fua_per_mille = rng.pick(&[0, 50, 500]);
+        mix.flushes = rng.pick(&[1, 10, 40]);
+        mix.meta_per_mille = rng.pick(&[0, 300]);
+        mix.blocks_max = rng.pick(&[2, 6, 100]);
+        mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
+    }
+    if with_faults {
+        oracle.borrow_mut().expect_flush_errors();
+    }
+    for round in 0..ROUNDS {
+        let machine = Machine::boot(&world, setup.cores);
+        life::plan_cut(&world, &[40, 200, 2_000, 20_000], round + 1 == ROUNDS);
+        live(&machine, &world, &setup, &oracle, mix)?;
+        life::crash(machine, &world, &oracle);
+    }
+    Ok(())
+}
+
+/// One life of the machine: open, check what is there, work; until the power goes or all is done.
+fn live(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+    oracle: &Rc<RefCell<Oracle>>,
+    mix: Mix,
+) -> Lives {
+    let with_faults = mix.errors_allowed;
+    let cache = setup.make(world);
+    if !life::open(machine, &cache)? {
+        return Ok(false);
+    }
+    SPREAD.set(SPREAD.get() + u64::from(setup.cores > 1));
+    let gated = Gated::new(cache.clone());
+    let device: Rc<dyn BlockDevice> = gated.clone();
+    let load = Workload::new(world, oracle, mix);
+    // What a crash left must be there before anything else happens.
+    if !life::read_all(machine, &load, &device)? {
+        return Ok(false);
+    }
+    if with_faults {
+        draw_faults(world, setup);
+    }
+    let operator = Operator::of(world, &gated, setup.around, with_faults);
+    machine.spawn(0, operator.clone().work());
+    let disks = [setup.cache, setup.origin];
+    if !life::work(machine, world, &load, &device, &cache, &operator.duty, disks)? {
+        return Ok(false);
+    }
+    let origin = Rc::new(Whole(world.borrow().leaf(setup.origin)));
+    let quiet = machine.block_on(async move {
+        let is_whole = life::end(&cache, &load, with_faults).await?;
+        GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
+        if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
+    });
+    quiet.map_or(Ok(false), |end| end.map(|()| true))
+}
+
+fn draw_faults(world: &WorldRef, setup: &Setup) {
+    let mut w = world.borrow_mut();
+    for disk in [setup.cache, setup.origin] {
+        let may_fail = disk == setup.origin || setup.may_go_around;
+        let reads: &[u32] = if may_fail { &[0, 5] } else { &[0] };
+        let faults = match w.rng.below(2) {
+            0 => Faults::default(),
+            _ => Faults {
+                read_error_per_mille: w.rng.pick(reads),
+                write_error_per_mille: w.rng.pick(&[0, 5, 50]),
+                flush_error_per_mille: w.rng.pick(&[0, 20, 200]),
+                ..Faults::default()
+            },
+        };
+        w.set_faults(disk, faults);
+    }
+}
+
+#[test]
+fn acknowledged_durability_survives_any_crash_of_a_divided_cache() {
+    seeds::run(200, |seed| simulate(seed, USUAL));
+    if seeds::count(200) >= 200 {
+        assert!(SPREAD.get() > 100, "{} lives on several cores", SPREAD.get());
+        assert!(GAPS.get() > 100, "{} blocks of gaps were filled", GAPS.get());
+    }
+}
+
+#[test]
+fn errors_lose_nothing_that_any_part_has_acknowledged() {
+    seeds::run(200, |seed| simulate(seed, BAD));
+}
+
+/// Requests of less than a block were refused; found by an attack from outside.
+#[test]
+fn requests_of_sectors_survive_any_crash_of_a_divided_cache() {
+    seeds::run(100, |seed| {
+        let with_faults = seed.is_multiple_of(3);
+        simulate(seed, Plan { with_faults, by_sectors: true, ..USUAL })
+    });
+}
+
+/// What is less than a block of the disks is merged by the part of its chunk: neither disk is ever
+/// asked for less than its block.
+#[test]
+fn requests_of_sectors_survive_crashes_on_disks_of_larger_blocks() {
+    const PLAN: Plan = Plan { by_sectors: true, disk_block: 4096, ..USUAL };
+    seeds::run(100, |seed| simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..PLAN }));
+    // It finds a merge that undoes what has come meanwhile, and one that is not durable.
+    is_caught_by(Plan { mutation: Mutation::MergeUnchecked, ..PLAN });
+    is_caught_by(Plan { mutation: Mutation::MergeIgnoresFua, ..PLAN });
+}
+
+fn is_caught_by(plan: Plan) {
+    let mutation = plan.mutation;
+    let found = seeds::first_failure(0..3000, |seed| simulate(seed, plan));
+    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 3000 seeds"));
+    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+}
+
+#[test]
+fn a_flush_that_ends_with_the_first_part_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::FlushOfFirstPart, ..USUAL });
+}
+
+#[test]
+fn a_gap_filled_in_the_chunk_of_another_part_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::GapOfOtherPart, ..USUAL });
+}
+
+#[test]
+fn a_cache_that_is_begun_with_part_0_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::FirstPartFirst, ..USUAL });
+}
+
+/// A flush of the origin that one part has asked for takes with it what another has written; the
+/// next one, which that part asks for, succeeds.
+#[test]
+fn a_failed_flush_of_which_other_parts_do_not_hear_is_caught() {
+    is_caught_by(Plan { mutation: Mutation::PartsNotTold, ..BAD });
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The write cache: tests of its public items, one file for each subject.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod age;
+mod around;
+mod behaviour;
+#[path = "../common/mod.rs"]
+mod common;
+mod cost;
+mod crafted;
+mod dm;
+mod errors;
+mod failed_flush;
+mod golden_dm;
+mod limits;
+mod manual;
+mod media;
+mod memory;
+mod owner;
+mod pacing;
+mod parts;
+mod planted;
+mod regressions;
+mod sectors;
+mod session;
+mod spoilt;
+mod survey;
+mod traces;
+mod zeroes;

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Filled writes that the origin refuses: what they may have spoilt is kept, written again, or
+//! told.
+
+use std::rc::Rc;
+
+use crate::common::ward::{Ward, life, millis};
+use crate::common::{self, Lab, get, number, pattern, put, say};
+use block::{Op, Sector, Status};
+use policy::destage::Costs;
+use writecache::{Mutation, Trouble};
+
+/// Nothing is committed or written back unless it is asked for.
+const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
+
+/// An origin of 40 blocks of version 1, on which every gap is worth being filled.
+fn filling_lab(cache_kib: u64, mutation: Mutation) -> Lab {
+    let mut lab = Lab::new(4096, cache_kib, MANUAL);
+    lab.config.assumed_costs = Some(Costs {
+        command_ns: 1_000_000_000,
+        read_ns_per_mib: 1,
+        write_ns_per_mib: 1,
+        copy_ns_per_mib: 0,
+    });
+    lab.config.mutation = mutation;
+    for block in 0..40 {
+        lab.world.borrow_mut().poke(lab.origin, common::at(block), &pattern(block, 1));
+    }
+    lab
+}
+
+async fn fill_even(w: &Ward, blocks: std::ops::Range<u64>) {
+    for block in blocks.step_by(2) {
+        put(&*w.cache, block, 2).await.unwrap();
+    }
+}
+
+/// The filled write fails, and so does every write and read of these sectors from then on: what
+/// was in the gaps is in the cache. Whether all of it is.
+fn gaps_are_kept(mutation: Mutation) -> bool {
+    let lab = filling_lab(1024, mutation);
+    let kept = Rc::new(std::cell::Cell::new(false));
+    let set = kept.clone();
+    let inner = lab.clone();
+    life(&lab, async move |w| {
+        fill_even(&w, 0..40).await;
+        w.origin.refuse(Op::Write, 0..40);
+        say(&w.cache, "flush").await.unwrap_err();
+        w.origin.refuse(Op::Read, 0..40);
+        for block in 0..39 {
+            if get(&*w.cache, block).await != Ok(pattern(block, 2 - block % 2)) {
+                return;
+            }
+        }
+        assert_eq!(number(&w.cache, "dirty_blocks"), 39);
+        assert!(!w.told.borrow().iter().any(|t| matches!(t, Trouble::GapLost { .. })));
+        w.origin.mend();
+        say(&w.cache, "flush").await.unwrap();
+        for block in 0..40 {
+            let version = if block < 39 { 2 - block % 2 } else { 1 };
+            assert!(inner.origin_block(block) == pattern(block, version), "block {block}");
+        }
+        set.set(true);
+    });
+    kept.get()
+}
+
+#[test]
+fn what_a_refused_filled_write_may_have_spoilt_is_kept_in_the_cache() {
+    assert!(gaps_are_kept(Mutation::None));
+    assert!(!gaps_are_kept(Mutation::ForgetSpoiltGaps), "nobody would see it");
+}
+
+/// A read beside a filled write that has ruined what it was to fill, of which nobody has heard yet.
+/// Whether it returns what was there.
+fn a_read_beside_it_is_right(mutation: Mutation) -> bool {
+    let lab = filling_lab(1024, mutation);
+    let right = Rc::new(std::cell::Cell::new(false));
+    let (set, inner) = (right.clone(), lab.clone());
+    life(&lab, async move |w| {
+        fill_even(&w, 0..40).await;
+        w.origin.refuse(Op::Write, 0..40);
+        w.origin.hold_writes();
+        let cache = w.cache.clone();
+        reactor::spawn(async move { drop(say(&cache, "flush").await) });
+        while w.origin.held_writes() == 0 {
+            millis(1).await;
+        }
+        inner.world.borrow_mut().poke(inner.origin, common::at(7), &[0xA5; 512]);
+        let cache = w.cache.clone();
+        reactor::spawn(async move { set.set(get(&*cache, 7).await == Ok(pattern(7, 1))) });
+        millis(10).await;
+        w.origin.release_writes();
+        millis(3_000).await;
+    });
+    right.get()
+}
+
+#[test]
+fn a_read_beside_a_filled_write_that_fails_does_not_see_what_that_has_spoilt() {
+    assert!(a_read_beside_it_is_right(Mutation::None));
+    assert!(!a_read_beside_it_is_right(Mutation::ReadSpoiltGaps), "nobody would see it");
+}
+
+/// A cache whose slots are all dirty, and filled writes on their way that will be refused.
+async fn fill_all(w: &Ward) -> u64 {
+    let slots = number(&w.cache, "total_blocks");
+    w.origin.hold_writes();
+    fill_even(w, 0..2 * slots).await;
+    assert_eq!((number(&w.cache, "free_blocks"), number(&w.cache, "dirty_blocks")), (0, slots));
+    assert!(w.origin.held_writes() > 0);
+    w.origin.refuse(Op::Write, 0..2 * slots);
+    slots
+}
+
+fn is_gap_lost(told: &Trouble) -> bool {
+    matches!(told, Trouble::GapLost { .. })
+}
+
+#[test]
+fn a_spoilt_gap_without_a_free_slot_is_written_again_until_the_origin_takes_it() {
+    let lab = filling_lab(440, Mutation::None);
+    let inner = lab.clone();
+    life(&lab, async move |w| {
+        fill_all(&w).await;
+        inner.world.borrow_mut().poke(inner.origin, common::at(7), &[0xA5; 512]);
+        let writes = w.origin.held_writes() as u64;
+        w.origin.release_writes();
+        while w.origin.count.get() <= writes {
+            millis(1).await;
+        }
+        w.origin.mend();
+        millis(70_000).await;
+        assert!(!w.told.borrow().iter().any(is_gap_lost));
+        say(&w.cache, "flush").await.unwrap();
+        for block in 0..40 {
+            let version = 2 - block % 2;
+            assert!(inner.origin_block(block) == pattern(block, version), "block {block}");
+        }
+    });
+}
+
+#[test]
+fn a_spoilt_gap_that_neither_cache_nor_origin_takes_is_told() {
+    let lab = filling_lab(440, Mutation::None);
+    life(&lab, async move |w| {
+        let slots = fill_all(&w).await;
+        w.origin.release_writes();
+        millis(10_000).await;
+        let told = w.told.borrow();
+        let lost = told.iter().find(|told| is_gap_lost(told));
+        assert_eq!(lost, Some(&Trouble::GapLost { status: Status::Io, sector: Sector(8) }));
+        assert_eq!(number(&w.cache, "dirty_blocks"), slots);
+    });
+}
+
+/// The failed flush loses what was written again; nobody else has it.
+#[test]
+fn a_spoilt_gap_that_was_written_again_counts_only_when_the_origin_has_flushed_it() {
+    let lab = filling_lab(440, Mutation::None);
+    let inner = lab.clone();
+    life(&lab, async move |w| {
+        fill_all(&w).await;
+        let spoil = || inner.world.borrow_mut().poke(inner.origin, common::at(1), &[0xA5; 512]);
+        spoil();
+        w.origin.release_writes();
+        w.origin.mend();
+        w.origin.refuse(Op::Flush, 0..0);
+        millis(10).await;
+        assert!(inner.origin_block(1) == pattern(1, 1), "it was not written again");
+        spoil();
+        w.origin.mend();
+        millis(70_000).await;
+        assert!(!w.told.borrow().iter().any(is_gap_lost));
+        assert!(inner.origin_block(1) == pattern(1, 1), "what a failed flush has lost is lost");
+    });
+}

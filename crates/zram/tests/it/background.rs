@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a throttle below is told of writeback.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::lab::{Lab, fill, set};
+use block::{Bio, BlockDevice, Class, Limits, Op, Target};
+use sim::Machine;
+
+/// A backing device, and for whom it was written.
+struct Heard {
+    below: Rc<dyn BlockDevice>,
+    classes: RefCell<Vec<Class>>,
+}
+
+impl BlockDevice for Heard {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if bio.op == Op::Write {
+            self.classes.borrow_mut().push(bio.class);
+        }
+        self.below.submit(bio);
+    }
+}
+
+#[test]
+fn pages_are_written_back_in_the_background_class() {
+    for packed in ["0", "1"] {
+        let lab = Lab::new(256, 512, &format!("compressed_writeback {packed}"));
+        let machine = Machine::boot(&lab.world, 1);
+        let below = lab.world.borrow().leaf(lab.disk);
+        let heard = Rc::new(Heard { below, classes: RefCell::default() });
+        let (device, zram) = (heard.clone(), lab.clone());
+        let done = machine.block_on(async move {
+            let zram = zram.target_over(device);
+            zram.clone().resume().await.unwrap();
+            fill(&zram, 0..256, 1).await;
+            set(&zram, "idle", "all").await.unwrap();
+            set(&zram, "writeback", "idle").await.unwrap();
+            zram.suspend().await.unwrap();
+        });
+        machine.shut_down();
+        done.unwrap();
+        let classes = heard.classes.borrow();
+        let all = classes.iter().all(|class| *class == Class::Background);
+        assert!(!classes.is_empty() && all, "{classes:?}");
+    }
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! zram: tests of its public items, one file for each subject.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod background;
+mod common;
+mod costs;
+mod crafted;
+mod device;
+mod failed_flush;
+mod golden;
+mod lab;
+mod manual;
+mod memory;
+mod persist;
+mod persist_media;
+mod policy;
+mod races;
+mod session;
+mod writeback;

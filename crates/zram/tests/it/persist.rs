@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What was flushed is there, under every kind of bad day: random clients, writeback,
+//! recompression, suspend and resume, injected errors, power cuts and kills at any step, torn
+//! writes, and opens that are cut themselves; with shards on two cores, and other cores the next
+//! time. All answers judged by the oracle. And the proof that the judge is awake: planted faults
+//! are each caught.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS, vanish};
+use block::{BlockDevice, CoreId, Error, Nanos, Sector, Target};
+use reactor::FileId;
+use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use zram::{Config, Mutation, NoFiles, Zram};
+
+const CLIENTS: u64 = 4;
+const ROUNDS: u32 = 4;
+
+/// What a seed runs with.
+#[derive(Clone)]
+struct Setup {
+    slots: u64,
+    disk: FileId,
+    mutation: Mutation,
+    /// The disk is large enough for so many.
+    shards_max: u64,
+}
+
+fn draw_setup(world: &WorldRef, mutation: Mutation, tight: bool) -> Setup {
+    let mut w = world.borrow_mut();
+    let most = w.rng.pick(&[40, 120, 700]);
+    let slots = w.rng.range(16, most);
+    let shards = w.rng.range(1, 4);
+    // Superblocks and maps, then what objects take if each has blocks to itself; twice that for
+    // what can't be reused yet, and for what is being superseded.
+    let of_shard = slots.min(slots.div_ceil(shards).next_multiple_of(256)) + 16;
+    let data = if tight { w.rng.range(16, of_shard * 2) } else { of_shard * 12 + 64 };
+    let sectors = Sector((64 + 2 * slots.div_ceil(252) + data) * shards * PAGE_SECTORS);
+    let disk = w.add_swarm_disk("disk", sectors);
+    Setup { slots, disk, mutation, shards_max: if tight { 1 } else { shards } }
+}
+
+impl Setup {
+    /// The device, as a table of any shape makes it: the media decide about the shards.
+    fn make(&self, machine: &Machine, world: &WorldRef, cores: u16) -> Rc<Zram> {
+        let mut w = world.borrow_mut();
+        let words = format!(
+            "lz4 13 backing_dev disk persist shards {} writeback_batch_size {} \
+             writeback_inflight {} mem_limit 0 recomp_algorithm algo=zstd,priority=1",
+            w.rng.range(1, self.shards_max + 1),
+            w.rng.pick(&[1, 2, 5, 32]),
+            w.rng.pick(&[1, 2, 16]),
+        );
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let len = Sector(self.slots * PAGE_SECTORS);
+        let mut config = Config::parse(&words, len, &NoFiles).expect("the line above is good");
+        config.mutation = self.mutation;
+        let backing: Rc<dyn BlockDevice> = w.leaf(self.disk);
+        drop(w);
+        let cores = (0..cores).map(CoreId).collect();
+        let made = machine.on(0, || Zram::new("zram0", config, Some(backing), cores));
+        made.expect("a device that fits")
+    }
+}
+
+/// Commands and suspends, at random, until told to stop.
+async fn operator(world: WorldRef, target: Rc<Zram>, gate: Rc<Gate>, slots: u64) {
+    while !gate.stop.get() {
+        let (pause, dice, low) = {
+            let rng = &mut world.borrow_mut().rng;
+            (rng.below(3_000_000), rng.below(12), rng.below(slots))
+        };
+        reactor::sleep(Nanos(pause)).await;
+        let set = |name: &str, value: &str| {
+            target.clone().set_attribute(name.to_owned(), value.to_owned())
+        };
+        let outcome = match dice {
+            0 => set("idle", "all").await,
+            1 | 2 => set("writeback", "idle").await,
+            3 | 4 => set("writeback", &format!("page_indexes={low}-{}", slots - 1)).await,
+            5 => set("writeback", "huge").await,
+            6 => set("recompress", "algo=zstd").await,
+            7 => set("compact", "1").await,
+            8 | 9 => gate.suspend_and_resume(&target).await,
+            _ => Ok(()),
+        };
+        if let (Err(e), false) = (outcome, gate.errors_allowed) {
+            gate.failure.borrow_mut().get_or_insert(e.chain());
+        }
+    }
+    gate.operator_done.set(true);
+}
+
+/// Opens the device. `Err(None)`: the power went.
+fn open(machine: &Machine, target: &Rc<Zram>) -> Result<(), Option<String>> {
+    let target = target.clone();
+    match machine.block_on(async move { target.resume().await }) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(e)) => Err(Some(format!("open failed: {}", e.chain()))),
+        Err(_) => Err(None),
+    }
+}
+
+fn simulate(seed: u64, mutation: Mutation, with_faults: bool, tight: bool) -> Result<(), String> {
+    let world = World::new(seed);
+    let setup = draw_setup(&world, mutation, tight);
+    let oracle = Rc::new(RefCell::new(Oracle::new(setup.slots, PAGE, seed)));
+    let mut mix = Mix { blocks_max: 6, errors_allowed: with_faults || tight, ..Mix::default() };
+    {
+        let rng = &mut world.borrow_mut().rng;
+        mix.fua_per_mille = rng.pick(&[0, 50, 500]);
+        mix.flushes = rng.pick(&[1, 10, 40]);
+        mix.discards = rng.pick(&[1, 10]);
+        mix.blocks_max = rng.pick(&[6, 6, 15]);
+        mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
+    }
+    if with_faults {
+        oracle.borrow_mut().expect_flush_errors();
+    }
+    for round in 0..ROUNDS {
+        let cores = world.borrow_mut().rng.pick(&[1, 2]);
+        let machine = Machine::boot(&world, cores);
+        let steps = world.borrow().steps();
+        let after = world.borrow_mut().rng.pick(&[200, 2_000, 20_000]);
+        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
+        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
+        let target = setup.make(&machine, &world, cores);
+        let lived = live(&machine, &world, &setup, &oracle, mix, &target, with_faults);
+        crash(machine, target, &world, &oracle);
+        lived?;
+    }
+    Ok(())
+}
+
+/// One life of the machine: open, check what is there, work; until the power goes or all is done.
+fn live(
+    machine: &Machine,
+    world: &WorldRef,
+    setup: &Setup,
+    oracle: &Rc<RefCell<Oracle>>,
+    mix: Mix,
+    target: &Rc<Zram>,
+    with_faults: bool,
+) -> Result<(), String> {
+    match open(machine, target) {
+        Ok(()) => {}
+        Err(Some(why)) => return Err(why),
+        Err(None) => return Ok(()),
+    }
+    let gate = Rc::new(Gate { errors_allowed: mix.errors_allowed, ..Gate::default() });
+    let gated = Gated { target: target.clone(), gate: gate.clone() };
+    let device: Rc<dyn BlockDevice> = Rc::new(Noisy(Rc::new(gated)));
+    let device: Rc<dyn BlockDevice> =
+        if with_faults { device } else { Rc::new(ReadsDoNotFail(device)) };
+    let load = Workload::new(world, oracle, mix);
+    // What a crash left must be there before anything else happens, and without an error.
+    let strict = Workload::new(world, oracle, Mix { errors_allowed: false, ..mix });
+    match machine.block_on(strict.read_all(device.clone())) {
+        Ok(result) => result?,
+        Err(_) => return Ok(()),
+    }
+    if with_faults {
+        draw_faults(world, setup);
+    }
+    machine.spawn(0, operator(world.clone(), target.clone(), gate.clone(), setup.slots));
+    for _ in 0..CLIENTS {
+        machine.spawn(0, load.client(device.clone(), 80));
+    }
+    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || gate.failure.borrow().is_some());
+    load.verdict.result()?;
+    if let Some(why) = gate.failure.borrow().clone() {
+        return Err(format!("operator: {why}"));
+    }
+    world.borrow_mut().set_faults(setup.disk, Faults::default());
+    match ended {
+        Ended::PowerCut => return Ok(()),
+        Ended::Idle => return Err(format!("deadlock: clients wait: {}", target.status())),
+        Ended::Until => gate.stop.set(true),
+    }
+    match machine.run(|| gate.operator_done.get()) {
+        Ended::PowerCut => Ok(()),
+        Ended::Idle => Err(format!("deadlock: a command waits: {}", target.status())),
+        Ended::Until => finish(machine, &strict, target, mix.errors_allowed),
+    }
+}
+
+fn draw_faults(world: &WorldRef, setup: &Setup) {
+    let mut w = world.borrow_mut();
+    let faults = Faults {
+        read_error_per_mille: w.rng.pick(&[0, 5]),
+        write_error_per_mille: w.rng.pick(&[0, 0, 5, 50]),
+        flush_error_per_mille: w.rng.pick(&[0, 0, 20]),
+        ..Faults::default()
+    };
+    w.set_faults(setup.disk, faults);
+}
+
+/// The power goes, or only the process.
+fn crash(machine: Machine, target: Rc<Zram>, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
+    vanish(&machine, target);
+    let killed = world.borrow_mut().rng.below(3) == 0;
+    world.borrow_mut().power_cut_at(None);
+    if killed {
+        machine.kill();
+        oracle.borrow_mut().kill();
+    } else {
+        machine.power_cut();
+        oracle.borrow_mut().crash();
+    }
+}
+
+/// A quiet end: read all, suspend, read all again.
+fn finish(
+    machine: &Machine,
+    load: &Workload,
+    target: &Rc<Zram>,
+    errors_allowed: bool,
+) -> Result<(), String> {
+    let (load, target) = (load.clone(), target.clone());
+    let quiet = machine.block_on(async move {
+        let device: Rc<dyn BlockDevice> = Rc::new(Noisy(target.clone()));
+        load.read_all(device.clone()).await?;
+        let suspended: Result<(), Error> = target.clone().suspend().await;
+        match suspended {
+            Err(_) if errors_allowed => return Ok(()),
+            other => other.map_err(|e| e.chain())?,
+        }
+        target.check().await;
+        target.clone().resume().await.map_err(|e| e.chain())?;
+        load.read_all(device).await
+    });
+    quiet.unwrap_or(Ok(()))
+}
+
+#[test]
+fn what_was_flushed_survives_any_crash() {
+    seeds::run(400, |seed| simulate(seed, Mutation::None, false, false));
+}
+
+#[test]
+fn errors_of_the_device_lose_nothing_that_was_acknowledged() {
+    seeds::run(300, |seed| simulate(seed, Mutation::None, true, false));
+}
+
+#[test]
+fn a_full_device_loses_nothing_that_was_acknowledged() {
+    seeds::run(300, |seed| simulate(seed, Mutation::None, false, true));
+}
+
+fn is_caught(mutation: Mutation, with_faults: bool) {
+    caught(mutation, |seed| simulate(seed, mutation, with_faults, false));
+}
+
+fn caught(mutation: Mutation, simulate: impl FnMut(u64) -> Result<(), String>) {
+    let found = seeds::first_failure(0..4000, simulate);
+    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 4000 seeds"));
+    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+}
+
+#[test]
+fn a_commit_without_its_flush_is_caught() {
+    is_caught(Mutation::SkipFlush, false);
+}
+
+#[test]
+fn an_ignored_fua_is_caught() {
+    is_caught(Mutation::IgnoreFua, false);
+}
+
+#[test]
+fn freeing_what_is_not_durably_superseded_is_caught() {
+    // Of a device that is full: there blocks are written again soon.
+    let mutation = Mutation::FreeBeforeDurable;
+    caught(mutation, |seed| simulate(seed, mutation, false, true));
+}
+
+#[test]
+fn freeing_units_that_a_replay_needs_is_caught() {
+    is_caught(Mutation::FreeUnitBeforeCheckpoint, false);
+}
+
+#[test]
+fn a_dropped_checksum_check_is_caught() {
+    is_caught(Mutation::DropChecksumCheck, false);
+}
+
+#[test]
+fn a_wrong_place_of_the_next_unit_is_caught() {
+    is_caught(Mutation::WrongNext, false);
+}
+
+#[test]
+fn a_superblock_before_its_checkpoint_is_caught() {
+    is_caught(Mutation::SuperblockBeforeData, false);
+}
+
+#[test]
+fn a_page_that_leaves_memory_too_early_is_caught() {
+    is_caught(Mutation::EvictBeforeDurable, false);
+}
+
+#[test]
+fn a_slot_that_goes_to_a_moved_object_too_early_is_caught() {
+    let mutation = Mutation::MoveBeforeDurable;
+    caught(mutation, |seed| simulate(seed, mutation, false, true));
+}
+
+#[test]
+fn a_forgotten_failure_of_a_flush_is_caught() {
+    is_caught(Mutation::ForgetFailedFlush, true);
+}
+
+/// On a disk without errors no read fails, however full it is.
+struct ReadsDoNotFail(Rc<dyn BlockDevice>);
+
+impl BlockDevice for ReadsDoNotFail {
+    fn name(&self) -> &str {
+        "reads"
+    }
+
+    fn limits(&self) -> block::Limits {
+        self.0.limits()
+    }
+
+    fn submit(&self, bio: block::Bio) {
+        if bio.op != block::Op::Read {
+            return self.0.submit(bio);
+        }
+        let below = self.0.clone();
+        reactor::spawn(async move {
+            let block::Bio { op, flags, class, opener: _, sector, len, bufs, done } = bio;
+            let read = reactor::io(&*below, op, flags, class, (sector, len), bufs).await;
+            if let Err(status) = read {
+                panic!("a read of {sector:?} failed: {status}");
+            }
+            done.complete(block::Status::Ok);
+        });
+    }
+}

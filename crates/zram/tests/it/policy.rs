@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The automatic writeback: what it leaves in memory, in virtual time.
+
+use std::rc::Rc;
+
+use crate::lab::{Lab, drop_pages, expect, fill, numbers, page, put, set, told};
+use block::{CoreId, ErrorKind, Nanos, Sector, Target};
+use sim::{Faults, Machine, World};
+use zram::{Config, NoFiles, Zram};
+
+const BLOCKS: u64 = 4096;
+
+async fn seconds(n: u64) {
+    reactor::sleep(Nanos::from_secs(n)).await;
+}
+
+/// Pages in memory that could be written back; those here are all huge or all compressed.
+async fn in_memory(zram: &Rc<Zram>) -> u64 {
+    let pages = numbers(zram, "mm_stat").await[0] / 4096;
+    pages - numbers(zram, "backed_stat").await[0]
+}
+
+/// The word that says what the policy is at.
+async fn state(zram: &Rc<Zram>) -> String {
+    told(zram, "auto_writeback_stat").await.split(' ').next().expect("a word").to_owned()
+}
+
+#[test]
+fn pages_go_when_they_have_been_idle_for_long_enough_and_not_before() {
+    Lab::new(64, BLOCKS, "auto_writeback_idle 80").run(async |zram| {
+        fill(&zram, 0..8, 1).await;
+        seconds(40).await;
+        expect(&zram, 0..2, 1).await;
+        seconds(39).await;
+        assert_eq!(in_memory(&zram).await, 8);
+        // It looks every 10 s; a second may pass until the clock shows the age.
+        seconds(12).await;
+        assert_eq!(in_memory(&zram).await, 2, "those that were read at 40 s");
+        seconds(40).await;
+        assert_eq!(in_memory(&zram).await, 0);
+        assert_eq!(numbers(&zram, "bd_stat").await, [8, 0, 8]);
+        assert_eq!(told(&zram, "auto_writeback_stat").await, "waiting 32768 0 32768 8");
+        assert!(zram.status().ends_with(" waiting 32768 0 32768 8"), "{}", zram.status());
+        expect(&zram, 0..8, 1).await;
+    });
+}
+
+#[test]
+fn above_the_watermark_huge_pages_go_first_or_the_coldest() {
+    // 64 huge pages of 256 KiB, younger than 64 others.
+    for (order, huge_left) in [("huge", 0), ("coldest", 64)] {
+        let options = format!("auto_writeback_order {order}");
+        Lab::new(256, BLOCKS, &options).run(async move |zram| {
+            for slot in 0..64 {
+                put(&*zram, slot, &page(slot, 1, 500)).await.unwrap();
+            }
+            seconds(20).await;
+            fill(&zram, 64..128, 1).await;
+            let used = numbers(&zram, "mm_stat").await[2];
+            assert_eq!(in_memory(&zram).await, 128);
+            // A little has to go: one class of ages goes as a whole.
+            let mark = (used - 4096).to_string();
+            set(&zram, "auto_writeback_watermark", &mark).await.unwrap();
+            seconds(5).await;
+            let mm = numbers(&zram, "mm_stat").await;
+            assert_eq!(in_memory(&zram).await, 64, "{order}");
+            assert_eq!(mm[7], huge_left, "{order}: {mm:?}");
+        });
+    }
+}
+
+#[test]
+fn memory_stays_below_the_watermark_while_a_client_writes() {
+    let options = "auto_writeback_watermark 1M auto_writeback_order coldest";
+    Lab::new(4096, BLOCKS, options).run(async |zram| {
+        for round in 0..40 {
+            fill(&zram, round * 64..(round + 1) * 64, 1).await;
+            seconds(1).await;
+            let used = numbers(&zram, "mm_stat").await[2];
+            assert!(used <= 1 << 20, "round {round}: {used}");
+        }
+        assert!(in_memory(&zram).await > 100, "not more than is needed goes");
+        expect(&zram, 0..40 * 64, 1).await;
+    });
+}
+
+#[test]
+fn a_day_has_a_budget_and_the_next_day_another() {
+    let options = "auto_writeback_idle 60 auto_writeback_budget 80K";
+    Lab::new(64, BLOCKS, options).run(async |zram| {
+        fill(&zram, 0..50, 1).await;
+        seconds(3600).await;
+        assert_eq!(numbers(&zram, "bd_stat").await, [20, 0, 20]);
+        assert_eq!(told(&zram, "auto_writeback_stat").await, "spent 81920 81920 81920 20");
+        // The owner's own commands are not bound by it.
+        set(&zram, "writeback", "page_index=49").await.unwrap();
+        assert_eq!(numbers(&zram, "bd_stat").await, [21, 0, 21]);
+        seconds(24 * 3600).await;
+        assert_eq!(numbers(&zram, "bd_stat").await, [41, 0, 41]);
+        assert_eq!(told(&zram, "auto_writeback_stat").await, "spent 81920 81920 163840 40");
+        seconds(24 * 3600).await;
+        assert_eq!(numbers(&zram, "bd_stat").await, [50, 0, 50]);
+        assert_eq!(state(&zram).await, "waiting");
+    });
+}
+
+#[test]
+fn packed_pages_never_exceed_the_budget() {
+    let options =
+        "auto_writeback_idle 60 auto_writeback_budget 80K compressed_writeback 1 shards 2";
+    Lab::new(1024, BLOCKS, options).run(async |zram| {
+        for slot in 0..1024 {
+            put(&*zram, slot, &page(slot, 1, 100)).await.unwrap();
+        }
+        seconds(3600).await;
+        let written = numbers(&zram, "bd_stat").await[2] * 4096;
+        assert!((40960..=81920).contains(&written), "{written}");
+        assert_eq!(state(&zram).await, "spent");
+    });
+}
+
+#[test]
+fn rules_may_be_changed_at_any_time() {
+    Lab::new(64, BLOCKS, "").run(async |zram| {
+        fill(&zram, 0..8, 1).await;
+        seconds(10_000).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (8, "off".into()));
+        set(&zram, "auto_writeback_idle", "60").await.unwrap();
+        seconds(2).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (0, "waiting".into()));
+        set(&zram, "auto_writeback_idle", "0").await.unwrap();
+        fill(&zram, 0..8, 2).await;
+        seconds(10_000).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (8, "off".into()));
+        let table = zram.table();
+        assert!(!table.contains("auto_"), "{table}");
+    });
+}
+
+#[test]
+fn rules_without_a_backing_device_are_refused() {
+    let world = World::calm(1);
+    let machine = Machine::boot(&world, 1);
+    let done = machine.block_on(async {
+        let config = Config::parse(&["lz4"], Sector(64), &NoFiles).unwrap();
+        let zram = Zram::new("zram0", config, None, vec![CoreId(0)]).unwrap();
+        zram.clone().resume().await.unwrap();
+        for (name, value) in [("auto_writeback_idle", "60"), ("auto_writeback_watermark", "1M")] {
+            let e = set(&zram, name, value).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Invalid);
+            assert!(e.to_string().contains("needs a backing_dev"), "{e}");
+            assert_eq!(told(&zram, name).await, "0", "nothing has changed");
+        }
+        let e = set(&zram, "writeback", "idle").await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NoDevice, "{e}");
+        zram.suspend().await.unwrap();
+    });
+    machine.shut_down();
+    done.expect("no power cut was planned");
+}
+
+#[test]
+fn a_suspended_device_writes_nothing_and_goes_on_when_it_is_resumed() {
+    Lab::new(64, BLOCKS, "auto_writeback_idle 60").run(async |zram| {
+        fill(&zram, 0..8, 1).await;
+        zram.clone().suspend().await.unwrap();
+        seconds(10_000).await;
+        assert_eq!(in_memory(&zram).await, 8);
+        zram.clone().resume().await.unwrap();
+        seconds(20).await;
+        assert_eq!(in_memory(&zram).await, 0);
+    });
+}
+
+#[test]
+fn a_full_or_failed_backing_device_is_tried_again_later() {
+    let lab = Lab::new(64, 16, "auto_writeback_idle 60");
+    lab.run(async |zram| {
+        fill(&zram, 0..24, 1).await;
+        seconds(200).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (8, "full".into()));
+        drop_pages(&*zram, 0, 16).await;
+        seconds(200).await;
+        assert_eq!(in_memory(&zram).await, 0);
+    });
+    let lab = Lab::new(64, BLOCKS, "auto_writeback_idle 60");
+    let (world, disk) = (lab.world.clone(), lab.disk);
+    lab.run(async move |zram| {
+        fill(&zram, 0..8, 1).await;
+        let faults = |write_error_per_mille| Faults { write_error_per_mille, ..Faults::default() };
+        world.borrow_mut().set_faults(disk, faults(1000));
+        seconds(200).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (8, "failed".into()));
+        world.borrow_mut().set_faults(disk, faults(0));
+        seconds(100).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (0, "waiting".into()));
+        expect(&zram, 0..8, 1).await;
+    });
+    let lab = Lab::new(64, BLOCKS, "auto_writeback_idle 60 writeback_limit 5");
+    lab.run(async |zram| {
+        fill(&zram, 0..8, 1).await;
+        seconds(200).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (3, "limited".into()));
+        assert_eq!(told(&zram, "writeback_limit").await, "0");
+    });
+}
+
+#[test]
+fn shards_of_two_cores_are_written_back_together() {
+    let mut lab = Lab::new(600, BLOCKS, "auto_writeback_idle 60 shards 2");
+    lab.cores = 2;
+    lab.run(async |zram| {
+        fill(&zram, 0..600, 1).await;
+        seconds(100).await;
+        assert_eq!(in_memory(&zram).await, 0);
+        assert_eq!(told(&zram, "auto_writeback_stat").await, "waiting 2457600 0 2457600 600");
+        expect(&zram, 0..600, 1).await;
+    });
+}

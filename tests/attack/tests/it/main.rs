@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The adversary itself: a minute of it, and what it must find.
+
+mod controls;
+mod ends;
+mod minute;

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A file system that does not answer, below one device, while the others are used: a FUSE mount
+//! whose server is stopped. An attack from outside found that it stopped all devices, the control
+//! socket and SIGTERM.
+#![expect(clippy::disallowed_methods, reason = "a client that hangs needs a thread of its own")]
+
+use std::time::Duration;
+
+use e2e::mounted::{file, fuse};
+use e2e::pond::Pond;
+use e2e::process::Job;
+use e2e::{clock, pause};
+use rustix::process::{Pid, Signal, kill_process};
+
+const MEMORY: &str = "0 131072 linear mem:64M 0";
+/// Longest time for what has nothing to do with the mount that hangs.
+const PROMPT_SECONDS: f64 = 4.0;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The daemon whose mount hangs while it is stopped.
+struct Server(Pond);
+
+impl Server {
+    fn start() -> Server {
+        Server(Pond::start_mounted(&[], &[("org", MEMORY)]))
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.0.daemon().id()).unwrap();
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+        // One thread takes the signal, and only then the others stop.
+        while signal == Signal::STOP && !is_stopped(id) {
+            pause(Duration::from_millis(5));
+        }
+    }
+
+    /// A table on its file.
+    fn table(&self) -> String {
+        format!("0 131072 linear {} 0", file(&self.0, "org").display())
+    }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(id: i32) -> bool {
+    std::fs::read_dir(format!("/proc/{id}/task")).unwrap().all(|task| {
+        // A thread may have ended meanwhile. The name before the state is in brackets.
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+        stat.map_or(true, |stat| stat.rsplit(") ").next().unwrap().starts_with('T'))
+    })
+}
+
+/// Runs `f`, which has to be quick.
+fn prompt<T>(what: &str, f: impl FnOnce() -> T) -> T {
+    let begin = clock();
+    let value = f();
+    let took = clock() - begin;
+    assert!(took < PROMPT_SECONDS, "{what} took {took:.1} s");
+    value
+}
+
+/// All that others do.
+fn others_go_on(pond: &Pond) {
+    let mut client = prompt("connecting", || pond.connect("free"));
+    for _ in 0..20 {
+        prompt("a write", || client.write(0, &[3; 4096]).unwrap());
+        prompt("ls", || pond.verb(&["ls"]));
+        prompt("status", || pond.verb(&["status", "free"]));
+        prompt("get", || pond.verb(&["get", "free"]));
+        pause(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_path_on_a_hung_mount_is_refused_and_stops_nobody() {
+    if !fuse() {
+        return;
+    }
+    let server = Server::start();
+    let mut pond = Pond::start(&[], &[("free", MEMORY)]);
+    server.signal(Signal::STOP);
+    let begin = clock();
+    let mut create = pond.daemon().command(&["create", "x", "--table", &server.table()]);
+    let create = Job::start(&mut create).unwrap();
+    others_go_on(&pond);
+    let refused = create.wait(LIMIT).unwrap();
+    assert!(clock() - begin < 15.0, "it took {:.1} s", clock() - begin);
+    assert_eq!(refused.code, 1, "{}", refused.complaint());
+    let said = refused.complaint();
+    assert!(said.contains("org: the file system did not answer within 10 s"), "{said}");
+    let again = prompt("a second create", || {
+        pond.daemon().try_verb(&["create", "y", "--table", &server.table()]).unwrap()
+    });
+    assert!(again.complaint().contains("an earlier call"), "{}", again.complaint());
+    prompt("SIGTERM", || pond.terminate());
+    server.signal(Signal::CONT);
+}
+
+#[test]
+fn the_first_request_to_a_hung_mount_stops_nobody() {
+    if !fuse() {
+        return;
+    }
+    let server = Server::start();
+    let mut pond = Pond::start(&[], &[("free", MEMORY), ("hung", &server.table())]);
+    server.signal(Signal::STOP);
+    let mut client = pond.connect("hung");
+    let reader = std::thread::spawn(move || client.read(0, &mut [0; 4096]));
+    pause(Duration::from_millis(100));
+    others_go_on(&pond);
+    assert!(!reader.is_finished(), "the file answers");
+    // The device is open, so it stays, with a table of errors.
+    let forced = prompt("remove --force", || {
+        pond.daemon().try_verb(&["remove", "--force", "hung"]).unwrap()
+    });
+    assert_eq!(forced.code, 4, "{}", forced.complaint());
+    let mut second = pond.connect("hung");
+    prompt("an error", || second.read(0, &mut [0; 4096]).unwrap_err());
+    drop(second);
+    server.signal(Signal::CONT);
+    reader.join().unwrap().unwrap();
+    pond.terminate();
+}
+
+/// An orderly end has a bound, and a second signal ends it at once.
+#[test]
+fn a_hung_device_holds_up_the_end_for_its_time_only() {
+    if !fuse() {
+        return;
+    }
+    let server = Server::start();
+    for twice in [false, true] {
+        let options = "shutdown_timeout = '8s'";
+        let tables = [("free", MEMORY), ("hung", &*server.table())];
+        let pond = Pond::start_with(options, &[], &tables);
+        let mut client = pond.connect("hung");
+        server.signal(Signal::STOP);
+        let reader = std::thread::spawn(move || drop(client.read(0, &mut [0; 4096])));
+        pause(Duration::from_millis(100));
+        let id = i32::try_from(pond.daemon().id()).unwrap();
+        let id = Pid::from_raw(id).unwrap();
+        kill_process(id, Signal::HUP).unwrap();
+        others_go_on(&pond);
+        assert!(pond.daemon().log().contains("SIGHUP"), "{}", pond.daemon().log());
+        let begin = clock();
+        kill_process(id, Signal::TERM).unwrap();
+        if twice {
+            pause(Duration::from_millis(500));
+            kill_process(id, Signal::TERM).unwrap();
+        }
+        let most = if twice { 3.0 } else { 11.0 };
+        while pond.daemon().is_running() {
+            assert!(
+                clock() - begin < most,
+                "it ends later than {most} s:\n{}",
+                pond.daemon().log()
+            );
+            pause(Duration::from_millis(20));
+        }
+        let log = pond.daemon().log();
+        assert!(
+            log.contains(if twice { "told to end again" } else { "hung has not ended" }),
+            "{log}"
+        );
+        // By whichever of its bounds it ended.
+        assert_eq!(pond.daemon().exit_code(), Some(if twice { 143 } else { 1 }), "{log}");
+        server.signal(Signal::CONT);
+        reader.join().unwrap();
+    }
+}

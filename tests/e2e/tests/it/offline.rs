@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A daemon is killed while its cache holds what a client has flushed: the tools for images look
+//! into the cache, write it back, and make it blank, and the origin is what the client wrote.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use e2e::binary::{Build, millpond};
+use e2e::pond::{Pond, clients};
+use e2e::process::{Ended, output, run};
+use e2e::stamp::{BLOCK_BYTES, fill};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const ORIGIN_BYTES: u64 = 16 * MIB;
+const CALM: &str = "high_watermark 100 low_watermark 100";
+
+fn tool(args: &[&str]) -> Ended {
+    let mut command = Command::new(millpond(Build::Workspace).unwrap());
+    run(command.args(args), Duration::from_secs(120)).unwrap()
+}
+
+#[track_caller]
+fn ok(args: &[&str]) -> String {
+    tool(args).ok().unwrap()
+}
+
+/// What a tool says that has to end with `code`.
+#[track_caller]
+fn fails(code: i32, args: &[&str]) -> String {
+    let ended = tool(args);
+    assert_eq!((ended.code, ended.stdout.as_str()), (code, ""), "{}", ended.complaint());
+    ended.stderr
+}
+
+fn sha256(path: &str) -> String {
+    output("sha256sum", &[path]).unwrap()[..64].to_owned()
+}
+
+/// An image in which every block is another.
+fn image(path: &Path) {
+    let mut data = vec![0; ORIGIN_BYTES as usize];
+    for (block, data) in (0..).zip(data.chunks_exact_mut(BLOCK_BYTES)) {
+        fill(data, block, 1);
+    }
+    std::fs::write(path, data).unwrap();
+}
+
+/// The life of a cache in `mode` with `options`, which begins at `start`; `all_dirty` unless the
+/// daemon was killed in the middle of writeback.
+fn killed_inspected_recovered_and_wiped(mode: &str, options: &str, start: &str, all_dirty: bool) {
+    let told = format!("{mode} {options} from {start}");
+    let mut pond = Pond::with_cache_in(mode, ORIGIN_BYTES, 24 * MIB, options);
+    let path = |name: &str| pond.path(name).to_str().unwrap().to_owned();
+    let (origin, cache, disk) = (path("origin.img"), path("cache.img"), path("disk.img"));
+    image(Path::new(&disk));
+    output("nbdcopy", &["--flush", &disk, &pond.uri("wc")]).unwrap();
+    let inspect = ["inspect", &cache, "--start-sector", start];
+    let recover = ["recover", "--cache", &cache, "--origin", &origin, "--start-sector", start];
+    let wipe = ["wipe", &cache, "--start-sector", start];
+    for args in [&inspect[..], &recover, &wipe] {
+        let said = fails(4, args);
+        assert!(said.contains("is in use, by process ") && said.contains("EBUSY"), "{said}");
+    }
+    pond.kill();
+
+    let json = |args: &[&str]| -> Value {
+        serde_json::from_str(&ok(&[args, &["-o", "json"]].concat())).unwrap()
+    };
+    let seen = json(&inspect);
+    assert_eq!(seen["sound"], true, "{told}: {seen}");
+    let dirty = seen["blocks"]["dirty"].as_u64().unwrap();
+    let all = ORIGIN_BYTES / BLOCK_BYTES as u64;
+    assert!(if all_dirty { dirty == all } else { (1..all).contains(&dirty) }, "{told}: {dirty}");
+
+    let said = fails(1, &wipe);
+    assert!(said.contains(&format!("holds {dirty} dirty blocks")), "{told}: {said}");
+    let before = (sha256(&cache), sha256(&origin));
+    let said = ok(&[&recover[..], &["--dry-run"]].concat());
+    assert!(said.starts_with(&format!("{dirty} blocks (")), "{told}: {said}");
+    assert!(said.contains(" would be written back from "), "{told}: {said}");
+    assert_eq!((sha256(&cache), sha256(&origin)), before, "{told}: a dry run changes nothing");
+
+    let said = ok(&recover);
+    assert!(said.starts_with(&format!("{dirty} blocks (")), "{told}: {said}");
+    assert_eq!(sha256(&origin), sha256(&disk), "{told}");
+    assert_eq!(json(&inspect)["blocks"]["dirty"], 0, "{told}");
+    assert!(ok(&recover).starts_with("0 blocks"), "{told}: again");
+    assert!(ok(&wipe).contains(" is blank"), "{told}");
+    assert!(ok(&inspect).contains("it is blank"), "{told}");
+    let said = fails(1, &recover);
+    assert!(said.contains("is blank: there is nothing to recover"), "{told}: {said}");
+
+    // The same config makes a new cache over the recovered origin.
+    pond.start_again();
+    let back = pond.path("back.img");
+    output("nbdcopy", &[&pond.uri("wc"), back.to_str().unwrap()]).unwrap();
+    assert_eq!(sha256(back.to_str().unwrap()), sha256(&disk), "{told}");
+    pond.terminate();
+}
+
+#[test]
+fn a_killed_cache_of_every_sort_is_recovered_to_what_the_client_wrote() {
+    if !clients(&["nbdcopy"]) {
+        return;
+    }
+    killed_inspected_recovered_and_wiped("s", CALM, "0", true);
+    killed_inspected_recovered_and_wiped("s", &format!("start_sector 2048 {CALM}"), "2048", true);
+    killed_inspected_recovered_and_wiped("s", &format!("format dm {CALM}"), "0", true);
+    let both = format!("format dm start_sector 4096 {CALM}");
+    killed_inspected_recovered_and_wiped("s", &both, "4096", true);
+    killed_inspected_recovered_and_wiped("p", CALM, "0", true);
+    killed_inspected_recovered_and_wiped("s", &format!("ordered {CALM}"), "0", true);
+}
+
+#[test]
+fn a_cache_killed_in_the_middle_of_writeback_is_recovered_to_what_the_client_wrote() {
+    if !clients(&["nbdcopy"]) {
+        return;
+    }
+    let slow = "high_watermark 0 low_watermark 0 writeback_rate_max 3000000";
+    killed_inspected_recovered_and_wiped("s", slow, "0", false);
+    killed_inspected_recovered_and_wiped("s", &format!("ordered {slow}"), "0", false);
+}
+
+#[test]
+fn the_wrong_place_and_what_is_no_cache_are_told_by_text_and_exit_code() {
+    if !clients(&["nbdcopy"]) {
+        return;
+    }
+    let mut pond = Pond::with_cache(ORIGIN_BYTES, 24 * MIB, &format!("start_sector 2048 {CALM}"));
+    let path = |name: &str| pond.path(name).to_str().unwrap().to_owned();
+    let (origin, cache, disk) = (path("origin.img"), path("cache.img"), path("disk.img"));
+    image(Path::new(&disk));
+    output("nbdcopy", &["--flush", &disk, &pond.uri("wc")]).unwrap();
+    let nope = path("nope.img");
+    pond.kill();
+    assert!(ok(&["inspect", &cache]).contains("it is blank"), "from sector 0");
+    let said = fails(1, &["recover", "--cache", &cache, "--origin", &origin]);
+    assert!(said.contains("nothing to recover"), "{said}");
+    let said = fails(1, &["recover", "--cache", &disk, "--origin", &origin]);
+    assert!(said.contains("is no cache; --start-sector says where one is"), "{said}");
+    let beyond = ["--start-sector", "99999999"];
+    for verb in [&["inspect", &cache][..], &["wipe", &cache]] {
+        let said = fails(1, &[verb, &beyond].concat());
+        assert!(said.contains("99999999"), "{said}");
+    }
+    assert!(fails(1, &["wipe", &disk]).contains("holds something that is no cache"));
+    assert!(fails(3, &["inspect", &nope]).contains("nope.img"));
+    assert!(fails(2, &["recover", "--cache", &cache]).contains("--origin"));
+    assert!(fails(2, &["inspect", &cache, "--start-sector", "x"]).contains("start-sector"));
+    // Nothing of all that has changed anything.
+    ok(&["recover", "--cache", &cache, "--origin", &origin, "--start-sector", "2048"]);
+    assert_eq!(sha256(&origin), sha256(&disk));
+}

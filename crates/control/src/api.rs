@@ -28,6 +28,15 @@ pub struct Create {
     pub zram: bool,
 }
 
+/// One of a device's two tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableSlot {
+    /// The table that serves requests.
+    Live,
+    /// The table that was loaded and waits for a resume.
+    Inactive,
+}
+
 /// `POST .../load`: the table for the inactive slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,13 +3,17 @@
 //! come from here; `tests/help` pins them.
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::config::ServeArgs;
 use crate::drain::DrainArgs;
+use crate::embed::RunArgs;
 use crate::inspect::InspectArgs;
+use crate::output::Listing;
 use crate::recover::RecoverArgs;
 use crate::reproduce::ReproduceArgs;
+use crate::table_args::TableArgs;
 use crate::wipe::WipeArgs;
 
 /// Block devices from tables, in user space
@@ -40,34 +44,6 @@ pub(crate) struct Cli {
 
     #[command(subcommand)]
     pub(crate) verb: Verb,
-}
-
-/// How a listing is printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// As dmsetup prints it
-    #[default]
-    Text,
-    /// The REST API's JSON
-    Json,
-}
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Listing {
-    /// How to print
-    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
-    pub(crate) format: Format,
-}
-
-/// Where a table comes from; each verb says what it does when neither is given.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct TableArgs {
-    /// The table: lines `START LENGTH TARGET ARGS...`, sectors of 512 bytes
-    #[arg(long, value_name = "TABLE", conflicts_with = "table_file", allow_hyphen_values = true)]
-    pub(crate) table: Option<String>,
-    /// Read the table from this file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) table_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -136,72 +112,6 @@ pub(crate) struct DaemonArgs {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) serve: ServeArgs,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct ServeArgs {
-    /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) nbd: Vec<String>,
-    /// Serve the control API here too: `unix:PATH` or `HOST:PORT`. Whoever can connect to a TCP
-    /// port controls the daemon
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) http: Option<String>,
-    /// Show the devices as files below DIR, an empty directory: `DIR/dev/mapper/NAME`, and their
-    /// attributes below `DIR/sys/block/NAME`. Only the daemon's user may use them
-    #[arg(long, value_name = "DIR")]
-    pub(crate) fuse: Option<PathBuf>,
-    /// Let TCP addresses be other than loopback. There is no encryption and no password
-    #[arg(long)]
-    pub(crate) allow_remote: bool,
-    /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
-    /// all of them, write caches with `parts` their parts; everything else is on the first. By
-    /// default 1
-    #[arg(long, value_name = "N")]
-    pub(crate) cores: Option<u32>,
-    /// Memory that devices may take together: the maps of write caches (32 bytes a block, more for
-    /// a moment while they are opened), the tables of compressed RAM disks, page caches (their
-    /// option `memory`) and `mem:SIZE`, all of it. What would take more is refused. By default
-    /// half of the machine's memory, or of the control group's limit
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Option<String>,
-    /// The device that a client gets who asks for the export with the empty name
-    #[arg(long, value_name = "NAME")]
-    pub(crate) default_export: Option<String>,
-    /// How long an orderly end may take: 1s to 1h. By default 60s
-    #[arg(long, value_name = "TIME")]
-    pub(crate) shutdown_timeout: Option<String>,
-}
-
-/// Run a command with a device of its own
-///
-/// Makes the device in a daemon of its own, sets MILLPOND_URI, MILLPOND_SOCKET and
-/// MILLPOND_RUN_DIR (with --fuse MILLPOND_DEVICE, too), runs the command, shuts down cleanly
-/// (everything written is on the disks) and exits with the command's status.
-#[derive(Debug, Args)]
-#[command(
-    group = ArgGroup::new("source").required(true).args(["table", "table_file"]),
-    after_help = "\
-Examples:
-  millpond run --table '0 131072 linear mem:64M 0' -- sh -c 'nbdinfo \"$MILLPOND_URI\"'
-  millpond run --table-file wc.table -- sh -c 'qemu-img convert disk.qcow2 \"$MILLPOND_URI\"'
-  millpond run --table '0 131072 linear mem:64M 0' --fuse /mnt -- \\
-      sh -c 'mkfs.ext4 \"$MILLPOND_DEVICE\"'
-
-Exit codes: the command's; 128+N if signal N ended it; 1 if the device could not be made."
-)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) table: TableArgs,
-    /// Name of the device
-    #[arg(long, default_value = "pond")]
-    pub(crate) name: String,
-    /// Show the device as a file, too, below DIR, an empty directory; MILLPOND_DEVICE is its path
-    #[arg(long, value_name = "DIR")]
-    pub(crate) fuse: Option<PathBuf>,
-    /// The command and its arguments
-    #[arg(required = true, last = true, value_name = "CMD")]
-    pub(crate) command: Vec<std::ffi::OsString>,
 }
 
 /// Make a mapped device

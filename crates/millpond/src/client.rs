@@ -12,8 +12,9 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
 
-use crate::rundir::RunDir;
+use crate::rundir::{RunDir, refused};
 
 /// Talks to the daemon of one run dir.
 #[derive(Debug)]
@@ -105,6 +106,12 @@ impl Client {
             Failure::unreachable(if missing { ENOENT } else { ECONNREFUSED }, text)
         })
     }
+}
+
+/// What HTTP runs on, on this thread.
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().map_err(|e| refused(&e, "tokio runtime"))
 }
 
 fn to_json(body: &impl Serialize) -> Vec<u8> {

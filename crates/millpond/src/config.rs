@@ -3,12 +3,47 @@
 use std::path::{Path, PathBuf};
 
 use block::ErrorKind;
+use clap::Args;
 use control::{Failure, with_absolute_paths};
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::cli::ServeArgs;
 use crate::rundir::refused;
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ServeArgs {
+    /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) nbd: Vec<String>,
+    /// Serve the control API here too: `unix:PATH` or `HOST:PORT`. Whoever can connect to a TCP
+    /// port controls the daemon
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) http: Option<String>,
+    /// Show the devices as files below DIR, an empty directory: `DIR/dev/mapper/NAME`, and their
+    /// attributes below `DIR/sys/block/NAME`. Only the daemon's user may use them
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fuse: Option<PathBuf>,
+    /// Let TCP addresses be other than loopback. There is no encryption and no password
+    #[arg(long)]
+    pub(crate) allow_remote: bool,
+    /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
+    /// all of them, write caches with `parts` their parts; everything else is on the first. By
+    /// default 1
+    #[arg(long, value_name = "N")]
+    pub(crate) cores: Option<u32>,
+    /// Memory that devices may take together: the maps of write caches (32 bytes a block, more for
+    /// a moment while they are opened), the tables of compressed RAM disks, page caches (their
+    /// option `memory`) and `mem:SIZE`, all of it. What would take more is refused. By default
+    /// half of the machine's memory, or of the control group's limit
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// The device that a client gets who asks for the export with the empty name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) default_export: Option<String>,
+    /// How long an orderly end may take: 1s to 1h. By default 60s
+    #[arg(long, value_name = "TIME")]
+    pub(crate) shutdown_timeout: Option<String>,
+}
 
 /// A configuration that has been read and checked.
 #[derive(Debug, Default)]

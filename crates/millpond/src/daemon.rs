@@ -19,14 +19,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::addr::Addr;
-use crate::bench::time;
 use crate::config::{Config, DeviceConfig};
 use crate::core::{Core, Threads};
 use crate::engine::Engine;
 use crate::fuse::Fuse;
-use crate::http::{Connections, Listener, State, serve};
+use crate::http::{Connections, Listener, serve};
 use crate::memory;
+use crate::routes::State;
 use crate::rundir::{Lock, RunDir, refused};
+use crate::units::time;
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
 const EXIT_INTERRUPTED: i32 = 130;

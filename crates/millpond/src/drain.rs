@@ -9,11 +9,10 @@ use control::{Failure, api, attr, parse_size, paths};
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use crate::bench::time;
-use crate::cli::{Format, Listing};
 use crate::client::Client;
+use crate::output::{Format, Listing, print};
 use crate::progress::{Long, Progress, QUIET};
-use crate::verbs::print;
+use crate::units::time;
 
 /// How often it looks how far the drain is.
 const EVERY: Duration = Duration::from_secs(1);

@@ -7,18 +7,49 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
+use clap::{ArgGroup, Args};
 use control::{Failure, paths};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::cli::{RunArgs, ServeArgs};
-use crate::config::{Config, DeviceConfig};
+use crate::config::{Config, DeviceConfig, ServeArgs};
 use crate::daemon::Daemon;
 use crate::memory;
 use crate::rundir::{RunDir, refused};
-use crate::verbs::read_table;
+use crate::table_args::{TableArgs, read_table};
+
+/// Run a command with a device of its own
+///
+/// Makes the device in a daemon of its own, sets MILLPOND_URI, MILLPOND_SOCKET and
+/// MILLPOND_RUN_DIR (with --fuse MILLPOND_DEVICE, too), runs the command, shuts down cleanly
+/// (everything written is on the disks) and exits with the command's status.
+#[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("source").required(true).args(["table", "table_file"]),
+    after_help = "\
+Examples:
+  millpond run --table '0 131072 linear mem:64M 0' -- sh -c 'nbdinfo \"$MILLPOND_URI\"'
+  millpond run --table-file wc.table -- sh -c 'qemu-img convert disk.qcow2 \"$MILLPOND_URI\"'
+  millpond run --table '0 131072 linear mem:64M 0' --fuse /mnt -- \\
+      sh -c 'mkfs.ext4 \"$MILLPOND_DEVICE\"'
+
+Exit codes: the command's; 128+N if signal N ended it; 1 if the device could not be made."
+)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// Name of the device
+    #[arg(long, default_value = "pond")]
+    pub(crate) name: String,
+    /// Show the device as a file, too, below DIR, an empty directory; MILLPOND_DEVICE is its path
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fuse: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub(crate) command: Vec<std::ffi::OsString>,
+}
 
 /// What shells say of a command that is not there, or can't be run.
 const EXIT_NO_COMMAND: u8 = 127;

@@ -20,13 +20,12 @@ use reactor::{FileId, WaitList, flush, now, sleep, spawn};
 use uring::Files;
 
 use crate::addr::Addr;
+use crate::claims::Claims;
+use crate::exported::ExportedDevice;
 use crate::exports::DmExports;
-use crate::fuse::Shown;
 use crate::leaf::Leaves;
 use crate::patience::{STARTING, patiently};
-use crate::routes::Slot;
 use crate::shards::{Owner, Shards};
-use crate::targets::Claims;
 use crate::word::{Word, names_a_leaf, parse};
 use crate::zram::Ground;
 use crate::{sysfs, targets};
@@ -303,11 +302,15 @@ impl Engine {
         Ok(self.dm.status(name)?.into_iter().map(line).collect())
     }
 
-    pub(crate) fn table(&self, name: &str, slot: Slot) -> Result<Vec<api::Line>, Failure> {
+    pub(crate) fn table(
+        &self,
+        name: &str,
+        slot: api::TableSlot,
+    ) -> Result<Vec<api::Line>, Failure> {
         let device = self.dm.get(name)?;
         let lines = match slot {
-            Slot::Live => device.table(),
-            Slot::Inactive => device.inactive_table(),
+            api::TableSlot::Live => device.table(),
+            api::TableSlot::Inactive => device.inactive_table(),
         };
         Ok(lines.into_iter().map(line).collect())
     }
@@ -324,24 +327,26 @@ impl Engine {
 
     /// The open leaf of this name, if no mapped device has it. Errors: `ENXIO` when it is a path
     /// and no table has it open.
-    async fn leaf(&self, name: &str) -> Result<Option<Shown>, Failure> {
+    async fn leaf(&self, name: &str) -> Result<Option<ExportedDevice>, Failure> {
         if !names_a_leaf(name) || self.dm.get(name).is_ok() {
             return Ok(None); // an unknown mapped device is for its verb to tell
         }
-        self.leaves.find(name).await?.map(|leaf| Some(Shown::Leaf(leaf))).ok_or_else(|| {
-            let open = self.leaves.opened();
-            let open: Vec<&str> = open.iter().map(|leaf| leaf.name()).collect();
-            let open = if open.is_empty() { "none".to_owned() } else { open.join(", ") };
-            let hint = "allowed are mapped devices and the leaves that tables have open";
-            Error::not_found(format!("{name}: no such device: {hint}, now {open}")).into()
-        })
+        self.leaves.find(name).await?.map(|leaf| Some(ExportedDevice::Leaf(leaf))).ok_or_else(
+            || {
+                let open = self.leaves.opened();
+                let open: Vec<&str> = open.iter().map(|leaf| leaf.name()).collect();
+                let open = if open.is_empty() { "none".to_owned() } else { open.join(", ") };
+                let hint = "allowed are mapped devices and the leaves that tables have open";
+                Error::not_found(format!("{name}: no such device: {hint}, now {open}")).into()
+            },
+        )
     }
 
     pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
         let mut all = api::Attributes::new();
         if let Some(leaf) = self.leaf(name).await? {
-            for attr in sysfs::attributes(self, &leaf).into_iter().filter(sysfs::is_line) {
-                let value = sysfs::get(self, &leaf, &attr.path).await?;
+            for attr in sysfs::attributes(&self.dm, &leaf).into_iter().filter(sysfs::is_line) {
+                let value = sysfs::get(&self.dm, &leaf, &attr.path).await?;
                 all.insert(attr.path, value);
             }
             return Ok(all);
@@ -360,7 +365,7 @@ impl Engine {
         attr: &str,
     ) -> Result<api::Attribute, Failure> {
         let value = match self.leaf(name).await? {
-            Some(leaf) => sysfs::get(self, &leaf, attr).await?,
+            Some(leaf) => sysfs::get(&self.dm, &leaf, attr).await?,
             None => self.dm.get_attribute(name, attr).await?,
         };
         Ok(api::Attribute { value })
@@ -373,7 +378,7 @@ impl Engine {
         value: &str,
     ) -> Result<api::Attribute, Failure> {
         if let Some(leaf) = self.leaf(name).await? {
-            sysfs::set(self, &leaf, attr, value).await?;
+            sysfs::set(&self.dm, &leaf, attr, value).await?;
             return self.attribute(name, attr).await;
         }
         let mark = self.files.closes_begun();

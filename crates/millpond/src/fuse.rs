@@ -13,15 +13,13 @@
 //!   that leads into the mount, nor looked at.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fmt;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use block::{BlockDevice, Error, OpenedBy};
 use control::Failure;
-use dm::MappedDevice;
 use fuse::{
     Answer, Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options, SideGate,
 };
@@ -29,59 +27,12 @@ use reactor::{Workers, new_opener};
 
 use crate::core::Core;
 use crate::engine::Engine;
-use crate::leaf::OpenLeaf;
+use crate::exported::ExportedDevice;
 use crate::shards::{Handle, Lent};
 use crate::sysfs;
 
 /// Jobs that are served at a time; what the export has in flight.
 const JOBS_MAX: usize = 1024;
-
-/// Longest name of a file. One longer would spoil the list of the whole folder.
-const NAME_BYTES_MAX: usize = 255;
-
-/// A device that files show.
-#[derive(Clone)]
-pub(crate) enum Shown {
-    Mapped(Rc<MappedDevice>),
-    Leaf(Rc<OpenLeaf>),
-}
-
-impl Shown {
-    /// All devices: mapped ones, and leaves that tables use and that have no path of their own.
-    fn all(engine: &Engine) -> Vec<Shown> {
-        let mut all: Vec<Shown> = engine.dm.devices().into_iter().map(Shown::Mapped).collect();
-        let has_name = |l: &OpenLeaf| !l.name().contains('/') && l.name().len() <= NAME_BYTES_MAX;
-        let leaves = engine.leaves.opened().into_iter().filter(|l| has_name(l));
-        for leaf in leaves.map(Shown::Leaf) {
-            // A mapped device may be called like a leaf: tables would find it first, too.
-            if all.iter().all(|other| other.file_name() != leaf.file_name()) {
-                all.push(leaf);
-            }
-        }
-        all
-    }
-
-    pub(crate) fn device(&self) -> Rc<dyn BlockDevice> {
-        match self {
-            Shown::Mapped(device) => device.clone(),
-            Shown::Leaf(leaf) => leaf.clone(),
-        }
-    }
-
-    fn file_name(&self) -> String {
-        match self {
-            Shown::Mapped(device) => dm::mangle(device.name()),
-            Shown::Leaf(leaf) => leaf.name().to_owned(),
-        }
-    }
-
-    pub(crate) fn read_only(&self) -> bool {
-        match self {
-            Shown::Mapped(device) => device.info().read_only,
-            Shown::Leaf(leaf) => leaf.is_read_only(),
-        }
-    }
-}
 
 /// A device that has an id.
 struct Known {
@@ -140,7 +91,7 @@ impl Face {
     }
 
     /// The id and the gate of a device, the same as long as it lives.
-    fn known(&self, shown: &Shown) -> (DeviceId, Rc<Gate>) {
+    fn known(&self, shown: &ExportedDevice) -> (DeviceId, Rc<Gate>) {
         let device = shown.device();
         let mut known = self.known.borrow_mut();
         // One that is held here can't be at the address of one that is gone.
@@ -161,19 +112,21 @@ impl Face {
         }
     }
 
-    fn find(&self, engine: &Engine, id: DeviceId) -> Option<Shown> {
-        Shown::all(engine).into_iter().find(|shown| self.known(shown).0 == id)
+    fn find(&self, engine: &Engine, id: DeviceId) -> Option<ExportedDevice> {
+        ExportedDevice::all(&engine.dm, &engine.leaves)
+            .into_iter()
+            .find(|shown| self.known(shown).0 == id)
     }
 
-    fn shown(&self, engine: &Engine, id: DeviceId) -> Result<Shown, Error> {
+    fn shown(&self, engine: &Engine, id: DeviceId) -> Result<ExportedDevice, Error> {
         self.find(engine, id).ok_or_else(|| Error::not_found("the device is gone"))
     }
 
-    fn describe(&self, shown: &Shown) -> Device {
+    fn describe(&self, shown: &ExportedDevice) -> Device {
         Device {
             id: self.known(shown).0,
             file_name: shown.file_name(),
-            mapped: matches!(shown, Shown::Mapped(_)),
+            mapped: matches!(shown, ExportedDevice::Mapped(_)),
             size_bytes: shown.device().limits().capacity.bytes(),
             read_only: shown.read_only(),
         }
@@ -182,8 +135,8 @@ impl Face {
     fn open(&self, engine: &Engine, id: DeviceId) -> Result<(OpenId, Here), Error> {
         let shown = self.shown(engine, id)?;
         let lent = match &shown {
-            Shown::Mapped(device) => engine.owner.lend(device.open()?),
-            Shown::Leaf(leaf) => engine.owner.lend_leaf(leaf),
+            ExportedDevice::Mapped(device) => engine.owner.lend(device.open()?),
+            ExportedDevice::Leaf(leaf) => engine.owner.lend_leaf(leaf),
         };
         let (device, gate) = (shown.device(), self.known(&shown).1);
         let here = Here { id, handle: lent.handle(), side: gate.side() };
@@ -228,7 +181,7 @@ impl Devices {
     fn begin(
         &self,
         id: DeviceId,
-        f: impl AsyncFnOnce(&Engine, Result<Shown, Error>) + Send + 'static,
+        f: impl AsyncFnOnce(&Engine, Result<ExportedDevice, Error>) + Send + 'static,
     ) {
         // When core 0 is ending, `f` is dropped with all that it was to answer.
         let _ = self.core.post(move |engine| {
@@ -292,8 +245,10 @@ impl Devices {
 impl Host for Devices {
     fn devices(&self) -> Vec<Device> {
         let all = self.ask(|face, engine| {
-            let mut all: Vec<Device> =
-                Shown::all(engine).iter().map(|shown| face.describe(shown)).collect();
+            let mut all: Vec<Device> = ExportedDevice::all(&engine.dm, &engine.leaves)
+                .iter()
+                .map(|shown| face.describe(shown))
+                .collect();
             all.sort_by(|a, b| a.file_name.cmp(&b.file_name));
             all
         });
@@ -303,7 +258,7 @@ impl Host for Devices {
     fn find(&self, file_name: &str) -> Option<Device> {
         let name = file_name.to_owned();
         self.ask(move |face, engine| {
-            let all = Shown::all(engine).into_iter();
+            let all = ExportedDevice::all(&engine.dm, &engine.leaves).into_iter();
             let found = all.into_iter().find(|shown| shown.file_name() == name);
             found.map(|shown| face.describe(&shown))
         })?
@@ -342,7 +297,7 @@ impl Host for Devices {
 
     fn attributes(&self, id: DeviceId) -> Vec<Attribute> {
         let all = self.ask(move |face, engine| {
-            face.find(engine, id).map(|shown| sysfs::attributes(engine, &shown))
+            face.find(engine, id).map(|shown| sysfs::attributes(&engine.dm, &shown))
         });
         all.flatten().unwrap_or_default()
     }
@@ -351,7 +306,7 @@ impl Host for Devices {
         let path = path.to_owned();
         self.begin(id, async move |engine: &Engine, shown| {
             answer(match shown {
-                Ok(shown) => sysfs::get(engine, &shown, &path).await,
+                Ok(shown) => sysfs::get(&engine.dm, &shown, &path).await,
                 Err(e) => Err(e),
             });
         });
@@ -361,7 +316,7 @@ impl Host for Devices {
         let (path, value) = (path.to_owned(), value.to_owned());
         self.begin(id, async move |engine: &Engine, shown| {
             answer(match shown {
-                Ok(shown) => sysfs::set(engine, &shown, &path, &value).await,
+                Ok(shown) => sysfs::set(&engine.dm, &shown, &path, &value).await,
                 Err(e) => Err(e),
             });
         });
@@ -424,69 +379,5 @@ impl Fuse {
 impl fmt::Debug for Fuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fuse({:?})", self.export)
-    }
-}
-
-/// Links that one path may hold, as in the kernel.
-const LINKS_MAX: usize = 40;
-
-/// Whether the absolute `path` leads to what is mounted at `dir` (absolute, without links), or
-/// below it. Nothing there is looked at on the way.
-pub(crate) fn leads_into(path: &Path, dir: &Path) -> bool {
-    let own = fuse::places(dir);
-    let names = |path: &Path| -> Vec<OsString> {
-        path.components().rev().map(|c| c.as_os_str().to_owned()).collect()
-    };
-    let mut left = names(path);
-    let mut at = PathBuf::from("/");
-    let mut links = 0;
-    while let Some(name) = left.pop() {
-        match Path::new(&name).components().next() {
-            Some(Component::RootDir) => at = "/".into(),
-            Some(Component::ParentDir) => drop(at.pop()),
-            Some(Component::Normal(name)) => at.push(name),
-            Some(Component::CurDir | Component::Prefix(_)) | None => {}
-        }
-        if own.contains(&at) {
-            return true;
-        }
-        if let Ok(to) = std::fs::read_link(&at) {
-            links += 1;
-            if links > LINKS_MAX {
-                return false; // nobody can open it
-            }
-            at.pop();
-            left.extend(names(&to));
-        }
-    }
-    false
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::symlink;
-
-    #[test]
-    fn a_path_into_our_own_mount_is_known_without_looking_there() {
-        let tmp = tempfile::tempdir().unwrap();
-        let base = tmp.path().canonicalize().unwrap();
-        let dir = base.join("pond");
-        symlink("pond/dev", base.join("relative")).unwrap();
-        symlink(dir.join("dev/wc"), base.join("absolute")).unwrap();
-        symlink("loop", base.join("loop")).unwrap();
-        for (path, inside) in [
-            ("pond/dev/wc", true),
-            ("pond", true),
-            ("other/../pond/x", true),
-            ("relative/wc", true),
-            ("absolute", true),
-            ("pond2/dev/wc", false),
-            ("wc.img", false),
-            ("loop", false),
-        ] {
-            assert_eq!(leads_into(&base.join(path), &dir), inside, "{path}");
-        }
-        assert!(!leads_into(Path::new("/"), &dir));
     }
 }

@@ -34,11 +34,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use nbd::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::addr::Addr;
-use crate::core::Core;
-use crate::routes::{self, Answer, Route};
+use crate::routes::{self, Answer, Route, State, shutdown};
 use crate::rundir::{refused, remove_stale_socket};
 
 /// Connections at a time, of local sockets and again by TCP; more wait in the listen queue.
@@ -56,15 +55,6 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Time for answers to leave at shutdown.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
-
-/// What requests need.
-#[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) core: Core,
-    pub(crate) version: api::Version,
-    /// Turns true when the daemon shuts down.
-    pub(crate) closing: watch::Receiver<bool>,
-}
 
 /// A listening socket of the control API.
 #[derive(Debug)]
@@ -191,12 +181,6 @@ pub(crate) async fn serve(listener: Listener, connections: Connections, state: A
             }
         }
     }
-}
-
-/// Ends when the daemon shuts down.
-pub(crate) async fn shutdown(closing: &mut watch::Receiver<bool>) {
-    // Without a sender there is no daemon any more.
-    let _ = closing.wait_for(|closing| *closing).await;
 }
 
 enum Stream {

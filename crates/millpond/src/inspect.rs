@@ -10,9 +10,8 @@ use format::Part;
 use serde_json::{Value, json};
 use writecache::{Contents, Depth, NativeCache, Occupancy, Survey};
 
-use crate::cli::{Format, Listing};
 use crate::offline::{self, Access};
-use crate::verbs::print;
+use crate::output::{Format, Listing, print};
 
 /// Dirty ranges and findings that are shown without `--all`.
 const SHOWN: usize = 20;

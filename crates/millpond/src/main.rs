@@ -18,6 +18,7 @@
 
 mod addr;
 mod bench;
+mod claims;
 mod cli;
 mod client;
 mod config;
@@ -28,6 +29,7 @@ mod dmsetup;
 mod drain;
 mod embed;
 mod engine;
+mod exported;
 mod exports;
 mod file_leaf;
 mod fuse;
@@ -39,8 +41,10 @@ mod leaf;
 mod log;
 mod memory;
 mod metrics;
+mod mount_paths;
 mod nbd_leaf;
 mod offline;
+mod output;
 mod patience;
 mod progress;
 mod recover;
@@ -49,7 +53,9 @@ mod routes;
 mod rundir;
 mod shards;
 mod sysfs;
+mod table_args;
 mod targets;
+mod units;
 mod verbs;
 mod wipe;
 mod word;
@@ -59,13 +65,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use control::{EXIT_DONE, Failure};
-use tokio::runtime::Runtime;
 use tracing::Level;
 
 use crate::cli::{Cli, DaemonArgs, Verb};
-use crate::client::Client;
+use crate::client::{Client, runtime};
 use crate::config::Config;
-use crate::rundir::{RunDir, refused};
+use crate::rundir::RunDir;
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -146,10 +151,4 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         }
     }
     Ok(EXIT_DONE)
-}
-
-/// What HTTP runs on, on this thread.
-pub(crate) fn runtime() -> Result<Runtime, Failure> {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().map_err(|e| refused(&e, "tokio runtime"))
 }

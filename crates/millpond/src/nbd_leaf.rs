@@ -13,7 +13,7 @@ use nbd::client::{Client, Connect, News, Options};
 use reactor::FileId;
 use uring::{Files, Peer};
 
-use crate::bench::time;
+use crate::units::time;
 
 /// The port that IANA has given to NBD.
 const PORT: u16 = 10_809;

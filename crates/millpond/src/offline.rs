@@ -16,7 +16,7 @@ use reactor::{Reactor, set_memory};
 use uring::{Direct, Files, OpenOptions, Uring};
 use writecache::{Contents, Survey};
 
-use crate::client::Client;
+use crate::client::{Client, runtime};
 use crate::memory;
 use crate::rundir::RunDir;
 use crate::word::PMEM;
@@ -106,7 +106,7 @@ fn user_of(image: &Path, run_dir: Option<&Path>) -> Option<String> {
         None
     };
     let asked = async { tokio::time::timeout(ASK_TIME, ask).await.ok().flatten() };
-    crate::runtime().ok()?.block_on(asked)
+    runtime().ok()?.block_on(asked)
 }
 
 /// The refusal of something that needs `--force`.

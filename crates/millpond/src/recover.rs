@@ -25,10 +25,9 @@ use serde_json::json;
 use uring::Files;
 use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, Survey, WriteCache};
 
-use crate::cli::{Format, Listing};
 use crate::offline::{self, Access, refused};
+use crate::output::{Format, Listing, print};
 use crate::progress;
-use crate::verbs::print;
 
 /// Shorter recoveries show nothing.
 const QUIET: Nanos = Nanos::from_secs(2);

@@ -18,8 +18,8 @@ use reproduce::scenario::{Plan, SIZES, Scenario};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use crate::output::print;
 use crate::rundir::refused;
-use crate::verbs::print;
 
 /// What is run where nothing is named.
 const ALL: &str = "all";

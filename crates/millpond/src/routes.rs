@@ -4,16 +4,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Error, ErrorKind};
+use control::api::TableSlot;
 use control::{Failure, api, paths};
 use dm::Remove;
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use crate::core::Core;
 use crate::engine::Engine;
-use crate::http::{State, shutdown};
 use crate::metrics;
+
+/// What requests need.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) core: Core,
+    pub(crate) version: api::Version,
+    /// Turns true when the daemon shuts down.
+    pub(crate) closing: watch::Receiver<bool>,
+}
 
 /// A request that was understood.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,19 +48,12 @@ pub(crate) enum Verb {
     Rename,
     Message,
     Status,
-    Table(Slot),
+    Table(TableSlot),
     Deps,
     Wait(Option<u32>),
     Attributes,
     GetAttribute(String),
     SetAttribute(String),
-}
-
-/// Which of a device's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slot {
-    Live,
-    Inactive,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,10 +141,10 @@ fn is_token(text: &str) -> bool {
     text.len() == 8 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-fn slot(query: &str) -> Result<Slot, Failure> {
+fn slot(query: &str) -> Result<TableSlot, Failure> {
     match query {
-        "" => Ok(Slot::Live),
-        "inactive=true" => Ok(Slot::Inactive),
+        "" => Ok(TableSlot::Live),
+        "inactive=true" => Ok(TableSlot::Inactive),
         _ => {
             let message = format!("query `{query}`: allowed is inactive=true");
             Err(Failure::new(ErrorKind::Invalid, message))
@@ -279,6 +282,12 @@ async fn wait(state: &State, name: String, seen: Option<u32>) -> Result<api::Eve
     }
 }
 
+/// Ends when the daemon shuts down.
+pub(crate) async fn shutdown(closing: &mut watch::Receiver<bool>) {
+    // Without a sender there is no daemon any more.
+    let _ = closing.wait_for(|closing| *closing).await;
+}
+
 /// Reads a body. An empty one is `{}`.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     let body = if body.is_empty() { b"{}" } else { body };
@@ -328,8 +337,13 @@ mod tests {
             ("POST", "/v1/devices/wc/rename", "", of("wc", Verb::Rename)),
             ("POST", "/v1/devices/wc/message", "", of("wc", Verb::Message)),
             ("GET", "/v1/devices/wc/status", "", of("wc", Verb::Status)),
-            ("GET", "/v1/devices/wc/table", "", of("wc", Verb::Table(Slot::Live))),
-            ("GET", "/v1/devices/wc/table", "inactive=true", of("wc", Verb::Table(Slot::Inactive))),
+            ("GET", "/v1/devices/wc/table", "", of("wc", Verb::Table(TableSlot::Live))),
+            (
+                "GET",
+                "/v1/devices/wc/table",
+                "inactive=true",
+                of("wc", Verb::Table(TableSlot::Inactive)),
+            ),
             ("GET", "/v1/devices/wc/deps", "", of("wc", Verb::Deps)),
             ("GET", "/v1/devices/wc/wait", "event=3", of("wc", Verb::Wait(Some(3)))),
             ("GET", "/v1/devices/wc/wait", "", of("wc", Verb::Wait(None))),

@@ -2,11 +2,11 @@
 //! Attributes of devices by sysfs's paths: what the kernel shows of every disk, as far as it is
 //! known here, and what the device's targets add. A target's attribute goes before ours.
 use block::{Access, BlockDevice, Error, ErrorKind, Limits, Op};
+use dm::Dm;
 use fuse::Attribute;
 use queue::wbt::Wbt;
 
-use crate::engine::Engine;
-use crate::fuse::Shown;
+use crate::exported::ExportedDevice;
 
 /// What a discard or write zeroes may cover at most: the kernel's largest request, in bytes.
 const RANGE_BYTES_MAX: u32 = (u32::MAX >> 9) << 9;
@@ -51,14 +51,14 @@ const OF_MAPPED: [&str; 4] = ["dev", "dm/name", "dm/suspended", "dm/uuid"];
 const OF_LEAVES: [&str; 1] = ["stat"];
 
 /// All attributes of a device.
-pub(crate) fn attributes(engine: &Engine, shown: &Shown) -> Vec<Attribute> {
+pub(crate) fn attributes(dm: &Dm, shown: &ExportedDevice) -> Vec<Attribute> {
     let own = match shown {
-        Shown::Mapped(_) => &OF_MAPPED[..],
-        Shown::Leaf(_) => &OF_LEAVES[..],
+        ExportedDevice::Mapped(_) => &OF_MAPPED[..],
+        ExportedDevice::Leaf(_) => &OF_LEAVES[..],
     };
     let of_limits = OF_LIMITS.iter().map(|(path, _)| *path);
     let ours = of_limits.chain(["ro"]).chain(own.iter().copied());
-    let targets = of_targets(engine, shown);
+    let targets = of_targets(dm, shown);
     let read_only =
         |path: &str| Attribute { path: path.to_owned(), readable: true, writable: false };
     let mut all: Vec<Attribute> =
@@ -68,11 +68,11 @@ pub(crate) fn attributes(engine: &Engine, shown: &Shown) -> Vec<Attribute> {
         Attribute { path: path.to_owned(), readable, writable }
     };
     match shown {
-        Shown::Mapped(device) => {
-            let access = |path| engine.dm.access(device.name(), path).unwrap_or(Access::Read);
+        ExportedDevice::Mapped(device) => {
+            let access = |path| dm.access(device.name(), path).unwrap_or(Access::Read);
             all.extend(targets.iter().map(|path| more(path, access(path))));
         }
-        Shown::Leaf(leaf) => {
+        ExportedDevice::Leaf(leaf) => {
             let throttle = leaf.wbt().map(|_| Wbt::attributes()).unwrap_or_default();
             all.extend(throttle.iter().map(|path| more(path, Wbt::access(path))));
         }
@@ -81,20 +81,22 @@ pub(crate) fn attributes(engine: &Engine, shown: &Shown) -> Vec<Attribute> {
     all
 }
 
-fn of_targets(engine: &Engine, shown: &Shown) -> Vec<&'static str> {
+fn of_targets(dm: &Dm, shown: &ExportedDevice) -> Vec<&'static str> {
     match shown {
-        Shown::Mapped(device) => engine.dm.attributes(device.name()).unwrap_or_default(),
-        Shown::Leaf(_) => Vec::new(),
+        ExportedDevice::Mapped(device) => dm.attributes(device.name()).unwrap_or_default(),
+        ExportedDevice::Leaf(_) => Vec::new(),
     }
 }
 
-fn unknown(engine: &Engine, shown: &Shown, path: &str) -> Error {
+fn unknown(dm: &Dm, shown: &ExportedDevice, path: &str) -> Error {
     let name = shown.device().name().to_owned();
     let why = match shown {
-        Shown::Leaf(leaf) if leaf.is_in_memory() => ", for it is in memory and has no queue",
-        Shown::Mapped(_) | Shown::Leaf(_) => "",
+        ExportedDevice::Leaf(leaf) if leaf.is_in_memory() => {
+            ", for it is in memory and has no queue"
+        }
+        ExportedDevice::Mapped(_) | ExportedDevice::Leaf(_) => "",
     };
-    let known: Vec<String> = attributes(engine, shown).into_iter().map(|a| a.path).collect();
+    let known: Vec<String> = attributes(dm, shown).into_iter().map(|a| a.path).collect();
     let known: Vec<&str> = known.iter().map(String::as_str).collect();
     let hint = block::name_hint(path, &known);
     Error::not_found(format!("{name}: no attribute `{path}`{why}: {hint}"))
@@ -107,19 +109,19 @@ pub(crate) fn is_line(attribute: &Attribute) -> bool {
 }
 
 /// The throttle of the leaf that has this attribute, if it is one of a throttle.
-fn throttle<'a>(shown: &'a Shown, path: &str) -> Option<&'a Wbt> {
+fn throttle<'a>(shown: &'a ExportedDevice, path: &str) -> Option<&'a Wbt> {
     match shown {
-        Shown::Mapped(_) => None,
-        Shown::Leaf(leaf) => leaf.wbt().filter(|_| Wbt::attributes().contains(&path)),
+        ExportedDevice::Mapped(_) => None,
+        ExportedDevice::Leaf(leaf) => leaf.wbt().filter(|_| Wbt::attributes().contains(&path)),
     }
 }
 
 /// Reads an attribute.
-pub(crate) async fn get(engine: &Engine, shown: &Shown, path: &str) -> Result<String, Error> {
-    if let Shown::Mapped(device) = shown
-        && of_targets(engine, shown).contains(&path)
+pub(crate) async fn get(dm: &Dm, shown: &ExportedDevice, path: &str) -> Result<String, Error> {
+    if let ExportedDevice::Mapped(device) = shown
+        && of_targets(dm, shown).contains(&path)
     {
-        return engine.dm.get_attribute(device.name(), path).await;
+        return dm.get_attribute(device.name(), path).await;
     }
     if let Some((_, show)) = OF_LIMITS.iter().find(|(p, _)| *p == path) {
         return Ok(show(&shown.device().limits()));
@@ -129,18 +131,18 @@ pub(crate) async fn get(engine: &Engine, shown: &Shown, path: &str) -> Result<St
     }
     match (shown, path) {
         (_, "ro") => Ok(number(shown.read_only())),
-        (Shown::Mapped(device), _) => {
+        (ExportedDevice::Mapped(device), _) => {
             let info = device.info();
             match path {
                 "dev" => Ok(format!("{}:{}", info.major, info.minor)),
                 "dm/name" => Ok(info.name),
                 "dm/uuid" => Ok(info.uuid.unwrap_or_default()),
                 "dm/suspended" => Ok(number(info.suspended)),
-                _ => Err(unknown(engine, shown, path)),
+                _ => Err(unknown(dm, shown, path)),
             }
         }
-        (Shown::Leaf(leaf), "stat") => Ok(stat(leaf)),
-        (Shown::Leaf(_), _) => Err(unknown(engine, shown, path)),
+        (ExportedDevice::Leaf(leaf), "stat") => Ok(stat(leaf)),
+        (ExportedDevice::Leaf(_), _) => Err(unknown(dm, shown, path)),
     }
 }
 
@@ -160,8 +162,8 @@ fn stat(leaf: &crate::leaf::OpenLeaf) -> String {
 
 /// Sets an attribute.
 pub(crate) async fn set(
-    engine: &Engine,
-    shown: &Shown,
+    dm: &Dm,
+    shown: &ExportedDevice,
     path: &str,
     value: &str,
 ) -> Result<(), Error> {
@@ -171,14 +173,14 @@ pub(crate) async fn set(
         return Ok(());
     }
     match shown {
-        Shown::Mapped(device) if of_targets(engine, shown).contains(&path) => {
-            engine.dm.set_attribute(device.name(), path, value).await?;
+        ExportedDevice::Mapped(device) if of_targets(dm, shown).contains(&path) => {
+            dm.set_attribute(device.name(), path, value).await?;
             tracing::info!(device = device.name(), attr = path, value, "attribute set");
             Ok(())
         }
-        Shown::Mapped(_) | Shown::Leaf(_) => {
-            if attributes(engine, shown).iter().all(|a| a.path != path) {
-                return Err(unknown(engine, shown, path));
+        ExportedDevice::Mapped(_) | ExportedDevice::Leaf(_) => {
+            if attributes(dm, shown).iter().all(|a| a.path != path) {
+                return Err(unknown(dm, shown, path));
             }
             let name = shown.device().name().to_owned();
             let e = format!("{name}: attribute `{path}` is read-only");

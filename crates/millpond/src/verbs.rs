@@ -1,26 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! dmsetup's verbs: each a few requests to the daemon, and their answers in print.
 use std::collections::BTreeMap;
-use std::io::{ErrorKind as IoKind, Read, Write};
-use std::path::PathBuf;
 
 use block::ErrorKind;
 use control::text::Naming;
 use control::{
     Failure, api, attr, name_with_absolute_path, paths, plain, text, value_with_absolute_paths,
-    with_absolute_paths,
 };
 use serde::Serialize;
 
 use crate::cli::{
-    CreateArgs, DepsArgs, Format, GetArgs, InfoArgs, Listing, LoadArgs, LsArgs, MessageArgs,
-    RemoveAllArgs, RemoveArgs, RenameArgs, SetArgs, StatusArgs, Steer, SuspendArgs, TableArgs,
-    TableListArgs, TargetsArgs, VersionArgs, WaitArgs,
+    CreateArgs, DepsArgs, GetArgs, InfoArgs, LoadArgs, LsArgs, MessageArgs, RemoveAllArgs,
+    RemoveArgs, RenameArgs, SetArgs, StatusArgs, Steer, SuspendArgs, TableListArgs, TargetsArgs,
+    VersionArgs, WaitArgs,
 };
 use crate::client::Client;
 use crate::drain::drain;
+use crate::output::{Format, Listing, print};
 use crate::progress::{Long, watch};
-use crate::rundir::refused;
+use crate::table_args::{here, read_table};
 
 type Done = Result<(), Failure>;
 
@@ -82,36 +80,6 @@ async fn each(verb: &str, names: &[String], one: impl AsyncFn(&str) -> Done) -> 
         within(format!("{verb} {name}"), one(name).await)?;
     }
     Ok(())
-}
-
-/// All of standard input. What is longer than the daemon takes is refused, never cut: a part of a
-/// table may be another table.
-pub(crate) fn read_stdin() -> Result<String, Failure> {
-    let mut text = String::new();
-    let read = std::io::stdin().take(api::BODY_BYTES_MAX as u64 + 1).read_to_string(&mut text);
-    read.map_err(|e| refused(&e, "standard input"))?;
-    if text.len() > api::BODY_BYTES_MAX {
-        let message = format!("standard input: at most {} bytes are taken", api::BODY_BYTES_MAX);
-        return Err(Failure::new(ErrorKind::Invalid, message));
-    }
-    Ok(text)
-}
-
-/// The table that the arguments name, its relative paths made absolute.
-pub(crate) fn read_table(args: &TableArgs) -> Result<String, Failure> {
-    let text = match (&args.table, &args.table_file) {
-        (Some(table), _) => table.clone(),
-        (None, Some(file)) => {
-            std::fs::read_to_string(file).map_err(|e| refused(&e, file.display()))?
-        }
-        (None, None) => read_stdin()?,
-    };
-    Ok(with_absolute_paths(&text, &here()?))
-}
-
-/// What relative paths are relative to.
-fn here() -> Result<PathBuf, Failure> {
-    std::env::current_dir().map_err(|e| refused(&e, "current directory"))
 }
 
 pub(crate) async fn post(client: &Client, name: &str, what: &str, body: &impl Serialize) -> Done {
@@ -375,19 +343,5 @@ fn show(listing: &Listing, value: &impl Serialize, text: impl FnOnce() -> String
             let json = serde_json::to_string_pretty(value).expect("as in the REST API");
             print(&format!("{json}\n"))
         }
-    }
-}
-
-/// Prints text, of which parts may come from outside.
-pub(crate) fn print(text: &str) -> Done {
-    print_as_is(&plain(text))
-}
-
-/// Prints text whose parts from outside are plain already.
-pub(crate) fn print_as_is(text: &str) -> Done {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // Who reads us has seen enough.
-        Err(e) if e.kind() == IoKind::BrokenPipe => Ok(()),
-        done => done.map_err(|e| refused(&e, "standard output")),
     }
 }

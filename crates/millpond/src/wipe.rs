@@ -13,7 +13,7 @@ use control::Failure;
 use writecache::{Contents, Depth, Survey};
 
 use crate::offline::{self, Access, refused};
-use crate::verbs::print;
+use crate::output::print;
 
 /// Make a write cache's device or image blank
 ///

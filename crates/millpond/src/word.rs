@@ -18,7 +18,7 @@ pub(crate) struct OwnMount(pub(crate) Option<PathBuf>);
 impl OwnMount {
     /// Whether `path` leads into it.
     pub(crate) fn has(&self, path: &Path) -> bool {
-        self.0.as_ref().is_some_and(|dir| crate::fuse::leads_into(path, dir))
+        self.0.as_ref().is_some_and(|dir| crate::mount_paths::leads_into(path, dir))
     }
 
     /// Refuses paths that lead into it.

@@ -19,8 +19,8 @@ use block::{Access, BlockDevice, CoreId, Error, LocalFuture, Target};
 use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
 use zram::{Config, Files, Settings, Start, Zram};
 
+use crate::claims::Claims;
 use crate::leaf::Leaves;
-use crate::targets::Claims;
 use crate::word::OwnMount;
 
 /// What a compressed RAM disk needs of the program. Clones are the same.

@@ -6,8 +6,10 @@ use block::{BlockDevice, ErrorKind, Nanos, Sector};
 use control::{Failure, parse_size};
 
 use crate::bench::job::{Kind, Sampling, Work};
-use crate::cli::{Listing, TableArgs};
 use crate::cores::CORES_MAX;
+use crate::output::Listing;
+use crate::table_args::TableArgs;
+use crate::units::time;
 
 /// Requests in flight of one job: more than any device wants.
 const DEPTH_MAX: u32 = 65_536;
@@ -210,28 +212,6 @@ fn region(text: &str) -> Result<Sector, String> {
     Ok(Sector::from_bytes(bytes))
 }
 
-/// A time as people write it: `10s`, `500ms`, `2m`; a bare number is seconds.
-pub(crate) fn time(text: &str) -> Result<Nanos, String> {
-    let digits = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
-    let (number, unit) = text.split_at(digits);
-    let number: f64 = number.parse().unwrap_or(0.0);
-    let scale = match unit {
-        "us" => 1e3,
-        "ms" => 1e6,
-        "" | "s" => 1e9,
-        "m" => 60e9,
-        "h" => 3600e9,
-        _ => 0.0,
-    };
-    let ns = number * scale;
-    // A thousand days.
-    if !(1.0..=86_400e12).contains(&ns) {
-        return Err("a positive number with us, ms, s, m or h is allowed".into());
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    Ok(Nanos(ns as u64))
-}
-
 impl BenchArgs {
     /// What clap can't say.
     pub(crate) fn check(&self) -> Result<(), Failure> {
@@ -312,12 +292,6 @@ mod tests {
         let args = args.unwrap();
         assert_eq!((args.bs, args.size), (Sector(128), Some(Sector(8))));
         assert_eq!(args.runtime, Some(Nanos(1_500_000_000)));
-        for (text, ns) in [("10", 10_000_000_000), ("20us", 20_000), ("2m", 120_000_000_000)] {
-            assert_eq!(time(text), Ok(Nanos(ns)), "{text}");
-        }
-        for text in ["", "0", "s", "-1s", "5 s", "1w", "nan", "1e3s"] {
-            assert!(time(text).unwrap_err().contains("ms, s, m or h"), "{text}");
-        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod show;
 mod side;
 mod stack;
 
-pub(crate) use args::{BenchArgs, time};
+pub(crate) use args::BenchArgs;
 
 use std::io::{Write, stdout};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ use crate::bench::cpu::Cpu;
 use crate::bench::job::{Counter, Sampling};
 use crate::bench::report::{Driven, Report};
 use crate::bench::stack::Stack;
-use crate::cli::Format;
+use crate::output::Format;
 use crate::rundir::refused;
 
 /// Of requests that take some ten nanoseconds every one whose latency is taken costs as much again:

@@ -23,8 +23,8 @@ use crate::memory;
 use crate::nbd_leaf::{is_nbd, with_absolute_socket};
 use crate::rundir::refused;
 use crate::shards::{Lent, Owner, Shards};
+use crate::table_args::read_table;
 use crate::targets;
-use crate::verbs::read_table;
 
 /// What devices are built on.
 pub(crate) struct Ground {

@@ -6,13 +6,16 @@ use std::time::Duration;
 use block::ErrorKind;
 use control::{Failure, api, paths, text, with_absolute_paths};
 
-use crate::cli::{MessageArgs, RemoveAllArgs, TableArgs};
+use crate::cli::{MessageArgs, RemoveAllArgs};
 use crate::client::Client;
 use crate::dmsetup::options::{Opt, Options};
-use crate::dmsetup::trouble::{Trouble, is_gone};
-use crate::dmsetup::{concise, naming, said};
+use crate::dmsetup::trouble::{Trouble, is_gone, said};
+use crate::dmsetup::words::split_words;
+use crate::dmsetup::{concise, naming};
+use crate::output::print;
 use crate::rundir::refused;
-use crate::verbs::{self, print};
+use crate::table_args::{TableArgs, read_stdin, read_table};
+use crate::verbs;
 
 /// How often `--retry` tries, and how long it waits between two tries; dmsetup's numbers.
 const TRIES: u32 = 25;
@@ -46,7 +49,7 @@ pub(crate) async fn create(client: &Client, options: &Options, words: &[String])
 
 async fn create_concise(client: &Client, options: &Options, words: &[String]) -> Done {
     let list = match words {
-        [] => verbs::read_stdin()?,
+        [] => read_stdin()?,
         [list] => list.clone(),
         _ => return Err(Trouble::failed("dmsetup create --concise takes at most one argument")),
     };
@@ -102,7 +105,7 @@ fn table(options: &Options, file: &[String]) -> Result<String, Trouble> {
         table: options.get(Opt::Table).map(str::to_owned),
         table_file: file.map(PathBuf::from),
     };
-    verbs::read_table(&args).map_err(|f| match (&args.table, file) {
+    read_table(&args).map_err(|f| match (&args.table, file) {
         (None, Some(file)) => {
             Trouble::failed(format!("Couldn't open '{file}' for reading.\nmillpond: {f}"))
         }
@@ -258,23 +261,6 @@ pub(crate) async fn message(client: &Client, options: &Options, words: &[String]
     done.map_err(|f| Trouble::ioctl("message", &args.name, &f))
 }
 
-/// Words as the kernel takes them from a message: a backslash makes the next character part of one.
-pub(crate) fn split_words(text: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut chars = text.chars();
-    while let Some(c) = chars.next() {
-        if c.is_ascii_whitespace() {
-            words.extend(word.take());
-        } else {
-            let c = if c == '\\' { chars.next().unwrap_or(c) } else { c };
-            word.get_or_insert_default().push(c);
-        }
-    }
-    words.extend(word);
-    words
-}
-
 /// Waits until the event number is another one than that given; than 0, without.
 pub(crate) async fn wait(client: &Client, options: &Options, words: &[String]) -> Done {
     let (name, rest) = naming::of_first(client, options, words).await?;
@@ -325,24 +311,5 @@ async fn show(client: &Client, options: &Options, name: &str) -> Done {
         Ok(device) => said(print(&text::info(&[device]))),
         Err(f) if is_gone(name, &f) => Ok(()),
         Err(f) => Err(f.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_splits_as_in_the_kernel() {
-        for (text, want) in [
-            ("flush", &["flush"][..]),
-            ("a  b\tc ", &["a", "b", "c"]),
-            ("a\\ b c\\\\", &["a b", "c\\"]),
-            ("", &[]),
-            (" ", &[]),
-            ("a\\", &["a\\"]),
-        ] {
-            assert_eq!(split_words(text), want, "{text:?}");
-        }
     }
 }

@@ -11,11 +11,12 @@ use control::tree::{self, Strokes, Style};
 use control::{Failure, api, paths, plain, text};
 
 use crate::client::Client;
-use crate::dmsetup::change::split_words;
+use crate::dmsetup::naming;
 use crate::dmsetup::options::{Opt, Options};
-use crate::dmsetup::trouble::{Trouble, is_gone};
-use crate::dmsetup::{naming, said};
-use crate::verbs::{lines_of, print, print_as_is};
+use crate::dmsetup::trouble::{Trouble, is_gone, said};
+use crate::dmsetup::words::split_words;
+use crate::output::{print, print_as_is};
+use crate::verbs::lines_of;
 
 type Done = Result<(), Trouble>;
 

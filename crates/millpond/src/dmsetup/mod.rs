@@ -22,18 +22,19 @@ mod options;
 mod trouble;
 mod udev;
 mod usage;
+mod words;
 
 use std::ffi::OsString;
 use std::path::Path;
 
-use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
+use control::{EXIT_DONE, EXIT_FAILED, plain};
 
-use crate::client::Client;
+use crate::client::{Client, runtime};
 use crate::dmsetup::options::{Opt, Options};
-use crate::dmsetup::trouble::Trouble;
+use crate::dmsetup::trouble::{Trouble, said};
 use crate::dmsetup::usage::USAGE;
-use crate::rundir::{RunDir, refused};
-use crate::verbs::print;
+use crate::output::print;
+use crate::rundir::RunDir;
 
 /// Whether the program was called by the name of dmsetup.
 pub(crate) fn is_meant(program: Option<&OsString>) -> bool {
@@ -53,11 +54,7 @@ pub(crate) fn main(args: impl Iterator<Item = OsString>) -> u8 {
 
 fn run(args: impl Iterator<Item = OsString>) -> Result<(), Trouble> {
     let options = Options::parse(args)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Trouble::from(refused(&e, "tokio runtime")))?;
-    runtime.block_on(command(&options))
+    runtime()?.block_on(command(&options))
 }
 
 /// How many words a command takes; those that take devices take any number.
@@ -125,11 +122,6 @@ async fn command(options: &Options) -> Result<(), Trouble> {
         "target-version" => list::target_versions(&client, words).await,
         _ => list::version(&client).await,
     }
-}
-
-/// The result of our own verbs, where dmsetup has no line of its own for what fails.
-fn said(done: Result<(), Failure>) -> Result<(), Trouble> {
-    done.map_err(Trouble::from)
 }
 
 #[cfg(test)]

@@ -67,6 +67,11 @@ impl From<Failure> for Trouble {
     }
 }
 
+/// The result of our own verbs, where dmsetup has no line of its own for what fails.
+pub(crate) fn said(done: Result<(), Failure>) -> Result<(), Trouble> {
+    done.map_err(Trouble::from)
+}
+
 fn cause(name: &str, f: &Failure) -> String {
     if is_gone(name, f) {
         return format!("Device {name} not found");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The commands for udev's rules: nobody waits for udev here, so there are no cookies.
-use crate::dmsetup::said;
-use crate::dmsetup::trouble::Trouble;
-use crate::verbs::print;
+use crate::dmsetup::trouble::{Trouble, said};
+use crate::output::print;
 
 /// Names of the flags in a cookie's upper half; the eight behind them are the subsystem's.
 const FLAGS: [&str; 8] = [

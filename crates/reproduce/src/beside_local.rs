@@ -65,7 +65,7 @@ impl Sample {
             at_ns,
             step: report.step,
             depth: report.depth.background,
-            bytes: report.facts.limit_bytes,
+            bytes: report.control.limit_bytes,
         }
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Either law against whatever clocks, devices and targets there can be: nothing overflows, and
-//! somebody may always go, or may after a few windows.
+//! Both algorithms with random clocks, devices and targets: nothing overflows, and requests may
+//! always start, at the latest after a few windows.
 use proptest::prelude::*;
 
 use super::*;
 
-/// Numbers as they are, and those at the edges.
+/// Usual numbers and extreme ones.
 fn any_ns() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(0),
@@ -18,9 +18,9 @@ fn any_ns() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn any_reads() -> impl Strategy<Value = Reads> {
+fn any_reads() -> impl Strategy<Value = LatencyHistogram> {
     prop::collection::vec((any_ns(), 1_usize..40), 0..4).prop_map(|all| {
-        let mut reads = Reads::default();
+        let mut reads = LatencyHistogram::default();
         for (ns, times) in all {
             (0..times).for_each(|_| reads.record(ns));
         }
@@ -28,18 +28,22 @@ fn any_reads() -> impl Strategy<Value = Reads> {
     })
 }
 
-fn any_target() -> impl Strategy<Value = Target> {
-    prop_oneof![Just(Target::Off), Just(Target::Default), any_ns().prop_map(Target::Ns)]
+fn any_target() -> impl Strategy<Value = LatencyTarget> {
+    prop_oneof![
+        Just(LatencyTarget::Off),
+        Just(LatencyTarget::Default),
+        any_ns().prop_map(LatencyTarget::Ns)
+    ]
 }
 
-fn any_window() -> impl Strategy<Value = (u64, Sample)> {
+fn any_window() -> impl Strategy<Value = (u64, WindowSample)> {
     let reads = (any_reads(), any_reads());
     let numbers = (any_ns(), any_ns(), any::<u32>(), any_ns(), 0_u32..3);
     let flags = (any::<bool>(), any::<bool>());
     let outstanding = prop::option::of(any_ns());
     let clock = prop_oneof![Just(0), 0_u64..1 << 30, Just(1 << 50)];
     (clock, reads, numbers, flags, outstanding).prop_map(|(goes_on_ns, reads, n, flags, out)| {
-        let sample = Sample {
+        let sample = WindowSample {
             now_ns: 0,
             window_ns: n.0,
             reads: reads.0,
@@ -67,28 +71,30 @@ proptest! {
         ),
     ) {
         let mode = if kernel { Mode::Kernel } else { Mode::Tail };
-        let mut law = Control::new(mode, Device { queue_depth, rotational, volatile_cache });
+        let device = DeviceTraits { queue_depth, rotational, volatile_cache };
+        let mut control = Control::new(mode, device);
         let (mut now_ns, mut held) = (0_u64, 0);
         for ((goes_on_ns, sample), target) in windows {
             now_ns += goes_on_ns;
             if let Some(target) = target {
-                law.set_target(target);
+                control.set_target(target);
                 held = 0;
             }
-            law.close_window(&Sample { now_ns, ..sample });
-            let signs = Signs { now_ns, last_read_ns: Some(now_ns), ..Signs::default() };
-            let in_force = law.in_force();
-            let allowed = Who::ALL.map(|who| in_force.allowance(who, &signs));
+            control.close_window(&WindowSample { now_ns, ..sample });
+            let inputs = Inputs { now_ns, last_read_ns: Some(now_ns), ..Inputs::default() };
+            let limits = control.limits();
+            let allowed = ThrottleClass::ALL.map(|class| limits.quota(class, &inputs));
             let is_held = allowed.iter().any(|a| a.ios == 0);
             held = if is_held { held + 1 } else { 0 };
             prop_assert!(held <= 1, "two windows in a row");
-            prop_assert!(!is_held || law.wants_timer());
+            prop_assert!(!is_held || control.wants_timer());
             prop_assert!(allowed[0].ios > 0, "somebody waits for it");
             prop_assert!(allowed.iter().all(|a| a.piece_bytes > 0));
             prop_assert!(allowed[1..3].iter().all(|a| a.piece_bytes == allowed[0].piece_bytes));
-            prop_assert!((1..=1_000_000_000).contains(&law.window_ns()));
-            prop_assert!(in_force.wakes(Who::Background, 0, &signs), "with nothing in flight");
-            let _ = (law.depth(), law.facts(), law.step());
+            prop_assert!((1..=1_000_000_000).contains(&control.window_ns()));
+            let background = ThrottleClass::Background;
+            prop_assert!(limits.wakes(background, 0, &inputs), "with nothing in flight");
+            let _ = (control.depth(), control.stats(), control.step());
         }
     }
 }

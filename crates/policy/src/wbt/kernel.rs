@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The published law: a scale step that the shortest read of a window moves, and a number of
-//! requests in flight that follows from it.
+//! The published algorithm: the shortest read latency of each window moves a scale step, and the
+//! step gives the number of requests in flight.
 //!
 //! ```text
 //!   step   -3   -2   -1    0    1    2    3    4       (queue depth 128)
@@ -9,57 +9,61 @@
 //! ```
 //!
 //! Invariants
-//! - K1 A boost stops at the first depth that the device's queue bounds, a throttling at depth 1:
-//!   so steps are bounded.
-//! - K2 A window without any sign changes nothing; five of them move the step by one towards 0.
-use super::{Allowance, Depth, Device, Facts, Origin, Sample, Signs, Target, Verdict, Who};
+//! - PO-K1 Boosting stops at the first depth that the device's queue limits, throttling stops at
+//!   depth 1. So steps are bounded.
+//! - PO-K2 A window without reads and writes changes nothing; five of them move the step by one
+//!   towards 0.
+use super::{
+    ControlStats, Depth, DeviceTraits, Inputs, LatencyTarget, Quota, TargetSource, ThrottleClass,
+    Verdict, WindowSample,
+};
 
 /// Requests in flight at step 0, if the device takes as many.
 const DEFAULT_DEPTH: u32 = 16;
-/// A window at step 0 and below.
+/// Length of a window at step 0 and below.
 const WINDOW_NS: u64 = 100_000_000;
-/// Fewer writes than this in a window say nothing.
+/// A window with fewer writes than this is not judged.
 const WRITES_MIN: u32 = 3;
-/// Windows without a sign until the step moves towards 0.
+/// Windows without reads and writes before the step moves towards 0.
 const UNKNOWN_WINDOWS: u32 = 5;
-/// Reads within this are beside what is written now.
+/// A read within this time counts as recent.
 const CLOSE_READ_NS: u64 = 100_000_000;
-/// A writer that was made to wait within this counts as waiting.
+/// A writer that was delayed within this time counts as waiting.
 const RECENT_WAIT_NS: u64 = 1_000_000_000;
 
-/// Depths no longer change there.
+/// Depths do not change beyond this step.
 const STEP_MAX: i32 = 31;
 
-/// What holds for a device that works on one request at a time.
+/// The rule for a device with queue depth 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Qd1Rule {
-    /// Two in flight unless throttled: one is ready when the other ends.
+    /// Two in flight unless throttled: the second is ready when the first ends.
     #[default]
     Kernel,
-    /// Two in flight at every step, as the rule was first published.
+    /// Two in flight at every step: the rule as first published.
     Always,
-    /// As for any other device: one. For benchmarks of what the rule is worth.
+    /// No special rule: one in flight. For benchmarks of the rule.
     None,
 }
 
-/// What one may choose of the law; the default is the kernel's.
+/// Parameters of the algorithm; the defaults are the kernel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct KernelParams {
     /// Requests in flight at step 0, if the device takes as many.
     pub default_depth: u32,
     /// See [`Qd1Rule`].
     pub qd1: Qd1Rule,
 }
 
-impl Default for Shape {
-    fn default() -> Shape {
-        Shape { default_depth: DEFAULT_DEPTH, qd1: Qd1Rule::Kernel }
+impl Default for KernelParams {
+    fn default() -> KernelParams {
+        KernelParams { default_depth: DEFAULT_DEPTH, qd1: Qd1Rule::Kernel }
     }
 }
 
-/// The depths at `step`, and whether a boost can't go on from there.
-fn depth_at(shape: Shape, queue_depth: u32, step: i32) -> (Depth, bool) {
-    let (max, is_bounded) = max_at(shape, queue_depth, step);
+/// The depths at `step`, and whether boosting must stop there.
+fn depth_at(params: KernelParams, queue_depth: u32, step: i32) -> (Depth, bool) {
+    let (max, is_bounded) = max_at(params, queue_depth, step);
     let depth = if max <= 2 {
         Depth { max, normal: max, background: 1 }
     } else {
@@ -68,15 +72,15 @@ fn depth_at(shape: Shape, queue_depth: u32, step: i32) -> (Depth, bool) {
     (depth, is_bounded)
 }
 
-fn max_at(shape: Shape, queue_depth: u32, step: i32) -> (u32, bool) {
+fn max_at(params: KernelParams, queue_depth: u32, step: i32) -> (u32, bool) {
     if queue_depth == 1 {
-        match shape.qd1 {
+        match params.qd1 {
             Qd1Rule::Kernel => return (if step > 0 { 1 } else { 2 }, step <= 0),
             Qd1Rule::Always => return (2, step <= 0),
             Qd1Rule::None => {}
         }
     }
-    let depth = shape.default_depth.min(queue_depth);
+    let depth = params.default_depth.min(queue_depth);
     if step > 0 {
         (1 + ((depth - 1) >> step.min(STEP_MAX)), false)
     } else if step == 0 {
@@ -89,27 +93,27 @@ fn max_at(shape: Shape, queue_depth: u32, step: i32) -> (u32, bool) {
     }
 }
 
-/// How long a window is at `step`: about 100 ms / sqrt(step + 1), as the kernel reckons it.
+/// Length of a window at `step`: about 100 ms / sqrt(step + 1), computed as in the kernel.
 fn window_at(step: i32) -> u64 {
     let step = u64::try_from(step).unwrap_or(0);
     if step == 0 { WINDOW_NS } else { (WINDOW_NS << 4) / ((step + 1) << 8).isqrt() }
 }
 
-/// What is allowed until the step moves.
+/// The limits at the current step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct InForce {
+pub(super) struct KernelLimits {
     depth: Depth,
     volatile_cache: bool,
 }
 
-impl InForce {
-    /// In the kernel's order; the first that holds.
-    pub(super) fn limit(&self, who: Who, signs: &Signs) -> u32 {
-        if who == Who::Discard {
+impl KernelLimits {
+    /// Conditions in the kernel's order; the first that holds decides.
+    pub(super) fn limit(&self, class: ThrottleClass, inputs: &Inputs) -> u32 {
+        if class == ThrottleClass::Discard {
             self.depth.background
-        } else if who == Who::Sync || signs.dirty_waited_within(RECENT_WAIT_NS) {
+        } else if class == ThrottleClass::Sync || inputs.dirty_waited_within(RECENT_WAIT_NS) {
             self.depth.max
-        } else if who == Who::Background || signs.read_within(CLOSE_READ_NS) {
+        } else if class == ThrottleClass::Background || inputs.read_within(CLOSE_READ_NS) {
             self.depth.background
         } else {
             self.depth.normal
@@ -117,16 +121,16 @@ impl InForce {
     }
 
     #[inline]
-    pub(super) fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
-        Allowance::of_ios(self.limit(who, signs))
+    pub(super) fn quota(&self, class: ThrottleClass, inputs: &Inputs) -> Quota {
+        Quota::of_ios(self.limit(class, inputs))
     }
 
-    /// With a volatile cache writes end early, so the device may still be busy with them: only when
-    /// all have ended go the next, unless somebody waits for dirty memory.
-    pub(super) fn wakes(&self, ended: Who, in_flight: u32, signs: &Signs) -> bool {
-        let limit = if ended == Who::Discard {
+    /// A device with a volatile cache completes writes early and may still be busy with them. There
+    /// the next ones start when all have ended, unless a writer waits for dirty memory.
+    pub(super) fn wakes(&self, ended: ThrottleClass, in_flight: u32, inputs: &Inputs) -> bool {
+        let limit = if ended == ThrottleClass::Discard {
             self.depth.background
-        } else if self.volatile_cache && !signs.dirty_waited_within(RECENT_WAIT_NS) {
+        } else if self.volatile_cache && !inputs.dirty_waited_within(RECENT_WAIT_NS) {
             0
         } else {
             self.depth.normal
@@ -135,42 +139,42 @@ impl InForce {
     }
 }
 
-/// The law of one device.
+/// The throttle control of one device.
 #[derive(Clone, Debug)]
 pub struct Control {
-    device: Device,
-    shape: Shape,
-    target: Target,
+    device: DeviceTraits,
+    params: KernelParams,
+    target: LatencyTarget,
     step: i32,
-    /// A boost can't go on.
+    /// Boosting must stop at this step.
     is_scaled_max: bool,
     depth: Depth,
-    /// Windows without a sign since the step last moved.
+    /// Windows without reads and writes since the step last moved.
     unknown: u32,
 }
 
 impl Control {
-    /// The kernel's law for `device`, with the default target.
-    pub fn new(device: Device) -> Control {
-        Control::with_shape(device, Shape::default())
+    /// A control for `device` with the kernel's parameters and the default target.
+    pub fn new(device: DeviceTraits) -> Control {
+        Control::with_params(device, KernelParams::default())
     }
 
-    /// A law of another shape.
-    pub fn with_shape(device: Device, shape: Shape) -> Control {
-        let mut law = Control {
+    /// A control with other parameters.
+    pub fn with_params(device: DeviceTraits, params: KernelParams) -> Control {
+        let mut control = Control {
             device,
-            shape,
-            target: Target::Default,
+            params,
+            target: LatencyTarget::Default,
             step: 0,
             is_scaled_max: false,
             depth: Depth::default(),
             unknown: 0,
         };
-        law.reset();
-        law
+        control.reset();
+        control
     }
 
-    /// As if nothing had been seen.
+    /// Drops all measurements.
     fn reset(&mut self) {
         self.step = 0;
         self.is_scaled_max = false;
@@ -179,36 +183,36 @@ impl Control {
     }
 
     fn compute(&self) -> (Depth, bool) {
-        depth_at(self.shape, self.device.queue_depth.max(1), self.step)
+        depth_at(self.params, self.device.queue_depth.max(1), self.step)
     }
 
-    pub(super) fn target(&self) -> Target {
+    pub(super) fn target(&self) -> LatencyTarget {
         self.target
     }
 
-    pub(super) fn set_target(&mut self, target: Target) {
+    pub(super) fn set_target(&mut self, target: LatencyTarget) {
         self.target = target;
         self.reset();
     }
 
-    pub(super) fn set_device(&mut self, device: Device) {
+    pub(super) fn set_device(&mut self, device: DeviceTraits) {
         self.device = device;
         self.reset();
     }
 
     pub(super) fn target_ns(&self) -> u64 {
         match self.target {
-            Target::Off => 0,
-            Target::Default => self.device.guessed_target_ns(),
-            Target::Ns(ns) => ns,
+            LatencyTarget::Off => 0,
+            LatencyTarget::Default => self.device.guessed_target_ns(),
+            LatencyTarget::Ns(ns) => ns,
         }
     }
 
-    pub(super) fn in_force(&self) -> InForce {
-        InForce { depth: self.depth, volatile_cache: self.device.volatile_cache }
+    pub(super) fn limits(&self) -> KernelLimits {
+        KernelLimits { depth: self.depth, volatile_cache: self.device.volatile_cache }
     }
 
-    fn judge(&self, sample: &Sample) -> Verdict {
+    fn judge(&self, sample: &WindowSample) -> Verdict {
         let target_ns = self.target_ns();
         let (reads, writes) = (sample.reads.count(), sample.writes);
         let outstanding_ns = sample.read_outstanding_ns.unwrap_or(0);
@@ -226,7 +230,7 @@ impl Control {
         }
     }
 
-    pub(super) fn close_window(&mut self, sample: &Sample) -> Verdict {
+    pub(super) fn close_window(&mut self, sample: &WindowSample) -> Verdict {
         let verdict = self.judge(sample);
         match verdict {
             Verdict::Exceeded => self.throttle(),
@@ -249,7 +253,7 @@ impl Control {
         }
     }
 
-    /// A boosted step goes to 0 at once, any other up by one.
+    /// Sets a boosted step to 0 at once; raises any other by one.
     fn throttle(&mut self) {
         self.scale_down(if self.step < 0 { 0 } else { (self.step + 1).min(STEP_MAX) });
     }
@@ -287,13 +291,13 @@ impl Control {
         self.depth
     }
 
-    pub(super) fn facts(&self) -> Facts {
-        let origin = match self.target {
-            Target::Default => Origin::Guessed,
-            Target::Off | Target::Ns(_) => Origin::Set,
+    pub(super) fn stats(&self) -> ControlStats {
+        let target_source = match self.target {
+            LatencyTarget::Default => TargetSource::Guessed,
+            LatencyTarget::Off | LatencyTarget::Ns(_) => TargetSource::Set,
         };
-        Facts {
-            origin,
+        ControlStats {
+            target_source,
             limit_bytes: u64::MAX,
             piece_bytes: u32::MAX,
             clean_read_ns: None,

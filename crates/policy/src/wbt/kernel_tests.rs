@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The published depths, windows and traces, and what no sequence of windows may break.
+//! The published depths, windows and traces; and invariants under random windows.
 use proptest::prelude::*;
 
-use super::super::Reads;
+use super::super::LatencyHistogram;
 use super::*;
 
 const STEPS: [i32; 11] = [-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5];
@@ -36,7 +36,7 @@ fn every_published_depth() {
         let mut words = row.split(' ');
         let queue_depth: u32 = words.next().unwrap().parse().unwrap();
         for step in STEPS {
-            let (d, is_bounded) = depth_at(Shape::default(), queue_depth, step);
+            let (d, is_bounded) = depth_at(KernelParams::default(), queue_depth, step);
             let star = if is_bounded { "*" } else { "" };
             let cell = format!("{}/{}/{}{star}", d.max, d.normal, d.background);
             assert_eq!(Some(&*cell), words.next(), "queue depth {queue_depth}, step {step}");
@@ -49,8 +49,8 @@ fn every_published_depth() {
 
 #[test]
 fn the_rule_as_first_published_scales_other_devices_from_64() {
-    let shape = Shape { default_depth: 64, qd1: Qd1Rule::Always };
-    let at = |queue_depth, step| depth_at(shape, queue_depth, step).0;
+    let params = KernelParams { default_depth: 64, qd1: Qd1Rule::Always };
+    let at = |queue_depth, step| depth_at(params, queue_depth, step).0;
     for step in 0..6 {
         assert_eq!(at(1, step), depth(2, 2, 1));
     }
@@ -64,11 +64,11 @@ fn the_rule_as_first_published_scales_other_devices_from_64() {
 
 #[test]
 fn without_its_rule_a_device_of_queue_depth_1_has_one_in_flight() {
-    let shape = Shape { qd1: Qd1Rule::None, ..Shape::default() };
+    let params = KernelParams { qd1: Qd1Rule::None, ..KernelParams::default() };
     for step in -3..4 {
-        assert_eq!(depth_at(shape, 1, step).0, depth(1, 1, 1));
+        assert_eq!(depth_at(params, 1, step).0, depth(1, 1, 1));
     }
-    assert_eq!(depth_at(shape, 2, 0), depth_at(Shape::default(), 2, 0));
+    assert_eq!(depth_at(params, 2, 0), depth_at(KernelParams::default(), 2, 0));
 }
 
 #[test]
@@ -91,31 +91,31 @@ fn every_published_window() {
     }
 }
 
-fn law(queue_depth: u32) -> Control {
-    Control::new(Device { queue_depth, rotational: false, volatile_cache: false })
+fn control(queue_depth: u32) -> Control {
+    Control::new(DeviceTraits { queue_depth, rotational: false, volatile_cache: false })
 }
 
-fn reads(all_ns: &[u64]) -> Reads {
-    let mut reads = Reads::default();
+fn reads(all_ns: &[u64]) -> LatencyHistogram {
+    let mut reads = LatencyHistogram::default();
     all_ns.iter().for_each(|ns| reads.record(*ns));
     reads
 }
 
-fn writes_alone() -> Sample {
-    Sample { writes: 100, in_flight: 4, ..Sample::default() }
+fn writes_alone() -> WindowSample {
+    WindowSample { writes: 100, in_flight: 4, ..WindowSample::default() }
 }
 
-fn reads_of(all_ns: &[u64]) -> Sample {
-    Sample { reads: reads(all_ns), ..writes_alone() }
+fn reads_of(all_ns: &[u64]) -> WindowSample {
+    WindowSample { reads: reads(all_ns), ..writes_alone() }
 }
 
 #[test]
 fn the_published_trace() {
-    let mut law = law(128);
-    let mut close = |sample: &Sample| {
-        let verdict = law.close_window(sample);
-        let d = law.depth();
-        (verdict, law.step(), (d.max, d.normal, d.background), law.window_ns())
+    let mut control = control(128);
+    let mut close = |sample: &WindowSample| {
+        let verdict = control.close_window(sample);
+        let d = control.depth();
+        (verdict, control.step(), (d.max, d.normal, d.background), control.window_ns())
     };
     use Verdict::{Exceeded, Ok, Unknown, UnknownWrites};
     let full = 100_000_000;
@@ -141,55 +141,56 @@ fn the_published_trace() {
         assert_eq!((verdict, now), (Ok, step));
     }
     for step in [-1, -1, -1, -1, 0] {
-        let (verdict, now, ..) = close(&Sample::default());
+        let (verdict, now, ..) = close(&WindowSample::default());
         assert_eq!((verdict, now), (Unknown, step));
     }
 }
 
 #[test]
 fn without_a_sign_five_windows_move_a_step_towards_0() {
-    let mut law = law(128);
+    let mut control = control(128);
     for _ in 0..3 {
-        law.close_window(&reads_of(&[5_000_000]));
+        control.close_window(&reads_of(&[5_000_000]));
     }
     let mut steps = Vec::new();
-    while law.wants_timer() {
-        law.close_window(&Sample::default());
-        steps.push(law.step());
+    while control.wants_timer() {
+        control.close_window(&WindowSample::default());
+        steps.push(control.step());
     }
     assert_eq!(steps, [3, 3, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 0]);
 }
 
 #[test]
 fn verdicts_are_found_in_their_order() {
-    let judge = |sample: Sample| law(16).judge(&sample);
-    let stuck = |ns, sample| Sample { read_outstanding_ns: Some(ns), ..sample };
+    let judge = |sample: WindowSample| control(16).judge(&sample);
+    let stuck = |ns, sample| WindowSample { read_outstanding_ns: Some(ns), ..sample };
     assert_eq!(judge(stuck(100_000_001, reads_of(&[1]))), Verdict::Exceeded);
     assert_eq!(judge(stuck(100_000_000, reads_of(&[1]))), Verdict::Ok);
     assert_eq!(judge(stuck(2_000_001, writes_alone())), Verdict::Exceeded);
     assert_eq!(judge(stuck(2_000_000, writes_alone())), Verdict::UnknownWrites);
-    assert_eq!(judge(stuck(2_000_001, Sample::default())), Verdict::Exceeded);
-    let few = |writes| Sample { writes, in_flight: 0, ..reads_of(&[5_000_000]) };
+    assert_eq!(judge(stuck(2_000_001, WindowSample::default())), Verdict::Exceeded);
+    let few = |writes| WindowSample { writes, in_flight: 0, ..reads_of(&[5_000_000]) };
     assert_eq!(judge(few(3)), Verdict::Exceeded);
     assert_eq!(judge(few(2)), Verdict::UnknownWrites);
     assert_eq!(judge(few(0)), Verdict::Unknown);
-    assert_eq!(judge(Sample { in_flight: 1, ..few(0) }), Verdict::UnknownWrites);
-    assert_eq!(judge(Sample { dirty_waited: true, ..few(0) }), Verdict::UnknownWrites);
+    assert_eq!(judge(WindowSample { in_flight: 1, ..few(0) }), Verdict::UnknownWrites);
+    assert_eq!(judge(WindowSample { dirty_waited: true, ..few(0) }), Verdict::UnknownWrites);
     assert_eq!(judge(reads_of(&[2_000_000])), Verdict::Ok);
     assert_eq!(judge(reads_of(&[2_000_001])), Verdict::Exceeded);
 }
 
 #[test]
 fn limits_by_what_is_written_and_what_was_read() {
-    let law = law(16);
-    assert_eq!(law.depth(), depth(16, 8, 4));
-    let at = Signs { now_ns: 5_000_000_000, ..Signs::default() };
+    let control = control(16);
+    assert_eq!(control.depth(), depth(16, 8, 4));
+    let at = Inputs { now_ns: 5_000_000_000, ..Inputs::default() };
     let ago = |ns| Some(at.now_ns - ns);
-    let beside_reads = Signs { last_read_ns: ago(99_999_999), ..at };
-    let after_reads = Signs { last_read_ns: ago(100_000_000), ..at };
-    let waiting = Signs { dirty_wait_ns: ago(999_999_999), ..beside_reads };
-    let waited = Signs { dirty_wait_ns: ago(1_000_000_000), ..at };
-    let limits = |signs: &Signs| Who::ALL.map(|who| law.in_force().limit(who, signs));
+    let beside_reads = Inputs { last_read_ns: ago(99_999_999), ..at };
+    let after_reads = Inputs { last_read_ns: ago(100_000_000), ..at };
+    let waiting = Inputs { dirty_wait_ns: ago(999_999_999), ..beside_reads };
+    let waited = Inputs { dirty_wait_ns: ago(1_000_000_000), ..at };
+    let limits =
+        |inputs: &Inputs| ThrottleClass::ALL.map(|class| control.limits().limit(class, inputs));
     assert_eq!(limits(&at), [16, 8, 4, 4]);
     assert_eq!(limits(&beside_reads), [16, 4, 4, 4]);
     assert_eq!(limits(&after_reads), [16, 8, 4, 4]);
@@ -199,108 +200,113 @@ fn limits_by_what_is_written_and_what_was_read() {
 
 #[test]
 fn who_waits_is_woken_with_room_for_half_of_the_background() {
-    let mut law = law(16);
-    let wakes = |law: &Control, who, range: std::ops::Range<u32>| -> Vec<u32> {
-        range.filter(|n| law.in_force().wakes(who, *n, &Signs::default())).collect()
+    let mut control = control(16);
+    let wakes = |control: &Control, class, range: std::ops::Range<u32>| -> Vec<u32> {
+        range.filter(|n| control.limits().wakes(class, *n, &Inputs::default())).collect()
     };
     // Normal 8, background 4.
-    assert_eq!(wakes(&law, Who::Sync, 0..20), [0, 1, 2, 3, 4, 5, 6]);
-    assert_eq!(wakes(&law, Who::Discard, 0..20), [0, 1, 2]);
-    law.set_device(Device { volatile_cache: true, ..law.device });
-    assert_eq!(wakes(&law, Who::Background, 0..20), [0], "the cache is empty first");
-    assert_eq!(wakes(&law, Who::Discard, 0..20), [0, 1, 2]);
-    let waited = Signs { now_ns: 9, dirty_wait_ns: Some(8), ..Signs::default() };
-    assert!(law.in_force().wakes(Who::Background, 6, &waited), "somebody waits for memory");
+    assert_eq!(wakes(&control, ThrottleClass::Sync, 0..20), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(wakes(&control, ThrottleClass::Discard, 0..20), [0, 1, 2]);
+    control.set_device(DeviceTraits { volatile_cache: true, ..control.device });
+    assert_eq!(wakes(&control, ThrottleClass::Background, 0..20), [0], "the cache is empty first");
+    assert_eq!(wakes(&control, ThrottleClass::Discard, 0..20), [0, 1, 2]);
+    let waited = Inputs { now_ns: 9, dirty_wait_ns: Some(8), ..Inputs::default() };
+    assert!(
+        control.limits().wakes(ThrottleClass::Background, 6, &waited),
+        "somebody waits for memory"
+    );
 }
 
 #[test]
 fn a_new_target_or_device_starts_anew() {
-    let mut law = law(128);
-    law.close_window(&writes_alone());
-    law.set_target(Target::Ns(5));
-    assert_eq!((law.step(), law.depth(), law.target_ns()), (0, depth(16, 8, 4), 5));
-    law.close_window(&writes_alone());
-    law.set_device(Device { queue_depth: 8, ..law.device });
-    assert_eq!((law.step(), law.depth(), law.target_ns()), (0, depth(8, 4, 2), 5));
-    law.set_target(Target::Default);
-    assert_eq!(law.target_ns(), 2_000_000);
-    law.set_device(Device { rotational: true, ..law.device });
-    assert_eq!(law.target_ns(), 75_000_000);
+    let mut control = control(128);
+    control.close_window(&writes_alone());
+    control.set_target(LatencyTarget::Ns(5));
+    assert_eq!((control.step(), control.depth(), control.target_ns()), (0, depth(16, 8, 4), 5));
+    control.close_window(&writes_alone());
+    control.set_device(DeviceTraits { queue_depth: 8, ..control.device });
+    assert_eq!((control.step(), control.depth(), control.target_ns()), (0, depth(8, 4, 2), 5));
+    control.set_target(LatencyTarget::Default);
+    assert_eq!(control.target_ns(), 2_000_000);
+    control.set_device(DeviceTraits { rotational: true, ..control.device });
+    assert_eq!(control.target_ns(), 75_000_000);
 }
 
 /// A device of queue depth 2 is boosted to depth 1 by a window of writes alone, from where neither
-/// way leads back: the quirk is the kernel's, and the reason to have another law.
+/// way leads back. The quirk is the kernel's, and one reason for the other algorithm.
 #[test]
 fn a_boost_may_lower_the_depth_for_ever() {
-    let mut law = law(2);
-    law.close_window(&writes_alone());
-    assert_eq!((law.step(), law.depth()), (-1, depth(1, 1, 1)));
-    for sample in [writes_alone(), reads_of(&[1]), reads_of(&[9_000_000]), Sample::default()] {
+    let mut control = control(2);
+    control.close_window(&writes_alone());
+    assert_eq!((control.step(), control.depth()), (-1, depth(1, 1, 1)));
+    for sample in [writes_alone(), reads_of(&[1]), reads_of(&[9_000_000]), WindowSample::default()]
+    {
         for _ in 0..10 {
-            law.close_window(&sample);
-            assert_eq!((law.step(), law.depth()), (-1, depth(1, 1, 1)));
+            control.close_window(&sample);
+            assert_eq!((control.step(), control.depth()), (-1, depth(1, 1, 1)));
         }
     }
 }
 
-fn any_sample() -> impl Strategy<Value = Sample> {
+fn any_sample() -> impl Strategy<Value = WindowSample> {
     let reads_ns = prop::collection::vec(0_u64..10_000_000, 0..3);
     let stuck = prop::option::of(0_u64..300_000_000);
     (reads_ns, stuck, 0_u32..5, 0_u32..3, any::<bool>()).prop_map(
-        |(reads_ns, read_outstanding_ns, writes, in_flight, dirty_waited)| Sample {
+        |(reads_ns, read_outstanding_ns, writes, in_flight, dirty_waited)| WindowSample {
             reads: reads(&reads_ns),
             read_outstanding_ns,
             writes,
             in_flight,
             dirty_waited,
-            ..Sample::default()
+            ..WindowSample::default()
         },
     )
 }
 
 proptest! {
-    /// K1, and that depths are in order and let something go whatever comes.
+    /// PO-K1; and depths stay in order and never stop all requests.
     #[test]
     fn steps_and_depths_are_bounded(
         queue_depth in 1_u32..2000,
         qd1 in prop::sample::select(vec![Qd1Rule::Kernel, Qd1Rule::Always, Qd1Rule::None]),
         samples in prop::collection::vec(any_sample(), 1..200),
     ) {
-        let device = Device { queue_depth, rotational: false, volatile_cache: false };
-        let mut law = Control::with_shape(device, Shape { qd1, ..Shape::default() });
+        let device = DeviceTraits { queue_depth, rotational: false, volatile_cache: false };
+        let params = KernelParams { qd1, ..KernelParams::default() };
+        let mut control = Control::with_params(device, params);
         for sample in &samples {
-            law.close_window(sample);
-            let d = law.depth();
+            control.close_window(sample);
+            let d = control.depth();
             let in_order = d.background >= 1 && d.background <= d.normal && d.normal <= d.max;
             prop_assert!(in_order, "{d:?}");
             prop_assert!(d.max <= queue_depth.max(2));
-            prop_assert!((-20..=STEP_MAX).contains(&law.step()), "step {}", law.step());
+            prop_assert!((-20..=STEP_MAX).contains(&control.step()), "step {}", control.step());
             if qd1 == Qd1Rule::Kernel {
-                prop_assert!(law.step() <= 5);
+                prop_assert!(control.step() <= 5);
             }
-            prop_assert!(law.window_ns() <= WINDOW_NS);
+            prop_assert!(control.window_ns() <= WINDOW_NS);
         }
     }
 
-    /// Whatever has come before, silence ends at step 0: the timer is not wanted for ever. But for
-    /// the quirk above: a boost that led to depth 1.
+    /// Without requests the step returns to 0 and the timer stops, whatever came before. Exception:
+    /// the quirk above, a boost that led to depth 1.
     #[test]
     fn silence_ends_the_timer(
         queue_depth in 3_u32..2000,
         samples in prop::collection::vec(any_sample(), 1..100),
     ) {
-        let mut law = law(queue_depth);
+        let mut control = control(queue_depth);
         for sample in &samples {
-            law.close_window(sample);
+            control.close_window(sample);
         }
         for _ in 0..5 * 32 {
-            law.close_window(&Sample::default());
+            control.close_window(&WindowSample::default());
         }
-        prop_assert!(!law.wants_timer(), "step {}", law.step());
-        prop_assert_eq!(law.depth().max, queue_depth.min(16));
+        prop_assert!(!control.wants_timer(), "step {}", control.step());
+        prop_assert_eq!(control.depth().max, queue_depth.min(16));
     }
 
-    /// With nothing in flight whoever waits is woken, and may go.
+    /// With nothing in flight waiting requests are woken and may start.
     #[test]
     fn nobody_waits_for_nothing(
         queue_depth in 1_u32..300,
@@ -310,20 +316,20 @@ proptest! {
         read_ago_ns in prop::option::of(0_u64..3_000_000_000),
         wait_ago_ns in prop::option::of(0_u64..3_000_000_000),
     ) {
-        let device = Device { queue_depth, rotational: false, volatile_cache };
-        let mut law = Control::new(device);
+        let device = DeviceTraits { queue_depth, rotational: false, volatile_cache };
+        let mut control = Control::new(device);
         for sample in &samples {
-            law.close_window(sample);
+            control.close_window(sample);
         }
         let ago = |ago_ns: Option<u64>| ago_ns.and_then(|ns| now_ns.checked_sub(ns));
-        let signs = Signs {
+        let inputs = Inputs {
             now_ns,
             last_read_ns: ago(read_ago_ns),
             dirty_wait_ns: ago(wait_ago_ns),
         };
-        for who in Who::ALL {
-            prop_assert!(law.in_force().wakes(who, 0, &signs));
-            prop_assert!(law.in_force().allowance(who, &signs).ios >= 1);
+        for class in ThrottleClass::ALL {
+            prop_assert!(control.limits().wakes(class, 0, &inputs));
+            prop_assert!(control.limits().quota(class, &inputs).ios >= 1);
         }
     }
 }

@@ -1,38 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writeback throttling: how much of which writes may be in flight at a device, so that the reads
-//! beside them stay quick.
+//! Writeback throttling: how many writes may be in flight at a device while reads must stay fast.
 //!
 //! ```text
-//!   a write comes or ends ── Who, Signs ──▶ InForce ──▶ it goes, in pieces, or waits
-//!                                              ▲ a copy, until the law changes
-//!   a window ends ────────── Sample ───────▶ Control ──▶ Verdict, other limits
+//!   a write arrives or ends ─ ThrottleClass, Inputs ─▶ ThrottleLimits ──▶ send, split, or wait
+//!                                                         ▲ a copy, until the limits change
+//!   a window ends ────────── WindowSample ─────────────▶ Control ──▶ Verdict, new limits
 //! ```
 //!
-//! Two laws speak the same words: `kernel` (the published one) and `tail` (ours). They hold no
-//! request and count none in flight; whoever asks tells them.
+//! Two algorithms share this interface: `kernel` (the published one) and `tail` (ours). They hold
+//! no requests and do not count what is in flight; the caller passes that in.
 //!
 //! Invariants
-//! - T1 What a law allows depends on what it was told alone: same samples and signs, same answer.
-//!   Between two samples, and changes of target or device, [`InForce`] is all of it.
-//! - T2 While a law is off it allows everything.
-//! - T3 A law that allows nothing (`ios` 0) with nothing in flight wants its timer, and allows
-//!   something again after a bounded number of windows.
+//! - PO-T1 The limits depend on the arguments alone: equal samples and inputs give equal limits.
+//!   Between two samples, and changes of target or device, [`ThrottleLimits`] is the whole state.
+//! - PO-T2 While throttling is off, every request may start.
+//! - PO-T3 If an algorithm allows no request (`ios` 0) with none in flight, it wants its timer, and
+//!   it allows requests again after a bounded number of windows.
 #[cfg(test)]
 mod extremes_tests;
+mod histogram;
 mod kernel;
-mod reads;
 mod tail;
 
-pub use kernel::{Control as KernelControl, Qd1Rule, Shape};
-pub use reads::{BUCKETS, Reads, bucket_end_ns, bucket_of};
+pub use histogram::{BUCKETS, LatencyHistogram, bucket_end_ns, bucket_of};
+pub use kernel::{Control as KernelControl, KernelParams, Qd1Rule};
 pub use tail::Control as TailControl;
 
-/// The law in force.
+/// The throttling algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The published control law, exactly.
+    /// The published algorithm, exactly.
     Kernel,
-    /// The tail of the reads, and bytes in flight.
+    /// Ours: steers by the tail latency of reads, and limits bytes in flight.
     #[default]
     Tail,
 }
@@ -41,7 +40,7 @@ impl Mode {
     /// All modes.
     pub const ALL: [Mode; 2] = [Mode::Tail, Mode::Kernel];
 
-    /// What people call it.
+    /// Its name in attributes.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Kernel => "kernel",
@@ -50,96 +49,101 @@ impl Mode {
     }
 }
 
-/// What sort of request it is. Reads that somebody may wait for, flushes and the like never ask.
+/// The class of a throttled request. Foreground reads, flushes and write zeroes are not throttled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Who {
-    /// Somebody waits for it.
+pub enum ThrottleClass {
+    /// A client waits for it.
     Sync,
-    /// A client's, and nobody is known to wait.
+    /// A client's write that no one is known to wait for.
     Normal,
-    /// An engine's writeback; by our law the reads that it needs, too.
+    /// Writeback of an engine; with [`Mode::Tail`] also the reads that writeback needs.
     Background,
-    /// Gives space back.
+    /// A discard.
     Discard,
 }
 
-impl Who {
-    /// All, most urgent first.
-    pub const ALL: [Who; 4] = [Who::Sync, Who::Normal, Who::Background, Who::Discard];
+impl ThrottleClass {
+    /// All classes, most urgent first.
+    pub const ALL: [ThrottleClass; 4] = [
+        ThrottleClass::Sync,
+        ThrottleClass::Normal,
+        ThrottleClass::Background,
+        ThrottleClass::Discard,
+    ];
 
-    /// The count of [`Signs::in_flight`] that it is part of.
+    /// Index of the in-flight count that it belongs to: 0 for writes, 1 for discards.
     pub fn count(self) -> usize {
-        usize::from(self == Who::Discard)
+        usize::from(self == ThrottleClass::Discard)
     }
 }
 
-/// What a law must know of the device.
+/// The properties of a device that the algorithms depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
-    /// Requests that it works on at once; at least 1.
+pub struct DeviceTraits {
+    /// Requests that it serves in parallel; at least 1.
     pub queue_depth: u32,
-    /// Whether seeks cost.
+    /// Whether it has to seek.
     pub rotational: bool,
-    /// Whether a write ends in a cache that a power cut empties.
+    /// Whether it completes writes in a volatile cache.
     pub volatile_cache: bool,
 }
 
-impl Device {
-    /// The target for a medium of which nothing is known yet: 2 ms flash, 75 ms rotational, as the
-    /// kernel has it.
+impl DeviceTraits {
+    /// The target before the first measurement, as in the kernel: 2 ms for flash, 75 ms for
+    /// rotational devices.
     pub fn guessed_target_ns(&self) -> u64 {
         if self.rotational { 75_000_000 } else { 2_000_000 }
     }
 }
 
-/// How long a read may take.
+/// How long a read should take at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Target {
-    /// However long: nothing is throttled.
+pub enum LatencyTarget {
+    /// No limit: nothing is throttled.
     Off,
-    /// What the law finds right for the device.
+    /// The value that the algorithm chooses for the device.
     #[default]
     Default,
-    /// So many nanoseconds.
+    /// This many nanoseconds.
     Ns(u64),
 }
 
-/// Where the target in force comes from.
+/// Where the current target comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// Somebody has set it.
+pub enum TargetSource {
+    /// An operator has set it.
     Set,
-    /// It is the guess for the medium.
+    /// The default for the kind of device.
     Guessed,
-    /// From the device's own reads.
+    /// Measured from the device's own reads.
     Measured,
 }
 
-impl Origin {
-    /// What statistics call it.
+impl TargetSource {
+    /// Its name in statistics.
     pub fn name(self) -> &'static str {
         match self {
-            Origin::Set => "set",
-            Origin::Guessed => "guessed",
-            Origin::Measured => "measured",
+            TargetSource::Set => "set",
+            TargetSource::Guessed => "guessed",
+            TargetSource::Measured => "measured",
         }
     }
 }
 
-/// What is known when a write asks, or has ended.
+/// What the caller knows when a write wants to start, or has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Signs {
-    /// The clock.
+pub struct Inputs {
+    /// The current time.
     pub now_ns: u64,
-    /// When a foreground read was last issued or completed.
+    /// When the last foreground read was issued or completed.
     pub last_read_ns: Option<u64>,
-    /// When a writer was last made to wait because too much was dirty.
+    /// When a writer was last delayed because too much was dirty.
     pub dirty_wait_ns: Option<u64>,
 }
 
-impl Signs {
-    /// Whether a writer was made to wait less than `ns` ago.
+impl Inputs {
+    /// Whether a writer was delayed less than `ns` ago.
     pub fn dirty_waited_within(&self, ns: u64) -> bool {
         self.dirty_wait_ns.is_some_and(|then| self.now_ns.saturating_sub(then) < ns)
     }
@@ -150,58 +154,56 @@ impl Signs {
     }
 }
 
-/// How much may be in flight for a write to be let through.
+/// How much may be in flight when a request starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowance {
-    /// It goes if fewer requests of its count are in flight. 0 holds it whatever is (T3).
+pub struct Quota {
+    /// The request starts if fewer requests of its count are in flight. 0: it waits (PO-T3).
     pub ios: u32,
-    /// It goes if no more bytes are in flight with it, or nothing is.
+    /// It starts if at most this many bytes are in flight with it, or if nothing is in flight.
     pub bytes: u64,
-    /// A longer one goes in pieces of so much; each asks by itself.
+    /// A longer request is split into pieces of this size; each piece is admitted by itself.
     pub piece_bytes: u32,
 }
 
-impl Allowance {
-    /// Everything may go.
-    pub const UNLIMITED: Allowance =
-        Allowance { ios: u32::MAX, bytes: u64::MAX, piece_bytes: u32::MAX };
+impl Quota {
+    /// Every request may start.
+    pub const UNLIMITED: Quota = Quota { ios: u32::MAX, bytes: u64::MAX, piece_bytes: u32::MAX };
 
-    /// So many requests of whatever length.
-    pub fn of_ios(ios: u32) -> Allowance {
-        Allowance { ios, ..Allowance::UNLIMITED }
+    /// This many requests, of any length.
+    pub fn of_ios(ios: u32) -> Quota {
+        Quota { ios, ..Quota::UNLIMITED }
     }
 }
 
-/// What a window came to. Times are from the device's taking a request to its end.
+/// Measurements of one window. Latencies run from submission to the device until completion.
 #[derive(Clone, Debug, Default)]
-pub struct Sample {
-    /// The clock at the window's end.
+pub struct WindowSample {
+    /// The time at the window's end.
     pub now_ns: u64,
-    /// Its true length.
+    /// Its actual length.
     pub window_ns: u64,
     /// Foreground reads that ended in it.
-    pub reads: Reads,
-    /// Of those, the ones beside which nothing but other such reads was in flight from issue to
-    /// end.
-    pub clean_reads: Reads,
-    /// Tracked requests that ended in it.
+    pub reads: LatencyHistogram,
+    /// Those of them during which nothing but other foreground reads was in flight.
+    pub clean_reads: LatencyHistogram,
+    /// Throttled requests that ended in it.
     pub writes: u32,
     /// Their bytes; discards have none.
     pub write_bytes: u64,
-    /// For how long of it tracked requests other than discards were in flight.
+    /// How long of it throttled requests other than discards were in flight.
     pub write_busy_ns: u64,
-    /// How long the foreground read that is being watched has been with the device: one at a time
-    /// is, from its issue to its end.
+    /// How long the watched foreground read has been in flight. One read is watched at a time, from
+    /// its issue to its end.
     pub read_outstanding_ns: Option<u64>,
-    /// Tracked requests in flight at its end.
+    /// Throttled requests in flight at its end.
     pub in_flight: u32,
-    /// Whether a writer was made to wait for dirty memory in the last second.
+    /// Whether a writer was delayed because too much was dirty, within the last second.
     pub dirty_waited: bool,
-    /// Whether a write was held back by this law in it.
+    /// Whether the throttle delayed a write in it.
     pub held: bool,
 }
 
-/// What a window says about the limits.
+/// The result of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Verdict {
@@ -209,9 +211,9 @@ pub enum Verdict {
     Ok,
     /// Reads took too long.
     Exceeded,
-    /// No reads to judge by, but writes.
+    /// There were writes, but too few reads to judge by.
     UnknownWrites,
-    /// Nothing to judge by.
+    /// There were neither.
     Unknown,
 }
 
@@ -220,7 +222,7 @@ impl Verdict {
     pub const ALL: [Verdict; 4] =
         [Verdict::Ok, Verdict::Exceeded, Verdict::UnknownWrites, Verdict::Unknown];
 
-    /// What statistics call it.
+    /// Its name in statistics.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Ok => "ok",
@@ -231,82 +233,82 @@ impl Verdict {
     }
 }
 
-/// Requests that may be in flight, by how urgent they are.
+/// Requests that may be in flight, by urgency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// When somebody waits.
+    /// For requests that a client waits for.
     pub max: u32,
-    /// When nobody does.
+    /// For other client writes.
     pub normal: u32,
-    /// For writeback, and beside reads.
+    /// For writeback, and for all while there are reads.
     pub background: u32,
 }
 
-/// What a law has to tell to people.
+/// Figures of the algorithm for statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct ControlStats {
     /// Where the target comes from.
-    pub origin: Origin,
-    /// Bytes that background writes may have in flight beside reads; `u64::MAX` for no limit.
+    pub target_source: TargetSource,
+    /// Bytes that background writes may have in flight while there are reads; `u64::MAX`: no limit.
     pub limit_bytes: u64,
-    /// In pieces of how many bytes; `u32::MAX` for whole.
+    /// Size of the pieces into which requests are split; `u32::MAX`: not split.
     pub piece_bytes: u32,
-    /// The tail of the device's reads beside which nothing else was in flight.
+    /// The tail latency of reads while nothing else was in flight.
     pub clean_read_ns: Option<u64>,
-    /// How often writes were held for a moment to see such reads.
+    /// How often writes were paused to measure such reads.
     pub probes: u64,
 }
 
-/// What a law allows until it changes: a small copy, so that those who ask need not reach the law.
+/// The current limits: a small copy, so that a request need not take the lock of [`Control`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InForce {
+pub struct ThrottleLimits {
     is_on: bool,
-    law: Law,
+    algorithm: AlgorithmLimits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Law {
-    Kernel(kernel::InForce),
-    Tail(tail::InForce),
+enum AlgorithmLimits {
+    Kernel(kernel::KernelLimits),
+    Tail(tail::TailLimits),
 }
 
-impl InForce {
-    /// Which law it is of.
+impl ThrottleLimits {
+    /// The algorithm that made them.
     pub fn mode(&self) -> Mode {
-        match self.law {
-            Law::Kernel(_) => Mode::Kernel,
-            Law::Tail(_) => Mode::Tail,
+        match self.algorithm {
+            AlgorithmLimits::Kernel(_) => Mode::Kernel,
+            AlgorithmLimits::Tail(_) => Mode::Tail,
         }
     }
 
-    /// Whether reads of writeback ask, as writes of [`Who::Background`] do. The published law knows
-    /// writes alone.
+    /// Whether reads of writeback are throttled like [`ThrottleClass::Background`] writes. The
+    /// published algorithm throttles writes only.
     pub fn tracks_reads(&self) -> bool {
-        matches!(self.law, Law::Tail(_))
+        matches!(self.algorithm, AlgorithmLimits::Tail(_))
     }
 
-    /// How much of `who` may go now.
+    /// The quota of `class` now.
     #[inline]
-    pub fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
-        match &self.law {
-            _ if !self.is_on => Allowance::UNLIMITED,
-            Law::Kernel(law) => law.allowance(who, signs),
-            Law::Tail(law) => law.allowance(who, signs),
+    pub fn quota(&self, class: ThrottleClass, inputs: &Inputs) -> Quota {
+        match &self.algorithm {
+            _ if !self.is_on => Quota::UNLIMITED,
+            AlgorithmLimits::Kernel(limits) => limits.quota(class, inputs),
+            AlgorithmLimits::Tail(limits) => limits.quota(class, inputs),
         }
     }
 
-    /// Whether those who wait may ask again after a request of `ended` has ended; so many of its
-    /// count are left in flight.
-    pub fn wakes(&self, ended: Who, in_flight: u32, signs: &Signs) -> bool {
-        match &self.law {
+    /// Whether waiting requests may try again after a request of class `ended` has ended;
+    /// `in_flight` requests of its count are left.
+    pub fn wakes(&self, ended: ThrottleClass, in_flight: u32, inputs: &Inputs) -> bool {
+        match &self.algorithm {
             _ if !self.is_on => true,
-            Law::Kernel(law) => law.wakes(ended, in_flight, signs),
-            Law::Tail(_) => true,
+            AlgorithmLimits::Kernel(limits) => limits.wakes(ended, in_flight, inputs),
+            AlgorithmLimits::Tail(_) => true,
         }
     }
 }
 
-/// The law of one device.
+/// The throttle control of one device.
 #[derive(Clone, Debug)]
 pub enum Control {
     /// See [`Mode::Kernel`].
@@ -315,26 +317,26 @@ pub enum Control {
     Tail(Box<TailControl>),
 }
 
-/// Calls the same method of whichever law it is.
+/// Calls the same method of either algorithm.
 macro_rules! either {
-    ($self:expr, $law:ident => $call:expr) => {
+    ($self:expr, $control:ident => $call:expr) => {
         match $self {
-            Control::Kernel($law) => $call,
-            Control::Tail($law) => $call,
+            Control::Kernel($control) => $call,
+            Control::Tail($control) => $call,
         }
     };
 }
 
 impl Control {
-    /// The law `mode` for `device`, on, with its default target.
-    pub fn new(mode: Mode, device: Device) -> Control {
+    /// The algorithm `mode` for `device`, switched on, with its default target.
+    pub fn new(mode: Mode, device: DeviceTraits) -> Control {
         match mode {
             Mode::Kernel => Control::Kernel(KernelControl::new(device)),
             Mode::Tail => Control::Tail(Box::new(TailControl::new(device))),
         }
     }
 
-    /// Which law it is.
+    /// The algorithm.
     pub fn mode(&self) -> Mode {
         match self {
             Control::Kernel(_) => Mode::Kernel,
@@ -342,68 +344,68 @@ impl Control {
         }
     }
 
-    /// What it was told to aim at.
-    pub fn target(&self) -> Target {
-        either!(self, law => law.target())
+    /// The target that was set.
+    pub fn target(&self) -> LatencyTarget {
+        either!(self, control => control.target())
     }
 
-    /// Aims at `target` from now on, with limits as if nothing had been seen.
-    pub fn set_target(&mut self, target: Target) {
-        either!(self, law => law.set_target(target));
+    /// Sets the target. Limits start again without measurements.
+    pub fn set_target(&mut self, target: LatencyTarget) {
+        either!(self, control => control.set_target(target));
     }
 
-    /// The target in force; 0 when off.
+    /// The current target; 0 when off.
     pub fn target_ns(&self) -> u64 {
-        either!(self, law => law.target_ns())
+        either!(self, control => control.target_ns())
     }
 
-    /// Whether it throttles at all.
+    /// Whether throttling is on.
     pub fn is_on(&self) -> bool {
         self.target_ns() > 0
     }
 
-    /// What it allows until it takes note of a window, or is told of another target or device.
-    pub fn in_force(&self) -> InForce {
-        let law = match self {
-            Control::Kernel(law) => Law::Kernel(law.in_force()),
-            Control::Tail(law) => Law::Tail(law.in_force()),
+    /// The limits until the next window, or change of target or device.
+    pub fn limits(&self) -> ThrottleLimits {
+        let algorithm = match self {
+            Control::Kernel(control) => AlgorithmLimits::Kernel(control.limits()),
+            Control::Tail(control) => AlgorithmLimits::Tail(control.limits()),
         };
-        InForce { is_on: self.is_on(), law }
+        ThrottleLimits { is_on: self.is_on(), algorithm }
     }
 
-    /// Takes note of a window. Whoever waits may ask again: by our law always, by the kernel's if
-    /// the step went down.
-    pub fn close_window(&mut self, sample: &Sample) -> Verdict {
-        either!(self, law => law.close_window(sample))
+    /// Evaluates a window. Afterwards waiting requests may try again: always with [`Mode::Tail`],
+    /// with [`Mode::Kernel`] if the step went down.
+    pub fn close_window(&mut self, sample: &WindowSample) -> Verdict {
+        either!(self, control => control.close_window(sample))
     }
 
-    /// How long the next window is to be.
+    /// Length of the next window.
     pub fn window_ns(&self) -> u64 {
-        either!(self, law => law.window_ns())
+        either!(self, control => control.window_ns())
     }
 
-    /// Whether windows go on although nothing is in flight.
+    /// Whether windows must continue although nothing is in flight.
     pub fn wants_timer(&self) -> bool {
-        self.is_on() && either!(self, law => law.wants_timer())
+        self.is_on() && either!(self, control => control.wants_timer())
     }
 
     /// The scale step: 0 neutral, above it throttled, below it boosted.
     pub fn step(&self) -> i32 {
-        either!(self, law => law.step())
+        either!(self, control => control.step())
     }
 
-    /// The depths in force; all 0 when off.
+    /// The current depths; all 0 when off.
     pub fn depth(&self) -> Depth {
-        if self.is_on() { either!(self, law => law.depth()) } else { Depth::default() }
+        if self.is_on() { either!(self, control => control.depth()) } else { Depth::default() }
     }
 
-    /// What else there is to tell.
-    pub fn facts(&self) -> Facts {
-        either!(self, law => law.facts())
+    /// Figures for statistics.
+    pub fn stats(&self) -> ControlStats {
+        either!(self, control => control.stats())
     }
 
-    /// The device is of another sort than was said; limits are as if nothing had been seen.
-    pub fn set_device(&mut self, device: Device) {
-        either!(self, law => law.set_device(device));
+    /// Sets the properties of the device. Limits start again without measurements.
+    pub fn set_device(&mut self, device: DeviceTraits) {
+        either!(self, control => control.set_device(device));
     }
 }

@@ -1,116 +1,122 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Our law: the tail of the reads against a target that the device's own reads set, and bytes of
-//! writes in flight, in pieces, so that the device is never far ahead of a read and never idle.
+//! Our throttling algorithm. It compares the 99th percentile of reads with a target that it derives
+//! from the device's own unloaded reads, and limits the bytes of writes in flight.
 //!
 //! ```text
 //!   clean reads ─▶ unloaded tail U ─▶ target T = 7/4 U (rotating: 7/2 U) ─▶ slack T - U
 //!   windows ─────▶ rate R of the writes while busy
 //!   limit = R * slack * gain        gain: feedback of the tail of all reads against T
 //!
-//!   beside reads: limit bytes in flight, in pieces of limit/2 (rotating: limit/16)
-//!   without:      whatever comes, up to what the device writes in a moment
+//!   with recent reads: `limit` bytes in flight, in pieces of limit/2 (rotating: limit/16)
+//!   without:           as much as the device writes in 20 ms (rotating: 100 ms)
 //! ```
-//! A clean read is one beside which no write was in flight. When reads come and all of them are
-//! beside writes, the law holds writes for a moment to see some (a probe).
+//! A clean read is one during which no write was in flight. If reads arrive but none is clean, the
+//! algorithm pauses writes briefly to measure some (a probe).
+//!
+//! Example: unloaded tail U = 100 us, so T = 175 us and the slack is 75 us. At R = 500 MB/s and
+//! gain 1 the limit is 37 KB; rounded down to pieces of 4 KiB: two pieces of 16 KiB.
 //!
 //! Invariants
-//! - A1 More gain, rate or slack never allows less: a boost does not lower a depth.
-//! - A2 At least two pieces may be in flight, except in a probe, so that the device has one ready
-//!   when another ends.
-//! - A3 A probe lasts at most [`PROBE_MAX_NS`] and at least as long passes until the next. Once the
-//!   unloaded tail is known, or [`PROBES_FIRST`] have been tried, it is fifty times as long.
-//! - A4 Without reads for [`CLOSE_READ_NS`] background writes may have in flight what the device
-//!   writes in [`LONE_FLASH_NS`] or [`LONE_ROTATING_NS`], in pieces of half of it.
-//! - A5 The gain stays within [`GAIN_MIN`] and [`GAIN_MAX`].
-//! - A6 Requests that nobody waits for leave a quarter of the queue free, but two may be in flight:
-//!   who sends one to a full queue stands still until there is room, whatever else there is to do.
-use super::{Allowance, Depth, Device, Facts, Origin, Reads, Sample, Signs, Target, Verdict, Who};
+//! - PO-A1 More gain, rate or slack never lowers a limit: a boost does not lower a depth.
+//! - PO-A2 At least two pieces may be in flight, except in a probe, so that the device has one
+//!   ready when another ends.
+//! - PO-A3 A probe lasts at most [`PROBE_MAX_NS`], and the pause until the next one is at least as
+//!   long; fifty times as long once the unloaded tail is known or [`PROBES_FIRST`] probes were
+//!   made.
+//! - PO-A4 Without a read for [`CLOSE_READ_NS`], background writes may have in flight what the
+//!   device writes in [`LONE_FLASH_NS`] or [`LONE_ROTATING_NS`], in pieces of half of that.
+//! - PO-A5 The gain stays between [`GAIN_MIN`] and [`GAIN_MAX`].
+//! - PO-A6 Normal and background requests leave a quarter of the queue free (but two may always be
+//!   in flight), because a submitter that meets a full device queue blocks its whole core.
+use super::{
+    ControlStats, Depth, DeviceTraits, Inputs, LatencyHistogram, LatencyTarget, Quota,
+    TargetSource, ThrottleClass, Verdict, WindowSample,
+};
 
-/// A window, as the kernel has it.
+/// Length of a window, as in the kernel.
 const WINDOW_NS: u64 = 100_000_000;
-/// Reads within this are beside what is written now. Longer than the kernel's 100 ms: a reader of a
-/// few blocks a second is somebody, too.
+/// A read within this time counts as recent. Longer than the kernel's 100 ms, so that a reader of a
+/// few blocks per second is protected, too.
 const CLOSE_READ_NS: u64 = 1_000_000_000;
 
-/// Clean reads until the unloaded tail counts as known.
+/// Clean reads needed before the unloaded tail counts as known.
 const CLEAN_MIN: u64 = 8;
-/// Clean reads of one generation; two are kept. Enough for a 99th percentile.
+/// Clean reads per generation; two generations are kept. Enough for a 99th percentile.
 const GENERATION: u64 = 128;
-/// A generation ends after this, too, so that one bad read is forgotten.
+/// A generation also ends after this time, so that a single slow read is dropped.
 const GENERATION_NS: u64 = 60_000_000_000;
-/// No disk that rotates has an unloaded tail below this: half a turn of the fastest, 15,000 a
-/// minute.
+/// The unloaded tail of a rotating disk is never below this: half a turn at 15,000 rpm.
 const SEEK_MIN_NS: u64 = 2_000_000;
-/// What is added to the unloaded tail at least: a few requests of the fastest devices.
+/// Least slack above the unloaded tail: a few requests of the fastest devices.
 const SLACK_MIN_NS: u64 = 10_000;
 
-/// Slack before anything is known, chosen low: a fast start is not worth slow reads.
+/// Slack before the first measurement, chosen low: a fast start is not worth slow reads.
 const FIRST_SLACK_FLASH_NS: u64 = 500_000;
 const FIRST_SLACK_ROTATING_NS: u64 = 15_000_000;
-/// Rate before anything is known, bytes a second: a slow device of the kind.
+/// Assumed write rate before the first measurement, bytes per second: a slow device.
 const FIRST_RATE: u64 = 128_000_000;
-/// Windows with writes in flight for a smaller part than this say nothing about the rate.
+/// A window updates the rate only if writes were in flight for 1/`BUSY_SHARE` of it.
 const BUSY_SHARE: u64 = 4;
 
 /// Gain 1.
 const GAIN_ONE: u64 = 64;
 const GAIN_MIN: u64 = GAIN_ONE / 16;
 const GAIN_MAX: u64 = GAIN_ONE * 8;
-/// What a window within the target adds to the gain.
+/// Increase of the gain after a window within the target.
 const GAIN_STEP: u64 = GAIN_ONE / 8;
-/// Reads that a judgement needs, or [`JUDGE_WINDOWS`] windows with a read.
+/// A judgement needs this many reads, or [`JUDGE_WINDOWS`] windows with a read.
 const JUDGE_READS: u64 = 32;
 const JUDGE_WINDOWS: u32 = 10;
-/// Reads that take so many times the target are slow whatever the writes do ...
+/// If reads take this many times the target, throttling writes does not help them ...
 const HOPELESS: u64 = 16;
-/// ... and then writes may have a part of that time.
+/// ... so writes may use this fraction of that time.
 const HOPELESS_SHARE: u64 = 8;
-/// What was seen longer ago says nothing about now.
+/// Measurements older than this are dropped.
 const FORGET_NS: u64 = 10_000_000_000;
 
-/// Pieces of the limit at gain 1. Two keep a device busy that works on one at a time. A rotating
-/// disk serves what it has queued when it comes by, so a read may wait for several. Less gain
-/// makes them smaller, more gain makes more of them: who wants more in flight is a device with
-/// long ways, and there the ends of pieces space out the next ones.
+/// Number of pieces into which the limit is divided at gain 1. Two keep a device busy that serves
+/// one request at a time. A rotating disk serves queued requests as the head passes, so a read may
+/// wait for several. Less gain makes pieces smaller; more gain allows more of them: devices with
+/// high latency need more requests in flight, and completions pace the next ones.
 const PIECES_FLASH: u64 = 2;
 const PIECES_ROTATING: u64 = 16;
-/// Smallest piece, and what pieces are multiples of.
+/// Smallest piece. Pieces are multiples of [`PIECE_UNIT`].
 const PIECE_MIN_FLASH: u64 = 4 << 10;
-/// A disk passes this in a tenth of a millisecond: smaller pieces win nothing.
+/// A disk writes this much in 0.1 ms: smaller pieces gain nothing.
 const PIECE_MIN_ROTATING: u64 = 16 << 10;
 const PIECE_UNIT: u64 = 4 << 10;
 
-/// Without reads, as many bytes as are written in this may be in flight: the first read that comes
-/// waits for them. A disk sorts what is in flight, so it gets more.
+/// Without recent reads, bytes that the device writes in this time may be in flight: the first read
+/// waits that long. A rotating disk sorts its queue, so it gets more.
 const LONE_FLASH_NS: u64 = 20_000_000;
 const LONE_ROTATING_NS: u64 = 100_000_000;
-/// ... and never fewer than this: random writes are slow and need many in flight.
+/// Lower bound of that: random writes are slow and need many requests in flight.
 const LONE_MIN_BYTES: u64 = 1 << 20;
 
 /// Bounds of a probe.
 const PROBE_MIN_NS: u64 = 2_000_000;
 const PROBE_MAX_NS: u64 = 100_000_000;
-/// A probe is followed by so many times its length without one: once enough is known, before.
+/// Pause after a probe, in multiples of its length: once the tail is known, and before.
 const PROBE_REST: u64 = 50;
 const PROBE_REST_FIRST: u64 = 1;
-/// So many probes are tried before; a reader that fills the device never leaves a clean moment.
+/// Probes made with the short pause. A reader that keeps the device full yields no clean reads.
 const PROBES_FIRST: u64 = 24;
 /// Clean reads younger than this need no probe.
 const CLEAN_FRESH_NS: u64 = 10_000_000_000;
 
-/// The device's own reads.
+/// Latencies of clean reads.
 #[derive(Clone, Debug, Default)]
 struct Unloaded {
-    current: Reads,
-    older: Reads,
+    current: LatencyHistogram,
+    older: LatencyHistogram,
     current_since_ns: u64,
     last_ns: u64,
-    /// The 99th percentile of both; nothing while they are few.
+    /// The 99th percentile of both; `None` while there are too few.
     tail_ns: Option<u64>,
 }
 
 impl Unloaded {
-    fn add(&mut self, reads: &Reads, now_ns: u64) {
+    fn add(&mut self, reads: &LatencyHistogram, now_ns: u64) {
         if reads.count() == 0 {
             return;
         }
@@ -128,57 +134,57 @@ impl Unloaded {
     }
 }
 
-/// Holding writes for a moment.
+/// A pause of writes to measure clean reads.
 #[derive(Clone, Debug, Default)]
 struct Probe {
-    /// Length of the one under way.
+    /// Length of the current probe.
     holding_ns: Option<u64>,
     not_before_ns: u64,
     count: u64,
 }
 
-/// What writes may have in flight until the law learns something: each write asks, and working it
-/// out costs a dozen divisions.
+/// The limits until the next update. Cached because each write reads them and computing them takes
+/// a dozen divisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct InForce {
+pub(super) struct TailLimits {
     lone_bytes: u64,
     limit_bytes: u64,
     piece_bytes: u32,
-    /// Requests of those that nobody waits for.
+    /// Limit of normal and background requests (PO-A6).
     queue_share: u32,
-    /// A probe is under way.
-    holds: bool,
+    /// A probe is running.
+    is_probing: bool,
 }
 
-impl InForce {
+impl TailLimits {
     #[inline]
-    pub(super) fn allowance(&self, who: Who, signs: &Signs) -> Allowance {
-        if !signs.read_within(CLOSE_READ_NS) {
-            return match who {
-                Who::Sync | Who::Discard => Allowance::UNLIMITED,
-                Who::Normal | Who::Background => self.alone(),
+    pub(super) fn quota(&self, class: ThrottleClass, inputs: &Inputs) -> Quota {
+        if !inputs.read_within(CLOSE_READ_NS) {
+            return match class {
+                ThrottleClass::Sync | ThrottleClass::Discard => Quota::UNLIMITED,
+                ThrottleClass::Normal | ThrottleClass::Background => self.alone(),
             };
         }
-        match who {
-            // Nobody knows how long one takes.
-            Who::Discard => Allowance::of_ios(u32::from(!self.holds)),
-            Who::Sync | Who::Normal | Who::Background => Allowance {
-                // The pieces are the same: one that has waited too long goes all the same.
-                ios: match (who, self.holds) {
-                    (Who::Sync, _) => u32::MAX,
+        match class {
+            // How long a discard takes is unknown: one at a time.
+            ThrottleClass::Discard => Quota::of_ios(u32::from(!self.is_probing)),
+            ThrottleClass::Sync | ThrottleClass::Normal | ThrottleClass::Background => Quota {
+                // The piece size stays: an overdue piece starts even during a probe.
+                ios: match (class, self.is_probing) {
+                    (ThrottleClass::Sync, _) => u32::MAX,
                     (_, true) => 0,
                     (_, false) => self.queue_share,
                 },
-                bytes: self.limit_bytes.saturating_mul(share(who)),
+                bytes: self.limit_bytes.saturating_mul(share(class)),
                 piece_bytes: self.piece_bytes,
             },
         }
     }
 
-    /// A4.
-    fn alone(&self) -> Allowance {
+    /// PO-A4.
+    fn alone(&self) -> Quota {
         let half = self.lone_bytes / 2 - self.lone_bytes / 2 % PIECE_UNIT;
-        Allowance {
+        Quota {
             ios: self.queue_share,
             bytes: self.lone_bytes,
             piece_bytes: u32::try_from(half).unwrap_or(u32::MAX),
@@ -186,33 +192,33 @@ impl InForce {
     }
 }
 
-/// How many times the background's limit somebody gets: the kernel's proportions.
-fn share(who: Who) -> u64 {
-    match who {
-        Who::Sync => 4,
-        Who::Normal => 2,
-        Who::Background | Who::Discard => 1,
+/// Multiple of the background limit that a class gets: the kernel's proportions.
+fn share(class: ThrottleClass) -> u64 {
+    match class {
+        ThrottleClass::Sync => 4,
+        ThrottleClass::Normal => 2,
+        ThrottleClass::Background | ThrottleClass::Discard => 1,
     }
 }
 
-/// The law of one device.
+/// The throttle control of one device.
 #[derive(Clone, Debug)]
 pub struct Control {
-    device: Device,
-    in_force: InForce,
-    target: Target,
+    device: DeviceTraits,
+    limits: TailLimits,
+    target: LatencyTarget,
     unloaded: Unloaded,
     probe: Probe,
-    /// Bytes a second of the writes while busy.
+    /// Bytes per second written while writes are in flight.
     rate: Option<u64>,
     gain: u64,
     /// The tail of the last judgement when it was hopeless.
     hopeless_ns: Option<u64>,
-    /// Reads that are not judged yet, and the windows they are of.
-    seen: Reads,
+    /// Reads since the last judgement, and the number of their windows.
+    seen: LatencyHistogram,
     seen_windows: u32,
     seen_writes: bool,
-    /// Length of the last window with reads, by their number.
+    /// Mean interval between reads in the last window with reads.
     read_gap_ns: u64,
     closed_ns: u64,
     /// End of the last window with reads.
@@ -220,86 +226,86 @@ pub struct Control {
 }
 
 impl Control {
-    /// The law for `device`, with the default target.
-    pub fn new(device: Device) -> Control {
-        Control::aiming_at(Target::Default, device)
+    /// A control for `device`, with the default target.
+    pub fn new(device: DeviceTraits) -> Control {
+        Control::with_target(LatencyTarget::Default, device)
     }
 
-    fn aiming_at(target: Target, device: Device) -> Control {
-        let mut law = Control {
+    fn with_target(target: LatencyTarget, device: DeviceTraits) -> Control {
+        let mut control = Control {
             device,
-            in_force: InForce::default(),
+            limits: TailLimits::default(),
             target,
             unloaded: Unloaded::default(),
             probe: Probe::default(),
             rate: None,
             gain: GAIN_ONE,
             hopeless_ns: None,
-            seen: Reads::default(),
+            seen: LatencyHistogram::default(),
             seen_windows: 0,
             seen_writes: false,
             read_gap_ns: WINDOW_NS,
             closed_ns: 0,
             last_read_ns: None,
         };
-        law.settle();
-        law
+        control.recompute();
+        control
     }
 
-    /// Puts in force what is known by now.
-    fn settle(&mut self) {
-        self.in_force = InForce {
+    /// Computes the limits from the current measurements.
+    fn recompute(&mut self) {
+        self.limits = TailLimits {
             lone_bytes: self.lone_bytes(),
             limit_bytes: self.limit_bytes(),
             piece_bytes: u32::try_from(self.piece_bytes()).unwrap_or(u32::MAX),
             queue_share: self.queue_share(),
-            holds: self.probe.holding_ns.is_some(),
+            is_probing: self.probe.holding_ns.is_some(),
         };
     }
 
-    pub(super) fn target(&self) -> Target {
+    pub(super) fn target(&self) -> LatencyTarget {
         self.target
     }
 
-    pub(super) fn set_target(&mut self, target: Target) {
-        *self = Control::aiming_at(target, self.device);
+    pub(super) fn set_target(&mut self, target: LatencyTarget) {
+        *self = Control::with_target(target, self.device);
     }
 
-    pub(super) fn set_device(&mut self, device: Device) {
-        *self = Control::aiming_at(self.target, device);
+    pub(super) fn set_device(&mut self, device: DeviceTraits) {
+        *self = Control::with_target(self.target, device);
     }
 
     pub(super) fn target_ns(&self) -> u64 {
         match self.target {
-            Target::Off => 0,
-            Target::Ns(ns) => ns,
-            Target::Default => match self.unloaded.tail_ns {
+            LatencyTarget::Off => 0,
+            LatencyTarget::Ns(ns) => ns,
+            LatencyTarget::Default => match self.unloaded.tail_ns {
                 Some(tail_ns) => self.measured_target_ns(tail_ns),
                 None => self.device.guessed_target_ns(),
             },
         }
     }
 
-    /// Whether a head has to go to where a read is. A disk that says that it rotates, and answers
-    /// nearly all reads sooner than a head is there, does not: virtual disks say what they like.
+    /// Whether the device has to seek. Virtual disks may report `rotational` wrongly: a device
+    /// whose reads are faster than half a turn does not seek.
     fn seeks(&self) -> bool {
         self.device.rotational && self.unloaded.tail_ns.is_none_or(|ns| ns >= SEEK_MIN_NS)
     }
 
-    /// Twice the unloaded tail is a calm neighbour. What a window does not see, and what the
-    /// feedback lets pass before it acts, has to fit in as well, hence the rest to 2. A read of a
-    /// disk waits for the head to come back whatever is done, so there it is more.
+    /// Reads should stay below twice the unloaded tail. The factor is 7/4: the rest is room for
+    /// what a window does not show and for the delay of the feedback. On a rotating disk a read
+    /// waits for the head in any case, so there the factor is 7/2.
     fn measured_target_ns(&self, tail_ns: u64) -> u64 {
         let part_ns = if self.seeks() { tail_ns / 2 } else { tail_ns / 4 };
         part_ns.saturating_mul(7).max(tail_ns.saturating_add(SLACK_MIN_NS))
     }
 
-    /// For how long the device may be busy with writes when a read comes.
+    /// How long the device may be busy with writes when a read arrives.
     fn slack_ns(&self) -> u64 {
         let first = if self.seeks() { FIRST_SLACK_ROTATING_NS } else { FIRST_SLACK_FLASH_NS };
         let target_ns = self.target_ns();
         match self.unloaded.tail_ns {
-            // A target that can't be met is met as far as it can.
+            // If the target can't be met, come as near as possible.
             Some(tail_ns) => target_ns.saturating_sub(tail_ns).max(target_ns / 8),
             None => first.min(target_ns / 2),
         }
@@ -324,7 +330,7 @@ impl Control {
         piece - piece % PIECE_UNIT
     }
 
-    /// What background writes may have in flight beside reads.
+    /// Bytes that background writes may have in flight while there are reads.
     fn limit_bytes(&self) -> u64 {
         let pieces = self.pieces() * self.gain.max(GAIN_ONE) / GAIN_ONE;
         let limit = self.piece_bytes().saturating_mul(pieces);
@@ -337,23 +343,23 @@ impl Control {
         self.written_in(ns).max(LONE_MIN_BYTES)
     }
 
-    /// Requests that may be in flight of those that nobody waits for (A6).
+    /// Limit of normal and background requests in flight (PO-A6).
     fn queue_share(&self) -> u32 {
         let depth = self.device.queue_depth;
         (depth - depth / 4).max(2)
     }
 
-    pub(super) fn in_force(&self) -> InForce {
-        self.in_force
+    pub(super) fn limits(&self) -> TailLimits {
+        self.limits
     }
 
-    pub(super) fn close_window(&mut self, sample: &Sample) -> Verdict {
+    pub(super) fn close_window(&mut self, sample: &WindowSample) -> Verdict {
         let verdict = self.learn(sample);
-        self.settle();
+        self.recompute();
         verdict
     }
 
-    fn learn(&mut self, sample: &Sample) -> Verdict {
+    fn learn(&mut self, sample: &WindowSample) -> Verdict {
         if sample.now_ns.saturating_sub(self.closed_ns) > FORGET_NS {
             self.forget();
         }
@@ -361,7 +367,7 @@ impl Control {
         let was_known = self.unloaded.tail_ns.is_some();
         self.unloaded.add(&sample.clean_reads, sample.now_ns);
         if self.unloaded.tail_ns.is_some() && !was_known {
-            // What was judged by the guess counts for nothing.
+            // Judgements against the guessed target do not count.
             self.forget();
         }
         if let Some(gap_ns) = sample.window_ns.checked_div(sample.reads.count()) {
@@ -369,7 +375,7 @@ impl Control {
             self.last_read_ns = Some(sample.now_ns);
         }
         if self.probe.holding_ns.take().is_some() {
-            // Neither the reads nor the writes of a probe are those of a common day.
+            // Reads and writes during a probe are not representative.
             return Verdict::Unknown;
         }
         let verdict = self.judge(sample);
@@ -385,13 +391,13 @@ impl Control {
     }
 
     fn start_judging(&mut self) {
-        self.seen = Reads::default();
+        self.seen = LatencyHistogram::default();
         self.seen_windows = 0;
         self.seen_writes = false;
     }
 
-    /// The verdict is on what was seen since the gain last moved.
-    fn judge(&mut self, sample: &Sample) -> Verdict {
+    /// Judges all reads since the gain last changed.
+    fn judge(&mut self, sample: &WindowSample) -> Verdict {
         let target_ns = self.target_ns();
         let outstanding_ns = sample.read_outstanding_ns.unwrap_or(0);
         let is_stuck = outstanding_ns > target_ns
@@ -427,15 +433,15 @@ impl Control {
         } else if held && self.gain < GAIN_ONE {
             self.gain = (self.gain + GAIN_STEP).min(GAIN_ONE);
         } else if held && !self.seeks() && tail_ns < unloaded_ns + slack_ns / 2 {
-            // The device may do more with more in flight. A head can't.
+            // More requests in flight may raise the rate of flash, not that of a rotating disk.
             self.gain = (self.gain + GAIN_STEP).min(GAIN_MAX);
         }
     }
 
-    /// Upwards at once: what was written can be written. Downwards slowly, and only when it is not
-    /// this law that kept it low. A disk's cache takes far more than the medium for a moment, but
-    /// few writes in flight are enough for its rate, so there it is the mean.
-    fn learn_rate(&mut self, sample: &Sample, verdict: Verdict) {
+    /// Raises the rate at once: what was reached can be reached. Lowers it slowly, and only if this
+    /// throttle did not cause the low rate. A rotating disk's cache briefly accepts far more than
+    /// the medium, so there the rate is an average.
+    fn learn_rate(&mut self, sample: &WindowSample, verdict: Verdict) {
         if sample.write_bytes == 0 || sample.write_busy_ns < sample.window_ns / BUSY_SHARE {
             return;
         }
@@ -451,7 +457,7 @@ impl Control {
         }
     }
 
-    fn plan_probe(&mut self, sample: &Sample) {
+    fn plan_probe(&mut self, sample: &WindowSample) {
         let now_ns = sample.now_ns;
         let is_known = self.unloaded.tail_ns.is_some();
         let is_fresh = is_known && now_ns.saturating_sub(self.unloaded.last_ns) < CLEAN_FRESH_NS;
@@ -461,7 +467,7 @@ impl Control {
         if !self.is_on() || is_fresh || !reads || !writes || now_ns < self.probe.not_before_ns {
             return;
         }
-        // What is in flight ends, and then there is time for two reads.
+        // Time for what is in flight to end, and then for two reads.
         let length_ns = self.slack_ns().saturating_add(self.read_gap_ns.saturating_mul(2));
         let length_ns = length_ns.clamp(PROBE_MIN_NS, PROBE_MAX_NS.min(WINDOW_NS));
         let is_first = !is_known && self.probe.count < PROBES_FIRST;
@@ -475,7 +481,7 @@ impl Control {
         self.target_ns() > 0
     }
 
-    /// Until the unloaded tail is known, windows are short: what is done until then is a guess.
+    /// Until the unloaded tail is known, windows are short, because the limits are guesses.
     pub(super) fn window_ns(&self) -> u64 {
         match (self.probe.holding_ns, self.unloaded.tail_ns) {
             (Some(length_ns), _) => length_ns,
@@ -488,33 +494,33 @@ impl Control {
         self.probe.holding_ns.is_some()
     }
 
-    /// Halvings of the limit.
+    /// How often the limit was halved.
     pub(super) fn step(&self) -> i32 {
         GAIN_ONE.ilog2().cast_signed() - self.gain.ilog2().cast_signed()
     }
 
-    /// In pieces, beside reads.
+    /// In pieces, while there are reads.
     pub(super) fn depth(&self) -> Depth {
-        let pieces = |who| {
-            let pieces = self.limit_bytes() / self.piece_bytes() * share(who);
+        let pieces = |class| {
+            let pieces = self.limit_bytes() / self.piece_bytes() * share(class);
             u32::try_from(pieces).unwrap_or(u32::MAX)
         };
         Depth {
-            max: pieces(Who::Sync),
-            normal: pieces(Who::Normal),
-            background: pieces(Who::Background),
+            max: pieces(ThrottleClass::Sync),
+            normal: pieces(ThrottleClass::Normal),
+            background: pieces(ThrottleClass::Background),
         }
     }
 
-    pub(super) fn facts(&self) -> Facts {
-        let origin = match self.target {
-            Target::Off | Target::Ns(_) => Origin::Set,
-            Target::Default if self.unloaded.tail_ns.is_some() => Origin::Measured,
-            Target::Default => Origin::Guessed,
+    pub(super) fn stats(&self) -> ControlStats {
+        let target_source = match self.target {
+            LatencyTarget::Off | LatencyTarget::Ns(_) => TargetSource::Set,
+            LatencyTarget::Default if self.unloaded.tail_ns.is_some() => TargetSource::Measured,
+            LatencyTarget::Default => TargetSource::Guessed,
         };
         let is_on = self.is_on();
-        Facts {
-            origin,
+        ControlStats {
+            target_source,
             limit_bytes: if is_on { self.limit_bytes() } else { u64::MAX },
             piece_bytes: if is_on {
                 u32::try_from(self.piece_bytes()).unwrap_or(u32::MAX)

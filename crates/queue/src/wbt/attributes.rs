@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use block::{Access, Error, ErrorKind};
-use policy::wbt::{Mode, Target, Verdict, Who};
+use policy::wbt::{LatencyTarget, Mode, ThrottleClass, Verdict};
 
 use super::{Report, Wbt};
 
@@ -57,14 +57,14 @@ impl Wbt {
                 let allowed = "-1 (default), 0 (off), or 1 to 10000000";
                 let refused = || self.invalid(name, value, allowed);
                 let target = match value.parse::<i64>().map_err(|_| refused())? {
-                    -1 => Target::Default,
-                    0 => Target::Off,
+                    -1 => LatencyTarget::Default,
+                    0 => LatencyTarget::Off,
                     usec => {
                         let usec = u64::try_from(usec).map_err(|_| refused())?;
                         if usec > TARGET_MAX_USEC {
                             return Err(refused());
                         }
-                        Target::Ns(usec * NS_PER_USEC)
+                        LatencyTarget::Ns(usec * NS_PER_USEC)
                     }
                 };
                 self.set_target(target);
@@ -123,25 +123,25 @@ fn stats(report: &Report) -> String {
     let mut line = |name: &str, value: &dyn std::fmt::Display| {
         writeln!(out, "{name} {value}").expect("a string takes everything");
     };
-    let facts = &report.facts;
+    let control = &report.control;
     line("mode", &report.mode.name());
     line("target_usec", &usec(report.target_ns));
-    line("target_from", &facts.origin.name());
+    line("target_from", &control.target_source.name());
     line("step", &report.step);
     line("depth_max", &report.depth.max);
     line("depth_normal", &report.depth.normal);
     line("depth_background", &report.depth.background);
-    line("limit_bytes", &bounded(facts.limit_bytes, u64::MAX));
-    line("piece_bytes", &bounded(facts.piece_bytes.into(), u32::MAX.into()));
+    line("limit_bytes", &bounded(control.limit_bytes, u64::MAX));
+    line("piece_bytes", &bounded(control.piece_bytes.into(), u32::MAX.into()));
     line("in_flight_writes", &report.in_flight[0]);
     line("in_flight_discards", &report.in_flight[1]);
     line("in_flight_bytes", &report.in_flight_bytes);
-    for who in Who::ALL {
+    for who in ThrottleClass::ALL {
         let name = match who {
-            Who::Sync => "waiting_sync",
-            Who::Normal => "waiting_normal",
-            Who::Background => "waiting_background",
-            Who::Discard => "waiting_discard",
+            ThrottleClass::Sync => "waiting_sync",
+            ThrottleClass::Normal => "waiting_normal",
+            ThrottleClass::Background => "waiting_background",
+            ThrottleClass::Discard => "waiting_discard",
         };
         line(name, &report.waiting[who as usize]);
     }
@@ -162,7 +162,7 @@ fn stats(report: &Report) -> String {
     line("verdict", &report.verdict.map_or("none", Verdict::name));
     line("read_p50_usec", &known_usec(report.read_p50_ns));
     line("read_p99_usec", &known_usec(report.read_p99_ns));
-    line("clean_read_usec", &known_usec(facts.clean_read_ns));
-    line("probes", &facts.probes);
+    line("clean_read_usec", &known_usec(control.clean_read_ns));
+    line("probes", &control.probes);
     out
 }

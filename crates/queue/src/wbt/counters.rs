@@ -6,7 +6,7 @@
 //! the difference to the last time. Only the shortest and the longest are taken away by the reader.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use policy::wbt::{BUCKETS, Reads, bucket_end_ns, bucket_of};
+use policy::wbt::{BUCKETS, LatencyHistogram, bucket_end_ns, bucket_of};
 
 fn add(to: &AtomicU64, n: u64) {
     to.store(to.load(Relaxed).wrapping_add(n), Relaxed);
@@ -55,7 +55,7 @@ impl Seen {
     }
 
     /// Adds what is new to `reads`.
-    fn take(&mut self, times: &Times, reads: &mut Reads) {
+    fn take(&mut self, times: &Times, reads: &mut LatencyHistogram) {
         let sum_ns = times.sum_ns.load(Relaxed);
         let mut new_ns = sum_ns.wrapping_sub(self.sum_ns);
         let mut new_buckets: Option<(usize, usize)> = None;
@@ -76,7 +76,7 @@ impl Seen {
             // The core that counts may be half way: then its buckets say what bounds there are.
             let min_ns = min_ns.min(bucket_end_ns(first) - 1);
             let from_ns = last.checked_sub(1).map_or(0, bucket_end_ns);
-            reads.bound(min_ns, max_ns.max(from_ns).max(min_ns));
+            reads.extend_range(min_ns, max_ns.max(from_ns).max(min_ns));
         }
     }
 }
@@ -133,8 +133,8 @@ pub(crate) struct Snapshot {
 /// What is new of several.
 #[derive(Default)]
 pub(crate) struct News {
-    pub(crate) clean_reads: Reads,
-    pub(crate) other_reads: Reads,
+    pub(crate) clean_reads: LatencyHistogram,
+    pub(crate) other_reads: LatencyHistogram,
     pub(crate) writes: u64,
     pub(crate) write_bytes: u64,
 }
@@ -164,7 +164,7 @@ mod tests {
     fn what_is_half_counted_has_bounds_in_order() {
         let half = |count: fn(&Times)| {
             let (times, mut seen) = (Times::new(), Seen::nothing());
-            let mut reads = Reads::default();
+            let mut reads = LatencyHistogram::default();
             count(&times);
             seen.take(&times, &mut reads);
             let (min_ns, max_ns) = (reads.min_ns().unwrap(), reads.max_ns().unwrap());
@@ -182,9 +182,9 @@ mod tests {
         let (times, mut seen) = (Times::new(), Seen::nothing());
         times.record(1_500_000);
         times.buckets[bucket_of(1_500_000)].store(0, Relaxed);
-        seen.take(&times, &mut Reads::default());
+        seen.take(&times, &mut LatencyHistogram::default());
         times.buckets[bucket_of(1_500_000)].store(1, Relaxed);
-        let mut reads = Reads::default();
+        let mut reads = LatencyHistogram::default();
         seen.take(&times, &mut reads);
         assert!(reads.percentile_ns(990).is_some_and(|ns| bucket_of(ns) == bucket_of(1_500_000)));
     }

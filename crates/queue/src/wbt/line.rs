@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{Completion, Sector, Status};
-use policy::wbt::{Mode, Who};
+use policy::wbt::{Mode, ThrottleClass};
 use reactor::{Anchor, anchor, unanchor};
 use slab::Slab;
 
@@ -82,7 +82,7 @@ impl Line {
     }
 
     /// How many bios of `who` wait.
-    pub(super) fn waiting(&self, who: Who) -> usize {
+    pub(super) fn waiting(&self, who: ThrottleClass) -> usize {
         self.waiting.borrow().count(who)
     }
 
@@ -97,7 +97,7 @@ impl Line {
     }
 
     /// Takes what needs a token: it goes, or waits.
-    pub(super) fn enter(self: &Rc<Self>, work: Work, who: Who, now_ns: u64) {
+    pub(super) fn enter(self: &Rc<Self>, work: Work, who: ThrottleClass, now_ns: u64) {
         let behind = self.waiting.borrow().is_behind(self.mode(), who);
         let rest = if behind { Some(work) } else { self.advance(work, who, now_ns) };
         if let Some(work) = rest {
@@ -149,8 +149,8 @@ impl Line {
 
     /// Whether leaves of other cores keep whoever is first of `who` here waiting for too long: in
     /// one leaf bios of a count go in order, or our law sees to it.
-    fn is_passed_by(&self, mode: Mode, who: Who, now_ns: u64) -> bool {
-        let by_others = mode == Mode::Kernel || who == Who::Discard;
+    fn is_passed_by(&self, mode: Mode, who: ThrottleClass, now_ns: u64) -> bool {
+        let by_others = mode == Mode::Kernel || who == ThrottleClass::Discard;
         by_others
             && self.throttle.shared.tokens.waiting() > 1
             && self.waiting.borrow().is_late(who, now_ns)
@@ -163,7 +163,7 @@ impl Line {
     }
 
     /// Sends as much as may go; returns what is left.
-    fn advance(&self, mut work: Work, who: Who, now_ns: u64) -> Option<Work> {
+    fn advance(&self, mut work: Work, who: ThrottleClass, now_ns: u64) -> Option<Work> {
         let shared = &self.throttle.shared;
         loop {
             if let Whose::Split(nth) = work.whose
@@ -178,9 +178,9 @@ impl Line {
                 self.send(work, Note::Plain);
                 return None;
             }
-            let allowance = self.throttle.allowance(who, now_ns);
-            let bytes = self.piece_of(&work, allowance.piece_bytes);
-            if !shared.take(who, bytes, allowance, now_ns) {
+            let quota = self.throttle.quota(who, now_ns);
+            let bytes = self.piece_of(&work, quota.piece_bytes);
+            if !shared.take(who, bytes, quota, now_ns) {
                 return Some(work);
             }
             self.waiting.borrow_mut().went(who, now_ns);
@@ -189,12 +189,12 @@ impl Line {
     }
 
     /// One that has waited too long goes past the limit, a piece of it now.
-    fn force(&self, work: Work, who: Who, overdue: bool, now_ns: u64) -> Option<Work> {
+    fn force(&self, work: Work, who: ThrottleClass, overdue: bool, now_ns: u64) -> Option<Work> {
         if !overdue {
             return Some(work);
         }
         let shared = &self.throttle.shared;
-        let bytes = self.piece_of(&work, self.throttle.allowance(who, now_ns).piece_bytes);
+        let bytes = self.piece_of(&work, self.throttle.quota(who, now_ns).piece_bytes);
         if !shared.force(who, bytes, now_ns) {
             return Some(work);
         }

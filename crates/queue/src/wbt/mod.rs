@@ -14,9 +14,9 @@
 //!   ───────────────────────────── driver ─────────────────────────────────────────
 //!        │ how long it took               │ the token comes back ──▶ the next go
 //!        └───────────▶ window ◀───────────┘      (other cores are told, too)
-//!                        │ Sample
+//!                        │ WindowSample
 //!                        ▼
-//!                  policy::wbt::Control ── InForce ──▶ take a token
+//!                  policy::wbt::Control ─ ThrottleLimits ─▶ take a token
 //!                                        a copy in each leaf
 //! ```
 //!
@@ -62,7 +62,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::Limits;
-use policy::wbt::{Control, Depth, Device, Facts, Mode, Target, Verdict, Who};
+use policy::wbt::{
+    Control, ControlStats, Depth, DeviceTraits, LatencyTarget, Mode, ThrottleClass, Verdict,
+};
 use reactor::now;
 
 use shared::{Shared, State};
@@ -86,7 +88,7 @@ impl SharedWbt {
             depth => depth,
         };
         let (rotational, volatile_cache) = (limits.rotational, limits.volatile_cache);
-        let device = Device { queue_depth, rotational, volatile_cache };
+        let device = DeviceTraits { queue_depth, rotational, volatile_cache };
         SharedWbt(Arc::new(Shared::new(Control::new(Mode::default(), device), device)))
     }
 }
@@ -109,12 +111,12 @@ pub struct Report {
     /// The depths in force; all 0 when off.
     pub depth: Depth,
     /// What else the law tells.
-    pub facts: Facts,
+    pub control: ControlStats,
     /// Tracked requests in flight: writes, discards.
     pub in_flight: [u32; 2],
     /// Bytes of those writes.
     pub in_flight_bytes: u64,
-    /// Bios that wait on this core, by [`Who`].
+    /// Bios that wait on this core, by [`ThrottleClass`].
     pub waiting: [usize; 4],
     /// Bios that had to wait.
     pub waits: u64,
@@ -167,12 +169,12 @@ impl Wbt {
     }
 
     /// The target that was asked for.
-    pub fn target(&self) -> Target {
+    pub fn target(&self) -> LatencyTarget {
         self.0.shared.look(|state| state.control.target())
     }
 
     /// Aims at `target` from now on. The one in force already stays as it is.
-    pub fn set_target(&self, target: Target) {
+    pub fn set_target(&self, target: LatencyTarget) {
         if self.target() != target {
             self.turn(|law| law.set_target(target));
         }
@@ -189,16 +191,16 @@ impl Wbt {
             let device = self.device();
             let mut law = Control::new(mode, device);
             law.set_target(self.target());
-            self.set_law(law);
+            self.set_control(law);
         }
     }
 
     /// Goes by this very law from now on: for benchmarks of laws with a shape of their own.
-    pub fn set_law(&self, law: Control) {
+    pub fn set_control(&self, law: Control) {
         self.turn(|old| *old = law);
     }
 
-    fn device(&self) -> Device {
+    fn device(&self) -> DeviceTraits {
         self.0.shared.look(|state| state.device)
     }
 
@@ -210,7 +212,7 @@ impl Wbt {
     /// Takes the device to work on so many requests at once; at least 1.
     pub fn set_queue_depth(&self, queue_depth: u32) {
         let before = self.device();
-        let device = Device { queue_depth: queue_depth.max(1), ..before };
+        let device = DeviceTraits { queue_depth: queue_depth.max(1), ..before };
         if device != before {
             self.0.shared.change(|state| state.device = device);
             self.turn(|law| law.set_device(device));
@@ -228,14 +230,15 @@ impl Wbt {
     pub fn report(&self) -> Report {
         let shared = &self.0.shared;
         let line = self.0.line();
-        let waiting = Who::ALL.map(|who| line.as_ref().map_or(0, |line| line.waiting(who)));
+        let waiting =
+            ThrottleClass::ALL.map(|who| line.as_ref().map_or(0, |line| line.waiting(who)));
         let waits = &shared.waits;
         shared.look(|State { control: law, windows, last, .. }| Report {
             mode: law.mode(),
             target_ns: law.target_ns(),
             step: law.step(),
             depth: law.depth(),
-            facts: law.facts(),
+            control: law.stats(),
             in_flight: shared.in_flight(),
             in_flight_bytes: shared.in_flight_bytes(),
             waiting,

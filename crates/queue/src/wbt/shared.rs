@@ -10,7 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use block::{CoreId, Nanos};
-use policy::wbt::{Allowance, Control, Device, InForce, Mode, Reads, Sample, Signs, Verdict, Who};
+use policy::wbt::{
+    Control, DeviceTraits, Inputs, LatencyHistogram, Mode, Quota, ThrottleClass, ThrottleLimits,
+    Verdict, WindowSample,
+};
 use reactor::{Anchor, Msg, anchored, core_id, now, post, sleep, spawn};
 
 use super::counters::{Counters, News, Snapshot};
@@ -74,11 +77,11 @@ pub(crate) struct Last {
 /// What the lock guards.
 pub(crate) struct State {
     pub(crate) control: Control,
-    pub(crate) device: Device,
+    pub(crate) device: DeviceTraits,
     watched: Vec<(Weak<Counters>, Snapshot)>,
     window_from_ns: u64,
     /// Clean reads of before the first window.
-    early_reads: Reads,
+    early_reads: LatencyHistogram,
     silent_windows: u32,
     /// Windows by [`Verdict`].
     pub(crate) windows: [u64; 4],
@@ -138,12 +141,12 @@ fn time(word: &AtomicU64) -> Option<u64> {
 }
 
 impl Shared {
-    pub(crate) fn new(control: Control, device: Device) -> Shared {
+    pub(crate) fn new(control: Control, device: DeviceTraits) -> Shared {
         let state = State {
             device,
             watched: Vec::new(),
             window_from_ns: 0,
-            early_reads: Reads::default(),
+            early_reads: LatencyHistogram::default(),
             silent_windows: 0,
             windows: [0; 4],
             last: Last::default(),
@@ -192,8 +195,8 @@ impl Shared {
         self.changes.load(Acquire)
     }
 
-    pub(crate) fn in_force(&self) -> InForce {
-        self.look(|state| state.control.in_force())
+    pub(crate) fn in_force(&self) -> ThrottleLimits {
+        self.look(|state| state.control.limits())
     }
 
     fn doors(&self) -> MutexGuard<'_, Vec<Arc<Door>>> {
@@ -207,9 +210,9 @@ impl Shared {
         state.watched.push((Arc::downgrade(counters), Snapshot::nothing()));
     }
 
-    pub(crate) fn signs(&self, now_ns: u64) -> Signs {
+    pub(crate) fn signs(&self, now_ns: u64) -> Inputs {
         let (last_read_ns, dirty_wait_ns) = (time(&self.last_read_ns), time(&self.dirty_wait_ns));
-        Signs { now_ns, last_read_ns, dirty_wait_ns }
+        Inputs { now_ns, last_read_ns, dirty_wait_ns }
     }
 
     /// Tracked requests in flight: writes, discards.
@@ -261,9 +264,9 @@ impl Shared {
         self.beside.fetch_sub(1, Relaxed);
     }
 
-    /// Takes a token for `bytes` if `allowance` lets it.
-    pub(crate) fn take(&self, who: Who, bytes: u64, allowance: Allowance, now_ns: u64) -> bool {
-        let limit = Load { ios: allowance.ios, sectors: allowance.bytes / SECTOR };
+    /// Takes a token for `bytes` if `quota` lets it.
+    pub(crate) fn take(&self, who: ThrottleClass, bytes: u64, quota: Quota, now_ns: u64) -> bool {
+        let limit = Load { ios: quota.ios, sectors: quota.bytes / SECTOR };
         let before = self.tokens.take(who.count(), sectors(who, bytes), limit);
         if let Some(before) = before {
             self.taken(who, before, now_ns);
@@ -272,7 +275,7 @@ impl Shared {
     }
 
     /// Takes a token whatever is in flight, unless one that did so still is.
-    pub(crate) fn force(&self, who: Who, bytes: u64, now_ns: u64) -> bool {
+    pub(crate) fn force(&self, who: ThrottleClass, bytes: u64, now_ns: u64) -> bool {
         if self.forced.swap(true, SeqCst) {
             return false;
         }
@@ -282,7 +285,7 @@ impl Shared {
         true
     }
 
-    fn taken(&self, who: Who, before: Load, now_ns: u64) {
+    fn taken(&self, who: ThrottleClass, before: Load, now_ns: u64) {
         self.begun.fetch_add(1, Relaxed);
         if before.ios == 0 && who.count() == 0 {
             self.busy_from_ns.store(now_ns, Relaxed);
@@ -290,7 +293,7 @@ impl Shared {
     }
 
     /// Gives a token back. Returns how many leaves have somebody waiting.
-    pub(crate) fn give(&self, who: Who, bytes: u64, now_ns: u64) -> u32 {
+    pub(crate) fn give(&self, who: ThrottleClass, bytes: u64, now_ns: u64) -> u32 {
         let (left, waiting) = self.tokens.give(who.count(), sectors(who, bytes));
         if left.ios == 0 && who.count() == 0 {
             let from_ns = self.busy_from_ns.load(Relaxed);
@@ -380,14 +383,14 @@ impl Shared {
     }
 
     /// What has come since the last window.
-    fn sample(&self, state: &mut State, now_ns: u64) -> Sample {
+    fn sample(&self, state: &mut State, now_ns: u64) -> WindowSample {
         let News { mut clean_reads, other_reads: mut reads, writes, write_bytes } = state.news();
         reads.merge(&clean_reads);
         clean_reads.merge(&std::mem::take(&mut state.early_reads));
         let watched = state.watched.iter().filter_map(|(c, _)| c.upgrade()?.watched_ns()).min();
         let window_ns = now_ns.saturating_sub(state.window_from_ns);
         let dirty_wait_ns = time(&self.dirty_wait_ns);
-        Sample {
+        WindowSample {
             now_ns,
             window_ns,
             reads,
@@ -432,8 +435,8 @@ async fn close_windows(shared: Arc<Shared>) {
 }
 
 /// Discards count as none: they carry nothing.
-fn sectors(who: Who, bytes: u64) -> u64 {
-    if who == Who::Discard { 0 } else { bytes / SECTOR }
+fn sectors(who: ThrottleClass, bytes: u64) -> u64 {
+    if who == ThrottleClass::Discard { 0 } else { bytes / SECTOR }
 }
 
 impl State {
@@ -448,7 +451,7 @@ impl State {
     }
 
     /// Whether another window is wanted although nothing is in flight.
-    fn close(&mut self, sample: &Sample) -> bool {
+    fn close(&mut self, sample: &WindowSample) -> bool {
         self.window_from_ns = sample.now_ns;
         let verdict = self.control.close_window(sample);
         self.windows[verdict as usize] += 1;

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::rc::Rc;
 
 use block::{Base, BlockDevice, Buf, Bufs, Class, Flags, Limits, Nanos, Op, Sector, Status};
-use policy::wbt::{Mode, Target};
+use policy::wbt::{LatencyTarget, Mode};
 use reactor::{FileId, discard, flush, io, read, sleep, spawn, write, write_zeroes, yield_now};
 
 use super::throttle::Mutation;
@@ -161,7 +161,7 @@ fn reads_of_writeback(mutation: Mutation) {
             }
             let report = leaf.wbt().report();
             assert_eq!(report.splits > 0, mode == Mode::Tail);
-            assert!(report.in_flight_bytes <= report.facts.limit_bytes, "the lowest limit");
+            assert!(report.in_flight_bytes <= report.control.limit_bytes, "the lowest limit");
             while ends.all() < 21 {
                 script.release(usize::MAX);
                 sleep(Nanos::from_millis(1)).await;
@@ -242,14 +242,14 @@ fn switched_off(turn: fn(&Leaf), mutation: Mutation) {
 
 #[test]
 fn switched_off_it_lets_everybody_go() {
-    switched_off(|leaf| leaf.wbt().set_target(Target::Off), Mutation::None);
+    switched_off(|leaf| leaf.wbt().set_target(LatencyTarget::Off), Mutation::None);
     switched_off(|leaf| leaf.wbt().set("queue/wbt_lat_usec", "0").unwrap(), Mutation::None);
 }
 
 #[test]
 #[should_panic(expected = "who waits goes")]
 fn a_switch_that_wakes_nobody_would_be_found() {
-    switched_off(|leaf| leaf.wbt().set_target(Target::Off), Mutation::SilentTurn);
+    switched_off(|leaf| leaf.wbt().set_target(LatencyTarget::Off), Mutation::SilentTurn);
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn nobody_starves_by_our_law() {
         for nth in 0..16 {
             let (leaf, urgent, long) = (leaf.clone(), urgent.clone(), data(1 << 20));
             spawn(async move {
-                while leaf.wbt().target() != Target::Off {
+                while leaf.wbt().target() != LatencyTarget::Off {
                     let (class, at) = (Class::Foreground, Sector(nth << 11));
                     write(&*leaf, Flags::SYNC, class, at, long.clone()).await.unwrap();
                     urgent.set(urgent.get() + 1);
@@ -440,7 +440,7 @@ fn nobody_starves_by_our_law() {
             assert!(reactor::now() < Nanos::from_secs(30), "it starves: {:?}", leaf.wbt().report());
         }
         assert!(urgent.get() > 0 && leaf.wbt().report().overdue > 0);
-        leaf.wbt().set_target(Target::Off);
+        leaf.wbt().set_target(LatencyTarget::Off);
         while leaf.stats().in_flight() > 0 {
             script.release(usize::MAX);
             sleep(Nanos::from_millis(1)).await;
@@ -536,7 +536,7 @@ fn attributes_say_what_is_and_what_is_allowed() {
 fn off_it_is_as_if_it_were_not_there() {
     keeping(|script| async move {
         let (leaf, ends) = (leaf(Mode::Tail, 1), Ends::default());
-        leaf.wbt().set_target(Target::Off);
+        leaf.wbt().set_target(LatencyTarget::Off);
         for nth in 0..100 {
             ends.background(&leaf, nth << 20, 1 << 20);
             let range = (Sector(nth * 8), Sector(8));

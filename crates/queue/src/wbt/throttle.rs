@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{Bio, Bufs, Class, Completion, Flags, Nanos, Op, Sector, Status};
-use policy::wbt::{Allowance, InForce, Who};
+use policy::wbt::{Quota, ThrottleClass, ThrottleLimits};
 use reactor::{
     FileId, OnDone, SqeOp, chain, driver_io, now, push_bio, sleep, spawn, turn_time, watched,
 };
@@ -31,7 +31,7 @@ enum Sort {
     /// A read ahead: nobody waits for it yet, but somebody may before it has ended.
     QuietRead,
     /// It needs a token.
-    Tracked(Who),
+    Tracked(ThrottleClass),
     /// Neither: it never waits.
     Beside,
 }
@@ -43,14 +43,14 @@ fn sort_of(op: Op, flags: Flags, class: Class) -> Sort {
         Op::Read if class == Class::Idle => Sort::QuietRead,
         Op::Read if background => Sort::BackgroundRead,
         Op::Read => Sort::Read,
-        Op::Discard => Sort::Tracked(Who::Discard),
+        Op::Discard => Sort::Tracked(ThrottleClass::Discard),
         Op::Flush | Op::WriteZeroes => Sort::Beside,
         // Direct I/O: its sender waits for it and sends no more than it likes.
         Op::Write if flags.contains(Flags::SYNC | Flags::IDLE) => Sort::Beside,
-        Op::Write if urgent => Sort::Tracked(Who::Sync),
-        Op::Write if background => Sort::Tracked(Who::Background),
-        Op::Write if class == Class::Foreground => Sort::Tracked(Who::Sync),
-        Op::Write => Sort::Tracked(Who::Normal),
+        Op::Write if urgent => Sort::Tracked(ThrottleClass::Sync),
+        Op::Write if background => Sort::Tracked(ThrottleClass::Background),
+        Op::Write if class == Class::Foreground => Sort::Tracked(ThrottleClass::Sync),
+        Op::Write => Sort::Tracked(ThrottleClass::Normal),
     }
 }
 
@@ -59,7 +59,7 @@ enum Admitted {
     /// And what is to be done when it has ended.
     Goes(Note),
     /// It is of this sort, and came at this time.
-    Waits(Who, u64),
+    Waits(ThrottleClass, u64),
 }
 
 /// What is to be done when a request has ended.
@@ -76,7 +76,7 @@ pub(super) enum Note {
     /// It was neither tracked nor a read.
     Beside,
     /// It holds a token.
-    Token { who: Who, bytes: u64, forced: bool },
+    Token { who: ThrottleClass, bytes: u64, forced: bool },
 }
 
 /// A request that is with the driver.
@@ -122,7 +122,7 @@ pub(crate) struct Throttle {
     counters: Arc<Counters>,
     pub(super) block_bytes: u32,
     /// What is in force, as of so many changes of the law.
-    in_force: Cell<(u64, InForce)>,
+    in_force: Cell<(u64, ThrottleLimits)>,
     sent: RefCell<Slab<Sent>>,
     /// While somebody waits or goes in pieces.
     pub(super) line: RefCell<Weak<Line>>,
@@ -178,13 +178,13 @@ impl Throttle {
     }
 
     /// What the law allows.
-    pub(super) fn in_force(&self) -> InForce {
+    pub(super) fn in_force(&self) -> ThrottleLimits {
         let (changes, in_force) = self.in_force.get();
         if changes == self.shared.changes() { in_force } else { self.copy_law() }
     }
 
     #[cold]
-    fn copy_law(&self) -> InForce {
+    fn copy_law(&self) -> ThrottleLimits {
         if self.mutation.get() != Mutation::OldLaw {
             // The number first: a change after it has another one.
             self.in_force.set((self.shared.changes(), self.shared.in_force()));
@@ -192,8 +192,8 @@ impl Throttle {
         self.in_force.get().1
     }
 
-    pub(super) fn allowance(&self, who: Who, now_ns: u64) -> Allowance {
-        self.in_force().allowance(who, &self.shared.signs(now_ns))
+    pub(super) fn quota(&self, who: ThrottleClass, now_ns: u64) -> Quota {
+        self.in_force().quota(who, &self.shared.signs(now_ns))
     }
 
     /// Takes a bio whose sectors lie at `sector`, and which the device knows.
@@ -216,7 +216,7 @@ impl Throttle {
         Admitted::Goes(match sort_of(bio.op, bio.flags, bio.class) {
             Sort::Read => self.note_read(),
             Sort::BackgroundRead if self.tracks_reads() => {
-                return self.admit_tracked(bio, Who::Background);
+                return self.admit_tracked(bio, ThrottleClass::Background);
             }
             Sort::BackgroundRead | Sort::QuietRead => Note::Plain,
             Sort::Tracked(who) => return self.admit_tracked(bio, who),
@@ -242,15 +242,15 @@ impl Throttle {
     }
 
     /// Whether a bio may go at once as it is.
-    fn admit_tracked(&self, bio: &Bio, who: Who) -> Admitted {
+    fn admit_tracked(&self, bio: &Bio, who: ThrottleClass) -> Admitted {
         // The first in flight begins a time that is measured; those beside it go by the turn's.
         let is_first = self.shared.tokens.load(0).ios == 0;
         let now_ns = if is_first { now().0 } else { turn_time().0 };
         let bytes = bio.len.bytes();
         let goes = self.line.borrow().strong_count() == 0 && {
-            let allowance = self.allowance(who, now_ns);
-            let whole = !goes_in_pieces(bio.op) || bytes <= u64::from(allowance.piece_bytes);
-            whole && self.shared.take(who, bytes, allowance, now_ns)
+            let quota = self.quota(who, now_ns);
+            let whole = !goes_in_pieces(bio.op) || bytes <= u64::from(quota.piece_bytes);
+            whole && self.shared.take(who, bytes, quota, now_ns)
         };
         self.arm(now_ns);
         if goes {
@@ -261,7 +261,14 @@ impl Throttle {
     }
 
     #[cold]
-    fn hold(self: &Rc<Self>, entry: Entry, sector: Sector, bio: Bio, who: Who, now_ns: u64) {
+    fn hold(
+        self: &Rc<Self>,
+        entry: Entry,
+        sector: Sector,
+        bio: Bio,
+        who: ThrottleClass,
+        now_ns: u64,
+    ) {
         let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
         let work = Work { op, flags, sector, len, bufs, whose: Whose::Bio(entry, done) };
         self.line().unwrap_or_else(|| Line::open(self)).enter(work, who, now_ns);
@@ -370,9 +377,9 @@ impl Throttle {
     }
 
     /// A token comes back.
-    fn write_ended(&self, who: Who, bytes: u64, forced: bool) {
+    fn write_ended(&self, who: ThrottleClass, bytes: u64, forced: bool) {
         let now_ns = turn_time().0;
-        self.counters.write(if who == Who::Discard { 0 } else { bytes });
+        self.counters.write(if who == ThrottleClass::Discard { 0 } else { bytes });
         if forced {
             self.shared.forced.store(false, Relaxed);
         }

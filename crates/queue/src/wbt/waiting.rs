@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use block::{Bufs, Completion, Flags, Op, Sector};
-use policy::wbt::{Mode, Who};
+use policy::wbt::{Mode, ThrottleClass};
 
 use crate::losses::Entry;
 use crate::stats::Ticket;
@@ -50,15 +50,15 @@ pub(crate) struct Waiter {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tried {
     /// Writes as urgent as this, and less, have to wait.
-    writes_from: Option<Who>,
+    writes_from: Option<ThrottleClass>,
     discards: bool,
     overdue: bool,
 }
 
 impl Tried {
     /// `who` has to wait; `overdue`: it was its turn because it had waited long.
-    pub(crate) fn in_vain(&mut self, who: Who, overdue: bool) {
-        if who == Who::Discard {
+    pub(crate) fn in_vain(&mut self, who: ThrottleClass, overdue: bool) {
+        if who == ThrottleClass::Discard {
             self.discards = true;
         } else {
             self.overdue |= overdue;
@@ -70,7 +70,7 @@ impl Tried {
 /// The queue of one leaf.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    /// By [`Who`].
+    /// By [`ThrottleClass`].
     queues: [VecDeque<Waiter>; 4],
     seq: u64,
     /// When one of them went last, or a piece of it.
@@ -80,14 +80,15 @@ pub(crate) struct Waiting {
 }
 
 /// The writes, most urgent first.
-const WRITES: [Who; 3] = [Who::Sync, Who::Normal, Who::Background];
+const WRITES: [ThrottleClass; 3] =
+    [ThrottleClass::Sync, ThrottleClass::Normal, ThrottleClass::Background];
 
 impl Waiting {
     pub(crate) fn is_empty(&self) -> bool {
         self.queues.iter().all(VecDeque::is_empty)
     }
 
-    pub(crate) fn count(&self, who: Who) -> usize {
+    pub(crate) fn count(&self, who: ThrottleClass) -> usize {
         self.queues[who as usize].len()
     }
 
@@ -100,69 +101,78 @@ impl Waiting {
     }
 
     /// Whether a newcomer has to queue behind somebody.
-    pub(crate) fn is_behind(&self, mode: Mode, who: Who) -> bool {
-        let someone = |who: &Who| self.count(*who) > 0;
+    pub(crate) fn is_behind(&self, mode: Mode, who: ThrottleClass) -> bool {
+        let someone = |who: &ThrottleClass| self.count(*who) > 0;
         match (who, mode) {
-            (Who::Discard, Mode::Kernel | Mode::Tail) => someone(&who),
-            (Who::Sync | Who::Normal | Who::Background, Mode::Kernel) => WRITES.iter().any(someone),
-            (Who::Sync | Who::Normal | Who::Background, Mode::Tail) => {
-                WRITES.iter().filter(|other| **other <= who).any(someone)
-            }
+            (ThrottleClass::Discard, Mode::Kernel | Mode::Tail) => someone(&who),
+            (
+                ThrottleClass::Sync | ThrottleClass::Normal | ThrottleClass::Background,
+                Mode::Kernel,
+            ) => WRITES.iter().any(someone),
+            (
+                ThrottleClass::Sync | ThrottleClass::Normal | ThrottleClass::Background,
+                Mode::Tail,
+            ) => WRITES.iter().filter(|other| **other <= who).any(someone),
         }
     }
 
     /// At the end of its queue.
-    pub(crate) fn push(&mut self, who: Who, work: Work, now_ns: u64) {
+    pub(crate) fn push(&mut self, who: ThrottleClass, work: Work, now_ns: u64) {
         self.seq += 1;
         let waiter = Waiter { work, since_ns: now_ns, seq: self.seq };
         self.queues[who as usize].push_back(waiter);
     }
 
     /// Where it was taken from.
-    pub(crate) fn put_back(&mut self, who: Who, waiter: Waiter) {
+    pub(crate) fn put_back(&mut self, who: ThrottleClass, waiter: Waiter) {
         self.queues[who as usize].push_front(waiter);
     }
 
-    pub(crate) fn take(&mut self, who: Who) -> Option<Waiter> {
+    pub(crate) fn take(&mut self, who: ThrottleClass) -> Option<Waiter> {
         self.queues[who as usize].pop_front()
     }
 
-    fn head(&self, who: Who) -> Option<&Waiter> {
+    fn head(&self, who: ThrottleClass) -> Option<&Waiter> {
         self.queues[who as usize].front()
     }
 
     /// Whose turn it is, and whether because it is overdue. Nobody's when the queue is empty or
     /// all have been tried.
-    pub(crate) fn next(&self, mode: Mode, now_ns: u64, tried: Tried) -> Option<(Who, bool)> {
+    pub(crate) fn next(
+        &self,
+        mode: Mode,
+        now_ns: u64,
+        tried: Tried,
+    ) -> Option<(ThrottleClass, bool)> {
         let write = match mode {
             Mode::Kernel if tried.writes_from.is_some() => None,
             Mode::Kernel => self.oldest().map(|who| (who, false)),
             Mode::Tail => self.most_urgent(now_ns, tried),
         };
-        let discard = self.count(Who::Discard) > 0 && !tried.discards;
-        write.or(discard.then_some((Who::Discard, false)))
+        let discard = self.count(ThrottleClass::Discard) > 0 && !tried.discards;
+        write.or(discard.then_some((ThrottleClass::Discard, false)))
     }
 
-    fn oldest(&self) -> Option<Who> {
+    fn oldest(&self) -> Option<ThrottleClass> {
         let queued = WRITES.iter().filter_map(|who| Some((self.head(*who)?.seq, *who)));
         queued.min().map(|(_, who)| who)
     }
 
-    fn most_urgent(&self, now_ns: u64, tried: Tried) -> Option<(Who, bool)> {
+    fn most_urgent(&self, now_ns: u64, tried: Tried) -> Option<(ThrottleClass, bool)> {
         let overdue = if tried.overdue { None } else { self.overdue(now_ns) };
-        let open = |who: &&Who| tried.writes_from.is_none_or(|from| **who < from);
+        let open = |who: &&ThrottleClass| tried.writes_from.is_none_or(|from| **who < from);
         let urgent = || WRITES.iter().filter(open).find(|who| self.count(**who) > 0);
         overdue.map(|who| (who, true)).or_else(|| urgent().map(|who| (*who, false)))
     }
 
     /// Of the kinds that have waited too long the one that has waited longest.
-    fn overdue(&self, now_ns: u64) -> Option<Who> {
+    fn overdue(&self, now_ns: u64) -> Option<ThrottleClass> {
         let late = WRITES.iter().filter(|who| self.is_late(**who, now_ns));
         late.filter_map(|who| Some((self.head(*who)?.seq, *who))).min().map(|(_, who)| who)
     }
 
     /// Whether the first of `who` has waited too long.
-    pub(crate) fn is_late(&self, who: Who, now_ns: u64) -> bool {
+    pub(crate) fn is_late(&self, who: ThrottleClass, now_ns: u64) -> bool {
         let is_long = |then_ns: u64, ns: u64| now_ns.saturating_sub(then_ns) >= ns;
         let nth = who as usize;
         let is_due = is_long(self.went_ns[nth], SHARE_NS) || self.passed[nth] >= SHARE_PASSED;
@@ -170,7 +180,7 @@ impl Waiting {
     }
 
     /// One of `who` goes, or a piece of it.
-    pub(crate) fn went(&mut self, who: Who, now_ns: u64) {
+    pub(crate) fn went(&mut self, who: ThrottleClass, now_ns: u64) {
         self.went_ns[who as usize] = now_ns;
         self.passed.iter_mut().for_each(|passed| *passed = passed.saturating_add(1));
         self.passed[who as usize] = 0;
@@ -193,7 +203,7 @@ mod tests {
     }
 
     /// The order in which a queue that was filled with `who` at the times empties.
-    fn order(mode: Mode, filled: &[(Who, u64)], now_ns: u64) -> Vec<usize> {
+    fn order(mode: Mode, filled: &[(ThrottleClass, u64)], now_ns: u64) -> Vec<usize> {
         let mut waiting = Waiting::default();
         for (nth, (who, at_ns)) in filled.iter().enumerate() {
             waiting.push(*who, work(nth), *at_ns);
@@ -210,8 +220,13 @@ mod tests {
         order
     }
 
-    const MIXED: [(Who, u64); 5] =
-        [(Who::Background, 0), (Who::Discard, 1), (Who::Normal, 2), (Who::Sync, 3), (Who::Sync, 4)];
+    const MIXED: [(ThrottleClass, u64); 5] = [
+        (ThrottleClass::Background, 0),
+        (ThrottleClass::Discard, 1),
+        (ThrottleClass::Normal, 2),
+        (ThrottleClass::Sync, 3),
+        (ThrottleClass::Sync, 4),
+    ];
 
     #[test]
     fn the_kernels_queue_is_first_come_first_served() {
@@ -223,7 +238,11 @@ mod tests {
     fn ours_is_by_urgency_until_somebody_is_overdue() {
         assert_eq!(order(Mode::Tail, &MIXED, 5), [3, 4, 2, 0, 1]);
         assert_eq!(order(Mode::Tail, &MIXED, OVERDUE_NS), [0, 3, 4, 2, 1]);
-        let two = [(Who::Background, 0), (Who::Background, 1), (Who::Normal, 2)];
+        let two = [
+            (ThrottleClass::Background, 0),
+            (ThrottleClass::Background, 1),
+            (ThrottleClass::Normal, 2),
+        ];
         assert_eq!(order(Mode::Tail, &two, OVERDUE_NS * 2), [0, 2, 1], "one at a time");
     }
 
@@ -232,19 +251,19 @@ mod tests {
     fn who_is_overdue_goes_after_so_many_others() {
         let mut waiting = Waiting::default();
         for nth in 0..3 {
-            waiting.push(Who::Background, work(nth), 0);
+            waiting.push(ThrottleClass::Background, work(nth), 0);
         }
         let now_ns = OVERDUE_NS;
-        waiting.push(Who::Sync, work(9), now_ns);
-        waiting.went(Who::Background, now_ns);
+        waiting.push(ThrottleClass::Sync, work(9), now_ns);
+        waiting.went(ThrottleClass::Background, now_ns);
         for passed in 1..=3 * SHARE_PASSED {
             let next = waiting.next(Mode::Tail, now_ns, Tried::default());
-            assert_eq!(next, Some((Who::Sync, false)), "{passed}");
-            waiting.went(Who::Sync, now_ns);
+            assert_eq!(next, Some((ThrottleClass::Sync, false)), "{passed}");
+            waiting.went(ThrottleClass::Sync, now_ns);
             if passed % SHARE_PASSED == 0 {
                 let next = waiting.next(Mode::Tail, now_ns, Tried::default());
-                assert_eq!(next, Some((Who::Background, true)));
-                waiting.went(Who::Background, now_ns);
+                assert_eq!(next, Some((ThrottleClass::Background, true)));
+                waiting.went(ThrottleClass::Background, now_ns);
             }
         }
     }
@@ -256,12 +275,18 @@ mod tests {
             waiting.push(who, work(0), at_ns);
         }
         let mut tried = Tried::default();
-        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((Who::Background, true)));
-        tried.in_vain(Who::Background, true);
-        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((Who::Sync, false)));
-        tried.in_vain(Who::Sync, false);
-        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((Who::Discard, false)));
-        tried.in_vain(Who::Discard, false);
+        assert_eq!(
+            waiting.next(Mode::Tail, OVERDUE_NS, tried),
+            Some((ThrottleClass::Background, true))
+        );
+        tried.in_vain(ThrottleClass::Background, true);
+        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((ThrottleClass::Sync, false)));
+        tried.in_vain(ThrottleClass::Sync, false);
+        assert_eq!(
+            waiting.next(Mode::Tail, OVERDUE_NS, tried),
+            Some((ThrottleClass::Discard, false))
+        );
+        tried.in_vain(ThrottleClass::Discard, false);
         assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), None);
         assert_eq!(waiting.next(Mode::Kernel, OVERDUE_NS, tried), None);
     }
@@ -269,8 +294,8 @@ mod tests {
     #[test]
     fn newcomers_queue_behind_those_as_urgent() {
         let mut waiting = Waiting::default();
-        waiting.push(Who::Normal, work(0), 0);
-        let behind = |mode| Who::ALL.map(|who| waiting.is_behind(mode, who));
+        waiting.push(ThrottleClass::Normal, work(0), 0);
+        let behind = |mode| ThrottleClass::ALL.map(|who| waiting.is_behind(mode, who));
         assert_eq!(behind(Mode::Tail), [false, true, true, false]);
         assert_eq!(behind(Mode::Kernel), [true, true, true, false]);
     }

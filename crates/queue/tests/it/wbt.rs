@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Base, Bio, BlockDevice, Buf, Bufs, Class, Flags, Limits, Nanos, Op, Sector};
-use policy::wbt::{Mode, Reads, Target};
+use policy::wbt::{LatencyHistogram, LatencyTarget, Mode};
 use queue::Leaf;
 use reactor::{FileId, now, read, sleep, spawn, write};
 use sim::model::{Flash, FlashParams};
@@ -196,7 +196,7 @@ fn throttled_writes_keep_the_contract_whatever_is_switched() {
 
 /// What 32 writers of 1 MiB each get in a second of virtual time beside a reader of 500 a second
 /// on a SATA SSD, and the reader's 99th percentile.
-fn reader_beside_writers(mode: Mode, target: Target) -> (u64, u64) {
+fn reader_beside_writers(mode: Mode, target: LatencyTarget) -> (u64, u64) {
     let world = World::calm(1);
     let capacity = Sector(1 << 20);
     let model = Box::new(Flash::new(FlashParams::sata()));
@@ -223,7 +223,7 @@ fn reader_beside_writers(mode: Mode, target: Target) -> (u64, u64) {
                 }
             });
         }
-        let times = Rc::new(RefCell::new(Reads::default()));
+        let times = Rc::new(RefCell::new(LatencyHistogram::default()));
         for nth in 0..1000 {
             let (leaf, times) = (leaf.clone(), times.clone());
             spawn(async move {
@@ -247,9 +247,9 @@ fn reader_beside_writers(mode: Mode, target: Target) -> (u64, u64) {
 
 #[test]
 fn reads_beside_writers_are_quick_and_the_writers_too() {
-    let (off_rate, off_ns) = reader_beside_writers(Mode::Tail, Target::Off);
-    let (kernel_rate, kernel_ns) = reader_beside_writers(Mode::Kernel, Target::Default);
-    let (rate, ns) = reader_beside_writers(Mode::Tail, Target::Default);
+    let (off_rate, off_ns) = reader_beside_writers(Mode::Tail, LatencyTarget::Off);
+    let (kernel_rate, kernel_ns) = reader_beside_writers(Mode::Kernel, LatencyTarget::Default);
+    let (rate, ns) = reader_beside_writers(Mode::Tail, LatencyTarget::Default);
     println!("off {off_rate} {off_ns}, kernel {kernel_rate} {kernel_ns}, tail {rate} {ns}");
     assert!(off_ns > 50 * MS, "the queue of the writers: {off_ns} ns");
     assert!(kernel_ns < off_ns / 4, "{kernel_ns} ns");
@@ -276,7 +276,7 @@ fn a_read_behind_reads_that_waited_for_a_write_does_not_count_as_clean() {
     let test = async move {
         let limits = Limits { queue_depth: 1, ..Limits::new(capacity) };
         let leaf = Rc::new(Leaf::new("stick", file, limits));
-        let clean = || leaf.wbt().report().facts.clean_read_ns;
+        let clean = || leaf.wbt().report().control.clean_read_ns;
         let get = || {
             let sent = read(&*leaf, Class::Foreground, Sector(0), Buf::zeroed(4096).into());
             async move { assert_eq!(sent.await, Ok(())) }

@@ -21,7 +21,7 @@
 //! - S4 A lone writer has ended when all of it is on the disk: `buffered` is flushed.
 mod run;
 
-use policy::wbt::{Control, Device, KernelControl, Mode, Qd1Rule, Shape};
+use policy::wbt::{Control, DeviceTraits, KernelControl, KernelParams, Mode, Qd1Rule};
 use sim::DiskSpec;
 use sim::model::{Flash, FlashParams, HddParams, Turnaround};
 
@@ -135,12 +135,12 @@ impl Throttling {
     }
 
     /// Its law, or `None` for off.
-    fn law(self, device: Device) -> Option<Control> {
+    fn law(self, device: DeviceTraits) -> Option<Control> {
         match self {
             Throttling::Off => None,
             Throttling::NoRule => {
-                let shape = Shape { qd1: Qd1Rule::None, ..Shape::default() };
-                Some(Control::Kernel(KernelControl::with_shape(device, shape)))
+                let params = KernelParams { qd1: Qd1Rule::None, ..KernelParams::default() };
+                Some(Control::Kernel(KernelControl::with_params(device, params)))
             }
             Throttling::Kernel => Some(Control::new(Mode::Kernel, device)),
             Throttling::Tail => Some(Control::new(Mode::Tail, device)),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Flags, Limits, Nanos, Op, Sector, Status, Target as _};
 use pagecache::{Config, PageCache};
-use policy::wbt::{Device, Target};
+use policy::wbt::{DeviceTraits, LatencyTarget};
 use queue::Leaf;
 use sim::{Ended, Machine, Rng, World};
 
@@ -37,7 +37,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     let max_io_bytes = u32::try_from(case.disk.request_bytes()).expect("a request is small");
     let limits = Limits { max_io_bytes, ..limits };
     let machine = Machine::boot(&world, 1);
-    let device = Device {
+    let device = DeviceTraits {
         queue_depth: limits.queue_depth,
         rotational: limits.rotational,
         volatile_cache: limits.volatile_cache,
@@ -45,8 +45,8 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     let leaf = machine.on(0, || {
         let leaf = Leaf::new(case.disk.key(), file, limits);
         match case.throttling.law(device) {
-            Some(law) => leaf.wbt().set_law(law),
-            None => leaf.wbt().set_target(Target::Off),
+            Some(law) => leaf.wbt().set_control(law),
+            None => leaf.wbt().set_target(LatencyTarget::Off),
         }
         Rc::new(leaf)
     });
@@ -113,7 +113,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         write_bytes: lone_bytes.map_or(job.written.get().unwrap_or(0), |_| job.disk_bytes()),
         waits: report.waits,
         splits: report.splits,
-        probes: report.facts.probes,
+        probes: report.control.probes,
         samples: job.samples.take(),
         ..Outcome::default()
     };

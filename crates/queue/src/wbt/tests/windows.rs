@@ -86,7 +86,7 @@ async fn clean_reads(beside: Option<Op>) -> bool {
     }
     send(Op::Write).await.unwrap();
     sleep(Nanos::from_millis(300)).await;
-    leaf.wbt().report().facts.clean_read_ns.is_some()
+    leaf.wbt().report().control.clean_read_ns.is_some()
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn reads_are_clean_again_when_the_others_have_ended() {
         }
         write(&*leaf, Flags::empty(), Class::Normal, Sector(0), data(BLOCK)).await.unwrap();
         sleep(Nanos::from_millis(300)).await;
-        assert!(leaf.wbt().report().facts.clean_read_ns.is_some());
+        assert!(leaf.wbt().report().control.clean_read_ns.is_some());
     });
 }
 
@@ -214,7 +214,7 @@ fn a_read_is_not_clean_if_a_write_comes_and_goes_while_it_is_in_flight() {
         }
         assert_eq!(ends.ok.get(), 40);
         sleep(Nanos::from_millis(300)).await;
-        assert_eq!(leaf.wbt().report().facts.clean_read_ns, None);
+        assert_eq!(leaf.wbt().report().control.clean_read_ns, None);
         check_idle(&leaf);
     });
 }

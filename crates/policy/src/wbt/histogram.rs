@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reads: how long the requests of one window took, as counts by length.
+//! A histogram of the latencies of one window.
 //!
-//! The buckets are log-linear: sixteen to each doubling, so a percentile is at most a sixteenth too
-//! long, from a microsecond to a minute.
+//! The buckets are log-linear, sixteen per power of two: a percentile is at most 1/16 too long,
+//! from a microsecond to a minute.
 use std::fmt;
 
-/// Buckets to each doubling.
+/// Buckets per power of two.
 const PER_OCTAVE: usize = 16;
 /// log2 of [`PER_OCTAVE`].
 const OCTAVE_BITS: u32 = 4;
-/// Lengths below 2^10 ns share the first bucket.
+/// Latencies below 2^10 ns share the first bucket.
 const FIRST_BITS: u32 = 10;
-/// Lengths from 2^36 ns (69 s) on share the last bucket.
+/// Latencies of 2^36 ns (69 s) and more share the last bucket.
 const LAST_BITS: u32 = 36;
 
 /// Number of buckets.
 pub const BUCKETS: usize = (LAST_BITS - FIRST_BITS) as usize * PER_OCTAVE + 2;
 
-/// The bucket of a length.
+/// The bucket of a latency.
 pub fn bucket_of(ns: u64) -> usize {
     if ns < 1 << FIRST_BITS {
         return 0;
@@ -30,7 +30,7 @@ pub fn bucket_of(ns: u64) -> usize {
     1 + (octave - FIRST_BITS) as usize * PER_OCTAVE + within
 }
 
-/// The shortest length that is longer than all of a bucket. The last has none.
+/// The end of a bucket's range, exclusive; `u64::MAX` for the last one.
 pub fn bucket_end_ns(bucket: usize) -> u64 {
     if bucket == 0 {
         return 1 << FIRST_BITS;
@@ -42,9 +42,9 @@ pub fn bucket_end_ns(bucket: usize) -> u64 {
     ((PER_OCTAVE + within + 1) as u64) << (octave as u32 + FIRST_BITS - OCTAVE_BITS)
 }
 
-/// Lengths of requests.
+/// Latencies, counted by bucket.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Reads {
+pub struct LatencyHistogram {
     count: u64,
     sum_ns: u64,
     min_ns: u64,
@@ -52,44 +52,44 @@ pub struct Reads {
     buckets: [u32; BUCKETS],
 }
 
-impl Default for Reads {
-    fn default() -> Reads {
-        Reads { count: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0, buckets: [0; BUCKETS] }
+impl Default for LatencyHistogram {
+    fn default() -> LatencyHistogram {
+        LatencyHistogram { count: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0, buckets: [0; BUCKETS] }
     }
 }
 
-impl Reads {
-    /// Counts one that took `ns`.
+impl LatencyHistogram {
+    /// Counts one request that took `ns`.
     pub fn record(&mut self, ns: u64) {
         self.add(bucket_of(ns), 1, ns);
-        self.bound(ns, ns);
+        self.extend_range(ns, ns);
     }
 
-    /// Counts `count` of one bucket that took `sum_ns` together. Whoever counts so tells
-    /// [`Reads::bound`], too.
+    /// Counts `count` requests of one bucket that took `sum_ns` together. The caller must also call
+    /// [`LatencyHistogram::extend_range`].
     pub fn add(&mut self, bucket: usize, count: u32, sum_ns: u64) {
         self.count += u64::from(count);
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
         self.buckets[bucket] = self.buckets[bucket].saturating_add(count);
     }
 
-    /// All took at least `min_ns` and at most `max_ns`.
-    pub fn bound(&mut self, min_ns: u64, max_ns: u64) {
+    /// Extends the range of latencies to `min_ns` and `max_ns`.
+    pub fn extend_range(&mut self, min_ns: u64, max_ns: u64) {
         self.min_ns = self.min_ns.min(min_ns);
         self.max_ns = self.max_ns.max(max_ns);
     }
 
-    /// Counts all of `other`, too.
-    pub fn merge(&mut self, other: &Reads) {
+    /// Adds the counts of `other`.
+    pub fn merge(&mut self, other: &LatencyHistogram) {
         self.count += other.count;
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
-        self.bound(other.min_ns, other.max_ns);
+        self.extend_range(other.min_ns, other.max_ns);
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine = mine.saturating_add(*theirs);
         }
     }
 
-    /// Forgets half of all, so that newer ones weigh more.
+    /// Halves all counts, so that newer requests weigh more.
     pub fn halve(&mut self) {
         self.count = 0;
         for bucket in &mut self.buckets {
@@ -104,25 +104,25 @@ impl Reads {
         self.count
     }
 
-    /// The shortest; nothing without requests.
+    /// The shortest; `None` without requests.
     pub fn min_ns(&self) -> Option<u64> {
         (self.count > 0).then_some(self.min_ns)
     }
 
-    /// The longest; nothing without requests.
+    /// The longest; `None` without requests.
     pub fn max_ns(&self) -> Option<u64> {
         (self.count > 0).then_some(self.max_ns)
     }
 
-    /// The mean; nothing without requests.
+    /// The mean; `None` without requests.
     pub fn mean_ns(&self) -> Option<u64> {
         self.sum_ns.checked_div(self.count)
     }
 
-    /// The length that `per_mille` of a thousand do not exceed, up to a sixteenth too long; nothing
-    /// without requests. With few requests that is the longest.
+    /// The latency that `per_mille` of a thousand requests do not exceed, at most 1/16 too long;
+    /// `None` without requests. With few requests it is the longest.
     pub fn percentile_ns(&self, per_mille: u64) -> Option<u64> {
-        // Rounded up: of ten requests the 99th percentile is the longest.
+        // Rounded up: the 99th percentile of ten requests is the longest.
         let rank = (self.count * per_mille.min(1000)).div_ceil(1000).max(1);
         let mut seen = 0;
         for (bucket, count) in self.buckets.iter().enumerate() {
@@ -135,10 +135,10 @@ impl Reads {
     }
 }
 
-impl fmt::Debug for Reads {
+impl fmt::Debug for LatencyHistogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (min, max) = (self.min_ns(), self.max_ns());
-        write!(f, "Reads({} of {min:?} to {max:?} ns)", self.count)
+        write!(f, "LatencyHistogram({} of {min:?} to {max:?} ns)", self.count)
     }
 }
 
@@ -149,15 +149,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_known_of_no_requests() {
-        let reads = Reads::default();
+    fn without_requests_there_are_no_figures() {
+        let reads = LatencyHistogram::default();
         assert_eq!(reads.percentile_ns(990), None);
         assert_eq!((reads.min_ns(), reads.max_ns(), reads.mean_ns()), (None, None, None));
     }
 
     #[test]
     fn the_tail_of_few_requests_is_the_longest() {
-        let mut reads = Reads::default();
+        let mut reads = LatencyHistogram::default();
         for ns in [100_000, 110_000, 5_000_000] {
             reads.record(ns);
         }
@@ -178,22 +178,23 @@ mod tests {
             mut all in prop::collection::vec(1_000_u64..50_000_000_000, 1..200),
             per_mille in 1_u64..=1000,
         ) {
-            let mut reads = Reads::default();
+            let mut reads = LatencyHistogram::default();
             all.iter().for_each(|ns| reads.record(*ns));
             all.sort_unstable();
             let rank = (all.len() as u64 * per_mille).div_ceil(1000);
             let exact = all[usize::try_from(rank).unwrap() - 1];
-            let told = reads.percentile_ns(per_mille).unwrap();
+            let found = reads.percentile_ns(per_mille).unwrap();
             let longest = exact.max(1 << 10) + exact / 16;
-            prop_assert!(told >= exact && told <= longest, "{told} {exact}");
+            prop_assert!(found >= exact && found <= longest, "{found} {exact}");
         }
 
         #[test]
-        fn merged_is_as_if_counted_together(
+        fn merging_equals_counting_together(
             a in prop::collection::vec(0_u64..1 << 37, 0..50),
             b in prop::collection::vec(0_u64..1 << 37, 0..50),
         ) {
-            let (mut left, mut right, mut both) = <(Reads, Reads, Reads)>::default();
+            let mut left = LatencyHistogram::default();
+            let (mut right, mut both) = (left.clone(), left.clone());
             a.iter().for_each(|ns| left.record(*ns));
             b.iter().for_each(|ns| right.record(*ns));
             a.iter().chain(&b).for_each(|ns| both.record(*ns));

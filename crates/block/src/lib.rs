@@ -30,6 +30,7 @@ mod ram;
 mod status;
 mod suggest;
 mod units;
+pub mod value;
 
 pub use below::{Below, Role, Unsaved};
 pub use bio::{Bio, Class, Flags, Op, Opener};

@@ -10,7 +10,7 @@ impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "size `{}`: a number of bytes, or with K, M, G, T, P (also KiB, MiB, ...: powers of \
+            "size `{}`: a number of bytes, or with K, M, G, T, P, E (also KiB, MiB, ...: powers of \
              1024) or s (sectors of 512 bytes), below 8 EiB",
             self.0
         )
@@ -20,22 +20,8 @@ impl std::error::Error for SizeError {}
 
 /// Reads a size and returns it in bytes. All units are powers of 1024, but `s`, which is 512.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
-    let wrong = || SizeError(text.to_string());
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "s" => 9,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        "t" | "tib" => 40,
-        "p" | "pib" => 50,
-        _ => return Err(wrong()),
-    };
-    let bytes = number.checked_mul(1 << shift).ok_or_else(wrong)?;
-    if bytes >> 63 == 0 { Ok(bytes) } else { Err(wrong()) }
+    let below_8_eib = block::value::size(text).filter(|bytes| bytes >> 63 == 0);
+    below_8_eib.ok_or_else(|| SizeError(text.to_string()))
 }
 
 #[cfg(test)]

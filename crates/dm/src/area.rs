@@ -6,7 +6,7 @@ use std::rc::Rc;
 use block::{Below, Bio, BlockDevice, Error, Limits, Op, Role, Sector};
 
 use crate::context::Context;
-use crate::table::{decimal, quote};
+use crate::table::quote;
 
 /// A run of sectors of a component device, opened and checked against its size.
 #[derive(Clone)]
@@ -85,7 +85,7 @@ pub(crate) fn number<T: std::str::FromStr>(
     let Some(word) = args.get(at) else {
         return Err(Error::invalid(format!("{wrong}: argument {} is missing", at + 1)));
     };
-    decimal(word).ok_or_else(|| {
+    block::value::digits(word).ok_or_else(|| {
         Error::invalid(format!("{wrong}: argument {} is `{word}`, must be {allowed}", at + 1))
     })
 }

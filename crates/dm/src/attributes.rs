@@ -159,12 +159,10 @@ impl Dm {
     }
 
     fn set_own(&self, device: Rc<MappedDevice>, attribute: &str, value: &str) -> Result<(), Error> {
-        match (attribute, value.trim()) {
-            (MAPPING, _) => device.set_mapping(value.parse()?),
-            (IOSTATS, on @ ("0" | "1")) => device.account.set_on(on == "1"),
-            (IOSTATS, _) => {
-                return Err(Error::invalid(format!("{IOSTATS}: `{value}` must be 0 or 1")));
-            }
+        let value = value.trim();
+        match attribute {
+            MAPPING => device.set_mapping(value.parse()?),
+            IOSTATS => device.account.set_on(block::value::boolean(IOSTATS, value)?),
             _ => {
                 let e = format!("attribute `{attribute}` is read-only");
                 return Err(Error::new(ErrorKind::Denied, e));

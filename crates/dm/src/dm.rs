@@ -116,7 +116,7 @@ impl Dm {
         let word = word.strip_prefix("/dev/").unwrap_or(word);
         let major = format!("{MAJOR}:");
         let minor = word.strip_prefix("dm-").or_else(|| word.strip_prefix(&major))?;
-        let minor: u32 = table::decimal(minor)?;
+        let minor: u32 = block::value::digits(minor)?;
         self.devices.borrow().values().find(|d| d.minor == minor).cloned()
     }
 

@@ -36,10 +36,10 @@ impl FromStr for Mapping {
     type Err = Error;
 
     fn from_str(word: &str) -> Result<Mapping, Error> {
-        let found = Mapping::WORDS.iter().find(|(w, _)| *w == word.trim());
-        found.map(|(_, m)| *m).ok_or_else(|| {
-            Error::invalid(format!("mapping: `{word}` must be one of in-place, clone"))
-        })
+        let words = Mapping::WORDS.map(|(word, _)| word);
+        let word = block::value::choice("mapping", word.trim(), &words)?;
+        let found = Mapping::WORDS.iter().find(|(w, _)| *w == word);
+        Ok(found.expect("one of these words").1)
     }
 }
 

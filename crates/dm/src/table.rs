@@ -10,6 +10,7 @@
 //!   │    └ length in sectors
 //!   └ first sector: where the line before ended
 //! ```
+use block::value::digits;
 use block::{Error, Sector};
 
 /// Largest device, in sectors: offsets in bytes fit a signed 64-bit number (the kernel's `loff_t`).
@@ -69,7 +70,7 @@ fn parse_line(raw: &str, line_no: usize) -> Result<Line, Error> {
 }
 
 fn sectors(word: &str, what: &str) -> Result<Sector, Error> {
-    let number = decimal(word).ok_or_else(|| {
+    let number = digits(word).ok_or_else(|| {
         let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
         let allowed = match digits {
             true => format!("too large: at most {SECTORS_MAX} sectors are allowed"),
@@ -78,12 +79,6 @@ fn sectors(word: &str, what: &str) -> Result<Sector, Error> {
         Error::invalid(format!("invalid {what} `{word}`: {allowed}"))
     })?;
     Ok(Sector(number))
-}
-
-/// A decimal number of digits only (`FromStr` would take a sign).
-pub(crate) fn decimal<T: std::str::FromStr>(word: &str) -> Option<T> {
-    let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
-    if digits { word.parse().ok() } else { None }
 }
 
 fn check_place(line: &Line, next: Sector) -> Result<(), Error> {

@@ -1,27 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Values of options with units.
 use block::Nanos;
+use block::value::TimeUnit;
+
+/// The longest time: a thousand days.
+const TIME_MAX: Nanos = Nanos::from_secs(86_400_000);
 
 /// A time as people write it: `10s`, `500ms`, `2m`; a bare number is seconds.
 pub(crate) fn time(text: &str) -> Result<Nanos, String> {
-    let digits = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
-    let (number, unit) = text.split_at(digits);
-    let number: f64 = number.parse().unwrap_or(0.0);
-    let scale = match unit {
-        "us" => 1e3,
-        "ms" => 1e6,
-        "" | "s" => 1e9,
-        "m" => 60e9,
-        "h" => 3600e9,
-        _ => 0.0,
-    };
-    let ns = number * scale;
-    // A thousand days.
-    if !(1.0..=86_400e12).contains(&ns) {
-        return Err("a positive number with us, ms, s, m or h is allowed".into());
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    Ok(Nanos(ns as u64))
+    let time = block::value::time(text, TimeUnit::Second.one());
+    let within = time.filter(|time| (1..=TIME_MAX.0).contains(&time.0));
+    within.ok_or_else(|| "a positive number with us, ms, s, m or h is allowed".to_owned())
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@
 //! - PC-CF3 A value that is refused changes nothing.
 use std::cell::Cell;
 
-use block::{Error, PAGE};
+use block::value::{TimeUnit, choice, number, refused, seconds_text, size, time, time_in};
+use block::{Error, Nanos, PAGE};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
 
 use crate::iomap::MapBlocks;
 use crate::mutation::Mutation;
-use crate::value::{bytes, millis, number, refused, show_millis};
 
 /// Memory of a cache unless the table says otherwise: 256 MiB. Chosen.
 const MEMORY_DEFAULT: u64 = 256 << 20;
@@ -138,18 +138,18 @@ impl Config {
             )));
         }
         let mut words = words.iter().copied();
-        while let Some(option) = words.next() {
-            if !OPTIONS.contains(&option) {
-                let hint = block::name_hint(option, &OPTIONS);
-                return Err(Error::invalid(format!("unknown option `{option}`: {hint}")));
-            }
+        while let Some(word) = words.next() {
+            let Some(&option) = OPTIONS.iter().find(|name| name.eq_ignore_ascii_case(word)) else {
+                let hint = block::name_hint(word, &OPTIONS);
+                return Err(Error::invalid(format!("unknown option `{word}`: {hint}")));
+            };
             let missing = || Error::invalid(format!("{option} has no value"));
             let value = words.next().ok_or_else(missing)?;
             match option {
                 "memory" => {
                     let what = "8M to 1T, in whole pages of 4096 bytes,";
                     let range = MEMORY_MIN..=MEMORY_MAX;
-                    config.memory_bytes = bytes(value)
+                    config.memory_bytes = size(value)
                         .filter(|b| range.contains(b) && b.is_multiple_of(PAGE as u64))
                         .ok_or_else(|| refused(option, value, what))?;
                 }
@@ -173,24 +173,24 @@ impl Config {
             "dirty_seconds" => self.dirty.set_ms(limit_ms(option, value)?),
             "dirty_background_seconds" => self.background.set_ms(limit_ms(option, value)?),
             "dirty_expire_centisecs" => {
-                self.dirty_expire_centisecs.set(number(option, value, 0..=u32::MAX)?);
+                self.dirty_expire_centisecs.set(centisecs(option, value)?);
             }
             "dirty_writeback_centisecs" => {
-                self.dirty_writeback_centisecs.set(number(option, value, 0..=u32::MAX)?);
+                self.dirty_writeback_centisecs.set(centisecs(option, value)?);
             }
             "read_ahead_kb" => {
                 let kb = number(option, value, 0..=READ_AHEAD_KB_MAX)?;
                 self.read_ahead_kb.set(kb - kb % PAGE_KB); // As the kernel.
             }
             "map_blocks" => {
-                let refused = |_| refused(option, value, "multi or single");
-                self.map_blocks.set(value.parse().map_err(refused)?);
+                let word = choice(option, value, &["multi", "single"])?;
+                self.map_blocks.set(word.parse().expect("one of the two"));
             }
             "ioend_bytes" => {
                 let page = PAGE as u64;
                 let range = page..=u64::from(IOEND_BYTES_MAX);
                 let what = "4096 to 67108864 (64M), in whole pages of 4096 bytes,";
-                let bytes = bytes(value)
+                let bytes = size(value)
                     .filter(|b| range.contains(b) && b.is_multiple_of(page))
                     .ok_or_else(|| refused(option, value, what))?;
                 self.ioend_bytes.set(u32::try_from(bytes).expect("at most 64 MiB"));
@@ -206,8 +206,8 @@ impl Config {
             "memory" => self.memory_bytes.to_string(),
             "dirty_bytes" => self.dirty.bytes.get().to_string(),
             "dirty_background_bytes" => self.background.bytes.get().to_string(),
-            "dirty_seconds" => show_millis(self.dirty.ms.get()),
-            "dirty_background_seconds" => show_millis(self.background.ms.get()),
+            "dirty_seconds" => seconds(&self.dirty),
+            "dirty_background_seconds" => seconds(&self.background),
             "dirty_expire_centisecs" => self.dirty_expire_centisecs.get().to_string(),
             "dirty_writeback_centisecs" => self.dirty_writeback_centisecs.get().to_string(),
             "read_ahead_kb" => self.read_ahead_kb.get().to_string(),
@@ -254,20 +254,32 @@ impl Config {
     }
 }
 
+fn seconds(limit: &Twins) -> String {
+    seconds_text(Nanos::from_millis(limit.ms.get().into()))
+}
+
 fn is_twin(option: &str) -> bool {
     option.ends_with("_bytes") || option.ends_with("_seconds")
 }
 
 fn limit_bytes(option: &str, value: &str, min: u64) -> Result<u64, Error> {
     let what = format!("0 (by seconds), or {min} to {DIRTY_BYTES_MAX} bytes");
-    bytes(value)
+    size(value)
         .filter(|b| *b == 0 || (min..=DIRTY_BYTES_MAX).contains(b))
         .ok_or_else(|| refused(option, value, &what))
 }
 
+fn centisecs(option: &str, value: &str) -> Result<u32, Error> {
+    let count = time_in(option, value, TimeUnit::Centisecond, 0..=u32::MAX.into())?;
+    Ok(u32::try_from(count).expect("within the range above"))
+}
+
 fn limit_ms(option: &str, value: &str) -> Result<u32, Error> {
-    let ms = millis(value).and_then(|ms| u32::try_from(ms).ok());
-    ms.filter(|ms| (1..=MS_MAX).contains(ms))
+    let ms = Nanos::from_millis(1).0;
+    let whole = time(value, TimeUnit::Second.one()).filter(|time| time.0.is_multiple_of(ms));
+    whole
+        .and_then(|time| u32::try_from(time.0 / ms).ok())
+        .filter(|ms| (1..=MS_MAX).contains(ms))
         .ok_or_else(|| refused(option, value, "0.001 to 3600 seconds"))
 }
 

@@ -31,6 +31,11 @@ fn a_line_comes_back_as_it_was_without_what_is_the_default() {
         ("4 dirty_bytes 1M dirty_seconds 3", "/dev/x 2 dirty_seconds 3"),
         ("4 dirty_bytes 1M dirty_bytes 0", "/dev/x"),
         ("2 read_ahead_kb 7", "/dev/x 2 read_ahead_kb 4"),
+        // Names and words in any case; every suffix of a size and of a time.
+        ("2 MEMORY 64MiB", "/dev/x 2 memory 67108864"),
+        ("4 Map_Blocks Single ioend_bytes 16s", "/dev/x 4 map_blocks single ioend_bytes 8192"),
+        ("2 dirty_seconds 250ms", "/dev/x 2 dirty_seconds 0.25"),
+        ("2 dirty_expire_centisecs 1m", "/dev/x 2 dirty_expire_centisecs 6000"),
     ];
     for (line, shown) in table {
         let config = parse(line).unwrap();
@@ -54,7 +59,7 @@ fn what_is_refused_is_named_with_what_is_allowed() {
         ("2 dirty_background_bytes -1", "dirty_background_bytes: `-1`: 0 (by seconds), or 1 to"),
         ("2 dirty_seconds 0", "dirty_seconds: `0`: 0.001 to 3600 seconds is allowed"),
         ("2 dirty_seconds 3600.1", "dirty_seconds: `3600.1`: 0.001 to 3600 seconds"),
-        ("2 dirty_expire_centisecs 4294967296", "dirty_expire_centisecs: `4294967296`: a number"),
+        ("2 dirty_expire_centisecs 4294967296", "dirty_expire_centisecs: `4294967296`: 0 to 429"),
         ("2 read_ahead_kb 65537", "read_ahead_kb: `65537`: a number from 0 to 65536 is allowed"),
         ("2 map_blocks many", "map_blocks: `many`: multi or single is allowed"),
         ("2 ioend_bytes 5000", "ioend_bytes: `5000`: 4096 to 67108864 (64M), in whole pages"),

@@ -50,7 +50,6 @@ mod status;
 mod target;
 #[cfg(test)]
 mod testing;
-mod value;
 mod write;
 mod writeback;
 

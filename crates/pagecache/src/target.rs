@@ -110,7 +110,7 @@ impl Target for PageCache {
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
-        Box::pin(async move { self.set(&name, &value) })
+        Box::pin(async move { self.set(&name, value.trim()) })
     }
 }
 

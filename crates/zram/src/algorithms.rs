@@ -15,11 +15,11 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use block::Error;
+use block::value::{number, signed};
 
 use crate::codec::{self, Algorithm, Params};
 use crate::codecs::{Algorithms, PRIORITIES};
 use crate::command::secondary;
-use crate::value::{number, signed};
 
 /// Largest dictionary. More is never worth it for pages of 4 KiB: lz4 looks back 64 KiB only, and
 /// zstd is trained to about 100 KiB.
@@ -135,7 +135,7 @@ impl Choice {
             match pair? {
                 ("priority", p) => {
                     let max = PRIORITIES as u64 - 1;
-                    let p = number("algorithm_params: priority", p, 0, max)?;
+                    let p = number("algorithm_params: priority", p, 0..=max)?;
                     priority = Some(usize::try_from(p).expect("at most 3"));
                 }
                 ("algo", name) => algo = Some(Algorithm::parse(name)?),

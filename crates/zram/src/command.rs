@@ -15,13 +15,13 @@
 //!   once.
 use std::ops::Range;
 
+use block::value::{TimeUnit, number, time_in};
 use block::{Error, ErrorKind};
 
 use crate::codec::Algorithm;
 use crate::codecs::{Algorithms, PRIORITIES};
 use crate::layout::Layout;
 use crate::slot::{Flags, Slot};
-use crate::value::{number, number_u32};
 
 /// Slots by what is known of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl Writeback {
 }
 
 fn digits(word: &str, text: &str) -> Result<u64, Error> {
-    number(&format!("writeback: `{word}`"), text, 0, u64::MAX)
+    number(&format!("writeback: `{word}`"), text, 0..=u64::MAX)
 }
 
 fn within(word: &str, index: u64, slots: u64) -> Result<(), Error> {
@@ -259,10 +259,10 @@ impl Recompress {
                 }
                 "threshold" => {
                     let what = "recompress: threshold";
-                    threshold = number_u32(what, value, 1, huge_bytes.saturating_sub(1))?;
+                    threshold = number(what, value, 1..=huge_bytes.saturating_sub(1))?;
                 }
                 "max_pages" => {
-                    max_pages = number("recompress: max_pages", value, 1, u64::MAX)?;
+                    max_pages = number("recompress: max_pages", value, 1..=u64::MAX)?;
                 }
                 "algo" => algo = Some(Algorithm::parse(value)?),
                 "priority" => priority = Some(secondary("recompress: priority", value)?),
@@ -281,7 +281,7 @@ impl Recompress {
 
 /// The priority of an algorithm of recompression.
 pub(crate) fn secondary(what: &str, text: &str) -> Result<u8, Error> {
-    let priority = number(what, text, 1, PRIORITIES as u64 - 1)?;
+    let priority = number(what, text, 1..=PRIORITIES as u64 - 1)?;
     Ok(u8::try_from(priority).expect("at most 3"))
 }
 
@@ -342,11 +342,9 @@ impl Idle {
         if text.trim() == "all" {
             return Ok(Idle::All);
         }
-        let age = number_u32("idle", text.trim(), 0, u32::MAX).map_err(|_| {
-            Error::invalid(format!(
-                "idle: `{}`: `all` or an age in seconds is allowed",
-                text.trim()
-            ))
+        let age = time_in("idle", text.trim(), TimeUnit::Second, 0..=u32::MAX.into());
+        let age = age.ok().and_then(|age| u32::try_from(age).ok()).ok_or_else(|| {
+            block::value::refused("idle", text.trim(), "`all` or an age in seconds")
         })?;
         Ok(Idle::Age(age))
     }

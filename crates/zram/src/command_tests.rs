@@ -155,8 +155,10 @@ fn recompress_refuses_what_it_can_not_do() {
 #[test]
 fn idle_takes_all_or_an_age() {
     assert_eq!(Idle::parse("all\n").unwrap(), Idle::All);
-    assert_eq!(Idle::parse("3600").unwrap(), Idle::Age(3600));
-    for text in ["", "bogus", "all 5", "-1", "5s", "4294967296"] {
+    for text in ["3600", "3600s", "60m", "1h"] {
+        assert_eq!(Idle::parse(text).unwrap(), Idle::Age(3600), "{text}");
+    }
+    for text in ["", "bogus", "all 5", "-1", "5x", "4294967296"] {
         assert_eq!(Idle::parse(text).unwrap_err().kind(), ErrorKind::Invalid, "{text}");
     }
 }

@@ -5,6 +5,7 @@
 //! Invariants
 //! - ZR-CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
 //! - ZR-CF2 A config that was parsed, or has been checked, is one that a device can be made of.
+use block::value::{TimeUnit, boolean, bytes, choice, number, page_bytes, time_in};
 use block::{Error, Sector};
 use policy::{IdleOrder, IdleRules};
 
@@ -14,7 +15,6 @@ use crate::codecs::Algorithms;
 use crate::layout::PAGE_SECTORS;
 use crate::mutation::Mutation;
 use crate::shared::{BATCH_PAGES, INFLIGHT};
-use crate::value::{boolean, bytes, number, number_u32, page_bytes};
 
 /// Largest device: 16 TiB, whose table of slots takes 64 GiB.
 pub const SECTORS_MAX: Sector = Sector(1 << 35);
@@ -119,14 +119,14 @@ impl Config {
         let mut packed = None;
         let mut limit = None;
         let mut words = words.iter().copied();
-        while let Some(option) = words.next() {
+        while let Some(word) = words.next() {
+            let Some(&option) = OPTIONS.iter().find(|name| name.eq_ignore_ascii_case(word)) else {
+                let hint = block::name_hint(word, &OPTIONS);
+                return Err(Error::invalid(format!("unknown option `{word}`: {hint}")));
+            };
             if option == "persist" {
                 self.persist = true;
                 continue;
-            }
-            if !OPTIONS.contains(&option) {
-                let hint = block::name_hint(option, &OPTIONS);
-                return Err(Error::invalid(format!("unknown option `{option}`: {hint}")));
             }
             let missing = || Error::invalid(format!("{option} has no value"));
             let value = words.next().ok_or_else(missing)?;
@@ -166,17 +166,19 @@ impl Config {
             "mem_limit" => self.mem_limit = page_bytes(option, value)?,
             "compressed_writeback" => self.compressed_writeback = boolean(option, value)?,
             "writeback_batch_size" => {
-                self.writeback_batch_size = number_u32(option, value, 1, BATCH_PAGES_MAX)?;
+                self.writeback_batch_size = number(option, value, 1..=BATCH_PAGES_MAX)?;
             }
             "writeback_inflight" => {
-                self.writeback_inflight = number_u32(option, value, 1, INFLIGHT_MAX)?;
+                self.writeback_inflight = number(option, value, 1..=INFLIGHT_MAX)?;
             }
-            "writeback_limit" => self.writeback_limit = number(option, value, 0, u64::MAX)?,
+            "writeback_limit" => self.writeback_limit = number(option, value, 0..=u64::MAX)?,
             "writeback_limit_enable" => {
-                self.writeback_limit_enable = number(option, value, 0, u64::MAX)? != 0;
+                // As in the kernel any number but 0 is on.
+                let by_number = number(option, value, 0..=u64::MAX).map(|n| n != 0);
+                self.writeback_limit_enable = by_number.or_else(|_| boolean(option, value))?;
             }
             "shards" => {
-                let shards = number_u32(option, value, 0, SHARDS_MAX)?;
+                let shards = number(option, value, 0..=SHARDS_MAX)?;
                 self.shards = Some(shards).filter(|s| *s > 0);
             }
             _ => set_auto(&mut self.auto, option, value)?,
@@ -304,8 +306,8 @@ pub(crate) fn limit_pages(bytes: u64) -> u64 {
 pub(crate) fn set_auto(rules: &mut IdleRules, option: &str, value: &str) -> Result<(), Error> {
     match option {
         "auto_writeback_idle" => {
-            let secs = number_u32(option, value, 0, u32::MAX)?;
-            rules.idle_secs = Some(secs).filter(|s| *s > 0);
+            let secs = time_in(option, value, TimeUnit::Second, 0..=u32::MAX.into())?;
+            rules.idle_secs = u32::try_from(secs).ok().filter(|s| *s > 0);
         }
         "auto_writeback_watermark" => {
             rules.watermark_bytes = Some(bytes(option, value)?).filter(|b| *b > 0);
@@ -314,13 +316,9 @@ pub(crate) fn set_auto(rules: &mut IdleRules, option: &str, value: &str) -> Resu
             rules.budget_bytes = Some(bytes(option, value)?).filter(|b| *b > 0);
         }
         "auto_writeback_order" => {
-            rules.order = match value {
+            rules.order = match choice(option, value, &["huge", "coldest"])? {
                 "huge" => IdleOrder::HugeFirst,
-                "coldest" => IdleOrder::ColdestFirst,
-                _ => {
-                    let e = format!("{option}: `{value}`: huge or coldest is allowed");
-                    return Err(Error::invalid(e));
-                }
+                _ => IdleOrder::ColdestFirst,
             };
         }
         _ => return Err(Error::not_found(format!("zram: no option `{option}`"))),
@@ -342,7 +340,7 @@ pub(crate) fn show_auto(rules: &IdleRules, option: &str) -> String {
 }
 
 fn counted(count_word: &str, words: &[&str]) -> Result<(), Error> {
-    let count = number("#opt_args", count_word, 0, OPT_ARGS_MAX as u64)?;
+    let count = number("#opt_args", count_word, 0..=OPT_ARGS_MAX as u64)?;
     if count == words.len() as u64 {
         return Ok(());
     }

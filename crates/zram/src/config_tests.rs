@@ -157,6 +157,24 @@ fn a_device_is_whole_pages_and_not_larger_than_its_slots_can_count() {
     assert!(Config::parse(&["lz4"], SECTORS_MAX, &NoFiles).is_ok());
 }
 
+#[test]
+fn names_and_values_are_taken_as_every_target_takes_them() {
+    let table = [
+        ("lz4 2 MEM_LIMIT 64MiB", "lz4 2 mem_limit 67108864"),
+        ("lz4 3 PERSIST backing_dev b", "lz4 3 backing_dev b persist"),
+        ("lz4 2 writeback_limit_enable yes", "lz4 2 writeback_limit_enable 1"),
+        ("lz4 2 writeback_limit_enable 7", "lz4 2 writeback_limit_enable 1"),
+        (
+            "lz4 4 backing_dev b auto_writeback_idle 5m",
+            "lz4 4 backing_dev b auto_writeback_idle 300",
+        ),
+        ("lz4 2 auto_writeback_order Coldest", "lz4 2 auto_writeback_order coldest"),
+    ];
+    for (line, shown) in table {
+        assert_eq!(parse(line).unwrap().table(), shown, "{line}");
+    }
+}
+
 /// Splits a table line as the device mapper does.
 fn split(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use block::value::{number, page_bytes};
 use block::{BlockDevice, Error, ErrorKind};
 use reactor::yield_now;
 
@@ -19,7 +20,6 @@ use crate::shared::{Shared, Totals};
 use crate::status::auto_stat;
 use crate::store::OBJECT_BYTES_MAX;
 use crate::target::Zram;
-use crate::value::{number, page_bytes};
 use crate::writeback::Outcome;
 
 /// Bytes of a line of `block_state`, about.
@@ -90,7 +90,7 @@ impl Zram {
             "compact" => self.compact().await,
             "reset" => self.reset(value).await,
             "mem_used_max" => {
-                number(name, value.trim(), 0, 0)?;
+                number(name, value.trim(), 0..=0u64)?;
                 self.shared.memory.reset_max_used();
                 Ok(())
             }
@@ -135,7 +135,7 @@ impl Zram {
     }
 
     async fn reset(self: &Rc<Self>, value: &str) -> Result<(), Error> {
-        number("reset", value.trim(), 1, u64::MAX)?;
+        number("reset", value.trim(), 1..=u64::MAX)?;
         match self.on_reset() {
             Some(reset) => reset().await,
             None => Err(Error::busy(format!("{}: it can't be reset here", self.name))),

@@ -53,7 +53,6 @@ mod slot;
 mod status;
 mod store;
 mod target;
-mod value;
 mod write;
 mod writeback;
 

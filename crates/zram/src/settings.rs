@@ -10,6 +10,7 @@
 //! Invariants
 //! - ZR-SE1 What is refused changes nothing.
 //! - ZR-SE2 A [`Start`] is a table line that parses, as long as its dictionary is still there.
+use block::value::{number, page_bytes};
 use block::{Access, Error, Sector};
 use policy::IdleTotals;
 
@@ -19,7 +20,6 @@ use crate::command::Idle;
 use crate::config::Config;
 use crate::shared::Totals;
 use crate::status::auto_stat;
-use crate::value::{number, page_bytes};
 
 /// An unconfigured device.
 #[derive(Clone, Debug, Default)]
@@ -104,11 +104,11 @@ impl Settings {
                 self.config.set(name, value)?;
             }
             "reset" => {
-                number(name, value, 1, u64::from(u16::MAX))?;
+                number(name, value, 1..=u64::from(u16::MAX))?;
                 self.reset();
             }
             "mem_used_max" => {
-                number(name, value, 0, 0)?;
+                number(name, value, 0..=0u64)?;
             }
             "idle" => {
                 Idle::parse(value)?;

@@ -460,8 +460,12 @@ fn accounts_are_kept_while_they_are_on_and_cost_the_flat_mapping() {
         assert!(top.live_map().is_some());
         write(&*top, 1, 0, 8).await.unwrap();
         assert_eq!(stat("top").await, want, "off again");
-        let e = dm.set_attribute("top", "queue/iostats", "yes").await.unwrap_err();
-        assert_eq!(e.to_string(), "top: queue/iostats: `yes` must be 0 or 1");
+        dm.set_attribute("top", "queue/iostats", "Yes").await.unwrap();
+        assert_eq!(dm.get_attribute("top", "queue/iostats").await.unwrap(), "1");
+        dm.set_attribute("top", "queue/iostats", "off").await.unwrap();
+        let e = dm.set_attribute("top", "queue/iostats", "2").await.unwrap_err();
+        let allowed = "0 or 1 (also no or yes, off or on) is allowed";
+        assert_eq!(e.to_string(), format!("top: queue/iostats: `2`: {allowed}"));
         let e = dm.set_attribute("top", "stat", "0").await.unwrap_err();
         assert_eq!(e.to_string(), "top: attribute `stat` is read-only");
     });

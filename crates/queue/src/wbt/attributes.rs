@@ -2,6 +2,7 @@
 //! The attributes of a leaf's queue, by the kernel's names where it has them.
 use std::fmt::Write;
 
+use block::value::{TimeUnit, choice, number, refused, time_in};
 use block::{Access, Error, ErrorKind};
 use policy::wbt::{LatencyTarget, Mode, ThrottleClass, Verdict};
 
@@ -54,30 +55,26 @@ impl Wbt {
         let value = value.trim();
         match name {
             LAT => {
-                let allowed = "-1 (default), 0 (off), or 1 to 10000000";
-                let refused = || self.invalid(name, value, allowed);
-                let target = match value.parse::<i64>().map_err(|_| refused())? {
-                    -1 => LatencyTarget::Default,
-                    0 => LatencyTarget::Off,
-                    usec => {
-                        let usec = u64::try_from(usec).map_err(|_| refused())?;
-                        if usec > TARGET_MAX_USEC {
-                            return Err(refused());
-                        }
-                        LatencyTarget::Ns(usec * NS_PER_USEC)
-                    }
+                let allowed =
+                    "-1 (default), 0 (off), or 1 to 10000000 us, or a time with us, ms, s,";
+                let usec = TimeUnit::Microsecond;
+                let target = match time_in(name, value, usec, 0..=TARGET_MAX_USEC) {
+                    Ok(0) => LatencyTarget::Off,
+                    Ok(usec) => LatencyTarget::Ns(usec * NS_PER_USEC),
+                    Err(_) if value == "-1" => LatencyTarget::Default,
+                    Err(_) => return Err(self.within(refused(name, value, allowed))),
                 };
                 self.set_target(target);
             }
             MODE => {
-                let known = Mode::ALL.into_iter().find(|mode| mode.name() == value);
-                let refused = || self.invalid(name, value, "tail or kernel");
-                self.set_mode(known.ok_or_else(refused)?);
+                let names = Mode::ALL.map(Mode::name);
+                let word = choice(name, value, &names).map_err(|e| self.within(e))?;
+                let known = Mode::ALL.into_iter().find(|mode| mode.name() == word);
+                self.set_mode(known.expect("one of their names"));
             }
             REQUESTS => {
-                let depth = value.parse().ok().filter(|d| (1..=QUEUE_DEPTH_MAX).contains(d));
-                let refused = || self.invalid(name, value, "1 to 65536");
-                self.set_queue_depth(depth.ok_or_else(refused)?);
+                let depth = number(name, value, 1..=QUEUE_DEPTH_MAX).map_err(|e| self.within(e))?;
+                self.set_queue_depth(depth);
             }
             STATS => {
                 let e = format!("{}: {name} can only be read", self.device_name());
@@ -98,9 +95,8 @@ impl Wbt {
         Error::not_found(format!("{device}: no attribute `{name}`: {hint}"))
     }
 
-    fn invalid(&self, name: &str, value: &str, allowed: &str) -> Error {
-        let device = self.device_name();
-        Error::invalid(format!("{device}: {name} can't be `{value}`: allowed is {allowed}"))
+    fn within(&self, e: Error) -> Error {
+        e.within(self.device_name())
     }
 }
 

@@ -501,6 +501,10 @@ fn attributes_say_what_is_and_what_is_allowed() {
             ("queue/wbt_lat_usec", "75000", "75000"),
             ("queue/wbt_lat_usec", "0", "0"),
             ("queue/wbt_lat_usec", "-1\n", "2000"),
+            ("queue/wbt_lat_usec", "1.5ms", "1500"),
+            ("queue/wbt_lat_usec", "+75000", "75000"),
+            ("queue/wbt_mode", "TAIL", "[tail] kernel"),
+            ("queue/nr_requests", "+64", "64"),
             ("queue/wbt_mode", "kernel", "tail [kernel]"),
             ("queue/nr_requests", "65536", "65536"),
         ] {
@@ -511,12 +515,12 @@ fn attributes_say_what_is_and_what_is_allowed() {
             (
                 "queue/wbt_lat_usec",
                 "-2",
-                "disk0: queue/wbt_lat_usec can't be `-2`: allowed is -1 (def",
+                "disk0: queue/wbt_lat_usec: `-2`: -1 (default), 0 (off), ",
             ),
             ("queue/wbt_lat_usec", "10000001", "or 1 to 10000000"),
             ("queue/wbt_lat_usec", "off", "0 (off)"),
-            ("queue/wbt_mode", "fast", "can't be `fast`: allowed is tail or kernel"),
-            ("queue/nr_requests", "0", "allowed is 1 to 65536"),
+            ("queue/wbt_mode", "fast", "queue/wbt_mode: `fast`: tail or kernel is allowed"),
+            ("queue/nr_requests", "0", "`0`: a number from 1 to 65536 is allowed"),
             ("queue/wbt_stats", "0", "can only be read"),
             ("queue/depth", "0", "there are queue/nr_requests, queue/wbt_lat"),
         ] {

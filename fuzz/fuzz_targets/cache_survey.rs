@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What `millpond inspect` reads: a whole cache area of either format, from arbitrary bytes.
 //!
-//! What must hold (SV1 of `writecache::survey`): an answer or an error, never a panic, never more
+//! What must hold (WC-SV1 of `writecache::probe`): an answer or an error, never a panic, never more
 //! memory than the area warrants.
 //!
 //! The input is a list of changes to a sound area: arbitrary bytes would end at the first checksum.
@@ -35,7 +35,7 @@ impl BlockDevice for Disk {
         Limits::new(Sector::from_bytes(self.0.borrow().len() as u64))
     }
     fn submit(&self, bio: Bio) {
-        assert_eq!(bio.op, Op::Read, "a survey only reads");
+        assert_eq!(bio.op, Op::Read, "a probe only reads");
         let status = match self.limits().check(&bio) {
             Ok(()) => {
                 let at = usize::try_from(bio.sector.bytes()).expect("within the disk");
@@ -163,9 +163,9 @@ fuzz_target!(|data: &[u8]| {
     let start = Sector(u64::from(choice >> 6));
     let disk: Rc<dyn BlockDevice> = Rc::new(Disk(RefCell::new(area)));
     let core = Reactor::enter(CoreId(0), Box::new(Nothing));
-    let survey = core.block_on(async move { writecache::survey(disk, start, Depth::Data).await });
-    if let Ok(survey) = survey {
-        let o = survey.occupancy().map_or(0, |o| o.free + o.dirty + o.clean + o.bad);
-        assert!(survey.occupancy().is_none_or(|of| of.total == o));
+    let report = core.block_on(async move { writecache::probe(disk, start, Depth::Data).await });
+    if let Ok(report) = survey {
+        let o = report.occupancy().map_or(0, |o| o.free + o.dirty + o.clean + o.bad);
+        assert!(report.occupancy().is_none_or(|of| of.total == o));
     }
 });

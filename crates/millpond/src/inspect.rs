@@ -8,7 +8,7 @@ use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure};
 use format::Part;
 use serde_json::{Value, json};
-use writecache::{Contents, Depth, NativeCache, Occupancy, Survey};
+use writecache::{Contents, Depth, NativeCache, Occupancy, ProbeReport};
 
 use crate::offline::{self, Access};
 use crate::output::{Format, Listing, print};
@@ -51,38 +51,38 @@ pub(crate) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let device = offline::open(&files, &args.image, Access::Read)?;
     let start = Sector(args.start_sector);
     let depth = if args.data { Depth::Data } else { Depth::Metadata };
-    let survey = reactor.block_on(writecache::survey(device, start, depth))?;
+    let report = reactor.block_on(writecache::probe(device, start, depth))?;
     let shown = if args.all { usize::MAX } else { SHOWN };
     match args.listing.format {
-        Format::Text => print(&text(&offline::place(&args.image, start), &survey, shown))?,
+        Format::Text => print(&text(&offline::place(&args.image, start), &report, shown))?,
         Format::Json => {
-            let value = value(args, &survey, shown);
+            let value = value(args, &report, shown);
             let json = serde_json::to_string_pretty(&value).expect("a value is JSON");
             print(&format!("{json}\n"))?;
         }
     }
-    Ok(if is_sound(&survey) { EXIT_DONE } else { EXIT_FAILED })
+    Ok(if is_sound(&report) { EXIT_DONE } else { EXIT_FAILED })
 }
 
-fn is_sound(survey: &Survey) -> bool {
-    let known = match &survey.contents {
+fn is_sound(report: &ProbeReport) -> bool {
+    let known = match &report.contents {
         Contents::Blank | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => true,
         Contents::Unknown | Contents::Ruined => false,
     };
-    known && survey.damage.is_empty()
+    known && report.damage.is_empty()
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn text(place: &str, survey: &Survey, shown: usize) -> String {
+fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
     let mut out = String::new();
     let mut line = |label: &str, text: String| {
         let _ = writeln!(out, "{label:<12}{text}");
     };
-    line("cache", format!("{place}, {} sectors", survey.area));
-    match &survey.contents {
+    line("cache", format!("{place}, {} sectors", report.area));
+    match &report.contents {
         Contents::Blank => line("format", "none: it is blank".into()),
         Contents::Unknown => line("format", "unknown: neither blank nor a cache".into()),
         Contents::Ruined => line("format", "a cache whose superblock is damaged".into()),
@@ -120,7 +120,7 @@ fn text(place: &str, survey: &Survey, shown: usize) -> String {
             );
         }
     }
-    if let Some(o) = survey.occupancy() {
+    if let Some(o) = report.occupancy() {
         line(
             "blocks",
             format!(
@@ -141,22 +141,22 @@ fn text(place: &str, survey: &Survey, shown: usize) -> String {
         }
         line_left(&mut line, o.dirty_ranges.len().saturating_sub(shown));
     }
-    for note in &survey.notes {
+    for note in &report.notes {
         line("note", note.clone());
     }
-    let found = survey.damage.len() as u64 + survey.damage_left_out;
+    let found = report.damage.len() as u64 + report.damage_left_out;
     line(
         "damage",
         match found {
-            0 if is_sound(survey) => "none".into(),
+            0 if is_sound(report) => "none".into(),
             0 => "not judged: it is no cache that we know".into(),
             found => format!("{found} found, by offset in the area"),
         },
     );
-    for finding in survey.damage.iter().take(shown) {
+    for finding in report.damage.iter().take(shown) {
         line("", format!("{}: {}", finding.offset, finding.what));
     }
-    let unshown = survey.damage.len().saturating_sub(shown) as u64 + survey.damage_left_out;
+    let unshown = report.damage.len().saturating_sub(shown) as u64 + report.damage_left_out;
     line_left(&mut line, usize::try_from(unshown).unwrap_or(usize::MAX));
     out
 }
@@ -200,19 +200,19 @@ fn line_left(line: &mut impl FnMut(&str, String), left: usize) {
     }
 }
 
-fn value(args: &InspectArgs, survey: &Survey, shown: usize) -> Value {
+fn value(args: &InspectArgs, report: &ProbeReport, shown: usize) -> Value {
     let mut value = json!({
         "image": args.image.to_string_lossy(),
         "start_sector": args.start_sector,
-        "area_sectors": survey.area.0,
-        "format": offline::kind(survey),
-        "sound": is_sound(survey),
-        "notes": survey.notes,
-        "damage_found": survey.damage.len() as u64 + survey.damage_left_out,
-        "damage": survey.damage.iter().take(shown)
+        "area_sectors": report.area.0,
+        "format": offline::kind(report),
+        "sound": is_sound(report),
+        "notes": report.notes,
+        "damage_found": report.damage.len() as u64 + report.damage_left_out,
+        "damage": report.damage.iter().take(shown)
             .map(|f| json!({ "offset": f.offset, "what": f.what })).collect::<Vec<_>>(),
     });
-    match &survey.contents {
+    match &report.contents {
         Contents::Blank | Contents::Unknown | Contents::Ruined => {}
         Contents::Native(cache) => {
             native_value(&mut value, cache);
@@ -239,7 +239,7 @@ fn value(args: &InspectArgs, survey: &Survey, shown: usize) -> Value {
                 json!({ "leftovers": cache.leftovers, "superseded": cache.superseded });
         }
     }
-    if let Some(o) = survey.occupancy() {
+    if let Some(o) = report.occupancy() {
         value["blocks"] = occupancy(o);
         value["dirty_range_count"] = o.dirty_ranges.len().into();
         value["dirty_ranges"] =

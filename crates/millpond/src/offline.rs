@@ -14,7 +14,7 @@ use control::{Failure, api, paths};
 use queue::Leaf;
 use reactor::{Reactor, set_memory};
 use uring::{Direct, Files, OpenOptions, Uring};
-use writecache::{Contents, Survey};
+use writecache::{Contents, ProbeReport};
 
 use crate::client::{Client, runtime};
 use crate::memory;
@@ -114,9 +114,9 @@ pub(crate) fn refused(why: impl Into<String>) -> Failure {
     Failure::new(ErrorKind::Denied, why)
 }
 
-/// What a survey found, in a few words.
-pub(crate) fn kind(survey: &Survey) -> &'static str {
-    match &survey.contents {
+/// What a report found, in a few words.
+pub(crate) fn kind(report: &ProbeReport) -> &'static str {
+    match &report.contents {
         Contents::Blank => "blank",
         Contents::Unknown => "unknown",
         Contents::Ruined => "ruined",

@@ -2,7 +2,7 @@
 //! `millpond recover`: writes a cache's dirty blocks back to its origin, offline.
 //!
 //! ```text
-//!   survey ─▶ is it this origin's? ─▶ open as the target does ─▶ flush ─▶ suspend ─▶ both durable
+//!   report ─▶ is it this origin's? ─▶ open as the target does ─▶ flush ─▶ suspend ─▶ both durable
 //! ```
 //!
 //! It is the engine that recovers, writes back and empties the cache, so what holds for it holds
@@ -23,7 +23,7 @@ use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 use serde_json::json;
 use uring::Files;
-use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, Survey, WriteCache};
+use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
 
 use crate::offline::{self, Access, refused};
 use crate::output::{Format, Listing, print};
@@ -80,11 +80,11 @@ pub(crate) fn run(args: RecoverArgs) -> Result<u8, Failure> {
 async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
     let (start, cache) = (Sector(args.start_sector), offline::open(files, &args.cache, access)?);
-    let survey = writecache::survey(cache.clone(), start, Depth::Metadata).await?;
+    let report = writecache::probe(cache.clone(), start, Depth::Metadata).await?;
     let place = offline::place(&args.cache, start);
-    let found = contents(&survey, &place)?;
+    let found = contents(&report, &place)?;
     let origin = offline::open(files, &args.origin, access)?;
-    let (sectors, adopts) = check_origin(&survey, found, &*origin, args.force.as_deref())?;
+    let (sectors, adopts) = check_origin(&report, found, &*origin, args.force.as_deref())?;
     let plan = Plan::of(found);
     if args.dry_run {
         tell(args, &plan, "would be written back")?;
@@ -95,7 +95,7 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
     config.start_sector = start;
     config.adopt_origin = adopts;
     // The epochs of an ordered cache keep their order; those of another are one.
-    config.ordered = matches!(survey.contents, Contents::Native(_));
+    config.ordered = matches!(report.contents, Contents::Native(_));
     let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;
     target.clone().resume().await?;
     let shown = show(&target);
@@ -110,8 +110,8 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
         flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;
     }
     if lost != "0" {
-        let survey = writecache::survey(cache, start, Depth::Data).await?;
-        for finding in survey.damage.iter().take(LOST_SHOWN) {
+        let report = writecache::probe(cache, start, Depth::Data).await?;
+        for finding in report.damage.iter().take(LOST_SHOWN) {
             let what = format!("{place}: offset {}: {}", finding.offset, finding.what);
             eprintln!("millpond: recover: {}", plain(&what));
         }
@@ -135,13 +135,13 @@ fn path(path: &Path) -> String {
 }
 
 /// What the cache holds. Errors: when it is none, or so damaged that it does not open.
-fn contents<'a>(survey: &'a Survey, place: &str) -> Result<&'a Occupancy, Failure> {
-    let found = match &survey.contents {
+fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
+    let found = match &report.contents {
         Contents::Blank => Err(format!("{place}: is blank: there is nothing to recover")),
         Contents::Unknown => Err(format!("{place}: is no cache; --start-sector says where one is")),
         Contents::Ruined | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
-            survey.occupancy().ok_or_else(|| {
-                let first = survey.damage.first().map_or("", |finding| finding.what.as_str());
+            report.occupancy().ok_or_else(|| {
+                let first = report.damage.first().map_or("", |finding| finding.what.as_str());
                 format!("{place}: is damaged: {first}; `millpond inspect` tells all of it")
             })
         }
@@ -151,7 +151,7 @@ fn contents<'a>(survey: &'a Survey, place: &str) -> Result<&'a Occupancy, Failur
 
 /// The length to map, and whether the origin has to be adopted (RC1).
 fn check_origin(
-    survey: &Survey,
+    report: &ProbeReport,
     found: &Occupancy,
     origin: &dyn BlockDevice,
     force: Option<&str>,
@@ -160,7 +160,7 @@ fn check_origin(
     let has = Sector(origin.limits().capacity.0 / block * block);
     let name = origin.name();
     let end = found.dirty_ranges.last().map_or(Sector::ZERO, |(at, len)| *at + *len);
-    let (needs, own_id) = match &survey.contents {
+    let (needs, own_id) = match &report.contents {
         Contents::Native(cache) => {
             (Sector(cache.superblock.origin_sectors), cache.superblock.origin_id)
         }
@@ -188,7 +188,7 @@ fn check_origin(
             hex(&own_id)
         ));
     }
-    let token = survey.token(&format!("recover {has} {other:?}"));
+    let token = report.token(&format!("recover {has} {other:?}"));
     let doubts = doubts.join("; it ");
     match force {
         Some(given) if doubts.is_empty() || given == token => Ok((needs, other.is_some())),

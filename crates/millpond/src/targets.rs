@@ -8,7 +8,7 @@ use std::rc::Rc;
 use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
 use dm::{Context, Dm, TargetType};
 use pagecache::PageCache;
-use writecache::{Config, Lent, Mode, WriteCache};
+use writecache::{Config, DeviceFactory, Mode, WriteCache};
 
 use crate::claims::Claims;
 use crate::leaf::Leaves;
@@ -59,15 +59,15 @@ async fn write_cache(
     let log = Rc::new(BlockLog::new(ctx.device(), config.block_size));
     let target = WriteCache::new(ctx.device(), config, origin, cache.clone(), ctx.len())?;
     claims.warn_of_memory(&leaves, &ctx, &cache);
-    target.spread(cores.to_vec(), Rc::new(move |device| lend(&leaves, device)));
+    target.place_parts(cores.to_vec(), Rc::new(move |device| lend(&leaves, device)));
     let as_target: Rc<dyn Target> = target.clone();
     claims.hold(&ctx, &as_target)?;
     let events = ctx.events();
-    target.on_trouble(move |trouble| {
-        match trouble.block() {
-            Some((kind, sector)) => log.error(kind, sector, &trouble),
-            None if trouble.is_over() => tracing::info!(device = log.device(), "{trouble}"),
-            None => tracing::error!(device = log.device(), "{trouble}"),
+    target.on_event(move |event| {
+        match event.block() {
+            Some((kind, sector)) => log.error(kind, sector, &event),
+            None if event.is_over() => tracing::info!(device = log.device(), "{event}"),
+            None => tracing::error!(device = log.device(), "{event}"),
         }
         events.raise();
     });
@@ -76,7 +76,7 @@ async fn write_cache(
 
 /// A leaf for a part on another core: the same file, the same memory. What is no leaf is reached by
 /// messages to this core. An engine writes whole blocks, and nobody else writes there.
-fn lend(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Option<Lent> {
+fn lend(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Option<DeviceFactory> {
     let leaf = leaves.share_blocks(&device.clone().as_base()?)?;
     Some(Box::new(move || crate::shards::adopt_here(&leaf)))
 }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Flags, Sector, Status};
 use clap::Args;
 use control::Failure;
-use writecache::{Contents, Depth, Survey};
+use writecache::{Contents, Depth, ProbeReport};
 
 use crate::offline::{self, Access, refused};
 use crate::output::print;
@@ -45,11 +45,11 @@ pub(crate) fn run(args: &WipeArgs) -> Result<(), Failure> {
     let device = offline::open(&files, &args.image, Access::Write)?;
     let start = Sector(args.start_sector);
     let look = device.clone();
-    let survey =
-        reactor.block_on(async move { writecache::survey(look, start, Depth::Metadata).await })?;
+    let report =
+        reactor.block_on(async move { writecache::probe(look, start, Depth::Metadata).await })?;
     let place = offline::place(&args.image, start);
-    let token = survey.token("wipe");
-    match (loss(&survey), &args.force) {
+    let token = report.token("wipe");
+    match (loss(&report), &args.force) {
         (Some(loss), None) => {
             return Err(refused(format!(
                 "{place} {loss}; nothing was changed. `--force {token}` wipes it all the same"
@@ -63,20 +63,20 @@ pub(crate) fn run(args: &WipeArgs) -> Result<(), Failure> {
         }
         (Some(_) | None, _) => {}
     }
-    let places = places(&survey, start);
+    let places = places(&report, start);
     let wiped = reactor.block_on(async move { wipe(device, places).await });
     wiped.map_err(|s| Failure::new(block::ErrorKind::Io, format!("{place}: wipe: {s}")))?;
     print(&format!("{place} is blank\n"))
 }
 
 /// What wiping would lose.
-fn loss(survey: &Survey) -> Option<String> {
-    match &survey.contents {
+fn loss(report: &ProbeReport) -> Option<String> {
+    match &report.contents {
         Contents::Blank => None,
         Contents::Unknown => Some("holds something that is no cache".into()),
         Contents::Ruined => Some("holds a damaged cache, nobody knows what is in it".into()),
         Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
-            let Some(o) = survey.occupancy().filter(|_| survey.damage_left_out == 0) else {
+            let Some(o) = report.occupancy().filter(|_| report.damage_left_out == 0) else {
                 return Some("holds a damaged cache, nobody knows what is in it".into());
             };
             let size = block::size_text(o.dirty_bytes());
@@ -92,12 +92,12 @@ fn loss(survey: &Survey) -> Option<String> {
 
 /// Where superblocks lie, and how much room there is for them. The first part of a divided cache
 /// comes first: without it there is none, whatever is left of the others.
-fn places(survey: &Survey, start: Sector) -> Vec<(Sector, Sector)> {
-    let Contents::Divided(cache) = &survey.contents else { return vec![(start, survey.area)] };
+fn places(report: &ProbeReport, start: Sector) -> Vec<(Sector, Sector)> {
+    let Contents::Divided(cache) = &report.contents else { return vec![(start, report.area)] };
     let each = cache.first.area_sectors;
     let begin = (0..u64::from(cache.first.of)).map(|nth| Sector(nth * each));
-    let within = begin.filter(|at| *at < survey.area);
-    within.map(|at| (start + at, (survey.area - at).min(Sector(each)))).collect()
+    let within = begin.filter(|at| *at < report.area);
+    within.map(|at| (start + at, (report.area - at).min(Sector(each)))).collect()
 }
 
 /// Zeroes where superblocks of either format lie. What is behind them has another UUID than the
@@ -105,7 +105,7 @@ fn places(survey: &Survey, start: Sector) -> Vec<(Sector, Sector)> {
 async fn wipe(device: Rc<dyn BlockDevice>, places: Vec<(Sector, Sector)>) -> Result<(), Status> {
     let class = Class::Foreground;
     for (start, area) in places {
-        let len = writecache::SURVEY_HEAD_BYTES.min(area.bytes());
+        let len = writecache::PROBE_HEAD_BYTES.min(area.bytes());
         let zeroes = Buf::zeroed(usize::try_from(len).map_err(|_| Status::Invalid)?);
         reactor::write(&*device, Flags::META, class, start, zeroes.into()).await?;
         reactor::flush(&*device, class).await?;

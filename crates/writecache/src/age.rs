@@ -13,11 +13,11 @@
 //! never old, is written back like any other.
 //!
 //! Invariants
-//! - G1 A block is marked at most one period after it became dirty: periods follow one another
+//! - WC-G1 A block is marked at most one period after it became dirty: periods follow one another
 //!   while anything is dirty.
-//! - G2 A marked block is picked within one sweep over the marked blocks. Nobody joins it: a writer
-//!   that dirties block after block ahead of the sweep would keep it from ever coming round. A mark
-//!   that is due meanwhile is made when the sweep has ended.
+//! - WC-G2 A marked block is picked within one sweep over the marked blocks. Nobody joins it: a
+//!   writer that dirties block after block ahead of the sweep would keep it from ever coming round.
+//!   A mark that is due meanwhile is made when the sweep has ended.
 //!
 //! So a block is dirty for at most 15/16 of `max_age`, one sweep over what is dirty at one moment,
 //! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Where
@@ -72,7 +72,7 @@ impl Cache {
         } else if !ignored {
             self.writeback.mark();
         }
-        self.changed.wake_all();
+        self.waits.wake_all();
     }
 
     /// A task: marks what is dirty, every period. Suspend does not wait for it, because it sleeps;
@@ -82,7 +82,7 @@ impl Cache {
         while let Some(cache) = weak.upgrade() {
             // Only while something is dirty: an idle cache has no timer.
             let unsaved = || cache.counts().dirty + cache.counts().zero > 0;
-            cache.changed.first.wait_for(|| unsaved() || over(&cache)).await;
+            cache.waits.first_change.wait_for(|| unsaved() || over(&cache)).await;
             let max_age = cache.tuning().max_age;
             let (Some(max_age), false) = (max_age, over(&cache)) else { return };
             drop(cache);

@@ -4,16 +4,16 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::age::Age;
-use crate::around::Around;
-use crate::changed::Changed;
 use crate::config::{Config, Mutation, Tuning};
+use crate::events::{CacheEvent, OnEvent};
 use crate::group::Group;
-use crate::losses::Losses;
+use crate::map::{Counts, Slots};
 use crate::media::{Media, SlotArea};
 use crate::merge::Merges;
-use crate::slots::{Counts, Slots};
 use crate::status::Stats;
-use crate::trouble::{Tell, Trouble};
+use crate::unflushed::UnflushedWrites;
+use crate::wait_lists::WaitLists;
+use crate::write_around::WriteAround;
 use crate::writeback::Writeback;
 use block::{BlockDevice, Bufs, Limits, Reservation, Sector, Status};
 use policy::{Pacer, Watermarks};
@@ -65,14 +65,14 @@ pub(crate) struct Cache {
     pub(crate) device_flush: Group,
     pub(crate) origin_flush: Group,
     pub(crate) writeback: Writeback,
-    pub(crate) around: Around,
+    pub(crate) around: WriteAround,
     pub(crate) merges: Merges,
     pub(crate) age: Age,
     watermarks: Cell<Watermarks>,
     pub(crate) pacer: RefCell<Pacer>,
     pub(crate) stats: Stats,
     /// Somebody waits for: free slots, room among the changed blocks, work for a task.
-    pub(crate) changed: Changed,
+    pub(crate) waits: WaitLists,
     /// Blocks installed since the cache was opened.
     pub(crate) installs: Cell<u64>,
     /// Writers that wait for a free slot.
@@ -80,13 +80,13 @@ pub(crate) struct Cache {
     /// The first error after which nothing may be promised any more; kept until the table is
     /// loaded again.
     failed: Cell<Option<Status>>,
-    pub(crate) losses: Losses,
+    pub(crate) unflushed: UnflushedWrites,
     /// The media say other epochs than the map, or none: a checkpoint must come first.
-    pub(crate) retell: Cell<bool>,
+    pub(crate) checkpoint_required: Cell<bool>,
     /// The cache device has failed to read a dirty block: it takes nothing new.
     pub(crate) drain_only: Cell<Option<Status>>,
     /// Called with what an operator must hear of.
-    pub(crate) tell_trouble: RefCell<Option<Tell>>,
+    pub(crate) on_event: RefCell<Option<OnEvent>>,
     /// No new background work; set by suspend.
     pub(crate) stopping: Cell<bool>,
     /// Nothing more is committed; ends the checkpoint task, which runs while `checkpoints_on`.
@@ -128,7 +128,7 @@ impl Cache {
             commits: Group::default(),
             device_flush: Group::default(),
             origin_flush: Group::default(),
-            around: Around::default(),
+            around: WriteAround::default(),
             merges: Merges::default(),
             age: Age::default(),
             writeback: Writeback::new(pacer.batch_max(), config.block_size, assumed),
@@ -136,14 +136,14 @@ impl Cache {
             tuning: Cell::new(config.tuning),
             pacer: RefCell::new(pacer),
             stats: Stats::default(),
-            changed: Changed::default(),
+            waits: WaitLists::default(),
             installs: Cell::new(0),
             starved: Cell::new(0),
             failed: Cell::new(None),
-            losses: Losses::default(),
-            retell: Cell::new(false),
+            unflushed: UnflushedWrites::default(),
+            checkpoint_required: Cell::new(false),
             drain_only: Cell::new(None),
-            tell_trouble: RefCell::new(None),
+            on_event: RefCell::new(None),
             stopping: Cell::new(false),
             quiesced: Cell::new(false),
             checkpoints_on: Cell::new(false),
@@ -174,8 +174,8 @@ impl Cache {
         if self.tuning.replace(tuning).writeback_rate_max != tuning.writeback_rate_max {
             self.writeback.limits.forgive();
         }
-        self.writeback.look_again();
-        self.changed.wake_all();
+        self.writeback.recheck();
+        self.waits.wake_all();
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -201,14 +201,14 @@ impl Cache {
         self.failed.get()
     }
 
-    /// I8: from now on reads are served, and nothing else is promised.
+    /// WC-I8: from now on reads are served, and nothing else is promised.
     pub(crate) fn fail(&self, status: Status) {
         if self.failed.get().is_none() {
             self.failed.set(Some(status));
-            self.losses.fail();
-            self.tell(Trouble::Failed { status });
+            self.unflushed.fail();
+            self.notify(CacheEvent::Failed { status });
         }
-        self.changed.wake_all();
+        self.waits.wake_all();
         self.media.wake_all();
     }
 
@@ -230,13 +230,13 @@ impl Cache {
     }
 
     /// Limit on blocks that the media do not know yet.
-    pub(crate) fn changed_max(&self) -> u64 {
-        self.media.changed_max(self.config.ordered)
+    pub(crate) fn unlogged_max(&self) -> u64 {
+        self.media.unlogged_max(self.config.ordered)
     }
 
     /// Uncommitted blocks at which a commit is due.
     pub(crate) fn commit_at(&self) -> u64 {
-        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.changed_max() / 2).max(1)
+        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max() / 2).max(1)
     }
 
     /// Checksum of block `index` of a request's data.
@@ -266,7 +266,7 @@ impl Drop for TaskGuard {
     fn drop(&mut self) {
         if !block::crashing() {
             self.0.tasks.set(self.0.tasks.get() - 1);
-            self.0.changed.wake_all();
+            self.0.waits.wake_all();
         }
     }
 }

@@ -22,8 +22,8 @@ use format::{
 use crate::cache::Cache;
 use crate::commit::all;
 use crate::config::Mutation;
+use crate::map::Dump;
 use crate::media::{Media, Native};
-use crate::slots::Dump;
 
 /// Units of one checkpoint write: 256 KiB.
 const UNITS_PER_WRITE: usize = 64;
@@ -34,7 +34,7 @@ impl Cache {
     pub(crate) async fn checkpoint_task(self: Rc<Cache>) {
         let stop = || self.quiesced.get() || self.health().is_err();
         loop {
-            self.changed.wait_for(|| self.is_checkpoint_due() || stop()).await;
+            self.waits.wait_for(|| self.is_checkpoint_due() || stop()).await;
             if stop() {
                 break;
             }
@@ -44,7 +44,7 @@ impl Cache {
             self.media.wake_all();
         }
         self.checkpoints_on.set(false);
-        self.changed.wake_all();
+        self.waits.wake_all();
     }
 
     /// Whether half of the log is used.
@@ -75,8 +75,8 @@ impl Cache {
         let mut progress = self.slots.borrow_mut().begin_dump();
         let dumped = self.dump(native, area, new.id, &mut progress).await;
         self.slots.borrow_mut().end_dump();
-        self.writeback.look_again(); // an epoch may have waited for that
-        self.changed.wake_all();
+        self.writeback.recheck(); // an epoch may have waited for that
+        self.waits.wake_all();
         new.units = dumped?;
         native.log.closing.set(true);
         native.log.room.wake_all();

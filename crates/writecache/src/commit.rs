@@ -13,17 +13,18 @@
 //! dump: that run must never wait for room.
 //!
 //! Invariants
-//! - LR1 A quarter of the log, the reserve, is used while a checkpoint is closing, and at no other
-//!   time. A checkpoint begins when half of the log is used, and a batch takes a quarter at most;
-//!   so it sets free a quarter or more, and the reserve is whole when the next one is closing.
-//! - LR2 What the log does not know yet takes no more than half of the reserve, less one unit:
-//!   `changed_max` blocks, or `CHANGED_TOGETHER` where that is more. Whoever changes blocks sees to
-//!   it that there is room among them just before (`changed_room`). `Counts::changed` is at least
-//!   the number of entries that they will take.
-//! - LR3 A run says what there was to say when it began, and nothing that came since. So from the
-//!   moment a checkpoint is closing until its own run has ended two runs take room: what is left of
-//!   the one under way, in one batch, and its own. Each takes what LR2 says (or one unit: a seal),
-//!   and there is room for both.
+//! - WC-LR1 A quarter of the log, the reserve, is used while a checkpoint is closing, and at no
+//!   other time. A checkpoint begins when half of the log is used, and a batch takes a quarter at
+//!   most; so it sets free a quarter or more, and the reserve is whole when the next one is
+//!   closing.
+//! - WC-LR2 What the log does not know yet takes no more than half of the reserve, less one unit:
+//!   `unlogged_max` blocks, or `CHANGES_AT_ONCE_MAX` where that is more. Whoever changes blocks
+//!   sees to it that there is room among them just before (`reserve_unlogged`). `Counts::changed`
+//!   is at least the number of entries that they will take.
+//! - WC-LR3 A run says what there was to say when it began, and nothing that came since. So from
+//!   the moment a checkpoint is closing until its own run has ended two runs take room: what is
+//!   left of the one under way, in one batch, and its own. Each takes what WC-LR2 says (or one
+//!   unit: a seal), and there is room for both.
 //!
 //! Cost of a lone FLUSH after a write: one record write and one device flush. N concurrent
 //! flushes cost the same. A FLUSH with nothing new costs nothing.
@@ -36,8 +37,8 @@ use smallvec::SmallVec;
 
 use crate::cache::Cache;
 use crate::config::Mutation;
+use crate::map::Batch;
 use crate::media::{Media, Native, reserve_units};
-use crate::slots::Batch;
 
 /// The record log: which records exist, which are durable, which are still needed.
 pub(crate) struct Log {
@@ -97,7 +98,7 @@ impl Cache {
             }
             // In order of epochs writeback waits for what the log says.
             if self.config.ordered || self.tasks_have_work() || self.is_checkpoint_due() {
-                self.changed.wake_all();
+                self.waits.wake_all();
             }
         }
     }
@@ -127,7 +128,7 @@ impl Cache {
         self.health()
     }
 
-    /// Waits until the log has room for a record; returns how many units a batch may take (LR1).
+    /// Waits until the log has room for a record; returns how many units a batch may take (WC-LR1).
     async fn log_room(&self, native: &Native) -> usize {
         let total = u64::from(native.geometry.log_units);
         let reserve = reserve_units(native.geometry.log_units);
@@ -197,7 +198,7 @@ impl Cache {
 
     /// Flushes the cache device. One flush of a device is in flight at a time: a flush that fails
     /// may take with it what another one, which succeeds, was sent to save; so the failure must be
-    /// known before the next begins (I8).
+    /// known before the next begins (WC-I8).
     pub(crate) async fn flush_device(&self) -> Result<(), Status> {
         let flush = async || {
             self.stats.cache_flushes.add(1);
@@ -209,9 +210,9 @@ impl Cache {
     }
 
     /// Flushes the origin; one at a time, as [`Cache::flush_device`]. It has failed if any flush of
-    /// the origin did since `doubt` was noted, which is when the first of the writes that it should
-    /// cover was submitted (RT2).
-    pub(crate) async fn flush_origin(&self, class: Class, doubt: u64) -> Result<(), Status> {
+    /// the origin did since `flush_errors` was noted, which is when the first of the writes that it
+    /// should cover was submitted (WC-RT2).
+    pub(crate) async fn flush_origin(&self, class: Class, flush_errors: u64) -> Result<(), Status> {
         let flush = async || {
             self.stats.origin_flushes.add(1);
             let around = self.around.completed();
@@ -222,11 +223,11 @@ impl Cache {
         };
         self.origin_flush.join(flush).await;
         self.health()?;
-        if self.origin_doubt() == doubt { Ok(()) } else { Err(Status::Io) }
+        if self.origin_flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
     }
 
     /// To be noted before a write of the origin is submitted, for [`Cache::flush_origin`].
-    pub(crate) fn origin_doubt(&self) -> u64 {
-        self.writeback.retry.doubt()
+    pub(crate) fn origin_flush_errors(&self) -> u64 {
+        self.writeback.retry.flush_errors()
     }
 }

@@ -3,7 +3,8 @@
 //! the kernel's names, ranges and error texts.
 //!
 //! Invariant
-//! - C1 `tuning` is what a live device may change; all else in [`Config`] stays as the table said.
+//! - WC-C1 `tuning` is what a live device may change; all else in [`Config`] stays as the table
+//!   said.
 use block::{Error, Nanos, Sector};
 use format::BLOCK_LIMIT;
 
@@ -98,17 +99,17 @@ pub enum Mutation {
     /// A block counts as written back though the origin refused it.
     ForgetWriteError,
     /// A block counts as written back though the origin's flush failed.
-    PretendAfterFlushError,
+    IgnoreFlushError,
     /// A block that the cache device could not read is written back all the same.
     WriteBackUnreadable,
     /// A write that goes around the cache counts though a flush of the origin failed beside it.
     AroundBesideFlushError,
     /// Who waits for a block to be written back does not hear that it can't be read any more.
-    BadAwaited,
-    /// What a filled write that failed has spoilt of its gaps is not kept.
-    ForgetSpoiltGaps,
-    /// What was read of the origin counts though a filled write beside it may have spoilt it.
-    ReadSpoiltGaps,
+    WaitForBad,
+    /// The contents of the gaps of a failed filled write are not kept.
+    ForgetFailedGaps,
+    /// A read of the origin counts though a filled write that failed meanwhile may have changed it.
+    ReadFailedGaps,
     /// The gaps of a filled write are not locked.
     GapFillUnlocked,
     /// What was read of a clean copy for a gap is taken whatever its slot holds by then.
@@ -183,14 +184,14 @@ pub enum Mutation {
     /// Parts: a gap is filled although it lies in a chunk of another part.
     GapOfOtherPart,
     /// A new table does not take over what the failed cache before it has lost.
-    LossesForgotten,
+    LostWritesForgotten,
     /// Parts: the others do not hear of a flush of a shared device that has failed.
-    PartsNotTold,
+    PartsNotNotified,
     /// Parts: a new cache begins with part 0, and is taken for complete before it is.
     FirstPartFirst,
 }
 
-/// What may be changed while the device is in use (C1).
+/// What may be changed while the device is in use (WC-C1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// Percent of blocks in use at which writeback starts.

@@ -8,19 +8,20 @@
 //! ```
 //!
 //! The one sector of the superblock makes all entries of the batch valid at once. A cut before it
-//! leaves entries that do not count, which recovery erases (DM2); a cut after it leaves two entries
-//! of a block, of which the newer counts.
+//! leaves entries that do not count, which recovery erases (WC-DM2); a cut after it leaves two
+//! entries of a block, of which the newer counts.
 //!
 //! Invariants
-//! - DM1 The superblock is written when the entries and the data that it makes valid are durable.
-//! - DM2 No entry with a number at or above the superblock's is on the media when a commit begins:
-//!   the superblock that it writes would make it valid.
-//! - DM3 (I2) A slot is reused after its erased entry is durable, and an entry is erased only after
-//!   the superblock that makes the newer one valid is, or when the origin holds the block.
+//! - WC-DM1 The superblock is written when the entries and the data that it makes valid are
+//!   durable.
+//! - WC-DM2 No entry with a number at or above the superblock's is on the media when a commit
+//!   begins: the superblock that it writes would make it valid.
+//! - WC-DM3 (WC-I2) A slot is reused after its erased entry is durable, and an entry is erased only
+//!   after the superblock that makes the newer one valid is, or when the origin holds the block.
 //!
-//! There is no copy of the metadata in memory: what is written is made from the map, in units of
-//! 4 KiB. The map has no room for an entry's number: what was committed is written
-//! again with the number before the batch's, which is all that the order of two copies needs (E2).
+//! There is no copy of the metadata in memory: what is written is made from the map, in units of 4
+//! KiB. The map has no room for an entry's number: what was committed is written again with the
+//! number before the batch's, which is all that the order of two copies needs (WC-KE2).
 //!
 //! Cost of a lone FLUSH after writes: the touched units, a flush and the superblock; with
 //! overwritten blocks the touched units again, and another flush.
@@ -35,14 +36,14 @@ use reactor::BioFuture;
 use crate::cache::Cache;
 use crate::commit::all;
 use crate::config::Mutation;
-use crate::slots::{EntryBatch, Writing};
+use crate::map::{EntryBatch, Writing};
 
 /// Units of one write: 1 MiB.
 const UNITS_PER_WRITE: u64 = 256;
 /// Units of entries in flight: 4 MiB, which bounds the memory of a commit.
 const UNITS_IN_FLIGHT: usize = 1024;
 /// Most changed blocks: what the kernel commits by itself. Each may touch a unit of its own.
-pub(crate) const CHANGED_BLOCKS_MAX: u64 = 65536;
+pub(crate) const UNLOGGED_MAX: u64 = 65536;
 
 /// The kernel's format.
 pub(crate) struct Dm {
@@ -79,36 +80,41 @@ impl Cache {
         let batch = self.slots.borrow_mut().take_entries();
         let writing = Writing { seq: dm.seq.get(), erased: false };
         if !batch.named.is_empty() {
-            self.name(dm, &batch, writing).await?;
+            self.commit_new(dm, &batch, writing).await?;
             self.stats.commits.add(1);
         }
         if !batch.erased.is_empty() {
-            self.erase(dm, &batch, Writing { erased: true, ..writing }).await?;
+            self.erase_old(dm, &batch, Writing { erased: true, ..writing }).await?;
             self.slots.borrow_mut().entries_erased(&batch);
         }
         Ok(())
     }
 
-    async fn name(&self, dm: &Dm, batch: &EntryBatch, writing: Writing) -> Result<(), Status> {
+    async fn commit_new(
+        &self,
+        dm: &Dm,
+        batch: &EntryBatch,
+        writing: Writing,
+    ) -> Result<(), Status> {
         if self.mutation(Mutation::SuperblockBeforeEntries) {
             self.write_header(dm, batch, writing).await?;
         }
         self.write_entries(dm, &batch.named, batch, writing).await?;
-        // I1: the data are on the device, as are the entries.
+        // WC-I1: the data are on the device, as are the entries.
         if !self.mutation(Mutation::SkipCacheFlush) {
             self.flush_device().await?;
         }
-        self.write_header(dm, batch, writing).await?; // DM1
+        self.write_header(dm, batch, writing).await?; // WC-DM1
         dm.seq.set(writing.seq + 1);
         Ok(())
     }
 
-    async fn erase(&self, dm: &Dm, batch: &EntryBatch, writing: Writing) -> Result<(), Status> {
+    async fn erase_old(&self, dm: &Dm, batch: &EntryBatch, writing: Writing) -> Result<(), Status> {
         self.write_entries(dm, &batch.erased, batch, writing).await?;
         if self.mutation(Mutation::ReuseBeforeErase) {
             return Ok(());
         }
-        self.flush_device().await // DM3
+        self.flush_device().await // WC-DM3
     }
 
     /// Writes the units that hold the entries of `touched`.

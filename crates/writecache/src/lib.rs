@@ -13,72 +13,71 @@
 //! ```
 //!
 //! Invariants (design, section 5)
-//! - I1 A flush covers only writes completed before it is submitted: `commit` takes the state of
+//! - WC-I1 A flush covers only writes completed before it is submitted: `commit` takes the state of
 //!   the map, and a write enters the map when its data are on the cache device.
-//! - I2 A committed slot is never overwritten; a freed slot is reused only after the record that
-//!   frees it is durable (`slots`, M4).
-//! - I3 An entry is retired only after the origin's flush has returned (`writeback`).
-//! - I4 No write goes around the cache for a sector with a live or not yet durably retired entry:
-//!   data that do (`around`), discards and zeroes take the range first (`writeback`, WB1).
-//! - I5 The order of the map is the log's sequence, not the order of completions: a record says
+//! - WC-I2 A committed slot is never overwritten; a freed slot is reused only after the record that
+//!   frees it is durable (`slots`, WC-M4).
+//! - WC-I3 An entry is retired only after the origin's flush has returned (`writeback`).
+//! - WC-I4 No write goes around the cache for a sector with a live or not yet durably retired
+//!   entry: data that do (`around`), discards and zeroes take the range first (`writeback`,
+//!   WC-WB1).
+//! - WC-I5 The order of the map is the log's sequence, not the order of completions: a record says
 //!   the state of the map at the moment it is built.
-//! - I6 The gaps of a filled write are locked from before they are read until it has ended
-//!   (`writeback::extent`, GF1).
-//! - I7 Discards are records.
+//! - WC-I6 The gaps of a filled write are locked from before they are read until it has ended
+//!   (`writeback::extent`, WC-GF1).
+//! - WC-I7 Discards are records.
 //! - With `ordered` nothing of a later epoch reaches the origin before all earlier ones are durable
-//!   there: E1 to E6 in `slots::epochs`. Long zeroes are a version without data: Z1 to Z4 in
-//!   `slots::zeroes`.
-//! - I8 After an error of a commit or of a flush of the cache device the cache fails stop: reads
+//!   there: WC-E1 to WC-E6 in `slots::epochs`. Long zeroes are a version without data: WC-Z1 to
+//!   WC-Z4 in `slots::zeroes`.
+//! - WC-I8 After an error of a commit or of a flush of the cache device the cache fails stop: reads
 //!   are served, writes and flushes end in an error until the table is loaded again, dirty data
 //!   stay. What was acknowledged and not committed is lost then: each client is told (`losses`).
 //!   After an error of the origin what it may have lost is still here: it stays dirty and is
 //!   written again (`writeback::retry`), or, with `fail_mode kernel`, the cache fails stop.
-//! - A request may be of any sectors: what is less than a block is merged (`merge`, MG1 to MG4).
+//! - A request may be of any sectors: what is less than a block is merged (`merge`, WC-MG1 to
+//!   WC-MG4).
 //!
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
 #![warn(missing_docs)]
 
 mod age;
 mod area;
-mod around;
 mod cache;
-mod changed;
 mod checkpoint;
 mod commit;
 mod config;
 mod dm;
-mod free;
+mod dm_target;
+mod events;
 mod group;
-mod index;
-mod losses;
+mod map;
 mod media;
 mod merge;
 mod options;
+mod ordered_queue;
 mod owner;
 mod parts;
-mod radix;
+mod probe;
 mod read;
 mod recover;
 mod recover_dm;
 mod serve;
-mod slots;
 mod status;
 mod superblock;
-mod survey;
-mod target;
-mod trouble;
-mod turns;
+mod unflushed;
+mod wait_lists;
 mod write;
+mod write_around;
 mod writeback;
 
 pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
-pub use parts::{Lend, Lent};
-pub use survey::{
-    Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as SURVEY_HEAD_BYTES,
-    NativeCache, Occupancy, Survey, survey,
+pub use dm_target::WriteCache;
+pub use events::CacheEvent;
+pub use parts::{DeviceFactory, ShareDevice};
+pub use probe::{
+    Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,
+    NativeCache, Occupancy, ProbeReport, probe,
 };
-pub use target::WriteCache;
-pub use trouble::Trouble;
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.
 pub const VERSION: (u32, u32, u32) = (1, 6, 0);

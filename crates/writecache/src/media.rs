@@ -11,15 +11,15 @@ use std::cell::RefCell;
 use format::{ENTRIES_PER_UNIT, Geometry, Superblock};
 
 use crate::commit::Log;
-use crate::dm::{CHANGED_BLOCKS_MAX, Dm};
+use crate::dm::{Dm, UNLOGGED_MAX};
 
-/// Units of the log that are kept for the end of a checkpoint (LR1).
+/// Units of the log that are kept for the end of a checkpoint (WC-LR1).
 pub(crate) fn reserve_units(log_units: u32) -> u64 {
     u64::from(log_units / 4)
 }
 
-/// Units of one run of a commit at most (LR2): half of the reserve less a unit, for in the order of
-/// epochs a batch may end some entries before its last unit does.
+/// Units of one run of a commit at most (WC-LR2): half of the reserve less a unit, for in the order
+/// of epochs a batch may end some entries before its last unit does.
 fn run_units(log_units: u32) -> u64 {
     (reserve_units(log_units) - 2) / 2
 }
@@ -35,8 +35,8 @@ fn changes_at_most(log_units: u32, ordered: bool) -> u64 {
     run_units(log_units) * changes_per_unit(ordered) as u64
 }
 
-/// Blocks that may change at one go (LR2): a cache of few slots has no room for more than these.
-pub(crate) const CHANGED_TOGETHER: usize = 64;
+/// Blocks that may change at one go (WC-LR2): a cache of few slots has no room for more than these.
+pub(crate) const CHANGES_AT_ONCE_MAX: usize = 64;
 
 /// The format on the cache device, with what it keeps in memory.
 pub(crate) enum Media {
@@ -99,10 +99,10 @@ impl Media {
 
     /// Most blocks that may have changed without the media knowing it: at most an eighth of the
     /// slots, and no more than the format can take. `ordered`: in the order of epochs.
-    pub(crate) fn changed_max(&self, ordered: bool) -> u64 {
+    pub(crate) fn unlogged_max(&self, ordered: bool) -> u64 {
         let format_max = match self {
-            Media::Native(n) => changes_at_most(n.geometry.log_units, ordered), // LR2
-            Media::Dm(_) => CHANGED_BLOCKS_MAX,
+            Media::Native(n) => changes_at_most(n.geometry.log_units, ordered), // WC-LR2
+            Media::Dm(_) => UNLOGGED_MAX,
         };
         let slots = u64::from(self.slot_area().slots);
         (slots / 8).max(8).min(format_max)
@@ -129,7 +129,7 @@ impl Media {
 mod tests {
     use super::*;
 
-    /// LR2 and LR3: what remains of one run, and another, fit into the reserve.
+    /// WC-LR2 and WC-LR3: what remains of one run, and another, fit into the reserve.
     #[test]
     fn two_commits_of_all_that_may_change_fit_into_what_the_log_keeps_for_a_checkpoint() {
         const MIB: u64 = 1 << 20;
@@ -145,7 +145,7 @@ mod tests {
             for ordered in [false, true] {
                 let slots = u64::from(geometry.slots);
                 let may = (slots / 8).max(8).min(changes_at_most(geometry.log_units, ordered));
-                let changed = may.max(CHANGED_TOGETHER as u64);
+                let changed = may.max(CHANGES_AT_ONCE_MAX as u64);
                 let run_units = changed.div_ceil(changes_per_unit(ordered) as u64);
                 let reserve = reserve_units(geometry.log_units);
                 assert!(2 * run_units <= reserve, "{run_units} of {reserve}: {geometry:?}");

@@ -13,15 +13,15 @@
 //! A write that goes around the cache needs no merge where the origin writes sectors.
 //!
 //! Invariants
-//! - MG1 A merged version enters the map only if the version that it was made from is still the
-//!   newest. A block that is not in the cache is locked against writes of the origin (WB1) from
+//! - WC-MG1 A merged version enters the map only if the version that it was made from is still the
+//!   newest. A block that is not in the cache is locked against writes of the origin (WC-WB1) from
 //!   before it is read until then; one that was, and is not any more, is merged again.
-//! - MG2 One merge of a block is under way at a time. A write of the whole block that came into the
-//!   map meanwhile has overtaken the merge: both were in flight, so the merged write counts as the
-//!   earlier one and ends. So nobody merges again and again while others write.
-//! - MG3 No merge of a block is under way while the block is discarded or cleared: its other
+//! - WC-MG2 One merge of a block is under way at a time. A write of the whole block that came into
+//!   the map meanwhile has overtaken the merge: both were in flight, so the merged write counts as
+//!   the earlier one and ends. So nobody merges again and again while others write.
+//! - WC-MG3 No merge of a block is under way while the block is discarded or cleared: its other
 //!   sectors would come back with the version that was merged (`Cache::clear`).
-//! - MG4 A version that can't be read, or is rotten, ends the merge in an error. The old version
+//! - WC-MG4 A version that can't be read, or is rotten, ends the merge in an error. The old version
 //!   stays what the block holds until the merged one is in the map.
 //!
 //! Cost of a merged write: one read of a block beside what a write of the block costs. A write of
@@ -43,7 +43,8 @@ pub(crate) struct Merges {
     count: Cell<u32>,
     /// Their blocks, and whether a write of the whole block has overtaken them.
     blocks: RefCell<BTreeMap<u64, bool>>,
-    /// Ranges that are being cleared, or are about to be (MG3). As many as there are bios at most.
+    /// Ranges that are being cleared, or are about to be (WC-MG3). As many as there are bios at
+    /// most.
     clearing: RefCell<Vec<Range<u64>>>,
     wait: WaitList,
 }
@@ -53,13 +54,13 @@ impl Merges {
         self.clearing.borrow().iter().any(|range| range.contains(&block))
     }
 
-    /// Waits for the block's turn (MG2, MG3).
-    async fn begin(&self, block: u64) -> Merging<'_> {
+    /// Waits for the block's turn (WC-MG2, WC-MG3).
+    async fn begin(&self, block: u64) -> MergeGuard<'_> {
         let ready = || !self.blocks.borrow().contains_key(&block) && !self.is_clearing(block);
         self.wait.wait_for(ready).await;
         self.blocks.borrow_mut().insert(block, false);
         self.count.set(self.count.get() + 1);
-        Merging { merges: self, block }
+        MergeGuard { merges: self, block }
     }
 
     /// Whether any merge is under way.
@@ -68,7 +69,7 @@ impl Merges {
         self.count.get() > 0
     }
 
-    /// Writes of these whole blocks have come into the map (MG2).
+    /// Writes of these whole blocks have come into the map (WC-MG2).
     #[cold]
     pub(crate) fn overtake(&self, blocks: Range<u64>) {
         for (_, overtaken) in self.blocks.borrow_mut().range_mut(blocks) {
@@ -76,28 +77,28 @@ impl Merges {
         }
     }
 
-    /// Keeps merges away from a range, once those under way have ended (MG3).
-    pub(crate) async fn keep_away(&self, range: Range<u64>) -> KeptAway<'_> {
+    /// Keeps merges away from a range, once those under way have ended (WC-MG3).
+    pub(crate) async fn block_merges(&self, range: Range<u64>) -> ClearGuard<'_> {
         self.clearing.borrow_mut().push(range.clone());
-        let kept = KeptAway { merges: self, range: range.clone() };
+        let kept = ClearGuard { merges: self, range: range.clone() };
         self.wait.wait_for(|| self.blocks.borrow().range(range.clone()).next().is_none()).await;
         kept
     }
 }
 
 /// A merge under way.
-struct Merging<'a> {
+struct MergeGuard<'a> {
     merges: &'a Merges,
     block: u64,
 }
 
-impl Merging<'_> {
+impl MergeGuard<'_> {
     fn is_overtaken(&self) -> bool {
         self.merges.blocks.borrow()[&self.block]
     }
 }
 
-impl Drop for Merging<'_> {
+impl Drop for MergeGuard<'_> {
     fn drop(&mut self) {
         if !block::crashing() {
             self.merges.blocks.borrow_mut().remove(&self.block);
@@ -108,17 +109,17 @@ impl Drop for Merging<'_> {
 }
 
 /// No merge begins in the range while this lives.
-pub(crate) struct KeptAway<'a> {
+pub(crate) struct ClearGuard<'a> {
     merges: &'a Merges,
     range: Range<u64>,
 }
 
-impl Drop for KeptAway<'_> {
+impl Drop for ClearGuard<'_> {
     fn drop(&mut self) {
         if !block::crashing() {
             let mut clearing = self.merges.clearing.borrow_mut();
             let mine = clearing.iter().position(|range| *range == self.range);
-            clearing.swap_remove(mine.expect("pushed in keep_away"));
+            clearing.swap_remove(mine.expect("pushed in block_merges"));
             drop(clearing);
             self.merges.wait.wake_all();
         }
@@ -129,10 +130,10 @@ impl Drop for KeptAway<'_> {
 enum Merged {
     /// It is in the map.
     Installed,
-    /// A write of the whole block came later, and has ended (MG2).
+    /// A write of the whole block came later, and has ended (WC-MG2).
     Overtaken,
-    /// The block is another one by now (MG1).
-    Again,
+    /// The block is another one by now (WC-MG1).
+    Retry,
 }
 
 impl Cache {
@@ -225,7 +226,7 @@ impl Cache {
             self.wait_for_slot().await?;
             let Some(slots) = self.slots.borrow_mut().allocate(1) else { continue };
             let slot = slots.start;
-            // MG1. The slot is taken before the lock: it may come free by writeback alone.
+            // WC-MG1. The slot is taken before the lock: it may come free by writeback alone.
             let (range, is_absent) = (block..block + 1, self.slots.borrow().find(block).is_none());
             let locked = if is_absent { self.lock_origin(range.clone()).await } else { Ok(()) };
             let merged = match locked {
@@ -234,15 +235,15 @@ impl Cache {
             };
             if is_absent && locked.is_ok() {
                 self.writeback.unlock(range);
-                self.changed.wake_all();
+                self.waits.wake_all();
             }
             if !matches!(merged, Ok(Merged::Installed)) {
                 self.slots.borrow_mut().abandon(slot);
-                self.changed.wake_all();
+                self.waits.wake_all();
             }
             match merged? {
                 Merged::Installed | Merged::Overtaken => return Ok(()),
-                Merged::Again => {}
+                Merged::Retry => {}
             }
         }
     }
@@ -253,7 +254,7 @@ impl Cache {
     )]
     async fn merge_locked(
         &self,
-        turn: &Merging<'_>,
+        turn: &MergeGuard<'_>,
         is_locked: bool,
         at: Sector,
         data: &Bufs,
@@ -268,22 +269,22 @@ impl Cache {
         let bufs: Bufs = whole.all().into();
         let sector = self.slot_sector(slot);
         reactor::write(&*self.device, Flags::empty(), class, sector, bufs.clone()).await?;
-        self.changed_room(1).await;
+        self.reserve_unlogged(1).await;
         if !self.mutation(Mutation::MergeUnchecked) {
             if turn.is_overtaken() {
                 return Ok(Merged::Overtaken);
             }
-            let newest = self.slots.borrow().find(block).map(|found| found.held);
-            // MG1. What the origin held counts only under the lock.
+            let newest = self.slots.borrow().find(block).map(|found| found.slot_ref);
+            // WC-MG1. What the origin held counts only under the lock.
             if newest != from || (newest.is_none() && !is_locked) {
-                return Ok(Merged::Again);
+                return Ok(Merged::Retry);
             }
         }
         let c = self.counts();
-        let first_change = c.changed == 0 || c.dirty == 0;
+        let first_change = c.unlogged == 0 || c.dirty == 0;
         self.install(block, &(0..1), &(slot..slot + 1), &bufs);
         if first_change || self.tasks_have_work() {
-            self.changed.wake_all();
+            self.waits.wake_all();
         }
         Ok(Merged::Installed)
     }

@@ -19,10 +19,10 @@ use block::{BlockDevice, Error, Sector};
 use format::Superblock;
 
 use crate::config::Config;
-use crate::slots::Slots;
+use crate::map::Slots;
 
 /// What a superblock has that does not know its origin.
-pub(crate) const NOBODY: [u8; 16] = [0; 16];
+pub(crate) const NO_ORIGIN: [u8; 16] = [0; 16];
 
 /// What the superblock must say of its origin before the cache is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(crate) fn ownership(
     if superblock.origin_id == id {
         return Ok(unchanged);
     }
-    if superblock.origin_id == NOBODY || held == 0 || config.adopt_origin {
+    if superblock.origin_id == NO_ORIGIN || held == 0 || config.adopt_origin {
         return Ok(Some(Adoption { origin_id: id, ..resized }));
     }
     Err(Error::invalid(format!(

@@ -3,9 +3,10 @@
 //! origin. Reads never enter the cache.
 //!
 //! Invariant
-//! - R1 What the origin gave counts only if the block is not in the cache when it arrives. Else the
-//!   block came meanwhile and may have been written back beside the read, and an origin write that
-//!   fails leaves its range undefined. A block whose origin write failed does not leave the cache.
+//! - WC-R1 What the origin gave counts only if the block is not in the cache when it arrives. Else
+//!   the block came meanwhile and may have been written back beside the read, and an origin write
+//!   that fails leaves its range undefined. A block whose origin write failed does not leave the
+//!   cache.
 use std::ops::Range;
 
 use block::{Bio, Bufs, Class, Status};
@@ -13,14 +14,14 @@ use reactor::BioFuture;
 use smallvec::SmallVec;
 
 use crate::cache::Cache;
-use crate::slots::{Found, Held, State};
+use crate::map::{Found, SlotRef, State};
 
 /// A contiguous part of a read.
 struct Piece {
     /// Blocks of the bio, counted from its first.
     blocks: Range<usize>,
     /// The versions it reads, one a block; empty for a part that comes from the origin.
-    held: SmallVec<[(Held, Option<u32>); 1]>,
+    slot_ref: SmallVec<[(SlotRef, Option<u32>); 1]>,
     io: BioFuture,
 }
 
@@ -33,7 +34,7 @@ impl Cache {
         let mut pieces = SmallVec::<[Piece; 2]>::new();
         let mut done = 0;
         let mut outcome = Ok(());
-        let (installs, spoilt) = (self.installs.get(), self.spoilt());
+        let (installs, failed_fills) = (self.installs.get(), self.failed_fills());
         while done < count {
             match self.next_piece(bio, first, done..count) {
                 Ok(piece) => {
@@ -48,32 +49,32 @@ impl Cache {
         }
         for piece in pieces {
             let read = piece.io.await;
-            let of_origin = piece.held.is_empty();
+            let of_origin = piece.slot_ref.is_empty();
             let blocks = first + piece.blocks.start as u64..first + piece.blocks.end as u64;
-            let is_spoilt = of_origin && self.is_spoilt(blocks, spoilt).await; // SP2
-            if of_origin && !is_spoilt {
+            let must_reread = of_origin && self.must_reread(blocks, failed_fills).await; // WC-SP2
+            if of_origin && !must_reread {
                 outcome = outcome.and(read);
             }
-            // R1. A block that came into the cache meanwhile was installed, and counted.
-            if of_origin && (is_spoilt || self.installs.get() != installs) {
+            // WC-R1. A block that came into the cache meanwhile was installed, and counted.
+            if of_origin && (must_reread || self.installs.get() != installs) {
                 for index in piece.blocks.clone() {
                     let block = first + index as u64;
-                    if is_spoilt || self.slots.borrow().find(block).is_some() {
+                    if must_reread || self.slots.borrow().find(block).is_some() {
                         let data = bio.bufs.slice(index * size..(index + 1) * size);
                         outcome = outcome.and(self.reread(bio.class, block, data).await.map(drop));
                     }
                 }
             }
-            for (index, (held, crc)) in piece.blocks.clone().zip(piece.held) {
+            for (index, (slot_ref, crc)) in piece.blocks.clone().zip(piece.slot_ref) {
                 self.stats.read_hits.add(1);
                 let block = first + index as u64;
                 let data = || bio.bufs.slice(index * size..(index + 1) * size);
-                if read.is_err() || !self.slots.borrow().is_intact(held) {
+                if read.is_err() || !self.slots.borrow().is_intact(slot_ref) {
                     // Only one of them may be unreadable; or the slot was reused meanwhile, and the
                     // block has moved on: look again.
                     outcome = outcome.and(self.reread(bio.class, block, data()).await.map(drop));
                 } else if !self.is_sound(&bio.bufs, index, crc) {
-                    outcome = outcome.and(match self.drop_rotten(block, held).await {
+                    outcome = outcome.and(match self.drop_rotten(block, slot_ref).await {
                         Ok(()) => self.reread(bio.class, block, data()).await.map(drop),
                         Err(status) => Err(status),
                     });
@@ -100,7 +101,7 @@ impl Cache {
         let slots = self.slots.borrow();
         let at = |index: usize| slots.find(first + index as u64);
         let mut end = range.start + 1;
-        let mut held = SmallVec::<[(Held, Option<u32>); 1]>::new();
+        let mut slot_ref = SmallVec::<[(SlotRef, Option<u32>); 1]>::new();
         match at(range.start) {
             Some(Found { state: State::Bad, .. }) => return Err(Err(Status::Checksum)),
             Some(Found { state: State::Zero, .. }) => {
@@ -108,14 +109,14 @@ impl Cache {
                 return Err(Ok(()));
             }
             Some(hit) => {
-                held.push((hit.held, hit.crc));
+                slot_ref.push((hit.slot_ref, hit.crc));
                 while end < range.end {
                     let Some(next) = at(end) else { break };
-                    let adjacent = hit.held.slot as usize + (end - range.start);
-                    if !Self::is_readable(next.state) || next.held.slot as usize != adjacent {
+                    let adjacent = hit.slot_ref.slot as usize + (end - range.start);
+                    if !Self::is_readable(next.state) || next.slot_ref.slot as usize != adjacent {
                         break;
                     }
-                    held.push((next.held, next.crc));
+                    slot_ref.push((next.slot_ref, next.crc));
                     end += 1;
                 }
             }
@@ -127,7 +128,7 @@ impl Cache {
         }
         let blocks = range.start..end;
         let data = bio.bufs.slice(blocks.start * size..blocks.end * size);
-        let io = match held.first() {
+        let io = match slot_ref.first() {
             Some((hit, _)) => {
                 reactor::read(&*self.device, bio.class, self.slot_sector(hit.slot), data)
             }
@@ -137,21 +138,21 @@ impl Cache {
                 reactor::read(&*self.origin, bio.class, at, data)
             }
         };
-        Ok(Piece { blocks, held, io })
+        Ok(Piece { blocks, slot_ref, io })
     }
 
     /// A version that does not match its checksum leaves the cache if the origin holds it too: look
     /// again. A dirty one is lost and reads as an error until it is written again.
-    async fn drop_rotten(&self, block: u64, held: Held) -> Result<(), Status> {
+    async fn drop_rotten(&self, block: u64, slot_ref: SlotRef) -> Result<(), Status> {
         self.stats.checksum_errors.add(1);
-        self.changed_room(1).await;
-        if self.lose(block, held) { Err(Status::Checksum) } else { Ok(()) }
+        self.reserve_unlogged(1).await;
+        if self.drop_unreadable(block, slot_ref) { Err(Status::Checksum) } else { Ok(()) }
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block
-    /// stayed out of the cache (R1) and of what a failed write has spoilt (SP2). Each turn means
-    /// that a newer version was written meanwhile, that one that is rotten or can't be read left
-    /// the cache or became bad, or that a filled write has failed.
+    /// stayed out of the cache (WC-R1) and of what a failed write may have destroyed (WC-SP2). Each
+    /// turn means that a newer version was written meanwhile, that one that is rotten or can't be
+    /// read left the cache or became bad, or that a filled write has failed.
     ///
     /// Returns the version that it read; none if that was the origin's.
     pub(crate) async fn reread(
@@ -159,13 +160,13 @@ impl Cache {
         class: Class,
         block: u64,
         data: Bufs,
-    ) -> Result<Option<Held>, Status> {
+    ) -> Result<Option<SlotRef>, Status> {
         loop {
             let found = self.slots.borrow().find(block);
             let Some(found) = found else {
-                let (at, spoilt) = (self.sector_of(block), self.spoilt());
+                let (at, failed_fills) = (self.sector_of(block), self.failed_fills());
                 let read = reactor::read(&*self.origin, class, at, data.clone()).await;
-                if self.is_spoilt(block..block + 1, spoilt).await {
+                if self.must_reread(block..block + 1, failed_fills).await {
                     continue;
                 }
                 read?;
@@ -176,23 +177,23 @@ impl Cache {
             };
             if found.state == State::Zero {
                 data.zero();
-                return Ok(Some(found.held));
+                return Ok(Some(found.slot_ref));
             }
             if !Self::is_readable(found.state) {
                 return Err(Status::Checksum);
             }
-            let at = self.slot_sector(found.held.slot);
+            let at = self.slot_sector(found.slot_ref.slot);
             let read = reactor::read(&*self.device, class, at, data.clone()).await;
-            if self.slots.borrow().is_intact(found.held) {
+            if self.slots.borrow().is_intact(found.slot_ref) {
                 if let Err(status) = read {
-                    self.changed_room(1).await;
-                    self.cache_read_failed(block, found.held, status);
+                    self.reserve_unlogged(1).await;
+                    self.cache_read_failed(block, found.slot_ref, status);
                     continue;
                 }
                 if self.is_sound(&data, 0, found.crc) {
-                    return Ok(Some(found.held));
+                    return Ok(Some(found.slot_ref));
                 }
-                self.drop_rotten(block, found.held).await?;
+                self.drop_rotten(block, found.slot_ref).await?;
             }
         }
     }

@@ -28,11 +28,11 @@ use crate::area::{ReadAhead, flush_area, io_error, read_area, write_area};
 use crate::cache::Cache;
 use crate::commit::Log;
 use crate::config::{Config, MediaFormat, Mutation};
-use crate::media::{Media, Native};
-use crate::owner::{Adoption, ownership};
-use crate::slots::{
+use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
+use crate::media::{Media, Native};
+use crate::owner::{Adoption, ownership};
 use crate::superblock::{
     COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
     write_copies,
@@ -145,11 +145,11 @@ impl Cache {
             room: WaitList::new(),
         };
         let media = Media::Native(Native::new(superblock, log));
-        let retell = slots.set_ordered(config.ordered);
+        let checkpoint_required = slots.set_ordered(config.ordered);
         slots.plant(config.mutation);
         let mut cache = Cache::new(config, origin, device, blocks, media, slots);
         cache.memory = Some(memory);
-        cache.retell.set(retell);
+        cache.checkpoint_required.set(checkpoint_required);
         Ok(Opened::Whole(Rc::new(cache)))
     }
 }
@@ -386,7 +386,7 @@ impl Recovery<'_> {
         }
         let size = self.config.block_size as usize;
         let mut reads = Vec::new();
-        // What a record calls clean was durable before: only then it was written back (WB3).
+        // What a record calls clean was durable before: only then it was written back (WC-WB3).
         for e in entries.iter().filter(|e| matches!(e.op, Op::Write | Op::WriteNext)) {
             if e.slot >= self.geometry.slots {
                 return Err(damaged(self.config, &format!("slot {} is beyond the end", e.slot)));

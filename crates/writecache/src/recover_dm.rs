@@ -21,9 +21,9 @@ use crate::area::{ReadAhead, flush_area, read_area, write_area};
 use crate::cache::Cache;
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::dm::{Dm, touched_units, unit_bytes};
+use crate::map::Rebuild;
 use crate::media::Media;
 use crate::recover::{damaged, map_memory, no_space, not_initialized};
-use crate::slots::Rebuild;
 
 /// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
 const WRITE_BYTES: u64 = 1 << 20;
@@ -284,7 +284,7 @@ fn take(
     }
 }
 
-/// Erases entries as the kernel does, by their numbers alone (DM2).
+/// Erases entries as the kernel does, by their numbers alone (WC-DM2).
 async fn erase(
     config: &Config,
     device: &dyn BlockDevice,

@@ -20,7 +20,7 @@ impl Cache {
         if merged == Ok(true) {
             return None;
         }
-        self.losses.changed(bio.opener);
+        self.unflushed.changed(bio.opener);
         self.request_ended(bio, began);
         Some(merged.map(drop).into())
     }
@@ -35,23 +35,23 @@ impl Cache {
             Op::Read => self.read(bio).await,
             Op::Write => {
                 let written = self.write(bio.sector, &bio.bufs, bio.class, bio.flags).await;
-                self.losses.changed(bio.opener);
+                self.unflushed.changed(bio.opener);
                 written
             }
             Op::Flush => {
                 self.stats.flushes.add(1);
                 let nothing = self.mutation(Mutation::EpochOnlyWithCommit);
-                if !nothing || self.counts().changed > 0 {
-                    self.slots.borrow_mut().close_epoch(); // E1
+                if !nothing || self.counts().unlogged > 0 {
+                    self.slots.borrow_mut().close_epoch(); // WC-E1
                 }
-                let sample = self.losses.sample(bio.opener);
+                let sample = self.unflushed.sample(bio.opener);
                 let committed = self.commit().await;
                 let flushed = committed.and(self.flush_around(bio.class).await);
-                self.losses.flushed(bio.opener, sample, flushed)
+                self.unflushed.flushed(bio.opener, sample, flushed)
             }
             Op::WriteZeroes | Op::Discard => {
                 let cleared = self.clear_sectors(bio).await;
-                self.losses.changed(bio.opener);
+                self.unflushed.changed(bio.opener);
                 cleared
             }
         };
@@ -77,7 +77,7 @@ impl Cache {
     pub(crate) async fn commit_when_many_task(self: Rc<Cache>, _guard: TaskGuard) {
         loop {
             let end = || self.stopping.get() || self.health().is_err();
-            self.changed.wait_for(|| self.counts().changed >= self.commit_at() || end()).await;
+            self.waits.wait_for(|| self.counts().unlogged >= self.commit_at() || end()).await;
             if end() || self.commit().await.is_err() {
                 return;
             }
@@ -92,7 +92,7 @@ impl Cache {
                 let over = cache.stopping.get() || cache.period.get() != period;
                 over || cache.health().is_err()
             };
-            cache.changed.first.wait_for(|| cache.counts().changed > 0 || end()).await;
+            cache.waits.first_change.wait_for(|| cache.counts().unlogged > 0 || end()).await;
             if end() {
                 return;
             }

@@ -104,7 +104,7 @@ pub(crate) const ATTRIBUTES: [&str; 30] = [
 
 /// The attributes that only tell.
 pub(crate) fn attributes() -> impl Iterator<Item = &'static str> {
-    ATTRIBUTES.into_iter().chain(crate::trouble::ATTRIBUTES)
+    ATTRIBUTES.into_iter().chain(crate::events::ATTRIBUTES)
 }
 
 pub(crate) fn no_attribute(name: &str) -> Error {
@@ -148,7 +148,7 @@ impl Cache {
             "zero_blocks" => self.zero_blocks(),
             "old_blocks" => u64::from(c.old),
             "pending_epochs" => self.slots.borrow().pending_epochs(),
-            "uncommitted_blocks" => c.changed,
+            "uncommitted_blocks" => c.unlogged,
             "flush_done_blocks" => done,
             "flush_total_blocks" => total,
             "commits" => s.commits.get(),
@@ -167,7 +167,7 @@ impl Cache {
             "throttled_us" => s.throttled_ns.get() / 1000,
             "log_used_units" => self.media.log_used_units(),
             _ => {
-                return self.trouble_attribute(name).ok_or_else(|| no_attribute(name));
+                return self.event_attribute(name).ok_or_else(|| no_attribute(name));
             }
         };
         Ok(value.to_string())

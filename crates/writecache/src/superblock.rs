@@ -13,7 +13,7 @@ use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNI
 
 use crate::area::{flush_area, read_area, write_area};
 use crate::config::{Config, Mutation};
-use crate::owner::NOBODY;
+use crate::owner::NO_ORIGIN;
 use crate::recover::{damaged, no_space};
 
 /// What is done when superblocks are written, for errors.
@@ -112,7 +112,7 @@ pub(crate) async fn format_device(
         log_units: geometry.log_units,
         checkpoint_units: geometry.checkpoint_units,
         origin_sectors: sectors.0,
-        origin_id: origin.identity().map_or(NOBODY, |known| format::origin_id(&known)),
+        origin_id: origin.identity().map_or(NO_ORIGIN, |known| format::origin_id(&known)),
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
         part: config.part.map(|of| of.part),
     };

@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 
 use crate::cache::{Cache, reclaim_reserve};
 use crate::config::{Mode, Mutation};
-use crate::media::CHANGED_TOGETHER;
-use crate::slots::{Over, State};
+use crate::map::{Replaced, State};
+use crate::media::CHANGES_AT_ONCE_MAX;
 
 /// Runs of slots that one bio writes at once before it waits for them.
 const PARTS_MAX: usize = 32;
@@ -62,7 +62,7 @@ impl Cache {
     /// What a FUA write has brought into the map is durable when this returns.
     pub(crate) async fn commit_fua(&self) -> Result<(), Status> {
         if !self.mutation(Mutation::NoEpochAtFua) {
-            self.slots.borrow_mut().close_epoch(); // E1
+            self.slots.borrow_mut().close_epoch(); // WC-E1
         }
         self.commit().await
     }
@@ -109,13 +109,13 @@ impl Cache {
                     outcome = outcome.and(written);
                     continue;
                 }
-                for from in (0..part.blocks.len()).step_by(CHANGED_TOGETHER) {
-                    let to = (from + CHANGED_TOGETHER).min(part.blocks.len());
+                for from in (0..part.blocks.len()).step_by(CHANGES_AT_ONCE_MAX) {
+                    let to = (from + CHANGES_AT_ONCE_MAX).min(part.blocks.len());
                     let at = part.blocks.start;
                     let slot = |n: usize| part.slots.start + u32::try_from(n).expect("a part");
-                    self.changed_room(to - from).await;
+                    self.reserve_unlogged(to - from).await;
                     let c = self.counts();
-                    first_change |= c.changed == 0 || c.dirty == 0;
+                    first_change |= c.unlogged == 0 || c.dirty == 0;
                     self.install(first, &(at + from..at + to), &(slot(from)..slot(to)), bufs);
                     if self.merges.any() {
                         self.merges.overtake(first + (at + from) as u64..first + (at + to) as u64);
@@ -123,20 +123,20 @@ impl Cache {
                 }
             }
             if outcome.is_err() || self.tasks_have_work() {
-                self.changed.wake_all();
+                self.waits.wake_all();
             } else if first_change {
-                self.changed.first.wake_all();
+                self.waits.first_change.wake_all();
             }
             outcome?;
         }
         Ok(())
     }
 
-    /// Whether a write, or a commit, is news to any background task or to a writer that waits: most
-    /// are not, and waking them all for each would cost more than the rest of the write.
+    /// Whether a write, or a commit, matters to any background task or to a writer that waits:
+    /// most are not, and waking them all for each would cost more than the rest of the write.
     pub(crate) fn tasks_have_work(&self) -> bool {
         let c = self.counts();
-        c.changed >= self.commit_at()
+        c.unlogged >= self.commit_at()
             || c.free < reclaim_reserve(c.slots)
             || self.starved.get() > 0
             || self.wants_writeback()
@@ -171,18 +171,19 @@ impl Cache {
             let block = first + index as u64;
             let crc = self.checksum_of(bufs, index);
             let mut map = self.slots.borrow_mut();
-            let unsaid = self.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
+            let unlogged =
+                self.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
             match map.install(block, slot, crc) {
-                Over::Committed => {
+                Replaced::Committed => {
                     self.stats.write_hits_committed.add(1);
                     // As the kernel counts: its mode s overwrites the block where it is.
                     self.stats.writes_allocated.add(u64::from(self.config.mode == Mode::Pmem));
                 }
-                Over::Uncommitted => self.stats.write_hits_uncommitted.add(1),
-                Over::Nothing => self.stats.writes_allocated.add(1),
+                Replaced::Uncommitted => self.stats.write_hits_uncommitted.add(1),
+                Replaced::Nothing => self.stats.writes_allocated.add(1),
             }
-            if unsaid {
-                map.forget_change(block);
+            if unlogged {
+                map.forget_unlogged(block);
             }
             if self.mutation(Mutation::TwoWritesInFlight) {
                 self.writeback.unlock(block..block + 1);
@@ -206,25 +207,25 @@ impl Cache {
     async fn starve(&self) -> Result<(), Status> {
         self.stats.writes_blocked.add(1);
         self.starved.set(self.starved.get() + 1);
-        self.changed.wake_all();
+        self.waits.wake_all();
         // Nothing comes free: unreadable blocks, and those that the origin refuses.
-        let hopeless = || {
+        let stuck = || {
             let c = self.counts();
             let stuck = c.dirty + c.old + c.zero + c.bad == c.slots;
             // In order one block holds up all others.
             let dirty = c.dirty + c.zero;
             let dirty = if self.config.ordered { dirty.min(1) } else { dirty };
-            stuck && self.writeback.retry.is_hopeless(u64::from(dirty))
+            stuck && self.writeback.retry.is_stuck(u64::from(dirty))
         };
         // The origin may have been mended since: what waits for its time is tried now.
-        if hopeless() && self.writeback.retry.hurry() {
-            self.writeback.look_again();
-            self.changed.wake_all();
+        if stuck() && self.writeback.retry.retry_now() {
+            self.writeback.recheck();
+            self.waits.wake_all();
         }
-        let over = || self.health().is_err() || (hopeless() && !self.writeback.is_trying_again());
-        self.changed.wait_for(|| self.counts().free > 0 || over()).await;
+        let over = || self.health().is_err() || (stuck() && !self.writeback.is_trying_again());
+        self.waits.wait_for(|| self.counts().free > 0 || over()).await;
         self.starved.set(self.starved.get() - 1);
-        if self.counts().free == 0 && hopeless() {
+        if self.counts().free == 0 && stuck() {
             let no_slot = self.counts().bad == self.counts().slots;
             return Err(if no_slot { Status::NoSpace } else { Status::Io });
         }
@@ -240,12 +241,12 @@ impl Cache {
         self.health()?;
         let sectors = self.config.block_sectors();
         let range = bio.sector.0 / sectors..bio.end().0 / sectors;
-        // I4: no origin write of these blocks is in flight, and none begins.
+        // WC-I4: no origin write of these blocks is in flight, and none begins.
         let locks = !self.mutation(Mutation::ClearUnlocked);
-        // MG3, and before the lock, for which a merge may wait.
-        let _kept_away = match self.mutation(Mutation::ClearBesideMerge) {
+        // WC-MG3, and before the lock, for which a merge may wait.
+        let _no_merges = match self.mutation(Mutation::ClearBesideMerge) {
             true => None,
-            false => Some(self.merges.keep_away(range.clone()).await),
+            false => Some(self.merges.block_merges(range.clone()).await),
         };
         if locks {
             self.lock_origin(range.clone()).await?;
@@ -255,7 +256,7 @@ impl Cache {
             self.writeback.unlock(range);
         }
         self.forget_failures();
-        self.changed.wake_all();
+        self.waits.wake_all();
         match cleared {
             // A discard that the origin does not know is no promise broken: nothing happened.
             Err(Status::NotSupported) if bio.op == Op::Discard => return Ok(()),
@@ -269,23 +270,23 @@ impl Cache {
 
     async fn clear_locked(&self, bio: &Bio, range: &Range<u64>) -> Result<(), Status> {
         let live = self.slots.borrow().live_in(range.clone());
-        for part in live.chunks(CHANGED_TOGETHER) {
-            self.changed_room(part.len()).await;
+        for part in live.chunks(CHANGES_AT_ONCE_MAX) {
+            self.reserve_unlogged(part.len()).await;
             let mut slots = self.slots.borrow_mut();
             if !self.mutation(Mutation::StaleClean) {
-                part.iter().for_each(|&(block, held)| slots.make_dirty(block, held));
+                part.iter().for_each(|&(block, slot_ref)| slots.make_dirty(block, slot_ref));
             }
         }
-        // As WB3: while the log calls a block clean, the origin may not change.
-        if self.commits.is_running() || self.slots.borrow().any_changed(range) {
+        // As WC-WB3: while the log calls a block clean, the origin may not change.
+        if self.commits.is_running() || self.slots.borrow().any_needs_logging(range) {
             self.commit().await?;
         }
         self.clear_origin(bio).await?;
-        for part in live.chunks(CHANGED_TOGETHER) {
-            self.changed_room(part.len()).await;
+        for part in live.chunks(CHANGES_AT_ONCE_MAX) {
+            self.reserve_unlogged(part.len()).await;
             let mut slots = self.slots.borrow_mut();
-            for &(block, held) in part {
-                slots.drop_block(block, held); // a newer version that came meanwhile stays
+            for &(block, slot_ref) in part {
+                slots.drop_block(block, slot_ref); // a newer version that came meanwhile stays
             }
             if self.mutation(Mutation::DiscardUnlogged) {
                 slots.forget_drops();
@@ -297,12 +298,12 @@ impl Cache {
         Ok(())
     }
 
-    /// LR2: waits until so many blocks more may change, at once. A failed commit is not this
+    /// WC-LR2: waits until so many blocks more may change, at once. A failed commit is not this
     /// caller's error: whoever asks for durability hears of it.
-    pub(crate) async fn changed_room(&self, blocks: usize) {
-        assert!(blocks <= CHANGED_TOGETHER, "{blocks} blocks at one go");
-        let full = |changed| changed > 0 && changed + blocks as u64 > self.changed_max();
-        while full(self.counts().changed) && self.commit().await.is_ok() {}
+    pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
+        assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
+        let full = |changed| changed > 0 && changed + blocks as u64 > self.unlogged_max();
+        while full(self.counts().unlogged) && self.commit().await.is_ok() {}
     }
 
     /// Write zeroes to a short range: data like any other, whole or not at all after a crash.
@@ -347,7 +348,7 @@ impl Cache {
         while at < range.end && self.slots.borrow().has_room_for_zeroes() {
             self.wait_for_slot().await?;
             let Some(slots) = self.slots.borrow_mut().allocate(1) else { continue };
-            self.changed_room(1).await;
+            self.reserve_unlogged(1).await;
             let slot = slots.start;
             let longest = range.end.min(at + u64::from(u32::MAX));
             let Some(end) = self.install_zeroes(at..longest, slot) else { break };
@@ -356,10 +357,10 @@ impl Cache {
             }
             self.stats.writes.add(end - at);
             self.installs.set(self.installs.get() + 1);
-            self.changed.wake_all();
+            self.waits.wake_all();
             at = end;
         }
-        self.changed.wake_all();
+        self.waits.wake_all();
         Ok(at)
     }
 
@@ -372,7 +373,7 @@ impl Cache {
         }
         let end = map.install_zeroes(range, slot, ZEROED_TOGETHER);
         if self.mutation(Mutation::ReadIgnoresZeroes) {
-            map.uncover_zeroes();
+            map.forget_zero_ranges();
         }
         Some(end)
     }
@@ -380,7 +381,7 @@ impl Cache {
     async fn clear_origin(&self, bio: &Bio) -> Result<(), Status> {
         let (at, len) = (bio.sector, bio.len);
         let origin = &*self.origin;
-        let doubt = self.origin_doubt();
+        let flush_errors = self.origin_flush_errors();
         let asked = match bio.op {
             Op::Discard => reactor::discard(origin, bio.class, at, len).await,
             Op::WriteZeroes => reactor::write_zeroes(origin, bio.flags, bio.class, at, len).await,
@@ -392,7 +393,7 @@ impl Cache {
             }
             outcome => outcome?,
         }
-        self.flush_origin(bio.class, doubt).await
+        self.flush_origin(bio.class, flush_errors).await
     }
 
     /// Whether a found block can be served from the cache.

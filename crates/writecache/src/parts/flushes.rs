@@ -10,13 +10,13 @@
 //! ```
 //!
 //! A flush that fails may take with it what other parts have written, and the next one would not
-//! tell them.
+//! notify them.
 //!
 //! Invariants
-//! - FL1 (I8) One flush is in flight at a time: whoever gets a good outcome knows that none before
-//!   it has failed unheard.
-//! - FL2 Who is told of a failure is told before it gets the outcome of any later flush: messages
-//!   from one core to another stay in order.
+//! - WC-FL1 (WC-I8) One flush is in flight at a time: whoever gets a good outcome knows that none
+//!   before it has failed unheard.
+//! - WC-FL2 Who is told of a failure is told before it gets the outcome of any later flush:
+//!   messages from one core to another stay in order.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -29,11 +29,11 @@ pub(crate) enum AfterFailure {
     /// No flush succeeds any more: nobody may promise anything.
     FailAll,
     /// Those that did not ask for it are told.
-    Tell,
+    NotifyOthers,
 }
 
 /// Tells a part, by its number, of a flush that has failed.
-pub(crate) type TellPart = Rc<dyn Fn(u8, Status)>;
+pub(crate) type NotifyPart = Rc<dyn Fn(u8, Status)>;
 
 /// The flushes of one device.
 pub(crate) struct Flushes {
@@ -43,7 +43,7 @@ pub(crate) struct Flushes {
     waiting: RefCell<Vec<(u8, Bio)>>,
     running: Cell<bool>,
     failed: Cell<Option<Status>>,
-    tell: RefCell<Option<TellPart>>,
+    notify: RefCell<Option<NotifyPart>>,
     count: Cell<u64>,
 }
 
@@ -60,14 +60,14 @@ impl Flushes {
             waiting: RefCell::default(),
             running: Cell::new(false),
             failed: Cell::new(None),
-            tell: RefCell::default(),
+            notify: RefCell::default(),
             count: Cell::new(0),
         })
     }
 
     /// From now on parts are told of failures.
-    pub(crate) fn tell_by(&self, tell: TellPart) {
-        *self.tell.borrow_mut() = Some(tell);
+    pub(crate) fn notify_with(&self, notify: NotifyPart) {
+        *self.notify.borrow_mut() = Some(notify);
     }
 
     /// How many the device was asked for.
@@ -92,7 +92,7 @@ impl Flushes {
             let outcome = self.flush(&batch).await;
             if let Err(status) = outcome {
                 self.failed.set(Some(status));
-                self.tell_others(&batch, status); // FL2
+                self.notify_others(&batch, status); // WC-FL2
             }
             for (_, bio) in batch {
                 bio.complete(outcome.into());
@@ -111,11 +111,14 @@ impl Flushes {
         reactor::flush(&*self.device, class).await
     }
 
-    fn tell_others(&self, batch: &[(u8, Bio)], status: Status) {
-        let tell = self.tell.borrow().clone();
-        let Some(tell) = tell.filter(|_| self.after_failure == AfterFailure::Tell) else { return };
+    fn notify_others(&self, batch: &[(u8, Bio)], status: Status) {
+        let notify = self.notify.borrow().clone();
+        let Some(notify) = notify.filter(|_| self.after_failure == AfterFailure::NotifyOthers)
+        else {
+            return;
+        };
         let asked = |nth| batch.iter().any(|(asker, _)| *asker == nth);
-        (0..self.parts).filter(|&nth| !asked(nth)).for_each(|nth| tell(nth, status));
+        (0..self.parts).filter(|&nth| !asked(nth)).for_each(|nth| notify(nth, status));
     }
 }
 

@@ -16,10 +16,10 @@
 //! parts meets anywhere but in flushes.
 //!
 //! Invariants
-//! - P1 A block is of one part for as long as the cache lives: number of parts, chunk and areas are
-//!   on the media.
-//! - P2 A FLUSH ends when every part has ended it; a part that has nothing new has no work.
-//! - P3 What a failed flush of a shared device may have lost counts as lost in every part
+//! - WC-P1 A block is of one part for as long as the cache lives: number of parts, chunk and areas
+//!   are on the media.
+//! - WC-P2 A FLUSH ends when every part has ended it; a part that has nothing new has no work.
+//! - WC-P3 What a failed flush of a shared device may have lost counts as lost in every part
 //!   (`flushes`).
 pub(crate) mod control;
 pub(crate) mod flushes;
@@ -44,26 +44,26 @@ use self::flushes::{AfterFailure, Flushes, Port, Shared};
 use self::layout::Layout;
 use self::open::Division;
 pub(crate) use self::open::{divide, share_of_rate, tuning_of_part};
-pub(crate) use self::sum::{Said, Told};
+pub(crate) use self::sum::{AggregatedStatus, PartReport};
 use crate::config::{Config, Mutation};
-use crate::target::WriteCache;
-use crate::trouble::{Tell, Trouble};
+use crate::dm_target::WriteCache;
+use crate::events::{CacheEvent, OnEvent};
 
 /// Pieces of one bio that are under way: a discard may be as long as the device.
 const PIECES_IN_FLIGHT: usize = 64;
 
 /// Makes a device of another core there: the same file, the same memory.
-pub type Lent = Box<dyn FnOnce() -> Rc<dyn BlockDevice> + Send>;
+pub type DeviceFactory = Box<dyn FnOnce() -> Rc<dyn BlockDevice> + Send>;
 
 /// How a device of this core is reached from others, where it can be at all; given by the program.
 /// Those that it does not lend are reached by messages to this core.
-pub type Lend = Rc<dyn Fn(&Rc<dyn BlockDevice>) -> Option<Lent>>;
+pub type ShareDevice = Rc<dyn Fn(&Rc<dyn BlockDevice>) -> Option<DeviceFactory>>;
 
 /// On which cores parts are.
 #[derive(Clone)]
-pub(crate) struct Spread {
+pub(crate) struct Placement {
     pub(crate) cores: Vec<CoreId>,
-    pub(crate) lend: Lend,
+    pub(crate) share: ShareDevice,
 }
 
 /// What all parts are made of.
@@ -75,12 +75,12 @@ pub(crate) struct Plan<'a> {
     pub(crate) device: &'a Rc<dyn BlockDevice>,
     pub(crate) sectors: Sector,
     pub(crate) limits: Limits,
-    pub(crate) spread: Option<&'a Spread>,
-    pub(crate) tell: Option<Tell>,
+    pub(crate) placement: Option<&'a Placement>,
+    pub(crate) on_event: Option<OnEvent>,
 }
 
 /// A part as this core has it.
-struct Held {
+struct PartHandle {
     core: CoreId,
     anchor: Anchor,
     device: Rc<dyn BlockDevice>,
@@ -92,55 +92,55 @@ pub(crate) struct Parts {
     /// Of the whole device.
     limits: Limits,
     mutation: Mutation,
-    held: Vec<Held>,
+    handles: Vec<PartHandle>,
     pub(crate) cache_flushes: Rc<Flushes>,
     pub(crate) origin_flushes: Rc<Flushes>,
     /// Devices of this core that other cores reach, and what parts there are called by.
     exports: RefCell<Vec<(CoreId, Export)>>,
-    herald: Anchor,
+    forwarder: Anchor,
     /// No background work.
     pub(crate) suspended: Cell<bool>,
-    told: RefCell<Told>,
+    aggregated: RefCell<AggregatedStatus>,
 }
 
 /// Passes on what parts have to tell.
-struct Herald {
-    tell: Option<Tell>,
-    /// Parts that have told of an origin in trouble, and not yet of its end.
-    troubled: Cell<u16>,
+struct EventForwarder {
+    on_event: Option<OnEvent>,
+    /// Bit n: part n has reported an origin error, and not yet its end.
+    origin_failing: Cell<u16>,
 }
 
-impl Herald {
-    fn hear(&self, nth: u8, trouble: Trouble) {
-        let before = self.troubled.get();
-        let after = match trouble {
-            Trouble::Writeback { .. } | Trouble::OriginFlush { .. } => before | 1 << nth,
-            Trouble::Recovered => before & !(1 << nth),
-            Trouble::Failed { .. }
-            | Trouble::Lost { .. }
-            | Trouble::Bug { .. }
-            | Trouble::BadBlock { .. }
-            | Trouble::GapLost { .. } => before,
+impl EventForwarder {
+    fn forward(&self, nth: u8, event: CacheEvent) {
+        let before = self.origin_failing.get();
+        let after = match event {
+            CacheEvent::Writeback { .. } | CacheEvent::OriginFlush { .. } => before | 1 << nth,
+            CacheEvent::Recovered => before & !(1 << nth),
+            CacheEvent::Failed { .. }
+            | CacheEvent::Lost { .. }
+            | CacheEvent::Bug { .. }
+            | CacheEvent::BadBlock { .. }
+            | CacheEvent::GapLost { .. } => before,
         };
-        self.troubled.set(after);
+        self.origin_failing.set(after);
         // The origin is one: it is in trouble from the first part's word to the last one's.
-        let is_news = match trouble {
-            Trouble::Writeback { .. } | Trouble::OriginFlush { .. } => before == 0,
-            Trouble::Recovered => after == 0,
-            Trouble::Failed { .. }
-            | Trouble::Lost { .. }
-            | Trouble::Bug { .. }
-            | Trouble::BadBlock { .. }
-            | Trouble::GapLost { .. } => true,
+        let is_news = match event {
+            CacheEvent::Writeback { .. } | CacheEvent::OriginFlush { .. } => before == 0,
+            CacheEvent::Recovered => after == 0,
+            CacheEvent::Failed { .. }
+            | CacheEvent::Lost { .. }
+            | CacheEvent::Bug { .. }
+            | CacheEvent::BadBlock { .. }
+            | CacheEvent::GapLost { .. } => true,
         };
-        if let Some(tell) = self.tell.as_ref().filter(|_| is_news) {
-            tell(trouble);
+        if let Some(on_event) = self.on_event.as_ref().filter(|_| is_news) {
+            on_event(event);
         }
     }
 }
 
 /// A device on its way to another core.
-struct Away {
+struct RemoteDevice {
     data: Data,
     home: CoreId,
     flushes: Export,
@@ -150,19 +150,19 @@ struct Away {
 }
 
 enum Data {
-    Lent(Lent),
+    Local(DeviceFactory),
     /// By messages to its core.
     Export(Export),
 }
 
-impl Away {
+impl RemoteDevice {
     /// The device on this core.
-    fn arrive(self) -> Rc<dyn BlockDevice> {
+    fn into_local(self) -> Rc<dyn BlockDevice> {
         let remote =
             |export| Rc::new(Remote::new(self.home, export, &*self.name, self.limits.clone()));
         let flushes = remote(self.flushes);
         let data = match self.data {
-            Data::Lent(lent) => lent(),
+            Data::Local(make) => make(),
             Data::Export(export) => remote(export),
         };
         Rc::new(Shared { data, flushes, identity: self.identity })
@@ -174,62 +174,66 @@ impl Parts {
     /// [`Parts::begin`].
     pub(crate) async fn open(plan: Plan<'_>) -> Result<Rc<Parts>, Error> {
         let of = plan.division.parts();
-        let herald = Rc::new(Herald { tell: plan.tell.clone(), troubled: Cell::new(0) });
+        let forwarder = Rc::new(EventForwarder {
+            on_event: plan.on_event.clone(),
+            origin_failing: Cell::new(0),
+        });
         let flushes = |device: &Rc<dyn BlockDevice>, after| Flushes::new(device.clone(), of, after);
         // What was made goes again when a later one fails.
         let mut parts = Parts {
             layout: plan.division.layout(),
             limits: plan.limits.clone(),
             mutation: plan.config.mutation,
-            held: Vec::new(),
+            handles: Vec::new(),
             cache_flushes: flushes(plan.device, AfterFailure::FailAll),
-            origin_flushes: flushes(plan.origin, AfterFailure::Tell),
+            origin_flushes: flushes(plan.origin, AfterFailure::NotifyOthers),
             exports: RefCell::default(),
-            herald: anchor(herald.clone()),
+            forwarder: anchor(forwarder.clone()),
             suspended: Cell::new(false),
-            told: RefCell::default(),
+            aggregated: RefCell::default(),
         };
         let here = core_id();
         let mut away = Vec::new();
-        let mut made: Vec<Option<Result<Held, Error>>> = (0..of).map(|_| None).collect();
+        let mut made: Vec<Option<Result<PartHandle, Error>>> = (0..of).map(|_| None).collect();
         for nth in 0..of {
-            let core = plan.spread.map_or(here, |s| s.cores[usize::from(nth) % s.cores.len()]);
+            let core = plan.placement.map_or(here, |s| s.cores[usize::from(nth) % s.cores.len()]);
             if core != here {
                 away.push((nth, core, parts.send(&plan, nth, core)));
             }
         }
         for nth in 0..of {
             if away.iter().all(|(n, ..)| *n != nth) {
-                made[usize::from(nth)] = Some(parts.make_here(&plan, nth, &herald).await);
+                made[usize::from(nth)] = Some(parts.make_here(&plan, nth, &forwarder).await);
             }
         }
         for (nth, core, sent) in away {
             let opened = sent.await.map(|(anchor, export)| {
                 parts.exports.borrow_mut().push((core, export));
                 let device = Remote::new(core, export, plan.name, Limits::new(plan.sectors));
-                Held { core, anchor, device: Rc::new(device) }
+                PartHandle { core, anchor, device: Rc::new(device) }
             });
             made[usize::from(nth)] = Some(opened);
         }
         let mut outcome = Ok(());
         for (nth, opened) in made.into_iter().enumerate() {
             match opened.expect("here or away") {
-                Ok(held) => parts.held.push(held),
+                Ok(part) => parts.handles.push(part),
                 Err(e) => outcome = outcome.and(Err(e.within(format!("part {nth} of {of}")))),
             }
         }
         outcome?;
         let parts = Rc::new(parts);
-        if parts.mutation != Mutation::PartsNotTold {
-            let told: Vec<_> = parts.held.iter().map(|held| (held.core, held.anchor)).collect();
-            parts.origin_flushes.tell_by(Rc::new(move |nth, status| {
-                let (core, anchor) = told[usize::from(nth)];
-                let hear = move || {
+        if parts.mutation != Mutation::PartsNotNotified {
+            let aggregated: Vec<_> =
+                parts.handles.iter().map(|part| (part.core, part.anchor)).collect();
+            parts.origin_flushes.notify_with(Rc::new(move |nth, status| {
+                let (core, anchor) = aggregated[usize::from(nth)];
+                let forward = move || {
                     if let Some(part) = anchored::<WriteCache>(anchor) {
                         part.other_flush_failed(status);
                     }
                 };
-                if core == core_id() { hear() } else { post(core, Msg::Call(Box::new(hear))) }
+                if core == core_id() { forward() } else { post(core, Msg::Call(Box::new(forward))) }
             }));
         }
         Ok(parts)
@@ -239,8 +243,8 @@ impl Parts {
         &self,
         plan: &Plan<'_>,
         nth: u8,
-        herald: &Rc<Herald>,
-    ) -> Result<Held, Error> {
+        forwarder: &Rc<EventForwarder>,
+    ) -> Result<PartHandle, Error> {
         let shared = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| -> Rc<dyn BlockDevice> {
             let (data, identity) = (data.clone(), data.identity());
             Rc::new(Shared {
@@ -253,10 +257,10 @@ impl Parts {
         let device = shared(plan.device, &self.cache_flushes);
         let config = plan.division.config_of(plan.config, nth);
         let part = WriteCache::new(plan.name, config, origin, device, plan.sectors)?;
-        let herald = herald.clone();
-        part.on_trouble(move |trouble| herald.hear(nth, trouble));
+        let forwarder = forwarder.clone();
+        part.on_event(move |event| forwarder.forward(nth, event));
         part.open_part().await?;
-        Ok(Held { core: core_id(), anchor: anchor(part.clone()), device: part })
+        Ok(PartHandle { core: core_id(), anchor: anchor(part.clone()), device: part })
     }
 
     /// Has a part made and opened on another core.
@@ -267,16 +271,16 @@ impl Parts {
         core: CoreId,
     ) -> impl Future<Output = Result<(Anchor, Export), Error>> + 'static {
         let home = core_id();
-        let spread = plan.spread.expect("there are other cores");
-        let lent = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| {
+        let placement = plan.placement.expect("there are other cores");
+        let remote = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| {
             let export = |device| {
                 let export = export(device);
                 self.exports.borrow_mut().push((home, export));
                 export
             };
-            Away {
-                data: match (spread.lend)(data) {
-                    Some(lent) => Data::Lent(lent),
+            RemoteDevice {
+                data: match (placement.share)(data) {
+                    Some(make) => Data::Local(make),
                     None => Data::Export(export(data.clone())),
                 },
                 home,
@@ -286,20 +290,20 @@ impl Parts {
                 identity: data.identity(),
             }
         };
-        let origin = lent(plan.origin, &self.origin_flushes);
-        let device = lent(plan.device, &self.cache_flushes);
+        let origin = remote(plan.origin, &self.origin_flushes);
+        let device = remote(plan.device, &self.cache_flushes);
         let config = plan.division.config_of(plan.config, nth);
-        let (name, sectors, herald) = (plan.name.to_owned(), plan.sectors, self.herald);
+        let (name, sectors, forwarder) = (plan.name.to_owned(), plan.sectors, self.forwarder);
         call(core, move || async move {
-            let (origin, device) = (origin.arrive(), device.arrive());
+            let (origin, device) = (origin.into_local(), device.into_local());
             let part = WriteCache::new(name, config, origin, device, sectors)?;
-            part.on_trouble(move |trouble| {
-                let hear = move || {
-                    if let Some(herald) = anchored::<Herald>(herald) {
-                        herald.hear(nth, trouble);
+            part.on_event(move |event| {
+                let forward = move || {
+                    if let Some(forwarder) = anchored::<EventForwarder>(forwarder) {
+                        forwarder.forward(nth, event);
                     }
                 };
-                post(home, Msg::Call(Box::new(hear)));
+                post(home, Msg::Call(Box::new(forward)));
             });
             part.open_part().await?;
             Ok((anchor(part.clone()), export(part)))
@@ -317,10 +321,10 @@ impl Parts {
         values: Vec<T>,
         take: fn(Rc<WriteCache>, T),
     ) {
-        for (held, value) in self.held.iter().zip(values) {
-            let anchor = held.anchor;
-            call(held.core, move || async move {
-                take(anchored(anchor).expect("kept as long as it is held"), value);
+        for (part, value) in self.handles.iter().zip(values) {
+            let anchor = part.anchor;
+            call(part.core, move || async move {
+                take(anchored(anchor).expect("kept as long as it is part"), value);
             })
             .await;
         }
@@ -333,14 +337,14 @@ impl Parts {
         F: Fn(Rc<WriteCache>) -> Fut + Clone + Send + 'static,
         Fut: Future<Output = T> + 'static,
     {
-        let ask = |held: &Held| {
-            let (anchor, f) = (held.anchor, f.clone());
-            call(held.core, move || {
-                let part = anchored::<WriteCache>(anchor).expect("kept as long as it is held");
+        let ask = |part: &PartHandle| {
+            let (anchor, f) = (part.anchor, f.clone());
+            call(part.core, move || {
+                let part = anchored::<WriteCache>(anchor).expect("kept as long as it is part");
                 f(part)
             })
         };
-        let asked: Vec<_> = self.held.iter().map(ask).collect();
+        let asked: Vec<_> = self.handles.iter().map(ask).collect();
         let mut answers = Vec::with_capacity(asked.len());
         for answer in asked {
             answers.push(answer.await);
@@ -359,28 +363,28 @@ impl Parts {
 
     /// Parts of this core, without asking.
     pub(crate) fn here(&self) -> impl Iterator<Item = Rc<WriteCache>> + '_ {
-        let here = self.held.iter().filter(|held| held.core == core_id());
-        here.filter_map(|held| anchored::<WriteCache>(held.anchor))
+        let here = self.handles.iter().filter(|part| part.core == core_id());
+        here.filter_map(|part| anchored::<WriteCache>(part.anchor))
     }
 
-    /// Brings what is told of all parts together up to date.
+    /// Asks all parts for their status and sums it up.
     pub(crate) async fn refresh(&self) {
-        let said = self.ask(|part| async move { part.say_all() }).await;
-        let mut told = Told::of(&said);
-        told.set("cache_flushes", self.cache_flushes.count());
-        told.set("origin_flushes", self.origin_flushes.count());
-        *self.told.borrow_mut() = told;
+        let reports = self.ask(|part| async move { part.report() }).await;
+        let mut aggregated = AggregatedStatus::of(&reports);
+        aggregated.set("cache_flushes", self.cache_flushes.count());
+        aggregated.set("origin_flushes", self.origin_flushes.count());
+        *self.aggregated.borrow_mut() = aggregated;
     }
 
-    /// What was told last.
-    pub(crate) fn told(&self) -> std::cell::Ref<'_, Told> {
-        self.told.borrow()
+    /// The sum as of the last `refresh`.
+    pub(crate) fn aggregated(&self) -> std::cell::Ref<'_, AggregatedStatus> {
+        self.aggregated.borrow()
     }
 
     /// Sends a bio to the parts that it is about.
     pub(crate) fn submit(&self, bio: Bio) {
         if bio.op != Op::Flush && self.layout.is_within_one(bio.sector, bio.len) {
-            return self.held[self.layout.part_of(bio.sector)].device.submit(bio);
+            return self.handles[self.layout.part_of(bio.sector)].device.submit(bio);
         }
         self.split(bio);
     }
@@ -392,7 +396,7 @@ impl Parts {
         }
         let Bio { op, flags, class, opener, sector, len, bufs, done } = bio;
         let devices: SmallVec<[Rc<dyn BlockDevice>; 4]> =
-            self.held.iter().map(|held| held.device.clone()).collect();
+            self.handles.iter().map(|part| part.device.clone()).collect();
         let (layout, end) = (self.layout, sector + len);
         let send = move |device: &Rc<dyn BlockDevice>, at: Sector, len: Sector, bufs: Bufs| {
             io_by(opener, &**device, op, flags, class, (at, len), bufs)
@@ -444,7 +448,7 @@ impl Drop for Parts {
         if block::crashing() {
             return;
         }
-        let forget: Vec<_> = self.held.drain(..).map(|held| (held.core, held.anchor)).collect();
+        let forget: Vec<_> = self.handles.drain(..).map(|part| (part.core, part.anchor)).collect();
         let on = |core, f: Box<dyn FnOnce() + Send>| {
             if core == core_id() { f() } else { post(core, Msg::Call(f)) }
         };
@@ -454,12 +458,12 @@ impl Drop for Parts {
         for (core, anchor) in forget {
             on(core, Box::new(move || unanchor(anchor)));
         }
-        unanchor(self.herald);
+        unanchor(self.forwarder);
     }
 }
 
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Parts({} of {:?})", self.held.len(), self.layout)
+        write!(f, "Parts({} of {:?})", self.handles.len(), self.layout)
     }
 }

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Invariants
-//! - PO1 A cache is there when its part 0 is: it is written last, when all others are durable. What
-//!   a cut leaves of a creation is no cache, and the next one begins anew.
-//! - PO2 No part is opened before all have been looked at, and what is refused is left as it is.
+//! - WC-PO1 A cache is there when its part 0 is: it is written last, when all others are durable.
+//!   What a cut leaves of a creation is no cache, and the next one begins anew.
+//! - WC-PO2 No part is opened before all have been looked at, and what is refused is left as it is.
 use block::{BlockDevice, Error, Sector};
 use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 
@@ -147,7 +147,7 @@ async fn adopts(
 ) -> Result<bool, Error> {
     let id = origin.identity().map(|identity| format::origin_id(&identity));
     let is_own =
-        |s: &Superblock| s.origin_id == owner::NOBODY || id.is_none_or(|id| s.origin_id == id);
+        |s: &Superblock| s.origin_id == owner::NO_ORIGIN || id.is_none_or(|id| s.origin_id == id);
     let is_known = superblocks.iter().all(is_own);
     if is_known && superblocks.iter().all(|s| s.origin_sectors == sectors.0) {
         return Ok(false);
@@ -164,7 +164,7 @@ async fn adopts(
     Ok(!is_known)
 }
 
-/// Makes the parts of a new cache, durably, part 0 last (PO1).
+/// Makes the parts of a new cache, durably, part 0 last (WC-PO1).
 async fn create(
     config: &Config,
     origin: &dyn BlockDevice,

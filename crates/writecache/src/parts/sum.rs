@@ -23,39 +23,40 @@ const FLUSHES: usize = 12;
 
 /// What one part says: its status line, and its attributes in the order of `status::attributes`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Said {
+pub(crate) struct PartReport {
     pub(crate) status: String,
     pub(crate) attributes: Vec<String>,
 }
 
 /// What all parts together say.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct AggregatedStatus {
     status: String,
     attributes: BTreeMap<&'static str, String>,
 }
 
-impl Told {
-    pub(super) fn of(said: &[Said]) -> Told {
-        let lines: Vec<&str> = said.iter().map(|part| &*part.status).collect();
+impl AggregatedStatus {
+    pub(super) fn of(reports: &[PartReport]) -> AggregatedStatus {
+        let lines: Vec<&str> = reports.iter().map(|part| &*part.status).collect();
         let sector = attributes().position(|name| name == "writeback_error_sector");
-        let mut told = Told { status: status(&lines), attributes: BTreeMap::new() };
+        let mut aggregated =
+            AggregatedStatus { status: status(&lines), attributes: BTreeMap::new() };
         for (nth, name) in attributes().enumerate() {
-            let of = |part: &Said| part.attributes.get(nth).cloned().unwrap_or_default();
-            let values: Vec<String> = said.iter().map(of).collect();
+            let of = |part: &PartReport| part.attributes.get(nth).cloned().unwrap_or_default();
+            let values: Vec<String> = reports.iter().map(of).collect();
             let value = match name {
                 "writeback_error" | "writeback_error_sector" => {
-                    let at = |part: &Said| part.attributes.get(sector?)?.parse::<u64>().ok();
-                    let in_trouble = said.iter().filter(|part| of(part) != "none");
+                    let at = |part: &PartReport| part.attributes.get(sector?)?.parse::<u64>().ok();
+                    let in_trouble = reports.iter().filter(|part| of(part) != "none");
                     let lowest = in_trouble.min_by_key(|part| at(part).unwrap_or(u64::MAX));
                     lowest.map_or_else(|| "none".to_owned(), of)
                 }
                 _ => combine(name, &values),
             };
-            told.attributes.insert(name, value);
+            aggregated.attributes.insert(name, value);
         }
-        told.attributes.insert("format", "native".to_owned());
-        told
+        aggregated.attributes.insert("format", "native".to_owned());
+        aggregated
     }
 
     pub(super) fn set(&mut self, name: &'static str, value: u64) {

@@ -12,8 +12,8 @@
 //! `flush` afterwards, which has little left to do, makes the origin fit for use without its cache.
 //!
 //! Invariants
-//! - DR1 A drain that has ended, however it did, leaves no limit behind.
-//! - DR2 A drain does not hold up a `flush`, a suspend, or writers.
+//! - WC-DR1 A drain that has ended, however it did, leaves no limit behind.
+//! - WC-DR2 A drain does not hold up a `flush`, a suspend, or writers.
 use std::rc::{Rc, Weak};
 
 use block::{Error, Nanos};
@@ -22,7 +22,7 @@ use roaring::RoaringTreemap;
 
 use super::flush::FlushJob;
 use crate::cache::Cache;
-use crate::target::io_failed;
+use crate::dm_target::io_failed;
 
 /// Longest time that may be given: a year.
 const WITHIN_S_MAX: u64 = 365 * 24 * 3600;
@@ -136,11 +136,11 @@ impl Cache {
         let (total, left, in_order) = (todo.len(), RoaringTreemap::new(), self.config.ordered);
         let job = FlushJob { number, total, todo, left, in_order };
         *wb.drain.borrow_mut() = Some(DrainJob { job, limits, began: now(), stopped: false });
-        wb.retry.ripen_all();
+        wb.retry.make_all_ready();
         wb.limits.pace.borrow_mut().forgive();
         wb.lru.borrow_mut().clear();
-        wb.look_again();
-        self.changed.wake_all();
+        wb.recheck();
+        self.waits.wake_all();
         reactor::spawn(Cache::drain_clock(Rc::downgrade(&self), number));
         let retired = || self.slots.borrow().is_retired_before(until);
         let over = || {
@@ -151,17 +151,17 @@ impl Cache {
             })
         };
         let ended = || over() || self.health().is_err() || self.stopping.get();
-        self.changed.wait_for(ended).await;
+        self.waits.wait_for(ended).await;
         let mut drain = wb.drain.take().expect("only this takes it");
         if drain.job.is_done(retired) {
             drain.job.end();
         }
-        // DR1
+        // WC-DR1
         if drain.limits.rate > 0 {
             wb.limits.forgive();
         }
-        wb.look_again();
-        self.changed.wake_all();
+        wb.recheck();
+        self.waits.wake_all();
         self.health().map_err(io_failed)?;
         self.outcome(&drain)
     }
@@ -194,7 +194,7 @@ impl Cache {
             if cache.writeback.drain.borrow().as_ref().is_none_or(|d| d.job.number != number) {
                 return;
             }
-            cache.changed.wake_all();
+            cache.waits.wake_all();
             drop(cache);
             reactor::sleep(LOOK).await;
         }
@@ -205,7 +205,7 @@ impl Cache {
         let mut drain = self.writeback.drain.borrow_mut();
         let runs = drain.as_mut().map(|d| d.stopped = true).is_some();
         drop(drain);
-        self.changed.wake_all();
+        self.waits.wake_all();
         runs
     }
 

@@ -18,14 +18,15 @@
 //! broken off: a large transfer is what makes them wait.
 //!
 //! Invariants
-//! - GF1 (I6) An extent is in `busy`, gaps included, from before its gaps are read until its write
-//!   has ended: no other origin write of these blocks begins meanwhile.
-//! - GF2 A gap's bytes are those of the origin, or of a clean copy whose slot still held it after
-//!   it was read and whose checksum is right. Where neither is to be had the write has a hole.
-//!   When the write fails the gaps are kept: `spoilt`.
-//! - GF3 Gaps are filled only on an origin that moves a head (`Limits::rotational`), by measured
+//! - WC-GF1 (WC-I6) An extent is in `busy`, gaps included, from before its gaps are read until its
+//!   write has ended: no other origin write of these blocks begins meanwhile.
+//! - WC-GF2 A gap's bytes are those of the origin, or of a clean copy whose slot still held it
+//!   after it was read and whose checksum is right. Where neither is to be had the write has a
+//!   hole. When the write fails the gaps are kept: `failed_fills`.
+//! - WC-GF3 Gaps are filled only on an origin that moves a head (`Limits::rotational`), by measured
 //!   costs, and none is longer than a quarter of the largest write.
-//! - GF4 A part of a divided cache fills no gap in a chunk of another, which may be writing there.
+//! - WC-GF4 A part of a divided cache fills no gap in a chunk of another, which may be writing
+//!   there.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -38,7 +39,7 @@ use super::Writeback;
 use super::pick::Source;
 use crate::cache::Cache;
 use crate::config::{Mutation, Order};
-use crate::slots::State;
+use crate::map::State;
 
 /// Length of a stretch, and with it the memory that it takes. On the models of disks 32 MiB take
 /// 2 % longer than 64, and 16 take 4 % (`docs/hdd-model.md`).
@@ -292,9 +293,9 @@ impl Cache {
     async fn quiet(&self, stop: &impl Fn() -> bool) {
         let wb = &self.writeback;
         wb.destage.wants_quiet.set(true);
-        self.changed.wake_all();
+        self.waits.wake_all();
         let quiet = || wb.in_flight_runs.get() == 0 && wb.pending() == 0;
-        self.changed.wait_for(|| quiet() || stop()).await;
+        self.waits.wait_for(|| quiet() || stop()).await;
         wb.destage.wants_quiet.set(false);
     }
 
@@ -327,7 +328,7 @@ impl Cache {
         if gap.end - gap.start > self.io_blocks() / GAP_PART || awaited || !wb.is_free(gap) {
             return Contents::Closed;
         }
-        // GF4
+        // WC-GF4
         let owned = gap.is_empty() || self.config.owns(gap);
         if !owned && !self.mutation(Mutation::GapOfOtherPart) {
             return Contents::Closed;
@@ -337,7 +338,7 @@ impl Cache {
         if gap.clone().all(is_copied) { Contents::Known } else { Contents::Unknown }
     }
 
-    /// Locks runs with the gaps between them, in extents that touch (GF1).
+    /// Locks runs with the gaps between them, in extents that touch (WC-GF1).
     fn lock_filled(&self, runs: &[Run], fills: &[Fill]) {
         let wb = &self.writeback;
         let unit = unit(
@@ -433,7 +434,7 @@ impl Cache {
         for extent in stretch {
             wb.release_extent(self, extent.run, &extent.gaps, |_| true);
         }
-        self.changed.wake_all();
+        self.waits.wake_all();
     }
 }
 

@@ -6,7 +6,7 @@ use roaring::RoaringTreemap;
 
 use crate::cache::Cache;
 use crate::config::Mutation;
-use crate::target::io_failed;
+use crate::dm_target::io_failed;
 
 /// A `flush`, or a `drain`: the blocks that were dirty when it began and are not on the origin yet.
 pub(super) struct FlushJob {
@@ -59,22 +59,22 @@ impl Cache {
         self.slots.borrow_mut().close_epoch();
         let until = self.slots.borrow().open_epoch();
         self.commit().await.map_err(io_failed)?;
-        self.changed.wait_for(|| wb.job.borrow().is_none()).await;
+        self.waits.wait_for(|| wb.job.borrow().is_none()).await;
         let todo = self.slots.borrow().dirty().clone();
         let number = wb.jobs.get() + 1;
         wb.jobs.set(number);
         let (total, left, in_order) = (todo.len(), RoaringTreemap::new(), self.config.ordered);
         *wb.job.borrow_mut() = Some(FlushJob { number, total, todo, left, in_order });
-        wb.retry.ripen_all();
-        wb.news.set(wb.news.get() + 1);
+        wb.retry.make_all_ready();
+        wb.changes.set(wb.changes.get() + 1);
         wb.lru.borrow_mut().clear();
-        self.changed.wake_all();
+        self.waits.wake_all();
         let retired = || self.slots.borrow().is_retired_before(until);
         let done = || wb.job.borrow().as_ref().is_some_and(|job| job.is_done(retired));
-        self.changed.wait_for(|| done() || self.health().is_err()).await;
+        self.waits.wait_for(|| done() || self.health().is_err()).await;
         let mut job = wb.job.take().expect("only this takes it");
-        wb.news.set(wb.news.get() + 1);
-        self.changed.wake_all();
+        wb.changes.set(wb.changes.get() + 1);
+        self.waits.wake_all();
         self.health().map_err(io_failed)?;
         let left = job.end();
         if let Some(first) = left.min() {
@@ -115,10 +115,10 @@ impl Cache {
             if none_left {
                 return Ok(());
             }
-            // LR2. Clients may have changed as much as may be; then the next commit makes room.
+            // WC-LR2. Clients may have changed as much as may be; then the next commit makes room.
             let ignored = self.mutation(Mutation::DropsBeyondRoom);
-            let changed = if ignored { 0 } else { self.counts().changed };
-            let room = self.changed_max().saturating_sub(changed);
+            let changed = if ignored { 0 } else { self.counts().unlogged };
+            let room = self.unlogged_max().saturating_sub(changed);
             self.slots.borrow_mut().evict(u32::try_from(room).unwrap_or(u32::MAX));
             if self.mutation(Mutation::CleanKeptInLog) {
                 self.slots.borrow_mut().forget_drops();

@@ -48,7 +48,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// What was written counts as not written.
-    pub(super) fn nothing_written(&self) {
+    pub(super) fn reset_written(&self) {
         self.written.set(0);
     }
 
@@ -133,7 +133,7 @@ impl Cache {
         reactor::sleep(LOOK).await;
         if let Some(cache) = weak.upgrade() {
             cache.writeback.limits.timer.set(false);
-            cache.changed.wake_all();
+            cache.waits.wake_all();
         }
     }
 
@@ -200,7 +200,7 @@ impl Cache {
         let wb = &self.writeback;
         if wait_ns > SETTLE_AT_NS && !wb.written.borrow().is_empty() {
             wb.idle.set(true);
-            self.changed.wake_all();
+            self.waits.wake_all();
         }
         reactor::sleep(Nanos(wait_ns).min(LOOK)).await;
         wb.idle.set(false);

@@ -16,12 +16,12 @@
 //! Before a rotating disk gaps between the runs may be written too: `extent`.
 //!
 //! Invariants
-//! - I3 A block is retired only after an origin flush that began after its write had completed.
-//! - I3 holds for FUA too: such a write is durable as it ends, and needs no flush.
-//! - WB1 `busy` holds every block from the moment it is picked until it is settled, and every
+//! - WC-I3 A block is retired only after an origin flush that began after its write had completed.
+//! - WC-I3 holds for FUA too: such a write is durable as it ends, and needs no flush.
+//! - WC-WB1 `busy` holds every block from the moment it is picked until it is settled, and every
 //!   block of a range that is being cleared: no two origin writes of a block are ever in flight.
-//! - WB2 What is written to the origin has just been checked against its checksum.
-//! - WB3 Only a block whose state is in the durable log is written. Else the log may say that an
+//! - WC-WB2 What is written to the origin has just been checked against its checksum.
+//! - WC-WB3 Only a block whose state is in the durable log is written. Else the log may say that an
 //!   older version is clean, and after a crash the cache would serve that one, then evict it, and
 //!   then serve what the origin holds.
 use std::cell::{Cell, RefCell};
@@ -40,11 +40,12 @@ use self::limits::Limits;
 use self::retry::Retry;
 use self::zeroes::Zeroing;
 use crate::cache::Cache;
-use crate::slots::Held;
-use crate::turns::Turns;
+use crate::map::SlotRef;
+use crate::ordered_queue::OrderedQueue;
 
 pub(crate) mod drain;
 mod extent;
+mod failed_gaps;
 mod flush;
 mod limits;
 mod phase;
@@ -52,7 +53,6 @@ mod pick;
 pub(crate) mod retry;
 mod run;
 mod settle;
-mod spoilt;
 mod zeroes;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
@@ -77,10 +77,10 @@ struct Picked {
 #[derive(Clone, Copy)]
 struct Written {
     block: u64,
-    held: Held,
+    slot_ref: SlotRef,
     job: u64,
-    /// As the write was submitted (RT2).
-    doubt: u64,
+    /// As the write was submitted (WC-RT2).
+    flush_errors: u64,
 }
 
 fn of_job(written: &[Written], job: u64) -> u64 {
@@ -96,7 +96,7 @@ pub(crate) struct Writeback {
     in_flight_blocks: Cell<u64>,
     in_flight_runs: Cell<usize>,
     /// The order in which runs go to the origin.
-    turns: Turns,
+    send_order: OrderedQueue,
     written: RefCell<Vec<Written>>,
     /// Blocks whose origin flush is under way, and those of the flush that runs among them.
     settling: Cell<u64>,
@@ -115,7 +115,7 @@ pub(crate) struct Writeback {
     pub(crate) retry: Retry,
     /// Counts what may have made a block eligible: blocks released, ranges unlocked, flushes
     /// begun or ended.
-    news: Cell<u64>,
+    changes: Cell<u64>,
     lru: RefCell<VecDeque<u64>>,
     /// Blocks that are old enough to go first (`age`); also some that have ceased to be dirty.
     aged: RefCell<RoaringTreemap>,
@@ -127,9 +127,9 @@ pub(crate) struct Writeback {
     destage: Destage,
     /// How far the zeroes of the epoch are that is written back.
     zeroing: Cell<Option<Zeroing>>,
-    /// Gaps over which a filled write is under way, and how many such have failed (SP2).
+    /// Gaps over which a filled write is under way, and how many such have failed (WC-SP2).
     filling: RefCell<RoaringTreemap>,
-    spoilt: Cell<u64>,
+    failed_fills: Cell<u64>,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
     draining: Cell<bool>,
     /// The picking task has nothing to pick.
@@ -149,7 +149,7 @@ impl Writeback {
             busy_blocks: Cell::default(),
             in_flight_blocks: Cell::default(),
             in_flight_runs: Cell::default(),
-            turns: Turns::default(),
+            send_order: OrderedQueue::default(),
             written: RefCell::default(),
             settling: Cell::default(),
             settling_of_job: Cell::default(),
@@ -161,7 +161,7 @@ impl Writeback {
             jobs: Cell::default(),
             limits: Limits::default(),
             retry: Retry::default(),
-            news: Cell::default(),
+            changes: Cell::default(),
             lru: RefCell::default(),
             aged: RefCell::default(),
             mark_due: Cell::default(),
@@ -170,7 +170,7 @@ impl Writeback {
             destage: Destage::new(assumed),
             zeroing: Cell::default(),
             filling: RefCell::default(),
-            spoilt: Cell::default(),
+            failed_fills: Cell::default(),
             draining: Cell::default(),
             idle: Cell::default(),
         }
@@ -200,13 +200,13 @@ impl Writeback {
     /// Whatever is dirty goes first, once what was marked before has gone.
     pub(crate) fn mark(&self) {
         self.mark_due.set(true);
-        self.news.set(self.news.get() + 1);
+        self.changes.set(self.changes.get() + 1);
     }
 
     /// Epochs before this one go first.
     pub(crate) fn mark_before(&self, epoch: u64) {
         self.aged_before.set(epoch);
-        self.news.set(self.news.get() + 1);
+        self.changes.set(self.changes.get() + 1);
     }
 
     pub(crate) fn unmark(&self) {
@@ -225,8 +225,8 @@ impl Writeback {
     }
 
     /// There may be new reasons to write something back.
-    pub(crate) fn look_again(&self) {
-        self.news.set(self.news.get() + 1);
+    pub(crate) fn recheck(&self) {
+        self.changes.set(self.changes.get() + 1);
     }
 
     fn is_free(&self, range: &Range<u64>) -> bool {
@@ -235,10 +235,10 @@ impl Writeback {
 
     pub(crate) fn unlock(&self, range: Range<u64>) {
         self.busy.borrow_mut().remove_range(range);
-        self.news.set(self.news.get() + 1);
+        self.changes.set(self.changes.get() + 1);
     }
 
-    /// WB1. Scattered blocks are runs of one, and a range costs three times as much.
+    /// WC-WB1. Scattered blocks are runs of one, and a range costs three times as much.
     fn lock_run(&self, run: Run) {
         let mut busy = self.busy.borrow_mut();
         if run.blocks() == 1 {
@@ -257,15 +257,15 @@ impl Writeback {
         }
         // Else the picking task would look through all that is busy for nothing.
         if self.busy_blocks.get() != before {
-            self.news.set(self.news.get() + 1);
+            self.changes.set(self.changes.get() + 1);
         }
     }
 
     /// Whether what the origin has refused is on its way there again, or will be without a wait.
     pub(crate) fn is_trying_again(&self) -> bool {
-        // While writeback is paused what is ripe waits, too.
-        let ripe = self.retry.has_ripe() && !self.retry.is_paused();
-        ripe || self.in_flight_runs.get() > 0 || self.pending() > 0
+        // While writeback is paused what is ready waits, too.
+        let ready = self.retry.has_ready() && !self.retry.is_paused();
+        ready || self.in_flight_runs.get() > 0 || self.pending() > 0
     }
 
     pub(crate) fn in_flight_runs(&self) -> usize {
@@ -295,7 +295,7 @@ impl Writeback {
     }
 }
 impl Cache {
-    /// Takes a range for a direct origin write: waits until no block of it is busy (WB1).
+    /// Takes a range for a direct origin write: waits until no block of it is busy (WC-WB1).
     pub(crate) async fn lock_origin(&self, range: Range<u64>) -> Result<(), Status> {
         let wb = &self.writeback;
         let overlaps = |r: &Range<u64>| r.start < range.end && range.start < r.end;
@@ -304,8 +304,8 @@ impl Cache {
             return Ok(());
         }
         wb.awaited.borrow_mut().push(range.clone());
-        self.changed.wake_all();
-        self.changed.wait_for(|| wb.is_free(&range) || self.health().is_err()).await;
+        self.waits.wake_all();
+        self.waits.wait_for(|| wb.is_free(&range) || self.health().is_err()).await;
         let mut awaited = wb.awaited.borrow_mut();
         let mine = awaited.iter().position(|r| *r == range).expect("pushed above");
         awaited.swap_remove(mine);

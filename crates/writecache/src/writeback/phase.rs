@@ -9,32 +9,32 @@
 //! commit, which is often one that a client's FLUSH needs anyway.
 use crate::cache::Cache;
 use crate::config::Mutation;
-use crate::slots::{Merge, Phasing, next_in};
+use crate::map::{Merge, PhaseState, next_in};
 
 impl Cache {
     /// Goes on to the next epoch when the one before is on the origin, if there is one.
     pub(super) async fn next_phase(&self) {
         loop {
-            let phasing = self.slots.borrow().phasing();
-            match phasing {
-                Phasing::Nothing | Phasing::Writing => return,
-                Phasing::Written => {
+            let phase_state = self.slots.borrow().phase_state();
+            match phase_state {
+                PhaseState::Idle | PhaseState::Writing => return,
+                PhaseState::Written => {
                     // A run of an earlier version may still be under way.
                     if self.writeback.blocks() > 0 || self.writeback.in_flight_runs() > 0 {
                         return;
                     }
                     self.slots.borrow_mut().retire_phase();
-                    self.changed.wake_all();
+                    self.waits.wake_all();
                     if self.mutation(Mutation::EpochBeforeRetired) {
                         self.slots.borrow_mut().begin_phase(self.merge());
                     }
                 }
-                Phasing::Due => {
-                    // E3: what has been retired is known to the log; and so is all of the next.
+                PhaseState::Due => {
+                    // WC-E3: what has been retired is known to the log; and so is all of the next.
                     if self.commit().await.is_err() {
                         return;
                     }
-                    if self.slots.borrow().phasing() == Phasing::Due {
+                    if self.slots.borrow().phase_state() == PhaseState::Due {
                         self.slots.borrow_mut().begin_phase(self.merge());
                     }
                 }
@@ -63,13 +63,13 @@ impl Cache {
         let wb = &self.writeback;
         let (slots, busy, awaited) = (self.slots.borrow(), wb.busy.borrow(), wb.awaited.borrow());
         let blocks = slots.phase_blocks()?;
-        while let Some(ripe) = wb.retry.next_ripe(from).filter(|&ripe| !blocks.contains(ripe)) {
-            wb.retry.unripe(ripe); // rotten, or written back meanwhile
+        while let Some(ready) = wb.retry.next_ready(from).filter(|&ready| !blocks.contains(ready)) {
+            wb.retry.clear_ready(ready); // rotten, or written back meanwhile
         }
         let only_failing = wb.retry.is_full();
         loop {
             let block =
-                if only_failing { wb.retry.next_ripe(from)? } else { next_in(blocks, from)? };
+                if only_failing { wb.retry.next_ready(from)? } else { next_in(blocks, from)? };
             let awake = wb.retry.skip(block);
             if awake > block || !blocks.contains(block) {
                 from = awake.max(block + 1);

@@ -10,7 +10,7 @@ use super::run::write_run;
 use super::{IN_FLIGHT_BYTES_MAX, Picked, RUNS_IN_FLIGHT_MAX};
 use crate::cache::{Cache, TaskGuard};
 use crate::config::Order;
-use crate::slots::next_in;
+use crate::map::next_in;
 
 /// Least number of blocks beyond a batch that may be on their way, so that the origin has work
 /// while the batch is settled: a disk's queue (NCQ).
@@ -53,7 +53,7 @@ impl Cache {
         let wb = &self.writeback;
         let aged = !wb.aged.borrow().is_empty() || self.is_epoch_aged();
         let marked = wb.mark_due.get() || aged;
-        wb.job.borrow().is_some() || marked || wb.retry.has_ripe()
+        wb.job.borrow().is_some() || marked || wb.retry.has_ready()
     }
 
     /// Whether there is reason to write back whatever is dirty.
@@ -71,7 +71,7 @@ impl Cache {
         let runs =
             Workers::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
         // What there was when nothing could be picked: look again when that has changed.
-        let state = || (wb.news.get(), self.installs.get());
+        let state = || (wb.changes.get(), self.installs.get());
         let in_flight_max = IN_FLIGHT_BYTES_MAX / u64::from(self.config.block_size);
         let mut exhausted = None;
         loop {
@@ -79,7 +79,7 @@ impl Cache {
                 self.time_pause();
                 self.wants_writeback() && exhausted != Some(state())
             };
-            self.changed.wait_for(|| stop() || work()).await;
+            self.waits.wait_for(|| stop() || work()).await;
             wb.idle.set(false);
             self.pacer.borrow_mut().writeback_started(reactor::now().0);
             loop {
@@ -96,7 +96,7 @@ impl Cache {
                     }
                     has_room
                 };
-                self.changed.wait_for(|| stop() || room()).await;
+                self.waits.wait_for(|| stop() || room()).await;
                 exhausted = None;
                 if stop() || !(self.wants_writeback() || wb.destage.has_stretch()) {
                     break;
@@ -124,7 +124,12 @@ impl Cache {
                 }
                 wb.in_flight_blocks.set(wb.in_flight_blocks.get() + run.blocks());
                 wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
-                runs.push(Picked { run, extent, job: wb.jobs.get(), ticket: wb.turns.draw() });
+                runs.push(Picked {
+                    run,
+                    extent,
+                    job: wb.jobs.get(),
+                    ticket: wb.send_order.take_ticket(),
+                });
             }
             wb.zeroing.set(wb.zeroing.get().filter(|_| !stop()));
             // Nothing is left locked that nobody writes.
@@ -133,7 +138,7 @@ impl Cache {
             if wb.blocks() == 0 {
                 self.pacer.borrow_mut().writeback_stopped();
             }
-            self.changed.wake_all();
+            self.waits.wake_all();
             if stop() {
                 return;
             }
@@ -192,11 +197,11 @@ impl Cache {
             drain.then(|| self.pick_from(Source::Drain)).flatten()
         });
         if let Some(run) = run {
-            // G2. A version that comes from now on is younger than this moment.
+            // WC-G2. A version that comes from now on is younger than this moment.
             wb.aged.borrow_mut().remove_range(run.start..run.end);
         } else if wb.job.borrow().is_some() || wb.drain.borrow().is_some() {
             // It may have nothing left.
-            self.changed.wake_all();
+            self.waits.wake_all();
         }
         run
     }
@@ -238,12 +243,12 @@ impl Cache {
         let only_failing = wb.retry.is_full();
         loop {
             let block = match from {
-                _ if only_failing => wb.retry.next_ripe(at)?,
+                _ if only_failing => wb.retry.next_ready(at)?,
                 Source::Any => slots.next_dirty(at)?,
                 Source::Drain => drain.as_ref().and_then(|drain| next_in(&drain.job.todo, at))?,
                 Source::Asked => {
                     let todo = job.as_ref().and_then(|job| next_in(&job.todo, at));
-                    let asked = [todo, next_in(&aged, at), wb.retry.next_ripe(at)];
+                    let asked = [todo, next_in(&aged, at), wb.retry.next_ready(at)];
                     asked.into_iter().flatten().min()?
                 }
             };
@@ -259,7 +264,7 @@ impl Cache {
             } else {
                 // Discarded, quarantined or written back meanwhile: there is nothing to write.
                 aged.remove(block);
-                wb.retry.unripe(block);
+                wb.retry.clear_ready(block);
                 if let Some(job) = &mut *job {
                     job.todo.remove(block);
                 }

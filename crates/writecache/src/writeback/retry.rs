@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!               origin write fails                     its time has come
-//!   dirty ──▶ picked ─────────────▶ failing, waiting ───────────────────▶ failing, ripe ─┐
+//!   dirty ──▶ picked ─────────────▶ failing, waiting ───────────────────▶ failing, ready ─┐
 //!               ▲  ▲                                                                      │ alone
 //!               │  └──────────────────────────────────────────────────────────────────────┘
 //!               └── origin FLUSH fails: all that it should have covered
@@ -14,10 +14,10 @@
 //! the origin all of writeback waits as long: nothing that is written could be made durable.
 //!
 //! Invariants
-//! - RT1 A block is failing from the first error of a write of it until a version of it is durable
-//!   on the origin, or it has left the cache.
-//! - RT2 (I8) A write counts only if no flush of the origin has failed since it was submitted: that
-//!   flush may have lost it, and the next one would not tell.
+//! - WC-RT1 A block is failing from the first error of a write of it until a version of it is
+//!   durable on the origin, or it has left the cache.
+//! - WC-RT2 (WC-I8) A write counts only if no flush of the origin has failed since it was
+//!   submitted: that flush may have lost it, and the next one would not tell.
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Weak;
@@ -30,21 +30,21 @@ use roaring::RoaringTreemap;
 use super::flush::FlushJob;
 use crate::cache::Cache;
 use crate::config::FailMode;
-use crate::slots::next_in;
-use crate::trouble::Trouble;
+use crate::events::CacheEvent;
+use crate::map::next_in;
 
 /// Failing blocks at which no others are picked any more: an origin that refuses so much is as
 /// good as gone. About 4 MiB of memory.
 const FAILING_MAX: usize = 1 << 16;
 /// Failures in a row, about 15 seconds of them, after which nobody waits for a block any more who
 /// needs its slot.
-const STUBBORN_FAILURES: u32 = 5;
+const OFTEN_FAILED_MIN: u32 = 5;
 /// Failures in a row after which a `flush` gives a block up: the error, and one retry.
 const GIVE_UP_FAILURES: u32 = 2;
 
 /// Blocks that are tried at once when a writer starves. Chosen: few for an origin that refuses them
 /// all again, and enough that many writers find slots when it takes them.
-const HURRIED_MAX: usize = 64;
+const RETRY_NOW_MAX: usize = 64;
 
 #[derive(Clone, Copy)]
 struct Failing {
@@ -56,7 +56,7 @@ struct Failing {
 
 /// The flushes of the origin that have failed since the last good one.
 #[derive(Clone, Copy)]
-struct FlushTrouble {
+struct FailedFlushes {
     failures: u32,
     status: Status,
     until_ns: u64,
@@ -71,14 +71,14 @@ pub(crate) struct Retry {
     due: RefCell<BTreeSet<(u64, u64)>>,
     waiting: RefCell<RoaringTreemap>,
     /// Those that do not wait, and those that a failed flush has lost.
-    ripe: RefCell<RoaringTreemap>,
+    ready: RefCell<RoaringTreemap>,
     /// Blocks that have failed often.
-    stubborn: Cell<usize>,
-    flush: Cell<Option<FlushTrouble>>,
+    often_failed: Cell<usize>,
+    flush: Cell<Option<FailedFlushes>>,
     /// Writeback waits because a flush has failed.
     paused: Cell<bool>,
-    /// How many flushes of the origin have failed (RT2).
-    doubt: Cell<u64>,
+    /// How many flushes of the origin have failed (WC-RT2).
+    flush_errors: Cell<u64>,
 }
 
 /// The first number at or after `from` that is not in `set`.
@@ -103,9 +103,9 @@ pub(super) fn next_out(set: &RoaringTreemap, from: u64) -> u64 {
 }
 
 impl Retry {
-    /// What a write notes as it is submitted, to be compared when it counts (RT2).
-    pub(crate) fn doubt(&self) -> u64 {
-        self.doubt.get()
+    /// What a write notes as it is submitted, to be compared when it counts (WC-RT2).
+    pub(crate) fn flush_errors(&self) -> u64 {
+        self.flush_errors.get()
     }
 
     /// Whether nothing may be picked for now.
@@ -128,18 +128,18 @@ impl Retry {
     }
 
     /// Whether blocks are to be tried again now.
-    pub(super) fn has_ripe(&self) -> bool {
-        !self.ripe.borrow().is_empty()
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.borrow().is_empty()
     }
 
     /// The first such block at or after `from`.
-    pub(super) fn next_ripe(&self, from: u64) -> Option<u64> {
-        next_in(&self.ripe.borrow(), from)
+    pub(super) fn next_ready(&self, from: u64) -> Option<u64> {
+        next_in(&self.ready.borrow(), from)
     }
 
     /// What a flush has lost goes again, without waiting for its turn.
-    pub(super) fn again(&self, blocks: impl Iterator<Item = u64>) {
-        self.ripe.borrow_mut().extend(blocks);
+    pub(super) fn requeue(&self, blocks: impl Iterator<Item = u64>) {
+        self.ready.borrow_mut().extend(blocks);
     }
 
     /// Those that wait.
@@ -148,8 +148,8 @@ impl Retry {
     }
 
     /// A block is not dirty any more: there is nothing to try.
-    pub(super) fn unripe(&self, block: u64) {
-        self.ripe.borrow_mut().remove(block);
+    pub(super) fn clear_ready(&self, block: u64) {
+        self.ready.borrow_mut().remove(block);
     }
 
     /// Blocks that the origin has refused and does not hold yet.
@@ -165,11 +165,11 @@ impl Retry {
     }
 
     /// Whether nobody should wait for any of `dirty` blocks to be written.
-    pub(crate) fn is_hopeless(&self, dirty: u64) -> bool {
-        let stubborn = self.stubborn.get();
-        stubborn as u64 >= dirty
-            || stubborn >= FAILING_MAX
-            || self.flush.get().is_some_and(|f| f.failures >= STUBBORN_FAILURES)
+    pub(crate) fn is_stuck(&self, dirty: u64) -> bool {
+        let often_failed = self.often_failed.get();
+        often_failed as u64 >= dirty
+            || often_failed >= FAILING_MAX
+            || self.flush.get().is_some_and(|f| f.failures >= OFTEN_FAILED_MIN)
     }
 
     /// The origin has refused a block. Returns how often in a row.
@@ -178,24 +178,24 @@ impl Retry {
         let f = failing.entry(block).or_insert(Failing { failures: 0, status, due_ns: 0 });
         f.failures = f.failures.saturating_add(1);
         f.status = status;
-        if f.failures == STUBBORN_FAILURES {
-            self.stubborn.set(self.stubborn.get() + 1);
+        if f.failures == OFTEN_FAILED_MIN {
+            self.often_failed.set(self.often_failed.get() + 1);
         }
         // It was not waiting: it was picked.
         f.due_ns = now().0.saturating_add(wait_ns(f.failures));
         self.due.borrow_mut().insert((f.due_ns, block));
         self.waiting.borrow_mut().insert(block);
-        self.ripe.borrow_mut().remove(block);
+        self.ready.borrow_mut().remove(block);
         f.failures
     }
 
     fn remove(&self, block: u64) {
-        self.ripe.borrow_mut().remove(block);
+        self.ready.borrow_mut().remove(block);
         if let Some(f) = self.failing.borrow_mut().remove(&block) {
             self.due.borrow_mut().remove(&(f.due_ns, block));
             self.waiting.borrow_mut().remove(block);
-            if f.failures >= STUBBORN_FAILURES {
-                self.stubborn.set(self.stubborn.get() - 1);
+            if f.failures >= OFTEN_FAILED_MIN {
+                self.often_failed.set(self.often_failed.get() - 1);
             }
         }
     }
@@ -208,12 +208,12 @@ impl Retry {
     }
 
     /// What was to be tried again until `now_ns` may be picked.
-    fn ripen(&self, now_ns: u64) {
+    fn make_ready(&self, now_ns: u64) {
         let mut due = self.due.borrow_mut();
         while let Some(&(at_ns, block)) = due.first().filter(|(at_ns, _)| *at_ns <= now_ns) {
             due.remove(&(at_ns, block));
             self.waiting.borrow_mut().remove(block);
-            self.ripe.borrow_mut().insert(block);
+            self.ready.borrow_mut().insert(block);
         }
         if self.flush.get().is_some_and(|f| f.until_ns <= now_ns) {
             self.paused.set(false);
@@ -221,18 +221,18 @@ impl Retry {
     }
 
     /// A writer starves: the first of what waits is tried now. False: nothing waits.
-    pub(crate) fn hurry(&self) -> bool {
-        let nth = self.due.borrow().iter().take(HURRIED_MAX).next_back().copied();
+    pub(crate) fn retry_now(&self) -> bool {
+        let nth = self.due.borrow().iter().take(RETRY_NOW_MAX).next_back().copied();
         let paused = self.paused.replace(false);
         if let Some((due_ns, _)) = nth {
-            self.ripen(due_ns);
+            self.make_ready(due_ns);
         }
         paused || nth.is_some()
     }
 
     /// A `flush` begins: nothing waits any longer.
-    pub(super) fn ripen_all(&self) {
-        self.ripen(u64::MAX);
+    pub(super) fn make_all_ready(&self) {
+        self.make_ready(u64::MAX);
     }
 }
 
@@ -262,23 +262,23 @@ impl Cache {
             });
         }
         if let Some(block) = first.filter(|_| healthy) {
-            self.tell(Trouble::Writeback { status, sector: self.sector_of(block) });
+            self.notify(CacheEvent::Writeback { status, sector: self.sector_of(block) });
         }
     }
 
-    /// A flush of the origin has failed: what it should have covered stays dirty (RT2).
+    /// A flush of the origin has failed: what it should have covered stays dirty (WC-RT2).
     pub(crate) fn origin_flush_failed(&self, status: Status) {
         self.stats.writeback_errors.add(1);
-        // What has gone around the cache is nowhere else (A1).
+        // What has gone around the cache is nowhere else (WC-A1).
         if self.tuning().fail_mode == FailMode::Kernel || self.around.is_pending() {
             return self.fail(status);
         }
         let wb = &self.writeback;
         let retry = &wb.retry;
         let healthy = retry.error().is_none();
-        retry.doubt.set(retry.doubt.get() + 1);
+        retry.flush_errors.set(retry.flush_errors.get() + 1);
         let written = wb.written.take();
-        wb.limits.nothing_written();
+        wb.limits.reset_written();
         let before = retry.flush.get();
         let failures = before.map_or(0, |f| f.failures).saturating_add(1);
         let mut is_awaited = false;
@@ -286,22 +286,22 @@ impl Cache {
         let wait_ns = if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(failures) };
         let blocks = (written.len() as u64 + wb.settling.get()).max(before.map_or(0, |f| f.blocks));
         let until_ns = now().0.saturating_add(wait_ns);
-        retry.flush.set(Some(FlushTrouble { failures, status, until_ns, blocks }));
+        retry.flush.set(Some(FailedFlushes { failures, status, until_ns, blocks }));
         retry.paused.set(true);
         if failures >= GIVE_UP_FAILURES {
             wb.each_job(FlushJob::give_up_all);
         }
-        retry.again(written.iter().map(|w| w.block));
+        retry.requeue(written.iter().map(|w| w.block));
         wb.release(written.iter().map(|w| w.block));
         if healthy {
-            self.tell(Trouble::OriginFlush { status });
+            self.notify(CacheEvent::OriginFlush { status });
         }
     }
 
     /// A flush of the origin that others had asked for has failed. What is under way counts as lost
-    /// (RT2); who has nothing there has no trouble.
+    /// (WC-RT2); who has nothing there has no trouble.
     pub(crate) fn other_flush_failed(&self, status: Status) {
-        let (wb, doubt) = (&self.writeback, &self.writeback.retry.doubt);
+        let (wb, flush_errors) = (&self.writeback, &self.writeback.retry.flush_errors);
         let written = !wb.written.borrow().is_empty() || wb.settling.get() > 0;
         if self.health().is_err() {
             return;
@@ -309,9 +309,9 @@ impl Cache {
         if written || wb.in_flight_runs.get() > 0 || self.around.is_pending() {
             self.origin_flush_failed(status);
         } else {
-            doubt.set(doubt.get() + 1);
+            flush_errors.set(flush_errors.get() + 1);
         }
-        self.changed.wake_all();
+        self.waits.wake_all();
     }
 
     /// The origin holds these blocks durably.
@@ -322,7 +322,7 @@ impl Cache {
         retry.flush.set(None);
         retry.paused.set(false);
         if failed.is_some() && retry.error().is_none() {
-            self.tell(Trouble::Recovered);
+            self.notify(CacheEvent::Recovered);
         }
     }
 
@@ -343,7 +343,7 @@ impl Cache {
             retry.paused.set(false);
         }
         if failed.is_some() && retry.error().is_none() {
-            self.tell(Trouble::Recovered);
+            self.notify(CacheEvent::Recovered);
         }
     }
 
@@ -354,17 +354,17 @@ impl Cache {
             let retry = &cache.writeback.retry;
             let over = || cache.stopping.get() || cache.period.get() != period;
             let end = || over() || cache.health().is_err();
-            cache.changed.wait_for(|| retry.next_due().is_some() || end()).await;
+            cache.waits.wait_for(|| retry.next_due().is_some() || end()).await;
             if end() {
                 return;
             }
             let due_ns = retry.next_due().expect("waited for");
             let now_ns = now().0;
             if due_ns <= now_ns {
-                retry.ripen(now_ns);
+                retry.make_ready(now_ns);
                 cache.forget_failures();
-                cache.writeback.look_again();
-                cache.changed.wake_all();
+                cache.writeback.recheck();
+                cache.waits.wake_all();
                 continue;
             }
             drop(cache);

@@ -11,20 +11,20 @@ use super::extent::Extent;
 use super::{Picked, Written};
 use crate::cache::Cache;
 use crate::config::Mutation;
-use crate::slots::{Held, State};
+use crate::map::{SlotRef, State};
 
 /// What there is one of for each block of a run, or each part: scattered blocks are runs of one,
 /// and take no memory for it.
-type Few<T> = SmallVec<[T; 4]>;
+type PerBlock<T> = SmallVec<[T; 4]>;
 
 /// Reads a run's blocks from their slots and writes them to the origin.
 pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     let Picked { run, extent, job, ticket } = picked;
     let (wb, began) = (&cache.writeback, reactor::now());
     let mut good = cache.gather(run, extent.as_ref()).await;
-    // WB3. What was gathered is superseded or in this commit.
-    let unsaid = |&(block, _): &(u64, Held)| cache.slots.borrow().is_changed(block);
-    if (cache.commits.is_running() || good.blocks.iter().any(unsaid))
+    // WC-WB3. What was gathered is superseded or in this commit.
+    let unlogged = |&(block, _): &(u64, SlotRef)| cache.slots.borrow().needs_logging(block);
+    if (cache.commits.is_running() || good.blocks.iter().any(unlogged))
         && !cache.mutation(Mutation::WritebackBeforeCommit)
     {
         cache.commit().await.ok();
@@ -32,7 +32,7 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     if cache.health().is_err() {
         good.blocks.clear();
     }
-    let mut written = Few::with_capacity(good.blocks.len());
+    let mut written = PerBlock::with_capacity(good.blocks.len());
     let size = cache.block_bytes();
     let slice = |range: &Range<u64>| {
         let at = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
@@ -40,11 +40,11 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     };
     // A disk without a cache of its own sorts no more than its queue holds: it must get the runs in
     // the order of the sweep, whichever were read first.
-    wb.turns.come(ticket).await;
+    wb.send_order.wait_turn(ticket).await;
     let fua = cache.tuning().fua;
-    let doubt = cache.origin_doubt();
-    let mut parts = Few::new();
-    let mut spoils = false;
+    let flush_errors = cache.origin_flush_errors();
+    let mut parts = PerBlock::new();
+    let mut failed = false;
     cache.filling_begins(&good.gaps);
     for part in good.parts() {
         let data = slice(&part.range);
@@ -59,34 +59,41 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
         let io = reactor::write(&*cache.origin, flags, class, sector, data.into());
         parts.push((part, gap, io));
     }
-    wb.turns.pass_on(ticket);
+    wb.send_order.advance(ticket);
     for (part, gap, io) in parts {
         let blocks = good.blocks[part.dirty.clone()].iter();
         match io.await {
             Err(status) if !cache.mutation(Mutation::ForgetWriteError) => {
                 for gap in between(&part.range, blocks.clone().map(|b| b.0)) {
-                    spoils = true;
+                    failed = true;
                     cache.keep_gap(gap.clone(), slice(&gap)).await;
                 }
                 cache.write_failed(blocks.map(|b| b.0), job, status);
             }
-            // RT2. It is not said of what a flush took with it that failed meanwhile.
-            Ok(()) if doubt != cache.origin_doubt() => wb.retry.again(blocks.map(|b| b.0)),
+            // WC-RT2. It is not said of what a flush took with it that failed meanwhile.
+            Ok(()) if flush_errors != cache.origin_flush_errors() => {
+                wb.retry.requeue(blocks.map(|b| b.0));
+            }
             _ => {
                 wb.volatile.set(wb.volatile.get() || !fua);
                 let copied = if good.copied { part.filled() } else { 0 };
                 let bytes_of = |blocks: u64| blocks * size as u64;
                 let written_blocks = part.range.end - part.range.start;
                 wb.destage.wrote(bytes_of(written_blocks), bytes_of(copied), gap);
-                let one = |&(block, held): &(u64, Held)| Written { block, held, job, doubt };
+                let one = |&(block, slot_ref): &(u64, SlotRef)| Written {
+                    block,
+                    slot_ref,
+                    job,
+                    flush_errors,
+                };
                 written.extend(blocks.map(one));
             }
         }
     }
-    if spoils {
-        cache.commit().await.ok(); // SP1. A cache that fails now has them until it is closed.
+    if failed {
+        cache.commit().await.ok(); // WC-SP1. A cache that fails now has them until it is closed.
     }
-    cache.filling_ended(&good.gaps, spoils);
+    cache.filling_ended(&good.gaps, failed);
     // What was not written stays dirty and may be picked again.
     let gaps = extent.map_or(Vec::new(), |extent| extent.gaps);
     wb.release_extent(&cache, run, &gaps, |b| {
@@ -99,7 +106,7 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
     }
     wb.in_flight_runs.set(wb.in_flight_runs.get() - 1);
     cache.run_ended(began, is_written);
-    cache.changed.wake_all();
+    cache.waits.wake_all();
 }
 
 /// The parts of `range` that `blocks`, ascending, leave.
@@ -130,7 +137,7 @@ impl Part {
 /// A run's data, which of its blocks are good, and which gaps have contents; both ascending.
 struct Gathered {
     buf: Buf,
-    blocks: Few<(u64, Held)>,
+    blocks: PerBlock<(u64, SlotRef)>,
     gaps: Vec<Range<u64>>,
     /// The gaps' contents are copies from the cache, and were not read from the origin.
     copied: bool,
@@ -138,8 +145,8 @@ struct Gathered {
 
 impl Gathered {
     /// The writes: as long as they can be, and none without a dirty block.
-    fn parts(&self) -> Few<Part> {
-        let mut parts = Few::<Part>::new();
+    fn parts(&self) -> PerBlock<Part> {
+        let mut parts = PerBlock::<Part>::new();
         let mut gaps = self.gaps.iter().cloned().peekable();
         let mut take = |range: Range<u64>, dirty: Range<usize>| match parts.last_mut() {
             Some(part) if part.range.end == range.start => {
@@ -160,8 +167,8 @@ impl Gathered {
 }
 
 impl Cache {
-    /// Reads every block of the run that is still dirty, and checks it (WB2); and of an extent the
-    /// clean copies of gaps that were not read from the origin (GF2).
+    /// Reads every block of the run that is still dirty, and checks it (WC-WB2); and of an extent
+    /// the clean copies of gaps that were not read from the origin (WC-GF2).
     async fn gather(&self, run: Run, extent: Option<&Extent>) -> Gathered {
         let size = self.block_bytes();
         let count = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
@@ -170,8 +177,8 @@ impl Cache {
         let mut known = if origin.is_some() { gaps.to_vec() } else { Vec::new() };
         let wants_copies = origin.is_none();
         let buf = origin.unwrap_or_else(|| Buf::alloc(count * size));
-        let mut blocks = Few::with_capacity(count);
-        let mut reads = Few::new();
+        let mut blocks = PerBlock::with_capacity(count);
+        let mut reads = PerBlock::new();
         {
             let slots = self.slots.borrow();
             let mut gaps = gaps.iter().peekable();
@@ -184,61 +191,61 @@ impl Cache {
                 }
                 let copy = || slots.find(block).filter(|f| f.state == State::Clean);
                 let found = match in_gap {
-                    true => copy().map(|f| (f.held, f.crc)),
+                    true => copy().map(|f| (f.slot_ref, f.crc)),
                     false => slots.to_write(block),
                 };
-                if let Some((held, crc)) = found {
-                    blocks.push((block, held, crc, in_gap));
+                if let Some((slot_ref, crc)) = found {
+                    blocks.push((block, slot_ref, crc, in_gap));
                 }
             }
         }
         let mut at = 0;
         while at < blocks.len() {
-            let (first, held, ..) = blocks[at];
+            let (first, slot_ref, ..) = blocks[at];
             let mut end = at + 1;
             while end < blocks.len()
                 && blocks[end].0 == first + (end - at) as u64
-                && blocks[end].1.slot as usize == held.slot as usize + (end - at)
+                && blocks[end].1.slot as usize == slot_ref.slot as usize + (end - at)
             {
                 end += 1;
             }
             let from = usize::try_from(first - run.start).expect("within the run") * size;
             let data = buf.slice(from..from + (end - at) * size);
-            let sector = self.slot_sector(held.slot);
+            let sector = self.slot_sector(slot_ref.slot);
             let io = reactor::read(&*self.device, Class::Background, sector, data.into());
             reads.push((at..end, io));
             at = end;
         }
-        let mut good = Few::with_capacity(blocks.len());
+        let mut good = PerBlock::with_capacity(blocks.len());
         for (range, io) in reads {
             let together = io.await;
-            for &(block, held, crc, in_gap) in &blocks[range] {
+            for &(block, slot_ref, crc, in_gap) in &blocks[range] {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
                 let read = match together {
                     Ok(()) => Ok(()),
                     // Only one of them may be unreadable.
-                    Err(_) => self.read_slot(held, buf.slice(from..from + size)).await,
+                    Err(_) => self.read_slot(slot_ref, buf.slice(from..from + size)).await,
                 };
                 let unchecked = in_gap && self.mutation(Mutation::GapFillUnchecked);
-                if !self.slots.borrow().is_intact(held) && !unchecked {
+                if !self.slots.borrow().is_intact(slot_ref) && !unchecked {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
                 let sum = || buf.slice(from..from + size).read(|b| self.config.checksum(b));
                 let sum = |crc| sum() == crc;
                 if in_gap {
-                    // GF2. A copy that is no good is a hole.
+                    // WC-GF2. A copy that is no good is a hole.
                     if unchecked || (read.is_ok() && crc.is_none_or(sum)) {
                         known.push(block..block + 1);
                     }
                 } else if read.is_err() && self.mutation(Mutation::WriteBackUnreadable) {
-                    good.push((block, held));
+                    good.push((block, slot_ref));
                 } else if let Err(status) = read {
-                    self.cache_read_failed(block, held, status);
+                    self.cache_read_failed(block, slot_ref, status);
                 } else if crc.is_none_or(sum) {
-                    good.push((block, held));
+                    good.push((block, slot_ref));
                 } else {
                     // Never to the origin: the block reads as an error until it is rewritten.
-                    self.lose(block, held);
+                    self.drop_unreadable(block, slot_ref);
                     self.stats.checksum_errors.add(1);
                 }
             }
@@ -249,8 +256,8 @@ impl Cache {
         Gathered { buf, blocks: good, gaps: known, copied: wants_copies }
     }
 
-    async fn read_slot(&self, held: Held, data: Slice) -> Result<(), Status> {
-        let sector = self.slot_sector(held.slot);
+    async fn read_slot(&self, slot_ref: SlotRef, data: Slice) -> Result<(), Status> {
+        let sector = self.slot_sector(slot_ref.slot);
         reactor::read(&*self.device, Class::Background, sector, data.into()).await
     }
 }

@@ -8,7 +8,7 @@ use block::Class;
 use super::{SETTLE_BYTES, of_job};
 use crate::cache::{Cache, TaskGuard, reclaim_reserve};
 use crate::config::Mutation;
-use crate::media::CHANGED_TOGETHER;
+use crate::media::CHANGES_AT_ONCE_MAX;
 
 impl Cache {
     /// A task: flushes the origin after much has been written, or when nothing more comes, and
@@ -32,7 +32,7 @@ impl Cache {
                 written >= many() || sample || (written > 0 && (last || wanted))
             };
             let end = || self.health().is_err() || picking_ended();
-            self.changed.wait_for(|| due() || end()).await;
+            self.waits.wait_for(|| due() || end()).await;
             if self.health().is_err() || !due() {
                 return;
             }
@@ -63,29 +63,29 @@ impl Cache {
         let sample = wb.destage.flush_begins();
         let mut good = written.clone();
         if volatile && !self.mutation(Mutation::FreeBeforeOriginDurable) {
-            let newest = written.iter().map(|w| w.doubt).max().unwrap_or(0);
+            let newest = written.iter().map(|w| w.flush_errors).max().unwrap_or(0);
             let flushed = self.flush_origin(Class::Background, newest).await;
-            // RT2. Not by what this flush brought: an earlier one may have failed.
-            if !self.mutation(Mutation::PretendAfterFlushError) {
-                good.retain(|w| w.doubt == self.origin_doubt() && flushed.is_ok());
+            // WC-RT2. Not by what this flush brought: an earlier one may have failed.
+            if !self.mutation(Mutation::IgnoreFlushError) {
+                good.retain(|w| w.flush_errors == self.origin_flush_errors() && flushed.is_ok());
             }
             if good.len() < written.len() {
-                let lost = written.iter().filter(|w| w.doubt != self.origin_doubt());
-                wb.retry.again(lost.map(|w| w.block));
+                let lost = written.iter().filter(|w| w.flush_errors != self.origin_flush_errors());
+                wb.retry.requeue(lost.map(|w| w.block));
             }
         }
         if self.health().is_ok() {
             wb.destage.flush_ended(sample, wb.in_flight_runs.get() > 0);
         }
-        // I3: durable on the origin now, so the copies in the cache are no longer needed.
+        // WC-I3: durable on the origin now, so the copies in the cache are no longer needed.
         if !good.is_empty() && self.health().is_ok() {
-            for part in good.chunks(CHANGED_TOGETHER) {
-                self.changed_room(part.len()).await;
+            for part in good.chunks(CHANGES_AT_ONCE_MAX) {
+                self.reserve_unlogged(part.len()).await;
                 let mut slots = self.slots.borrow_mut();
                 for w in part {
-                    let newer = || slots.find(w.block).map(|found| found.held);
+                    let newer = || slots.find(w.block).map(|found| found.slot_ref);
                     let newer = self.mutation(Mutation::RetireNewer).then(newer).flatten();
-                    slots.retire(w.block, newer.unwrap_or(w.held));
+                    slots.retire(w.block, newer.unwrap_or(w.slot_ref));
                 }
             }
             wb.each_job(|job| {
@@ -101,7 +101,7 @@ impl Cache {
         wb.settling_of_job.set(0);
         self.settle_ended(began);
         wb.release(written.iter().map(|w| w.block));
-        self.changed.wake_all();
+        self.waits.wake_all();
     }
 
     /// A task: keeps some slots free by dropping clean blocks, and by committing what waits in
@@ -118,24 +118,24 @@ impl Cache {
                 scarce || (self.tuning().cleaner && c.clean > 0)
             };
             let end = || self.stopping.get() || self.health().is_err();
-            self.changed.wait_for(|| due() || end()).await;
+            self.waits.wait_for(|| due() || end()).await;
             if end() {
                 return;
             }
             let c = self.counts();
-            let room = self.changed_max().saturating_sub(c.changed);
+            let room = self.unlogged_max().saturating_sub(c.unlogged);
             let scarce = u64::from((2 * reserve).saturating_sub(c.free));
             let want = if self.tuning().cleaner { room } else { scarce.min(room) };
             self.slots.borrow_mut().evict(u32::try_from(want).unwrap_or(u32::MAX));
             if self.mutation(Mutation::EvictDirty) {
                 self.slots.borrow_mut().evict_dirty();
             }
-            // M4. Else it would go round for ever.
-            if !self.commits.is_running() && !self.slots.borrow().has_unsaid() {
+            // WC-M4. Else it would go round for ever.
+            if !self.commits.is_running() && !self.slots.borrow().has_unlogged() {
                 return self.fail_for_bug("no commit frees what waits in limbo");
             }
             self.commit().await.ok();
-            self.changed.wake_all();
+            self.waits.wake_all();
         }
     }
 }

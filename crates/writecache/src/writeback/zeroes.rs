@@ -11,8 +11,8 @@
 //! takes.
 //!
 //! Invariants
-//! - WB1 and WB3 as for blocks. RT1: zeroes fail as the block does with which they begin.
-//! - RT2: the flush counts only if none of the origin has failed since the first piece was sent.
+//! - WC-WB1 and WC-WB3 as for blocks. WC-RT1: zeroes fail as the block does with which they begin.
+//! - WC-RT2: the flush counts only if none of the origin has failed since the first piece was sent.
 use std::ops::Range;
 
 use block::{Buf, Class, Flags, Sector, Status};
@@ -35,8 +35,8 @@ pub(super) struct Zeroing {
     next: u64,
     /// The origin knows no WRITE_ZEROES.
     by_hand: bool,
-    /// As the first piece was submitted (RT2).
-    doubt: u64,
+    /// As the first piece was submitted (WC-RT2).
+    flush_errors: u64,
 }
 
 impl Cache {
@@ -46,10 +46,16 @@ impl Cache {
         let wb = &self.writeback;
         let Some((epoch, count)) = self.slots.borrow().phase_zeroes() else { return false };
         let at = wb.zeroing.get();
-        let fits = |z: &Zeroing| z.epoch == epoch && z.doubt == self.origin_doubt();
+        let fits = |z: &Zeroing| z.epoch == epoch && z.flush_errors == self.origin_flush_errors();
         let mut z = at.filter(fits).unwrap_or_else(|| {
             let next = self.slots.borrow().phase_zero(0).map_or(0, |range| range.start);
-            Zeroing { epoch, nth: 0, next, by_hand: false, doubt: self.origin_doubt() }
+            Zeroing {
+                epoch,
+                nth: 0,
+                next,
+                by_hand: false,
+                flush_errors: self.origin_flush_errors(),
+            }
         });
         wb.zeroing.set(None);
         let range = self.slots.borrow().phase_zero(z.nth);
@@ -74,7 +80,7 @@ impl Cache {
                 if self.health().is_ok() {
                     self.write_failed([range.start].into_iter(), job, status);
                 }
-                self.changed.wake_all();
+                self.waits.wake_all();
                 return true;
             }
         }
@@ -88,12 +94,12 @@ impl Cache {
     }
 
     async fn write_zero_piece(&self, piece: &Range<u64>, by_hand: bool) -> Result<(), Status> {
-        // WB3. The phase of an epoch may have begun before its zeroes came.
-        if self.commits.is_running() || self.slots.borrow().is_changed(piece.start) {
+        // WC-WB3. The phase of an epoch may have begun before its zeroes came.
+        if self.commits.is_running() || self.slots.borrow().needs_logging(piece.start) {
             self.commit().await?;
         }
-        // MG1. A block that is being merged, for which the origin counted before the zeroes came,
-        // must find that they are there.
+        // WC-MG1. A block that is being merged, for which the origin counted before the zeroes
+        // came, must find that they are there.
         self.lock_origin(piece.clone()).await?;
         let (at, len) = (self.sector_of(piece.start), self.sector_of(piece.end - piece.start));
         let (flags, class) = (Flags::BACKGROUND, Class::Background);
@@ -109,7 +115,7 @@ impl Cache {
             reactor::write_zeroes(&*self.origin, flags, class, at, len).await
         };
         self.writeback.unlock(piece.clone());
-        self.changed.wake_all();
+        self.waits.wake_all();
         written
     }
 
@@ -117,7 +123,7 @@ impl Cache {
     async fn end_zeroes_of_phase(&self, z: Zeroing, count: usize) -> bool {
         let flushed = match self.mutation(Mutation::ZeroesNotFlushed) {
             true => Ok(()),
-            false => self.flush_origin(Class::Background, z.doubt).await,
+            false => self.flush_origin(Class::Background, z.flush_errors).await,
         };
         if flushed.is_ok() {
             let starts: Vec<u64> = {
@@ -127,8 +133,8 @@ impl Cache {
             self.slots.borrow_mut().zeroes_written();
             self.no_longer_failing(starts.into_iter());
         }
-        self.writeback.look_again();
-        self.changed.wake_all();
+        self.writeback.recheck();
+        self.waits.wake_all();
         true
     }
 
@@ -170,7 +176,7 @@ impl Cache {
         }
         let ranges: Vec<_> = self.slots.borrow().zero_ranges().collect();
         let blocks = self.zeroes_at_once();
-        let doubt = self.origin_doubt();
+        let flush_errors = self.origin_flush_errors();
         for range in ranges {
             let mut at = range.start;
             while at < range.end {
@@ -179,7 +185,7 @@ impl Cache {
                 at = end;
             }
         }
-        self.flush_origin(Class::Foreground, doubt).await?;
+        self.flush_origin(Class::Foreground, flush_errors).await?;
         self.slots.borrow_mut().drop_zeroes();
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use block::{BlockDevice, CoreId};
 use reactor::FileId;
 use sim::{Disk, WorldRef};
-use writecache::{Lend, Lent, WriteCache};
+use writecache::{DeviceFactory, ShareDevice, WriteCache};
 
 /// Cores 0 to `cores` - 1.
 pub(crate) fn cores(cores: u16) -> Vec<CoreId> {
@@ -13,17 +13,17 @@ pub(crate) fn cores(cores: u16) -> Vec<CoreId> {
 }
 
 /// Lends the disks to whatever core.
-pub(crate) fn lend(world: &WorldRef, disks: [FileId; 2]) -> Lend {
+pub(crate) fn share(world: &WorldRef, disks: [FileId; 2]) -> ShareDevice {
     let disks: Vec<Disk> = disks.map(|file| Disk::clone(&world.borrow().leaf(file))).into();
     Rc::new(move |device| {
         let disk = disks.iter().find(|disk| disk.name() == device.name())?.clone();
-        let lent: Lent = Box::new(move || Rc::new(disk));
-        Some(lent)
+        let make: DeviceFactory = Box::new(move || Rc::new(disk));
+        Some(make)
     })
 }
 
 /// Lends nothing: everything goes by messages to core 0.
-pub(crate) fn lend_nothing() -> Lend {
+pub(crate) fn share_nothing() -> ShareDevice {
     Rc::new(|_| None)
 }
 

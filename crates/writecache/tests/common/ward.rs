@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use block::{Nanos, Target};
 use sim::Machine;
-use writecache::{Trouble, WriteCache};
+use writecache::{CacheEvent, WriteCache};
 
 use super::Lab;
 use super::broken::Broken;
@@ -14,7 +14,7 @@ pub(crate) struct Ward {
     pub(crate) cache: Rc<WriteCache>,
     pub(crate) origin: Rc<Broken>,
     pub(crate) device: Rc<Broken>,
-    pub(crate) told: Rc<RefCell<Vec<Trouble>>>,
+    pub(crate) told: Rc<RefCell<Vec<CacheEvent>>>,
 }
 
 fn ward(lab: &Lab) -> Ward {
@@ -24,7 +24,7 @@ fn ward(lab: &Lab) -> Ward {
     let cache = WriteCache::new("wc", lab.config.clone(), below, above, lab.sectors).unwrap();
     let told = Rc::new(RefCell::new(Vec::new()));
     let tell = told.clone();
-    cache.on_trouble(move |trouble| tell.borrow_mut().push(trouble));
+    cache.on_event(move |trouble| tell.borrow_mut().push(trouble));
     Ward { cache, origin, device, told }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache fails with changes that it has acknowledged and not made durable, and its table is
 //! loaded again. FLUSH works then, and the changes are gone: each client that may miss some is told
-//! by its next FLUSH (LO1), once.
+//! by its next FLUSH (WC-LO1), once.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use crate::common::{BLOCK_SECTORS, Lab, at, pattern, spread};
 use block::{Buf, Bufs, Class, CoreId, Flags, Op, Opener, Sector, Status, Target};
 use sim::{Faults, Machine, seeds};
-use writecache::{Mutation, Trouble, WriteCache};
+use writecache::{CacheEvent, Mutation, WriteCache};
 
 /// Nothing is made durable but by a FLUSH or a suspend.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -39,7 +39,7 @@ fn fail_flushes(lab: &Lab, per_mille: u32) {
 async fn load(lab: &Lab) -> Rc<WriteCache> {
     let cache = lab.target();
     let cores = vec![CoreId(0), CoreId(1), CoreId(2)];
-    cache.spread(cores, spread::lend(&lab.world, [lab.origin, lab.cache]));
+    cache.place_parts(cores, spread::share(&lab.world, [lab.origin, lab.cache]));
     cache.clone().resume().await.unwrap();
     cache
 }
@@ -102,8 +102,8 @@ fn each_client_is_told_once(parts: u64) {
         fail_flushes(&lab, 0);
         let next = load(&lab).await;
         let requests = lost.clone();
-        next.on_trouble(move |trouble| {
-            if let Trouble::Lost { requests: n } = trouble {
+        next.on_event(move |trouble| {
+            if let CacheEvent::Lost { requests: n } = trouble {
                 requests.set(n);
             }
         });
@@ -211,7 +211,7 @@ async fn any_order(lab: Lab) {
 fn a_new_table_that_forgets_losses_is_caught() {
     let found = seeds::first_failure(0..400, |seed| {
         let mut lab = lab(seed, 0);
-        lab.config.mutation = Mutation::LossesForgotten;
+        lab.config.mutation = Mutation::LostWritesForgotten;
         run(&lab, any_order);
         Ok(())
     });

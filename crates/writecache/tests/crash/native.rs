@@ -223,7 +223,7 @@ fn forgetting_that_the_origin_refused_a_block_is_caught() {
 
 #[test]
 fn counting_blocks_as_written_after_a_failed_flush_of_the_origin_is_caught() {
-    is_caught_with_faults(Mutation::PretendAfterFlushError);
+    is_caught_with_faults(Mutation::IgnoreFlushError);
 }
 
 #[test]

@@ -111,14 +111,14 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
 impl Setup {
     fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
         let lend = match self.lends {
-            true => spread::lend(world, [self.origin, self.cache]),
-            false => spread::lend_nothing(),
+            true => spread::share(world, [self.origin, self.cache]),
+            false => spread::share_nothing(),
         };
         let w = world.borrow();
         let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
         let target = WriteCache::new("wc", self.config.clone(), origin, cache, self.sectors)
             .expect("devices that fit");
-        target.spread(spread::cores(self.cores), lend);
+        target.place_parts(spread::cores(self.cores), lend);
         target
     }
 }
@@ -269,5 +269,5 @@ fn a_cache_that_is_begun_with_part_0_is_caught() {
 /// next one, which that part asks for, succeeds.
 #[test]
 fn a_failed_flush_of_which_other_parts_do_not_hear_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::PartsNotTold, ..BAD });
+    is_caught_by(Plan { mutation: Mutation::PartsNotNotified, ..BAD });
 }

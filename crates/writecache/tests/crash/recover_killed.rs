@@ -2,7 +2,7 @@
 //! `millpond recover` stopped at any moment, by a kill or a power cut, once or more than once:
 //! nothing is lost, the cache can still be opened, and running it again makes the origin right.
 //!
-//! The steps are the tool's: survey, open as the target does, `flush`, suspend, flush both devices.
+//! The steps are the tool's: report, open as the target does, `flush`, suspend, flush both devices.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use crate::common::{self, number};
 use block::{BlockDevice, Class, Error, Sector, Target};
 use reactor::FileId;
 use sim::{Cut, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
-use writecache::{Config, Contents, Depth, Mode, WriteCache, survey};
+use writecache::{Config, Contents, Depth, Mode, WriteCache, probe};
 
 const CLIENTS: u64 = 3;
 /// Moments at which a recovery is stopped, evenly over its steps.
@@ -142,15 +142,15 @@ async fn recover(
     cache: Rc<dyn BlockDevice>,
     sectors: Sector,
 ) -> Result<(), Error> {
-    let survey = survey(cache.clone(), Sector::ZERO, Depth::Metadata).await?;
-    let is_native = match &survey.contents {
+    let report = probe(cache.clone(), Sector::ZERO, Depth::Metadata).await?;
+    let is_native = match &report.contents {
         Contents::Native(_) => true,
         Contents::Divided(_) | Contents::Dm(_) => false,
         Contents::Blank | Contents::Unknown | Contents::Ruined => {
-            panic!("no cache any more: {:?}", survey.damage)
+            panic!("no cache any more: {:?}", report.damage)
         }
     };
-    let block_size = survey.occupancy().expect("its metadata are whole").block_size;
+    let block_size = report.occupancy().expect("its metadata are whole").block_size;
     let mut config = Config::new(Mode::Ssd, "origin", "cache", block_size);
     config.ordered = is_native;
     let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;

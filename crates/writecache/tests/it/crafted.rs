@@ -13,7 +13,7 @@ use block::{
 };
 use format::{Entry, Geometry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT};
 use sim::Machine;
-use writecache::{Depth, Survey, WriteCache};
+use writecache::{Depth, ProbeReport, WriteCache};
 
 /// A cache with dirty blocks in three records.
 fn used(options: &str) -> Lab {
@@ -49,10 +49,10 @@ fn forge_record(lab: &Lab, change: impl FnOnce(&mut RecordHeader, &mut Vec<Entry
     lab.poke_area(lab.geometry().log_offset(seq), &unit);
 }
 
-fn look(lab: &Lab) -> Survey {
+fn look(lab: &Lab) -> ProbeReport {
     let machine = Machine::boot(&lab.world, 1);
     let (device, start): (Rc<dyn BlockDevice>, _) = (lab.leaf(lab.cache), lab.config.start_sector);
-    let found = machine.block_on(writecache::survey(device, start, Depth::Data));
+    let found = machine.block_on(writecache::probe(device, start, Depth::Data));
     machine.kill();
     found.expect("no power cut was planned").unwrap()
 }
@@ -61,9 +61,9 @@ fn is_refused(lab: &Lab, wanted: &str) {
     let before = lab.image();
     let why = lab.refusal();
     assert!(why.contains("cache device cache") && why.contains(wanted), "{why}, not {wanted}");
-    let survey = look(lab);
-    let told = survey.damage.iter().any(|found| found.what.contains(wanted));
-    assert!(told && survey.occupancy().is_none(), "{wanted}: {survey:?}");
+    let report = look(lab);
+    let told = report.damage.iter().any(|found| found.what.contains(wanted));
+    assert!(told && report.occupancy().is_none(), "{wanted}: {report:?}");
     assert!(lab.image() == before, "{wanted}: it was changed");
 }
 

@@ -10,7 +10,7 @@ use crate::common::{
     self, Lab, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
 };
 use block::{Class, ErrorKind, Op, Sector, Status, Target};
-use writecache::{Mutation, Trouble, WriteCache};
+use writecache::{CacheEvent, Mutation, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -35,7 +35,7 @@ fn a_block_that_the_origin_refuses_is_kept_and_told_and_all_others_are_written()
         assert_eq!(text(&w.cache, "writeback_error_sector"), "56");
         assert_eq!(number(&w.cache, "failing_blocks"), 1);
         assert!(number(&w.cache, "writeback_errors") >= 2);
-        assert!(matches!(w.told.borrow()[..], [Trouble::Writeback { status: Status::Io, .. }]));
+        assert!(matches!(w.told.borrow()[..], [CacheEvent::Writeback { status: Status::Io, .. }]));
         // Everything goes on.
         expect(&*w.cache, 0..40, 1).await;
         fill(&*w.cache, 40..50, 1).await;
@@ -50,7 +50,7 @@ fn a_block_that_the_origin_refuses_is_kept_and_told_and_all_others_are_written()
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (0, 0));
         assert_eq!(text(&w.cache, "writeback_error_sector"), "none");
         assert_eq!(number(&w.cache, "failing_blocks"), 0);
-        assert_eq!(w.told.borrow().last(), Some(&Trouble::Recovered));
+        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
         assert!(inner.origin_block(7) == pattern(7, 1));
     });
 }
@@ -151,13 +151,13 @@ fn what_a_failed_flush_of_the_origin_should_have_covered_is_written_again() {
         assert_eq!(w.origin.take_writes(), [0..16, 0..16]);
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (5, 16));
         assert_eq!(number(&w.cache, "failing_blocks"), 16);
-        assert_eq!(w.told.borrow()[..], [Trouble::OriginFlush { status: Status::Io }]);
+        assert_eq!(w.told.borrow()[..], [CacheEvent::OriginFlush { status: Status::Io }]);
         w.origin.mend();
         say(&w.cache, "flush").await.unwrap();
         let again = w.origin.take_writes();
         assert_eq!((again.len(), &again[0]), (1, &(0..16)), "it counts before it was rewritten");
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (0, 0));
-        assert_eq!(w.told.borrow().last(), Some(&Trouble::Recovered));
+        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
     });
 }
 
@@ -201,7 +201,7 @@ fn a_block_that_is_discarded_is_failing_no_longer() {
         assert_eq!(fields(&w.cache)[0], 5);
         reactor::discard(&*w.cache, Class::Normal, Sector(56), Sector(8)).await.unwrap();
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (0, 0));
-        assert_eq!(w.told.borrow().last(), Some(&Trouble::Recovered));
+        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
     });
 }
 
@@ -292,7 +292,7 @@ fn in_fail_mode_kernel_the_first_error_stays() {
         millis(100_000).await;
         assert_eq!(fields(&w.cache)[0], 5);
         assert_eq!(put(&*w.cache, 9, 1).await, Err(Status::Io));
-        assert_eq!(w.told.borrow()[..], [Trouble::Failed { status: Status::Io }]);
+        assert_eq!(w.told.borrow()[..], [CacheEvent::Failed { status: Status::Io }]);
     });
 }
 
@@ -337,7 +337,7 @@ fn a_dirty_block_that_the_cache_device_can_not_read_is_an_error_alone_and_is_lis
         assert_eq!(number(&w.cache, "checksum_errors"), 0);
         assert_eq!(fields(&w.cache)[0], 5);
         let told = w.told.borrow()[0];
-        assert_eq!(told, Trouble::BadBlock { status: Status::Io, sector: Sector(24) });
+        assert_eq!(told, CacheEvent::BadBlock { status: Status::Io, sector: Sector(24) });
         assert!(told.to_string().contains("replace the cache device"));
         // It is emptied by itself, but for that block, and not into the origin's sector.
         millis(1_000).await;
@@ -443,7 +443,7 @@ fn a_waiting_block_that_becomes_unreadable_ends_the_flush_or_drain_that_waits_fo
                 |planted| told_of_a_waiting_block_that_becomes_unreadable(word, options, planted);
             let said = told(Mutation::None);
             assert!(said.contains("1 blocks can't be read"), "{word} {options}: {said}");
-            assert_eq!(told(Mutation::BadAwaited), "", "{word} {options}: it was not found");
+            assert_eq!(told(Mutation::WaitForBad), "", "{word} {options}: it was not found");
         }
     }
 }
@@ -464,7 +464,8 @@ fn a_cache_whose_books_are_wrong_tells_and_stops_and_takes_nothing_along() {
         millis(1_000).await;
         assert_eq!(put(&*w.cache, 0, 2).await, Err(Status::Io));
         let told = w.told.borrow()[1..].to_vec(); // the first is of the refused writes
-        let [Trouble::Recovered, Trouble::Bug { what }, Trouble::Failed { .. }] = told[..] else {
+        let [CacheEvent::Recovered, CacheEvent::Bug { what }, CacheEvent::Failed { .. }] = told[..]
+        else {
             panic!("{told:?}");
         };
         assert!(told[1].to_string().contains(what), "{what}");
@@ -489,7 +490,7 @@ fn a_failing_block_that_turns_out_to_be_rotten_is_failing_no_longer() {
             assert_eq!(text(&w.cache, "bad_block_list"), "56");
             assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (0, 0));
             assert_eq!(text(&w.cache, "writeback_error"), "none");
-            assert_eq!(w.told.borrow().last(), Some(&Trouble::Recovered));
+            assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
         });
     }
 }
@@ -571,6 +572,6 @@ fn a_write_around_the_cache_that_ended_in_an_error_is_in_no_danger_of_being_lost
         fill(&*w.cache, 7..10, 2).await;
         flush(&*w.cache).await;
         expect(&*w.cache, 7..10, 2).await;
-        assert!(!w.told.borrow().iter().any(|told| matches!(told, Trouble::Failed { .. })));
+        assert!(!w.told.borrow().iter().any(|told| matches!(told, CacheEvent::Failed { .. })));
     });
 }

@@ -168,7 +168,7 @@ fn a_drain_that_is_not_done_in_time_says_what_is_left() {
         seconds(11).await;
         let said = failure(&ended);
         assert!(said.contains("not done in time") && said.contains("of 1500 blocks"), "{said}");
-        // DR1: it can be taken up again, without limits.
+        // WC-DR1: it can be taken up again, without limits.
         set(&cache, "drain", "").await.unwrap();
         assert_eq!(number(&cache, "dirty_blocks"), 0);
     })

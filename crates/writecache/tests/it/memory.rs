@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::common::{Lab, expect, fill, flush, suspend};
 use block::{BlockDevice, Budget, Error, ErrorKind, Target};
 use sim::Machine;
-use writecache::{Depth, Survey};
+use writecache::{Depth, ProbeReport};
 
 /// One life with a budget of so many bytes; what is free while the cache is open, and afterwards.
 fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
@@ -29,12 +29,12 @@ fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
     done.unwrap()
 }
 
-fn look(lab: &Lab, limit: u64) -> Result<Survey, Error> {
+fn look(lab: &Lab, limit: u64) -> Result<ProbeReport, Error> {
     let machine = Machine::boot(&lab.world, 1);
     let (device, start): (Rc<dyn BlockDevice>, _) = (lab.leaf(lab.cache), lab.config.start_sector);
     let found = machine.block_on(async move {
         reactor::set_memory(Arc::new(Budget::new(limit, "a test")));
-        writecache::survey(device, start, Depth::Data).await
+        writecache::probe(device, start, Depth::Data).await
     });
     machine.kill();
     found.unwrap()

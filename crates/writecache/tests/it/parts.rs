@@ -13,7 +13,7 @@ use block::{BlockDevice, Buf, Class, CoreId, Error, Flags, Sector, Status, Targe
 use format::{Geometry, Superblock, UNIT};
 use sim::model::Uniform;
 use sim::{DiskSpec, Faults, Machine};
-use writecache::{Contents, Depth, Mutation, Trouble, WriteCache};
+use writecache::{CacheEvent, Contents, Depth, Mutation, WriteCache};
 
 /// Blocks of a chunk in these tests.
 const CHUNK: u64 = 4;
@@ -47,7 +47,7 @@ fn life_on<T: 'static>(
     let count = cores.iter().map(|core| core.0 + 1).max().unwrap();
     let machine = Machine::boot(&lab.world, count);
     let target = lab.target();
-    target.spread(cores, spread::lend(&lab.world, [lab.origin, lab.cache]));
+    target.place_parts(cores, spread::share(&lab.world, [lab.origin, lab.cache]));
     let done = machine.block_on(async move {
         target.clone().resume().await.unwrap();
         work(target).await
@@ -112,7 +112,7 @@ fn devices_that_are_not_lent_are_reached_by_core_0() {
     let lab = lab(2, "");
     let machine = Machine::boot(&lab.world, 2);
     let target = lab.target();
-    target.spread(spread::cores(2), spread::lend_nothing());
+    target.place_parts(spread::cores(2), spread::share_nothing());
     let world = lab.world.clone();
     let done = machine.block_on(async move {
         target.clone().resume().await.unwrap();
@@ -401,12 +401,12 @@ fn a_failed_flush_of_the_cache_device_fails_every_part() {
 fn trouble_of_the_origin_is_told_once_and_its_end_once() {
     let lab = lab(2, "high_watermark 100 low_watermark 100");
     let (world, disk) = (lab.world.clone(), lab.origin);
-    let told: Rc<RefCell<Vec<Trouble>>> = Rc::default();
+    let told: Rc<RefCell<Vec<CacheEvent>>> = Rc::default();
     let machine = Machine::boot(&lab.world, 2);
     let target = lab.target();
-    target.spread(spread::cores(2), spread::lend(&lab.world, [lab.origin, lab.cache]));
+    target.place_parts(spread::cores(2), spread::share(&lab.world, [lab.origin, lab.cache]));
     let hear = told.clone();
-    target.on_trouble(move |trouble| hear.borrow_mut().push(trouble));
+    target.on_event(move |trouble| hear.borrow_mut().push(trouble));
     let done = machine.block_on(async move {
         target.clone().resume().await.unwrap();
         fill(&*target, 0..16, 1).await;
@@ -424,7 +424,7 @@ fn trouble_of_the_origin_is_told_once_and_its_end_once() {
     done.unwrap();
     machine.kill();
     let told = told.borrow();
-    assert!(matches!(told[..], [Trouble::Writeback { .. }, Trouble::Recovered]), "{told:?}");
+    assert!(matches!(told[..], [CacheEvent::Writeback { .. }, CacheEvent::Recovered]), "{told:?}");
 }
 
 /// A device that says who it is.
@@ -456,7 +456,7 @@ fn parts_go_to_another_origin_together_or_not_at_all() {
         config.chunk = lab.config.chunk;
         let cache = lab.leaf(lab.cache);
         let target = WriteCache::new("wc", config, origin, cache, lab.sectors).unwrap();
-        target.spread(spread::cores(2), spread::lend(&lab.world, [lab.origin, lab.cache]));
+        target.place_parts(spread::cores(2), spread::share(&lab.world, [lab.origin, lab.cache]));
         let done = machine.block_on(async move {
             target.clone().resume().await?;
             if let Some(block) = block {
@@ -492,7 +492,7 @@ fn a_survey_tells_of_each_part_and_of_all() {
         let machine = Machine::boot(&lab.world, 1);
         let device = lab.leaf(lab.cache);
         let found = machine
-            .block_on(async move { writecache::survey(device, Sector::ZERO, Depth::Data).await });
+            .block_on(async move { writecache::probe(device, Sector::ZERO, Depth::Data).await });
         machine.kill();
         found.unwrap().unwrap()
     };
@@ -520,7 +520,7 @@ fn a_survey_tells_of_each_part_and_of_all() {
     assert_ne!(missing.token("wipe"), found.token("wipe"));
 }
 
-/// Found by fuzzing: the survey made a buffer of no bytes.
+/// Found by fuzzing: the probe made a buffer of no bytes.
 #[test]
 fn a_survey_tells_that_the_device_ends_before_a_part() {
     let lab = lab(2, MANUAL);
@@ -536,7 +536,7 @@ fn a_survey_tells_that_the_device_ends_before_a_part() {
         let machine = Machine::boot(&cut.world, 1);
         let device = cut.leaf(cut.cache);
         let found = machine
-            .block_on(async move { writecache::survey(device, Sector::ZERO, Depth::Data).await });
+            .block_on(async move { writecache::probe(device, Sector::ZERO, Depth::Data).await });
         machine.kill();
         let found = found.unwrap().unwrap();
         assert!(found.damage.iter().any(|f| f.what.starts_with(said)), "{:?}", found.damage);

@@ -8,7 +8,7 @@ use crate::common::ward::{Ward, life, millis};
 use crate::common::{self, Lab, get, number, pattern, put, say};
 use block::{Op, Sector, Status};
 use policy::destage::Costs;
-use writecache::{Mutation, Trouble};
+use writecache::{CacheEvent, Mutation};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -53,7 +53,7 @@ fn gaps_are_kept(mutation: Mutation) -> bool {
             }
         }
         assert_eq!(number(&w.cache, "dirty_blocks"), 39);
-        assert!(!w.told.borrow().iter().any(|t| matches!(t, Trouble::GapLost { .. })));
+        assert!(!w.told.borrow().iter().any(|t| matches!(t, CacheEvent::GapLost { .. })));
         w.origin.mend();
         say(&w.cache, "flush").await.unwrap();
         for block in 0..40 {
@@ -68,7 +68,7 @@ fn gaps_are_kept(mutation: Mutation) -> bool {
 #[test]
 fn what_a_refused_filled_write_may_have_spoilt_is_kept_in_the_cache() {
     assert!(gaps_are_kept(Mutation::None));
-    assert!(!gaps_are_kept(Mutation::ForgetSpoiltGaps), "nobody would see it");
+    assert!(!gaps_are_kept(Mutation::ForgetFailedGaps), "nobody would see it");
 }
 
 /// A read beside a filled write that has ruined what it was to fill, of which nobody has heard yet.
@@ -99,7 +99,7 @@ fn a_read_beside_it_is_right(mutation: Mutation) -> bool {
 #[test]
 fn a_read_beside_a_filled_write_that_fails_does_not_see_what_that_has_spoilt() {
     assert!(a_read_beside_it_is_right(Mutation::None));
-    assert!(!a_read_beside_it_is_right(Mutation::ReadSpoiltGaps), "nobody would see it");
+    assert!(!a_read_beside_it_is_right(Mutation::ReadFailedGaps), "nobody would see it");
 }
 
 /// A cache whose slots are all dirty, and filled writes on their way that will be refused.
@@ -113,8 +113,8 @@ async fn fill_all(w: &Ward) -> u64 {
     slots
 }
 
-fn is_gap_lost(told: &Trouble) -> bool {
-    matches!(told, Trouble::GapLost { .. })
+fn is_gap_lost(told: &CacheEvent) -> bool {
+    matches!(told, CacheEvent::GapLost { .. })
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_spoilt_gap_that_neither_cache_nor_origin_takes_is_told() {
         millis(10_000).await;
         let told = w.told.borrow();
         let lost = told.iter().find(|told| is_gap_lost(told));
-        assert_eq!(lost, Some(&Trouble::GapLost { status: Status::Io, sector: Sector(8) }));
+        assert_eq!(lost, Some(&CacheEvent::GapLost { status: Status::Io, sector: Sector(8) }));
         assert_eq!(number(&w.cache, "dirty_blocks"), slots);
     });
 }

@@ -12,7 +12,7 @@ use crate::common::{
 };
 use block::{Bio, BlockDevice, Class, Flags, Limits, Op, Sector, Status, Target};
 use sim::Machine;
-use writecache::{Depth, Trouble, WriteCache};
+use writecache::{CacheEvent, Depth, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "ordered high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -118,14 +118,14 @@ fn what_the_origin_lacks_is_told_with_its_zeroes() {
     .unwrap();
     let machine = Machine::boot(&lab.world, 1);
     let device = lab.leaf(lab.cache);
-    let survey = machine.block_on(async move {
-        writecache::survey(device, Sector::ZERO, Depth::Data).await.unwrap()
+    let report = machine.block_on(async move {
+        writecache::probe(device, Sector::ZERO, Depth::Data).await.unwrap()
     });
     machine.kill();
-    let survey = survey.unwrap();
-    let found = survey.occupancy().unwrap();
+    let report = report.unwrap();
+    let found = report.occupancy().unwrap();
     assert_eq!((found.dirty, &found.dirty_ranges[..]), (14, &[(Sector::ZERO, at(14))][..]));
-    assert!(survey.damage.is_empty(), "{:?}", survey.damage);
+    assert!(report.damage.is_empty(), "{:?}", report.damage);
 }
 
 /// The zeroes stay what the blocks hold, nothing of a later epoch passes them, and it is told.
@@ -149,14 +149,14 @@ fn zeroes_that_the_origin_refuses_are_kept_told_and_tried_again() {
         assert_eq!(w.cache.attribute("writeback_error_sector").unwrap(), "40");
         assert_eq!(number(&w.cache, "failing_blocks"), 1);
         assert_eq!(number(&w.cache, "zero_blocks"), 15);
-        assert!(matches!(w.told.borrow()[..], [Trouble::Writeback { status: Status::Io, .. }]));
+        assert!(matches!(w.told.borrow()[..], [CacheEvent::Writeback { status: Status::Io, .. }]));
         assert!(inner.origin_block(30) == pattern(30, 1), "of a later epoch");
         let error = say(&w.cache, "flush").await.unwrap_err().chain();
         assert!(error.contains("could not be written to the origin"), "{error}");
         w.origin.mend();
         millis(70_000).await;
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "unsaved_blocks")), (0, 0));
-        assert_eq!(w.told.borrow().last(), Some(&Trouble::Recovered));
+        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
         assert!(inner.origin_block(7) == vec![0; BLOCK]);
         assert!(inner.origin_block(30) == pattern(30, 2));
     });

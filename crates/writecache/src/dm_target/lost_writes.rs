@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! UnflushedWrites: a cache of a new table takes over what clients have not been told by the one
+//! before it.
+use std::any::Any;
+use std::rc::Rc;
+
+use block::Target;
+
+use super::WriteCache;
+use crate::config::Mutation;
+use crate::events::CacheEvent;
+use crate::unflushed::LostWrites;
+
+impl WriteCache {
+    /// Clients are told from now on of what `before` has lost (WC-LO1). Parts take over from those
+    /// of the same number: another number of parts is another cache.
+    pub(super) async fn take_over_lost_writes(self: Rc<Self>, before: Rc<dyn Target>) {
+        let before: Rc<dyn Any> = before;
+        let Ok(before) = before.downcast::<WriteCache>() else { return };
+        if self.config.borrow().mutation == Mutation::LostWritesForgotten {
+            return;
+        }
+        let lost = match before.parts() {
+            Some(parts) => parts.ask(|part| async move { part.take_lost_writes() }).await,
+            None => vec![before.take_lost_writes()],
+        };
+        let lost: Vec<LostWrites> = lost.into_iter().flatten().collect();
+        let requests = lost.iter().map(|lost| lost.requests).sum();
+        match self.parts() {
+            Some(parts) => parts.give(lost, |part, lost| part.restore_lost_writes(lost)).await,
+            None => lost.into_iter().take(1).for_each(|lost| self.restore_lost_writes(lost)),
+        }
+        let on_event = self.on_event.borrow().clone();
+        if let Some(on_event) = on_event.filter(|_| requests > 0) {
+            on_event(CacheEvent::Lost { requests });
+        }
+    }
+
+    fn take_lost_writes(&self) -> Option<LostWrites> {
+        self.cache().map(|cache| cache.unflushed.take(cache.failure().is_some()))
+    }
+
+    fn restore_lost_writes(&self, lost: LostWrites) {
+        if let Some(cache) = self.cache() {
+            cache.unflushed.restore(lost);
+        }
+    }
+}

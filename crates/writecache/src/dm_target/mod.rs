@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The target: life cycle, messages, and the way of a bio into the cache, or to its parts.
+//!
+//! ```text
+//!   WriteCache ── Live::Whole ───▶ a Cache on this core, and the tasks that serve bios
+//!              └─ Live::Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
+//! ```
+mod lost_writes;
+mod open;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use block::{
+    Access, Below, Bio, BlockDevice, Class, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op,
+    Role, Sector, Status, Target, Unsaved,
+};
+use reactor::Workers;
+
+use crate::cache::Cache;
+use crate::config::{Config, Mutation, Tuning};
+use crate::events::{CacheEvent, OnEvent};
+use crate::options;
+use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
+use crate::recover::Opened;
+use crate::serve::limits;
+use crate::writeback::drain::DrainLimits;
+
+/// The attribute that is a command.
+const DRAIN: &str = "drain";
+
+/// The open cache.
+enum Live {
+    Whole(Whole),
+    Divided(Rc<Parts>),
+}
+
+/// A cache in one part, or a part: the engine, and the tasks that serve bios.
+struct Whole {
+    cache: Rc<Cache>,
+    /// Sectors of a block, less one.
+    mask: u64,
+    /// Reads and flushes, which no crowd of slowed-down writers may hold up.
+    prompt: Workers<Bio>,
+    changes: Workers<Bio>,
+    /// Changes that are not of whole blocks.
+    edges: Workers<Bio>,
+}
+
+impl Whole {
+    #[inline]
+    fn submit(&self, bio: Bio) {
+        if (bio.sector.0 | bio.len.0) & self.mask != 0 {
+            return self.submit_sectors(bio);
+        }
+        match bio.op {
+            Op::Read | Op::Flush => self.prompt.push(bio),
+            Op::Write | Op::Discard | Op::WriteZeroes => self.changes.push(bio),
+        }
+    }
+
+    #[cold]
+    fn submit_sectors(&self, mut bio: Bio) {
+        if bio.op != Op::Read {
+            return self.edges.push(bio);
+        }
+        match self.cache.limits.check(&bio) {
+            Ok(()) => {
+                self.cache.widen(&mut bio);
+                self.prompt.push(bio);
+            }
+            Err(status) => bio.complete(status),
+        }
+    }
+}
+
+/// The writecache target.
+///
+/// Lifecycle: made from a parsed table line without touching the cache device; `resume` opens it
+/// (so that a table can be loaded while another instance of the same cache is still live);
+/// `suspend` commits, stops writeback, and keeps what it knows for the next `resume`.
+pub struct WriteCache {
+    name: String,
+    config: RefCell<Config>,
+    origin: Rc<dyn BlockDevice>,
+    device: Rc<dyn BlockDevice>,
+    sectors: Sector,
+    live: RefCell<Option<Live>>,
+    /// Planted fault: opened before its time.
+    early: RefCell<Option<Rc<Cache>>>,
+    flush_on_suspend: Cell<bool>,
+    /// Cleaner mode by a message, of which the table line does not tell.
+    cleaner_by_message: Cell<bool>,
+    on_event: RefCell<Option<OnEvent>>,
+    /// Where parts may be, besides here.
+    placement: RefCell<Option<Placement>>,
+    /// Counts live periods, so that a task of an earlier one ends.
+    period: Cell<u64>,
+}
+
+impl WriteCache {
+    /// A cache for `sectors` of `origin` on `device`.
+    ///
+    /// # Errors
+    /// `EINVAL` when block size, length or devices do not fit together; says which and why.
+    pub fn new(
+        name: impl Into<String>,
+        config: Config,
+        origin: Rc<dyn BlockDevice>,
+        device: Rc<dyn BlockDevice>,
+        sectors: Sector,
+    ) -> Result<Rc<WriteCache>, Error> {
+        let (o, c) = (origin.limits(), device.limits());
+        let logical = o.write_unit_bytes().max(c.write_unit_bytes());
+        if config.block_size < logical {
+            return Err(Error::invalid(format!(
+                "Block size is smaller than device logical block size: {} < {logical}",
+                config.block_size
+            )));
+        }
+        config.check_length(sectors)?;
+        if sectors > o.capacity {
+            return Err(Error::invalid(format!(
+                "origin {} is too small for target: {} sectors, {sectors} are mapped",
+                config.origin, o.capacity
+            )));
+        }
+        if config.start_sector >= c.capacity {
+            return Err(Error::invalid(format!(
+                "Invalid optional argument: start_sector {}: cache device {} has {} \
+                 sectors",
+                config.start_sector, config.cache, c.capacity
+            )));
+        }
+        let page = Sector::from_bytes(format::UNIT as u64);
+        if c.write_unit_bytes() > 512 && !config.start_sector.is_aligned(page) {
+            return Err(Error::invalid(format!(
+                "Invalid optional argument: start_sector {}: a multiple of {page} is \
+                 allowed on cache device {}",
+                config.start_sector, config.cache
+            )));
+        }
+        let early = config.mutation == Mutation::OpenWhenLoaded;
+        let cache = Rc::new(WriteCache {
+            name: name.into(),
+            config: RefCell::new(config),
+            origin,
+            device,
+            sectors,
+            live: RefCell::new(None),
+            flush_on_suspend: Cell::new(false),
+            cleaner_by_message: Cell::new(false),
+            on_event: RefCell::new(None),
+            early: RefCell::new(None),
+            placement: RefCell::new(None),
+            period: Cell::new(0),
+        });
+        if early {
+            reactor::spawn(cache.clone().open_early());
+        }
+        Ok(cache)
+    }
+
+    /// Planted fault: see `Mutation::OpenWhenLoaded`.
+    async fn open_early(self: Rc<Self>) {
+        let (origin, device) = (self.origin.clone(), self.device.clone());
+        let config = self.config.borrow().clone();
+        let opened = Cache::open(config, origin, device, self.sectors).await;
+        *self.early.borrow_mut() = match opened {
+            Ok(Opened::Whole(cache)) => Some(cache),
+            Ok(Opened::Divided(_)) | Err(_) => None,
+        };
+    }
+
+    /// Has `tell` called with what an operator must hear of; set it before the first `resume`.
+    pub fn on_event(&self, notify: impl Fn(CacheEvent) + 'static) {
+        *self.on_event.borrow_mut() = Some(Rc::new(notify));
+    }
+
+    /// Parts of a divided cache go in turn to `cores`, of which one may be this; `lend` says how
+    /// devices are reached from there. Set it before the first `resume`; else all parts are here.
+    pub fn place_parts(&self, cores: Vec<CoreId>, share: ShareDevice) {
+        assert!(!cores.is_empty(), "a part needs a core");
+        *self.placement.borrow_mut() = Some(Placement { cores, share });
+    }
+
+    /// Counts everything again and panics if the books are wrong; for tests. Of a divided cache
+    /// what is on this core.
+    #[doc(hidden)]
+    pub fn check(&self) {
+        if let Some(parts) = self.parts() {
+            parts.here().for_each(|part| part.check());
+        }
+        if let Some(cache) = self.cache() {
+            cache.slots.borrow().check();
+        }
+    }
+
+    /// The same for all parts.
+    #[doc(hidden)]
+    pub async fn check_all(&self) {
+        self.check();
+        if let Some(parts) = self.parts() {
+            parts.ask(|part| async move { part.check() }).await;
+        }
+    }
+
+    /// Reads an attribute; of a divided cache as it was at the last `refresh`. Errors: `EBUSY`
+    /// before the first resume, `ENOENT` for unknown names.
+    pub fn attribute(&self, name: &str) -> Result<String, Error> {
+        if let Some(parts) = self.parts() {
+            let value = parts.aggregated().attribute(name);
+            return value.ok_or_else(|| crate::status::no_attribute(name));
+        }
+        let cache = self.cache().ok_or_else(|| {
+            Error::busy(format!("writecache {}: was never resumed: {name} is not known", self.name))
+        })?;
+        cache.attribute(name)
+    }
+
+    /// The engine, when the cache is in one part.
+    fn cache(&self) -> Option<Rc<Cache>> {
+        match &*self.live.borrow() {
+            Some(Live::Whole(whole)) => Some(whole.cache.clone()),
+            Some(Live::Divided(_)) | None => None,
+        }
+    }
+
+    fn parts(&self) -> Option<Rc<Parts>> {
+        match &*self.live.borrow() {
+            Some(Live::Divided(parts)) => Some(parts.clone()),
+            Some(Live::Whole(_)) | None => None,
+        }
+    }
+
+    fn running(&self) -> Result<Rc<Cache>, Error> {
+        self.cache().filter(|c| !c.stopping.get()).ok_or_else(|| self.suspended())
+    }
+
+    fn suspended(&self) -> Error {
+        Error::busy(format!("writecache {}: the device is suspended", self.name))
+    }
+
+    /// A part: another one's flush of the origin has failed.
+    pub(crate) fn other_flush_failed(&self, status: Status) {
+        if let Some(cache) = self.cache() {
+            cache.other_flush_failed(status);
+        }
+    }
+
+    /// A part: everything that it has to say.
+    pub(crate) fn report(&self) -> PartReport {
+        let Some(cache) = self.cache() else { return PartReport::default() };
+        let value = |name| cache.attribute(name).unwrap_or_default();
+        PartReport {
+            status: cache.status_line(),
+            attributes: crate::status::attributes().map(value).collect(),
+        }
+    }
+
+    /// A part: options as it is to keep to them from now on.
+    pub(crate) fn set_tuning(&self, tuning: Tuning) {
+        self.config.borrow_mut().tuning = tuning;
+        self.retune_whole();
+    }
+
+    /// The attribute `drain`: begins one and ends with it, or stops the one that runs.
+    fn set_drain(&self, value: String) -> LocalFuture<Result<(), Error>> {
+        if let Some(parts) = self.parts() {
+            return Box::pin(async move { parts.drain(value).await });
+        }
+        let cache = self.running();
+        Box::pin(async move {
+            let cache = cache?;
+            if value.trim() == "stop" {
+                cache.stop_drain();
+                return Ok(());
+            }
+            cache.drain(DrainLimits::parse(&value)?).await
+        })
+    }
+
+    /// A part: a drain with its share of the limits.
+    pub(crate) async fn drain(&self, limits: DrainLimits) -> Result<(), Error> {
+        self.running()?.drain(limits).await
+    }
+
+    /// A part: ends the drain that runs.
+    pub(crate) fn stop_drain(&self) {
+        if let Some(cache) = self.cache() {
+            cache.stop_drain();
+        }
+    }
+
+    pub(crate) fn clear_stats_here(&self) {
+        if let Some(cache) = self.cache() {
+            cache.stats.clear();
+        }
+    }
+
+    /// The options as they are now, with what messages have set.
+    fn tuning(&self) -> Tuning {
+        let tuning = self.config.borrow().tuning;
+        Tuning { cleaner: tuning.cleaner || self.cleaner_by_message.get(), ..tuning }
+    }
+
+    /// Has the options, as they are now, kept to.
+    async fn retune(&self) {
+        self.retune_whole();
+        if let Some(parts) = self.parts() {
+            let tuning = tuning_of_part(self.tuning(), parts.count());
+            parts.ask(move |part| async move { part.set_tuning(tuning) }).await;
+        }
+    }
+
+    fn retune_whole(&self) {
+        let Some(cache) = self.cache() else { return };
+        let (old, new) = (cache.tuning(), self.tuning());
+        cache.tune(new);
+        if old.max_age != new.max_age {
+            cache.restart_ages();
+        }
+    }
+}
+
+/// The error of a cache that has failed stop.
+pub(crate) fn io_failed(status: Status) -> Error {
+    Error::io(format!("{status}; dirty data are kept, load the table again to retry"))
+}
+
+impl BlockDevice for WriteCache {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        limits(&self.config.borrow(), &*self.origin, &*self.device, self.sectors)
+    }
+
+    fn submit(&self, bio: Bio) {
+        match &*self.live.borrow() {
+            Some(Live::Whole(whole)) => whole.submit(bio),
+            Some(Live::Divided(parts)) => parts.submit(bio),
+            None => bio.complete(Status::Io),
+        }
+    }
+}
+
+impl Target for WriteCache {
+    fn kind(&self) -> &'static str {
+        "writecache"
+    }
+
+    fn table(&self) -> String {
+        self.config.borrow().table()
+    }
+
+    fn status(&self) -> String {
+        if let Some(parts) = self.parts() {
+            return parts.aggregated().status();
+        }
+        self.cache().map_or_else(String::new, |c| c.status_line())
+    }
+
+    fn refresh(self: Rc<Self>) -> LocalFuture<()> {
+        let parts = self.parts();
+        Box::pin(async move {
+            if let Some(parts) = parts {
+                parts.refresh().await;
+            }
+        })
+    }
+
+    fn deps(&self) -> Vec<String> {
+        let config = self.config.borrow();
+        vec![config.origin.clone(), config.cache.clone()]
+    }
+
+    fn below(&self) -> Vec<Below> {
+        let begin = self.config.borrow().start_sector;
+        let origin = Below {
+            device: self.origin.clone(),
+            start: Sector::ZERO,
+            len: self.sectors,
+            role: Role::Origin,
+        };
+        let device = self.device.clone();
+        // A device may have become shorter since the table was loaded.
+        let len = Sector(device.limits().capacity.0.saturating_sub(begin.0));
+        vec![origin, Below { device, start: begin, len, role: Role::Cache }]
+    }
+
+    fn unsaved(&self) -> Option<Unsaved> {
+        let number = |name| self.attribute(name).ok()?.parse::<u64>().ok();
+        let config = self.config.borrow();
+        Some(Unsaved {
+            dirty: number("dirty_blocks")? + number("zero_blocks")?,
+            failing: number("failing_blocks")?,
+            unreadable: number("bad_blocks")?,
+            block_bytes: u64::from(config.block_size),
+            cache: config.cache.clone(),
+            start: config.start_sector,
+            origin: config.origin.clone(),
+        })
+    }
+
+    fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            match self.parts() {
+                Some(parts) if parts.suspended.get() => Err(self.suspended()),
+                Some(parts) => parts.write_back_all().await,
+                None => self.running()?.write_back_all().await,
+            }
+        })
+    }
+
+    fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
+        Box::pin(async move {
+            let word = match &words[..] {
+                [one] => one.to_ascii_lowercase(),
+                _ => String::new(),
+            };
+            match word.as_str() {
+                "flush" => self.write_back().await?,
+                "flush_on_suspend" => self.flush_on_suspend.set(true),
+                "cleaner" => {
+                    self.flush_on_suspend.set(true);
+                    self.cleaner_by_message.set(true);
+                    self.retune().await;
+                }
+                "clear_stats" => match self.parts() {
+                    Some(parts) => parts.clear_stats().await,
+                    None => self.clear_stats_here(),
+                },
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "writecache: unknown message `{}`: flush, flush_on_suspend, cleaner, \
+                         clear_stats are allowed",
+                        words.join(" ")
+                    )));
+                }
+            }
+            Ok(String::new())
+        })
+    }
+
+    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {
+                return parts.suspend(self.flush_on_suspend.replace(false)).await;
+            }
+            let Some(cache) = self.cache().filter(|c| !c.stopping.get()) else { return Ok(()) };
+            let mut flushed = Ok(());
+            if self.flush_on_suspend.replace(false) {
+                flushed = cache.write_back_all().await;
+            }
+            let mut outcome = Ok(());
+            cache.stopping.set(true);
+            cache.waits.wake_all();
+            let ended = || cache.tasks.get() == 0 && cache.writeback.in_flight_runs() == 0;
+            if !cache.mutation(Mutation::SuspendInFlight) {
+                cache.waits.wait_for(ended).await;
+            }
+            // An earlier failure was reported when it happened; this commit may report one.
+            if cache.health().is_ok() {
+                cache.slots.borrow_mut().close_epoch();
+                outcome = outcome.and(cache.commit().await);
+                outcome = outcome.and(cache.flush_around(Class::Background).await);
+                outcome = outcome.and(cache.seal().await);
+            }
+            cache.quiesced.set(true);
+            cache.waits.wake_all();
+            cache.waits.wait_for(|| !cache.checkpoints_on.get()).await;
+            flushed.and(outcome.map_err(io_failed))
+        })
+    }
+
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            // A cache that has failed stays so: what it acknowledged without a flush is known only
+            // here. A new table makes a new cache, which knows what the media know.
+            if self.live.borrow().is_none() {
+                self.open().await?;
+            }
+            self.begin().await;
+            Ok(())
+        })
+    }
+
+    fn take_over(self: Rc<Self>, before: Rc<dyn Target>) -> LocalFuture<()> {
+        Box::pin(self.take_over_lost_writes(before))
+    }
+
+    fn attributes(&self) -> Vec<&'static str> {
+        let config = self.config.borrow();
+        let options = options::attributes(&config).map(|o| o.name);
+        crate::status::attributes().chain([DRAIN]).chain(options).collect()
+    }
+
+    fn access(&self, name: &str) -> Access {
+        if name == DRAIN {
+            return Access::Write;
+        }
+        if options::attributes(&self.config.borrow()).any(|o| o.live && o.name == name) {
+            Access::ReadWrite
+        } else {
+            Access::Read
+        }
+    }
+
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+        let option = match &*name {
+            "cleaner" => Some(u8::from(self.tuning().cleaner).to_string()),
+            "parts" => self.parts().map(|parts| parts.count().to_string()),
+            _ => None,
+        };
+        let option = option.or_else(|| self.config.borrow().option_value(&name));
+        Box::pin(async move {
+            if let Some(value) = option {
+                return Ok(value);
+            }
+            self.clone().refresh().await;
+            self.attribute(&name)
+        })
+    }
+
+    /// Options are attributes too: changing one changes the live device and its table line.
+    fn set_attribute(
+        self: Rc<Self>,
+        name: String,
+        value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        if name == DRAIN {
+            return self.set_drain(value);
+        }
+        let outcome = if crate::status::attributes().any(|a| a == name) {
+            let text = format!("writecache: attribute `{name}` is read-only");
+            Err(Error::new(block::ErrorKind::Denied, text))
+        } else {
+            let changed = self.config.borrow().with_option(&name, &value);
+            changed.map(|config| {
+                if name.eq_ignore_ascii_case("cleaner") {
+                    self.cleaner_by_message.set(false);
+                }
+                *self.config.borrow_mut() = config;
+            })
+        };
+        Box::pin(async move {
+            outcome?;
+            self.retune().await;
+            Ok(())
+        })
+    }
+
+    fn knows_dirty(&self) -> bool {
+        self.live.borrow().is_some()
+    }
+
+    fn dirty(self: Rc<Self>, at: Sector, len: Sector) -> DirtyRuns {
+        let (cache, parts) = (self.cache(), self.parts());
+        Box::pin(async move {
+            match parts {
+                Some(parts) => Some(parts.dirty_runs(at, len).await),
+                None => cache.map(|cache| cache.dirty_runs(at, len)),
+            }
+        })
+    }
+}
+
+impl Drop for WriteCache {
+    fn drop(&mut self) {
+        // Parts go on their cores.
+        if let Some(Live::Whole(whole)) = self.live.borrow_mut().take() {
+            whole.cache.stopping.set(true);
+            whole.cache.quiesced.set(true);
+            if !block::crashing() {
+                whole.cache.waits.wake_all();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for WriteCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WriteCache({})", self.name)
+    }
+}

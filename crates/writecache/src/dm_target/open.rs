@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Open: from a table line to a cache at work, whole or in parts.
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Class, Error};
+use reactor::Workers;
+
+use super::{Live, Whole, WriteCache, io_failed};
+use crate::cache::{Cache, TaskGuard};
+use crate::config::Config;
+use crate::parts::{Parts, Plan, divide};
+use crate::recover::Opened;
+
+/// Bios handled at once; more wait in order. A task of a bio is kept for the next one.
+const BIOS_MAX: usize = 4096;
+
+impl WriteCache {
+    /// Opens the cache, in as many parts as it has, without beginning to work.
+    pub(super) async fn open(&self) -> Result<(), Error> {
+        let config = self.config.borrow().clone();
+        let (origin, device) = (self.origin.clone(), self.device.clone());
+        let early = self.early.take();
+        let live = if let Some(cache) = early {
+            self.open_whole(cache).await?
+        } else if config.parts.is_some_and(|parts| parts > 1) {
+            self.open_parts(&config, None).await?
+        } else {
+            match Cache::open(config.clone(), origin, device, self.sectors).await? {
+                Opened::Whole(cache) => self.open_whole(cache).await?,
+                Opened::Divided(first) => self.open_parts(&config, Some(first)).await?,
+            }
+        };
+        *self.live.borrow_mut() = Some(live);
+        Ok(())
+    }
+
+    /// A part: opens it, without beginning to work.
+    pub(crate) async fn open_part(&self) -> Result<(), Error> {
+        let config = self.config.borrow().clone();
+        let (origin, device) = (self.origin.clone(), self.device.clone());
+        let cache = match Cache::open_native(config, origin, device, self.sectors).await? {
+            Opened::Whole(cache) => cache,
+            Opened::Divided(_) => unreachable!("it is asked of a part, which is not divided"),
+        };
+        *self.live.borrow_mut() = Some(self.open_whole(cache).await?);
+        Ok(())
+    }
+
+    async fn open_parts(
+        &self,
+        config: &Config,
+        first: Option<format::Superblock>,
+    ) -> Result<Live, Error> {
+        let (origin, device) = (&self.origin, &self.device);
+        let division = divide(config, &**origin, &**device, self.sectors, first).await?;
+        let placement = self.placement.borrow().clone();
+        let on_event = self.on_event.borrow().clone();
+        let (name, sectors, limits) = (&*self.name, self.sectors, self.limits());
+        let config = &Config { tuning: self.tuning(), ..config.clone() };
+        let placement = placement.as_ref();
+        let plan =
+            Plan { name, config, division, origin, device, sectors, limits, placement, on_event };
+        Parts::open(plan).await.map(Live::Divided)
+    }
+
+    async fn open_whole(&self, cache: Rc<Cache>) -> Result<Live, Error> {
+        // WC-A1: a process that was killed may have left writes around in a cache of the origin.
+        let flushed = cache.flush_origin(Class::Foreground, cache.origin_flush_errors()).await;
+        flushed.map_err(io_failed)?;
+        cache.tune(self.tuning());
+        cache.write_zeroes_without_order().await.map_err(io_failed)?;
+        // Crash after crash could use up what the log keeps for the end of a checkpoint.
+        if cache.is_checkpoint_due() || cache.checkpoint_required.get() {
+            cache.checkpoint().await.map_err(io_failed)?;
+            cache.slots.borrow_mut().free_after_checkpoint();
+        }
+        cache.on_event.replace(self.on_event.borrow().clone());
+        let mask = cache.config.block_sectors() - 1;
+        // One kind of task for all bios, and one call of `handle`: the compiler puts them together.
+        let workers = || {
+            let handler = cache.clone();
+            Workers::new(BIOS_MAX, move |mut bio: Bio| {
+                let cache = handler.clone();
+                async move {
+                    let is_whole = (bio.sector.0 | bio.len.0) & mask == 0;
+                    let ended = match is_whole {
+                        true => None,
+                        // Boxed: few bios need it, and every one would carry its state.
+                        false => Box::pin(cache.handle_edges(&mut bio)).await,
+                    };
+                    let status = match ended {
+                        Some(status) => status,
+                        None => cache.handle(&bio).await,
+                    };
+                    bio.complete(status);
+                }
+            })
+        };
+        let (prompt, changes, edges) = (workers(), workers(), workers());
+        Ok(Live::Whole(Whole { cache, mask, prompt, changes, edges }))
+    }
+
+    /// Begins to work.
+    pub(super) async fn begin(&self) {
+        self.begin_here();
+        if let Some(parts) = self.parts() {
+            parts.ask(|part| async move { part.begin_here() }).await;
+            parts.suspended.set(false);
+            parts.refresh().await;
+        }
+    }
+
+    pub(crate) fn begin_here(&self) {
+        if let Some(cache) = self.cache() {
+            self.start(&cache);
+        }
+    }
+
+    /// Starts the background tasks of a live period.
+    fn start(&self, cache: &Rc<Cache>) {
+        cache.stopping.set(false);
+        cache.checkpoints_on.set(true);
+        cache.quiesced.set(false);
+        self.period.set(self.period.get() + 1);
+        cache.period.set(self.period.get());
+        reactor::spawn(cache.clone().pick_task(TaskGuard::new(cache)));
+        reactor::spawn(cache.clone().settle_task(TaskGuard::new(cache)));
+        reactor::spawn(cache.clone().reclaim_task(TaskGuard::new(cache)));
+        reactor::spawn(cache.clone().checkpoint_task());
+        reactor::spawn(cache.clone().commit_when_many_task(TaskGuard::new(cache)));
+        reactor::spawn(Cache::commit_when_old_task(Rc::downgrade(cache), self.period.get()));
+        reactor::spawn(Cache::retry_task(Rc::downgrade(cache), self.period.get()));
+        cache.start_ages();
+    }
+}

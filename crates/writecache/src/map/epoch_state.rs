@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The state of ordered mode: open epoch, pending versions, and the epoch that is written back.
+//! What changes it, and its invariants, are in `epochs`.
+use std::collections::{BTreeMap, VecDeque};
+
+use roaring::{RoaringBitmap, RoaringTreemap};
+
+use super::State;
+use super::pending::PendingVersions;
+use crate::config::Mutation;
+
+/// A version that the log does not know yet.
+#[derive(Clone, Copy)]
+pub(super) struct UnloggedVersion {
+    pub(super) epoch: u64,
+    pub(super) slot: u32,
+    pub(super) stamp: u32,
+}
+
+/// The epoch that is written back (WC-E3).
+pub(super) struct Phase {
+    pub(super) epoch: u64,
+    /// Whether it was closed: then `todo` says what is left to do. Else every dirty block is.
+    pub(super) closed: bool,
+    pub(super) todo: RoaringTreemap,
+    /// Superseded versions: those from the beginning, by block, and those that came meanwhile.
+    pub(super) olds: Vec<u32>,
+    /// Its zeroes, which go before its blocks.
+    pub(super) zeroes: Vec<u32>,
+    /// Some of them are written.
+    pub(super) has_zeroes_written: bool,
+    pub(super) late: BTreeMap<u64, u32>,
+}
+
+/// See the module.
+pub(super) struct Epochs {
+    pub(super) open: u64,
+    /// All before it are retired; and what a durable record says of that.
+    pub(super) oldest: u64,
+    pub(super) oldest_logged: u64,
+    /// The commit that runs must say this one, or a later one.
+    pub(super) commit_oldest: u64,
+    /// Slots of the versions of the open epoch.
+    pub(super) open_slots: RoaringBitmap,
+    /// These are zeroes (WC-Z2).
+    pub(super) open_zeroes: bool,
+    /// What the log does not know yet, in the order of epochs; the commit that runs must say `due`.
+    pub(super) unlogged: VecDeque<UnloggedVersion>,
+    pub(super) commit_target: usize,
+    /// Old versions, and zeroes, among the fresh ones.
+    pub(super) unlogged_kept: u64,
+    /// What the log knows of pending epochs.
+    pub(super) pending: PendingVersions,
+    pub(super) phase: Option<Phase>,
+    /// Bad versions of pending epochs, and whether they are of the phase.
+    pub(super) bad: BTreeMap<u32, bool>,
+    /// Old versions that only wait for the end of the phase (WC-E5).
+    pub(super) retired_old: Vec<u32>,
+    /// Recovery has put versions into the oldest epoch that the media do not call so.
+    pub(super) repaired: bool,
+    /// A planted fault.
+    pub(super) planted: Mutation,
+}
+
+impl Epochs {
+    /// With the first epoch that is pending, and the one that is open.
+    pub(super) fn new(oldest: u64, open: u64) -> Epochs {
+        Epochs {
+            open,
+            oldest,
+            oldest_logged: oldest,
+            commit_oldest: oldest,
+            open_slots: RoaringBitmap::new(),
+            open_zeroes: false,
+            unlogged: VecDeque::new(),
+            commit_target: 0,
+            unlogged_kept: 0,
+            pending: PendingVersions::default(),
+            phase: None,
+            bad: BTreeMap::new(),
+            retired_old: Vec::new(),
+            repaired: false,
+            planted: Mutation::None,
+        }
+    }
+
+    /// Whether the phase has still to write its version of `block`.
+    pub(super) fn is_todo(&self, block: u64) -> bool {
+        self.phase.as_ref().is_some_and(|p| p.closed && p.todo.contains(block))
+    }
+
+    /// The first epoch that may have something to write back.
+    pub(super) fn first_pending(&self) -> Option<u64> {
+        let unlogged = self.unlogged.front().map(|f| f.epoch);
+        unlogged.into_iter().chain(self.pending.first_epoch()).min()
+    }
+
+    /// The slot is given away.
+    pub(super) fn forget_slot(&mut self, slot: u32) {
+        self.open_slots.remove(slot);
+        self.bad.remove(&slot);
+    }
+
+    /// Whether a slot of this state belongs to a pending epoch.
+    pub(super) fn is_pending(&self, slot: u32, state: State) -> bool {
+        is_pending(&self.bad, slot, state)
+    }
+
+    /// Takes a version out of what the phase has to do.
+    pub(super) fn done(&mut self, block: u64) {
+        if let Some(phase) = &mut self.phase {
+            phase.todo.remove(block);
+        }
+    }
+}
+
+pub(super) fn is_pending(bad: &BTreeMap<u32, bool>, slot: u32, state: State) -> bool {
+    match state {
+        State::Dirty | State::Old | State::Zero => true,
+        State::Bad => bad.contains_key(&slot),
+        State::Free | State::Writing | State::Clean | State::Limbo => false,
+    }
+}

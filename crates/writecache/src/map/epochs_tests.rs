@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tests of epochs in the map.
+use super::super::rebuild::Rebuild;
+use super::*;
+
+/// A version that the log never knew, kept for its epoch, goes with it: nothing is left to say.
+#[test]
+fn what_an_epoch_kept_and_the_log_never_knew_is_forgotten_when_it_is_retired() {
+    for rots in [false, true] {
+        let Ok(mut slots) = Rebuild::new(16).finish(8) else { panic!("an empty map") };
+        slots.set_ordered(true);
+        let install = |slots: &mut Slots| {
+            let slot = slots.allocate(1).expect("there is room").start;
+            slots.install(1, slot, 7);
+        };
+        install(&mut slots);
+        slots.begin_phase(Merge::Never);
+        let slot_ref = slots.find(1).expect("installed").slot_ref;
+        match rots {
+            true => assert!(slots.quarantine(1, slot_ref)),
+            false => slots.retire(1, slot_ref),
+        }
+        slots.close_epoch();
+        install(&mut slots);
+        assert_eq!(slots.phase_state(), PhaseState::Written);
+        slots.retire_phase();
+        slots.begin_commit();
+        let batch = slots.take_batch(4);
+        slots.batch_durable(batch);
+        assert!(slots.is_commit_complete());
+        assert_eq!(slots.counts().unlogged, 0, "all is said (rots: {rots})");
+        assert!(!slots.has_unlogged());
+    }
+}

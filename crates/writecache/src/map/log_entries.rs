@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! RecordBuilder: what a batch of the log, and a checkpoint, say of a cache with epochs (WC-E5),
+//! and how the order is taken up and given up.
+//!
+//! ```text
+//!   a record:   Epoch (number, oldest) │ Clean, Drop ... │ Write, WriteNext ... in order of epochs
+//! ```
+use format::{ENTRIES_PER_UNIT, Entry, Op};
+
+use super::epoch_state::Epochs;
+use super::pending::{PendingVersions, Place};
+use super::{Batch, Slot, Slots, State, next_in};
+
+/// Most entries that one write adds: itself, its epoch, and the head of a new record.
+const ENTRIES_PER_WRITE_MAX: usize = 3;
+
+/// Entries cut into records, each of which says its epoch first.
+struct RecordBuilder {
+    entries: Vec<Entry>,
+    max: usize,
+    oldest: u64,
+    epoch: u64,
+}
+
+impl RecordBuilder {
+    fn new(max: usize, oldest: u64) -> RecordBuilder {
+        RecordBuilder { entries: Vec::new(), max, oldest, epoch: oldest }
+    }
+
+    /// Writes for which there is room in any case.
+    fn room(&self) -> usize {
+        self.max.saturating_sub(self.entries.len()) / ENTRIES_PER_WRITE_MAX
+    }
+
+    fn is_full(&self) -> bool {
+        self.room() == 0
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.entries.len().is_multiple_of(ENTRIES_PER_UNIT) {
+            self.entries.push(Entry::epoch(self.epoch, self.oldest));
+        }
+        self.entries.push(entry);
+    }
+
+    /// A version, or zeroes, of an epoch that is not below the last one's.
+    fn write(&mut self, epoch: u64, slot: u32, s: Slot) {
+        let mut op = if s.state == State::Zero { Op::Zero } else { Op::Write };
+        let at_head = self.entries.len().is_multiple_of(ENTRIES_PER_UNIT);
+        if !at_head && op == Op::Write && epoch == self.epoch + 1 {
+            op = Op::WriteNext;
+        } else if !at_head && epoch != self.epoch {
+            self.entries.push(Entry::epoch(epoch, self.oldest));
+        }
+        self.epoch = epoch;
+        self.push(Entry { op, block: s.block(), slot, crc: s.crc });
+    }
+}
+
+impl Slots {
+    /// As [`Slots::take_batch`], for a cache with epochs: versions are told, not blocks.
+    pub(super) fn take_batch_of_epochs(&mut self, e: &mut Epochs, max: usize) -> Batch {
+        let mut builder = RecordBuilder::new(max, e.oldest);
+        let mut last_taken = None;
+        for block in &self.committing {
+            if builder.is_full() {
+                break;
+            }
+            last_taken = Some(block);
+            let Some(slot) = self.slot_of(block) else {
+                self.unlogged.remove(block);
+                let last = builder.entries.last_mut();
+                match last.filter(|l| l.op == Op::Drop && l.block + u64::from(l.slot) == block) {
+                    Some(last) => last.slot += 1,
+                    None => builder.push(Entry { op: Op::Drop, block, slot: 1, crc: 0 }),
+                }
+                continue;
+            };
+            let s = &self.slots[slot as usize];
+            if s.state == State::Clean {
+                self.unlogged.remove(block);
+                builder.push(Entry { op: Op::Clean, block, slot, crc: s.crc });
+            } else if !s.logged {
+                self.unlogged.insert(block); // told below, in its order; or in the next batch
+            }
+        }
+        if let Some(last) = last_taken {
+            self.committing.remove_range(..=last);
+        }
+        while e.commit_target > 0 && !builder.is_full() {
+            let f = e.unlogged.pop_front().expect("as many as are due");
+            e.commit_target -= 1;
+            if !self.is_unlogged(&f) {
+                continue;
+            }
+            // What was rotten when its epoch was retired.
+            let epoch = f.epoch.max(e.oldest);
+            let s = self.slots[f.slot as usize];
+            builder.write(epoch, f.slot, s);
+            if e.is_pending(f.slot, s.state) {
+                if e.pending.begins(epoch) {
+                    e.seal_last(self);
+                }
+                e.pending.push(epoch, f.slot);
+            }
+            self.slots[f.slot as usize].logged = true;
+            if matches!(s.state, State::Old | State::Zero) {
+                e.unlogged_kept -= 1;
+            } else {
+                self.unlogged.remove(s.block());
+                self.committing.remove(s.block());
+            }
+        }
+        if builder.entries.is_empty() {
+            builder.entries.push(Entry::epoch(e.oldest, e.oldest));
+        }
+        self.counts.unlogged = self.unlogged.len() + self.committing.len() + e.unlogged_kept;
+        let mut freed = Vec::new();
+        self.take_unnamed(&mut freed);
+        Batch { entries: builder.entries, freed, oldest: Some(e.oldest) }
+    }
+}
+
+/// How far a checkpoint has come.
+#[derive(Default)]
+pub(crate) struct Dump {
+    slot: u32,
+    /// Slots that were told: what is in one of them now came later, and is in the log.
+    written: SlotSet,
+    place: Place,
+    end: u64,
+    /// The epoch of the last write that was told: none is of an earlier one after it.
+    epoch: u64,
+    /// Blocks from which on those that can't be read are to be told.
+    bad_from: u64,
+}
+
+/// A bit for each slot.
+#[derive(Default)]
+struct SlotSet(Vec<u64>);
+
+impl SlotSet {
+    fn new(slots: u32) -> SlotSet {
+        SlotSet(vec![0; slots.div_ceil(64) as usize])
+    }
+
+    /// Whether this slot was not marked before.
+    fn mark(&mut self, slot: u32) -> bool {
+        let (word, bit) = (&mut self.0[(slot / 64) as usize], 1 << (slot % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+}
+
+impl Slots {
+    /// Begins a checkpoint; [`Slots::end_dump`] ends it, in any case.
+    pub(crate) fn begin_dump(&mut self) -> Dump {
+        let Some(e) = &mut self.epochs else { return Dump::default() };
+        e.pending.pinned = true;
+        Dump { end: e.pending.end(), written: SlotSet::new(self.counts.slots), ..Dump::default() }
+    }
+
+    pub(crate) fn end_dump(&mut self) {
+        if let Some(e) = &mut self.epochs {
+            e.pending.pinned = false;
+        }
+    }
+
+    /// The next at most `max` entries of a checkpoint; none at its end. Clean blocks in the order
+    /// of slots, then what is pending in the order of epochs, then blocks that can't be read. What
+    /// the log has learned since the dump began need not be told.
+    pub(crate) fn dump(&mut self, dump: &mut Dump, max: usize) -> Vec<Entry> {
+        let Some(e) = self.epochs.take() else {
+            let mut entries = Vec::with_capacity(max);
+            while dump.slot < self.counts.slots && entries.len() < max {
+                entries.extend(self.checkpoint_entry(dump.slot));
+                dump.slot += 1;
+            }
+            return entries;
+        };
+        let mut builder = RecordBuilder::new(max, e.oldest);
+        while dump.slot < self.counts.slots && !builder.is_full() {
+            let slot = dump.slot;
+            dump.slot += 1;
+            let s = &mut self.slots[slot as usize];
+            if s.state == State::Clean {
+                s.logged = true;
+                builder.push(Entry { op: Op::Clean, block: s.block(), slot, crc: s.crc });
+                dump.written.mark(slot);
+            }
+        }
+        let oldest = e.oldest;
+        self.epochs = Some(e);
+        while !builder.is_full() {
+            let e = self.epochs.as_ref().expect("put back above");
+            let Some((epoch, slots)) = e.pending.next(&mut dump.place, dump.end, builder.room())
+            else {
+                break;
+            };
+            for slot in slots {
+                if self.is_pending_of(epoch, slot) && dump.written.mark(slot) {
+                    dump.epoch = epoch.max(e.oldest);
+                    builder.write(dump.epoch, slot, self.slots[slot as usize]);
+                }
+            }
+        }
+        // Another chance at the next start; their epochs go on without them. At last: one may have
+        // been dirty when its slot was passed, and its epoch be retired since.
+        while !builder.is_full()
+            && let Some(block) = next_in(&self.bad, dump.bad_from)
+        {
+            dump.bad_from = block + 1;
+            let slot = self.slot_of(block).expect("WC-M2: it is in the index");
+            if dump.written.mark(slot) {
+                let s = &mut self.slots[slot as usize];
+                s.logged = true;
+                builder.write(dump.epoch.max(oldest), slot, *s);
+            }
+        }
+        builder.entries
+    }
+
+    /// Takes up, or gives up, the order of epochs when a cache is opened. True if the media must be
+    /// told by a checkpoint before anything else happens.
+    pub(crate) fn set_ordered(&mut self, ordered: bool) -> bool {
+        match (ordered, self.epochs.take()) {
+            (true, Some(epochs)) => {
+                let mend = epochs.repaired;
+                self.epochs = Some(epochs);
+                mend
+            }
+            (true, None) => {
+                // What is dirty is one first epoch.
+                let any = !self.dirty.is_empty();
+                let mut e = Epochs::new(1, if any { 2 } else { 1 });
+                let dirty = |&slot: &u32| self.slots[slot as usize].state == State::Dirty;
+                let dirty = (0..self.counts.slots).filter(dirty);
+                e.pending = PendingVersions::sealed(dirty.map(|slot| (1, slot)));
+                self.epochs = Some(Box::new(e));
+                any
+            }
+            (false, None) => false,
+            (false, Some(epochs)) => {
+                let olds: Vec<u32> = (0..self.counts.slots)
+                    .filter(|&slot| self.slots[slot as usize].state == State::Old)
+                    .collect();
+                olds.iter().for_each(|&slot| self.release(slot));
+                // Zeroes stay until the origin has them.
+                !epochs.pending.is_empty()
+            }
+        }
+    }
+}
+
+impl Epochs {
+    /// As recovery has found them: what is pending, of the epochs between these two. It may have
+    /// put versions there of which the media say another epoch, or none.
+    pub(super) fn found(
+        pending: PendingVersions,
+        (oldest, newest): (u64, u64),
+        repaired: bool,
+    ) -> Epochs {
+        let mut e = Epochs::new(oldest, newest + 1);
+        (e.pending, e.repaired) = (pending, repaired);
+        e
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::media::changes_per_unit;
+
+    proptest! {
+        /// WC-LR2: whatever the epochs are, and however many blocks are clean before.
+        #[test]
+        fn a_unit_has_room_for_as_many_changes_as_are_reckoned_with(
+            clean in 0..300usize,
+            steps in prop::collection::vec(0u64..3, 0..1000),
+        ) {
+            let mut builder = RecordBuilder::new(usize::MAX, 5);
+            for block in 0..clean {
+                let op = Op::Clean;
+                builder.push(Entry { op, block: 2 * block as u64, slot: 0, crc: 0 });
+            }
+            let mut epoch = 5;
+            for step in &steps {
+                epoch += step;
+                builder.write(epoch, 0, Slot::VACANT);
+            }
+            let units = (clean + steps.len()).div_ceil(changes_per_unit(true));
+            prop_assert!(builder.entries.len() <= units * ENTRIES_PER_UNIT);
+        }
+    }
+
+    #[test]
+    fn a_unit_has_room_for_writes_of_epochs_that_do_not_follow_each_other() {
+        let per_unit = changes_per_unit(true);
+        for count in [1, per_unit, per_unit + 1, 4 * per_unit, 1000] {
+            let mut builder = RecordBuilder::new(usize::MAX, 1);
+            (1..=count as u64).for_each(|n| builder.write(3 * n, 0, Slot::VACANT));
+            assert!(builder.entries.len() <= count.div_ceil(per_unit) * ENTRIES_PER_UNIT);
+        }
+    }
+}

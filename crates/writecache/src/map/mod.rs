@@ -1,0 +1,594 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The map in memory: which block lives in which slot, in which state, and what the log owes.
+//!
+//! ```text
+//!            allocate          install              retire              evict
+//!   Free ──────────────▶ Writing ────▶ Dirty ───────────────▶ Clean ───────────▶ Limbo or Free
+//!     ▲                │                 │ superseded, dropped                     │
+//!     └────────────────┼─────────────────┴──── Limbo ◀── the batch that says so is durable
+//!                      │                 └──── Old: superseded, kept for its epoch (`epochs`)
+//!                      └ Zero: stands for a range of zeroes, until its epoch is over (`zeroes`)
+//! ```
+//!
+//! Invariants
+//! - WC-M1 Every slot is in exactly one state; free + writing + dirty + clean + bad + old + zero +
+//!   limbo = slots.
+//! - WC-M2 The index holds exactly the dirty, clean and bad slots, one a block.
+//! - WC-M3 `changed` and `committing` hold every block whose state differs from what the durable
+//!   log says. A batch says the block's state at the moment it is built, each block once. With
+//!   epochs it says versions, which a batch may do before the newest is there (WC-E5).
+//! - WC-M4 (WC-I2) A slot that a record names is freed only after a record that says otherwise is
+//!   durable: it waits in limbo meanwhile. A slot that no record names is freed at once.
+//! - WC-M5 A slot's stamp changes whenever it is allocated: who holds slot and stamp across an
+//!   await can tell whether the slot still holds what it held.
+//!
+//! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map, and about 2 bytes for a dirty
+//! block in the bitmap: less than 27 bytes a block.
+use std::ops::Range;
+
+use format::{Entry, Op};
+use roaring::{RoaringBitmap, RoaringTreemap};
+
+use crate::map::free::FreeMap;
+use crate::map::index::Index;
+
+mod chunks;
+mod entries;
+mod epoch_state;
+mod epochs;
+mod free;
+pub(crate) mod index;
+mod log_entries;
+#[cfg(test)]
+mod log_entries_tests;
+mod pending;
+mod planted;
+mod radix;
+mod rebuild;
+#[cfg(test)]
+mod unlogged_tests;
+mod view;
+mod zeroes;
+
+pub(crate) use entries::{EntryBatch, Writing};
+use epoch_state::Epochs;
+pub(crate) use epochs::{Merge, PhaseState};
+pub(crate) use log_entries::Dump;
+pub(crate) use rebuild::{
+    Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, map_bytes, ordered_map_bytes,
+};
+use zeroes::Zeroes;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    Free,
+    Writing,
+    Dirty,
+    Clean,
+    Bad,
+    Old,
+    Zero,
+    Limbo,
+}
+
+/// 16 bytes: a cache of a terabyte has 2^28 of them.
+#[derive(Clone, Copy)]
+struct Slot {
+    block_low: u32,
+    block_high: u16,
+    state: State,
+    /// Whether a record, durable or on its way, names this slot (WC-M4).
+    logged: bool,
+    crc: u32,
+    stamp: u32,
+}
+const _: () = assert!(size_of::<Slot>() == 16);
+
+impl Slot {
+    const VACANT: Slot =
+        Slot { block_low: 0, block_high: 0, state: State::Free, logged: false, crc: 0, stamp: 0 };
+
+    fn block(&self) -> u64 {
+        u64::from(self.block_high) << 32 | u64::from(self.block_low)
+    }
+    fn set_block(&mut self, block: u64) {
+        self.block_low = (block & 0xffff_ffff) as u32;
+        self.block_high = u16::try_from(block >> 32).expect("blocks are below 2^48");
+    }
+}
+
+/// A slot at one moment of its life (WC-M5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotRef {
+    pub(crate) slot: u32,
+    pub(crate) stamp: u32,
+}
+
+/// What the map says about a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) slot_ref: SlotRef,
+    pub(crate) state: State,
+    /// The checksum of its data, if it is known.
+    pub(crate) crc: Option<u32>,
+}
+
+/// What a version that came into the map has taken the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replaced {
+    /// The block was not in the cache.
+    Nothing,
+    /// A version that no record names.
+    Uncommitted,
+    /// A version that the log knows, or is about to.
+    Committed,
+}
+
+/// Entries, and slots, of the largest batch whose memory is kept for the next: 48 KiB.
+const SPARE_MAX: usize = 1024;
+
+/// What one commit says, and the slots that it sets free once durable.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) entries: Vec<Entry>,
+    freed: Vec<u32>,
+    /// The oldest epoch that it calls pending.
+    oldest: Option<u64>,
+}
+
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    index: Index,
+    free: FreeMap,
+    dirty: RoaringTreemap,
+    bad: RoaringTreemap,
+    unlogged: RoaringTreemap,
+    committing: RoaringTreemap,
+    limbo: Vec<u32>,
+    zeroes: Zeroes,
+    /// The last batch, empty again, so that a small one takes no memory anew.
+    spare: Batch,
+    /// Slots whose checksum is not known, for their format has none: found on the media, and not
+    /// written since. Native caches have no such slot.
+    unchecked: RoaringBitmap,
+    counts: Counts,
+    next_stamp: u32,
+    evict_cursor: u32,
+    /// In a cache with the option `ordered`.
+    epochs: Option<Box<Epochs>>,
+}
+
+/// How many slots are in each state; and blocks that the log does not know yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) slots: u32,
+    pub(crate) free: u32,
+    pub(crate) writing: u32,
+    pub(crate) dirty: u32,
+    pub(crate) clean: u32,
+    pub(crate) bad: u32,
+    pub(crate) old: u32,
+    pub(crate) zero: u32,
+    pub(crate) limbo: u32,
+    pub(crate) unlogged: u64,
+}
+
+impl Slots {
+    fn stamp(&mut self) -> u32 {
+        self.next_stamp = self.next_stamp.wrapping_add(1);
+        self.next_stamp
+    }
+
+    fn count(&mut self, state: State) -> &mut u32 {
+        match state {
+            State::Free => &mut self.counts.free,
+            State::Writing => &mut self.counts.writing,
+            State::Dirty => &mut self.counts.dirty,
+            State::Clean => &mut self.counts.clean,
+            State::Bad => &mut self.counts.bad,
+            State::Old => &mut self.counts.old,
+            State::Zero => &mut self.counts.zero,
+            State::Limbo => &mut self.counts.limbo,
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn set_state(&mut self, slot: u32, state: State) {
+        let old = std::mem::replace(&mut self.slots[slot as usize].state, state);
+        *self.count(old) -= 1;
+        *self.count(state) += 1;
+    }
+
+    fn remove_index(&mut self, block: u64) -> Option<u32> {
+        let slots = &self.slots;
+        self.index.remove(block, |s| slots[s as usize].block())
+    }
+
+    fn slot_of(&self, block: u64) -> Option<u32> {
+        self.index.find(block, |s| self.slots[s as usize].block())
+    }
+
+    /// Where what the block holds is; nothing if that is the origin.
+    #[inline(always)]
+    pub(crate) fn find(&self, block: u64) -> Option<Found> {
+        let Some(slot) = self.slot_of(block) else {
+            return if self.counts.zero == 0 { None } else { self.find_zero(block) };
+        };
+        let s = &self.slots[slot as usize];
+        let slot_ref = SlotRef { slot, stamp: s.stamp };
+        let is_known = self.unchecked.is_empty() || !self.unchecked.contains(slot);
+        let crc = is_known.then_some(s.crc);
+        Some(Found { slot_ref, state: s.state, crc })
+    }
+
+    /// Whether the slot still holds what it held (WC-M5): its data are those of `held`,
+    /// though the block may have moved on to a newer slot.
+    pub(crate) fn is_intact(&self, slot_ref: SlotRef) -> bool {
+        self.slots[slot_ref.slot as usize].stamp == slot_ref.stamp
+    }
+
+    fn is_current(&self, block: u64, slot_ref: SlotRef) -> bool {
+        self.slot_of(block) == Some(slot_ref.slot) && self.is_intact(slot_ref)
+    }
+
+    /// Takes a run of at most `max` free slots for data that is about to be written.
+    pub(crate) fn allocate(&mut self, max: u32) -> Option<Range<u32>> {
+        let run = self.free.take_run(max)?;
+        if !self.unchecked.is_empty() {
+            self.unchecked.remove_range(run.clone());
+        }
+        for slot in run.clone() {
+            self.set_state(slot, State::Writing);
+            let stamp = self.stamp();
+            let s = &mut self.slots[slot as usize];
+            (s.stamp, s.logged) = (stamp, false);
+        }
+        Some(run)
+    }
+
+    /// Gives a slot back whose data were not written.
+    pub(crate) fn abandon(&mut self, slot: u32) {
+        assert_eq!(self.slots[slot as usize].state, State::Writing);
+        self.make_free(slot);
+    }
+
+    fn make_free(&mut self, slot: u32) {
+        self.set_state(slot, State::Free);
+        self.slots[slot as usize].logged = false;
+        self.free.put(slot);
+    }
+
+    /// Takes a slot out of the map for good: free at once if no record names it (WC-M4).
+    fn release(&mut self, slot: u32) {
+        if self.slots[slot as usize].state == State::Bad {
+            let block = self.slots[slot as usize].block();
+            self.bad.remove(block);
+        }
+        if self.slots[slot as usize].state == State::Zero {
+            let range = self.zero_range(slot);
+            self.zeroes.remove(&range, slot);
+        }
+        if let Some(epochs) = &mut self.epochs {
+            epochs.forget_slot(slot);
+        }
+        if self.slots[slot as usize].logged {
+            self.set_state(slot, State::Limbo);
+            self.limbo.push(slot);
+        } else {
+            self.make_free(slot);
+        }
+    }
+
+    fn mark_unlogged(&mut self, block: u64) {
+        if self.unlogged.insert(block) {
+            self.counts.unlogged += 1;
+        }
+    }
+
+    /// The data of `block` are on the cache device at `slot`: from now on that is what it holds.
+    pub(crate) fn install(&mut self, block: u64, slot: u32, crc: u32) -> Replaced {
+        assert_eq!(self.slots[slot as usize].state, State::Writing);
+        let s = &mut self.slots[slot as usize];
+        s.set_block(block);
+        s.crc = crc;
+        let slots = &self.slots;
+        let old = self.index.replace(block, slot, |s| slots[s as usize].block());
+        let (mut was_dirty, mut replaced) = (false, Replaced::Nothing);
+        if let Some(old) = old {
+            let s = &self.slots[old as usize];
+            was_dirty = s.state == State::Dirty;
+            replaced = if s.logged { Replaced::Committed } else { Replaced::Uncommitted };
+            self.supersede(block, old);
+        }
+        self.set_state(slot, State::Dirty);
+        if !was_dirty {
+            self.dirty.insert(block);
+        }
+        // WC-M3: a dirty version that no record names is to be said already; so is this one with
+        // it.
+        let unlogged = was_dirty && replaced == Replaced::Uncommitted && self.committing.is_empty();
+        if !unlogged {
+            self.mark_unlogged(block);
+        }
+        if self.epochs.is_some() {
+            self.enter_epoch(slot);
+        }
+        replaced
+    }
+
+    /// The origin holds this version of the block durably (WC-I3). Nothing happens if the block has
+    /// moved on, unless an epoch has kept the version.
+    pub(crate) fn retire(&mut self, block: u64, slot_ref: SlotRef) {
+        if self.is_current(block, slot_ref)
+            && self.slots[slot_ref.slot as usize].state == State::Dirty
+        {
+            self.set_state(slot_ref.slot, State::Clean);
+            self.dirty.remove(block);
+            self.mark_unlogged(block);
+        }
+        self.written_in_phase(block, slot_ref);
+    }
+
+    /// The origin is about to change: a clean block is dirty again, so that after a crash it is
+    /// what counts.
+    pub(crate) fn make_dirty(&mut self, block: u64, slot_ref: SlotRef) {
+        if self.is_current(block, slot_ref)
+            && self.slots[slot_ref.slot as usize].state == State::Clean
+        {
+            self.set_state(slot_ref.slot, State::Dirty);
+            self.dirty.insert(block);
+            self.mark_unlogged(block);
+        }
+    }
+
+    /// This version of the block can't be read any more: it reads as an error until rewritten.
+    /// Nothing happens, and false is returned, if the block has moved on.
+    pub(crate) fn quarantine(&mut self, block: u64, slot_ref: SlotRef) -> bool {
+        let current = self.is_current(block, slot_ref);
+        if current {
+            if self.slots[slot_ref.slot as usize].state == State::Dirty {
+                self.bad_in_epoch(block, slot_ref.slot);
+            }
+            self.set_state(slot_ref.slot, State::Bad);
+            self.dirty.remove(block);
+            self.bad.insert(block);
+        }
+        current
+    }
+
+    /// The block leaves the cache, if this is still its version and the origin holds it too.
+    pub(crate) fn drop_clean(&mut self, block: u64, slot_ref: SlotRef) -> bool {
+        self.slots[slot_ref.slot as usize].state == State::Clean && self.drop_block(block, slot_ref)
+    }
+
+    /// The block leaves the cache, if this is still its version.
+    pub(crate) fn drop_block(&mut self, block: u64, slot_ref: SlotRef) -> bool {
+        if !self.is_current(block, slot_ref) {
+            return false;
+        }
+        self.remove_index(block);
+        self.dirty.remove(block);
+        self.remove_version(block, slot_ref.slot);
+        self.mark_unlogged(block);
+        true
+    }
+
+    /// Drops up to `max` clean blocks, going round in slot order, so that the slots that become
+    /// free lie side by side. Returns how many.
+    pub(crate) fn evict(&mut self, max: u32) -> u32 {
+        let mut evicted = 0;
+        for _ in 0..self.counts.slots {
+            if evicted == max || self.counts.clean == 0 {
+                break;
+            }
+            let slot = self.evict_cursor;
+            self.evict_cursor = if slot + 1 == self.counts.slots { 0 } else { slot + 1 };
+            let s = &self.slots[slot as usize];
+            // With epochs a block leaves when the log knows that it was clean (WC-E5).
+            let unlogged = self.epochs.is_some() && self.needs_logging(s.block());
+            if s.state == State::Clean && !unlogged {
+                let (block, slot_ref) = (s.block(), SlotRef { slot, stamp: s.stamp });
+                self.drop_block(block, slot_ref);
+                evicted += 1;
+            }
+        }
+        evicted
+    }
+
+    /// Whether a commit still has to say something about the block.
+    pub(crate) fn needs_logging(&self, block: u64) -> bool {
+        let any = self.counts.unlogged > 0;
+        let noted = || self.unlogged.contains(block) || self.committing.contains(block);
+        any && (noted() || self.is_zero_unlogged(block))
+    }
+
+    /// Whether a commit still has to say something about any of the blocks.
+    pub(crate) fn any_needs_logging(&self, range: &Range<u64>) -> bool {
+        let any = |set: &RoaringTreemap| set.range_cardinality(range.clone()) > 0;
+        any(&self.unlogged) || any(&self.committing)
+    }
+
+    /// Begins a commit: all that has changed until now is what it must say.
+    pub(crate) fn begin_commit(&mut self) {
+        if self.committing.is_empty() {
+            std::mem::swap(&mut self.committing, &mut self.unlogged);
+        } else {
+            self.committing |= std::mem::take(&mut self.unlogged);
+        }
+        if let Some(e) = &mut self.epochs {
+            (e.commit_target, e.commit_oldest) = (e.unlogged.len(), e.oldest);
+        }
+    }
+
+    /// Whether the commit that was begun has said everything, as it was then (WC-LR3).
+    pub(crate) fn is_commit_complete(&self) -> bool {
+        let is_logged = |e: &Epochs| e.commit_target == 0 && e.oldest_logged >= e.commit_oldest;
+        self.committing.is_empty() && self.epochs.as_ref().is_none_or(|e| is_logged(e))
+    }
+
+    /// Whether a commit that began now would have anything to say.
+    pub(crate) fn has_unlogged(&self) -> bool {
+        let unlogged = |e: &Epochs| !e.unlogged.is_empty() || e.oldest_logged != e.oldest;
+        self.counts.unlogged > 0 || self.epochs.as_ref().is_some_and(|e| unlogged(e))
+    }
+
+    /// The next at most `max` entries of the commit that was begun; empty when all is said.
+    pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
+        if let Some(mut epochs) = self.epochs.take() {
+            let batch = self.take_batch_of_epochs(&mut epochs, max);
+            self.epochs = Some(epochs);
+            return batch;
+        }
+        let Batch { mut entries, mut freed, .. } = std::mem::take(&mut self.spare);
+        let mut last_taken = None;
+        for block in self.committing.iter() {
+            let entry = match self.slot_of(block) {
+                Some(slot) => {
+                    let s = &mut self.slots[slot as usize];
+                    s.logged = true;
+                    let op = match s.state {
+                        State::Dirty => Op::Write,
+                        State::Clean => Op::Clean,
+                        State::Bad => Op::Bad,
+                        State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
+                            unreachable!("WC-M2: slot {slot} is in the index")
+                        }
+                    };
+                    Entry { op, block, slot, crc: s.crc }
+                }
+                None => Entry { op: Op::Drop, block, slot: 1, crc: 0 },
+            };
+            let extends =
+                |last: &Entry| last.op == Op::Drop && last.block + u64::from(last.slot) == block;
+            let full = entries.len() == max;
+            match entries.last_mut().filter(|last| entry.op == Op::Drop && extends(last)) {
+                Some(last) => last.slot += 1,
+                None if full => break,
+                None => entries.push(entry),
+            }
+            last_taken = Some(block);
+        }
+        if let Some(last) = last_taken {
+            self.committing.remove_range(..=last);
+            if !self.unlogged.is_empty() {
+                // What changed again since the commit began: the entries say the newest state.
+                for e in &entries {
+                    let count = if e.op == Op::Drop { u64::from(e.slot) } else { 1 };
+                    self.unlogged.remove_range(e.block..e.block + count);
+                }
+            }
+        }
+        self.counts.unlogged = self.unlogged.len() + self.committing.len();
+        self.take_unnamed(&mut freed);
+        Batch { entries, freed, oldest: None }
+    }
+
+    /// Slots in limbo that no record names any more once the batch that was just built is durable.
+    fn take_unnamed(&mut self, freed: &mut Vec<u32>) {
+        let mut limbo = std::mem::take(&mut self.limbo);
+        freed.extend(limbo.extract_if(.., |slot| {
+            let block = self.slots[*slot as usize].block();
+            !self.needs_logging(block)
+        }));
+        self.limbo = limbo;
+    }
+
+    /// The batch is durable: the slots that it supersedes are free (WC-I2).
+    pub(crate) fn batch_durable(&mut self, mut batch: Batch) {
+        for slot in batch.freed.drain(..) {
+            assert_eq!(self.slots[slot as usize].state, State::Limbo);
+            self.make_free(slot);
+        }
+        batch.entries.clear();
+        if let (Some(e), Some(oldest)) = (&mut self.epochs, batch.oldest) {
+            e.oldest_logged = oldest;
+        }
+        if batch.entries.capacity().max(batch.freed.capacity()) <= SPARE_MAX {
+            self.spare = batch;
+        }
+    }
+
+    /// A checkpoint is durable, and nothing has been committed since it was begun: no record names
+    /// what waits in limbo but for a block that has changed (WC-M4). Without this nobody would ever
+    /// free what a cache has kept for its epochs once it is used without them: no commit has
+    /// anything to say of it.
+    pub(crate) fn free_after_checkpoint(&mut self) {
+        let mut freed = Vec::new();
+        self.take_unnamed(&mut freed);
+        freed.into_iter().for_each(|slot| self.make_free(slot));
+    }
+
+    pub(crate) fn dirty(&self) -> &RoaringTreemap {
+        &self.dirty
+    }
+
+    /// Whether what the block holds is only here.
+    pub(crate) fn is_dirty(&self, block: u64) -> bool {
+        self.dirty.contains(block)
+    }
+
+    /// Blocks that can't be read.
+    pub(crate) fn bad(&self) -> &RoaringTreemap {
+        &self.bad
+    }
+
+    /// The first dirty block at or after `from`.
+    pub(crate) fn next_dirty(&self, from: u64) -> Option<u64> {
+        next_in(&self.dirty, from)
+    }
+
+    /// How many slots have been allocated since this block's: its age, for oldest-first order.
+    pub(crate) fn age_of(&self, block: u64) -> u32 {
+        let stamp = self.slot_of(block).map(|s| self.slots[s as usize].stamp);
+        stamp.map_or(0, |s| self.next_stamp.wrapping_sub(s))
+    }
+
+    /// Every live version within `range`.
+    pub(crate) fn live_in(&self, range: Range<u64>) -> Vec<(u64, SlotRef)> {
+        let live = |slot: u32| {
+            let s = &self.slots[slot as usize];
+            (s.block(), SlotRef { slot, stamp: s.stamp })
+        };
+        if range.end - range.start <= u64::from(self.counts.slots) {
+            return range.filter_map(|b| self.slot_of(b).map(live)).collect();
+        }
+        (0..self.counts.slots)
+            .filter(|&slot| self.is_live(slot))
+            .map(live)
+            .filter(|(block, _)| range.contains(block))
+            .collect()
+    }
+
+    fn is_live(&self, slot: u32) -> bool {
+        match self.slots[slot as usize].state {
+            State::Dirty | State::Clean | State::Bad => true,
+            State::Free | State::Writing | State::Old | State::Zero | State::Limbo => false,
+        }
+    }
+
+    /// The entry of a slot for a checkpoint, if it is live. The log then names the slot (WC-M4).
+    fn checkpoint_entry(&mut self, slot: u32) -> Option<Entry> {
+        let s = &mut self.slots[slot as usize];
+        let op = match s.state {
+            // A block that could not be read gets another chance at the next start.
+            State::Dirty | State::Bad => Op::Write,
+            State::Clean => Op::Clean,
+            State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
+                return None;
+            }
+        };
+        s.logged = true;
+        Some(Entry { op, block: s.block(), slot, crc: s.crc })
+    }
+}
+
+/// The first member of `set` at or after `from`.
+pub(crate) fn next_in(set: &RoaringTreemap, from: u64) -> Option<u64> {
+    let mut iter = set.iter();
+    iter.advance_to(from);
+    iter.next()
+}

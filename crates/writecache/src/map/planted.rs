@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Planted faults of the map: see `Mutation`. Nothing else calls these.
+use super::Slots;
+
+impl Slots {
+    /// Frees superseded slots without waiting for the record that says so.
+    pub(crate) fn free_limbo_at_once(&mut self) {
+        for slot in std::mem::take(&mut self.limbo) {
+            self.make_free(slot);
+        }
+    }
+
+    /// The next commit says nothing of what has changed since the last.
+    pub(crate) fn forget_unlogged(&mut self, block: u64) {
+        if self.unlogged.remove(block) {
+            self.counts.unlogged -= 1;
+        }
+    }
+
+    /// The next commit says nothing of blocks that have left the cache.
+    pub(crate) fn forget_drops(&mut self) {
+        let gone = |&block: &u64| self.slot_of(block).is_none();
+        let gone: Vec<u64> = self.unlogged.iter().filter(gone).collect();
+        gone.into_iter().for_each(|block| self.forget_unlogged(block));
+    }
+
+    /// Whether the log names a version of the block that was allocated after `slot`.
+    pub(crate) fn is_overtaken(&self, block: u64, slot: u32) -> bool {
+        let slot_ref = |slot: u32| self.slots[slot as usize];
+        let newer = |old: u32| slot_ref(old).logged && slot_ref(old).stamp > slot_ref(slot).stamp;
+        self.slot_of(block).is_some_and(newer)
+    }
+
+    /// Reads find no zeroes.
+    pub(crate) fn forget_zero_ranges(&mut self) {
+        self.zeroes = Default::default();
+    }
+
+    /// Drops a dirty block, if there is one.
+    pub(crate) fn evict_dirty(&mut self) {
+        if let Some(found) = self.next_dirty(0).and_then(|block| self.find(block)) {
+            let block = self.slots[found.slot_ref.slot as usize].block();
+            self.drop_block(block, found.slot_ref);
+        }
+    }
+}

@@ -1,0 +1,487 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Rebuild: the map as recovery finds it, from checkpoint and log.
+//!
+//! ```text
+//!   entries ──▶ slot table ───────────────────┐
+//!                  └─▶ aside: displaced, ends ─┴─▶ resolve: index ─▶ finish: free map, dirty
+//!                                                                    bitmap, epochs
+//! ```
+//!
+//! Invariants
+//! - WC-RB1 Of each block the last entry counts, wherever it points; nothing else of the order
+//!   matters. So a slot may be claimed by two blocks while entries come in: a checkpoint is fuzzy,
+//!   and may already know a later owner. Whoever is displaced waits aside, and gets its slot at the
+//!   end, if that is vacant; two blocks that still claim a slot then are damage.
+//! - WC-RB2 There is no second copy of the map. Besides what the finished map takes there are the
+//!   entries of one reading, and 20 bytes for each version that is displaced and each block that
+//!   leaves by itself or with few others: at most as many as a log has entries, and as many as
+//!   there are slots. While the index is made, 8 bytes for each of these and of the table; then one
+//!   chunk of block numbers to be sorted. In a cache with epochs also 4 bytes for each of these and
+//!   of the table, then 8 bytes a pending version, and 8 more while those of several epochs are
+//!   sorted.
+//! - WC-RB3 A version that is superseded by one of a later epoch is kept, if its own is pending
+//!   then. Its slot goes to whoever claims it: a slot changes hands only after a record that
+//!   retires its epoch, which is among the entries too. A block leaves a cache with epochs when it
+//!   is clean, and that it is when all earlier epochs are retired: nothing that was before is kept
+//!   then. Or it leaves because zeroes take the place of its version, as a later version would.
+//! - WC-RB4 Nothing is looked up by its block while entries come. Each has a stamp, and so it can
+//!   be found out later which was the last: the log's come after the checkpoint's, and in the order
+//!   of their stamps.
+//! - WC-RB5 Zeroes end every version in their range that came before them, whether they are pending
+//!   or not. Those that are pending stay in their slot; of others the slot is nobody's.
+use format::{BLOCK_LIMIT, Entry, Op};
+use roaring::{RoaringBitmap, RoaringTreemap};
+
+use super::epoch_state::Epochs;
+use super::pending::PendingVersions;
+use super::zeroes::Zeroes;
+use super::{Counts, Slot, Slots, State};
+use crate::map::free::FreeMap;
+use crate::map::index::{Index, low32};
+use crate::map::radix;
+
+mod resolve;
+
+use resolve::{Arrival, DisplacedVersions, SHORT_DROP_MAX};
+
+/// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast
+/// as by blocks at random; the larger the runs the fewer the times it is merged.
+const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
+
+/// Bytes of memory a slot while it is in use, and while it is found, without epochs: 16 in the
+/// table and 8 in the index; 8 more to sort the versions, which later go to the sets of dirty
+/// blocks.
+const SLOT_BYTES: u64 = 32;
+/// What epochs take beside that: 4 for the epoch of each slot, then 16 while versions are sorted.
+const EPOCH_BYTES: u64 = 20;
+/// The same of a version that waits aside: 20, and 8 to sort it.
+const DISPLACED_BYTES: u64 = 28;
+/// Of a long drop, with what `finish` makes of it: its range, its ends, and what reaches them.
+const LONG_DROP_BYTES: u64 = 128;
+/// The same of zeroes: 32, and as much to sort them by their ranges.
+const ZERO_ENTRY_BYTES: u64 = 96;
+
+/// Bytes of memory that the map of `slots` slots takes while it is in use, and what of it is sorted
+/// when the cache is opened.
+pub(crate) fn map_bytes(slots: u64) -> u64 {
+    slots.saturating_mul(SLOT_BYTES) + 16 * slots.min(SORT_BLOCKS as u64)
+}
+
+/// The same of a cache with epochs, whose versions stand in a queue besides: 8 a slot at most.
+pub(crate) fn ordered_map_bytes(slots: u64) -> u64 {
+    map_bytes(slots).saturating_add(8 * slots)
+}
+
+/// EpochNumbers of epochs on the media are at most this: half of what an entry holds, so that no
+/// cache counts beyond it.
+pub(crate) const EPOCH_MAX: u64 = BLOCK_LIMIT / 2;
+/// How far the newest epoch may be from the oldest that is pending: more could not be told apart by
+/// their low halves. A cache has at least one slot for each.
+pub(crate) const PENDING_EPOCHS_MAX: u64 = (1 << 31) - 1;
+
+/// Why what was found is no map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contradiction {
+    /// The block is beyond the end of the device.
+    Beyond(u64),
+    /// The slot of this block is another's, or there is no such slot.
+    Slot { block: u64, slot: u32 },
+    /// The block has two versions of this epoch, where the later one takes the place of the other.
+    Twice { block: u64, epoch: u64 },
+}
+
+/// A map under construction. Slots in state `Free` are vacant; `logged` says of the others whether
+/// it is the log that names them, and `stamp` when (WC-RB4).
+pub(crate) struct Rebuild {
+    slots: Vec<Slot>,
+    displaced: DisplacedVersions,
+    /// When the entry came that is applied now.
+    now: Arrival,
+    /// All bits that any block has.
+    widest: u64,
+    /// Zeroes that were told of.
+    zeroes: Vec<ZeroEntry>,
+    /// Of a map that is looked into while it is made; others get theirs at the end.
+    index: Option<Index>,
+    /// Once an entry has told of epochs.
+    epochs: Option<EpochNumbers>,
+}
+
+/// Zeroes, when they came, and the low half of their epoch.
+#[derive(Clone, Copy)]
+struct ZeroEntry {
+    arrival: Arrival,
+    start: u64,
+    blocks: u32,
+    slot: u32,
+    epoch: u32,
+}
+
+/// What the entries say of epochs.
+struct EpochNumbers {
+    /// The low half of each slot's: those that are pending together are fewer than slots.
+    of_slots: Vec<u32>,
+    /// Of the next write; none at the beginning of a record.
+    current: Option<u64>,
+    oldest: u64,
+    newest: u64,
+}
+
+/// Whether epoch `a` is before `b`, both by their low half.
+fn is_before(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b) >= 1 << 31
+}
+
+fn op_of(state: State) -> Op {
+    match state {
+        State::Dirty => Op::Write,
+        State::Clean => Op::Clean,
+        State::Bad => Op::Bad,
+        State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
+            unreachable!("not what an entry says")
+        }
+    }
+}
+
+fn state_of(op: Op) -> State {
+    match op {
+        // A block that could not be read gets another chance: its checksum says what it is worth.
+        Op::Write | Op::WriteNext | Op::Bad => State::Dirty,
+        Op::Clean => State::Clean,
+        Op::Zero => State::Zero,
+        Op::Evict | Op::Drop | Op::Epoch => unreachable!("no state of a block"),
+    }
+}
+
+impl Slot {
+    /// While the map is made the slot says when the entry came that claimed it (WC-RB4).
+    fn arrival(&self) -> Arrival {
+        Arrival { from_log: self.logged, number: self.stamp }
+    }
+}
+
+impl Rebuild {
+    /// A map of `count` vacant slots.
+    pub(crate) fn new(count: u32) -> Rebuild {
+        Rebuild {
+            slots: vec![Slot::VACANT; count as usize],
+            displaced: DisplacedVersions::default(),
+            now: Arrival { from_log: false, number: 0 },
+            widest: 0,
+            zeroes: Vec::new(),
+            index: None,
+            epochs: None,
+        }
+    }
+
+    /// A map of `count` vacant slots that is looked into while it is made, by `find` and
+    /// `put_dirty`; it takes no entries.
+    pub(crate) fn indexed(count: u32) -> Rebuild {
+        Rebuild { index: Some(Index::new(count)), ..Rebuild::new(count) }
+    }
+
+    /// Applies the entries of a record of the checkpoint, in their order.
+    pub(crate) fn apply(&mut self, entries: impl Iterator<Item = Entry>) {
+        self.apply_from(false, entries);
+    }
+
+    /// Applies the entries of a record of the log, in their order; after those of the checkpoint.
+    pub(crate) fn apply_log(&mut self, entries: &[Entry]) {
+        // Brings their slots nearer, many at a time: each would wait for memory.
+        let named = entries.iter().filter_map(|e| Some(self.slots.get(e.slot as usize)?.block_low));
+        std::hint::black_box(named.fold(0, u32::wrapping_add));
+        self.apply_from(true, entries.iter().copied());
+    }
+
+    fn apply_from(&mut self, log: bool, entries: impl Iterator<Item = Entry>) {
+        if let Some(epochs) = &mut self.epochs {
+            epochs.current = None;
+        }
+        if log != self.now.from_log {
+            self.now = Arrival { from_log: log, number: 0 };
+        }
+        for mut e in entries {
+            // A log has fewer entries. A checkpoint has more for 16 TiB of blocks: there slots
+            // decide between equal stamps, whose order is its own but with epochs.
+            self.now.number = self.now.number.saturating_add(1);
+            match e.op {
+                Op::Epoch => {
+                    self.note_epoch(e.block, e.block - u64::from(e.slot));
+                    continue;
+                }
+                Op::Drop => {
+                    let blocks = e.block..e.block + u64::from(e.slot);
+                    self.displaced.push_drop(blocks, self.now, self.slots.len());
+                    continue;
+                }
+                Op::WriteNext => {
+                    self.note_next_epoch();
+                    e.op = Op::Write;
+                }
+                Op::Write | Op::Clean | Op::Bad | Op::Evict | Op::Zero => {}
+            }
+            self.widest |= e.block;
+            let epoch = self.next_epoch();
+            if e.op == Op::Zero {
+                let Entry { block: start, slot, crc: blocks, .. } = e;
+                self.zeroes.push(ZeroEntry { arrival: self.now, start, blocks, slot, epoch });
+            }
+            let claimed = self.slots.get(e.slot as usize).filter(|_| e.op != Op::Evict);
+            let Some(s) = claimed else {
+                if e.op != Op::Zero {
+                    self.displaced.push(&e, self.now, epoch);
+                }
+                continue;
+            };
+            // Whoever claims the slot of zeroes knows that their epoch is over (WC-RB5).
+            let is_block = !matches!(s.state, State::Free | State::Zero);
+            if is_block && (s.block() != e.block || e.op == Op::Zero) {
+                let owner =
+                    Entry { op: op_of(s.state), block: s.block(), slot: e.slot, crc: s.crc };
+                let arrival = s.arrival();
+                let epoch = self.epochs.as_ref().map_or(0, |n| n.of_slots[e.slot as usize]);
+                self.displaced.push(&owner, arrival, epoch);
+            }
+            self.fill(&e, epoch);
+        }
+    }
+
+    fn fill(&mut self, e: &Entry, epoch: u32) {
+        let s = &mut self.slots[e.slot as usize];
+        s.set_block(e.block);
+        (s.state, s.crc) = (state_of(e.op), e.crc);
+        (s.logged, s.stamp) = (self.now.from_log, self.now.number);
+        if let Some(epochs) = &mut self.epochs {
+            epochs.of_slots[e.slot as usize] = epoch;
+        }
+    }
+
+    fn note_epoch(&mut self, number: u64, oldest: u64) {
+        let slots = self.slots.len();
+        let displaced = &mut self.displaced;
+        let epochs = self.epochs.get_or_insert_with(|| {
+            // What was written before without an epoch is of none that is pending: `finish` finds
+            // it out.
+            let before = low32(oldest.wrapping_sub(1));
+            displaced.begin_epochs(before);
+            EpochNumbers { of_slots: vec![before; slots], current: None, oldest, newest: 0 }
+        });
+        epochs.current = Some(number);
+        epochs.oldest = epochs.oldest.max(oldest);
+        epochs.newest = epochs.newest.max(number);
+    }
+
+    fn note_next_epoch(&mut self) {
+        if let Some(epochs) = &mut self.epochs {
+            let next = epochs.current.map_or(epochs.oldest, |c| c + 1);
+            epochs.current = Some(next);
+            epochs.newest = epochs.newest.max(next);
+        }
+    }
+
+    /// The epoch of a write that comes now, by its low half; before all that is pending if it has
+    /// none.
+    fn next_epoch(&self) -> u32 {
+        let of = |e: &EpochNumbers| low32(e.current.unwrap_or(e.oldest.wrapping_sub(1)));
+        self.epochs.as_ref().map_or(0, of)
+    }
+
+    /// Bytes of memory that it takes, with what `finish` takes for a while.
+    pub(crate) fn bytes(&self) -> u64 {
+        let slots = self.slots.len() as u64;
+        let displaced = self.displaced.len() as u64;
+        let of_epochs = if self.epochs.is_some() { EPOCH_BYTES * slots + 4 * displaced } else { 0 };
+        let zeroes = self.zeroes.len() as u64 * ZERO_ENTRY_BYTES;
+        let drops = self.displaced.long_drops() as u64 * LONG_DROP_BYTES;
+        map_bytes(slots) + displaced * DISPLACED_BYTES + of_epochs + zeroes + drops
+    }
+
+    /// Whether more versions wait aside than a log of `log_entries` can leave there: each entry
+    /// displaces one, or is one, and short drops are as many as [`DisplacedVersions::push_drop`]
+    /// allows. A checkpoint names each slot once, and so leaves none.
+    pub(crate) fn has_too_many(&self, log_entries: u64) -> bool {
+        let most = 3 * self.slots.len() as u64 + log_entries + SHORT_DROP_MAX;
+        self.displaced.len() as u64 > most.min(u64::from(u32::MAX))
+    }
+
+    /// The slot of a block, and what was put there as its checksum, in an `indexed` map.
+    pub(crate) fn find(&self, block: u64) -> Option<(u32, u32)> {
+        let slot = self.index.as_ref()?.find(block, |s| self.slots[s as usize].block())?;
+        Some((slot, self.slots[slot as usize].crc))
+    }
+
+    /// Puts a dirty block into a vacant slot of an `indexed` map; an older slot of the block
+    /// becomes vacant.
+    pub(crate) fn put_dirty(&mut self, block: u64, slot: u32, crc: u32) {
+        debug_assert!(self.slots[slot as usize].state == State::Free, "slot {slot} is taken");
+        let (index, slots) = (self.index.as_mut().expect("made so"), &self.slots);
+        let old = index.replace(block, slot, |s| slots[s as usize].block());
+        self.fill(&Entry { op: Op::Write, block, slot, crc }, 0);
+        if let Some(old) = old {
+            self.slots[old as usize].state = State::Free;
+        }
+    }
+
+    /// The oldest epoch that may be pending and the newest, once an entry has told of epochs.
+    pub(crate) fn pending_epochs(&self) -> Option<(u64, u64)> {
+        self.epochs.as_ref().map(|e| (e.oldest, e.newest.max(e.oldest)))
+    }
+
+    /// Planted fault: what zeroes came after stays.
+    pub(crate) fn forget_zeroes(&mut self) {
+        self.zeroes.clear();
+    }
+
+    /// The finished map of a device of `blocks` blocks.
+    pub(crate) fn finish(mut self, blocks: u64) -> Result<Slots, Contradiction> {
+        let (index, conflict) = match self.index.take() {
+            Some(index) => (index, None),
+            None => self.resolve(),
+        };
+        let mut last = conflict.map(|(_, last)| last);
+        let count = u32::try_from(self.slots.len()).expect("made for that many");
+        let mut counts = Counts { slots: count, ..Counts::default() };
+        let mut free = FreeMap::new(count);
+        let mut dirty = RoaringTreemap::new();
+        let mut bad = RoaringTreemap::new();
+        let (mut unsorted, mut spare) = (Vec::new(), Vec::new());
+        let mut stamp = 1u32;
+        for (slot, s) in (0..count).zip(&mut self.slots) {
+            match s.state {
+                State::Free => {
+                    counts.free += 1;
+                    free.put(slot);
+                    s.logged = false; // its block may have moved on
+                    continue;
+                }
+                State::Dirty => {
+                    counts.dirty += 1;
+                    unsorted.push(s.block());
+                    if unsorted.len() == SORT_BLOCKS {
+                        add_blocks(&mut dirty, &mut unsorted, &mut spare);
+                    }
+                }
+                State::Clean => counts.clean += 1,
+                State::Bad => {
+                    counts.bad += 1;
+                    bad.insert(s.block());
+                }
+                State::Old => counts.old += 1,
+                State::Zero => counts.zero += 1,
+                State::Writing | State::Limbo => unreachable!("never put"),
+            }
+            stamp = stamp.wrapping_add(1);
+            (s.stamp, s.logged) = (stamp, true);
+            let more = if s.state == State::Zero { u64::from(s.crc) - 1 } else { 0 };
+            last = last.max(Some(s.block() + more));
+        }
+        if let Some(last) = last.filter(|&last| last >= blocks) {
+            return Err(Contradiction::Beyond(last));
+        }
+        if let Some((first, _)) = conflict {
+            return Err(first);
+        }
+        add_blocks(&mut dirty, &mut unsorted, &mut spare);
+        drop(unsorted);
+        let epochs = match self.epochs.take() {
+            Some(numbers) => Some(Box::new(self.find_epochs(numbers, counts, spare)?)),
+            None => None,
+        };
+        let mut slots = Slots {
+            slots: self.slots,
+            index,
+            free,
+            dirty,
+            bad,
+            unlogged: RoaringTreemap::new(),
+            committing: RoaringTreemap::new(),
+            limbo: Vec::new(),
+            zeroes: Zeroes::default(),
+            spare: Default::default(),
+            unchecked: RoaringBitmap::new(),
+            counts,
+            next_stamp: stamp,
+            evict_cursor: 0,
+            epochs,
+        };
+        slots.restore_zero_ranges();
+        Ok(slots)
+    }
+
+    /// The versions that are pending, in the order of their epochs.
+    fn find_epochs(
+        &self,
+        numbers: EpochNumbers,
+        counts: Counts,
+        mut spare: Vec<u64>,
+    ) -> Result<Epochs, Contradiction> {
+        let (oldest, newest) = (numbers.oldest.max(1), numbers.newest.max(numbers.oldest));
+        let is_pending = |s: &Slot| matches!(s.state, State::Dirty | State::Old | State::Zero);
+        let count = counts.dirty as usize + counts.old as usize + counts.zero as usize;
+        let mut pending = Vec::with_capacity(count);
+        let (mut repaired, mut last) = (false, 0);
+        for (slot, s) in (0u32..).zip(&self.slots).filter(|(_, s)| is_pending(s)) {
+            let relative = numbers.relative(numbers.of_slots[slot as usize]);
+            repaired |= relative.is_none() && s.state == State::Dirty;
+            let after = relative.unwrap_or(0);
+            last = last.max(after);
+            pending.push(u64::from(after) << 32 | u64::from(slot));
+        }
+        drop(numbers);
+        radix::sort(&mut pending, &mut spare, 32..64 - last.leading_zeros());
+        drop(spare);
+        if counts.old > 0
+            && let Some((block, after)) = self.twice(&pending)
+        {
+            return Err(Contradiction::Twice { block, epoch: oldest + u64::from(after) });
+        }
+        let versions = pending.iter().map(|&packed| (oldest + (packed >> 32), low32(packed)));
+        Ok(Epochs::found(PendingVersions::sealed(versions), (oldest, newest), repaired))
+    }
+
+    /// A block with two versions of one epoch, of which one is superseded, and which: `pending` are
+    /// epochs and slots, in order.
+    fn twice(&self, pending: &[u64]) -> Option<(u64, u32)> {
+        let version = |&packed: &u64| &self.slots[low32(packed) as usize];
+        for same in pending.chunk_by(|a, b| a >> 32 == b >> 32) {
+            let mut olds = RoaringTreemap::new();
+            let is_old = |s: &&Slot| s.state == State::Old;
+            let twice = same.iter().map(version).filter(is_old).find(|s| !olds.insert(s.block()));
+            let current = || {
+                let mut current = same.iter().map(version).filter(|s| !is_old(s));
+                current.find(|s| olds.contains(s.block()))
+            };
+            let found = twice.or_else(|| if olds.is_empty() { None } else { current() });
+            if let Some(s) = found {
+                return Some((s.block(), low32(same[0] >> 32)));
+            }
+        }
+        None
+    }
+}
+
+impl EpochNumbers {
+    /// How far an epoch, of which this is the low half, is from the oldest that is pending; none if
+    /// it is not pending.
+    fn relative(&self, epoch: u32) -> Option<u32> {
+        let after = epoch.wrapping_sub(low32(self.oldest));
+        // What would be of an epoch that has not begun is of one long ago.
+        (u64::from(after) <= self.newest.saturating_sub(self.oldest)).then_some(after)
+    }
+}
+
+/// Adds blocks, each once, and leaves none.
+pub(super) fn add_blocks(dirty: &mut RoaringTreemap, blocks: &mut Vec<u64>, spare: &mut Vec<u64>) {
+    let used = blocks.iter().fold(0, |bits, block| bits | block);
+    radix::sort(blocks, spare, 0..64 - used.leading_zeros());
+    let same_high = blocks.chunk_by(|a, b| a >> 32 == b >> 32);
+    *dirty |= RoaringTreemap::from_bitmaps(same_high.map(|blocks| {
+        let sorted = RoaringBitmap::from_sorted_iter(blocks.iter().map(|&block| low32(block)));
+        (low32(blocks[0] >> 32), sorted.expect("sorted above, and each block is in one slot"))
+    }));
+    blocks.clear();
+}
+
+#[cfg(test)]
+#[path = "rebuild_tests.rs"]
+mod tests;

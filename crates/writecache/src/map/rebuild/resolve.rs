@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Resolve: which version of each block counts, once all entries have come.
+//!
+//! ```text
+//!   slot table ─┐  dealt out by the                     ┌─▶ the last counts ─▶ index, ascending
+//!               ├─▶ hash, sorted ─▶ versions of a block ─┤
+//!   aside ──────┘                                       └─▶ the others' slots are free, or kept
+//! ```
+//!
+//! A look at a slot or at what is aside, by a block, waits for memory and for the page tables, 50
+//! ns, however many are under way. So no block is looked up. Sorting by the hash, which is one to
+//! one (`Index::hash`), brings the versions of a block together, and mostly a bit says which came
+//! last: of several only one is of the log. Only else are they looked at.
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+use format::{Entry, Op};
+use smallvec::SmallVec;
+
+use super::{Contradiction, Rebuild, ZeroEntry, is_before};
+use crate::map::index::{HASH_BITS, Index, low32};
+use crate::map::radix;
+use crate::map::{Slot, State};
+
+/// Versions that are dealt out, sorted and put into the index together, at least: with room to sort
+/// them, and the part of the index where they go, they stay in the second-level cache of one core.
+const BUCKET: usize = if cfg!(test) { 4 } else { 8 << 10 };
+/// Most buckets: with more at once a store would wait for the page that it goes to.
+const BUCKET_BITS_MAX: u32 = 11;
+/// A drop of at most so many blocks is one for each of them. Chosen: longer ones are few.
+pub(super) const SHORT_DROP_MAX: u64 = 64;
+
+/// What is not in the table: versions whose slots another block has claimed since, and ends.
+#[derive(Default)]
+pub(super) struct DisplacedVersions {
+    list: Vec<Displaced>,
+    /// The epoch of each, once an entry has told of epochs.
+    epochs: Option<Vec<u32>>,
+    /// Longer drops, and when they came.
+    long_drops: Vec<(Arrival, Range<u64>)>,
+}
+
+/// An entry, and when it came.
+struct Displaced {
+    block_low: u32,
+    block_high: u16,
+    op: Op,
+    logged: bool,
+    crc: u32,
+    slot: u32,
+    stamp: u32,
+}
+const _: () = assert!(size_of::<Displaced>() == 20);
+
+/// When an entry came: those of the log after those of the checkpoint, and by their numbers
+/// (WC-RB4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Arrival {
+    pub(super) from_log: bool,
+    pub(super) number: u32,
+}
+
+impl Displaced {
+    fn block(&self) -> u64 {
+        u64::from(self.block_high) << 32 | u64::from(self.block_low)
+    }
+    fn arrival(&self) -> Arrival {
+        Arrival { from_log: self.logged, number: self.stamp }
+    }
+}
+
+impl DisplacedVersions {
+    /// From now on versions have epochs; those until now have this one.
+    pub(super) fn begin_epochs(&mut self, before: u32) {
+        self.epochs = Some(vec![before; self.list.len()]);
+    }
+
+    pub(super) fn long_drops(&self) -> usize {
+        self.long_drops.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(super) fn push(&mut self, e: &Entry, arrival: Arrival, epoch: u32) {
+        self.list.push(Displaced {
+            block_low: low32(e.block),
+            block_high: u16::try_from(e.block >> 32).expect("blocks are below 2^48"),
+            op: e.op,
+            logged: arrival.from_log,
+            crc: e.crc,
+            slot: e.slot,
+            stamp: arrival.number,
+        });
+        if let Some(epochs) = &mut self.epochs {
+            epochs.push(epoch);
+        }
+    }
+
+    /// Blocks are dropped. A log tells only of those that were in the cache, so that the short
+    /// drops of a genuine one are fewer than the blocks that it and `slots` have.
+    pub(super) fn push_drop(&mut self, blocks: Range<u64>, arrival: Arrival, slots: usize) {
+        let count = blocks.end - blocks.start;
+        if count == 1 || count <= SHORT_DROP_MAX && self.list.len() < 2 * slots {
+            let end = |block| Entry { op: Op::Drop, block, slot: 0, crc: 0 };
+            blocks.for_each(|block| self.push(&end(block), arrival, 0));
+        } else {
+            self.long_drops.push((arrival, blocks));
+        }
+    }
+}
+
+/// Where drops reach: from each block on that is named, when the last came of those that cover it.
+struct Coverage(Vec<(u64, Option<Arrival>)>);
+
+impl Coverage {
+    fn of(mut drops: Vec<(Arrival, Range<u64>)>) -> Coverage {
+        let mut bounds: Vec<u64> = drops.iter().flat_map(|(_, b)| [b.start, b.end]).collect();
+        bounds.sort_unstable();
+        bounds.dedup();
+        drops.sort_unstable_by_key(|(_, blocks)| blocks.start);
+        let mut begun = drops.into_iter().peekable();
+        let mut reaching = BinaryHeap::new(); // the last one first
+        let step = |bound: u64| {
+            while let Some((arrival, blocks)) = begun.next_if(|(_, blocks)| blocks.start == bound) {
+                reaching.push((arrival, blocks.end));
+            }
+            while reaching.peek().is_some_and(|&(_, end)| end <= bound) {
+                reaching.pop();
+            }
+            (bound, reaching.peek().map(|&(arrival, _)| arrival))
+        };
+        Coverage(bounds.into_iter().map(step).collect())
+    }
+
+    /// When the last came that reaches the block.
+    fn last(&self, block: u64) -> Option<Arrival> {
+        let after = self.0.partition_point(|&(bound, _)| bound <= block);
+        self.0[..after].last().and_then(|&(_, last)| last)
+    }
+
+    /// Whether a version of the block that came then was dropped later.
+    fn ends(&self, block: u64, arrival: Arrival) -> bool {
+        self.last(block).is_some_and(|dropped| dropped > arrival)
+    }
+}
+
+/// Where zeroes reach, and of which epoch they are.
+struct ZeroCoverage {
+    reach: Coverage,
+    /// In the order in which they came.
+    epochs: Vec<(Arrival, u32)>,
+}
+
+impl ZeroCoverage {
+    fn by(zeroes: &[ZeroEntry]) -> Option<ZeroCoverage> {
+        let range = |z: &ZeroEntry| z.start..z.start + u64::from(z.blocks);
+        let reach = || Coverage::of(zeroes.iter().map(|z| (z.arrival, range(z))).collect());
+        let epochs = || zeroes.iter().map(|z| (z.arrival, z.epoch)).collect();
+        (!zeroes.is_empty()).then(|| ZeroCoverage { reach: reach(), epochs: epochs() })
+    }
+
+    /// The last zeroes over the block: when they came, and the low half of their epoch.
+    fn last(&self, block: u64) -> Option<(Arrival, u32)> {
+        let arrival = self.reach.last(block)?;
+        let at = self.epochs.partition_point(|&(of, _)| of < arrival);
+        Some(self.epochs[at])
+    }
+}
+
+/// What contradicts itself, and the last block of those that do.
+pub(super) type Conflict = (Contradiction, u64);
+
+/// A version, packed: from above as many bits of the hash as its bucket leaves, whether it is
+/// aside, whether it came from the log, its slot or its number among the displaced versions.
+#[derive(Clone, Copy)]
+struct Version(u64);
+
+impl Version {
+    const HASH_SHIFT: u32 = 34;
+
+    fn is_displaced(self) -> bool {
+        self.0 >> 33 & 1 != 0
+    }
+    fn is_logged(self) -> bool {
+        self.0 >> 32 & 1 != 0
+    }
+    fn number(self) -> u32 {
+        low32(self.0)
+    }
+}
+
+/// Calls `each` with the hash and the packed rest of every version.
+fn each_version(slots: &[Slot], displaced: &[Displaced], mut each: impl FnMut(u64, u64)) {
+    for (slot, s) in (0u64..).zip(slots) {
+        if !matches!(s.state, State::Free | State::Zero) {
+            each(Index::hash(s.block()), u64::from(s.logged) << 32 | slot);
+        }
+    }
+    for (number, aside) in (0u64..).zip(displaced) {
+        each(Index::hash(aside.block()), 1 << 33 | u64::from(aside.logged) << 32 | number);
+    }
+}
+
+impl Rebuild {
+    /// Makes the index, and gives each slot to the version that counts.
+    pub(super) fn resolve(&mut self) -> (Index, Option<Conflict>) {
+        self.drop_long();
+        let beyond = self.free_zeroes();
+        let zeroes = ZeroCoverage::by(&self.zeroes);
+        let mut index = Index::new(u32::try_from(self.slots.len()).expect("made for that many"));
+        let versions = self.slots.len() + self.displaced.list.len();
+        let buckets = (versions / BUCKET).max(1).ilog2();
+        let bucket_bits =
+            buckets.clamp(Version::HASH_SHIFT + HASH_BITS - u64::BITS, BUCKET_BITS_MAX);
+        let hash_bits = HASH_BITS - bucket_bits;
+        let (mut found, ends) = self.distribute(hash_bits, 1 << bucket_bits);
+        let (mut spare, mut waiting, mut stale) = (Vec::new(), Vec::new(), Vec::new());
+        let mut start = 0;
+        for (bucket, end) in (0u64..).zip(ends) {
+            let found = &mut found[start..end];
+            start = end;
+            let shift = Version::HASH_SHIFT;
+            radix::sort(found, &mut spare, shift..shift + hash_bits);
+            for same in found.chunk_by(|a, b| a >> shift == b >> shift) {
+                let hash = bucket << hash_bits | same[0] >> shift;
+                match *same {
+                    [alone] if !Version(alone).is_displaced() && zeroes.is_none() => {
+                        index.insert_hashed(hash, Version(alone).number());
+                    }
+                    _ => self.choose(same, zeroes.as_ref(), &mut stale, |version| {
+                        match version.is_displaced() {
+                            true => waiting.push((hash, version.number())),
+                            false => index.insert_hashed(hash, version.number()),
+                        }
+                    }),
+                }
+            }
+        }
+        drop(found);
+        radix::sort(&mut stale, &mut spare, 0..u32::BITS);
+        for slot in stale {
+            self.slots[slot as usize].state = State::Free;
+        }
+        let conflict = self.place_displaced(&mut index, waiting).or(beyond);
+        self.displaced = DisplacedVersions::default();
+        (index, conflict)
+    }
+
+    /// Takes out what came before a long drop that covers it.
+    fn drop_long(&mut self) {
+        let long_drops = std::mem::take(&mut self.displaced.long_drops);
+        if long_drops.is_empty() {
+            return;
+        }
+        let reach = Coverage::of(long_drops);
+        for s in &mut self.slots {
+            let is_version = !matches!(s.state, State::Free | State::Zero);
+            if is_version && reach.ends(s.block(), s.arrival()) {
+                s.state = State::Free;
+            }
+        }
+        for aside in &mut self.displaced.list {
+            if reach.ends(aside.block(), aside.arrival()) {
+                aside.op = Op::Drop; // whatever was before it is dropped, too
+            }
+        }
+    }
+
+    /// WC-RB5: frees the slots of zeroes that are not pending. Tells of pending ones that have
+    /// none.
+    fn free_zeroes(&mut self) -> Option<Conflict> {
+        let numbers = self.epochs.as_ref();
+        let is_pending = |epoch| numbers.is_some_and(|n| n.relative(epoch).is_some());
+        let epoch = |slot: usize| numbers.map_or(0, |n| n.of_slots[slot]);
+        for (slot, s) in self.slots.iter_mut().enumerate() {
+            if s.state == State::Zero && !is_pending(epoch(slot)) {
+                s.state = State::Free;
+            }
+        }
+        let is_beyond = |z: &&ZeroEntry| z.slot as usize >= self.slots.len() && is_pending(z.epoch);
+        let beyond = self.zeroes.iter().find(is_beyond)?;
+        let this = Contradiction::Slot { block: beyond.start, slot: beyond.slot };
+        Some((this, beyond.start))
+    }
+
+    /// All versions, packed, by their buckets, and where each bucket ends.
+    fn distribute(&self, hash_bits: u32, buckets: usize) -> (Vec<u64>, Vec<usize>) {
+        let bucket = |hash: u64| (hash >> hash_bits) as usize;
+        let mut places = vec![0; buckets];
+        each_version(&self.slots, &self.displaced.list, |hash, _| places[bucket(hash)] += 1);
+        let mut before = 0;
+        for place in &mut places {
+            before += std::mem::replace(place, before);
+        }
+        // `has_too_many` has refused more.
+        assert!(u32::try_from(self.displaced.list.len()).is_ok(), "they have numbers of 32 bits");
+        let mut found = vec![0; before];
+        each_version(&self.slots, &self.displaced.list, |hash, rest| {
+            let place = &mut places[bucket(hash)];
+            found[*place] = hash << Version::HASH_SHIFT | rest;
+            *place += 1;
+        });
+        (found, places)
+    }
+
+    /// Settles what becomes of versions that have the same hash; `take` is called with those that
+    /// count, and slots that are free then are added to `stale`, if that is all there is to know.
+    fn choose(
+        &mut self,
+        same: &[u64],
+        zeroes: Option<&ZeroCoverage>,
+        stale: &mut Vec<u64>,
+        mut take: impl FnMut(Version),
+    ) {
+        let versions = same.iter().map(|&packed| Version(packed));
+        let mut of_log = versions.clone().filter(|version| version.is_logged());
+        let in_table = versions.clone().filter(|version| !version.is_displaced());
+        // Nobody but this one is in the table, or the others need no look whether they are kept.
+        let is_plain = self.widest >> HASH_BITS == 0
+            && zeroes.is_none()
+            && (self.epochs.is_none() || in_table.clone().count() == 1);
+        if let (Some(last), None) = (of_log.next(), of_log.next())
+            && is_plain
+            && !last.is_displaced()
+        {
+            let others = in_table.filter(|version| version.0 != last.0);
+            stale.extend(others.map(|version| u64::from(version.number())));
+            return take(last);
+        }
+        let key = |version: Version| match version.is_displaced() {
+            false => {
+                let s = &self.slots[version.number() as usize];
+                (s.block(), s.arrival(), version.0)
+            }
+            true => {
+                let aside = &self.displaced.list[version.number() as usize];
+                (aside.block(), aside.arrival(), version.0)
+            }
+        };
+        let mut ordered: SmallVec<[_; 8]> = versions.map(key).collect();
+        ordered.sort_unstable();
+        for of_block in ordered.chunk_by(|a, b| a.0 == b.0) {
+            let versions = of_block.iter().map(|&(_, _, packed)| Version(packed));
+            let zeroes = zeroes.and_then(|zeroes| zeroes.last(of_block[0].0));
+            self.choose_of_block(versions, zeroes).into_iter().for_each(&mut take);
+        }
+    }
+
+    /// Goes through the versions of one block, in the order in which they came, and through the
+    /// last of the zeroes that cover it; returns the one that counts, if any does. Earlier zeroes
+    /// need no look: of which epoch it is that follows does not matter, but that it is a later one.
+    fn choose_of_block(
+        &mut self,
+        versions: impl Iterator<Item = Version>,
+        mut zeroes: Option<(Arrival, u32)>,
+    ) -> Option<Version> {
+        let mut current = None;
+        for version in versions {
+            if let Some((_, epoch)) =
+                zeroes.take_if(|(arrival, _)| *arrival < self.arrival(version))
+            {
+                self.end_by_zeroes(current.take(), epoch);
+            }
+            let aside =
+                version.is_displaced().then(|| &self.displaced.list[version.number() as usize]);
+            let (ended, kept) = match aside.map_or(Op::Write, |aside| aside.op) {
+                Op::Drop => (current.take(), false),
+                Op::Evict => {
+                    let is_there = |at: &mut Version| self.slot(*at) == self.slot(version);
+                    (current.take_if(is_there), false)
+                }
+                Op::Write | Op::Clean | Op::Bad => {
+                    let ended = current.replace(version);
+                    let by = self.epoch(version);
+                    (ended, ended.is_some_and(|ended| self.is_kept(ended, by)))
+                }
+                Op::WriteNext | Op::Epoch | Op::Zero => unreachable!("never aside"),
+            };
+            self.end(ended, kept);
+        }
+        if let Some((_, epoch)) = zeroes {
+            self.end_by_zeroes(current.take(), epoch);
+        }
+        current
+    }
+
+    fn end_by_zeroes(&mut self, ended: Option<Version>, epoch: u32) {
+        let kept = ended.is_some_and(|ended| self.is_kept(ended, epoch));
+        self.end(ended, kept);
+    }
+
+    /// A version is not what its block holds any more.
+    fn end(&mut self, ended: Option<Version>, kept: bool) {
+        if let Some(ended) = ended.filter(|ended| !ended.is_displaced()) {
+            let state = if kept { State::Old } else { State::Free };
+            self.slots[ended.number() as usize].state = state;
+        }
+    }
+
+    fn arrival(&self, version: Version) -> Arrival {
+        let number = version.number() as usize;
+        match version.is_displaced() {
+            true => self.displaced.list[number].arrival(),
+            false => self.slots[number].arrival(),
+        }
+    }
+
+    /// The low half of its epoch.
+    fn epoch(&self, version: Version) -> u32 {
+        let number = version.number() as usize;
+        match (version.is_displaced(), &self.displaced.epochs, &self.epochs) {
+            (true, Some(epochs), _) => epochs[number],
+            (false, _, Some(numbers)) => numbers.of_slots[number],
+            (_, _, _) => 0,
+        }
+    }
+
+    fn slot(&self, version: Version) -> u32 {
+        let number = version.number();
+        if version.is_displaced() { self.displaced.list[number as usize].slot } else { number }
+    }
+
+    /// Whether a version stays in its slot when one of epoch `by`, or zeroes, supersede it: if it
+    /// has not been displaced, and its own epoch, an earlier one, is pending (WC-RB3).
+    fn is_kept(&self, ended: Version, by: u32) -> bool {
+        let Some(numbers) = self.epochs.as_ref().filter(|_| !ended.is_displaced()) else {
+            return false;
+        };
+        let own = numbers.of_slots[ended.number() as usize];
+        self.slots[ended.number() as usize].state == State::Dirty
+            && is_before(own, by)
+            && numbers.relative(own).is_some()
+    }
+
+    /// Gives blocks whose last version was displaced its slot, if nobody needs that (WC-RB1).
+    fn place_displaced(&mut self, index: &mut Index, waiting: Vec<(u64, u32)>) -> Option<Conflict> {
+        let mut conflict: Option<Conflict> = None;
+        for (hash, number) in waiting {
+            let aside = &self.displaced.list[number as usize];
+            let e = Entry { op: aside.op, block: aside.block(), slot: aside.slot, crc: aside.crc };
+            if self.slots.get(e.slot as usize).is_some_and(|s| s.state == State::Free) {
+                let epochs = self.displaced.epochs.as_ref();
+                self.fill(&e, epochs.map_or(0, |epochs| epochs[number as usize]));
+                index.insert_hashed(hash, e.slot);
+            } else {
+                let this = Contradiction::Slot { block: e.block, slot: e.slot };
+                let (first, last) = conflict.unwrap_or((this, 0));
+                conflict = Some((first, last.max(e.block)));
+            }
+        }
+        conflict
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tests of what commits have still to say (WC-M3), in whatever order things happen to a map.
+use std::collections::BTreeMap;
+
+use super::*;
+
+const BLOCKS: u64 = 40;
+
+/// What the log says, by block: the slot, and how the block is in it.
+type Log = BTreeMap<u64, (u32, Op)>;
+
+fn log(batch: &Batch, log: &mut Log) {
+    for e in &batch.entries {
+        match e.op {
+            Op::Drop => log.retain(|b, _| *b < e.block || *b >= e.block + u64::from(e.slot)),
+            Op::Write | Op::Clean | Op::Bad => drop(log.insert(e.block, (e.slot, e.op))),
+            Op::Evict | Op::Epoch | Op::WriteNext | Op::Zero => unreachable!("not logged here"),
+        }
+    }
+}
+
+/// WC-M3, and its count.
+fn check(slots: &Slots, log: &Log) {
+    for block in 0..BLOCKS {
+        let now = slots.find(block).map(|found| match found.state {
+            State::Dirty => (found.slot_ref.slot, Op::Write),
+            State::Clean => (found.slot_ref.slot, Op::Clean),
+            State::Bad => (found.slot_ref.slot, Op::Bad),
+            State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
+                unreachable!("WC-M2")
+            }
+        });
+        let to_say = slots.unlogged.contains(block) || slots.committing.contains(block);
+        assert_eq!(slots.needs_logging(block), to_say);
+        assert!(to_say || log.get(&block).copied() == now, "block {block} is {now:?}");
+    }
+    assert_eq!(slots.counts.unlogged, slots.unlogged.len() + slots.committing.len());
+    slots.check();
+}
+
+#[test]
+fn of_every_block_that_is_not_as_the_log_says_a_commit_is_to_say_it() {
+    let mut rng = sim::Rng::new(11);
+    for _ in 0..200 {
+        let Ok(mut slots) = Rebuild::new(64).finish(BLOCKS) else { panic!("an empty map") };
+        let (mut log_state, mut in_flight) = (Log::new(), None::<Batch>);
+        for _ in 0..300 {
+            let block = rng.below(BLOCKS);
+            let found = slots.find(block).map(|found| found.slot_ref);
+            match (rng.below(12), found) {
+                (0..5, _) => {
+                    if let Some(slot) = slots.allocate(1) {
+                        slots.install(block, slot.start, 7);
+                    }
+                }
+                (5, _) if slots.is_commit_complete() => slots.begin_commit(),
+                (6, _) if in_flight.is_none() => {
+                    let max = rng.index(6) + 1;
+                    let batch = slots.take_batch(max);
+                    log(&batch, &mut log_state);
+                    in_flight = Some(batch);
+                }
+                (7, _) => in_flight.take().into_iter().for_each(|b| slots.batch_durable(b)),
+                (8, Some(slot_ref)) => slots.retire(block, slot_ref),
+                (9, Some(slot_ref)) => slots.make_dirty(block, slot_ref),
+                (10, Some(slot_ref)) => drop(slots.drop_block(block, slot_ref)),
+                (11, _) => drop(slots.evict(2)),
+                _ => {}
+            }
+            check(&slots, &log_state);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! View: the map as tools and tests look at it.
+use std::ops::Range;
+
+use super::{Counts, Slots, State};
+
+impl Slots {
+    /// Every slot that holds a block: slot, block, state, checksum.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, u64, State, u32)> {
+        let all = (0..self.counts.slots).zip(&self.slots);
+        all.filter(|(slot, _)| self.is_live(*slot))
+            .map(|(slot, s)| (slot, s.block(), s.state, s.crc))
+    }
+
+    /// Runs of blocks in a range that the origin may not hold, dirty ones and zeroes, as starts and
+    /// ends.
+    pub(crate) fn unsaved_runs(&self, range: Range<u64>) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut iter = self.dirty.iter();
+        iter.advance_to(range.start);
+        for block in iter.take_while(|&block| block < range.end) {
+            match runs.last_mut() {
+                Some((_, end)) if *end == block => *end += 1,
+                _ => runs.push((block, block + 1)),
+            }
+        }
+        let zeroes = self.zero_ranges().filter(|z| z.start < range.end && range.start < z.end);
+        let before = runs.len();
+        runs.extend(zeroes.map(|z| (z.start.max(range.start), z.end.min(range.end))));
+        if runs.len() > before {
+            runs.sort_unstable();
+            runs.dedup_by(|next, run| {
+                let touches = next.0 <= run.1;
+                if touches {
+                    run.1 = run.1.max(next.1);
+                }
+                touches
+            });
+        }
+        runs
+    }
+
+    /// Checks WC-M1 and WC-M2 by counting everything; for tests.
+    pub(crate) fn check(&self) {
+        let mut seen = Counts { slots: self.counts.slots, ..Counts::default() };
+        seen.unlogged = self.unlogged.len() + self.committing.len();
+        for (slot, s) in (0..self.counts.slots).zip(&self.slots) {
+            match s.state {
+                State::Free => seen.free += 1,
+                State::Writing => seen.writing += 1,
+                State::Dirty => seen.dirty += 1,
+                State::Clean => seen.clean += 1,
+                State::Bad => seen.bad += 1,
+                State::Old => seen.old += 1,
+                State::Zero => seen.zero += 1,
+                State::Limbo => seen.limbo += 1,
+            }
+            assert_eq!(self.free.is_free(slot), s.state == State::Free);
+            assert!(s.state != State::Free || !s.logged, "WC-M4: slot {slot}");
+            let kept = matches!(s.state, State::Old | State::Zero);
+            seen.unlogged += u64::from(kept && !s.logged);
+            if self.is_live(slot) {
+                assert_eq!(self.slot_of(s.block()), Some(slot), "WC-M2");
+            }
+            assert_eq!(
+                s.state == State::Dirty,
+                self.is_live(slot) && self.dirty.contains(s.block()),
+                "slot {slot} {:?}",
+                s.state
+            );
+        }
+        assert_eq!(self.bad.len(), u64::from(seen.bad));
+        assert_eq!(seen, self.counts, "WC-M1");
+        assert_eq!(self.index.len(), (seen.dirty + seen.clean + seen.bad) as usize, "WC-M2");
+        assert_eq!(self.free.len(), seen.free);
+    }
+}

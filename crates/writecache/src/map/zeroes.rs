@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Zeroes: long WRITE_ZEROES of epochs that are not on the origin yet. Each takes a slot, which
+//! holds no data: with it the range has a place in the queue of epochs and in the log.
+//!
+//! ```text
+//!   read of a block:  index ─none─▶ zeroes ─none─▶ origin
+//!
+//!   WRITE_ZEROES 4..9     before: index 3 5 6          after: index 3
+//!                                                      kept   5 6 (dirty, of earlier epochs)
+//!                                                      zeroes 4..9
+//! ```
+//!
+//! Invariants
+//! - WC-Z1 No version in the index is older than zeroes that cover its block: they took its place.
+//!   So what the index has counts, and zeroes count before the origin.
+//! - WC-Z2 An epoch has either versions of blocks or zeroes, as long as it is open; so the order
+//!   within an epoch never matters. Zeroes that follow each other share one. (A recovery may find a
+//!   block that can't be read in the epoch of zeroes: those go first.)
+//! - WC-Z3 Zeroes end, for reads and for the log, when their epoch is retired, and not before; and
+//!   that is not while a checkpoint is being written: it may have told of versions whose end
+//!   nothing but the zeroes tells.
+//! - WC-Z4 Nothing is said of a block that zeroes took out of the index: what the log knew of it is
+//!   void with their entry. Until that is said the block counts as changed (WC-M3).
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{Found, SlotRef, Slots, State};
+
+/// Most ranges of a cache of so many slots: a 64th of the slots, and in a tiny one no more than a
+/// quarter. So a checkpoint has room for the epoch that each of them may have to name.
+pub(crate) fn zeroes_max(slots: u32) -> u32 {
+    (slots / 64).max(16).min(slots / 4)
+}
+
+/// Which zeroes are the newest of a block: ranges that don't overlap, by their start.
+#[derive(Default)]
+pub(super) struct Zeroes {
+    cover: BTreeMap<u64, (u64, u32)>,
+}
+
+impl Zeroes {
+    fn slot_at(&self, block: u64) -> Option<u32> {
+        let (_, &(end, slot)) = self.cover.range(..=block).next_back()?;
+        (block < end).then_some(slot)
+    }
+
+    /// Zeroes that are newer than all others.
+    fn insert(&mut self, range: Range<u64>, slot: u32) {
+        for (start, end, older) in self.over(&range) {
+            self.cover.remove(&start);
+            if start < range.start {
+                self.cover.insert(start, (range.start, older));
+            }
+            if range.end < end {
+                self.cover.insert(range.end, (end, older));
+            }
+        }
+        self.cover.insert(range.start, (range.end, slot));
+    }
+
+    /// The zeroes of `slot`, which were `range`, end.
+    pub(super) fn remove(&mut self, range: &Range<u64>, slot: u32) {
+        for (start, _, of) in self.over(range) {
+            if of == slot {
+                self.cover.remove(&start);
+            }
+        }
+    }
+
+    /// What overlaps with `range`: start, end and slot.
+    fn over(&self, range: &Range<u64>) -> Vec<(u64, u64, u32)> {
+        let before = self.cover.range(..=range.start).next_back();
+        let first = before.map_or(range.start, |(&start, _)| start);
+        let of = self.cover.range(first..range.end).map(|(&start, &(end, of))| (start, end, of));
+        of.filter(|&(_, end, _)| end > range.start).collect()
+    }
+
+    /// The blocks that read as zeroes unless the index has them, ascending.
+    fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.cover.iter().map(|(&start, &(end, _))| start..end)
+    }
+}
+
+impl Slots {
+    /// WC-Z1: what zeroes say of a block that is not in the index.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn find_zero(&self, block: u64) -> Option<Found> {
+        let slot = self.zeroes.slot_at(block)?;
+        let slot_ref = SlotRef { slot, stamp: self.slots[slot as usize].stamp };
+        Some(Found { slot_ref, state: State::Zero, crc: None })
+    }
+
+    /// WC-Z4: whether zeroes that the log does not know cover the block.
+    pub(super) fn is_zero_unlogged(&self, block: u64) -> bool {
+        let unlogged = |slot: u32| !self.slots[slot as usize].logged;
+        self.counts.zero > 0 && self.zeroes.slot_at(block).is_some_and(unlogged)
+    }
+
+    /// The blocks that a slot's zeroes cover.
+    pub(super) fn zero_range(&self, slot: u32) -> Range<u64> {
+        let s = &self.slots[slot as usize];
+        s.block()..s.block() + u64::from(s.crc)
+    }
+
+    /// Whether there is room for one range more.
+    pub(crate) fn has_room_for_zeroes(&self) -> bool {
+        self.counts.zero < zeroes_max(self.counts.slots)
+    }
+
+    /// The blocks of zeroes that the origin may not hold, ascending; of some the index may have
+    /// newer versions.
+    pub(crate) fn zero_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.zeroes.ranges()
+    }
+
+    /// From now on the blocks of `range` hold zeroes, which are of an epoch of their own; `slot`
+    /// stands for them. At most 2^32 - 1 blocks. Takes the place of at most `max` versions, one at
+    /// least, and returns up to where the zeroes reach with that.
+    pub(crate) fn install_zeroes(&mut self, range: Range<u64>, slot: u32, max: usize) -> u64 {
+        let mut live = self.live_in(range.clone());
+        let mut range = range;
+        if live.len() > max {
+            live.sort_unstable_by_key(|&(block, _)| block);
+            range.end = live[max].0;
+            live.truncate(max);
+        }
+        assert!(self.epochs.is_some(), "only with epochs is there an order to keep");
+        assert_eq!(self.slots[slot as usize].state, State::Writing);
+        self.begin_zeroes();
+        let s = &mut self.slots[slot as usize];
+        s.set_block(range.start);
+        s.crc = u32::try_from(range.end - range.start).expect("as the caller says");
+        for (block, slot_ref) in live {
+            self.remove_index(block);
+            self.dirty.remove(block);
+            self.supersede(block, slot_ref.slot);
+        }
+        // WC-Z4
+        let unlogged = self.unlogged.remove_range(range.clone());
+        let unlogged = unlogged + self.committing.remove_range(range.clone());
+        self.counts.unlogged -= unlogged;
+        self.set_state(slot, State::Zero);
+        self.zeroes.insert(range.clone(), slot);
+        self.enter_epoch(slot);
+        range.end
+    }
+
+    /// Recovery has found zeroes that are pending.
+    pub(super) fn restore_zero_ranges(&mut self) {
+        if self.counts.zero == 0 {
+            return;
+        }
+        let queue = self.epochs.as_ref().map(|e| e.pending.all()).unwrap_or_default();
+        for slot in queue {
+            if self.slots[slot as usize].state == State::Zero {
+                let range = self.zero_range(slot);
+                self.zeroes.insert(range, slot);
+            }
+        }
+    }
+
+    /// WC-Z2: zeroes come. They are of an epoch that has nothing else, and that is not being
+    /// written back.
+    pub(super) fn begin_zeroes(&mut self) {
+        self.with_epochs(|e, slots| {
+            let in_phase = e.phase.as_ref().is_some_and(|p| p.epoch == e.open);
+            if in_phase || !(e.open_zeroes || e.open_slots.is_empty()) {
+                e.close(slots);
+            }
+            e.open_zeroes = true;
+        });
+    }
+
+    /// The epoch of the phase and how many zeroes it has to write, before anything else.
+    pub(crate) fn phase_zeroes(&self) -> Option<(u64, usize)> {
+        let phase = self.epochs.as_ref()?.phase.as_ref()?;
+        (!phase.zeroes.is_empty()).then_some((phase.epoch, phase.zeroes.len()))
+    }
+
+    /// The blocks of one of them.
+    pub(crate) fn phase_zero(&self, nth: usize) -> Option<Range<u64>> {
+        let phase = self.epochs.as_ref()?.phase.as_ref()?;
+        phase.zeroes.get(nth).map(|&slot| self.zero_range(slot))
+    }
+
+    /// Whether the phase has to write a version of this block, or zeroes that begin with it.
+    pub(crate) fn is_in_phase(&self, block: u64) -> bool {
+        let begins = |&slot: &u32| self.slots[slot as usize].block() == block;
+        let phase = self.epochs.as_ref().and_then(|e| e.phase.as_ref());
+        let zero = phase.is_some_and(|p| p.zeroes.iter().any(begins));
+        zero || self.phase_blocks().is_some_and(|blocks| blocks.contains(block))
+    }
+
+    /// The origin holds the phase's zeroes durably.
+    pub(crate) fn zeroes_written(&mut self) {
+        self.with_epochs(|e, _| {
+            let phase = e.phase.as_mut().expect("it has zeroes");
+            e.retired_old.append(&mut phase.zeroes);
+            phase.has_zeroes_written = true;
+        });
+    }
+
+    /// The order of epochs was given up, and the origin holds all zeroes durably.
+    pub(crate) fn drop_zeroes(&mut self) {
+        let is_zero = |&slot: &u32| self.slots[slot as usize].state == State::Zero;
+        let all: Vec<u32> = (0..self.counts.slots).filter(is_zero).collect();
+        all.into_iter().for_each(|slot| self.release(slot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_tiny_cache_keeps_most_slots_for_blocks() {
+        assert_eq!([16, 64, 1024, 16384, 1 << 20].map(zeroes_max), [4, 16, 16, 256, 1 << 14]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_newest_zeroes_of_each_block_are_found(
+            ranges in prop::collection::vec((0u64..60, 1u64..20), 1..12),
+            gone in prop::collection::vec(0u32..12, 0..6),
+        ) {
+            let (mut zeroes, mut model) = (Zeroes::default(), [None; 80]);
+            for (slot, &(start, len)) in (0u32..).zip(&ranges) {
+                zeroes.insert(start..start + len, slot);
+                (start..start + len).for_each(|block| model[block as usize] = Some(slot));
+            }
+            for &slot in gone.iter().filter(|&&slot| (slot as usize) < ranges.len()) {
+                let (start, len) = ranges[slot as usize];
+                zeroes.remove(&(start..start + len), slot);
+                model.iter_mut().for_each(|of| *of = of.filter(|of| *of != slot));
+            }
+            for (block, of) in (0u64..).zip(model) {
+                prop_assert_eq!(zeroes.slot_at(block), of);
+            }
+            let covered: u64 = zeroes.ranges().map(|r| r.end - r.start).sum();
+            prop_assert_eq!(covered, model.iter().flatten().count() as u64);
+        }
+    }
+}

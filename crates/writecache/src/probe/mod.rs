@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! ProbeReport: what a cache area holds and what is damaged, for tools. Writes nothing.
+//!
+//! ```text
+//!   first 256 KiB ─▶ blank │ unknown │ ruined │ dm::probe ─▶ entries
+//!                                             │ native::probe ─▶ as recovery reads it (`load`)
+//!                                                                 └─ refused: unit by unit, for
+//!                                                                    the offsets of the damage
+//! ```
+//!
+//! A divided cache is the native probe of each of its parts (`divided`).
+//!
+//! Invariants
+//! - WC-SV1 Any bytes give an answer or an error: no panic, and no memory but for what lies within
+//!   the area.
+//! - WC-SV2 What is told of a healthy native cache is what the engine would find: it is the same
+//!   code.
+mod divided;
+mod dm;
+mod native;
+
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, Sector, Status};
+use format::{Geometry, SUPERBLOCK_COPIES, UNIT};
+use roaring::RoaringTreemap;
+
+pub use self::divided::DividedCache;
+pub use self::dm::DmCache;
+pub use self::native::NativeCache;
+use crate::config::{Config, Mode};
+
+/// Findings that are kept; of more only the number is.
+pub const FINDINGS_MAX: usize = 1000;
+/// All superblock copies lie in here, as does the kernel's superblock.
+pub const HEAD_BYTES: u64 = 256 << 10;
+
+/// What a cache area holds.
+#[derive(Clone, Debug)]
+pub struct ProbeReport {
+    /// Length of the area: from the start sector to the end of the device.
+    pub area: Sector,
+    /// What it holds.
+    pub contents: Contents,
+    /// What is wrong with it, in the order of discovery, at most [`FINDINGS_MAX`].
+    pub damage: Vec<Finding>,
+    /// How many findings more there were.
+    pub damage_left_out: u64,
+    /// What is worth telling and no damage.
+    pub notes: Vec<String>,
+    /// A checksum of what says what the area holds: it changes with the cache.
+    fingerprint: u32,
+}
+
+/// What kind of thing lies in a cache area.
+#[derive(Clone, Debug)]
+pub enum Contents {
+    /// Nothing: the next table that names it formats it.
+    Blank,
+    /// Neither blank nor a cache.
+    Unknown,
+    /// A cache of the native or the kernel's format whose superblock can't be told any more.
+    Ruined,
+    /// A cache of the native format.
+    Native(Box<NativeCache>),
+    /// A cache of the native format in several parts.
+    Divided(Box<DividedCache>),
+    /// A cache of the kernel's format.
+    Dm(DmCache),
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Where, in bytes from the start of the area.
+    pub offset: u64,
+    /// What, and what follows from it.
+    pub what: String,
+}
+
+/// Which blocks a cache holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// All blocks of the cache.
+    pub total: u64,
+    /// Blocks that hold nothing.
+    pub free: u64,
+    /// Blocks that the origin does not have.
+    pub dirty: u64,
+    /// Blocks that equal the origin's.
+    pub clean: u64,
+    /// Blocks that can't be read any more.
+    pub bad: u64,
+    /// The dirty sectors of the origin: first and length, ascending, merged.
+    pub dirty_ranges: Vec<(Sector, Sector)>,
+}
+
+impl Occupancy {
+    /// Bytes that only the cache has.
+    #[must_use]
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty * u64::from(self.block_size)
+    }
+}
+
+impl ProbeReport {
+    /// Which blocks it holds; nothing if it is no cache, or too damaged to tell.
+    #[must_use]
+    pub fn occupancy(&self) -> Option<&Occupancy> {
+        match &self.contents {
+            Contents::Blank | Contents::Unknown | Contents::Ruined => None,
+            Contents::Native(cache) => cache.occupancy.as_ref(),
+            Contents::Divided(cache) => cache.occupancy.as_ref(),
+            Contents::Dm(cache) => Some(&cache.occupancy),
+        }
+    }
+
+    /// A word that stands for doing `deed` to the cache as it is now: once anything in it has
+    /// changed it is another.
+    #[must_use]
+    pub fn token(&self, deed: &str) -> String {
+        let mut bytes = self.fingerprint.to_le_bytes().to_vec();
+        bytes.extend_from_slice(deed.as_bytes());
+        format::token(&bytes)
+    }
+
+    fn found(&mut self, offset: u64, what: impl Into<String>) {
+        if self.damage.len() < FINDINGS_MAX {
+            self.damage.push(Finding { offset, what: what.into() });
+        } else {
+            self.damage_left_out += 1;
+        }
+    }
+}
+
+/// How thorough a probe is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// Metadata, and what recovery reads.
+    Metadata,
+    /// The data of all cached blocks too, against their checksums, where there are any.
+    Data,
+}
+
+/// Where the probe looks.
+struct Place {
+    config: Config,
+    device: Rc<dyn BlockDevice>,
+    area_bytes: u64,
+}
+
+impl Place {
+    async fn read(&self, offset: u64, len: u64) -> Result<Buf, Status> {
+        let buf = Buf::alloc(usize::try_from(len).map_err(|_| Status::Invalid)?);
+        let at = self.config.start_sector + Sector::from_bytes(offset);
+        reactor::read(&*self.device, Class::Foreground, at, buf.all().into()).await?;
+        Ok(buf)
+    }
+}
+
+/// Looks at the cache area of `device` that begins at `start_sector`.
+///
+/// # Errors
+/// `EINVAL` if there is no such area, `EIO` if its beginning can't be read, `ENOMEM` if its map
+/// needs more memory than the core's budget has. All else that is wrong is in the report.
+pub async fn probe(
+    device: Rc<dyn BlockDevice>,
+    start_sector: Sector,
+    depth: Depth,
+) -> Result<ProbeReport, Error> {
+    let name = device.name().to_owned();
+    let capacity = device.limits().capacity;
+    let area = capacity.saturating_sub(start_sector);
+    if area == Sector::ZERO {
+        let what = match capacity {
+            Sector::ZERO => "is empty: it has no sector".to_owned(),
+            _ => format!("has {capacity} sectors, none at start sector {start_sector}"),
+        };
+        return Err(Error::invalid(format!("{name}: {what}")));
+    }
+    let mut config = Config::new(Mode::Ssd, "its origin", name.clone(), 4096);
+    config.start_sector = start_sector;
+    let place = Place { config, device, area_bytes: area.bytes() };
+    let head = place.read(0, HEAD_BYTES.min(area.bytes())).await;
+    let head = head.map_err(|status| Error::io(format!("{name}: read superblock: {status}")))?;
+    let head = head.read(<[u8]>::to_vec);
+    if let Some(first) = divided::first_part(&head) {
+        return divided::probe(&place, &first, area, depth).await;
+    }
+    probe_area(&place, area, &head, depth).await
+}
+
+/// Whether all superblock copies lie in `head`.
+fn has_superblocks(head: &[u8]) -> bool {
+    let ends = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
+    head.len() as u64 >= ends
+}
+
+/// Looks at one area that begins with `head`.
+async fn probe_area(
+    place: &Place,
+    area: Sector,
+    head: &[u8],
+    depth: Depth,
+) -> Result<ProbeReport, Error> {
+    let mut report = ProbeReport {
+        area,
+        contents: Contents::Unknown,
+        damage: Vec::new(),
+        damage_left_out: 0,
+        notes: Vec::new(),
+        fingerprint: format::checksum(head),
+    };
+    if head.iter().all(|&byte| byte == 0) {
+        report.contents = Contents::Blank;
+    } else if format::dm::has_magic(head) {
+        dm::probe(place, &mut report, head).await?;
+    } else if has_superblocks(head) {
+        native::probe(place, &mut report, head, depth).await?;
+    }
+    Ok(report)
+}
+
+/// Ranges of sectors of ascending blocks.
+fn ranges(blocks: &RoaringTreemap, block_sectors: u64) -> Vec<(Sector, Sector)> {
+    let mut ranges: Vec<(Sector, Sector)> = Vec::new();
+    let one = Sector(block_sectors);
+    for block in blocks {
+        let at = Sector(block * block_sectors);
+        match ranges.last_mut() {
+            Some((start, len)) if *start + *len == at => *len += one,
+            _ => ranges.push((at, one)),
+        }
+    }
+    ranges
+}

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, CoreId, Flags, Limits, Nanos, Sector, Status, Target};
 use pagecache::PageCache;
-use queue::{Leaf, Mem, MergingLeaf, Null};
+use queue::{FileLeaf, Mem, MergingLeaf, Null};
 use reactor::{BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe};
 use reproduce::compressed::data::Data;
 use reproduce::compressed::{PAGE_BYTES, PAGE_SECTORS};
@@ -116,9 +116,9 @@ impl Lab {
         Ok(Rc::new(MergingLeaf::new(leaf)))
     }
 
-    fn leaf_with(&self, limits: Limits, attributes: &[(&str, &str)]) -> Result<Leaf, Failure> {
+    fn leaf_with(&self, limits: Limits, attributes: &[(&str, &str)]) -> Result<FileLeaf, Failure> {
         self.clock.tick_ns.set(TICK_NS);
-        let leaf = Leaf::new("leaf", FileId(0), limits);
+        let leaf = FileLeaf::new("leaf", FileId(0), limits);
         for (name, value) in attributes {
             leaf.wbt().set(name, value)?;
         }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use bench::cache_image::{BLOCK_SIZE, Contents, Made};
 use block::{CoreId, Sector, Target};
-use queue::{Leaf, Null};
+use queue::{FileLeaf, Null};
 use reactor::Reactor;
 use reproduce::clock;
 use reproduce::median::median;
@@ -113,7 +113,7 @@ fn open(image: &Path, origin_blocks: u64, ordered: bool) -> Result<(), String> {
         writeln!(stderr(), "{warning}").ok();
     }
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-    let device = Rc::new(Leaf::new("cache", opened.file, opened.limits));
+    let device = Rc::new(FileLeaf::new("cache", opened.file, opened.limits));
     let origin = Rc::new(Null::new("origin", sectors));
     // Nothing is written back: the slots are holes, whose blocks match no checksum.
     let mut line = vec!["s", "origin", "cache", "4096", if ordered { "5" } else { "4" }];

@@ -79,16 +79,13 @@ impl Claims {
     ) {
         let Some(dm) = self.dm.upgrade() else { return };
         for below in dm.at_the_bottom(cache) {
-            let mut open = leaves.opened().into_iter();
-            let leaf = open.find(|leaf| std::ptr::addr_eq(Rc::as_ptr(leaf), Rc::as_ptr(&below)));
-            let Some((leaf, end)) = leaf.as_ref().and_then(|l| Some((l, l.lasts_until()?))) else {
-                continue;
-            };
+            let Some(base) = below.as_base() else { continue };
+            let Some(end) = leaves.lasts_until(&base) else { continue };
             leaves.warn(format!(
                 "{}: the cache is in memory ({}): what it holds, flushed data too, is gone when \
                  {end}",
                 ctx.device(),
-                leaf.name()
+                base.name()
             ));
         }
     }

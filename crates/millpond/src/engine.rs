@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Access, BlockDevice, Class, CoreId, Error, ErrorKind, Nanos, Sector, Unsaved};
+use block::{Access, Class, CoreId, Error, ErrorKind, Nanos, Sector, Unsaved};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Peer, Server};

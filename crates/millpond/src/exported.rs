@@ -4,8 +4,9 @@ use std::rc::Rc;
 
 use block::BlockDevice;
 use dm::{Dm, MappedDevice};
+use queue::Leaf;
 
-use crate::leaf::{Leaves, OpenLeaf};
+use crate::leaf::Leaves;
 
 /// Longest name of a file. One longer would spoil the list of the whole folder.
 const NAME_BYTES_MAX: usize = 255;
@@ -14,7 +15,7 @@ const NAME_BYTES_MAX: usize = 255;
 #[derive(Clone)]
 pub(crate) enum ExportedDevice {
     Mapped(Rc<MappedDevice>),
-    Leaf(Rc<OpenLeaf>),
+    Leaf(Rc<dyn Leaf>),
 }
 
 impl ExportedDevice {
@@ -22,8 +23,9 @@ impl ExportedDevice {
     pub(crate) fn all(dm: &Dm, leaves: &Leaves) -> Vec<ExportedDevice> {
         let mut all: Vec<ExportedDevice> =
             dm.devices().into_iter().map(ExportedDevice::Mapped).collect();
-        let has_name = |l: &OpenLeaf| !l.name().contains('/') && l.name().len() <= NAME_BYTES_MAX;
-        for leaf in leaves.opened().into_iter().filter(|l| has_name(l)).map(ExportedDevice::Leaf) {
+        let has_name = |l: &dyn Leaf| !l.name().contains('/') && l.name().len() <= NAME_BYTES_MAX;
+        for leaf in leaves.opened().into_iter().filter(|l| has_name(&**l)).map(ExportedDevice::Leaf)
+        {
             // A mapped device may be called like a leaf: tables would find it first, too.
             if all.iter().all(|other| other.file_name() != leaf.file_name()) {
                 all.push(leaf);

@@ -6,278 +6,45 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 
-use block::{
-    Base, Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, OnFault, Ram, Sector,
-};
+use block::{Base, BlockDevice, Error, ErrorKind, LocalFuture, Nanos};
 use dm::Resolver;
-use nbd::client::Client;
-use queue::wbt::{SharedWbt, Wbt};
-use queue::{Elsewhere, Leaf, Mem, MergingLeaf, Null, SharedLosses, Stats};
-use reactor::WaitList;
+use queue::wbt::SharedWbt;
+use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null};
+use reactor::{FileId, WaitList};
 use uring::{Files, OpenOptions, SharedFile};
 
-use crate::file_leaf::{FileLeaf, Place};
 use crate::patience::patiently;
 use crate::word::{OwnMount, PMEM, Word, parse};
 
-/// An open leaf. Dropping the last reference closes it, when requests that it merges have ended.
-pub(crate) enum OpenLeaf {
-    File(FileLeaf),
-    /// A file whose blocks are larger than sectors.
-    MergingFile(MergingLeaf<FileLeaf>),
-    Nbd(Client),
-    /// An export whose smallest request is larger than a sector.
-    MergingNbd(MergingLeaf<Client>),
-    Mem(Mem),
-    Null(Null),
-}
-
-impl OpenLeaf {
-    fn on_file(file: FileLeaf) -> OpenLeaf {
-        match MergingLeaf::<FileLeaf>::is_needed(&file.limits()) {
-            true => OpenLeaf::MergingFile(MergingLeaf::new(file)),
-            false => OpenLeaf::File(file),
-        }
-    }
-
-    fn on_export(client: Client) -> OpenLeaf {
-        match MergingLeaf::<Client>::is_needed(&client.limits()) {
-            true => OpenLeaf::MergingNbd(MergingLeaf::new(client)),
-            false => OpenLeaf::Nbd(client),
-        }
-    }
-
-    fn file(&self) -> Option<&FileLeaf> {
-        match self {
-            OpenLeaf::File(file) => Some(file),
-            OpenLeaf::MergingFile(merging) => Some(merging.leaf()),
-            OpenLeaf::Nbd(_) | OpenLeaf::MergingNbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {
-                None
-            }
-        }
-    }
-
-    pub(crate) fn stats(&self) -> &Stats {
-        match self {
-            OpenLeaf::File(file) => file.leaf.stats(),
-            OpenLeaf::MergingFile(merging) => merging.leaf().leaf.stats(),
-            OpenLeaf::Nbd(client) => client.stats(),
-            OpenLeaf::MergingNbd(merging) => merging.leaf().stats(),
-            OpenLeaf::Mem(mem) => mem.stats(),
-            OpenLeaf::Null(null) => null.stats(),
-        }
-    }
-
-    /// The throttle of its writeback; nothing in memory, where nothing queues, and at a server,
-    /// which has its own.
-    pub(crate) fn wbt(&self) -> Option<&Wbt> {
-        self.file().map(|file| file.leaf.wbt())
-    }
-
-    /// Whether it takes no writes.
-    pub(crate) fn is_read_only(&self) -> bool {
-        match self {
-            OpenLeaf::Nbd(client) => client.is_read_only(),
-            OpenLeaf::MergingNbd(merging) => merging.leaf().is_read_only(),
-            OpenLeaf::File(_) | OpenLeaf::MergingFile(_) => false,
-            OpenLeaf::Mem(_) | OpenLeaf::Null(_) => false,
-        }
-    }
-
-    /// When what it holds is gone, if it is on no disk.
-    pub(crate) fn lasts_until(&self) -> Option<&'static str> {
-        if let OpenLeaf::Mem(_) = self {
-            return Some("the daemon ends");
-        }
-        self.file()?.place.in_memory.then_some("the machine stops")
-    }
-
-    /// Whether it is in memory: its bios end as they are submitted.
-    pub(crate) fn is_in_memory(&self) -> bool {
-        matches!(self, OpenLeaf::Mem(_) | OpenLeaf::Null(_))
-    }
-
-    /// Whether it merges parts of blocks: then all who write parts must do so here.
-    fn merges(&self) -> bool {
-        matches!(self, OpenLeaf::MergingFile(_) | OpenLeaf::MergingNbd(_))
-    }
-}
-
-impl BlockDevice for OpenLeaf {
-    fn name(&self) -> &str {
-        self.stats().device()
-    }
-
-    fn limits(&self) -> Limits {
-        match self {
-            OpenLeaf::File(file) => file.limits(),
-            OpenLeaf::MergingFile(merging) => merging.limits(),
-            OpenLeaf::Nbd(client) => client.limits(),
-            OpenLeaf::MergingNbd(merging) => merging.limits(),
-            OpenLeaf::Mem(mem) => mem.limits(),
-            OpenLeaf::Null(null) => null.limits(),
-        }
-    }
-
-    fn submit(&self, bio: Bio) {
-        match self {
-            OpenLeaf::File(file) => file.submit(bio),
-            OpenLeaf::MergingFile(merging) => merging.submit(bio),
-            OpenLeaf::Nbd(client) => client.submit(bio),
-            OpenLeaf::MergingNbd(merging) => merging.submit(bio),
-            OpenLeaf::Mem(mem) => mem.submit(bio),
-            OpenLeaf::Null(null) => null.submit(bio),
-        }
-    }
-
-    fn identity(&self) -> Option<String> {
-        // What is in memory ends with the program; what a server has behind a name may change.
-        self.file()?.identity()
-    }
-
-    fn dirtier_waited(&self) {
-        // The others have no queue.
-        if let Some(file) = self.file() {
-            file.dirtier_waited();
-        }
-    }
-
-    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
-        Some(self)
-    }
-}
-
-impl Base for OpenLeaf {
-    fn submit_at(&self, sector: Sector, bio: Bio) {
-        match self {
-            OpenLeaf::File(file) => file.leaf.submit_at(sector, bio),
-            OpenLeaf::MergingFile(merging) => merging.submit_at(sector, bio),
-            OpenLeaf::Nbd(client) => client.submit_at(sector, bio),
-            OpenLeaf::MergingNbd(merging) => merging.submit_at(sector, bio),
-            OpenLeaf::Mem(mem) => mem.submit_at(sector, bio),
-            OpenLeaf::Null(null) => null.submit_at(sector, bio),
-        }
-    }
-
-    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move {
-            match &*self {
-                OpenLeaf::MergingFile(merging) => merging.quiesced().await,
-                OpenLeaf::MergingNbd(merging) => merging.quiesced().await,
-                // Nothing is ever in flight in memory: a bio ends as it is submitted.
-                OpenLeaf::File(_) | OpenLeaf::Nbd(_) | OpenLeaf::Mem(_) | OpenLeaf::Null(_) => {
-                    self.stats().grace().passed().await;
-                }
-            }
-        })
-    }
-
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
-        self.stats().watch(watcher);
-    }
-}
-
-impl Drop for OpenLeaf {
-    fn drop(&mut self) {
-        // Another core that looks for news seldom may have it still, but not what is in it. Files
-        // are closed, and clients say goodbye, by themselves.
-        if let OpenLeaf::Mem(mem) = self
-            && Arc::strong_count(mem.ram()) > 1
-        {
-            mem.ram().punch(0..mem.ram().len());
-        }
-    }
-}
-
-/// An open leaf on its way to another core: the same file, the same memory.
+/// A leaf of core 0 on its way to another core.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedLeaf {
     /// The same for the same open leaf only.
     pub(crate) id: u64,
-    name: String,
-    limits: Limits,
-    what: What,
-    /// Where what is done elsewhere is counted.
-    elsewhere: Elsewhere,
-}
-
-#[derive(Clone, Debug)]
-enum What {
-    /// With the throttle of its writeback, and what its file has lost: one for all cores.
-    File(SharedFile, SharedWbt, SharedLosses),
-    Mem(Arc<Ram>),
-    Null,
-}
-
-/// A leaf that another core has opened. Dropping it ends only this core's use.
-pub(crate) enum Adopted {
-    File(Rc<OpenLeaf>),
-    Mem(Rc<Mem>),
-    Null(Rc<Null>),
+    leaf: queue::SharedLeaf,
+    /// The driver's file, of a leaf that is on one.
+    file: Option<SharedFile>,
 }
 
 impl SharedLeaf {
-    /// Whether its bios end as they are submitted.
+    /// Whether its bios complete as they are submitted.
     pub(crate) fn is_in_memory(&self) -> bool {
-        match &self.what {
-            What::File(..) => false,
-            What::Mem(_) | What::Null => true,
-        }
+        self.leaf.is_in_memory()
     }
 
-    /// The leaf on this core.
-    pub(crate) fn adopt(&self, files: &Files) -> Adopted {
-        let adopted = match &self.what {
-            What::File(file, wbt, losses) => {
-                let (file, limits) = (files.adopt(file), self.limits.clone());
-                let leaf = Leaf::on_same_file(&self.name, file, limits, wbt, losses);
-                let (files, place) = (files.clone(), Place::default());
-                Adopted::File(Rc::new(OpenLeaf::File(FileLeaf { leaf, files, place })))
-            }
-            What::Mem(ram) => Adopted::Mem(Rc::new(Mem::on(&self.name, ram.clone()))),
-            What::Null => Adopted::Null(Rc::new(Null::new(&self.name, self.limits.capacity))),
-        };
-        adopted.stats().stand_for(&self.elsewhere);
-        adopted
+    /// Opens the leaf on this core. Dropping it ends only this core's use.
+    pub(crate) fn open(&self, files: &Files) -> Rc<dyn Leaf> {
+        self.leaf.open(|| {
+            let file = self.file.as_ref().expect("shared with the leaf of a file");
+            (files.adopt(file), closer(files))
+        })
     }
 }
 
-impl Adopted {
-    fn stats(&self) -> &Stats {
-        match self {
-            Adopted::File(leaf) => leaf.stats(),
-            Adopted::Mem(mem) => mem.stats(),
-            Adopted::Null(null) => null.stats(),
-        }
-    }
-
-    pub(crate) fn base(&self) -> Rc<dyn Base> {
-        match self {
-            Adopted::File(leaf) => leaf.clone(),
-            Adopted::Mem(mem) => mem.clone(),
-            Adopted::Null(null) => null.clone(),
-        }
-    }
-
-    /// Requests that have entered and not ended.
-    pub(crate) fn in_flight(&self) -> u64 {
-        match self {
-            Adopted::File(leaf) => leaf.stats().in_flight(),
-            Adopted::Mem(mem) => mem.stats().in_flight(),
-            Adopted::Null(null) => null.stats().in_flight(),
-        }
-    }
-
-    /// Whether only this has it.
-    pub(crate) fn is_unused(&self) -> bool {
-        1 == match self {
-            Adopted::File(leaf) => Rc::strong_count(leaf),
-            Adopted::Mem(mem) => Rc::strong_count(mem),
-            Adopted::Null(null) => Rc::strong_count(null),
-        }
-    }
+fn closer(files: &Files) -> Box<dyn FnOnce(FileId)> {
+    let files = files.clone();
+    Box::new(move |file| files.close(file))
 }
 
 /// Opens leaves, and remembers which are open and what there was to say about them. Clones are the
@@ -285,18 +52,28 @@ impl Adopted {
 #[derive(Clone)]
 pub(crate) struct Leaves(Rc<Shared>);
 
-/// An open leaf, or one that was.
-struct One {
+/// A leaf that is open or was.
+struct Entry {
     id: u64,
     /// The same for two words exactly when they mean the same.
     key: String,
-    leaf: Weak<OpenLeaf>,
+    place: Place,
+    leaf: Weak<dyn Leaf>,
+}
+
+/// Where the content of a leaf lies.
+#[derive(Debug, Default)]
+struct Place {
+    /// The disk, where that is known.
+    disk: Option<String>,
+    /// When its content is lost, if it is on no disk.
+    lost_when: Option<&'static str>,
 }
 
 struct Shared {
     /// Absent where there is no io_uring: then only what is in memory can be opened.
     files: Option<Files>,
-    open: RefCell<Vec<One>>,
+    open: RefCell<Vec<Entry>>,
     /// From how many on those that are closed are looked for.
     tidy_at: Cell<usize>,
     next_id: Cell<u64>,
@@ -305,6 +82,14 @@ struct Shared {
     alarm: Rc<WaitList>,
     /// Where our own devices are files: to open one there would be to wait for oneself.
     own_mount: RefCell<Option<PathBuf>>,
+}
+
+/// The leaf as one that takes requests of any sectors: merged, where its blocks are larger.
+fn taking_sectors<D: BlockLeaf + 'static>(leaf: D) -> Rc<dyn Leaf> {
+    match MergingLeaf::<D>::is_needed(&leaf.limits()) {
+        true => Rc::new(MergingLeaf::new(leaf)),
+        false => Rc::new(leaf),
+    }
 }
 
 /// Fewer leaves than this are kept in the list after they are closed.
@@ -339,9 +124,9 @@ impl Leaves {
     pub(crate) async fn tell_failures(self) {
         let mut told: BTreeMap<String, u64> = BTreeMap::new();
         loop {
-            let news = |told: &BTreeMap<String, u64>| -> Vec<Rc<OpenLeaf>> {
-                let seen = |l: &OpenLeaf| told.get(l.name()).copied().unwrap_or(0);
-                self.opened().into_iter().filter(|l| l.stats().failures() > seen(l)).collect()
+            let news = |told: &BTreeMap<String, u64>| -> Vec<Rc<dyn Leaf>> {
+                let seen = |l: &dyn Leaf| told.get(l.name()).copied().unwrap_or(0);
+                self.opened().into_iter().filter(|l| l.stats().failures() > seen(&**l)).collect()
             };
             self.0.alarm.wait_for(|| !news(&told).is_empty()).await;
             for leaf in news(&told) {
@@ -358,48 +143,55 @@ impl Leaves {
     }
 
     /// The leaves that are open now.
-    pub(crate) fn opened(&self) -> Vec<Rc<OpenLeaf>> {
+    pub(crate) fn opened(&self) -> Vec<Rc<dyn Leaf>> {
         self.0.open.borrow().iter().filter_map(|one| one.leaf.upgrade()).collect()
     }
 
     /// The leaf that is this base, for other cores; nothing when it is none, and when it merges:
     /// that is done on this core only, and the others send their bios here.
     pub(crate) fn share(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
-        let merges = self
-            .opened()
-            .iter()
-            .any(|leaf| leaf.merges() && std::ptr::addr_eq(Rc::as_ptr(leaf), Rc::as_ptr(base)));
+        let merges = self.entry_of(base, |_, leaf| leaf.merges()) == Some(true);
         if merges { None } else { self.share_blocks(base) }
     }
 
     /// The same for who writes whole blocks, and no others' blocks: there a leaf that merges is one
     /// that takes nothing smaller.
     pub(crate) fn share_blocks(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
+        self.entry_of(base, |entry, leaf| {
+            // A connection belongs to its core: the others send their bios there.
+            let shared = leaf.share()?;
+            let file = match (leaf.file(), &self.0.files) {
+                (None, _) => None,
+                (Some(file), files) => Some(files.as_ref()?.share(file)?),
+            };
+            Some(SharedLeaf { id: entry.id, leaf: shared, file })
+        })?
+    }
+
+    /// What `f` finds about the open leaf that is this base.
+    fn entry_of<T>(
+        &self,
+        base: &Rc<dyn Base>,
+        f: impl FnOnce(&Entry, &dyn Leaf) -> T,
+    ) -> Option<T> {
         let open = self.0.open.borrow();
-        let found = open.iter().find(|one| std::ptr::addr_eq(one.leaf.as_ptr(), Rc::as_ptr(base)));
-        let (id, leaf) = found.and_then(|one| Some((one.id, one.leaf.upgrade()?)))?;
-        let (what, limits) = match (&*leaf, leaf.file()) {
-            (_, Some(FileLeaf { leaf, files, .. })) => {
-                let file = files.share(leaf.file())?;
-                (What::File(file, leaf.shared_wbt(), leaf.shared_losses()), leaf.limits())
-            }
-            (OpenLeaf::Mem(mem), _) => (What::Mem(mem.ram().clone()), mem.limits()),
-            (OpenLeaf::Null(null), _) => (What::Null, null.limits()),
-            // A connection is its core's: the others send their bios there.
-            _ => return None,
-        };
-        let elsewhere = leaf.stats().elsewhere();
-        let name = leaf.name().to_owned();
-        Some(SharedLeaf { id, name, limits, what, elsewhere })
+        let found = open.iter().find(|e| std::ptr::addr_eq(e.leaf.as_ptr(), Rc::as_ptr(base)))?;
+        let leaf = found.leaf.upgrade()?;
+        Some(f(found, &*leaf))
+    }
+
+    /// When the content of this base is lost, if it is on no disk.
+    pub(crate) fn lasts_until(&self, base: &Rc<dyn Base>) -> Option<&'static str> {
+        self.entry_of(base, |entry, _| entry.place.lost_when)?
     }
 
     /// The open leaf that was shared with this id.
-    pub(crate) fn by_id(&self, id: u64) -> Option<Rc<OpenLeaf>> {
+    pub(crate) fn by_id(&self, id: u64) -> Option<Rc<dyn Leaf>> {
         self.0.open.borrow().iter().find(|one| one.id == id)?.leaf.upgrade()
     }
 
     /// The open leaf that a table's word means.
-    pub(crate) async fn find(&self, word: &str) -> Result<Option<Rc<OpenLeaf>>, Error> {
+    pub(crate) async fn find(&self, word: &str) -> Result<Option<Rc<dyn Leaf>>, Error> {
         let named = self.opened().into_iter().find(|leaf| leaf.name() == word);
         if named.is_some() {
             return Ok(named);
@@ -469,13 +261,20 @@ impl Leaves {
         OwnMount(self.0.own_mount.borrow().clone())
     }
 
-    async fn open_word(self, word: String) -> Result<Rc<OpenLeaf>, Error> {
-        let (leaf, key) = match parse(&word)? {
-            Word::Mem(capacity) => (OpenLeaf::Mem(Mem::new(&*word, capacity)?), word),
-            Word::Null(capacity) => (OpenLeaf::Null(Null::new(&*word, capacity)), word),
+    async fn open_word(self, word: String) -> Result<Rc<dyn Leaf>, Error> {
+        let (leaf, key, place) = match parse(&word)? {
+            Word::Mem(capacity) => {
+                let leaf: Rc<dyn Leaf> = Rc::new(Mem::new(&*word, capacity)?);
+                (leaf, word, Place { disk: None, lost_when: Some("the daemon ends") })
+            }
+            Word::Null(capacity) => {
+                let leaf: Rc<dyn Leaf> = Rc::new(Null::new(&*word, capacity));
+                (leaf, word, Place::default())
+            }
             Word::Nbd(uri) => {
                 let key = uri.canonical();
-                (OpenLeaf::on_export(uri.open(word, self.files()?.clone()).await?), key)
+                let client = uri.open(word, self.files()?.clone()).await?;
+                (taking_sectors(client), key, Place::default())
             }
             Word::Path(path) => {
                 let options = OpenOptions::default();
@@ -489,7 +288,6 @@ impl Leaves {
             }
         };
         leaf.stats().set_alarm(self.0.alarm.clone());
-        let leaf = Rc::new(leaf);
         let mut open = self.0.open.borrow_mut();
         // Not at each one: a table may open as many as it has lines.
         if open.len() >= self.0.tidy_at.get() {
@@ -497,7 +295,7 @@ impl Leaves {
             self.0.tidy_at.set(2 * open.len() + CLOSED_MAX);
         }
         let id = self.0.next_id.replace(self.0.next_id.get() + 1);
-        open.push(One { id, key, leaf: Rc::downgrade(&leaf) });
+        open.push(Entry { id, key, place, leaf: Rc::downgrade(&leaf) });
         Ok(leaf)
     }
 
@@ -507,7 +305,7 @@ impl Leaves {
     }
 
     /// The leaf that is the same file, opened in the other way.
-    async fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<OpenLeaf>> {
+    async fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<dyn Leaf>> {
         let path = path.to_string_lossy();
         let other = if mapped { path.into_owned() } else { format!("{PMEM}{path}") };
         self.find(&other).await.ok().flatten()
@@ -516,9 +314,10 @@ impl Leaves {
     /// The throttle of the open leaves on this disk: it has one queue.
     fn wbt_of_disk(&self, disk: Option<&str>) -> Option<SharedWbt> {
         let disk = disk?;
-        self.opened().iter().find_map(|leaf| {
-            let file = leaf.file().filter(|file| file.place.disk.as_deref() == Some(disk))?;
-            Some(file.leaf.shared_wbt())
+        self.0.open.borrow().iter().find_map(|entry| {
+            let leaf =
+                entry.leaf.upgrade().filter(|_| entry.place.disk.as_deref() == Some(disk))?;
+            Some(leaf.wbt()?.shared())
         })
     }
 
@@ -527,7 +326,7 @@ impl Leaves {
         path: &Path,
         word: &str,
         options: OpenOptions,
-    ) -> Result<(OpenLeaf, String), Error> {
+    ) -> Result<(Rc<dyn Leaf>, String, Place), Error> {
         let (files, own) = (self.files()?, self.own_mount());
         let opened = match files.open(path, options, move |path| own.refuse(path)).await {
             Err(e) if e.kind() == ErrorKind::Busy => {
@@ -552,12 +351,12 @@ impl Leaves {
         // Persistent memory has no queue.
         let disk = opened.disk.filter(|_| !options.mapped);
         let leaf = match self.wbt_of_disk(disk.as_deref()) {
-            Some(wbt) => Leaf::with_wbt(name, opened.file, opened.limits, &wbt),
-            None => Leaf::new(name, opened.file, opened.limits),
+            Some(wbt) => FileLeaf::with_wbt(name, opened.file, opened.limits, &wbt),
+            None => FileLeaf::new(name, opened.file, opened.limits),
         };
-        let leaf = leaf.with_identity(opened.lasting_identity);
-        let place = Place { disk, in_memory: opened.in_memory };
-        Ok((OpenLeaf::on_file(FileLeaf { leaf, files: files.clone(), place }), key))
+        let leaf = leaf.with_identity(opened.lasting_identity).closed_by(closer(files));
+        let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };
+        Ok((taking_sectors(leaf), key, place))
     }
 }
 

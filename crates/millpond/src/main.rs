@@ -31,7 +31,6 @@ mod embed;
 mod engine;
 mod exported;
 mod exports;
-mod file_leaf;
 mod fuse;
 #[cfg(test)]
 mod help_tests;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, CoreId, ErrorKind, Sector};
 use control::{Failure, api, paths};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{Reactor, set_memory};
 use uring::{Direct, Files, OpenOptions, Uring};
 use writecache::{Contents, ProbeReport};
@@ -66,7 +66,7 @@ pub(crate) fn open(
         ..OpenOptions::default()
     };
     let opened = files.open_path(path, options)?;
-    let leaf = Leaf::new(path.to_string_lossy(), opened.file, opened.limits);
+    let leaf = FileLeaf::new(path.to_string_lossy(), opened.file, opened.limits);
     Ok(Rc::new(leaf.with_identity(opened.lasting_identity)))
 }
 

@@ -4,6 +4,7 @@
 use block::{Access, BlockDevice, Error, ErrorKind, Limits, Op};
 use dm::Dm;
 use fuse::Attribute;
+use queue::Leaf;
 use queue::wbt::Wbt;
 
 use crate::exported::ExportedDevice;
@@ -141,14 +142,14 @@ pub(crate) async fn get(dm: &Dm, shown: &ExportedDevice, path: &str) -> Result<S
                 _ => Err(unknown(dm, shown, path)),
             }
         }
-        (ExportedDevice::Leaf(leaf), "stat") => Ok(stat(leaf)),
+        (ExportedDevice::Leaf(leaf), "stat") => Ok(stat(&**leaf)),
         (ExportedDevice::Leaf(_), _) => Err(unknown(dm, shown, path)),
     }
 }
 
 /// The 17 columns of `/sys/block/NAME/stat`. Requests are never merged here, and times are not
 /// taken: those columns are 0.
-fn stat(leaf: &crate::leaf::OpenLeaf) -> String {
+fn stat(leaf: &dyn Leaf) -> String {
     let of = |op| {
         let counts = leaf.stats().of(op);
         [counts.ios, 0, counts.bytes >> 9, 0]

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, CoreId, Error, Sector};
 use nbd::{Export, Exports, Options, Peer, Server};
-use queue::{Leaf, Mem, Null};
+use queue::{FileLeaf, Mem, Null};
 use reactor::{Reactor, spawn};
 use uring::{OpenOptions, Uring};
 
@@ -49,7 +49,7 @@ fn device(spec: &str, driver: &Uring) -> Result<Rc<dyn BlockDevice>, Box<dyn Std
             if let Some(warning) = &opened.warning {
                 writeln!(stderr(), "{spec}: {warning}")?;
             }
-            Rc::new(Leaf::new(spec, opened.file, opened.limits))
+            Rc::new(FileLeaf::new(spec, opened.file, opened.limits))
         }
     })
 }

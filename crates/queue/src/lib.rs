@@ -6,7 +6,7 @@
 //!        bio ──── where blocks are larger than sectors ──▶ MergingLeaf
 //!         │ check limits, count                                  │ whole blocks
 //!   ┌─────▼─────┐   ┌───────────┐   ┌───────────┐                │
-//!   │   Leaf    │◀──│    Mem    │───│   Null    │────────────────┘
+//!   │ FileLeaf  │◀──│    Mem    │───│   Null    │────────────────┘
 //!   │    wbt    │   │           │   │           │
 //!   └─────┬─────┘   └───────────┘   └───────────┘
 //!         │ Sqe       RAM, at once    nothing, at once
@@ -22,6 +22,7 @@
 //! - Q4 Each opener of a file leaf that has changed something is told of a failed flush (`losses`).
 #![warn(missing_docs)]
 
+mod file;
 mod leaf;
 mod losses;
 mod mem;
@@ -32,7 +33,8 @@ mod stats;
 mod testing;
 pub mod wbt;
 
-pub use leaf::Leaf;
+pub use file::FileLeaf;
+pub use leaf::{Leaf, SharedLeaf};
 pub use losses::SharedLosses;
 pub use mem::Mem;
 pub use merge::{BlockLeaf, MergingLeaf};

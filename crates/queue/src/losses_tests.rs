@@ -6,23 +6,23 @@ use std::rc::Rc;
 use block::{Buf, Bufs, Class, Flags, Limits, Op, Opener, Sector, Status};
 use reactor::{BioFuture, FileId, io_by, yield_now};
 
-use crate::Leaf;
+use crate::FileLeaf;
 use crate::testing::{Script, with_core};
 
 const OK: Result<(), Status> = Ok(());
 const LOST: Result<(), Status> = Err(Status::Io);
 const PLAIN: Flags = Flags::empty();
 
-fn leaf() -> Rc<Leaf> {
+fn leaf() -> Rc<FileLeaf> {
     let limits = Limits { write_zeroes: true, ..Limits::new(Sector(1 << 20)) };
-    Rc::new(Leaf::new("disk0", FileId(7), limits))
+    Rc::new(FileLeaf::new("disk0", FileId(7), limits))
 }
 
 /// The same file at another core.
-fn twin(leaf: &Leaf) -> Rc<Leaf> {
+fn twin(leaf: &FileLeaf) -> Rc<FileLeaf> {
     let limits = Limits { write_zeroes: true, ..Limits::new(Sector(1 << 20)) };
     let (wbt, losses) = (leaf.shared_wbt(), leaf.shared_losses());
-    Rc::new(Leaf::on_same_file("disk0", FileId(7), limits, &wbt, &losses))
+    Rc::new(FileLeaf::on_same_file("disk0", FileId(7), limits, &wbt, &losses))
 }
 
 /// Runs `test` with a driver that keeps what it is given.
@@ -32,12 +32,12 @@ fn keeping<F: Future<Output = ()> + 'static>(test: impl FnOnce(Script) -> F) {
     with_core(script.driver(), test(script));
 }
 
-fn put(leaf: &Rc<Leaf>, opener: u32, flags: Flags) -> BioFuture {
+fn put(leaf: &Rc<FileLeaf>, opener: u32, flags: Flags) -> BioFuture {
     let (at, data) = ((Sector(8), Sector(1)), Buf::zeroed(512).into());
     io_by(Opener(opener), &**leaf, Op::Write, flags, Class::Normal, at, data)
 }
 
-fn flush(leaf: &Rc<Leaf>, opener: u32) -> BioFuture {
+fn flush(leaf: &Rc<FileLeaf>, opener: u32) -> BioFuture {
     let none = (Sector(0), Sector(0));
     io_by(Opener(opener), &**leaf, Op::Flush, PLAIN, Class::Normal, none, Bufs::new())
 }

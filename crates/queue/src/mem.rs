@@ -12,6 +12,7 @@ use block::{
     Status,
 };
 
+use crate::leaf::{Leaf, SharedLeaf};
 use crate::stats::Stats;
 
 /// A device in RAM. Memory is taken at the first write of each page and given back by discard and
@@ -20,6 +21,8 @@ pub struct Mem {
     limits: Limits,
     stats: Stats,
     ram: Arc<Ram>,
+    /// Its memory was made for it, not by another `Mem`.
+    is_first: bool,
 }
 
 impl Mem {
@@ -29,7 +32,9 @@ impl Mem {
         let name = name.into();
         let memory = reactor::memory().reserve(capacity.bytes(), &name)?;
         let ram = Ram::new(capacity.bytes()).map_err(|e| e.within(&name))?;
-        Ok(Mem::on(name, Arc::new(ram.holding(memory))))
+        let mut mem = Mem::on(name, Arc::new(ram.holding(memory)));
+        mem.is_first = true;
+        Ok(mem)
     }
 
     /// A device on `ram`, as large as it is.
@@ -42,7 +47,7 @@ impl Mem {
             // A whole number of sectors; what is beyond them is not reached.
             ..Limits::new(Sector(ram.len() as u64 >> SECTOR_SHIFT))
         };
-        Mem { limits, stats: Stats::new(name.into()), ram }
+        Mem { limits, stats: Stats::new(name.into()), ram, is_first: false }
     }
 
     /// The memory, for another device on it.
@@ -110,6 +115,30 @@ impl Base for Mem {
 
     fn watch(&self, watcher: Weak<dyn OnFault>) {
         self.stats.watch(watcher);
+    }
+}
+
+impl Leaf for Mem {
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
+    fn share(&self) -> Option<SharedLeaf> {
+        Some(SharedLeaf::of_mem(self))
+    }
+}
+
+impl Drop for Mem {
+    fn drop(&mut self) {
+        // Another core that runs seldom may keep its device on the memory for long, but not what
+        // the memory holds.
+        if self.is_first && Arc::strong_count(&self.ram) > 1 {
+            self.ram.punch(0..self.ram.len());
+        }
     }
 }
 

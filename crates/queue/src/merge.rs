@@ -29,21 +29,20 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Buf, Bufs, Limits, Op, SECTOR_SIZE, Sector, Status};
-use reactor::{BioFuture, Grace, WaitList, io_by, spawn};
+use block::{
+    Base, Bio, BlockDevice, Buf, Bufs, Limits, LocalFuture, OnFault, Op, SECTOR_SIZE, Sector,
+    Status,
+};
+use reactor::{BioFuture, FileId, Grace, WaitList, io_by, spawn};
 
+use crate::leaf::{Leaf, SharedLeaf};
 use crate::stats::Stats;
+use crate::wbt::Wbt;
 
 /// A leaf that takes whole blocks only.
-pub trait BlockLeaf: BlockDevice {
-    /// As [`block::Base::submit_at`].
-    fn submit_whole(&self, sector: Sector, bio: Bio);
-
-    /// Its counters, of which every request in flight is one.
-    fn stats(&self) -> &Stats;
-
+pub trait BlockLeaf: Leaf {
     /// Whether a change of any of these sectors was submitted and has not ended.
     fn is_changing(&self, sectors: &Range<Sector>) -> bool;
 }
@@ -133,25 +132,13 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
         &self.0.leaf
     }
 
-    /// As [`block::Base::submit_at`].
-    #[inline]
-    pub fn submit_at(&self, sector: Sector, bio: Bio) {
-        self.enter(sector.0 | bio.len.0, sector, bio);
-    }
-
     /// `bits` are those of the sector and the length.
     #[inline]
     fn enter(&self, bits: u64, sector: Sector, bio: Bio) {
         if bits & self.0.mask.get() != 0 {
             return self.submit_beside(sector, bio);
         }
-        self.0.leaf.submit_whole(sector, bio);
-    }
-
-    /// As [`block::Base::quiesced`].
-    pub async fn quiesced(&self) {
-        self.0.held.passed().await;
-        self.0.leaf.stats().grace().passed().await;
+        self.0.leaf.submit_at(sector, bio);
     }
 
     /// What the mask stops: parts of blocks, and all while anybody is in the line.
@@ -163,7 +150,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
         let waits = || shared.line.borrow().has_before(u64::MAX, &sectors);
         let goes = is_whole && (!bio.op.is_write() || !waits() || shared.is(Mutation::NoLine));
         if goes || !shared.takes(&bio) {
-            return shared.leaf.submit_whole(sector, bio);
+            return shared.leaf.submit_at(sector, bio);
         }
         let epoch = shared.held.enter();
         let shared = shared.clone();
@@ -179,7 +166,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
         spawn(async move {
             turn.comes().await;
             if is_whole {
-                shared.leaf.submit_whole(sector, bio);
+                shared.leaf.submit_at(sector, bio);
                 // ML1: from here on it is in flight.
                 drop(turn);
             } else {
@@ -369,6 +356,54 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
 
     fn dirtier_waited(&self) {
         self.0.leaf.dirtier_waited();
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        Some(self)
+    }
+}
+
+impl<D: BlockLeaf + 'static> Base for MergingLeaf<D> {
+    #[inline]
+    fn submit_at(&self, sector: Sector, bio: Bio) {
+        self.enter(sector.0 | bio.len.0, sector, bio);
+    }
+
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move {
+            self.0.held.passed().await;
+            self.0.leaf.stats().grace().passed().await;
+        })
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.0.leaf.watch(watcher);
+    }
+}
+
+impl<D: BlockLeaf + 'static> Leaf for MergingLeaf<D> {
+    fn stats(&self) -> &Stats {
+        self.0.leaf.stats()
+    }
+
+    fn wbt(&self) -> Option<&Wbt> {
+        self.0.leaf.wbt()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.0.leaf.is_read_only()
+    }
+
+    fn merges(&self) -> bool {
+        true
+    }
+
+    fn file(&self) -> Option<FileId> {
+        self.0.leaf.file()
+    }
+
+    fn share(&self) -> Option<SharedLeaf> {
+        self.0.leaf.share()
     }
 }
 

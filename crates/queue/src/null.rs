@@ -4,6 +4,7 @@ use std::rc::{Rc, Weak};
 
 use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
 
+use crate::leaf::{Leaf, SharedLeaf};
 use crate::stats::Stats;
 
 /// A device that takes everything and keeps nothing (`null:SIZE`).
@@ -80,6 +81,20 @@ impl Base for Null {
 
     fn watch(&self, watcher: Weak<dyn OnFault>) {
         self.stats.watch(watcher);
+    }
+}
+
+impl Leaf for Null {
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
+    fn share(&self) -> Option<SharedLeaf> {
+        Some(SharedLeaf::of_null(self))
     }
 }
 

@@ -16,7 +16,7 @@ use block::{
 use dm::{Dm, MappedDevice, Resolver};
 use hdrhistogram::Histogram;
 use pagecache::{Config, PageCache};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{Reactor, WaitList, io, new_opener, now, sleep, spawn, yield_now};
 use sim::Rng;
 use uring::{OpenOptions, Uring};
@@ -59,7 +59,7 @@ pub struct Sample {
 
 impl Sample {
     /// What `leaf`'s is now, so long after the beginning.
-    pub fn of(leaf: &Leaf, at_ns: u64) -> Sample {
+    pub fn of(leaf: &FileLeaf, at_ns: u64) -> Sample {
         let report = leaf.wbt().report();
         Sample {
             at_ns,
@@ -73,7 +73,7 @@ impl Sample {
 /// How often the throttle is looked at.
 pub const SAMPLE_EVERY: Nanos = Nanos::from_millis(20);
 
-async fn watch(run: Rc<Run>, leaf: Rc<Leaf>, begin: Nanos) {
+async fn watch(run: Rc<Run>, leaf: Rc<FileLeaf>, begin: Nanos) {
     while !run.stop.get() {
         run.samples.borrow_mut().push(Sample::of(&leaf, now().0 - begin.0));
         sleep(SAMPLE_EVERY).await;
@@ -81,7 +81,7 @@ async fn watch(run: Rc<Run>, leaf: Rc<Leaf>, begin: Nanos) {
 }
 
 /// Knows one leaf.
-struct One(Rc<Leaf>);
+struct One(Rc<FileLeaf>);
 
 impl Resolver for One {
     fn open(&self, _word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
@@ -122,7 +122,7 @@ pub trait Devices {
 pub struct Local {
     reactor: Reactor,
     _dm: Rc<Dm>,
-    leaf: Rc<Leaf>,
+    leaf: Rc<FileLeaf>,
     reader: Rc<MappedDevice>,
     writer: Rc<PageCache>,
 }
@@ -158,7 +158,7 @@ impl Local {
         let uring = Uring::new().map_err(|e| e.chain())?;
         let opened =
             uring.files().open_path(leaf, OpenOptions::default()).map_err(|e| e.chain())?;
-        let leaf = Rc::new(Leaf::new("leaf", opened.file, opened.limits));
+        let leaf = Rc::new(FileLeaf::new("leaf", opened.file, opened.limits));
         let reactor = Reactor::enter(CORE, Box::new(uring));
         let (on, half) = (leaf.clone(), bytes / 2 / SECTOR_SIZE as u64);
         let made = reactor.block_on(async move {

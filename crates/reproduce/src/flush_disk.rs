@@ -11,7 +11,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use block::{CoreId, Limits};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::Reactor;
 use uring::{OpenOptions, Uring};
 
@@ -72,11 +72,11 @@ impl Ground {
             opened.map_err(|e| e.chain())
         };
         let (origin, device) = (open(&self.origin)?, open(&self.device)?);
-        let origin = Leaf::new("origin", origin.file, self.taken_for(&origin.limits));
+        let origin = FileLeaf::new("origin", origin.file, self.taken_for(&origin.limits));
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
         // Both lie on one disk, which has one throttle.
         let wbt = reactor.on(|| origin.shared_wbt());
-        let device = Leaf::with_wbt("cache", device.file, device.limits, &wbt);
+        let device = FileLeaf::with_wbt("cache", device.file, device.limits, &wbt);
         reactor.block_on(run(Rc::new(origin), Rc::new(device), plan))
     }
 

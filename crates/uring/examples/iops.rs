@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, CoreId, Error, Flags, Nanos, Sector};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{Reactor, now, spawn};
 use uring::{OpenOptions, Uring};
 
@@ -27,7 +27,7 @@ fn run(path: &str, writes: bool, depth: u64, seconds: u64) -> Result<(), Error> 
     if let Some(warning) = &opened.warning {
         eprintln!("{warning}");
     }
-    let dev = Rc::new(Leaf::new(path, opened.file, opened.limits));
+    let dev = Rc::new(FileLeaf::new(path, opened.file, opened.limits));
     let blocks = dev.limits().capacity.0 / BLOCK_SECTORS;
     if blocks == 0 {
         return Err(Error::invalid(format!("{path}: is smaller than a request of 4 KiB")));

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Error, LocalFuture};
 use dm::{Dm, MappedDevice, Mapping, Resolver};
+use queue::Leaf;
 
 use crate::leaf::{Leaves, SharedLeaf};
 use crate::shards::Shard;
@@ -37,7 +38,7 @@ impl Replay {
             let table = device.table().into_iter().map(line).collect();
             (device.name().to_owned(), table, device.mapping())
         });
-        let share = |leaf: Rc<crate::leaf::OpenLeaf>| {
+        let share = |leaf: Rc<dyn Leaf>| {
             let base = leaf.clone().as_base()?;
             Some((leaf.name().to_owned(), leaves.share_blocks(&base)?))
         };
@@ -50,10 +51,10 @@ impl Replay {
 
     /// The top device on the core of `shard`; it lives as long as the mapper with it.
     pub(crate) fn on(self, shard: &Shard) -> Result<(Rc<Dm>, Rc<MappedDevice>), Error> {
-        let adopt = |(name, leaf): &(String, SharedLeaf)| {
-            (name.clone(), shard.adopt(leaf).base() as Rc<dyn BlockDevice>)
+        let open = |(name, leaf): &(String, SharedLeaf)| {
+            (name.clone(), shard.open(leaf) as Rc<dyn BlockDevice>)
         };
-        let known = Known(self.leaves.iter().map(adopt).collect());
+        let known = Known(self.leaves.iter().map(open).collect());
         shard.block_on(async move {
             let dm = Dm::new(Rc::new(known));
             for (name, table, mapping) in &self.devices {

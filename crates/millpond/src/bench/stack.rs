@@ -10,6 +10,7 @@ use std::sync::Arc;
 use block::{BlockDevice, Class, CoreId, Error, ErrorKind, LocalFuture};
 use control::{Failure, with_absolute_paths};
 use dm::{Dm, Opened, Remove, Resolver};
+use queue::Leaf;
 use reactor::{Reactor, flush, set_memory};
 use uring::Uring;
 
@@ -18,7 +19,7 @@ use crate::bench::cores::{Door, There};
 use crate::bench::memory::Memory;
 use crate::bench::replay::Replay;
 use crate::cores::Cores;
-use crate::leaf::{Leaves, OpenLeaf};
+use crate::leaf::Leaves;
 use crate::memory;
 use crate::nbd_leaf::{is_nbd, with_absolute_socket};
 use crate::rundir::refused;
@@ -105,7 +106,7 @@ pub(crate) struct Stack {
 
 enum Driven {
     Mapped(Opened, Option<Lent>),
-    Raw(Rc<OpenLeaf>, Option<Lent>),
+    Raw(Rc<dyn Leaf>, Option<Lent>),
 }
 
 impl Stack {
@@ -141,7 +142,7 @@ impl Stack {
             } else {
                 let opened = once.open(word).await;
                 let opened = opened.map_err(|e| Failure::from(e).within(word))?;
-                let same = |l: &Rc<OpenLeaf>| std::ptr::addr_eq(Rc::as_ptr(l), Rc::as_ptr(&opened));
+                let same = |l: &Rc<dyn Leaf>| std::ptr::addr_eq(Rc::as_ptr(l), Rc::as_ptr(&opened));
                 let leaf = leaves.opened().into_iter().find(same).expect("held just now");
                 let lent = owner.as_ref().map(|o| o.lend_leaf(&leaf));
                 Driven::Raw(leaf, lent)

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use block::{Base, BlockDevice, LocalFuture, Op, Sector, Status};
 use dm::{Dm, Flat, MappedDevice, Opened, Replicas};
+use queue::Leaf;
 use reactor::{Msg, WaitList, export, post, unexport};
 
-use crate::leaf::{Leaves, OpenLeaf};
+use crate::leaf::Leaves;
 use crate::shards::shard::look_here;
 use crate::shards::{Entry, Force, Handle, Local, Shards, State};
 
@@ -76,7 +77,7 @@ impl Owner {
     }
 
     /// Lends a leaf.
-    pub(crate) fn lend_leaf(self: &Rc<Owner>, leaf: &Rc<OpenLeaf>) -> Lent {
+    pub(crate) fn lend_leaf(self: &Rc<Owner>, leaf: &Rc<dyn Leaf>) -> Lent {
         let base: Rc<dyn Base> = leaf.clone();
         let local = self.leaves.share(&base).map(|leaf| Arc::new(Local::Leaf(leaf)));
         let entry = self.entry(leaf.clone(), local);

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use block::{Base, Bio, BlockDevice, CoreId, Error, Limits, OnFault, Op, Sector, Status};
 use dm::Flat;
+use queue::Leaf;
 use reactor::{Msg, Reactor, Remote, post, set_memory, spawn};
 use uring::{Files, Uring};
 
-use crate::leaf::{Adopted, SharedLeaf};
+use crate::leaf::SharedLeaf;
 use crate::memory;
 use crate::shards::owner::{leaf_has_failed, shard_has_left, shard_has_looked};
 use crate::shards::{Entry, Force, Handle, Local, Shards};
@@ -45,7 +46,7 @@ struct Inner {
 }
 
 struct ShardBase {
-    leaf: Adopted,
+    leaf: Rc<dyn Leaf>,
     _tell: Rc<Tell>,
 }
 
@@ -166,8 +167,8 @@ impl Shard {
     }
 
     /// A leaf of core 0 on this core, for who builds something of his own on it.
-    pub(crate) fn adopt(&self, leaf: &SharedLeaf) -> Adopted {
-        leaf.adopt(&self.inner.files)
+    pub(crate) fn open(&self, leaf: &SharedLeaf) -> Rc<dyn Leaf> {
+        leaf.open(&self.inner.files)
     }
 
     /// The device that core 0 has lent, for use inside [`Shard::block_on`]. The same one at every
@@ -248,7 +249,7 @@ impl Inner {
     }
 
     fn is_quiet(&self) -> bool {
-        self.bases.borrow().values().all(|base| base.leaf.in_flight() == 0)
+        self.bases.borrow().values().all(|base| base.leaf.stats().in_flight() == 0)
     }
 
     fn replica(&self, entry: &Arc<Entry>) -> Rc<Replica> {
@@ -290,12 +291,12 @@ impl Inner {
     fn base(&self, leaf: &SharedLeaf) -> Rc<dyn Base> {
         let mut bases = self.bases.borrow_mut();
         let new = || {
-            let (leaf, tell) = (leaf.adopt(&self.files), Rc::new(Tell(leaf.id)));
+            let (leaf, tell) = (leaf.open(&self.files), Rc::new(Tell(leaf.id)));
             let as_fault: Rc<dyn OnFault> = tell.clone();
-            leaf.base().watch(Rc::downgrade(&as_fault));
+            leaf.watch(Rc::downgrade(&as_fault));
             ShardBase { leaf, _tell: tell }
         };
-        bases.entry(leaf.id).or_insert_with(new).leaf.base()
+        bases.entry(leaf.id).or_insert_with(new).leaf.clone()
     }
 
     /// Goes by what is in force now; what is not any more is retired.
@@ -316,32 +317,31 @@ impl Inner {
 
     /// Lets bases go that no mapping uses.
     fn forget_bases(&self) {
-        self.bases.borrow_mut().retain(|_, base| !base.leaf.is_unused());
+        self.bases.borrow_mut().retain(|_, base| Rc::strong_count(&base.leaf) > 1);
     }
 }
 
-/// A leaf that an engine has on a core of its own, with word to core 0 of what fails.
+/// A leaf that an engine has on a core of its own. Failures are reported to core 0.
 struct OfEngine {
-    base: Rc<dyn Base>,
-    _leaf: Adopted,
+    leaf: Rc<dyn Leaf>,
     _tell: Rc<Tell>,
 }
 
 impl BlockDevice for OfEngine {
     fn name(&self) -> &str {
-        self.base.name()
+        self.leaf.name()
     }
 
     fn limits(&self) -> Limits {
-        self.base.limits()
+        self.leaf.limits()
     }
 
     fn submit(&self, bio: Bio) {
-        self.base.submit(bio);
+        self.leaf.submit(bio);
     }
 
     fn dirtier_waited(&self) {
-        self.base.dirtier_waited();
+        self.leaf.dirtier_waited();
     }
 }
 
@@ -349,11 +349,10 @@ impl BlockDevice for OfEngine {
 /// for no replica, and nobody takes it back. Whoever has it on core 0 closes it there last.
 pub(crate) fn adopt_here(leaf: &SharedLeaf) -> Rc<dyn BlockDevice> {
     let inner = INNER.with_borrow(Weak::upgrade).expect("engines are on cores, and those last");
-    let (tell, leaf) = (Rc::new(Tell(leaf.id)), leaf.adopt(&inner.files));
+    let (tell, leaf) = (Rc::new(Tell(leaf.id)), leaf.open(&inner.files));
     let as_fault: Rc<dyn OnFault> = tell.clone();
-    let base = leaf.base();
-    base.watch(Rc::downgrade(&as_fault));
-    Rc::new(OfEngine { base, _leaf: leaf, _tell: tell })
+    leaf.watch(Rc::downgrade(&as_fault));
+    Rc::new(OfEngine { leaf, _tell: tell })
 }
 
 /// Step 2, on the shard: the owner asks this thread to look.

@@ -13,7 +13,7 @@ use reactor::{Reactor, flush, read, sleep, spawn, write};
 use uring::Uring;
 
 use super::*;
-use crate::leaf::{Adopted, Leaves};
+use crate::leaf::Leaves;
 
 /// Core 0 on this thread.
 struct World {
@@ -191,7 +191,7 @@ fn the_throttle_of_a_file_is_one_for_all_cores() {
         let (seen, wait_seen) = mpsc::channel();
         let shard = threads.spawn(move || {
             let shard = shards.enter().unwrap();
-            let Adopted::File(twin) = shard.adopt(&shared) else { panic!("it is a file") };
+            let twin = shard.open(&shared);
             let mode = || twin.wbt().unwrap().get(MODE).unwrap();
             seen.send(mode()).unwrap();
             wait_set.recv().unwrap();

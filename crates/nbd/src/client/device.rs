@@ -4,10 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Error, Limits, Op, Sector, Status, crashing};
-use queue::{BlockLeaf, Stats};
+use block::{
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnFault, Op, Sector, Status, crashing,
+};
+use queue::{BlockLeaf, Leaf, Stats};
 use reactor::{WaitList, now, spawn};
 
 use crate::client::guard::LinkId;
@@ -117,8 +119,14 @@ impl Client {
         inner.changed.wait_for(|| inner.closed.get()).await;
     }
 
-    /// As `submit`, of a bio whose sectors lie at `sector` (see [`block::Base`]).
-    pub fn submit_at(&self, sector: Sector, bio: Bio) {
+    fn refuse(&self, sector: Sector, bio: Bio, status: Status) {
+        self.0.stats.count(bio.op, sector, bio.len, status);
+        bio.complete(status);
+    }
+}
+
+impl Base for Client {
+    fn submit_at(&self, sector: Sector, bio: Bio) {
         let inner = &*self.0;
         let fits = bio.check_bufs();
         let knows = match bio.op {
@@ -153,21 +161,26 @@ impl Client {
         }
     }
 
-    fn refuse(&self, sector: Sector, bio: Bio, status: Status) {
-        self.0.stats.count(bio.op, sector, bio.len, status);
-        bio.complete(status);
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move { self.0.stats.grace().passed().await })
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.0.stats.watch(watcher);
     }
 }
 
-impl BlockLeaf for Client {
-    fn submit_whole(&self, sector: Sector, bio: Bio) {
-        self.submit_at(sector, bio);
-    }
-
+impl Leaf for Client {
     fn stats(&self) -> &Stats {
         self.stats()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.is_read_only()
+    }
+}
+
+impl BlockLeaf for Client {
     fn is_changing(&self, sectors: &Range<Sector>) -> bool {
         self.0.work.borrow().is_changing(sectors)
     }
@@ -187,6 +200,10 @@ impl BlockDevice for Client {
             Ok(()) => self.submit_at(bio.sector, bio),
             Err(status) => self.refuse(bio.sector, bio, status),
         }
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        Some(self)
     }
 }
 

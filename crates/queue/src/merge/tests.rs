@@ -10,7 +10,7 @@ use sim::{Change, Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Workload, 
 use sim::{Rng, seeds};
 
 use super::*;
-use crate::Leaf;
+use crate::FileLeaf;
 use crate::testing::{Script, pattern, with_core};
 use reactor::FileId;
 
@@ -27,8 +27,8 @@ fn limits(blocks: u64) -> Limits {
     }
 }
 
-fn merging(limits: Limits) -> Rc<MergingLeaf<Leaf>> {
-    Rc::new(MergingLeaf::new(Leaf::new("disk", FileId(0), limits)))
+fn merging(limits: Limits) -> Rc<MergingLeaf<FileLeaf>> {
+    Rc::new(MergingLeaf::new(FileLeaf::new("disk", FileId(0), limits)))
 }
 
 /// Lets all tasks do what they can.
@@ -39,7 +39,7 @@ async fn settle() {
 }
 
 /// Sends a write and returns where its outcome will be.
-fn begin(dev: &Rc<MergingLeaf<Leaf>>, flags: Flags, at: u64, sectors: usize) -> Rc<Cell<u32>> {
+fn begin(dev: &Rc<MergingLeaf<FileLeaf>>, flags: Flags, at: u64, sectors: usize) -> Rc<Cell<u32>> {
     let (dev, ended) = (dev.clone(), Rc::new(Cell::new(0)));
     let note = ended.clone();
     spawn(async move {
@@ -57,8 +57,8 @@ fn limits_tell_of_sectors_and_of_the_block_they_are_merged_in() {
     assert_eq!((of_device.physical_block_bytes, of_device.io_min_bytes), (BLOCK, BLOCK));
     assert_eq!(of_device.write_unit_bytes(), of_leaf.write_unit_bytes());
     assert_eq!(of_device.capacity, of_leaf.capacity);
-    assert!(MergingLeaf::<Leaf>::is_needed(&of_leaf));
-    assert!(!MergingLeaf::<Leaf>::is_needed(&of_device));
+    assert!(MergingLeaf::<FileLeaf>::is_needed(&of_leaf));
+    assert!(!MergingLeaf::<FileLeaf>::is_needed(&of_device));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use reactor::{
     yield_now,
 };
 
-use crate::Leaf;
+use crate::FileLeaf;
 use crate::testing::{Script, with_core};
 
 fn limits() -> Limits {
@@ -72,15 +72,15 @@ fn windows_do_not_stand_still_with_the_core_that_wrote_first() {
     };
     let (home, other) = (core(0), core(1));
     let limits = limits();
-    let put = async |leaf: &Leaf| {
+    let put = async |leaf: &FileLeaf| {
         let data = Buf::zeroed(4096).into();
         write(leaf, Flags::empty(), Class::Normal, Sector(0), data).await.unwrap();
     };
-    let one = home.on(|| Leaf::new("disk0", FileId(7), limits.clone()));
+    let one = home.on(|| FileLeaf::new("disk0", FileId(7), limits.clone()));
     home.on(|| one.wbt().set_mode(Mode::Kernel));
     let shared = home.on(|| one.shared_wbt());
     other.block_on(async move {
-        put(&Leaf::with_wbt("twin", FileId(7), limits, &shared)).await;
+        put(&FileLeaf::with_wbt("twin", FileId(7), limits, &shared)).await;
     });
     let windows = home.block_on(async move {
         for _ in 0..100 {
@@ -93,14 +93,14 @@ fn windows_do_not_stand_still_with_the_core_that_wrote_first() {
 }
 
 /// Writers at one leaf that never pause leave those of another something, whatever the law.
-fn nobody_starves_at_another_leaf(mode: Mode, send: fn(&Leaf) -> BioFuture) {
+fn nobody_starves_at_another_leaf(mode: Mode, send: fn(&FileLeaf) -> BioFuture) {
     let script = Script::default();
     script.keep();
     with_core(script.driver(), async move {
         let limits = Limits { queue_depth: 1, discard_granularity_bytes: 512, ..limits() };
-        let one = Rc::new(Leaf::new("disk0", FileId(7), limits.clone()));
+        let one = Rc::new(FileLeaf::new("disk0", FileId(7), limits.clone()));
         one.wbt().set_mode(mode);
-        let two = Leaf::with_wbt("twin", FileId(7), limits, &one.shared_wbt());
+        let two = FileLeaf::with_wbt("twin", FileId(7), limits, &one.shared_wbt());
         let busy = Rc::new(Cell::new(true));
         let into = Buf::zeroed(4096).into();
         let reads = read(&*one, Class::Foreground, Sector(0), into);

@@ -10,14 +10,14 @@ use policy::wbt::{LatencyTarget, Mode};
 use reactor::{FileId, discard, flush, io, read, sleep, spawn, write, write_zeroes, yield_now};
 
 use super::throttle::Mutation;
-use crate::Leaf;
+use crate::FileLeaf;
 use crate::testing::{Script, with_core};
 
 mod windows;
 
 const BLOCK: u64 = 4096;
 
-fn leaf(mode: Mode, queue_depth: u32) -> Rc<Leaf> {
+fn leaf(mode: Mode, queue_depth: u32) -> Rc<FileLeaf> {
     let limits = Limits {
         discard_granularity_bytes: 512,
         write_zeroes: true,
@@ -25,7 +25,7 @@ fn leaf(mode: Mode, queue_depth: u32) -> Rc<Leaf> {
         queue_depth,
         ..Limits::new(Sector(1 << 30))
     };
-    let leaf = Leaf::new("disk0", FileId(7), limits);
+    let leaf = FileLeaf::new("disk0", FileId(7), limits);
     leaf.wbt().set_mode(mode);
     Rc::new(leaf)
 }
@@ -50,12 +50,12 @@ struct Ends {
 
 impl Ends {
     /// Sends a write of `bytes` whose end is counted.
-    fn write(&self, leaf: &Rc<Leaf>, flags: Flags, class: Class, at: u64, bytes: u64) {
+    fn write(&self, leaf: &Rc<FileLeaf>, flags: Flags, class: Class, at: u64, bytes: u64) {
         let sent = write(&**leaf, flags, class, Sector::from_bytes(at), data(bytes));
         self.count(sent);
     }
 
-    fn background(&self, leaf: &Rc<Leaf>, at: u64, bytes: u64) {
+    fn background(&self, leaf: &Rc<FileLeaf>, at: u64, bytes: u64) {
         self.write(leaf, Flags::BACKGROUND, Class::Background, at, bytes);
     }
 
@@ -79,12 +79,12 @@ async fn settle() {
     }
 }
 
-fn waiting(leaf: &Leaf) -> usize {
+fn waiting(leaf: &FileLeaf) -> usize {
     leaf.wbt().report().waiting.iter().sum()
 }
 
 /// Nothing is left behind.
-fn check_idle(leaf: &Leaf) {
+fn check_idle(leaf: &FileLeaf) {
     let report = leaf.wbt().report();
     assert_eq!((report.in_flight, report.in_flight_bytes), ([0, 0], 0));
     assert_eq!(waiting(leaf), 0);
@@ -217,7 +217,7 @@ fn reads_flushes_zeroes_and_direct_writes_never_wait() {
 }
 
 /// W3; and what a fault there would look like.
-fn switched_off(turn: fn(&Leaf), mutation: Mutation) {
+fn switched_off(turn: fn(&FileLeaf), mutation: Mutation) {
     for mode in Mode::ALL {
         keeping(|script| async move {
             let (leaf, ends) = (leaf(mode, 16), Ends::default());
@@ -316,7 +316,7 @@ fn a_token_that_is_not_given_back_would_be_found() {
 }
 
 /// A long write beside reads, in pieces that the driver ends as they come.
-async fn cut(script: &Script, leaf: &Rc<Leaf>, mutation: Mutation) -> (Vec<String>, Ends) {
+async fn cut(script: &Script, leaf: &Rc<FileLeaf>, mutation: Mutation) -> (Vec<String>, Ends) {
     let ends = Ends::default();
     leaf.wbt().throttle().mutation.set(mutation);
     let first = Ends::default();
@@ -563,7 +563,7 @@ fn two_leaves(mutation: Mutation) {
     for mode in Mode::ALL {
         keeping(|script| async move {
             let (one, ends) = (leaf(mode, 1), Ends::default());
-            let two = Leaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt());
+            let two = FileLeaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt());
             let two = Rc::new(two);
             one.wbt().throttle().mutation.set(mutation);
             ends.count(read(&*two, Class::Foreground, Sector(0), data(BLOCK)));

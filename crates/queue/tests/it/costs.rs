@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Sector, Status};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe, read, write};
 
 /// Ends everything at the next park; its clock goes on with every look.
@@ -39,7 +39,7 @@ impl Driver for AtOnce {
 
 /// Allocations of `count` rounds of two reads and a write to a throttled leaf.
 fn allocations(reactor: &Reactor, count: u64) -> u64 {
-    let leaf = Leaf::new("leaf", FileId(0), Limits::new(Sector(1 << 20)));
+    let leaf = FileLeaf::new("leaf", FileId(0), Limits::new(Sector(1 << 20)));
     let bufs: Bufs = Buf::zeroed(4096).into();
     let work = async move {
         for nth in 0..count {
@@ -65,12 +65,12 @@ fn a_throttled_leaf_allocates_nothing_for_a_request_that_goes_at_once() {
 }
 
 /// Looks at the clock in `count` rounds of sixteen requests at once to a throttled leaf.
-fn looks(count: u64, send: fn(&Leaf, Sector) -> BioFuture) -> u64 {
+fn looks(count: u64, send: fn(&FileLeaf, Sector) -> BioFuture) -> u64 {
     let driver = AtOnce::default();
     let looks = driver.looks.clone();
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
     reactor.block_on(async move {
-        let leaf = Leaf::new("leaf", FileId(0), Limits::new(Sector(1 << 20)));
+        let leaf = FileLeaf::new("leaf", FileId(0), Limits::new(Sector(1 << 20)));
         for _ in 0..count {
             let sent: Vec<_> = (0..16).map(|nth| send(&leaf, Sector(nth * 8))).collect();
             for end in sent {

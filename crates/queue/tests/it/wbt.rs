@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use block::{Base, Bio, BlockDevice, Buf, Bufs, Class, Flags, Limits, Nanos, Op, Sector};
 use policy::wbt::{LatencyHistogram, LatencyTarget, Mode};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{FileId, now, read, sleep, spawn, write};
 use sim::model::{Flash, FlashParams};
 use sim::{Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
@@ -20,7 +20,7 @@ const MS: u64 = 1_000_000;
 
 /// A leaf whose writes come in all classes.
 struct Mixed {
-    leaf: Rc<Leaf>,
+    leaf: Rc<FileLeaf>,
     world: WorldRef,
 }
 
@@ -54,7 +54,7 @@ fn limits(queue_depth: u32, volatile_cache: bool) -> Limits {
 
 /// Nobody may wait while nothing is in flight: by the kernel's law at any moment, where no message
 /// is on its way.
-fn check_awake(leaf: &Leaf) {
+fn check_awake(leaf: &FileLeaf) {
     let report = leaf.wbt().report();
     let writes: usize = report.waiting[..3].iter().sum();
     let asleep = (writes > 0 && report.in_flight[0] == 0)
@@ -64,7 +64,7 @@ fn check_awake(leaf: &Leaf) {
 }
 
 /// Changes something now and then.
-async fn operate(world: WorldRef, leaf: Rc<Leaf>, alone: bool, stop: Rc<Cell<bool>>) {
+async fn operate(world: WorldRef, leaf: Rc<FileLeaf>, alone: bool, stop: Rc<Cell<bool>>) {
     while !stop.get() {
         let (pause, dice, depth, usec) = {
             let rng = &mut world.borrow_mut().rng;
@@ -119,12 +119,12 @@ fn simulate(seed: u64) -> Result<Seen, String> {
     for life in 0..2 {
         let machine = Machine::boot(&world, cores);
         let load = Workload::new(&world, &oracle, mix);
-        let first = Rc::new(Leaf::new("disk", file, limits(depth, volatile)));
+        let first = Rc::new(FileLeaf::new("disk", file, limits(depth, volatile)));
         if kernel {
             first.wbt().set_mode(Mode::Kernel);
         }
         let shared = first.shared_wbt();
-        let twin = || Rc::new(Leaf::with_wbt("twin", file, limits(depth, volatile), &shared));
+        let twin = || Rc::new(FileLeaf::with_wbt("twin", file, limits(depth, volatile), &shared));
         let mut leaves = vec![first.clone()];
         leaves.extend((1..cores).map(|core| machine.on(core, twin)));
         let devices: Vec<Rc<dyn BlockDevice>> = leaves
@@ -148,7 +148,7 @@ fn simulate(seed: u64) -> Result<Seen, String> {
         let report = first.wbt().report();
         seen.splits += report.splits;
         seen.waits += report.waits;
-        let waiting = |leaf: &Rc<Leaf>| leaf.wbt().report().waiting.iter().sum::<usize>();
+        let waiting = |leaf: &Rc<FileLeaf>| leaf.wbt().report().waiting.iter().sum::<usize>();
         match ended {
             Ended::Idle => return Err(format!("clients wait for ever: {report:?}")),
             Ended::PowerCut => {
@@ -205,7 +205,7 @@ fn reader_beside_writers(mode: Mode, target: LatencyTarget) -> (u64, u64) {
     let machine = Machine::boot(&world, 1);
     let test = async move {
         let limits = Limits { queue_depth: 32, ..Limits::new(capacity) };
-        let leaf = Rc::new(Leaf::new("disk", file, limits));
+        let leaf = Rc::new(FileLeaf::new("disk", file, limits));
         leaf.wbt().set_mode(mode);
         leaf.wbt().set_target(target);
         let (stop, written) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0_u64)));
@@ -275,7 +275,7 @@ fn a_read_behind_reads_that_waited_for_a_write_does_not_count_as_clean() {
     let machine = Machine::boot(&world, 1);
     let test = async move {
         let limits = Limits { queue_depth: 1, ..Limits::new(capacity) };
-        let leaf = Rc::new(Leaf::new("stick", file, limits));
+        let leaf = Rc::new(FileLeaf::new("stick", file, limits));
         let clean = || leaf.wbt().report().control.clean_read_ns;
         let get = || {
             let sent = read(&*leaf, Class::Foreground, Sector(0), Buf::zeroed(4096).into());

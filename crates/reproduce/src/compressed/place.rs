@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use block::{BlockDevice, CoreId, Op, Sector};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{FileId, Reactor};
 use sim::model::{Flash, FlashParams};
 use sim::{DiskSpec, Machine, World, WorldRef};
@@ -79,7 +79,7 @@ impl Drop for Second {
 pub struct Local {
     second: Option<Second>,
     reactor: Reactor,
-    leaf: Rc<Leaf>,
+    leaf: Rc<FileLeaf>,
     file: File,
     /// How the file was opened, where a person should know.
     pub warning: Option<String>,
@@ -99,7 +99,7 @@ impl Local {
         let opened = files
             .open_path(&unnamed::path(&file), OpenOptions::default())
             .map_err(|e| e.chain())?;
-        let leaf = Rc::new(Leaf::new("backing", opened.file, opened.limits));
+        let leaf = Rc::new(FileLeaf::new("backing", opened.file, opened.limits));
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
         let second = (cpus().len() > 1).then(|| Second::start(mailboxes));
         Ok(Local { second, reactor, leaf, file, warning: opened.warning })

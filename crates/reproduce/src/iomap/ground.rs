@@ -7,7 +7,7 @@ use std::rc::Rc;
 use block::{BlockDevice, CoreId, Error, LocalFuture, SECTOR_SIZE, Sector};
 use dm::{Dm, MappedDevice, Resolver};
 use pagecache::{Config, PageCache};
-use queue::{Leaf, Null};
+use queue::{FileLeaf, Null};
 use reactor::{FileId, Reactor};
 use sim::model::FlashParams;
 use sim::{DiskSpec, Machine, World, WorldRef};
@@ -86,10 +86,10 @@ impl Resolver for Opens {
             Opens::Null(capacity) => Ok(Rc::new(Null::new(word, *capacity))),
             Opens::File(all, files) => files
                 .open_path(&unnamed::path(&all[nth]), OpenOptions::default())
-                .map(|opened| Rc::new(Leaf::new(word, opened.file, opened.limits)) as _),
+                .map(|opened| Rc::new(FileLeaf::new(word, opened.file, opened.limits)) as _),
             Opens::Model(world, all) => {
                 let limits = world.borrow().leaf(all[nth]).limits();
-                Ok(Rc::new(Leaf::new(word, all[nth], limits)))
+                Ok(Rc::new(FileLeaf::new(word, all[nth], limits)))
             }
         };
         Box::pin(async move { opened })

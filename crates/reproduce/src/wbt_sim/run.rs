@@ -6,7 +6,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Flags, Limits, Nanos, Op, Sector, Status, Target as _};
 use pagecache::{Config, PageCache};
 use policy::wbt::{DeviceTraits, LatencyTarget};
-use queue::Leaf;
+use queue::FileLeaf;
 use sim::{Ended, Machine, Rng, World};
 
 use super::{
@@ -43,7 +43,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         volatile_cache: limits.volatile_cache,
     };
     let leaf = machine.on(0, || {
-        let leaf = Leaf::new(case.disk.key(), file, limits);
+        let leaf = FileLeaf::new(case.disk.key(), file, limits);
         match case.throttling.law(device) {
             Some(law) => leaf.wbt().set_control(law),
             None => leaf.wbt().set_target(LatencyTarget::Off),
@@ -126,14 +126,14 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-fn buffered(below: Rc<Leaf>, len_bytes: u64) -> Result<Rc<PageCache>, String> {
+fn buffered(below: Rc<FileLeaf>, len_bytes: u64) -> Result<Rc<PageCache>, String> {
     let len = Sector::from_bytes(len_bytes);
     let config = Config::parse(&[]).map_err(|e| e.chain())?;
     PageCache::new("file", config, below, len).map_err(|e| e.chain())
 }
 
 struct Job {
-    leaf: Rc<Leaf>,
+    leaf: Rc<FileLeaf>,
     request_bytes: u64,
     /// Of the writer.
     file_bytes: u64,

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use crate::common::{Folder, on_core};
 use block::{Buf, Bufs, Class, Flags, Sector};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{read, write};
 use uring::OpenOptions;
 
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
 static GLOBAL: Counting = Counting;
 
 /// Writes and reads one block, plain, in two pieces and misaligned.
-async fn one_round(dev: &Leaf, gathered: &Bufs, n: u64) {
+async fn one_round(dev: &FileLeaf, gathered: &Bufs, n: u64) {
     let at = Sector(n % 128 * 8);
     let data = Bufs::from(Buf::alloc(4096));
     write(dev, Flags::empty(), Class::Normal, at, data.clone()).await.unwrap();
@@ -50,7 +50,7 @@ fn requests_allocate_nothing_once_the_path_is_warm() {
     on_core(async move |files| {
         let options = OpenOptions { create_size: Some(1 << 20), ..OpenOptions::default() };
         let opened = files.open_path(&folder.path("disk"), options).unwrap();
-        let dev = Rc::new(Leaf::new("disk", opened.file, opened.limits));
+        let dev = Rc::new(FileLeaf::new("disk", opened.file, opened.limits));
         let mut gathered = Bufs::from(Buf::zeroed(2048));
         gathered.push(Buf::zeroed(2048));
         for n in 0..100 {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::common::{Folder, Loop, Rng, buf, bytes, on_core, open_descriptors, to_vec};
 use block::{BlockDevice, Buf, Bufs, Class, ErrorKind, Flags, Nanos, Sector, Status};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{discard, flush, read, sleep, spawn, write, write_zeroes};
 use uring::{Direct, Files, OpenOptions, Opened};
 
@@ -15,13 +15,13 @@ fn new_file(bytes: u64) -> OpenOptions {
     OpenOptions { create_size: Some(bytes), ..OpenOptions::default() }
 }
 
-fn open_leaf(files: &Files, folder: &Folder, options: OpenOptions) -> Rc<Leaf> {
+fn open_leaf(files: &Files, folder: &Folder, options: OpenOptions) -> Rc<FileLeaf> {
     let path = folder.path("disk");
     let Opened { file, limits, .. } = files.open_path(&path, options).unwrap();
-    Rc::new(Leaf::new(path.display().to_string(), file, limits))
+    Rc::new(FileLeaf::new(path.display().to_string(), file, limits))
 }
 
-async fn check_every_operation(dev: Rc<Leaf>) {
+async fn check_every_operation(dev: Rc<FileLeaf>) {
     let data = buf(64 << 10, 1);
     write(&*dev, Flags::empty(), CLASS, Sector(8), data.clone()).await.unwrap();
     write(&*dev, Flags::FUA, CLASS, Sector(1024), data.clone()).await.unwrap();
@@ -46,7 +46,7 @@ fn every_operation_works_on_a_file_with_direct_io() {
         let path = folder.path("disk");
         let opened = files.open_path(&path, new_file(4 << 20)).unwrap();
         assert_eq!(opened.limits.capacity, Sector::from_bytes(4 << 20));
-        let dev = Rc::new(Leaf::new("disk", opened.file, opened.limits));
+        let dev = Rc::new(FileLeaf::new("disk", opened.file, opened.limits));
         check_every_operation(dev).await;
     });
 }
@@ -77,7 +77,7 @@ fn every_operation_works_on_a_block_device_which_is_opened_once() {
         assert!(opened.limits.write_zeroes && opened.limits.discard_granularity_bytes > 0);
         let again = files.open_path(path, OpenOptions::default()).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::Busy);
-        check_every_operation(Rc::new(Leaf::new("loop", opened.file, opened.limits))).await;
+        check_every_operation(Rc::new(FileLeaf::new("loop", opened.file, opened.limits))).await;
     });
 }
 
@@ -356,7 +356,7 @@ fn a_shared_file_serves_another_core_until_the_core_that_opened_it_closes_it() {
     let path = folder.path("disk");
     on_core(async move |files| {
         let opened = files.open_path(&path, new_file(1 << 20)).unwrap();
-        let here = Leaf::new("here", opened.file, opened.limits.clone());
+        let here = FileLeaf::new("here", opened.file, opened.limits.clone());
         let shared = files.share(opened.file).unwrap();
         let (closed, wait_closed) = std::sync::mpsc::channel();
         let (written, wait_written) = std::sync::mpsc::channel();
@@ -364,7 +364,7 @@ fn a_shared_file_serves_another_core_until_the_core_that_opened_it_closes_it() {
         let thread = std::thread::Builder::new();
         let there = thread.spawn(move || {
             on_core(async move |files| {
-                let there = Leaf::new("there", files.adopt(&shared), limits);
+                let there = FileLeaf::new("there", files.adopt(&shared), limits);
                 let data = buf(8192, 7);
                 write(&there, Flags::FUA, CLASS, Sector(16), data).await.unwrap();
                 written.send(()).unwrap();

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use crate::common::{self, Folder, Rng, buf, bytes, on_core, to_vec};
 use block::{Buf, Bufs, Class, ErrorKind, Flags, Sector, Status};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{discard, flush, read, write, write_zeroes};
 use uring::{Files, OpenOptions, Opened};
 
@@ -19,9 +19,9 @@ fn mapped() -> OpenOptions {
     OpenOptions { create_size: Some(SIZE), mapped: true, ..OpenOptions::default() }
 }
 
-fn open_leaf(files: &Files, path: &Path) -> Rc<Leaf> {
+fn open_leaf(files: &Files, path: &Path) -> Rc<FileLeaf> {
     let Opened { file, limits, .. } = files.open_path(path, mapped()).unwrap();
-    Rc::new(Leaf::new(path.display().to_string(), file, limits))
+    Rc::new(FileLeaf::new(path.display().to_string(), file, limits))
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_plain_file_comes_with_a_warning_and_the_limits_of_memory() {
         assert!(opened.limits.volatile_cache);
         assert!(files.share(opened.file).is_none(), "it is one core's");
         assert_eq!(path.metadata().unwrap().blocks() * 512, SIZE, "all its space is there");
-        let dev = Leaf::new("disk", opened.file, opened.limits);
+        let dev = FileLeaf::new("disk", opened.file, opened.limits);
         let no = discard(&dev, CLASS, Sector(0), Sector(8)).await;
         assert_eq!(no, Err(Status::NotSupported));
         let no = write_zeroes(&dev, Flags::empty(), CLASS, Sector(0), Sector(8)).await;

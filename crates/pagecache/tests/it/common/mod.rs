@@ -11,7 +11,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Error, LocalFuture, Sector, Target};
 use dm::{Dm, MappedDevice, Resolver, TargetType};
 use pagecache::{Config, Mutation, PageCache};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::FileId;
 use sim::{Machine, WorldRef};
 use stable::Stable;
@@ -209,7 +209,7 @@ impl Resolver for Disks {
             (Some((_, disk)), Shape::Watched) => {
                 Ok(Rc::new(Stable::new(disk, self.spoilt.clone())))
             }
-            (Some((file, disk)), _) => Ok(Rc::new(Leaf::new(word, file, disk.limits()))),
+            (Some((file, disk)), _) => Ok(Rc::new(FileLeaf::new(word, file, disk.limits()))),
         };
         Box::pin(async move { opened })
     }

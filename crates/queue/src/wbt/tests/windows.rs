@@ -8,7 +8,7 @@ use reactor::{FileId, flush, io, read, sleep, write, write_zeroes};
 
 use super::super::throttle::Mutation;
 use super::{BLOCK, Ends, check_idle, data, keeping, leaf, settle};
-use crate::Leaf;
+use crate::FileLeaf;
 use crate::testing::{Script, with_core};
 
 /// The window's task ends by itself, whatever the step was: `with_core` returns only when nothing
@@ -122,7 +122,7 @@ fn reads_are_clean_again_when_the_others_have_ended() {
 fn windows_go_on_when_the_leaf_that_began_them_goes() {
     keeping(|script| async move {
         let (one, ends) = (leaf(Mode::Kernel, 128), Ends::default());
-        let two = Rc::new(Leaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt()));
+        let two = Rc::new(FileLeaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt()));
         ends.background(&two, 0, BLOCK);
         settle().await;
         (0..40).for_each(|nth| ends.background(&one, nth * BLOCK, BLOCK));

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use block::{Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Op, Opener, Sector, Status};
 use judge::{Home, Judge, Seen, Who};
-use queue::Leaf;
+use queue::FileLeaf;
 use reactor::{Driver, Event, FileId, Msg, Reactor, Sqe, SqeOp, io_by, spawn, yield_now};
 use sim::{Rng, seeds};
 
@@ -92,7 +92,7 @@ impl Request {
 struct Run {
     rng: Rng,
     disk: Disk,
-    leaves: Vec<(Rc<Leaf>, Home)>,
+    leaves: Vec<(Rc<FileLeaf>, Home)>,
     openers: u64,
     requests: Vec<Request>,
     judge: Judge,
@@ -135,9 +135,9 @@ impl Run {
         let leaf = match first {
             Some((first, _)) => {
                 let (wbt, losses) = (first.shared_wbt(), first.shared_losses());
-                Leaf::on_same_file(name, FileId(file), limits(), &wbt, &losses)
+                FileLeaf::on_same_file(name, FileId(file), limits(), &wbt, &losses)
             }
-            None => Leaf::new(name, FileId(file), limits()),
+            None => FileLeaf::new(name, FileId(file), limits()),
         };
         let made = self.judge.tick();
         self.leaves.push((Rc::new(leaf), Home { file, made }));

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! File leaf: a file or block device of the driver, as a device.
+use std::fmt;
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
+use reactor::FileId;
+
+use crate::leaf::{Leaf, SharedLeaf};
+use crate::losses::{Losses, SharedLosses};
+use crate::merge::BlockLeaf;
+use crate::stats::Stats;
+use crate::wbt::{SharedWbt, Throttle, Wbt};
+
+/// A device on a file that the driver has open. Costs one op slot a bio and no allocation, but for
+/// writes that its throttle ([`crate::wbt`]) makes wait or cuts.
+///
+/// `limits.max_io_bytes` is advice to clients: a larger bio is served too.
+pub struct FileLeaf {
+    limits: Limits,
+    identity: Option<String>,
+    wbt: Wbt,
+    /// Closes the file.
+    close: Option<Box<dyn FnOnce(FileId)>>,
+}
+
+impl FileLeaf {
+    /// A device called `name` on `file`, throttled by our law with the default target.
+    pub fn new(name: impl Into<String>, file: FileId, limits: Limits) -> FileLeaf {
+        let wbt = SharedWbt::new(&limits);
+        FileLeaf::with_wbt(name, file, limits, &wbt)
+    }
+
+    /// A device on a disk of which another leaf has a file: `wbt` is that leaf's, and what it
+    /// allows is for all of them together.
+    pub fn with_wbt(
+        name: impl Into<String>,
+        file: FileId,
+        limits: Limits,
+        wbt: &SharedWbt,
+    ) -> FileLeaf {
+        FileLeaf::on_same_file(name, file, limits, wbt, &SharedLosses::default())
+    }
+
+    /// A device on a file of which another core's leaf is one, too: `wbt` and `losses` are that
+    /// leaf's.
+    pub fn on_same_file(
+        name: impl Into<String>,
+        file: FileId,
+        limits: Limits,
+        wbt: &SharedWbt,
+        losses: &SharedLosses,
+    ) -> FileLeaf {
+        let (stats, losses) = (Stats::new(name.into()), Losses::new(losses));
+        let block_bytes = limits.logical_block_bytes;
+        let throttle = Throttle::new(stats, losses, file, block_bytes, wbt.0.clone());
+        FileLeaf { limits, identity: None, wbt: Wbt::new(throttle), close: None }
+    }
+
+    /// The same with what tells its file from all others, as far as that is known.
+    #[must_use]
+    pub fn with_identity(mut self, identity: Option<String>) -> FileLeaf {
+        self.identity = identity;
+        self
+    }
+
+    /// The same; `close` is called with the file when the leaf is dropped.
+    #[must_use]
+    pub fn closed_by(mut self, close: impl FnOnce(FileId) + 'static) -> FileLeaf {
+        self.close = Some(Box::new(close));
+        self
+    }
+
+    /// The throttle, for a leaf of another core on the same file, or one on the same disk.
+    pub fn shared_wbt(&self) -> SharedWbt {
+        self.wbt.shared()
+    }
+
+    /// How many losses its file had, for a leaf of another core on the same file.
+    pub fn shared_losses(&self) -> SharedLosses {
+        self.wbt.throttle().losses.shared()
+    }
+
+    /// The throttle.
+    pub fn wbt(&self) -> &Wbt {
+        &self.wbt
+    }
+
+    /// The driver's file.
+    pub fn file(&self) -> FileId {
+        self.wbt.throttle().file()
+    }
+
+    /// What it has counted.
+    pub fn stats(&self) -> &Stats {
+        &self.wbt.throttle().stats
+    }
+
+    fn knows(&self, op: Op) -> bool {
+        match op {
+            Op::Read | Op::Write | Op::Flush => true,
+            Op::Discard => self.limits.discard_granularity_bytes > 0,
+            Op::WriteZeroes => self.limits.write_zeroes,
+        }
+    }
+
+    fn refuse(&self, sector: Sector, bio: Bio, status: Status) {
+        self.stats().count(bio.op, sector, bio.len, status);
+        bio.complete(status);
+    }
+}
+
+impl BlockDevice for FileLeaf {
+    fn name(&self) -> &str {
+        self.stats().device()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        match self.limits.check_range(&bio) {
+            Ok(()) => self.submit_at(bio.sector, bio),
+            Err(status) => self.refuse(bio.sector, bio, status),
+        }
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.identity.clone()
+    }
+
+    fn dirtier_waited(&self) {
+        self.wbt.dirtier_waited();
+    }
+
+    fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
+        Some(self)
+    }
+}
+
+impl Base for FileLeaf {
+    fn submit_at(&self, sector: Sector, bio: Bio) {
+        if let Err(status) = bio.check_bufs() {
+            return self.refuse(sector, bio, status);
+        }
+        if !self.knows(bio.op) {
+            return self.refuse(sector, bio, Status::NotSupported);
+        }
+        self.wbt.throttle().submit(sector, bio);
+    }
+
+    fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move { self.stats().grace().passed().await })
+    }
+
+    fn watch(&self, watcher: Weak<dyn OnFault>) {
+        self.stats().watch(watcher);
+    }
+}
+
+impl Leaf for FileLeaf {
+    fn stats(&self) -> &Stats {
+        self.stats()
+    }
+
+    fn wbt(&self) -> Option<&Wbt> {
+        Some(self.wbt())
+    }
+
+    fn file(&self) -> Option<FileId> {
+        Some(self.file())
+    }
+
+    fn share(&self) -> Option<SharedLeaf> {
+        Some(SharedLeaf::of_file(self))
+    }
+}
+
+impl BlockLeaf for FileLeaf {
+    fn is_changing(&self, sectors: &Range<Sector>) -> bool {
+        self.wbt.throttle().is_changing(sectors)
+    }
+}
+
+impl Drop for FileLeaf {
+    fn drop(&mut self) {
+        if let Some(close) = self.close.take() {
+            close(self.file());
+        }
+    }
+}
+
+impl fmt::Debug for FileLeaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileLeaf({} = {:?})", self.name(), self.file())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{Buf, Class, Flags};
+    use reactor::{discard, flush, read, write, write_zeroes};
+
+    use super::*;
+    use crate::testing::{Script, pattern, with_core};
+
+    fn leaf(limits: Limits) -> Rc<FileLeaf> {
+        Rc::new(FileLeaf::new("disk0", FileId(7), limits))
+    }
+
+    fn full_limits() -> Limits {
+        Limits {
+            discard_granularity_bytes: 4096,
+            write_zeroes: true,
+            ..Limits::new(Sector(1 << 20))
+        }
+    }
+
+    #[test]
+    fn each_operation_reaches_the_driver_as_what_it_is() {
+        let script = Script::default();
+        with_core(script.driver(), async {
+            let dev = leaf(full_limits());
+            let class = Class::Normal;
+            read(&*dev, class, Sector(8), pattern(4096, 0)).await.unwrap();
+            write(&*dev, Flags::empty(), class, Sector(16), pattern(512, 1)).await.unwrap();
+            write(&*dev, Flags::FUA, class, Sector(16), pattern(512, 1)).await.unwrap();
+            flush(&*dev, class).await.unwrap();
+            discard(&*dev, class, Sector(8), Sector(8)).await.unwrap();
+            write_zeroes(&*dev, Flags::empty(), class, Sector(0), Sector(8)).await.unwrap();
+            write_zeroes(&*dev, Flags::NOUNMAP, class, Sector(0), Sector(8)).await.unwrap();
+            assert_eq!(dev.stats().of(Op::Write).bytes, 1024);
+            assert_eq!(dev.stats().of(Op::Flush).ios, 1);
+            assert_eq!(dev.stats().in_flight(), 0);
+        });
+        assert_eq!(
+            script.seen(),
+            [
+                "read 4096+4096",
+                "write 8192+512",
+                "write 8192+512 fua",
+                "flush",
+                "discard 4096+4096",
+                "write_zeroes 0+4096 unmap",
+                "write_zeroes 0+4096",
+            ]
+        );
+    }
+
+    #[test]
+    fn fua_on_zeroes_and_discard_is_a_flush_after_it() {
+        let script = Script::default();
+        with_core(script.driver(), async {
+            let dev = leaf(full_limits());
+            let class = Class::Normal;
+            write_zeroes(&*dev, Flags::FUA, class, Sector(0), Sector(8)).await.unwrap();
+        });
+        assert_eq!(script.seen(), ["write_zeroes 0+4096 unmap", "flush"]);
+    }
+
+    #[test]
+    fn what_the_limits_refuse_never_reaches_the_driver() {
+        let script = Script::default();
+        with_core(script.driver(), async {
+            let dev = leaf(Limits { logical_block_bytes: 4096, ..Limits::new(Sector(80)) });
+            let class = Class::Normal;
+            let beyond = read(&*dev, class, Sector(80), pattern(4096, 0)).await;
+            assert_eq!(beyond, Err(Status::Invalid));
+            let askew = read(&*dev, class, Sector(1), pattern(4096, 0)).await;
+            assert_eq!(askew, Err(Status::Invalid));
+            let no = discard(&*dev, class, Sector(0), Sector(8)).await;
+            assert_eq!(no, Err(Status::NotSupported));
+            let no = write_zeroes(&*dev, Flags::empty(), class, Sector(0), Sector(8)).await;
+            assert_eq!(no, Err(Status::NotSupported));
+            assert_eq!(dev.stats().errors(), 4);
+            assert_eq!(dev.stats().in_flight(), 0);
+        });
+        assert!(script.seen().is_empty());
+    }
+
+    #[test]
+    fn an_error_of_the_driver_is_passed_on_and_remembered_in_full() {
+        let script = Script::default();
+        script.fail_next(Status::NoSpace);
+        with_core(script.driver(), async {
+            let dev = leaf(full_limits());
+            let mut bufs = block::Bufs::from(Buf::zeroed(512));
+            bufs.push(Buf::zeroed(512));
+            let result = write(&*dev, Flags::empty(), Class::Normal, Sector(2048), bufs).await;
+            assert_eq!(result, Err(Status::NoSpace));
+            let said = dev.stats().last_error().unwrap().to_string();
+            assert_eq!(said, "disk0: write at sector 2048: no space left on device");
+            assert_eq!(
+                dev.stats().of(Op::Write),
+                crate::Counts { errors: 1, ..Default::default() }
+            );
+        });
+    }
+}

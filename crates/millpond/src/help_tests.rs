@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory};
 
-use crate::cli::Cli;
+use crate::args::Cli;
 
 /// Every command with its full name: `millpond`, `millpond-create`, ...
 fn commands() -> Vec<(String, Command)> {

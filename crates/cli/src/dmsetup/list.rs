@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The commands that show devices.
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use control::report::{FIELDS, Field, INFO, Layout, SPLITNAME, Subject, fields, report};
+use control::report::{mangle as mangled_name, sort_by_key, split_name};
+use control::text::Naming;
+use control::tree::{self, Strokes, Style};
+use control::{Failure, api, paths, plain, text};
+use host::{print, print_as_is};
+
+use crate::client::Client;
+use crate::dmsetup::naming;
+use crate::dmsetup::options::{Opt, Options};
+use crate::dmsetup::trouble::{Trouble, is_gone, said};
+use crate::dmsetup::words::split_words;
+use crate::verbs::lines_of;
+
+type Done = Result<(), Trouble>;
+
+/// What one device's `get` gave; none when it was removed meanwhile.
+fn unless_gone<T>(name: &str, answer: Result<T, Failure>) -> Result<Option<T>, Trouble> {
+    match answer {
+        Err(f) if is_gone(name, &f) => Ok(None),
+        answer => Ok(Some(answer?)),
+    }
+}
+
+async fn all_devices(client: &Client) -> Result<Vec<api::Device>, Trouble> {
+    Ok(client.get(paths::DEVICES).await?)
+}
+
+/// The devices that the words or options name, one by one; all of them without.
+struct Chosen {
+    devices: Vec<api::Device>,
+    /// The first that is not there.
+    missing: Option<String>,
+    /// One was named, and no list asked for.
+    single: bool,
+}
+
+impl Chosen {
+    async fn of(client: &Client, options: &Options, words: &[String]) -> Result<Chosen, Trouble> {
+        let Some(names) = naming::of_all(client, options, words).await? else {
+            let devices = all_devices(client).await?;
+            return Ok(Chosen { devices, missing: None, single: false });
+        };
+        let single = names.len() == 1;
+        let mut chosen = Chosen { devices: Vec::new(), missing: None, single };
+        for name in names {
+            match unless_gone(&name, client.get(&paths::device(&name)).await)? {
+                Some(device) => chosen.devices.push(device),
+                None => {
+                    chosen.missing = Some(name);
+                    break;
+                }
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// Whether there is nothing because nothing was named and there is no device.
+    fn nothing(&self) -> bool {
+        self.devices.is_empty() && self.missing.is_none()
+    }
+
+    /// Ends a command: it fails if something that was named is not there.
+    fn end(self, missing: impl FnOnce(&str) -> Trouble) -> Done {
+        self.missing.map_or(Ok(()), |name| Err(missing(&name)))
+    }
+}
+
+/// What dmsetup says of a missing device where it does not ask whether it is there.
+fn no_ioctl(ioctl: &str) -> impl FnOnce(&str) -> Trouble + '_ {
+    move |name| {
+        let f = Failure::new(block::ErrorKind::NotFound, format!("{name}: no such device"));
+        Trouble::ioctl(ioctl, name, &f)
+    }
+}
+
+/// `status` and `table`.
+pub(crate) async fn lines(
+    client: &Client,
+    options: &Options,
+    words: &[String],
+    verb: &str,
+) -> Done {
+    let what = match (verb, options.has(Opt::Inactive)) {
+        ("table", true) => "table?inactive=true",
+        ("table", false) => "table",
+        (_, false) if options.has(Opt::NoFlush) => "status?noflush=true",
+        (_, false) => "status",
+        (_, true) => return Err(no_inactive(verb)),
+    };
+    let chosen = Chosen::of(client, options, words).await?;
+    if chosen.nothing() {
+        return said(print(text::NO_DEVICES));
+    }
+    let concise = verb == "table" && options.has(Opt::Concise);
+    let mut entries = Vec::new();
+    for d in &chosen.devices {
+        let Some(mut lines) = unless_gone(&d.name, lines_of(client, &d.name, what).await)? else {
+            continue;
+        };
+        let target = options.get(Opt::Target);
+        lines.retain(|l| target.is_none_or(|t| t == l.target));
+        if lines.is_empty() && target.is_some() {
+            continue;
+        }
+        if concise {
+            entries.push(text::concise(d, &lines));
+            continue;
+        }
+        let name = (!chosen.single).then_some(d.name.as_str());
+        let head = if options.has(Opt::Verbose) {
+            text::info(std::slice::from_ref(d))
+        } else {
+            String::new()
+        };
+        said(print(&format!("{head}{}", text::lines(name, &lines))))?;
+    }
+    if !entries.is_empty() {
+        said(print(&format!("{}\n", entries.join(";"))))?;
+    }
+    if verb == "table" { chosen.end(no_ioctl(verb)) } else { chosen.end(Trouble::does_not_exist) }
+}
+
+fn no_inactive(verb: &str) -> Trouble {
+    Trouble::not_supported(&format!("{verb} --inactive"), "`table --inactive` shows what is loaded")
+}
+
+pub(crate) async fn info(client: &Client, options: &Options, words: &[String]) -> Done {
+    if options.has(Opt::Inactive) {
+        return Err(no_inactive("info"));
+    }
+    if !options.has(Opt::Columns) {
+        if let Some(list) = options.get(Opt::Fields) {
+            return Err(Trouble::command_line(format!("Option not recognised: {list}.")));
+        }
+        let chosen = Chosen::of(client, options, words).await?;
+        if !chosen.devices.is_empty() || chosen.nothing() {
+            said(print(&text::info(&chosen.devices)))?;
+        }
+        return chosen.end(Trouble::does_not_exist);
+    }
+    if options.has(Opt::Select) {
+        let instead = "name the devices, or select in what `-c` prints";
+        return Err(Trouble::not_supported("--select", instead));
+    }
+    let Some(columns) = columns(options, INFO)? else { return Ok(()) };
+    let keys = sort_keys(options.get(Opt::Sort).unwrap_or_default())?;
+    let chosen = Chosen::of(client, options, words).await?;
+    if chosen.nothing() {
+        return said(print(text::NO_DEVICES));
+    }
+    if chosen.missing.is_some() {
+        return chosen.end(Trouble::does_not_exist);
+    }
+    let wanted = columns.iter().copied().chain(keys.iter().map(|k| k.0));
+    let around = wanted.into_iter().any(|f| f.group == "deps_all");
+    let everybody = if around { all_devices(client).await? } else { Vec::new() };
+    let deps = all_deps(client, &everybody).await?;
+    let mut subjects: Vec<Subject<'_>> =
+        chosen.devices.iter().map(|d| subject(d, &everybody, &deps)).collect();
+    for (key, descending) in keys.iter().rev() {
+        sort_by_key(&mut subjects, key, *descending, |s| s.value(key));
+    }
+    let values: Vec<Vec<String>> =
+        subjects.iter().map(|s| columns.iter().map(|f| s.value(f)).collect()).collect();
+    said(print_as_is(&report(&columns, &values, &layout(options))))
+}
+
+fn subject<'a>(
+    device: &'a api::Device,
+    everybody: &'a [api::Device],
+    deps: &'a [Vec<api::Dependency>],
+) -> Subject<'a> {
+    let at = everybody.iter().position(|d| d.minor == device.minor);
+    let number = Some((device.major, device.minor));
+    let stands_on =
+        |deps: &[api::Dependency]| deps.iter().any(|d| d.number == number && d.name == device.name);
+    let users = everybody.iter().zip(deps).filter(|(_, deps)| stands_on(deps)).map(|(d, _)| d);
+    Subject {
+        device,
+        deps: at.and_then(|at| deps.get(at)).map_or(&[], Vec::as_slice),
+        users: users.collect(),
+    }
+}
+
+/// The fields of `-o`; `+` before them adds to the usual ones. None when only help was asked for.
+fn columns(options: &Options, usual: &str) -> Result<Option<Vec<&'static Field>>, Trouble> {
+    let list = match options.get(Opt::Fields) {
+        None => usual.to_owned(),
+        Some("help" | "?") => {
+            return said(print(&field_help())).map(|()| None);
+        }
+        Some(list) => match list.strip_prefix('+') {
+            Some(more) => format!("{usual},{more}"),
+            None => list.to_owned(),
+        },
+    };
+    fields(&list).map(Some).map_err(|word| unknown_field(&word))
+}
+
+fn unknown_field(word: &str) -> Trouble {
+    Trouble::failed(format!("{}Unrecognised field: {word}", field_help()))
+}
+
+fn field_help() -> String {
+    let mut group = "";
+    FIELDS.iter().fold(String::new(), |mut out, f| {
+        if f.group != group {
+            group = f.group;
+            out.push_str(&format!("  {group}\n"));
+        }
+        out.push_str(&format!("    {:<20}{}\n", f.id, f.heading));
+        out
+    })
+}
+
+/// `-O`: fields with `+` or `-` before them.
+fn sort_keys(list: &str) -> Result<Vec<(&'static Field, bool)>, Trouble> {
+    let mut keys = Vec::new();
+    for word in list.split(',').filter(|w| !w.is_empty()) {
+        let descending = word.starts_with('-');
+        let found = fields(word.trim_start_matches(['+', '-']));
+        let found = found.map_err(|word| unknown_field(&word))?;
+        for field in found {
+            keys.push((field, descending));
+        }
+    }
+    Ok(keys)
+}
+
+fn layout(options: &Options) -> Layout {
+    let headings = !options.has(Opt::NoHeadings);
+    let (rows, prefixes) = (options.has(Opt::Rows), options.has(Opt::NamePrefixes));
+    let separator = options.get(Opt::Separator);
+    Layout {
+        aligned: headings && !rows && !prefixes && separator.is_none(),
+        headings,
+        separator: separator.unwrap_or(if headings { " " } else { ":" }).to_owned(),
+        rows,
+        prefixes,
+        quoted: !options.has(Opt::Unquoted),
+    }
+}
+
+/// Needs no daemon: it is about a name only.
+pub(crate) fn splitname(options: &Options, words: &[String]) -> Done {
+    let (name, subsystem) = match words {
+        [name, subsystem] => (name, subsystem.as_str()),
+        [name, ..] => (name, "LVM"),
+        [] => return Err(Trouble::usage("Incorrect number of arguments.")),
+    };
+    let Some(columns) = columns(options, SPLITNAME)? else { return Ok(()) };
+    if let Some(other) = columns.iter().find(|f| f.group != "splitname_all") {
+        return Err(unknown_field(other.id));
+    }
+    let value = |f: &&Field| match f.id {
+        "subsystem" => subsystem.to_owned(),
+        part => split_name(name, subsystem, part),
+    };
+    let row = columns.iter().map(value).collect();
+    said(print_as_is(&report(&columns, &[row], &layout(options))))
+}
+
+/// What devices stand on, by index. A device that was removed meanwhile stands on nothing.
+async fn all_deps(
+    client: &Client,
+    devices: &[api::Device],
+) -> Result<Vec<Vec<api::Dependency>>, Trouble> {
+    let mut all = Vec::new();
+    for d in devices {
+        all.push(deps_of(client, &d.name).await?.unwrap_or_default());
+    }
+    Ok(all)
+}
+
+async fn deps_of(client: &Client, name: &str) -> Result<Option<Vec<api::Dependency>>, Trouble> {
+    let answer = client.get::<Vec<api::Dependency>>(&paths::of_device(name, "deps")).await;
+    let deps = unless_gone(name, answer)?;
+    Ok(deps.map(|deps| deps.into_iter().map(numbered).collect()))
+}
+
+/// A leaf that is a block device of the kernel has its numbers and its kernel name, as with
+/// dmsetup; a file or memory has none.
+fn numbered(dep: api::Dependency) -> api::Dependency {
+    if dep.number.is_some() || !dep.name.starts_with('/') {
+        return dep;
+    }
+    let Ok(real) = Path::new(&dep.name).canonicalize() else { return dep };
+    let Ok(meta) = real.metadata() else { return dep };
+    let (Some(name), true) = (real.file_name(), meta.file_type().is_block_device()) else {
+        return dep;
+    };
+    let number = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    api::Dependency { name: name.to_string_lossy().into_owned(), number: Some(number) }
+}
+
+pub(crate) async fn deps(client: &Client, options: &Options, words: &[String]) -> Done {
+    if options.has(Opt::Inactive) {
+        return Err(no_inactive("deps"));
+    }
+    let naming = device_naming(options)?;
+    let chosen = Chosen::of(client, options, words).await?;
+    if chosen.nothing() {
+        return said(print(text::NO_DEVICES));
+    }
+    for d in &chosen.devices {
+        let Some(deps) = deps_of(client, &d.name).await? else { continue };
+        let name = (!chosen.single).then_some(d.name.as_str());
+        let head = if options.has(Opt::Verbose) {
+            text::info(std::slice::from_ref(d))
+        } else {
+            String::new()
+        };
+        said(print(&format!("{head}{}", text::deps(name, &deps, naming))))?;
+    }
+    chosen.end(no_ioctl("deps"))
+}
+
+fn device_naming(options: &Options) -> Result<Naming, Trouble> {
+    match options.get(Opt::Fields) {
+        None | Some("devno") => Ok(Naming::Devno),
+        Some("devname") => Ok(Naming::Devname),
+        Some("blkdevname") => Ok(Naming::Blkdevname),
+        Some(other) => Err(Trouble::command_line(format!("Option not recognised: {other}."))),
+    }
+}
+
+pub(crate) async fn ls(client: &Client, options: &Options) -> Done {
+    // With a target, dmsetup draws no tree and takes no `-o`.
+    let Some(target) = options.get(Opt::Target) else {
+        if options.has(Opt::Tree) {
+            let style = style(options.get(Opt::Fields).unwrap_or_default())?;
+            let devices = all_devices(client).await?;
+            let deps = all_deps(client, &devices).await?;
+            return said(print_as_is(&tree::drawn(&devices, &deps, &style)));
+        }
+        let naming = device_naming(options)?;
+        let devices = all_devices(client).await?;
+        return match options.get(Opt::Exec) {
+            Some(command) if !devices.is_empty() => exec(command, &devices),
+            _ => said(print(&text::ls(&devices, naming))),
+        };
+    };
+    let devices = all_devices(client).await?;
+    if devices.is_empty() {
+        return said(print(text::NO_DEVICES));
+    }
+    let mut found = Vec::new();
+    for d in devices {
+        let lines = unless_gone(&d.name, lines_of(client, &d.name, "table").await)?;
+        if lines.is_some_and(|lines| lines.iter().any(|l| l.target == *target)) {
+            found.push(d);
+        }
+    }
+    match options.get(Opt::Exec) {
+        Some(command) => exec(command, &found),
+        None => said(print(&text::ls_of_target(&found))),
+    }
+}
+
+/// Runs a command for each device, with the device's path behind its words. How it ends does not
+/// matter, as with dmsetup.
+fn exec(command: &str, devices: &[api::Device]) -> Done {
+    let words = split_words(command);
+    let Some((program, args)) = words.split_first() else {
+        return Err(Trouble::failed("millpond: --exec: the command is empty"));
+    };
+    let dev = std::env::var_os("DM_DEV_DIR").filter(|d| !d.is_empty());
+    let dev = dev.map_or_else(|| PathBuf::from("/dev"), PathBuf::from);
+    for d in devices {
+        let path = dev.join("mapper").join(mangled_name(&d.name));
+        if let Err(e) = Command::new(program).args(args).arg(path).status() {
+            eprintln!("millpond: --exec: {}: {e}", plain(program));
+        }
+    }
+    Ok(())
+}
+
+/// The options of a tree.
+fn style(list: &str) -> Result<Style, Trouble> {
+    let strokes = if is_utf8_locale() { Strokes::Utf } else { Strokes::Ascii };
+    let mut style = Style { strokes, ..Style::default() };
+    for word in list.split(',').filter(|w| !w.is_empty()) {
+        match word {
+            "ascii" => style.strokes = Strokes::Ascii,
+            "utf" => style.strokes = Strokes::Utf,
+            "vt100" => style.strokes = Strokes::Vt100,
+            "device" => style.device = true,
+            "nodevice" => style.device = false,
+            "blkdevname" => style.blkdevname = true,
+            "active" => style.active = true,
+            "rw" => style.rw = true,
+            "open" => style.open = true,
+            "uuid" => style.uuid = true,
+            "inverted" => style.inverted = true,
+            // Lines are never cut.
+            "notrunc" => {}
+            "compact" => {
+                let instead = "a tree has a line for each device";
+                return Err(Trouble::not_supported("ls --tree -o compact", instead));
+            }
+            _ => {
+                let message = format!("Tree options not recognised: {list}.");
+                return Err(Trouble::command_line(message));
+            }
+        }
+    }
+    Ok(style)
+}
+
+/// As the C library decides it: the first of these that is set.
+fn is_utf8_locale() -> bool {
+    let set = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
+    let locale = locale.to_ascii_lowercase();
+    locale.ends_with("utf-8") || locale.ends_with("utf8")
+}
+
+pub(crate) async fn mangle(client: &Client, options: &Options, words: &[String]) -> Done {
+    let chosen = Chosen::of(client, options, words).await?;
+    if chosen.nothing() {
+        return said(print(text::NO_DEVICES));
+    }
+    said(print(&chosen.devices.iter().map(text::mangled).collect::<String>()))?;
+    chosen.end(|name| Trouble::failed(format!("Device {name} not found")))
+}
+
+pub(crate) async fn targets(client: &Client) -> Done {
+    let targets: Vec<api::TargetType> = client.get(paths::TARGETS).await?;
+    said(print(&text::targets(&targets)))
+}
+
+pub(crate) async fn target_versions(client: &Client, words: &[String]) -> Done {
+    let targets: Vec<api::TargetType> = client.get(paths::TARGETS).await?;
+    for word in words {
+        let found = targets.iter().find(|t| t.name == *word).ok_or_else(|| {
+            let known: Vec<&str> = targets.iter().map(|t| t.name.as_str()).collect();
+            let message = format!("{word}: unknown target type: known are {}", known.join(", "));
+            let f = Failure::new(block::ErrorKind::Invalid, message);
+            Trouble::ioctl("target-version", word, &f)
+        })?;
+        said(print(&text::targets(std::slice::from_ref(found))))?;
+    }
+    Ok(())
+}
+
+/// The command line is the library, the daemon the driver.
+pub(crate) async fn version(client: &Client) -> Done {
+    let daemon: api::Version = client.get(paths::VERSION).await?;
+    said(print(&text::version(env!("CARGO_PKG_VERSION"), &daemon)))
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond drain`: everything dirty of a write cache to its origin, within a time or as fast as
+//! limits allow, with progress. A signal stops it; the device works on.
+use std::time::Duration;
+
+use block::{ErrorKind, Nanos};
+use clap::Args;
+use control::{Failure, api, attr, parse_size, paths};
+use host::{Format, Listing, print, time};
+use serde_json::json;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+use crate::client::Client;
+use crate::progress::{Long, Progress, QUIET};
+
+/// How often it looks how far the drain is.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Write everything of a write cache back, gently
+///
+/// Covers what is dirty when it begins; reads and writes go on, and what is written meanwhile is
+/// cached as ever. Without limits it takes what the origin gives. Ctrl-C stops it: nothing is lost,
+/// and it can be begun again. Clean copies stay in the cache: to use the origin without it, send
+/// the message `flush` afterwards, which has little left to do.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond drain wc
+  millpond drain wc --within 10m
+  millpond drain wc --p99 5ms
+  millpond drain wc --rate 50M -o json
+
+Exit codes: 0 all is on the origin; 1 stopped, not done in time, or blocks are failing: it says how
+many are left; 2 usage; 3 there is no such device; 4 a drain of it is running.")]
+pub struct DrainArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Be done in this time, and no sooner than needed: 30s, 10m, 2h
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    within: Option<Nanos>,
+    /// Slow down so that 99 of 100 requests of clients take no longer: 800us, 5ms
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    p99: Option<Nanos>,
+    /// Write at most so many bytes a second: 50M
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
+    rate: Option<u64>,
+    #[command(flatten)]
+    listing: Listing,
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).map_err(|e| e.to_string())?;
+    if bytes == 0 { Err("a positive number of bytes is allowed".into()) } else { Ok(bytes) }
+}
+
+impl DrainArgs {
+    /// The words of the attribute `drain`.
+    fn words(&self) -> String {
+        let within = self.within.map(|t| format!("within={}", t.0.div_ceil(1_000_000_000)));
+        let p99 = self.p99.map(|t| format!("p99={}", t.0.div_ceil(1000)));
+        let rate = self.rate.map(|r| format!("rate={r}"));
+        [within, p99, rate].into_iter().flatten().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Runs the verb.
+pub(crate) async fn drain(client: &Client, a: &DrainArgs) -> Result<(), Failure> {
+    let path = paths::attribute(&a.name, attr::DRAIN);
+    let set = |value: String| {
+        let body = api::Attribute { value };
+        let path = path.clone();
+        async move { client.put::<_, api::Attribute>(&path, &body).await }
+    };
+    let (began, progress) = (Instant::now(), Progress::new(Long::Drain, &a.name));
+    let mut tick = interval_at(Instant::now() + QUIET, EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let answer = set(a.words());
+    tokio::pin!(answer);
+    let ended = loop {
+        tokio::select! {
+            answer = &mut answer => break answer,
+            _ = tick.tick() => progress.show(client).await,
+            signal = tokio::signal::ctrl_c() => {
+                signal.map_err(|e| Failure::new(ErrorKind::Io, format!("signals: {e}")))?;
+                set("stop".to_owned()).await?;
+                break answer.await;
+            }
+        }
+    };
+    progress.finish();
+    ended?;
+    if a.listing.format == Format::Json {
+        let seconds = began.elapsed().as_secs_f64();
+        print(&format!("{}\n", json!({ "device": a.name, "drained": true, "seconds": seconds })))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        drain: DrainArgs,
+    }
+
+    fn words(line: &str) -> Result<String, String> {
+        let words = std::iter::once("drain").chain(line.split_ascii_whitespace());
+        Line::try_parse_from(words).map(|l| l.drain.words()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn limits_become_the_words_of_the_attribute() {
+        assert_eq!(words("wc"), Ok(String::new()));
+        let all = "wc --within 10m --p99 5ms --rate 50M";
+        assert_eq!(words(all), Ok("within=600 p99=5000 rate=52428800".to_owned()));
+        // Half a second is no time in which it would be done at no speed.
+        assert_eq!(words("wc --within 500ms"), Ok("within=1".to_owned()));
+        for bad in ["wc --within soon", "wc --p99 -1", "wc --rate 0", ""] {
+            assert!(words(bad).is_err(), "`{bad}`");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The verbs of the command line.
+//!
+//! ```text
+//!   args ─────▶ verbs ────┐
+//!   dmsetup ─▶ dmsetup/* ─┴─▶ client ═══ control.sock ═══▶ the daemon
+//!                 └ progress
+//!   inspect, recover, wipe ──▶ offline: a core of their own, on images; no daemon
+//!   reproduce ──▶ the scenarios of the room `reproduce`, on a thread of their own
+//! ```
+//!
+//! Invariants
+//! - CL-1 Each verb ends with an exit code of `control`.
+
+mod args;
+mod client;
+pub mod dmsetup;
+mod drain;
+mod inspect;
+mod offline;
+mod progress;
+mod recover;
+mod reproduce;
+mod verbs;
+mod wipe;
+
+use std::path::Path;
+
+use control::{EXIT_DONE, Failure};
+
+pub use args::ControlVerb;
+pub use client::{Client, runtime};
+pub use inspect::InspectArgs;
+pub use recover::RecoverArgs;
+pub use reproduce::{ReproduceArgs, run as reproduce};
+pub use verbs::run as control_daemon;
+pub use wipe::WipeArgs;
+
+/// `millpond inspect`. Returns the exit code.
+pub fn inspect(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    let done = offline::run(|| inspect::run(args));
+    let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
+    done.map_err(|f| f.within("inspect"))
+}
+
+/// `millpond recover`. Returns the exit code.
+pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    let images = [args.cache.clone(), args.origin.clone()];
+    let done = offline::run(|| recover::run(args));
+    let done = done.map_err(|f| offline::name_user(f, &[&images[0], &images[1]], run_dir));
+    done.map_err(|f| f.within("recover"))
+}
+
+/// `millpond wipe`. Returns the exit code.
+pub fn wipe(args: &WipeArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    let done = offline::run(|| wipe::run(args)).map(|()| EXIT_DONE);
+    let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
+    done.map_err(|f| f.within("wipe"))
+}

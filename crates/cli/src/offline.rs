@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Offline: what the verbs on images share. No daemon, no door: a core of their own on this thread.
+//!
+//! Invariants
+//! - O1 A device is open for this process alone, even to be looked at: what another one is writing
+//!   makes no sense in the middle.
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BlockDevice, CoreId, ErrorKind, Sector};
+use control::{Failure, api, paths};
+use host::{PMEM, RunDir};
+use queue::FileLeaf;
+use reactor::{Reactor, set_memory};
+use uring::{Direct, Files, OpenOptions, Uring};
+use writecache::{Contents, ProbeReport};
+
+use crate::client::{Client, runtime};
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// Longest wait of a tool for its files to be closed before it ends.
+const CLOSE_TIME: Duration = Duration::from_secs(10);
+
+/// How long a daemon may take to say which device has an image.
+const ASK_TIME: Duration = Duration::from_secs(2);
+
+/// Runs a tool, and returns when nothing keeps its files from others any more.
+pub(crate) fn run<T>(tool: impl FnOnce() -> T) -> T {
+    let done = tool();
+    uring::wait_for_closes(CLOSE_TIME);
+    done
+}
+
+/// A core on this thread and the files of its driver.
+pub(crate) fn core() -> Result<(Reactor, Files), Failure> {
+    let uring = Uring::new()?;
+    let files = uring.files();
+    let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+    host::set_budget_for_tools();
+    reactor.on(|| set_memory(host::budget()));
+    Ok((reactor, files))
+}
+
+/// Opens a file or block device; a DAX device as memory. The page cache is no harm here, and takes
+/// every alignment.
+pub(crate) fn open(
+    files: &Files,
+    path: &Path,
+    access: Access,
+) -> Result<Rc<dyn BlockDevice>, Failure> {
+    let is_dax = std::fs::metadata(path).is_ok_and(|m| m.file_type().is_char_device());
+    let options = OpenOptions {
+        read_only: access == Access::Read,
+        direct: Direct::Never,
+        mapped: is_dax,
+        ..OpenOptions::default()
+    };
+    let opened = files.open_path(path, options)?;
+    let leaf = FileLeaf::new(path.to_string_lossy(), opened.file, opened.limits);
+    Ok(Rc::new(leaf.with_identity(opened.lasting_identity)))
+}
+
+/// Says which device has an image that is in use, where the daemon of `run_dir` has it and answers.
+pub(crate) fn name_user(mut failure: Failure, images: &[&Path], run_dir: Option<&Path>) -> Failure {
+    let refused = |image: &&&Path| {
+        failure.message.starts_with(&format!("{}: is in use, by process", image.display()))
+    };
+    if let Some(image) = images.iter().find(refused)
+        && let Some(user) = user_of(image, run_dir)
+    {
+        failure.message.push_str(&format!(", for its device {user}"));
+    }
+    failure
+}
+
+fn user_of(image: &Path, run_dir: Option<&Path>) -> Option<String> {
+    let client = Client::new(&RunDir::choose(run_dir).ok()?);
+    // No look at the daemon's other files: one may be on a file system that does not answer.
+    let names: Vec<String> = [std::path::absolute(image), image.canonicalize()]
+        .into_iter()
+        .filter_map(|path| Some(path.ok()?.to_string_lossy().into_owned()))
+        .collect();
+    let ask = async {
+        let devices: Vec<api::Device> = client.get(paths::DEVICES).await.ok()?;
+        for device in devices {
+            let path = paths::of_device(&device.name, "deps");
+            let deps: Vec<api::Dependency> = client.get(&path).await.unwrap_or_default();
+            let is_it = |d: &api::Dependency| {
+                let path = d.name.strip_prefix(PMEM).unwrap_or(&d.name);
+                names.iter().any(|name| name == path)
+            };
+            if deps.iter().any(is_it) {
+                return Some(device.name);
+            }
+        }
+        None
+    };
+    let asked = async { tokio::time::timeout(ASK_TIME, ask).await.ok().flatten() };
+    runtime().ok()?.block_on(asked)
+}
+
+/// The refusal of something that needs `--force`.
+pub(crate) fn refused(why: impl Into<String>) -> Failure {
+    Failure::new(ErrorKind::Denied, why)
+}
+
+/// What a report found, in a few words.
+pub(crate) fn kind(report: &ProbeReport) -> &'static str {
+    match &report.contents {
+        Contents::Blank => "blank",
+        Contents::Unknown => "unknown",
+        Contents::Ruined => "ruined",
+        Contents::Native(_) => "native",
+        Contents::Divided(_) => "divided",
+        Contents::Dm(_) => "dm",
+    }
+}
+
+/// Where an area begins, as messages say it.
+pub(crate) fn place(path: &Path, start: Sector) -> String {
+    let path = path.display();
+    if start == Sector::ZERO { path.to_string() } else { format!("{path} from sector {start}") }
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond recover`: writes a cache's dirty blocks back to its origin, offline.
+//!
+//! ```text
+//!   report ─▶ is it this origin's? ─▶ open as the target does ─▶ flush ─▶ suspend ─▶ both durable
+//! ```
+//!
+//! It is the engine that recovers, writes back and empties the cache, so what holds for it holds
+//! here: blocks go out in ascending order, checked; one is clean after the origin's flush; a crash
+//! at any point loses nothing, and running it again goes on.
+//!
+//! Invariants
+//! - RC1 Nothing is written to an origin that the cache does not know, unless the token says so.
+//! - RC2 Afterwards the cache holds no block: it can't be replayed over an origin that has changed.
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector, Target};
+use clap::Args;
+use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
+use host::{Format, Listing, print};
+use serde_json::json;
+use uring::Files;
+use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
+
+use crate::offline::{self, Access, refused};
+use crate::progress;
+
+/// Shorter recoveries show nothing.
+const QUIET: Nanos = Nanos::from_secs(2);
+/// How often progress is shown after that.
+const EVERY: Nanos = Nanos::from_secs(1);
+/// Lost blocks that are listed.
+const LOST_SHOWN: usize = 20;
+
+/// Write a cache's dirty blocks back to its origin, without a daemon
+///
+/// Takes caches of our format and of the kernel's. Blocks go out in ascending order, those with
+/// checksums checked; then the cache is emptied, durably, so that it can never be replayed over an
+/// origin that has changed since. It may be stopped at any moment and run again. An origin of
+/// another size or identity is refused with a token; `--force TOKEN` takes it all the same.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond recover --cache /srv/cache.img --origin /srv/origin.img --dry-run
+  millpond recover --cache /srv/cache.img --origin /srv/origin.img
+  millpond recover --cache /dev/nvme0n1p4 --start-sector 2048 --origin /dev/sdb
+
+Exit codes: 0 the origin has everything; 1 failed, refused, or blocks are lost; 2 usage; 3 no such \
+file; 4 in use.")]
+pub struct RecoverArgs {
+    /// The cache device, or its image
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) cache: PathBuf,
+    /// The origin: what is written to
+    #[arg(long, value_name = "DEV")]
+    pub(crate) origin: PathBuf,
+    /// Where the cache begins on its device
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) start_sector: u64,
+    /// Tell what would be written, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Take this origin although it is not the cache's own: the token of the refusal
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) force: Option<String>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Runs the verb; returns what to exit with.
+pub(crate) fn run(args: RecoverArgs) -> Result<u8, Failure> {
+    let (reactor, files) = offline::core()?;
+    reactor.block_on(async move { recover(&args, &files).await })
+}
+
+async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
+    let access = if args.dry_run { Access::Read } else { Access::Write };
+    let (start, cache) = (Sector(args.start_sector), offline::open(files, &args.cache, access)?);
+    let report = writecache::probe(cache.clone(), start, Depth::Metadata).await?;
+    let place = offline::place(&args.cache, start);
+    let found = contents(&report, &place)?;
+    let origin = offline::open(files, &args.origin, access)?;
+    let (sectors, adopts) = check_origin(&report, found, &*origin, args.force.as_deref())?;
+    let plan = Plan::of(found);
+    if args.dry_run {
+        tell(args, &plan, "would be written back")?;
+        return Ok(EXIT_DONE);
+    }
+    let mut config =
+        Config::new(Mode::Ssd, path(&args.origin), path(&args.cache), found.block_size);
+    config.start_sector = start;
+    config.adopt_origin = adopts;
+    // The epochs of an ordered cache keep their order; those of another are one.
+    config.ordered = matches!(report.contents, Contents::Native(_));
+    let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;
+    target.clone().resume().await?;
+    let shown = show(&target);
+    let flushed = target.clone().message(vec!["flush".into()]).await;
+    drop(shown);
+    target.clone().refresh().await;
+    let lost = target.attribute("bad_blocks")?;
+    let settled = target.clone().suspend().await;
+    drop(target);
+    for device in [&origin, &cache] {
+        let flushed = reactor::flush(&**device, Class::Foreground).await;
+        flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;
+    }
+    if lost != "0" {
+        let report = writecache::probe(cache, start, Depth::Data).await?;
+        for finding in report.damage.iter().take(LOST_SHOWN) {
+            let what = format!("{place}: offset {}: {}", finding.offset, finding.what);
+            eprintln!("millpond: recover: {}", plain(&what));
+        }
+        let message = format!(
+            "{lost} blocks can't be read and stay in {place}, all others are on {}; to give them \
+             up, `millpond wipe` the cache",
+            args.origin.display()
+        );
+        eprintln!("millpond: recover: {}", plain(&message));
+        return Ok(EXIT_FAILED);
+    }
+    flushed.and(settled.map(|()| String::new())).map_err(|e| {
+        Failure::from(e).within("stopped; run it again once the device is mended, it goes on")
+    })?;
+    tell(args, &plan, "written back")?;
+    Ok(EXIT_DONE)
+}
+
+fn path(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// What the cache holds. Errors: when it is none, or so damaged that it does not open.
+fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
+    let found = match &report.contents {
+        Contents::Blank => Err(format!("{place}: is blank: there is nothing to recover")),
+        Contents::Unknown => Err(format!("{place}: is no cache; --start-sector says where one is")),
+        Contents::Ruined | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
+            report.occupancy().ok_or_else(|| {
+                let first = report.damage.first().map_or("", |finding| finding.what.as_str());
+                format!("{place}: is damaged: {first}; `millpond inspect` tells all of it")
+            })
+        }
+    };
+    found.map_err(|message| Failure::new(ErrorKind::Invalid, message))
+}
+
+/// The length to map, and whether the origin has to be adopted (RC1).
+fn check_origin(
+    report: &ProbeReport,
+    found: &Occupancy,
+    origin: &dyn BlockDevice,
+    force: Option<&str>,
+) -> Result<(Sector, bool), Failure> {
+    let block = u64::from(found.block_size / 512);
+    let has = Sector(origin.limits().capacity.0 / block * block);
+    let name = origin.name();
+    let end = found.dirty_ranges.last().map_or(Sector::ZERO, |(at, len)| *at + *len);
+    let (needs, own_id) = match &report.contents {
+        Contents::Native(cache) => {
+            (Sector(cache.superblock.origin_sectors), cache.superblock.origin_id)
+        }
+        Contents::Divided(cache) => of_parts(cache, origin),
+        // The kernel's format knows nothing of its origin: what is cached must lie on it.
+        Contents::Dm(_) => (has.max(end), [0; 16]),
+        Contents::Blank | Contents::Unknown | Contents::Ruined => unreachable!("not a cache"),
+    };
+    if has < needs {
+        return Err(Failure::new(
+            ErrorKind::Invalid,
+            format!("{name}: has {has} sectors, the cache is of an origin of {needs}"),
+        ));
+    }
+    let mut doubts = Vec::new();
+    if has > needs {
+        doubts.push(format!("has {has} sectors, the cache's own has {needs}"));
+    }
+    let identity = origin.identity().map(|text| (format::origin_id(&text), text));
+    let other = identity.filter(|(id, _)| own_id != [0; 16] && *id != own_id);
+    if let Some((id, text)) = &other {
+        doubts.push(format!(
+            "has identity {} ({text}), the cache's own has {}: it is another device, or a copy",
+            hex(id),
+            hex(&own_id)
+        ));
+    }
+    let token = report.token(&format!("recover {has} {other:?}"));
+    let doubts = doubts.join("; it ");
+    match force {
+        Some(given) if doubts.is_empty() || given == token => Ok((needs, other.is_some())),
+        None if doubts.is_empty() => Ok((needs, false)),
+        Some(given) => Err(refused(format!(
+            "{name}: {doubts}; the token {given} does not stand for what is there now; nothing was \
+             changed. `--force {token}` takes it all the same"
+        ))),
+        None => Err(refused(format!(
+            "{name}: {doubts}; nothing was changed. `--force {token}` takes it all the same"
+        ))),
+    }
+}
+
+/// The origin's length, and its identity: of the parts that know one other than this origin's the
+/// first, as a part without blocks may have been over another one since.
+fn of_parts(cache: &DividedCache, origin: &dyn BlockDevice) -> (Sector, [u8; 16]) {
+    let superblocks = cache.parts.iter().filter_map(|part| match &part.contents {
+        Contents::Native(cache) => Some(&cache.superblock),
+        Contents::Blank
+        | Contents::Unknown
+        | Contents::Ruined
+        | Contents::Divided(_)
+        | Contents::Dm(_) => None,
+    });
+    let superblocks: Vec<_> = superblocks.collect();
+    let this = origin.identity().map(|text| format::origin_id(&text));
+    let ids = || superblocks.iter().map(|s| s.origin_id);
+    let other = ids().find(|id| *id != [0; 16] && Some(*id) != this);
+    let sectors = superblocks.iter().map(|s| s.origin_sectors).max().unwrap_or(0);
+    (Sector(sectors), other.or_else(|| ids().next()).unwrap_or([0; 16]))
+}
+
+fn hex(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What there is to do.
+#[derive(Debug)]
+struct Plan {
+    blocks: u64,
+    bytes: u64,
+    ranges: usize,
+}
+
+impl Plan {
+    fn of(found: &Occupancy) -> Plan {
+        let (bytes, ranges) = (found.dirty_bytes(), found.dirty_ranges.len());
+        Plan { blocks: found.dirty, bytes, ranges }
+    }
+}
+
+fn tell(args: &RecoverArgs, plan: &Plan, what: &str) -> Result<(), Failure> {
+    let Plan { blocks, bytes, ranges } = plan;
+    match args.listing.format {
+        Format::Text => print(&format!(
+            "{blocks} blocks ({}) in {ranges} ranges {what} from {} to {}\n",
+            block::size_text(*bytes),
+            args.cache.display(),
+            args.origin.display()
+        )),
+        Format::Json => {
+            let value = json!({
+                "cache": path(&args.cache), "origin": path(&args.origin), "dry_run": args.dry_run,
+                "blocks": blocks, "bytes": bytes, "ranges": ranges,
+            });
+            print(&format!("{value:#}\n"))
+        }
+    }
+}
+
+/// Shows how far it is on standard error, until dropped.
+struct Shown(Rc<Cell<bool>>);
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        // A line is on the terminal and wants to be wiped.
+        if self.0.get() && std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+fn show(target: &Rc<WriteCache>) -> Shown {
+    let shown = Shown(Rc::default());
+    let (weak, line_is_there) = (Rc::downgrade(target), Rc::downgrade(&shown.0));
+    reactor::spawn(async move {
+        let began = reactor::now();
+        reactor::sleep(QUIET).await;
+        while let (Some(target), Some(there)) = (weak.upgrade(), line_is_there.upgrade()) {
+            target.clone().refresh().await;
+            let number = |name| target.attribute(name).ok()?.parse::<u64>().ok();
+            let progress = (number("flush_done_blocks"), number("flush_total_blocks"));
+            if let (Some(done), Some(total @ 1..)) = progress {
+                let elapsed = Duration::from_nanos(reactor::now().0 - began.0);
+                let line = progress::line(done, total, "blocks", elapsed);
+                there.set(true);
+                if std::io::stderr().is_terminal() {
+                    eprint!("\r\x1b[Kmillpond: recover: {line}");
+                } else {
+                    eprintln!("millpond: recover: {line}");
+                }
+            }
+            drop((target, there));
+            reactor::sleep(EVERY).await;
+        }
+    });
+    shown
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond wipe`: makes a cache area blank, so that the next table formats it.
+//!
+//! Invariants
+//! - W1 What only the cache has is lost by nobody's mistake: it takes a token that the refusal
+//!   prints, and that stands for the cache exactly as it was then.
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Flags, Sector, Status};
+use clap::Args;
+use control::Failure;
+use host::print;
+use writecache::{Contents, Depth, ProbeReport};
+
+use crate::offline::{self, Access, refused};
+
+/// Make a write cache's device or image blank
+///
+/// The next table that names it formats it anew. What would be lost is refused: dirty blocks, a
+/// cache that is damaged, and whatever is no cache. The refusal prints a token; with
+/// `--force TOKEN` it is wiped all the same, if nothing of it has changed since.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond wipe /srv/cache.img
+  millpond wipe /dev/nvme0n1p4 --start-sector 2048
+  millpond wipe /srv/cache.img --force 1a2b3c4d
+
+Exit codes: 0 it is blank, 1 refused or failed, 2 usage, 3 no such file, 4 in use.")]
+pub struct WipeArgs {
+    /// The cache device, or its image
+    pub(crate) image: PathBuf,
+    /// Where the cache begins on it
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) start_sector: u64,
+    /// Wipe although something would be lost: the token of the refusal
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) force: Option<String>,
+}
+
+/// Runs the verb.
+pub(crate) fn run(args: &WipeArgs) -> Result<(), Failure> {
+    let (reactor, files) = offline::core()?;
+    let device = offline::open(&files, &args.image, Access::Write)?;
+    let start = Sector(args.start_sector);
+    let look = device.clone();
+    let report =
+        reactor.block_on(async move { writecache::probe(look, start, Depth::Metadata).await })?;
+    let place = offline::place(&args.image, start);
+    let token = report.token("wipe");
+    match (loss(&report), &args.force) {
+        (Some(loss), None) => {
+            return Err(refused(format!(
+                "{place} {loss}; nothing was changed. `--force {token}` wipes it all the same"
+            )));
+        }
+        (Some(loss), Some(given)) if *given != token => {
+            return Err(refused(format!(
+                "{place} {loss}; the token {given} does not stand for what is there now; nothing \
+                 was changed. `--force {token}` wipes it all the same"
+            )));
+        }
+        (Some(_) | None, _) => {}
+    }
+    let places = places(&report, start);
+    let wiped = reactor.block_on(async move { wipe(device, places).await });
+    wiped.map_err(|s| Failure::new(block::ErrorKind::Io, format!("{place}: wipe: {s}")))?;
+    print(&format!("{place} is blank\n"))
+}
+
+/// What wiping would lose.
+fn loss(report: &ProbeReport) -> Option<String> {
+    match &report.contents {
+        Contents::Blank => None,
+        Contents::Unknown => Some("holds something that is no cache".into()),
+        Contents::Ruined => Some("holds a damaged cache, nobody knows what is in it".into()),
+        Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
+            let Some(o) = report.occupancy().filter(|_| report.damage_left_out == 0) else {
+                return Some("holds a damaged cache, nobody knows what is in it".into());
+            };
+            let size = block::size_text(o.dirty_bytes());
+            let dirty = format!(
+                "holds {} dirty blocks ({size}) that the origin does not have; `millpond recover` \
+                 writes them back",
+                o.dirty
+            );
+            (o.dirty + o.bad > 0).then_some(dirty)
+        }
+    }
+}
+
+/// Where superblocks lie, and how much room there is for them. The first part of a divided cache
+/// comes first: without it there is none, whatever is left of the others.
+fn places(report: &ProbeReport, start: Sector) -> Vec<(Sector, Sector)> {
+    let Contents::Divided(cache) = &report.contents else { return vec![(start, report.area)] };
+    let each = cache.first.area_sectors;
+    let begin = (0..u64::from(cache.first.of)).map(|nth| Sector(nth * each));
+    let within = begin.filter(|at| *at < report.area);
+    within.map(|at| (start + at, (report.area - at).min(Sector(each)))).collect()
+}
+
+/// Zeroes where superblocks of either format lie. What is behind them has another UUID than the
+/// next cache, or is overwritten by its format.
+async fn wipe(device: Rc<dyn BlockDevice>, places: Vec<(Sector, Sector)>) -> Result<(), Status> {
+    let class = Class::Foreground;
+    for (start, area) in places {
+        let len = writecache::PROBE_HEAD_BYTES.min(area.bytes());
+        let zeroes = Buf::zeroed(usize::try_from(len).map_err(|_| Status::Invalid)?);
+        reactor::write(&*device, Flags::META, class, start, zeroes.into()).await?;
+        reactor::flush(&*device, class).await?;
+    }
+    Ok(())
+}

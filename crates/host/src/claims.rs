@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Claims: which mapped device each engine belongs to.
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use block::{BlockDevice, Error, Target};
+use dm::{Context, Dm, MappedDevice};
+use writecache::WriteCache;
+
+use crate::leaves::Leaves;
+
+/// Which engines there are.
+pub(crate) struct Claims {
+    dm: Weak<Dm>,
+    held: RefCell<Vec<Claim>>,
+}
+
+struct Claim {
+    target: Weak<dyn Target>,
+    /// Not its name: that may change.
+    owner: Weak<MappedDevice>,
+}
+
+impl Claims {
+    pub(crate) fn new(dm: &Rc<Dm>) -> Claims {
+        Claims { dm: Rc::downgrade(dm), held: RefCell::default() }
+    }
+
+    /// Whether a table's word names a mapped device.
+    pub(crate) fn is_mapped(&self, word: &str) -> bool {
+        self.dm.upgrade().is_some_and(|dm| dm.find(word).is_some())
+    }
+
+    pub(crate) fn owner(&self, ctx: &Context) -> Result<Rc<MappedDevice>, Error> {
+        let gone = || Error::busy("the device mapper is shutting down");
+        self.dm.upgrade().ok_or_else(gone)?.get(ctx.device())
+    }
+
+    /// The engines of a mapped device, in all its tables.
+    pub(crate) fn of(&self, owner: &Rc<MappedDevice>) -> Vec<Rc<dyn Target>> {
+        let held = self.held.borrow();
+        let mine = held.iter().filter(|c| c.owner.upgrade().is_some_and(|o| Rc::ptr_eq(&o, owner)));
+        mine.filter_map(|claim| claim.target.upgrade()).collect()
+    }
+
+    /// The write caches that have been resumed, by their device's name, one a device.
+    pub(crate) fn write_caches(&self) -> BTreeMap<String, Rc<WriteCache>> {
+        let held = self.held.borrow();
+        let all = held.iter().filter_map(|claim| {
+            let target: Rc<dyn Any> = claim.target.upgrade()?;
+            let cache = target.downcast::<WriteCache>().ok()?;
+            let is_open = cache.attribute("error").is_ok();
+            is_open.then_some((claim.owner.upgrade()?.name().to_owned(), cache))
+        });
+        all.collect()
+    }
+
+    /// Remembers `target` for as long as it lives; returns whose it is.
+    pub(crate) fn hold(
+        &self,
+        ctx: &Context,
+        target: &Rc<dyn Target>,
+    ) -> Result<Weak<MappedDevice>, Error> {
+        let owner = Rc::downgrade(&self.owner(ctx)?);
+        let mut held = self.held.borrow_mut();
+        held.retain(|claim| claim.target.strong_count() > 0);
+        held.push(Claim { target: Rc::downgrade(target), owner: owner.clone() });
+        Ok(owner)
+    }
+
+    /// Says so when a cache lies in memory: what it acknowledges ends with that.
+    pub(crate) fn warn_of_memory(
+        &self,
+        leaves: &Leaves,
+        ctx: &Context,
+        cache: &Rc<dyn BlockDevice>,
+    ) {
+        let Some(dm) = self.dm.upgrade() else { return };
+        for below in dm.at_the_bottom(cache) {
+            let Some(base) = below.as_base() else { continue };
+            let Some(end) = leaves.lasts_until(&base) else { continue };
+            leaves.warn(format!(
+                "{}: the cache is in memory ({}): what it holds, flushed data too, is gone when \
+                 {end}",
+                ctx.device(),
+                base.name()
+            ));
+        }
+    }
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon's configuration file: devices to create at start, in order, and its options.
+use std::path::{Path, PathBuf};
+
+use block::ErrorKind;
+use clap::Args;
+use control::{Failure, with_absolute_paths};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::rundir::refused;
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct ServeArgs {
+    /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) nbd: Vec<String>,
+    /// Serve the control API here too: `unix:PATH` or `HOST:PORT`. Whoever can connect to a TCP
+    /// port controls the daemon
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) http: Option<String>,
+    /// Show the devices as files below DIR, an empty directory: `DIR/dev/mapper/NAME`, and their
+    /// attributes below `DIR/sys/block/NAME`. Only the daemon's user may use them
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fuse: Option<PathBuf>,
+    /// Let TCP addresses be other than loopback. There is no encryption and no password
+    #[arg(long)]
+    pub(crate) allow_remote: bool,
+    /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
+    /// all of them, write caches with `parts` their parts; everything else is on the first. By
+    /// default 1
+    #[arg(long, value_name = "N")]
+    pub(crate) cores: Option<u32>,
+    /// Memory that devices may take together: the maps of write caches (32 bytes a block, more for
+    /// a moment while they are opened), the tables of compressed RAM disks, page caches (their
+    /// option `memory`) and `mem:SIZE`, all of it. What would take more is refused. By default
+    /// half of the machine's memory, or of the control group's limit
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// The device that a client gets who asks for the export with the empty name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) default_export: Option<String>,
+    /// How long an orderly end may take: 1s to 1h. By default 60s
+    #[arg(long, value_name = "TIME")]
+    pub(crate) shutdown_timeout: Option<String>,
+}
+
+/// A configuration that has been read and checked.
+#[derive(Debug, Default)]
+pub struct Config {
+    pub(crate) serve: ServeArgs,
+    pub(crate) devices: Vec<DeviceConfig>,
+}
+
+/// A device to create.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DeviceConfig {
+    /// `FILE: line N`: where messages about it point.
+    pub(crate) place: String,
+    pub(crate) name: String,
+    pub(crate) uuid: Option<String>,
+    /// With paths made absolute. Without, it is a compressed RAM disk that has no size yet.
+    pub(crate) table: Option<String>,
+    /// The token of an earlier refusal of the table.
+    pub(crate) force: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    nbd: Vec<String>,
+    http: Option<String>,
+    fuse: Option<PathBuf>,
+    #[serde(default)]
+    allow_remote: bool,
+    cores: Option<u32>,
+    memory: Option<String>,
+    default_export: Option<String>,
+    shutdown_timeout: Option<String>,
+    #[serde(default)]
+    device: Vec<Device>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Device {
+    name: Spanned<String>,
+    uuid: Option<String>,
+    table: Option<Spanned<String>>,
+    force: Option<String>,
+    #[serde(default)]
+    zram: bool,
+}
+
+impl Config {
+    /// Reads and checks `file`.
+    pub fn read(file: &Path) -> Result<Config, Failure> {
+        let shown = file.display();
+        let text =
+            std::fs::read_to_string(file).map_err(|e| refused(&e, format!("config {shown}")))?;
+        let path = std::path::absolute(file).map_err(|e| refused(&e, format!("config {shown}")))?;
+        let base = path.parent().map(PathBuf::from).unwrap_or_default();
+        parse(&text, &shown.to_string(), &base)
+    }
+
+    /// Lays options of the command line over those of the file.
+    #[must_use]
+    pub fn with_options(mut self, given: ServeArgs) -> Config {
+        let file = self.serve;
+        self.serve = ServeArgs {
+            nbd: if given.nbd.is_empty() { file.nbd } else { given.nbd },
+            http: given.http.or(file.http),
+            fuse: given.fuse.or(file.fuse),
+            allow_remote: given.allow_remote || file.allow_remote,
+            cores: given.cores.or(file.cores),
+            memory: given.memory.or(file.memory),
+            default_export: given.default_export.or(file.default_export),
+            shutdown_timeout: given.shutdown_timeout.or(file.shutdown_timeout),
+        };
+        self
+    }
+}
+
+fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
+    let line_of = |at: usize| text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
+    let invalid = |message| Failure::new(ErrorKind::Invalid, message);
+    let file: File = toml::from_str(text).map_err(|e| {
+        let place = e.span().map(|s| format!(": line {}", line_of(s.start))).unwrap_or_default();
+        let said = e.message().replace('\n', ", ");
+        invalid(format!("config {shown}{place}: {said}"))
+    })?;
+    let mut devices: Vec<DeviceConfig> = Vec::new();
+    for d in file.device {
+        let place = format!("config {shown}: line {}", line_of(d.name.span().start));
+        let name = d.name.into_inner();
+        if let Some(first) = devices.iter().find(|other| other.name == name) {
+            let message = format!("{place}: device {name}: the name is taken ({})", first.place);
+            return Err(invalid(message));
+        }
+        let table = match (d.table, d.zram) {
+            (Some(table), false) => Some(with_absolute_paths(table.get_ref().trim_end(), base)),
+            (None, true) => None,
+            (Some(_), true) | (None, false) => {
+                let wanted = "either `table` or `zram = true` is needed";
+                return Err(invalid(format!("{place}: device {name}: {wanted}")));
+            }
+        };
+        devices.push(DeviceConfig { place, name, uuid: d.uuid, table, force: d.force });
+    }
+    let serve = ServeArgs {
+        nbd: file.nbd,
+        http: file.http,
+        // As paths in tables: relative to the file.
+        fuse: file.fuse.map(|dir| base.join(dir)),
+        allow_remote: file.allow_remote,
+        cores: file.cores,
+        memory: file.memory,
+        default_export: file.default_export,
+        shutdown_timeout: file.shutdown_timeout,
+    };
+    Ok(Config { serve, devices })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, Failure> {
+        parse(text, "pond.toml", Path::new("/etc"))
+    }
+
+    #[test]
+    fn devices_keep_the_order_of_the_file_and_their_lines() {
+        let config = read(
+            "nbd = ['127.0.0.1:10809']\n\n[[device]]\nname = 'b'\ntable = '0 8 zero'\n\n\
+             [[device]]\nname = 'a'\nuuid = 'u'\n\
+             table = '''\n0 8 linear b 0\n8 8 linear ./x 0\n'''",
+        )
+        .unwrap();
+        assert_eq!(config.serve.nbd, ["127.0.0.1:10809"]);
+        let names: Vec<&str> = config.devices.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names, ["b", "a"]);
+        assert_eq!(config.devices[1].place, "config pond.toml: line 8");
+        let table = config.devices[1].table.as_deref();
+        assert_eq!(table, Some("0 8 linear b 0\n8 8 linear /etc/x 0"));
+        let config = read("[[device]]\nname = 'z'\nzram = true").unwrap();
+        assert_eq!(config.devices[0].table, None);
+    }
+
+    #[test]
+    fn errors_name_file_line_and_what_is_allowed() {
+        for (text, parts) in [
+            ("nbd = [", ["pond.toml: line 1", ""]),
+            ("\ncolour = 1", ["line 2: unknown field `colour`", "default_export"]),
+            ("[[device]]\nname = 'a'", ["line 2: device a: ", "`table` or `zram = true`"]),
+            ("[[device]]\nname = 'a'\ntable = ''\nzram = true", ["line 2: ", "either `table` or"]),
+            ("[[device]]\nname = 'a'\ntable = 7", ["line 3", "expected a string"]),
+            (
+                "[[device]]\nname='a'\ntable=''\n[[device]]\nname='a'\ntable=''",
+                ["line 5: device a: the name is taken", "line 2"],
+            ),
+        ] {
+            let e = read(text).unwrap_err();
+            assert!(parts.iter().all(|p| e.message.contains(p)), "{text:?}: {e}");
+            assert_eq!(e.kind(), Some(ErrorKind::Invalid));
+        }
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let given = ServeArgs { http: Some("unix:/a".into()), ..ServeArgs::default() };
+        let file = "nbd = ['unix:/n']\nhttp = 'unix:/b'\nfuse = 'pond'";
+        let config = read(file).unwrap().with_options(given);
+        assert_eq!(config.serve.http.as_deref(), Some("unix:/a"));
+        assert_eq!(config.serve.fuse.as_deref(), Some(Path::new("/etc/pond")));
+        assert_eq!(config.serve.nbd, ["unix:/n"]);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let e = Config::read(Path::new("/nonexistent/pond.toml")).unwrap_err();
+        assert_eq!(e.kind(), Some(ErrorKind::NoFile));
+        assert!(e.message.starts_with("config /nonexistent/pond.toml: "), "{e}");
+    }
+}

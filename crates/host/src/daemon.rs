@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon: starts everything in order, and ends it in order.
+//!
+//! ```text
+//!   start   lock · cores · NBD sockets · devices of the config · control socket · FUSE mount ·
+//!           serve · ready
+//!   stop    no new clients · files' requests end, unmount · requests end · devices settle ·
+//!           answers leave · cores end
+//! ```
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{ErrorKind, Nanos};
+use control::{EXIT_DONE, EXIT_FAILED, Failure, api, plain};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::addr::Addr;
+use crate::config::{Config, DeviceConfig};
+use crate::core_thread::{Core, Threads};
+use crate::engine::Engine;
+use crate::fuse_host::Fuse;
+use crate::http::{Connections, Listener, serve};
+use crate::memory;
+use crate::routes::State;
+use crate::rundir::{Lock, RunDir, refused};
+use crate::units::time;
+
+/// Exit code of a process that SIGINT has ended, as shells have it.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// Exit code of a process that SIGTERM has ended, as shells have it.
+const EXIT_TERMINATED: i32 = 143;
+
+/// How long an orderly end may take unless the user says so. Chosen: less than the 90 s after which
+/// systemd kills.
+const SHUTDOWN: Duration = Duration::from_secs(60);
+/// What a user may say.
+const SHUTDOWN_ALLOWED: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(3600);
+
+/// Most time for requests to files to end at shutdown; at most a quarter of all.
+const FILES_DRAIN: Duration = Duration::from_secs(30);
+/// The same when a device is suspended: what waits for it can't end.
+const FILES_DRAIN_SUSPENDED: Duration = Duration::from_secs(1);
+
+/// A daemon at work.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    run_dir: RunDir,
+    nbd: Vec<Addr>,
+    state: Arc<State>,
+    closing: watch::Sender<bool>,
+    connections: Connections,
+    threads: Threads,
+    sockets: Vec<PathBuf>,
+    fuse: Option<Fuse>,
+    /// How long an orderly end may take.
+    shutdown: Duration,
+    _lock: Lock,
+}
+
+impl Daemon {
+    /// Starts a daemon. When it returns, the config's devices are there and clients are served.
+    pub(crate) async fn start(run_dir: &RunDir, config: Config) -> Result<Daemon, Failure> {
+        let Config { serve: options, devices } = config;
+        let mut nbd = vec![Addr::Unix(run_dir.nbd())];
+        for text in &options.nbd {
+            nbd.push(Addr::parse("--nbd", text, options.allow_remote)?);
+        }
+        let mut http = vec![Addr::Unix(run_dir.control())];
+        if let Some(text) = &options.http {
+            http.push(Addr::parse("--http", text, options.allow_remote)?);
+        }
+        let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
+        let cores = options.cores.unwrap_or(1);
+        memory::set(options.memory.as_deref())?;
+        let lock = run_dir.take()?;
+        let (core, threads) = Core::start(options.default_export.clone(), cores)?;
+        let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;
+        let (files, nbd): (Vec<_>, Vec<Addr>) = taken.into_iter().unzip();
+        create(&core, devices).await?;
+        let sockets = unix_paths(nbd.iter().chain(&http));
+        let listeners: Vec<Listener> =
+            http.iter().map(Listener::bind).collect::<Result<_, Failure>>()?;
+        let fuse = match &options.fuse {
+            Some(dir) => Some(Fuse::start(dir, &core)?),
+            None => None,
+        };
+        let (closing, closed) = watch::channel(false);
+        let version = api::Version {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            cores,
+            nbd: nbd.iter().map(Addr::to_string).collect(),
+            default_export: options.default_export,
+        };
+        let state = Arc::new(State { core, version, closing: closed });
+        let connections = Connections::new();
+        for listener in listeners {
+            tokio::spawn(serve(listener, connections.clone(), state.clone()));
+        }
+        state.core.call(async move |e: Rc<Engine>| e.serve(&files)).await?;
+        let run_dir = run_dir.clone();
+        Ok(Daemon {
+            run_dir,
+            nbd,
+            state,
+            closing,
+            connections,
+            threads,
+            sockets,
+            fuse,
+            shutdown,
+            _lock: lock,
+        })
+    }
+
+    /// Where the devices are as files.
+    pub(crate) fn fuse_dir(&self) -> Option<&Path> {
+        self.fuse.as_ref().map(Fuse::dir)
+    }
+
+    /// Ends clients' requests, settles every device, and ends. Fails when one did not settle. Takes
+    /// no longer than the user allows: what has not ended by then ends with the process.
+    pub(crate) async fn stop(self) -> Result<(), Failure> {
+        let time = self.shutdown;
+        let stopped = tokio::time::timeout(time, self.stop_orderly()).await;
+        stopped.unwrap_or_else(|_| {
+            let seconds = time.as_secs();
+            let message = format!(
+                "shutdown: not all has ended within {seconds} s (--shutdown-timeout): the rest is \
+                 left as a power cut leaves it, and what was flushed is safe"
+            );
+            let failure = Failure::new(ErrorKind::Busy, message);
+            eprintln!("millpond: {failure}");
+            // Not by returning: threads hang that the runtime would wait for.
+            std::process::exit(EXIT_FAILED.into());
+        })
+    }
+
+    async fn stop_orderly(mut self) -> Result<(), Failure> {
+        let _ = self.closing.send(true); // the state holds a receiver
+        if let Some(fuse) = self.fuse.take() {
+            self.unmount(fuse).await?;
+        }
+        let time = Nanos(u64::try_from(self.shutdown.as_nanos()).unwrap_or(u64::MAX));
+        let failures = self.state.core.call(async move |e: Rc<Engine>| e.shutdown(time).await);
+        let failures = failures.await?;
+        for failure in &failures {
+            tracing::error!(error = %failure, "a device did not settle");
+        }
+        self.connections.drain().await;
+        self.state.core.end().await;
+        // They wait for threads and a file system, so not here: this thread keeps the time.
+        let (threads, sockets) = (self.threads, self.sockets);
+        let ended = tokio::task::spawn_blocking(move || {
+            threads.join();
+            for path in &sockets {
+                let _ = std::fs::remove_file(path); // gone is what it shall be
+            }
+        });
+        ended.await.map_err(|e| Failure::new(ErrorKind::Io, format!("the end: {e}")))?;
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    async fn unmount(&self, fuse: Fuse) -> Result<(), Failure> {
+        let devices = self.state.core.call(async |e: Rc<Engine>| e.devices()).await?;
+        let suspended = devices.iter().any(|d| d.suspended && d.live_table);
+        let patience = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
+        let patience = patience.min(self.shutdown / 4);
+        // It waits for threads, so not here.
+        let stopped = tokio::task::spawn_blocking(move || fuse.stop(patience)).await;
+        stopped.map_err(|e| Failure::new(ErrorKind::Io, format!("unmounting: {e}")))
+    }
+
+    /// Says so when the default export is no device, as after a misspelt name.
+    async fn warn_of_default_export(&self) -> Result<(), Failure> {
+        let Some(name) = self.state.version.default_export.clone() else { return Ok(()) };
+        let word = name.clone();
+        let is_there = async move |e: Rc<Engine>| e.dm.get(&word).is_ok();
+        if !self.state.core.call(is_there).await? {
+            tracing::warn!(
+                "default export `{name}`: no device has this name: clients that name no export \
+                 are refused until one is created"
+            );
+        }
+        Ok(())
+    }
+
+    /// One line that says that it is ready, and where.
+    fn ready_line(&self) -> String {
+        let nbd: Vec<String> = self.nbd.iter().map(|a| format!(" nbd={a}")).collect();
+        let fuse = self.fuse_dir().map(|dir| format!(" fuse={}", dir.display()));
+        format!(
+            "millpond: ready pid={} run_dir={}{}{}",
+            std::process::id(),
+            self.run_dir.path().display(),
+            nbd.concat(),
+            fuse.unwrap_or_default()
+        )
+    }
+}
+
+fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
+    let Some(text) = text else { return Ok(SHUTDOWN) };
+    let invalid = |e: &str| {
+        let message = format!("--shutdown-timeout {text}: {e}");
+        Failure::new(ErrorKind::Invalid, message)
+    };
+    let time = Duration::from_nanos(time(text).map_err(|e| invalid(&e))?.0);
+    if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
+}
+
+async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> {
+    let new = |d: &DeviceConfig| api::Create {
+        name: d.name.clone(),
+        uuid: d.uuid.clone(),
+        minor: None,
+        table: d.table.clone(),
+        force: d.force.clone(),
+        zram: d.table.is_none(),
+    };
+    let all: Vec<api::Create> = devices.iter().map(new).collect();
+    let done = core.call(async move |e: Rc<Engine>| e.create_all(all).await).await?;
+    done.map_err(|(nth, mut failure)| {
+        let DeviceConfig { place, name, .. } = &devices[nth];
+        // The message names the device already where it can; it is said once.
+        if let Some(rest) = failure.message.strip_prefix(&format!("{name}: ")) {
+            failure.message = rest.into();
+        }
+        failure.within(format!("{place}: device {name}"))
+    })
+}
+
+fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {
+    let path = |a: &Addr| match a {
+        Addr::Unix(path) => Some(path.clone()),
+        Addr::Tcp(_) => None,
+    };
+    addrs.filter_map(path).collect()
+}
+
+/// A panic anywhere ends the process at once, as a power cut does: what is on the media is whole.
+pub fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        print(info);
+        std::process::abort();
+    }));
+}
+
+/// Signals that end the daemon, with their names and exit codes.
+struct Ends {
+    term: Signal,
+    int: Signal,
+}
+
+impl Ends {
+    fn new() -> Result<Ends, Failure> {
+        let (term, int) = (SignalKind::terminate(), SignalKind::interrupt());
+        Ok(Ends { term: handler(term)?, int: handler(int)? })
+    }
+
+    async fn next(&mut self) -> (&'static str, i32) {
+        tokio::select! {
+            _ = self.term.recv() => ("SIGTERM", EXIT_TERMINATED),
+            _ = self.int.recv() => ("SIGINT", EXIT_INTERRUPTED),
+        }
+    }
+}
+
+fn handler(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|e| refused(&e, "signal handler"))
+}
+
+/// SIGHUP ends no daemon: a terminal that closes sends it, and who wants a config read again.
+fn survive_hangups() -> Result<(), Failure> {
+    let mut hangup = handler(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            tracing::info!("SIGHUP: changes nothing: the config is read at start only");
+        }
+    });
+    Ok(())
+}
+
+/// `millpond daemon`: runs until SIGTERM or SIGINT. Its exit code: who ended it asks only whether
+/// all has settled, not of what kind the failure was.
+pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
+    survive_hangups()?;
+    let mut ends = Ends::new()?;
+    let daemon = tokio::select! {
+        daemon = Daemon::start(run_dir, config) => daemon?,
+        (name, code) = ends.next() => {
+            // Nobody was served yet, so nobody was promised anything.
+            tracing::warn!(signal = name, "told to end while it starts: exits at once");
+            std::process::exit(code);
+        }
+    };
+    eprintln!("{}", plain(&daemon.ready_line()));
+    daemon.warn_of_default_export().await?;
+    // Not started by systemd: nobody to tell.
+    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+    let (name, _) = ends.next().await;
+    tracing::info!(signal = name, "shutting down");
+    let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    let stopped = tokio::select! {
+        stopped = daemon.stop() => stopped,
+        (name, code) = ends.next() => {
+            tracing::warn!(signal = name, "told to end again: exits at once");
+            std::process::exit(code);
+        }
+    };
+    if let Err(failure) = stopped {
+        eprintln!("millpond: {}", failure.within("daemon"));
+        return Ok(EXIT_FAILED);
+    }
+    tracing::info!("all devices are settled");
+    Ok(EXIT_DONE)
+}

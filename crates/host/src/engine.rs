@@ -1,0 +1,593 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What lives on the core: the device mapper, the leaves, the NBD server; and the verbs on them.
+//!
+//! Invariants
+//! - E1 It is touched on the core's thread only, inside closures that [`crate::core_thread::Core`] sends.
+//! - E2 Shutting down settles devices from the top of each stack to its bottom, after the last
+//!   client request has ended, so that what a device writes while it settles is settled below it.
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Access, Class, CoreId, Error, ErrorKind, Nanos, Sector, Unsaved};
+use control::{Failure, api};
+use dm::{DeviceInfo, Dm, Remove};
+use nbd::{Options, Peer, Server};
+use reactor::{FileId, WaitList, flush, now, sleep, spawn};
+use uring::Files;
+
+use crate::addr::Addr;
+use crate::claims::Claims;
+use crate::exported::ExportedDevice;
+use crate::exports::DmExports;
+use crate::leaf_word::{Word, names_a_leaf, parse};
+use crate::leaves::Leaves;
+use crate::retry::{STARTING, patiently};
+use crate::secondary::{Owner, Shards};
+use crate::zram_factory::Ground;
+use crate::{sysfs, targets};
+
+/// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
+/// little. At most a quarter of all time.
+const DRAIN: Nanos = Nanos::from_secs(35);
+/// The same when a device is suspended: what waits for it can't end, so nobody waits for that long.
+const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
+/// How often shutdown looks whether they have.
+const LOOK: Nanos = Nanos::from_millis(5);
+/// How often `wait` looks at the event number; a person or a script waits there.
+const LOOK_EVENT: Nanos = Nanos::from_millis(20);
+/// Only its owner may connect.
+const SOCKET_MODE: u32 = 0o600;
+
+/// Data of NBD clients in flight: no more than a quarter of what devices may take, but always two
+/// of the largest requests. Chosen.
+fn nbd_bytes_max(most: u64, memory: u64) -> u64 {
+    most.min((memory / 4).max(64 << 20))
+}
+
+pub(crate) struct Engine {
+    pub(crate) dm: Rc<Dm>,
+    pub(crate) leaves: Leaves,
+    pub(crate) server: Server,
+    /// Lends devices to the other cores.
+    pub(crate) owner: Rc<Owner>,
+    /// Knows the engines of all devices.
+    pub(crate) claims: Rc<Claims>,
+    /// Makes compressed RAM disks without a table.
+    zram: Ground,
+    files: Files,
+    ended: Cell<bool>,
+}
+
+impl Engine {
+    /// `cores` are all on which parts of devices may be, this one first.
+    pub(crate) fn new(
+        files: Files,
+        default_export: Option<String>,
+        shards: Arc<Shards>,
+        cores: &[CoreId],
+    ) -> Engine {
+        let leaves = Leaves::new(files.clone());
+        reactor::spawn(leaves.clone().tell_failures());
+        let dm = Dm::new(Rc::new(leaves.clone()));
+        dm.on_kept(|device, unsaved| tracing::warn!(device, "{}", kept(unsaved)));
+        let (zram, claims) = targets::register(&dm, &leaves, cores);
+        let owner = Owner::new(shards, &dm, leaves.clone());
+        let exports = DmExports::new(dm.clone(), default_export);
+        let defaults = Options::default();
+        let bytes_max = nbd_bytes_max(defaults.bytes_max, reactor::memory().limit());
+        let server = Server::new(Rc::new(exports), Options { bytes_max, ..defaults });
+        Engine { dm, leaves, server, owner, claims, zram, files, ended: Cell::new(false) }
+    }
+
+    /// Whether [`Engine::end`] was called.
+    pub(crate) fn ended(&self) -> bool {
+        self.ended.get()
+    }
+
+    /// Lets the core's loop end.
+    pub(crate) fn end(&self) {
+        self.ended.set(true);
+    }
+
+    /// Takes addresses for the NBD server, without serving yet; returns them as they came out.
+    pub(crate) async fn listen(
+        &self,
+        addrs: &[Addr],
+    ) -> Result<Vec<((FileId, Peer), Addr)>, Failure> {
+        let mut taken = Vec::new();
+        for addr in addrs {
+            let listening = patiently(STARTING, async || self.listen_once(addr)).await;
+            let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
+            let (file, addr) = listening.map_err(failed)?;
+            let peer = match addr {
+                Addr::Unix(_) => Peer::Local,
+                Addr::Tcp(_) => Peer::Network,
+            };
+            taken.push(((file, peer), addr));
+        }
+        Ok(taken)
+    }
+
+    fn listen_once(&self, addr: &Addr) -> Result<(FileId, Addr), Error> {
+        match addr {
+            Addr::Unix(path) => Ok((self.files.listen_unix(path, SOCKET_MODE)?, addr.clone())),
+            Addr::Tcp(tcp) => self.files.listen_tcp(*tcp).map(|(file, tcp)| (file, Addr::Tcp(tcp))),
+        }
+    }
+
+    /// Serves NBD to who connects.
+    pub(crate) fn serve(&self, listeners: &[(FileId, Peer)]) {
+        for (listener, peer) in listeners {
+            self.server.serve(*listener, *peer);
+        }
+    }
+
+    /// Creates the devices of a config, in order; on failure tells which one it was about.
+    pub(crate) async fn create_all(
+        &self,
+        devices: Vec<api::Create>,
+    ) -> Result<(), (usize, Failure)> {
+        self.leaves.set_patience(STARTING);
+        for (nth, device) in devices.into_iter().enumerate() {
+            self.create(device, &|| true).await.map_err(|failure| (nth, failure))?;
+        }
+        self.leaves.set_patience(Nanos::ZERO);
+        Ok(())
+    }
+
+    /// Makes a device. Nothing is made when `is_wanted` says no before anything was changed.
+    pub(crate) async fn create(
+        &self,
+        new: api::Create,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Changed, Failure> {
+        let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
+        match (new.zram, table) {
+            (false, _) => {
+                let force = new.force.as_deref();
+                let mark = self.files.closes_begun();
+                let (name, minor) = (&new.name, new.minor);
+                let created = self.dm.create_at(name, uuid, minor, table, force, is_wanted).await;
+                if created.is_err() {
+                    // What it had opened is free when its caller hears of it.
+                    self.files.closed_since(mark).await;
+                }
+                drop(created?);
+            }
+            (true, None) => {
+                let face = self.zram.unconfigured();
+                self.dm.create_bare(&new.name, uuid, new.minor, face)?;
+            }
+            (true, Some(_)) => {
+                let e = format!("{}: `zram` makes it without a table: give one of them", new.name);
+                return Err(Error::invalid(e).into());
+            }
+        }
+        tracing::info!(device = new.name, "device created");
+        self.changed(&new.name)
+    }
+
+    /// Loads a table, unless `is_wanted` says no by the time it has been constructed.
+    pub(crate) async fn load(
+        &self,
+        name: &str,
+        new: &api::Load,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Changed, Failure> {
+        let mark = self.files.closes_begun();
+        let force = new.force.as_deref();
+        let loaded = self.dm.load_forced(name, &new.table, force, is_wanted).await;
+        self.files.closed_since(mark).await;
+        loaded?;
+        tracing::info!(device = name, "table loaded");
+        self.changed(name)
+    }
+
+    pub(crate) async fn clear(&self, name: &str) -> Result<api::Changed, Failure> {
+        let mark = self.files.closes_begun();
+        self.dm.clear(name).await?;
+        self.files.closed_since(mark).await;
+        self.changed(name)
+    }
+
+    pub(crate) async fn suspend(&self, name: &str) -> Result<api::Changed, Failure> {
+        self.dm.suspend(name).await?;
+        tracing::info!(device = name, "device suspended");
+        self.changed(name)
+    }
+
+    pub(crate) async fn resume(
+        &self,
+        name: &str,
+        how: &api::Resume,
+    ) -> Result<api::Changed, Failure> {
+        let mark = self.files.closes_begun();
+        let resumed = self.dm.resume_forced(name, how.force.as_deref()).await;
+        self.files.closed_since(mark).await;
+        resumed?;
+        tracing::info!(device = name, "device resumed");
+        self.changed(name)
+    }
+
+    pub(crate) async fn remove(
+        &self,
+        name: &str,
+        how: Remove,
+        force: Option<&str>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Removed, Failure> {
+        if how == Remove::Drained {
+            // It may take hours: who asked for the removal may have gone since.
+            self.dm.write_back_unused(name).await?;
+            check_wanted(name, is_wanted)?;
+        }
+        let mark = self.files.closes_begun();
+        let removed = self.dm.remove_forced(name, how, force).await;
+        self.files.closed_since(mark).await;
+        let unsaved = removed?;
+        tracing::info!(device = name, ?how, "device removed");
+        let warning = |unsaved| format!("{name}: {}", kept(unsaved));
+        Ok(api::Removed { warnings: unsaved.iter().map(warning).collect() })
+    }
+
+    pub(crate) fn rename(&self, name: &str, to: &api::Rename) -> Result<api::Changed, Failure> {
+        match (&to.name, &to.uuid) {
+            (Some(new), None) => {
+                self.dm.rename(name, new)?;
+                tracing::info!(device = name, new, "device renamed");
+                self.changed(new)
+            }
+            (None, Some(uuid)) => {
+                self.dm.set_uuid(name, uuid)?;
+                self.changed(name)
+            }
+            _ => Err(Error::invalid("rename takes either `name` or `uuid`").into()),
+        }
+    }
+
+    pub(crate) async fn message(&self, name: &str, m: api::Message) -> Result<api::Reply, Failure> {
+        let reply = self.dm.message(name, Sector(m.sector), m.words).await?;
+        Ok(api::Reply { reply })
+    }
+
+    /// Waits until nothing else changes the device, so that a change that begins then does so at
+    /// once. Fails when nobody waits for it any more: it has changed nothing.
+    pub(crate) async fn turn(
+        &self,
+        name: &str,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), Failure> {
+        loop {
+            check_wanted(name, is_wanted)?;
+            // An unknown device is for the verb to tell.
+            if !self.dm.get(name).is_ok_and(|device| device.is_changing()) {
+                return Ok(());
+            }
+            sleep(LOOK_EVENT).await;
+        }
+    }
+
+    /// Waits until the event number is not `seen` (by default the one now), or until nobody waits
+    /// any more. Looks from time to time: the sign that a client has gone comes from a thread
+    /// that can't wake a task here.
+    pub(crate) async fn wait(
+        &self,
+        name: &str,
+        seen: Option<u32>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Event, Failure> {
+        let device = self.dm.get(name)?;
+        let event_nr = || device.info().event_nr;
+        let seen = seen.unwrap_or_else(event_nr);
+        while event_nr() == seen && is_wanted() {
+            sleep(LOOK_EVENT).await;
+        }
+        Ok(api::Event { event_nr: event_nr() })
+    }
+
+    pub(crate) fn devices(&self) -> Vec<api::Device> {
+        self.dm.list().into_iter().map(device).collect()
+    }
+
+    pub(crate) fn device(&self, name: &str) -> Result<api::Device, Failure> {
+        Ok(device(self.dm.info(name)?))
+    }
+
+    pub(crate) async fn status(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
+        self.dm.get(name)?.refresh().await;
+        Ok(self.dm.status(name)?.into_iter().map(line).collect())
+    }
+
+    pub(crate) fn table(
+        &self,
+        name: &str,
+        slot: api::TableSlot,
+    ) -> Result<Vec<api::Line>, Failure> {
+        let device = self.dm.get(name)?;
+        let lines = match slot {
+            api::TableSlot::Live => device.table(),
+            api::TableSlot::Inactive => device.inactive_table(),
+        };
+        Ok(lines.into_iter().map(line).collect())
+    }
+
+    pub(crate) fn deps(&self, name: &str) -> Result<Vec<api::Dependency>, Failure> {
+        let deps = self.dm.deps(name)?.into_iter();
+        Ok(deps.map(|d| api::Dependency { name: d.name, number: d.number }).collect())
+    }
+
+    pub(crate) fn targets(&self) -> Vec<api::TargetType> {
+        let targets = self.dm.targets().into_iter();
+        targets.map(|t| api::TargetType { name: t.name.into(), version: t.version }).collect()
+    }
+
+    /// The open leaf of this name, if no mapped device has it. Errors: `ENXIO` when it is a path
+    /// and no table has it open.
+    async fn leaf(&self, name: &str) -> Result<Option<ExportedDevice>, Failure> {
+        if !names_a_leaf(name) || self.dm.get(name).is_ok() {
+            return Ok(None); // an unknown mapped device is for its verb to tell
+        }
+        self.leaves.find(name).await?.map(|leaf| Some(ExportedDevice::Leaf(leaf))).ok_or_else(
+            || {
+                let open = self.leaves.opened();
+                let open: Vec<&str> = open.iter().map(|leaf| leaf.name()).collect();
+                let open = if open.is_empty() { "none".to_owned() } else { open.join(", ") };
+                let hint = "allowed are mapped devices and the leaves that tables have open";
+                Error::not_found(format!("{name}: no such device: {hint}, now {open}")).into()
+            },
+        )
+    }
+
+    pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
+        let mut all = api::Attributes::new();
+        if let Some(leaf) = self.leaf(name).await? {
+            for attr in sysfs::attributes(&self.dm, &leaf).into_iter().filter(sysfs::is_line) {
+                let value = sysfs::get(&self.dm, &leaf, &attr.path).await?;
+                all.insert(attr.path, value);
+            }
+            return Ok(all);
+        }
+        for attr in self.dm.attributes(name)? {
+            if matches!(self.dm.access(name, attr)?, Access::Read | Access::ReadWrite) {
+                all.insert(attr.into(), self.dm.get_attribute(name, attr).await?);
+            }
+        }
+        Ok(all)
+    }
+
+    pub(crate) async fn attribute(
+        &self,
+        name: &str,
+        attr: &str,
+    ) -> Result<api::Attribute, Failure> {
+        let value = match self.leaf(name).await? {
+            Some(leaf) => sysfs::get(&self.dm, &leaf, attr).await?,
+            None => self.dm.get_attribute(name, attr).await?,
+        };
+        Ok(api::Attribute { value })
+    }
+
+    pub(crate) async fn set_attribute(
+        &self,
+        name: &str,
+        attr: &str,
+        value: &str,
+    ) -> Result<api::Attribute, Failure> {
+        if let Some(leaf) = self.leaf(name).await? {
+            sysfs::set(&self.dm, &leaf, attr, value).await?;
+            return self.attribute(name, attr).await;
+        }
+        let mark = self.files.closes_begun();
+        let set = self.dm.set_attribute(name, attr, value).await;
+        self.files.closed_since(mark).await;
+        set?;
+        tracing::info!(device = name, attr, value, "attribute set");
+        match self.dm.access(name, attr) {
+            Ok(access) if access.reads() => self.attribute(name, attr).await,
+            // A command has no value; and what it did may have taken the attribute away.
+            Ok(_) | Err(_) => Ok(api::Attribute { value: value.to_owned() }),
+        }
+    }
+
+    fn changed(&self, name: &str) -> Result<api::Changed, Failure> {
+        let warnings = self.leaves.take_warnings();
+        Ok(api::Changed { device: self.device(name)?, warnings })
+    }
+
+    /// Ends clients' requests, settles every device (E2), and makes the leaves durable, all in less
+    /// than `time`. Returns what failed, and what did not end.
+    pub(crate) async fn shutdown(&self, time: Nanos) -> Vec<Failure> {
+        let drained = Rc::new(Cell::new(false));
+        let (server, done) = (self.server.clone(), drained.clone());
+        spawn(async move {
+            server.shutdown().await;
+            done.set(true);
+        });
+        let suspended = self.dm.list().iter().any(|d| d.suspended && d.live_table);
+        let drain = if suspended { DRAIN_SUSPENDED } else { DRAIN };
+        let deadline = now() + drain.min(Nanos(time.0 / 4));
+        while !drained.get() && now() < deadline {
+            sleep(LOOK).await;
+        }
+        if !drained.get() {
+            tracing::warn!("clients' requests did not end in time and are dropped unanswered");
+        }
+        // What waits for a resume has nobody left who could resume it, and nothing may wait for it.
+        self.dm.end_waiting();
+        let settling = Rc::new(Settling::default());
+        self.settle(&settling);
+        settling.ended_within(Nanos(time.0 / 4)).await;
+        // Once for each leaf, whatever stands on it: what clients wrote and did not flush, too.
+        for leaf in self.leaves.opened() {
+            let (settling, key) = (settling.clone(), format!("{}: flush", leaf.name()));
+            settling.begin(&key);
+            spawn(async move {
+                let flushed = flush(&*leaf, Class::Foreground).await;
+                settling.end(
+                    &key,
+                    flushed.map_err(|status| {
+                        let message = format!("shutdown: {key}: {status}");
+                        Failure::new(ErrorKind::Io, message)
+                    }),
+                );
+            });
+        }
+        settling.ended_within(Nanos(time.0 / 8)).await;
+        let mut failures = settling.failures.take();
+        for what in settling.left.borrow().iter() {
+            let why =
+                "has not ended in time: what it holds stays where it is, as after a power cut";
+            failures.push(Failure::new(ErrorKind::Busy, format!("shutdown: {what} {why}")));
+        }
+        failures
+    }
+
+    /// Settles every device, each when those that stand on it have settled.
+    fn settle(&self, settling: &Rc<Settling>) {
+        let mut above: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let names: Vec<String> = self.dm.list().into_iter().map(|info| info.name).collect();
+        for name in &names {
+            settling.begin(name);
+            for dep in self.dm.deps(name).unwrap_or_default() {
+                above.entry(dep.name).or_default().push(name.clone());
+            }
+        }
+        for name in names {
+            let (dm, settling) = (self.dm.clone(), settling.clone());
+            let above = above.remove(&name).unwrap_or_default();
+            spawn(async move {
+                settling.wait_for(&above).await;
+                let settled = match dm.suspend(&name).await {
+                    // Somebody has removed it meanwhile: then it has settled.
+                    Err(_) if dm.get(&name).is_err() => Ok(()),
+                    settled => settled,
+                };
+                if let Ok(device) = dm.get(&name) {
+                    for unsaved in device.unsaved().await {
+                        tracing::warn!(device = name, "{}", kept(&unsaved));
+                    }
+                }
+                let place = format!("shutdown: {name}");
+                settling.end(&name, settled.map_err(|e| Failure::from(e).within(place)));
+            });
+        }
+    }
+}
+
+/// What has to end at shutdown, by name.
+#[derive(Default)]
+struct Settling {
+    left: RefCell<BTreeSet<String>>,
+    failures: RefCell<Vec<Failure>>,
+    news: WaitList,
+}
+
+impl Settling {
+    fn begin(&self, name: &str) {
+        self.left.borrow_mut().insert(name.to_owned());
+    }
+
+    fn end(&self, name: &str, result: Result<(), Failure>) {
+        self.left.borrow_mut().remove(name);
+        self.failures.borrow_mut().extend(result.err());
+        self.news.wake_all();
+    }
+
+    async fn wait_for(&self, names: &[String]) {
+        let left = |name: &String| self.left.borrow().contains(name);
+        self.news.wait_for(|| !names.iter().any(left)).await;
+    }
+
+    /// Waits until all has ended, at most for `time`.
+    async fn ended_within(&self, time: Nanos) {
+        let deadline = now() + time;
+        while !self.left.borrow().is_empty() && now() < deadline {
+            sleep(LOOK).await;
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine({:?}, {:?}, {:?})", self.dm, self.leaves, self.server)
+    }
+}
+
+fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
+    let gone = || Error::busy(format!("{name}: who asked for it has gone"));
+    if is_wanted() { Ok(()) } else { Err(gone()) }
+}
+
+/// What to know of blocks that stay in a cache without a device.
+fn kept(unsaved: &Unsaved) -> String {
+    let Unsaved { cache, start, origin, .. } = unsaved;
+    if let Ok(Word::Mem(_) | Word::Null(_)) = parse(cache) {
+        return format!(
+            "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
+             {origin} alone is stale"
+        );
+    }
+    let start = match *start {
+        Sector::ZERO => String::new(),
+        start => format!(" --start-sector {start}"),
+    };
+    let recover = match (path_of(cache), path_of(origin)) {
+        (Some(cache), Some(origin)) => format!(
+            ", or `millpond recover --cache {}{start} --origin {}`,",
+            cache.display(),
+            origin.display()
+        ),
+        _ => String::new(),
+    };
+    format!(
+        "{unsaved} stay there, and {origin} alone is stale: only a table over both{recover} brings \
+         them together"
+    )
+}
+
+/// The path that a word of a table means, if a tool can open what it means.
+fn path_of(word: &str) -> Option<PathBuf> {
+    match parse(word) {
+        Ok(Word::Path(path) | Word::Pmem(path)) => Some(path),
+        Ok(Word::Nbd(_) | Word::Mem(_) | Word::Null(_)) | Err(_) => None,
+    }
+}
+
+fn device(info: DeviceInfo) -> api::Device {
+    api::Device {
+        name: info.name,
+        uuid: info.uuid,
+        major: info.major,
+        minor: info.minor,
+        size_sectors: info.size_sectors,
+        suspended: info.suspended,
+        read_only: info.read_only,
+        deferred_remove: info.deferred_remove,
+        live_table: info.live_table,
+        inactive_table: info.inactive_table,
+        open_count: info.open_count,
+        event_nr: info.event_nr,
+        targets: info.targets,
+    }
+}
+
+fn line(l: dm::TargetLine) -> api::Line {
+    api::Line { start: l.start, length: l.len, target: l.kind, params: l.params }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_in_flight_are_a_share_of_the_memory() {
+        for (memory_mib, most_mib) in [(1, 64), (256, 64), (1024, 256), (2048, 512), (1 << 40, 512)]
+        {
+            assert_eq!(nbd_bytes_max(512 << 20, memory_mib << 20), most_mib << 20, "{memory_mib}");
+        }
+    }
+}

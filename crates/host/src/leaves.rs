@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Leaves: what tables name besides mapped devices. Paths, `pmem:PATH`, `nbd://HOST/EXPORT`,
+//! `mem:SIZE` and `null:SIZE`.
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
+
+use block::{Base, BlockDevice, Error, ErrorKind, LocalFuture, Nanos};
+use dm::Resolver;
+use queue::wbt::SharedWbt;
+use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null};
+use reactor::{FileId, WaitList};
+use uring::{Files, OpenOptions, SharedFile};
+
+use crate::leaf_word::{OwnMount, PMEM, Word, parse};
+use crate::retry::patiently;
+
+/// A leaf of core 0 on its way to another core.
+#[derive(Clone, Debug)]
+pub struct SharedLeaf {
+    /// The same for the same open leaf only.
+    pub(crate) id: u64,
+    leaf: queue::SharedLeaf,
+    /// The driver's file, of a leaf that is on one.
+    file: Option<SharedFile>,
+}
+
+impl SharedLeaf {
+    /// Whether its bios complete as they are submitted.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.leaf.is_in_memory()
+    }
+
+    /// Opens the leaf on this core. Dropping it ends only this core's use.
+    pub(crate) fn open(&self, files: &Files) -> Rc<dyn Leaf> {
+        self.leaf.open(|| {
+            let file = self.file.as_ref().expect("shared with the leaf of a file");
+            (files.adopt(file), closer(files))
+        })
+    }
+}
+
+fn closer(files: &Files) -> Box<dyn FnOnce(FileId)> {
+    let files = files.clone();
+    Box::new(move |file| files.close(file))
+}
+
+/// Opens leaves, and remembers which are open and what there was to say about them. Clones are the
+/// same.
+#[derive(Clone)]
+pub struct Leaves(Rc<Shared>);
+
+/// A leaf that is open or was.
+struct Entry {
+    id: u64,
+    /// The same for two words exactly when they mean the same.
+    key: String,
+    place: Place,
+    leaf: Weak<dyn Leaf>,
+}
+
+/// Where the content of a leaf lies.
+#[derive(Debug, Default)]
+struct Place {
+    /// The disk, where that is known.
+    disk: Option<String>,
+    /// When its content is lost, if it is on no disk.
+    lost_when: Option<&'static str>,
+}
+
+struct Shared {
+    /// Absent where there is no io_uring: then only what is in memory can be opened.
+    files: Option<Files>,
+    open: RefCell<Vec<Entry>>,
+    /// From how many on those that are closed are looked for.
+    tidy_at: Cell<usize>,
+    next_id: Cell<u64>,
+    warnings: RefCell<Vec<String>>,
+    patience: Cell<Nanos>,
+    alarm: Rc<WaitList>,
+    /// Where our own devices are files: to open one there would be to wait for oneself.
+    own_mount: RefCell<Option<PathBuf>>,
+}
+
+/// The leaf as one that takes requests of any sectors: merged, where its blocks are larger.
+fn taking_sectors<D: BlockLeaf + 'static>(leaf: D) -> Rc<dyn Leaf> {
+    match MergingLeaf::<D>::is_needed(&leaf.limits()) {
+        true => Rc::new(MergingLeaf::new(leaf)),
+        false => Rc::new(leaf),
+    }
+}
+
+/// Fewer leaves than this are kept in the list after they are closed.
+const CLOSED_MAX: usize = 64;
+/// Device failures are told at most this often.
+const TELL_EVERY: Nanos = Nanos::from_secs(1);
+
+impl Leaves {
+    pub fn new(files: Files) -> Leaves {
+        Leaves::with(Some(files))
+    }
+
+    /// Leaves of a core without files: `mem:` and `null:` only.
+    pub fn in_memory() -> Leaves {
+        Leaves::with(None)
+    }
+
+    fn with(files: Option<Files>) -> Leaves {
+        Leaves(Rc::new(Shared {
+            files,
+            open: RefCell::default(),
+            tidy_at: Cell::new(CLOSED_MAX),
+            next_id: Cell::new(0),
+            warnings: RefCell::default(),
+            patience: Cell::new(Nanos::ZERO),
+            alarm: Rc::default(),
+            own_mount: RefCell::default(),
+        }))
+    }
+
+    /// A task: logs what devices fail, with operation, sector and cause, a line a device a second.
+    pub(crate) async fn tell_failures(self) {
+        let mut told: BTreeMap<String, u64> = BTreeMap::new();
+        loop {
+            let news = |told: &BTreeMap<String, u64>| -> Vec<Rc<dyn Leaf>> {
+                let seen = |l: &dyn Leaf| told.get(l.name()).copied().unwrap_or(0);
+                self.opened().into_iter().filter(|l| l.stats().failures() > seen(&**l)).collect()
+            };
+            self.0.alarm.wait_for(|| !news(&told).is_empty()).await;
+            for leaf in news(&told) {
+                let failures = leaf.stats().failures();
+                if let Some(e) = leaf.stats().last_error() {
+                    let (op, sector, cause) = (e.op, e.sector, e.cause);
+                    tracing::error!(device = e.device, %op, %sector, %cause, failures, "failed");
+                }
+                told.insert(leaf.name().to_owned(), failures);
+            }
+            reactor::sleep(TELL_EVERY).await;
+            told.retain(|name, _| self.opened().iter().any(|l| l.name() == name));
+        }
+    }
+
+    /// The leaves that are open now.
+    pub fn opened(&self) -> Vec<Rc<dyn Leaf>> {
+        self.0.open.borrow().iter().filter_map(|one| one.leaf.upgrade()).collect()
+    }
+
+    /// The leaf that is this base, for other cores; nothing when it is none, and when it merges:
+    /// that is done on this core only, and the others send their bios here.
+    pub(crate) fn share(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
+        let merges = self.entry_of(base, |_, leaf| leaf.merges()) == Some(true);
+        if merges { None } else { self.share_blocks(base) }
+    }
+
+    /// The same for who writes whole blocks, and no others' blocks: there a leaf that merges is one
+    /// that takes nothing smaller.
+    pub fn share_blocks(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
+        self.entry_of(base, |entry, leaf| {
+            // A connection belongs to its core: the others send their bios there.
+            let shared = leaf.share()?;
+            let file = match (leaf.file(), &self.0.files) {
+                (None, _) => None,
+                (Some(file), files) => Some(files.as_ref()?.share(file)?),
+            };
+            Some(SharedLeaf { id: entry.id, leaf: shared, file })
+        })?
+    }
+
+    /// What `f` finds about the open leaf that is this base.
+    fn entry_of<T>(
+        &self,
+        base: &Rc<dyn Base>,
+        f: impl FnOnce(&Entry, &dyn Leaf) -> T,
+    ) -> Option<T> {
+        let open = self.0.open.borrow();
+        let found = open.iter().find(|e| std::ptr::addr_eq(e.leaf.as_ptr(), Rc::as_ptr(base)))?;
+        let leaf = found.leaf.upgrade()?;
+        Some(f(found, &*leaf))
+    }
+
+    /// When the content of this base is lost, if it is on no disk.
+    pub(crate) fn lasts_until(&self, base: &Rc<dyn Base>) -> Option<&'static str> {
+        self.entry_of(base, |entry, _| entry.place.lost_when)?
+    }
+
+    /// The open leaf that was shared with this id.
+    pub(crate) fn by_id(&self, id: u64) -> Option<Rc<dyn Leaf>> {
+        self.0.open.borrow().iter().find(|one| one.id == id)?.leaf.upgrade()
+    }
+
+    /// The open leaf that a table's word means.
+    pub(crate) async fn find(&self, word: &str) -> Result<Option<Rc<dyn Leaf>>, Error> {
+        let named = self.opened().into_iter().find(|leaf| leaf.name() == word);
+        if named.is_some() {
+            return Ok(named);
+        }
+        let key = self.key(word).await?;
+        let open = self.0.open.borrow();
+        let same = open.iter().filter(|one| one.key == key);
+        Ok(same.filter_map(|one| one.leaf.upgrade()).next())
+    }
+
+    /// One spelling for all words that mean the same leaf.
+    async fn key(&self, word: &str) -> Result<String, Error> {
+        let (path, prefix) = match parse(word) {
+            Ok(Word::Path(path)) => (path, ""),
+            Ok(Word::Pmem(path)) => (path, PMEM),
+            Ok(Word::Nbd(uri)) => return Ok(uri.canonical()),
+            Ok(Word::Mem(_) | Word::Null(_)) | Err(_) => return Ok(word.into()),
+        };
+        let Some(files) = &self.0.files else { return Ok(word.into()) };
+        let (own, what, word) = (self.own_mount(), path.display().to_string(), word.to_owned());
+        let look = move || {
+            if own.has(&path) {
+                return Ok(word);
+            }
+            Ok(Files::identity(&path).map_or(word, |same| format!("{prefix}{same}")))
+        };
+        files.away(&what, look).await
+    }
+
+    /// Runs `work`, which may wait for a file system, where no device waits for it. `what` is said
+    /// when it takes too long.
+    pub(crate) async fn away<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        match &self.0.files {
+            Some(files) => files.away(what, work).await,
+            // No daemon: nobody else waits.
+            None => work(),
+        }
+    }
+
+    /// What was to say about leaves opened since the last call.
+    pub(crate) fn take_warnings(&self) -> Vec<String> {
+        self.0.warnings.take()
+    }
+
+    /// Something to say with the answer to the request that is under way.
+    pub(crate) fn warn(&self, warning: String) {
+        tracing::warn!("{warning}");
+        self.0.warnings.borrow_mut().push(warning);
+    }
+
+    /// How long to wait from now on for what is in use.
+    pub(crate) fn set_patience(&self, patience: Nanos) {
+        self.0.patience.set(patience);
+    }
+
+    /// Refuses paths below `dir` from now on.
+    pub(crate) fn set_own_mount(&self, dir: Option<PathBuf>) {
+        self.0.own_mount.replace(dir);
+    }
+
+    /// Where our own devices are files.
+    pub(crate) fn own_mount(&self) -> OwnMount {
+        OwnMount(self.0.own_mount.borrow().clone())
+    }
+
+    async fn open_word(self, word: String) -> Result<Rc<dyn Leaf>, Error> {
+        let (leaf, key, place) = match parse(&word)? {
+            Word::Mem(capacity) => {
+                let leaf: Rc<dyn Leaf> = Rc::new(Mem::new(&*word, capacity)?);
+                (leaf, word, Place { disk: None, lost_when: Some("the daemon ends") })
+            }
+            Word::Null(capacity) => {
+                let leaf: Rc<dyn Leaf> = Rc::new(Null::new(&*word, capacity));
+                (leaf, word, Place::default())
+            }
+            Word::Nbd(uri) => {
+                let key = uri.canonical();
+                let client = uri.open(word, self.files()?.clone()).await?;
+                (taking_sectors(client), key, Place::default())
+            }
+            Word::Path(path) => {
+                let options = OpenOptions::default();
+                let open = async || self.open_path(&path, &word, options).await;
+                patiently(self.0.patience.get(), open).await?
+            }
+            Word::Pmem(path) => {
+                let options = OpenOptions { mapped: true, ..OpenOptions::default() };
+                let open = async || self.open_path(&path, &word, options).await;
+                patiently(self.0.patience.get(), open).await?
+            }
+        };
+        leaf.stats().set_alarm(self.0.alarm.clone());
+        let mut open = self.0.open.borrow_mut();
+        // Not at each one: a table may open as many as it has lines.
+        if open.len() >= self.0.tidy_at.get() {
+            open.retain(|one| one.leaf.strong_count() > 0);
+            self.0.tidy_at.set(2 * open.len() + CLOSED_MAX);
+        }
+        let id = self.0.next_id.replace(self.0.next_id.get() + 1);
+        open.push(Entry { id, key, place, leaf: Rc::downgrade(&leaf) });
+        Ok(leaf)
+    }
+
+    fn files(&self) -> Result<&Files, Error> {
+        let hint = "sockets and files need io_uring; without it mem:SIZE and null:SIZE are allowed";
+        self.0.files.as_ref().ok_or_else(|| Error::new(ErrorKind::NotSupported, hint))
+    }
+
+    /// The leaf that is the same file, opened in the other way.
+    async fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<dyn Leaf>> {
+        let path = path.to_string_lossy();
+        let other = if mapped { path.into_owned() } else { format!("{PMEM}{path}") };
+        self.find(&other).await.ok().flatten()
+    }
+
+    /// The throttle of the open leaves on this disk: it has one queue.
+    fn wbt_of_disk(&self, disk: Option<&str>) -> Option<SharedWbt> {
+        let disk = disk?;
+        self.0.open.borrow().iter().find_map(|entry| {
+            let leaf =
+                entry.leaf.upgrade().filter(|_| entry.place.disk.as_deref() == Some(disk))?;
+            Some(leaf.wbt()?.shared())
+        })
+    }
+
+    async fn open_path(
+        &self,
+        path: &Path,
+        word: &str,
+        options: OpenOptions,
+    ) -> Result<(Rc<dyn Leaf>, String, Place), Error> {
+        let (files, own) = (self.files()?, self.own_mount());
+        let opened = match files.open(path, options, move |path| own.refuse(path)).await {
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                let other = self.opened_otherwise(path, options.mapped).await;
+                return Err(other.map_or(e, |other| {
+                    Error::busy(format!(
+                        "{word}: it is open as {}: a file is persistent memory ({PMEM}PATH, and \
+                         the cache of a writecache in mode p) or an ordinary one, in all tables",
+                        other.name()
+                    ))
+                }));
+            }
+            opened => opened?,
+        };
+        if let Some(warning) = opened.warning {
+            tracing::warn!(path = %path.display(), "{warning}");
+            self.0.warnings.borrow_mut().push(warning);
+        }
+        let prefix = if options.mapped { PMEM } else { "" };
+        let name = format!("{prefix}{}", path.to_string_lossy());
+        let key = format!("{prefix}{}", opened.identity);
+        // Persistent memory has no queue.
+        let disk = opened.disk.filter(|_| !options.mapped);
+        let leaf = match self.wbt_of_disk(disk.as_deref()) {
+            Some(wbt) => FileLeaf::with_wbt(name, opened.file, opened.limits, &wbt),
+            None => FileLeaf::new(name, opened.file, opened.limits),
+        };
+        let leaf = leaf.with_identity(opened.lasting_identity).closed_by(closer(files));
+        let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };
+        Ok((taking_sectors(leaf), key, place))
+    }
+}
+
+impl Resolver for Leaves {
+    fn canonical(&self, word: &str) -> LocalFuture<Result<String, Error>> {
+        let (leaves, word) = (self.clone(), word.to_owned());
+        Box::pin(async move { leaves.key(&word).await })
+    }
+
+    fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let (leaves, word) = (self.clone(), word.to_owned());
+        Box::pin(async move { Ok(leaves.open_word(word).await? as Rc<dyn BlockDevice>) })
+    }
+}
+
+impl fmt::Debug for Leaves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Leaves({} open)", self.opened().len())
+    }
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Host: runs devices in a process. The core threads, the leaves that tables name, the targets, the
+//! doors (NBD, FUSE) and the control API.
+//!
+//! ```text
+//!   control.sock ═══▶ http ──▶ routes ──▶ core_thread ──▶ engine
+//!                     (thread of tokio)        │ (thread of core 0)
+//!   daemon, run_command                        ├ dm ── targets, zram_factory, claims ── leaves
+//!     └ config, rundir, addr, memory           ├ nbd ── exports
+//!   /dev/fuse ═══▶ fuse_host, sysfs ───────────┘ (threads of fuser)
+//!                                  secondary, worker_threads: the other cores
+//! ```
+//!
+//! Verbs that run without a daemon (the load generator, the tools for images) use the same leaves,
+//! targets and cores, without the doors.
+//!
+//! Invariants
+//! - HO-1 tokio runs on threads of its own: no device is used on them.
+
+mod addr;
+mod claims;
+mod config;
+mod core_thread;
+mod daemon;
+mod engine;
+mod exported;
+mod exports;
+mod fuse_host;
+mod http;
+mod leaf_word;
+mod leaves;
+mod log;
+mod memory;
+mod metrics;
+mod mount_paths;
+mod nbd_uri;
+mod output;
+mod retry;
+mod routes;
+mod run_command;
+mod rundir;
+mod secondary;
+mod sysfs;
+mod table_args;
+mod targets;
+mod units;
+mod worker_threads;
+mod zram_factory;
+
+pub use config::{Config, ServeArgs};
+pub use daemon::{abort_on_panic, run as run_daemon};
+pub use leaf_word::PMEM;
+pub use leaves::{Leaves, SharedLeaf};
+pub use log::start as start_log;
+pub use memory::{budget, set_for_tools as set_budget_for_tools};
+pub use nbd_uri::{NbdUri, is_nbd, with_absolute_socket};
+pub use output::{Format, Listing, print, print_as_is};
+pub use run_command::{RunArgs, run as run_command};
+pub use rundir::{RunDir, refused};
+pub use secondary::{Handle, Lent, Owner, Replica, Shard, Shards};
+pub use table_args::{TableArgs, here, read_stdin, read_table};
+pub use targets::register_targets;
+pub use units::time;
+pub use worker_threads::{CORES_MAX, Cores};

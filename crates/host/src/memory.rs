@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory: the budget of this process, which all of its cores share.
+//!
+//! It is what `--memory` says; without it half of what there is: of the machine's memory, or of
+//! what the control groups above this process may use (`memory.max`, version 2), whichever is less.
+//! Half, because besides what is counted there are buffers of requests, the pages of a compressed
+//! RAM disk (`mem_limit`) and other programs. Chosen. Verbs on images, which have nothing but one
+//! map, may take all of it: what a daemon could open can be recovered.
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use block::{Budget, ErrorKind};
+use control::{Failure, parse_size};
+
+/// Where control groups of version 2 are mounted.
+const CGROUPS: &str = "/sys/fs/cgroup";
+/// Where the limit comes from without `--memory`.
+const BY_DEFAULT: &str = "half of what the machine or the control group has";
+const BY_DAEMON: &str = "daemon --memory";
+const FOR_TOOLS: &str = "what the machine or the control group has";
+
+static BUDGET: OnceLock<Arc<Budget>> = OnceLock::new();
+
+/// Sets the budget of a daemon that has no option for it: that of `run`.
+pub(crate) fn set_by_default() {
+    budget();
+}
+
+/// The budget of this process, for its cores.
+pub fn budget() -> Arc<Budget> {
+    BUDGET.get_or_init(|| Arc::new(Budget::new(half(), BY_DEFAULT))).clone()
+}
+
+/// Sets the budget of a daemon, before its cores start.
+pub(crate) fn set(option: Option<&str>) -> Result<(), Failure> {
+    let limit = match option {
+        Some(text) => {
+            let size = parse_size(text).map_err(|e| e.to_string());
+            size.and_then(|n| if n > 0 { Ok(n) } else { Err("at least 1 is allowed".into()) })
+                .map_err(|e| Failure::new(ErrorKind::Invalid, format!("--memory {text}: {e}")))?
+        }
+        None => half(),
+    };
+    // A second daemon of this process, in tests, keeps the budget of the first.
+    let _ = BUDGET.set(Arc::new(Budget::new(limit, BY_DAEMON)));
+    Ok(())
+}
+
+/// Sets the budget of a verb on images: all that there is.
+pub fn set_for_tools() {
+    // A second one of this process, in tests, keeps the budget of the first.
+    let _ = BUDGET.set(Arc::new(Budget::new(all().unwrap_or(u64::MAX), FOR_TOOLS)));
+}
+
+/// Half of what there is; no limit where that can't be read.
+fn half() -> u64 {
+    all().map_or(u64::MAX, |all| all / 2)
+}
+
+/// What there is: of the machine, or of the control groups, whichever is less.
+fn all() -> Option<u64> {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_total(&text));
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
+    let groups =
+        groups.as_deref().and_then(group).map(|group| group_max(Path::new(CGROUPS), &group));
+    [machine, groups.flatten()].into_iter().flatten().min()
+}
+
+/// `MemTotal` of /proc/meminfo, in bytes.
+fn mem_total(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The path of the control group of version 2 in /proc/self/cgroup.
+fn group(text: &str) -> Option<PathBuf> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(PathBuf::from(path))
+}
+
+/// The least `memory.max` of a group and those above it.
+fn group_max(root: &Path, group: &Path) -> Option<u64> {
+    let max = |dir: &Path| {
+        let text = std::fs::read_to_string(root.join(dir).join("memory.max")).ok()?;
+        text.trim().parse::<u64>().ok() // the word `max` is none
+    };
+    group.ancestors().filter_map(max).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_machine_is_read() {
+        let text = "MemTotal:       24058120 kB\nMemFree:         1 kB\n";
+        assert_eq!(mem_total(text), Some(24_058_120 * 1024));
+        assert_eq!(mem_total("MemFree: 1 kB\n"), None);
+        assert!(half() > 0);
+    }
+
+    #[test]
+    fn the_tightest_control_group_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |group: &str, text: &str| {
+            std::fs::create_dir_all(dir.path().join(group)).unwrap();
+            std::fs::write(dir.path().join(group).join("memory.max"), text).unwrap();
+        };
+        put("a/b/c", "max\n");
+        put("a/b", "2000\n");
+        put("a", "1000\n");
+        let found = group("1:name=systemd:/x\n0::/a/b/c\n").unwrap();
+        assert_eq!(group_max(dir.path(), &found), Some(1000));
+        assert_eq!(group_max(dir.path(), Path::new("none")), None);
+        assert_eq!(group("1:name=systemd:/x\n"), None);
+    }
+
+    #[test]
+    fn a_size_that_is_none_is_refused() {
+        for text in ["0", "much", ""] {
+            let e = set(Some(text)).unwrap_err();
+            assert!(e.message.starts_with(&format!("--memory {text}: ")), "{e}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`: exports of other servers as
+//! leaves. The addresses are those of the NBD URI specification (`doc/uri.md` of
+//! github.com/NetworkBlockDevice/nbd), with `timeout`, `silence` and `fence` in the query besides.
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use block::{BlockDevice, Error, LocalFuture, Nanos};
+use fluent_uri::Uri;
+use fluent_uri::pct_enc::encoder::{Data, Query};
+use fluent_uri::pct_enc::{EStr, EString, Encoder};
+use nbd::client::{Client, Connect, News, Options};
+use reactor::FileId;
+use uring::{Files, Peer};
+
+use crate::units::time;
+
+/// The port that IANA has given to NBD.
+const PORT: u16 = 10_809;
+const ALLOWED: &str = "nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH are allowed, \
+                       with timeout=TIME, silence=TIME and fence=TIME in the query \
+                       (?timeout=30s&fence=60s)";
+
+/// Least `silence`: less is a slow link, or a busy host, and no server that has gone.
+const SILENCE_MIN: Nanos = Nanos::from_secs(1);
+
+/// Where an export is, and how patient to be with its server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdUri {
+    pub(crate) peer: Peer,
+    pub(crate) export: String,
+    pub(crate) options: Options,
+}
+
+/// Whether a table's word is an address of NBD, good or bad.
+pub fn is_nbd(word: &str) -> bool {
+    let scheme = word.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
+    scheme.is_some_and(|s| matches!(&*s, "nbd" | "nbd+unix" | "nbds" | "nbds+unix"))
+}
+
+/// Refuses an address of a scheme that no device has: it is no path.
+pub(crate) fn check_scheme(word: &str) -> Result<(), Error> {
+    let Some((scheme, _)) = word.split_once("://") else { return Ok(()) };
+    Err(Error::invalid(format!(
+        "there are no devices of the scheme {scheme}:; nbd://HOST/EXPORT, \
+         nbd+unix:///EXPORT?socket=PATH or a path with a slash is allowed"
+    )))
+}
+
+fn decoded<E: Encoder>(text: &EStr<E>) -> Result<String, Error> {
+    let decoded = text.decode().to_string();
+    let text = decoded.map_err(|_| invalid("a percent-coded part is no UTF-8"))?.into_owned();
+    if text.contains('\0') { Err(invalid("it holds a zero byte")) } else { Ok(text) }
+}
+
+fn invalid(why: &str) -> Error {
+    Error::invalid(format!("{why}; {ALLOWED}"))
+}
+
+impl NbdUri {
+    pub fn parse(word: &str) -> Result<NbdUri, Error> {
+        let uri = Uri::parse(word).map_err(|e| invalid(&format!("no URI: {e}")))?;
+        let (mut socket, mut options) = (None, Options::default());
+        for part in uri.query().into_iter().flat_map(|query| query.split('&')) {
+            if part.is_empty() {
+                continue;
+            }
+            let (key, value) = part.split_once('=').ok_or_else(|| no_such(part.as_str()))?;
+            let value = decoded(value)?;
+            let a_time = || time(&value).map_err(|e| invalid(&format!("{}: {e}", part.as_str())));
+            match key.as_str() {
+                "socket" => socket = Some(PathBuf::from(value)),
+                "timeout" => options.timeout = a_time()?,
+                "silence" if a_time()? < SILENCE_MIN => {
+                    return Err(invalid(&format!("{}: 1s is the least", part.as_str())));
+                }
+                "silence" => options.silence = a_time()?,
+                "fence" => options.fence = Some(a_time()?),
+                _ => return Err(no_such(key.as_str())),
+            }
+        }
+        if uri.fragment().is_some() {
+            return Err(invalid("nothing may follow a #"));
+        }
+        let scheme = uri.scheme().as_str().to_ascii_lowercase();
+        let authority = uri.authority();
+        if authority.is_some_and(|a| a.has_userinfo()) {
+            return Err(invalid("nobody can be named before an @: there is no TLS"));
+        }
+        let peer = match (&*scheme, socket) {
+            ("nbd+unix", Some(socket)) => {
+                if authority.is_some_and(|a| !a.as_str().is_empty()) {
+                    return Err(invalid("nbd+unix names no host: three slashes"));
+                }
+                if !socket.is_absolute() {
+                    return Err(invalid("the socket's path must begin with a slash"));
+                }
+                Peer::Unix(socket)
+            }
+            ("nbd+unix", None) => return Err(invalid("nbd+unix needs socket=PATH")),
+            ("nbd", Some(_)) => return Err(invalid("a socket belongs to nbd+unix")),
+            ("nbd", None) => {
+                let authority = authority.filter(|a| !a.host().is_empty());
+                let authority = authority.ok_or_else(|| invalid("the host is missing"))?;
+                let port = authority.port_to_u16().map_err(|_| invalid("no such port"))?;
+                let host = authority.host();
+                let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+                Peer::Tcp(bare.unwrap_or(host).to_owned(), port.unwrap_or(PORT))
+            }
+            _ => return Err(invalid("TLS is not here")),
+        };
+        let path = decoded(uri.path())?;
+        let export = path.strip_prefix('/').unwrap_or(&path).to_owned();
+        Ok(NbdUri { peer, export, options })
+    }
+
+    /// The same for two words that mean the same export, whatever their patience.
+    pub(crate) fn canonical(&self) -> String {
+        format!("nbd {} {:?}", self.peer, self.export)
+    }
+
+    /// Connects.
+    pub async fn open(self, word: String, files: Files) -> Result<Client, Error> {
+        let NbdUri { peer, export, options } = self;
+        let name = word.clone();
+        let tell = move |news: &News| match news {
+            News::Back => tracing::info!(device = name, "{news}"),
+            News::Lost(_) | News::Refused(_) => tracing::warn!(device = name, "{news}"),
+            News::Failed(_) => tracing::error!(device = name, "{news}"),
+        };
+        let client = Client::open(word, &export, Rc::new(To(peer, files)), options, tell).await?;
+        if client.is_read_only() {
+            tracing::warn!(device = client.name(), "the export is read-only: writes will fail");
+        }
+        Ok(client)
+    }
+}
+
+/// The address with its socket's path as seen from `here`, if it is a relative one.
+pub fn with_absolute_socket(word: &str, here: &Path) -> String {
+    let key = "socket=";
+    let found = word.match_indices(key).find(|(at, _)| word[..*at].ends_with(['?', '&']));
+    let Some(at) = found.map(|(at, _)| at + key.len()) else { return word.to_owned() };
+    let path = &word[at..];
+    let coded = path.get(..3).is_some_and(|head| head.eq_ignore_ascii_case("%2f"));
+    if coded || path.starts_with('/') {
+        return word.to_owned();
+    }
+    let mut base = EString::<Query>::new();
+    base.encode_str::<Data>(&here.to_string_lossy());
+    format!("{}{}/{}", &word[..at], base.into_string(), path.strip_prefix("./").unwrap_or(path))
+}
+
+fn no_such(key: &str) -> Error {
+    invalid(&format!("`{key}` is no parameter"))
+}
+
+/// Connections by the driver.
+struct To(Peer, Files);
+
+impl Connect for To {
+    fn connect(&self) -> LocalFuture<Result<FileId, Error>> {
+        let To(peer, files) = self;
+        let (peer, files) = (peer.clone(), files.clone());
+        Box::pin(async move { files.connect(&peer).await })
+    }
+
+    fn peer(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_another_scheme_is_no_path() {
+        let e = check_scheme("http://h/x").unwrap_err().to_string();
+        assert!(e.contains("of the scheme http:; nbd://HOST/EXPORT"), "{e}");
+        assert!(check_scheme("/a/b:c/d").is_ok());
+    }
+
+    fn tcp(host: &str, port: u16) -> Peer {
+        Peer::Tcp(host.into(), port)
+    }
+
+    #[test]
+    fn addresses_are_read_as_the_specification_has_them() {
+        let unix = Peer::Unix("/run/a b/sock".into());
+        for (word, peer, export) in [
+            ("nbd://localhost", tcp("localhost", 10_809), ""),
+            ("nbd://localhost/", tcp("localhost", 10_809), ""),
+            ("NBD://example.org:1234/disk", tcp("example.org", 1234), "disk"),
+            ("nbd://[::1]:7/a/b", tcp("::1", 7), "a/b"),
+            ("nbd://h//x", tcp("h", 10_809), "/x"),
+            ("nbd://h/%C3%A4%20%2F%3F+1", tcp("h", 10_809), "ä /?+1"),
+            ("nbd+unix:///pond?socket=/run/a%20b/sock", unix.clone(), "pond"),
+            ("nbd+unix:///?socket=/run/a%20b/sock", unix.clone(), ""),
+            ("nbd+unix://?socket=/run/a%20b/sock", unix, ""),
+        ] {
+            assert!(is_nbd(word));
+            let uri = NbdUri::parse(word).unwrap_or_else(|e| panic!("{word}: {e}"));
+            let options = Options::default();
+            assert_eq!(uri, NbdUri { peer, export: export.into(), options }, "{word}");
+        }
+    }
+
+    #[test]
+    fn patience_is_in_the_query_and_makes_no_other_export() {
+        let plain = NbdUri::parse("nbd://h/x").unwrap();
+        let word = "nbd://h:10809/x?timeout=2m&silence=5m&fence=90s";
+        let patient = NbdUri::parse(word).unwrap();
+        let least = NbdUri::parse("nbd://h/x?silence=1s").unwrap();
+        assert_eq!(least.options.silence, Nanos::from_secs(1));
+        assert_eq!(patient.options.timeout, Nanos::from_secs(120));
+        assert_eq!(patient.options.silence, Nanos::from_secs(300));
+        assert_eq!(patient.options.fence, Some(Nanos::from_secs(90)));
+        assert_eq!(plain.canonical(), patient.canonical());
+        assert_ne!(plain.canonical(), NbdUri::parse("nbd://h/y").unwrap().canonical());
+    }
+
+    #[test]
+    fn a_relative_socket_is_seen_from_where_one_is() {
+        let here = Path::new("/my disks/a&b");
+        for (word, socket) in [
+            ("nbd+unix:///x?socket=run/s", "/my disks/a&b/run/s"),
+            ("nbd+unix:///x?timeout=1s&socket=./s", "/my disks/a&b/s"),
+            ("nbd+unix:///x?socket=/s", "/s"),
+            ("nbd+unix:///x?socket=%2fs", "/s"),
+        ] {
+            let uri = NbdUri::parse(&with_absolute_socket(word, here)).unwrap();
+            assert_eq!(uri.peer, Peer::Unix(socket.into()), "{word}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_what_is_allowed() {
+        for (word, why) in [
+            ("nbd:///x", "the host is missing"),
+            ("nbd://h:99999/x", "no such port"),
+            ("nbd://h/%zz", "no URI"),
+            ("nbd://h/%ff", "no UTF-8"),
+            ("nbd://h/%00", "zero byte"),
+            ("nbd://me@h/x", "before an @"),
+            ("nbd://h/x?socket=/a", "belongs to nbd+unix"),
+            ("nbd://h/x?size=1", "`size` is no parameter"),
+            ("nbd://h/x?timeout=soon", "ms, s, m or h"),
+            ("nbd://h/x?silence=1us", "silence=1us: 1s is the least"),
+            ("nbd://h/x?silence=999ms", "1s is the least"),
+            ("nbd://h/x#1", "follow a #"),
+            ("nbd+unix:///x", "needs socket=PATH"),
+            ("nbd+unix://h/x?socket=/a", "three slashes"),
+            ("nbd+unix:///x?socket=a/b", "begin with a slash"),
+            ("nbds://h/x", "TLS is not here"),
+        ] {
+            let e = NbdUri::parse(word).unwrap_err().to_string();
+            assert!(e.contains(why) && e.contains("nbd://HOST[:PORT]/EXPORT"), "{word}: {e}");
+        }
+        assert!(!is_nbd("nbdkit") && !is_nbd("/a/nbd") && !is_nbd("mem:4K"));
+    }
+}

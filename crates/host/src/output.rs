@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Output of the verbs: as text or as JSON, to standard output.
+use std::io::{ErrorKind as IoKind, Write};
+
+use clap::{Args, ValueEnum};
+use control::{Failure, plain};
+
+use crate::rundir::refused;
+
+/// How a listing is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// As dmsetup prints it
+    #[default]
+    Text,
+    /// The REST API's JSON
+    Json,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct Listing {
+    /// How to print
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
+    pub format: Format,
+}
+
+/// Prints text, of which parts may come from outside.
+pub fn print(text: &str) -> Result<(), Failure> {
+    print_as_is(&plain(text))
+}
+
+/// Prints text whose parts from outside are plain already.
+pub fn print_as_is(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who reads us has seen enough.
+        Err(e) if e.kind() == IoKind::BrokenPipe => Ok(()),
+        done => done.map_err(|e| refused(&e, "standard output")),
+    }
+}

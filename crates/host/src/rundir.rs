@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! RUN_DIR: where a daemon's sockets are, whose they are, and that there is one daemon in each.
+//!
+//! ```text
+//!   RUN_DIR/            0700, ours, no symlink
+//!     lock              flock'd for the daemon's life; holds its pid
+//!     control.sock      0600, HTTP
+//!     nbd.sock          0600, NBD
+//! ```
+//!
+//! Invariants
+//! - D1 A socket is unlinked only by who holds the lock, or when nobody listens on it.
+//! - D2 Nothing is opened, made or truncated by way of a symlink, and only in a directory in which
+//!   nobody else may write: another user can't make us change a file.
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, Metadata};
+use std::io::{Error as IoError, ErrorKind as IoKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use block::ErrorKind;
+use control::Failure;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::Errno;
+
+/// Longest path that a unix socket's address takes, with its terminator (`sun_path`).
+const SUN_PATH_BYTES: usize = 108;
+/// Permission of group and others to write.
+const WRITE_BY_OTHERS: u32 = 0o022;
+
+/// The paths within a run directory.
+#[derive(Clone, Debug)]
+pub struct RunDir(PathBuf);
+
+/// Held by the daemon for its life.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl RunDir {
+    /// The directory that options and environment name, absolute.
+    pub fn choose(option: Option<&Path>) -> Result<RunDir, Failure> {
+        let root = rustix::process::geteuid().is_root();
+        let dir = chosen(option, root, |name| std::env::var_os(name))?;
+        RunDir::at(&dir)
+    }
+
+    /// The directory `dir`, absolute.
+    pub(crate) fn at(dir: &Path) -> Result<RunDir, Failure> {
+        let dir = std::path::absolute(dir)
+            .map_err(|e| Failure::new(ErrorKind::Invalid, format!("run dir: {e}")))?;
+        // Without a slash at its end, which would make `open` follow a symlink.
+        let run_dir = RunDir(dir.components().collect());
+        let longest = run_dir.control();
+        if longest.as_os_str().len() >= SUN_PATH_BYTES {
+            let message = format!(
+                "run dir {}: {} bytes, a socket in it may have at most {}: choose a shorter one \
+                 with --run-dir",
+                run_dir.0.display(),
+                run_dir.0.as_os_str().len(),
+                SUN_PATH_BYTES - "/control.sock".len() - 1,
+            );
+            return Err(Failure::new(ErrorKind::Invalid, message));
+        }
+        Ok(run_dir)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+    pub fn control(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+    pub(crate) fn nbd(&self) -> PathBuf {
+        self.0.join("nbd.sock")
+    }
+
+    /// Makes the directory if it is not there, checks that it is ours, and takes the lock.
+    pub(crate) fn take(&self) -> Result<Lock, Failure> {
+        let dir = self.0.display();
+        match DirBuilder::new().mode(0o700).create(&self.0) {
+            Ok(()) => {}
+            Err(e) if e.kind() == IoKind::AlreadyExists => {}
+            Err(e) => return Err(refused(&e, format!("run dir {dir}"))),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(CWD, &self.0, flags, Mode::empty()).map(File::from);
+        let opened = opened.map_err(|e| match is_symlink(&self.0) {
+            true => symlink(&format!("run dir {dir}")),
+            false if e == Errno::NOTDIR => {
+                Failure::new(ErrorKind::Invalid, format!("run dir {dir}: no directory"))
+            }
+            false => refused(&e.into(), format!("run dir {dir}")),
+        })?;
+        let meta = opened.metadata().map_err(|e| refused(&e, format!("run dir {dir}")))?;
+        check_owner(&meta, &format!("run dir {dir}"))?;
+        let path = self.0.join("lock");
+        // D2: relative to the directory that was looked at.
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = flags | OFlags::NONBLOCK; // a pipe by that name keeps nobody waiting
+        let file = openat(&opened, "lock", flags, Mode::RUSR | Mode::WUSR).map(File::from);
+        let mut file = file.map_err(|e| match e {
+            Errno::LOOP => symlink(&path.display().to_string()),
+            e => refused(&IoError::from(e), path.display()),
+        })?;
+        let meta = file.metadata().map_err(|e| refused(&e, path.display()))?;
+        if !meta.is_file() || meta.nlink() != 1 {
+            let message = format!("{}: no file of our own: remove it", path.display());
+            return Err(Failure::new(ErrorKind::Denied, message));
+        }
+        check_owner(&meta, &path.display().to_string())?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut pid = String::new();
+            let _ = file.read_to_string(&mut pid);
+            let message = format!(
+                "run dir {dir}: a daemon runs there already (pid {}): stop it, or choose another \
+                 with --run-dir",
+                pid.trim()
+            );
+            return Err(Failure::new(ErrorKind::Busy, message));
+        }
+        file.set_len(0)
+            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .map_err(|e| refused(&e, path.display()))?;
+        Ok(Lock { _file: file })
+    }
+}
+
+fn is_symlink(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink())
+}
+
+fn symlink(what: &str) -> Failure {
+    let message = format!("{what}: it is a symlink, which is not followed: name what it points to");
+    Failure::new(ErrorKind::Denied, message)
+}
+
+/// D2.
+fn check_owner(meta: &Metadata, what: &str) -> Result<(), Failure> {
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        let message = format!("{what}: it belongs to uid {}, not to us", meta.uid());
+        return Err(Failure::new(ErrorKind::Denied, message));
+    }
+    if meta.mode() & WRITE_BY_OTHERS != 0 {
+        let mode = meta.mode() & 0o7777;
+        let message = format!(
+            "{what}: others may write there (mode {mode:04o}): chmod go-w, if nobody has, or \
+             choose another with --run-dir"
+        );
+        return Err(Failure::new(ErrorKind::Denied, message));
+    }
+    Ok(())
+}
+
+/// Unlinks a socket that a dead process left at `path`. Refuses when somebody listens there or when
+/// it is no socket. The lock on the run dir does not protect sockets elsewhere, hence the probe.
+pub(crate) fn remove_stale_socket(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == IoKind::NotFound => return Ok(()),
+        Err(e) => return Err(refused(&e, shown)),
+        Ok(meta) if !meta.file_type().is_socket() => {
+            let message =
+                format!("{shown}: it exists and is no socket: remove it or choose another");
+            return Err(Failure::new(ErrorKind::Exists, message));
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(e) if e.kind() == IoKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|e| refused(&e, shown))
+        }
+        Err(e) => Err(refused(&e, shown)),
+        Ok(_) => {
+            let message = format!("{shown}: another process listens there");
+            Err(Failure::new(ErrorKind::Busy, message))
+        }
+    }
+}
+
+/// An I/O error of the control path, its kind kept where we have one.
+pub fn refused(e: &std::io::Error, what: impl std::fmt::Display) -> Failure {
+    let known = [
+        (IoKind::NotFound, ErrorKind::NoFile),
+        (IoKind::PermissionDenied, ErrorKind::Denied),
+        (IoKind::AlreadyExists, ErrorKind::Exists),
+        (IoKind::AddrInUse, ErrorKind::Busy),
+        (IoKind::InvalidInput, ErrorKind::Invalid),
+    ];
+    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
+    Failure::new(kind, format!("{what}: {}", block::without_errno(e)))
+}
+
+fn chosen(
+    option: Option<&Path>,
+    root: bool,
+    env: impl Fn(&str) -> Option<OsString>,
+) -> Result<PathBuf, Failure> {
+    let set = |name| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(dir) = option {
+        return Ok(dir.into());
+    }
+    if let Some(dir) = set("MILLPOND_RUN_DIR") {
+        return Ok(dir);
+    }
+    if root {
+        return Ok("/run/millpond".into());
+    }
+    set("XDG_RUNTIME_DIR").map(|d| d.join("millpond")).ok_or_else(|| {
+        let message = "no run dir: give --run-dir DIR, or set MILLPOND_RUN_DIR or XDG_RUNTIME_DIR";
+        Failure::new(ErrorKind::Invalid, message)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    fn choose(option: Option<&str>, root: bool, vars: &[(&str, &str)]) -> Result<PathBuf, Failure> {
+        chosen(option.map(Path::new), root, |name| {
+            vars.iter().find(|v| v.0 == name).map(|v| v.1.into())
+        })
+    }
+
+    #[test]
+    fn option_beats_environment_beats_default() {
+        let both = [("MILLPOND_RUN_DIR", "/e"), ("XDG_RUNTIME_DIR", "/x")];
+        assert_eq!(choose(Some("/o"), true, &both).unwrap(), Path::new("/o"));
+        assert_eq!(choose(None, true, &both).unwrap(), Path::new("/e"));
+        assert_eq!(choose(None, true, &both[1..]).unwrap(), Path::new("/run/millpond"));
+        assert_eq!(choose(None, false, &both[1..]).unwrap(), Path::new("/x/millpond"));
+        assert!(choose(None, false, &[("MILLPOND_RUN_DIR", "")]).is_err());
+    }
+
+    #[test]
+    fn a_second_daemon_is_refused_and_told_the_pid_of_the_first() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(&tmp.path().join("pond")).unwrap();
+        let lock = dir.take().unwrap();
+        assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        let e = dir.take().unwrap_err();
+        assert_eq!(e.kind(), Some(ErrorKind::Busy));
+        assert!(e.message.contains(&format!("pid {}", std::process::id())), "{e}");
+        drop(lock);
+        dir.take().unwrap();
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+
+    /// Found by an attack: a link `lock` in a directory of mode 0777 had the file that it pointed
+    /// to overwritten with our pid.
+    #[test]
+    fn a_run_dir_that_others_may_write_to_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("pond");
+        let dir = RunDir::at(&path).unwrap();
+        drop(dir.take().unwrap());
+        for mode in [0o777, 0o1777, 0o770, 0o702] {
+            set_mode(&path, mode);
+            let e = dir.take().unwrap_err();
+            assert_eq!(e.kind(), Some(ErrorKind::Denied));
+            assert!(e.message.contains(&format!("(mode {mode:04o})")), "{e}");
+        }
+        set_mode(&path, 0o755);
+        set_mode(&path.join("lock"), 0o666);
+        assert_eq!(dir.take().unwrap_err().kind(), Some(ErrorKind::Denied));
+        set_mode(&path.join("lock"), 0o600);
+        dir.take().unwrap();
+    }
+
+    #[test]
+    fn no_symlink_is_followed_for_dir_or_lock() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (real, link) = (tmp.path().join("real"), tmp.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        set_mode(&real, 0o700);
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        for path in [link.clone(), link.join("")] {
+            let e = RunDir::at(&path).unwrap().take().unwrap_err();
+            assert!(e.message.contains("it is a symlink"), "{e}");
+        }
+        let dir = RunDir::at(&real).unwrap();
+        let victim = tmp.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, real.join("lock")).unwrap();
+        assert!(dir.take().unwrap_err().message.contains("it is a symlink"));
+        std::fs::remove_file(real.join("lock")).unwrap();
+        std::fs::hard_link(&victim, real.join("lock")).unwrap();
+        assert!(dir.take().unwrap_err().message.contains("no file of our own"));
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        let file = RunDir::at(&victim).unwrap().take().unwrap_err();
+        assert!(file.message.contains("no directory"), "{file}");
+    }
+
+    #[test]
+    fn only_a_dead_socket_is_removed() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("s");
+        remove_stale_socket(&path).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(remove_stale_socket(&path).unwrap_err().kind(), Some(ErrorKind::Busy));
+        drop(listener);
+        remove_stale_socket(&path).unwrap();
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").unwrap();
+        assert_eq!(remove_stale_socket(&path).unwrap_err().kind(), Some(ErrorKind::Exists));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_run_dir_too_long_for_a_socket_is_refused_with_the_limit() {
+        let e = RunDir::at(Path::new(&format!("/{}", "x".repeat(120)))).unwrap_err();
+        assert!(e.message.contains("at most 94"), "{e}");
+    }
+}

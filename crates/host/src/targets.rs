@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Engines as target types: how each is made of a table line. Engines do not know the device
+//! mapper, nor it them; they meet here.
+//!
+//! That no two of them get the same sectors is looked at by `dm` (O1, O2).
+use std::rc::Rc;
+
+use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
+use dm::{Context, Dm, TargetType};
+use pagecache::PageCache;
+use writecache::{Config, DeviceFactory, Mode, WriteCache};
+
+use crate::claims::Claims;
+use crate::leaf_word::as_pmem;
+use crate::leaves::Leaves;
+use crate::log::BlockLog;
+use crate::zram_factory::Ground;
+
+/// Adds the engines' target types. `cores` are all on which parts of devices may be, this first.
+/// Returns what makes compressed RAM disks without a table, and what knows all engines.
+pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> (Ground, Rc<Claims>) {
+    let claims = Rc::new(Claims::new(dm));
+    let ground = Ground::new(dm, leaves.clone(), claims.clone(), cores);
+    dm.register(ground.target_type());
+    let held = claims.clone();
+    dm.register(TargetType::new("buffered", pagecache::VERSION, move |ctx, args| {
+        Box::pin(page_cache(held.clone(), ctx, args))
+    }));
+    let known = claims.clone();
+    let (lent, cores) = (leaves.clone(), Rc::<[CoreId]>::from(cores));
+    dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
+        Box::pin(write_cache(known.clone(), lent.clone(), cores.clone(), ctx, args))
+    }));
+    (ground, claims)
+}
+
+/// Adds the engines' target types to a device mapper that needs no more of them.
+pub fn register_targets(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) {
+    let _ = register(dm, leaves, cores);
+}
+
+/// The kernel's words.
+const CACHE_LOOKUP_FAILED: &str = "Cache data device lookup failed";
+
+async fn write_cache(
+    claims: Rc<Claims>,
+    leaves: Leaves,
+    cores: Rc<[CoreId]>,
+    ctx: Context,
+    args: Vec<String>,
+) -> Result<Rc<dyn Target>, Error> {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let config = Config::parse(&words)?;
+    let origin = ctx.lookup_or("Origin data device lookup failed", &config.origin).await?;
+    let cache = match config.mode {
+        Mode::Ssd => ctx.lookup_or(CACHE_LOOKUP_FAILED, &config.cache).await?,
+        Mode::Pmem => persistent_memory(&claims, &ctx, &config.cache).await?,
+    };
+    if Rc::ptr_eq(&origin, &cache) {
+        let both = &config.origin;
+        return Err(Error::invalid(format!("origin and cache are the same device, {both}")));
+    }
+    ctx.check_area(&*origin, block::Sector::ZERO, ctx.len())?;
+    let log = Rc::new(BlockLog::new(ctx.device(), config.block_size));
+    let target = WriteCache::new(ctx.device(), config, origin, cache.clone(), ctx.len())?;
+    claims.warn_of_memory(&leaves, &ctx, &cache);
+    target.place_parts(cores.to_vec(), Rc::new(move |device| lend(&leaves, device)));
+    let as_target: Rc<dyn Target> = target.clone();
+    claims.hold(&ctx, &as_target)?;
+    let events = ctx.events();
+    target.on_event(move |event| {
+        match event.block() {
+            Some((kind, sector)) => log.error(kind, sector, &event),
+            None if event.is_over() => tracing::info!(device = log.device(), "{event}"),
+            None => tracing::error!(device = log.device(), "{event}"),
+        }
+        events.raise();
+    });
+    Ok(target)
+}
+
+/// A leaf for a part on another core: the same file, the same memory. What is no leaf is reached by
+/// messages to this core. An engine writes whole blocks, and nobody else writes there.
+fn lend(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Option<DeviceFactory> {
+    let leaf = leaves.share_blocks(&device.clone().as_base()?)?;
+    Some(Box::new(move || crate::secondary::adopt_here(&leaf)))
+}
+
+/// The cache device of mode p: mapped, or refused as the kernel refuses it.
+async fn persistent_memory(
+    claims: &Claims,
+    ctx: &Context,
+    word: &str,
+) -> Result<Rc<dyn BlockDevice>, Error> {
+    let is_mapped = claims.is_mapped(word);
+    let word = as_pmem(word).filter(|_| !is_mapped).ok_or_else(|| {
+        let kind = ErrorKind::NotSupported;
+        let text = "Persistent memory or DAX not supported on this system";
+        let allowed = "the path of a file on a file system mounted with DAX, or of a DAX device, \
+                       is allowed, and of any file for tests; or mode `s`";
+        Error::new(kind, format!("{text}: cache `{word}` can't be mapped: {allowed}"))
+    })?;
+    ctx.lookup_or(CACHE_LOOKUP_FAILED, &word).await
+}
+
+async fn page_cache(
+    claims: Rc<Claims>,
+    ctx: Context,
+    args: Vec<String>,
+) -> Result<Rc<dyn Target>, Error> {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let Some((word, options)) = words.split_first() else {
+        return Err(Error::invalid("must be DEVICE [#opt_args [OPTION VALUE]...]"));
+    };
+    let config = pagecache::Config::parse(options)?;
+    let below = ctx.lookup(word).await?;
+    ctx.check_area(&*below, block::Sector::ZERO, ctx.len())?;
+    let target = PageCache::new(ctx.device(), config, below, ctx.len())?;
+    let as_target: Rc<dyn Target> = target.clone();
+    claims.hold(&ctx, &as_target)?;
+    let events = ctx.events();
+    let device = ctx.device().to_owned();
+    target.on_failure(move || {
+        tracing::error!(
+            device,
+            "buffered: dirty pages could not be written; they are kept, and tried again"
+        );
+        events.raise();
+    });
+    Ok(target)
+}
+
+#[cfg(test)]
+#[path = "targets_tests.rs"]
+mod tests;

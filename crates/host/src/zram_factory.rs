@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Compressed RAM disks: made by a table line, or bare, as one that the kernel has just added, and
+//! then set up by attributes.
+//!
+//! ```text
+//!   create NAME --zram ──▶ Unconfigured ── disksize: load, resume ──▶ Zram (a target of dm)
+//!                               ▲                                       │
+//!                               └────────────── reset ──────────────────┘
+//! ```
+//!
+//! Invariants
+//! - ZF1 An unconfigured device starts once: who sets anything meanwhile is told that it is busy.
+//! - ZF2 A table that replaces one whose pages are nowhere but in memory is not loaded.
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use block::{Access, BlockDevice, CoreId, Error, LocalFuture, Target};
+use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
+use zram::{Config, Files, Settings, Start, Zram};
+
+use crate::claims::Claims;
+use crate::leaf_word::OwnMount;
+use crate::leaves::Leaves;
+
+/// What a compressed RAM disk needs of the program. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Ground {
+    dm: Weak<Dm>,
+    leaves: Leaves,
+    claims: Rc<Claims>,
+    /// All on which its parts may be, this one first.
+    cores: Rc<[CoreId]>,
+}
+
+impl Ground {
+    pub(crate) fn new(dm: &Rc<Dm>, leaves: Leaves, claims: Rc<Claims>, cores: &[CoreId]) -> Ground {
+        Ground { dm: Rc::downgrade(dm), leaves, claims, cores: cores.into() }
+    }
+
+    /// The target type of table lines.
+    pub(crate) fn target_type(&self) -> TargetType {
+        let ground = self.clone();
+        TargetType::new("zram", zram::VERSION, move |ctx, args| {
+            Box::pin(construct(ground.clone(), ctx, args))
+        })
+    }
+
+    /// The face of a device that has no size yet.
+    pub(crate) fn unconfigured(&self) -> Rc<dyn Bare> {
+        Rc::new(Unconfigured {
+            ground: self.clone(),
+            settings: RefCell::new(Settings::new()),
+            starting: Cell::new(false),
+        })
+    }
+
+    /// What looks at files, and at `word` if that names a mapped device.
+    fn machine(&self, word: Option<&str>) -> Machine {
+        let dm = self.dm.upgrade();
+        let mapped =
+            word.map(str::trim).filter(|word| dm.is_some_and(|dm| dm.find(word).is_some()));
+        Machine { own: self.leaves.own_mount(), mapped: mapped.map(str::to_owned) }
+    }
+
+    fn dm(&self) -> Result<Rc<Dm>, Error> {
+        self.dm.upgrade().ok_or_else(|| Error::busy("the device mapper is shutting down"))
+    }
+}
+
+/// Files of the machine, for a helper.
+struct Machine {
+    own: OwnMount,
+    /// The word that names a mapped device.
+    mapped: Option<String>,
+}
+
+impl Files for Machine {
+    fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
+        self.own.read(path)
+    }
+
+    fn backing(&self, device: &str) -> Result<(), Error> {
+        if self.mapped.as_deref() == Some(device) { Ok(()) } else { self.own.look(device) }
+    }
+}
+
+/// Whether the words of a table name a dictionary.
+fn reads_files(words: &[&str]) -> bool {
+    words.iter().any(|word| word.contains("dict="))
+}
+
+async fn construct(
+    ground: Ground,
+    ctx: Context,
+    args: Vec<String>,
+) -> Result<Rc<dyn Target>, Error> {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let (machine, len) = (ground.machine(None), ctx.len());
+    let config = match reads_files(&words) {
+        false => Config::parse(&words, len, &machine)?,
+        true => {
+            let what = format!("zram {}: reading a dictionary", ctx.device());
+            let parse = move || {
+                let words: Vec<&str> = args.iter().map(String::as_str).collect();
+                Config::parse(&words, len, &machine)
+            };
+            ground.leaves.away(&what, parse).await?
+        }
+    };
+    nothing_is_lost(&ground, &ground.claims.owner(&ctx)?)?; // ZF2
+    let backing = match &config.backing_dev {
+        Some(word) => Some(ctx.lookup(word).await?),
+        None => None,
+    };
+    let target = Zram::new(ctx.device(), config, backing, ground.cores.to_vec())?;
+    let as_target: Rc<dyn Target> = target.clone();
+    let owner = ground.claims.hold(&ctx, &as_target)?;
+    let (on_ground, device) = (ground.clone(), owner.clone());
+    target.set_before_start(Rc::new(move || match device.upgrade() {
+        Some(device) => nothing_is_lost(&on_ground, &device), // ZF2
+        None => Ok(()),
+    }));
+    target.set_on_reset(Rc::new(move || Box::pin(reset(ground.clone(), owner.clone()))));
+    Ok(target)
+}
+
+/// Refuses a new table while the present one has pages that are nowhere else.
+fn nothing_is_lost(ground: &Ground, owner: &Rc<MappedDevice>) -> Result<(), Error> {
+    if !owner.info().live_table {
+        return Ok(()); // the engine of a table before may be there still: somebody reads of it
+    }
+    for engine in ground.claims.of(owner) {
+        let engine: Rc<dyn Any> = engine;
+        if engine.downcast_ref::<Zram>().is_some_and(Zram::would_lose_pages) {
+            return Err(Error::busy(
+                "the device has pages that are in its present table only: reset or remove it \
+                 first; with `persist` they would survive",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Makes the device of a table a bare one.
+async fn reset(ground: Ground, owner: Weak<MappedDevice>) -> Result<(), Error> {
+    let (dm, device) = (ground.dm()?, owner.upgrade());
+    let device = device.ok_or_else(|| Error::not_found("the device is gone"))?;
+    let lines = device.info().targets;
+    if lines != 1 {
+        return Err(Error::busy(format!(
+            "reset: the device's table has {lines} lines: it would take the others along"
+        )));
+    }
+    dm.make_bare(device.name(), ground.unconfigured()).await
+}
+
+/// A device that has no size yet.
+struct Unconfigured {
+    ground: Ground,
+    settings: RefCell<Settings>,
+    starting: Cell<bool>,
+}
+
+impl Unconfigured {
+    /// Sets what names a file, which is looked at.
+    async fn set_away(
+        &self,
+        device: &MappedDevice,
+        name: String,
+        value: String,
+        machine: Machine,
+    ) -> Result<Option<Start>, Error> {
+        let mut settings = self.settings.borrow().clone();
+        let what = format!("zram {}: {name}", device.name());
+        let set = move || {
+            let start = settings.set(&name, &value, &machine)?;
+            Ok((settings, start))
+        };
+        let (settings, start) = self.ground.leaves.away(&what, set).await?;
+        self.settings.replace(settings);
+        Ok(start)
+    }
+
+    async fn start(&self, device: &MappedDevice, start: Start) -> Result<(), Error> {
+        let dm = self.ground.dm()?;
+        let words: Vec<String> = start.args.iter().map(|word| quote(word)).collect();
+        let table = format!("0 {} zram {}", start.len, words.join(" "));
+        dm.load(device.name(), &table).await?;
+        let live = dm.resume(device.name()).await;
+        if live.is_err() {
+            dm.clear(device.name()).await?;
+        }
+        live
+    }
+}
+
+impl Bare for Unconfigured {
+    fn attributes(&self) -> Vec<&'static str> {
+        self.settings.borrow().attributes()
+    }
+
+    fn access(&self, name: &str) -> Access {
+        self.settings.borrow().access(name)
+    }
+
+    fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+        let value = self.settings.borrow().get(&name);
+        Box::pin(async move { value })
+    }
+
+    fn set(
+        self: Rc<Self>,
+        device: Rc<MappedDevice>,
+        name: String,
+        value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            if self.starting.get() {
+                return Err(Error::busy(format!("{name}: the device is being started"))); // ZF1
+            }
+            let machine = self.ground.machine(Some(&value));
+            let start = if matches!(&*name, "backing_dev" | "algorithm_params") {
+                self.starting.set(true); // ZF1
+                let set = self.set_away(&device, name.clone(), value, machine).await;
+                self.starting.set(false);
+                set?
+            } else {
+                self.settings.borrow_mut().set(&name, &value, &machine)?
+            };
+            let Some(start) = start else { return Ok(()) };
+            self.starting.set(true);
+            let started = self.start(&device, start).await;
+            self.starting.set(false);
+            started.map_err(|e| e.within(name))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use ::zram::DICTIONARY_BYTES_MAX;
+    use block::{Buf, Class, ErrorKind, Flags, Sector};
+    use dm::NoLeaves;
+    use reactor::{Reactor, write};
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use uring::Uring;
+
+    #[test]
+    fn a_device_that_was_reset_starts_though_somebody_still_reads_of_the_one_before() {
+        let core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
+        core.block_on(async {
+            let leaves = Leaves::in_memory();
+            let dm = Dm::new(Rc::new(leaves.clone()));
+            let (ground, _) = crate::targets::register(&dm, &leaves, &[CoreId(0)]);
+            let device = dm.create("z", None, Some("0 64 zram lz4")).await.unwrap();
+            let page = Buf::copy_of(&[7; 4096]);
+            let (flags, class) = (Flags::empty(), Class::Foreground);
+            write(&*device, flags, class, Sector::ZERO, page.all().into()).await.unwrap();
+            let before: Rc<dyn Any> = ground.claims.of(&device).remove(0);
+            let e = dm.load("z", "0 64 zram lz4").await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Busy, "ZF2: {e}");
+            dm.set_attribute("z", "reset", "1").await.unwrap();
+            assert!(before.downcast_ref::<Zram>().unwrap().would_lose_pages());
+            dm.set_attribute("z", "disksize", "1M").await.unwrap();
+            assert_eq!(dm.get_attribute("z", "disksize").await.unwrap(), "1048576");
+        });
+    }
+
+    #[test]
+    fn what_persists_on_a_device_that_keeps_nothing_is_not_kept() {
+        let core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
+        core.block_on(async {
+            let leaves = Leaves::in_memory();
+            let dm = Dm::new(Rc::new(leaves.clone()));
+            crate::targets::register(&dm, &leaves, &[CoreId(0)]);
+            dm.create("ram", None, Some("0 65536 zram lz4")).await.unwrap();
+            for (backing, keeps) in [("ram", false), ("mem:32M", true)] {
+                let table = format!("0 64 zram lz4 3 backing_dev {backing} persist");
+                let device = dm.create(&format!("on-{keeps}"), None, Some(&table)).await.unwrap();
+                assert_eq!(device.limits().keeps, keeps, "{backing}");
+            }
+        });
+    }
+
+    #[test]
+    fn dictionaries_and_backing_devices_are_looked_at_before_they_are_opened() {
+        let _core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
+        let tmp = tempfile::tempdir().unwrap();
+        let path = |name: &str| tmp.path().join(name).display().to_string();
+        let file = |name: &str, bytes: usize| std::fs::write(path(name), vec![7; bytes]).unwrap();
+        file("empty", 0);
+        file("dict", 9);
+        file("most", DICTIONARY_BYTES_MAX);
+        file("long", DICTIONARY_BYTES_MAX + 1);
+        mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let dm = Dm::new(Rc::new(NoLeaves));
+        let (ground, _) = crate::targets::register(&dm, &Leaves::in_memory(), &[CoreId(0)]);
+
+        assert_eq!(ground.machine(None).read(&path("dict")).unwrap(), [7; 9]);
+        assert_eq!(ground.machine(None).read(&path("most")).unwrap().len(), DICTIONARY_BYTES_MAX);
+        for (name, kind) in [
+            (path("long"), ErrorKind::Invalid),
+            (path("pipe"), ErrorKind::Invalid),
+            (path(""), ErrorKind::Invalid),
+            (path("missing"), ErrorKind::NoFile),
+            ("dict".into(), ErrorKind::Invalid),
+        ] {
+            let e = ground.machine(None).read(&name).unwrap_err();
+            assert!(e.kind() == kind && e.to_string().contains(&name), "{name}: {e}");
+        }
+        for word in [path("dict"), "mem:64M".into(), "null:1G".into()] {
+            ground.machine(Some(&word)).backing(&word).unwrap();
+        }
+        for (word, kind) in [
+            (path("empty"), ErrorKind::Invalid),
+            (path("pipe"), ErrorKind::Invalid),
+            (path(""), ErrorKind::Invalid),
+            (path("missing"), ErrorKind::NoFile),
+            (path("dict/below"), ErrorKind::NoFile),
+            ("./dict".into(), ErrorKind::Invalid),
+            ("nothing".into(), ErrorKind::NotFound),
+            ("mem:x".into(), ErrorKind::Invalid),
+        ] {
+            assert_eq!(
+                ground.machine(Some(&word)).backing(&word).unwrap_err().kind(),
+                kind,
+                "{word}"
+            );
+        }
+        let unconfigured = ground.unconfigured();
+        dm.create_bare("z", None, None, unconfigured).unwrap();
+        ground.machine(Some("/dev/mapper/z")).backing("/dev/mapper/z").unwrap();
+    }
+}

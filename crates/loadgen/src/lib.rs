@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond bench`: an in-process load generator, as bdevperf: builds a stack of devices on a core
+//! of its own and drives it, with no door between.
+//!
+//! ```text
+//!   args ──▶ stack (dm, leaves on core 0) ──▶ Rc<dyn BlockDevice>, on the core of each job
+//!                                                   ▲ submit   │ OnDone: number of the slot
+//!            show (progress) ◀── Counter ── job ────┘          ▼
+//!            report (text, JSON) ◀── Outcome ── job ◀── slots that are ready, refilled in a batch
+//!                                        └─ pattern (--verify), payload (what writes hold)
+//! ```
+//!
+//! Invariants
+//! - G1 A request of the generator costs no allocation and no task: a slot, its buffer and the word
+//!   in the list of ready slots are there from the beginning.
+//! - G2 The generator goes through the same door as every other client, `submit` and a completion;
+//!   nothing in it is made for one kind of device.
+//! - G3 The clock is read once in [`job::TICK`] requests, when a job has to wait, and for those
+//!   whose latency is taken.
+
+mod args;
+mod cores;
+mod cpu;
+mod job;
+mod memory;
+mod pattern;
+mod payload;
+mod replay;
+mod report;
+mod show;
+mod side;
+mod stack;
+
+pub use args::BenchArgs;
+
+use std::io::{Write, stdout};
+use std::sync::Arc;
+
+use control::Failure;
+use host::{Format, refused};
+
+use crate::args::Latency;
+use crate::cpu::Cpu;
+use crate::job::{Counter, Sampling};
+use crate::report::{Driven, Report};
+use crate::stack::Stack;
+
+/// Of requests that take some ten nanoseconds every one whose latency is taken costs as much again:
+/// with every 64th the clock is about a hundredth of the time.
+const SAMPLE_EVERY: u64 = 64;
+
+/// Runs the verb.
+pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    args.check()?;
+    // Dropped last.
+    let (_beside, reactor, ground) = stack::core(args)?;
+    let (format, args) = (args.listing.format, args.clone());
+    let report = reactor.block_on(async move {
+        let stack = Stack::build(&args, ground).await?;
+        let done = drive(&stack, &args).await;
+        let closed = stack.close().await;
+        let report = done?;
+        closed.map(|()| report)
+    })?;
+    let text = match format {
+        Format::Text => report.text(),
+        Format::Json => report.json(),
+    };
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| refused(&e, "output"))
+}
+
+async fn drive(stack: &Stack, args: &BenchArgs) -> Result<Report, Failure> {
+    let sampling = sampling(args.latency, stack.in_memory());
+    let mut driven = Vec::new();
+    for door in stack.doors() {
+        let work = args.work(&*door.device, sampling)?;
+        if args.prefill {
+            job::prefill(&*door.device, &work).await?;
+        }
+        let done = Driven::new(door.device.name());
+        driven.push((door, work, done));
+    }
+    let counters: Vec<Arc<Counter>> = (0..args.jobs).map(|_| Arc::default()).collect();
+    let shown = show::start(args, counters.clone());
+    for turn in 0..args.turns as usize {
+        for nth in 0..driven.len() {
+            // Another begins every time: what comes after whom must not decide.
+            let at = (turn + nth) % driven.len();
+            let (door, work, done) = &mut driven[at];
+            let before = Cpu::now();
+            let outcomes = cores::run(door, work, counters.clone()).await?;
+            done.turn(&outcomes, Cpu::now().since(before));
+        }
+    }
+    drop(shown);
+    Ok(Report::new(args, sampling, driven.into_iter().map(|(_, _, done)| done).collect()))
+}
+
+fn sampling(wanted: Option<Latency>, in_memory: bool) -> Sampling {
+    match wanted {
+        Some(Latency::On) => Sampling::All,
+        Some(Latency::Off) => Sampling::Nothing,
+        Some(Latency::Sampled) => Sampling::Every(SAMPLE_EVERY),
+        None if in_memory => Sampling::Every(SAMPLE_EVERY),
+        None => Sampling::All,
+    }
+}

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::client::Client;
-use crate::progress::{Long, Progress, QUIET};
+use crate::progress::{LongOp, Progress, QUIET};
 
 /// How often it looks how far the drain is.
 const EVERY: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ pub(crate) async fn drain(client: &Client, a: &DrainArgs) -> Result<(), Failure>
         let path = path.clone();
         async move { client.put::<_, api::Attribute>(&path, &body).await }
     };
-    let (began, progress) = (Instant::now(), Progress::new(Long::Drain, &a.name));
+    let (began, progress) = (Instant::now(), Progress::new(LongOp::Drain, &a.name));
     let mut tick = interval_at(Instant::now() + QUIET, EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let answer = set(a.words());

@@ -2,9 +2,9 @@
 //! The verbs of the command line.
 //!
 //! ```text
-//!   args ─────▶ verbs ────┐
-//!   dmsetup ─▶ dmsetup/* ─┴─▶ client ═══ control.sock ═══▶ the daemon
-//!                 └ progress
+//!   args ─▶ verbs ───┐
+//!           dmsetup ─┴─▶ requests ─▶ client ═══ control.sock ═══▶ the daemon
+//!                            └ progress
 //!   inspect, recover, wipe ──▶ offline: a core of their own, on images; no daemon
 //!   reproduce ──▶ the scenarios of the room `reproduce`, on a thread of their own
 //! ```
@@ -21,6 +21,7 @@ mod offline;
 mod progress;
 mod recover;
 mod reproduce;
+mod requests;
 mod verbs;
 mod wipe;
 

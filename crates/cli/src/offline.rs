@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, CoreId, ErrorKind, Sector};
-use control::{Failure, api, paths};
+use control::{Failure, api};
 use host::{PMEM, RunDir};
 use queue::FileLeaf;
 use reactor::{Reactor, set_memory};
@@ -18,6 +18,7 @@ use uring::{Direct, Files, OpenOptions, Uring};
 use writecache::{Contents, ProbeReport};
 
 use crate::client::{Client, runtime};
+use crate::requests;
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,10 +90,9 @@ fn user_of(image: &Path, run_dir: Option<&Path>) -> Option<String> {
         .filter_map(|path| Some(path.ok()?.to_string_lossy().into_owned()))
         .collect();
     let ask = async {
-        let devices: Vec<api::Device> = client.get(paths::DEVICES).await.ok()?;
+        let devices = requests::devices(&client).await.ok()?;
         for device in devices {
-            let path = paths::of_device(&device.name, "deps");
-            let deps: Vec<api::Dependency> = client.get(&path).await.unwrap_or_default();
+            let deps = requests::deps(&client, &device.name).await.unwrap_or_default();
             let is_it = |d: &api::Dependency| {
                 let path = d.name.strip_prefix(PMEM).unwrap_or(&d.name);
                 names.iter().any(|name| name == path)

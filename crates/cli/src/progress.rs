@@ -14,9 +14,9 @@ pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// How often it is shown after that.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What takes its time.
+/// A command that may take long.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Long {
+pub(crate) enum LongOp {
     /// A write cache is flushed.
     Flush,
     /// A write cache is drained.
@@ -25,20 +25,19 @@ pub(crate) enum Long {
     Command(&'static str),
 }
 
-impl Long {
-    /// As people say it.
-    fn doing(self) -> &'static str {
+impl LongOp {
+    fn label(self) -> &'static str {
         match self {
-            Long::Flush => "flushing",
-            Long::Drain => "draining",
-            Long::Command(attribute) => attribute,
+            LongOp::Flush => "flushing",
+            LongOp::Drain => "draining",
+            LongOp::Command(attribute) => attribute,
         }
     }
 
     fn unit(self) -> &'static str {
         match self {
-            Long::Flush | Long::Drain => "blocks",
-            Long::Command(_) => "pages",
+            LongOp::Flush | LongOp::Drain => "blocks",
+            LongOp::Command(_) => "pages",
         }
     }
 }
@@ -46,20 +45,20 @@ impl Long {
 /// What is shown of something that takes its time.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    what: Long,
+    what: LongOp,
     name: String,
     began: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    pub(crate) fn new(what: Long, name: &str) -> Progress {
+    pub(crate) fn new(what: LongOp, name: &str) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{prefix} {wide_bar} {msg}")
                 .expect("a constant template");
             ProgressBar::new(0).with_style(style).with_prefix(format!(
                 "{} {}",
-                what.doing(),
+                what.label(),
                 plain(name)
             ))
         });
@@ -69,12 +68,14 @@ impl Progress {
     /// Asks the daemon how far it is and shows it; nothing while it does not say.
     pub(crate) async fn show(&self, client: &Client) {
         let (done, total) = match self.what {
-            Long::Flush => (
+            LongOp::Flush => (
                 self.ask(client, attr::FLUSH_DONE_BLOCKS).await,
                 self.ask(client, attr::FLUSH_TOTAL_BLOCKS).await,
             ),
-            Long::Drain => fields(self.ask_text(client, attr::DRAIN_STATE).await),
-            Long::Command(_) => both(self.ask_text(client, attr::WRITEBACK_PROGRESS).await),
+            LongOp::Drain => named_fields(self.ask_text(client, attr::DRAIN_STATE).await),
+            LongOp::Command(_) => {
+                done_and_total(self.ask_text(client, attr::WRITEBACK_PROGRESS).await)
+            }
         };
         let (Some(done), Some(total @ 1..)) = (done, total) else { return };
         let text = line(done, total, self.what.unit(), self.began.elapsed());
@@ -84,7 +85,7 @@ impl Progress {
                 bar.set_position(done);
                 bar.set_message(text);
             }
-            None => eprintln!("millpond: {} {}: {text}", self.what.doing(), plain(&self.name)),
+            None => eprintln!("millpond: {} {}: {text}", self.what.label(), plain(&self.name)),
         }
     }
 
@@ -105,9 +106,9 @@ impl Progress {
 }
 
 /// Waits for `answer`; shows how far it is when that takes its time.
-pub(crate) async fn watch<T>(
+pub(crate) async fn show_while<T>(
     client: &Client,
-    what: Long,
+    what: LongOp,
     name: &str,
     answer: impl Future<Output = T>,
 ) -> T {
@@ -126,14 +127,14 @@ pub(crate) async fn watch<T>(
 }
 
 /// `DONE TOTAL`.
-fn both(text: Option<String>) -> (Option<u64>, Option<u64>) {
+fn done_and_total(text: Option<String>) -> (Option<u64>, Option<u64>) {
     let text = text.unwrap_or_default();
     let mut words = text.split_ascii_whitespace().map(|word| word.parse().ok());
     (words.next().flatten(), words.next().flatten())
 }
 
 /// Of `running done=N total=N ...`.
-fn fields(text: Option<String>) -> (Option<u64>, Option<u64>) {
+fn named_fields(text: Option<String>) -> (Option<u64>, Option<u64>) {
     let text = text.unwrap_or_default();
     let field = |name: &str| {
         let mut words = text.split_ascii_whitespace();
@@ -168,11 +169,11 @@ mod tests {
             line(0, 2000, "pages", Duration::from_secs(5)),
             "0 of 2000 pages (0 %), 0 pages/s, time left unknown"
         );
-        assert_eq!(both(Some("5 9\n".into())), (Some(5), Some(9)));
-        assert_eq!(both(Some("5".into())), (Some(5), None));
-        assert_eq!(both(None), (None, None));
+        assert_eq!(done_and_total(Some("5 9\n".into())), (Some(5), Some(9)));
+        assert_eq!(done_and_total(Some("5".into())), (Some(5), None));
+        assert_eq!(done_and_total(None), (None, None));
         let running = "running done=5 total=9 failing=0 blocks_per_s=3 seconds_left=1";
-        assert_eq!(fields(Some(running.into())), (Some(5), Some(9)));
-        assert_eq!(fields(Some("idle".into())), (None, None));
+        assert_eq!(named_fields(Some(running.into())), (Some(5), Some(9)));
+        assert_eq!(named_fields(Some("idle".into())), (None, None));
     }
 }

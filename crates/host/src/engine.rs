@@ -2,7 +2,8 @@
 //! What lives on the core: the device mapper, the leaves, the NBD server; and the verbs on them.
 //!
 //! Invariants
-//! - E1 It is touched on the core's thread only, inside closures that [`crate::core_thread::Core`] sends.
+//! - E1 It is touched on the core's thread only, inside closures that
+//!   [`crate::core_thread::Core`] sends.
 //! - E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
 use std::cell::{Cell, RefCell};

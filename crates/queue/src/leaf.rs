@@ -24,8 +24,8 @@ use crate::wbt::{SharedWbt, Wbt};
 
 /// A device at the bottom of a stack: a file, memory, an export of a server.
 ///
-/// Bios reach it as any other device, by [`BlockDevice::submit`] or [`Base::submit_at`]; the methods
-/// here are for whoever has opened it.
+/// Bios reach it as any other device, by [`BlockDevice::submit`] or [`Base::submit_at`]; the
+/// methods here are for its opener.
 pub trait Leaf: Base {
     /// Its counters, of which every request in flight is one.
     fn stats(&self) -> &Stats;

@@ -4,16 +4,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use block::ErrorKind;
-use control::{Failure, api, paths, text, with_absolute_paths};
-use host::{TableArgs, print, read_stdin, read_table, refused};
+use control::{api, text, with_absolute_paths};
+use host::{TableArgs, read_stdin, read_table, refused};
 
-use crate::args::{MessageArgs, RemoveAllArgs};
 use crate::client::Client;
+use crate::dmsetup::command_error::{CommandError, print};
 use crate::dmsetup::options::{Opt, Options};
-use crate::dmsetup::trouble::{Trouble, is_gone, said};
 use crate::dmsetup::words::split_words;
 use crate::dmsetup::{concise, naming};
-use crate::verbs;
+use crate::requests::{self, Removal, unless_missing};
+use crate::verbs::print_reply;
 
 /// How often `--retry` tries, and how long it waits between two tries; dmsetup's numbers.
 const TRIES: u32 = 25;
@@ -21,7 +21,7 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 /// Major number of all mapped devices.
 const MAJOR: u32 = dm::MAJOR;
 
-type Done = Result<(), Trouble>;
+type Done = Result<(), CommandError>;
 
 pub(crate) async fn create(client: &Client, options: &Options, words: &[String]) -> Done {
     refuse_readonly(options)?;
@@ -29,14 +29,14 @@ pub(crate) async fn create(client: &Client, options: &Options, words: &[String])
         return create_concise(client, options, words).await;
     }
     let Some((name, file)) = words.split_first() else {
-        return Err(Trouble::failed("Please provide a name for the new device."));
+        return Err(CommandError::failed("Please provide a name for the new device."));
     };
     let table = if options.has(Opt::NoTable) { None } else { Some(table(options, file)?) };
     let minor = match naming::numbers(options)? {
         Some((MAJOR, minor)) => Some(minor),
         Some((major, _)) => {
             let message = format!("major number {major}: that of all devices is {MAJOR}");
-            return Err(Trouble::failed(format!("millpond: {message}")));
+            return Err(CommandError::failed(format!("millpond: {message}")));
         }
         None => None,
     };
@@ -49,10 +49,14 @@ async fn create_concise(client: &Client, options: &Options, words: &[String]) ->
     let list = match words {
         [] => read_stdin()?,
         [list] => list.clone(),
-        _ => return Err(Trouble::failed("dmsetup create --concise takes at most one argument")),
+        _ => {
+            return Err(CommandError::failed(
+                "dmsetup create --concise takes at most one argument",
+            ));
+        }
     };
     let here = std::env::current_dir();
-    let here = here.map_err(|e| Trouble::from(refused(&e, "current directory")))?;
+    let here = here.map_err(|e| CommandError::from(refused(&e, "current directory")))?;
     for spec in concise::parse(&list)? {
         let table = with_absolute_paths(&spec.table, &here);
         create_one(client, options, &spec.name, spec.uuid, spec.minor, Some(table)).await?;
@@ -72,18 +76,17 @@ async fn create_one(
     // A table without a line loads nothing: dmsetup leaves the device without one.
     let table = table.filter(|t| t.lines().any(|l| !l.trim().is_empty() && !l.starts_with('#')));
     let (name, force) = (name.to_owned(), options.token());
-    let body = api::Create { name: name.clone(), uuid, minor, table, force, zram: false };
-    let created: Result<api::Changed, Failure> = client.post(paths::DEVICES, &body).await;
-    created.map(|changed| verbs::warn(&changed.warnings)).map_err(|f| {
+    let new = api::Create { name, uuid, minor, table, force, zram: false };
+    requests::create(client, &new).await.map_err(|f| {
         // The daemon makes it with its table, or not at all; dmsetup says which step failed.
         let step = if f.message.contains(": line ") { "reload" } else { "create" };
-        Trouble::ioctl(step, &name, &f)
+        CommandError::ioctl(step, &new.name, &f)
     })
 }
 
 fn check_name(name: &str) -> Done {
     if name.contains('/') {
-        return Err(Trouble::failed(format!("Name \"{name}\" invalid. It contains \"/\".")));
+        return Err(CommandError::failed(format!("Name \"{name}\" invalid. It contains \"/\".")));
     }
     Ok(())
 }
@@ -91,13 +94,13 @@ fn check_name(name: &str) -> Done {
 fn refuse_readonly(options: &Options) -> Done {
     if options.has(Opt::ReadOnly) {
         let instead = "all devices are read-write; a client may open one read-only";
-        return Err(Trouble::not_supported("--readonly", instead));
+        return Err(CommandError::not_supported("--readonly", instead));
     }
     Ok(())
 }
 
 /// The table that the options, a file or standard input give.
-fn table(options: &Options, file: &[String]) -> Result<String, Trouble> {
+fn table(options: &Options, file: &[String]) -> Result<String, CommandError> {
     let file = options.get(Opt::TableFile).or(file.first().map(String::as_str));
     let args = TableArgs {
         table: options.get(Opt::Table).map(str::to_owned),
@@ -105,19 +108,19 @@ fn table(options: &Options, file: &[String]) -> Result<String, Trouble> {
     };
     read_table(&args).map_err(|f| match (&args.table, file) {
         (None, Some(file)) => {
-            Trouble::failed(format!("Couldn't open '{file}' for reading.\nmillpond: {f}"))
+            CommandError::failed(format!("Couldn't open '{file}' for reading.\nmillpond: {f}"))
         }
-        _ => Trouble::from(f),
+        _ => CommandError::from(f),
     })
 }
 
 pub(crate) async fn load(client: &Client, options: &Options, words: &[String]) -> Done {
     refuse_readonly(options)?;
     if options.has(Opt::NoTable) {
-        return Err(Trouble::failed("--notable only available when creating new device."));
+        return Err(CommandError::failed("--notable only available when creating new device."));
     }
     if words.is_empty() && !options.has(Opt::Uuid) && !options.has(Opt::Major) {
-        return Err(Trouble::failed("Please specify device."));
+        return Err(CommandError::failed("Please specify device."));
     }
     let (name, file) = naming::of_first(client, options, words).await?;
     let body = api::Load { table: table(options, file)?, force: options.token() };
@@ -132,7 +135,8 @@ async fn post(
     what: &str,
     body: &impl serde::Serialize,
 ) -> Done {
-    verbs::post(client, name, what, body).await.map_err(|f| Trouble::ioctl(ioctl, name, &f))
+    let changed = requests::change(client, name, what, body).await;
+    changed.map_err(|f| CommandError::ioctl(ioctl, name, &f))
 }
 
 /// The devices that a command must have.
@@ -140,9 +144,9 @@ async fn some(
     client: &Client,
     options: &Options,
     words: &[String],
-) -> Result<Vec<String>, Trouble> {
+) -> Result<Vec<String>, CommandError> {
     let named = naming::of_all(client, options, words).await?;
-    named.ok_or_else(|| Trouble::failed("No device specified."))
+    named.ok_or_else(|| CommandError::failed("No device specified."))
 }
 
 /// `suspend`, `resume` and `clear`. Their names are the daemon's too.
@@ -168,17 +172,17 @@ pub(crate) async fn simple(
 }
 
 pub(crate) async fn remove(client: &Client, options: &Options, words: &[String]) -> Done {
-    let how = verbs::remove_query(options.get(Opt::Force), options.has(Opt::Deferred));
+    let removal = Removal::of(options.get(Opt::Force), options.has(Opt::Deferred));
     let tries = if options.has(Opt::Retry) { TRIES } else { 1 };
     for name in some(client, options, words).await? {
         let mut tried = 1;
         loop {
-            match verbs::delete(client, &name, &how).await {
+            match requests::remove(client, &name, removal).await {
                 Err(f) if f.kind() == Some(ErrorKind::Busy) && tried < tries => {
                     tried += 1;
                     tokio::time::sleep(BETWEEN_TRIES).await;
                 }
-                done => break done.map_err(|f| Trouble::ioctl("remove", &name, &f))?,
+                done => break done.map_err(|f| CommandError::ioctl("remove", &name, &f))?,
             }
         }
     }
@@ -189,11 +193,11 @@ pub(crate) async fn remove(client: &Client, options: &Options, words: &[String])
 /// all I/O.
 pub(crate) async fn remove_all(client: &Client, options: &Options) -> Done {
     for force in [false, true] {
-        match verbs::remove_all(client, &RemoveAllArgs { force }).await {
+        match requests::remove_all(client, Removal::of(force.then_some(""), false)).await {
             Ok(()) => return Ok(()),
             Err(f) if f.kind() != Some(ErrorKind::Busy) => return Err(f.into()),
             Err(f) => {
-                let left: Vec<api::Device> = client.get(paths::DEVICES).await?;
+                let left = requests::devices(client).await?;
                 eprintln!("Unable to remove {} device(s).\nmillpond: {f}", left.len());
             }
         }
@@ -207,8 +211,8 @@ pub(crate) async fn remove_all(client: &Client, options: &Options) -> Done {
 /// A table of the same size that fails all I/O. What the old one's targets hold, they settle.
 pub(crate) async fn wipe_table(client: &Client, options: &Options, words: &[String]) -> Done {
     for name in some(client, options, words).await? {
-        let device: Result<api::Device, Failure> = client.get(&paths::device(&name)).await;
-        let sectors = device.map_err(|f| Trouble::ioctl("table", &name, &f))?.size_sectors;
+        let device = requests::device(client, &name).await;
+        let sectors = device.map_err(|f| CommandError::ioctl("table", &name, &f))?.size_sectors;
         let table = format!("0 {sectors} error");
         post(client, "reload", &name, "load", &api::Load { table, force: None }).await?;
         let how = api::Resume { force: options.token() };
@@ -227,9 +231,9 @@ pub(crate) async fn rename(client: &Client, options: &Options, words: &[String])
     let (name, rest) = naming::of_first(client, options, words).await?;
     let new = match rest {
         [new] if !new.is_empty() => new.clone(),
-        [_] => return Err(Trouble::failed("Non empty new name is required.")),
-        [] => return Err(Trouble::failed("No new name or UUID specified.")),
-        _ => return Err(Trouble::usage("Incorrect number of arguments.")),
+        [_] => return Err(CommandError::failed("Non empty new name is required.")),
+        [] => return Err(CommandError::failed("No new name or UUID specified.")),
+        _ => return Err(CommandError::usage("Incorrect number of arguments.")),
     };
     let body = if options.has(Opt::SetUuid) {
         api::Rename { name: None, uuid: Some(new) }
@@ -243,20 +247,22 @@ pub(crate) async fn rename(client: &Client, options: &Options, words: &[String])
 pub(crate) async fn message(client: &Client, options: &Options, words: &[String]) -> Done {
     let by_option = options.has(Opt::Uuid) || options.has(Opt::Major);
     if words.len() + usize::from(by_option) < 2 {
-        return Err(Trouble::usage("Incorrect number of arguments."));
+        return Err(CommandError::usage("Incorrect number of arguments."));
     }
     let (name, rest) = naming::of_first(client, options, words).await?;
     let [sector, message @ ..] = rest else {
-        return Err(Trouble::usage("Incorrect number of arguments."));
+        return Err(CommandError::usage("Incorrect number of arguments."));
     };
-    let Ok(sector) = sector.parse::<u64>() else { return Err(Trouble::failed("Invalid sector.")) };
+    let Ok(sector) = sector.parse::<u64>() else {
+        return Err(CommandError::failed("Invalid sector."));
+    };
     let words = split_words(&message.join(" "));
     if words.is_empty() {
-        return Err(Trouble::failed("No message supplied."));
+        return Err(CommandError::failed("No message supplied."));
     }
-    let args = MessageArgs { name, sector, words };
-    let done = verbs::message(client, &args).await;
-    done.map_err(|f| Trouble::ioctl("message", &args.name, &f))
+    let reply = requests::message(client, &name, sector, words).await;
+    let printed = reply.and_then(|reply| print_reply(&reply));
+    printed.map_err(|f| CommandError::ioctl("message", &name, &f))
 }
 
 /// Waits until the event number is another one than that given; than 0, without.
@@ -265,13 +271,14 @@ pub(crate) async fn wait(client: &Client, options: &Options, words: &[String]) -
     let seen = match rest {
         [] => 0,
         [seen] => seen.parse::<u32>().map_err(|_| {
-            Trouble::failed(format!("millpond: event number `{seen}`: must be decimal, below 2^32"))
+            CommandError::failed(format!(
+                "millpond: event number `{seen}`: must be decimal, below 2^32"
+            ))
         })?,
-        _ => return Err(Trouble::usage("Incorrect number of arguments.")),
+        _ => return Err(CommandError::usage("Incorrect number of arguments.")),
     };
-    let path = paths::of_device(&name, &format!("wait?event={seen}"));
-    let event: Result<api::Event, Failure> = client.get(&path).await;
-    event.map_err(|f| Trouble::ioctl("waitevent", &name, &f))?;
+    let event = requests::wait(client, &name, seen.into()).await;
+    event.map_err(|f| CommandError::ioctl("waitevent", &name, &f))?;
     show(client, options, &name).await
 }
 
@@ -285,14 +292,14 @@ pub(crate) async fn nothing(
     if verb == "setgeometry" {
         let (name, numbers) = naming::of_first(client, options, words).await?;
         if numbers.len() != 4 {
-            return Err(Trouble::usage("Incorrect number of arguments."));
+            return Err(CommandError::usage("Incorrect number of arguments."));
         }
         if let Some(wrong) = numbers.iter().find(|n| n.parse::<u64>().is_err()) {
             let message = format!("millpond: geometry `{wrong}`: must be a decimal number");
-            return Err(Trouble::failed(message));
+            return Err(CommandError::failed(message));
         }
-        let device: Result<api::Device, Failure> = client.get(&paths::device(&name)).await;
-        device.map_err(|f| Trouble::ioctl(verb, &name, &f))?;
+        let device = requests::device(client, &name).await;
+        device.map_err(|f| CommandError::ioctl(verb, &name, &f))?;
     }
     if options.has(Opt::Verbose) {
         eprintln!("millpond: {verb}: nothing to do: devices have no nodes and no geometry");
@@ -305,9 +312,8 @@ async fn show(client: &Client, options: &Options, name: &str) -> Done {
     if !options.has(Opt::Verbose) {
         return Ok(());
     }
-    match client.get::<api::Device>(&paths::device(name)).await {
-        Ok(device) => said(print(&text::info(&[device]))),
-        Err(f) if is_gone(name, &f) => Ok(()),
-        Err(f) => Err(f.into()),
+    match unless_missing(name, requests::device(client, name).await)? {
+        Some(device) => print(&text::info(&[device])),
+        None => Ok(()),
     }
 }

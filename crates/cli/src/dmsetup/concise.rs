@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The concise form of tables: `NAME,UUID,MINOR,FLAGS,TABLE[,TABLE...][;...]`.
-use crate::dmsetup::trouble::Trouble;
+use crate::dmsetup::command_error::CommandError;
 
 /// One device of a concise list. An empty field means nothing.
 #[derive(Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub(crate) struct Spec {
 }
 
 /// Reads a list. All of it is read before any device is made.
-pub(crate) fn parse(list: &str) -> Result<Vec<Spec>, Trouble> {
+pub(crate) fn parse(list: &str) -> Result<Vec<Spec>, CommandError> {
     let list = list.trim_end().trim_end_matches(';');
     if list.is_empty() {
         return Ok(Vec::new());
@@ -38,7 +38,7 @@ fn split(list: &str) -> Vec<Vec<String>> {
     devices
 }
 
-fn spec(fields: &[String]) -> Result<Spec, Trouble> {
+fn spec(fields: &[String]) -> Result<Spec, CommandError> {
     let [name, uuid, minor, flags, table @ ..] = fields else {
         return Err(too_few(fields));
     };
@@ -47,11 +47,11 @@ fn spec(fields: &[String]) -> Result<Spec, Trouble> {
         return Err(too_few(fields));
     }
     let name = name.trim().to_owned();
-    let wrong = |why: String| Err(Trouble::failed(format!("{name}: {why}")));
+    let wrong = |why: String| Err(CommandError::failed(format!("{name}: {why}")));
     match flags.trim() {
         "" | "rw" => {}
         "ro" => {
-            return Err(Trouble::not_supported(
+            return Err(CommandError::not_supported(
                 &format!("{name}: flag `ro`"),
                 "all devices are read-write",
             ));
@@ -59,7 +59,7 @@ fn spec(fields: &[String]) -> Result<Spec, Trouble> {
         other => {
             let message =
                 format!("Invalid flags parameter '{other}' must be 'ro' or 'rw' or empty.");
-            return Err(Trouble::failed(message));
+            return Err(CommandError::failed(message));
         }
     }
     let minor = match minor.trim() {
@@ -73,8 +73,8 @@ fn spec(fields: &[String]) -> Result<Spec, Trouble> {
     Ok(Spec { name, uuid, minor, table: lines.join("\n") })
 }
 
-fn too_few(fields: &[String]) -> Trouble {
-    Trouble::failed(format!(
+fn too_few(fields: &[String]) -> CommandError {
+    CommandError::failed(format!(
         "Five comma-separated fields are required for each device\nParsed {} fields: {}",
         fields.len(),
         fields.join(",")

@@ -8,32 +8,19 @@ use control::report::{FIELDS, Field, INFO, Layout, SPLITNAME, Subject, fields, r
 use control::report::{mangle as mangled_name, sort_by_key, split_name};
 use control::text::Naming;
 use control::tree::{self, Strokes, Style};
-use control::{Failure, api, paths, plain, text};
-use host::{print, print_as_is};
+use control::{Failure, api, plain, text};
 
 use crate::client::Client;
+use crate::dmsetup::command_error::{CommandError, print, print_as_is};
 use crate::dmsetup::naming;
 use crate::dmsetup::options::{Opt, Options};
-use crate::dmsetup::trouble::{Trouble, is_gone, said};
 use crate::dmsetup::words::split_words;
-use crate::verbs::lines_of;
+use crate::requests::{self, Lines, unless_missing};
 
-type Done = Result<(), Trouble>;
-
-/// What one device's `get` gave; none when it was removed meanwhile.
-fn unless_gone<T>(name: &str, answer: Result<T, Failure>) -> Result<Option<T>, Trouble> {
-    match answer {
-        Err(f) if is_gone(name, &f) => Ok(None),
-        answer => Ok(Some(answer?)),
-    }
-}
-
-async fn all_devices(client: &Client) -> Result<Vec<api::Device>, Trouble> {
-    Ok(client.get(paths::DEVICES).await?)
-}
+type Done = Result<(), CommandError>;
 
 /// The devices that the words or options name, one by one; all of them without.
-struct Chosen {
+struct Selection {
     devices: Vec<api::Device>,
     /// The first that is not there.
     missing: Option<String>,
@@ -41,24 +28,28 @@ struct Chosen {
     single: bool,
 }
 
-impl Chosen {
-    async fn of(client: &Client, options: &Options, words: &[String]) -> Result<Chosen, Trouble> {
+impl Selection {
+    async fn of(
+        client: &Client,
+        options: &Options,
+        words: &[String],
+    ) -> Result<Selection, CommandError> {
         let Some(names) = naming::of_all(client, options, words).await? else {
-            let devices = all_devices(client).await?;
-            return Ok(Chosen { devices, missing: None, single: false });
+            let devices = requests::devices(client).await?;
+            return Ok(Selection { devices, missing: None, single: false });
         };
         let single = names.len() == 1;
-        let mut chosen = Chosen { devices: Vec::new(), missing: None, single };
+        let mut selected = Selection { devices: Vec::new(), missing: None, single };
         for name in names {
-            match unless_gone(&name, client.get(&paths::device(&name)).await)? {
-                Some(device) => chosen.devices.push(device),
+            match unless_missing(&name, requests::device(client, &name).await)? {
+                Some(device) => selected.devices.push(device),
                 None => {
-                    chosen.missing = Some(name);
+                    selected.missing = Some(name);
                     break;
                 }
             }
         }
-        Ok(chosen)
+        Ok(selected)
     }
 
     /// Whether there is nothing because nothing was named and there is no device.
@@ -67,16 +58,16 @@ impl Chosen {
     }
 
     /// Ends a command: it fails if something that was named is not there.
-    fn end(self, missing: impl FnOnce(&str) -> Trouble) -> Done {
+    fn end(self, missing: impl FnOnce(&str) -> CommandError) -> Done {
         self.missing.map_or(Ok(()), |name| Err(missing(&name)))
     }
 }
 
 /// What dmsetup says of a missing device where it does not ask whether it is there.
-fn no_ioctl(ioctl: &str) -> impl FnOnce(&str) -> Trouble + '_ {
+fn no_ioctl(ioctl: &str) -> impl FnOnce(&str) -> CommandError + '_ {
     move |name| {
         let f = Failure::new(block::ErrorKind::NotFound, format!("{name}: no such device"));
-        Trouble::ioctl(ioctl, name, &f)
+        CommandError::ioctl(ioctl, name, &f)
     }
 }
 
@@ -88,47 +79,48 @@ pub(crate) async fn lines(
     verb: &str,
 ) -> Done {
     let what = match (verb, options.has(Opt::Inactive)) {
-        ("table", true) => "table?inactive=true",
-        ("table", false) => "table",
-        (_, false) if options.has(Opt::NoFlush) => "status?noflush=true",
-        (_, false) => "status",
+        ("table", true) => Lines::InactiveTable,
+        ("table", false) => Lines::LiveTable,
+        (_, false) => Lines::Status { noflush: options.has(Opt::NoFlush) },
         (_, true) => return Err(no_inactive(verb)),
     };
-    let chosen = Chosen::of(client, options, words).await?;
-    if chosen.nothing() {
-        return said(print(text::NO_DEVICES));
+    let selected = Selection::of(client, options, words).await?;
+    if selected.nothing() {
+        return print(text::NO_DEVICES);
     }
     let concise = verb == "table" && options.has(Opt::Concise);
     let mut entries = Vec::new();
-    for d in &chosen.devices {
-        let Some(mut lines) = unless_gone(&d.name, lines_of(client, &d.name, what).await)? else {
-            continue;
-        };
-        let target = options.get(Opt::Target);
-        lines.retain(|l| target.is_none_or(|t| t == l.target));
-        if lines.is_empty() && target.is_some() {
-            continue;
-        }
+    for d in &selected.devices {
+        let lines =
+            requests::lines_in_list(client, &d.name, what, options.get(Opt::Target)).await?;
+        let Some(lines) = lines else { continue };
         if concise {
             entries.push(text::concise(d, &lines));
             continue;
         }
-        let name = (!chosen.single).then_some(d.name.as_str());
+        let name = (!selected.single).then_some(d.name.as_str());
         let head = if options.has(Opt::Verbose) {
             text::info(std::slice::from_ref(d))
         } else {
             String::new()
         };
-        said(print(&format!("{head}{}", text::lines(name, &lines))))?;
+        print(&format!("{head}{}", text::lines(name, &lines)))?;
     }
     if !entries.is_empty() {
-        said(print(&format!("{}\n", entries.join(";"))))?;
+        print(&format!("{}\n", entries.join(";")))?;
     }
-    if verb == "table" { chosen.end(no_ioctl(verb)) } else { chosen.end(Trouble::does_not_exist) }
+    if verb == "table" {
+        selected.end(no_ioctl(verb))
+    } else {
+        selected.end(CommandError::does_not_exist)
+    }
 }
 
-fn no_inactive(verb: &str) -> Trouble {
-    Trouble::not_supported(&format!("{verb} --inactive"), "`table --inactive` shows what is loaded")
+fn no_inactive(verb: &str) -> CommandError {
+    CommandError::not_supported(
+        &format!("{verb} --inactive"),
+        "`table --inactive` shows what is loaded",
+    )
 }
 
 pub(crate) async fn info(client: &Client, options: &Options, words: &[String]) -> Done {
@@ -137,39 +129,39 @@ pub(crate) async fn info(client: &Client, options: &Options, words: &[String]) -
     }
     if !options.has(Opt::Columns) {
         if let Some(list) = options.get(Opt::Fields) {
-            return Err(Trouble::command_line(format!("Option not recognised: {list}.")));
+            return Err(CommandError::command_line(format!("Option not recognised: {list}.")));
         }
-        let chosen = Chosen::of(client, options, words).await?;
-        if !chosen.devices.is_empty() || chosen.nothing() {
-            said(print(&text::info(&chosen.devices)))?;
+        let selected = Selection::of(client, options, words).await?;
+        if !selected.devices.is_empty() || selected.nothing() {
+            print(&text::info(&selected.devices))?;
         }
-        return chosen.end(Trouble::does_not_exist);
+        return selected.end(CommandError::does_not_exist);
     }
     if options.has(Opt::Select) {
         let instead = "name the devices, or select in what `-c` prints";
-        return Err(Trouble::not_supported("--select", instead));
+        return Err(CommandError::not_supported("--select", instead));
     }
     let Some(columns) = columns(options, INFO)? else { return Ok(()) };
     let keys = sort_keys(options.get(Opt::Sort).unwrap_or_default())?;
-    let chosen = Chosen::of(client, options, words).await?;
-    if chosen.nothing() {
-        return said(print(text::NO_DEVICES));
+    let selected = Selection::of(client, options, words).await?;
+    if selected.nothing() {
+        return print(text::NO_DEVICES);
     }
-    if chosen.missing.is_some() {
-        return chosen.end(Trouble::does_not_exist);
+    if selected.missing.is_some() {
+        return selected.end(CommandError::does_not_exist);
     }
     let wanted = columns.iter().copied().chain(keys.iter().map(|k| k.0));
     let around = wanted.into_iter().any(|f| f.group == "deps_all");
-    let everybody = if around { all_devices(client).await? } else { Vec::new() };
+    let everybody = if around { requests::devices(client).await? } else { Vec::new() };
     let deps = all_deps(client, &everybody).await?;
     let mut subjects: Vec<Subject<'_>> =
-        chosen.devices.iter().map(|d| subject(d, &everybody, &deps)).collect();
+        selected.devices.iter().map(|d| subject(d, &everybody, &deps)).collect();
     for (key, descending) in keys.iter().rev() {
         sort_by_key(&mut subjects, key, *descending, |s| s.value(key));
     }
     let values: Vec<Vec<String>> =
         subjects.iter().map(|s| columns.iter().map(|f| s.value(f)).collect()).collect();
-    said(print_as_is(&report(&columns, &values, &layout(options))))
+    print_as_is(&report(&columns, &values, &layout(options)))
 }
 
 fn subject<'a>(
@@ -190,11 +182,11 @@ fn subject<'a>(
 }
 
 /// The fields of `-o`; `+` before them adds to the usual ones. None when only help was asked for.
-fn columns(options: &Options, usual: &str) -> Result<Option<Vec<&'static Field>>, Trouble> {
+fn columns(options: &Options, usual: &str) -> Result<Option<Vec<&'static Field>>, CommandError> {
     let list = match options.get(Opt::Fields) {
         None => usual.to_owned(),
         Some("help" | "?") => {
-            return said(print(&field_help())).map(|()| None);
+            return print(&field_help()).map(|()| None);
         }
         Some(list) => match list.strip_prefix('+') {
             Some(more) => format!("{usual},{more}"),
@@ -204,8 +196,8 @@ fn columns(options: &Options, usual: &str) -> Result<Option<Vec<&'static Field>>
     fields(&list).map(Some).map_err(|word| unknown_field(&word))
 }
 
-fn unknown_field(word: &str) -> Trouble {
-    Trouble::failed(format!("{}Unrecognised field: {word}", field_help()))
+fn unknown_field(word: &str) -> CommandError {
+    CommandError::failed(format!("{}Unrecognised field: {word}", field_help()))
 }
 
 fn field_help() -> String {
@@ -221,7 +213,7 @@ fn field_help() -> String {
 }
 
 /// `-O`: fields with `+` or `-` before them.
-fn sort_keys(list: &str) -> Result<Vec<(&'static Field, bool)>, Trouble> {
+fn sort_keys(list: &str) -> Result<Vec<(&'static Field, bool)>, CommandError> {
     let mut keys = Vec::new();
     for word in list.split(',').filter(|w| !w.is_empty()) {
         let descending = word.starts_with('-');
@@ -253,7 +245,7 @@ pub(crate) fn splitname(options: &Options, words: &[String]) -> Done {
     let (name, subsystem) = match words {
         [name, subsystem] => (name, subsystem.as_str()),
         [name, ..] => (name, "LVM"),
-        [] => return Err(Trouble::usage("Incorrect number of arguments.")),
+        [] => return Err(CommandError::usage("Incorrect number of arguments.")),
     };
     let Some(columns) = columns(options, SPLITNAME)? else { return Ok(()) };
     if let Some(other) = columns.iter().find(|f| f.group != "splitname_all") {
@@ -264,25 +256,16 @@ pub(crate) fn splitname(options: &Options, words: &[String]) -> Done {
         part => split_name(name, subsystem, part),
     };
     let row = columns.iter().map(value).collect();
-    said(print_as_is(&report(&columns, &[row], &layout(options))))
+    print_as_is(&report(&columns, &[row], &layout(options)))
 }
 
-/// What devices stand on, by index. A device that was removed meanwhile stands on nothing.
+/// What each device is built on, by index.
 async fn all_deps(
     client: &Client,
     devices: &[api::Device],
-) -> Result<Vec<Vec<api::Dependency>>, Trouble> {
-    let mut all = Vec::new();
-    for d in devices {
-        all.push(deps_of(client, &d.name).await?.unwrap_or_default());
-    }
-    Ok(all)
-}
-
-async fn deps_of(client: &Client, name: &str) -> Result<Option<Vec<api::Dependency>>, Trouble> {
-    let answer = client.get::<Vec<api::Dependency>>(&paths::of_device(name, "deps")).await;
-    let deps = unless_gone(name, answer)?;
-    Ok(deps.map(|deps| deps.into_iter().map(numbered).collect()))
+) -> Result<Vec<Vec<api::Dependency>>, CommandError> {
+    let all = requests::deps_of_all(client, devices).await?;
+    Ok(all.into_iter().map(|deps| deps.into_iter().map(numbered).collect()).collect())
 }
 
 /// A leaf that is a block device of the kernel has its numbers and its kernel name, as with
@@ -305,29 +288,31 @@ pub(crate) async fn deps(client: &Client, options: &Options, words: &[String]) -
         return Err(no_inactive("deps"));
     }
     let naming = device_naming(options)?;
-    let chosen = Chosen::of(client, options, words).await?;
-    if chosen.nothing() {
-        return said(print(text::NO_DEVICES));
+    let selected = Selection::of(client, options, words).await?;
+    if selected.nothing() {
+        return print(text::NO_DEVICES);
     }
-    for d in &chosen.devices {
-        let Some(deps) = deps_of(client, &d.name).await? else { continue };
-        let name = (!chosen.single).then_some(d.name.as_str());
+    for d in &selected.devices {
+        let deps = unless_missing(&d.name, requests::deps(client, &d.name).await)?;
+        let Some(deps) = deps else { continue };
+        let deps: Vec<api::Dependency> = deps.into_iter().map(numbered).collect();
+        let name = (!selected.single).then_some(d.name.as_str());
         let head = if options.has(Opt::Verbose) {
             text::info(std::slice::from_ref(d))
         } else {
             String::new()
         };
-        said(print(&format!("{head}{}", text::deps(name, &deps, naming))))?;
+        print(&format!("{head}{}", text::deps(name, &deps, naming)))?;
     }
-    chosen.end(no_ioctl("deps"))
+    selected.end(no_ioctl("deps"))
 }
 
-fn device_naming(options: &Options) -> Result<Naming, Trouble> {
+fn device_naming(options: &Options) -> Result<Naming, CommandError> {
     match options.get(Opt::Fields) {
         None | Some("devno") => Ok(Naming::Devno),
         Some("devname") => Ok(Naming::Devname),
         Some("blkdevname") => Ok(Naming::Blkdevname),
-        Some(other) => Err(Trouble::command_line(format!("Option not recognised: {other}."))),
+        Some(other) => Err(CommandError::command_line(format!("Option not recognised: {other}."))),
     }
 }
 
@@ -336,31 +321,24 @@ pub(crate) async fn ls(client: &Client, options: &Options) -> Done {
     let Some(target) = options.get(Opt::Target) else {
         if options.has(Opt::Tree) {
             let style = style(options.get(Opt::Fields).unwrap_or_default())?;
-            let devices = all_devices(client).await?;
+            let devices = requests::devices(client).await?;
             let deps = all_deps(client, &devices).await?;
-            return said(print_as_is(&tree::drawn(&devices, &deps, &style)));
+            return print_as_is(&tree::drawn(&devices, &deps, &style));
         }
         let naming = device_naming(options)?;
-        let devices = all_devices(client).await?;
+        let devices = requests::devices(client).await?;
         return match options.get(Opt::Exec) {
             Some(command) if !devices.is_empty() => exec(command, &devices),
-            _ => said(print(&text::ls(&devices, naming))),
+            _ => print(&text::ls(&devices, naming)),
         };
     };
-    let devices = all_devices(client).await?;
-    if devices.is_empty() {
-        return said(print(text::NO_DEVICES));
+    if requests::devices(client).await?.is_empty() {
+        return print(text::NO_DEVICES);
     }
-    let mut found = Vec::new();
-    for d in devices {
-        let lines = unless_gone(&d.name, lines_of(client, &d.name, "table").await)?;
-        if lines.is_some_and(|lines| lines.iter().any(|l| l.target == *target)) {
-            found.push(d);
-        }
-    }
+    let found = requests::devices_with(client, target).await?;
     match options.get(Opt::Exec) {
         Some(command) => exec(command, &found),
-        None => said(print(&text::ls_of_target(&found))),
+        None => print(&text::ls_of_target(&found)),
     }
 }
 
@@ -369,7 +347,7 @@ pub(crate) async fn ls(client: &Client, options: &Options) -> Done {
 fn exec(command: &str, devices: &[api::Device]) -> Done {
     let words = split_words(command);
     let Some((program, args)) = words.split_first() else {
-        return Err(Trouble::failed("millpond: --exec: the command is empty"));
+        return Err(CommandError::failed("millpond: --exec: the command is empty"));
     };
     let dev = std::env::var_os("DM_DEV_DIR").filter(|d| !d.is_empty());
     let dev = dev.map_or_else(|| PathBuf::from("/dev"), PathBuf::from);
@@ -383,7 +361,7 @@ fn exec(command: &str, devices: &[api::Device]) -> Done {
 }
 
 /// The options of a tree.
-fn style(list: &str) -> Result<Style, Trouble> {
+fn style(list: &str) -> Result<Style, CommandError> {
     let strokes = if is_utf8_locale() { Strokes::Utf } else { Strokes::Ascii };
     let mut style = Style { strokes, ..Style::default() };
     for word in list.split(',').filter(|w| !w.is_empty()) {
@@ -403,11 +381,11 @@ fn style(list: &str) -> Result<Style, Trouble> {
             "notrunc" => {}
             "compact" => {
                 let instead = "a tree has a line for each device";
-                return Err(Trouble::not_supported("ls --tree -o compact", instead));
+                return Err(CommandError::not_supported("ls --tree -o compact", instead));
             }
             _ => {
                 let message = format!("Tree options not recognised: {list}.");
-                return Err(Trouble::command_line(message));
+                return Err(CommandError::command_line(message));
             }
         }
     }
@@ -423,35 +401,35 @@ fn is_utf8_locale() -> bool {
 }
 
 pub(crate) async fn mangle(client: &Client, options: &Options, words: &[String]) -> Done {
-    let chosen = Chosen::of(client, options, words).await?;
-    if chosen.nothing() {
-        return said(print(text::NO_DEVICES));
+    let selected = Selection::of(client, options, words).await?;
+    if selected.nothing() {
+        return print(text::NO_DEVICES);
     }
-    said(print(&chosen.devices.iter().map(text::mangled).collect::<String>()))?;
-    chosen.end(|name| Trouble::failed(format!("Device {name} not found")))
+    print(&selected.devices.iter().map(text::mangled).collect::<String>())?;
+    selected.end(|name| CommandError::failed(format!("Device {name} not found")))
 }
 
 pub(crate) async fn targets(client: &Client) -> Done {
-    let targets: Vec<api::TargetType> = client.get(paths::TARGETS).await?;
-    said(print(&text::targets(&targets)))
+    let targets = requests::targets(client).await?;
+    print(&text::targets(&targets))
 }
 
 pub(crate) async fn target_versions(client: &Client, words: &[String]) -> Done {
-    let targets: Vec<api::TargetType> = client.get(paths::TARGETS).await?;
+    let targets = requests::targets(client).await?;
     for word in words {
         let found = targets.iter().find(|t| t.name == *word).ok_or_else(|| {
             let known: Vec<&str> = targets.iter().map(|t| t.name.as_str()).collect();
             let message = format!("{word}: unknown target type: known are {}", known.join(", "));
             let f = Failure::new(block::ErrorKind::Invalid, message);
-            Trouble::ioctl("target-version", word, &f)
+            CommandError::ioctl("target-version", word, &f)
         })?;
-        said(print(&text::targets(std::slice::from_ref(found))))?;
+        print(&text::targets(std::slice::from_ref(found)))?;
     }
     Ok(())
 }
 
 /// The command line is the library, the daemon the driver.
 pub(crate) async fn version(client: &Client) -> Done {
-    let daemon: api::Version = client.get(paths::VERSION).await?;
-    said(print(&text::version(env!("CARGO_PKG_VERSION"), &daemon)))
+    let daemon = requests::version(client).await?;
+    print(&text::version(env!("CARGO_PKG_VERSION"), &daemon))
 }

@@ -15,11 +15,11 @@
 //! - S3 An option that would change what happens to data is taken or refused, never ignored.
 
 mod change;
+mod command_error;
 mod concise;
 mod list;
 mod naming;
 mod options;
-mod trouble;
 mod udev;
 mod usage;
 mod words;
@@ -28,11 +28,11 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use control::{EXIT_DONE, EXIT_FAILED, plain};
-use host::{RunDir, print};
+use host::RunDir;
 
 use crate::client::{Client, runtime};
+use crate::dmsetup::command_error::{CommandError, print};
 use crate::dmsetup::options::{Opt, Options};
-use crate::dmsetup::trouble::{Trouble, said};
 use crate::dmsetup::usage::USAGE;
 
 /// Whether the program was called by the name of dmsetup.
@@ -51,7 +51,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
-fn run(args: impl Iterator<Item = OsString>) -> Result<(), Trouble> {
+fn run(args: impl Iterator<Item = OsString>) -> Result<(), CommandError> {
     let options = Options::parse(args)?;
     runtime()?.block_on(command(&options))
 }
@@ -74,27 +74,27 @@ fn arity(verb: &str) -> Option<std::ops::RangeInclusive<usize>> {
     })
 }
 
-async fn command(options: &Options) -> Result<(), Trouble> {
+async fn command(options: &Options) -> Result<(), CommandError> {
     if options.has(Opt::Help) {
-        return said(print(USAGE));
+        return print(USAGE);
     }
     let version = [String::from("version")];
     let words = if options.has(Opt::Version) { &version } else { options.words.as_slice() };
     let Some((verb, words)) = words.split_first() else {
-        return Err(Trouble::usage("dmsetup: no command"));
+        return Err(CommandError::usage("dmsetup: no command"));
     };
     let Some(arity) = arity(verb) else {
-        return Err(Trouble::usage("Unknown command."));
+        return Err(CommandError::usage("Unknown command."));
     };
     if !arity.contains(&words.len()) {
-        return Err(Trouble::usage("Incorrect number of arguments."));
+        return Err(CommandError::usage("Incorrect number of arguments."));
     }
     match verb.as_str() {
-        "help" => return said(print(USAGE)),
+        "help" => return print(USAGE),
         "splitname" => return list::splitname(options, words),
         "measure" | "stats" => {
             let instead = "`millpond get NAME` and the daemon's /metrics have counters";
-            return Err(Trouble::not_supported(verb, instead));
+            return Err(CommandError::not_supported(verb, instead));
         }
         v if v.starts_with("udev") => return udev::run(v, words),
         _ => {}

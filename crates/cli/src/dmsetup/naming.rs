@@ -2,22 +2,23 @@
 //! How a command line names devices: by name, path, UUID or numbers.
 use std::path::Path;
 
-use control::{api, paths};
+use control::api;
 
 use crate::client::Client;
+use crate::dmsetup::command_error::CommandError;
 use crate::dmsetup::options::{Opt, Options};
-use crate::dmsetup::trouble::Trouble;
+use crate::requests;
 
 /// The device that `-u` or `-j` and `-m` name, if they are there.
 pub(crate) async fn of_options(
     client: &Client,
     options: &Options,
-) -> Result<Option<String>, Trouble> {
+) -> Result<Option<String>, CommandError> {
     if let Some(uuid) = options.get(Opt::Uuid) {
-        let all: Vec<api::Device> = client.get(paths::DEVICES).await?;
+        let all = requests::devices(client).await?;
         let meant = dm::unmangle(uuid);
         let found = all.into_iter().find(|d| d.uuid.as_ref() == Some(&meant));
-        let missing = || Trouble::does_not_exist(&format!("with UUID {uuid}"));
+        let missing = || CommandError::does_not_exist(&format!("with UUID {uuid}"));
         return found.map(|d| Some(d.name)).ok_or_else(missing);
     }
     let Some((major, minor)) = numbers(options)? else { return Ok(None) };
@@ -27,23 +28,23 @@ pub(crate) async fn of_options(
 }
 
 /// `-j` and `-m`, which go together.
-pub(crate) fn numbers(options: &Options) -> Result<Option<(u32, u32)>, Trouble> {
+pub(crate) fn numbers(options: &Options) -> Result<Option<(u32, u32)>, CommandError> {
     let number = |what: &str, value: &str| {
         value.parse::<u32>().map_err(|_| {
-            Trouble::command_line(format!("{what} number `{value}`: must be a decimal number"))
+            CommandError::command_line(format!("{what} number `{value}`: must be a decimal number"))
         })
     };
     match (options.get(Opt::Major), options.get(Opt::Minor)) {
         (None, None) => Ok(None),
         (Some(major), Some(minor)) => Ok(Some((number("major", major)?, number("minor", minor)?))),
         (Some(_), None) | (None, Some(_)) => {
-            Err(Trouble::command_line("Please specify both major number and minor number."))
+            Err(CommandError::command_line("Please specify both major number and minor number."))
         }
     }
 }
 
 /// The name that a word means: a name is one, a path has one in it.
-pub(crate) async fn of_word(client: &Client, word: &str) -> Result<String, Trouble> {
+pub(crate) async fn of_word(client: &Client, word: &str) -> Result<String, CommandError> {
     if !word.contains('/') {
         return Ok(word.to_owned());
     }
@@ -60,18 +61,18 @@ pub(crate) async fn of_word(client: &Client, word: &str) -> Result<String, Troub
     }
 }
 
-fn not_found(word: &str) -> Trouble {
-    Trouble::failed(format!("Device {word} not found"))
+fn not_found(word: &str) -> CommandError {
+    CommandError::failed(format!("Device {word} not found"))
 }
 
 async fn by_numbers(
     client: &Client,
     is_it: impl Fn(&api::Device) -> bool,
     shown: &str,
-) -> Result<String, Trouble> {
-    let all: Vec<api::Device> = client.get(paths::DEVICES).await?;
+) -> Result<String, CommandError> {
+    let all = requests::devices(client).await?;
     let found = all.into_iter().find(|d| is_it(d));
-    found.map(|d| d.name).ok_or_else(|| Trouble::does_not_exist(shown))
+    found.map(|d| d.name).ok_or_else(|| CommandError::does_not_exist(shown))
 }
 
 /// The devices that the words name; without words that of the options; else nothing.
@@ -79,7 +80,7 @@ pub(crate) async fn of_all(
     client: &Client,
     options: &Options,
     words: &[String],
-) -> Result<Option<Vec<String>>, Trouble> {
+) -> Result<Option<Vec<String>>, CommandError> {
     if words.is_empty() {
         return Ok(of_options(client, options).await?.map(|name| vec![name]));
     }
@@ -95,12 +96,12 @@ pub(crate) async fn of_first<'a>(
     client: &Client,
     options: &Options,
     words: &'a [String],
-) -> Result<(String, &'a [String]), Trouble> {
+) -> Result<(String, &'a [String]), CommandError> {
     if let Some(name) = of_options(client, options).await? {
         return Ok((name, words));
     }
     match words {
         [first, rest @ ..] => Ok((of_word(client, first).await?, rest)),
-        [] => Err(Trouble::failed("No device specified.")),
+        [] => Err(CommandError::failed("No device specified.")),
     }
 }

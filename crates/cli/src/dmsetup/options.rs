@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use crate::dmsetup::trouble::Trouble;
+use crate::dmsetup::command_error::CommandError;
 
 /// An option that is taken or knowingly ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,19 +106,19 @@ pub(crate) struct Options {
 
 impl Options {
     /// Reads arguments; the program's name is not among them. A later option wins.
-    pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, Trouble> {
+    pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, CommandError> {
         let mut options = Options::default();
         let mut args = args.into_iter().enumerate().map(|(nth, arg)| {
             arg.into_string().map_err(|arg| {
                 let shown = arg.to_string_lossy().into_owned();
-                Trouble::command_line(format!("argument {} `{shown}`: not UTF-8", nth + 1))
+                CommandError::command_line(format!("argument {} `{shown}`: not UTF-8", nth + 1))
             })
         });
         while let Some(arg) = args.next() {
             let arg = arg?;
             let mut value = || {
                 let missing = || format!("option `{arg}` requires an argument");
-                args.next().unwrap_or_else(|| Err(Trouble::command_line(missing())))
+                args.next().unwrap_or_else(|| Err(CommandError::command_line(missing())))
             };
             if arg == "--" {
                 for rest in args {
@@ -139,8 +139,8 @@ impl Options {
     fn long(
         &mut self,
         arg: &str,
-        next: &mut dyn FnMut() -> Result<String, Trouble>,
-    ) -> Result<(), Trouble> {
+        next: &mut dyn FnMut() -> Result<String, CommandError>,
+    ) -> Result<(), CommandError> {
         let (name, given) = match arg.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (arg, None),
@@ -154,7 +154,7 @@ impl Options {
             (false, Some(token)) if opt == Opt::Force => token,
             (false, Some(_)) => {
                 let message = format!("option `--{name}` doesn't allow an argument");
-                return Err(Trouble::command_line(message));
+                return Err(CommandError::command_line(message));
             }
         };
         self.given.insert(opt, value);
@@ -164,12 +164,12 @@ impl Options {
     fn short(
         &mut self,
         bunch: &str,
-        next: &mut dyn FnMut() -> Result<String, Trouble>,
-    ) -> Result<(), Trouble> {
+        next: &mut dyn FnMut() -> Result<String, CommandError>,
+    ) -> Result<(), CommandError> {
         for (at, c) in bunch.char_indices() {
             let found = OPTIONS.iter().find(|(_, short, ..)| *short == Some(c));
             let Some((_, _, takes, opt)) = found else {
-                return Err(Trouble::command_line(format!("invalid option -- '{c}'")));
+                return Err(CommandError::command_line(format!("invalid option -- '{c}'")));
             };
             if *takes {
                 let rest = &bunch[at + c.len_utf8()..];
@@ -198,7 +198,7 @@ impl Options {
 
 /// The option of this long name, or the only one that begins so: whether a value follows, and what
 /// it means.
-fn long_option(name: &str) -> Result<(bool, Opt), Trouble> {
+fn long_option(name: &str) -> Result<(bool, Opt), CommandError> {
     let all = OPTIONS.iter().map(|(long, _, takes, opt)| (*long, *takes, *opt));
     let mut found: Vec<_> =
         all.chain([(VERIFY.0, false, VERIFY.1)]).filter(|o| o.0.starts_with(name)).collect();
@@ -208,12 +208,12 @@ fn long_option(name: &str) -> Result<(bool, Opt), Trouble> {
     }
     match found.as_slice() {
         [(_, takes, opt)] => Ok((*takes, *opt)),
-        [] => Err(Trouble::command_line(format!("unrecognized option `--{name}`"))),
+        [] => Err(CommandError::command_line(format!("unrecognized option `--{name}`"))),
         many => {
             let many: Vec<_> = many.iter().map(|o| format!("--{}", o.0)).collect();
             let message =
                 format!("option `--{name}` is ambiguous; possibilities: {}", many.join(" "));
-            Err(Trouble::command_line(message))
+            Err(CommandError::command_line(message))
         }
     }
 }
@@ -224,7 +224,7 @@ mod tests {
 
     use super::*;
 
-    fn parse(args: &[&str]) -> Result<Options, Trouble> {
+    fn parse(args: &[&str]) -> Result<Options, CommandError> {
         Options::parse(args.iter().map(OsString::from))
     }
 

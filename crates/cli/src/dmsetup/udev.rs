@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The commands for udev's rules: nobody waits for udev here, so there are no cookies.
-use host::print;
-
-use crate::dmsetup::trouble::{Trouble, said};
+use crate::dmsetup::command_error::{CommandError, print};
 
 /// Names of the flags in a cookie's upper half; the eight behind them are the subsystem's.
 const FLAGS: [&str; 8] = [
@@ -16,33 +14,33 @@ const FLAGS: [&str; 8] = [
     "DM_UDEV_FLAG7",
 ];
 
-pub(crate) fn run(verb: &str, words: &[String]) -> Result<(), Trouble> {
+pub(crate) fn run(verb: &str, words: &[String]) -> Result<(), CommandError> {
     match (verb, words) {
-        ("udevflags", [cookie]) => said(print(&flags(parse(cookie)?))),
+        ("udevflags", [cookie]) => print(&flags(parse(cookie)?)),
         ("udevcomplete", [cookie]) => {
             let shown = format!("{:x}", parse(cookie)?);
-            said(print(&format!("DM_COOKIE_COMPLETED=0x{shown:<10}\n")))
+            print(&format!("DM_COOKIE_COMPLETED=0x{shown:<10}\n"))
         }
         ("udevcomplete_all", _) => {
-            said(print("0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n"))
+            print("0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n")
         }
-        ("udevcookies", _) => said(print(
-            "Cookie       Semid      Value      Last semop time           Last change time\n",
-        )),
-        ("udevreleasecookie", []) => Err(Trouble::failed("No udev transaction cookie given.")),
+        ("udevcookies", _) => {
+            print("Cookie       Semid      Value      Last semop time           Last change time\n")
+        }
+        ("udevreleasecookie", []) => Err(CommandError::failed("No udev transaction cookie given.")),
         ("udevreleasecookie", [cookie, ..]) => parse(cookie).map(|_| ()),
         // `udevcreatecookie` prints none, as on a system without udev.
         _ => Ok(()),
     }
 }
 
-fn parse(word: &str) -> Result<u32, Trouble> {
+fn parse(word: &str) -> Result<u32, CommandError> {
     let number = match word.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),
         None => word.parse(),
     };
     let number = number.ok().filter(|n| *n != 0);
-    number.ok_or_else(|| Trouble::failed("Incorrect cookie value."))
+    number.ok_or_else(|| CommandError::failed("Incorrect cookie value."))
 }
 
 fn flags(cookie: u32) -> String {

@@ -75,8 +75,8 @@ pub(crate) use throttle::Throttle;
 const QUEUE_DEPTH_UNKNOWN: u32 = 128;
 
 /// The throttle of a file on its way to another leaf, which adopts it with
-/// [`crate::FileLeaf::with_wbt`]: on the same file, at another core, or on the same disk. Clones are
-/// the same.
+/// [`crate::FileLeaf::with_wbt`]: on the same file, at another core, or on the same disk. Clones
+/// are the same.
 #[derive(Clone)]
 pub struct SharedWbt(pub(crate) Arc<Shared>);
 

@@ -59,7 +59,7 @@ impl PageCache {
             "bandwidth" => Ok(self.bandwidth_stat()),
             "ioend_stats" => Ok(self.ioend_stats()),
             "errors" => Ok(self.error_stat()),
-            _ => self.config.get(name).ok_or_else(|| unknown(name)),
+            _ => self.store.config.get(name).ok_or_else(|| unknown(name)),
         }
     }
 
@@ -72,28 +72,28 @@ impl PageCache {
             let text = format!("attribute `{name}` is read-only");
             return Err(Error::new(ErrorKind::Denied, text));
         }
-        self.config.set(name, value)?;
-        self.pacing.set_limits(&self.config, reactor::now());
-        self.ahead.set_limit(&self.config);
+        self.store.config.set(name, value)?;
+        self.store.pacing.set_limits(&self.store.config, reactor::now());
+        self.readahead.set_limit(&self.store.config);
         // Writers at a limit, and the flusher, look again.
-        self.changed.wake_all();
-        self.writeback_set();
+        self.store.changed.wake_all();
+        self.writeback.flusher.config_changed();
         Ok(())
     }
 
     fn bandwidth_stat(&self) -> String {
         let now = reactor::now();
-        let bandwidth = self.pacing.bandwidth();
-        let at = self.pacing.thresholds();
-        let (pauses, paused, longest) = self.pacing.pauses();
+        let bandwidth = self.store.pacing.bandwidth();
+        let at = self.store.pacing.thresholds();
+        let (pauses, paused, longest) = self.store.pacing.pauses();
         let mut lines = Lines::new();
         lines.add("write_bytes_per_s", bandwidth.known(now.0).unwrap_or(0));
-        lines.add("writer_bytes_per_s", self.pacing.rate());
+        lines.add("writer_bytes_per_s", self.store.pacing.rate());
         lines.add("background_bytes", at.background);
         lines.add("freerun_bytes", at.freerun());
         lines.add("setpoint_bytes", at.setpoint());
         lines.add("limit_bytes", at.limit);
-        lines.add("dirty_bytes", self.dirty_bytes());
+        lines.add("dirty_bytes", self.store.dirty_bytes());
         lines.add("pauses", pauses);
         lines.add("paused_usec", paused.0 / 1000);
         lines.add("longest_pause_usec", longest.0 / 1000);
@@ -102,22 +102,22 @@ impl PageCache {
 
     fn cache_stat(&self) -> String {
         let page = PAGE as u64;
-        let cache = self.cache.borrow();
-        let (windows, ahead) = self.ahead.counts();
+        let folios = self.store.folios.borrow();
+        let (windows, ahead) = self.readahead.counts();
         let mut sizes = [0u64; crate::arena::ORDER_MAX as usize + 1];
-        cache.iter().for_each(|(_, f)| sizes[usize::from(f.memory.order())] += 1);
+        folios.iter().for_each(|(_, f)| sizes[usize::from(f.memory.order())] += 1);
         let mut lines = Lines::new();
-        lines.add("memory_limit_bytes", self.memory.limit_bytes());
-        lines.add("memory_used_bytes", self.memory.used_bytes());
-        lines.add("folios", cache.folios());
-        lines.add("cached_bytes", cache.pages() * page);
-        lines.add("dirty_bytes", cache.dirty_pages() * page);
-        lines.add("writeback_bytes", cache.writing_pages() * page);
+        lines.add("memory_limit_bytes", self.store.memory.limit_bytes());
+        lines.add("memory_used_bytes", self.store.memory.used_bytes());
+        lines.add("folios", folios.folios());
+        lines.add("cached_bytes", folios.pages() * page);
+        lines.add("dirty_bytes", folios.dirty_pages() * page);
+        lines.add("writeback_bytes", folios.writing_pages() * page);
         lines.add("read_hits", self.hits.get());
         lines.add("read_misses", self.misses.get());
         lines.add("readahead_windows", windows);
         lines.add("readahead_bytes", ahead * page);
-        lines.add("evicted_folios", self.evicted.get());
+        lines.add("evicted_folios", self.store.evicted.get());
         for (order, count) in sizes.iter().enumerate() {
             lines.add(&format!("folios_of_{}_kib", 4 << order), count);
         }
@@ -128,12 +128,12 @@ impl PageCache {
         let now = reactor::now();
         let mut lines = Lines::new();
         let (since, pages) =
-            self.errors.failing().map_or((now, 0), |(since, pages)| (since, pages));
-        lines.add("errors", self.errors.count());
-        lines.add("flush_errors", self.errors.flush_errors());
+            self.store.errors.failed.since().map_or((now, 0), |(since, pages)| (since, pages));
+        lines.add("errors", self.store.errors.count());
+        lines.add("flush_errors", self.store.errors.flush_errors());
         lines.add("failing_bytes", pages * PAGE as u64);
         lines.add("failing_seconds", now.0.saturating_sub(since.0) / 1_000_000_000);
-        lines.add("last", self.errors.describe().unwrap_or_else(|| "none".to_owned()));
+        lines.add("last", self.store.errors.describe().unwrap_or_else(|| "none".to_owned()));
         lines.text()
     }
 }

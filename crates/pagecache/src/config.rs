@@ -4,8 +4,7 @@
 //!
 //! Invariants
 //! - PC-CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
-//! - PC-CF2 Of each pair of twins (bytes and seconds of one limit) one is 0, and it was not set
-//!   last.
+//! - PC-CF2 Of the two options of one limit, bytes and seconds, the one that was not set last is 0.
 //! - PC-CF3 A value that is refused changes nothing.
 use std::cell::Cell;
 
@@ -55,14 +54,14 @@ pub(crate) const OPTIONS: [&str; 10] = [
 
 /// One limit: bytes, or where that is 0, milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Twins {
+pub(crate) struct BytesOrTime {
     bytes: Cell<u64>,
     ms: Cell<u32>,
 }
 
-impl Twins {
-    fn of_ms(ms: u32) -> Twins {
-        Twins { bytes: Cell::new(0), ms: Cell::new(ms) }
+impl BytesOrTime {
+    fn of_ms(ms: u32) -> BytesOrTime {
+        BytesOrTime { bytes: Cell::new(0), ms: Cell::new(ms) }
     }
 
     fn bound(&self) -> Bound {
@@ -85,13 +84,13 @@ impl Twins {
     }
 }
 
-/// What a cache is made of. What is in a cell can be set while it runs.
+/// The options of a cache. Those in a cell can be set while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Memory for pages and for what is known about them.
     pub memory_bytes: u64,
-    pub(crate) dirty: Twins,
-    pub(crate) background: Twins,
+    pub(crate) dirty: BytesOrTime,
+    pub(crate) background: BytesOrTime,
     /// Older dirty pages are written back by the periodic flusher.
     pub(crate) dirty_expire_centisecs: Cell<u32>,
     /// How often it looks; 0 never.
@@ -110,8 +109,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             memory_bytes: MEMORY_DEFAULT,
-            dirty: Twins::of_ms(DIRTY_MS),
-            background: Twins::of_ms(BACKGROUND_MS),
+            dirty: BytesOrTime::of_ms(DIRTY_MS),
+            background: BytesOrTime::of_ms(BACKGROUND_MS),
             dirty_expire_centisecs: Cell::new(EXPIRE_CS),
             dirty_writeback_centisecs: Cell::new(WRITEBACK_CS),
             read_ahead_kb: Cell::new(READ_AHEAD_KB),
@@ -224,9 +223,9 @@ impl Config {
         let mut words = Vec::new();
         for option in OPTIONS {
             let value = self.get(option).expect("each option has a value");
-            // A twin that is 0 goes without saying.
-            let is_silent = value == "0" && option.starts_with("dirty_") && is_twin(option);
-            if !is_silent && defaults.get(option).as_ref() != Some(&value) {
+            // The other option of the pair is shown.
+            let is_omitted = value == "0" && option.starts_with("dirty_") && is_pair(option);
+            if !is_omitted && defaults.get(option).as_ref() != Some(&value) {
                 words.extend([option.to_owned(), value]);
             }
         }
@@ -254,11 +253,11 @@ impl Config {
     }
 }
 
-fn seconds(limit: &Twins) -> String {
+fn seconds(limit: &BytesOrTime) -> String {
     seconds_text(Nanos::from_millis(limit.ms.get().into()))
 }
 
-fn is_twin(option: &str) -> bool {
+fn is_pair(option: &str) -> bool {
     option.ends_with("_bytes") || option.ends_with("_seconds")
 }
 

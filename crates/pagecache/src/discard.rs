@@ -1,60 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Discards and write zeroes: what is cached of the range goes, and the device below is told.
+//! Discards and write zeroes: remove the range from the cache, and go on to the device below.
 //!
-//! Pages that the range covers in part stay: a discard leaves them as they are, zeroes are written
-//! into them.
+//! Pages that the range covers only in part stay in the cache: a discard leaves them as they are,
+//! zeroes are written into them.
 //!
-//! What is dirty in the range is no longer written, and gone when the device below has discarded
-//! it. Until then it counts as being written: a FLUSH waits for it, as it makes durable what was
-//! there or what is there then; and if the device below fails, it is dirty as before.
+//! Dirty pages of the range are not written any more. They are removed when the device below has
+//! discarded the range. Until then they count as being written: a FLUSH waits for them, because it
+//! makes durable either the old data or the discard. If the device below fails they are dirty
+//! again.
 //!
-//! A discard or write zeroes that was below while a flush there failed ends in EIO: the failure may
-//! have found it in the device's cache, and nothing here could send it again. With FUA it has not.
-use std::cell::{Cell, RefCell};
+//! A discard or write zeroes that was in flight while a flush below failed ends in EIO: the failed
+//! flush may have found it in the device's cache, and the cache cannot send it again. With FUA it
+//! was durable already.
 use std::ops::Range;
 
 use block::{Bio, Buf, Bufs, Flags, Nanos, Op, PAGE, Sector, Status};
-use reactor::WaitList;
 
-use crate::cache::FolioId;
-use crate::{Mutation, PAGE_SECTORS, PageCache};
+use crate::Mutation;
+use crate::device::PageCache;
+use crate::folio_map::FolioId;
+use crate::store::Store;
+use crate::units::PAGE_SECTORS;
 
-/// The discards that are below (PC-PC5).
-#[derive(Default)]
-pub(crate) struct Discards {
-    next: Cell<u64>,
-    below: RefCell<Vec<(u64, Range<u64>)>>,
-}
-
-impl Discards {
-    /// Whether one of them has any of `pages`.
-    pub(crate) fn overlap(&self, pages: &Range<u64>) -> bool {
-        let below = self.below.borrow();
-        below.iter().any(|(_, range)| range.start < pages.end && pages.start < range.end)
-    }
-
-    /// Waits until none has any of `pages`.
-    pub(crate) async fn passed(&self, pages: &Range<u64>, changed: &WaitList) {
-        if self.overlap(pages) {
-            changed.wait_for(|| !self.overlap(pages)).await;
-        }
-    }
-
-    fn begin(&self, pages: Range<u64>) -> u64 {
-        let id = self.next.replace(self.next.get() + 1);
-        self.below.borrow_mut().push((id, pages));
-        id
-    }
-
-    fn end(&self, id: u64) {
-        self.below.borrow_mut().retain(|(i, _)| *i != id);
-    }
-}
-
-/// A dirty run that a discard has taken, and how old it is should the discard fail.
-struct Taken {
+/// A dirty run that a discard has taken, and its age for the case that the discard fails.
+struct TakenRun {
     folio: FolioId,
-    run: Range<u32>,
+    pages: Range<u32>,
     dirtied: Nanos,
     round: u64,
 }
@@ -62,138 +33,66 @@ struct Taken {
 impl PageCache {
     pub(crate) fn discard(&self, bio: Bio) {
         let supported = match bio.op {
-            Op::WriteZeroes => self.limits.write_zeroes,
-            Op::Discard => self.limits.discard_granularity_bytes > 0,
+            Op::WriteZeroes => self.store.limits.write_zeroes,
+            Op::Discard => self.store.limits.discard_granularity_bytes > 0,
             Op::Read | Op::Write | Op::Flush => false,
         };
         if !supported {
             return bio.complete(Status::NotSupported);
         }
-        let (me, flush_errors) = (self.rc(), self.errors.flush_errors());
+        let (me, flush_errors) = (self.rc(), self.store.errors.flush_errors());
         reactor::spawn(async move {
             let done = me.discard_range(&bio).await;
             if done.is_ok() && !bio.flags.contains(Flags::FUA) {
-                me.acknowledged(bio.opener, flush_errors);
+                me.store.acknowledged(bio.opener, flush_errors);
             }
             bio.complete(done.into());
         });
     }
 
     async fn discard_range(&self, bio: &Bio) -> Result<(), Status> {
+        let store = &self.store;
         let (from, to) = (bio.sector.0, bio.end().0);
-        let end_of_device = self.limits.capacity.0;
+        let end_of_device = store.limits.capacity.0;
         let first = from.div_ceil(PAGE_SECTORS);
-        let last = if to == end_of_device { self.device_pages() } else { to / PAGE_SECTORS };
+        let last = if to == end_of_device { store.device_pages() } else { to / PAGE_SECTORS };
         if bio.op == Op::WriteZeroes {
-            // The parts of pages at both ends; all of it when that lies in one page.
+            // The partial pages at both ends; the whole range when it lies in one page.
             let head = from..to.min(first * PAGE_SECTORS);
             let tail = from.max(last * PAGE_SECTORS)..to;
             let tail = tail.start.max(head.end)..tail.end;
-            for part in [head, tail].into_iter().filter(|part| !part.is_empty()) {
-                self.write_zeroes_here(part, bio).await?;
+            for sectors in [head, tail].into_iter().filter(|sectors| !sectors.is_empty()) {
+                self.write_zeroes_here(sectors, bio).await?;
             }
         }
         if first >= last {
             return Ok(());
         }
         let pages = first..last;
-        self.discards.passed(&pages, &self.changed).await;
-        let id = self.discards.begin(pages.clone());
-        // Nothing new of the range begins from here on; what is in flight ends.
-        self.changed.wait_for(|| self.is_quiet(&pages)).await;
-        let taken = self.take_dirty(&pages);
-        let ticket = self.writeback.tickets.draw();
+        store.discards.wait_for(&pages, &store.changed).await;
+        let id = store.discards.begin(pages.clone());
+        // No read or write of the range begins from here on; those in flight end (PC-PC5).
+        store.changed.wait_for(|| is_quiet(store, &pages)).await;
+        let taken = take_dirty(store, &pages);
+        let number = self.writeback.ioends.sequence.open();
         let at = Sector(pages.start * PAGE_SECTORS);
         let len = Sector((pages.end * PAGE_SECTORS).min(end_of_device) - at.0);
         let (op, flags, class) = (bio.op, bio.flags, bio.class);
-        let below = &*self.below;
-        let flush_errors = self.errors.flush_errors();
+        let flush_errors = store.errors.flush_errors();
+        let below = &*store.below;
         let mut done =
-            reactor::io_by(self.opener, below, op, flags, class, (at, len), Bufs::new()).await;
-        if !flags.contains(Flags::FUA) && self.is_in_doubt(flush_errors) {
+            reactor::io_by(store.opener, below, op, flags, class, (at, len), Bufs::new()).await;
+        if !flags.contains(Flags::FUA) && store.has_flush_failed_since(flush_errors) {
             done = done.and(Err(Status::Io));
         }
-        self.put_back(taken, done.is_err());
+        end_writing(store, taken, done.is_err());
         if done.is_ok() {
-            self.forget(&pages);
+            remove(store, &pages);
         }
-        self.discard_ended(ticket);
-        self.discards.end(id);
-        self.changed.wake_all();
+        self.writeback.discard_ended(number);
+        store.discards.end(id);
+        store.changed.wake_all();
         done
-    }
-
-    /// Whether none of `pages` is in flight.
-    fn is_quiet(&self, pages: &Range<u64>) -> bool {
-        if self.has(Mutation::DiscardAtOnce) {
-            return true;
-        }
-        let cache = self.cache.borrow();
-        let mut at = pages.start;
-        while let Some(id) = cache.find_from(at) {
-            let folio = cache.folio(id);
-            if folio.start >= pages.end {
-                break;
-            }
-            let inside = folio.inside(pages);
-            if folio.reading.any_in(&inside) || folio.writing.any_in(&inside) {
-                return false;
-            }
-            at = folio.end();
-        }
-        true
-    }
-
-    /// From now on what is dirty of `pages` counts as being written.
-    fn take_dirty(&self, pages: &Range<u64>) -> Vec<Taken> {
-        let mut taken = Vec::new();
-        let mut cache = self.cache.borrow_mut();
-        let mut at = pages.start;
-        while let Some((id, run)) = cache.next_dirty(at, |_| true) {
-            let folio = cache.folio(id);
-            let (dirtied, round) = (Nanos(folio.dirtied_ns), folio.dirty_round);
-            let inside = folio.inside(pages);
-            let start = folio.start;
-            let run = run.start..run.end.min(inside.end);
-            if run.is_empty() {
-                break;
-            }
-            at = start + u64::from(run.end);
-            cache.begin_writing(id, &run);
-            taken.push(Taken { folio: id, run, dirtied, round });
-        }
-        taken
-    }
-
-    /// It is written, or dirty as before.
-    fn put_back(&self, taken: Vec<Taken>, failed: bool) {
-        let mut cache = self.cache.borrow_mut();
-        for Taken { folio, run, dirtied, round } in taken {
-            cache.end_writing(folio, &run, failed.then_some((dirtied, round)));
-        }
-    }
-
-    /// Takes `pages`, of which none is in flight, out of the cache.
-    fn forget(&self, pages: &Range<u64>) {
-        let mut cache = self.cache.borrow_mut();
-        let mut at = pages.start;
-        while let Some(id) = cache.find_from(at) {
-            let folio = cache.folio(id);
-            if folio.start >= pages.end {
-                break;
-            }
-            at = folio.end();
-            let inside = folio.inside(pages);
-            let whole = inside.len() == folio.pages() as usize;
-            cache.clear_dirty(id, &inside);
-            let start = cache.folio(id).start;
-            self.errors.settled(&(start + u64::from(inside.start)..start + u64::from(inside.end)));
-            let folio = cache.folio_mut(id);
-            folio.uptodate.clear(&inside);
-            if whole && folio.pins == 0 {
-                cache.remove(id);
-            }
-        }
     }
 
     async fn write_zeroes_here(&self, sectors: Range<u64>, bio: &Bio) -> Result<(), Status> {
@@ -201,5 +100,63 @@ impl PageCache {
         let bufs = Bufs::from(Buf::zeroed(usize::try_from(len.bytes()).unwrap_or(PAGE)));
         let flags = bio.flags & (Flags::FUA | Flags::SYNC);
         reactor::io_by(bio.opener, self, Op::Write, flags, bio.class, (at, len), bufs).await
+    }
+}
+
+/// Whether none of `pages` is in flight.
+fn is_quiet(store: &Store, pages: &Range<u64>) -> bool {
+    store.has(Mutation::DiscardAtOnce) || !store.folios.borrow().is_in_flight_in(pages)
+}
+
+/// Takes the dirty pages of a range. They count as being written from now on.
+fn take_dirty(store: &Store, pages: &Range<u64>) -> Vec<TakenRun> {
+    let mut taken = Vec::new();
+    let mut folios = store.folios.borrow_mut();
+    let mut at = pages.start;
+    while let Some((id, run)) = folios.next_dirty(at) {
+        let folio = folios.folio(id);
+        let (dirtied, round) = (Nanos(folio.dirtied_ns), folio.dirty_round);
+        let inside = folio.inside(pages);
+        let start = folio.start;
+        let run = run.start..run.end.min(inside.end);
+        if run.is_empty() {
+            break;
+        }
+        at = start + u64::from(run.end);
+        folios.begin_writing(id, &run);
+        taken.push(TakenRun { folio: id, pages: run, dirtied, round });
+    }
+    taken
+}
+
+/// The taken pages are written, or dirty again if the discard has failed.
+fn end_writing(store: &Store, taken: Vec<TakenRun>, failed: bool) {
+    let mut folios = store.folios.borrow_mut();
+    for TakenRun { folio, pages, dirtied, round } in taken {
+        folios.end_writing(folio, &pages, failed.then_some((dirtied, round)));
+    }
+}
+
+/// Removes `pages`, none of which is in flight, from the cache.
+fn remove(store: &Store, pages: &Range<u64>) {
+    let mut folios = store.folios.borrow_mut();
+    let mut at = pages.start;
+    while let Some(id) = folios.find_from(at) {
+        let folio = folios.folio(id);
+        if folio.start >= pages.end {
+            break;
+        }
+        let start = folio.start;
+        at = folio.end();
+        let inside = folio.inside(pages);
+        let whole = inside.len() == folio.pages() as usize;
+        folios.clear_dirty(id, &inside);
+        let of_device = start + u64::from(inside.start)..start + u64::from(inside.end);
+        store.errors.failed.remove(&of_device);
+        let folio = folios.folio_mut(id);
+        folio.uptodate.clear(&inside);
+        if whole && folio.pins == 0 {
+            folios.remove(id);
+        }
     }
 }

@@ -1,188 +1,158 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! FLUSH and FUA: what has been written is made durable.
+//! FLUSH and FUA: make written data durable.
 //!
 //! ```text
-//!   FLUSH ─┐                    ┌─ dirty in this round or before: ioends ─▶ wait ─▶ once more
-//!   FLUSH ─┼─ share a round ────┤                                     what was on its way before
+//!   FLUSH ─┐                    ┌─ dirty in this round or before: ioends ─▶ wait ─▶ again, for
+//!   FLUSH ─┼─ share a round ────┤                             pages that were in flight at first
 //!   FLUSH ─┘                    └─ wait for all ioends ─▶ one flush below ─▶ each opener's errors
 //! ```
 //!
-//! Each write belongs to a round; a FLUSH ends the one that runs and writes all that became dirty
-//! in it or before. It goes over the device twice at most. After the first time a page of the round
-//! that is still dirty is one that was on its way below, from before, and had been written again:
-//! all of that has ended by then, so the second time takes it. Writers that go on and on keep no
-//! FLUSH from ending: each time takes a folio once.
+//! Each write belongs to a round. A FLUSH ends the current round and writes everything that became
+//! dirty in it or before. It passes over the device at most twice. A page of the round that is
+//! still dirty after the first pass was in flight when that began, and had been written again; that
+//! write has ended by then, so the second pass takes it. Writers that never stop do not keep a
+//! FLUSH from ending, because each pass takes a folio once.
 //!
-//! Cost of a lone FLUSH: one write for each ioend, and one flush below if it has a volatile cache.
-//! N concurrent FLUSHes share that, or the next. A FUA write that is no larger than an ioend costs
-//! one write with FUA for each base.
+//! Cost of a lone FLUSH: one write for each ioend, and one flush below if that has a volatile
+//! cache. N concurrent FLUSHes share this cost, or that of the next round. A FUA write that is no
+//! larger than an ioend costs one write with FUA for each base.
 //!
 //! Invariants
-//! - PC-FL1 A FLUSH succeeds only if a flush below has that began when all ioends had ended that
-//!   had any page of its round, none of them failed, and no flush below failed since it was
-//!   submitted (PC-E1): a round before its own may have lost what was written before it came.
-//! - PC-FL2 One flush below is in flight at a time: one that fails may take with it what another
-//!   one, which succeeds, was sent to save; so the failure must be known before the next begins.
-use std::cell::{Cell, RefCell};
+//! - PC-FL1 A FLUSH succeeds only if three conditions hold: a flush below succeeded that began
+//!   after all ioends with a page of its round had ended; none of them failed; and no flush below
+//!   failed since the FLUSH was submitted (PC-E1), because a round before its own may have lost
+//!   data that were written before it was submitted.
+//! - PC-FL2 One flush below is in flight at a time. A flush that fails may destroy the data that
+//!   another one, which succeeds, should have saved: the failure must be known before the next
+//!   begins.
+use std::cell::RefCell;
 use std::ops::Range;
 
 use block::{Class, IoError, Op, OpenedBy, Opener, Sector, Status};
 use policy::Sample;
-use reactor::WaitList;
 
+use crate::Mutation;
+use crate::collector::Collector;
+use crate::flusher::CHUNK_PAGES;
 use crate::folio::Folio;
-use crate::ioend::{Collector, Purpose};
-use crate::writeback::CHUNK_PAGES;
-use crate::{Mutation, PageCache};
+use crate::gather::Limit;
+use crate::ioend::Purpose;
+use crate::store::Store;
+use crate::writeback::Writeback;
 
-/// Work that must begin after its caller asked for it, and may serve many callers: whoever comes
-/// while it runs shares the next run.
-#[derive(Default)]
-pub(crate) struct Group {
-    begun: Cell<u64>,
-    ended: Cell<u64>,
-    running: Cell<bool>,
-    /// The last run that failed.
-    failed: Cell<Option<(u64, Status)>>,
-    wait: WaitList,
-}
+/// The whole device.
+const ALL: Range<u64> = 0..u64::MAX;
 
-impl Group {
-    /// The first run that will begin after this call.
-    pub(crate) fn next(&self) -> u64 {
-        self.begun.get() + 1
-    }
-
-    /// Returns after run `need` of `work` has ended, with its outcome; or with an error, if a later
-    /// one that has ended too had one.
-    pub(crate) async fn join(
-        &self,
-        need: u64,
-        work: impl AsyncFnOnce() -> Result<(), Status>,
-    ) -> Result<(), Status> {
-        self.wait.wait_for(|| self.ended.get() >= need || !self.running.get()).await;
-        if self.ended.get() < need {
-            self.running.set(true);
-            let mine = self.next();
-            self.begun.set(mine);
-            if let Err(status) = work().await {
-                self.failed.set(Some((mine, status)));
-            }
-            self.ended.set(mine);
-            self.running.set(false);
-            self.wait.wake_all();
-        }
-        match self.failed.get() {
-            Some((run, status)) if run >= need => Err(status),
-            Some(_) | None => Ok(()),
-        }
-    }
-}
-
-impl PageCache {
-    /// FLUSH: everything that had completed before `round`, which is what [`Group::next`] told when
-    /// it came, is durable when this succeeds. Fails if that could not be done, and if there is an
-    /// error that is newer than `sample`, of when it came: also one that another FLUSH of `opener`
-    /// has told of since. Its round may have begun after that and know nothing of it.
+impl Writeback {
+    /// FLUSH: when it succeeds, everything is durable that had completed before `round`, which is
+    /// what `rounds.next()` was when it was submitted. Fails if that could not be done, and if
+    /// there is an error newer than `sample`, of the same time: also one that another FLUSH of
+    /// `opener` has reported since. That FLUSH's round may have begun later and not know of the
+    /// error.
     pub(crate) async fn flush(
         &self,
+        store: &Store,
         opener: Opener,
         round: u64,
         sample: Sample,
     ) -> Result<(), Status> {
-        let done = self.join_round(round).await;
-        let late = self.has(Mutation::SampleAtEnd);
-        let sample = if late { self.errors.sample(opener) } else { sample };
-        let outcome = self.errors.outcome(opener, sample, done);
-        if outcome.is_err() && self.has(Mutation::TellsOfLater) {
-            let _ = self.errors.outcome(opener, self.errors.sample(opener), outcome);
+        let done = self.join_round(store, round).await;
+        let late = store.has(Mutation::SampleAtEnd);
+        let sample = if late { store.errors.sample(opener) } else { sample };
+        let outcome = store.errors.outcome(opener, sample, done);
+        if outcome.is_err() && store.has(Mutation::TellsOfLater) {
+            let _ = store.errors.outcome(opener, store.errors.sample(opener), outcome);
         }
         outcome
     }
 
-    /// As a FLUSH, whatever failed before and was written since.
-    pub(crate) async fn write_back_all(&self) -> Result<(), Status> {
-        self.join_round(self.writeback.rounds.next()).await
+    /// As a FLUSH that reports only the failures of its own work.
+    pub(crate) async fn write_back_all(&self, store: &Store) -> Result<(), Status> {
+        self.join_round(store, self.rounds.next()).await
     }
 
-    async fn join_round(&self, round: u64) -> Result<(), Status> {
-        self.writeback.rounds.join(round, async || self.flush_round().await).await
+    async fn join_round(&self, store: &Store, round: u64) -> Result<(), Status> {
+        self.rounds.join(round, async || self.flush_round(store).await).await
     }
 
-    async fn flush_round(&self) -> Result<(), Status> {
-        let wb = &self.writeback;
-        let flush_errors = self.errors.flush_errors();
-        let changes = self.errors.changes();
-        let round = self.round.get();
-        self.round.set(round + 1);
-        let watch = wb.watch(0..u64::MAX);
+    async fn flush_round(&self, store: &Store) -> Result<(), Status> {
+        let ioends = &self.ioends;
+        let flush_errors = store.errors.flush_errors();
+        let changes = store.errors.changes();
+        let round = store.round.get();
+        store.round.set(round + 1);
+        let watch = ioends.watch(ALL);
         let of_round = |folio: &Folio| folio.dirty_round <= round;
-        self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
-        wb.wait_ended(|| self.has(Mutation::FlushWithoutWaiting)).await;
-        let again = || self.cache.borrow().is_dirty_since(round);
-        if wb.watched(watch).is_ok() {
+        self.write_out(store, &ALL, &ioends.sync, Purpose::Sync, of_round).await;
+        ioends.wait_ended(|| store.has(Mutation::FlushWithoutWaiting)).await;
+        let again = || store.folios.borrow().is_dirty_since(round);
+        if ioends.watched(watch).is_ok() {
             if again() {
-                self.write_out(&(0..u64::MAX), &wb.sync, Purpose::Sync, of_round).await;
+                self.write_out(store, &ALL, &ioends.sync, Purpose::Sync, of_round).await;
             }
-            // Or the flusher has taken it as soon as the first write had ended.
-            wb.wait_ended(|| false).await;
+            // The flusher may have taken such pages as soon as their first write had ended.
+            ioends.wait_ended(|| false).await;
         }
-        wb.unwatch(watch)?;
-        self.flush_below(flush_errors).await?; // PC-FL1
-        self.errors.durable(changes);
+        ioends.unwatch(watch)?;
+        self.flush_below(store, flush_errors).await?; // PC-FL1
+        store.errors.durable(changes);
         Ok(())
     }
 
-    /// FUA: `pages` are durable when this succeeds. `flush_errors` is what
-    /// [`crate::errors::Errors::flush_errors`] told before they became dirty.
+    /// FUA: `pages` are durable when this succeeds. `flush_errors` is the count of
+    /// [`crate::errors::Errors::flush_errors`] from before they became dirty.
     pub(crate) async fn sync_range(
         &self,
+        store: &Store,
         pages: Range<u64>,
         flush_errors: u64,
     ) -> Result<(), Status> {
-        let wb = &self.writeback;
-        let watch = wb.watch(pages.clone());
-        // What has been taken by writeback already is in no FUA write: a flush is needed then.
-        let all_dirty = self.is_all_dirty(&pages);
-        let small = pages.end - pages.start <= self.ioend_pages();
-        let volatile = self.below.limits().volatile_cache;
+        let ioends = &self.ioends;
+        let watch = ioends.watch(pages.clone());
+        let is_writing = || store.folios.borrow().is_writing_in(&pages);
+        // Pages that writeback has taken already are in no FUA write: they need a flush.
+        let all_dirty = store.folios.borrow().is_all_dirty(&pages);
+        let small = pages.end - pages.start <= ioends.pages_max(store);
+        let volatile = store.below.limits().volatile_cache;
         if volatile && small && all_dirty {
             let own = RefCell::new(Collector::new(Purpose::Fua));
-            let sent = self.write_out(&pages, &own, Purpose::Fua, |_| true).await;
-            wb.wait_ended(|| !self.is_writing_in(&pages)).await;
-            wb.unwatch(watch)?;
+            let sent = self.write_out(store, &pages, &own, Purpose::Fua, |_| true).await;
+            ioends.wait_ended(|| !is_writing()).await;
+            ioends.unwatch(watch)?;
             if sent == pages.end - pages.start {
                 return Ok(());
             }
-            // The flusher was quicker with some of them.
-            return self.flush_below(flush_errors).await;
+            // The flusher took some of them first.
+            return self.flush_below(store, flush_errors).await;
         }
-        let before = self.is_writing_in(&pages);
-        self.write_out(&pages, &wb.sync, Purpose::Sync, |_| true).await;
-        wb.wait_ended(|| !self.is_writing_in(&pages)).await;
-        if before && wb.watched(watch).is_ok() {
-            self.write_out(&pages, &wb.sync, Purpose::Sync, |_| true).await;
-            wb.wait_ended(|| !self.is_writing_in(&pages)).await;
+        let before = is_writing();
+        self.write_out(store, &pages, &ioends.sync, Purpose::Sync, |_| true).await;
+        ioends.wait_ended(|| !is_writing()).await;
+        if before && ioends.watched(watch).is_ok() {
+            self.write_out(store, &pages, &ioends.sync, Purpose::Sync, |_| true).await;
+            ioends.wait_ended(|| !is_writing()).await;
         }
-        wb.unwatch(watch)?;
-        self.flush_below(flush_errors).await
+        ioends.unwatch(watch)?;
+        self.flush_below(store, flush_errors).await
     }
 
-    /// Sends all dirty pages of a range for which `wanted` holds, but those that are being written,
-    /// and what the flusher has collected so far. Returns how many pages it has taken itself.
+    /// Sends all dirty pages of a range for which `wanted` holds, except those that are being
+    /// written, and all ioends that the flusher has open. Returns how many pages it took itself.
     async fn write_out(
         &self,
+        store: &Store,
         pages: &Range<u64>,
         collector: &RefCell<Collector>,
         purpose: Purpose,
         wanted: impl Fn(&Folio) -> bool,
     ) -> u64 {
-        let wb = &self.writeback;
+        let ioends = &self.ioends;
         let (mut from, mut sent, mut since) = (pages.start, 0, 0);
         loop {
-            self.wait_for_ioends(purpose).await;
-            let found = self.gather(collector, &mut from, pages.end, u64::MAX, false, &wanted);
-            self.send_ready(collector);
+            ioends.wait_for_room(store, purpose).await;
+            let limit = Limit::all_to(pages.end);
+            let found = ioends.gather(store, collector, &mut from, limit, &wanted);
+            ioends.send_ready(store, collector);
             sent += found.pages;
             since += found.pages;
             if found.end {
@@ -193,65 +163,33 @@ impl PageCache {
                 reactor::yield_now().await;
             }
         }
-        self.close(collector);
-        // Some of the flusher's pages may be ours: they are waited for now (PC-WB3).
-        wb.background.borrow_mut().hand_over(&mut wb.sync.borrow_mut());
-        self.send_ready(&wb.sync);
+        ioends.close(store, collector);
+        // Some of the flusher's pages may be of this range, and are waited for now (PC-WB3).
+        ioends.background.borrow_mut().hand_over(&mut ioends.sync.borrow_mut());
+        ioends.send_ready(store, &ioends.sync);
         sent
     }
 
-    /// Makes durable what the device below has been told, if it does not do so by itself.
-    async fn flush_below(&self, flush_errors: u64) -> Result<(), Status> {
-        if !self.below.limits().volatile_cache || self.has(Mutation::SkipFlush) {
+    /// Flushes the device below, if it has a volatile cache.
+    async fn flush_below(&self, store: &Store, flush_errors: u64) -> Result<(), Status> {
+        if !store.below.limits().volatile_cache || store.has(Mutation::SkipFlush) {
             return Ok(());
         }
         let flush = async || {
-            let below = OpenedBy::new(self.below.clone(), self.opener);
+            let below = OpenedBy::new(store.below.clone(), store.opener);
             let flushed = reactor::flush(&below, Class::Foreground).await;
             flushed.inspect_err(|&cause| {
-                let device = self.below.name().to_owned();
+                let device = store.below.name().to_owned();
                 let error = IoError { device, op: Op::Flush, sector: Sector::ZERO, cause };
-                if self.has(Mutation::NewcomersUntold) {
-                    return self.errors.flush_failed_for_those_here(error);
+                if store.has(Mutation::NewcomersUntold) {
+                    return store.errors.flush_failed_for_known_openers(error);
                 }
-                self.errors.flush_failed(error);
+                store.errors.flush_failed(error);
             })
         };
-        let device_flush = &self.writeback.device_flush;
-        device_flush.join(device_flush.next(), flush).await?; // PC-FL2
-        // PC-FL1. What another one lost may have been ours.
-        if self.errors.flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
-    }
-
-    fn is_all_dirty(&self, pages: &Range<u64>) -> bool {
-        let cache = self.cache.borrow();
-        let mut at = pages.start;
-        while at < pages.end {
-            let Some(id) = cache.find(at) else { return false };
-            let folio = cache.folio(id);
-            let inside = folio.inside(&(at..pages.end));
-            if !folio.dirty.all_in(&inside) || folio.writing.any_in(&inside) {
-                return false;
-            }
-            at = folio.end();
-        }
-        true
-    }
-
-    fn is_writing_in(&self, pages: &Range<u64>) -> bool {
-        let cache = self.cache.borrow();
-        let mut at = pages.start;
-        while let Some(id) = cache.find_from(at) {
-            let folio = cache.folio(id);
-            if folio.start >= pages.end {
-                return false;
-            }
-            if folio.writing.any_in(&folio.inside(pages)) {
-                return true;
-            }
-            at = folio.end();
-        }
-        false
+        self.device_flush.join(self.device_flush.next(), flush).await?; // PC-FL2
+        // PC-FL1: another flush that failed may have destroyed this data.
+        if store.errors.flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
     }
 }
 

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a FLUSH and a FUA write cost, what they wait for, and when they fail.
+use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Flags, Nanos, PAGE, Target};
 
 use super::*;
+use crate::device::PageCache;
+use crate::group::Group;
 use crate::testing::{Lab, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write};
 
-#[path = "flush_told_tests.rs"]
-mod told;
+#[path = "flush_errors_tests.rs"]
+mod errors;
 
 const QUIET: &str = "memory 64M dirty_bytes 30M dirty_background_bytes 20M";
 
@@ -26,13 +29,13 @@ fn quiet(lab: &Lab) -> (Rc<Probe>, Rc<PageCache>) {
 /// The same with a planted fault.
 fn faulty(lab: &Lab, mutation: Mutation) -> Rc<PageCache> {
     let (_, good) = quiet(lab);
-    let mut config = good.config.clone();
+    let mut config = good.store.config.clone();
     config.mutation = mutation;
-    PageCache::new("cache", config, lab.disks[0].clone(), good.limits.capacity)
+    PageCache::new("cache", config, lab.disks[0].clone(), good.store.limits.capacity)
         .expect("the device is good")
 }
 
-/// Begins something; what it comes to is known later.
+/// Begins something. Its outcome is in the cell when it has ended.
 fn begin(work: impl Future<Output = Result<(), Status>> + 'static) -> Rc<Cell<Option<Status>>> {
     let done = Rc::new(Cell::new(None));
     let set = done.clone();
@@ -45,7 +48,7 @@ fn flushing(cache: &Rc<PageCache>, opener: u32) -> Rc<Cell<Option<Status>>> {
     begin(async move { flush_by(&cache, opener).await })
 }
 
-/// FLUSHes of many openers, all of which come at once.
+/// FLUSHes of many openers, submitted at once.
 fn submit_flushes(cache: &PageCache, openers: Range<u32>) -> Vec<reactor::BioFuture> {
     let submit = |opener| {
         let (flags, class) = (Flags::empty(), Class::Foreground);
@@ -93,7 +96,7 @@ fn concurrent_flushes_share_a_round() {
 }
 
 #[test]
-fn a_flush_that_comes_while_one_runs_has_a_round_of_its_own() {
+fn a_flush_submitted_during_another_has_its_own_round() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.hold.set(true);
@@ -114,7 +117,7 @@ fn a_flush_that_comes_while_one_runs_has_a_round_of_its_own() {
 
 /// The page is on its way below with its first version when the second one is written and flushed.
 #[test]
-fn a_flush_writes_what_was_written_again_while_it_was_on_its_way() {
+fn a_flush_writes_pages_that_were_rewritten_in_flight() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.hold.set(true);
@@ -137,13 +140,13 @@ fn a_flush_writes_what_was_written_again_while_it_was_on_its_way() {
 
 /// As above, but the first write is the flusher's.
 #[test]
-fn a_flush_waits_for_what_the_flusher_has_begun() {
+fn a_flush_waits_for_ioends_of_the_flusher() {
     Lab::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
         disk.hold.set(true);
         write(&cache, 0..16, 1).await;
-        cache.kick_writeback();
+        cache.writeback.flusher.request();
         sleep_ms(1).await;
         assert_eq!(disk.held(), 1);
         write(&cache, 4..5, 2).await;
@@ -160,7 +163,7 @@ fn a_flush_waits_for_what_the_flusher_has_begun() {
 }
 
 #[test]
-fn a_flush_ends_though_writers_go_on_and_on() {
+fn a_flush_ends_although_writers_never_stop() {
     Lab::new(1, 8192).run(async |lab| {
         let (_, cache) = quiet(&lab);
         let stop = Rc::new(Cell::new(false));
@@ -195,20 +198,20 @@ fn a_flush_whose_writes_fail_fails_and_flushes_nothing_below() {
         write(&cache, 0..100, 1).await;
         assert_eq!(flush_by(&cache, 1).await, Err(Status::Io));
         assert_eq!(count(&disk, Op::Flush), 0);
-        assert!(cache.errors.is_failing());
-        assert_eq!(cache.dirty_bytes(), 100 * PAGE as u64, "all of its ioend");
+        assert!(cache.store.errors.failed.any());
+        assert_eq!(cache.store.dirty_bytes(), 100 * PAGE as u64, "all of its ioend");
         assert_eq!(flush_by(&cache, 1).await, Err(Status::Io), "tried again");
         assert_eq!(count(&disk, Op::Write), 1);
         disk.bad.borrow_mut().clear();
         assert_eq!(flush_by(&cache, 1).await, Ok(()));
         assert_eq!(lab.page(0, 10), pattern(10, 1));
-        assert!(!cache.errors.is_failing());
-        assert_eq!(cache.writeback.counts.retries.get(), 2);
+        assert!(!cache.store.errors.failed.any());
+        assert_eq!(cache.writeback.ioends.stats.retries.get(), 2);
     });
 }
 
 #[test]
-fn an_error_of_the_flusher_is_heard_by_each_opener_once() {
+fn each_opener_gets_an_error_of_the_flusher_once() {
     Lab::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
@@ -218,11 +221,11 @@ fn an_error_of_the_flusher_is_heard_by_each_opener_once() {
             assert_eq!(put.await, Ok(()));
         }
         disk.bad.borrow_mut().push(0..100);
-        cache.kick_writeback();
+        cache.writeback.flusher.request();
         sleep_ms(10).await;
         disk.bad.borrow_mut().clear();
         sleep_ms(1000).await;
-        assert_eq!(cache.dirty_bytes(), 0, "written when it was tried again");
+        assert_eq!(cache.store.dirty_bytes(), 0, "written when it was tried again");
         for opener in [1, 2, 3] {
             assert_eq!(flush_by(&cache, opener).await, Err(Status::Io));
         }
@@ -233,7 +236,7 @@ fn an_error_of_the_flusher_is_heard_by_each_opener_once() {
 }
 
 #[test]
-fn a_failed_flush_below_fails_all_that_share_it_and_the_next_of_the_others() {
+fn a_failed_flush_below_fails_its_flushes_and_later_ones() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         for opener in 1..5 {
@@ -279,7 +282,7 @@ async fn flushes_beside_a_failing_one(
 /// same write. It had a round of its own, which found nothing to do, and its opener had been told
 /// of the error by the first one: so it succeeded, and what it covered was lost.
 #[test]
-fn a_flush_sent_while_one_fails_fails_as_well() {
+fn a_flush_submitted_while_another_fails_fails_too() {
     for openers in [[1, 1, 1], [1, 2, 1], [1, 2, 3]] {
         Lab::new(1, 8192).run(async move |lab| {
             let (_, cache) = quiet(&lab);
@@ -295,7 +298,7 @@ fn a_flush_sent_while_one_fails_fails_as_well() {
 
 /// As above; the error is the flusher's, and the second FLUSH writes the page again.
 #[test]
-fn a_flush_sent_before_an_error_was_told_tells_it_too() {
+fn a_flush_submitted_before_an_error_was_reported_fails_too() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.bad.borrow_mut().push(0..8);
@@ -317,7 +320,7 @@ fn a_flush_sent_before_an_error_was_told_tells_it_too() {
 
 /// The client of opener 1 has lost its connection before it was told, and connects again.
 #[test]
-fn who_connects_again_is_told_of_a_failed_flush() {
+fn a_client_that_reconnects_gets_a_failed_flush() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         write(&cache, 0..4, 1).await;
@@ -339,7 +342,7 @@ fn who_connects_again_is_told_of_a_failed_flush() {
 
 /// A new table makes a new cache: what a client was not told before, that one tells it.
 #[test]
-fn the_cache_of_a_new_table_tells_what_was_not_told() {
+fn the_cache_of_a_new_table_reports_unreported_errors() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, first) = quiet(&lab);
         first.clone().resume().await.expect("it resumes");
@@ -360,7 +363,7 @@ fn the_cache_of_a_new_table_tells_what_was_not_told() {
 /// A page is on its way below while a flush there fails: the failure may have found it in the
 /// device's cache, so it is written again.
 #[test]
-fn what_is_below_while_a_flush_fails_is_written_again() {
+fn pages_in_flight_while_a_flush_fails_are_written_again() {
     Lab::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
@@ -370,7 +373,7 @@ fn what_is_below_while_a_flush_fails_is_written_again() {
         sleep_ms(10).await;
         disk.hold.set(true);
         write(&cache, 8..10, 1).await;
-        cache.kick_writeback();
+        cache.writeback.flusher.request();
         sleep_ms(10).await;
         assert_eq!(disk.held(), 2);
         disk.fail_held_flush();
@@ -381,7 +384,7 @@ fn what_is_below_while_a_flush_fails_is_written_again() {
         assert_eq!(flush_by(&cache, 1).await, Ok(()));
         let what: Vec<_> = disk.take().iter().map(|s| (s.op, s.from / 8..s.to / 8)).collect();
         assert_eq!(what, [(Op::Write, 8..10), (Op::Flush, 0..0)]);
-        assert!(!cache.errors.is_failing());
+        assert!(!cache.store.errors.failed.any());
     });
 }
 
@@ -420,7 +423,7 @@ async fn zeroes_beside_a_failing_flush(
 /// Nobody could send the zeroes again, so the client has to. Found by an attack from outside:
 /// zeroes were acknowledged after the flush below had failed, and no FLUSH told of them.
 #[test]
-fn zeroes_below_while_a_flush_fails_end_in_an_error() {
+fn zeroes_in_flight_while_a_flush_fails_end_in_an_error() {
     for (op, flags, outcome) in [
         (Op::WriteZeroes, Flags::empty(), Status::Io),
         (Op::Discard, Flags::empty(), Status::Io),
@@ -438,7 +441,7 @@ fn zeroes_below_while_a_flush_fails_end_in_an_error() {
 }
 
 #[test]
-fn planted_faults_beside_a_failed_flush_are_seen() {
+fn planted_faults_around_a_failed_flush_are_detected() {
     Lab::new(1, 8192).run(async |lab| {
         let cache = faulty(&lab, Mutation::SampleAtEnd);
         write(&cache, 0..4, 1).await;
@@ -478,7 +481,7 @@ fn a_fua_write_costs_one_write_with_fua() {
 }
 
 #[test]
-fn a_fua_write_that_is_larger_than_an_ioend_costs_a_flush() {
+fn a_fua_write_larger_than_an_ioend_costs_a_flush() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 0..512, 2).await, Ok(()));
@@ -501,13 +504,13 @@ fn a_device_without_a_cache_is_sent_no_flushes() {
 }
 
 #[test]
-fn fua_of_a_page_that_is_on_its_way_waits_for_it_and_flushes() {
+fn fua_of_a_page_in_flight_waits_for_it_and_flushes() {
     Lab::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
         disk.hold.set(true);
         write(&cache, 0..16, 1).await;
-        cache.kick_writeback();
+        cache.writeback.flusher.request();
         sleep_ms(1).await;
         let inner = cache.clone();
         let done = begin(async move { try_write(&inner, Opener(1), Flags::FUA, 4..6, 2).await });
@@ -522,7 +525,7 @@ fn fua_of_a_page_that_is_on_its_way_waits_for_it_and_flushes() {
 }
 
 #[test]
-fn fua_fails_when_its_write_fails_and_not_for_another_page() {
+fn fua_fails_only_when_a_write_of_its_own_pages_fails() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.bad.borrow_mut().push(80..88);
@@ -534,22 +537,22 @@ fn fua_fails_when_its_write_fails_and_not_for_another_page() {
 /// A page of the FUA write went below in the background, and the flush that should have covered it
 /// has failed: the flush that the FUA write brings about can't cover it any more.
 #[test]
-fn fua_does_not_trust_a_flush_after_one_that_failed() {
+fn fua_does_not_trust_a_flush_after_a_failed_one() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
-        let before = cache.errors.flush_errors();
+        let before = cache.store.errors.flush_errors();
         write(&cache, 0..1, 1).await;
         disk.flushes_fail.set(true);
         assert_eq!(flush_by(&cache, 7).await, Err(Status::Timeout));
         disk.flushes_fail.set(false);
-        assert_eq!(cache.sync_range(0..1, before).await, Err(Status::Io));
-        let now = cache.errors.flush_errors();
-        assert_eq!(cache.sync_range(0..1, now).await, Ok(()));
+        assert_eq!(cache.writeback.sync_range(&cache.store, 0..1, before).await, Err(Status::Io));
+        let now = cache.store.errors.flush_errors();
+        assert_eq!(cache.writeback.sync_range(&cache.store, 0..1, now).await, Ok(()));
     });
 }
 
 #[test]
-fn who_joins_shares_a_run_that_began_after_it_came() {
+fn a_group_run_serves_callers_that_came_before_it_began() {
     Lab::new(1, 8).run(async |_| {
         let group = Rc::new(Group::default());
         let runs = Rc::new(Cell::new(0));

@@ -5,15 +5,16 @@
 //!
 //! | bit | the page |
 //! |---|---|
-//! | up to date | holds what the device holds, or something newer |
-//! | dirty | has been written here and not been taken by writeback; it is up to date |
+//! | up to date | holds the data of the device, or newer data |
+//! | dirty | was written by a client and is in no ioend yet; it is up to date |
 //! | writing | is in an ioend that has not ended |
 //! | reading | is being read from the device; it is not up to date |
 //!
 //! Invariants
-//! - PC-FO1 The memory of a page that is being written does not change until that has ended:
-//!   whoever writes it puts the folio on a copy first, or waits.
-//! - PC-FO2 What is being read or written lies in a folio with a pin; a folio with pins stays.
+//! - PC-FO1 The memory of a page that is being written does not change until that write has ended.
+//!   A writer first moves the folio to new memory, or waits.
+//! - PC-FO2 A page that is being read or written lies in a folio with a pin. A folio with pins is
+//!   not removed.
 use std::ops::Range;
 
 use block::{Bufs, Slice};
@@ -36,12 +37,12 @@ pub(crate) struct Folio {
     pub(crate) dirty_round: u64,
     /// Ioends, reads and tasks that refer to it.
     pub(crate) pins: u32,
-    /// Memory that ioends still write from (PC-FO1), each with the pages of which that is so.
+    /// Old memory that ioends still write from (PC-FO1), each with the pages that are written.
     retired: Vec<(Piece, Bits)>,
 }
 
 impl Folio {
-    /// Nothing is up to date.
+    /// A folio with no page up to date.
     pub(crate) fn new(start: u64, memory: Piece) -> Folio {
         let pages = 1 << memory.order();
         let bits = || Bits::new(pages);
@@ -68,7 +69,7 @@ impl Folio {
         self.start + u64::from(self.pages())
     }
 
-    /// The part of `pages` (of the device) that lies in it, as pages of its own.
+    /// The pages of the folio that lie in `pages` of the device.
     pub(crate) fn inside(&self, pages: &Range<u64>) -> Range<u32> {
         let own = |page: u64| {
             let page = page.clamp(self.start, self.end()) - self.start;
@@ -92,7 +93,7 @@ impl Folio {
         to.put_from(at, self.memory.bufs(), from, len);
     }
 
-    /// Puts the folio on other memory of the same size, with the same contents (PC-FO1).
+    /// Moves the folio to other memory of the same size, and copies its contents (PC-FO1).
     pub(crate) fn move_to(&mut self, memory: Piece) {
         assert_eq!(memory.order(), self.memory.order(), "another size");
         assert!(!self.reading.any(), "moved while it is being read");
@@ -107,9 +108,8 @@ impl Folio {
         self.retired.push((old, self.writing.clone()));
     }
 
-    /// Pages have been written: lets memory go that nothing is written from any more, though other
-    /// pages may be by now.
-    pub(crate) fn settle(&mut self, pages: &Range<u32>) {
+    /// The write of `pages` has ended: frees old memory that no ioend writes from any more.
+    pub(crate) fn drop_retired(&mut self, pages: &Range<u32>) {
         self.retired.retain_mut(|(_, writing)| {
             writing.clear(pages);
             writing.any()
@@ -133,7 +133,7 @@ impl Folio {
         None
     }
 
-    /// Whether it can be let go: nothing is dirty or in flight, and nobody refers to it.
+    /// Whether it can be evicted: nothing is dirty or in flight, and no task refers to it.
     pub(crate) fn is_idle(&self) -> bool {
         self.pins == 0 && !self.dirty.any()
     }

@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where dirty pages lie below: what the device below says, kept for as long as it holds.
+//! Iomap: where dirty pages lie below. Keeps the last answer of the device below while it holds.
 //!
 //! ```text
-//!   page ──▶ kept answer: covers it, and of this generation? ──yes──▶ base, sector
-//!                                                          └──no──▶ ask the device below
+//!   page ──▶ cached answer: covers it, same generation? ──yes──▶ base, sector
+//!                                                       └──no──▶ ask the device below
 //! ```
 //!
 //! `map_blocks=multi` looks once for all pages of a dirty run that the answer covers, in whatever
-//! folio they lie; `single` looks for each page. Both ask the device below in the same way, for as
-//! much as it will tell: one question for each extent, however many runs and folios lie in it.
+//! folios they lie; `single` looks for each page. Both ask the device below in the same way, for as
+//! long an extent as it can give: one query for each extent, however many runs lie in it.
 //!
-//! A device that takes its bios itself (one that is no pure mapping, or is suspended) is a place
-//! like any other: the sector is the same. Bios that go there wait there, if they must.
+//! A device that takes its bios itself (because it is no pure mapping, or is suspended) is a place
+//! like any other, with the sector unchanged. Bios that are sent to a suspended device wait there.
 //!
 //! Invariants
-//! - PC-IM1 An answer is used only while the generation of the device below is the one of the
-//!   answer; `ioend` looks again before it sends anything.
+//! - PC-IM1 An answer is used only while the device below still has the generation of the answer.
+//!   [`crate::ioends`] checks that again before it sends an ioend.
 //! - PC-IM2 A page that does not lie in one extent goes to the device below itself, which divides
 //!   it.
-//! - PC-IM3 Between passes a base is not held: a table that lets it go closes it.
+//! - PC-IM3 Between two passes the cache holds no reference to a base: a table that is replaced can
+//!   close it.
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::str::FromStr;
 
 use block::{Base, BlockDevice, Sector};
 
-use crate::PAGE_SECTORS;
-use crate::ioend::Counts;
+use crate::ioend::IoendStats;
+use crate::units::PAGE_SECTORS;
 
-/// For what the mapping is looked at.
+/// How often the mapping is looked up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MapBlocks {
     /// Once for a run of dirty pages.
@@ -77,7 +78,7 @@ pub(crate) struct Located<'a> {
     pub(crate) sector: Sector,
     /// Pages; at least 1. The last one may reach beyond the end of the device.
     pub(crate) pages: u64,
-    /// For how long it holds.
+    /// The generation for which this holds.
     pub(crate) generation: u64,
 }
 
@@ -97,40 +98,40 @@ pub(crate) struct Mapper {
     below: Rc<dyn BlockDevice>,
     /// One past the last sector of the cache.
     end: u64,
-    kept: Answer,
-    /// The base of `kept` between passes (PC-IM3).
-    resting: Option<Weak<dyn Base>>,
+    cached: Answer,
+    /// The base of `cached` between passes (PC-IM3).
+    released: Option<Weak<dyn Base>>,
 }
 
 impl Mapper {
     /// For the first `len` sectors of `below`.
     pub(crate) fn new(below: Rc<dyn BlockDevice>, len: Sector) -> Mapper {
-        // It covers nothing.
-        let kept = Answer { from: 0, to: 0, place: None, sector: 0, generation: 0 };
-        Mapper { below, end: len.0, kept, resting: None }
+        // It covers no sector.
+        let cached = Answer { from: 0, to: 0, place: None, sector: 0, generation: 0 };
+        Mapper { below, end: len.0, cached, released: None }
     }
 
-    /// Which answers hold now.
+    /// The generation of the mapping as it is now.
     pub(crate) fn generation(&self) -> u64 {
         self.below.map_generation()
     }
 
-    /// Where `page` and those behind it lie, as far as one answer tells.
-    pub(crate) fn locate(&mut self, page: u64, counts: &Counts) -> Located<'_> {
+    /// Where `page` lies, and how many pages follow it in the same extent.
+    pub(crate) fn locate(&mut self, page: u64, stats: &IoendStats) -> Located<'_> {
         let at = page * PAGE_SECTORS;
         assert!(at < self.end, "page {page} of a device of {} sectors", self.end);
-        counts.map_checks.set(counts.map_checks.get() + 1);
-        if let Some(base) = self.resting.take() {
-            self.kept.place = base.upgrade();
-            if self.kept.place.is_none() {
-                self.kept.to = self.kept.from;
+        stats.map_checks.set(stats.map_checks.get() + 1);
+        if let Some(base) = self.released.take() {
+            self.cached.place = base.upgrade();
+            if self.cached.place.is_none() {
+                self.cached.to = self.cached.from;
             }
         }
-        let kept = &self.kept;
-        if !(kept.from <= at && at < kept.to && kept.generation == self.generation()) {
-            self.ask(at, counts);
+        let cached = &self.cached;
+        if !(cached.from <= at && at < cached.to && cached.generation == self.generation()) {
+            self.ask(at, stats);
         }
-        let Answer { from, to, place, sector, generation } = &self.kept;
+        let Answer { from, to, place, sector, generation } = &self.cached;
         let generation = *generation;
         let pages = match *to == self.end {
             true => (to - at).div_ceil(PAGE_SECTORS),
@@ -142,23 +143,23 @@ impl Mapper {
         Located { place, sector: Sector(sector + (at - from)), pages, generation }
     }
 
-    /// For a planted fault: whatever is kept is taken for current.
+    /// For a planted fault: uses the cached answer whatever its generation.
     pub(crate) fn trust(&mut self) {
-        self.kept.generation = self.generation();
+        self.cached.generation = self.generation();
     }
 
-    /// A pass is over: the answer is kept, its base is not held (PC-IM3).
-    pub(crate) fn rest(&mut self) {
-        if let Some(base) = self.kept.place.take() {
-            self.resting = Some(Rc::downgrade(&base));
+    /// A pass is over: keeps the answer without a reference to its base (PC-IM3).
+    pub(crate) fn release_base(&mut self) {
+        if let Some(base) = self.cached.place.take() {
+            self.released = Some(Rc::downgrade(&base));
         }
     }
 
-    fn ask(&mut self, at: u64, counts: &Counts) {
-        counts.map_calls.set(counts.map_calls.get() + 1);
+    fn ask(&mut self, at: u64, stats: &IoendStats) {
+        stats.map_calls.set(stats.map_calls.get() + 1);
         let generation = self.generation();
         let room = Sector(self.end - at);
-        self.kept = match self.below.map_blocks(Sector(at), room) {
+        self.cached = match self.below.map_blocks(Sector(at), room) {
             Some(mapped) => {
                 let len = mapped.len.min(room).0;
                 assert!(len > 0, "{} maps no sector at {at}", self.below.name());

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Slows writers to the rate of writeback: what the policy decides, for each opener by itself.
+//! Pacing: slows writers to the rate of writeback. The policy decides, for each opener by itself.
 //!
-//! A write that may not come yet waits before it is copied: at the limit until less is dirty, or
-//! when its opener owes more than one pause. Otherwise it is copied at once, and completes later by
-//! the pause that it costs.
+//! A write waits before it is copied when so much is dirty that the limit is reached, or when its
+//! opener owes more than one pause. Otherwise it is copied at once, and completes later by the
+//! pause that it costs. Example: at 100 MiB/s and with the setpoint dirty, a write of 1 MiB
+//! completes 9 to 10 ms later.
 //!
 //! Invariants
-//! - PC-PA1 An opener is kept only while it owes time; of more than [`DIRTIERS_MAX`] who do, the
-//!   one who owes least is let off.
+//! - PC-PA1 An opener is kept only while it owes time. If more than [`DIRTIERS_MAX`] do, the one
+//!   that owes least is forgotten.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -39,18 +40,18 @@ impl Pacing {
         }
     }
 
-    /// The limits were set anew.
+    /// The limits have been set.
     pub(crate) fn set_limits(&self, config: &Config, now: Nanos) {
         self.throttle.borrow_mut().set_limits(config.dirty_limits(), now.0);
     }
 
-    /// Whether a write has to wait until less is dirty before it is copied.
+    /// Whether so much is dirty that a write must wait before it is copied.
     pub(crate) fn is_full(&self, dirty_bytes: u64) -> bool {
         dirty_bytes >= self.throttle.borrow().thresholds().limit
     }
 
-    /// For how long a write has to wait before it is copied because of what its opener owes; then
-    /// ask again.
+    /// How long a write must wait before it is copied because its opener owes time. The caller asks
+    /// again after that.
     pub(crate) fn owes(&self, opener: Opener, dirty_bytes: u64, now: Nanos) -> Option<Nanos> {
         let mut dirtiers = self.dirtiers.borrow_mut();
         let dirtier = dirtiers.get_mut(&opener)?;
@@ -60,8 +61,8 @@ impl Pacing {
         }
     }
 
-    /// `opener` has written `bytes`, with which `dirty_bytes` are dirty or being written: for how
-    /// long its completion is put off.
+    /// `opener` has written `bytes`, and `dirty_bytes` are dirty or being written now. Returns the
+    /// pause by which the completion is delayed.
     pub(crate) fn wrote(
         &self,
         opener: Opener,
@@ -71,7 +72,7 @@ impl Pacing {
     ) -> Option<Nanos> {
         let mut throttle = self.throttle.borrow_mut();
         if dirty_bytes < throttle.thresholds().freerun() {
-            // Nobody owes anything there; what the opener owed is void when it is looked at again.
+            // No opener owes anything there. A debt of this opener is void at the next look.
             throttle.wrote(&mut Dirtier::default(), bytes, dirty_bytes, now.0);
             return None;
         }
@@ -91,18 +92,18 @@ impl Pacing {
         pause
     }
 
-    /// Writeback is in flight from now on, where there was none.
+    /// The first write of writeback is in flight.
     pub(crate) fn writeback_begins(&self, now: Nanos) {
         self.throttle.borrow_mut().writeback_started(now.0);
     }
 
-    /// `bytes` were written back, `dirty_bytes` are left, dirty or being written. `more` is in
-    /// flight, or nothing.
+    /// `bytes` were written back, `dirty_bytes` are still dirty or being written. `more`: other
+    /// writes are in flight.
     pub(crate) fn written_back(&self, bytes: u64, more: bool, dirty_bytes: u64, now: Nanos) {
         self.throttle.borrow_mut().writeback_done(bytes, more, dirty_bytes, now.0);
     }
 
-    /// Above how many dirty bytes writeback runs.
+    /// Dirty bytes above which background writeback runs.
     pub(crate) fn background_bytes(&self) -> u64 {
         self.throttle.borrow().thresholds().background
     }
@@ -112,23 +113,23 @@ impl Pacing {
         self.throttle.borrow().thresholds()
     }
 
-    /// What has been measured of the device below.
+    /// The measured bandwidth of the device below.
     pub(crate) fn bandwidth(&self) -> Bandwidth {
         self.throttle.borrow().bandwidth().clone()
     }
 
-    /// Bytes a second that each writer may go at when the setpoint is dirty.
+    /// Bytes a second that each writer gets when the setpoint is dirty.
     pub(crate) fn rate(&self) -> u64 {
         self.throttle.borrow().rate()
     }
 
-    /// How often writers paused, for how long in all, and the longest pause.
+    /// The number of pauses, their sum, and the longest one.
     pub(crate) fn pauses(&self) -> (u64, Nanos, Nanos) {
         (self.pauses.get(), self.paused.get(), self.paused_max.get())
     }
 }
 
-/// Makes room for one more (PC-PA1).
+/// Makes room for one more opener (PC-PA1).
 fn forget(dirtiers: &mut BTreeMap<Opener, Dirtier>, now: Nanos) {
     dirtiers.retain(|_, d| d.due_ns() > now.0);
     if dirtiers.len() >= DIRTIERS_MAX {
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn openers_are_forgotten_when_they_owe_nothing_and_there_are_never_too_many() {
+    fn openers_without_debt_are_forgotten_and_the_rest_are_bounded() {
         let pacing = Pacing::new(&config());
         for nth in 0..3 * DIRTIERS_MAX {
             let opener = Opener(u32::try_from(nth).unwrap());

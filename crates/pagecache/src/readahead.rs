@@ -1,47 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reads ahead of sequential readers, and folio sizes for sequential writers.
+//! Read-ahead for sequential readers, and folio sizes for sequential writers.
 //!
 //! Invariants
-//! - PC-RH1 What is read ahead lies on the device, and is asked for by its reader next.
+//! - PC-RH1 Pages that are read ahead lie on the device, after those that the reader has read.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use block::Opener;
+use reactor::Grace;
 
 use crate::config::Config;
 
-/// The streams of a device.
-pub(crate) struct Streams {
+/// The sequential streams of a device.
+pub(crate) struct ReadAhead {
     reads: RefCell<policy::Streams>,
     writes: RefCell<policy::Streams>,
     pages_max: Cell<u32>,
+    /// Windows that are being read; no client waits for them.
+    pub(crate) in_flight: Grace,
     windows: Cell<u64>,
     pages: Cell<u64>,
 }
 
-impl Streams {
-    pub(crate) fn new(config: &Config) -> Streams {
-        Streams {
+impl ReadAhead {
+    pub(crate) fn new(config: &Config) -> ReadAhead {
+        ReadAhead {
             reads: RefCell::default(),
             writes: RefCell::default(),
             pages_max: Cell::new(config.read_ahead_pages()),
+            in_flight: Grace::default(),
             windows: Cell::new(0),
             pages: Cell::new(0),
         }
     }
 
-    /// The limit was set anew.
+    /// The limit has been set.
     pub(crate) fn set_limit(&self, config: &Config) {
         self.pages_max.set(config.read_ahead_pages());
     }
 
-    /// `opener` reads `pages` of a device of `end` pages: what is to be read ahead now. `_hit`
-    /// tells whether all of it was cached; a window is due either way.
+    /// `opener` reads `pages`, cached or not, of a device of `end` pages: what to read ahead now.
     pub(crate) fn on_read(
         &self,
         opener: Opener,
         pages: &Range<u64>,
-        _hit: bool,
         end: u64,
     ) -> Option<Range<u64>> {
         let mut reads = self.reads.borrow_mut();
@@ -55,12 +57,12 @@ impl Streams {
         Some(ahead)
     }
 
-    /// `opener` writes `pages`, and the first of them is in no folio: the order of the one to make.
+    /// `opener` writes `pages`, of which the first is in no folio: the order of the folio to make.
     pub(crate) fn write_order(&self, opener: Opener, pages: &Range<u64>) -> u8 {
         self.writes.borrow_mut().on_write(opener.0, pages)
     }
 
-    /// How often was read ahead, and how many pages in all.
+    /// Windows that were read ahead, and their pages.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.windows.get(), self.pages.get())
     }
@@ -71,9 +73,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_ahead_stops_at_the_end_of_the_device() {
-        let streams = Streams::new(&Config::default());
-        let read = |pages: Range<u64>| streams.on_read(Opener(1), &pages, false, 20);
+    fn read_ahead_stops_at_the_end_of_the_device() {
+        let streams = ReadAhead::new(&Config::default());
+        let read = |pages: Range<u64>| streams.on_read(Opener(1), &pages, 20);
         assert_eq!(read(0..4), None);
         assert_eq!(read(4..8), Some(8..20));
         assert_eq!(read(8..12), None);
@@ -81,13 +83,13 @@ mod tests {
         assert_eq!(streams.counts(), (1, 12));
         let config = Config::parse(&["2", "read_ahead_kb", "0"]).unwrap();
         streams.set_limit(&config);
-        let read = |page| streams.on_read(Opener(2), &(page..page + 1), false, 20);
+        let read = |page| streams.on_read(Opener(2), &(page..page + 1), 20);
         assert!((0..20).all(|page| read(page).is_none()));
     }
 
     #[test]
-    fn folios_of_a_writer_double_while_it_goes_on() {
-        let streams = Streams::new(&Config::default());
+    fn folios_of_a_sequential_writer_double_in_size() {
+        let streams = ReadAhead::new(&Config::default());
         let mut orders = Vec::new();
         let mut covered = 0;
         for page in 0..64 {

@@ -1,32 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writes: into folios, dirty; done as soon as they are copied, or a little later when writers are
-//! slowed.
+//! Writes: copies data into folios and marks them dirty. A write completes as soon as it is copied,
+//! or a little later when writers are slowed.
 //!
-//! A write goes through at once unless it meets an [`Obstacle`]; then a task waits until that has
-//! gone, and goes on where it stopped.
+//! A write that meets no [`Obstacle`] is copied as it is submitted. Otherwise a task waits until
+//! the obstacle has gone, and continues where the copy stopped.
 use std::ops::Range;
 
 use block::{Bio, Bufs, Class, Flags, Nanos, Opener, PAGE, Status};
 use reactor::now;
 
-use crate::cache::FolioId;
-use crate::pin::Pins;
-use crate::read::{pages_of, small};
-use crate::{Mutation, PageCache};
+use crate::Mutation;
+use crate::device::PageCache;
+use crate::fill::{NoMemory, bring_in};
+use crate::folio_map::FolioId;
+use crate::pins::Pins;
+use crate::units::{pages_of, to_usize};
 
-/// Why a write can't go on at once.
+/// Why a write cannot be copied at once.
 enum Obstacle {
-    /// No memory that could be taken.
+    /// No memory.
     Memory,
     /// As much is dirty as may be.
-    Dirty,
-    /// The writer has to wait for so long, because of what it wrote before.
-    Owes(Nanos),
-    /// The page is written in part, and what is there has to be read first.
-    Partly(u64),
-    /// The page is being read, or written below from memory that can't be replaced.
+    DirtyLimit,
+    /// The opener must pause because of what it wrote before.
+    Pause(Nanos),
+    /// The page is written in part, and its other bytes must be read first.
+    PartialPage(u64),
+    /// The page is being read, or written below from memory that cannot be replaced.
     InFlight(u64),
-    /// A discard of some of the pages is below.
+    /// Some of the pages are being discarded below.
     Discard(Range<u64>),
 }
 
@@ -34,43 +36,37 @@ impl PageCache {
     pub(crate) fn write(&self, bio: Bio) {
         let from = bio.sector.bytes();
         let bytes = from..from + bio.len.bytes();
-        let fua = bio.flags.contains(Flags::FUA) && !self.has(Mutation::IgnoreFua);
-        let now = now(); // Once: it costs as much as a look-up.
+        let fua = bio.flags.contains(Flags::FUA) && !self.store.has(Mutation::IgnoreFua);
+        let now = now(); // Once: it costs as much as a look-up of a folio.
         let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener, now);
         if fua || stopped.is_err() {
-            let (me, flush_errors) = (self.rc(), self.errors.flush_errors());
+            let (me, flush_errors) = (self.rc(), self.store.errors.flush_errors());
             return reactor::spawn(async move {
                 let before = fua.then_some(flush_errors);
-                let done = me.write_slowly(&bytes, &bio.bufs, bio.opener, before, stopped).await;
+                let done = me.write_waiting(&bytes, &bio.bufs, bio.opener, before, stopped).await;
                 if done.is_ok() && !fua {
-                    me.acknowledged(bio.opener, flush_errors);
+                    me.store.acknowledged(bio.opener, flush_errors);
                 }
                 bio.complete(done.into());
             });
         }
-        match self.pacing.wrote(bio.opener, bio.len.bytes(), self.dirty_bytes(), now) {
+        match self.store.pacing.wrote(bio.opener, bio.len.bytes(), self.store.dirty_bytes(), now) {
             None => bio.complete(Status::Ok),
             Some(pause) => {
-                self.below.dirtier_waited();
-                let (me, flush_errors) = (self.rc(), self.errors.flush_errors());
+                self.store.below.dirtier_waited();
+                let (me, flush_errors) = (self.rc(), self.store.errors.flush_errors());
                 reactor::spawn(async move {
                     reactor::sleep(pause).await;
-                    me.acknowledged(bio.opener, flush_errors);
+                    me.store.acknowledged(bio.opener, flush_errors);
                     bio.complete(Status::Ok);
                 });
             }
         }
     }
 
-    /// A change that has taken its time is acknowledged now. `flush_errors` is of when it came.
-    pub(crate) fn acknowledged(&self, opener: Opener, flush_errors: u64) {
-        match self.is_in_doubt(flush_errors) && !self.has(Mutation::NeverInDoubt) {
-            true => self.errors.acknowledged_in_doubt(opener),
-            false => self.errors.acknowledged(opener),
-        }
-    }
-
-    async fn write_slowly(
+    /// Waits for one obstacle after the other, until all is copied; with FUA until it is durable.
+    /// For FUA, `fua` is the count of failed flushes from before.
+    async fn write_waiting(
         &self,
         bytes: &Range<u64>,
         from: &Bufs,
@@ -78,47 +74,53 @@ impl PageCache {
         fua: Option<u64>,
         mut stopped: Result<(), (u64, Obstacle)>,
     ) -> Result<(), Status> {
-        // What was read for the write stays until it is copied in. Who waits for anything else
-        // holds nothing: it may be the memory that others wait for.
-        let mut pins: Option<Pins> = None;
-        // The obstacle may have gone since, and nobody will say so again.
+        // Pages that were read for this write stay until it is copied. While it waits for anything
+        // else it has no pins: other tasks may wait for that memory.
+        let mut pins: Option<Pins<'_>> = None;
+        // The obstacle may have gone since, and no wake-up will follow.
+        let store = &self.store;
         if let Err((done, _)) = stopped {
             stopped = self.copy_in(bytes, from, done, opener, now());
         }
         while let Err((done, obstacle)) = stopped {
             drop(pins.take());
             match obstacle {
-                Obstacle::Memory => self.wait_for_memory().await?,
-                Obstacle::Dirty => {
-                    self.below.dirtier_waited();
-                    self.wait_for_room().await?;
+                Obstacle::Memory => self.writeback.wait_for_memory(store).await?,
+                Obstacle::DirtyLimit => {
+                    self.store.below.dirtier_waited();
+                    self.writeback.wait_for_room(store).await?;
                 }
-                Obstacle::Owes(time) => {
-                    self.below.dirtier_waited();
+                Obstacle::Pause(time) => {
+                    self.store.below.dirtier_waited();
                     reactor::sleep(time).await;
                 }
-                Obstacle::Partly(page) => {
-                    pins = Some(self.bring_in(page..page + 1, Class::Foreground, false).await?);
+                Obstacle::PartialPage(page) => {
+                    let (pages, class) = (page..page + 1, Class::Foreground);
+                    let read = bring_in(store, &self.writeback, pages, class, NoMemory::Wait);
+                    pins = Some(read.await?);
                 }
                 Obstacle::InFlight(page) => {
-                    self.changed.wait_for(|| !self.is_in_flight(page)).await;
+                    let is_in_flight = || store.folios.borrow().is_in_flight_in(&(page..page + 1));
+                    store.changed.wait_for(|| !is_in_flight()).await;
                 }
-                Obstacle::Discard(pages) => self.discards.passed(&pages, &self.changed).await,
+                Obstacle::Discard(pages) => {
+                    store.discards.wait_for(&pages, &store.changed).await;
+                }
             }
             stopped = self.copy_in(bytes, from, done, opener, now());
         }
         if let Some(flush_errors) = fua {
-            return self.sync_range(pages_of(bytes), flush_errors).await;
+            return self.writeback.sync_range(store, pages_of(bytes), flush_errors).await;
         }
         let len = bytes.end - bytes.start;
-        if let Some(pause) = self.pacing.wrote(opener, len, self.dirty_bytes(), now()) {
-            self.below.dirtier_waited();
+        if let Some(pause) = store.pacing.wrote(opener, len, store.dirty_bytes(), now()) {
+            self.store.below.dirtier_waited();
             reactor::sleep(pause).await;
         }
         Ok(())
     }
 
-    /// Copies in what meets no obstacle, from `done` bytes on; else returns how far it came.
+    /// Copies from `done` bytes on. Returns how far it came if it met an obstacle.
     fn copy_in(
         &self,
         bytes: &Range<u64>,
@@ -128,9 +130,9 @@ impl PageCache {
         now: Nanos,
     ) -> Result<(), (u64, Obstacle)> {
         if done == 0
-            && let Some(time) = self.pacing.owes(opener, self.dirty_bytes(), now)
+            && let Some(time) = self.store.pacing.owes(opener, self.store.dirty_bytes(), now)
         {
-            return Err((0, Obstacle::Owes(time)));
+            return Err((0, Obstacle::Pause(time)));
         }
         let mut stopped = Ok(());
         while bytes.start + done < bytes.end {
@@ -143,15 +145,15 @@ impl PageCache {
                 }
             }
         }
-        // What came in so far is dirty, whatever becomes of the rest.
+        // The bytes that were copied are dirty, whatever happens to the rest.
         if done > 0 {
-            self.errors.changed(opener);
+            self.store.errors.changed(opener);
         }
-        self.wake_writeback();
+        self.writeback.flusher.pages_dirtied(&self.store);
         stopped
     }
 
-    /// Copies in what lies in the folio of the first page; returns how much that is.
+    /// Copies the bytes that lie in the folio of the first page. Returns how many.
     fn copy_into_one(
         &self,
         bytes: Range<u64>,
@@ -160,57 +162,60 @@ impl PageCache {
         opener: Opener,
         now: Nanos,
     ) -> Result<u64, Obstacle> {
+        let store = &self.store;
         let page = PAGE as u64;
         let pages = pages_of(&bytes);
-        if self.discards.overlap(&pages) {
+        if store.discards.overlap(&pages) {
             return Err(Obstacle::Discard(pages));
         }
-        if self.pacing.is_full(self.dirty_bytes()) {
-            return Err(Obstacle::Dirty);
+        if store.is_full() {
+            return Err(Obstacle::DirtyLimit);
         }
-        let found = self.cache.borrow().find(pages.start);
+        let found = store.folios.borrow().find(pages.start);
         let id = match found {
             Some(id) => id,
             None => self.folio_to_write(&pages, opener).ok_or(Obstacle::Memory)?,
         };
-        let mut cache = self.cache.borrow_mut();
-        let folio = cache.folio(id);
+        let mut folios = store.folios.borrow_mut();
+        let folio = folios.folio(id);
         let base = folio.start * page;
         let mut inside = folio.inside(&pages);
         let mut end = bytes.end.min(base + u64::from(folio.pages()) * page);
-        // A page that is written in part, at the beginning or at the end, is up to date already.
-        let whole = |to: u64| to.is_multiple_of(page) || to == self.limits.capacity.bytes();
-        let head_partly = !bytes.start.is_multiple_of(page) || (inside.len() == 1 && !whole(end));
-        let read_first = !self.has(Mutation::PartlyIsWhole);
-        if head_partly && !folio.uptodate.get(inside.start) && read_first {
-            return Err(Obstacle::Partly(pages.start));
+        // A page that is written in part, the first or the last, must be up to date already.
+        let whole = |to: u64| to.is_multiple_of(page) || to == store.limits.capacity.bytes();
+        let head_partial = !bytes.start.is_multiple_of(page) || (inside.len() == 1 && !whole(end));
+        let read_first = !store.has(Mutation::PartlyIsWhole);
+        if head_partial && !folio.uptodate.get(inside.start) && read_first {
+            return Err(Obstacle::PartialPage(pages.start));
         }
         if inside.len() > 1 && !whole(end) && !folio.uptodate.get(inside.end - 1) && read_first {
             inside.end -= 1;
             end = base + u64::from(inside.end) * page;
         }
-        if folio.reading.any_in(&inside) && !self.has(Mutation::ReadOverDirty) {
+        if folio.reading.any_in(&inside) && !store.has(Mutation::ReadOverDirty) {
             let first = folio.reading.next_run(inside).expect("there is one").start;
             return Err(Obstacle::InFlight(folio.start + u64::from(first)));
         }
-        if folio.writing.any_in(&inside) && !self.has(Mutation::WriteInPlace) {
-            drop(cache);
-            self.step_aside(id, &inside)?;
-            cache = self.cache.borrow_mut();
+        if folio.writing.any_in(&inside) && !store.has(Mutation::WriteInPlace) {
+            drop(folios);
+            self.copy_folio(id, &inside)?;
+            folios = store.folios.borrow_mut();
         }
         let len = end - bytes.start;
-        let folio = cache.folio(id);
-        folio.copy_in(small(bytes.start - base), from, small(done), small(len));
-        cache.order.touch(id.0);
-        cache.mark_dirty(id, &inside, now, self.round.get());
+        let folio = folios.folio(id);
+        folio.copy_in(to_usize(bytes.start - base), from, to_usize(done), to_usize(len));
+        folios.order.touch(id.0);
+        folios.mark_dirty(id, &inside, now, store.round.get());
         Ok(len)
     }
 
-    /// Lets a folio be written although pages of it are on their way below: puts it on a copy.
-    fn step_aside(&self, id: FolioId, pages: &Range<u32>) -> Result<(), Obstacle> {
+    /// Moves a folio, some of whose pages are in flight below, to a copy, which may be written
+    /// (PC-FO1).
+    fn copy_folio(&self, id: FolioId, pages: &Range<u32>) -> Result<(), Obstacle> {
+        let store = &self.store;
         let (order, wait) = {
-            let cache = self.cache.borrow();
-            let folio = cache.folio(id);
+            let folios = store.folios.borrow();
+            let folio = folios.folio(id);
             let busy = folio.writing.next_run(pages.clone()).expect("the caller saw it");
             let wait = Obstacle::InFlight(folio.start + u64::from(busy.start));
             if folio.reading.any() {
@@ -218,27 +223,20 @@ impl PageCache {
             }
             (folio.memory.order(), wait)
         };
-        // It stays meanwhile: what is being written has a pin (PC-FO2).
-        let Some(copy) = self.take_memory(order) else { return Err(wait) };
-        self.cache.borrow_mut().folio_mut(id).move_to(copy);
+        // The folio is not evicted meanwhile: pages in flight have a pin (PC-FO2).
+        let Some(copy) = store.take_memory(order) else { return Err(wait) };
+        store.folios.borrow_mut().folio_mut(id).move_to(copy);
         Ok(())
     }
 
-    fn is_in_flight(&self, page: u64) -> bool {
-        let cache = self.cache.borrow();
-        let Some(id) = cache.find(page) else { return false };
-        let folio = cache.folio(id);
-        let inside = folio.inside(&(page..page + 1));
-        folio.reading.any_in(&inside) || folio.writing.any_in(&inside)
-    }
-
     /// A folio for a write that begins at the first of `pages`: as large as the write, or larger
-    /// for a writer that goes on and on.
+    /// for a sequential writer.
     fn folio_to_write(&self, pages: &Range<u64>, opener: Opener) -> Option<FolioId> {
-        let order = self.ahead.write_order(opener, pages);
-        let (start, device_end) = (pages.start, self.device_pages());
+        let store = &self.store;
+        let order = self.readahead.write_order(opener, pages);
+        let (start, device_end) = (pages.start, store.device_pages());
         let end = start + (1 << order);
-        let free_to = self.cache.borrow().free_to(start, end.max(pages.end).min(device_end));
-        self.make_folio(start, if end <= free_to { end } else { pages.end.min(free_to) })
+        let free_to = store.folios.borrow().free_to(start, end.max(pages.end).min(device_end));
+        store.make_folio(start, if end <= free_to { end } else { pages.end.min(free_to) })
     }
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The folios of a device: which there are, which are dirty, which are being written.
+//! Folio map: the folios of a device, which of them are dirty, which pages are being written.
 //!
 //! Invariants
-//! - PC-C1 Folios do not overlap; each page of the device lies in one at most.
-//! - PC-C2 `dirty` has just the folios with a dirty page; the counters are the sums over all
-//!   folios.
-//! - PC-C3 A page is in one ioend at a time: what is written again meanwhile is dirty and waits.
-//! - PC-C4 A page whose writing has failed is dirty again, as old as it was.
+//! - PC-C1 Folios do not overlap: a page of the device lies in one folio at most.
+//! - PC-C2 `dirty` contains exactly the folios with a dirty page. The counters are the sums over
+//!   all folios.
+//! - PC-C3 A page is in one ioend at a time. A page that is written again meanwhile is dirty and
+//!   waits for the next ioend.
+//! - PC-C4 A page whose write failed is dirty again, with its old age.
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use slab::Slab;
 use crate::arena::Piece;
 use crate::folio::Folio;
 
-/// A folio of the cache, for as long as it has a pin or nothing is awaited.
+/// A folio of the map. It stays valid while the folio has a pin, and until the next `.await`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FolioId(pub(crate) u32);
 
@@ -28,21 +29,21 @@ impl FolioId {
 }
 
 /// See the module.
-pub(crate) struct Cache {
+pub(crate) struct FolioMap {
     folios: Slab<Folio>,
     index: BTreeMap<u64, FolioId>,
     dirty: BTreeMap<u64, FolioId>,
-    /// Which clean folio goes first.
+    /// Decides which clean folio is evicted first.
     pub(crate) order: S3Fifo,
     pages: u64,
     dirty_pages: u64,
     writing_pages: u64,
 }
 
-impl Cache {
-    /// No folios; of `capacity` bytes at most.
-    pub(crate) fn new(capacity: u64) -> Cache {
-        Cache {
+impl FolioMap {
+    /// An empty map for folios of at most `capacity` bytes.
+    pub(crate) fn new(capacity: u64) -> FolioMap {
+        FolioMap {
             folios: Slab::new(),
             index: BTreeMap::new(),
             dirty: BTreeMap::new(),
@@ -61,18 +62,18 @@ impl Cache {
         &mut self.folios[id.index()]
     }
 
-    /// The folio that has a page.
+    /// The folio that contains a page.
     pub(crate) fn find(&self, page: u64) -> Option<FolioId> {
         let (_, id) = self.index.range(..=page).next_back()?;
         (page < self.folio(*id).end()).then_some(*id)
     }
 
-    /// The first folio at or behind a page, the one that has it included.
+    /// The first folio that ends after `page`.
     pub(crate) fn find_from(&self, page: u64) -> Option<FolioId> {
         self.find(page).or_else(|| self.index.range(page..).next().map(|(_, id)| *id))
     }
 
-    /// Up to where, and at most to `end`, pages are in no folio from `page` on, which is in none.
+    /// The end of the gap between folios that begins at `page`; at most `end`.
     pub(crate) fn free_to(&self, page: u64, end: u64) -> u64 {
         if end <= page + 1 {
             return end;
@@ -80,7 +81,7 @@ impl Cache {
         self.index.range(page..end).next().map_or(end, |(start, _)| *start)
     }
 
-    /// Adds a folio with nothing up to date. No other has its pages (PC-C1).
+    /// Adds a folio with no page up to date. No other folio has its pages (PC-C1).
     pub(crate) fn insert(&mut self, start: u64, memory: Piece) -> FolioId {
         let folio = Folio::new(start, memory);
         let pages = folio.pages();
@@ -91,10 +92,10 @@ impl Cache {
         id
     }
 
-    /// Takes a folio out. It is idle, or its dirty pages are to be forgotten.
+    /// Removes a folio that has no pins. Its dirty pages, if any, are lost.
     pub(crate) fn remove(&mut self, id: FolioId) {
         let folio = self.folios.remove(id.index());
-        assert!(folio.pins == 0, "a folio with pins stays");
+        assert!(folio.pins == 0, "a folio with pins is not removed");
         self.index.remove(&folio.start);
         self.order.remove(id.0);
         self.pages -= u64::from(folio.pages());
@@ -104,7 +105,7 @@ impl Cache {
         }
     }
 
-    /// Takes out the folio that is the first to go of those that are idle; how large it was.
+    /// Removes the idle folio that the eviction order names first. Returns its order.
     pub(crate) fn evict(&mut self) -> Option<u8> {
         let folios = &self.folios;
         let victim = self.order.victim(|key| folios[FolioId(key).index()].is_idle());
@@ -134,25 +135,50 @@ impl Cache {
         self.writing_pages
     }
 
-    /// Whether any page of a range is dirty or being written.
-    pub(crate) fn is_dirty_in(&self, pages: &Range<u64>) -> bool {
-        let mut at = pages.start;
-        while let Some(id) = self.find_from(at) {
-            let folio = self.folio(id);
-            if folio.start >= pages.end {
-                return false;
-            }
-            let inside = folio.inside(pages);
-            if folio.dirty.any_in(&inside) || folio.writing.any_in(&inside) {
-                return true;
-            }
-            at = folio.end();
-        }
-        false
+    /// The folios that have any of `pages`, ascending, each with those pages as its own.
+    pub(crate) fn folios_in(
+        &self,
+        pages: &Range<u64>,
+    ) -> impl Iterator<Item = (FolioId, &Folio, Range<u32>)> {
+        let first = self.find(pages.start).map_or(pages.start, |id| self.folio(id).start);
+        let pages = pages.clone();
+        self.index.range(first..pages.end).map(move |(_, id)| {
+            let folio = self.folio(*id);
+            (*id, folio, folio.inside(&pages))
+        })
     }
 
-    /// Pages of a folio have been written: they are up to date, and dirty since `now` and `round`
-    /// if the folio was clean. Returns how many were not dirty before.
+    /// Whether any page of a range is dirty or being written.
+    pub(crate) fn is_dirty_in(&self, pages: &Range<u64>) -> bool {
+        let dirty = |f: &Folio, at: &Range<u32>| f.dirty.any_in(at) || f.writing.any_in(at);
+        self.folios_in(pages).any(|(_, folio, at)| dirty(folio, &at))
+    }
+
+    /// Whether all pages of a range are dirty and none is being written.
+    pub(crate) fn is_all_dirty(&self, pages: &Range<u64>) -> bool {
+        let mut end = pages.start;
+        for (_, folio, at) in self.folios_in(pages) {
+            if folio.start > end || !folio.dirty.all_in(&at) || folio.writing.any_in(&at) {
+                return false;
+            }
+            end = folio.end();
+        }
+        end >= pages.end
+    }
+
+    /// Whether any page of a range is being written.
+    pub(crate) fn is_writing_in(&self, pages: &Range<u64>) -> bool {
+        self.folios_in(pages).any(|(_, folio, at)| folio.writing.any_in(&at))
+    }
+
+    /// Whether any page of a range is being read or written.
+    pub(crate) fn is_in_flight_in(&self, pages: &Range<u64>) -> bool {
+        let in_flight = |f: &Folio, at: &Range<u32>| f.reading.any_in(at) || f.writing.any_in(at);
+        self.folios_in(pages).any(|(_, folio, at)| in_flight(folio, &at))
+    }
+
+    /// Marks pages of a folio up to date and dirty. A folio that was clean is dirty since `now` and
+    /// `round`. Returns how many pages were not dirty before.
     pub(crate) fn mark_dirty(
         &mut self,
         id: FolioId,
@@ -172,7 +198,7 @@ impl Cache {
         new
     }
 
-    /// Forgets that pages of a folio are dirty.
+    /// Marks pages of a folio clean.
     pub(crate) fn clear_dirty(&mut self, id: FolioId, pages: &Range<u32>) {
         let folio = &mut self.folios[id.index()];
         let old = u64::from(folio.dirty.clear(pages));
@@ -182,8 +208,7 @@ impl Cache {
         }
     }
 
-    /// The pages are dirty and none is being written; from now on they are in an ioend, which has a
-    /// pin.
+    /// Moves dirty pages, none of which is being written, into an ioend, which gets a pin.
     pub(crate) fn begin_writing(&mut self, id: FolioId, pages: &Range<u32>) {
         self.clear_dirty(id, pages);
         let folio = &mut self.folios[id.index()];
@@ -193,7 +218,8 @@ impl Cache {
         self.writing_pages += u64::from(new);
     }
 
-    /// The ioend has ended. What has failed is dirty again, since `dirtied` at the latest (PC-C4).
+    /// Takes pages out of an ioend that has ended. If it `failed` they are dirty again, since the
+    /// given time and round at the latest (PC-C4).
     pub(crate) fn end_writing(
         &mut self,
         id: FolioId,
@@ -204,7 +230,7 @@ impl Cache {
         let old = folio.writing.clear(pages);
         assert_eq!(old as usize, pages.len(), "each page of an ioend is being written");
         folio.pins -= 1;
-        folio.settle(pages);
+        folio.drop_retired(pages);
         self.writing_pages -= u64::from(old);
         if let Some((dirtied, round)) = failed {
             self.mark_dirty(id, pages, dirtied, round);
@@ -214,22 +240,16 @@ impl Cache {
         }
     }
 
-    /// The first dirty run at or behind a page of the device, within one folio, that is not being
-    /// written, in folios for which `wanted` holds.
-    pub(crate) fn next_dirty(
-        &self,
-        from: u64,
-        mut wanted: impl FnMut(&Folio) -> bool,
-    ) -> Option<(FolioId, Range<u32>)> {
-        let folios = self.dirty_from(from).map(|id| (id, self.folio(id)));
-        let mut wanted = folios.filter(|(_, folio)| wanted(folio));
-        wanted.find_map(|(id, folio)| {
+    /// The first dirty run at or after a page, within one folio, that is not being written.
+    pub(crate) fn next_dirty(&self, from: u64) -> Option<(FolioId, Range<u32>)> {
+        self.dirty_from(from).find_map(|id| {
+            let folio = self.folio(id);
             let inside = folio.inside(&(from..u64::MAX));
             folio.next_to_write(inside).map(|run| (id, run))
         })
     }
 
-    /// The folios with dirty pages, in order, from the one on that has page `from`.
+    /// The folios with dirty pages that end after page `from`, ascending.
     pub(crate) fn dirty_from(&self, from: u64) -> impl Iterator<Item = FolioId> {
         let before = self.dirty.range(..=from).next_back();
         let holding = before.filter(|(_, id)| self.folio(**id).end() > from);
@@ -237,12 +257,12 @@ impl Cache {
         self.dirty.range(first..).map(|(_, id)| *id)
     }
 
-    /// Whether a folio became dirty in `round` or before.
+    /// Whether a folio has been dirty since `round` or an earlier one.
     pub(crate) fn is_dirty_since(&self, round: u64) -> bool {
         self.dirty.values().any(|id| self.folio(*id).dirty_round <= round)
     }
 
-    /// All folios, in order of the device.
+    /// All folios, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (FolioId, &Folio)> {
         self.index.values().map(|id| (*id, self.folio(*id)))
     }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How often the mapping is asked, how runs are joined, and where they come to lie.
+//! How often the mapping is queried, how runs are joined, and where they are written.
 use std::rc::Rc;
 
-use block::BlockDevice;
+use block::{Class, Flags, Nanos};
 use proptest::prelude::*;
 
 use super::*;
+use crate::collector::OPENED_MAX;
+use crate::device::PageCache;
+use crate::gather::Limit;
 use crate::testing::{Lab, MIB, Seen, cache, flush, pattern, write};
 
 /// Nothing is written before a FLUSH.
@@ -15,7 +18,8 @@ fn options(more: &str) -> String {
     format!("{QUIET} {more}")
 }
 
-/// What a FLUSH of `dirty` pages, written in pieces of so many, comes to over a table.
+/// Writes `dirty` pages in pieces of so many to a cache over a table, and flushes. Returns the
+/// writes that each disk got.
 async fn flushed(
     lab: &Lab,
     table: &str,
@@ -38,8 +42,8 @@ fn writes(seen: Vec<Seen>) -> Vec<Seen> {
     seen.into_iter().filter(|s| s.op == Op::Write).collect()
 }
 
-fn get(cache: &PageCache, of: impl Fn(&Counts) -> &Cell<u64>) -> u64 {
-    of(&cache.writeback.counts).get()
+fn get(cache: &PageCache, of: impl Fn(&IoendStats) -> &Cell<u64>) -> u64 {
+    of(&cache.writeback.ioends.stats).get()
 }
 
 /// 64 MiB.
@@ -54,8 +58,8 @@ fn a_sequential_run_over_linear_is_mapped_once() {
         assert_eq!(get(&cache, |c| &c.map_calls), 1);
         assert_eq!(get(&cache, |c| &c.ioends), 64);
         assert_eq!(get(&cache, |c| &c.ioend_bytes), 64 * MIB);
-        assert_eq!(cache.writeback.counts.sizes[8].get(), 64, "all of 1 MiB");
-        assert!(get(&cache, |c| &c.map_checks) <= get(&cache, |c| &c.folios) + 64);
+        assert_eq!(cache.writeback.ioends.stats.sizes[8].get(), 64, "all of 1 MiB");
+        assert!(get(&cache, |c| &c.map_checks) <= get(&cache, |c| &c.segments) + 64);
         let mut at = 80;
         for s in &seen[0] {
             assert_eq!((s.from, s.to), (at, at + 2048));
@@ -66,7 +70,7 @@ fn a_sequential_run_over_linear_is_mapped_once() {
 }
 
 #[test]
-fn single_looks_at_the_mapping_for_each_page() {
+fn single_looks_up_the_mapping_for_each_page() {
     Lab::new(1, SECTORS).run(async |lab| {
         let table = format!("0 {SECTORS} linear a 0");
         let (cache, seen) = flushed(&lab, &table, "map_blocks single", 0..PAGES, 64).await;
@@ -106,8 +110,8 @@ fn scattered_pages_over_linear_are_mapped_once_too() {
         assert_eq!(flush(&cache).await, Ok(()));
         let pages = PAGES.div_ceil(37);
         assert_eq!(get(&cache, |c| &c.map_calls), 1);
-        assert_eq!((get(&cache, |c| &c.ioends), get(&cache, |c| &c.folios)), (pages, pages));
-        assert_eq!(cache.writeback.counts.sizes[0].get(), pages);
+        assert_eq!((get(&cache, |c| &c.ioends), get(&cache, |c| &c.segments)), (pages, pages));
+        assert_eq!(cache.writeback.ioends.stats.sizes[0].get(), pages);
         // Ascending.
         let seen = lab.disks[0].take_writes();
         assert!(seen.is_sorted_by_key(|w| w.start));
@@ -128,7 +132,7 @@ fn an_ioend_has_256_segments_at_most() {
         for page in (0..1000).rev() {
             write(&cache, page..page + 1, 3).await;
         }
-        assert_eq!(get(&cache, |c| &c.folios), 0);
+        assert_eq!(get(&cache, |c| &c.segments), 0);
         assert_eq!(flush(&cache).await, Ok(()));
         let segments: Vec<_> =
             writes(lab.disks[0].take()).iter().map(|s| (s.segments, s.to - s.from)).collect();
@@ -137,7 +141,7 @@ fn an_ioend_has_256_segments_at_most() {
 }
 
 #[test]
-fn an_ioend_is_no_larger_than_the_device_likes() {
+fn an_ioend_is_no_larger_than_the_device_allows() {
     Lab::with(1, SECTORS, |limits| limits.max_io_bytes = 256 << 10).run(async |lab| {
         let table = format!("0 {SECTORS} linear a 0");
         let (cache, seen) = flushed(&lab, &table, "ioend_bytes 4M", 0..1024, 64).await;
@@ -147,7 +151,7 @@ fn an_ioend_is_no_larger_than_the_device_likes() {
 }
 
 #[test]
-fn what_lies_beyond_the_end_of_the_device_is_not_written() {
+fn bytes_beyond_the_end_of_the_device_are_not_written() {
     Lab::new(1, 1003).run(async |lab| {
         let below: Rc<dyn BlockDevice> = lab.disks[0].clone();
         let cache = cache(&below, QUIET);
@@ -177,24 +181,25 @@ fn a_page_that_two_extents_share_is_divided_by_the_device_below() {
 
 /// Collected while the table was one, sent when it is another.
 #[test]
-fn what_was_collected_by_an_old_mapping_is_mapped_anew() {
+fn ioends_collected_by_an_old_mapping_are_mapped_again() {
     Lab::new(2, 8192).run(async |lab| {
         let dm = lab.dm();
         let below = lab.map(&dm, "below", "0 4096 linear a 0").await;
         let cache = cache(&below, QUIET);
         write(&cache, 0..32, 5).await;
-        let wb = &cache.writeback;
+        let (store, ioends) = (&cache.store, &cache.writeback.ioends);
         let mut from = 0;
-        let found = cache.gather(&wb.sync, &mut from, u64::MAX, u64::MAX, false, |_| true);
+        let found =
+            ioends.gather(store, &ioends.sync, &mut from, Limit::all_to(u64::MAX), |_| true);
         assert_eq!((found.pages, found.end), (32, true));
-        wb.sync.borrow_mut().close();
+        ioends.sync.borrow_mut().close();
         // The new table deals out chunks of 16 sectors from sector 64 on.
         dm.load("below", "0 4096 striped 2 16 a 64 b 64").await.unwrap();
         dm.resume("below").await.unwrap();
-        cache.send_ready(&wb.sync);
+        ioends.send_ready(store, &ioends.sync);
         assert_eq!(flush(&cache).await, Ok(()));
         assert_eq!(get(&cache, |c| &c.remaps), 1);
-        assert_eq!(cache.cache.borrow().writing_pages(), 0);
+        assert_eq!(cache.store.folios.borrow().writing_pages(), 0);
         for disk in &lab.disks {
             let seen = writes(disk.take());
             assert_eq!(seen.len(), 1, "the chunks join: {seen:?}");
@@ -205,12 +210,12 @@ fn what_was_collected_by_an_old_mapping_is_mapped_anew() {
         assert_eq!(page, pattern(3, 5));
         write(&cache, 0..32, 6).await;
         assert_eq!(flush(&cache).await, Ok(()), "every folio has the pins that it should have");
-        assert!(cache.cache.borrow().iter().all(|(_, folio)| folio.pins == 0));
+        assert!(cache.store.folios.borrow().iter().all(|(_, folio)| folio.pins == 0));
     });
 }
 
 #[test]
-fn a_device_that_a_table_has_let_go_is_let_go() {
+fn a_device_that_a_table_has_dropped_is_dropped() {
     Lab::new(2, 8192).run(async |lab| {
         let dm = lab.dm();
         let before = Rc::strong_count(&lab.disks[0]);
@@ -230,7 +235,7 @@ fn a_device_that_a_table_has_let_go_is_let_go() {
 }
 
 #[test]
-fn an_ioend_that_nothing_joins_does_not_wait_for_the_end() {
+fn an_ioend_that_no_run_joins_is_sent_before_the_end() {
     Lab::new(2, SECTORS).run(async |lab| {
         // One page on the second disk, then much on the first.
         let table = format!("0 8 linear b 0\n8 {} linear a 0", SECTORS - 8);
@@ -242,7 +247,7 @@ fn an_ioend_that_nothing_joins_does_not_wait_for_the_end() {
 }
 
 #[test]
-fn ioends_wait_where_the_device_below_is_suspended() {
+fn ioends_wait_while_the_device_below_is_suspended() {
     Lab::new(2, 8192).run(async |lab| {
         let dm = lab.dm();
         let below = lab.map(&dm, "below", "0 4096 linear a 0").await;
@@ -264,29 +269,30 @@ fn ioends_wait_where_the_device_below_is_suspended() {
     });
 }
 
-/// Writeback of pages that are dirty, from the look at the bits to the end of the ioends.
+/// Allocations of a whole writeback, from the look at the dirty bits to the end of the ioends.
 async fn allocations(cache: &PageCache, pages: Range<u64>, step: usize) -> u64 {
     for page in pages.step_by(step) {
         write(cache, page..page + 1, 1).await;
     }
-    let wb = &cache.writeback;
+    let (store, ioends) = (&cache.store, &cache.writeback.ioends);
     let work = || {
         let mut from = 0;
         loop {
-            let found = cache.gather(&wb.sync, &mut from, u64::MAX, u64::MAX, false, |_| true);
-            cache.send_ready(&wb.sync);
+            let found =
+                ioends.gather(store, &ioends.sync, &mut from, Limit::all_to(u64::MAX), |_| true);
+            ioends.send_ready(store, &ioends.sync);
             if found.end {
-                break cache.close(&wb.sync);
+                break ioends.close(store, &ioends.sync);
             }
         }
     };
     let count = allocation_counter::measure(work).count_total;
-    assert_eq!(cache.dirty_bytes(), 0, "the device ends each write at once");
+    assert_eq!(cache.store.dirty_bytes(), 0, "the device ends each write at once");
     count
 }
 
 #[test]
-fn an_ioend_costs_one_allocation_if_it_has_many_segments_and_else_none() {
+fn an_ioend_of_many_segments_costs_one_allocation() {
     Lab::new(1, 8).run(async |_| {
         let below: Rc<dyn BlockDevice> = Rc::new(queue::Null::new("null", Sector(SECTORS)));
         let cache = cache(&below, QUIET);
@@ -304,31 +310,14 @@ fn an_ioend_costs_one_allocation_if_it_has_many_segments_and_else_none() {
 }
 
 #[test]
-fn tickets_tell_when_all_up_to_a_number_have_ended() {
-    let tickets = Tickets::default();
-    assert!(tickets.all_ended(tickets.next()));
-    let (a, b, c) = (tickets.draw(), tickets.draw(), tickets.draw());
-    let wait = tickets.next();
-    tickets.share(b);
-    tickets.give_back(b);
-    tickets.give_back(c);
-    assert!(tickets.all_ended(a) && !tickets.all_ended(b));
-    tickets.give_back(a);
-    assert!(tickets.all_ended(b) && !tickets.all_ended(c));
-    let later = tickets.draw();
-    tickets.give_back(b);
-    assert!(tickets.all_ended(wait) && !tickets.all_ended(later + 1));
-}
-
-#[test]
 fn sizes_are_counted_by_powers_of_two() {
-    let classes = [512, 4096, 4097, 8192, 65536, 1 << 20, 1 << 30].map(Counts::size_class);
+    let classes = [512, 4096, 4097, 8192, 65536, 1 << 20, 1 << 30].map(IoendStats::size_class);
     assert_eq!(classes, [0, 0, 1, 1, 4, 8, 15]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
-    /// Whatever the table, what is dirty comes to lie where the table says, once.
+    /// Whatever the table, each dirty page is written once, where the table says.
     #[test]
     fn dirty_pages_land_where_the_table_says(
         table in 0usize..5,
@@ -349,7 +338,7 @@ proptest! {
             let mode = if single { "single" } else { "multi" };
             let more = format!("map_blocks {mode} ioend_bytes {ioend_kib}K");
             let cache = cache(&below, &options(&more));
-            let (pages, capacity) = (cache.device_pages(), below.limits().capacity.0);
+            let (pages, capacity) = (cache.store.device_pages(), below.limits().capacity.0);
             let mut dirty = std::collections::BTreeSet::new();
             for (from, len) in runs {
                 let run = from..(from + len).min(pages);
@@ -364,7 +353,7 @@ proptest! {
             let seen: Vec<_> = lab.disks.iter().flat_map(|d| writes(d.take())).collect();
             assert_eq!(seen.iter().map(|s| (s.to - s.from) * 512).sum::<u64>(), bytes);
             assert!(seen.iter().all(|s| (s.to - s.from) * 512 <= ioend_kib << 10));
-            assert_eq!(cache.dirty_bytes(), 0);
+            assert_eq!(cache.store.dirty_bytes(), 0);
             let buf = block::Buf::zeroed(usize::try_from(capacity * 512).unwrap());
             let all = buf.all().into();
             reactor::read(&*below, Class::Normal, Sector::ZERO, all).await.unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which FLUSH tells of a write that a failed flush below has taken along.
+//! Which FLUSH reports a write that a failed flush below has destroyed.
 use super::*;
 
 async fn started(lab: &Lab, mutation: Mutation) -> (Rc<Probe>, Rc<PageCache>) {
@@ -8,9 +8,9 @@ async fn started(lab: &Lab, mutation: Mutation) -> (Rc<Probe>, Rc<PageCache>) {
     (lab.disks[0].clone(), cache)
 }
 
-/// A page is written, and written below, while a FLUSH of the same opener waits for a flush below,
-/// which then fails. What the next FLUSH ends with.
-async fn flush_after_a_write_beside_a_failing_one(
+/// Writes a page, which is written below, while a FLUSH of the same opener waits for a flush below,
+/// which then fails. Returns the outcome of the next FLUSH.
+async fn flush_after_a_write_during_a_failing_one(
     lab: Lab,
     mutation: Mutation,
 ) -> Result<(), Status> {
@@ -20,7 +20,7 @@ async fn flush_after_a_write_beside_a_failing_one(
     let first = flushing(&cache, 1);
     sleep_ms(10).await;
     write(&cache, 8..10, 1).await;
-    cache.kick_writeback();
+    cache.writeback.flusher.request();
     sleep_ms(10).await;
     assert_eq!((disk.held(), lab.page(0, 9)), (1, pattern(9, 1)), "it is below");
     disk.fail_held_flush();
@@ -29,32 +29,32 @@ async fn flush_after_a_write_beside_a_failing_one(
     assert_eq!(first.get(), Some(Status::Timeout));
     disk.take();
     let next = flush_by(&cache, 1).await;
-    assert_eq!(disk.take_writes(), [], "nobody has it any more");
-    assert_eq!(flush_by(&cache, 1).await, Ok(()), "it was told");
+    assert_eq!(disk.take_writes(), [], "the cache does not have it any more");
+    assert_eq!(flush_by(&cache, 1).await, Ok(()), "it was reported");
     next
 }
 
-/// The first FLUSH tells of what was acknowledged before it had been submitted. What came after it
-/// is no less lost.
+/// The first FLUSH reports the loss of writes that were acknowledged before it was submitted. A later
+/// write is lost as well, and only the next FLUSH can report it.
 #[test]
-fn what_was_written_beside_a_failing_flush_is_told_by_the_next_one() {
-    for (mutation, told) in
+fn the_next_flush_reports_writes_during_a_failing_one() {
+    for (mutation, outcome) in
         [(Mutation::None, Err(Status::Timeout)), (Mutation::TellsOfLater, Ok(()))]
     {
         let lab = Lab::new(1, 8192);
         let next =
-            lab.run(async move |lab| flush_after_a_write_beside_a_failing_one(lab, mutation).await);
-        assert_eq!(next, told, "{mutation:?}");
+            lab.run(async move |lab| flush_after_a_write_during_a_failing_one(lab, mutation).await);
+        assert_eq!(next, outcome, "{mutation:?}");
     }
 }
 
-/// A write has been copied in up to a page that has to be read first; what is copied in goes below,
-/// the flush there fails, and then the write is acknowledged. What the next FLUSH ends with.
-async fn flush_after_a_write_that_has_lasted(lab: Lab, mutation: Mutation) -> Result<(), Status> {
+/// Copies a write up to a page that must be read first. The copied part is written below, a flush
+/// fails there, and then the write is acknowledged. Returns the outcome of the next FLUSH.
+async fn flush_after_a_slow_write(lab: Lab, mutation: Mutation) -> Result<(), Status> {
     let (disk, cache) = started(&lab, mutation).await;
     disk.hold_ops.borrow_mut().push(Op::Read);
     let inner = cache.clone();
-    let lasting = begin(async move {
+    let slow_write = begin(async move {
         let data = [pattern(0, 1), vec![7; PAGE / 2]].concat();
         let (at, bufs) = ((Sector(0), Sector(12)), block::Buf::copy_of(&data).into());
         let (op, flags, class) = (Op::Write, Flags::empty(), Class::Normal);
@@ -64,36 +64,38 @@ async fn flush_after_a_write_that_has_lasted(lab: Lab, mutation: Mutation) -> Re
     disk.flushes_fail.set(true);
     assert_eq!(flush_by(&cache, 1).await, Err(Status::Timeout));
     disk.flushes_fail.set(false);
-    assert_eq!((lasting.get(), lab.page(0, 0)), (None, pattern(0, 1)), "the first page is below");
+    assert_eq!(
+        (slow_write.get(), lab.page(0, 0)),
+        (None, pattern(0, 1)),
+        "the first page is below"
+    );
     disk.release();
     sleep_ms(10).await;
-    assert_eq!(lasting.get(), Some(Status::Ok));
+    assert_eq!(slow_write.get(), Some(Status::Ok));
     let next = flush_by(&cache, 1).await;
-    assert_eq!(flush_by(&cache, 1).await, Ok(()), "it was told");
+    assert_eq!(flush_by(&cache, 1).await, Ok(()), "it was reported");
     next
 }
 
 #[test]
-fn a_write_that_is_acknowledged_after_a_failed_flush_is_told_by_the_next_one() {
-    for (mutation, told) in
+fn the_next_flush_reports_a_write_acknowledged_after_a_failure() {
+    for (mutation, outcome) in
         [(Mutation::None, Err(Status::Timeout)), (Mutation::NeverInDoubt, Ok(()))]
     {
         let lab = Lab::new(1, 8192);
-        let next =
-            lab.run(async move |lab| flush_after_a_write_that_has_lasted(lab, mutation).await);
-        assert_eq!(next, told, "{mutation:?}");
+        let next = lab.run(async move |lab| flush_after_a_slow_write(lab, mutation).await);
+        assert_eq!(next, outcome, "{mutation:?}");
     }
 }
 
-/// Both pages of a write whose writer is slowed have gone below when a FLUSH is submitted that the
-/// write has not ended before.
+/// Both pages of a slow write are below when a FLUSH is submitted, but the write has not ended.
 #[test]
-fn a_write_that_ends_beside_a_failing_flush_is_told_by_the_next_one() {
+fn the_next_flush_reports_a_write_that_ends_during_a_failure() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = started(&lab, Mutation::None).await;
         disk.hold_ops.borrow_mut().push(Op::Read);
         let inner = cache.clone();
-        let lasting = begin(async move {
+        let slow_write = begin(async move {
             let data = [pattern(0, 1), vec![7; PAGE / 2]].concat();
             let (at, bufs) = ((Sector(0), Sector(12)), block::Buf::copy_of(&data).into());
             let (op, flags, class) = (Op::Write, Flags::empty(), Class::Normal);
@@ -105,7 +107,7 @@ fn a_write_that_ends_beside_a_failing_flush_is_told_by_the_next_one() {
         sleep_ms(10).await;
         disk.release_first();
         sleep_ms(10).await;
-        assert_eq!((lasting.get(), first.get()), (Some(Status::Ok), None));
+        assert_eq!((slow_write.get(), first.get()), (Some(Status::Ok), None));
         disk.fail_held_flush();
         disk.release();
         sleep_ms(10).await;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When the flusher writes, in what order, how much at once, and what it does about errors.
+//! When the flusher writes, in what order, how much at once, and how it retries.
 use std::rc::Rc;
 
-use block::{Class, Flags, Opener, Target};
+use block::{Class, Flags, Opener, PAGE, Sector, Status, Target};
 use sim::{Ended, Machine};
 
 use super::*;
@@ -17,7 +17,7 @@ async fn sleep_ms(ms: u64) {
 }
 
 #[test]
-fn above_the_background_threshold_pages_are_written_in_the_background() {
+fn dirty_pages_above_the_background_threshold_are_written() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
@@ -31,13 +31,13 @@ fn above_the_background_threshold_pages_are_written_in_the_background() {
         let background =
             |s: &crate::testing::Seen| s.flags == Flags::BACKGROUND && s.class == Class::Background;
         assert!(seen.iter().all(background));
-        assert_eq!(cache.dirty_bytes(), 0);
+        assert_eq!(cache.store.dirty_bytes(), 0);
         assert_eq!(lab.page(0, 256), pattern(256, 1));
     });
 }
 
 #[test]
-fn background_writeback_ascends_from_where_it_was_and_goes_round() {
+fn background_writeback_ascends_from_its_cursor_and_wraps() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
@@ -51,8 +51,8 @@ fn background_writeback_ascends_from_where_it_was_and_goes_round() {
         sleep_ms(100).await;
         let starts: Vec<_> = disk.take_writes().iter().map(|w| w.start).collect();
         assert!(starts.is_sorted(), "{starts:?}");
-        assert!(cache.dirty_bytes() <= MIB);
-        let cursor = cache.writeback.cursor.get();
+        assert!(cache.store.dirty_bytes() <= MIB);
+        let cursor = cache.writeback.flusher.cursor.get();
         assert!(cursor > 0 && cursor >= *starts.last().unwrap());
         // What lies before the cursor comes after what lies behind it.
         for page in (0..600).step_by(2) {
@@ -67,7 +67,7 @@ fn background_writeback_ascends_from_where_it_was_and_goes_round() {
 }
 
 #[test]
-fn what_is_in_flight_is_bounded() {
+fn ioends_in_flight_are_bounded() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
@@ -78,7 +78,7 @@ fn what_is_in_flight_is_bounded() {
         }
         sleep_ms(10).await;
         assert_eq!(disk.held(), 16);
-        assert_eq!(cache.writeback.in_flight_bytes(), 16 * MIB);
+        assert_eq!(cache.writeback.ioends.in_flight_bytes(), 16 * MIB);
         disk.release();
         assert_eq!(flush(&cache).await, Ok(()));
         // Scattered pages: many more, but not without end.
@@ -90,12 +90,12 @@ fn what_is_in_flight_is_bounded() {
         assert_eq!(disk.held(), 256);
         disk.release();
         sleep_ms(100).await;
-        assert!(cache.dirty_bytes() <= MIB);
+        assert!(cache.store.dirty_bytes() <= MIB);
     });
 }
 
 #[test]
-fn old_pages_are_written_and_nothing_runs_while_nothing_is_dirty() {
+fn old_pages_are_written_and_no_timer_runs_while_all_is_clean() {
     let lab = Lab::new(1, 65536);
     let machine = Machine::boot(&lab.world, 1);
     let inner = lab.clone();
@@ -114,7 +114,7 @@ fn old_pages_are_written_and_nothing_runs_while_nothing_is_dirty() {
         let seen: Vec<_> =
             inner.disks[0].take().iter().map(|s| (s.at_ms - begun.0 / MS, s.from / 8)).collect();
         assert_eq!(seen, [(30_000, 0), (35_000, 100)]);
-        assert_eq!(writer.dirty_bytes(), 0);
+        assert_eq!(writer.store.dirty_bytes(), 0);
     };
     machine.block_on(work).unwrap();
     assert_eq!(machine.run(|| false), Ended::Idle);
@@ -124,7 +124,7 @@ fn old_pages_are_written_and_nothing_runs_while_nothing_is_dirty() {
 }
 
 #[test]
-fn an_interval_of_zero_means_never_and_another_one_begins_at_once() {
+fn an_interval_of_zero_means_never_and_a_new_one_counts_at_once() {
     Lab::new(1, 65536).run(async |lab| {
         let more = "dirty_writeback_centisecs 0 dirty_expire_centisecs 100";
         let cache = running(&lab, &format!("{QUIET} {more}")).await;
@@ -139,7 +139,7 @@ fn an_interval_of_zero_means_never_and_another_one_begins_at_once() {
 }
 
 #[test]
-fn what_could_not_be_written_is_tried_again_later_and_later_and_the_rest_goes_on() {
+fn failed_pages_are_retried_with_growing_pauses() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
@@ -153,48 +153,48 @@ fn what_could_not_be_written_is_tried_again_later_and_later_and_the_rest_goes_on
         assert_eq!(good.len(), 1023, "the others are written at once");
         let times: Vec<_> = bad.windows(2).map(|w| w[1].at_ms - w[0].at_ms).collect();
         assert_eq!(times, [100, 200, 400, 800, 1600, 3200, 6400]);
-        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(1));
-        assert!(cache.is_stuck(), "nothing else is left to be written");
+        assert_eq!(cache.store.errors.failed.since().map(|(_, pages)| pages), Some(1));
+        assert!(cache.store.is_stuck(), "nothing else is left to be written");
         // Something else is, and is not held up.
         for page in (1..600).step_by(2) {
             write(&cache, page..page + 1, 1).await;
         }
         sleep_ms(100).await;
-        assert!(!cache.is_stuck() && cache.errors.is_failing());
+        assert!(!cache.store.is_stuck() && cache.store.errors.failed.any());
         disk.bad.borrow_mut().clear();
         sleep_ms(10_000).await;
-        assert!(!cache.errors.is_failing());
+        assert!(!cache.store.errors.failed.any());
         assert_eq!(lab.page(0, 1000), pattern(1000, 1));
     });
 }
 
 /// A page that can't be written takes its ioend with it, but not for long.
 #[test]
-fn pages_beside_a_bad_one_are_written_by_the_second_retry() {
+fn the_second_retry_writes_the_pages_beside_a_bad_one() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(804..805);
         write(&cache, 0..512, 1).await;
         sleep_ms(50).await;
-        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(256));
+        assert_eq!(cache.store.errors.failed.since().map(|(_, pages)| pages), Some(256));
         sleep_ms(100).await;
-        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(256));
+        assert_eq!(cache.store.errors.failed.since().map(|(_, pages)| pages), Some(256));
         sleep_ms(200).await;
-        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(1));
+        assert_eq!(cache.store.errors.failed.since().map(|(_, pages)| pages), Some(1));
         assert_eq!(lab.page(0, 99), pattern(99, 1));
         assert_eq!(lab.page(0, 101), pattern(101, 1));
         // What is written beside it later does not fail with it.
         write(&cache, 90..110, 2).await;
         assert_eq!(flush(&cache).await, Err(Status::Io));
-        assert_eq!(cache.errors.failing().map(|(_, pages)| pages), Some(1));
-        assert_eq!(cache.dirty_bytes(), PAGE as u64);
+        assert_eq!(cache.store.errors.failed.since().map(|(_, pages)| pages), Some(1));
+        assert_eq!(cache.store.dirty_bytes(), PAGE as u64);
         assert_eq!(lab.page(0, 101), pattern(101, 2));
     });
 }
 
 #[test]
-fn a_flush_tries_failed_pages_at_once() {
+fn a_flush_retries_failed_pages_at_once() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = &lab.disks[0];
@@ -213,24 +213,24 @@ fn a_flush_tries_failed_pages_at_once() {
 }
 
 #[test]
-fn failed_pages_that_are_discarded_are_no_failure_any_more() {
+fn a_discard_of_failed_pages_ends_the_failure() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(0..80);
         write(&cache, 0..10, 1).await;
-        cache.kick_writeback();
+        cache.writeback.flusher.request();
         sleep_ms(50).await;
-        assert!(cache.errors.is_failing());
+        assert!(cache.store.errors.failed.any());
         let discard = reactor::discard(&*cache, Class::Normal, Sector(0), Sector(80));
         assert_eq!(discard.await, Ok(()));
-        assert!(!cache.errors.is_failing());
-        assert_eq!(cache.dirty_bytes(), 0);
+        assert!(!cache.store.errors.failed.any());
+        assert_eq!(cache.store.dirty_bytes(), 0);
     });
 }
 
 #[test]
-fn a_dead_device_makes_the_cache_stuck_and_its_return_makes_it_well() {
+fn a_dead_device_makes_the_cache_stuck_until_it_returns() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
@@ -239,22 +239,25 @@ fn a_dead_device_makes_the_cache_stuck_and_its_return_makes_it_well() {
             write(&cache, at..at + 128, 1).await;
         }
         sleep_ms(50).await;
-        assert!(cache.errors.is_failing() && !cache.is_stuck(), "it has not been retried");
+        assert!(
+            cache.store.errors.failed.any() && !cache.store.is_stuck(),
+            "it has not been retried"
+        );
         sleep_ms(100).await;
-        assert!(cache.is_stuck());
+        assert!(cache.store.is_stuck());
         let tried = disk.take().len();
         assert!(tried <= 16, "each page once, and once more: {tried}");
         disk.bad.borrow_mut().clear();
         sleep_ms(1000).await;
-        assert!(!cache.is_stuck() && !cache.errors.is_failing());
-        assert_eq!(cache.dirty_bytes(), 0);
-        let said = cache.errors.describe().unwrap();
+        assert!(!cache.store.is_stuck() && !cache.store.errors.failed.any());
+        assert_eq!(cache.store.dirty_bytes(), 0);
+        let said = cache.store.errors.describe().unwrap();
         assert!(said.contains("8 errors, the last: a: write at sector "), "{said}");
     });
 }
 
 #[test]
-fn nothing_begins_after_the_flusher_was_stopped() {
+fn no_write_begins_after_the_flusher_was_stopped() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
@@ -267,28 +270,28 @@ fn nothing_begins_after_the_flusher_was_stopped() {
         let stopped = Rc::new(Cell::new(false));
         let set = stopped.clone();
         reactor::spawn(async move {
-            inner.stop_flusher().await;
+            inner.writeback.flusher.stop(&inner.writeback.ioends).await;
             set.set(true);
         });
         sleep_ms(1).await;
         disk.release();
         sleep_ms(100).await;
         assert!(stopped.get());
-        assert_eq!(cache.cache.borrow().writing_pages(), 0);
+        assert_eq!(cache.store.folios.borrow().writing_pages(), 0);
         disk.take();
         for at in (0..4096).step_by(128) {
             write(&cache, at..at + 128, 2).await;
         }
         sleep_ms(60_000).await;
         assert!(disk.take().is_empty());
-        cache.start_flusher();
+        cache.clone().resume().await.expect("it resumes");
         sleep_ms(100).await;
-        assert!(cache.dirty_bytes() <= MIB);
+        assert!(cache.store.dirty_bytes() <= MIB);
     });
 }
 
 #[test]
-fn suspend_fails_only_when_something_could_not_be_written() {
+fn suspend_fails_only_when_a_page_could_not_be_written() {
     Lab::new(1, 65536).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = &lab.disks[0];

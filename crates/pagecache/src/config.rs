@@ -9,11 +9,11 @@
 use std::cell::Cell;
 
 use block::value::{TimeUnit, choice, number, refused, seconds_text, size, time, time_in};
-use block::{Error, Nanos, PAGE};
+use block::{Error, Nanos, PAGE, Planted};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
 
 use crate::iomap::MapBlocks;
-use crate::mutation::Mutation;
+use crate::planted::Fault;
 
 /// Memory of a cache unless the table says otherwise: 256 MiB. Chosen.
 const MEMORY_DEFAULT: u64 = 256 << 20;
@@ -100,9 +100,7 @@ pub struct Config {
     pub(crate) map_blocks: Cell<MapBlocks>,
     /// Largest ioend; whole pages.
     pub(crate) ioend_bytes: Cell<u32>,
-    /// A planted fault, for tests of the tests.
-    #[doc(hidden)]
-    pub mutation: Mutation,
+    pub(crate) planted: Planted<Fault>,
 }
 
 impl Default for Config {
@@ -116,7 +114,7 @@ impl Default for Config {
             read_ahead_kb: Cell::new(READ_AHEAD_KB),
             map_blocks: Cell::new(MapBlocks::default()),
             ioend_bytes: Cell::new(IOEND_BYTES),
-            mutation: Mutation::None,
+            planted: Planted::NONE,
         }
     }
 }
@@ -156,6 +154,12 @@ impl Config {
             }
         }
         Ok(config)
+    }
+
+    /// Plants a fault, or none.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Option<Fault>) {
+        self.planted = fault.into();
     }
 
     /// Sets what can be set while the device runs (PC-CF3).

@@ -7,8 +7,8 @@ use std::rc::{Rc, Weak};
 use block::{Bio, BlockDevice, Error, Limits, Op, PAGE, Reservation, Sector, Status};
 use reactor::{OnDone, Workers};
 
-use crate::Mutation;
 use crate::config::Config;
+use crate::planted::Fault;
 use crate::read::{Miss, miss_tasks};
 use crate::readahead::ReadAhead;
 use crate::store::Store;
@@ -115,7 +115,7 @@ impl PageCache {
         let sample = self.store.errors.sample(bio.opener); // PC-E1
         reactor::spawn(async move {
             let done = me.writeback.flush(&me.store, bio.opener, round, sample).await;
-            let again = me.store.has(Mutation::TellAgain) && me.store.errors.count() > 0;
+            let again = me.store.is_planted(Fault::ReportTwice) && me.store.errors.count() > 0;
             bio.complete(if again { Status::Io } else { done.into() });
         });
     }

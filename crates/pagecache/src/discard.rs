@@ -16,9 +16,9 @@ use std::ops::Range;
 
 use block::{Bio, Buf, Bufs, Flags, Nanos, Op, PAGE, Sector, Status};
 
-use crate::Mutation;
 use crate::device::PageCache;
 use crate::folio_map::FolioId;
+use crate::planted::Fault;
 use crate::store::Store;
 use crate::units::PAGE_SECTORS;
 
@@ -105,7 +105,7 @@ impl PageCache {
 
 /// Whether none of `pages` is in flight.
 fn is_quiet(store: &Store, pages: &Range<u64>) -> bool {
-    store.has(Mutation::DiscardAtOnce) || !store.folios.borrow().is_in_flight_in(pages)
+    store.is_planted(Fault::DiscardWithoutWaiting) || !store.folios.borrow().is_in_flight_in(pages)
 }
 
 /// Takes the dirty pages of a range. They count as being written from now on.

@@ -31,12 +31,12 @@ use std::ops::Range;
 use block::{Class, IoError, Op, OpenedBy, Opener, Sector, Status};
 use policy::Sample;
 
-use crate::Mutation;
 use crate::collector::Collector;
 use crate::flusher::CHUNK_PAGES;
 use crate::folio::Folio;
 use crate::gather::Limit;
 use crate::ioend::Purpose;
+use crate::planted::Fault;
 use crate::store::Store;
 use crate::writeback::Writeback;
 
@@ -57,10 +57,10 @@ impl Writeback {
         sample: Sample,
     ) -> Result<(), Status> {
         let done = self.join_round(store, round).await;
-        let late = store.has(Mutation::SampleAtEnd);
+        let late = store.is_planted(Fault::SampleAtEnd);
         let sample = if late { store.errors.sample(opener) } else { sample };
         let outcome = store.errors.outcome(opener, sample, done);
-        if outcome.is_err() && store.has(Mutation::TellsOfLater) {
+        if outcome.is_err() && store.is_planted(Fault::ReportLaterErrors) {
             let _ = store.errors.outcome(opener, store.errors.sample(opener), outcome);
         }
         outcome
@@ -84,7 +84,7 @@ impl Writeback {
         let watch = ioends.watch(ALL);
         let of_round = |folio: &Folio| folio.dirty_round <= round;
         self.write_out(store, &ALL, &ioends.sync, Purpose::Sync, of_round).await;
-        ioends.wait_ended(|| store.has(Mutation::FlushWithoutWaiting)).await;
+        ioends.wait_ended(|| store.is_planted(Fault::FlushWithoutWaiting)).await;
         let again = || store.folios.borrow().is_dirty_since(round);
         if ioends.watched(watch).is_ok() {
             if again() {
@@ -172,7 +172,7 @@ impl Writeback {
 
     /// Flushes the device below, if it has a volatile cache.
     async fn flush_below(&self, store: &Store, flush_errors: u64) -> Result<(), Status> {
-        if !store.below.limits().volatile_cache || store.has(Mutation::SkipFlush) {
+        if !store.below.limits().volatile_cache || store.is_planted(Fault::SkipFlush) {
             return Ok(());
         }
         let flush = async || {
@@ -181,7 +181,7 @@ impl Writeback {
             flushed.inspect_err(|&cause| {
                 let device = store.below.name().to_owned();
                 let error = IoError { device, op: Op::Flush, sector: Sector::ZERO, cause };
-                if store.has(Mutation::NewcomersUntold) {
+                if store.is_planted(Fault::SkipNewOpeners) {
                     return store.errors.flush_failed_for_known_openers(error);
                 }
                 store.errors.flush_failed(error);

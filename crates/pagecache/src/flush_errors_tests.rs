@@ -2,8 +2,8 @@
 //! Which FLUSH reports a write that a failed flush below has destroyed.
 use super::*;
 
-async fn started(lab: &Lab, mutation: Mutation) -> (Rc<Probe>, Rc<PageCache>) {
-    let cache = faulty(lab, mutation);
+async fn started(lab: &Lab, fault: Option<Fault>) -> (Rc<Probe>, Rc<PageCache>) {
+    let cache = faulty(lab, fault);
     cache.clone().resume().await.expect("it resumes");
     (lab.disks[0].clone(), cache)
 }
@@ -12,9 +12,9 @@ async fn started(lab: &Lab, mutation: Mutation) -> (Rc<Probe>, Rc<PageCache>) {
 /// which then fails. Returns the outcome of the next FLUSH.
 async fn flush_after_a_write_during_a_failing_one(
     lab: Lab,
-    mutation: Mutation,
+    fault: Option<Fault>,
 ) -> Result<(), Status> {
-    let (disk, cache) = started(&lab, mutation).await;
+    let (disk, cache) = started(&lab, fault).await;
     write(&cache, 0..1, 1).await;
     disk.hold_ops.borrow_mut().push(Op::Flush);
     let first = flushing(&cache, 1);
@@ -34,24 +34,23 @@ async fn flush_after_a_write_during_a_failing_one(
     next
 }
 
-/// The first FLUSH reports the loss of writes that were acknowledged before it was submitted. A later
-/// write is lost as well, and only the next FLUSH can report it.
+/// The first FLUSH reports the loss of writes that were acknowledged before it was submitted. A
+/// later write is lost as well, and only the next FLUSH can report it.
 #[test]
 fn the_next_flush_reports_writes_during_a_failing_one() {
-    for (mutation, outcome) in
-        [(Mutation::None, Err(Status::Timeout)), (Mutation::TellsOfLater, Ok(()))]
+    for (fault, outcome) in [(None, Err(Status::Timeout)), (Some(Fault::ReportLaterErrors), Ok(()))]
     {
         let lab = Lab::new(1, 8192);
         let next =
-            lab.run(async move |lab| flush_after_a_write_during_a_failing_one(lab, mutation).await);
-        assert_eq!(next, outcome, "{mutation:?}");
+            lab.run(async move |lab| flush_after_a_write_during_a_failing_one(lab, fault).await);
+        assert_eq!(next, outcome, "{fault:?}");
     }
 }
 
 /// Copies a write up to a page that must be read first. The copied part is written below, a flush
 /// fails there, and then the write is acknowledged. Returns the outcome of the next FLUSH.
-async fn flush_after_a_slow_write(lab: Lab, mutation: Mutation) -> Result<(), Status> {
-    let (disk, cache) = started(&lab, mutation).await;
+async fn flush_after_a_slow_write(lab: Lab, fault: Option<Fault>) -> Result<(), Status> {
+    let (disk, cache) = started(&lab, fault).await;
     disk.hold_ops.borrow_mut().push(Op::Read);
     let inner = cache.clone();
     let slow_write = begin(async move {
@@ -79,12 +78,10 @@ async fn flush_after_a_slow_write(lab: Lab, mutation: Mutation) -> Result<(), St
 
 #[test]
 fn the_next_flush_reports_a_write_acknowledged_after_a_failure() {
-    for (mutation, outcome) in
-        [(Mutation::None, Err(Status::Timeout)), (Mutation::NeverInDoubt, Ok(()))]
-    {
+    for (fault, outcome) in [(None, Err(Status::Timeout)), (Some(Fault::IgnoreDoubt), Ok(()))] {
         let lab = Lab::new(1, 8192);
-        let next = lab.run(async move |lab| flush_after_a_slow_write(lab, mutation).await);
-        assert_eq!(next, outcome, "{mutation:?}");
+        let next = lab.run(async move |lab| flush_after_a_slow_write(lab, fault).await);
+        assert_eq!(next, outcome, "{fault:?}");
     }
 }
 
@@ -92,7 +89,7 @@ fn the_next_flush_reports_a_write_acknowledged_after_a_failure() {
 #[test]
 fn the_next_flush_reports_a_write_that_ends_during_a_failure() {
     Lab::new(1, 8192).run(async |lab| {
-        let (disk, cache) = started(&lab, Mutation::None).await;
+        let (disk, cache) = started(&lab, None).await;
         disk.hold_ops.borrow_mut().push(Op::Read);
         let inner = cache.clone();
         let slow_write = begin(async move {

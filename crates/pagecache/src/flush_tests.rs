@@ -27,10 +27,10 @@ fn quiet(lab: &Lab) -> (Rc<Probe>, Rc<PageCache>) {
 }
 
 /// The same with a planted fault.
-fn faulty(lab: &Lab, mutation: Mutation) -> Rc<PageCache> {
+fn faulty(lab: &Lab, fault: Option<Fault>) -> Rc<PageCache> {
     let (_, good) = quiet(lab);
     let mut config = good.store.config.clone();
-    config.mutation = mutation;
+    config.plant(fault);
     PageCache::new("cache", config, lab.disks[0].clone(), good.store.limits.capacity)
         .expect("the device is good")
 }
@@ -443,13 +443,13 @@ fn zeroes_in_flight_while_a_flush_fails_end_in_an_error() {
 #[test]
 fn planted_faults_around_a_failed_flush_are_detected() {
     Lab::new(1, 8192).run(async |lab| {
-        let cache = faulty(&lab, Mutation::SampleAtEnd);
+        let cache = faulty(&lab, Some(Fault::SampleAtEnd));
         write(&cache, 0..4, 1).await;
         let ended = flushes_beside_a_failing_one(&lab, &cache, &[1, 1]).await;
         assert_eq!(ended, [Some(Status::Timeout), Some(Status::Ok)]);
     });
     Lab::new(1, 8192).run(async |lab| {
-        let cache = faulty(&lab, Mutation::NewcomersUntold);
+        let cache = faulty(&lab, Some(Fault::SkipNewOpeners));
         write(&cache, 0..4, 1).await;
         lab.disks[0].flushes_fail.set(true);
         assert_eq!(flush_by(&cache, 2).await, Err(Status::Timeout));
@@ -457,7 +457,7 @@ fn planted_faults_around_a_failed_flush_are_detected() {
         assert_eq!(flush_by(&cache, 3).await, Ok(()));
     });
     Lab::new(1, 8192).run(async |lab| {
-        let cache = faulty(&lab, Mutation::BesideFailedFlush);
+        let cache = faulty(&lab, Some(Fault::TrustWritesDuringFailedFlush));
         let (op, flags) = (Op::WriteZeroes, Flags::empty());
         let ended = zeroes_beside_a_failing_flush(&lab, &cache, op, flags).await;
         assert_eq!(ended, Some(Status::Ok));

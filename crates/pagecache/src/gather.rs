@@ -10,12 +10,12 @@ use std::cell::RefCell;
 
 use smallvec::SmallVec;
 
-use crate::Mutation;
 use crate::collector::{Collector, CollectorContext};
 use crate::folio::Folio;
 use crate::folio_map::FolioId;
 use crate::ioends::Ioends;
 use crate::iomap::MapBlocks;
+use crate::planted::Fault;
 use crate::store::Store;
 
 /// Dirty folios that are looked up at once, and small ioends that are sent at once.
@@ -79,7 +79,7 @@ impl Ioends {
         limit: Limit,
         wanted: impl Fn(&Folio) -> bool,
     ) -> Gathered {
-        if store.has(Mutation::StaleMap) {
+        if store.is_planted(Fault::StaleMap) {
             self.mapper.borrow_mut().trust();
         }
         let mut collector = collector.borrow_mut();

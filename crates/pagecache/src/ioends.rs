@@ -21,10 +21,10 @@ use reactor::{OnDone, WaitList};
 use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::Mutation;
 use crate::collector::Collector;
 use crate::ioend::{FreeLists, Ioend, IoendStats, Purpose, SEGMENTS_MAX, Segment, add};
 use crate::iomap::Mapper;
+use crate::planted::Fault;
 use crate::sequence::Sequence;
 use crate::store::Store;
 use crate::units::PAGE_SECTORS;
@@ -169,7 +169,7 @@ impl Ioends {
         // PC-IO4: the borrow ends before each bio goes.
         let next = || collector.borrow_mut().take_ready();
         while let Some(ioend) = next() {
-            let stale = store.has(Mutation::StaleMap);
+            let stale = store.is_planted(Fault::StaleMap);
             if stale || ioend.generation == store.below.map_generation() {
                 self.send(store, ioend);
             } else {
@@ -290,9 +290,9 @@ impl Ioends {
         {
             let mut folios = store.folios.borrow_mut();
             for Segment { folio, pages, dirtied, round } in &segments {
-                let again = failed && !store.has(Mutation::DropFailed) || in_doubt;
+                let again = failed && !store.is_planted(Fault::DropFailed) || in_doubt;
                 folios.end_writing(*folio, pages, again.then_some((*dirtied, *round)));
-                if store.has(Mutation::CleanAtTheEnd) && !failed && !in_doubt {
+                if store.is_planted(Fault::CleanRewrittenPage) && !failed && !in_doubt {
                     folios.clear_dirty(*folio, pages);
                 }
             }

@@ -52,9 +52,9 @@ mod group;
 mod ioend;
 mod ioends;
 mod iomap;
-mod mutation;
 mod pacing;
 mod pins;
+mod planted;
 mod read;
 mod readahead;
 mod sequence;
@@ -70,8 +70,8 @@ mod writeback;
 
 pub use config::Config;
 pub use device::PageCache;
-#[doc(hidden)]
-pub use mutation::Mutation;
+#[cfg(feature = "planted")]
+pub use planted::Fault;
 
 /// Version of the target, as `dmsetup targets` shows it. The kernel has no such target.
 pub const VERSION: (u32, u32, u32) = (1, 0, 0);

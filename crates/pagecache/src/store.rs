@@ -14,13 +14,13 @@ use std::rc::Rc;
 use block::{BlockDevice, Limits, Opener, PAGE};
 use reactor::WaitList;
 
-use crate::Mutation;
 use crate::active_discards::ActiveDiscards;
 use crate::arena::{Memory, ORDER_MAX, Piece, bytes_of, charge_of};
 use crate::config::Config;
 use crate::errors::Errors;
 use crate::folio_map::{FolioId, FolioMap};
 use crate::pacing::Pacing;
+use crate::planted::Fault;
 use crate::units::PAGE_SECTORS;
 
 /// See the module.
@@ -53,7 +53,7 @@ fn order_at(start: u64, end: u64) -> u8 {
 impl Store {
     /// No folios yet, for a cache with `limits` in front of `below`.
     pub(crate) fn new(below: Rc<dyn BlockDevice>, limits: Limits, config: Config) -> Store {
-        let unlimited = config.mutation == Mutation::NoLimit;
+        let unlimited = config.planted.is(Fault::NoMemoryLimit);
         let memory_bytes = if unlimited { u64::MAX / 2 } else { config.memory_bytes };
         Store {
             below,
@@ -72,8 +72,8 @@ impl Store {
     }
 
     /// Whether a fault is planted.
-    pub(crate) fn has(&self, mutation: Mutation) -> bool {
-        self.config.mutation == mutation
+    pub(crate) fn is_planted(&self, fault: Fault) -> bool {
+        self.config.planted.is(fault)
     }
 
     /// Pages of the device; the last one may reach beyond its end.
@@ -108,12 +108,13 @@ impl Store {
     /// Whether a flush below has failed since `flush_errors` of them had: writes that were in
     /// flight meanwhile may be lost.
     pub(crate) fn has_flush_failed_since(&self, flush_errors: u64) -> bool {
-        self.errors.flush_errors() != flush_errors && !self.has(Mutation::BesideFailedFlush)
+        self.errors.flush_errors() != flush_errors
+            && !self.is_planted(Fault::TrustWritesDuringFailedFlush)
     }
 
     /// A change that took some time is acknowledged now. `flush_errors` is of when it came.
     pub(crate) fn acknowledged(&self, opener: Opener, flush_errors: u64) {
-        match self.has_flush_failed_since(flush_errors) && !self.has(Mutation::NeverInDoubt) {
+        match self.has_flush_failed_since(flush_errors) && !self.is_planted(Fault::IgnoreDoubt) {
             true => self.errors.acknowledged_in_doubt(opener),
             false => self.errors.acknowledged(opener),
         }

@@ -9,11 +9,11 @@ use std::ops::Range;
 use block::{Bio, Bufs, Class, Flags, Nanos, Opener, PAGE, Status};
 use reactor::now;
 
-use crate::Mutation;
 use crate::device::PageCache;
 use crate::fill::{NoMemory, bring_in};
 use crate::folio_map::FolioId;
 use crate::pins::Pins;
+use crate::planted::Fault;
 use crate::units::{pages_of, to_usize};
 
 /// Why a write cannot be copied at once.
@@ -36,7 +36,7 @@ impl PageCache {
     pub(crate) fn write(&self, bio: Bio) {
         let from = bio.sector.bytes();
         let bytes = from..from + bio.len.bytes();
-        let fua = bio.flags.contains(Flags::FUA) && !self.store.has(Mutation::IgnoreFua);
+        let fua = bio.flags.contains(Flags::FUA) && !self.store.is_planted(Fault::IgnoreFua);
         let now = now(); // Once: it costs as much as a look-up of a folio.
         let stopped = self.copy_in(&bytes, &bio.bufs, 0, bio.opener, now);
         if fua || stopped.is_err() {
@@ -184,7 +184,7 @@ impl PageCache {
         // A page that is written in part, the first or the last, must be up to date already.
         let whole = |to: u64| to.is_multiple_of(page) || to == store.limits.capacity.bytes();
         let head_partial = !bytes.start.is_multiple_of(page) || (inside.len() == 1 && !whole(end));
-        let read_first = !store.has(Mutation::PartlyIsWhole);
+        let read_first = !store.is_planted(Fault::SkipPartialRead);
         if head_partial && !folio.uptodate.get(inside.start) && read_first {
             return Err(Obstacle::PartialPage(pages.start));
         }
@@ -192,11 +192,11 @@ impl PageCache {
             inside.end -= 1;
             end = base + u64::from(inside.end) * page;
         }
-        if folio.reading.any_in(&inside) && !store.has(Mutation::ReadOverDirty) {
+        if folio.reading.any_in(&inside) && !store.is_planted(Fault::WriteDuringRead) {
             let first = folio.reading.next_run(inside).expect("there is one").start;
             return Err(Obstacle::InFlight(folio.start + u64::from(first)));
         }
-        if folio.writing.any_in(&inside) && !store.has(Mutation::WriteInPlace) {
+        if folio.writing.any_in(&inside) && !store.is_planted(Fault::WriteInPlace) {
             drop(folios);
             self.copy_folio(id, &inside)?;
             folios = store.folios.borrow_mut();

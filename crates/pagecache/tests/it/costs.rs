@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What things cost, counted exactly: allocations, questions to the mapping below, writes and
-//! flushes of the devices, and memory.
+//! Costs, counted exactly: allocations, queries of the mapping below, writes and flushes of the
+//! devices, and memory.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::common::still;
 use crate::common::{Lab, Rig, Shape, config};
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Sector, Target};
-use pagecache::{Config, Mutation, PageCache};
+use pagecache::{Config, PageCache};
 use queue::{Mem, Null};
 use reactor::Reactor;
 use sim::model::Uniform;
@@ -16,7 +16,7 @@ use sim::{DiskSpec, DiskStats, Rng, World};
 
 const PAGE: usize = 4096;
 const MIB: u64 = 1 << 20;
-/// Nothing is written back unless somebody flushes.
+/// Nothing is written back before a FLUSH.
 const LAZY: &str = "dirty_writeback_centisecs 0 dirty_bytes 64M dirty_background_bytes 63M";
 
 fn at(page: u64) -> Sector {
@@ -79,7 +79,7 @@ fn data() -> Bufs {
 #[test]
 fn a_read_hit_and_a_write_hit_allocate_nothing() {
     let reactor = still::core();
-    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, Mutation::None));
+    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, None));
     let page = |nth: u64| nth * 7 % 4096;
     let writes =
         allocations(&reactor, &cache, 5000, async move |c, n| put(c, page(n), data()).await);
@@ -89,11 +89,11 @@ fn a_read_hit_and_a_write_hit_allocate_nothing() {
     assert_eq!(reads, 0, "read hits");
 }
 
-/// What a figure of `cache_stat` is.
-fn told(reactor: &Reactor, cache: &Rc<PageCache>, name: &'static str) -> u64 {
+/// A number of `cache_stat`.
+fn cache_stat(reactor: &Reactor, cache: &Rc<PageCache>, name: &'static str) -> u64 {
     let cache = cache.clone();
     reactor.block_on(async move {
-        let stat = cache.get_attribute("cache_stat".to_owned()).await.expect("told");
+        let stat = cache.get_attribute("cache_stat".to_owned()).await.expect("an attribute");
         let found = stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse().ok());
         found.expect("there")
     })
@@ -103,7 +103,7 @@ fn told(reactor: &Reactor, cache: &Rc<PageCache>, name: &'static str) -> u64 {
 fn a_write_hit_reads_the_clock_once_and_a_read_hit_never() {
     const COUNT: u64 = 1000;
     let reactor = still::core();
-    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, Mutation::None));
+    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, None));
     let looks = |reads: bool| {
         let cache = cache.clone();
         reactor.block_on(async move {
@@ -118,17 +118,20 @@ fn a_write_hit_reads_the_clock_once_and_a_read_hit_never() {
     assert_eq!((looks(false), looks(true)), (COUNT, 0));
 }
 
-/// Each miss is served by a task that is kept; what is left are nodes of the indices.
+/// Each miss is served by a kept task; the remaining allocations are nodes of the indices.
 #[test]
 fn a_read_miss_starts_no_task() {
     const COUNT: u64 = 20_000;
     let reactor = still::core();
-    let cache = cache(&reactor, mem(512), config("read_ahead_kb 0", 16 << 20, Mutation::None));
+    let cache = cache(&reactor, mem(512), config("read_ahead_kb 0", 16 << 20, None));
     // A step that is prime to the pages of the device: none comes again before all have.
     let page = |nth: u64| nth * 65_537 % (512 * 256);
     let made =
         allocations(&reactor, &cache, COUNT, async move |c, n| get(c, page(n), data()).await);
-    assert!(told(&reactor, &cache, "read_misses") >= 2 * COUNT, "all of them were to be misses");
+    assert!(
+        cache_stat(&reactor, &cache, "read_misses") >= 2 * COUNT,
+        "all of them were to be misses"
+    );
     assert!(made < COUNT / 2, "{made} allocations for {COUNT} misses");
 }
 
@@ -136,14 +139,14 @@ fn a_read_miss_starts_no_task() {
 #[test]
 fn small_writes_in_order_make_few_folios() {
     let reactor = still::core();
-    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, Mutation::None));
+    let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, None));
     let writing = cache.clone();
     reactor.block_on(async move {
         for page in 0..4096 {
             put(&*writing, page, data()).await;
         }
     });
-    assert_eq!(told(&reactor, &cache, "folios"), 17);
+    assert_eq!(cache_stat(&reactor, &cache, "folios"), 17);
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn memory_is_bound_to_one_percent() {
     let mut made = None;
     let memory = allocation_counter::measure(|| {
         let below: Rc<dyn BlockDevice> = Rc::new(Null::new("null", Sector(4096 * 2048)));
-        let cache = cache(&reactor, below, config("read_ahead_kb 0", LIMIT, Mutation::None));
+        let cache = cache(&reactor, below, config("read_ahead_kb 0", LIMIT, None));
         let reading = cache.clone();
         reactor.block_on(async move {
             let mut rng = Rng::new(3);
@@ -169,24 +172,24 @@ fn memory_is_bound_to_one_percent() {
         made = Some(cache);
     });
     let cache = made.expect("it was made");
-    let told = told(&reactor, &cache, "memory_used_bytes");
+    let used = cache_stat(&reactor, &cache, "memory_used_bytes");
     let taken = u64::try_from(memory.bytes_current).expect("it takes memory");
-    println!("limit {LIMIT}, told {told}, taken {taken}");
-    assert!((LIMIT / 100 * 97..=LIMIT).contains(&told), "{told} of {LIMIT} bytes are told");
+    println!("limit {LIMIT}, shown {used}, taken {taken}");
+    assert!((LIMIT / 100 * 97..=LIMIT).contains(&used), "{used} of {LIMIT} bytes are shown");
     assert!(taken <= LIMIT / 100 * 101, "{taken} bytes are taken, {LIMIT} are allowed");
 }
 
 /// A lab with quiet disks of `pages`.
 fn lab(shape: Shape, pages: u64, options: &str) -> Lab {
-    let config = config(&format!("{LAZY} {options}"), 64 << 20, Mutation::None);
+    let config = config(&format!("{LAZY} {options}"), 64 << 20, None);
     Lab::new(World::calm(1), shape, pages * 8, config, |world, name, capacity| {
         let model = Uniform::new(1, 20_000, 60_000);
         world.borrow_mut().add_disk(DiskSpec::new(name, capacity, Box::new(model)))
     })
 }
 
-/// Writes `pages` in the order given and flushes; what that cost: map calls, map checks, ioends,
-/// and what each disk was asked for.
+/// Writes `pages` in the given order and flushes. Returns the map calls, map checks and ioends of
+/// that, and the requests that each disk got.
 fn flushed(
     shape: Shape,
     options: &str,
@@ -203,13 +206,13 @@ fn flushed(
         let flush = reactor::flush(&*rig.device, Class::Foreground).await;
         assert_eq!(flush, Ok(()));
         let stats = inner.sets[0].iter().map(|disk| inner.world.borrow().stats(*disk)).collect();
-        let told = async |name| rig.number("ioend_stats", name).await;
-        (told("map_calls").await, told("map_checks").await, told("ioends").await, stats)
+        let number = async |name| rig.number("ioend_stats", name).await;
+        (number("map_calls").await, number("map_checks").await, number("ioends").await, stats)
     })
 }
 
 #[test]
-fn a_mapping_is_asked_once_an_extent() {
+fn a_mapping_is_queried_once_an_extent() {
     // Everything, in order and in 4 KiB folios at random.
     let ordered: Vec<u64> = (0..4096).collect();
     let mut shuffled = ordered.clone();
@@ -227,7 +230,7 @@ fn a_mapping_is_asked_once_an_extent() {
 }
 
 #[test]
-fn single_looks_at_the_mapping_for_each_page_and_multi_for_each_run() {
+fn single_looks_up_each_page_and_multi_each_run() {
     let pages = || (0..64).map(|n| n * 64).collect::<Vec<u64>>();
     let checks = |options| flushed(Shape::Plain, options, pages(), 16).1;
     assert_eq!(checks("map_blocks multi"), 64);
@@ -235,7 +238,7 @@ fn single_looks_at_the_mapping_for_each_page_and_multi_for_each_run() {
 }
 
 #[test]
-fn the_chunks_of_a_stripe_become_one_write_and_a_flush_costs_one_of_each_disk() {
+fn the_chunks_of_a_stripe_become_one_write_a_disk() {
     // 2 MiB in chunks of 64 KiB: 1 MiB to each disk, which is one ioend.
     let (_, _, ioends, stats) = flushed(Shape::Striped(2, 128), "", vec![0], 512);
     assert_eq!(ioends, 2);
@@ -246,7 +249,7 @@ fn the_chunks_of_a_stripe_become_one_write_and_a_flush_costs_one_of_each_disk() 
 }
 
 #[test]
-fn random_writes_of_neighbours_become_large_ones() {
+fn random_writes_of_neighbours_become_large_writes() {
     let mut pages: Vec<u64> = (0..1024).collect();
     let mut rng = Rng::new(9);
     (1..pages.len()).rev().for_each(|n| pages.swap(n, rng.index(n + 1)));

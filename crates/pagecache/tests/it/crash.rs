@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use crate::common::{Lab, Rig, SHAPES, Shape, config};
 use block::{BlockDevice, Class, Nanos, OpenedBy, Opener, Sector};
-use pagecache::Mutation;
+use pagecache::Fault;
 use sim::{
     Change, Cut, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds,
 };
@@ -41,7 +41,7 @@ struct Life {
     failure: RefCell<Option<String>>,
 }
 
-fn draw_lab(world: &WorldRef, mutation: Mutation, shapes: &[Shape]) -> Lab {
+fn draw_lab(world: &WorldRef, fault: Option<Fault>, shapes: &[Shape]) -> Lab {
     let mut drawing = world.borrow_mut();
     let rng = &mut drawing.rng;
     let shape = rng.pick(shapes);
@@ -64,14 +64,14 @@ fn draw_lab(world: &WorldRef, mutation: Mutation, shapes: &[Shape]) -> Lab {
         rng.pick(&[4096, 16384, 1 << 20]),
     );
     drop(drawing);
-    let config = config(&options, memory, mutation);
+    let config = config(&options, memory, fault);
     Lab::new(world.clone(), shape, sectors, config, |world, name, capacity| {
         world.borrow_mut().add_swarm_disk(name, capacity)
     })
 }
 
 impl Life {
-    fn say(&self, why: String) {
+    fn fail(&self, why: String) {
         self.failure.borrow_mut().get_or_insert(why);
     }
 
@@ -79,7 +79,7 @@ impl Life {
         draw(&mut self.lab.world.borrow_mut().rng)
     }
 
-    /// Suspends, sets attributes and swaps tables below, at random, until told to stop.
+    /// Suspends, sets attributes and swaps tables below, at random, until it is stopped.
     async fn operate(self: Rc<Life>) {
         while !self.stop.get() {
             let (pause, dice) = self.draw(|rng| (rng.below(3_000_000), rng.below(8)));
@@ -102,28 +102,28 @@ impl Life {
                 _ => Ok(()),
             };
             if let (Err(e), Trouble::None) = (&outcome, self.trouble) {
-                self.say(e.chain());
+                self.fail(e.chain());
             }
             // Whether it was suspended or that failed, clients go on.
             if let Err(e) = self.rig.dm.resume("cached").await {
-                self.say(e.chain());
+                self.fail(e.chain());
             }
-            self.look().await;
+            self.check().await;
         }
         self.operator_done.set(true);
     }
 
-    /// What must hold at any time.
-    async fn look(&self) {
+    /// Checks what must hold at any time.
+    async fn check(&self) {
         let limit = self.lab.config.memory_bytes;
         let used = self.rig.number("cache_stat", "memory_used_bytes").await;
         if used > limit {
-            self.say(format!("{used} bytes of memory are used, {limit} are allowed"));
+            self.fail(format!("{used} bytes of memory are used, {limit} are allowed"));
         }
     }
 
-    /// Moves the device below to the other disks, as `pvmove` does, and spoils those that it was
-    /// on: what is sent there from now on is lost.
+    /// Moves the device below to the other disks, as `pvmove` does, and overwrites the old disks:
+    /// what is sent there from now on is lost.
     async fn swap(&self) -> Result<(), block::Error> {
         let dm = &self.rig.dm;
         dm.suspend("below").await?;
@@ -144,8 +144,13 @@ impl Life {
         dm.resume("below").await
     }
 
-    /// Writes and reads long runs in order, in pieces that need not be pages.
-    async fn walk(self: Rc<Life>, nth: u64, device: Rc<dyn BlockDevice>, done: Rc<Cell<u64>>) {
+    /// A client that writes and reads long runs in order, in pieces that need not be pages.
+    async fn sequential(
+        self: Rc<Life>,
+        nth: u64,
+        device: Rc<dyn BlockDevice>,
+        done: Rc<Cell<u64>>,
+    ) {
         let load = self.load.of(opener(nth).0);
         let blocks = self.lab.sectors;
         for _ in 0..6 {
@@ -162,7 +167,7 @@ impl Life {
                     load.read(&*device, range).await
                 };
                 if let Err(why) = outcome {
-                    return self.say(why);
+                    return self.fail(why);
                 }
             }
         }
@@ -172,12 +177,12 @@ impl Life {
 
 fn simulate(
     seed: u64,
-    mutation: Mutation,
+    fault: Option<Fault>,
     trouble: Trouble,
     shapes: &[Shape],
 ) -> Result<(), String> {
     let world = World::new(seed);
-    let lab = draw_lab(&world, mutation, shapes);
+    let lab = draw_lab(&world, fault, shapes);
     let oracle = Rc::new(RefCell::new(Oracle::new(lab.sectors, 512, seed)));
     let mut mix = Mix { errors_allowed: trouble != Trouble::None, ..Mix::default() };
     {
@@ -204,8 +209,8 @@ fn simulate(
     Ok(())
 }
 
-/// One life of the machine: make the devices, check what is there, work; until the power goes or
-/// all is done.
+/// One life of the machine: makes the devices, checks their contents and runs the clients, until
+/// the power is cut or all clients are done.
 fn live(
     machine: &Machine,
     lab: &Lab,
@@ -233,7 +238,7 @@ fn live(
         operator_done: Cell::new(false),
         failure: RefCell::default(),
     });
-    // What a crash left must be there before anything else happens.
+    // First the data that the crash left must be right.
     match machine.block_on(read_all(load.clone(), rig.device.clone())) {
         Ok(result) => result?,
         Err(_) => return Ok(()),
@@ -246,15 +251,15 @@ fn live(
     for nth in 0..RANDOM {
         machine.spawn(0, load.of(opener(nth).0).client(opened(nth), 50));
     }
-    let walked = Rc::new(Cell::new(0));
+    let sequential_done = Rc::new(Cell::new(0));
     for nth in 0..SEQUENTIAL {
         let nth = RANDOM + nth;
-        machine.spawn(0, life.clone().walk(nth, opened(nth), walked.clone()));
+        machine.spawn(0, life.clone().sequential(nth, opened(nth), sequential_done.clone()));
     }
     let failed = || life.failure.borrow().is_some() || rig.spoilt.borrow().is_some();
     let settled = || {
         let done = load.verdict.is_settled(RANDOM);
-        failed() || load.verdict.result().is_err() || (done && walked.get() == SEQUENTIAL)
+        failed() || load.verdict.result().is_err() || (done && sequential_done.get() == SEQUENTIAL)
     };
     let ended = machine.run(settled);
     let verdict = || {
@@ -297,22 +302,22 @@ async fn read_all(load: Workload, device: Rc<dyn BlockDevice>) -> Result<(), Str
     Ok(())
 }
 
-/// A quiet end: all faults are gone, so all that was written can be, whatever failed before; then
-/// the device below alone holds it.
+/// An orderly end. No fault is active any more, so everything can be written, whatever failed
+/// before; then the device below alone has all the data.
 fn finish(machine: &Machine, life: &Rc<Life>) -> Result<(), String> {
     let (life, after) = (life.clone(), life.clone());
     let quiet = machine.block_on(async move {
         let (rig, load) = (&life.rig, &life.load);
         read_all(load.clone(), rig.device.clone()).await?;
-        // Each opener hears of what has failed before, once.
+        // Each opener gets an error that came before, once.
         for nth in 0..=RANDOM {
             let own = OpenedBy::new(rig.device.clone(), opener(nth));
             load.of(opener(nth).0).flush(&own).await?;
             if let Err(status) = reactor::flush(&own, Class::Foreground).await {
-                return Err(format!("opener {nth} hears of an error twice: {status}"));
+                return Err(format!("opener {nth} gets an error twice: {status}"));
             }
         }
-        // Whoever else there is, too; the pages are dirty still and go this time.
+        // So does the opener of the test itself. Failed pages are still dirty and are written now.
         if life.trouble == Trouble::None {
             load.flush(&*rig.device).await?;
         } else {
@@ -357,7 +362,7 @@ fn draw_faults(lab: &Lab, trouble: Trouble) {
     }
 }
 
-/// The power goes, or only the process.
+/// Cuts the power, or kills only the process.
 fn crash(machine: Machine, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
     let killed = world.borrow_mut().rng.below(3) == 0;
     world.borrow_mut().power_cut_at(None);
@@ -371,94 +376,94 @@ fn crash(machine: Machine, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
 }
 
 #[test]
-fn what_was_flushed_survives_any_crash_and_what_was_written_is_read() {
-    seeds::run(300, |seed| simulate(seed, Mutation::None, Trouble::None, &SHAPES));
+fn flushed_data_survive_a_crash_and_written_data_are_read() {
+    seeds::run(300, |seed| simulate(seed, None, Trouble::None, &SHAPES));
 }
 
 #[test]
 fn errors_of_reads_and_writes_lose_nothing() {
-    seeds::run(200, |seed| simulate(seed, Mutation::None, Trouble::Io, &SHAPES));
+    seeds::run(200, |seed| simulate(seed, None, Trouble::Io, &SHAPES));
 }
 
 #[test]
-fn failed_flushes_are_told_and_nothing_else_is_lost() {
-    seeds::run(200, |seed| simulate(seed, Mutation::None, Trouble::Flushes, &SHAPES));
+fn failed_flushes_are_reported_and_nothing_else_is_lost() {
+    seeds::run(200, |seed| simulate(seed, None, Trouble::Flushes, &SHAPES));
 }
 
-fn is_caught_with(mutation: Mutation, trouble: Trouble, shapes: &[Shape]) {
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, mutation, trouble, shapes));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
-    // It is the fault that was seen.
-    let without = simulate(found.seed, Mutation::None, trouble, shapes);
+fn is_caught_with(fault: Fault, trouble: Trouble, shapes: &[Shape]) {
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault), trouble, shapes));
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 2000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
+    // Without the fault the same seed passes.
+    let without = simulate(found.seed, None, trouble, shapes);
     assert_eq!(without, Ok(()), "seed {} without the fault", found.seed);
 }
 
-fn is_caught(mutation: Mutation) {
-    is_caught_with(mutation, Trouble::None, &SHAPES);
+fn is_caught(fault: Fault) {
+    is_caught_with(fault, Trouble::None, &SHAPES);
 }
 
 #[test]
 fn a_flush_that_does_not_wait_is_caught() {
-    is_caught(Mutation::FlushWithoutWaiting);
+    is_caught(Fault::FlushWithoutWaiting);
 }
 
 #[test]
-fn a_flush_that_looks_for_errors_at_its_end_only_is_caught() {
-    is_caught_with(Mutation::SampleAtEnd, Trouble::Flushes, &SHAPES);
+fn a_flush_that_samples_errors_at_its_end_is_caught() {
+    is_caught_with(Fault::SampleAtEnd, Trouble::Flushes, &SHAPES);
 }
 
 #[test]
 fn a_skipped_flush_below_is_caught() {
-    is_caught(Mutation::SkipFlush);
+    is_caught(Fault::SkipFlush);
 }
 
 #[test]
 fn an_ignored_fua_is_caught() {
-    is_caught(Mutation::IgnoreFua);
+    is_caught(Fault::IgnoreFua);
 }
 
 #[test]
-fn clearing_what_was_written_again_is_caught() {
-    is_caught(Mutation::CleanAtTheEnd);
+fn cleaning_a_rewritten_page_is_caught() {
+    is_caught(Fault::CleanRewrittenPage);
 }
 
 #[test]
-fn dropping_what_has_failed_is_caught() {
-    is_caught_with(Mutation::DropFailed, Trouble::Io, &SHAPES);
+fn dropping_failed_pages_is_caught() {
+    is_caught_with(Fault::DropFailed, Trouble::Io, &SHAPES);
 }
 
 #[test]
-fn telling_an_error_twice_is_caught() {
-    is_caught_with(Mutation::TellAgain, Trouble::Io, &SHAPES);
+fn reporting_an_error_twice_is_caught() {
+    is_caught_with(Fault::ReportTwice, Trouble::Io, &SHAPES);
 }
 
 #[test]
-fn changing_what_is_being_written_is_caught() {
-    is_caught_with(Mutation::WriteInPlace, Trouble::None, &[Shape::Watched]);
+fn changing_pages_in_flight_is_caught() {
+    is_caught_with(Fault::WriteInPlace, Trouble::None, &[Shape::Watched]);
 }
 
 #[test]
 fn a_stale_mapping_is_caught() {
-    is_caught(Mutation::StaleMap);
+    is_caught(Fault::StaleMap);
 }
 
 #[test]
 fn a_partial_write_without_its_read_is_caught() {
-    is_caught(Mutation::PartlyIsWhole);
+    is_caught(Fault::SkipPartialRead);
 }
 
 #[test]
 fn a_discard_that_overtakes_writeback_is_caught() {
-    is_caught(Mutation::DiscardAtOnce);
+    is_caught(Fault::DiscardWithoutWaiting);
 }
 
 #[test]
 fn memory_beyond_the_limit_is_caught() {
-    is_caught(Mutation::NoLimit);
+    is_caught(Fault::NoMemoryLimit);
 }
 
 #[test]
 fn a_read_that_lands_on_a_write_is_caught() {
-    is_caught(Mutation::ReadOverDirty);
+    is_caught(Fault::WriteDuringRead);
 }

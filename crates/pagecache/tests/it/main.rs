@@ -5,8 +5,8 @@
 mod common;
 mod costs;
 mod crash;
-mod found;
 mod manual;
 mod pacing;
+mod regressions;
 mod sectors;
 mod shared;

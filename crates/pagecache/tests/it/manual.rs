@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The man page says what the code does: its table lines are parsed, its defaults are those of the
-//! code, and what the target lists is in it.
+//! The man page agrees with the code: its table lines are parsed, its defaults are those of the
+//! code, and it has all attributes of the target.
 
 use crate::common::{Lab, Shape, config};
-use pagecache::{Config, Mutation};
+use pagecache::Config;
 use sim::model::Uniform;
 use sim::{DiskSpec, World};
 
 const MANUAL: &str = include_str!("../../buffered.md");
 
 #[test]
-fn every_table_line_in_the_man_page_is_good() {
+fn every_table_line_in_the_man_page_parses() {
     let lines: Vec<&str> =
         MANUAL.split('\'').filter(|part| part.starts_with("0 4194304 buffered")).collect();
     assert_eq!(lines.len(), 2);
@@ -36,8 +36,8 @@ fn parameters() -> Vec<(&'static str, &'static str)> {
 fn the_man_page_has_every_option_with_its_default_and_no_other() {
     let refusal = Config::parse(&["2", "bogus", "1"]).unwrap_err().to_string();
     let options = refusal.split(": ").last().expect("a list").trim_start_matches("there are ");
-    let told: Vec<&str> = parameters().iter().map(|(option, _)| *option).collect();
-    assert_eq!(told, options.split(", ").collect::<Vec<_>>());
+    let documented: Vec<&str> = parameters().iter().map(|(option, _)| *option).collect();
+    assert_eq!(documented, options.split(", ").collect::<Vec<_>>());
     for (option, default) in parameters() {
         let line = Config::parse(&["2", option, default])
             .unwrap_or_else(|e| panic!("{option} {default}: {e}"))
@@ -47,12 +47,12 @@ fn the_man_page_has_every_option_with_its_default_and_no_other() {
 }
 
 #[test]
-fn what_the_target_tells_is_in_the_man_page() {
+fn the_attributes_of_the_target_are_in_the_man_page() {
     let lab = Lab::new(
         World::calm(1),
         Shape::Plain,
         4096,
-        config("", 8 << 20, Mutation::None),
+        config("", 8 << 20, None),
         |world, name, capacity| {
             let model = Uniform::new(1, 20_000, 60_000);
             world.borrow_mut().add_disk(DiskSpec::new(name, capacity, Box::new(model)))
@@ -72,7 +72,7 @@ fn what_the_target_tells_is_in_the_man_page() {
                 assert!(is_told || is_size, "{attribute}: {name} is not in the man page");
             }
         }
-        // As many fields as it says.
+        // As many fields as documented.
         let fields = MANUAL.lines().find(|line| line.starts_with("STATE DIRTY")).expect("there");
         let shown = target.status();
         assert_eq!(shown.split(' ').count(), fields.split(' ').count(), "{shown}");

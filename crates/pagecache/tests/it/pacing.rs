@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writers that are faster than the device, on the whole cache in virtual time: what they get, how
-//! long each write waits, and how much is dirty. And readers: what is read ahead, and what a scan
-//! leaves.
+//! Writers that are faster than the device, on the whole cache in virtual time: their bandwidth,
+//! how long each write waits, and how much is dirty. And readers: read-ahead, and what a scan
+//! evicts.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::common::{Lab, Rig, Shape, config};
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, OpenedBy, Opener, Sector};
-use pagecache::Mutation;
 use sim::model::FlashParams;
 use sim::{DiskSpec, World};
 
@@ -19,7 +18,7 @@ const PAGE: u64 = 4096;
 
 /// A disk that writes `bytes_per_s`, under a cache of 256 MiB.
 fn lab(bytes_per_s: u64, options: &str) -> Lab {
-    let config = config(options, 256 * MIB, Mutation::None);
+    let config = config(options, 256 * MIB, None);
     Lab::new(World::calm(1), Shape::Plain, 4096 * 2048, config, |world, name, capacity| {
         let rates = FlashParams {
             read_bytes_per_s: bytes_per_s,
@@ -32,7 +31,7 @@ fn lab(bytes_per_s: u64, options: &str) -> Lab {
     })
 }
 
-/// What a writer has done since it was last asked.
+/// Counts of a writer since the last look.
 #[derive(Default)]
 struct Seen {
     bytes: Cell<u64>,
@@ -91,7 +90,7 @@ fn within(what: &str, value: u64, wanted: u64, percent: u64) {
 }
 
 #[test]
-fn a_writer_goes_as_fast_as_the_device_and_what_is_dirty_stays_at_the_setpoint() {
+fn a_writer_gets_the_device_bandwidth_at_the_setpoint() {
     for mb_per_s in [10, 60] {
         let bandwidth = mb_per_s * 1_000_000;
         let lab = lab(bandwidth, "");
@@ -99,10 +98,10 @@ fn a_writer_goes_as_fast_as_the_device_and_what_is_dirty_stays_at_the_setpoint()
             let (writers, most, mean) = measure(&rig, &[65536]).await;
             let (rate, longest) = writers[0];
             let number = async |name| rig.number("bandwidth", name).await;
-            let told = number("write_bytes_per_s").await;
-            println!("{mb_per_s} MB/s: {rate} B/s, told {told}, longest {longest} ns");
+            let shown = number("write_bytes_per_s").await;
+            println!("{mb_per_s} MB/s: {rate} B/s, shown {shown}, longest {longest} ns");
             within("rate", rate, bandwidth, 5);
-            within("told", told, bandwidth, 10);
+            within("shown", shown, bandwidth, 10);
             // Two seconds of writes, no more, and in the mean those of the setpoint.
             assert!(most <= number("limit_bytes").await, "{most} bytes were dirty");
             within("limit", number("limit_bytes").await, 2 * bandwidth, 15);
@@ -127,7 +126,7 @@ fn writers_share_equally_whatever_the_size_of_their_writes() {
 }
 
 #[test]
-fn dirty_bytes_bound_what_is_dirty_whatever_the_bandwidth() {
+fn dirty_bytes_bound_dirty_data_at_any_bandwidth() {
     let options = "dirty_bytes 8M dirty_background_bytes 4M";
     lab(20_000_000, options).run(async move |rig| {
         let (writers, most, _) = measure(&rig, &[65536, 65536]).await;
@@ -148,7 +147,7 @@ async fn read(rig: &Rig, pages: impl Iterator<Item = u64>) {
 }
 
 #[test]
-fn a_sequential_reader_finds_nearly_all_in_memory_and_a_random_one_has_nothing_read_for_it() {
+fn read_ahead_serves_sequential_readers_only() {
     // 20 us a page are 200 MB/s.
     lab(500_000_000, "").run(async move |rig| {
         read(&rig, 0..8192).await;
@@ -166,7 +165,7 @@ fn a_sequential_reader_finds_nearly_all_in_memory_and_a_random_one_has_nothing_r
 }
 
 #[test]
-fn a_scan_of_four_times_the_memory_leaves_what_is_used() {
+fn a_scan_of_four_times_the_memory_keeps_pages_in_use() {
     lab(2_000_000_000, "").run(async move |rig| {
         // 64 MiB in 16 pages of every 32, four times; then a gigabyte once.
         let hot = || (0..1024u64).flat_map(|n| n * 32..n * 32 + 16);

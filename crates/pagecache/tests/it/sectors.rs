@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Requests of sectors on a page cache over a device of 4096-byte blocks: merged in memory. They
-//! were refused, though pages are merged here anyway.
+//! were refused once, although pages are merged here anyway.
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Buf, Class, Flags, Limits, Sector, Target};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Engines that stand on slices of one device: each of them hears of what that has lost.
+//! Engines on slices of one device: each of them gets the error of a failed flush.
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use pagecache::{Config, PageCache};
 use queue::Mem;
 use sim::{Machine, World};
 
-/// Each engine has a page that it has written, and the disk fails a flush when it is told to.
+/// Each engine has a page that it has written, and the disk fails a flush when the test says so.
 struct Disk {
     mem: Mem,
     flushes_fail: Cell<bool>,
@@ -55,7 +55,7 @@ fn buffered() -> TargetType {
     })
 }
 
-/// Two devices on slices of one `buffered`: what an engine has for its origin, or with an engine.
+/// Two devices on slices of one `buffered`: the origin of an engine, or a device with an engine.
 fn with_two(
     engine: Option<&'static str>,
     work: impl AsyncFnOnce([Rc<dyn BlockDevice>; 2], Rc<Disk>) + 'static,
@@ -89,11 +89,11 @@ fn with_two(
 const AT_ONCE: &str = "buffered SLICE 8 memory 8M dirty_background_bytes 1 \
                        dirty_writeback_centisecs 1 dirty_expire_centisecs 1";
 
-/// Found by reading: the bios of all engines had the same opener, so the first one whose flush
-/// failed was taken for all of them. The other's flush succeeded, and counted what was lost as
-/// durable.
+/// Found by reading: the bios of all engines had the same opener, so the first engine whose flush
+/// failed got the error for all of them. The flush of the other succeeded, and it counted lost data
+/// as durable.
 #[test]
-fn each_engine_on_a_shared_device_hears_of_a_failed_flush() {
+fn each_engine_on_a_shared_device_gets_a_failed_flush() {
     for engine in [None, Some(AT_ONCE)] {
         with_two(engine, async move |tops, disk| {
             let class = Class::Normal;
@@ -107,7 +107,11 @@ fn each_engine_on_a_shared_device_hears_of_a_failed_flush() {
             disk.flushes_fail.set(false);
             assert_eq!(reactor::flush(&*tops[1], class).await, Err(Status::Io), "{engine:?}");
             for top in &tops {
-                assert_eq!(reactor::flush(&**top, class).await, Ok(()), "{engine:?}: told once");
+                assert_eq!(
+                    reactor::flush(&**top, class).await,
+                    Ok(()),
+                    "{engine:?}: reported once"
+                );
             }
         });
     }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Error, LocalFuture, Sector, Target};
 use dm::{Dm, MappedDevice, Resolver, TargetType};
-use pagecache::{Config, Mutation, PageCache};
+use pagecache::{Config, Fault, PageCache};
 use queue::FileLeaf;
 use reactor::FileId;
 use sim::{Machine, WorldRef};
@@ -216,12 +216,12 @@ impl Resolver for Disks {
 }
 
 /// A config with `memory_bytes` smaller than a table line may say.
-pub(crate) fn config(options: &str, memory_bytes: u64, mutation: Mutation) -> Config {
+pub(crate) fn config(options: &str, memory_bytes: u64, fault: Option<Fault>) -> Config {
     let words: Vec<&str> = options.split_whitespace().collect();
     let count = words.len().to_string();
     let args: Vec<&str> = [count.as_str()].into_iter().chain(words).collect();
     let mut config = Config::parse(&args).expect("good options");
     config.memory_bytes = memory_bytes;
-    config.mutation = mutation;
+    config.plant(fault);
     config
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Situations in which the cache once stood still, spun, or forgot somebody, each as small as it
-//! could be made.
+//! Situations in which the cache once hung, looped, or never woke a task, each as small as
+//! possible.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -19,7 +19,7 @@ const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
 const PAGES: u64 = 65536;
 
-/// A device in RAM that ends what it is asked for at once, unless told otherwise.
+/// A device in RAM that completes requests at once, holds them back, or fails them.
 struct Below {
     mem: Mem,
     hold: RefCell<Vec<Op>>,
@@ -40,7 +40,7 @@ impl Below {
         })
     }
 
-    fn go(&self, bio: Bio) {
+    fn send(&self, bio: Bio) {
         let (from, to) = (bio.sector.0 / 8, bio.end().0.div_ceil(8));
         let bad = self.bad.borrow().iter().any(|page| (from..to).contains(page));
         if bio.op == Op::Write && bad { bio.complete(Status::Io) } else { self.mem.submit(bio) }
@@ -48,7 +48,7 @@ impl Below {
 
     fn release_one(&self) {
         let bio = self.held.borrow_mut().pop_front().expect("something is held");
-        self.go(bio);
+        self.send(bio);
     }
 
     fn release(&self) {
@@ -71,7 +71,7 @@ impl BlockDevice for Below {
         if self.hold.borrow().contains(&bio.op) {
             self.held.borrow_mut().push_back(bio);
         } else {
-            self.go(bio);
+            self.send(bio);
         }
     }
 }
@@ -102,7 +102,7 @@ fn run(seed: u64, work: impl AsyncFnOnce(Rc<Below>) + 'static) {
     machine.kill();
 }
 
-/// A request of one's own task; what became of it.
+/// The outcome of a request that a task of its own waits for.
 type Outcome = Rc<Cell<Option<Result<(), Status>>>>;
 
 fn send(cache: &Rc<PageCache>, op: Op, class: Class, sectors: Range<u64>) -> Outcome {
@@ -145,8 +145,8 @@ async fn number(cache: &Rc<PageCache>, name: &str) -> u64 {
     found.expect(name).parse().unwrap()
 }
 
-/// Everybody who can run does so a few times; the clock stands still.
-async fn turns(count: u32) {
+/// Lets all tasks that can run do so a few times, without moving the clock.
+async fn run_tasks(count: u32) {
     let mut left = count;
     poll_fn(|cx| {
         if left == 0 {
@@ -174,20 +174,20 @@ async fn fill_with_readers(below: &Rc<Below>, cache: &Rc<PageCache>) -> Vec<Outc
     below.hold.replace(vec![Op::Read]);
     let read = |at: u64| send(cache, Op::Read, Class::Normal, sectors(at * 64..at * 64 + 48));
     let readers = (0..10).map(read).collect();
-    turns(2000).await;
+    run_tasks(2000).await;
     readers
 }
 
 #[test]
-fn readers_who_wait_for_memory_do_not_wake_each_other() {
+fn readers_that_wait_for_memory_do_not_wake_each_other() {
     run(1, async |below| {
         let (cache, mut readers) = nearly_full(&below).await;
         for at in 10..12 {
             readers.push(send(&cache, Op::Read, Class::Normal, sectors(at * 64..at * 64 + 48)));
         }
-        turns(2000).await;
+        run_tasks(2000).await;
         let evicted = number(&cache, "evicted_folios").await;
-        turns(2000).await;
+        run_tasks(2000).await;
         assert_eq!(number(&cache, "evicted_folios").await, evicted, "nothing has changed");
         below.release();
         sleep_ms(1).await;
@@ -196,11 +196,11 @@ fn readers_who_wait_for_memory_do_not_wake_each_other() {
 }
 
 #[test]
-fn a_client_who_reads_at_low_priority_waits_for_memory_too() {
+fn a_low_priority_read_waits_for_memory_too() {
     run(1, async |below| {
         let (cache, _readers) = nearly_full(&below).await;
         let idle = send(&cache, Op::Read, Class::Idle, sectors(1000..1048));
-        turns(2000).await;
+        run_tasks(2000).await;
         below.release();
         sleep_ms(1).await;
         assert_eq!(idle.get(), Some(Ok(())));
@@ -208,7 +208,7 @@ fn a_client_who_reads_at_low_priority_waits_for_memory_too() {
 }
 
 #[test]
-fn a_page_that_cannot_be_written_keeps_nobody_from_reading() {
+fn a_page_that_cannot_be_written_stops_no_reader() {
     run(1, async |below| {
         let cache = cache(&below, "", 3 * MIB).await;
         below.bad.replace(vec![9000]);
@@ -219,7 +219,7 @@ fn a_page_that_cannot_be_written_keeps_nobody_from_reading() {
         for at in 10..12 {
             readers.push(send(&cache, Op::Read, Class::Normal, sectors(at * 64..at * 64 + 48)));
         }
-        turns(2000).await;
+        run_tasks(2000).await;
         below.hold.take();
         while !below.held.borrow().is_empty() {
             below.release_one();
@@ -257,14 +257,14 @@ fn a_page_that_cannot_be_written_stops_no_writer_at_the_limit() {
 }
 
 #[test]
-fn writers_who_wait_for_memory_hold_none() {
+fn writers_that_wait_for_memory_hold_none() {
     run(1, async |below| {
         let cache = cache(&below, "", 3 * MIB).await;
         below.hold.replace(vec![Op::Read]);
         // The first page in part, so that it is read first, and the next one as a whole.
         let write = |at: u64| send(&cache, Op::Write, Class::Normal, at * 32 + 9..at * 32 + 24);
         let writers: Vec<_> = (0..600).map(write).collect();
-        turns(20_000).await;
+        run_tasks(20_000).await;
         below.release();
         sleep_ms(20_000).await;
         let done = writers.iter().filter(|w| w.get() == Some(Ok(()))).count();
@@ -273,7 +273,7 @@ fn writers_who_wait_for_memory_hold_none() {
 }
 
 #[test]
-fn the_flusher_hears_of_what_a_write_left_before_it_met_the_limit() {
+fn the_flusher_is_woken_by_a_write_that_stops_at_the_limit() {
     run(1, async |below| {
         let limits = "dirty_bytes 64K dirty_background_bytes 1";
         let cache = cache(&below, limits, 8 * MIB).await;
@@ -315,7 +315,7 @@ fn one_failure_after_a_discard_is_not_a_broken_device() {
 }
 
 #[test]
-fn nothing_is_read_ahead_after_a_suspend() {
+fn no_page_is_read_ahead_after_a_suspend() {
     for seed in 0..40 {
         run(seed, async |below| {
             let cache = cache(&below, "read_ahead_kb 512", 8 * MIB).await;
@@ -335,7 +335,7 @@ fn nothing_is_read_ahead_after_a_suspend() {
 }
 
 #[test]
-fn memory_of_old_versions_goes_as_soon_as_it_has_been_written() {
+fn memory_of_old_versions_is_freed_after_their_write() {
     run(1, async |below| {
         let cache = cache(&below, "dirty_background_bytes 1", 8 * MIB).await;
         write(&cache, 0..512).await.unwrap();

@@ -355,6 +355,7 @@ impl Leaves {
             None => FileLeaf::new(name, opened.file, opened.limits),
         };
         let leaf = leaf.with_identity(opened.lasting_identity).closed_by(closer(files));
+        let leaf = if opened.in_page_cache { leaf.in_page_cache() } else { leaf };
         let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };
         Ok((taking_sectors(leaf), key, place))
     }

@@ -7,8 +7,8 @@ use std::rc::{Rc, Weak};
 use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
 use reactor::FileId;
 
+use crate::flush_errors::{FlushErrors, SharedFlushErrors};
 use crate::leaf::{Leaf, SharedLeaf};
-use crate::losses::{Losses, SharedLosses};
 use crate::merge::BlockLeaf;
 use crate::stats::Stats;
 use crate::wbt::{SharedWbt, Throttle, Wbt};
@@ -40,21 +40,21 @@ impl FileLeaf {
         limits: Limits,
         wbt: &SharedWbt,
     ) -> FileLeaf {
-        FileLeaf::on_same_file(name, file, limits, wbt, &SharedLosses::default())
+        FileLeaf::on_same_file(name, file, limits, wbt, &SharedFlushErrors::default())
     }
 
-    /// A device on a file of which another core's leaf is one, too: `wbt` and `losses` are that
+    /// A device on a file on which another core has a leaf, too: `wbt` and `errors` are that
     /// leaf's.
     pub fn on_same_file(
         name: impl Into<String>,
         file: FileId,
         limits: Limits,
         wbt: &SharedWbt,
-        losses: &SharedLosses,
+        errors: &SharedFlushErrors,
     ) -> FileLeaf {
-        let (stats, losses) = (Stats::new(name.into()), Losses::new(losses));
+        let (stats, errors) = (Stats::new(name.into()), FlushErrors::new(errors));
         let block_bytes = limits.logical_block_bytes;
-        let throttle = Throttle::new(stats, losses, file, block_bytes, wbt.0.clone());
+        let throttle = Throttle::new(stats, errors, file, block_bytes, wbt.0.clone());
         FileLeaf { limits, identity: None, wbt: Wbt::new(throttle), close: None }
     }
 
@@ -62,6 +62,14 @@ impl FileLeaf {
     #[must_use]
     pub fn with_identity(mut self, identity: Option<String>) -> FileLeaf {
         self.identity = identity;
+        self
+    }
+
+    /// The same on a file whose data go through the page cache: its FUA writes wait for each other
+    /// before they are reported (QU-FE5).
+    #[must_use]
+    pub fn in_page_cache(self) -> FileLeaf {
+        self.shared_flush_errors().set_cached();
         self
     }
 
@@ -77,9 +85,9 @@ impl FileLeaf {
         self.wbt.shared()
     }
 
-    /// How many losses its file had, for a leaf of another core on the same file.
-    pub fn shared_losses(&self) -> SharedLosses {
-        self.wbt.throttle().losses.shared()
+    /// The flush errors of its file, for a leaf of another core on the same file.
+    pub fn shared_flush_errors(&self) -> SharedFlushErrors {
+        self.wbt.throttle().flush_errors.shared()
     }
 
     /// The throttle.

@@ -6,7 +6,7 @@
 //!   core 0                                   another core
 //!   leaf.share() ──── SharedLeaf ──────────▶ SharedLeaf::open
 //!     │                                          │
-//!     └── same file or memory, throttle, losses ─┘   counters of its own, added to core 0's
+//!     └── same file or memory, throttle, errors ─┘   counters of its own, added to core 0's
 //! ```
 use std::fmt;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use block::{Base, BlockDevice, Limits, Ram};
 use reactor::FileId;
 
 use crate::file::FileLeaf;
-use crate::losses::SharedLosses;
+use crate::flush_errors::SharedFlushErrors;
 use crate::mem::Mem;
 use crate::null::Null;
 use crate::stats::{Elsewhere, Stats};
@@ -77,15 +77,15 @@ pub struct SharedLeaf {
 
 #[derive(Clone)]
 enum Storage {
-    /// The throttle and the losses are one for all cores.
-    File(SharedWbt, SharedLosses),
+    /// All cores share one throttle and one record of flush errors.
+    File(SharedWbt, SharedFlushErrors),
     Mem(Arc<Ram>),
     Null,
 }
 
 impl SharedLeaf {
     pub(crate) fn of_file(leaf: &FileLeaf) -> SharedLeaf {
-        let storage = Storage::File(leaf.shared_wbt(), leaf.shared_losses());
+        let storage = Storage::File(leaf.shared_wbt(), leaf.shared_flush_errors());
         SharedLeaf::new(leaf.stats(), leaf.limits(), storage)
     }
 
@@ -114,9 +114,9 @@ impl SharedLeaf {
     /// one, and `close` closes it. Dropping the leaf ends only this core's use.
     pub fn open(&self, file: impl FnOnce() -> (FileId, Box<dyn FnOnce(FileId)>)) -> Rc<dyn Leaf> {
         let leaf: Rc<dyn Leaf> = match &self.storage {
-            Storage::File(wbt, losses) => {
+            Storage::File(wbt, errors) => {
                 let ((file, close), limits) = (file(), self.limits.clone());
-                let leaf = FileLeaf::on_same_file(&self.name, file, limits, wbt, losses);
+                let leaf = FileLeaf::on_same_file(&self.name, file, limits, wbt, errors);
                 Rc::new(leaf.closed_by(close))
             }
             Storage::Mem(ram) => Rc::new(Mem::on(&self.name, ram.clone())),

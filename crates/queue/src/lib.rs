@@ -19,23 +19,25 @@
 //!   for writes and discards that its throttle lets wait, and writes that it cuts (`wbt`).
 //! - Q3 A leaf keeps the border contract by itself: FUA on an operation for which the driver has no
 //!   FUA is that operation and then a flush.
-//! - Q4 Each opener of a file leaf that has changed something is told of a failed flush (`losses`).
+//! - Q4 Each opener of a file leaf that has changed something gets an error from a FLUSH after a
+//!   failed one (`flush_errors`).
 #![warn(missing_docs)]
 
 mod file;
+mod flush_errors;
 mod leaf;
-mod losses;
 mod mem;
 mod merge;
 mod null;
 mod stats;
+mod sync_order;
 #[cfg(test)]
 mod testing;
 pub mod wbt;
 
 pub use file::FileLeaf;
+pub use flush_errors::SharedFlushErrors;
 pub use leaf::{Leaf, SharedLeaf};
-pub use losses::SharedLosses;
 pub use mem::Mem;
 pub use merge::{BlockLeaf, MergingLeaf};
 pub use null::Null;

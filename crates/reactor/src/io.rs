@@ -22,11 +22,12 @@ pub trait OnDone {
     /// The request ended with `status`. `tag` is what [`chain`] or [`watched`] was given.
     fn on_done(&self, status: Status, tag: u64);
 
-    /// The same for a chained request; returns with which status it ends for whoever waits for it.
+    /// The same for a chained request. The watcher completes `parent`, now or later, with the
+    /// status that the submitter gets.
     #[inline]
-    fn judge(&self, status: Status, tag: u64) -> Status {
+    fn on_chained_done(&self, status: Status, tag: u64, parent: Completion) {
         self.on_done(status, tag);
-        status
+        parent.complete(status);
     }
 }
 
@@ -78,9 +79,7 @@ impl Slot {
         match self {
             Slot::Waiting(Some(waker)) => waker.wake(),
             Slot::Waiting(None) | Slot::Orphan => {}
-            Slot::Chain { parent, watcher, tag } => {
-                parent.complete(watcher.judge(status, tag));
-            }
+            Slot::Chain { parent, watcher, tag } => watcher.on_chained_done(status, tag, parent),
             Slot::Watched { watcher, tag } => watcher.on_done(status, tag),
             Slot::Done(_) => unreachable!("what has ended does not end"),
         }

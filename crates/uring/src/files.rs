@@ -64,6 +64,8 @@ pub struct Opened {
     pub lasting_identity: Option<String>,
     /// The disk on which it lies, whole, as the kernel calls it; nothing where that is no one disk.
     pub disk: Option<String>,
+    /// Whether its data go through the page cache: O_DIRECT was refused, or was not asked for.
+    pub in_page_cache: bool,
     /// Whether its file system is in memory, and so is lost when the machine stops.
     pub in_memory: bool,
 }
@@ -129,11 +131,12 @@ impl Files {
         let Ready { file, lasting_identity, disk, in_memory } = ready;
         let File { fd, direct, may_block, map, limits, warning, identity } = file;
         let table = &mut self.0.borrow_mut().table;
+        let in_page_cache = map.is_none() && direct.is_none();
         let file = match map {
             Some(map) => table.insert_mapped(fd, map),
             None => table.insert(fd, Kind::File { direct, may_block }),
         };
-        Opened { file, limits, warning, identity, lasting_identity, disk, in_memory }
+        Opened { file, limits, warning, identity, lasting_identity, disk, in_page_cache, in_memory }
     }
 
     /// Runs `work` on a thread of its own, where it may wait for a file system, and returns what it

@@ -11,6 +11,7 @@ use reactor::{
 };
 
 use crate::FileLeaf;
+use crate::sync_order::SyncOrder;
 use crate::testing::{Script, with_core};
 
 fn limits() -> Limits {
@@ -90,6 +91,40 @@ fn windows_do_not_stand_still_with_the_core_that_wrote_first() {
         one.wbt().report().windows.iter().sum::<u64>()
     });
     assert!(windows >= 9, "{windows} in a second");
+}
+
+/// A held FLUSH of one core goes on when the last sync beside it ends at another core.
+#[test]
+fn the_end_of_a_sync_wakes_a_success_held_at_another_core() {
+    let both = Both::default();
+    let core = |nth| {
+        let driver = Quick { core: CoreId(nth), both: both.clone(), done: Vec::new() };
+        Reactor::enter(CoreId(nth), Box::new(driver))
+    };
+    let (home, other) = (core(0), core(1));
+    let order = Rc::new(SyncOrder::default());
+    let (mine, beside) = (order.begin(), order.begin());
+    let passed = Rc::new(Cell::new(false));
+    let (set, held) = (passed.clone(), order.clone());
+    home.block_on(async move {
+        let hold = held.end(mine).expect("another sync is in flight");
+        spawn(async move {
+            held.passed(hold).await;
+            set.set(true);
+        });
+        yield_now().await;
+    });
+    assert!(!passed.get(), "it is held");
+    other.block_on(async move {
+        assert_eq!(order.end(beside), None);
+        yield_now().await;
+    });
+    home.block_on(async {
+        for _ in 0..4 {
+            yield_now().await;
+        }
+    });
+    assert!(passed.get(), "QU-SO3");
 }
 
 /// Writers at one leaf that never pause leave those of another something, whatever the law.

@@ -26,7 +26,7 @@ use slab::Slab;
 use super::shared::Door;
 use super::throttle::{Mutation, Note, Throttle, goes_in_pieces};
 use super::waiting::{Tried, Waiter, Waiting, Whose, Work};
-use crate::losses::Entry;
+use crate::flush_errors::Entry;
 
 /// Pieces are multiples of this, or of the logical block where that is larger.
 const PIECE_UNIT_BYTES: u32 = 4096;
@@ -246,6 +246,9 @@ impl Line {
 
     fn split(&self, entry: Entry, done: Completion) -> Whose {
         self.throttle.shared.waits.splits.fetch_add(1, Relaxed);
+        if entry.is_sync() {
+            self.throttle.flush_errors.sync_sent(&entry);
+        }
         let split = Split { entry, done, status: Status::Ok, in_flight: 0, has_rest: true };
         Whose::Split(self.splits.borrow_mut().insert(split))
     }
@@ -270,6 +273,6 @@ impl Line {
         }
         let Split { entry, done, status, .. } = splits.remove(nth);
         drop(splits);
-        done.complete(self.throttle.end(&entry, status));
+        self.throttle.finish(entry, status, done);
     }
 }

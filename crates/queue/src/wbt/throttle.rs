@@ -18,7 +18,7 @@ use super::counters::Counters;
 use super::line::Line;
 use super::shared::Shared;
 use super::waiting::{Whose, Work};
-use crate::losses::{Entry, Losses};
+use crate::flush_errors::{Entry, FlushErrors};
 use crate::stats::Stats;
 
 /// What a bio is to the throttle.
@@ -117,7 +117,7 @@ pub(crate) struct Throttle {
     file: FileId,
     me: Weak<Throttle>,
     pub(crate) stats: Stats,
-    pub(crate) losses: Losses,
+    pub(crate) flush_errors: FlushErrors,
     pub(super) shared: Arc<Shared>,
     counters: Arc<Counters>,
     pub(super) block_bytes: u32,
@@ -134,7 +134,7 @@ pub(crate) struct Throttle {
 impl Throttle {
     pub(crate) fn new(
         stats: Stats,
-        losses: Losses,
+        flush_errors: FlushErrors,
         file: FileId,
         block_bytes: u32,
         shared: Arc<Shared>,
@@ -146,7 +146,7 @@ impl Throttle {
             file,
             me: me.clone(),
             stats,
-            losses,
+            flush_errors,
             shared,
             counters,
             block_bytes,
@@ -199,7 +199,7 @@ impl Throttle {
     /// Takes a bio whose sectors lie at `sector`, and which the device knows.
     pub(crate) fn submit(self: &Rc<Self>, sector: Sector, bio: Bio) {
         let ticket = self.stats.begin(bio.op, sector, bio.len);
-        let entry = self.losses.begin(ticket, &bio);
+        let entry = self.flush_errors.begin(ticket, &bio);
         let note = if self.shared.tokens.is_on() {
             match self.admit(&bio) {
                 Admitted::Goes(note) => note,
@@ -209,7 +209,7 @@ impl Throttle {
             Note::Plain
         };
         let Bio { op, flags, class: _, opener: _, sector: _, len, bufs, done } = bio;
-        self.send_bio(op, flags, sqe_of(op, flags, sector, len, bufs), entry, done, note);
+        self.send_bio(op, sqe_of(op, flags, sector, len, bufs), entry, done, note);
     }
 
     fn admit(self: &Rc<Self>, bio: &Bio) -> Admitted {
@@ -279,23 +279,26 @@ impl Throttle {
         let Work { op, flags, sector, len, bufs, whose } = work;
         let what = sqe_of(op, flags, sector, len, bufs);
         match whose {
-            Whose::Bio(entry, done) => self.send_bio(op, flags, what, entry, done, note),
+            Whose::Bio(entry, done) => self.send_bio(op, what, entry, done, note),
             Whose::Split(nth) => self.send_piece(nth, what, note),
         }
     }
 
-    fn send_bio(
-        self: &Rc<Self>,
-        op: Op,
-        flags: Flags,
-        what: SqeOp,
-        entry: Entry,
-        done: Completion,
-        note: Note,
-    ) {
+    fn send_bio(self: &Rc<Self>, op: Op, what: SqeOp, entry: Entry, done: Completion, note: Note) {
         let tag = self.sent.borrow_mut().insert(Sent { whose: SentOf::Bio(entry), note }) as u64;
         let done = chain(done, self.clone(), tag);
-        if flags.contains(Flags::FUA) && matches!(op, Op::Discard | Op::WriteZeroes) {
+        if entry.is_sync() {
+            self.send_sync(op, what, &entry, done);
+        } else {
+            push_bio(done, self.file, what);
+        }
+    }
+
+    /// Sends a FLUSH or a FUA write.
+    #[cold]
+    fn send_sync(&self, op: Op, what: SqeOp, entry: &Entry, done: Completion) {
+        self.flush_errors.sync_sent(entry);
+        if matches!(op, Op::Discard | Op::WriteZeroes) {
             // Q3: rare enough for a task.
             let file = self.file;
             spawn(async move {
@@ -400,56 +403,89 @@ impl Throttle {
         }
     }
 
-    /// A bio has ended with `status` at the driver; returns with which status it ends.
+    /// A bio ends with `status`; returns the status that is reported.
     #[inline(always)]
-    pub(super) fn end(&self, entry: &Entry, status: Status) -> Status {
-        let status = self.losses.end(entry, status);
+    fn end(&self, entry: &Entry, status: Status) -> Status {
+        let status = self.flush_errors.end(entry, status);
         self.stats.end(entry.ticket, status);
         status
     }
 
-    fn read_ended(&self, tag: usize, issued_ns: u64, quiet: Option<u64>) {
+    /// The driver has ended a bio with `status`: completes it, a FLUSH or FUA write when it may be
+    /// reported (QU-FE5).
+    pub(super) fn finish(&self, entry: Entry, status: Status, done: Completion) {
+        if entry.is_sync() {
+            return self.finish_sync(entry, status, done);
+        }
+        done.complete(self.end(&entry, status));
+    }
+
+    #[cold]
+    fn finish_sync(&self, entry: Entry, status: Status, done: Completion) {
+        let hold = self.flush_errors.sync_ended(&entry, status);
+        let Some(hold) = hold else { return done.complete(self.end(&entry, status)) };
+        let leaf = self.me.upgrade().expect("it is being called");
+        spawn(async move {
+            leaf.flush_errors.passed(hold).await;
+            done.complete(leaf.end(&entry, status));
+        });
+    }
+
+    fn read_ended(&self, tag: u64, issued_ns: u64, quiet: Option<u64>) {
         let now_ns = turn_time().0;
         self.shared.note_read(now_ns);
-        if self.watched.get() == Some(tag) {
+        if self.watched.get().is_some_and(|watched| watched as u64 == tag) {
             self.watched.set(None);
             self.counters.watch(0);
         }
         let is_clean = self.shared.end_read(quiet);
         self.counters.read(now_ns.saturating_sub(issued_ns), is_clean);
     }
-}
 
-impl OnDone for Throttle {
-    fn on_done(&self, status: Status, tag: u64) {
-        self.judge(status, tag);
+    /// The request in slot `tag` has ended.
+    #[inline(always)]
+    fn take_sent(&self, tag: u64) -> Sent {
+        let tag = usize::try_from(tag).expect("made from a slab index");
+        self.sent.borrow_mut().remove(tag)
     }
 
-    fn judge(&self, mut status: Status, tag: u64) -> Status {
-        let tag = usize::try_from(tag).expect("made from a slab index");
-        let Sent { whose, note } = self.sent.borrow_mut().remove(tag);
-        let piece = match whose {
-            SentOf::Bio(entry) => {
-                status = self.end(&entry, status);
-                None
-            }
-            SentOf::Split(nth) => Some((nth, self.line().expect("it lives until its splits end"))),
-        };
-        if let Some((nth, line)) = &piece {
-            line.piece_ended(*nth, status);
-        }
+    /// Does what is to be done when a request has ended.
+    #[inline(always)]
+    fn settle(&self, note: Note, tag: u64) {
         match note {
             Note::Plain => {}
             Note::Read { issued_ns, quiet } => self.read_ended(tag, issued_ns, quiet),
             Note::Beside => self.shared.end_beside(),
-            Note::Token { .. } if piece.is_some() && self.mutation.get() == Mutation::LeakToken => {
-            }
             Note::Token { who, bytes, forced } => self.write_ended(who, bytes, forced),
         }
-        if let Some((_, line)) = piece {
-            line.close_if_idle();
+    }
+}
+
+impl OnDone for Throttle {
+    /// Of pieces.
+    fn on_done(&self, status: Status, tag: u64) {
+        let Sent { whose, note } = self.take_sent(tag);
+        let SentOf::Split(nth) = whose else { unreachable!("a whole bio has a completion") };
+        let line = self.line().expect("it lives until its splits end");
+        line.piece_ended(nth, status);
+        let leaks = self.mutation.get() == Mutation::LeakToken;
+        if !(leaks && matches!(note, Note::Token { .. })) {
+            self.settle(note, tag);
         }
-        status
+        line.close_if_idle();
+    }
+
+    /// Of whole bios.
+    fn on_chained_done(&self, status: Status, tag: u64, parent: Completion) {
+        let Sent { whose, note } = self.take_sent(tag);
+        let SentOf::Bio(entry) = whose else { unreachable!("a piece has no completion") };
+        if entry.is_sync() {
+            self.settle(note, tag);
+            return self.finish_sync(entry, status, parent);
+        }
+        let status = self.end(&entry, status);
+        self.settle(note, tag);
+        parent.complete(status);
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use block::{Bufs, Completion, Flags, Op, Sector};
 use policy::wbt::{Mode, ThrottleClass};
 
-use crate::losses::Entry;
+use crate::flush_errors::Entry;
 use crate::stats::Ticket;
 
 /// Nobody is passed by others for longer than this without any of its kind going. Chosen: a second

@@ -45,6 +45,7 @@ fn every_operation_works_on_a_file_with_direct_io() {
     on_core(async move |files| {
         let path = folder.path("disk");
         let opened = files.open_path(&path, new_file(4 << 20)).unwrap();
+        assert!(!opened.in_page_cache);
         assert_eq!(opened.limits.capacity, Sector::from_bytes(4 << 20));
         let dev = Rc::new(FileLeaf::new("disk", opened.file, opened.limits));
         check_every_operation(dev).await;
@@ -56,8 +57,10 @@ fn every_operation_works_on_a_file_in_the_page_cache() {
     for folder in [Folder::on_disk(), Folder::in_memory()] {
         on_core(async move |files| {
             let options = OpenOptions { direct: Direct::Never, ..new_file(4 << 20) };
-            let dev = open_leaf(&files, &folder, options);
-            check_every_operation(dev).await;
+            let opened = files.open_path(&folder.path("disk"), options).unwrap();
+            assert!(opened.in_page_cache);
+            let dev = FileLeaf::new("disk", opened.file, opened.limits).in_page_cache();
+            check_every_operation(Rc::new(dev)).await;
         });
     }
 }

@@ -119,7 +119,7 @@ impl Judge {
         self.changes.push(Change { who, begun, acknowledged: self.now });
     }
 
-    /// A FUA write that the driver has ended well. O3.
+    /// A FUA write that the driver has ended well. QU-FE3.
     pub(crate) fn fua_ends(&mut self, home: Home, begun: u64, fails: bool) -> Result<(), String> {
         let file = home.file;
         let must = self.losses.iter().any(|loss| loss.file == file && loss.at > begun);

@@ -2,8 +2,9 @@
 //! Random openers of leaves on one file and on another: changes, FUA writes and FLUSHes overlap,
 //! end in any order, and fail; each outcome is judged from the whole history (`judge`).
 //!
-//! The leaves of one file are those of several cores, which share nothing but the count of its
-//! losses; here one core runs them all, so that one seed is one history.
+//! The leaves of one file are those of several cores, which share its flush errors; here one core
+//! runs them all, so that one seed is one history. The success of a FLUSH must be held while a
+//! FLUSH or FUA write that was in flight beside it has not ended, and no longer (QU-FE5).
 
 mod judge;
 
@@ -80,12 +81,22 @@ struct Request {
     op: Op,
     flags: Flags,
     begun: u64,
+    /// How the driver has ended it.
+    ended: Option<Status>,
+    /// FLUSHes and FUA writes of the file that were with the driver at that time.
+    beside: Vec<usize>,
+    /// What its opener was told.
     outcome: Rc<Cell<Option<Status>>>,
+    is_judged: bool,
 }
 
 impl Request {
     fn is_fua(&self) -> bool {
         self.flags.contains(Flags::FUA)
+    }
+
+    fn is_sync(&self) -> bool {
+        self.op == Op::Flush || self.is_fua()
     }
 }
 
@@ -134,8 +145,8 @@ impl Run {
         let name = format!("leaf{}", self.leaves.len());
         let leaf = match first {
             Some((first, _)) => {
-                let (wbt, losses) = (first.shared_wbt(), first.shared_losses());
-                FileLeaf::on_same_file(name, FileId(file), limits(), &wbt, &losses)
+                let (wbt, errors) = (first.shared_wbt(), first.shared_flush_errors());
+                FileLeaf::on_same_file(name, FileId(file), limits(), &wbt, &errors)
             }
             None => FileLeaf::new(name, FileId(file), limits()),
         };
@@ -167,7 +178,8 @@ impl Run {
         let outcome = Rc::new(Cell::new(None));
         let ended = outcome.clone();
         spawn(async move { ended.set(Some(Status::from(sent.await))) });
-        self.requests.push(Request { who, op, flags, begun, outcome });
+        let (ended, beside, is_judged) = (None, Vec::new(), false);
+        self.requests.push(Request { who, op, flags, begun, ended, beside, outcome, is_judged });
     }
 
     fn begin_any(&mut self) {
@@ -189,9 +201,7 @@ impl Run {
             return Ok(());
         }
         let nth = self.rng.pick(&given);
-        let request = &self.requests[nth];
-        let promises = request.op == Op::Flush || request.is_fua();
-        let often = if promises { self.fails } else { self.plain_fails };
+        let often = if self.requests[nth].is_sync() { self.fails } else { self.plain_fails };
         let status = match may_fail && self.rng.chance_per_mille(often) {
             true => self.rng.pick(&[Status::Io, Status::Io, Status::NoSpace, Status::NotSupported]),
             false => Status::Ok,
@@ -200,27 +210,51 @@ impl Run {
         self.disk.current.set(nth);
         self.disk.end(nth, status);
         settle().await;
+        if self.disk.given.borrow().contains_key(&nth) {
+            return Ok(()); // FUA zeroes: the flush after them
+        }
         let outcome = self.requests[nth].outcome.get();
         self.lines.push(format!("{now}: #{nth} {status:?} at the driver: {outcome:?}"));
-        self.judge_end(nth, status).map_err(|why| self.report(nth, &why))
+        let file = self.file_of(nth);
+        if self.requests[nth].is_sync() && !matches!(status, Status::Ok | Status::NotSupported) {
+            self.judge.lose(file);
+        }
+        let syncs = self.disk.given.borrow().keys().copied().collect::<Vec<_>>().into_iter();
+        let beside = syncs.filter(|&n| self.requests[n].is_sync() && self.file_of(n) == file);
+        self.requests[nth].beside = beside.collect();
+        self.requests[nth].ended = Some(status);
+        let ended = (0..self.requests.len()).filter(|&n| {
+            let request = &self.requests[n];
+            request.ended.is_some() && !request.is_judged
+        });
+        for n in ended.collect::<Vec<_>>() {
+            self.judge_end(n).map_err(|why| self.report(n, &why))?;
+        }
+        Ok(())
     }
 
-    fn judge_end(&mut self, nth: usize, status: Status) -> Result<(), String> {
+    fn file_of(&self, nth: usize) -> u32 {
+        self.leaves[self.requests[nth].who.leaf].1.file
+    }
+
+    fn judge_end(&mut self, nth: usize) -> Result<(), String> {
         let request = &self.requests[nth];
         let &Request { who, op, begun, .. } = request;
+        let status = request.ended.expect("the driver has ended it");
         let home = self.leaves[who.leaf].1;
-        let goes_on = self.disk.given.borrow().contains_key(&nth);
+        let unsure = request.beside.iter().any(|n| self.disk.given.borrow().contains_key(n));
+        let may_wait = op == Op::Flush && status == Status::Ok && unsure;
         let Some(outcome) = request.outcome.get() else {
-            let zeroes = op == Op::WriteZeroes && request.is_fua();
-            return if goes_on && zeroes { Ok(()) } else { Err("it never ends".into()) };
+            return if may_wait { Ok(()) } else { Err("it never ends".into()) };
         };
-        let promises = op == Op::Flush || request.is_fua();
-        if promises && !matches!(status, Status::Ok | Status::NotSupported) {
-            self.judge.lose(home.file);
+        if may_wait {
+            return Err("it is reported while one beside it may have failed".into());
         }
         if status != Status::Ok && outcome != status {
             return Err(format!("{outcome:?} instead of {status:?}"));
         }
+        let is_fua = request.is_fua();
+        self.requests[nth].is_judged = true;
         let fails = outcome != Status::Ok;
         if op == Op::Flush {
             return self.judge.flush_ends(who, home, begun, (status == Status::Ok, fails));
@@ -228,7 +262,7 @@ impl Run {
         if status != Status::Ok {
             return Ok(());
         }
-        if request.is_fua() {
+        if is_fua {
             return self.judge.fua_ends(home, begun, fails);
         }
         if fails {
@@ -297,7 +331,7 @@ fn simulate(seed: u64) -> Result<Seen, String> {
 }
 
 #[test]
-fn who_is_told_of_losses_is_as_the_whole_history_says() {
+fn each_opener_gets_the_errors_that_the_history_asks_for() {
     let mut all = Seen::default();
     seeds::run(1000, |seed| {
         let seen = simulate(seed)?;

@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use spdx::{Expression, ParseMode};
+
 use crate::metadata::{self, Package};
 
 /// Findings in this checkout.
@@ -66,71 +68,15 @@ fn undocumented(packages: &[Package], document: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether an SPDX expression can be met with allowed licences alone.
-///
-/// Grammar: `or := and (("OR" | "/") and)*`, `and := one ("AND" one)*`,
-/// `one := "(" or ")" | id ["WITH" exception]`.
+/// Whether an SPDX expression can be met with allowed licences alone. An exception (`WITH`) only
+/// adds rights: it is enough that the licence itself is allowed.
 fn satisfied(expression: &str, allowed: &[String]) -> Result<bool, String> {
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
-    let words: Vec<&str> = spaced.split_whitespace().collect();
-    let mut parser = Parser { words: &words, allowed };
-    let value = parser.or()?;
-    match parser.words {
-        [] => Ok(value),
-        [extra, ..] => Err(format!("'{extra}' is not expected")),
-    }
-}
-
-struct Parser<'a> {
-    words: &'a [&'a str],
-    allowed: &'a [String],
-}
-
-impl Parser<'_> {
-    fn take(&mut self, word: &str) -> bool {
-        let here = self.words.first() == Some(&word);
-        if here {
-            self.words = &self.words[1..];
-        }
-        here
-    }
-
-    fn or(&mut self) -> Result<bool, String> {
-        let mut value = self.and()?;
-        while self.take("OR") {
-            value |= self.and()?;
-        }
-        Ok(value)
-    }
-
-    fn and(&mut self) -> Result<bool, String> {
-        let mut value = self.one()?;
-        while self.take("AND") {
-            value &= self.one()?;
-        }
-        Ok(value)
-    }
-
-    fn one(&mut self) -> Result<bool, String> {
-        if self.take("(") {
-            let value = self.or()?;
-            return if self.take(")") { Ok(value) } else { Err("unclosed bracket".to_owned()) };
-        }
-        let Some((id, rest)) = self.words.split_first() else {
-            return Err("ends too early".to_owned());
-        };
-        self.words = rest;
-        if self.take("WITH") {
-            let Some((exception, rest)) = self.words.split_first() else {
-                return Err("WITH needs an exception".to_owned());
-            };
-            self.words = rest;
-            // An exception only adds rights: the licence itself being allowed is enough.
-            let both = format!("{id} WITH {exception}");
-            return Ok(self.allowed.iter().any(|a| a == id || *a == both));
-        }
-        Ok(self.allowed.iter().any(|a| a == id))
-    }
+    // Lax: old packages write MIT/Apache-2.0, and GPL-3.0 without -only or -or-later.
+    let expression =
+        Expression::parse_mode(expression, ParseMode::LAX).map_err(|e| e.to_string())?;
+    Ok(expression.evaluate(|request| {
+        request.license.id().is_some_and(|id| allowed.iter().any(|name| name == id.name))
+    }))
 }
 
 #[cfg(test)]
@@ -168,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_without_an_allowed_licence_are_told() {
+    fn packages_without_an_allowed_licence_are_found() {
         let package = |name: &str, license: Option<&str>| Package {
             name: name.to_owned(),
             license: license.map(str::to_owned),

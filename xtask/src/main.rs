@@ -11,16 +11,18 @@ use std::process::ExitCode;
 
 mod arch;
 mod fuzz;
+mod labels;
 mod licences;
 mod metadata;
 mod sanitize;
 mod source;
 mod tidy;
+mod words;
 
 const USAGE: &str = "\
 usage: xtask CHECK...           any of: arch tidy licences
-       xtask fuzz [SECONDS]     every target in fuzz/, 60 seconds each unless told
-       xtask sanitize [TOOL...] tests under address, thread, miri; all of them unless told
+       xtask fuzz [SECONDS]     every target in fuzz/, 60 seconds each by default
+       xtask sanitize [TOOL...] tests under address, thread, miri; all of them by default
 
 exit status: 0 nothing found, 1 something found or failed, 2 wrong usage";
 

@@ -96,13 +96,14 @@ fn character(rest: &[char]) -> usize {
     }
 }
 
+/// The identifiers and keywords of a line of code, in order.
+pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c| !is_word(c)).filter(|word| !word.is_empty())
+}
+
 /// Whether `line` holds `word` as a word of its own.
 pub(crate) fn has_word(line: &str, word: &str) -> bool {
-    line.match_indices(word).any(|(at, _)| {
-        let before = line[..at].chars().next_back();
-        let after = line[at + word.len()..].chars().next();
-        !before.is_some_and(is_word) && !after.is_some_and(is_word)
-    })
+    words(line).any(|found| found == word)
 }
 
 #[cfg(test)]

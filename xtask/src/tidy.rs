@@ -10,12 +10,16 @@
 //! | all text but Makefiles | no tabs |
 //! | all text | nobody's home directory, not the place of this checkout |
 //! | members' Cargo.toml | the workspace's lints |
+//! | names of types, files, tests and folders | `words.rs` |
+//! | labels of invariants | `labels.rs` |
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::arch;
+use crate::labels::Labels;
 use crate::source::{code_only, has_word};
+use crate::words;
 
 const SPDX: &str = "SPDX-License-Identifier: Apache-2.0 OR MIT";
 const COLUMNS_MAX: usize = 100;
@@ -26,11 +30,9 @@ const LONG: &[(&str, &str)] = &[];
 
 /// Where `unsafe` may stand: a folder (ends in /) or a file, with its reason.
 const UNSAFE: &[(&str, &str)] = &[
-    ("crates/block/src/buf.rs", "aligned buffers that are lent to the kernel"),
+    ("crates/block/src/buf.rs", "aligned buffers that the kernel reads and writes"),
     ("crates/block/src/ram.rs", "memory that several cores read and write"),
     ("crates/uring/", "the kernel's rings and the memory they share"),
-    ("crates/ublk/", "the driver's command ring and mapped buffers"),
-    ("crates/vhost/", "guest memory"),
 ];
 
 /// What code below floor 3 asks the reactor for. Test modules are free.
@@ -59,6 +61,7 @@ const UNFINISHED: &[&str] =
 pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
     let homes = homes(root);
     let mut found = Vec::new();
+    let mut labels = Labels::of_workspace();
     for path in listed_files(root)? {
         let Ok(bytes) = std::fs::read(root.join(&path)) else {
             continue; // deleted in the work tree, or a link to nowhere
@@ -66,7 +69,9 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
         // Binary files (images of devices, compressed fixtures) have no style.
         let Ok(text) = String::from_utf8(bytes) else { continue };
         found.extend(findings(&path, &text, &homes));
+        labels.read(&path, &text);
     }
+    found.extend(labels.findings());
     Ok(found)
 }
 
@@ -103,6 +108,7 @@ fn findings(path: &str, text: &str, homes: &[String]) -> Vec<String> {
     let mut file = File { path, found: Vec::new() };
     let extension = path.rsplit_once('.').map_or("", |(_, extension)| extension);
     let script = extension == "sh" || extension == "py" || text.starts_with("#!/");
+    file.report(words::path_findings(path));
     if !path.ends_with("Cargo.lock") {
         file.every_text(text, homes);
     }
@@ -110,7 +116,7 @@ fn findings(path: &str, text: &str, homes: &[String]) -> Vec<String> {
         file.columns(text);
     }
     if script && !text.lines().take(2).any(|line| line == format!("# {SPDX}")) {
-        file.tell(1, "line 1 or 2 must be the SPDX line");
+        file.finding(1, "line 1 or 2 must be the SPDX line");
     }
     if extension == "rs" {
         file.rust(text);
@@ -127,8 +133,14 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    fn tell(&mut self, line: usize, what: &str) {
+    fn finding(&mut self, line: usize, what: &str) {
         self.found.push(format!("{}:{line}: {what}", self.path));
+    }
+
+    fn report(&mut self, found: Vec<(usize, String)>) {
+        for (line, what) in found {
+            self.finding(line, &what);
+        }
     }
 
     fn every_text(&mut self, text: &str, homes: &[String]) {
@@ -136,10 +148,10 @@ impl File<'_> {
         let tabs_allowed = name == "Makefile" || name == ".gitmodules";
         for (line, n) in text.lines().zip(1..) {
             if line.contains('\t') && !tabs_allowed {
-                self.tell(n, "tab");
+                self.finding(n, "tab");
             }
             if let Some(home) = homes.iter().find(|home| line.contains(home.as_str())) {
-                self.tell(n, &format!("a path of somebody's machine: {home}"));
+                self.finding(n, &format!("a path of somebody's machine: {home}"));
             }
         }
     }
@@ -149,7 +161,7 @@ impl File<'_> {
             let columns = line.chars().count();
             // An address cannot be broken over two lines.
             if columns > COLUMNS_MAX && !line.contains("://") {
-                self.tell(n, &format!("{columns} columns, at most {COLUMNS_MAX} are allowed"));
+                self.finding(n, &format!("{columns} columns, at most {COLUMNS_MAX} are allowed"));
             }
         }
     }
@@ -157,21 +169,22 @@ impl File<'_> {
     fn rust(&mut self, text: &str) {
         let mut lines = text.lines();
         if lines.next() != Some(&format!("// {SPDX}")) {
-            self.tell(1, &format!("the first line must be '// {SPDX}'"));
+            self.finding(1, &format!("the first line must be '// {SPDX}'"));
         }
         if !lines.next().is_some_and(|line| line.starts_with("//! ")) {
-            self.tell(2, "the second line must say what the module is: '//! ...'");
+            self.finding(2, "the second line must say what the module is: '//! ...'");
         }
         let count = text.lines().count();
         if count > LINES_MAX && !LONG.iter().any(|(path, _)| *path == self.path) {
-            self.tell(count, &format!("{count} lines, at most {LINES_MAX} are allowed"));
+            self.finding(count, &format!("{count} lines, at most {LINES_MAX} are allowed"));
         }
         let code = code_only(text);
         for (line, n) in code.lines().zip(1..) {
             if let Some(name) = UNFINISHED.iter().find(|name| line.contains(**name)) {
-                self.tell(n, &format!("{name} is unfinished work"));
+                self.finding(n, &format!("{name} is unfinished work"));
             }
         }
+        self.report(words::code_findings(self.path, &code));
         self.unsafe_code(text, &code);
         self.floor_rules(&code);
     }
@@ -187,10 +200,10 @@ impl File<'_> {
                 continue;
             }
             if !allowed {
-                self.tell(at + 1, "unsafe outside the rooms made for it (xtask/src/tidy.rs)");
+                self.finding(at + 1, "unsafe outside the rooms made for it (xtask/src/tidy.rs)");
             }
             if !has_safety_comment(&lines, at) {
-                self.tell(at + 1, "unsafe without a SAFETY comment right above");
+                self.finding(at + 1, "unsafe without a SAFETY comment right above");
             }
         }
     }
@@ -213,13 +226,13 @@ impl File<'_> {
             }
             let line = line.replace(STILL_FINE_BELOW, "");
             if let Some(name) = NOT_BELOW.iter().find(|name| line.contains(**name)) {
-                self.tell(
+                self.finding(
                     n,
                     &format!("{name} below floor {}: ask the reactor", arch::FIRST_FREE_FLOOR),
                 );
             }
             if line.contains("clippy::disallowed_") {
-                self.tell(n, "clippy's bans hold below floor 3 without exception");
+                self.finding(n, "clippy's bans hold below floor 3 without exception");
             }
         }
     }
@@ -227,17 +240,17 @@ impl File<'_> {
     fn manifest(&mut self, text: &str) {
         let mut lines = text.lines().map(str::trim).skip_while(|line| *line != "[lints]");
         if !lines.by_ref().take(3).any(|line| line == "workspace = true") {
-            self.tell(1, "needs '[lints]' with 'workspace = true'");
+            self.finding(1, "needs '[lints]' with 'workspace = true'");
         }
     }
 }
 
-/// Whether the comment above (or on) line `at` tells why the code is sound: `SAFETY:` for blocks
+/// Whether the comment above (or on) line `at` says why the code is sound: `SAFETY:` for blocks
 /// and impls, a `# Safety` section for functions. Clippy checks the same more exactly; this also
 /// holds in code that clippy does not compile here.
 fn has_safety_comment(lines: &[&str], at: usize) -> bool {
-    let tells = |line: &str| line.contains("SAFETY:") || line.contains("# Safety");
-    if tells(lines[at]) {
+    let explains = |line: &str| line.contains("SAFETY:") || line.contains("# Safety");
+    if explains(lines[at]) {
         return true;
     }
     // A statement may begin some lines above its unsafe block.
@@ -245,7 +258,7 @@ fn has_safety_comment(lines: &[&str], at: usize) -> bool {
     let mut code_lines = 0;
     for line in lines[..at].iter().rev() {
         let line = line.trim_start();
-        if tells(line) {
+        if explains(line) {
             return true;
         }
         if !line.starts_with("//") && !line.starts_with("#[") {
@@ -305,19 +318,19 @@ mod tests {
     }
 
     #[test]
-    fn long_files_are_told() {
+    fn long_files_are_found() {
         assert_eq!(judge_rust("xtask/src/a.rs", &"//\n".repeat(598)), [""; 0]);
         assert_eq!(judge_rust("xtask/src/a.rs", &"//\n".repeat(599)).len(), 1);
     }
 
     #[test]
-    fn tabs_are_told_but_in_makefiles() {
+    fn tabs_are_found_but_in_makefiles() {
         assert_eq!(judge("docs/x.md", "a\tb\n").len(), 1);
         assert_eq!(judge("Makefile", "all:\n\ttrue\n"), [""; 0]);
     }
 
     #[test]
-    fn unfinished_work_is_told_but_not_in_comments() {
+    fn unfinished_work_is_found_but_not_in_comments() {
         let body = format!("fn f() {{ {}() }}\n", UNFINISHED[0]);
         assert_eq!(judge_rust("xtask/src/a.rs", &body).len(), 1);
         let body = format!("// no {}() here\n", UNFINISHED[0]);
@@ -325,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_one_machine_are_told() {
+    fn paths_of_one_machine_are_found() {
         assert_eq!(judge("README.md", "see /elsewhere/dev/millpond\n").len(), 1);
         assert_eq!(judge("README.md", "see /run/millpond\n"), [""; 0]);
     }

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The rules of words that a machine can check; docs/glossary.md and CONTRIBUTING.md have the rest.
+//!
+//! | names of | rule |
+//! |---|---|
+//! | types, and files of modules | a noun of storage or of computing: none of [`NO_NOUNS`] |
+//! | tests | at most 60 characters |
+//! | folders | not `target`, which is where cargo builds |
+
+use crate::source::words;
+
+/// Words that may not be the whole name of a type or of a module's file: pronouns, prepositions,
+/// adverbs and numbers; participles of saying and having; metaphors. In this order.
+const NO_NOUNS: &str = "\
+    Alone Around Aside Asides At AtOnce Away Before Below Beside Both By Elsewhere Few Further
+    Here How Long Now Nothing Once Only Others Ours Over Short Since Still Sure Then There To
+    Together Two Until Way What Which While Who Whose With
+    Asked Came Given Happened Happening Heard Hearing Hello Held Kept KeptAway Known Lend Lent
+    Loan News Said Seen Shown Signs Taken Tell TellPart Teller Telling Terms Told Tried Wanted
+    Alarm Allowance Anchor Anchors Bare Bell Better Door Ends Face Facts Flight Flying Gate Grace
+    Ground Herald InForce Keeper Lab Law Losses Mutation Pond Shard Shards Spare Steer Strokes
+    Survivors Tally Tickets Twins Workers";
+
+/// Of [`NO_NOUNS`] those that still stand somewhere. Only ever gets shorter.
+const NOT_YET_RENAMED: &str = "\
+    Alarm Allowance Alone Anchor Anchors Around Aside Asides Asked At AtOnce Away Bare Bell Below
+    Beside Better Both By Came Door Elsewhere Ends Face Facts Few Flight Flying Further Gate Given
+    Grace Ground Happened Happening Heard Hearing Held Hello Herald Here How InForce Keeper Kept
+    KeptAway Known Lab Law Lend Lent Loan Long Losses Mutation News Nothing Now Once Only Others
+    Ours Over Pond Said Seen Shard Shards Short Shown Signs Since Spare Steer Still Strokes Sure
+    Survivors Taken Tally Tell TellPart Teller Telling Terms There Tickets To Together Told Tried
+    Twins Two Until Wanted Way What Which While Who Whose With Workers";
+
+const TEST_NAME_MAX: usize = 60;
+
+/// Where names of tests may still be longer than [`TEST_NAME_MAX`]. Only ever gets shorter.
+const TESTS_NOT_YET_RENAMED: &[&str] = &[
+    "bench/",
+    "crates/cli/",
+    "crates/control/",
+    "crates/dm/",
+    "crates/format/",
+    "crates/fuse/",
+    "crates/host/",
+    "crates/loadgen/",
+    "crates/millpond/",
+    "crates/nbd/",
+    "crates/pagecache/",
+    "crates/policy/",
+    "crates/queue/",
+    "crates/reactor/",
+    "crates/reproduce/",
+    "crates/sim/",
+    "crates/uring/",
+    "crates/writecache/",
+    "crates/zram/",
+    "tests/attack/",
+    "tests/e2e/",
+];
+
+/// Folders that may still be called `target`. Only ever gets shorter.
+const FOLDERS_NOT_YET_RENAMED: &[&str] =
+    &["crates/dm/src/target/", "crates/writecache/src/target/"];
+
+/// What introduces the name of a type.
+const TYPE_KEYWORDS: &[&str] = &["struct", "enum", "trait", "type", "union"];
+
+/// Findings in the path of one file, as line and text.
+pub(crate) fn path_findings(path: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut folders = path.split('/');
+    let file = folders.next_back().unwrap_or(path);
+    let excused = FOLDERS_NOT_YET_RENAMED.iter().any(|folder| path.starts_with(folder));
+    if folders.any(|folder| folder == "target") && !excused {
+        found.push((1, "a folder called 'target' reads as build output: try 'targets'".to_owned()));
+    }
+    if let Some(stem) = file.strip_suffix(".rs") {
+        let module = stem.strip_suffix("_tests").unwrap_or(stem);
+        if let Some(word) = forbidden(&camel(module)) {
+            found.push((1, format!("the file {file}: {}", advice(word))));
+        }
+    }
+    found
+}
+
+/// Findings in the names of one Rust file's types and tests. `code` is its text without comments
+/// and literals.
+pub(crate) fn code_findings(path: &str, code: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let excused = TESTS_NOT_YET_RENAMED.iter().any(|place| path.starts_with(place));
+    let mut is_test = false;
+    for (line, n) in code.lines().zip(1..) {
+        is_test |= line.trim_start().starts_with("#[test]");
+        let mut before = "";
+        for word in words(line) {
+            if TYPE_KEYWORDS.contains(&before)
+                && let Some(word) = forbidden(word)
+            {
+                found.push((n, format!("the type {word}: {}", advice(word))));
+            }
+            if before == "fn" && std::mem::take(&mut is_test) && !excused {
+                found.extend(test_name_problem(word).map(|problem| (n, problem)));
+            }
+            before = word;
+        }
+    }
+    found
+}
+
+fn forbidden(name: &str) -> Option<&'static str> {
+    let known = |list: &'static str| list.split_whitespace().find(|word| *word == name);
+    known(NO_NOUNS).filter(|_| known(NOT_YET_RENAMED).is_none())
+}
+
+fn advice(word: &str) -> String {
+    format!(
+        "'{word}' does not say what it is; take a noun of storage or computing \
+         (docs/glossary.md; the list is in xtask/src/words.rs)"
+    )
+}
+
+fn test_name_problem(name: &str) -> Option<String> {
+    let length = name.chars().count();
+    (length > TEST_NAME_MAX).then(|| {
+        format!("the test {name} has {length} characters, at most {TEST_NAME_MAX} are allowed")
+    })
+}
+
+/// `part_of` as `PartOf`.
+fn camel(snake: &str) -> String {
+    let upper = |word: &str| {
+        let mut chars = word.chars();
+        let first = chars.next().map(|c| c.to_ascii_uppercase());
+        first.into_iter().chain(chars).collect::<String>()
+    };
+    snake.split('_').map(upper).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_dialect_name_no_type() {
+        let judge = |code: &str| code_findings("crates/dm/src/a.rs", code);
+        for code in ["struct Then;", "pub(crate) enum Before {", "type Then<'a> = (bool, u32);"] {
+            assert_eq!(judge(code).len(), 1, "{code}");
+        }
+        let found = judge("\npub unsafe trait Before {}\n");
+        assert_eq!(found[0].0, 2);
+        assert!(found[0].1.contains("docs/glossary.md"), "{found:?}");
+        for code in ["struct Owner;", "use other::Then;", "enum Then2 {", "struct Then_;"] {
+            assert_eq!(judge(code), [], "{code}");
+        }
+    }
+
+    #[test]
+    fn words_of_the_dialect_name_no_file() {
+        for path in ["crates/a/src/then.rs", "crates/a/src/before_tests.rs"] {
+            assert_eq!(path_findings(path).len(), 1, "{path}");
+        }
+        for path in ["crates/a/src/pending.rs", "docs/then.md", "crates/a/then/mod.rs"] {
+            assert_eq!(path_findings(path), [], "{path}");
+        }
+    }
+
+    #[test]
+    fn no_folder_is_called_target() {
+        let found = path_findings("crates/a/src/target/open.rs");
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].1.contains("'targets'"), "{found:?}");
+        for path in ["crates/a/src/targets/open.rs", "crates/a/src/target.rs"] {
+            assert_eq!(path_findings(path), [], "{path}");
+        }
+    }
+
+    #[test]
+    fn a_test_name_has_at_most_60_characters() {
+        let judge = |name: &str| {
+            let code = format!("#[test]\n#[should_panic]\nfn {name}() {{}}\n");
+            code_findings("xtask/src/a.rs", &code)
+        };
+        assert_eq!(judge(&"a".repeat(60)), []);
+        let found = judge(&"a".repeat(61));
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].0, 3);
+        assert!(found[0].1.contains("61 characters, at most 60"), "{found:?}");
+        let helper = format!("#[test]\nfn short() {{}}\nfn {}() {{}}\n", "a".repeat(61));
+        assert_eq!(code_findings("xtask/src/a.rs", &helper), []);
+    }
+
+    #[test]
+    fn words_not_yet_renamed_are_words_of_the_list() {
+        for word in NOT_YET_RENAMED.split_whitespace() {
+            assert!(NO_NOUNS.split_whitespace().any(|other| other == word), "{word}");
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::{Class, Flags, Opener, PAGE, Sector, Status, Target};
-use sim::{Ended, Machine};
+use sim::{Machine, RunEnd};
 
 use super::*;
 use crate::testing::{Lab, MIB, MS, flush, flush_by, pattern, running, try_write, write};
@@ -100,7 +100,7 @@ fn old_pages_are_written_and_no_timer_runs_while_all_is_clean() {
     let machine = Machine::boot(&lab.world, 1);
     let inner = lab.clone();
     let cache = machine.block_on(async move { running(&inner, QUIET).await }).unwrap();
-    assert_eq!(machine.run(|| false), Ended::Idle, "no timer runs");
+    assert_eq!(machine.run(|| false), RunEnd::Idle, "no timer runs");
     let (inner, writer) = (lab.clone(), cache.clone());
     let begun = lab.world.borrow().now();
     let work = async move {
@@ -117,7 +117,7 @@ fn old_pages_are_written_and_no_timer_runs_while_all_is_clean() {
         assert_eq!(writer.store.dirty_bytes(), 0);
     };
     machine.block_on(work).unwrap();
-    assert_eq!(machine.run(|| false), Ended::Idle);
+    assert_eq!(machine.run(|| false), RunEnd::Idle);
     let idle_at = lab.world.borrow().now();
     assert!((idle_at - begun).0 <= 40_000 * MS, "a timer ran on until {idle_at:?}");
     machine.kill();

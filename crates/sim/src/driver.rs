@@ -42,7 +42,7 @@ impl Driver for Sim {
 
 /// Why [`Machine::run`] came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum RunEnd {
     /// `until` holds.
     Until,
     /// The moment of [`crate::World::power_cut_at`] has come.
@@ -82,14 +82,14 @@ impl Machine {
 
     /// Runs until `until` holds, the power goes, or nothing is left to happen. Which task runs
     /// next is drawn by the seed.
-    pub fn run(&self, mut until: impl FnMut() -> bool) -> Ended {
+    pub fn run(&self, mut until: impl FnMut() -> bool) -> RunEnd {
         let (mut stood_at, mut polls_in_place) = (self.world.borrow().now(), 0);
         loop {
             if until() {
-                return Ended::Until;
+                return RunEnd::Until;
             }
             if self.world.borrow().cut_is_due() {
-                return Ended::PowerCut;
+                return RunEnd::PowerCut;
             }
             let ready: usize = self.reactors.iter().map(|r| r.core().ready()).sum();
             if ready > 0 && !self.preempted() {
@@ -99,7 +99,7 @@ impl Machine {
                 continue;
             }
             if !self.next_event(ready > 0) {
-                return Ended::Idle;
+                return RunEnd::Idle;
             }
             let now = self.world.borrow().now();
             if now != stood_at {
@@ -154,14 +154,14 @@ impl Machine {
     pub fn block_on<T: 'static>(
         &self,
         future: impl Future<Output = T> + 'static,
-    ) -> Result<T, Ended> {
+    ) -> Result<T, RunEnd> {
         let out = Rc::new(RefCell::new(None));
         let (set, test) = (out.clone(), out.clone());
         self.spawn(0, async move { *set.borrow_mut() = Some(future.await) });
         match self.run(|| test.borrow().is_some()) {
-            Ended::Until => Ok(out.take().expect("set: that is why the run ended")),
-            Ended::PowerCut => Err(Ended::PowerCut),
-            Ended::Idle => panic!("deadlock: no task can run and nothing is in flight"),
+            RunEnd::Until => Ok(out.take().expect("set: that is why the run ended")),
+            RunEnd::PowerCut => Err(RunEnd::PowerCut),
+            RunEnd::Idle => panic!("deadlock: no task can run and nothing is in flight"),
         }
     }
 
@@ -181,6 +181,6 @@ impl Machine {
     /// loop) would keep it from returning: stop those first.
     pub fn shut_down(self) {
         let ended = self.run(|| false);
-        assert_eq!(ended, Ended::Idle, "the power went during a shutdown");
+        assert_eq!(ended, RunEnd::Idle, "the power went during a shutdown");
     }
 }

@@ -7,49 +7,59 @@ use std::fmt;
 
 use block::{Nanos, Status};
 
-use crate::world::StreamCut;
+/// How a connection is lost to one of its ends, while the other lives on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamFault {
+    /// Its next Recv fails; the stream itself still works.
+    Error,
+    /// Nothing passes any more, in either direction, and this end is told that the other one is
+    /// silent. That one is reset in the end.
+    TimedOut,
+}
 
 /// As many as a failure report shows.
 const KEPT: usize = 50;
 
 /// Something that happened; plain words, formatted only when a seed has failed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Happened {
+pub(crate) enum TraceEvent {
     Submitted { disk: usize, op: &'static str, id: usize, offset: u64, len: u64, fua: bool },
-    Ended { disk: usize, op: &'static str, id: usize, offset: u64, len: u64, status: Status },
+    Completed { disk: usize, op: &'static str, id: usize, offset: u64, len: u64, status: Status },
     Stalled { id: usize, extra: Nanos },
     Message { to: u16, what: &'static str },
     PowerCut { step: u64, in_flight: usize },
     Killed { step: u64, in_flight: usize },
     Rotted { disk: usize, offset: u64 },
     Misplaced { disk: usize, id: usize, to: Option<u64> },
-    StreamCut { stream: usize, how: StreamCut },
+    StreamCut { stream: usize, how: StreamFault },
 }
 
-impl fmt::Display for Happened {
+impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Happened::Submitted { disk, op, id, offset, len, fua } => {
+            TraceEvent::Submitted { disk, op, id, offset, len, fua } => {
                 let fua = if fua { " fua" } else { "" };
                 write!(f, "disk {disk}: #{id} {op}{fua} {}+{} submitted", offset / 512, len / 512)
             }
-            Happened::Ended { disk, op, id, offset, len, status } => {
+            TraceEvent::Completed { disk, op, id, offset, len, status } => {
                 write!(f, "disk {disk}: #{id} {op} {}+{}: {status}", offset / 512, len / 512)
             }
-            Happened::Stalled { id, extra } => write!(f, "#{id} stalls for {} ns", extra.0),
-            Happened::Message { to, what } => write!(f, "core {to} gets {what}"),
-            Happened::PowerCut { step, in_flight } => {
+            TraceEvent::Stalled { id, extra } => write!(f, "#{id} stalls for {} ns", extra.0),
+            TraceEvent::Message { to, what } => write!(f, "core {to} gets {what}"),
+            TraceEvent::PowerCut { step, in_flight } => {
                 write!(f, "POWER CUT at step {step}, {in_flight} in flight")
             }
-            Happened::Killed { step, in_flight } => {
+            TraceEvent::Killed { step, in_flight } => {
                 write!(f, "KILLED at step {step}, {in_flight} in flight")
             }
-            Happened::Rotted { disk, offset } => write!(f, "disk {disk}: bit rot at byte {offset}"),
-            Happened::StreamCut { stream, how } => write!(f, "stream {stream} is cut: {how:?}"),
-            Happened::Misplaced { disk, id, to: None } => {
+            TraceEvent::Rotted { disk, offset } => {
+                write!(f, "disk {disk}: bit rot at byte {offset}")
+            }
+            TraceEvent::StreamCut { stream, how } => write!(f, "stream {stream} is cut: {how:?}"),
+            TraceEvent::Misplaced { disk, id, to: None } => {
                 write!(f, "disk {disk}: #{id} is a lost write")
             }
-            Happened::Misplaced { disk, id, to: Some(to) } => {
+            TraceEvent::Misplaced { disk, id, to: Some(to) } => {
                 write!(f, "disk {disk}: #{id} is misdirected to sector {}", to / 512)
             }
         }
@@ -58,15 +68,15 @@ impl fmt::Display for Happened {
 
 thread_local! {
     /// Of the world that was made last on this thread; outlives it, for the failure report.
-    static LAST: RefCell<VecDeque<(Nanos, Happened)>> = const { RefCell::new(VecDeque::new()) };
+    static LAST: RefCell<VecDeque<(Nanos, TraceEvent)>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// A new world begins: forget the one before.
-pub(crate) fn begin() {
+pub(crate) fn clear() {
     LAST.with_borrow_mut(VecDeque::clear);
 }
 
-pub(crate) fn note(at: Nanos, what: Happened) {
+pub(crate) fn record(at: Nanos, what: TraceEvent) {
     LAST.with_borrow_mut(|last| {
         if last.len() == KEPT {
             last.pop_front();

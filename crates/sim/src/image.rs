@@ -9,6 +9,16 @@ use std::rc::Rc;
 
 use crate::pages::{Page, Pages, each_part, mix};
 
+/// A write that a power cut may lose, keep or tear: on a disk sector by sector, in memory word by
+/// word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingWrite {
+    /// Where it goes.
+    pub offset: u64,
+    /// What it writes.
+    pub data: Vec<u8>,
+}
+
 /// What a disk holds. Pages that are not there hold zeroes.
 #[derive(Clone, Debug, Default)]
 pub struct Image {

@@ -33,9 +33,10 @@ mod workload;
 mod world;
 
 pub use disk::{Disk, DiskSpec, DiskStats, Faults};
-pub use driver::{Ended, Machine};
-pub use image::Image;
+pub use driver::{Machine, RunEnd};
+pub use events::StreamFault;
+pub use image::{Image, PendingWrite};
 pub use oracle::{Change, Client, FlushToken, Oracle, ReadToken, WriteToken};
 pub use rng::Rng;
 pub use workload::{Mix, Verdict, Workload};
-pub use world::{Cut, Pending, StreamCut, Swarm, World, WorldRef};
+pub use world::{PowerCut, Swarm, World, WorldRef};

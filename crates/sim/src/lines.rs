@@ -15,21 +15,20 @@
 //! before some moment (a line in a cache), or any words (non-temporal stores).
 //!
 //! Invariants
-//! - L1 A fence makes durable what the writes have stored that had completed when it was submitted,
-//!   and with it what their lines held before; it promises nothing of others.
-//! - L2 Of two stores to one word the older never comes back over the newer.
-//! - L3 What a failed fence should have covered is not made durable by one submitted after the
+//! - SI-L1 A fence makes durable what the writes have stored that had completed when it was
+//!   submitted, and with it what their lines held before; it promises nothing of others.
+//! - SI-L2 Of two stores to one word the older never comes back over the newer.
+//! - SI-L3 What a failed fence should have covered is not made durable by one submitted after the
 //!   failure, unless its line is stored to again. (A file behind the mapping may fail; memory
 //!   can't.)
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::image::Image;
+use crate::image::{Image, PendingWrite};
 use crate::media::{FlushMark, parts};
 use crate::pages::{Page, Pages, pages_of};
 use crate::rng::Rng;
-use crate::world::Pending;
 
 /// Bytes that leave the caches at once.
 const LINE_BYTES: u64 = 64;
@@ -53,7 +52,7 @@ struct Write {
     left: usize,
     /// How many had completed before it did; none while it is in flight.
     completed: Option<u64>,
-    /// Number of the failure of a fence that should have covered it (L3).
+    /// Number of the failure of a fence that should have covered it (SI-L3).
     abandoned: Option<u64>,
 }
 
@@ -110,16 +109,16 @@ impl Lines {
     }
 
     /// The stores that no fence has made durable, in program order, each write's that lie side by
-    /// side together: any words of them may survive (L2).
-    pub(crate) fn unfenced(&self) -> Vec<Pending> {
-        let mut by_write: BTreeMap<u64, Vec<Pending>> = BTreeMap::new();
+    /// side together: any words of them may survive (SI-L2).
+    pub(crate) fn unfenced(&self) -> Vec<PendingWrite> {
+        let mut by_write: BTreeMap<u64, Vec<PendingWrite>> = BTreeMap::new();
         for store in self.unfenced.values().flatten() {
             let runs = by_write.entry(store.write).or_default();
             match runs.last_mut() {
                 Some(run) if run.offset + run.data.len() as u64 == store.offset => {
                     run.data.extend_from_slice(&store.data);
                 }
-                _ => runs.push(Pending { offset: store.offset, data: store.data.clone() }),
+                _ => runs.push(PendingWrite { offset: store.offset, data: store.data.clone() }),
             }
         }
         by_write.into_values().flatten().collect()
@@ -158,7 +157,7 @@ impl Lines {
         }
     }
 
-    /// What a fence submitted now covers (L1).
+    /// What a fence submitted now covers (SI-L1).
     pub(crate) fn flush_mark(&self) -> FlushMark {
         FlushMark { completed: self.completed, failures: self.failures }
     }
@@ -170,7 +169,7 @@ impl Lines {
         }
     }
 
-    /// L1, L2: everything up to the line's last store that `covers` is durable.
+    /// SI-L1, SI-L2: everything up to the line's last store that `covers` is durable.
     fn fence_line(&mut self, line: u64, covers: impl Fn(&Store, &Write) -> bool) {
         let Some(stores) = self.unfenced.get_mut(&line) else { return };
         let writes = &self.writes;
@@ -185,7 +184,7 @@ impl Lines {
         }
     }
 
-    /// A fence fails (L3).
+    /// A fence fails (SI-L3).
     pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
         self.failures += 1;
         for write in self.writes.values_mut() {
@@ -345,7 +344,7 @@ mod tests {
         lines.flush(lines.flush_mark());
         let second = lines.store(32, &[2; 128]);
         lines.store(64, &[3; 8]);
-        let pending = |offset, byte, len| Pending { offset, data: vec![byte; len] };
+        let pending = |offset, byte, len| PendingWrite { offset, data: vec![byte; len] };
         assert_eq!(lines.unfenced(), [pending(32, 2, 128), pending(64, 3, 8)]);
         let mut durable = Image::default();
         durable.write(0, &[1; 64]);

@@ -10,10 +10,12 @@
 //! ```
 //!
 //! Invariants
-//! - P1 Durable holds exactly what completed flushes and FUA writes cover, and what cuts have kept.
-//! - P2 Once a version of a sector is durable, no older version comes back: a FUA write outlaws the
-//!   unflushed ones below it, and so does a flushed write those that a failed flush left behind.
-//! - P3 What a failed flush should have covered is not made durable by one submitted after the
+//! - SI-P1 Durable holds exactly what completed flushes and FUA writes cover, and what cuts have
+//!   kept.
+//! - SI-P2 Once a version of a sector is durable, no older version comes back: a FUA write outlaws
+//!   the unflushed ones below it, and so does a flushed write those that a failed flush left
+//!   behind.
+//! - SI-P3 What a failed flush should have covered is not made durable by one submitted after the
 //!   failure (it may be lost at any cut until it is rewritten).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,17 +23,16 @@ use std::rc::Rc;
 
 use block::SECTOR_SIZE;
 
-use crate::image::Image;
+use crate::image::{Image, PendingWrite};
 use crate::pages::{Page, Pages, pages_of};
 use crate::rng::Rng;
-use crate::world::Pending;
 
 /// A completed write that only the volatile cache has.
 #[derive(Debug)]
 struct Unflushed {
     offset: u64,
     data: Vec<u8>,
-    /// Number of the failure of a flush that should have covered it (P3).
+    /// Number of the failure of a flush that should have covered it (SI-P3).
     abandoned: Option<u64>,
 }
 
@@ -47,7 +48,7 @@ pub(crate) struct InFlight {
 struct History {
     durable: Pages,
     unflushed: BTreeMap<u64, Unflushed>,
-    /// Completion order of a sector's newest durable write, where older ones wait (P2).
+    /// Completion order of a sector's newest durable write, where older ones wait (SI-P2).
     newest_durable: BTreeMap<u64, u64>,
     /// Pages where visible and durable may differ.
     touched: BTreeSet<usize>,
@@ -100,12 +101,12 @@ impl Media {
     }
 
     /// The writes of the volatile cache, oldest first, as far as no newer durable version of their
-    /// sectors outlaws them (P2).
-    pub(crate) fn unflushed(&self) -> Vec<Pending> {
+    /// sectors outlaws them (SI-P2).
+    pub(crate) fn unflushed(&self) -> Vec<PendingWrite> {
         let history = self.history.as_ref().expect("a disk that keeps history");
-        let mut pending: Vec<Pending> = Vec::new();
+        let mut pending: Vec<PendingWrite> = Vec::new();
         for (&id, write) in &history.unflushed {
-            let mut run: Option<Pending> = None;
+            let mut run: Option<PendingWrite> = None;
             for part in parts(write.offset, write.data.len(), SECTOR_SIZE as u64) {
                 let offset = write.offset + part.start as u64;
                 let newest = history.newest_durable.get(&(offset / SECTOR_SIZE as u64));
@@ -113,7 +114,7 @@ impl Media {
                     pending.extend(run.take());
                     continue;
                 }
-                let run = run.get_or_insert(Pending { offset, data: Vec::new() });
+                let run = run.get_or_insert(PendingWrite { offset, data: Vec::new() });
                 run.data.extend_from_slice(&write.data[part]);
             }
             pending.extend(run);
@@ -174,7 +175,7 @@ impl Media {
         }
     }
 
-    /// A flush fails: what it should have covered may be gone at the next cut (P3).
+    /// A flush fails: what it should have covered may be gone at the next cut (SI-P3).
     pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
         self.flush_failures += 1;
         let Some(h) = &mut self.history else { return };
@@ -183,7 +184,7 @@ impl Media {
         }
     }
 
-    /// The last flush that failed takes the newest write with it, which was in flight then (P3).
+    /// The last flush that failed takes the newest write with it, which was in flight then (SI-P3).
     pub(crate) fn abandon_newest(&mut self) {
         let newest = self.history.as_mut().and_then(|h| h.unflushed.last_entry());
         if let Some(mut newest) = newest {
@@ -257,7 +258,7 @@ impl History {
         }
     }
 
-    /// Write `id` reaches the medium, but for sectors whose durable version is newer (P2).
+    /// Write `id` reaches the medium, but for sectors whose durable version is newer (SI-P2).
     fn settle(&mut self, id: u64, offset: u64, data: &[u8]) {
         if self.newest_durable.is_empty() {
             self.durable.write(offset, data);
@@ -396,7 +397,7 @@ mod tests {
         durable.write(0, &[1; 512]);
         durable.write(512, &[3; 512]);
         assert_eq!(m.durable().hash(), durable.hash());
-        let part = |offset, len| Pending { offset, data: vec![2; len] };
+        let part = |offset, len| PendingWrite { offset, data: vec![2; len] };
         assert_eq!(m.unflushed(), [part(0, 512), part(1024, 1024)]);
         m.flush(m.flush_mark());
         assert_eq!(m.unflushed(), []);

@@ -4,12 +4,11 @@
 
 use std::rc::Rc;
 
-use crate::image::Image;
+use crate::image::{Image, PendingWrite};
 use crate::lines::Lines;
 use crate::media::{FlushMark, InFlight, Media};
 use crate::pages::Page;
 use crate::rng::Rng;
-use crate::world::Pending;
 
 #[derive(Debug)]
 pub(crate) enum Medium {
@@ -39,7 +38,7 @@ impl Medium {
         }
     }
 
-    pub(crate) fn unflushed(&self) -> Vec<Pending> {
+    pub(crate) fn unflushed(&self) -> Vec<PendingWrite> {
         match self {
             Medium::Disk(media) => media.unflushed(),
             Medium::Memory(lines) => lines.unfenced(),

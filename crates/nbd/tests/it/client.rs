@@ -14,7 +14,7 @@ use nbd::option::{reply, reply_info_export};
 use nbd::request::{Request, SIMPLE_BYTES};
 use nbd::wire::{ExportFlags, opt, rep};
 use reactor::{FileId, SqeOp, driver_io, io_by, now, read, sleep, spawn, write};
-use sim::{Machine, StreamCut, World, WorldRef};
+use sim::{Machine, StreamFault, World, WorldRef};
 
 const ALL: ExportFlags = ExportFlags::HAS_FLAGS
     .union(ExportFlags::FLUSH)
@@ -208,7 +208,7 @@ fn a_newer_write_waits_for_the_end_of_the_old_connection_and_others_do_not() {
         let first = client.clone();
         spawn(async move { put(&first, 0, 1).await.unwrap() });
         sleep(Nanos::from_millis(1)).await; // it is at the server, which takes its time
-        world.borrow_mut().cut_stream(server.client_end.get().unwrap(), StreamCut::Error);
+        world.borrow_mut().cut_stream(server.client_end.get().unwrap(), StreamFault::Error);
         sleep(Nanos::from_millis(1)).await;
         assert_eq!(server.connections.get(), 2);
         put(&client, 0, 2).await.unwrap();
@@ -228,7 +228,7 @@ fn ranges_of_a_host_that_fell_silent_stay_guarded() {
             let first = client.clone();
             spawn(async move { put(&first, 0, 1).await.unwrap() });
             sleep(Nanos::from_millis(1)).await;
-            world.borrow_mut().cut_stream(server.client_end.get().unwrap(), StreamCut::TimedOut);
+            world.borrow_mut().cut_stream(server.client_end.get().unwrap(), StreamFault::TimedOut);
             sleep(Nanos::from_millis(1)).await;
             put(&client, 8, 1).await.unwrap();
             let newer = put(&client, 0, 2).await;

@@ -11,7 +11,7 @@ use block::{BlockDevice, Nanos, Sector, Target};
 use nbd::client::{Mutation, Options};
 use queue::MergingLeaf;
 use reactor::sleep;
-use sim::{Ended, Machine, Mix, Oracle, StreamCut, Workload, World, WorldRef, seeds};
+use sim::{Machine, Mix, Oracle, RunEnd, StreamFault, Workload, World, WorldRef, seeds};
 use writecache::{Config, WriteCache};
 
 const CLIENTS: u64 = 4;
@@ -59,8 +59,8 @@ async fn chaos(world: WorldRef, server: Rc<Server>, loss: bool, stop: Rc<Cell<bo
             }
         };
         match dice {
-            0..5 => cut(StreamCut::Error),
-            5..8 => cut(StreamCut::TimedOut),
+            0..5 => cut(StreamFault::Error),
+            5..8 => cut(StreamFault::TimedOut),
             8..11 => server.restart(loss),
             11 => {
                 world.borrow_mut().set_listening(server.listener, false);
@@ -112,7 +112,7 @@ fn bare(seed: u64, plan: Plan) -> Result<(), String> {
     for _ in 0..CLIENTS {
         machine.spawn(0, load.client(client.clone(), 60));
     }
-    if machine.run(|| load.verdict.is_settled(CLIENTS)) == Ended::Idle {
+    if machine.run(|| load.verdict.is_settled(CLIENTS)) == RunEnd::Idle {
         return Err("deadlock: clients wait".into());
     }
     stop.set(true);
@@ -158,7 +158,7 @@ fn cached(seed: u64, plan: Plan) -> Result<(), String> {
     for _ in 0..CLIENTS {
         machine.spawn(0, load.client(cache.clone(), 60));
     }
-    if machine.run(|| load.verdict.is_settled(CLIENTS)) == Ended::Idle {
+    if machine.run(|| load.verdict.is_settled(CLIENTS)) == RunEnd::Idle {
         return Err("deadlock: clients wait".into());
     }
     stop.set(true);

@@ -11,7 +11,7 @@ use crate::common::{Lab, Rig, SHAPES, Shape, config};
 use block::{BlockDevice, Class, Nanos, OpenedBy, Opener, Sector};
 use pagecache::Fault;
 use sim::{
-    Change, Cut, Ended, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds,
+    Change, Faults, Machine, Mix, Oracle, PowerCut, Rng, RunEnd, Workload, World, WorldRef, seeds,
 };
 
 const ROUNDS: u32 = 3;
@@ -201,7 +201,7 @@ fn simulate(
         let machine = Machine::boot(&world, 1);
         let steps = world.borrow().steps();
         let after = world.borrow_mut().rng.pick(&[200, 2_000, 20_000]);
-        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
+        let cut = PowerCut::Step(steps + world.borrow_mut().rng.below(after));
         world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
         live(&machine, &lab, &oracle, mix, trouble, &set)?;
         crash(machine, &world, &oracle);
@@ -269,9 +269,9 @@ fn live(
     };
     verdict()?;
     match ended {
-        Ended::PowerCut => return Ok(()),
-        Ended::Idle => return Err(format!("deadlock: clients wait: {:?}", rig.device.status())),
-        Ended::Until => life.stop.set(true),
+        RunEnd::PowerCut => return Ok(()),
+        RunEnd::Idle => return Err(format!("deadlock: clients wait: {:?}", rig.device.status())),
+        RunEnd::Until => life.stop.set(true),
     }
     for disk in lab.disks() {
         lab.world.borrow_mut().set_faults(disk, Faults::default());
@@ -279,9 +279,9 @@ fn live(
     let ended = machine.run(|| life.operator_done.get());
     verdict()?;
     match ended {
-        Ended::PowerCut => Ok(()),
-        Ended::Idle => Err(format!("deadlock: the operator waits: {:?}", rig.device.status())),
-        Ended::Until => finish(machine, &life),
+        RunEnd::PowerCut => Ok(()),
+        RunEnd::Idle => Err(format!("deadlock: the operator waits: {:?}", rig.device.status())),
+        RunEnd::Until => finish(machine, &life),
     }
 }
 

@@ -6,7 +6,9 @@ use std::rc::Rc;
 
 use block::{Class, Flags};
 use reactor::{discard, flush, read, write, write_zeroes, yield_now};
-use sim::{Change, Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef};
+use sim::{
+    Change, DiskSpec, Faults, Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, WorldRef,
+};
 use sim::{Rng, seeds};
 
 use super::*;
@@ -356,7 +358,7 @@ fn simulate(seed: u64, mutation: Mutation) -> Result<bool, String> {
         machine.block_on(load.read_all(dev.clone())).expect("no cut is set yet")?;
         let cut = cuts.then(|| {
             let world = &mut *world.borrow_mut();
-            Cut::Step(world.steps() + world.rng.below(3000))
+            PowerCut::Step(world.steps() + world.rng.below(3000))
         });
         world.borrow_mut().power_cut_at(cut);
         for _ in 0..CLIENTS {
@@ -365,15 +367,15 @@ fn simulate(seed: u64, mutation: Mutation) -> Result<bool, String> {
         let ended = machine.run(|| load.verdict.is_settled(CLIENTS));
         load.verdict.result()?;
         match ended {
-            Ended::Idle => return Err("clients wait for ever".into()),
-            Ended::PowerCut => {
+            RunEnd::Idle => return Err("clients wait for ever".into()),
+            RunEnd::PowerCut => {
                 cut_merging |= !dev.0.line.borrow().entries.is_empty();
                 machine.power_cut();
                 oracle.borrow_mut().crash();
             }
-            Ended::Until => {
+            RunEnd::Until => {
                 world.borrow_mut().power_cut_at(None);
-                assert_eq!(machine.run(|| false), Ended::Idle);
+                assert_eq!(machine.run(|| false), RunEnd::Idle);
                 assert!(dev.0.line.borrow().entries.is_empty());
                 assert_eq!((dev.0.mask.get(), dev.0.held.in_flight()), (7, 0));
                 machine.kill();

@@ -10,7 +10,9 @@ use policy::wbt::{LatencyHistogram, LatencyTarget, Mode};
 use queue::FileLeaf;
 use reactor::{FileId, now, read, sleep, spawn, write};
 use sim::model::{Flash, FlashParams};
-use sim::{Cut, DiskSpec, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use sim::{
+    DiskSpec, Faults, Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, WorldRef, seeds,
+};
 
 /// A sector: a bio that fails in pieces leaves some old and some new before it ends.
 const BLOCK: usize = 512;
@@ -134,7 +136,7 @@ fn simulate(seed: u64) -> Result<Seen, String> {
         machine.block_on(load.read_all(devices[0].clone())).expect("no cut is set yet")?;
         let cut = (cuts && life == 0).then(|| {
             let world = &mut *world.borrow_mut();
-            Cut::Step(world.steps() + world.rng.below(3000))
+            PowerCut::Step(world.steps() + world.rng.below(3000))
         });
         world.borrow_mut().power_cut_at(cut);
         let stop = Rc::new(Cell::new(false));
@@ -150,17 +152,17 @@ fn simulate(seed: u64) -> Result<Seen, String> {
         seen.waits += report.waits;
         let waiting = |leaf: &Rc<FileLeaf>| leaf.wbt().report().waiting.iter().sum::<usize>();
         match ended {
-            Ended::Idle => return Err(format!("clients wait for ever: {report:?}")),
-            Ended::PowerCut => {
+            RunEnd::Idle => return Err(format!("clients wait for ever: {report:?}")),
+            RunEnd::PowerCut => {
                 seen.cut_waiting |= leaves.iter().any(|leaf| waiting(leaf) > 0);
                 machine.power_cut();
                 oracle.borrow_mut().crash();
             }
-            Ended::Until => {
+            RunEnd::Until => {
                 stop.set(true);
                 world.borrow_mut().power_cut_at(None);
                 let settled = machine.run(|| false);
-                assert_eq!(settled, Ended::Idle);
+                assert_eq!(settled, RunEnd::Idle);
                 for leaf in &leaves {
                     let report = leaf.wbt().report();
                     let left = (report.in_flight, report.in_flight_bytes, waiting(leaf));

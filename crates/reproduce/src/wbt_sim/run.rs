@@ -7,7 +7,7 @@ use block::{BlockDevice, Buf, Class, Flags, Limits, Nanos, Op, Sector, Status, T
 use pagecache::{Config, PageCache};
 use policy::wbt::{DeviceTraits, LatencyTarget};
 use queue::FileLeaf;
-use sim::{Ended, Machine, Rng, World};
+use sim::{Machine, Rng, RunEnd, World};
 
 use super::{
     Case, FILE_BYTES, FLUSHER_BYTES, LONE_FILE_BYTES, Load, Outcome, REQUEST_BYTES, SETTLE_NS,
@@ -96,7 +96,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
             })
         }
     };
-    if ended != Ended::Until {
+    if ended != RunEnd::Until {
         return Err(format!("the simulation stopped: {ended:?}"));
     }
     if let Some(status) = job.failure.get() {

@@ -13,9 +13,9 @@
 //! | [`Uniform`] | correctness seeds: every command takes a random time |
 //!
 //! Invariants
-//! - M1 A model is a function of its parameters and of what was submitted when: no hidden chance
+//! - SI-M1 A model is a function of its parameters and of what was submitted when: no hidden chance
 //!   (`Uniform` has a seed among its parameters).
-//! - M2 `next_event` is never in the past once `pop_done` has run for that moment.
+//! - SI-M2 `next_event` is never in the past once `pop_done` has run for that moment.
 
 mod flash;
 mod hdd;

@@ -14,8 +14,8 @@
 //! asking whoever submitted it.
 //!
 //! Invariants
-//! - H1 The inner model runs as it would alone on the same submissions.
-//! - H2 Each completion is passed on exactly `delay_ns` after it happened, in order.
+//! - SI-H1 The inner model runs as it would alone on the same submissions.
+//! - SI-H2 Each completion is passed on exactly `delay_ns` after it happened, in order.
 
 use std::collections::VecDeque;
 

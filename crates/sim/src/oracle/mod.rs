@@ -28,9 +28,9 @@
 //! ```
 //!
 //! Invariants
-//! - O1 `begin_*` is called before the request is submitted and `end_*` after it has completed, so
-//!   recorded times contain the true ones and no right answer is ever refused.
-//! - O2 Every 512-byte sector names seed, block, sector and version: a mixture, a foreign block,
+//! - SI-O1 `begin_*` is called before the request is submitted and `end_*` after it has completed,
+//!   so recorded times contain the true ones and no right answer is ever refused.
+//! - SI-O2 Every 512-byte sector names seed, block, sector and version: a mixture, a foreign block,
 //!   and another run's data are all told apart.
 
 mod stamp;
@@ -345,8 +345,8 @@ impl Oracle {
     }
 
     /// The same, at a time of the driver. Of what happens at one time nobody can tell what came
-    /// first (O1): a flush of a client may have been submitted when another one had failed of which
-    /// the client was about to hear.
+    /// first (SI-O1): a flush of a client may have been submitted when another one had failed of
+    /// which the client was about to hear.
     pub fn end_flush_at(&mut self, token: FlushToken, ok: bool, now: Nanos) {
         self.tick();
         let FlushToken { began, by, at } = token;
@@ -356,8 +356,8 @@ impl Oracle {
             for v in &mut block.versions {
                 let is_own = by != 0 && v.by == by;
                 let covered = v.ended < began && !v.failed && !v.open;
-                // O1: the device may have completed a write before it took this flush although we
-                // heard of it later. A failure may have hit all there is.
+                // SI-O1: the device may have completed a write before it took this flush although
+                // we heard of it later. A failure may have hit all there is.
                 if !ok {
                     v.outdone = NEVER;
                     v.lost_flush |= v.began > block.durable;

@@ -4,19 +4,9 @@
 
 use reactor::FileId;
 
-use super::ops::What;
+use super::ops::OpKind;
 use super::{World, index, usize_of};
-use crate::image::Image;
-
-/// A write that a power cut may lose, keep or tear: on a disk sector by sector, in memory word by
-/// word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pending {
-    /// Where it goes.
-    pub offset: u64,
-    /// What it writes.
-    pub data: Vec<u8>,
-}
+use crate::image::{Image, PendingWrite};
 
 impl World {
     /// What is sure to survive a power cut now. Only memory, and a disk that keeps history, know.
@@ -27,18 +17,18 @@ impl World {
     /// The writes that a power cut now may lose: those of the volatile cache, oldest first, without
     /// what a newer durable one has outlawed; then those in flight, in the order of submission. In
     /// memory, which has both alike: those with stores that no fence covers.
-    pub fn pending(&self, file: FileId) -> Vec<Pending> {
+    pub fn pending(&self, file: FileId) -> Vec<PendingWrite> {
         let mut pending = self.disks[index(file)].media.unflushed();
         let here = self.ops.iter().filter(|(_, op)| op.disk == index(file));
         let mut in_flight: Vec<_> = here
             .filter_map(|(_, op)| {
                 let data = match &op.what {
-                    What::Write { begun: Some(_), .. } => return None,
-                    What::Write { data, .. } => data.clone()?,
-                    What::Discard | What::WriteZeroes => vec![0; usize_of(op.len)],
-                    What::Read { .. } | What::Flush { .. } | What::Refused(_) => return None,
+                    OpKind::Write { begun: Some(_), .. } => return None,
+                    OpKind::Write { data, .. } => data.clone()?,
+                    OpKind::Discard | OpKind::WriteZeroes => vec![0; usize_of(op.len)],
+                    OpKind::Read { .. } | OpKind::Flush { .. } | OpKind::Refused(_) => return None,
                 };
-                Some((op.nth, Pending { offset: op.offset, data }))
+                Some((op.nth, PendingWrite { offset: op.offset, data }))
             })
             .collect();
         in_flight.sort_by_key(|(nth, _)| *nth);

@@ -14,10 +14,10 @@
 //! a panic (contract, point 8).
 //!
 //! Invariants
-//! - W1 All chance comes from the seed and all order from the clock and a sequence number: the
+//! - SI-W1 All chance comes from the seed and all order from the clock and a sequence number: the
 //!   same seed gives the same `trace`.
-//! - W2 The clock goes only forward, and only in `advance`.
-//! - W3 Every request ends exactly once, or dies in a power cut or a kill.
+//! - SI-W2 The clock goes only forward, and only in `advance`.
+//! - SI-W3 Every request ends exactly once, or dies in a power cut or a kill.
 
 mod cuts;
 mod ops;
@@ -34,13 +34,11 @@ use reactor::{Event, FileId, Msg};
 use slab::Slab;
 
 use crate::disk::{Disk, DiskSpec, DiskState, DiskStats, Faults};
-use crate::events::{Happened, begin, note};
+use crate::events::{TraceEvent, clear, record};
 use crate::model::{Flash, FlashParams, Hdd, HddParams, Model, Uniform};
 use crate::rng::Rng;
 
-pub use cuts::Pending;
 use ops::Op;
-pub use streams::StreamCut;
 use streams::Streams;
 pub use swarm::Swarm;
 
@@ -49,7 +47,7 @@ pub type WorldRef = Rc<RefCell<World>>;
 
 /// When the power goes by itself: [`crate::Machine::run`] then returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum PowerCut {
     /// Once so many steps (polls and events) have been taken since the world began.
     Step(u64),
     /// Once the clock shows this.
@@ -57,7 +55,7 @@ pub enum Cut {
 }
 
 #[derive(Debug)]
-enum Due {
+enum Scheduled {
     Op(usize),
     Msg(CoreId, Msg),
     /// Packets of a stream arrive at this end.
@@ -75,7 +73,7 @@ pub struct World {
     disks: Vec<DiskState>,
     ops: Slab<Op>,
     streams: Streams,
-    due: BTreeMap<(Nanos, u64), Due>,
+    due: BTreeMap<(Nanos, u64), Scheduled>,
     /// When the last message from one core to another arrives.
     last_message: BTreeMap<(CoreId, CoreId), Nanos>,
     messages: u64,
@@ -84,7 +82,7 @@ pub struct World {
     seq: u64,
     steps: u64,
     trace: u64,
-    cut: Option<Cut>,
+    cut: Option<PowerCut>,
     scratch: Vec<u64>,
 }
 
@@ -103,7 +101,7 @@ impl World {
 
     /// A world with a profile of your own.
     pub fn with_swarm(rng: Rng, swarm: Swarm) -> WorldRef {
-        begin();
+        clear();
         Rc::new(RefCell::new(World {
             now: Nanos::ZERO,
             rng,
@@ -190,14 +188,14 @@ impl World {
     }
 
     /// Has [`crate::Machine::run`] return when the moment comes; `None` takes it back.
-    pub fn power_cut_at(&mut self, cut: Option<Cut>) {
+    pub fn power_cut_at(&mut self, cut: Option<PowerCut>) {
         self.cut = cut;
     }
 
     pub(crate) fn cut_is_due(&self) -> bool {
         match self.cut {
-            Some(Cut::Step(step)) => self.steps >= step,
-            Some(Cut::Time(time)) => self.now >= time,
+            Some(PowerCut::Step(step)) => self.steps >= step,
+            Some(PowerCut::Time(time)) => self.now >= time,
             None => false,
         }
     }
@@ -271,7 +269,7 @@ impl World {
         self.trace = (self.trace.rotate_left(5) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 
-    fn at(&mut self, time: Nanos, due: Due) {
+    fn at(&mut self, time: Nanos, due: Scheduled) {
         self.seq += 1;
         self.due.insert((time, self.seq), due);
     }
@@ -283,7 +281,7 @@ impl World {
         let last = self.last_message.entry((from, to)).or_default();
         *last = (self.now + Nanos(delay)).max(*last);
         let time = *last;
-        self.at(time, Due::Msg(to, msg));
+        self.at(time, Scheduled::Msg(to, msg));
     }
 
     /// Whether nothing will ever happen by itself.
@@ -302,7 +300,7 @@ impl World {
         loop {
             let next = self.next_time().filter(|&t| deadline.is_none_or(|d| t <= d));
             let Some(next) = next else {
-                // W2: a deadline in the past only collects.
+                // SI-W2: a deadline in the past only collects.
                 self.now = self.now.max(deadline?);
                 return None;
             };
@@ -317,11 +315,11 @@ impl World {
             self.steps += 1;
             self.mix(self.now.0 ^ seq);
             match due {
-                Due::Op(id) => return Some(self.end_op(id)),
-                Due::Stream(end) => self.arrive(end),
-                Due::Ready(core, event) => return Some((core, event)),
-                Due::Msg(to, msg) => {
-                    note(self.now, Happened::Message { to: to.0, what: msg_name(&msg) });
+                Scheduled::Op(id) => return Some(self.end_op(id)),
+                Scheduled::Stream(end) => self.arrive(end),
+                Scheduled::Ready(core, event) => return Some((core, event)),
+                Scheduled::Msg(to, msg) => {
+                    record(self.now, TraceEvent::Message { to: to.0, what: msg_name(&msg) });
                     return Some((to, Event::Msg(msg)));
                 }
             }
@@ -338,10 +336,10 @@ impl World {
             if self.rng.chance_per_mille(self.swarm.stall_per_mille) {
                 let took = self.now.saturating_sub(self.ops[id].submitted);
                 let extra = Nanos(took.0 * (self.swarm.stall_factor - 1));
-                note(self.now, Happened::Stalled { id, extra });
+                record(self.now, TraceEvent::Stalled { id, extra });
                 time = time + extra;
             }
-            self.at(time, Due::Op(id));
+            self.at(time, Scheduled::Op(id));
         }
         done.clear();
         self.scratch = done;

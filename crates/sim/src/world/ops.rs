@@ -6,15 +6,15 @@ use block::{Bufs, CoreId, Nanos, OpKey, SECTOR_SIZE, Status};
 use reactor::{Event, OpResult, Sqe, SqeOp};
 
 use super::streams::is_stream;
-use super::{Due, World, usize_of};
+use super::{Scheduled, World, usize_of};
 use crate::disk::DiskState;
-use crate::events::{Happened, note};
+use crate::events::{TraceEvent, record};
 use crate::media::{FlushMark, parts};
 use crate::model::{Cmd, Kind};
 use crate::rng::Rng;
 
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum OpKind {
     Read {
         bufs: Bufs,
         early: Option<Vec<u8>>,
@@ -49,18 +49,18 @@ pub(super) struct Op {
     pub(super) len: u64,
     /// Flushes of the disk that had failed when it was submitted.
     pub(super) flush_failures: u64,
-    pub(super) what: What,
+    pub(super) what: OpKind,
 }
 
 impl Op {
     fn name(&self) -> &'static str {
         match self.what {
-            What::Read { .. } => "read",
-            What::Write { .. } => "write",
-            What::Flush { .. } => "flush",
-            What::Discard => "discard",
-            What::WriteZeroes => "write zeroes",
-            What::Refused(_) => "refused request",
+            OpKind::Read { .. } => "read",
+            OpKind::Write { .. } => "write",
+            OpKind::Flush { .. } => "flush",
+            OpKind::Discard => "discard",
+            OpKind::WriteZeroes => "write zeroes",
+            OpKind::Refused(_) => "refused request",
         }
     }
 }
@@ -73,10 +73,10 @@ impl World {
         let Sqe { home, key, file, what } = sqe;
         let disk = file.0 as usize;
         *self.requests.entry(core).or_default() += 1;
-        let refused = |status| (0, 0, What::Refused(status));
+        let refused = |status| (0, 0, OpKind::Refused(status));
         let (offset, len, what) = match what {
             SqeOp::Read { offset, bufs } => {
-                (offset, bufs.len_bytes() as u64, What::Read { bufs, early: None })
+                (offset, bufs.len_bytes() as u64, OpKind::Read { bufs, early: None })
             }
             SqeOp::Write { offset, bufs, fua } => {
                 let keeps = self.disks.get(disk).is_some_and(|d| d.keeps_data);
@@ -85,11 +85,11 @@ impl World {
                     bufs.copy_to(&mut data);
                     data
                 });
-                (offset, bufs.len_bytes() as u64, What::Write { bufs, data, begun: None, fua })
+                (offset, bufs.len_bytes() as u64, OpKind::Write { bufs, data, begun: None, fua })
             }
-            SqeOp::Flush => (0, 0, What::Flush { mark: FlushMark::default() }),
-            SqeOp::Discard { offset, len } => (offset, len, What::Discard),
-            SqeOp::WriteZeroes { offset, len, .. } => (offset, len, What::WriteZeroes),
+            SqeOp::Flush => (0, 0, OpKind::Flush { mark: FlushMark::default() }),
+            SqeOp::Discard { offset, len } => (offset, len, OpKind::Discard),
+            SqeOp::WriteZeroes { offset, len, .. } => (offset, len, OpKind::WriteZeroes),
             SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
@@ -105,24 +105,24 @@ impl World {
     fn submit_op(&mut self, mut op: Op) {
         let known = self.disks.get_mut(op.disk);
         let refused = match (&op.what, &known) {
-            (What::Refused(status), _) => Some(*status),
+            (OpKind::Refused(status), _) => Some(*status),
             (_, None) => Some(Status::NoDevice),
-            (What::Flush { .. }, Some(_)) => None,
-            (What::Discard | What::WriteZeroes, Some(disk)) if !disk.limits.write_zeroes => {
+            (OpKind::Flush { .. }, Some(_)) => None,
+            (OpKind::Discard | OpKind::WriteZeroes, Some(disk)) if !disk.limits.write_zeroes => {
                 Some(Status::NotSupported)
             }
             (_, Some(disk)) => (!disk.has(op.offset, op.len)).then_some(Status::Invalid),
         };
         let Some(disk) = known.filter(|_| refused.is_none()) else {
-            op.what = What::Refused(refused.unwrap_or(Status::NoDevice));
+            op.what = OpKind::Refused(refused.unwrap_or(Status::NoDevice));
             let id = self.ops.insert(op);
-            return self.at(self.now + Nanos(1_000), Due::Op(id));
+            return self.at(self.now + Nanos(1_000), Scheduled::Op(id));
         };
         op.nth = disk.ops;
         op.flush_failures = disk.media.flush_mark().failures;
         disk.ops += 1;
         let kind = match &mut op.what {
-            What::Read { early, .. } => {
+            OpKind::Read { early, .. } => {
                 if self.rng.chance_per_mille(self.swarm.early_read_per_mille) {
                     let mut data = vec![0; usize_of(op.len)];
                     disk.media.read(op.offset, &mut data);
@@ -132,32 +132,32 @@ impl World {
                 disk.stats.read_bytes += op.len;
                 Kind::Read
             }
-            What::Write { data, begun, .. } => {
+            OpKind::Write { data, begun, .. } => {
                 *begun = data.as_ref().and_then(|data| disk.media.begin_write(op.offset, data));
                 disk.stats.writes += 1;
                 disk.stats.write_bytes += op.len;
                 Kind::Write
             }
-            What::WriteZeroes => {
+            OpKind::WriteZeroes => {
                 disk.stats.writes += 1;
                 disk.stats.write_bytes += op.len;
                 Kind::Write
             }
-            What::Flush { mark } => {
+            OpKind::Flush { mark } => {
                 *mark = disk.media.flush_mark();
                 disk.stats.flushes += 1;
                 Kind::Flush
             }
-            What::Discard => {
+            OpKind::Discard => {
                 disk.stats.discards += 1;
                 Kind::Discard
             }
-            What::Refused(_) => unreachable!("handled above"),
+            OpKind::Refused(_) => unreachable!("handled above"),
         };
-        let fua = matches!(op.what, What::Write { fua: true, .. });
+        let fua = matches!(op.what, OpKind::Write { fua: true, .. });
         let (number, offset, len, name) = (op.disk, op.offset, op.len, op.name());
         let id = self.ops.insert(op);
-        note(self.now, Happened::Submitted { disk: number, op: name, id, offset, len, fua });
+        record(self.now, TraceEvent::Submitted { disk: number, op: name, id, offset, len, fua });
         let cmd = Cmd { kind, offset_bytes: offset, len_bytes: len, fua };
         disk.model.submit(self.now.0, id as u64, cmd);
     }
@@ -166,7 +166,7 @@ impl World {
         let op = self.ops.remove(id);
         let status = self.perform(id, &op);
         let Op { core, home, key, disk, offset, len, .. } = op;
-        note(self.now, Happened::Ended { disk, op: op.name(), id, offset, len, status });
+        record(self.now, TraceEvent::Completed { disk, op: op.name(), id, offset, len, status });
         self.mix(u64::from(status.errno().unsigned_abs()) << 32 | id as u64);
         (core, Event::Cqe { home, key, result: OpResult { status, value: 0 } })
     }
@@ -174,14 +174,14 @@ impl World {
     /// The request takes effect on the medium, now that it is done.
     fn perform(&mut self, id: usize, op: &Op) -> Status {
         let (now, rng) = (self.now, &mut self.rng);
-        if let What::Refused(status) = op.what {
+        if let OpKind::Refused(status) = op.what {
             return status;
         }
         let disk = &mut self.disks[op.disk];
         let (faults, offset, len) = (disk.faults, op.offset, usize_of(op.len));
         let broken = faults.fail_from_op.is_some_and(|from| op.nth >= from);
         match &op.what {
-            What::Read { bufs, early } => {
+            OpKind::Read { bufs, early } => {
                 let error = rng.chance_per_mille(faults.read_error_per_mille);
                 if broken || error || disk.bad_in(offset, len) {
                     bufs.copy_from(&vec![0xEE; len]);
@@ -191,7 +191,7 @@ impl World {
                     let at = offset + rng.below(op.len);
                     let bit = u32::try_from(rng.below(8)).expect("below 8");
                     disk.media.flip_bit(at, bit);
-                    note(now, Happened::Rotted { disk: op.disk, offset: at });
+                    record(now, TraceEvent::Rotted { disk: op.disk, offset: at });
                 }
                 if let Some(data) = early {
                     bufs.copy_from(data);
@@ -201,12 +201,12 @@ impl World {
                     bufs.copy_from(&data);
                 }
             }
-            What::Write { data: None, .. } => {
+            OpKind::Write { data: None, .. } => {
                 if broken || rng.chance_per_mille(faults.write_error_per_mille) {
                     return Status::Io;
                 }
             }
-            What::Write { bufs, data: Some(data), begun, fua } => {
+            OpKind::Write { bufs, data: Some(data), begun, fua } => {
                 let mut at = 0;
                 bufs.for_each(|piece| {
                     let same = piece == &data[at..at + piece.len()];
@@ -225,14 +225,14 @@ impl World {
                     return Status::Ok;
                 }
                 if rng.chance_per_mille(faults.lost_write_per_mille) {
-                    note(now, Happened::Misplaced { disk: op.disk, id, to: None });
+                    record(now, TraceEvent::Misplaced { disk: op.disk, id, to: None });
                     return Status::Ok;
                 }
                 let mut to = offset;
                 if rng.chance_per_mille(faults.misdirected_write_per_mille) {
                     let places = (disk.limits.capacity.bytes() - op.len) / SECTOR_SIZE as u64 + 1;
                     to = rng.below(places) * SECTOR_SIZE as u64;
-                    note(now, Happened::Misplaced { disk: op.disk, id, to: Some(to) });
+                    record(now, TraceEvent::Misplaced { disk: op.disk, id, to: Some(to) });
                 }
                 disk.heal(to, len);
                 disk.media.write(to, data, *fua);
@@ -240,32 +240,32 @@ impl World {
                     take_with_flush(disk, rng, op);
                 }
             }
-            What::Flush { mark } => {
+            OpKind::Flush { mark } => {
                 if broken || rng.chance_per_mille(faults.flush_error_per_mille) {
                     disk.media.fail_flush(*mark);
                     return Status::Io;
                 }
                 disk.media.flush(*mark);
             }
-            What::Discard | What::WriteZeroes if !disk.keeps_data => {
+            OpKind::Discard | OpKind::WriteZeroes if !disk.keeps_data => {
                 if broken || rng.chance_per_mille(faults.write_error_per_mille) {
                     return Status::Io;
                 }
             }
-            What::Discard | What::WriteZeroes => {
+            OpKind::Discard | OpKind::WriteZeroes => {
                 let zeroes = vec![0; len];
                 if broken || rng.chance_per_mille(faults.write_error_per_mille) {
                     fail_write(disk, rng, offset, &zeroes);
                     return Status::Io;
                 }
-                let whole = matches!(op.what, What::WriteZeroes);
+                let whole = matches!(op.what, OpKind::WriteZeroes);
                 if whole || rng.chance_per_mille(self.swarm.discard_zeroes_per_mille) {
                     disk.heal(offset, len);
                     disk.media.write(offset, &zeroes, false);
                     take_with_flush(disk, rng, op);
                 }
             }
-            What::Refused(_) => unreachable!("returned above"),
+            OpKind::Refused(_) => unreachable!("returned above"),
         }
         Status::Ok
     }

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use block::{Nanos, crashing, set_crashing};
 
-use super::ops::What;
-use super::{Due, World, usize_of};
-use crate::events::{Happened, note};
+use super::ops::OpKind;
+use super::{Scheduled, World, usize_of};
+use crate::events::{TraceEvent, record};
 use crate::media::InFlight;
 
 impl World {
     /// Requests and messages vanish; returns what was on its way to the media, by disk.
-    fn forget(&mut self) -> Vec<Vec<InFlight>> {
+    fn take_in_flight(&mut self) -> Vec<Vec<InFlight>> {
         let mut in_flight: Vec<Vec<InFlight>> = Vec::new();
         in_flight.resize_with(self.disks.len(), Vec::new);
         for mut op in std::mem::take(&mut self.ops) {
@@ -21,10 +21,10 @@ impl World {
                 continue;
             }
             let data = match &mut op.what {
-                What::Write { begun: Some(_), .. } => continue,
-                What::Write { data, .. } => data.take().unwrap_or_default(),
-                What::Discard | What::WriteZeroes => vec![0; usize_of(op.len)],
-                What::Read { .. } | What::Flush { .. } | What::Refused(_) => continue,
+                OpKind::Write { begun: Some(_), .. } => continue,
+                OpKind::Write { data, .. } => data.take().unwrap_or_default(),
+                OpKind::Discard | OpKind::WriteZeroes => vec![0; usize_of(op.len)],
+                OpKind::Read { .. } | OpKind::Flush { .. } | OpKind::Refused(_) => continue,
             };
             in_flight[op.disk].push(InFlight { offset: op.offset, data });
         }
@@ -40,8 +40,8 @@ impl World {
     /// The power goes and comes back. The reactors are gone by then; the disks can be opened anew.
     pub fn crash(&mut self) {
         let (step, in_flight) = (self.steps, self.ops.len());
-        note(self.now, Happened::PowerCut { step, in_flight });
-        let pending = self.forget();
+        record(self.now, TraceEvent::PowerCut { step, in_flight });
+        let pending = self.take_in_flight();
         for (disk, pending) in self.disks.iter_mut().zip(pending) {
             disk.media.power_cut(pending, &mut self.rng);
         }
@@ -52,8 +52,8 @@ impl World {
     /// each lands or does not. The reactors are gone by then.
     pub fn kill(&mut self) {
         let (step, in_flight) = (self.steps, self.ops.len());
-        note(self.now, Happened::Killed { step, in_flight });
-        let pending = self.forget();
+        record(self.now, TraceEvent::Killed { step, in_flight });
+        let pending = self.take_in_flight();
         for (disk, pending) in self.disks.iter_mut().zip(pending) {
             disk.media.kill(pending, &mut self.rng);
         }
@@ -68,7 +68,7 @@ impl Drop for World {
 }
 
 /// Messages may carry bios, whose completions would complain.
-fn drop_quietly(due: BTreeMap<(Nanos, u64), Due>) {
+fn drop_quietly(due: BTreeMap<(Nanos, u64), Scheduled>) {
     let before = crashing();
     set_crashing(true);
     drop(due);

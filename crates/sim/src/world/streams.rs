@@ -12,18 +12,20 @@
 //! calls nothing back.
 //!
 //! Invariants
-//! - ST1 Bytes arrive in order, each once, until the stream ends or is cut.
-//! - ST2 Nothing is asked of a closed end, and no end is closed while a request is pending on it.
-//! - ST3 What a Send gives away is taken from its buffers as it enters the wire: until the Send has
-//!   ended they must not change.
-//! - ST4 Every request ends exactly once; an outcome is delivered at a later moment, as any event.
+//! - SI-ST1 Bytes arrive in order, each once, until the stream ends or is cut.
+//! - SI-ST2 Nothing is asked of a closed end, and no end is closed while a request is pending on
+//!   it.
+//! - SI-ST3 What a Send gives away is taken from its buffers as it enters the wire: until the Send
+//!   has ended they must not change.
+//! - SI-ST4 Every request ends exactly once; an outcome is delivered at a later moment, as any
+//!   event.
 use std::collections::VecDeque;
 
 use block::{Bufs, CoreId, Nanos, OpKey, Slice, Status};
 use reactor::{Event, FileId, OpResult, Sqe, SqeOp};
 
-use super::{Due, World, usize_of};
-use crate::events::{Happened, note};
+use super::{Scheduled, World, usize_of};
+use crate::events::{StreamFault, TraceEvent, record};
 
 /// Files of streams; below are disks.
 const FIRST: u32 = 1 << 24;
@@ -34,16 +36,6 @@ const PACKET_BYTES_MAX: u64 = 16 << 10;
 /// The least that a request or a packet takes.
 const STEP_NS: u64 = 500;
 
-/// How a connection is lost to one of its ends, while the other lives on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamCut {
-    /// Its next Recv fails; the stream itself still works.
-    Error,
-    /// Nothing passes any more, in either direction, and this end is told that the other one is
-    /// silent. That one is reset in the end.
-    TimedOut,
-}
-
 #[derive(Debug)]
 enum Packet {
     Data(Vec<u8>),
@@ -52,7 +44,7 @@ enum Packet {
 }
 
 #[derive(Debug)]
-struct Pending {
+struct ReplyTo {
     core: CoreId,
     home: CoreId,
     key: OpKey,
@@ -60,16 +52,16 @@ struct Pending {
 
 #[derive(Debug)]
 struct Sending {
-    who: Pending,
+    reply_to: ReplyTo,
     bufs: Bufs,
-    /// What they held, for ST3.
+    /// What they held, for SI-ST3.
     data: Vec<u8>,
     done: usize,
 }
 
 /// How an end's reading ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Over {
+enum StreamEnd {
     End,
     Reset,
     TimedOut,
@@ -81,23 +73,23 @@ struct End {
     /// On the way to this end.
     wire: VecDeque<(Nanos, Packet)>,
     inbox: VecDeque<u8>,
-    over: Option<Over>,
+    ended: Option<StreamEnd>,
     fail_next: bool,
     /// This end has ended its stream.
-    shut: bool,
+    write_shut: bool,
     /// The other end takes nothing any more.
-    deaf: bool,
+    refuses_data: bool,
     closed: bool,
     /// No packet leaves.
     cut: bool,
-    recv: Option<(Pending, Slice)>,
+    recv: Option<(ReplyTo, Slice)>,
     send: Option<Sending>,
 }
 
 #[derive(Debug, Default)]
 struct Listener {
     backlog: VecDeque<usize>,
-    accept: Option<Pending>,
+    accept: Option<ReplyTo>,
     /// Whether anybody can connect.
     open: bool,
 }
@@ -168,10 +160,10 @@ impl World {
             peer,
             wire: VecDeque::new(),
             inbox: VecDeque::new(),
-            over: None,
+            ended: None,
             fail_next: false,
-            shut: false,
-            deaf: false,
+            write_shut: false,
+            refuses_data: false,
             closed: false,
             cut: false,
             recv: None,
@@ -193,16 +185,16 @@ impl World {
     }
 
     /// Cuts a connection as one of its ends sees it. No effect on one that has ended.
-    pub fn cut_stream(&mut self, file: FileId, how: StreamCut) {
+    pub fn cut_stream(&mut self, file: FileId, how: StreamFault) {
         let end = self.streams.end_of(file);
         let peer = self.streams.ends[end].peer;
-        if self.streams.ends[end].closed || self.streams.ends[end].over.is_some() {
+        if self.streams.ends[end].closed || self.streams.ends[end].ended.is_some() {
             return;
         }
-        note(self.now, Happened::StreamCut { stream: end, how });
+        record(self.now, TraceEvent::StreamCut { stream: end, how });
         match how {
-            StreamCut::Error => self.streams.ends[end].fail_next = true,
-            StreamCut::TimedOut => {
+            StreamFault::Error => self.streams.ends[end].fail_next = true,
+            StreamFault::TimedOut => {
                 // Some of what is on its way to the other end still arrives.
                 let on_its_way = self.streams.ends[peer].wire.len();
                 let arrives = self.rng.index(on_its_way + 1);
@@ -212,8 +204,8 @@ impl World {
                 let here = &mut self.streams.ends[end];
                 here.wire.clear();
                 here.inbox.clear();
-                here.over = Some(Over::TimedOut);
-                here.deaf = true;
+                here.ended = Some(StreamEnd::TimedOut);
+                here.refuses_data = true;
                 here.cut = true;
                 self.streams.ends[peer].cut = true;
             }
@@ -224,42 +216,42 @@ impl World {
 
     pub(super) fn submit_stream(&mut self, core: CoreId, sqe: Sqe) {
         let Sqe { home, key, file, what } = sqe;
-        let who = Pending { core, home, key };
+        let reply_to = ReplyTo { core, home, key };
         match (self.streams.kind(file), what) {
             (FileKind::Listener(nth), SqeOp::Accept) => {
                 assert!(self.streams.listeners[nth].accept.is_none(), "one accept at a time");
-                self.streams.listeners[nth].accept = Some(who);
+                self.streams.listeners[nth].accept = Some(reply_to);
                 self.accept_next(nth);
             }
-            (FileKind::End(end), what) => self.submit_end(end, who, what),
+            (FileKind::End(end), what) => self.submit_end(end, reply_to, what),
             (FileKind::Listener(_), what) => panic!("{what:?} on a listener"),
         }
     }
 
-    fn submit_end(&mut self, end: usize, who: Pending, what: SqeOp) {
+    fn submit_end(&mut self, end: usize, reply_to: ReplyTo, what: SqeOp) {
         let here = &mut self.streams.ends[end];
-        assert!(!here.closed, "{what:?} on a closed stream"); // ST2
+        assert!(!here.closed, "{what:?} on a closed stream"); // SI-ST2
         match what {
             SqeOp::Recv { into } => {
                 assert!(here.recv.is_none(), "one receive at a time");
-                here.recv = Some((who, into));
+                here.recv = Some((reply_to, into));
             }
             SqeOp::Send { bufs } => {
                 assert!(here.send.is_none(), "one send at a time");
                 let mut data = vec![0; bufs.len_bytes()];
                 bufs.take_at(0, &mut data);
-                here.send = Some(Sending { who, bufs, data, done: 0 });
+                here.send = Some(Sending { reply_to, bufs, data, done: 0 });
             }
             SqeOp::ShutdownWrite => {
                 self.end_stream(end);
-                self.answer(&who, Status::Ok, 0);
+                self.reply(&reply_to, Status::Ok, 0);
             }
             SqeOp::Shutdown => {
                 self.end_stream(end);
                 let here = &mut self.streams.ends[end];
                 here.inbox.clear();
-                here.over.get_or_insert(Over::End);
-                self.answer(&who, Status::Ok, 0);
+                here.ended.get_or_insert(StreamEnd::End);
+                self.reply(&reply_to, Status::Ok, 0);
             }
             SqeOp::Close => {
                 assert!(here.recv.is_none() && here.send.is_none(), "closed under a request");
@@ -270,9 +262,9 @@ impl World {
                 } else {
                     self.end_stream(end);
                 }
-                self.streams.ends[peer].deaf = true;
+                self.streams.ends[peer].refuses_data = true;
                 self.progress(peer);
-                self.answer(&who, Status::Ok, 0);
+                self.reply(&reply_to, Status::Ok, 0);
             }
             what @ (SqeOp::Read { .. }
             | SqeOp::Write { .. }
@@ -287,7 +279,7 @@ impl World {
     fn end_stream(&mut self, end: usize) {
         let here = &mut self.streams.ends[end];
         let peer = here.peer;
-        if !std::mem::replace(&mut here.shut, true) {
+        if !std::mem::replace(&mut here.write_shut, true) {
             self.put(peer, Packet::End, Nanos::ZERO);
         }
     }
@@ -305,10 +297,10 @@ impl World {
         }
         let wire = &mut self.streams.ends[to].wire;
         if let Some((last, _)) = wire.back() {
-            time = time.max(*last); // ST1
+            time = time.max(*last); // SI-ST1
         }
         wire.push_back((time, packet));
-        self.at(time, Due::Stream(to));
+        self.at(time, Scheduled::Stream(to));
     }
 
     /// The moment of a packet has come.
@@ -318,12 +310,12 @@ impl World {
             let Some((_, packet)) = here.wire.pop_front() else { break };
             match packet {
                 Packet::Data(_) | Packet::End | Packet::Reset
-                    if here.over.is_some() || here.closed => {}
+                    if here.ended.is_some() || here.closed => {}
                 Packet::Data(data) => here.inbox.extend(data),
-                Packet::End => here.over = Some(Over::End),
+                Packet::End => here.ended = Some(StreamEnd::End),
                 Packet::Reset => {
-                    here.over = Some(Over::Reset);
-                    here.deaf = true;
+                    here.ended = Some(StreamEnd::Reset);
+                    here.refuses_data = true;
                 }
             }
         }
@@ -332,12 +324,12 @@ impl World {
         self.progress(peer); // there is room now
     }
 
-    fn answer(&mut self, who: &Pending, status: Status, value: usize) {
+    fn reply(&mut self, reply_to: &ReplyTo, status: Status, value: usize) {
         let value = u32::try_from(value).expect("a request's length");
         let result = OpResult { status, value };
-        let event = Event::Cqe { home: who.home, key: who.key, result };
+        let event = Event::Cqe { home: reply_to.home, key: reply_to.key, result };
         let delay = STEP_NS + self.rng.below(2_000);
-        self.at(self.now + Nanos(delay), Due::Ready(who.core, event));
+        self.at(self.now + Nanos(delay), Scheduled::Ready(reply_to.core, event));
     }
 
     /// Attempts what is pending on an end.
@@ -348,9 +340,9 @@ impl World {
 
     fn progress_recv(&mut self, end: usize) {
         let here = &mut self.streams.ends[end];
-        let Some((who, into)) = here.recv.take() else { return };
+        let Some((reply_to, into)) = here.recv.take() else { return };
         if std::mem::take(&mut here.fail_next) {
-            return self.answer(&who, Status::Io, 0);
+            return self.reply(&reply_to, Status::Io, 0);
         }
         if !here.inbox.is_empty() {
             let most = into.len().min(here.inbox.len());
@@ -359,31 +351,31 @@ impl World {
                 _ => most,
             };
             into.write(|b| b.iter_mut().zip(here.inbox.drain(..n)).for_each(|(b, v)| *b = v));
-            self.answer(&who, Status::Ok, n);
+            self.reply(&reply_to, Status::Ok, n);
             let peer = self.streams.ends[end].peer;
             return self.progress_send(peer);
         }
-        match here.over {
-            None => here.recv = Some((who, into)),
-            Some(Over::End) => self.answer(&who, Status::Ok, 0),
-            Some(Over::Reset) => self.answer(&who, Status::NoDevice, 0),
-            Some(Over::TimedOut) => self.answer(&who, Status::Timeout, 0),
+        match here.ended {
+            None => here.recv = Some((reply_to, into)),
+            Some(StreamEnd::End) => self.reply(&reply_to, Status::Ok, 0),
+            Some(StreamEnd::Reset) => self.reply(&reply_to, Status::NoDevice, 0),
+            Some(StreamEnd::TimedOut) => self.reply(&reply_to, Status::Timeout, 0),
         }
     }
 
     fn progress_send(&mut self, end: usize) {
         loop {
             let here = &mut self.streams.ends[end];
-            let (peer, shut, over) = (here.peer, here.shut, here.over);
+            let (peer, write_shut, ended) = (here.peer, here.write_shut, here.ended);
             let Some(mut sending) = here.send.take() else { return };
             let left = sending.data.len() - sending.done;
             if left == 0 {
-                return self.answer(&sending.who, Status::Ok, 0);
+                return self.reply(&sending.reply_to, Status::Ok, 0);
             }
-            if shut || self.streams.ends[end].deaf {
-                let silent = over == Some(Over::TimedOut) && !shut;
+            if write_shut || self.streams.ends[end].refuses_data {
+                let silent = ended == Some(StreamEnd::TimedOut) && !write_shut;
                 let status = if silent { Status::Timeout } else { Status::NoDevice };
-                return self.answer(&sending.who, status, 0);
+                return self.reply(&sending.reply_to, status, 0);
             }
             let there = &self.streams.ends[peer];
             let held = there.wire.iter().map(|(_, p)| match p {
@@ -400,7 +392,8 @@ impl World {
             let part = sending.done..sending.done + n;
             let mut now = vec![0; n];
             sending.bufs.take_at(part.start, &mut now);
-            assert!(now == sending.data[part], "a buffer changed while it was being sent"); // ST3
+            // SI-ST3
+            assert!(now == sending.data[part], "a buffer changed while it was being sent");
             sending.done += n;
             self.streams.ends[end].send = Some(sending);
             self.put(peer, Packet::Data(now), Nanos::ZERO);
@@ -412,8 +405,10 @@ impl World {
         if here.accept.is_none() || here.backlog.is_empty() {
             return;
         }
-        let (Some(who), Some(end)) = (here.accept.take(), here.backlog.pop_front()) else { return };
+        let (Some(reply_to), Some(end)) = (here.accept.take(), here.backlog.pop_front()) else {
+            return;
+        };
         let FileId(file) = self.streams.add(FileKind::End(end));
-        self.answer(&who, Status::Ok, file as usize);
+        self.reply(&reply_to, Status::Ok, file as usize);
     }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Buf, Class, CoreId, Flags, Limits, Op, Sector};
 use reactor::{Msg, Remote};
-use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, seeds};
+use sim::{Faults, Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, seeds};
 
 const SECTORS: u64 = 64;
 const CLIENTS: u64 = 6;
@@ -145,7 +145,7 @@ fn simulate(seed: u64, planted: Planted, faulty: bool) -> Result<Outcome, String
         machine.block_on(load.read_all(device.clone())).expect("no cut is set yet")?;
         let cut = {
             let world = &mut *world.borrow_mut();
-            Cut::Step(world.steps() + world.rng.below(600))
+            PowerCut::Step(world.steps() + world.rng.below(600))
         };
         world.borrow_mut().power_cut_at(Some(cut));
         for client in 0..CLIENTS as u16 {
@@ -154,7 +154,7 @@ fn simulate(seed: u64, planted: Planted, faulty: bool) -> Result<Outcome, String
             machine.spawn(core, load.client(here, 60));
         }
         let ended = machine.run(|| load.verdict.is_settled(CLIENTS));
-        assert_ne!(ended, Ended::Idle, "clients wait for ever");
+        assert_ne!(ended, RunEnd::Idle, "clients wait for ever");
         load.verdict.result()?;
         if world.borrow_mut().rng.chance_per_mille(300) {
             machine.kill();

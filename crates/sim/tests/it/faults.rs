@@ -8,7 +8,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Sector, Status};
 use reactor::{FileId, WaitList};
 use sim::model::Uniform;
-use sim::{Cut, Disk, DiskSpec, Ended, Faults, Machine, Rng, Swarm, World, WorldRef};
+use sim::{Disk, DiskSpec, Faults, Machine, PowerCut, Rng, RunEnd, Swarm, World, WorldRef};
 
 fn world(faults: Faults) -> (WorldRef, FileId, Rc<Disk>) {
     let world = World::calm(1);
@@ -165,8 +165,8 @@ fn reuse(seed: u64, swarm: Swarm) -> Result<(), String> {
         });
     }
     let cut = Nanos(world.borrow_mut().rng.below(6_000_000));
-    world.borrow_mut().power_cut_at(Some(Cut::Time(cut)));
-    if machine.run(|| next.get() >= 60) == Ended::Idle {
+    world.borrow_mut().power_cut_at(Some(PowerCut::Time(cut)));
+    if machine.run(|| next.get() >= 60) == RunEnd::Idle {
         return Err("the writers hang".to_owned());
     }
     machine.power_cut();

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{Buf, Class, Flags, Sector, Status};
-use sim::{Cut, Disk, DiskSpec, Ended, Machine, World, WorldRef, seeds};
+use sim::{Disk, DiskSpec, Machine, PowerCut, RunEnd, World, WorldRef, seeds};
 
 const CLASS: Class = Class::Normal;
 const SLOTS: u64 = 64;
@@ -70,7 +70,7 @@ fn simulate(seed: u64, client: Client) -> Result<(), String> {
     let disk = world.borrow().leaf(file);
     let machine = Machine::boot(&world, 1);
     let cut = world.borrow_mut().rng.below(200);
-    world.borrow_mut().power_cut_at(Some(Cut::Step(cut)));
+    world.borrow_mut().power_cut_at(Some(PowerCut::Step(cut)));
     let acknowledged = Rc::new(Cell::new(0));
     let count = acknowledged.clone();
     machine.spawn(0, async move {
@@ -80,7 +80,7 @@ fn simulate(seed: u64, client: Client) -> Result<(), String> {
         }
     });
     let ended = machine.run(|| acknowledged.get() == SLOTS);
-    assert_ne!(ended, Ended::Idle);
+    assert_ne!(ended, RunEnd::Idle);
     machine.power_cut();
     let (found, acknowledged) = (entries(&world, client, file)?, acknowledged.get());
     if found < acknowledged {

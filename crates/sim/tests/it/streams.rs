@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use block::{Buf, Nanos, Status};
 use reactor::{FileId, OpResult, SqeOp, driver_io, sleep, spawn};
-use sim::{Machine, StreamCut, World, WorldRef};
+use sim::{Machine, StreamFault, World, WorldRef};
 
 async fn recv(file: FileId) -> (OpResult, Vec<u8>) {
     let into = Buf::alloc(10_000);
@@ -81,11 +81,11 @@ fn who_closes_with_bytes_unread_resets_the_other_end() {
 fn a_cut_is_an_error_or_silence() {
     each(|world| async move {
         let (a, b) = pair(&world).await;
-        world.borrow_mut().cut_stream(a, StreamCut::Error);
+        world.borrow_mut().cut_stream(a, StreamFault::Error);
         assert_eq!(recv(a).await.0.status, Status::Io);
         assert_eq!(send(b, b"x").await, Status::Ok);
         assert_eq!(recv(a).await.1, b"x", "the stream itself lives");
-        world.borrow_mut().cut_stream(a, StreamCut::TimedOut);
+        world.borrow_mut().cut_stream(a, StreamFault::TimedOut);
         assert_eq!(recv(a).await.0.status, Status::Timeout);
         assert_eq!(recv(b).await.0.status, Status::NoDevice, "much later");
     });

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Target};
 use reactor::FileId;
-use sim::{Cut, Ended, Faults, Machine, Oracle, Workload, WorldRef};
+use sim::{Faults, Machine, Oracle, PowerCut, RunEnd, Workload, WorldRef};
 use writecache::WriteCache;
 
 use super::operator::Duty;
@@ -22,7 +22,7 @@ pub(crate) type Lives = Result<bool, String>;
 pub(crate) fn plan_cut(world: &WorldRef, steps: &[u64], is_last: bool) {
     let mut w = world.borrow_mut();
     let after = w.rng.pick(steps);
-    let cut = Cut::Step(w.steps() + w.rng.below(after));
+    let cut = PowerCut::Step(w.steps() + w.rng.below(after));
     w.power_cut_at((!is_last).then_some(cut));
 }
 
@@ -75,18 +75,18 @@ pub(crate) fn work(
         world.borrow_mut().set_faults(disk, Faults::default());
     }
     match ended {
-        Ended::PowerCut => return Ok(false),
-        Ended::Idle => return Err(format!("deadlock: clients wait: {}", books(cache))),
-        Ended::Until if is_late() => return Err(format!("too long: {}", books(cache))),
-        Ended::Until => duty.stop.set(true),
+        RunEnd::PowerCut => return Ok(false),
+        RunEnd::Idle => return Err(format!("deadlock: clients wait: {}", books(cache))),
+        RunEnd::Until if is_late() => return Err(format!("too long: {}", books(cache))),
+        RunEnd::Until => duty.stop.set(true),
     }
     let ended = machine.run(|| duty.done.get() || is_late());
     duty.failed().map_or(Ok(()), Err)?;
     match ended {
-        Ended::PowerCut => Ok(false),
-        Ended::Idle => Err(format!("deadlock: a message waits: {}", books(cache))),
-        Ended::Until if is_late() => Err(format!("a message is too long: {}", books(cache))),
-        Ended::Until => Ok(true),
+        RunEnd::PowerCut => Ok(false),
+        RunEnd::Idle => Err(format!("deadlock: a message waits: {}", books(cache))),
+        RunEnd::Until if is_late() => Err(format!("a message is too long: {}", books(cache))),
+        RunEnd::Until => Ok(true),
     }
 }
 

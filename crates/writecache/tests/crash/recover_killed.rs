@@ -10,7 +10,7 @@ use std::rc::Rc;
 use crate::common::{self, number};
 use block::{BlockDevice, Class, Error, Sector, Target};
 use reactor::FileId;
-use sim::{Cut, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use sim::{Machine, Mix, Oracle, PowerCut, Workload, World, WorldRef, seeds};
 use writecache::{Config, Contents, Depth, Mode, WriteCache, probe};
 
 const CLIENTS: u64 = 3;
@@ -44,7 +44,7 @@ impl Scene {
             let kind = w.rng.pick(&["format native", "format native ordered", "format dm"]);
             let words = format!("high_watermark {} low_watermark 0 {kind}", w.rng.pick(&[2, 100]));
             let config = common::config(block_size, &words);
-            let cut = Cut::Step(w.rng.range(200, 6_000));
+            let cut = PowerCut::Step(w.rng.range(200, 6_000));
             (config, cache, origin, sectors, cut)
         };
         let blocks = sectors.bytes() / u64::from(config.block_size);
@@ -92,7 +92,7 @@ impl Scene {
     fn recover(&self, stop_after: Option<u64>) -> Result<(bool, u64), String> {
         let machine = Machine::boot(&self.world, 1);
         let began = self.world.borrow().steps();
-        let cut = stop_after.map(|steps| Cut::Step(began + steps));
+        let cut = stop_after.map(|steps| PowerCut::Step(began + steps));
         self.world.borrow_mut().power_cut_at(cut);
         let (origin, cache) = {
             let w = self.world.borrow();

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use crate::common::gate::Gate;
 use block::{Bio, BlockDevice, Limits, Nanos, Sector, Target};
 use reactor::FileId;
-use sim::{Cut, Ended, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use sim::{Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
 
 const CLIENTS: u64 = 3;
@@ -138,7 +138,7 @@ fn simulate(seed: u64, mutation: Mutation) -> Result<(), String> {
         let machine = Machine::boot(&world, 1);
         let steps = world.borrow().steps();
         let after = world.borrow_mut().rng.pick(&[500, 5_000]);
-        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
+        let cut = PowerCut::Step(steps + world.borrow_mut().rng.below(after));
         world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
         live(&machine, &setup, &oracle, mix, mutation)?;
         world.borrow_mut().power_cut_at(None);
@@ -176,15 +176,15 @@ fn live(
     let mut ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed().is_some());
     load.verdict.result()?;
     failed().map_or(Ok(()), Err)?;
-    if ended == Ended::Until {
+    if ended == RunEnd::Until {
         operator.stop.set(true);
         ended = machine.run(|| operator.done.get() || failed().is_some());
         failed().map_or(Ok(()), Err)?;
     }
     match ended {
-        Ended::PowerCut => return Ok(()),
-        Ended::Idle => return Err("deadlock".to_owned()),
-        Ended::Until => {}
+        RunEnd::PowerCut => return Ok(()),
+        RunEnd::Idle => return Err("deadlock".to_owned()),
+        RunEnd::Until => {}
     }
     let end = machine.block_on(async move {
         let live = device.live.borrow().clone();

@@ -20,7 +20,7 @@ use std::rc::Rc;
 
 use block::{Buf, Class, Flags, Sector, Target};
 use reactor::WaitList;
-use sim::{Ended, Oracle};
+use sim::{Oracle, RunEnd};
 use writecache::MediaFormat;
 
 use crate::kernel;
@@ -167,7 +167,7 @@ impl<'a> Explorer<'a> {
             look();
             wrong.is_set() || done.get()
         });
-        if ended == Ended::Idle && !wrong.is_set() {
+        if ended == RunEnd::Idle && !wrong.is_set() {
             wrong.note(Err("deadlock: an operation never ends".to_owned()));
         }
         let end = world.borrow().steps() + STEPS_AFTER_MAX;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use reactor::FileId;
-use sim::{Image, Pending, WorldRef};
+use sim::{Image, PendingWrite, WorldRef};
 
 /// All subsets of as many pending writes; of more only none, all, each one, and all but each one.
 const SUBSETS_OF_MAX: usize = 6;
@@ -49,7 +49,7 @@ impl Kept {
         if keep { Kept::All } else { Kept::Nothing }
     }
 
-    fn write(&self, image: &mut Image, write: &Pending) {
+    fn write(&self, image: &mut Image, write: &PendingWrite) {
         let len = write.data.len();
         let parts = match self {
             Kept::Nothing => [0..0, 0..0],
@@ -102,7 +102,7 @@ impl Devices {
             });
         }
         tears.extend(to_origin.iter().map(|write| tears_of_sectors(write, self.block_bytes)));
-        let pending: Vec<Pending> = cached.into_iter().chain(to_origin).collect();
+        let pending: Vec<PendingWrite> = cached.into_iter().chain(to_origin).collect();
         let mut left: BTreeMap<u64, State> = BTreeMap::new();
         each_choice(&tears, |choice| {
             let mut state = durable.clone();
@@ -118,7 +118,7 @@ impl Devices {
 
 /// A disk tears a write behind its first sector. Zeroes are those of a discard, which the engine
 /// passes on: within a block nobody promises that they are whole.
-fn tears_of_sectors(write: &Pending, block_bytes: usize) -> Tears {
+fn tears_of_sectors(write: &PendingWrite, block_bytes: usize) -> Tears {
     let is_zero = write.data.iter().all(|&b| b == 0);
     let unit = if is_zero { block_bytes } else { SECTOR_BYTES };
     let half = (write.data.len() / SECTOR_BYTES).div_ceil(2) * SECTOR_BYTES;
@@ -131,7 +131,7 @@ fn tears_of_sectors(write: &Pending, block_bytes: usize) -> Tears {
 
 /// Of memory any words survive. Only those matter that differ from what is there already: up to
 /// each of some of them, from it on, it alone, all but it.
-fn tears_of_words(write: &Pending, durable: &Image, places: usize) -> Tears {
+fn tears_of_words(write: &PendingWrite, durable: &Image, places: usize) -> Tears {
     let len = write.data.len();
     let mut old = vec![0; len];
     durable.read(write.offset, &mut old);

@@ -6,7 +6,7 @@ use crate::common::tap::Tap;
 use crate::common::{self, Lab, expect, fields, fill, flush, number, put, put_with, say, suspend};
 use block::{Class, ErrorKind, Flags, Nanos, Op, Sector, Target};
 use format::dm::{Entry, HEADER_BYTES, Superblock, entries};
-use sim::{Cut, Machine};
+use sim::{Machine, PowerCut};
 use writecache::{Mutation, WriteCache};
 
 const CALM: &str = "format dm high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -227,7 +227,7 @@ fn a_format_cut_at_any_step_leaves_a_device_that_opens_or_is_formatted_anew() {
     for step in 0.. {
         let lab = Lab::seeded(step + 1, 256, 1024, CALM);
         let machine = Machine::boot(&lab.world, 1);
-        lab.world.borrow_mut().power_cut_at(Some(Cut::Step(step)));
+        lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(step)));
         let target = lab.target();
         let opened = machine.block_on(async move { target.resume().await });
         let is_cut = opened.is_err();

@@ -9,7 +9,7 @@ use crate::common::{
 };
 use block::{Class, ErrorKind, Nanos, Sector, Status, Target};
 use format::{Geometry, Superblock, UNIT};
-use sim::{Cut, Ended, Machine};
+use sim::{Machine, PowerCut, RunEnd};
 use writecache::WriteCache;
 
 /// A cache whose blocks 0 to 9 are dirty and called durable by a later record.
@@ -378,7 +378,7 @@ fn open_until(lab: &Lab, steps: u64) -> bool {
     let machine = Machine::boot(&lab.world, 1);
     let target = lab.target();
     let until = lab.world.borrow().steps() + steps;
-    lab.world.borrow_mut().power_cut_at(Some(Cut::Step(until)));
+    lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(until)));
     let opened = machine.block_on(async move { target.resume().await });
     lab.world.borrow_mut().power_cut_at(None);
     machine.power_cut();
@@ -388,7 +388,7 @@ fn open_until(lab: &Lab, steps: u64) -> bool {
             true
         }
         Err(ended) => {
-            assert_eq!(ended, Ended::PowerCut);
+            assert_eq!(ended, RunEnd::PowerCut);
             false
         }
     }
@@ -424,7 +424,7 @@ fn recovering_twice_gives_the_same_media_whenever_the_power_went() {
         lab.life(async |cache| fill(&*cache, 0..16, 1).await).unwrap();
         let machine = Machine::boot(&lab.world, 1);
         let (target, steps) = (lab.target(), lab.world.borrow().steps());
-        let cut = Cut::Step(steps + 60 + seed * 37);
+        let cut = PowerCut::Step(steps + 60 + seed * 37);
         lab.world.borrow_mut().power_cut_at(Some(cut));
         let work = machine.block_on(async move {
             target.clone().resume().await.unwrap();
@@ -437,7 +437,7 @@ fn recovering_twice_gives_the_same_media_whenever_the_power_went() {
                 }
             }
         });
-        assert_eq!(work, Err(Ended::PowerCut));
+        assert_eq!(work, Err(RunEnd::PowerCut));
         lab.world.borrow_mut().power_cut_at(None);
         machine.power_cut();
         lab.life(async |_| ()).unwrap();

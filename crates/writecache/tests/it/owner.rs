@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::common::{Lab, config, expect, fill, flush, say, suspend};
 use block::{Bio, BlockDevice, Error, Limits, Sector, Target};
-use sim::{Cut, Machine};
+use sim::{Machine, PowerCut};
 use writecache::WriteCache;
 
 /// A device that says who it is.
@@ -191,7 +191,7 @@ fn an_adoption_cut_at_any_step_leaves_a_cache_of_one_of_the_two() {
         let cache = lab.leaf(lab.cache);
         let target = WriteCache::new("wc", config, origin, cache, lab.sectors).unwrap();
         let until = lab.world.borrow().steps() + step;
-        lab.world.borrow_mut().power_cut_at(Some(Cut::Step(until)));
+        lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(until)));
         let ended = machine.block_on(async move { target.resume().await });
         lab.world.borrow_mut().power_cut_at(None);
         machine.power_cut();

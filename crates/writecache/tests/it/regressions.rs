@@ -11,7 +11,7 @@ use crate::common::{
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Sector, Status, Target};
 use format::{Kind, RecordHeader, UNIT};
 use sim::model::{Cmd, Kind as CmdKind, Model, Uniform};
-use sim::{DiskSpec, Ended, Faults, Machine, Rng, Swarm, World};
+use sim::{DiskSpec, Faults, Machine, Rng, RunEnd, Swarm, World};
 use writecache::WriteCache;
 
 /// Nothing is committed or written back unless it is asked for.
@@ -167,7 +167,7 @@ fn a_cache_whose_log_is_used_up_opens_and_serves() {
     });
     let ended = machine.run(|| served.get());
     machine.kill();
-    assert_eq!(ended, Ended::Until);
+    assert_eq!(ended, RunEnd::Until);
 }
 
 /// A checkpoint wrote down for good which blocks could not be read, although they were good again a

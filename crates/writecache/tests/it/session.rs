@@ -14,7 +14,7 @@ use crate::common::{
     self, Lab, expect, fields, fill, flush, get, number, pattern, put, put_with, say,
 };
 use block::{Flags, Target};
-use sim::{Cut, Machine};
+use sim::{Machine, PowerCut};
 use writecache::WriteCache;
 
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -112,7 +112,7 @@ fn a_crash_in_the_middle_of_a_flush_leaves_what_was_flushed_and_the_new_block_wh
         };
         machine.block_on(traced).unwrap();
         let now = lab.world.borrow().steps();
-        lab.world.borrow_mut().power_cut_at(Some(Cut::Step(now + steps)));
+        lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + steps)));
         let last = async move {
             put(&*cache, 2, 1).await.unwrap();
             flush(&*cache).await;

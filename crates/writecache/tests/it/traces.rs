@@ -22,7 +22,7 @@ use crate::common::tap::Tap;
 use crate::common::{BLOCK, Lab, flush, get, pattern, put, say};
 use block::{Sector, Target};
 use format::dm::{Entry, HEADER_BYTES, Superblock, entries};
-use sim::{Cut, Machine};
+use sim::{Machine, PowerCut};
 use writecache::{Config, WriteCache};
 
 const CALM: &str = "format dm high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -93,7 +93,7 @@ fn a_cut_at_every_step_of_the_trace_leaves_the_media_of_the_reference() {
             let opening = target.clone();
             machine.block_on(async move { opening.resume().await.unwrap() }).unwrap();
             let now = lab.world.borrow().steps();
-            lab.world.borrow_mut().power_cut_at(Some(Cut::Step(now + step)));
+            lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + step)));
             let done = Rc::new(Cell::new(0));
             let ended = machine.block_on(trace(target, done.clone())).is_ok();
             lab.world.borrow_mut().power_cut_at(None);

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use crate::common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS, vanish};
 use block::{BlockDevice, CoreId, Error, Nanos, Sector, Target};
 use reactor::FileId;
-use sim::{Cut, Ended, Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use sim::{Faults, Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, WorldRef, seeds};
 use zram::{Config, Mutation, NoFiles, Zram};
 
 const CLIENTS: u64 = 4;
@@ -123,7 +123,7 @@ fn simulate(seed: u64, mutation: Mutation, with_faults: bool, tight: bool) -> Re
         let machine = Machine::boot(&world, cores);
         let steps = world.borrow().steps();
         let after = world.borrow_mut().rng.pick(&[200, 2_000, 20_000]);
-        let cut = Cut::Step(steps + world.borrow_mut().rng.below(after));
+        let cut = PowerCut::Step(steps + world.borrow_mut().rng.below(after));
         world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
         let target = setup.make(&machine, &world, cores);
         let lived = live(&machine, &world, &setup, &oracle, mix, &target, with_faults);
@@ -174,14 +174,14 @@ fn live(
     }
     world.borrow_mut().set_faults(setup.disk, Faults::default());
     match ended {
-        Ended::PowerCut => return Ok(()),
-        Ended::Idle => return Err(format!("deadlock: clients wait: {}", target.status())),
-        Ended::Until => gate.stop.set(true),
+        RunEnd::PowerCut => return Ok(()),
+        RunEnd::Idle => return Err(format!("deadlock: clients wait: {}", target.status())),
+        RunEnd::Until => gate.stop.set(true),
     }
     match machine.run(|| gate.operator_done.get()) {
-        Ended::PowerCut => Ok(()),
-        Ended::Idle => Err(format!("deadlock: a command waits: {}", target.status())),
-        Ended::Until => finish(machine, &strict, target, mix.errors_allowed),
+        RunEnd::PowerCut => Ok(()),
+        RunEnd::Idle => Err(format!("deadlock: a command waits: {}", target.status())),
+        RunEnd::Until => finish(machine, &strict, target, mix.errors_allowed),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::common::media::{
 use crate::common::{PAGE, vanish};
 use block::{Buf, Class, ErrorKind, Flags, Sector, Status, Target};
 use format::zram::{Geometry, UNIT_HEADER};
-use sim::{Cut, DiskStats, Ended, Machine};
+use sim::{DiskStats, Machine, PowerCut, RunEnd};
 
 #[test]
 fn after_a_clean_end_everything_is_there_with_any_number_of_cores() {
@@ -412,7 +412,7 @@ fn blocks_that_are_mostly_superseded_are_emptied_before_the_device_is_full() {
 fn open_until(lab: &Lab, steps: u64) -> bool {
     let machine = Machine::boot(&lab.world, lab.cores);
     let until = lab.world.borrow().steps() + steps;
-    lab.world.borrow_mut().power_cut_at(Some(Cut::Step(until)));
+    lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(until)));
     let inside = lab.clone();
     let opened = machine.block_on(async move {
         let target = inside.target();
@@ -426,7 +426,7 @@ fn open_until(lab: &Lab, steps: u64) -> bool {
             true
         }
         Err(ended) => {
-            assert_eq!(ended, Ended::PowerCut);
+            assert_eq!(ended, RunEnd::PowerCut);
             false
         }
     };

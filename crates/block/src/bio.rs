@@ -83,7 +83,7 @@ pub struct Opener(pub u32);
 impl Opener {
     /// Nobody in particular: engines, and who opens nothing. A mapped device puts an opener of its
     /// own in its place.
-    pub const NOBODY: Opener = Opener(0);
+    pub const NONE: Opener = Opener(0);
 }
 
 /// One block request. It is remapped in place (`sector` rewritten) on its way to a leaf.

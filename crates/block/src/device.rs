@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
-use crate::{Below, Bio, Error, Limits, Op, Opener, Sector, Status, Unsaved};
+use crate::{Bio, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBlocks};
 
 /// A future of the control path: boxed, on one core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -37,7 +37,7 @@ pub trait BlockDevice {
     /// Where `len` sectors from `at` on lie, as far as one answer holds; `None` when the device
     /// takes its bios itself. `at + len` is within the capacity. An answer is right as long as
     /// [`map_generation`](BlockDevice::map_generation) stays the same: bios go by it only then.
-    fn map_blocks(&self, _at: Sector, _len: Sector) -> Option<Mapped> {
+    fn map_blocks(&self, _at: Sector, _len: Sector) -> Option<MappedExtent> {
         None
     }
 
@@ -48,7 +48,7 @@ pub trait BlockDevice {
 
     /// A writer above has just been made to wait because too much is dirty. Whoever throttles
     /// writeback below lets more of it through for a while.
-    fn dirtier_waited(&self) {}
+    fn writer_throttled(&self) {}
 
     /// The device as the end of flat mappings, if it can be one.
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -70,13 +70,13 @@ pub trait Base: BlockDevice {
     fn quiesced(self: Rc<Self>) -> LocalFuture<()>;
 
     /// Tells `watcher`, as long as it lives, which bios fail from now on.
-    fn watch(&self, watcher: Weak<dyn OnFault>);
+    fn watch(&self, watcher: Weak<dyn OnIoError>);
 }
 
 /// Told of the failed bios of a [`Base`]. May count and wake; must not submit or complete.
-pub trait OnFault {
+pub trait OnIoError {
     /// The device failed `op` on `len` sectors from `sector` on (its own sectors).
-    fn on_fault(&self, op: Op, sector: Sector, len: Sector, status: Status);
+    fn on_io_error(&self, op: Op, sector: Sector, len: Sector, status: Status);
 }
 
 /// Where a run of sectors lives: `len` sectors from `sector` on one of the map's devices.
@@ -93,7 +93,7 @@ pub struct Extent {
 /// What one answer of [`BlockDevice::map_blocks`] tells: `len` sectors lie from `sector` on, on
 /// `base`.
 #[derive(Clone)]
-pub struct Mapped {
+pub struct MappedExtent {
     /// To be sent there with [`Base::submit_at`].
     pub base: Rc<dyn Base>,
     /// First sector there.
@@ -102,26 +102,26 @@ pub struct Mapped {
     pub len: Sector,
 }
 
-impl fmt::Debug for Mapped {
+impl fmt::Debug for MappedExtent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mapped({} {}+{})", self.base.name(), self.sector, self.len)
+        write!(f, "MappedExtent({} {}+{})", self.base.name(), self.sector, self.len)
     }
 }
 
 /// A device as one opener has it: what is sent through it says who sent it.
-pub struct OpenedBy {
+pub struct OpenDevice {
     device: Rc<dyn BlockDevice>,
     opener: Opener,
 }
 
-impl OpenedBy {
+impl OpenDevice {
     /// `device`, opened by `opener`.
-    pub fn new(device: Rc<dyn BlockDevice>, opener: Opener) -> OpenedBy {
-        OpenedBy { device, opener }
+    pub fn new(device: Rc<dyn BlockDevice>, opener: Opener) -> OpenDevice {
+        OpenDevice { device, opener }
     }
 }
 
-impl BlockDevice for OpenedBy {
+impl BlockDevice for OpenDevice {
     fn name(&self) -> &str {
         self.device.name()
     }
@@ -138,7 +138,7 @@ impl BlockDevice for OpenedBy {
         self.device.identity()
     }
 
-    fn map_blocks(&self, at: Sector, len: Sector) -> Option<Mapped> {
+    fn map_blocks(&self, at: Sector, len: Sector) -> Option<MappedExtent> {
         self.device.map_blocks(at, len)
     }
 
@@ -146,8 +146,8 @@ impl BlockDevice for OpenedBy {
         self.device.map_generation()
     }
 
-    fn dirtier_waited(&self) {
-        self.device.dirtier_waited();
+    fn writer_throttled(&self) {
+        self.device.writer_throttled();
     }
 }
 
@@ -211,13 +211,13 @@ pub trait Target: BlockDevice + Any {
     fn deps(&self) -> Vec<String>;
 
     /// The runs of sectors below that it uses, for as long as it lives.
-    fn below(&self) -> Vec<Below> {
+    fn components(&self) -> Vec<Component> {
         Vec::new()
     }
 
     /// What it holds that no device below has at its place, as of the last `refresh` where parts of
     /// it are on other cores; nothing when it is no cache.
-    fn unsaved(&self) -> Option<Unsaved> {
+    fn unsaved(&self) -> Option<UnsavedBlocks> {
         None
     }
 
@@ -283,7 +283,7 @@ pub trait Target: BlockDevice + Any {
     }
 
     /// Whether it is a cache, of which `dirty` tells what is dirty.
-    fn knows_dirty(&self) -> bool {
+    fn tracks_dirty(&self) -> bool {
         false
     }
 

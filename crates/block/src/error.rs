@@ -122,7 +122,7 @@ impl Error {
 
     /// The refusal (`EBUSY`) of what would do `harm`, unless `given` is the token that stands for
     /// just that: then nothing.
-    pub fn refused_without(
+    pub fn require_token(
         token: String,
         given: Option<&str>,
         harm: impl fmt::Display,
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn only_the_token_of_the_refusal_forces_it() {
-        let refused = |given| Error::refused_without("1a2b".into(), given, "wc: all is lost");
+        let refused = |given| Error::require_token("1a2b".into(), given, "wc: all is lost");
         let e = refused(None).unwrap_err().within("line 1");
         assert_eq!((e.kind(), e.token()), (ErrorKind::Busy, Some("1a2b")));
         let text = "line 1: wc: all is lost; nothing was changed. `--force=1a2b` does it all the \

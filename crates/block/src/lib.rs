@@ -15,16 +15,16 @@
 //! 8. The buffer belongs to the bio from submit to completion.
 #![warn(missing_docs)]
 
-mod below;
 mod bio;
 mod borrow;
 mod buf;
 mod completion;
+mod component;
+mod control_chars;
 mod device;
 mod error;
 mod limits;
 mod memory;
-mod plain;
 mod planted;
 mod ram;
 mod status;
@@ -32,18 +32,18 @@ mod suggest;
 mod units;
 pub mod value;
 
-pub use below::{Below, Role, Unsaved};
 pub use bio::{Bio, Class, Flags, Op, Opener};
 pub use buf::{Buf, Bufs, PAGE, Slice};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
+pub use component::{Component, Role, UnsavedBlocks};
+pub use control_chars::is_control_char;
 pub use device::{
-    Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, Map, Mapped, OnFault, OpenedBy,
-    Target,
+    Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, Map, MappedExtent, OnIoError,
+    OpenDevice, Target,
 };
 pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;
 pub use memory::{Budget, Reservation};
-pub use plain::is_steering;
 pub use planted::Planted;
 pub use ram::{Ram, copy_shared};
 pub use status::{IoError, Status};

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use block::is_steering;
+use block::is_control_char;
 
 /// The text as it may be printed: every character that steers a terminal is written `\u001b`, but
 /// for the ends of lines and tabs. What JSON says it says still.
 pub fn plain(text: &str) -> Cow<'_, str> {
-    let stays = |c: char| matches!(c, '\n' | '\t') || !is_steering(c);
+    let stays = |c: char| matches!(c, '\n' | '\t') || !is_control_char(c);
     if text.chars().all(stays) {
         return Cow::Borrowed(text);
     }

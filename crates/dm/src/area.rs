@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Below, Bio, BlockDevice, Error, Limits, Op, Role, Sector};
+use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector};
 
 use crate::context::Context;
 use crate::table::quote;
@@ -38,8 +38,8 @@ impl Area {
     }
 
     /// What a target says of it when it is `len` sectors long.
-    pub(crate) fn below(&self, len: Sector) -> Below {
-        Below { device: self.device.clone(), start: self.offset, len, role: Role::Mapped }
+    pub(crate) fn component(&self, len: Sector) -> Component {
+        Component { device: self.device.clone(), start: self.offset, len, role: Role::Mapped }
     }
 
     /// Limits of the area when it is `len` sectors long.

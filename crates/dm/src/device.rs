@@ -26,8 +26,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Base, BlockDevice, Error, Map, Opener, Sector, Status, Unsaved, crashing};
-use reactor::{Epoch, WaitList};
+use block::{Base, BlockDevice, Error, Map, Opener, Sector, Status, UnsavedBlocks, crashing};
+use reactor::{Generation, WaitList};
 
 mod border;
 mod force;
@@ -342,7 +342,7 @@ impl MappedDevice {
             dm.withdraw_flats(self).await;
         }
         let gate = self.gate.borrow().clone();
-        gate.passed().await;
+        gate.quiesced().await;
         self.bases_quiesced().await;
         self.check_held(held)?;
         self.past.take();
@@ -438,7 +438,7 @@ impl MappedDevice {
     ///
     /// After an error of a target the device is there still, suspended. Returns what its caches
     /// keep.
-    pub(crate) async fn retire(&self, held: &Held) -> Result<Vec<Unsaved>, Error> {
+    pub(crate) async fn retire(&self, held: &Held) -> Result<Vec<UnsavedBlocks>, Error> {
         self.gone.set(true);
         if let Err(e) = self.suspend(held).await {
             // When it was taken by force, that has decided whether the device is there still.
@@ -482,8 +482,8 @@ impl MappedDevice {
         let target = entry.target.clone();
         let line_no = entry.line_no;
         let gate = self.gate.borrow().clone();
-        let epoch = gate.enter();
-        Ok(Messaged { target, line_no, gate, epoch })
+        let generation = gate.enter();
+        Ok(Messaged { target, line_no, gate, generation })
     }
 
     /// What `info` tells.
@@ -559,13 +559,13 @@ pub(crate) struct Messaged {
     pub(crate) target: Rc<dyn block::Target>,
     pub(crate) line_no: usize,
     gate: Rc<Gate>,
-    epoch: Epoch,
+    generation: Generation,
 }
 
 impl Drop for Messaged {
     fn drop(&mut self) {
         if !crashing() {
-            self.gate.leave(self.epoch);
+            self.gate.leave(self.generation);
         }
     }
 }

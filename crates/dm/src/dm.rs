@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, ErrorKind, Unsaved, is_steering};
+use block::{BlockDevice, Error, ErrorKind, UnsavedBlocks, is_control_char};
 use reactor::WaitList;
 
 use crate::context::{Context, Resolver, TargetType, Uses};
@@ -50,7 +50,7 @@ pub struct Dm {
 }
 
 /// Told of what stays in the cache of a device that is removed: by the device's name.
-pub(crate) type OnKept = Rc<dyn Fn(&str, &Unsaved)>;
+pub(crate) type OnKept = Rc<dyn Fn(&str, &UnsavedBlocks)>;
 
 impl Dm {
     /// No device yet, and the built-in target types; `resolver` opens what tables name.
@@ -225,7 +225,7 @@ impl Dm {
         if uuid.is_empty() || uuid.len() > 128 {
             return Err(Error::invalid(format!("uuid `{uuid}`: must have 1 to 128 bytes")));
         }
-        if uuid.chars().any(is_steering) {
+        if uuid.chars().any(is_control_char) {
             let e = "a UUID can't contain control characters, nor such of writing direction";
             return Err(Error::invalid(format!("uuid `{word}`: {e}")));
         }

@@ -22,7 +22,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Base, Bio, BlockDevice, Extent, Limits, Map, Mapped, OnFault, Op, Sector};
+use block::{Base, Bio, BlockDevice, Extent, Limits, Map, MappedExtent, OnIoError, Op, Sector};
 
 use crate::layout::Layout;
 use crate::split::{Split, flush_all};
@@ -375,7 +375,7 @@ impl Flat {
         }
         for (base, stripes) in self.bases.iter().zip(by_base).filter(|(_, s)| !s.is_empty()) {
             let watch = Rc::new(Watch { stripes });
-            let as_fault: Rc<dyn OnFault> = watch.clone();
+            let as_fault: Rc<dyn OnIoError> = watch.clone();
             base.watch(Rc::downgrade(&as_fault));
             self.watches.push(watch);
         }
@@ -525,12 +525,16 @@ impl BlockDevice for Flat {
         self.limits.clone()
     }
 
-    fn map_blocks(&self, at: Sector, len: Sector) -> Option<Mapped> {
+    fn map_blocks(&self, at: Sector, len: Sector) -> Option<MappedExtent> {
         if self.is_nowhere() {
             return None;
         }
         let (base, sector, left) = self.root.resolve(at.0);
-        Some(Mapped { base: base.clone(), sector: Sector(sector), len: len.min(Sector(left)) })
+        Some(MappedExtent {
+            base: base.clone(),
+            sector: Sector(sector),
+            len: len.min(Sector(left)),
+        })
     }
 
     fn submit(&self, bio: Bio) {

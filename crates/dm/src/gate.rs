@@ -3,39 +3,39 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use block::{Bio, OnFault, Op, Sector, Status, crashing};
-use reactor::{Epoch, Grace, OnDone, WaitList};
+use block::{Bio, OnIoError, Op, Sector, Status, crashing};
+use reactor::{Generation, OnDone, QuiesceCounter, WaitList};
 
 /// Counts what is in flight below a device and did not go through a flat mapping: bios, and
 /// messages to its targets.
 #[derive(Default)]
 pub(crate) struct Gate {
-    grace: Grace,
-    watchers: RefCell<Vec<Weak<dyn OnFault>>>,
+    requests: QuiesceCounter,
+    watchers: RefCell<Vec<Weak<dyn OnIoError>>>,
 }
 
 impl Gate {
-    pub(crate) fn enter(&self) -> Epoch {
-        self.grace.enter()
+    pub(crate) fn enter(&self) -> Generation {
+        self.requests.enter()
     }
 
-    pub(crate) fn leave(&self, epoch: Epoch) {
-        self.grace.leave(epoch);
+    pub(crate) fn leave(&self, generation: Generation) {
+        self.requests.leave(generation);
     }
 
     /// Counts the bio until it has completed.
     pub(crate) fn pass(self: &Rc<Self>, mut bio: Bio) -> Bio {
-        let tag = Tag { sector: bio.sector, op: bio.op, epoch: self.enter() };
+        let tag = Tag { sector: bio.sector, op: bio.op, generation: self.enter() };
         bio.done = reactor::chain(bio.done, self.clone(), tag.pack());
         bio
     }
 
     /// Waits until all that is in flight now has ended.
-    pub(crate) async fn passed(&self) {
-        self.grace.passed().await;
+    pub(crate) async fn quiesced(&self) {
+        self.requests.quiesced().await;
     }
 
-    pub(crate) fn watch(&self, watcher: Weak<dyn OnFault>) {
+    pub(crate) fn watch(&self, watcher: Weak<dyn OnIoError>) {
         let mut watchers = self.watchers.borrow_mut();
         watchers.retain(|w| w.strong_count() > 0);
         watchers.push(watcher);
@@ -44,15 +44,15 @@ impl Gate {
 
 impl OnDone for Gate {
     fn on_done(&self, status: Status, tag: u64) {
-        let Tag { sector, op, epoch } = Tag::unpack(tag);
-        self.leave(epoch);
+        let Tag { sector, op, generation } = Tag::unpack(tag);
+        self.leave(generation);
         // Who sent what does not fit, or is not known here, has no faulty device.
         if matches!(status, Status::Ok | Status::Invalid | Status::NotSupported) {
             return;
         }
         for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
             // Its length is not kept; its first sector says in which area it was.
-            watcher.on_fault(op, sector, Sector(1), status);
+            watcher.on_io_error(op, sector, Sector(1), status);
         }
     }
 }
@@ -61,20 +61,20 @@ impl OnDone for Gate {
 struct Tag {
     sector: Sector,
     op: Op,
-    epoch: Epoch,
+    generation: Generation,
 }
 
 impl Tag {
     const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
-    /// Bits 0: epoch, 1 to 3: op, the others: sector; no device has 2^60 sectors.
+    /// Bits 0: generation, 1 to 3: op, the others: sector; no device has 2^60 sectors.
     fn pack(self) -> u64 {
-        self.sector.0 << 4 | (self.op as u64) << 1 | self.epoch.tag()
+        self.sector.0 << 4 | (self.op as u64) << 1 | self.generation.tag()
     }
 
     fn unpack(tag: u64) -> Tag {
         let op = Tag::OPS[usize::try_from(tag >> 1 & 7).expect("three bits")];
-        Tag { sector: Sector(tag >> 4), op, epoch: Epoch::from_tag(tag) }
+        Tag { sector: Sector(tag >> 4), op, generation: Generation::from_tag(tag) }
     }
 }
 
@@ -135,13 +135,14 @@ mod tests {
 
     #[test]
     fn a_tag_keeps_all_that_is_packed_into_it() {
-        let grace = Grace::default();
+        let requests = QuiesceCounter::default();
         for op in Tag::OPS {
-            let tag = Tag { sector: Sector((1 << 54) - 1), op, epoch: grace.enter() }.pack();
-            let Tag { sector, op: unpacked, epoch } = Tag::unpack(tag);
+            let tag =
+                Tag { sector: Sector((1 << 54) - 1), op, generation: requests.enter() }.pack();
+            let Tag { sector, op: unpacked, generation } = Tag::unpack(tag);
             assert_eq!((sector, unpacked), (Sector((1 << 54) - 1), op));
-            grace.leave(epoch);
+            requests.leave(generation);
         }
-        assert_eq!(grace.in_flight(), 0);
+        assert_eq!(requests.in_flight(), 0);
     }
 }

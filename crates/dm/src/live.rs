@@ -30,7 +30,7 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn new(line_no: usize, start: Sector, end: Sector, target: Rc<dyn Target>) -> Entry {
         let pure = Pure::of(&target);
-        let owns = pure.is_none() && target.below().iter().any(|b| b.role != Role::Mapped);
+        let owns = pure.is_none() && target.components().iter().any(|b| b.role != Role::Mapped);
         Entry { line_no, start, end, target, pure, owns }
     }
 

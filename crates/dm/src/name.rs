@@ -2,7 +2,7 @@
 //! Names of mapped devices: what is allowed, and how others are mangled for a path.
 use std::cell::{Cell, OnceCell};
 
-use block::{Error, ErrorKind, is_steering};
+use block::{Error, ErrorKind, is_control_char};
 
 /// Longest name in its mangled form, bytes (the kernel's `DM_NAME_LEN` less the final zero).
 pub const NAME_BYTES_MAX: usize = 127;
@@ -50,7 +50,7 @@ pub(crate) fn check(word: &str) -> Result<String, Error> {
     if name.contains('/') {
         return wrong("a name can't contain '/'");
     }
-    if name.chars().any(is_steering) {
+    if name.chars().any(is_control_char) {
         return wrong("a name can't contain control characters, nor such of writing direction");
     }
     if [".", "..", "control"].contains(&&*name) {

@@ -23,7 +23,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use block::{Below, BlockDevice, Error, Role, Sector};
+use block::{BlockDevice, Component, Error, Role, Sector};
 
 use crate::device::{Depths, MappedDevice};
 use crate::dm::Dm;
@@ -41,7 +41,7 @@ struct Claim {
     table: Rc<Table>,
     entry: usize,
     role: Role,
-    below: Below,
+    below: Component,
     ends: Ends,
 }
 
@@ -96,7 +96,7 @@ impl Dm {
                 let all: Vec<&str> = new.iter().map(|c| &*c.text).collect();
                 let all = all.join("; ");
                 let token = format::token(format!("load {} {all}", device.name()).as_bytes());
-                Error::refused_without(token, force, all)
+                Error::require_token(token, force, all)
             }
             Some(c) => Err(Error::busy(format!(
                 "{}: a device, or a part of it, may be origin, cache device or backing device of \
@@ -153,7 +153,7 @@ impl Dm {
         for device in &devices {
             for table in device.tables() {
                 let lines = || table.entries.iter().filter(|e| !e.owns);
-                let all: Vec<Below> = lines().flat_map(|e| e.target.below()).collect();
+                let all: Vec<Component> = lines().flat_map(|e| e.target.components()).collect();
                 let ends = self.ends(&all, None);
                 // Past the owner: what it maps itself is its own successor's (O1).
                 for claim in claims.iter().filter(|c| !Rc::ptr_eq(&c.owner, device)) {
@@ -164,7 +164,7 @@ impl Dm {
                         continue;
                     }
                     let found = lines().find_map(|entry| {
-                        let below = entry.target.below();
+                        let below = entry.target.components();
                         let ends = self.ends(&below, None);
                         Some((entry, self.shared(device, &below, &ends, claim)?))
                     });
@@ -194,7 +194,7 @@ impl Dm {
     fn shared(
         &self,
         user: &Rc<MappedDevice>,
-        below: &[Below],
+        below: &[Component],
         ends: &Ends,
         claim: &Claim,
     ) -> Option<String> {
@@ -210,14 +210,14 @@ impl Dm {
     /// The leaves on which a device lies, and the engines.
     pub fn at_the_bottom(&self, device: &Rc<dyn BlockDevice>) -> Vec<Rc<dyn BlockDevice>> {
         let (start, len) = (Sector::ZERO, device.limits().capacity);
-        let whole = Below { device: device.clone(), start, len, role: Role::Mapped };
+        let whole = Component { device: device.clone(), start, len, role: Role::Mapped };
         self.ends(&[whole], None).into_values().map(|(device, _)| device).collect()
     }
 
     /// Whether `new` has a cache that keeps its blocks where the cache of `old` keeps them.
     pub(crate) fn goes_on(&self, old: &Entry, new: &Table) -> bool {
         let place = |entry: &Entry| -> Vec<(usize, u64)> {
-            let mut below = entry.target.below();
+            let mut below = entry.target.components();
             below.retain(|b| b.role == Role::Cache);
             let ends = self.ends(&below, None);
             let first = |(key, (_, runs)): (&usize, &(_, Runs))| Some((*key, runs.first()?.0));
@@ -237,7 +237,7 @@ impl Dm {
         let there = devices.iter().flat_map(|owner| owner.tables().map(move |t| (owner, t)));
         for (owner, table) in there.chain(left) {
             for (nth, entry) in table.entries.iter().enumerate().filter(|(_, e)| e.owns) {
-                for below in entry.target.below() {
+                for below in entry.target.components() {
                     let ends = self.ends(std::slice::from_ref(&below), None);
                     let (owner, table, role) = (owner.clone(), table.clone(), below.role);
                     claims.push(Claim { owner, table, entry: nth, role, below, ends });
@@ -249,7 +249,7 @@ impl Dm {
 
     /// What areas come to at the bottom. `stop` is taken for a leaf. Looks once at each device, as
     /// those above it have been looked at before.
-    fn ends(&self, areas: &[Below], stop: Option<&Rc<MappedDevice>>) -> Ends {
+    fn ends(&self, areas: &[Component], stop: Option<&Rc<MappedDevice>>) -> Ends {
         let mut walk = Walk {
             mapped: self.devices().into_iter().map(|d| (address(&d), d)).collect(),
             depths: Depths::new(),
@@ -310,7 +310,7 @@ impl Walk {
             let of = || (engine.clone(), Runs::new());
             return self.ends.entry(address(&engine)).or_insert_with(of).1.push((from, to));
         }
-        for below in entry.target.below() {
+        for below in entry.target.components() {
             let (at, len) = (below.start.0, below.len.0);
             // Sector by sector, or, of stripes, anywhere.
             let is_whole = len == entry.end.0 - entry.start.0;

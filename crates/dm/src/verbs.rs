@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Nanos, Sector, Unsaved};
+use block::{BlockDevice, Error, Nanos, Sector, UnsavedBlocks};
 
 use crate::area::same;
 use crate::device::{MAJOR, MappedDevice, Opened};
@@ -62,7 +62,7 @@ impl Dm {
     }
 
     /// Removes a device. Returns what its caches keep, and their origins do not have.
-    pub async fn remove(&self, name: &str, how: Remove) -> Result<Vec<Unsaved>, Error> {
+    pub async fn remove(&self, name: &str, how: Remove) -> Result<Vec<UnsavedBlocks>, Error> {
         self.remove_forced(name, how, None).await
     }
 
@@ -72,7 +72,7 @@ impl Dm {
         name: &str,
         how: Remove,
         force: Option<&str>,
-    ) -> Result<Vec<Unsaved>, Error> {
+    ) -> Result<Vec<UnsavedBlocks>, Error> {
         let device = self.get(name)?;
         if how == Remove::Force {
             device.check_lost(force).await?;
@@ -112,11 +112,11 @@ impl Dm {
     }
 
     /// Has `tell` called with what stays in the cache of a device that is removed.
-    pub fn on_kept(&self, tell: impl Fn(&str, &Unsaved) + 'static) {
+    pub fn on_kept(&self, tell: impl Fn(&str, &UnsavedBlocks) + 'static) {
         *self.on_kept.borrow_mut() = Some(Rc::new(tell));
     }
 
-    fn tell_kept(&self, device: &MappedDevice, kept: &[Unsaved]) {
+    fn tell_kept(&self, device: &MappedDevice, kept: &[UnsavedBlocks]) {
         let tell = self.on_kept.borrow().clone();
         if let Some(tell) = tell {
             kept.iter().for_each(|unsaved| tell(device.name(), unsaved));
@@ -156,7 +156,10 @@ impl Dm {
     /// All I/O fails from now on, whoever has the device open. It waits for nothing that may hang
     /// below: what is in flight and what targets have to settle gets [`FORCE_WAIT`], and then goes
     /// on without the device.
-    async fn remove_by_force(&self, device: &Rc<MappedDevice>) -> Result<Vec<Unsaved>, Error> {
+    async fn remove_by_force(
+        &self,
+        device: &Rc<MappedDevice>,
+    ) -> Result<Vec<UnsavedBlocks>, Error> {
         let len = device.limits().capacity;
         let kept = device.unsaved().await;
         let errors = match len {

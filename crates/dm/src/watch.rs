@@ -2,7 +2,7 @@
 //! Watch: counts for the stripes of a flat mapping what fails on its bases, which no bio tells.
 use std::rc::Rc;
 
-use block::{OnFault, Op, Sector, Status};
+use block::{OnIoError, Op, Sector, Status};
 
 use crate::target::striped::Errors;
 
@@ -18,8 +18,8 @@ pub(crate) struct Watched {
     pub(crate) areas: Vec<(u64, u64)>,
 }
 
-impl OnFault for Watch {
-    fn on_fault(&self, op: Op, sector: Sector, len: Sector, status: Status) {
+impl OnIoError for Watch {
+    fn on_io_error(&self, op: Op, sector: Sector, len: Sector, status: Status) {
         let end = sector.0.saturating_add(len.0);
         for Watched { errors, stripe, areas } in &self.stripes {
             let hit = areas.iter().any(|(from, to)| sector.0 < *to && *from < end);

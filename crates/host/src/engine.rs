@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Access, Class, CoreId, Error, ErrorKind, Nanos, Sector, Unsaved};
+use block::{Access, Class, CoreId, Error, ErrorKind, Nanos, Sector, UnsavedBlocks};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Peer, Server};
@@ -524,8 +524,8 @@ fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
 }
 
 /// What to know of blocks that stay in a cache without a device.
-fn kept(unsaved: &Unsaved) -> String {
-    let Unsaved { cache, start, origin, .. } = unsaved;
+fn kept(unsaved: &UnsavedBlocks) -> String {
+    let UnsavedBlocks { cache, start, origin, .. } = unsaved;
     if let Ok(Word::Mem(_) | Word::Null(_)) = parse(cache) {
         return format!(
             "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \

@@ -77,7 +77,7 @@ impl Export for DmExport {
     fn offers(&self, context: Context) -> bool {
         match context {
             Context::Allocation => true,
-            Context::Dirty => self.0.device().knows_dirty(),
+            Context::Dirty => self.0.device().tracks_dirty(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! ```text
 //!   FUSE threads                                 core 0
 //!   names, attributes  ── ask, wait ───────────▶ Face, engine
-//!   a job              ── run, don't wait ─────▶ Workers ── Job::serve ── reply from here
+//!   a job              ── run, don't wait ─────▶ TaskPool ── Job::serve ── reply from here
 //!      └ or, of a device that is mapped to memory: this thread is a shard, serves it, and replies
 //! ```
 //!
@@ -18,12 +18,12 @@ use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
-use block::{BlockDevice, Error, OpenedBy};
+use block::{BlockDevice, Error, OpenDevice};
 use control::Failure;
 use fuse::{
     Answer, Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options, SideGate,
 };
-use reactor::{Workers, new_opener};
+use reactor::{TaskPool, new_opener};
 
 use crate::core_thread::Core;
 use crate::engine::Engine;
@@ -44,7 +44,7 @@ struct Known {
 /// A device held open by a file.
 struct OpenFile {
     /// As this file has it: what comes from different files has different openers.
-    device: OpenedBy,
+    device: OpenDevice,
     gate: Rc<Gate>,
     /// Keeps a mapped device from being removed, too.
     _lent: Lent,
@@ -62,7 +62,7 @@ struct Face {
     known: RefCell<Vec<Known>>,
     open: RefCell<BTreeMap<u64, Rc<OpenFile>>>,
     next: Cell<u64>,
-    jobs: Workers<(Rc<OpenFile>, Job)>,
+    jobs: TaskPool<(Rc<OpenFile>, Job)>,
 }
 
 thread_local! {
@@ -80,7 +80,7 @@ impl Face {
             known: RefCell::default(),
             open: RefCell::default(),
             next: Cell::new(1),
-            jobs: Workers::new(JOBS_MAX, |(file, job): (Rc<OpenFile>, Job)| async move {
+            jobs: TaskPool::new(JOBS_MAX, |(file, job): (Rc<OpenFile>, Job)| async move {
                 job.serve(&file.device, &file.gate).await;
             }),
         }
@@ -141,7 +141,7 @@ impl Face {
         let (device, gate) = (shown.device(), self.known(&shown).1);
         let here = Here { id, handle: lent.handle(), side: gate.side() };
         let number = self.next();
-        let device = OpenedBy::new(device, new_opener());
+        let device = OpenDevice::new(device, new_opener());
         self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, gate, _lent: lent }));
         Ok((OpenId(number), here))
     }

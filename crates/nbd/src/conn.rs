@@ -10,7 +10,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{Buf, Bufs, Nanos, OpenedBy, Status};
+use block::{Buf, Bufs, Nanos, OpenDevice, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, new_opener, now, spawn, turn_time};
 
 use crate::handshake::{Handshake, Session, Step};
@@ -239,8 +239,8 @@ impl Conn {
 pub(crate) async fn run(conn: Rc<Conn>) {
     if let Some((mut session, rest)) = handshake(&conn).await {
         // Each connection is a client of its own: what is below tells writers apart by it.
-        session.device_fua = Rc::new(OpenedBy::new(session.device.clone(), new_opener()));
-        session.device = Rc::new(OpenedBy::new(session.device, new_opener()));
+        session.device_fua = Rc::new(OpenDevice::new(session.device.clone(), new_opener()));
+        session.device = Rc::new(OpenDevice::new(session.device, new_opener()));
         conn.deadline.set(conn.deadline.get().filter(|_| conn.draining.get()));
         let _ = conn.session.set(session);
         spawn(send::run(conn.clone()));

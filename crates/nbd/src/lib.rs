@@ -3,7 +3,7 @@
 //! another server as a device.
 //!
 //! ```text
-//!   socket ──Recv 256 KiB──▶ receive loop ──Bio──▶ device ─ended later──▶ Workers
+//!   socket ──Recv 256 KiB──▶ receive loop ──Bio──▶ device ─ended later──▶ TaskPool
 //!             many requests    parse, admit           │ ended at once      │ one task
 //!                                                     ▼                    │ a request
 //!   socket ◀──Send, vectored── sender ◀────────── reply queue ◀────────────┘

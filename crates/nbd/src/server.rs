@@ -5,7 +5,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{Buf, Nanos, Status};
-use reactor::{FileId, SqeOp, WaitList, Workers, driver_io, now, sleep, spawn};
+use reactor::{FileId, SqeOp, TaskPool, WaitList, driver_io, now, sleep, spawn};
 use slab::Slab;
 
 use crate::conn::{self, Conn};
@@ -104,7 +104,7 @@ pub struct Stats {
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) exports: Rc<dyn Exports>,
-    pub(crate) jobs: Workers<Job>,
+    pub(crate) jobs: TaskPool<Job>,
     pub(crate) stats: RefCell<Stats>,
     /// Data in flight of all connections.
     pub(crate) budget: Budget,
@@ -138,7 +138,7 @@ impl Server {
             budget: Budget::new(options.bytes_max),
             options,
             exports,
-            jobs: Workers::new(workers_max, job::run),
+            jobs: TaskPool::new(workers_max, job::run),
             stats: RefCell::default(),
             changed: WaitList::new(),
             reaper_waits: Cell::new(false),

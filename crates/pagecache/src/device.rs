@@ -5,7 +5,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{Bio, BlockDevice, Error, Limits, Op, PAGE, Reservation, Sector, Status};
-use reactor::{OnDone, Workers};
+use reactor::{OnDone, TaskPool};
 
 use crate::config::Config;
 use crate::planted::Fault;
@@ -21,7 +21,7 @@ pub struct PageCache {
     pub(crate) store: Store,
     pub(crate) writeback: Writeback,
     pub(crate) readahead: ReadAhead,
-    pub(crate) miss_tasks: Workers<Miss>,
+    pub(crate) miss_tasks: TaskPool<Miss>,
     pub(crate) hits: Cell<u64>,
     pub(crate) misses: Cell<u64>,
     /// The cache's memory, out of the budget of its core.

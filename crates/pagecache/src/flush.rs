@@ -28,7 +28,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use block::{Class, IoError, Op, OpenedBy, Opener, Sector, Status};
+use block::{Class, IoError, Op, OpenDevice, Opener, Sector, Status};
 use policy::Sample;
 
 use crate::collector::Collector;
@@ -176,7 +176,7 @@ impl Writeback {
             return Ok(());
         }
         let flush = async || {
-            let below = OpenedBy::new(store.below.clone(), store.opener);
+            let below = OpenDevice::new(store.below.clone(), store.opener);
             let flushed = reactor::flush(&below, Class::Foreground).await;
             flushed.inspect_err(|&cause| {
                 let device = store.below.name().to_owned();

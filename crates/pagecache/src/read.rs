@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Bio, Bufs, Class, Opener, PAGE, Status};
-use reactor::Workers;
+use reactor::TaskPool;
 
 use crate::device::PageCache;
 use crate::fill::{NoMemory, bring_in};
@@ -29,8 +29,8 @@ pub(crate) struct Miss {
 }
 
 /// The tasks that serve misses.
-pub(crate) fn miss_tasks() -> Workers<Miss> {
-    Workers::new(MISSES_MAX, async |Miss { cache, bio, done }: Miss| {
+pub(crate) fn miss_tasks() -> TaskPool<Miss> {
+    TaskPool::new(MISSES_MAX, async |Miss { cache, bio, done }: Miss| {
         let from = bio.sector.bytes();
         let bytes = from..from + bio.len.bytes();
         let status = cache.read_missing(&bytes, &bio.bufs, bio.class, done).await.into();

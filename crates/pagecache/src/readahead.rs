@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use block::Opener;
-use reactor::Grace;
+use reactor::QuiesceCounter;
 
 use crate::config::Config;
 
@@ -17,7 +17,7 @@ pub(crate) struct ReadAhead {
     writes: RefCell<policy::Streams>,
     pages_max: Cell<u32>,
     /// Windows that are being read; no client waits for them.
-    pub(crate) in_flight: Grace,
+    pub(crate) in_flight: QuiesceCounter,
     windows: Cell<u64>,
     pages: Cell<u64>,
 }
@@ -28,7 +28,7 @@ impl ReadAhead {
             reads: RefCell::default(),
             writes: RefCell::default(),
             pages_max: Cell::new(config.read_ahead_pages()),
-            in_flight: Grace::default(),
+            in_flight: QuiesceCounter::default(),
             windows: Cell::new(0),
             pages: Cell::new(0),
         }

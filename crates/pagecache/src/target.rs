@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::rc::Rc;
 
-use block::{Access, Below, Error, LocalFuture, Role, Sector, Target};
+use block::{Access, Component, Error, LocalFuture, Role, Sector, Target};
 
 use crate::device::PageCache;
 
@@ -20,9 +20,9 @@ impl Target for PageCache {
         self.status_line()
     }
 
-    fn below(&self) -> Vec<Below> {
+    fn components(&self) -> Vec<Component> {
         let (device, len) = (self.store.below.clone(), self.store.limits.capacity);
-        vec![Below { device, start: Sector::ZERO, len, role: Role::Origin }]
+        vec![Component { device, start: Sector::ZERO, len, role: Role::Origin }]
     }
 
     fn deps(&self) -> Vec<String> {
@@ -35,7 +35,7 @@ impl Target for PageCache {
         Box::pin(async move {
             self.writeback.flusher.stop(&self.writeback.ioends).await;
             let flushed = self.writeback.write_back_all(&self.store).await;
-            self.readahead.in_flight.passed().await;
+            self.readahead.in_flight.quiesced().await;
             flushed.map_err(|status| {
                 let errors = self.store.errors.describe().unwrap_or_default();
                 let dirty = self.store.dirty_bytes();

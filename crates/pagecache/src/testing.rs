@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Buf, Class, Error, Flags, Limits, LocalFuture, OnFault};
+use block::{Base, Bio, BlockDevice, Buf, Class, Error, Flags, Limits, LocalFuture, OnIoError};
 use block::{Op, Opener, PAGE, Sector, Status, Target};
 use dm::{Dm, Resolver};
-use reactor::{Epoch, FileId, Grace, OnDone};
+use reactor::{FileId, Generation, OnDone, QuiesceCounter};
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, World, WorldRef};
 
@@ -53,11 +53,11 @@ pub(crate) struct Probe {
 }
 
 #[derive(Default)]
-struct Count(Grace);
+struct Count(QuiesceCounter);
 
 impl OnDone for Count {
     fn on_done(&self, _status: Status, tag: u64) {
-        self.0.leave(Epoch::from_tag(tag));
+        self.0.leave(Generation::from_tag(tag));
     }
 }
 
@@ -145,8 +145,8 @@ impl Base for Probe {
             at_ms: reactor::now().0 / MS,
             order: self.order.replace(self.order.get() + 1),
         });
-        let epoch = self.count.0.enter();
-        let done = reactor::chain(bio.done, self.count.clone(), epoch.tag());
+        let generation = self.count.0.enter();
+        let done = reactor::chain(bio.done, self.count.clone(), generation.tag());
         let bio = Bio { done, ..bio };
         if op == Op::Write && self.hold.get() || self.hold_ops.borrow().contains(&op) {
             self.held.borrow_mut().push((sector, bio));
@@ -155,9 +155,9 @@ impl Base for Probe {
         }
     }
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move { self.count.0.passed().await })
+        Box::pin(async move { self.count.0.quiesced().await })
     }
-    fn watch(&self, _watcher: Weak<dyn OnFault>) {}
+    fn watch(&self, _watcher: Weak<dyn OnIoError>) {}
 }
 
 /// A world with disks called `a`, `b`, and so on, and tables over them.

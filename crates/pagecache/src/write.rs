@@ -53,7 +53,7 @@ impl PageCache {
         match self.store.pacing.wrote(bio.opener, bio.len.bytes(), self.store.dirty_bytes(), now) {
             None => bio.complete(Status::Ok),
             Some(pause) => {
-                self.store.below.dirtier_waited();
+                self.store.below.writer_throttled();
                 let (me, flush_errors) = (self.rc(), self.store.errors.flush_errors());
                 reactor::spawn(async move {
                     reactor::sleep(pause).await;
@@ -87,11 +87,11 @@ impl PageCache {
             match obstacle {
                 Obstacle::Memory => self.writeback.wait_for_memory(store).await?,
                 Obstacle::DirtyLimit => {
-                    self.store.below.dirtier_waited();
+                    self.store.below.writer_throttled();
                     self.writeback.wait_for_room(store).await?;
                 }
                 Obstacle::Pause(time) => {
-                    self.store.below.dirtier_waited();
+                    self.store.below.writer_throttled();
                     reactor::sleep(time).await;
                 }
                 Obstacle::PartialPage(page) => {
@@ -114,7 +114,7 @@ impl PageCache {
         }
         let len = bytes.end - bytes.start;
         if let Some(pause) = store.pacing.wrote(opener, len, store.dirty_bytes(), now()) {
-            self.store.below.dirtier_waited();
+            self.store.below.writer_throttled();
             reactor::sleep(pause).await;
         }
         Ok(())

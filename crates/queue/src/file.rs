@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status};
 use reactor::FileId;
 
 use crate::flush_errors::{FlushErrors, SharedFlushErrors};
@@ -139,8 +139,8 @@ impl BlockDevice for FileLeaf {
         self.identity.clone()
     }
 
-    fn dirtier_waited(&self) {
-        self.wbt.dirtier_waited();
+    fn writer_throttled(&self) {
+        self.wbt.writer_throttled();
     }
 
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -160,10 +160,10 @@ impl Base for FileLeaf {
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move { self.stats().grace().passed().await })
+        Box::pin(async move { self.stats().requests().quiesced().await })
     }
 
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
+    fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.stats().watch(watcher);
     }
 }

@@ -8,7 +8,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::{
-    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnFault, Op, Ram, SECTOR_SHIFT, Sector,
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnIoError, Op, Ram, SECTOR_SHIFT, Sector,
     Status,
 };
 
@@ -113,7 +113,7 @@ impl Base for Mem {
         Box::pin(std::future::ready(()))
     }
 
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
+    fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.stats.watch(watcher);
     }
 }

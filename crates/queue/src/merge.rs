@@ -32,10 +32,10 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Buf, Bufs, Limits, LocalFuture, OnFault, Op, SECTOR_SIZE, Sector,
+    Base, Bio, BlockDevice, Buf, Bufs, Limits, LocalFuture, OnIoError, Op, SECTOR_SIZE, Sector,
     Status,
 };
-use reactor::{BioFuture, FileId, Grace, WaitList, io_by, spawn};
+use reactor::{BioFuture, FileId, QuiesceCounter, WaitList, io_by, spawn};
 
 use crate::leaf::{Leaf, SharedLeaf};
 use crate::stats::Stats;
@@ -90,7 +90,7 @@ struct Shared<D> {
     line: RefCell<Line>,
     left: WaitList,
     /// ML4.
-    held: Grace,
+    held: QuiesceCounter,
     mutation: Cell<Mutation>,
 }
 
@@ -122,7 +122,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
             block,
             line: RefCell::default(),
             left: WaitList::new(),
-            held: Grace::default(),
+            held: QuiesceCounter::default(),
             mutation: Cell::default(),
         }))
     }
@@ -152,13 +152,13 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
         if goes || !shared.takes(&bio) {
             return shared.leaf.submit_at(sector, bio);
         }
-        let epoch = shared.held.enter();
+        let generation = shared.held.enter();
         let shared = shared.clone();
         if bio.op == Op::Read {
             spawn(async move {
                 let status = shared.read(sector, &bio).await;
                 bio.complete(status.into());
-                shared.held.leave(epoch);
+                shared.held.leave(generation);
             });
             return;
         }
@@ -174,7 +174,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
                 drop(turn);
                 bio.complete(status.into());
             }
-            shared.held.leave(epoch);
+            shared.held.leave(generation);
         });
     }
 }
@@ -276,7 +276,7 @@ impl<D: BlockLeaf> Shared<D> {
         let (from, to) = (self.up(start), self.down(end));
         // ML1.
         if self.leaf.is_changing(&turn.sectors) && !self.is(Mutation::IgnoreInFlight) {
-            self.leaf.stats().grace().passed().await;
+            self.leaf.stats().requests().quiesced().await;
         }
         match bio.op {
             Op::Write => self.merge(bio, start..end, |out| bio.bufs.copy_to(out)).await,
@@ -354,8 +354,8 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
         self.0.leaf.identity()
     }
 
-    fn dirtier_waited(&self) {
-        self.0.leaf.dirtier_waited();
+    fn writer_throttled(&self) {
+        self.0.leaf.writer_throttled();
     }
 
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -371,12 +371,12 @@ impl<D: BlockLeaf + 'static> Base for MergingLeaf<D> {
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move {
-            self.0.held.passed().await;
-            self.0.leaf.stats().grace().passed().await;
+            self.0.held.quiesced().await;
+            self.0.leaf.stats().requests().quiesced().await;
         })
     }
 
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
+    fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.0.leaf.watch(watcher);
     }
 }

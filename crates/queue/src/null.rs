@@ -2,7 +2,7 @@
 //! Null: a device that does nothing, at once; what is left is the cost of the path above it.
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnFault, Op, Sector, Status};
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status};
 
 use crate::leaf::{Leaf, SharedLeaf};
 use crate::stats::Stats;
@@ -79,7 +79,7 @@ impl Base for Null {
         Box::pin(std::future::ready(()))
     }
 
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
+    fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.stats.watch(watcher);
     }
 }

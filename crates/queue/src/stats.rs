@@ -7,8 +7,8 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::{IoError, OnFault, Op, SECTOR_SHIFT, Sector, Status};
-use reactor::{Epoch, Grace, WaitList};
+use block::{IoError, OnIoError, Op, SECTOR_SHIFT, Sector, Status};
+use reactor::{Generation, QuiesceCounter, WaitList};
 
 /// Number of operations of [`Op`].
 const OPS: usize = 5;
@@ -31,7 +31,7 @@ pub struct Ticket {
     op: Op,
     sector: Sector,
     len: Sector,
-    epoch: Epoch,
+    generation: Generation,
 }
 
 impl Ticket {
@@ -110,11 +110,11 @@ pub struct Stats {
     elsewhere: Elsewhere,
     /// The leaf for which this one counts, too.
     stands_for: OnceCell<Elsewhere>,
-    in_flight: Grace,
+    in_flight: QuiesceCounter,
     last_error: RefCell<Option<IoError>>,
     failures: Cell<u64>,
     alarm: OnceCell<Rc<WaitList>>,
-    watchers: RefCell<Vec<Weak<dyn OnFault>>>,
+    watchers: RefCell<Vec<Weak<dyn OnIoError>>>,
 }
 
 impl Stats {
@@ -126,7 +126,7 @@ impl Stats {
             errors: Default::default(),
             elsewhere: Elsewhere::default(),
             stands_for: OnceCell::new(),
-            in_flight: Grace::default(),
+            in_flight: QuiesceCounter::default(),
             last_error: RefCell::new(None),
             failures: Cell::new(0),
             alarm: OnceCell::new(),
@@ -189,25 +189,25 @@ impl Stats {
     }
 
     /// Tells `watcher`, as long as it lives, of every request that fails from now on.
-    pub fn watch(&self, watcher: Weak<dyn OnFault>) {
+    pub fn watch(&self, watcher: Weak<dyn OnIoError>) {
         let mut watchers = self.watchers.borrow_mut();
         watchers.retain(|w| w.strong_count() > 0);
         watchers.push(watcher);
     }
 
-    /// What is in flight, to be waited for.
-    pub fn grace(&self) -> &Grace {
+    /// The requests in flight, for who waits until they have ended.
+    pub fn requests(&self) -> &QuiesceCounter {
         &self.in_flight
     }
 
     /// A request has entered.
     pub fn begin(&self, op: Op, sector: Sector, len: Sector) -> Ticket {
-        Ticket { op, sector, len, epoch: self.in_flight.enter() }
+        Ticket { op, sector, len, generation: self.in_flight.enter() }
     }
 
     /// It has ended.
     pub fn end(&self, ticket: Ticket, status: Status) {
-        self.in_flight.leave(ticket.epoch);
+        self.in_flight.leave(ticket.generation);
         self.count(ticket.op, ticket.sector, ticket.len, status);
     }
 
@@ -237,7 +237,7 @@ impl Stats {
             }
         }
         for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
-            watcher.on_fault(op, sector, len, cause);
+            watcher.on_io_error(op, sector, len, cause);
         }
     }
 }

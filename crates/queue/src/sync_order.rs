@@ -24,7 +24,7 @@ use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use block::CoreId;
-use reactor::{Anchor, Msg, WaitList, anchor, anchored, core_id, post, unanchor};
+use reactor::{CoreLocal, Msg, WaitList, core_id, post};
 
 /// The number of a sync: later ones have larger numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +38,7 @@ pub(crate) struct Hold(SyncNumber);
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Holder {
     core: CoreId,
-    ended: Anchor,
+    ended: CoreLocal,
 }
 
 #[derive(Default)]
@@ -85,19 +85,19 @@ impl SyncOrder {
     /// Waits until the syncs that `hold` names have ended.
     pub(crate) async fn passed(&self, hold: Hold) {
         let ended = Rc::new(WaitList::new());
-        let holder = Holder { core: core_id(), ended: anchor(ended.clone()) };
+        let holder = Holder { core: core_id(), ended: CoreLocal::keep(ended.clone()) };
         self.lock().holders.push(holder);
         // Registered first, then looked at: an end in between wakes it.
         ended.wait_for(|| self.lock().in_flight.first().is_none_or(|&first| first >= hold.0)).await;
         self.lock().holders.retain(|other| *other != holder);
-        unanchor(holder.ended);
+        holder.ended.release();
     }
 }
 
 impl Holder {
     fn wake(self) {
         let look = move || {
-            if let Some(ended) = anchored::<WaitList>(self.ended) {
+            if let Some(ended) = self.ended.get::<WaitList>() {
                 ended.wake_all();
             }
         };

@@ -12,8 +12,8 @@ use std::task::{Context, Wake, Waker};
 use block::{BlockDevice, Budget, CoreId, Nanos, Opener, Status, crashing, set_crashing};
 use slab::Slab;
 
-use crate::anchor::Anchors;
 use crate::call::Calls;
+use crate::core_local::CoreLocals;
 use crate::driver::{Driver, Event, Msg, Sqe};
 use crate::exports::{Export, Exports};
 use crate::io::{OpTable, finish};
@@ -93,7 +93,7 @@ pub(crate) struct Core {
     openers: Cell<u32>,
     memory: RefCell<Arc<Budget>>,
     pub(crate) calls: Calls,
-    pub(crate) anchors: RefCell<Anchors>,
+    pub(crate) locals: RefCell<CoreLocals>,
 }
 
 /// A core, for the run loops of drivers.
@@ -329,7 +329,7 @@ impl Reactor {
             openers: Cell::new(0),
             memory: RefCell::new(Arc::new(Budget::unlimited())),
             calls: Calls::default(),
-            anchors: RefCell::default(),
+            locals: RefCell::default(),
         }));
         CORES.with_borrow_mut(|c| {
             assert!(c.insert(id, core.clone()).is_none(), "core entered twice on one thread");
@@ -409,7 +409,7 @@ impl Drop for Reactor {
         drop(core.timers.take());
         drop(core.sq.take());
         drop(core.exports.take());
-        drop(core.anchors.take());
+        drop(core.locals.take());
         drop(core.outbox.take());
         drop(core.ops.take());
         CORES.with_borrow_mut(|c| c.remove(&core.id));

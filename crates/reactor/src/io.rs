@@ -227,7 +227,7 @@ pub fn io(
     (sector, len): (Sector, Sector),
     bufs: Bufs,
 ) -> BioFuture {
-    io_by(Opener::NOBODY, dev, op, flags, class, (sector, len), bufs)
+    io_by(Opener::NONE, dev, op, flags, class, (sector, len), bufs)
 }
 
 /// As [`io`], for somebody.

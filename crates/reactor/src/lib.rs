@@ -2,7 +2,7 @@
 //! Reactor: a single-core executor whose only door to the world is a [`Driver`].
 //!
 //! ```text
-//!   engines, doors      spawn   io(dev, ...)   sleep   WaitList   Workers
+//!   engines, doors      spawn   io(dev, ...)   sleep   WaitList   TaskPool
 //!        │                │          │           │         │         │
 //!   ┌────▼────────────────▼──────────▼───────────▼─────────▼─────────▼───┐
 //!   │ Core: tasks · run queue · op slab · submission queue · timers      │
@@ -21,36 +21,36 @@
 //! - R4 Code above never sees which driver runs it, nor whether cores are threads.
 #![warn(missing_docs)]
 
-mod anchor;
 mod call;
 mod core;
+mod core_local;
 mod driver;
 mod exports;
-mod grace;
 mod io;
 mod outbox;
+mod quiesce;
 mod remote;
+mod task_pool;
 mod timer;
 mod wait;
-mod workers;
 
-pub use crate::anchor::{Anchor, anchor, anchored, unanchor};
 pub use crate::call::call;
 pub use crate::core::{
     Reactor, core_id, export, memory, new_opener, now, post, random, set_memory, spawn, turn_time,
     unexport,
 };
+pub use core_local::CoreLocal;
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;
-pub use grace::{Epoch, Grace};
 pub use io::{
     BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, io_by, push_bio, read,
     watched, write, write_zeroes,
 };
+pub use quiesce::{Generation, QuiesceCounter};
 pub use remote::Remote;
+pub use task_pool::TaskPool;
 pub use timer::{sleep, yield_now};
 pub use wait::WaitList;
-pub use workers::Workers;
 
 /// What a driver's run loop needs of a core; engines have no use for it.
 pub mod hooks {

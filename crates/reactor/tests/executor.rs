@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Bufs, Class, CoreId, Flags, Limits, Nanos, Op, Sector, Status};
-use reactor::{Driver, Event, Msg, OnDone, OpResult, Reactor, Sqe, WaitList, Workers};
+use reactor::{Driver, Event, Msg, OnDone, OpResult, Reactor, Sqe, TaskPool, WaitList};
 
 /// Ends every request at the next `park`; time jumps to whatever is waited for.
 #[derive(Default)]
@@ -102,43 +102,43 @@ fn a_waiter_looks_again_after_every_wake() {
 }
 
 #[test]
-fn workers_take_items_in_order_and_are_kept() {
+fn pool_tasks_take_items_in_order_and_are_reused() {
     let seen = Rc::new(RefCell::new(Vec::new()));
     let log = seen.clone();
     reactor().block_on(async move {
         let handled = log.clone();
-        let workers = Workers::new(2, move |n: u32| {
+        let pool = TaskPool::new(2, move |n: u32| {
             let handled = handled.clone();
             async move {
                 reactor::sleep(Nanos::from_millis(1)).await;
                 handled.borrow_mut().push(n);
             }
         });
-        (0..5).for_each(|n| workers.push(n));
-        assert_eq!(workers.pending(), 5);
+        (0..5).for_each(|n| pool.push(n));
+        assert_eq!(pool.pending(), 5);
         reactor::sleep(Nanos::from_millis(10)).await;
-        assert_eq!(workers.pending(), 0);
-        workers.push(5);
+        assert_eq!(pool.pending(), 0);
+        pool.push(5);
         reactor::sleep(Nanos::from_millis(10)).await;
-        assert_eq!(format!("{workers:?}"), "Workers(2 of 2)");
+        assert_eq!(format!("{pool:?}"), "TaskPool(2 of 2)");
     });
     assert_eq!(*seen.borrow(), [0, 1, 2, 3, 4, 5]);
 }
 
 #[test]
-fn dropped_workers_finish_what_is_queued() {
+fn a_dropped_pool_finishes_what_is_queued() {
     let handled = Rc::new(Cell::new(0));
     let count = handled.clone();
     reactor().block_on(async move {
-        let workers = Workers::new(1, move |(): ()| {
+        let pool = TaskPool::new(1, move |(): ()| {
             let count = count.clone();
             async move {
                 reactor::sleep(Nanos::from_millis(1)).await;
                 count.set(count.get() + 1);
             }
         });
-        (0..3).for_each(|_| workers.push(()));
-        drop(workers);
+        (0..3).for_each(|_| pool.push(()));
+        drop(pool);
         reactor::sleep(Nanos::from_millis(10)).await;
     });
     assert_eq!(handled.get(), 3);

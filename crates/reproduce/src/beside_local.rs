@@ -10,7 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use block::{
-    BlockDevice, Buf, Class, Error, Flags, LocalFuture, Nanos, Op, OpenedBy, SECTOR_SIZE, Sector,
+    BlockDevice, Buf, Class, Error, Flags, LocalFuture, Nanos, Op, OpenDevice, SECTOR_SIZE, Sector,
     Status, Target,
 };
 use dm::{Dm, MappedDevice, Resolver};
@@ -252,7 +252,7 @@ fn nanos(seconds: f64) -> Nanos {
 
 /// Writers in order, from the beginning again at the end, until told to stop.
 fn write_on(run: &Rc<Run>, cache: &Rc<PageCache>) {
-    let device: Rc<dyn BlockDevice> = Rc::new(OpenedBy::new(cache.clone(), new_opener()));
+    let device: Rc<dyn BlockDevice> = Rc::new(OpenDevice::new(cache.clone(), new_opener()));
     let pieces = device.limits().capacity.bytes() / WRITE_BYTES as u64;
     let next = Rc::new(Cell::new(0_u64));
     run.running.set(run.running.get() + WRITE_DEPTH);

@@ -48,7 +48,7 @@ impl BlockDevice for Tally {
         self.device.identity()
     }
 
-    fn dirtier_waited(&self) {
-        self.device.dirtier_waited();
+    fn writer_throttled(&self) {
+        self.device.writer_throttled();
     }
 }

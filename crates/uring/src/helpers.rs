@@ -25,7 +25,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use block::{Error, ErrorKind, Nanos};
-use reactor::{WaitList, anchor, anchored, sleep, unanchor};
+use reactor::{CoreLocal, WaitList, sleep};
 
 use crate::mailbox::Sender;
 
@@ -162,7 +162,7 @@ pub(crate) async fn call<T: Send + 'static>(
         return Err(refused(what, "the file system has not answered an earlier call yet"));
     }
     let news = Rc::new(WaitList::new());
-    let name = anchor(news.clone());
+    let name = CoreLocal::keep(news.clone());
     let waiting = Waiting(Arc::new(Mutex::new(Stage::Queued)));
     let (stage, path) = (waiting.0.clone(), what.to_owned());
     POOL.begin(Box::new(move || {
@@ -188,7 +188,7 @@ pub(crate) async fn call<T: Send + 'static>(
         drop(now);
         // A core that has ended waits for nothing.
         let _ = sender.call(move || {
-            if let Some(news) = anchored::<WaitList>(name) {
+            if let Some(news) = name.get::<WaitList>() {
                 news.wake_all();
             }
         });
@@ -199,7 +199,7 @@ pub(crate) async fn call<T: Send + 'static>(
         matches!(*stage, Stage::Ended(_))
     };
     within(DEADLINE, news.wait_for(ended)).await;
-    unanchor(name);
+    name.release();
     // Under the pool's lock, or the helper could look for its path before it is there.
     let mut state = POOL.lock();
     match waiting.abandon() {

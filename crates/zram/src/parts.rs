@@ -12,8 +12,7 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Bufs, Class, Completion, CoreId, Error, Flags, Op, Sector, Status};
 use reactor::{
-    Anchor, BioFuture, Export, Msg, Remote, anchor, anchored, call, core_id, export, io, post,
-    spawn, unanchor, unexport,
+    BioFuture, CoreLocal, Export, Msg, Remote, call, core_id, export, io, post, spawn, unexport,
 };
 use smallvec::SmallVec;
 
@@ -33,7 +32,7 @@ struct Lent {
 /// A shard as core 0 has it.
 struct Part {
     core: CoreId,
-    anchor: Anchor,
+    local: CoreLocal,
     export: Option<Export>,
     device: Rc<dyn BlockDevice>,
 }
@@ -71,7 +70,7 @@ impl Parts {
             let plan = Plan { nth, ..plan.clone() };
             let part = if core == here {
                 let shard = make(plan, backing.clone()).await?;
-                Part { core, anchor: anchor(shard.clone()), export: None, device: shard }
+                Part { core, local: CoreLocal::keep(shard.clone()), export: None, device: shard }
             } else {
                 let lent = backing.as_ref().zip(lent).map(|(device, export)| Lent {
                     core: here,
@@ -79,17 +78,17 @@ impl Parts {
                     name: device.name().to_owned(),
                     limits: device.limits(),
                 });
-                let (anchor, export, name, limits) = call(core, move || async move {
+                let (local, export, name, limits) = call(core, move || async move {
                     let backing = lent.map(|l| -> Rc<dyn BlockDevice> {
                         Rc::new(Remote::new(l.core, l.export, l.name, l.limits))
                     });
                     let shard = make(plan, backing).await?;
                     let (name, limits) = (shard.name().to_owned(), shard.limits());
-                    Ok::<_, Error>((anchor(shard.clone()), export(shard), name, limits))
+                    Ok::<_, Error>((CoreLocal::keep(shard.clone()), export(shard), name, limits))
                 })
                 .await?;
                 let device = Rc::new(Remote::new(core, export, name, limits));
-                Part { core, anchor, export: Some(export), device }
+                Part { core, local, export: Some(export), device }
             };
             made.parts.push(part);
         }
@@ -109,9 +108,9 @@ impl Parts {
         Fut: Future<Output = T> + 'static,
     {
         let ask = |part: &Part| {
-            let (anchor, f) = (part.anchor, f.clone());
+            let (local, f) = (part.local, f.clone());
             call(part.core, move || {
-                let shard = anchored::<Shard>(anchor).expect("kept as long as its part lives");
+                let shard = local.get::<Shard>().expect("kept as long as its part lives");
                 f(shard)
             })
         };
@@ -225,9 +224,9 @@ impl Drop for Parts {
         if block::crashing() {
             return;
         }
-        for Part { core, anchor, export, .. } in self.parts.drain(..) {
+        for Part { core, local, export, .. } in self.parts.drain(..) {
             let forget = move || {
-                unanchor(anchor);
+                local.release();
                 if let Some(export) = export {
                     unexport(export);
                 }

@@ -12,7 +12,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::{Bio, BlockDevice, Error, Flags as BioFlags, Limits, Nanos, Op, Sector, Status};
-use reactor::{Workers, now};
+use reactor::{TaskPool, now};
 
 use crate::backing::{Address, Backing};
 use crate::codecs::{Algorithms, Codecs};
@@ -65,7 +65,7 @@ pub(crate) struct Shard {
     /// Counts objects that were stored.
     pub(crate) stored: Cell<u32>,
     last_error: RefCell<Option<String>>,
-    tasks: Workers<Bio>,
+    tasks: TaskPool<Bio>,
 }
 
 impl Shard {
@@ -95,7 +95,7 @@ impl Shard {
                 made: now(),
                 stored: Cell::new(0),
                 last_error: RefCell::default(),
-                tasks: Workers::new(BIOS_MAX, move |mut bio: Bio| {
+                tasks: TaskPool::new(BIOS_MAX, move |mut bio: Bio| {
                     let shard = of_tasks.upgrade();
                     async move {
                         let status = match shard {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{
-    Access, Below, Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Role,
+    Access, Bio, BlockDevice, Component, CoreId, Error, Limits, LocalFuture, Op, Reservation, Role,
     Sector, Status, Target,
 };
 use reactor::WaitList;
@@ -336,10 +336,10 @@ impl Target for Zram {
         crate::status::line(self)
     }
 
-    fn below(&self) -> Vec<Below> {
+    fn components(&self) -> Vec<Component> {
         let all = |device: &Rc<dyn BlockDevice>| {
             let len = device.limits().capacity;
-            Below { device: device.clone(), start: Sector::ZERO, len, role: Role::Backing }
+            Component { device: device.clone(), start: Sector::ZERO, len, role: Role::Backing }
         };
         self.backing.iter().map(all).collect()
     }

@@ -32,7 +32,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{Buf, Class, Flags as BioFlags, Status};
-use reactor::{BioFuture, Workers, write, yield_now};
+use reactor::{BioFuture, TaskPool, write, yield_now};
 
 use crate::backing::Backing;
 use crate::command::Which;
@@ -310,7 +310,7 @@ impl Job {
 
     async fn work(self: &Rc<Self>, walk: &mut Walk) {
         let (shard, backing) = (&*self.shard, self.backing());
-        let flights = Workers::new(INFLIGHT_MAX, land);
+        let flights = TaskPool::new(INFLIGHT_MAX, land);
         let mut filled = 0;
         loop {
             let pages = backing.batch_blocks(shard.shared.batch_pages.load(Relaxed));
@@ -438,7 +438,7 @@ impl Job {
     /// Writes a batch to the front of its run; what it does not fill is given back.
     fn send(
         self: &Rc<Self>,
-        flights: &Workers<Flight>,
+        flights: &TaskPool<Flight>,
         batch: Batch,
         run: Range<u32>,
         granted: u32,

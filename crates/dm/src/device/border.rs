@@ -2,7 +2,9 @@
 //! A mapped device as others have it: a device that takes bios, and a base of flat mappings.
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Limits, LocalFuture, Mapped, OnFault, Opener, Sector, Status};
+use block::{
+    Base, Bio, BlockDevice, Limits, LocalFuture, MappedExtent, OnIoError, Opener, Sector, Status,
+};
 
 use super::MappedDevice;
 use crate::clone::clone_of;
@@ -18,7 +20,7 @@ impl BlockDevice for MappedDevice {
     }
 
     fn submit(&self, mut bio: Bio) {
-        if bio.opener == Opener::NOBODY {
+        if bio.opener == Opener::NONE {
             bio.opener = self.opener;
         }
         let flat = self.flat.borrow();
@@ -29,7 +31,7 @@ impl BlockDevice for MappedDevice {
         }
     }
 
-    fn map_blocks(&self, at: Sector, len: Sector) -> Option<Mapped> {
+    fn map_blocks(&self, at: Sector, len: Sector) -> Option<MappedExtent> {
         self.flat.borrow().map_blocks(at, len)
     }
 
@@ -37,9 +39,9 @@ impl BlockDevice for MappedDevice {
         self.flat_generation.get()
     }
 
-    fn dirtier_waited(&self) {
+    fn writer_throttled(&self) {
         for base in self.flat.borrow().bases() {
-            base.dirtier_waited();
+            base.writer_throttled();
         }
     }
 
@@ -90,12 +92,12 @@ impl Base for MappedDevice {
             // as its own; nothing came that had to wait (D5).
             let gates = self.gates();
             for gate in gates {
-                gate.passed().await;
+                gate.quiesced().await;
             }
         })
     }
 
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
+    fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.gate.borrow().watch(watcher);
     }
 }

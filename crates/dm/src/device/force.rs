@@ -129,7 +129,7 @@ impl Replaced {
             dm.withdraw_flats(&device).await;
         }
         lock.idle().await;
-        gate.passed().await;
+        gate.quiesced().await;
         for base in bases {
             base.quiesced().await;
         }

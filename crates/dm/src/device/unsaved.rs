@@ -7,15 +7,15 @@
 //! - U2 A device whose cache has blocks that fail or can't be read is removed by their token only.
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Sector, Unsaved};
+use block::{BlockDevice, Error, Sector, UnsavedBlocks};
 
 use super::MappedDevice;
 use crate::live::{Entry, Table};
 
 impl MappedDevice {
     /// Whether any target of the live table knows what is dirty.
-    pub fn knows_dirty(&self) -> bool {
-        self.live().is_some_and(|live| live.entries.iter().any(|e| e.target.knows_dirty()))
+    pub fn tracks_dirty(&self) -> bool {
+        self.live().is_some_and(|live| live.entries.iter().any(|e| e.target.tracks_dirty()))
     }
 
     /// Runs of dirty sectors within `at..at + len`, for block status: nothing when no target of
@@ -37,12 +37,12 @@ impl MappedDevice {
 
     /// What the caches of the live table hold and their origins do not. Exact while the device is
     /// suspended.
-    pub async fn unsaved(&self) -> Vec<Unsaved> {
+    pub async fn unsaved(&self) -> Vec<UnsavedBlocks> {
         self.unsaved_lines().await.into_iter().map(|(_, unsaved)| unsaved).collect()
     }
 
     /// With the numbers of their lines in the live table.
-    async fn unsaved_lines(&self) -> Vec<(usize, Unsaved)> {
+    async fn unsaved_lines(&self) -> Vec<(usize, UnsavedBlocks)> {
         self.refresh().await;
         let Some(live) = self.live() else { return Vec::new() };
         let unsaved = |(nth, e): (usize, &Entry)| Some((nth, e.target.unsaved()?));
@@ -69,13 +69,13 @@ impl MappedDevice {
         } else {
             String::new()
         };
-        let hidden: Vec<Unsaved> = hidden.into_iter().map(|(_, unsaved)| unsaved).collect();
+        let hidden: Vec<UnsavedBlocks> = hidden.into_iter().map(|(_, unsaved)| unsaved).collect();
         let harm = format!(
             "{name}: the new table would hide {}; to write them back first, {first}`millpond \
              message {name} 0 flush`, or `flush_on_suspend` to do it as the table is swapped",
             stale(&hidden)
         );
-        Error::refused_without(self.token("resume", &hidden), given, harm)
+        Error::require_token(self.token("resume", &hidden), given, harm)
     }
 
     /// Whether the device may be removed (U2).
@@ -91,13 +91,13 @@ impl MappedDevice {
              (`millpond get {name}` tells of them)",
             stale(&lost)
         );
-        Error::refused_without(self.token("remove", &lost), given, harm)
+        Error::require_token(self.token("remove", &lost), given, harm)
     }
 
     /// Stands for a deed and what it would hide. How many blocks there are may change from one
     /// second to the next, so it stands for the devices that they are on, and for those that can't
     /// be read.
-    fn token(&self, deed: &str, unsaved: &[Unsaved]) -> String {
+    fn token(&self, deed: &str, unsaved: &[UnsavedBlocks]) -> String {
         let mut facts = format!("{deed} {} {}", self.minor, self.name());
         for u in unsaved {
             facts.push_str(&format!(" {} {} {}", u.cache, u.origin, u.unreadable));
@@ -118,7 +118,8 @@ impl MappedDevice {
 }
 
 /// What is where, and which origins are not to be used without it.
-fn stale(unsaved: &[Unsaved]) -> String {
-    let one = |u: &Unsaved| format!("{u}, which {} does not have and is stale without", u.origin);
+fn stale(unsaved: &[UnsavedBlocks]) -> String {
+    let one =
+        |u: &UnsavedBlocks| format!("{u}, which {} does not have and is stale without", u.origin);
     unsaved.iter().map(one).collect::<Vec<_>>().join("; ")
 }

@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
-use block::{Bio, OnFault, Op, Sector, Status};
+use block::{Bio, OnIoError, Op, Sector, Status};
 
 /// See the module.
 #[derive(Default)]
@@ -25,8 +25,8 @@ pub(crate) struct Waiting {
 #[derive(Default)]
 struct FailedFlushes(Cell<u64>);
 
-impl OnFault for FailedFlushes {
-    fn on_fault(&self, op: Op, _: Sector, _: Sector, _: Status) {
+impl OnIoError for FailedFlushes {
+    fn on_io_error(&self, op: Op, _: Sector, _: Sector, _: Status) {
         if op == Op::Flush {
             self.0.set(self.0.get() + 1);
         }
@@ -35,8 +35,8 @@ impl OnFault for FailedFlushes {
 
 impl Waiting {
     /// What a device below is to tell of its faults from now on.
-    pub(crate) fn watcher(&self) -> Weak<dyn OnFault> {
-        let failed: Rc<dyn OnFault> = self.failed.clone();
+    pub(crate) fn watcher(&self) -> Weak<dyn OnIoError> {
+        let failed: Rc<dyn OnIoError> = self.failed.clone();
         Rc::downgrade(&failed)
     }
 

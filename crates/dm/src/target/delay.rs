@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Below, Bio, BlockDevice, Error, Limits, Nanos, Op, Sector, Target};
+use block::{Bio, BlockDevice, Component, Error, Limits, Nanos, Op, Sector, Target};
 
 use crate::area::{Area, distinct, number, stack};
 use crate::context::Context;
@@ -112,8 +112,8 @@ impl Target for Delay {
         format!("{r} {w} {f}")
     }
 
-    fn below(&self) -> Vec<Below> {
-        self.classes().map(|class| class.area.below(self.len)).collect()
+    fn components(&self) -> Vec<Component> {
+        self.classes().map(|class| class.area.component(self.len)).collect()
     }
 
     fn deps(&self) -> Vec<String> {

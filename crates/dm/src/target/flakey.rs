@@ -13,7 +13,9 @@
 //! Writes are all but reads: flushes and discards too, as in the kernel.
 use std::rc::Rc;
 
-use block::{Below, Bio, BlockDevice, Buf, Bufs, Error, Limits, Nanos, Op, Sector, Status, Target};
+use block::{
+    Bio, BlockDevice, Buf, Bufs, Component, Error, Limits, Nanos, Op, Sector, Status, Target,
+};
 
 use crate::area::{Area, number};
 use crate::context::Context;
@@ -267,8 +269,8 @@ impl Target for Flakey {
         if words.is_empty() { head } else { format!("{head} {}", words.join(" ")) }
     }
 
-    fn below(&self) -> Vec<Below> {
-        vec![self.area.below(self.len)]
+    fn components(&self) -> Vec<Component> {
+        vec![self.area.component(self.len)]
     }
 
     fn deps(&self) -> Vec<String> {

@@ -2,7 +2,7 @@
 //! linear `<dev> <offset>`: a run of sectors of one device.
 use std::rc::Rc;
 
-use block::{Below, Bio, BlockDevice, Error, Limits, Sector, Target};
+use block::{Bio, BlockDevice, Component, Error, Limits, Sector, Target};
 
 use crate::area::Area;
 use crate::context::Context;
@@ -46,8 +46,8 @@ impl Target for Linear {
         self.area.to_string()
     }
 
-    fn below(&self) -> Vec<Below> {
-        vec![self.area.below(self.len)]
+    fn components(&self) -> Vec<Component> {
+        vec![self.area.component(self.len)]
     }
 
     fn deps(&self) -> Vec<String> {

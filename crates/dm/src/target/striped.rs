@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Below, Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
+use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Status, Target};
 use reactor::OnDone;
 
 use crate::area::{Area, distinct, number, shifted, stack};
@@ -210,9 +210,9 @@ impl Target for Striped {
         out
     }
 
-    fn below(&self) -> Vec<Below> {
+    fn components(&self) -> Vec<Component> {
         let width = Sector(self.len.0 / self.layout.n.value);
-        self.stripes.iter().map(|area| area.below(width)).collect()
+        self.stripes.iter().map(|area| area.component(width)).collect()
     }
 
     fn deps(&self) -> Vec<String> {

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::common::{Bench, disk, read, take_log, write};
-use block::{BlockDevice, Class, Nanos, Op, OpenedBy, Opener, Sector, Status};
+use block::{BlockDevice, Class, Nanos, Op, OpenDevice, Opener, Sector, Status};
 use dm::Remove;
 
 const A: &str = "/ram/a/1024";
@@ -205,7 +205,7 @@ fn what_nobody_sent_is_of_the_device_where_it_came_in() {
             let x = dm.create("x", None, Some(&format!("0 48 linear {leaf} 0"))).await.unwrap();
             let y = dm.create("y", None, Some(&format!("0 48 linear {leaf} 48"))).await.unwrap();
             let top = dm.create("top", None, Some("0 48 linear x 0")).await.unwrap();
-            let client = OpenedBy::new(top.clone(), Opener(7));
+            let client = OpenDevice::new(top.clone(), Opener(7));
             let devices: [&dyn BlockDevice; 4] = [&*x, &*y, &*top, &client];
             for device in devices {
                 write(device, 1, 0, 1).await.unwrap();
@@ -218,7 +218,7 @@ fn what_nobody_sent_is_of_the_device_where_it_came_in() {
             };
             assert_eq!([x, y, top, client], [x2, y2, top2, client2], "{leaf}");
             assert_eq!(client, Opener(7), "{leaf}: it is not changed on its way");
-            assert!(![x, y, top].contains(&Opener::NOBODY), "{leaf}: {came:?}");
+            assert!(![x, y, top].contains(&Opener::NONE), "{leaf}: {came:?}");
             assert!(x != y && x != top && y != top, "{leaf}: {came:?}");
         });
     }

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::{Base, Bio, BlockDevice, CoreId, Error, Limits, OnFault, Op, Sector, Status};
+use block::{Base, Bio, BlockDevice, CoreId, Error, Limits, OnIoError, Op, Sector, Status};
 use dm::Flat;
 use queue::Leaf;
 use reactor::{Msg, Reactor, Remote, post, set_memory, spawn};
@@ -55,8 +55,8 @@ struct Retired(Rc<dyn Base>);
 /// Tells core 0 which bios failed here.
 struct Tell(u64);
 
-impl OnFault for Tell {
-    fn on_fault(&self, op: Op, sector: Sector, len: Sector, status: Status) {
+impl OnIoError for Tell {
+    fn on_io_error(&self, op: Op, sector: Sector, len: Sector, status: Status) {
         let leaf = self.0;
         let tell = move || leaf_has_failed(leaf, (op, sector, len), status);
         post(CoreId(0), Msg::Call(Box::new(tell)));
@@ -292,7 +292,7 @@ impl Inner {
         let mut bases = self.bases.borrow_mut();
         let new = || {
             let (leaf, tell) = (leaf.open(&self.files), Rc::new(Tell(leaf.id)));
-            let as_fault: Rc<dyn OnFault> = tell.clone();
+            let as_fault: Rc<dyn OnIoError> = tell.clone();
             leaf.watch(Rc::downgrade(&as_fault));
             ShardBase { leaf, _tell: tell }
         };
@@ -340,8 +340,8 @@ impl BlockDevice for OfEngine {
         self.leaf.submit(bio);
     }
 
-    fn dirtier_waited(&self) {
-        self.leaf.dirtier_waited();
+    fn writer_throttled(&self) {
+        self.leaf.writer_throttled();
     }
 }
 
@@ -350,7 +350,7 @@ impl BlockDevice for OfEngine {
 pub(crate) fn adopt_here(leaf: &SharedLeaf) -> Rc<dyn BlockDevice> {
     let inner = INNER.with_borrow(Weak::upgrade).expect("engines are on cores, and those last");
     let (tell, leaf) = (Rc::new(Tell(leaf.id)), leaf.open(&inner.files));
-    let as_fault: Rc<dyn OnFault> = tell.clone();
+    let as_fault: Rc<dyn OnIoError> = tell.clone();
     leaf.watch(Rc::downgrade(&as_fault));
     Rc::new(OfEngine { leaf, _tell: tell })
 }

@@ -62,7 +62,8 @@ fn a_name_runs_nothing_in_a_shell_that_evaluates() {
 #[test]
 fn what_is_printed_steers_no_terminal() {
     let dm = Dm::start();
-    let is_plain = |said: &str| !said.chars().any(|c| !"\n\t".contains(c) && block::is_steering(c));
+    let is_plain =
+        |said: &str| !said.chars().any(|c| !"\n\t".contains(c) && block::is_control_char(c));
     for bad in ["a\u{9b}31m", "a\x1b[31m", "a\u{202e}b", "\\x1b", "a\nb"] {
         let said = dm.run(&["create", bad, "--table", "0 8 zero"]).failed(1);
         assert!(said.contains("control characters") && is_plain(&said), "{said:?}");

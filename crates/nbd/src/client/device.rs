@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnFault, Op, Sector, Status, crashing,
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnIoError, Op, Sector, Status, crashing,
 };
 use queue::{BlockLeaf, Leaf, Stats};
 use reactor::{WaitList, now, spawn};
@@ -162,10 +162,10 @@ impl Base for Client {
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move { self.0.stats.grace().passed().await })
+        Box::pin(async move { self.0.stats.requests().quiesced().await })
     }
 
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
+    fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.0.stats.watch(watcher);
     }
 }

@@ -6,7 +6,7 @@
 //!                                                               └─ unknown to the server:
 //!                                                          EXPORT_NAME ──▶ Old ──▶ Said::Go
 //! ```
-use block::{ErrorKind, is_steering};
+use block::{ErrorKind, is_control_char};
 
 use crate::client::terms::Terms;
 use crate::option::Malformed;
@@ -75,7 +75,7 @@ impl From<Malformed> for Refused {
 /// A server's words as far as they can be shown.
 fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    let plain = text.chars().map(|c| if is_steering(c) { ' ' } else { c });
+    let plain = text.chars().map(|c| if is_control_char(c) { ' ' } else { c });
     plain.take(TEXT_CHARS_MAX).collect()
 }
 

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::common::{Lab, Rig, SHAPES, Shape, config};
-use block::{BlockDevice, Class, Nanos, OpenedBy, Opener, Sector};
+use block::{BlockDevice, Class, Nanos, OpenDevice, Opener, Sector};
 use pagecache::Fault;
 use sim::{
     Change, Faults, Machine, Mix, Oracle, PowerCut, Rng, RunEnd, Workload, World, WorldRef, seeds,
@@ -246,7 +246,7 @@ fn live(
     draw_faults(lab, trouble);
     machine.spawn(0, life.clone().operate());
     let opened = |nth: u64| -> Rc<dyn BlockDevice> {
-        Rc::new(OpenedBy::new(rig.device.clone(), opener(nth)))
+        Rc::new(OpenDevice::new(rig.device.clone(), opener(nth)))
     };
     for nth in 0..RANDOM {
         machine.spawn(0, load.of(opener(nth).0).client(opened(nth), 50));
@@ -311,7 +311,7 @@ fn finish(machine: &Machine, life: &Rc<Life>) -> Result<(), String> {
         read_all(load.clone(), rig.device.clone()).await?;
         // Each opener gets an error that came before, once.
         for nth in 0..=RANDOM {
-            let own = OpenedBy::new(rig.device.clone(), opener(nth));
+            let own = OpenDevice::new(rig.device.clone(), opener(nth));
             load.of(opener(nth).0).flush(&own).await?;
             if let Err(status) = reactor::flush(&own, Class::Foreground).await {
                 return Err(format!("opener {nth} gets an error twice: {status}"));

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::common::{Lab, Rig, Shape, config};
-use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, OpenedBy, Opener, Sector};
+use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, OpenDevice, Opener, Sector};
 use sim::model::FlashParams;
 use sim::{DiskSpec, World};
 
@@ -63,7 +63,7 @@ async fn measure(rig: &Rig, sizes: &[u64]) -> (Vec<(u64, u64)>, u64, u64) {
     let seen: Vec<Rc<Seen>> = sizes.iter().map(|_| Rc::default()).collect();
     let until = Nanos(30 * SECOND);
     for ((nth, bytes), seen) in (0u32..).zip(sizes).zip(&seen) {
-        let device = Rc::new(OpenedBy::new(rig.device.clone(), Opener(nth + 1)));
+        let device = Rc::new(OpenDevice::new(rig.device.clone(), Opener(nth + 1)));
         let at = u64::from(nth) * 1024 * MIB;
         reactor::spawn(write_on(device, at, *bytes, until, seen.clone()));
     }

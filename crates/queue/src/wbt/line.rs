@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The line of one leaf: bios that wait for tokens, and bios that go in pieces.
 //!
-//! It exists while there are any, and the core's anchors hold it: with the core (a power cut) goes
-//! the line, whoever still holds the leaf. A bio in it is a record: no task, no waker. Whatever
+//! It exists while there are any. The core keeps it (`CoreLocal`): it goes with the core (a power
+//! cut), also when the leaf is still held. A bio in it is a record: no task, no waker. Whatever
 //! lets it go (a request that has ended, a window, word of another core, a new target) sends it to
 //! the driver at once.
 //!
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use block::{Completion, Sector, Status};
 use policy::wbt::{Mode, ThrottleClass};
-use reactor::{Anchor, anchor, unanchor};
+use reactor::CoreLocal;
 use slab::Slab;
 
 use super::shared::Door;
@@ -47,7 +47,7 @@ pub(crate) struct Line {
     throttle: Rc<Throttle>,
     waiting: RefCell<Waiting>,
     splits: RefCell<Slab<Split>>,
-    held_by: Cell<Option<Anchor>>,
+    held_by: Cell<Option<CoreLocal>>,
     door: RefCell<Option<Arc<Door>>>,
 }
 
@@ -60,7 +60,7 @@ impl Line {
             held_by: Cell::new(None),
             door: RefCell::default(),
         });
-        line.held_by.set(Some(anchor(line.clone())));
+        line.held_by.set(Some(CoreLocal::keep(line.clone())));
         throttle.line.replace(Rc::downgrade(&line));
         line
     }
@@ -69,11 +69,11 @@ impl Line {
     pub(super) fn close_if_idle(&self) {
         if self.waiting.borrow().is_empty()
             && self.splits.borrow().is_empty()
-            && let Some(anchor) = self.held_by.take()
+            && let Some(local) = self.held_by.take()
         {
             self.throttle.line.take();
             // Whoever called holds the line, too.
-            unanchor(anchor);
+            local.release();
         }
     }
 

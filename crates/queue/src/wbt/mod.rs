@@ -220,7 +220,7 @@ impl Wbt {
     }
 
     /// A writer above was made to wait because too much is dirty.
-    pub fn dirtier_waited(&self) {
+    pub fn writer_throttled(&self) {
         if self.0.shared.tokens.is_on() {
             self.0.shared.note_dirty_wait(now().0);
         }

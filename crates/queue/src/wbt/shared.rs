@@ -14,7 +14,7 @@ use policy::wbt::{
     Control, DeviceTraits, Inputs, LatencyHistogram, Mode, Quota, ThrottleClass, ThrottleLimits,
     Verdict, WindowSample,
 };
-use reactor::{Anchor, Msg, anchored, core_id, now, post, sleep, spawn};
+use reactor::{CoreLocal, Msg, core_id, now, post, sleep, spawn};
 
 use super::counters::{Counters, News, Snapshot};
 use super::line::Line;
@@ -30,12 +30,12 @@ const SECTOR: u64 = 512;
 /// The leaf of one core that has somebody waiting, as others tell it to look.
 pub(crate) struct Door {
     core: CoreId,
-    line: Anchor,
+    line: CoreLocal,
     pub(crate) bell: Bell,
 }
 
 impl Door {
-    pub(crate) fn new(line: Anchor) -> Door {
+    pub(crate) fn new(line: CoreLocal) -> Door {
         Door { core: core_id(), line, bell: Bell::new() }
     }
 
@@ -45,7 +45,7 @@ impl Door {
         }
         let line = self.line;
         let look = move || {
-            if let Some(line) = anchored::<Line>(line) {
+            if let Some(line) = line.get::<Line>() {
                 line.look(now().0);
             }
         };

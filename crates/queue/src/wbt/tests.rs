@@ -550,7 +550,7 @@ fn off_it_is_as_if_it_were_not_there() {
         }
         settle().await;
         assert_eq!((script.kept(), leaf.wbt().report().in_flight), (200, [0, 0]));
-        leaf.dirtier_waited();
+        leaf.writer_throttled();
         script.release(200);
         settle().await;
         assert_eq!(ends.ok.get(), 200);

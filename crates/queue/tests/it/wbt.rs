@@ -83,7 +83,7 @@ async fn operate(world: WorldRef, leaf: Rc<FileLeaf>, alone: bool, stop: Rc<Cell
             1 => set("queue/wbt_mode", "kernel"),
             2 => set("queue/wbt_mode", "tail"),
             3 | 4 => set("queue/wbt_lat_usec", usec),
-            5 => leaf.dirtier_waited(),
+            5 => leaf.writer_throttled(),
             _ => {}
         }
     }

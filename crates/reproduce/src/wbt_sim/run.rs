@@ -190,7 +190,7 @@ impl Job {
         }
         reactor::spawn(async move {
             while !self.stop.get() && self.writers.get() > 0 {
-                self.leaf.dirtier_waited();
+                self.leaf.writer_throttled();
                 reactor::sleep(Nanos(DIRTY_PAUSE_NS)).await;
             }
         });

@@ -269,13 +269,13 @@ fn a_call_finds_what_was_there_when_it_was_sent() {
         let got = machine.block_on(async {
             let mut got = Vec::new();
             for core in [CoreId(0), CoreId(1)] {
-                let make = || async { reactor::anchor(Rc::new(Cell::new(7))) };
-                let anchor = reactor::call(core, make).await;
+                let make = || async { reactor::CoreLocal::keep(Rc::new(Cell::new(7))) };
+                let local = reactor::call(core, make).await;
                 let found = reactor::call(core, move || {
-                    let found = reactor::anchored::<Cell<i32>>(anchor);
+                    let found = local.get::<Cell<i32>>();
                     async move { found.map(|c| c.get()) }
                 });
-                let forget = move || reactor::unanchor(anchor);
+                let forget = move || local.release();
                 if core == reactor::core_id() {
                     forget();
                 } else {
@@ -305,13 +305,13 @@ fn a_call_brings_back_what_another_core_made_of_it() {
                 })
                 .collect();
             drop(reactor::call(CoreId(1), || async {}));
-            let make = || async { reactor::anchor(Rc::new(Cell::new(7))) };
-            let anchor = reactor::call(CoreId(2), make).await;
-            assert_eq!(reactor::anchored::<Cell<i32>>(anchor), None, "it is another core's");
+            let make = || async { reactor::CoreLocal::keep(Rc::new(Cell::new(7))) };
+            let local = reactor::call(CoreId(2), make).await;
+            assert_eq!(local.get::<Cell<i32>>(), None, "it is another core's");
             let found = reactor::call(CoreId(2), move || async move {
-                let found = reactor::anchored::<Cell<i32>>(anchor).map(|c| c.get());
-                reactor::unanchor(anchor);
-                (found, reactor::anchored::<Cell<i32>>(anchor).is_some())
+                let found = local.get::<Cell<i32>>().map(|c| c.get());
+                local.release();
+                (found, local.get::<Cell<i32>>().is_some())
             });
             assert_eq!(found.await, (Some(7), false));
             let mut got = Vec::new();

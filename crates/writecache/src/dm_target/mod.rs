@@ -13,10 +13,10 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{
-    Access, Below, Bio, BlockDevice, Class, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op,
-    Role, Sector, Status, Target, Unsaved,
+    Access, Bio, BlockDevice, Class, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op,
+    Role, Sector, Status, Target, UnsavedBlocks,
 };
-use reactor::Workers;
+use reactor::TaskPool;
 
 use crate::cache::Cache;
 use crate::config::{Config, Mutation, Tuning};
@@ -42,10 +42,10 @@ struct Whole {
     /// Sectors of a block, less one.
     mask: u64,
     /// Reads and flushes, which no crowd of slowed-down writers may hold up.
-    prompt: Workers<Bio>,
-    changes: Workers<Bio>,
+    prompt: TaskPool<Bio>,
+    changes: TaskPool<Bio>,
     /// Changes that are not of whole blocks.
-    edges: Workers<Bio>,
+    edges: TaskPool<Bio>,
 }
 
 impl Whole {
@@ -377,9 +377,9 @@ impl Target for WriteCache {
         vec![config.origin.clone(), config.cache.clone()]
     }
 
-    fn below(&self) -> Vec<Below> {
+    fn components(&self) -> Vec<Component> {
         let begin = self.config.borrow().start_sector;
-        let origin = Below {
+        let origin = Component {
             device: self.origin.clone(),
             start: Sector::ZERO,
             len: self.sectors,
@@ -388,13 +388,13 @@ impl Target for WriteCache {
         let device = self.device.clone();
         // A device may have become shorter since the table was loaded.
         let len = Sector(device.limits().capacity.0.saturating_sub(begin.0));
-        vec![origin, Below { device, start: begin, len, role: Role::Cache }]
+        vec![origin, Component { device, start: begin, len, role: Role::Cache }]
     }
 
-    fn unsaved(&self) -> Option<Unsaved> {
+    fn unsaved(&self) -> Option<UnsavedBlocks> {
         let number = |name| self.attribute(name).ok()?.parse::<u64>().ok();
         let config = self.config.borrow();
-        Some(Unsaved {
+        Some(UnsavedBlocks {
             dirty: number("dirty_blocks")? + number("zero_blocks")?,
             failing: number("failing_blocks")?,
             unreadable: number("bad_blocks")?,
@@ -553,7 +553,7 @@ impl Target for WriteCache {
         })
     }
 
-    fn knows_dirty(&self) -> bool {
+    fn tracks_dirty(&self) -> bool {
         self.live.borrow().is_some()
     }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Class, Error};
-use reactor::Workers;
+use reactor::TaskPool;
 
 use super::{Live, Whole, WriteCache, io_failed};
 use crate::cache::{Cache, TaskGuard};
@@ -79,7 +79,7 @@ impl WriteCache {
         // One kind of task for all bios, and one call of `handle`: the compiler puts them together.
         let workers = || {
             let handler = cache.clone();
-            Workers::new(BIOS_MAX, move |mut bio: Bio| {
+            TaskPool::new(BIOS_MAX, move |mut bio: Bio| {
                 let cache = handler.clone();
                 async move {
                     let is_whole = (bio.sector.0 | bio.len.0) & mask == 0;

@@ -172,7 +172,7 @@ impl BlockDevice for Shared {
         self.identity.clone()
     }
 
-    fn dirtier_waited(&self) {
-        self.data.dirtier_waited();
+    fn writer_throttled(&self) {
+        self.data.writer_throttled();
     }
 }

@@ -35,8 +35,7 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Bufs, CoreId, Error, Limits, Op, Sector, Status};
 use reactor::{
-    Anchor, BioFuture, Export, Msg, Remote, anchor, anchored, call, core_id, export, io_by, post,
-    spawn, unanchor, unexport,
+    BioFuture, CoreLocal, Export, Msg, Remote, call, core_id, export, io_by, post, spawn, unexport,
 };
 use smallvec::SmallVec;
 
@@ -82,7 +81,7 @@ pub(crate) struct Plan<'a> {
 /// A part as this core has it.
 struct PartHandle {
     core: CoreId,
-    anchor: Anchor,
+    local: CoreLocal,
     device: Rc<dyn BlockDevice>,
 }
 
@@ -97,7 +96,7 @@ pub(crate) struct Parts {
     pub(crate) origin_flushes: Rc<Flushes>,
     /// Devices of this core that other cores reach, and what parts there are called by.
     exports: RefCell<Vec<(CoreId, Export)>>,
-    forwarder: Anchor,
+    forwarder: CoreLocal,
     /// No background work.
     pub(crate) suspended: Cell<bool>,
     aggregated: RefCell<AggregatedStatus>,
@@ -188,7 +187,7 @@ impl Parts {
             cache_flushes: flushes(plan.device, AfterFailure::FailAll),
             origin_flushes: flushes(plan.origin, AfterFailure::NotifyOthers),
             exports: RefCell::default(),
-            forwarder: anchor(forwarder.clone()),
+            forwarder: CoreLocal::keep(forwarder.clone()),
             suspended: Cell::new(false),
             aggregated: RefCell::default(),
         };
@@ -207,10 +206,10 @@ impl Parts {
             }
         }
         for (nth, core, sent) in away {
-            let opened = sent.await.map(|(anchor, export)| {
+            let opened = sent.await.map(|(local, export)| {
                 parts.exports.borrow_mut().push((core, export));
                 let device = Remote::new(core, export, plan.name, Limits::new(plan.sectors));
-                PartHandle { core, anchor, device: Rc::new(device) }
+                PartHandle { core, local, device: Rc::new(device) }
             });
             made[usize::from(nth)] = Some(opened);
         }
@@ -225,11 +224,11 @@ impl Parts {
         let parts = Rc::new(parts);
         if parts.mutation != Mutation::PartsNotNotified {
             let aggregated: Vec<_> =
-                parts.handles.iter().map(|part| (part.core, part.anchor)).collect();
+                parts.handles.iter().map(|part| (part.core, part.local)).collect();
             parts.origin_flushes.notify_with(Rc::new(move |nth, status| {
-                let (core, anchor) = aggregated[usize::from(nth)];
+                let (core, local) = aggregated[usize::from(nth)];
                 let forward = move || {
-                    if let Some(part) = anchored::<WriteCache>(anchor) {
+                    if let Some(part) = local.get::<WriteCache>() {
                         part.other_flush_failed(status);
                     }
                 };
@@ -260,7 +259,7 @@ impl Parts {
         let forwarder = forwarder.clone();
         part.on_event(move |event| forwarder.forward(nth, event));
         part.open_part().await?;
-        Ok(PartHandle { core: core_id(), anchor: anchor(part.clone()), device: part })
+        Ok(PartHandle { core: core_id(), local: CoreLocal::keep(part.clone()), device: part })
     }
 
     /// Has a part made and opened on another core.
@@ -269,7 +268,7 @@ impl Parts {
         plan: &Plan<'_>,
         nth: u8,
         core: CoreId,
-    ) -> impl Future<Output = Result<(Anchor, Export), Error>> + 'static {
+    ) -> impl Future<Output = Result<(CoreLocal, Export), Error>> + 'static {
         let home = core_id();
         let placement = plan.placement.expect("there are other cores");
         let remote = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| {
@@ -299,14 +298,14 @@ impl Parts {
             let part = WriteCache::new(name, config, origin, device, sectors)?;
             part.on_event(move |event| {
                 let forward = move || {
-                    if let Some(forwarder) = anchored::<EventForwarder>(forwarder) {
+                    if let Some(forwarder) = forwarder.get::<EventForwarder>() {
                         forwarder.forward(nth, event);
                     }
                 };
                 post(home, Msg::Call(Box::new(forward)));
             });
             part.open_part().await?;
-            Ok((anchor(part.clone()), export(part)))
+            Ok((CoreLocal::keep(part.clone()), export(part)))
         })
     }
 
@@ -322,9 +321,9 @@ impl Parts {
         take: fn(Rc<WriteCache>, T),
     ) {
         for (part, value) in self.handles.iter().zip(values) {
-            let anchor = part.anchor;
+            let local = part.local;
             call(part.core, move || async move {
-                take(anchored(anchor).expect("kept as long as it is part"), value);
+                take(local.get().expect("kept as long as it is part"), value);
             })
             .await;
         }
@@ -338,9 +337,9 @@ impl Parts {
         Fut: Future<Output = T> + 'static,
     {
         let ask = |part: &PartHandle| {
-            let (anchor, f) = (part.anchor, f.clone());
+            let (local, f) = (part.local, f.clone());
             call(part.core, move || {
-                let part = anchored::<WriteCache>(anchor).expect("kept as long as it is part");
+                let part = local.get::<WriteCache>().expect("kept as long as it is part");
                 f(part)
             })
         };
@@ -364,7 +363,7 @@ impl Parts {
     /// Parts of this core, without asking.
     pub(crate) fn here(&self) -> impl Iterator<Item = Rc<WriteCache>> + '_ {
         let here = self.handles.iter().filter(|part| part.core == core_id());
-        here.filter_map(|part| anchored::<WriteCache>(part.anchor))
+        here.filter_map(|part| part.local.get::<WriteCache>())
     }
 
     /// Asks all parts for their status and sums it up.
@@ -448,17 +447,17 @@ impl Drop for Parts {
         if block::crashing() {
             return;
         }
-        let forget: Vec<_> = self.handles.drain(..).map(|part| (part.core, part.anchor)).collect();
+        let forget: Vec<_> = self.handles.drain(..).map(|part| (part.core, part.local)).collect();
         let on = |core, f: Box<dyn FnOnce() + Send>| {
             if core == core_id() { f() } else { post(core, Msg::Call(f)) }
         };
         for (core, export) in self.exports.take() {
             on(core, Box::new(move || unexport(export)));
         }
-        for (core, anchor) in forget {
-            on(core, Box::new(move || unanchor(anchor)));
+        for (core, local) in forget {
+            on(core, Box::new(move || local.release()));
         }
-        unanchor(self.forwarder);
+        self.forwarder.release();
     }
 }
 

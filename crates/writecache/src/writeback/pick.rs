@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use policy::Run;
-use reactor::Workers;
+use reactor::TaskPool;
 
 use super::extent::Extent;
 use super::run::write_run;
@@ -69,7 +69,7 @@ impl Cache {
         let stop = || self.stopping.get() || self.health().is_err();
         let writer = self.clone();
         let runs =
-            Workers::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
+            TaskPool::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
         // What there was when nothing could be picked: look again when that has changed.
         let state = || (wb.changes.get(), self.installs.get());
         let in_flight_max = IN_FLIGHT_BYTES_MAX / u64::from(self.config.block_size);

@@ -2,7 +2,7 @@
 //! Backing: a shard's region of the backing device, and what lies where in it.
 //!
 //! ```text
-//!   writeback ──take──▶ Space ◀──give back── reclaim ◀──grace, discard── retired ◀── release
+//!   writeback ──take──▶ Space ◀──give back── reclaim ◀──quiesce, discard── retired ◀── release
 //!                         │ Blocks                                                     ▲
 //!   read-back ──pin───────┘                                slot overwritten, discarded ┘
 //!             ──cache──▶ a few runs of neighbours, read ahead

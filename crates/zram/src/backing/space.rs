@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{BlockDevice, Class, Nanos, Sector, Status};
-use reactor::{Epoch, Grace, WaitList, discard, sleep, spawn};
+use reactor::{Generation, QuiesceCounter, WaitList, discard, sleep, spawn};
 use smallvec::SmallVec;
 
 use super::blocks::Blocks;
@@ -31,7 +31,7 @@ pub(crate) struct Space {
     device: Rc<dyn BlockDevice>,
     region: Region,
     blocks: RefCell<Blocks>,
-    reads: Grace,
+    reads: QuiesceCounter,
     /// Written once, of use no more, not yet free.
     retired: RefCell<Vec<Range<u32>>>,
     /// The task that makes them free runs.
@@ -49,7 +49,7 @@ pub(crate) struct Space {
 }
 
 /// Keeps every block that was live when it was made from being written; ends when dropped.
-pub(crate) struct Pin<'a>(&'a Space, Epoch);
+pub(crate) struct Pin<'a>(&'a Space, Generation);
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
@@ -67,7 +67,7 @@ impl Space {
             device,
             region,
             blocks: RefCell::new(Blocks::new(region.blocks)),
-            reads: Grace::default(),
+            reads: QuiesceCounter::default(),
             retired: RefCell::default(),
             reclaiming: Cell::new(false),
             rounds: Cell::new(0),
@@ -192,7 +192,7 @@ async fn reclaim(space: Rc<Space>) {
             break;
         }
         merge(&mut runs);
-        space.reads.passed().await; // ZR-BK1
+        space.reads.quiesced().await; // ZR-BK1
         for some in runs.chunks(DISCARDS_IN_FLIGHT) {
             let late = space.has(Mutation::DiscardLate);
             if late {

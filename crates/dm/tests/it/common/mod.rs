@@ -8,11 +8,13 @@ use std::future::Future;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos, OnFault,
-    Op, Opener, Sector, Status,
+    Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos,
+    OnIoError, Op, Opener, Sector, Status,
 };
 use dm::{Dm, Resolver};
-use reactor::{Driver, Epoch, Event, FileId, Grace, Msg, OnDone, OpResult, Reactor, Sqe, SqeOp};
+use reactor::{
+    Driver, Event, FileId, Generation, Msg, OnDone, OpResult, QuiesceCounter, Reactor, Sqe, SqeOp,
+};
 
 #[derive(Default)]
 pub(crate) struct Disk {
@@ -167,8 +169,8 @@ pub(crate) struct Ram {
 /// Counts what is in flight and tells faults.
 #[derive(Default)]
 struct Watch {
-    grace: Grace,
-    watchers: RefCell<Vec<Weak<dyn OnFault>>>,
+    requests: QuiesceCounter,
+    watchers: RefCell<Vec<Weak<dyn OnIoError>>>,
 }
 
 /// In a tag: it is of a flush.
@@ -176,11 +178,11 @@ const FLUSH: u64 = 1 << 63;
 
 impl OnDone for Watch {
     fn on_done(&self, status: Status, tag: u64) {
-        self.grace.leave(Epoch::from_tag(tag));
+        self.requests.leave(Generation::from_tag(tag));
         if status != Status::Ok {
             for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
                 let op = if tag & FLUSH == 0 { Op::Write } else { Op::Flush };
-                watcher.on_fault(op, Sector((tag & !FLUSH) >> 1), Sector(1), status);
+                watcher.on_io_error(op, Sector((tag & !FLUSH) >> 1), Sector(1), status);
             }
         }
     }
@@ -209,16 +211,16 @@ impl BlockDevice for Ram {
 
 impl Base for Ram {
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move { self.watch.grace.passed().await })
+        Box::pin(async move { self.watch.requests.quiesced().await })
     }
 
-    fn watch(&self, watcher: Weak<dyn OnFault>) {
+    fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.watch.watchers.borrow_mut().push(watcher);
     }
 
     fn submit_at(&self, sector: Sector, bio: Bio) {
         let flush = if bio.op == Op::Flush { FLUSH } else { 0 };
-        let tag = flush | sector.0 << 1 | self.watch.grace.enter().tag();
+        let tag = flush | sector.0 << 1 | self.watch.requests.enter().tag();
         if self.state.borrow().logging {
             let Bio { op, flags, class, sector: said, len, ref bufs, .. } = bio;
             let last = Some((op, flags, class, said, len, bufs.clone(), sector));

@@ -16,7 +16,7 @@ use nbd::request::{ReplyIn, Request};
 use nbd::wire::{OPTION_MAGIC, chunk, opt, rep};
 use nbd::{Context, Export, Exports, Options, Peer, Run, Server};
 use reactor::{
-    Driver, Event, FileId, Msg, OpResult, Reactor, Sqe, SqeOp, Workers, driver_io, sleep,
+    Driver, Event, FileId, Msg, OpResult, Reactor, Sqe, SqeOp, TaskPool, driver_io, sleep,
 };
 
 /// What one direction of a connection holds: small, so that senders block.
@@ -225,7 +225,7 @@ pub(crate) struct Disk {
     pub(crate) fuas: Cell<usize>,
     /// Reads and writes of this sector fail.
     pub(crate) bad: Cell<Option<Sector>>,
-    workers: Workers<(Rc<Disk>, Bio)>,
+    pool: TaskPool<(Rc<Disk>, Bio)>,
     self_: std::rc::Weak<Disk>,
 }
 
@@ -251,7 +251,7 @@ impl Disk {
             flushed_by: RefCell::default(),
             fuas: Cell::new(0),
             bad: Cell::new(None),
-            workers: Workers::new(4096, handle),
+            pool: TaskPool::new(4096, handle),
             self_: self_.clone(),
         })
     }
@@ -291,7 +291,7 @@ impl BlockDevice for Disk {
     }
     fn submit(&self, bio: Bio) {
         self.started.set(self.started.get() + 1);
-        self.workers.push((self.self_.upgrade().unwrap(), bio));
+        self.pool.push((self.self_.upgrade().unwrap(), bio));
     }
 }
 

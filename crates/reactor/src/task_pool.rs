@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Workers: tasks that are kept and used again, so that handling a bio allocates nothing.
+//! `TaskPool`: tasks that are reused, so that handling a bio allocates nothing.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 
 use crate::core::spawn;
 
-/// A worker that waits for an item; `listed` says that it is on the idle list.
+/// A task that waits for an item; `listed`: it is on the idle list.
 struct Idle {
     waker: Waker,
     listed: Rc<Cell<bool>>,
@@ -25,34 +25,34 @@ impl Idle {
 struct Shared<T> {
     queue: RefCell<VecDeque<T>>,
     idle: RefCell<Vec<Idle>>,
-    workers: Cell<usize>,
+    tasks: Cell<usize>,
     busy: Cell<usize>,
     closed: Cell<bool>,
 }
 
-/// A set of tasks that take items from one queue, each handling one item at a time.
+/// A pool of tasks that take items from one queue, each handling one item at a time.
 ///
-/// The set grows to the largest number of items ever handled at once, at most `max`, and items
-/// beyond that wait in the queue. Items are taken in order; they end in any order. Dropping the
-/// set lets the workers finish what is queued and end.
-pub struct Workers<T> {
+/// It grows to the largest number of items ever handled at once, at most `max`, and items
+/// beyond that wait in the queue. Items are taken in order; they end in any order. When the
+/// pool is dropped, its tasks finish what is queued, and end.
+pub struct TaskPool<T> {
     shared: Rc<Shared<T>>,
     start: Box<dyn Fn(Rc<Shared<T>>)>,
     max: usize,
 }
 
-impl<T: 'static> Workers<T> {
-    /// A set without workers; `handle` makes the future of one item.
-    pub fn new<F, Fut>(max: usize, handle: F) -> Workers<T>
+impl<T: 'static> TaskPool<T> {
+    /// A pool without tasks; `handle` makes the future of one item.
+    pub fn new<F, Fut>(max: usize, handle: F) -> TaskPool<T>
     where
         F: Fn(T) -> Fut + Clone + 'static,
         Fut: Future<Output = ()> + 'static,
     {
-        assert!(max > 0, "workers without a worker");
+        assert!(max > 0, "a pool of no task");
         let shared = Rc::new(Shared {
             queue: RefCell::default(),
             idle: RefCell::default(),
-            workers: Cell::new(0),
+            tasks: Cell::new(0),
             busy: Cell::new(0),
             closed: Cell::new(false),
         });
@@ -66,16 +66,16 @@ impl<T: 'static> Workers<T> {
                 }
             });
         });
-        Workers { shared, start, max }
+        TaskPool { shared, start, max }
     }
 
     /// Queues an item.
     pub fn push(&self, item: T) {
         self.shared.queue.borrow_mut().push_back(item);
-        if let Some(worker) = self.shared.idle.borrow_mut().pop() {
-            worker.wake();
-        } else if self.shared.workers.get() < self.max {
-            self.shared.workers.set(self.shared.workers.get() + 1);
+        if let Some(task) = self.shared.idle.borrow_mut().pop() {
+            task.wake();
+        } else if self.shared.tasks.get() < self.max {
+            self.shared.tasks.set(self.shared.tasks.get() + 1);
             (self.start)(self.shared.clone());
         }
     }
@@ -97,7 +97,7 @@ async fn next<T>(shared: &Shared<T>, listed: &Rc<Cell<bool>>) -> Option<T> {
             return Poll::Pending;
         }
         if listed.replace(false) {
-            // Polled without having been called: it must not be called while it is busy.
+            // Polled without having been woken: it must not be woken while it is busy.
             shared.idle.borrow_mut().retain(|idle| !Rc::ptr_eq(&idle.listed, listed));
         }
         shared.busy.set(shared.busy.get() + usize::from(item.is_some()));
@@ -106,7 +106,7 @@ async fn next<T>(shared: &Shared<T>, listed: &Rc<Cell<bool>>) -> Option<T> {
     .await
 }
 
-impl<T> Drop for Workers<T> {
+impl<T> Drop for TaskPool<T> {
     fn drop(&mut self) {
         self.shared.closed.set(true);
         for w in self.shared.idle.take() {
@@ -115,8 +115,8 @@ impl<T> Drop for Workers<T> {
     }
 }
 
-impl<T> fmt::Debug for Workers<T> {
+impl<T> fmt::Debug for TaskPool<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Workers({} of {})", self.shared.workers.get(), self.max)
+        write!(f, "TaskPool({} of {})", self.shared.tasks.get(), self.max)
     }
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a target has below it, and what it holds that is not there yet.
+//! The devices that a target is built on, and the dirty blocks that it holds for them.
 use std::fmt;
 use std::rc::Rc;
 
 use crate::{BlockDevice, Sector, size_text};
 
-/// What a target does with a run of sectors below it.
+/// What a target does with the sectors of a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Bios go there as they come: whoever writes to the target writes there.
+    /// Passes bios on: a write to the target is a write there.
     Mapped,
-    /// The target alone writes there: it is the origin of a cache.
+    /// The origin of a cache. Only the target writes there.
     Origin,
-    /// The target alone writes there: it keeps there what the origin does not have yet.
+    /// Holds what the origin does not have yet. Only the target writes there.
     Cache,
-    /// The target alone writes there: it keeps there what does not fit into memory.
+    /// Holds what does not fit into memory. Only the target writes there.
     Backing,
 }
 
@@ -29,57 +29,57 @@ impl fmt::Display for Role {
     }
 }
 
-/// A run of sectors of a device below a target.
+/// A run of sectors of a component device: a device on which a target is built.
 #[derive(Clone)]
-pub struct Below {
+pub struct Component {
     /// The device that the table line names.
     pub device: Rc<dyn BlockDevice>,
     /// First sector there.
     pub start: Sector,
-    /// How many.
+    /// Length.
     pub len: Sector,
-    /// What the target does there.
+    /// What the target does with them.
     pub role: Role,
 }
 
-impl fmt::Debug for Below {
+impl fmt::Debug for Component {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Below({} {}+{}, {})", self.device.name(), self.start, self.len, self.role)
+        write!(f, "Component({} {}+{}, {})", self.device.name(), self.start, self.len, self.role)
     }
 }
 
-/// Blocks that a cache holds and its origin does not.
+/// Dirty blocks: a cache holds them, and its origin does not have them yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unsaved {
+pub struct UnsavedBlocks {
     /// Blocks that can still be written back.
     pub dirty: u64,
-    /// Those of them that the origin has refused, and that are tried again.
+    /// Those of them whose writeback has failed; it is retried.
     pub failing: u64,
-    /// Blocks that the cache device can't read.
+    /// Dirty blocks that the cache device can't read.
     pub unreadable: u64,
     /// Size of a block.
     pub block_bytes: u64,
-    /// The word of the table for the device that holds them.
+    /// The cache device, as the table names it.
     pub cache: String,
-    /// Where the cache begins there.
+    /// First sector of the cache there.
     pub start: Sector,
-    /// The word of the table for the device that does not.
+    /// The origin, as the table names it.
     pub origin: String,
 }
 
-impl Unsaved {
-    /// All of them.
+impl UnsavedBlocks {
+    /// All of them, the unreadable ones included.
     pub fn blocks(&self) -> u64 {
         self.dirty + self.unreadable
     }
 
-    /// Whether all of them can be written back, as far as anybody knows.
+    /// Whether nothing is known that keeps one of them from being written back.
     pub fn is_healthy(&self) -> bool {
         self.failing == 0 && self.unreadable == 0
     }
 }
 
-impl fmt::Display for Unsaved {
+impl fmt::Display for UnsavedBlocks {
     /// `256 dirty blocks (1.0 MiB) on ./cache.img`, and what is wrong with them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let blocks = self.blocks();
@@ -101,8 +101,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsaved_blocks_are_told_with_size_and_device() {
-        let mut unsaved = Unsaved { dirty: 256, block_bytes: 4096, ..Unsaved::default() };
+    fn unsaved_blocks_are_shown_with_size_and_device() {
+        let mut unsaved =
+            UnsavedBlocks { dirty: 256, block_bytes: 4096, ..UnsavedBlocks::default() };
         unsaved.cache = "/srv/c.img".into();
         assert_eq!(unsaved.to_string(), "256 dirty blocks (1.0 MiB) on /srv/c.img");
         assert!(unsaved.is_healthy());

@@ -68,10 +68,10 @@ deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is 
 	$(CARGO) deny --locked check licenses bans sources
 
 bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU, wall, memory
-	$(CARGO) run --release --locked -p bench --bin cache-scale -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- cache-scale $(ARGS)
 
 bench-flush: ## flush of a cache on the local disk: LRU, sorted, gaps filled; a reader beside it
-	$(CARGO) run --release --locked -p bench --bin flush -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- flush $(ARGS)
 
 bench-cache-parts: ## 4 KiB writes to a write cache in one part and in two, on two cores, in turns
 	$(CARGO) build --release --locked -p millpond
@@ -81,43 +81,43 @@ bench-cache-parts: ## 4 KiB writes to a write cache in one part and in two, on t
 		--drive one --drive two $(ARGS)
 
 bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted, gaps filled, bound; a full cache
-	$(CARGO) run --release --locked -p bench --bin flush-sim -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- flush-sim $(ARGS)
 
 bench-iomap: ## writeback of a page cache: the mapping called for each page, and once a run
-	$(CARGO) run --release --locked -p bench --bin iomap -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- iomap $(ARGS)
 
 bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
 	$(CARGO) build --release --locked -p millpond
-	$(CARGO) run --release --locked -p bench --bin nbd -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- nbd $(ARGS)
 
 bench-hop: ## a request to a device of another core and back, beside a local one, at depths 1 to 64
-	$(CARGO) run --release --locked -p bench --bin hop
+	$(CARGO) run --release --locked -p bench -- hop
 
 bench-noclone: setup ## linear and striped in process and through FUSE, beside the raw device
 	$(CARGO) build --release --locked -p millpond
-	$(CARGO) run --release --locked -p bench --bin noclone -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- noclone $(ARGS)
 
 bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server, nbdfuse and the kernel's zram beside ours, by fio
 	@scripts/setup.sh peers
 	$(CARGO) build --release --locked -p millpond
-	$(CARGO) run --release --locked -p bench --bin peers -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- peers $(ARGS)
 
 bench-paths: setup ## what one operation takes on the hot paths of each engine, counted (ARGS=wc-write)
-	$(CARGO) run --release --locked -p bench --bin paths -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- paths $(ARGS)
 
 bench-pmem-copy: ## copies into persistent memory: past the caches, or written back line by line
-	$(CARGO) run --release --locked -p bench --bin pmem-copy
+	$(CARGO) run --release --locked -p bench -- pmem-copy
 
 bench-wbt: ## a reader by the clock beside a buffered writer on the local disk, wbt off and on
 	$(CARGO) build --release --locked -p millpond
-	$(CARGO) run --release --locked -p bench --bin wbt -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- wbt $(ARGS)
 
 bench-zram: setup ## zram: writeback in batches; compressed memory beside nbdkit and the bare compressor
 	$(CARGO) build --release --locked -p millpond
-	$(CARGO) run --release --locked -p bench --bin zram -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- zram $(ARGS)
 
 bench-wbt-sim: ## a lone writer, and a reader beside a writer, on models of disks in virtual time
-	$(CARGO) run --release --locked -p bench --bin wbt-sim -- $(ARGS)
+	$(CARGO) run --release --locked -p bench -- wbt-sim $(ARGS)
 
 clean: ## remove everything that was built
 	$(CARGO) clean

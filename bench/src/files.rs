@@ -67,7 +67,7 @@ impl Files {
     pub fn ours(ours: &Path, dir: &Path) -> Result<(Files, PathBuf, PathBuf), String> {
         let (run_dir, mount) = (dir.join("run"), dir.join("mnt"));
         create_dir_all(&mount).map_err(|e| format!("{}: {e}", mount.display()))?;
-        let config = dir.join("pond.toml");
+        let config = dir.join("daemon.toml");
         let table = format!("0 {} linear mem:1G 0", BYTES / 512);
         let text = format!("[[device]]\nname = 'linear'\ntable = '{table}'\n");
         std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
@@ -116,7 +116,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // Asked to end, it unmounts; it serves throw-away data.
+        // Requirement to end, it unmounts; it serves throw-away data.
         let id = rustix::process::Pid::from_child(&self.server);
         let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
         let give_up = clock() + START_SECONDS;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Parts of the benches that need outside programs: a load generator, servers under measurement,
-//! peers. The scenarios themselves are in `reproduce`.
+//! Parts of the benches (`commands`) that need outside programs: a load generator, servers under
+//! measurement, peers. The scenarios are in `reproduce`.
 //!
-//! Every bench alternates what it compares within one run, prints medians as a table for people,
-//! and as its last line one JSON object. The benches of scenarios hold their options, and print at
-//! length (`told`) what `millpond reproduce` prints in short; the others measure here.
+//! Every bench alternates what it compares within one run, prints medians as tables, and one JSON
+//! object as its last line. Benches of scenarios print (`output`) all tables of a section, of which
+//! `millpond reproduce` prints only the rows; the others measure here.
 
-pub mod beside;
 pub mod cache_image;
 pub mod compressed;
 pub mod conn;
 pub mod counted;
+pub mod counting_core;
 pub mod files;
-pub mod lab;
+pub mod mixed_load;
+pub mod output;
 pub mod peers;
 pub mod process;
-pub mod through;
-pub mod told;
+pub mod through_fuse;

@@ -38,7 +38,6 @@ const ROOMS: &[(&str, &str)] = &[
 
 /// Folders whose labels may still lack a prefix or be defined twice. Only ever gets shorter.
 const NOT_YET_PREFIXED: &[&str] = &[
-    "bench/",
     "crates/block/",
     "crates/cli/",
     "crates/control/",
@@ -53,7 +52,6 @@ const NOT_YET_PREFIXED: &[&str] = &[
     "crates/policy/",
     "crates/queue/",
     "crates/reactor/",
-    "crates/reproduce/",
     "crates/sim/",
     "crates/uring/",
     "crates/writecache/",

@@ -35,7 +35,6 @@ const TEST_NAME_MAX: usize = 60;
 
 /// Where names of tests may still be longer than [`TEST_NAME_MAX`]. Only ever gets shorter.
 const TESTS_NOT_YET_RENAMED: &[&str] = &[
-    "bench/",
     "crates/cli/",
     "crates/control/",
     "crates/dm/",
@@ -49,7 +48,6 @@ const TESTS_NOT_YET_RENAMED: &[&str] = &[
     "crates/policy/",
     "crates/queue/",
     "crates/reactor/",
-    "crates/reproduce/",
     "crates/sim/",
     "crates/uring/",
     "crates/writecache/",

@@ -10,7 +10,7 @@ use reproduce::rounds::turns;
 use reproduce::table::{Table, fixed};
 use serde_json::json;
 
-use crate::peers::Ground;
+use crate::peers::TestBed;
 use crate::peers::client::{Client, Job, Run, Until, run};
 use crate::peers::serve::{EXPORT, FILL, Group, Served};
 
@@ -44,8 +44,11 @@ struct Filled {
 
 impl Filled {
     /// Starts a server and fills it.
-    fn start((who, key): (&'static str, &'static str), ground: &Ground) -> Result<Filled, String> {
-        let served = Served::start(Group::Compressed, who, ground)?;
+    fn start(
+        (who, key): (&'static str, &'static str),
+        test_bed: &TestBed,
+    ) -> Result<Filled, String> {
+        let served = Served::start(Group::Compressed, who, test_bed)?;
         let mut filled = Filled {
             key,
             empty_bytes: served.memory_bytes(),
@@ -54,23 +57,23 @@ impl Filled {
             mem_used_bytes: [None; 2],
             runs: [Vec::new(), Vec::new()],
         };
-        run(Client::Lean(&ground.ours), &filled.served, &FILL, Until::Written(ground.bytes))?;
-        filled.look(0, ground);
+        run(Client::Lean(&test_bed.ours), &filled.served, &FILL, Until::Written(test_bed.bytes))?;
+        filled.look(0, test_bed);
         Ok(filled)
     }
 
     /// Looks at its memory, after the fill (0) or at the end (1).
-    fn look(&mut self, when: usize, ground: &Ground) {
+    fn look(&mut self, when: usize, test_bed: &TestBed) {
         self.grown_bytes[when] = self.served.memory_bytes().saturating_sub(self.empty_bytes);
-        let told = self.served.say(&ground.ours, &["get", EXPORT, "mm_stat"]);
+        let told = self.served.say(&test_bed.ours, &["get", EXPORT, "mm_stat"]);
         let used = told.ok().and_then(|text| text.split_whitespace().nth(2)?.parse().ok());
         self.mem_used_bytes[when] = used;
     }
 
     /// One round: random writes, then random reads.
-    fn round(&mut self, ground: &Ground, seconds: f64) -> Result<(), String> {
+    fn round(&mut self, test_bed: &TestBed, seconds: f64) -> Result<(), String> {
         for (job, runs) in JOBS.iter().zip(&mut self.runs) {
-            let client = Client::Lean(&ground.ours);
+            let client = Client::Lean(&test_bed.ours);
             runs.push(run(client, &self.served, job, Until::Time(seconds))?);
         }
         Ok(())
@@ -92,7 +95,7 @@ pub fn section(program: &Path, dir: &Path, rounds: usize, seconds: f64) -> Resul
     };
     let made = tempfile::Builder::new().prefix("millpond-bench-").tempdir_in(dir);
     let made = made.map_err(|e| format!("{}: {e}", dir.display()))?;
-    let ground = Ground {
+    let test_bed = TestBed {
         dir: made.path().to_owned(),
         memory_dir: made.path().to_owned(),
         ours: program.to_owned(),
@@ -102,12 +105,12 @@ pub fn section(program: &Path, dir: &Path, rounds: usize, seconds: f64) -> Resul
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     let mut all = NAMES
         .into_iter()
-        .map(|name| Filled::start(name, &ground))
+        .map(|name| Filled::start(name, &test_bed))
         .collect::<Result<Vec<Filled>, String>>()?;
     for (_, at) in turns(rounds, all.len()) {
-        all[at].round(&ground, seconds)?;
+        all[at].round(&test_bed, seconds)?;
     }
-    all.iter_mut().for_each(|filled| filled.look(1, &ground));
+    all.iter_mut().for_each(|filled| filled.look(1, &test_bed));
     Ok(shown(&all))
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use block::{Buf, Class, Flags, Sector};
 use lz4::block::{CompressionMode, compress_to_buffer, decompress_to_buffer};
 use reproduce::compressed::data::Data;
-use reproduce::compressed::place::{Local, Place};
+use reproduce::compressed::platform::{Local, Platform};
 use reproduce::compressed::writeback::{device, end};
 use reproduce::compressed::{PAGE_BYTES, PAGE_SECTORS};
 use reproduce::cpu::cpu_seconds;
@@ -88,14 +88,14 @@ const COUNT: usize = 50_000;
 /// # Errors
 /// What the device or the compressor said.
 pub fn section(dir: &Path, bytes: u64, rounds: usize) -> Result<Section, String> {
-    let place = Local::new(dir, PAGE_BYTES as u64)?;
+    let platform = Local::new(dir, PAGE_BYTES as u64)?;
     let mut section = Section::default();
     let title = "a page of 4 KiB in process, random, half compressible; limit: the bare compressor";
     let mut table = Table::new(title, &[""], &["ns", "bare ns", "more ns", "reached"]);
     for algorithm in ALGORITHMS {
         let pages = bytes / PAGE_BYTES as u64;
         let Speed { write_ns, bare_write_ns, read_ns, bare_read_ns } =
-            run(&place, algorithm, (pages, COUNT, rounds))?;
+            run(&platform, algorithm, (pages, COUNT, rounds))?;
         for (kind, ours, bare) in
             [("randwrite", write_ns, bare_write_ns), ("randread", read_ns, bare_read_ns)]
         {
@@ -116,11 +116,11 @@ pub fn section(dir: &Path, bytes: u64, rounds: usize) -> Result<Section, String>
 
 /// Runs `rounds` of `count` random pages in each direction, on a device of `pages` in memory.
 fn run(
-    place: &impl Place,
+    platform: &impl Platform,
     algorithm: &str,
     (pages, count, rounds): (u64, usize, usize),
 ) -> Result<Speed, String> {
-    let zram = device(place, (algorithm, &[]), (pages, 1), None)?;
+    let zram = device(platform, (algorithm, &[]), (pages, 1), None)?;
     let pool: Vec<Buf> =
         (0..POOL_PAGES).map(|nth| Buf::copy_of(&Data::Half.pages(nth, 1))).collect();
     let page_of = |slot: u64| (slot % POOL_PAGES) as usize;
@@ -145,12 +145,12 @@ fn run(
                 let at = Sector(slot * PAGE_SECTORS);
                 reactor::read(&*device, Class::Normal, at, buf.all().into()).await?;
             }
-            // C1
+            // RP-C1
             Ok(buf.read(|found| wanted.read(|wanted| found == wanted)))
         }
     };
     let refused = |status: block::Status| format!("{algorithm}: {status}");
-    place.finish(write((0..pages).collect()))?.map_err(refused)?;
+    platform.finish(write((0..pages).collect()))?.map_err(refused)?;
 
     let mut bare = Bare::new(algorithm)?;
     let mut out = [0; PAGE_BYTES];
@@ -169,7 +169,7 @@ fn run(
 
         let work = write(slots.clone());
         let begin = cpu_seconds();
-        place.finish(work)?.map_err(refused)?;
+        platform.finish(work)?.map_err(refused)?;
         speed.write_ns.push(ns_per(count, begin));
 
         let begin = cpu_seconds();
@@ -181,7 +181,7 @@ fn run(
 
         let work = read(slots.clone());
         let begin = cpu_seconds();
-        let right = place.finish(work)?.map_err(refused)?;
+        let right = platform.finish(work)?.map_err(refused)?;
         speed.read_ns.push(ns_per(count, begin));
         if !right {
             return Err(format!("{algorithm}: a page is not what was written"));
@@ -195,6 +195,6 @@ fn run(
         }
         speed.bare_read_ns.push(ns_per(count, begin));
     }
-    end(place, zram)?;
+    end(platform, zram)?;
     Ok(speed)
 }

@@ -9,7 +9,7 @@ use reproduce::clock;
 
 use super::client::{Client, Job, Run, Until, flush, run};
 use super::serve::{Door, EXPORT, Served, nbdkit_with, ours_with, qsd_with};
-use super::{Ground, make_file};
+use super::{TestBed, make_file};
 use crate::conn::Conn;
 
 /// Who takes part; ours first.
@@ -42,9 +42,9 @@ pub struct Survivors {
 }
 
 /// A cache of `who` over the file `origin`, fresh or as it was left.
-fn start(who: &'static str, origin: &Path, ground: &Ground) -> Result<Served, String> {
-    let dir = ground.folder(&format!("cache-{who}"))?;
-    let (bytes, shown) = (ground.bytes, origin.display());
+fn start(who: &'static str, origin: &Path, test_bed: &TestBed) -> Result<Served, String> {
+    let dir = test_bed.folder(&format!("cache-{who}"))?;
+    let (bytes, shown) = (test_bed.bytes, origin.display());
     match who {
         "ours" => {
             let cache = dir.join("cache");
@@ -56,11 +56,11 @@ fn start(who: &'static str, origin: &Path, ground: &Ground) -> Result<Served, St
             // All of the writes fit: nobody writes back before it is asked to.
             let table =
                 format!("0 {} writecache s {shown} {cache} 4096 2 high_watermark 100", bytes / 512);
-            ours_with(who, &table, bytes, &dir, ground)
+            ours_with(who, &table, bytes, &dir, test_bed)
         }
         "qsd" => {
             let device = format!("driver=file,filename={shown},cache.direct=off");
-            qsd_with(&device, bytes, &dir, ground)
+            qsd_with(&device, bytes, &dir, test_bed)
         }
         _ => {
             let mut words = vec!["--filter=cache".to_owned(), "file".to_owned()];
@@ -68,7 +68,7 @@ fn start(who: &'static str, origin: &Path, ground: &Ground) -> Result<Served, St
             if who == "nbdkit_4k" {
                 words.push("cache-min-block-size=4k".to_owned());
             }
-            let mut served = nbdkit_with(&words, bytes, &dir, ground)?;
+            let mut served = nbdkit_with(&words, bytes, &dir, test_bed)?;
             served.who = who;
             Ok(served)
         }
@@ -86,11 +86,11 @@ fn make_blank(cache: &Path) -> Result<(), String> {
 }
 
 /// The files of the caches, as new.
-fn prepare(who: &'static str, ground: &Ground) -> Result<PathBuf, String> {
-    let dir = ground.folder(&format!("cache-{who}"))?;
+fn prepare(who: &'static str, test_bed: &TestBed) -> Result<PathBuf, String> {
+    let dir = test_bed.folder(&format!("cache-{who}"))?;
     let origin = dir.join("origin");
     if !origin.exists() {
-        make_file(&origin, ground.bytes)?;
+        make_file(&origin, test_bed.bytes)?;
     }
     let cache = dir.join("cache");
     if cache.exists() {
@@ -103,15 +103,15 @@ fn prepare(who: &'static str, ground: &Ground) -> Result<PathBuf, String> {
 ///
 /// # Errors
 /// What a program said.
-pub fn round(who: &'static str, bytes: u64, ground: &Ground) -> Result<Round, String> {
-    let origin = prepare(who, ground)?;
-    let served = start(who, &origin, ground)?;
+pub fn round(who: &'static str, bytes: u64, test_bed: &TestBed) -> Result<Round, String> {
+    let origin = prepare(who, test_bed)?;
+    let served = start(who, &origin, test_bed)?;
     let Door::Nbd { socket, export } = &served.door else { return Err("no socket".to_owned()) };
     let run = run(Client::Fio, &served, &WRITES, Until::Written(bytes))?;
     let (begin, cpu) = (clock(), served.host.cpu_seconds());
     let flush_s = flush(socket, export)?;
     if who == "ours" {
-        served.say(&ground.ours, &["message", EXPORT, "0", "flush"])?;
+        served.say(&test_bed.ours, &["message", EXPORT, "0", "flush"])?;
     }
     let written_back_s = clock() - begin;
     let written_back_cpu_s = served.host.cpu_seconds() - cpu;
@@ -131,11 +131,11 @@ fn place(nth: u64, bytes: u64) -> u64 {
 ///
 /// # Errors
 /// What a program said.
-pub fn survivors(who: &'static str, ground: &Ground) -> Result<Survivors, String> {
-    let origin = prepare(who, ground)?;
+pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<Survivors, String> {
+    let origin = prepare(who, test_bed)?;
     let failed = |e: std::io::Error| format!("{who}: {e}");
-    let bytes = ground.bytes;
-    let served = start(who, &origin, ground)?;
+    let bytes = test_bed.bytes;
+    let served = start(who, &origin, test_bed)?;
     let Door::Nbd { socket, export } = &served.door else { return Err("no socket".to_owned()) };
     let mut conn = Conn::open(socket, export).map_err(failed)?;
     for nth in 0..2 * KILL_BLOCKS {
@@ -146,7 +146,7 @@ pub fn survivors(who: &'static str, ground: &Ground) -> Result<Survivors, String
     }
     drop(served);
     drop(conn);
-    let served = start(who, &origin, ground)?;
+    let served = start(who, &origin, test_bed)?;
     let Door::Nbd { socket, export } = &served.door else { return Err("no socket".to_owned()) };
     let mut conn = Conn::open(socket, export).map_err(failed)?;
     let mut found = vec![0; BLOCK];

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Invariants
-//! - P1 All servers of a group are there at the same time and are measured in turn within a round.
-//! - P2 A peer that can't run, or fails, is named with its error, and the others go on.
+//! - BE-P1 All servers of a group are there at the same time and are measured in turn within a
+//!   round.
+//! - BE-P2 A peer that can't run, or fails, is named with its error, and the others go on.
 pub mod cache;
 pub mod client;
 pub mod kernel_zram;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 /// Where servers run, and which program is ours.
 #[derive(Clone, Debug)]
-pub struct Ground {
+pub struct TestBed {
     /// A folder that is ours alone.
     pub dir: PathBuf,
     /// One on a file system in memory, for files that stand in for memory.
@@ -34,7 +35,7 @@ pub struct Ground {
     pub bytes: u64,
 }
 
-impl Ground {
+impl TestBed {
     /// A folder of this name below ours.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ fn figure(value: f64) -> Value {
 }
 
 impl Results {
-    /// P2.
+    /// BE-P2.
     pub fn failed(&mut self, what: &str, why: &str) {
         let line = format!("{what}: {why}");
         if !self.errors.contains(&line) {
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_is_compared_round_by_round_with_the_one_that_does_the_same() {
+    fn ours_is_compared_by_round_with_the_peer_of_the_same_job() {
         let run = |iops: f64, cpu_us: f64| Run {
             iops,
             bytes_per_s: iops * 4096.0,

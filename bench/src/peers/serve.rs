@@ -8,7 +8,7 @@ use reproduce::cpu::{cpus, pin, pin_to};
 
 use super::client::Job;
 use super::kernel_zram::KernelZram;
-use super::{Ground, make_file};
+use super::{TestBed, make_file};
 use crate::files::{self, Files};
 use crate::process::{self, Server};
 
@@ -197,12 +197,12 @@ impl Served {
     ///
     /// # Errors
     /// What the program said, or why it could not be started.
-    pub fn start(group: Group, who: &'static str, ground: &Ground) -> Result<Served, String> {
-        let dir = ground.folder(&format!("{}-{who}", group.key()))?;
-        let bytes = ground.bytes;
+    pub fn start(group: Group, who: &'static str, test_bed: &TestBed) -> Result<Served, String> {
+        let dir = test_bed.folder(&format!("{}-{who}", group.key()))?;
+        let bytes = test_bed.bytes;
         let file = match (group, who) {
             (Group::Memory, "qsd" | "nbd_server") => {
-                ground.memory_dir.join(format!("{}-{who}", group.key()))
+                test_bed.memory_dir.join(format!("{}-{who}", group.key()))
             }
             _ => dir.join("file"),
         };
@@ -214,12 +214,12 @@ impl Served {
         }
         let in_memory = has_file && group == Group::Memory;
         let served = match who {
-            _ if group == Group::Fuse => fuse(who, &dir, ground),
+            _ if group == Group::Fuse => fuse(who, &dir, test_bed),
             "kernel_lz4" => kernel(who, bytes),
-            "nbdkit" => nbdkit(group, &dir, &file, ground),
-            "qsd" => qsd(group, &dir, &file, ground),
-            "nbd_server" => nbd_server(&dir, &file, ground),
-            _ => ours(group, who, &dir, &file, ground),
+            "nbdkit" => nbdkit(group, &dir, &file, test_bed),
+            "qsd" => qsd(group, &dir, &file, test_bed),
+            "nbd_server" => nbd_server(&dir, &file, test_bed),
+            _ => ours(group, who, &dir, &file, test_bed),
         };
         Ok(Served { memory_file_bytes: if in_memory { bytes } else { 0 }, ..served? })
     }
@@ -264,25 +264,25 @@ pub(super) fn ours_with(
     table: &str,
     bytes: u64,
     dir: &Path,
-    ground: &Ground,
+    test_bed: &TestBed,
 ) -> Result<Served, String> {
     let socket = socket_in(dir);
-    let mut command = Command::new(&ground.ours);
+    let mut command = Command::new(&test_bed.ours);
     command.arg("daemon").arg("--run-dir").arg(dir);
-    let server = Server::start(&mut command, ground.cpu, &socket)?;
-    said(&ground.ours, &["create", EXPORT, "--table", table], dir)?;
+    let server = Server::start(&mut command, test_bed.cpu, &socket)?;
+    said(&test_bed.ours, &["create", EXPORT, "--table", table], dir)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
     Ok(Served::process(who, format!("millpond {table}"), server, door, bytes))
 }
 
 /// A file of the folder, on a mount of a server on its CPU.
-fn fuse(who: &'static str, dir: &Path, ground: &Ground) -> Result<Served, String> {
+fn fuse(who: &'static str, dir: &Path, test_bed: &TestBed) -> Result<Served, String> {
     let home = cpus();
-    pin(ground.cpu).map_err(|e| format!("cannot pin to CPU {}: {e}", ground.cpu))?;
+    pin(test_bed.cpu).map_err(|e| format!("cannot pin to CPU {}: {e}", test_bed.cpu))?;
     let started = match who {
         "qsd" => Files::qsd(dir),
         "nbdfuse" => Files::nbdfuse(dir),
-        _ => Files::ours(&ground.ours, dir).map(|(files, _, linear)| (files, linear)),
+        _ => Files::ours(&test_bed.ours, dir).map(|(files, _, linear)| (files, linear)),
     };
     pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
     let (files, file) = started?;
@@ -302,9 +302,9 @@ fn ours(
     who: &'static str,
     dir: &Path,
     file: &Path,
-    ground: &Ground,
+    test_bed: &TestBed,
 ) -> Result<Served, String> {
-    let (bytes, file) = (ground.bytes, file.display());
+    let (bytes, file) = (test_bed.bytes, file.display());
     let sectors = bytes / 512;
     let table = match group {
         Group::Null => format!("0 {sectors} linear null:{bytes} 0"),
@@ -315,7 +315,7 @@ fn ours(
         Group::Compressed => format!("0 {sectors} zram zstd"),
         Group::Fuse => return Err("is served as a file".to_owned()),
     };
-    ours_with(who, &table, bytes, dir, ground)
+    ours_with(who, &table, bytes, dir, test_bed)
 }
 
 /// The place of a socket; what a killed server has left there is gone.
@@ -330,19 +330,19 @@ pub(super) fn nbdkit_with(
     words: &[String],
     bytes: u64,
     dir: &Path,
-    ground: &Ground,
+    test_bed: &TestBed,
 ) -> Result<Served, String> {
     let socket = socket_in(dir);
     let mut command = Command::new("nbdkit");
     command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(words);
-    let server = Server::start(&mut command, ground.cpu, &socket)?;
+    let server = Server::start(&mut command, test_bed.cpu, &socket)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("nbdkit {}", words.join(" "));
     Ok(Served::process("nbdkit", what, server, door, bytes))
 }
 
-fn nbdkit(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Served, String> {
-    let (bytes, file) = (ground.bytes, file.display());
+fn nbdkit(group: Group, dir: &Path, file: &Path, test_bed: &TestBed) -> Result<Served, String> {
+    let (bytes, file) = (test_bed.bytes, file.display());
     let words = match group {
         Group::Null => vec!["null".to_owned(), bytes.to_string()],
         Group::Memory => vec!["memory".to_owned(), bytes.to_string()],
@@ -357,7 +357,7 @@ fn nbdkit(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Serv
         }
         Group::Fuse => return Err("is served as a file".to_owned()),
     };
-    nbdkit_with(&words, bytes, dir, ground)
+    nbdkit_with(&words, bytes, dir, test_bed)
 }
 
 /// qemu-storage-daemon with the block device `disk` of these words.
@@ -365,7 +365,7 @@ pub(super) fn qsd_with(
     device: &str,
     bytes: u64,
     dir: &Path,
-    ground: &Ground,
+    test_bed: &TestBed,
 ) -> Result<Served, String> {
     let socket = socket_in(dir);
     let mut command = Command::new("qemu-storage-daemon");
@@ -374,14 +374,14 @@ pub(super) fn qsd_with(
     command.arg("--nbd-server").arg(format!("{address},max-connections=16"));
     let export = format!("type=nbd,id=export,node-name=disk,name={EXPORT},writable=on");
     command.arg("--export").arg(export);
-    let server = Server::start(&mut command, ground.cpu, &socket)?;
+    let server = Server::start(&mut command, test_bed.cpu, &socket)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("qemu-storage-daemon {device}");
     Ok(Served::process("qsd", what, server, door, bytes))
 }
 
-fn qsd(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Served, String> {
-    let (bytes, file) = (ground.bytes, file.display());
+fn qsd(group: Group, dir: &Path, file: &Path, test_bed: &TestBed) -> Result<Served, String> {
+    let (bytes, file) = (test_bed.bytes, file.display());
     let device = match group {
         Group::Null => format!("driver=null-co,size={bytes},read-zeroes=on"),
         Group::Memory => format!("driver=file,filename={file}"),
@@ -392,10 +392,10 @@ fn qsd(group: Group, dir: &Path, file: &Path, ground: &Ground) -> Result<Served,
         }
         Group::Compressed | Group::Fuse => return Err("is no such server".to_owned()),
     };
-    qsd_with(&device, bytes, dir, ground)
+    qsd_with(&device, bytes, dir, test_bed)
 }
 
-fn nbd_server(dir: &Path, file: &Path, ground: &Ground) -> Result<Served, String> {
+fn nbd_server(dir: &Path, file: &Path, test_bed: &TestBed) -> Result<Served, String> {
     let (socket, config) = (dir.join("nbd.sock"), dir.join("config"));
     let (file, at) = (file.display(), socket.display());
     // It listens to TCP, too, whatever it is told; the usual port may be taken.
@@ -408,8 +408,8 @@ fn nbd_server(dir: &Path, file: &Path, ground: &Ground) -> Result<Served, String
     let mut command = Command::new("nbd-server");
     let pid_file = dir.join("pid");
     command.arg("-C").arg(&config).arg("-p").arg(&pid_file);
-    let server = Server::start_daemon(&mut command, ground.cpu, &socket, &pid_file)?;
+    let server = Server::start_daemon(&mut command, test_bed.cpu, &socket, &pid_file)?;
     let door = Door::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("nbd-server {file}");
-    Ok(Served::process("nbd_server", what, server, door, ground.bytes))
+    Ok(Served::process("nbd_server", what, server, door, test_bed.bytes))
 }

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `cache-scale` at a small scale: it opens what it makes, the limits of memory hold, and it prints
 //! the keys by which results are collected.
-use std::process::Command;
-
 use format::ENTRIES_PER_UNIT;
 use serde_json::Value;
 
 #[test]
-fn a_cached_block_takes_at_most_32_bytes_and_opening_the_cache_not_much_more() {
+fn a_cached_block_takes_at_most_32_bytes_opening_little_more() {
     // Few enough for a test, so many that what a cache takes whatever its size is little.
     let blocks = 1_000_000.0;
     let args = ["--blocks", "1000000", "--rounds", "1", "--dir", env!("CARGO_TARGET_TMPDIR")];
-    let output = Command::new(env!("CARGO_BIN_EXE_cache-scale")).args(args).output();
+    let output = super::bench("cache-scale").args(args).output();
     let output = output.expect("cargo built it");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let out = String::from_utf8(output.stdout).expect("it prints text");

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `flush-sim` at a small scale: what it prints is a function of its arguments.
-use std::process::Command;
-
 use serde_json::Value;
 
 fn flush_sim(args: &[&str]) -> (bool, String, String) {
-    let program = env!("CARGO_BIN_EXE_flush-sim");
-    let output = Command::new(program).args(args).output().expect("cargo built it");
+    let output = super::bench("flush-sim").args(args).output().expect("cargo built it");
     let text = |bytes| String::from_utf8(bytes).expect("it prints text");
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
@@ -19,7 +16,7 @@ fn two_runs_print_the_same_bytes() {
 }
 
 #[test]
-fn the_last_line_is_json_with_the_keys_that_results_are_collected_by() {
+fn the_last_line_is_json_with_all_collected_keys() {
     let (ok, out, err) = flush_sim(&["--scale", "256"]);
     assert!(ok, "{err}");
     let last: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();

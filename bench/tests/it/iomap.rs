@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `iomap` at a small scale: it measures what it says, and prints the keys by which results are
 //! collected.
-use std::process::Command;
-
 use serde_json::Value;
 
 #[test]
-fn a_run_is_mapped_once_and_a_page_each_time_and_both_write_the_same() {
+fn one_map_call_a_run_or_a_page_and_both_write_the_same() {
     let dir = env!("CARGO_TARGET_TMPDIR");
     let args = ["--size-mib", "8", "--rounds", "1", "--dir", dir];
-    let output = Command::new(env!("CARGO_BIN_EXE_iomap")).args(args).output();
+    let output = super::bench("iomap").args(args).output();
     let output = output.expect("cargo built it");
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{err}");

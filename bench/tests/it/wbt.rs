@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `wbt` at a small scale: it runs, and prints the keys by which results are collected.
-use std::process::Command;
-
 use serde_json::Value;
 
 #[test]
-fn the_last_line_is_json_with_the_keys_that_results_are_collected_by() {
+fn the_last_line_is_json_with_all_collected_keys() {
     let args = ["--rounds", "1", "--seconds", "0.3", "--warm-up", "0.1", "--rates", "100,400"];
     let place = ["--size-mib", "64", "--memory-mib", "16", "--dir", env!("CARGO_TARGET_TMPDIR")];
-    let output = Command::new(env!("CARGO_BIN_EXE_wbt")).args(args).args(place).output();
+    let output = super::bench("wbt").args(args).args(place).output();
     let output = output.expect("cargo built it");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let out = String::from_utf8(output.stdout).expect("it prints text");

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `wbt-sim` at a small scale: what it prints is a function of its arguments, and the goals hold.
-use std::process::Command;
-
 use serde_json::Value;
 
 fn wbt_sim(args: &[&str]) -> (bool, String, String) {
-    let program = env!("CARGO_BIN_EXE_wbt-sim");
-    let output = Command::new(program).args(args).output().expect("cargo built it");
+    let output = super::bench("wbt-sim").args(args).output().expect("cargo built it");
     let text = |bytes| String::from_utf8(bytes).expect("it prints text");
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
@@ -19,7 +16,7 @@ fn two_runs_print_the_same_bytes() {
 }
 
 #[test]
-fn the_goals_hold_and_the_last_line_is_json_with_the_keys_that_results_are_collected_by() {
+fn the_goals_hold_and_the_last_line_has_all_collected_keys() {
     for args in [["--scale", "16"], ["--writer", "flusher"]] {
         let (ok, out, err) = wbt_sim(&args);
         assert!(ok, "{args:?}: {out}{err}");

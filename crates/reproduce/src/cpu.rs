@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where this process may run, and what CPU time it takes.
+//! The CPUs that this process may use, and its CPU time.
 use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

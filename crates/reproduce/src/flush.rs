@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One flush of a write cache: fill a cache with random blocks, send `flush`, and look at the clock
-//! and at what the origin was asked for.
+//! One flush of a write cache: fills a cache with random blocks, sends the message `flush`,
+//! measures how long it takes and counts the requests to the origin.
 //!
 //! ```text
 //!   shuffled blocks ─ 4 KiB writes ─▶ writecache ─▶ cache device .. then `flush`, timed ─▶ origin
-//!   a reader of random blocks ──────────▲   (only in the runs that ask for it)
+//!   a reader of random blocks ──────────▲   (in some runs only)
 //! ```
 //!
-//! The engine is the one that is served to clients, unchanged. The devices are models in virtual
-//! time (`flush_sim`) or files of this machine (`flush_disk`).
+//! The engine is the one that serves clients, unchanged. The devices are models in virtual time
+//! (`flush_sim`) or files of this machine (`flush_disk`).
 //!
 //! Invariants
-//! - F1 The dirty set and its order of arrival depend on scale and fill level alone: all ways of
-//!   writeback and all disks get the same.
-//! - F2 The cache has an eighth more slots than the dirty set (with clean copies: than dirty set
-//!   and origin): at least so much is free that no watermark starts writeback before the flush, not
-//!   even one of 100 %.
+//! - RP-F1 The dirty blocks and the order in which they arrive depend only on scale and fill level:
+//!   they are the same for all strategies and all disks.
+//! - RP-F2 The cache has an eighth more slots than dirty blocks (with clean copies: than dirty
+//!   blocks and blocks of the origin). So much is free that no watermark starts writeback before
+//!   the flush, not even one of 100 %.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -25,57 +25,57 @@ use reactor::WaitList;
 use sim::Rng;
 use writecache::{Config, WriteCache};
 
-use crate::tally::{Sizes, Tally};
+use crate::size_counter::{SizeCounter, SizeCounts};
 
 pub const BLOCK_BYTES: u64 = 4096;
 const BLOCK_SECTORS: u64 = BLOCK_BYTES / SECTOR_SIZE as u64;
-/// Writes in flight while filling. The order of arrival is the submitter's, whatever this is.
+/// Writes in flight while filling. The order of arrival is the order of submission in any case.
 const FILL_DEPTH: usize = 64;
 /// Seed of the dirty set and of the reader.
 const SEED: u64 = 1;
-/// Every so many blocks one carries a stamp that is looked for on the origin afterwards; the
+/// Of so many blocks one carries a stamp, which is compared on the origin after the flush. The
 /// others are zeroes, of which the simulator keeps no copy.
 const STAMP_EVERY: u64 = 16;
 
-/// Way of writeback.
+/// The order of writeback, and what it does with gaps between dirty blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Strategy {
     /// Oldest first.
     Lru,
-    /// Ascending, each run for itself.
+    /// Ascending; each run of dirty blocks is one write.
     Sorted,
-    /// Ascending, and gaps are filled where that is faster: the default.
+    /// Ascending; gaps are filled where that is faster. The default.
     GapFill,
-    /// The same, and the cache has clean copies of all that is not dirty.
+    /// The same, with clean copies of all other blocks in the cache.
     GapKnown,
 }
 
-impl Way {
+impl Strategy {
     pub fn name(self) -> &'static str {
         match self {
-            Way::Lru => "lru",
-            Way::Sorted => "sorted",
-            Way::GapFill => "gap_fill",
-            Way::GapKnown => "gap_known",
+            Strategy::Lru => "lru",
+            Strategy::Sorted => "sorted",
+            Strategy::GapFill => "gap_fill",
+            Strategy::GapKnown => "gap_known",
         }
     }
 
     pub(crate) fn order(self) -> &'static str {
         match self {
-            Way::Lru => "lru",
-            Way::Sorted | Way::GapFill | Way::GapKnown => "sorted",
+            Strategy::Lru => "lru",
+            Strategy::Sorted | Strategy::GapFill | Strategy::GapKnown => "sorted",
         }
     }
 
     pub(crate) fn fills(self) -> &'static str {
         match self {
-            Way::Lru | Way::Sorted => "0",
-            Way::GapFill | Way::GapKnown => "1",
+            Strategy::Lru | Strategy::Sorted => "0",
+            Strategy::GapFill | Strategy::GapKnown => "1",
         }
     }
 }
 
-/// Sizes of a bench; the published ones, or smaller ones of the same proportions.
+/// The sizes of a run: the published ones, or smaller ones of the same proportions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale {
     pub origin_blocks: u64,
@@ -114,16 +114,16 @@ impl Scale {
         }
     }
 
-    /// Slots of the cache (F2).
-    pub fn slots(self, fill_percent: u64, way: Way) -> u64 {
+    /// Slots of the cache (RP-F2).
+    pub fn slots(self, fill_percent: u64, strategy: Strategy) -> u64 {
         let dirty = self.dirty_blocks(fill_percent);
-        let all = if way == Way::GapKnown { dirty + self.origin_blocks } else { dirty };
+        let all = if strategy == Strategy::GapKnown { dirty + self.origin_blocks } else { dirty };
         all + (all / 8).max(ROOM_SLOTS_MIN)
     }
 }
 
-/// Free slots with which no cache, however small, begins to write back by itself: it does so when
-/// half of the room that it keeps, of 256 slots at least, is all that is left.
+/// With so many free slots no cache begins to write back by itself, however small it is. It begins
+/// when less than half of the slots that it keeps free, 256 at least, is left.
 const ROOM_SLOTS_MIN: u64 = 129;
 
 /// The smallest cache device with at least these slots.
@@ -141,9 +141,9 @@ pub fn cache_device_sectors(slots: u64) -> Sector {
 /// Reads of random blocks at random moments, before the flush and during it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reads {
-    /// Mean distance of two.
+    /// Mean time between two reads.
     pub every: Nanos,
-    /// Of the phase before the flush.
+    /// Number of reads before the flush.
     pub idle: usize,
 }
 
@@ -151,19 +151,19 @@ pub struct Reads {
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub scale: Scale,
-    pub way: Way,
+    pub strategy: Strategy,
     /// Of the origin.
     pub fill_percent: u64,
     pub reads: Option<Reads>,
     /// Writes of writeback in flight; 0: as many as there are.
     pub jobs: u32,
-    /// Which of several runs on the same devices this is: each leaves other bytes there.
+    /// The number of this run on these devices: each writes other bytes.
     pub nth: u64,
-    /// Whether the origin's writes are counted by size, and the flush is asked how far it is.
+    /// Whether the origin's writes are counted by size and the progress of the flush is sampled.
     pub watched: bool,
 }
 
-/// What came out of it.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub dirty_blocks: u64,
@@ -175,13 +175,13 @@ pub struct Outcome {
     /// Latencies of the reader, sorted; empty without one.
     pub idle_read_ns: Vec<u64>,
     pub flush_read_ns: Vec<u64>,
-    /// Of a watched run: the origin's writes by size, and how many blocks were written back when.
-    pub write_sizes: Sizes,
+    /// Of a watched run: the origin's writes by size, and (time, blocks written back).
+    pub write_sizes: SizeCounts,
     pub progress: Vec<(u64, u64)>,
 }
 
 impl Outcome {
-    /// How long the flush took.
+    /// Duration of the flush.
     pub fn seconds(&self) -> f64 {
         self.flush_ns as f64 / 1e9
     }
@@ -195,31 +195,32 @@ impl Outcome {
     }
 }
 
-/// The value below which `per_cent` of the sorted values lie, by nearest rank; `None` of nothing.
+/// The value below which `per_cent` of the sorted values lie, by nearest rank; `None` if there is
+/// no value.
 pub fn percentile(sorted: &[u64], per_cent: usize) -> Option<u64> {
     let rank = (sorted.len() * per_cent).div_ceil(100);
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// Runs a plan on devices of which the cache device is blank, or to be taken for blank.
+/// Runs a plan. The cache device must be blank, or have no superblock.
 ///
 /// # Errors
-/// What the cache answered when it was not what it should have been.
+/// An unexpected answer of the cache.
 pub async fn run(
     origin: Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     plan: Plan,
 ) -> Result<Outcome, String> {
-    let tally = plan.watched.then(|| Tally::new(origin.clone()));
-    let below = tally.clone().map_or(origin.clone(), |tally| tally as Rc<dyn BlockDevice>);
+    let counter = plan.watched.then(|| SizeCounter::new(origin.clone()));
+    let below = counter.clone().map_or(origin.clone(), |counter| counter as Rc<dyn BlockDevice>);
     let cache = open(&below, device, plan).await?;
     let origin_blocks = plan.scale.origin_blocks;
-    if plan.way == Way::GapKnown {
+    if plan.strategy == Strategy::GapKnown {
         fill(cache.clone(), (0..origin_blocks).collect(), None).await?;
         clean(cache.clone()).await?;
     }
     let mut blocks: Vec<u64> = (0..origin_blocks).collect();
-    Rng::new(SEED).shuffle(&mut blocks); // F1
+    Rng::new(SEED).shuffle(&mut blocks); // RP-F1
     blocks.truncate(usize_of(plan.scale.dirty_blocks(plan.fill_percent)));
     let dirty_blocks = blocks.len() as u64;
     let blocks: Rc<[u64]> = blocks.into();
@@ -234,18 +235,18 @@ pub async fn run(
         idle_read_ns = reader.latencies_ns.take();
     }
     let (before, start) = (counts(&cache)?, reactor::now());
-    let watch = Rc::new(Watch::default());
-    if let Some(tally) = &tally {
-        tally.take();
+    let watch = Rc::new(ProgressSampler::default());
+    if let Some(counter) = &counter {
+        counter.take();
         reactor::spawn(watch.clone().run(cache.clone(), start));
     }
     let flushed = cache.clone().message(vec!["flush".to_owned()]).await;
     flushed.map_err(|e| e.chain())?;
     let flush_ns = reactor::now().0 - start.0;
     let progress = watch.end(flush_ns, dirty_blocks);
-    let write_sizes = tally.map(|tally| tally.take()).unwrap_or_default();
+    let write_sizes = counter.map(|counter| counter.take()).unwrap_or_default();
     let after = counts(&cache)?;
-    // A read that began during the flush counts, however late it ends.
+    // A read that began during the flush counts, even if it ends after it.
     reader.stop.set(true);
     reader.ended.wait_for(|| reader.in_flight.get() == 0).await;
     if let Some(why) = reader.failure.take() {
@@ -272,7 +273,7 @@ pub async fn run(
     })
 }
 
-/// What writeback has asked the origin for: writes, their bytes, bytes read, flushes.
+/// The requests of writeback to the origin: writes, their bytes, bytes read, flushes.
 fn counts(cache: &WriteCache) -> Result<[u64; 4], String> {
     let names = ["origin_writes", "origin_write_bytes", "gap_bytes_read", "origin_flushes"];
     let mut counts = [0; 4];
@@ -300,9 +301,9 @@ async fn open(
         "writeback_jobs",
         &jobs,
         "writeback_order",
-        plan.way.order(),
+        plan.strategy.order(),
         "gap_fill",
-        plan.way.fills(),
+        plan.strategy.fills(),
     ];
     let config = Config::parse(&args).map_err(|e| e.chain())?;
     let length = sectors(plan.scale.origin_blocks);
@@ -310,14 +311,14 @@ async fn open(
     let cache = cache.map_err(|e| e.chain())?;
     cache.clone().resume().await.map_err(|e| e.chain())?;
     let slots = cache.attribute("total_blocks").map_err(|e| e.chain())?;
-    let wanted = plan.scale.slots(plan.fill_percent, plan.way);
+    let wanted = plan.scale.slots(plan.fill_percent, plan.strategy);
     if slots.parse() != Ok(wanted) {
         return Err(format!("the cache has {slots} slots, not {wanted}"));
     }
     Ok(cache)
 }
 
-/// Writes the blocks in their order, a few at a time, and makes them durable.
+/// Writes the blocks in this order, a few at a time, and flushes.
 async fn fill(cache: Rc<WriteCache>, blocks: Rc<[u64]>, nth: Option<u64>) -> Result<(), String> {
     let (next, running) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(FILL_DEPTH)));
     let (ended, failure) = (Rc::new(WaitList::new()), Rc::new(Cell::new(None)));
@@ -347,7 +348,7 @@ async fn fill(cache: Rc<WriteCache>, blocks: Rc<[u64]>, nth: Option<u64>) -> Res
     flushed.map_err(|status| format!("flush after filling: {status}"))
 }
 
-/// Has everything written back, so that the cache holds clean copies of all.
+/// Has everything written back, so that the cache holds clean copies of all blocks.
 async fn clean(cache: Rc<WriteCache>) -> Result<(), String> {
     let set = async |name: &str, value: &str| {
         let set = cache.clone().set_attribute(name.to_owned(), value.to_owned());
@@ -362,13 +363,13 @@ async fn clean(cache: Rc<WriteCache>) -> Result<(), String> {
     set("low_watermark", "45").await
 }
 
-/// What a stamped block holds after run `nth`.
+/// The contents of a stamped block after run `nth`; none for other blocks.
 fn stamp(block: u64, nth: u64) -> Option<Vec<u8>> {
     let word = ((nth << 32) + block + 1).to_le_bytes();
     block.is_multiple_of(STAMP_EVERY).then(|| word.repeat(usize_of(BLOCK_BYTES) / word.len()))
 }
 
-/// After the flush nothing is dirty, nothing failed, and the origin has the stamps.
+/// Checks that nothing is dirty, nothing has failed, and the origin holds the stamps.
 async fn check(
     origin: &dyn BlockDevice,
     cache: &WriteCache,
@@ -393,18 +394,18 @@ async fn check(
     Ok(())
 }
 
-/// Asks how far a flush is, less and less often.
+/// Samples the progress of a flush, at growing intervals.
 #[derive(Default)]
-struct Watch {
+struct ProgressSampler {
     points: RefCell<Vec<(u64, u64)>>,
     has_ended: Cell<bool>,
 }
 
-/// Points of a flush that are kept at most.
+/// Most points of a flush that are kept.
 const POINTS_MAX: usize = 256;
 
-impl Watch {
-    async fn run(self: Rc<Watch>, cache: Rc<WriteCache>, start: Nanos) {
+impl ProgressSampler {
+    async fn run(self: Rc<ProgressSampler>, cache: Rc<WriteCache>, start: Nanos) {
         let mut every = Nanos::from_millis(2);
         loop {
             reactor::sleep(every).await;
@@ -425,7 +426,7 @@ impl Watch {
         }
     }
 
-    /// All points, the ends of the flush among them; only of a run that was watched.
+    /// All points, from the begin of the flush to its end; only of a watched run.
     fn end(&self, flush_ns: u64, blocks: u64) -> Vec<(u64, u64)> {
         self.has_ended.set(true);
         let points = self.points.take();
@@ -434,15 +435,15 @@ impl Watch {
     }
 }
 
-/// Reads random blocks of the device at random moments, whether or not earlier reads have ended:
-/// a slow read must not keep the next one from being asked.
+/// Reads random blocks of the device at random times. It does not wait for earlier reads: a slow
+/// read must not delay the next one.
 #[derive(Default)]
 struct Reader {
     latencies_ns: RefCell<Vec<u64>>,
     in_flight: Cell<usize>,
     stop: Cell<bool>,
     failure: RefCell<Option<String>>,
-    /// A read has ended.
+    /// Waits for the end of a read.
     ended: WaitList,
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The flush of a write cache (`flush`) on files of this machine, in process over io_uring.
 //!
-//! Origin and cache device are two files that are made once and written from end to end, so that no
-//! run pays for the file system's allocations. Each run finds a cache device without a superblock.
-//! The files have no names: whatever ends the program, nothing is left behind.
+//! Origin and cache device are two files without names (RP-R2). They are made once and written from
+//! end to end, so that no run measures the file system's allocations. Each run begins with a cache
+//! device without a superblock.
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -18,28 +18,32 @@ use uring::{OpenOptions, Uring};
 use crate::flush::{BLOCK_BYTES, Outcome, Plan, cache_device_sectors, run};
 use crate::unnamed::{self, fill, path};
 
-/// Of the cache device that are made blank before each run: superblocks and the head of the log.
+/// Bytes of the cache device that are zeroed before each run: superblocks and the begin of the log.
 const BLANK_BYTES: usize = 1 << 20;
 
 /// The two files.
 #[derive(Debug)]
-pub struct Ground {
+pub struct TestBed {
     origin: File,
     device: File,
     /// Whether the origin is taken for a disk that rotates; what it says itself when nothing.
     rotational: Option<bool>,
 }
 
-impl Ground {
+impl TestBed {
     /// Makes both files in `dir`; the origin at its size, the cache device at a plan's.
     ///
     /// # Errors
     /// What the file system said.
-    pub fn new(dir: &Path, origin_blocks: u64, rotational: Option<bool>) -> Result<Ground, String> {
-        let make = || -> io::Result<Ground> {
+    pub fn new(
+        dir: &Path,
+        origin_blocks: u64,
+        rotational: Option<bool>,
+    ) -> Result<TestBed, String> {
+        let make = || -> io::Result<TestBed> {
             let origin = unnamed::make(dir, origin_blocks * BLOCK_BYTES)?;
             let device = unnamed::make(dir, 0)?;
-            Ok(Ground { origin, device, rotational })
+            Ok(TestBed { origin, device, rotational })
         };
         make().map_err(|e| format!("{}: {e}", dir.display()))
     }
@@ -63,7 +67,7 @@ impl Ground {
     /// # Errors
     /// What the cache answered when it was not what it should have been.
     pub fn run(&self, plan: Plan) -> Result<Outcome, String> {
-        let slots = plan.scale.slots(plan.fill_percent, plan.way);
+        let slots = plan.scale.slots(plan.fill_percent, plan.strategy);
         let blanked = self.blank_device(cache_device_sectors(slots).bytes());
         blanked.map_err(|e| format!("the file of the cache device: {e}"))?;
         let uring = Uring::new().map_err(|e| e.chain())?;
@@ -93,18 +97,21 @@ impl Ground {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flush::{PUBLISHED_PERCENT, Scale, Way};
+    use crate::flush::{PUBLISHED_PERCENT, Scale, Strategy};
 
     #[test]
-    fn every_way_writes_back_all_on_files_of_this_machine_run_after_run() {
+    fn every_strategy_writes_everything_back_on_local_files() {
         let dir = std::env::temp_dir();
         let scale = Scale::divided(64);
-        let ground = Ground::new(&dir, scale.origin_blocks, Some(true)).unwrap();
-        for (nth, way) in (1..).zip([Way::Lru, Way::GapKnown, Way::Sorted, Way::GapFill]) {
+        let test_bed = TestBed::new(&dir, scale.origin_blocks, Some(true)).unwrap();
+        for (nth, strategy) in
+            (1..).zip([Strategy::Lru, Strategy::GapKnown, Strategy::Sorted, Strategy::GapFill])
+        {
             let fill_percent = PUBLISHED_PERCENT;
-            let plan = Plan { scale, way, fill_percent, reads: None, jobs: 0, nth, watched: false };
-            let outcome = ground.run(plan).unwrap();
-            assert_eq!(outcome.dirty_blocks, scale.cache_blocks, "{}", way.name());
+            let plan =
+                Plan { scale, strategy, fill_percent, reads: None, jobs: 0, nth, watched: false };
+            let outcome = test_bed.run(plan).unwrap();
+            assert_eq!(outcome.dirty_blocks, scale.cache_blocks, "{}", strategy.name());
             assert!(outcome.origin_write_bytes >= scale.cache_blocks * BLOCK_BYTES);
         }
     }

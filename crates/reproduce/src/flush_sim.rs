@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The flush of a write cache (`flush`) in virtual time, on models of disks. Everything here is a
-//! function of the case: no clock, no other chance than the seed.
+//! The flush of a write cache (`flush`) in virtual time, on models of disks (RP-R1).
 use block::Nanos;
 use sim::model::{Flash, FlashParams, HddParams};
 use sim::{DiskSpec, Machine, World};
 
-use crate::flush::{BLOCK_BYTES, Outcome, Plan, Reads, Scale, Way, cache_device_sectors, sectors};
+use crate::flush::{
+    BLOCK_BYTES, Outcome, Plan, Reads, Scale, Strategy, cache_device_sectors, sectors,
+};
 
 /// Seed of the world.
 const SEED: u64 = 1;
-/// At 6 ms a random read the idle disk is busy for a seventh of the time; twenty reads of the idle
-/// phase lie above the 99th percentile.
+/// A random read takes 6 ms, so the idle disk is busy for a seventh of the time. Twenty reads of
+/// the idle phase lie above the 99th percentile.
 const READS: Reads = Reads { every: Nanos::from_millis(40), idle: 2_000 };
 
-/// Which rotating disk the origin is.
+/// The model of the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
     Published,
@@ -40,15 +41,15 @@ impl Disk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     pub disk: Disk,
-    pub way: Way,
+    pub strategy: Strategy,
     /// Of the origin.
     pub fill_percent: u64,
     /// Whether somebody reads, before the flush and during it.
     pub reader: bool,
 }
 
-/// Seconds of one pass over the origin: no method that moves a head can be faster, once the dirty
-/// blocks are everywhere.
+/// Seconds of one pass over the origin. No method that moves a head can be faster when dirty blocks
+/// are in every part of the disk.
 pub fn one_pass_s(scale: Scale, disk: Disk) -> f64 {
     (scale.origin_blocks * BLOCK_BYTES) as f64 / disk.params().bytes_per_s as f64
 }
@@ -56,20 +57,20 @@ pub fn one_pass_s(scale: Scale, disk: Disk) -> f64 {
 /// Runs a case.
 ///
 /// # Errors
-/// What the cache answered when it was not what it should have been.
+/// An unexpected answer of the cache.
 pub fn run(scale: Scale, case: Case) -> Result<Outcome, String> {
     run_watched(scale, case, false)
 }
 
-/// Runs a case, and watches it if so told.
+/// Runs a case; if `watched`, with sizes of writes and progress.
 ///
 /// # Errors
-/// What the cache answered when it was not what it should have been.
+/// An unexpected answer of the cache.
 pub fn run_watched(scale: Scale, case: Case, watched: bool) -> Result<Outcome, String> {
-    let Case { disk, way, fill_percent, reader } = case;
+    let Case { disk, strategy, fill_percent, reader } = case;
     let origin = DiskSpec::hdd("origin", sectors(scale.origin_blocks), disk.params());
     let reads = reader.then_some(READS);
-    run_on(origin, Plan { scale, way, fill_percent, reads, jobs: 0, nth: 0, watched })
+    run_on(origin, Plan { scale, strategy, fill_percent, reads, jobs: 0, nth: 0, watched })
 }
 
 fn run_on(origin: DiskSpec, plan: Plan) -> Result<Outcome, String> {
@@ -77,7 +78,7 @@ fn run_on(origin: DiskSpec, plan: Plan) -> Result<Outcome, String> {
     let (origin, device) = {
         let mut w = world.borrow_mut();
         let flash = Box::new(Flash::new(FlashParams::nvme()));
-        let sectors = cache_device_sectors(plan.scale.slots(plan.fill_percent, plan.way));
+        let sectors = cache_device_sectors(plan.scale.slots(plan.fill_percent, plan.strategy));
         let cache = DiskSpec::new("cache", sectors, flash);
         (w.add_disk(origin), w.add_disk(DiskSpec { keeps_history: false, ..cache }))
     };
@@ -99,13 +100,14 @@ mod tests {
     use crate::flush::PUBLISHED_PERCENT;
 
     #[test]
-    fn both_orders_write_every_dirty_block_once_and_sorted_in_fewer_larger_writes() {
+    fn sorted_writes_each_block_once_in_fewer_writes_than_lru() {
         let scale = Scale::divided(64);
-        let run = |way| {
+        let run = |strategy| {
             let fill_percent = PUBLISHED_PERCENT;
-            run(scale, Case { disk: Disk::Textbook, way, fill_percent, reader: false }).unwrap()
+            run(scale, Case { disk: Disk::Textbook, strategy, fill_percent, reader: false })
+                .unwrap()
         };
-        let (sorted, lru) = (run(Way::Sorted), run(Way::Lru));
+        let (sorted, lru) = (run(Strategy::Sorted), run(Strategy::Lru));
         for outcome in [&sorted, &lru] {
             assert_eq!(outcome.dirty_blocks, scale.cache_blocks);
             assert_eq!(outcome.origin_write_bytes, scale.cache_blocks * BLOCK_BYTES);
@@ -115,56 +117,56 @@ mod tests {
     }
 
     #[test]
-    fn the_published_run_through_the_engine_takes_44_s_sorted_and_99_s_in_lru_order() {
-        for (way, published_s) in [(Way::Sorted, 44.0), (Way::Lru, 99.2)] {
+    fn the_published_run_takes_44_s_sorted_and_99_s_in_lru_order() {
+        for (strategy, published_s) in [(Strategy::Sorted, 44.0), (Strategy::Lru, 99.2)] {
             let fill_percent = PUBLISHED_PERCENT;
-            let case = Case { disk: Disk::Published, way, fill_percent, reader: false };
+            let case = Case { disk: Disk::Published, strategy, fill_percent, reader: false };
             let outcome = run(Scale::PUBLISHED, case).unwrap();
             let s = outcome.seconds();
-            assert!((s / published_s - 1.0).abs() < 0.05, "{}: {s} s", way.name());
+            assert!((s / published_s - 1.0).abs() < 0.05, "{}: {s} s", strategy.name());
         }
     }
 
     /// The goals of the project: 30 s, and 16 s where the cache has the contents of the gaps.
     #[test]
-    fn the_published_run_takes_30_s_with_gaps_filled_and_16_s_with_gaps_known() {
-        for (way, goal_s) in [(Way::GapFill, 30.0), (Way::GapKnown, 16.0)] {
+    fn the_published_run_takes_30_s_gaps_filled_16_s_gaps_known() {
+        for (strategy, goal_s) in [(Strategy::GapFill, 30.0), (Strategy::GapKnown, 16.0)] {
             let fill_percent = PUBLISHED_PERCENT;
-            let case = Case { disk: Disk::Published, way, fill_percent, reader: false };
+            let case = Case { disk: Disk::Published, strategy, fill_percent, reader: false };
             let outcome = run(Scale::PUBLISHED, case).unwrap();
             let s = outcome.seconds();
-            assert!(s <= goal_s, "{}: {s} s", way.name());
+            assert!(s <= goal_s, "{}: {s} s", strategy.name());
         }
     }
 
-    /// All gaps filled, that of the first would take 2.1 times as long.
+    /// With all gaps filled the flush to the first disk would take 2.1 times as long.
     #[test]
-    fn a_disk_that_moves_no_head_whatever_it_says_is_flushed_as_quickly_with_gap_filling() {
+    fn gap_filling_does_not_slow_flash_that_claims_to_rotate() {
         let slow = FlashParams { write_bytes_per_s: 60_000_000, ..FlashParams::sata() };
         let disks = [("nvme", FlashParams::nvme()), ("sata", FlashParams::sata()), ("slow", slow)];
         for (name, params) in disks {
             let scale = Scale::divided(2);
-            let seconds = |way| {
+            let seconds = |strategy| {
                 let model = Box::new(Flash::new(params));
                 let disk = DiskSpec::new("origin", sectors(scale.origin_blocks), model);
                 let origin = DiskSpec { rotational: true, keeps_history: false, ..disk };
                 let (fill_percent, reads) = (PUBLISHED_PERCENT, None);
                 let plan =
-                    Plan { scale, way, fill_percent, reads, jobs: 0, nth: 0, watched: false };
+                    Plan { scale, strategy, fill_percent, reads, jobs: 0, nth: 0, watched: false };
                 run_on(origin, plan).unwrap().seconds()
             };
-            let sorted = seconds(Way::Sorted);
-            for way in [Way::GapFill, Way::GapKnown] {
-                let s = seconds(way);
-                assert!(s <= 1.1 * sorted, "{name}, {}: {s} s, sorted {sorted} s", way.name());
+            let sorted = seconds(Strategy::Sorted);
+            for strategy in [Strategy::GapFill, Strategy::GapKnown] {
+                let s = seconds(strategy);
+                assert!(s <= 1.1 * sorted, "{name}, {}: {s} s, sorted {sorted} s", strategy.name());
             }
         }
     }
 
     #[test]
     fn a_reader_is_seen_before_and_during_the_flush() {
-        let (way, fill_percent) = (Way::Sorted, PUBLISHED_PERCENT);
-        let case = Case { disk: Disk::Published, way, fill_percent, reader: true };
+        let (strategy, fill_percent) = (Strategy::Sorted, PUBLISHED_PERCENT);
+        let case = Case { disk: Disk::Published, strategy, fill_percent, reader: true };
         let outcome = run(Scale::divided(64), case).unwrap();
         assert_eq!(outcome.idle_read_ns.len(), READS.idle);
         assert!(outcome.flush_read_ns.len() > 5);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A full write cache in virtual time: random writes that never stop, so that they get in as fast
-//! as writeback makes room.
+//! A full write cache in virtual time: random writes without end, which are accepted as fast as
+//! writeback frees slots.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -9,32 +9,34 @@ use sim::model::{Flash, FlashParams};
 use sim::{DiskSpec, Machine, Rng, World};
 use writecache::{Config, WriteCache};
 
-use crate::flush::{BLOCK_BYTES, Scale, Way, cache_device_sectors, percentile, sectors, usize_of};
+use crate::flush::{
+    BLOCK_BYTES, Scale, Strategy, cache_device_sectors, percentile, sectors, usize_of,
+};
 use crate::flush_sim::{Disk, finish};
 
 /// Writers, each with one write in flight.
 const WRITERS: usize = 4;
-/// Writes, as a multiple of the slots: the first half is not counted.
+/// Writes, as a multiple of the slots. The first half is not measured.
 const ROUNDS: u64 = 3;
 const SEED: u64 = 1;
 
-/// What a full cache takes.
+/// The throughput of a full cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Steady {
-    /// Writes of 4 KiB that got in.
+    /// Writes of 4 KiB that ended.
     pub writes_per_s: f64,
-    /// How long they waited.
+    /// Their latency.
     pub p99_ns: u64,
     pub worst_ns: u64,
-    /// Blocks of gaps written for each of a client's.
+    /// Blocks of gaps written for each block of a client.
     pub filled_per_block: f64,
 }
 
-/// Runs it: the cache of the scale before its origin.
+/// Runs a cache of this scale in front of its origin.
 ///
 /// # Errors
-/// What the cache answered when it was not what it should have been.
-pub fn run(scale: Scale, disk: Disk, way: Way) -> Result<Steady, String> {
+/// An unexpected answer of the cache.
+pub fn run(scale: Scale, disk: Disk, strategy: Strategy) -> Result<Steady, String> {
     let world = World::calm(SEED);
     let (origin, device) = {
         let mut w = world.borrow_mut();
@@ -44,7 +46,7 @@ pub fn run(scale: Scale, disk: Disk, way: Way) -> Result<Steady, String> {
         (w.add_disk(origin), w.add_disk(DiskSpec { keeps_history: false, ..cache }))
     };
     let machine = Machine::boot(&world, 1);
-    let fills = if way == Way::Sorted { "0" } else { "1" };
+    let fills = if strategy == Strategy::Sorted { "0" } else { "1" };
     let args = ["s", "origin", "cache", "4096", "2", "gap_fill", fills];
     let config = Config::parse(&args).map_err(|e| e.chain())?;
     let (origin, device) = (world.borrow().leaf(origin), world.borrow().leaf(device));

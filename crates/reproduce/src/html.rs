@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The report as one page: tables and pictures, no script, nothing from elsewhere.
+//! The report as one HTML page: tables and plots, no script, no request to another host.
 use std::fmt::Write;
 
 use crate::report::{Plot, Report, Section};
@@ -8,7 +8,7 @@ use crate::text::{cells, head, preface};
 
 const STYLE: &str = include_str!("page.css");
 
-/// Text as HTML has it.
+/// The text with the characters escaped that HTML gives a meaning.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -40,7 +40,7 @@ impl Report {
             out.push_str("<dl>\n");
             for (name, value) in &self.facts {
                 let (name, value) = (escaped(name), escaped(value));
-                let _ = writeln!(out, "<dt>{name}</dt><dd>{value}</dd>"); // a string takes all
+                let _ = writeln!(out, "<dt>{name}</dt><dd>{value}</dd>"); // this cannot fail
             }
             out.push_str("</dl>\n");
         }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_report_says_cannot_become_markup() {
+    fn texts_of_a_report_cannot_become_markup() {
         let evil = "<script>alert('x')</script> & \"y\"";
         let report = Report {
             is_simulated: false,

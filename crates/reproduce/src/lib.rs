@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The scenarios behind the figures: each mechanism on against off, with the engines that serve
-//! clients, on files of this machine or on models of disks in virtual time.
+//! The scenarios behind the published figures. Each compares one mechanism off and on, in the same
+//! engines that serve clients: on files of this machine, or on models of disks in virtual time.
 //!
 //! ```text
 //!   flush ── flush_sim, flush_disk, flush_steady     a write cache is flushed
-//!   wbt_sim, beside_local                            a reader beside a writer
+//!   wbt_sim, mixed_load                              a reader beside a writer
 //!   iomap                                            a page cache is written back
 //!   compressed                                       idle pages of a compressed RAM disk
 //!   mapped                                           stacks of pure mappings
 //!        │
-//!   scenario   rounds by turns, or worlds side by side (`rounds`); medians (`median`)
+//!   scenario   alternating rounds, or parallel simulations (`rounds`); medians (`median`)
 //!        │
 //!     Section ── tables, goals, keys          `make bench-*`: all options, at length
 //!        └────── rows, plots, keys, notes     `millpond reproduce`: text, html
 //! ```
 //!
-//! A bench holds its options and prints a section; what needs outside programs it measures itself.
+//! A bench parses options and prints a section. What needs outside programs is measured in the
+//! crate `bench`.
 //!
 //! Invariants
-//! - R1 In virtual time a scenario is a function of its arguments: no clock, no other chance than
-//!   the seed.
-//! - R2 Nothing is left behind, whatever ends the program: files have no names (`unnamed`).
-//! - R3 Figures are of data that was looked at: of what can be read back samples are compared.
+//! - RP-R1 In virtual time a scenario is a function of its arguments: it reads no clock, and all
+//!   random numbers come from the seed.
+//! - RP-R2 The program leaves no files behind, however it ends: files have no names (`unnamed`).
+//! - RP-R3 Measured data is checked: what can be read back is read back and compared, or a sample
+//!   of it.
 
-pub mod beside_local;
 pub mod compressed;
 pub mod cpu;
 pub mod flush;
@@ -35,17 +36,18 @@ pub mod iomap;
 pub mod machine;
 pub mod mapped;
 pub mod median;
+pub mod mixed_load;
 pub mod report;
 pub mod rounds;
 pub mod scenario;
+pub mod size_counter;
 mod svg;
 pub mod table;
-pub mod tally;
 mod text;
 pub mod unnamed;
 pub mod wbt_sim;
 
-/// Seconds since some moment; here real time is the subject.
+/// Seconds of the monotonic clock. Unlike the engines, this room measures real time.
 pub fn clock() -> f64 {
     use rustix::time::{ClockId, clock_gettime};
     let now = clock_gettime(ClockId::Monotonic);

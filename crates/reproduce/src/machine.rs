@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a reader of figures has to know of the machine.
+//! The description of the machine that figures were measured on.
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
     Some(text.trim().to_owned()).filter(|t| !t.is_empty())
 }
 
-/// The value behind `name` and a colon, of a file of such lines.
+/// The value of the line `name: value` in a file.
 fn field(path: &str, name: &str) -> Option<String> {
     let text = read(path)?;
     let line = text.lines().find(|line| line.starts_with(name))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// Free bytes that the system could give.
+/// Bytes of memory that the system says are available.
 pub fn available_memory_bytes() -> Option<u64> {
     let text = field("/proc/meminfo", "MemAvailable")?;
     text.trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// CPU, memory, kernel, date, and the disk under `dir`.
+/// Date, CPU, memory, kernel, and the disk that holds `dir`.
 pub fn facts(dir: &Path) -> Vec<(&'static str, String)> {
     let unknown = || "unknown".to_owned();
     let release = rustix::system::uname().release().to_string_lossy().into_owned();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Stacks of pure mappings over one leaf, driven by `millpond bench`: timed side by side in one
-//! process.
+//! Stacks of pure mappings over one leaf, driven in turns by one process of `millpond bench`.
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +9,7 @@ use serde_json::Value;
 
 use crate::median::{median, median_ratio};
 
-/// What is driven, by the name that it has in the stack; the first is the leaf itself.
+/// A device of the stack that is driven; the first one is the leaf itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Raw,
@@ -90,48 +89,48 @@ pub fn stack(leaf: &str, sectors: u64) -> Vec<String> {
 /// A group of shapes that are driven in turns.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Begins the keys of the JSON line.
+    /// The prefix of its keys in the JSON line.
     pub key: &'static str,
     pub what: &'static str,
     pub leaf: String,
     pub sectors: u64,
-    /// Options of `millpond bench` that say what is done.
+    /// The options of `millpond bench` for the load.
     pub load: &'static [&'static str],
     pub shapes: &'static [Shape],
 }
 
-/// What came of one shape.
+/// The result of one shape.
 #[derive(Clone, Debug)]
-pub struct Timed {
+pub struct Timing {
     pub shape: Shape,
     pub turns_iops: Vec<f64>,
     pub iops: f64,
-    /// To the first shape of the group, turn by turn.
+    /// IOPS divided by those of the first shape: the median over the turns.
     pub ratio: f64,
-    /// What a request takes longer than with the first shape, turn by turn.
+    /// Nanoseconds more for each request than with the first shape: the median over the turns.
     pub more_ns: f64,
 }
 
-/// What [`output`] waits for.
+/// The program that [`output`] waits for.
 static CHILD: Mutex<Option<Pid>> = Mutex::new(None);
 
 fn set_child(child: Option<Pid>) {
-    // Nothing under the lock can panic half way.
+    // The code under the lock cannot panic.
     *CHILD.lock().unwrap_or_else(PoisonError::into_inner) = child;
 }
 
-/// Ends the program that [`output`] waits for, if there is one: the process is about to end.
+/// Kills the program that [`output`] waits for, if any. Called before this process ends.
 pub fn kill_child() {
     let child = *CHILD.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(child) = child {
-        let _ = kill_process(child, Signal::KILL); // one that has ended needs no word
+        let _ = kill_process(child, Signal::KILL); // it may have ended already
     }
 }
 
-/// Runs a program; returns what it printed and what it told.
+/// Runs a program and returns its stdout and stderr.
 ///
 /// # Errors
-/// What it said when it failed.
+/// Its stderr, if it failed.
 pub fn output(command: &mut Command) -> Result<(String, String), String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let failed = |e| format!("{program}: {e}");
@@ -152,8 +151,8 @@ pub fn output(command: &mut Command) -> Result<(String, String), String> {
 /// Drives the shapes of a group in turns of `turn_ms`.
 ///
 /// # Errors
-/// What the program said.
-pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<Timed>, String> {
+/// The error of the program.
+pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<Timing>, String> {
     let mut command = Command::new(ours);
     command.arg("bench").args(stack(&group.leaf, group.sectors)).args(group.load);
     for shape in group.shapes {
@@ -173,12 +172,12 @@ pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<
         let ratio = median_ratio(&turns_iops, &first);
         let more_ns = turns_iops.iter().zip(&first).map(|(a, b)| 1e9 / a - 1e9 / b);
         let more_ns = median(&more_ns.collect::<Vec<_>>());
-        Timed { shape: *shape, iops: median(&turns_iops), ratio, more_ns, turns_iops }
+        Timing { shape: *shape, iops: median(&turns_iops), ratio, more_ns, turns_iops }
     };
     Ok(group.shapes.iter().zip(devices).map(timed).collect())
 }
 
-/// The load that is counted.
+/// The load of counted runs.
 pub const RANDREAD_512: &[&str] = &["--rw", "randread", "--bs", "512", "--iodepth", "32"];
 
 #[cfg(test)]

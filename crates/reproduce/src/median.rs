@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Median and spread of a few runs.
 
-/// Middle value; the upper one of two. NaN of nothing.
+/// The middle value, the upper one of two; NaN of an empty list.
 pub fn median(runs: &[f64]) -> f64 {
     let mut sorted = runs.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Middle value of a figure of all of them.
+/// The median of one figure of each item.
 pub fn median_of<T>(all: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     median(&all.iter().map(figure).collect::<Vec<_>>())
 }
 
-/// Middle one of the ratios of those that were run side by side.
+/// The median of the ratios `of[n] / to[n]`, where n is a round.
 pub fn median_ratio(of: &[f64], to: &[f64]) -> f64 {
     median(&of.iter().zip(to).map(|(of, to)| of / to).collect::<Vec<_>>())
 }
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_middle_one_whatever_the_order() {
+    fn the_median_does_not_depend_on_the_order() {
         assert_eq!(median(&[9.0, 1.0, 5.0]), 5.0);
         assert!(median(&[]).is_nan());
         assert_eq!(spread_percent(&[90.0, 100.0, 110.0]), 10.0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What comes of scenarios: rows of a table, series for plots, keys of a JSON object.
+//! The result of a scenario: rows of a table, series of plots, keys of a JSON object.
 use serde_json::{Map, Value, json};
 
 use crate::median::{median, median_ratio};
@@ -7,37 +7,37 @@ use crate::table::{Table, fixed};
 
 /// Which of two figures is the better one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Better {
-    Less,
-    More,
+pub enum Direction {
+    LowerIsBetter,
+    HigherIsBetter,
 }
 
-/// What a figure depends on.
+/// What limits a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decides {
+pub enum Basis {
     /// A model of a disk.
     Model,
     /// The disk of this machine.
     Disk,
     /// The CPU of this machine.
     Cpu,
-    /// Nothing: it is counted.
+    /// Nothing of the machine: the figure is a count.
     Count,
 }
 
-impl Decides {
-    /// As in the table.
+impl Basis {
+    /// The text of the table and of the JSON.
     pub fn word(self) -> &'static str {
         match self {
-            Decides::Model => "model",
-            Decides::Disk => "this disk",
-            Decides::Cpu => "this CPU",
-            Decides::Count => "counted",
+            Basis::Model => "model",
+            Basis::Disk => "this disk",
+            Basis::Cpu => "this CPU",
+            Basis::Count => "counted",
         }
     }
 }
 
-/// What no method can pass.
+/// The best value that any method can reach.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
     pub what: &'static str,
@@ -45,7 +45,7 @@ pub struct Limit {
     pub value: f64,
 }
 
-/// One mechanism off and on.
+/// One comparison: a mechanism off and on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     pub what: String,
@@ -54,27 +54,26 @@ pub struct Row {
     pub before: f64,
     pub after: f64,
     pub unit: &'static str,
-    pub better: Better,
-    /// How many times better; of several rounds the middle one of theirs. None where it would be
-    /// without bound.
+    pub direction: Direction,
+    /// How many times better `after` is: the median over the rounds; none if that is not finite.
     pub ratio: Option<f64>,
-    /// The same as others have published it.
+    /// The published ratio.
     pub published: Option<f64>,
     pub limit: Option<Limit>,
-    pub decides: Decides,
+    pub basis: Basis,
 }
 
 impl Row {
-    /// A row of what was seen in the rounds; `before` and `after` of a round are neighbours.
+    /// A row of the figures of all rounds; `before[n]` and `after[n]` are of the same round.
     pub fn new(
         what: impl Into<String>,
         (before_is, before): (&'static str, &[f64]),
         (after_is, after): (&'static str, &[f64]),
-        (unit, better, decides): (&'static str, Better, Decides),
+        (unit, direction, basis): (&'static str, Direction, Basis),
     ) -> Row {
-        let ratio = match better {
-            Better::Less => median_ratio(before, after),
-            Better::More => median_ratio(after, before),
+        let ratio = match direction {
+            Direction::LowerIsBetter => median_ratio(before, after),
+            Direction::HigherIsBetter => median_ratio(after, before),
         };
         Row {
             what: what.into(),
@@ -83,32 +82,32 @@ impl Row {
             before: median(before),
             after: median(after),
             unit,
-            better,
+            direction,
             ratio: ratio.is_finite().then_some(ratio),
             published: None,
             limit: None,
-            decides,
+            basis,
         }
     }
 
-    /// The same beside what was published.
+    /// Adds the published ratio.
     #[must_use]
     pub fn published(self, ratio: f64) -> Row {
         Row { published: Some(ratio), ..self }
     }
 
-    /// The same beside its limit.
+    /// Adds the limit.
     #[must_use]
     pub fn limit(self, what: &'static str, value: f64) -> Row {
         Row { limit: Some(Limit { what, value }), ..self }
     }
 
-    /// How much of the limit is reached.
+    /// The share of the limit that is reached.
     pub fn share(&self) -> Option<f64> {
         let limit = self.limit.as_ref()?.value;
-        let share = match self.better {
-            Better::Less => limit / self.after,
-            Better::More => self.after / limit,
+        let share = match self.direction {
+            Direction::LowerIsBetter => limit / self.after,
+            Direction::HigherIsBetter => self.after / limit,
         };
         share.is_finite().then_some(share)
     }
@@ -128,12 +127,12 @@ impl Row {
             "limit_is": limit.map(|l| l.what),
             "limit": limit.map(|l| figure(l.value)),
             "share_of_limit": self.share().map(figure),
-            "decides": self.decides.word(),
+            "decides": self.basis.word(),
         })
     }
 }
 
-/// Six digits are enough for a key; whole numbers, as what is counted, have all of theirs.
+/// A JSON number of six digits; whole numbers, such as counts, keep all digits.
 pub(crate) fn figure(value: f64) -> Value {
     if !value.is_finite() {
         return Value::Null;
@@ -147,18 +146,18 @@ pub(crate) fn figure(value: f64) -> Value {
     if is_whole(rounded) { json!(rounded as i64) } else { json!(rounded) }
 }
 
-/// How a plot is drawn.
+/// The kind of a plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// From point to point.
     Lines,
     /// Each point holds until the next.
     Steps,
-    /// Groups of bars, a group for each label: x is its number.
+    /// Groups of bars, one for each label; x is the index of the label.
     Bars,
 }
 
-/// A line, or the bars of one colour.
+/// One line, or the bars of one colour.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
     pub name: String,
@@ -166,29 +165,29 @@ pub struct Series {
 }
 
 impl Series {
-    /// With this name.
+    /// A series of these points.
     pub fn new(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Series {
         Series { name: name.into(), points: points.into_iter().collect() }
     }
 }
 
-/// A picture of some series.
+/// A plot of some series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plot {
-    /// In the page.
+    /// Its id in the page.
     pub id: String,
     pub title: String,
     pub x: &'static str,
     pub y: &'static str,
     pub kind: Kind,
-    /// Whether y grows by factors.
+    /// Whether the y axis is logarithmic.
     pub is_log: bool,
-    /// Of bars.
+    /// The labels of groups of bars.
     pub labels: Vec<String>,
     pub series: Vec<Series>,
 }
 
-/// A size of so many KiB, at most.
+/// The label of the sizes up to `kib` KiB.
 pub(crate) fn size_label(kib: u64) -> String {
     match kib {
         u64::MAX => "more".to_owned(),
@@ -197,16 +196,16 @@ pub(crate) fn size_label(kib: u64) -> String {
     }
 }
 
-/// Bars of counted sizes: for each series how many of which size, up to so many KiB.
+/// Bars of counts by size, a series for each of `counted`.
 pub(crate) fn size_bars(
     (id, title): (&str, &str),
     (x, y): (&'static str, &'static str),
-    counted: &[(&str, crate::tally::Sizes)],
+    counted: &[(&str, crate::size_counter::SizeCounts)],
 ) -> Plot {
     let mut sizes: Vec<u64> = counted.iter().flat_map(|(_, s)| s.keys().copied()).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let series = |(name, of): &(&str, crate::tally::Sizes)| {
+    let series = |(name, of): &(&str, crate::size_counter::SizeCounts)| {
         let at = |kib: &u64| sizes.iter().position(|s| s == kib).unwrap_or(0) as f64;
         Series::new(*name, of.iter().map(|(kib, n)| (at(kib), *n as f64)))
     };
@@ -222,34 +221,34 @@ pub(crate) fn size_bars(
     }
 }
 
-/// How much a goal is worth.
+/// Whether a goal must be met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    Plainly,
-    /// More than is asked for: it may be missed.
-    Beyond,
-    /// At the published sizes, and these are others.
-    AtFullSize,
+pub enum Requirement {
+    Required,
+    /// More than is required: it may be missed.
+    Stretch,
+    /// Required at the published sizes only, and this run has others.
+    FullSizeOnly,
 }
 
-impl Asked {
+impl Requirement {
     fn word(self) -> &'static str {
         match self {
-            Asked::Plainly => "",
-            Asked::Beyond => "beyond",
-            Asked::AtFullSize => "not judged at this size",
+            Requirement::Required => "",
+            Requirement::Stretch => "beyond",
+            Requirement::FullSizeOnly => "not judged at this size",
         }
     }
 }
 
-/// Something that a figure should be at most or at least.
+/// A bound of a figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Goal {
     pub what: String,
     pub figure: f64,
     pub bound: f64,
     pub is_at_most: bool,
-    pub asked: Asked,
+    pub requirement: Requirement,
 }
 
 impl Goal {
@@ -257,12 +256,12 @@ impl Goal {
         if self.is_at_most { self.figure <= self.bound } else { self.figure >= self.bound }
     }
 
-    /// Whether it is missed that should not be.
+    /// Whether it is missed although it is required.
     pub fn is_missed(&self) -> bool {
-        !self.is_met() && self.asked == Asked::Plainly
+        !self.is_met() && self.requirement == Requirement::Required
     }
 
-    /// All of them, judged.
+    /// A table of all goals with their results.
     pub fn table(goals: &[Goal]) -> Table {
         let mut table = Table::new(
             "Goals (`beyond`: more than is asked for)",
@@ -273,7 +272,7 @@ impl Goal {
             let sign = if goal.is_at_most { "<=" } else { ">=" };
             let wanted = format!("{sign} {:.2}", goal.bound);
             let met = if goal.is_met() { "met" } else { "MISSED" };
-            let words = [met, goal.asked.word()].map(str::to_owned);
+            let words = [met, goal.requirement.word()].map(str::to_owned);
             let figures = [fixed(goal.figure, 3), wanted].into_iter().chain(words);
             table.row(&[&goal.what], figures);
         }
@@ -281,37 +280,37 @@ impl Goal {
     }
 }
 
-/// What came of one scenario.
+/// The result of one scenario.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
     pub name: &'static str,
     /// The mechanism off and on.
     pub rows: Vec<Row>,
-    /// All that was seen, at length: what `make bench-*` prints.
+    /// All details, as `make bench-*` prints them.
     pub tables: Vec<Table>,
-    /// Where figures are judged.
+    /// Bounds that the figures must keep.
     pub goals: Vec<Goal>,
     pub plots: Vec<Plot>,
-    /// Of the JSON object.
+    /// Keys of the JSON object.
     pub keys: Map<String, Value>,
-    /// What a reader has to know.
+    /// What a reader must know to judge the figures.
     pub notes: Vec<String>,
-    /// Why there is nothing else.
+    /// Why the scenario could not be run.
     pub error: Option<String>,
 }
 
 impl Section {
-    /// One that could not be run.
+    /// A scenario that could not be run.
     pub fn failed(name: &'static str, error: String) -> Section {
         Section { name, error: Some(error), ..Section::default() }
     }
 
-    /// A key of the JSON object.
+    /// Adds a key of the JSON object.
     pub fn put(&mut self, key: impl Into<String>, value: f64) {
         self.keys.insert(key.into(), figure(value));
     }
 
-    /// Adds what came of something else.
+    /// Adds all of another section.
     pub fn append(&mut self, other: Section) {
         self.rows.extend(other.rows);
         self.tables.extend(other.tables);
@@ -322,23 +321,23 @@ impl Section {
     }
 }
 
-/// All of it.
+/// The results of all scenarios.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// In virtual time.
+    /// Whether it was measured in virtual time.
     pub is_simulated: bool,
-    /// What is known of the machine; nothing in virtual time.
+    /// The description of the machine; empty in virtual time.
     pub facts: Vec<(&'static str, String)>,
     pub sections: Vec<Section>,
 }
 
 impl Report {
-    /// Whether everything could be run.
+    /// Whether every scenario could be run.
     pub fn is_complete(&self) -> bool {
         self.sections.iter().all(|s| s.error.is_none())
     }
 
-    /// One object: rows, and the keys of each scenario.
+    /// One JSON object: all rows, and the keys of each scenario.
     pub fn json(&self) -> Value {
         let rows = self.sections.iter().flat_map(|s| s.rows.iter().map(|r| r.json(s.name)));
         let rows: Vec<Value> = rows.collect();
@@ -364,24 +363,24 @@ impl Report {
 mod tests {
     use super::*;
 
-    fn row(better: Better, before: &[f64], after: &[f64]) -> Row {
-        Row::new("x", ("off", before), ("on", after), ("s", better, Decides::Model))
+    fn row(direction: Direction, before: &[f64], after: &[f64]) -> Row {
+        Row::new("x", ("off", before), ("on", after), ("s", direction, Basis::Model))
     }
 
     #[test]
-    fn a_ratio_says_how_many_times_better_whichever_way_is_better() {
-        let less = row(Better::Less, &[99.2], &[44.0]).limit("one pass", 14.3);
+    fn a_ratio_says_how_many_times_better_in_either_direction() {
+        let less = row(Direction::LowerIsBetter, &[99.2], &[44.0]).limit("one pass", 14.3);
         assert!((less.ratio.unwrap() - 2.2545).abs() < 1e-3);
         assert!((less.share().unwrap() - 0.325).abs() < 1e-3);
-        let more = row(Better::More, &[50.0], &[100.0]).limit("raw", 200.0);
+        let more = row(Direction::HigherIsBetter, &[50.0], &[100.0]).limit("raw", 200.0);
         assert_eq!((more.ratio, more.share()), (Some(2.0), Some(0.5)));
     }
 
     #[test]
-    fn a_ratio_is_the_middle_one_of_the_rounds_and_none_without_bound() {
-        let rounds = row(Better::Less, &[10.0, 20.0, 90.0], &[10.0, 10.0, 10.0]);
+    fn a_ratio_is_the_median_of_the_rounds_and_must_be_finite() {
+        let rounds = row(Direction::LowerIsBetter, &[10.0, 20.0, 90.0], &[10.0, 10.0, 10.0]);
         assert_eq!((rounds.before, rounds.ratio), (20.0, Some(2.0)));
-        assert_eq!(row(Better::Less, &[1.0], &[0.0]).ratio, None);
+        assert_eq!(row(Direction::LowerIsBetter, &[1.0], &[0.0]).ratio, None);
     }
 
     #[test]

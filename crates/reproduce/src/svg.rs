@@ -20,14 +20,14 @@ const LEFT: f64 = 62.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 52.0;
-/// Ticks of an axis, about.
+/// About so many ticks on an axis.
 const TICKS: f64 = 5.0;
-/// Part of a group's width that its bars take.
+/// The share of a group's width that its bars take.
 const GROUP: f64 = 0.8;
-/// Labels of bars that fit side by side.
+/// Characters of labels that fit on one line.
 const LABEL_CHARS: usize = 54;
 
-/// Where values lie on an axis.
+/// An axis: its range, linear or logarithmic.
 struct Axis {
     low: f64,
     high: f64,
@@ -44,7 +44,7 @@ impl Axis {
     fn log(low: f64, high: f64) -> Axis {
         let low = 10_f64.powf(low.log10().floor());
         let high = 10_f64.powf(high.log10().ceil());
-        // The smallest bar is to be seen.
+        // The smallest bar must be visible.
         let low = if low >= high { low / 10.0 } else { low };
         Axis { low: low / 2.0, high, is_log: true }
     }
@@ -60,7 +60,7 @@ impl Axis {
         }
     }
 
-    /// 0 to 1.
+    /// The place of a value on the axis, 0 to 1.
     fn part(&self, value: f64) -> f64 {
         let part = match self.is_log {
             true => (value / self.low).ln() / (self.high / self.low).ln(),
@@ -85,7 +85,7 @@ impl Axis {
     }
 }
 
-/// As labels of an axis have it.
+/// The label of a tick.
 fn label(value: f64) -> String {
     match value.abs() {
         v if v >= 1e6 => format!("{}M", shown(value / 1e6)),
@@ -108,7 +108,7 @@ fn y_at(part: f64) -> f64 {
     HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
 }
 
-/// The picture. Its marks carry the class `mark`.
+/// Draws the plot. Its data carry the class `mark`.
 pub(crate) fn draw(plot: &Plot) -> String {
     let all = || plot.series.iter().flat_map(|s| s.points.iter());
     let y = Axis::of(all().map(|p| p.1), plot.is_log);
@@ -156,7 +156,7 @@ fn lines(
     for &(px, py) in points.iter().filter(|p| p.0.is_finite() && p.1.is_finite()) {
         let (px, py) = (x_at(x.part(px)), y_at(y.part(py)));
         let _ = match (last, kind) {
-            (None, _) => write!(path, "M{px:.1} {py:.1}"), // a string takes everything
+            (None, _) => write!(path, "M{px:.1} {py:.1}"), // this cannot fail
             (Some(_), Kind::Steps) => write!(path, "H{px:.1}V{py:.1}"),
             (Some(_), Kind::Lines | Kind::Bars) => write!(path, "L{px:.1} {py:.1}"),
         };
@@ -189,7 +189,7 @@ fn bars(out: &mut String, plot: &Plot, y: &Axis) {
     let chars: usize = plot.labels.iter().map(|l| l.chars().count() + 1).sum();
     let every = chars.div_ceil(LABEL_CHARS).max(1);
     for (nth, name) in plot.labels.iter().enumerate() {
-        // Where all would overlap they take turns on two lines.
+        // Labels that would overlap alternate between two lines.
         let row = if every > 1 { nth % 2 } else { 0 };
         let at = x_at((nth as f64 + 0.5) / groups);
         text(out, "middle", (at, HEIGHT - BOTTOM + 16.0 + 14.0 * row as f64), name);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_finite_point_is_inside_the_picture_and_texts_are_escaped() {
+    fn finite_points_are_drawn_inside_and_texts_are_escaped() {
         let points = [(0.0, 1.0), (1.0, 100.0), (2.0, f64::NAN)];
         let bars = draw(&plot(Kind::Bars, true, &points));
         assert_eq!(bars.matches("<rect class=\"mark").count(), 2, "{bars}");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_show_is_an_empty_picture() {
+    fn a_plot_without_points_is_empty() {
         let empty = draw(&plot(Kind::Lines, false, &[]));
         assert!(empty.ends_with("</svg>") && !empty.contains("mark"), "{empty}");
     }

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tables for people: texts to the left, figures to the right; and the same as Markdown.
+//! Tables of aligned text, texts on the left and figures on the right; and the same as Markdown.
 use std::fmt;
 
-/// A figure with so many digits behind the point; a dash for none.
+/// A figure with `digits` decimal places; a dash if it is not finite.
 pub fn fixed(value: f64, digits: usize) -> String {
     if value.is_finite() { format!("{value:.digits$}") } else { "-".to_owned() }
 }
 
-/// A title, a head, rows and notes.
+/// A title, a heading, rows and notes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     title: String,
-    /// How many columns are texts; the first ones.
+    /// The first so many columns are texts.
     texts: usize,
-    /// The head is the first one.
+    /// The heading is the first one.
     rows: Vec<Vec<String>>,
     notes: Vec<String>,
 }
 
 impl Table {
-    /// One with columns of texts and of figures, and no row.
+    /// A table with these columns and no row.
     pub fn new(title: impl Into<String>, texts: &[&str], figures: &[&str]) -> Table {
         let head = texts.iter().chain(figures).map(|name| (*name).to_owned()).collect();
         let (title, texts) = (title.into(), texts.len());
@@ -29,7 +29,7 @@ impl Table {
     /// Adds a row; it may have fewer figures than there are columns.
     ///
     /// # Panics
-    /// When it has not as many texts as there are columns of texts.
+    /// If the number of texts is not the number of columns of texts.
     pub fn row(&mut self, texts: &[&str], figures: impl IntoIterator<Item = String>) {
         assert_eq!(texts.len(), self.texts, "a text for each column of texts");
         let texts = texts.iter().map(|text| (*text).to_owned());
@@ -41,7 +41,7 @@ impl Table {
         self.notes.push(line.into());
     }
 
-    /// Whether it has no row but the head.
+    /// Whether it has only the heading.
     pub fn is_empty(&self) -> bool {
         self.rows.len() == 1
     }
@@ -75,8 +75,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Rows with their columns below each other; the first `texts` of them begin where their heads
-/// begin, the others end where they end.
+/// Rows with aligned columns: the first `texts` columns to the left, the others to the right.
 pub(crate) fn aligned(rows: &[Vec<String>], texts: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let chars = |row: &Vec<String>, at: usize| row.get(at).map_or(0, |cell| cell.chars().count());

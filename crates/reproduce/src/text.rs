@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The report as text: for a terminal, and as Markdown for `docs/performance.md`.
+//! The report as text for a terminal, and as Markdown for `docs/performance.md`.
 use std::fmt::Write;
 
 use crate::report::{Report, Row, Section};
@@ -18,7 +18,7 @@ const HEAD: [&str; 10] = [
     "decides",
 ];
 
-/// A figure with three digits or so.
+/// A figure with about three digits.
 pub(crate) fn shown(value: f64) -> String {
     match value.abs() {
         v if !v.is_finite() => "-".to_owned(),
@@ -47,7 +47,7 @@ pub(crate) fn cells(row: &Row) -> [String; 10] {
         maybe(limit.map(|l| l.value)),
         row.share().map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
         limit.map_or("-", |l| l.what).to_owned(),
-        row.decides.word().to_owned(),
+        row.basis.word().to_owned(),
     ]
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn head() -> [&'static str; 10] {
     HEAD
 }
 
-/// What the figures are of.
+/// The first sentence of a report: where its figures come from.
 pub(crate) fn preface(report: &Report) -> String {
     if report.is_simulated {
         "Virtual time on models of disks: the same bytes on every machine. What of the models is \
@@ -73,7 +73,7 @@ impl Report {
     pub fn text(&self) -> String {
         let mut out = preface(self) + "\n";
         for (name, value) in &self.facts {
-            let _ = writeln!(out, "{name}: {value}"); // a string takes everything
+            let _ = writeln!(out, "{name}: {value}"); // this cannot fail
         }
         for section in &self.sections {
             let _ = writeln!(out, "\n{}", section.name);
@@ -117,7 +117,7 @@ impl Report {
     }
 }
 
-/// What would end a cell is escaped.
+/// The text with characters escaped that would end a cell.
 fn cell(text: &str) -> String {
     text.replace('\\', "\\\\").replace('|', "\\|").replace(['\n', '\r'], " ")
 }
@@ -134,12 +134,16 @@ fn aligned(section: &Section) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Better, Decides};
+    use crate::report::{Basis, Direction};
 
     #[test]
     fn markdown_has_a_line_for_each_row_and_no_cell_ends_early() {
-        let row =
-            Row::new("a | b", ("off", &[2.0]), ("on", &[1.0]), ("s", Better::Less, Decides::Disk));
+        let row = Row::new(
+            "a | b",
+            ("off", &[2.0]),
+            ("on", &[1.0]),
+            ("s", Direction::LowerIsBetter, Basis::Disk),
+        );
         let section = Section { name: "x", rows: vec![row], ..Section::default() };
         let report = Report { is_simulated: false, facts: Vec::new(), sections: vec![section] };
         let text = report.markdown();

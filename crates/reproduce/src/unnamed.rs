@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Files without names: whatever ends the program, SIGKILL too, nothing is left behind.
+//! Files without names, which vanish with the process, after SIGKILL too (RP-R2).
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// What is written at once when a file is filled.
+/// Bytes of one write while a file is filled.
 const PIECE: usize = 1 << 20;
 
-/// A file without a name in `dir`, of zeroes, whose blocks are all there, as those of a disk are:
-/// the file system's allocation is nobody's to measure.
+/// A file of zeroes without a name in `dir`. All its blocks are allocated, as those of a disk are,
+/// so that no measurement contains the file system's allocations.
 ///
 /// # Errors
-/// What the file system said.
+/// What the file system answered.
 pub fn make(dir: &Path, bytes: u64) -> io::Result<File> {
     let file = tempfile::tempfile_in(dir)?;
     fill(&file, bytes)?;
     Ok(file)
 }
 
-/// Zeroes all over.
+/// Fills the file with `bytes` zeroes.
 ///
 /// # Errors
-/// What the file system said.
+/// What the file system answered.
 pub fn fill(file: &File, bytes: u64) -> io::Result<()> {
     file.set_len(0)?;
     let piece = vec![0; PIECE];
@@ -36,7 +36,7 @@ pub fn fill(file: &File, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Where it can be opened once more.
+/// A path by which this process can open the file again.
 pub fn path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

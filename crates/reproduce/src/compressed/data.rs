@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Pages, each a function of its number, so that nobody keeps a copy to compare with.
+//! Contents of pages. Each is a function of its number, so that no copy is needed for comparing.
 use super::PAGE_BYTES;
 
 /// What pages contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// What fio writes when nothing else is asked for: no algorithm makes it smaller.
+    /// As fio writes by default: incompressible.
     Random,
-    /// fio's `buffer_compress_percentage=50` with its default piece of 512 bytes: of each the
-    /// first half random, the other zeroes.
+    /// fio's `buffer_compress_percentage=50` with its default chunk of 512 bytes: the first half of
+    /// each is random, the other half zeroes.
     Half,
-    /// Of each piece of 256 bytes a part random, the rest text; the part is the same within a page
-    /// and anything from nothing to all of it from page to page.
+    /// Of each 256 bytes a part is random, the rest is text. The part is the same in a whole page;
+    /// it varies from page to page, between nothing and everything.
     Mixed,
 }
 
@@ -35,7 +35,7 @@ fn random(seed: u64, out: &mut [u8]) {
 }
 
 impl Data {
-    /// For tables and keys.
+    /// Its name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
             Data::Random => "random",
@@ -44,7 +44,7 @@ impl Data {
         }
     }
 
-    /// Writes the page of a number.
+    /// Writes the contents of page `nth`.
     pub fn fill(self, nth: u64, page: &mut [u8]) {
         match self {
             Data::Random => random(nth, page),
@@ -66,7 +66,7 @@ impl Data {
         }
     }
 
-    /// Pages in a row.
+    /// The contents of `count` pages from `first` on.
     pub fn pages(self, first: u64, count: usize) -> Vec<u8> {
         let mut pages = vec![0; count * PAGE_BYTES];
         for (nth, page) in (first..).zip(pages.chunks_mut(PAGE_BYTES)) {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_differ_and_are_the_same_again() {
+    fn pages_differ_and_can_be_made_again() {
         for data in [Data::Random, Data::Half, Data::Mixed] {
             assert_eq!(data.pages(7, 1), data.pages(7, 1));
             assert_ne!(data.pages(7, 1), data.pages(8, 1));

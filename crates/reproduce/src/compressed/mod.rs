@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Compressed RAM disks: their writeback, and the memory they take.
+//! Compressed RAM disks: their writeback and the memory that they take.
 //!
 //! ```text
 //!   data       pages: incompressible, half compressible, mixed
-//!   place      where a device lives: on a file of this machine, or on a simulated drive
+//!   platform   core, clock and backing device: on a file of this machine, or on a simulated drive
 //!   writeback  fill, mark idle, write back, read back; the same disk's plain sequential writes
-//!   memory     memory used against bytes stored
+//!   memory     memory used, compared with bytes stored
 //! ```
 //!
 //! Invariants
-//! - C1 There is no figure of wrong data: of what was written back samples at least are read back
-//!   and compared.
+//! - RP-C1 Written data is checked: at least a sample of what was written back is read back and
+//!   compared.
 
 pub mod data;
 pub mod memory;
-pub mod place;
+pub mod platform;
 pub mod writeback;
 
 /// Bytes of a page.

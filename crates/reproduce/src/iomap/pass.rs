@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One pass: data is copied into a cache, and then written back.
+//! One pass: data is copied into a cache and then written back.
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -7,21 +7,21 @@ use block::{Buf, Class, Flags, Sector, Status, Target};
 use pagecache::PageCache;
 use sim::Rng;
 
-use super::ground::Ground;
+use super::test_bed::TestBed;
 use crate::compressed::{PAGE_BYTES, PAGE_SECTORS};
 use crate::cpu::cpu_seconds;
 
 const MIB: u64 = 1 << 20;
 const PAGES_PER_MIB: u64 = MIB / PAGE_BYTES as u64;
-/// One page of so many is read back: reading all takes longer than the rest.
+/// One page of so many is read back: reading all pages would take longer than the rest.
 const COMPARE_EVERY: usize = 15;
 
-/// Where data is written.
+/// The order of the writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// A MiB at a time, in order.
     Seq,
-    /// A page at a time, each page at most once, in no order.
+    /// A page at a time, each page at most once, in random order.
     Rand,
 }
 
@@ -35,42 +35,42 @@ impl Pattern {
     }
 }
 
-/// How a mapping is asked.
+/// How often writeback calls the mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// Once for each block.
-    Single,
+pub enum MapMode {
+    /// Once for each page.
+    PerPage,
     /// Once for each run.
-    Multi,
+    PerRun,
 }
 
-impl Ask {
+impl MapMode {
     /// The value of `map_blocks`.
     pub fn word(self) -> &'static str {
         match self {
-            Ask::Single => "single",
-            Ask::Multi => "multi",
+            MapMode::PerPage => "single",
+            MapMode::PerRun => "multi",
         }
     }
 }
 
-/// What came of one pass.
+/// The result of one pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pass {
-    /// CPU seconds of our writes, the copy in them.
+    /// CPU seconds of our writes, including the copy.
     pub copy_cpu_s: f64,
     /// CPU seconds of the writeback.
     pub writeback_cpu_s: f64,
-    /// Calls of the mapping: each looks whether the answer that is kept holds ...
+    /// Calls of the mapping. Each checks whether the cached answer is still valid ...
     pub map_calls: f64,
-    /// ... and asks the device below when it does not.
+    /// ... and calls the device below if it is not.
     pub map_questions: f64,
     pub ioends: f64,
-    /// Ioends by size: up to so many KiB, how many.
+    /// Number of ioends by size; a key is the upper bound in KiB.
     pub sizes: BTreeMap<u64, u64>,
 }
 
-/// What the cache has counted since it was made.
+/// Counters of the cache.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Counters {
     map_calls: u64,
@@ -97,25 +97,25 @@ impl Counters {
     }
 }
 
-/// A cache and what is written to it.
+/// A cache and the data that are written to it.
 pub struct Work<'a> {
-    ground: &'a Ground,
+    test_bed: &'a TestBed,
     cache: Rc<PageCache>,
-    /// One after the other in here, each at its place.
+    /// The data of a pass, piece by piece.
     source: Buf,
-    /// Where each piece of the source goes, in pages.
+    /// The page of the device where each piece of the source is written.
     places: Rc<Vec<u64>>,
     piece_pages: u64,
 }
 
 impl<'a> Work<'a> {
-    /// A cache that holds `mib` dirty MiB without writing any back by itself (IB2), of a device
-    /// that is four times as large.
+    /// A cache that can hold `mib` MiB of dirty data without writing back by itself (RP-IB2), over
+    /// a device that is four times as large.
     ///
     /// # Errors
-    /// What the cache said.
-    pub fn new(ground: &'a Ground, pattern: Pattern, mib: u64) -> Result<Work<'a>, String> {
-        // Half of the memory may be dirty, and nobody is slowed below the middle of both limits.
+    /// The error of the cache.
+    pub fn new(test_bed: &'a TestBed, pattern: Pattern, mib: u64) -> Result<Work<'a>, String> {
+        // Half of the memory may be dirty. Writers are not slowed below the middle of both limits.
         let [memory, dirty, background] = [mib * 4, mib * 2, mib + mib / 2];
         let bytes = [memory, dirty, background].map(|mib| (mib * MIB).to_string());
         let options = [
@@ -126,7 +126,7 @@ impl<'a> Work<'a> {
         ]
         .concat();
         let count = options.len().to_string();
-        let cache = ground.cache(&[&[&*count], &options[..]].concat())?;
+        let cache = test_bed.cache(&[&[&*count], &options[..]].concat())?;
         let pages = mib * PAGES_PER_MIB;
         let (places, piece_pages) = match pattern {
             Pattern::Seq => ((0..mib).map(|nth| nth * PAGES_PER_MIB).collect(), PAGES_PER_MIB),
@@ -139,10 +139,10 @@ impl<'a> Work<'a> {
         };
         let bytes = usize::try_from(mib * MIB).expect("memory of this machine");
         let source = Buf::zeroed(bytes);
-        Ok(Work { ground, cache, source, places: Rc::new(places), piece_pages })
+        Ok(Work { test_bed, cache, source, places: Rc::new(places), piece_pages })
     }
 
-    /// The data of pass `nth`: each page says where it goes, and when.
+    /// Writes the data of pass `nth`: each page holds its address and the number of the pass.
     fn stamp(&self, nth: u64) {
         self.source.write(|bytes| {
             for (at, page) in bytes.chunks_exact_mut(PAGE_BYTES).enumerate() {
@@ -152,25 +152,25 @@ impl<'a> Work<'a> {
         });
     }
 
-    /// Where the page of the source goes.
+    /// The page of the device where page `nth` of the source is written.
     fn page_of(&self, nth: u64) -> u64 {
         let piece = usize::try_from(nth / self.piece_pages).expect("an index of the source");
         self.places[piece] + nth % self.piece_pages
     }
 
-    /// Runs pass `nth` by `ask`.
+    /// Runs pass `nth` with this mode.
     ///
     /// # Errors
-    /// What the cache answered; that the device does not have what was written (IB3).
-    pub fn run(&self, ask: Ask, nth: u64, compare: bool) -> Result<Pass, String> {
-        self.set("map_blocks", ask.word())?;
+    /// The error of the cache; or that the device does not hold the written data (RP-IB3).
+    pub fn run(&self, mode: MapMode, nth: u64, compare: bool) -> Result<Pass, String> {
+        self.set("map_blocks", mode.word())?;
         self.stamp(nth);
         let before = self.counters()?;
         let (cache, source, places) =
             (self.cache.clone(), self.source.clone(), self.places.clone());
         let piece = usize::try_from(self.piece_pages).expect("at most a MiB") * PAGE_BYTES;
         let begin = cpu_seconds();
-        let copied = self.ground.finish(async move {
+        let copied = self.test_bed.finish(async move {
             for (nth, page) in places.iter().enumerate() {
                 let data = source.slice(nth * piece..(nth + 1) * piece);
                 let (none, class) = (Flags::empty(), Class::Normal);
@@ -188,7 +188,7 @@ impl<'a> Work<'a> {
         let cache = self.cache.clone();
         let begin = cpu_seconds();
         let flushed =
-            self.ground.finish(async move { reactor::flush(&*cache, Class::Foreground).await });
+            self.test_bed.finish(async move { reactor::flush(&*cache, Class::Foreground).await });
         let writeback_cpu_s = cpu_seconds() - begin;
         flushed.map_err(|status| format!("writing back: {status}"))?;
         let after = self.counters()?;
@@ -204,21 +204,21 @@ impl<'a> Work<'a> {
             ioends: (after.ioends - before.ioends) as f64,
             sizes: sizes.filter(|(_, n)| *n > 0).collect(),
         };
-        if compare && self.ground.keeps() {
+        if compare && self.test_bed.keeps() {
             self.compare()?;
         }
         Ok(pass)
     }
 
-    /// IB3
+    /// RP-IB3
     fn compare(&self) -> Result<(), String> {
         let pages = self.places.len() as u64 * self.piece_pages;
         for nth in (0..pages).step_by(COMPARE_EVERY) {
             let (page, below, found) =
-                (self.page_of(nth), self.ground.below(), Buf::zeroed(PAGE_BYTES));
+                (self.page_of(nth), self.test_bed.below(), Buf::zeroed(PAGE_BYTES));
             let (at, into) = (Sector(page * PAGE_SECTORS), found.all().into());
             let read = self
-                .ground
+                .test_bed
                 .finish(async move { reactor::read(&*below, Class::Normal, at, into).await });
             read.map_err(|status| format!("reading back: {status}"))?;
             let from = usize::try_from(nth).expect("an index of the source") * PAGE_BYTES;
@@ -232,25 +232,25 @@ impl<'a> Work<'a> {
 
     fn set(&self, name: &str, value: &str) -> Result<(), String> {
         let set = self.cache.clone().set_attribute(name.to_owned(), value.to_owned());
-        self.ground.finish(set).map_err(|e| e.chain())
+        self.test_bed.finish(set).map_err(|e| e.chain())
     }
 
     fn counters(&self) -> Result<Counters, String> {
         let text = self.cache.clone().get_attribute("ioend_stats".to_owned());
-        let text = self.ground.finish(text).map_err(|e| e.chain())?;
+        let text = self.test_bed.finish(text).map_err(|e| e.chain())?;
         Counters::parse(&text).ok_or_else(|| format!("ioend_stats: {text}"))
     }
 
-    /// Ends the cache, with what is dirty.
+    /// Ends the cache; dirty data are written first.
     ///
     /// # Errors
-    /// What could not be written.
+    /// Why data could not be written.
     pub fn end(self) -> Result<(), String> {
-        self.ground.finish(self.cache.suspend()).map_err(|e| e.chain())
+        self.test_bed.finish(self.cache.suspend()).map_err(|e| e.chain())
     }
 }
 
-/// CPU seconds of copying so many MiB, from memory that is not in a CPU's cache to such memory.
+/// CPU seconds of copying `mib` MiB between regions of memory that are in no CPU cache.
 pub fn memcpy_s(mib: u64) -> f64 {
     let bytes = usize::try_from(mib * MIB).expect("memory of this machine");
     let (from, mut to) = (vec![0x5a_u8; bytes], vec![0xa5_u8; bytes]);

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writeback of a page cache: the mapping called once a page, and once a run, in turns on the same
-//! cache. Over a leaf that takes everything at once what is left is our own CPU; over a file the
-//! kernel's counts, too; on a model only counts are of any meaning.
+//! Writeback of a page cache, with one map call for each page and with one for each run, in turns
+//! on the same cache. A null leaf shows our own CPU time, a file adds the kernel's, a model of a
+//! disk gives counts only.
 use std::path::Path;
 
-use super::{GIB, MIB, ROUNDS, mib};
+use super::units::{GIB, MIB, ROUNDS, mib};
 use crate::cpu::{cpus, pin, pin_to};
-use crate::iomap::ground::{Ground, LeafKind, Mapping};
-use crate::iomap::pass::{Ask, Pass, Pattern, Work, memcpy_s};
+use crate::iomap::pass::{MapMode, Pass, Pattern, Work, memcpy_s};
+use crate::iomap::test_bed::{LeafKind, Mapping, TestBed};
 use crate::median::{median, median_of, median_ratio, spread_percent};
-use crate::report::{Better, Decides, Kind, Plot, Row, Section, Series, size_bars, size_label};
-use crate::rounds::{Steps, Told, turns};
+use crate::report::{Basis, Direction, Kind, Plot, Row, Section, Series, size_bars, size_label};
+use crate::rounds::{Progress, Steps, turns};
 use crate::table::{Table, fixed};
 
 /// System CPU of the published writer: 4.81 % with a call a page, 2.72 % with one a run.
 const PUBLISHED_RATIO: f64 = 4.81 / 2.72;
-/// The device is so many times as large as what is dirty.
+/// The size of the device as a multiple of the dirty data.
 const DEVICE_TIMES: u64 = 4;
-const ASKS: [Ask; 2] = [Ask::Single, Ask::Multi];
+const MAP_MODES: [MapMode; 2] = [MapMode::PerPage, MapMode::PerRun];
 
-/// Where and how pages are written.
+/// The device and the order of the writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     pub leaf: LeafKind,
@@ -28,7 +28,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Of which the keys without a prefix are: in order through one linear mapping.
+    /// Whether its keys have no prefix: in order through one linear mapping.
     fn is_plain(self) -> bool {
         let is_plain = matches!(self.leaf, LeafKind::Null | LeafKind::Model);
         is_plain && (self.mapping, self.pattern) == (Mapping::Linear, Pattern::Seq)
@@ -42,7 +42,7 @@ impl Case {
         self.words().join(" ")
     }
 
-    /// All patterns through all mappings to a leaf.
+    /// All patterns and all mappings over this leaf.
     pub fn all(leaf: LeafKind) -> Vec<Case> {
         let mut cases = Vec::new();
         for mapping in [Mapping::Linear, Mapping::Striped] {
@@ -56,18 +56,18 @@ impl Case {
     }
 }
 
-/// What is run.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The plain one first.
+    /// The case without a prefix comes first.
     pub cases: Vec<Case>,
-    /// Dirty in each of them.
+    /// MiB of dirty data in each case.
     pub size_mib: u64,
     pub rounds: usize,
 }
 
 impl Options {
-    /// As `millpond reproduce` runs it, with so many dirty bytes.
+    /// The options of `millpond reproduce` for so many dirty bytes.
     pub fn of_bytes(bytes: u64) -> Options {
         let linear = |leaf, pattern| Case { leaf, mapping: Mapping::Linear, pattern };
         let cases = vec![
@@ -78,7 +78,7 @@ impl Options {
         Options { cases, size_mib: bytes / MIB, rounds: ROUNDS + 2 }
     }
 
-    /// The same with `--sim`.
+    /// The options of `millpond reproduce --sim`.
     pub fn on_models(bytes: u64) -> Options {
         let on = |mapping, pattern| Case { leaf: LeafKind::Model, mapping, pattern };
         let cases = vec![
@@ -86,12 +86,12 @@ impl Options {
             on(Mapping::Linear, Pattern::Rand),
             on(Mapping::Striped, Pattern::Seq),
         ];
-        // What is counted is the same every time.
+        // Counts are the same in every round.
         Options { cases, size_mib: bytes / MIB, rounds: 1 }
     }
 }
 
-/// The passes of a case, a figure for each round.
+/// The passes of a case, one of each mode in each round.
 struct Passes {
     case: Case,
     single: Vec<Pass>,
@@ -99,29 +99,29 @@ struct Passes {
 }
 
 impl Passes {
-    fn by(&self, ask: Ask) -> &[Pass] {
+    fn by(&self, ask: MapMode) -> &[Pass] {
         match ask {
-            Ask::Single => &self.single,
-            Ask::Multi => &self.multi,
+            MapMode::PerPage => &self.single,
+            MapMode::PerRun => &self.multi,
         }
     }
 
-    fn rounds(&self, ask: Ask, figure: fn(&Pass) -> f64) -> Vec<f64> {
+    fn rounds(&self, ask: MapMode, figure: fn(&Pass) -> f64) -> Vec<f64> {
         self.by(ask).iter().map(figure).collect()
     }
 
-    fn middle(&self, ask: Ask, figure: fn(&Pass) -> f64) -> f64 {
+    fn middle(&self, ask: MapMode, figure: fn(&Pass) -> f64) -> f64 {
         median_of(self.by(ask), figure)
     }
 
     fn multi_over_single(&self) -> f64 {
-        let [single, multi] = ASKS.map(|ask| self.rounds(ask, writeback));
+        let [single, multi] = MAP_MODES.map(|ask| self.rounds(ask, writeback));
         median_ratio(&multi, &single)
     }
 
-    /// Writing back to copying in.
+    /// CPU time of writeback divided by that of copying in.
     fn over_copy(&self) -> f64 {
-        self.middle(Ask::Multi, |p| p.writeback_cpu_s / p.copy_cpu_s)
+        self.middle(MapMode::PerRun, |p| p.writeback_cpu_s / p.copy_cpu_s)
     }
 
     fn row(
@@ -129,14 +129,14 @@ impl Passes {
         what: &str,
         figure: fn(&Pass) -> f64,
         per: f64,
-        (unit, decides): (&'static str, Decides),
+        (unit, basis): (&'static str, Basis),
     ) -> Row {
         let of = |ask| self.by(ask).iter().map(|p| figure(p) / per).collect::<Vec<_>>();
         Row::new(
             format!("{what}, {}", self.case.name()),
-            ("once a page", &of(Ask::Single)),
-            ("once a run", &of(Ask::Multi)),
-            (unit, Better::Less, decides),
+            ("once a page", &of(MapMode::PerPage)),
+            ("once a run", &of(MapMode::PerRun)),
+            (unit, Direction::LowerIsBetter, basis),
         )
     }
 }
@@ -149,31 +149,35 @@ fn whole(pass: &Pass) -> f64 {
     pass.copy_cpu_s + pass.writeback_cpu_s
 }
 
-/// Runs it, with files without names in `dir`; on one CPU where CPU time counts.
+/// Runs the scenario with unnamed files in `dir`; on one CPU if CPU time is measured.
 ///
 /// # Errors
-/// What the file system or a device said.
-pub fn run(dir: &Path, options: &Options, told: Told<'_>) -> Result<Section, String> {
+/// The error of the file system or of a device.
+pub fn run(dir: &Path, options: &Options, progress: Progress<'_>) -> Result<Section, String> {
     let is_model = options.cases.iter().all(|case| case.leaf == LeafKind::Model);
     let home = cpus();
     if let Some(cpu) = home.first().filter(|_| !is_model) {
         pin(*cpu).map_err(|e| format!("cannot pin to CPU {cpu}: {e}"))?;
     }
-    let done = measure(dir, options, told);
+    let done = measure(dir, options, progress);
     if !is_model {
         pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
     }
     Ok(done?.section())
 }
 
-fn measure<'a>(dir: &Path, options: &'a Options, told: Told<'_>) -> Result<Results<'a>, String> {
-    let mut steps = Steps::new(told, options.cases.len());
+fn measure<'a>(
+    dir: &Path,
+    options: &'a Options,
+    progress: Progress<'_>,
+) -> Result<Results<'a>, String> {
+    let mut steps = Steps::new(progress, options.cases.len());
     let (mut all, mut memcpy) = (Vec::new(), Vec::new());
     for case in &options.cases {
         steps.next(&format!("writeback, {}", case.name()));
         let bytes = options.size_mib * MIB * DEVICE_TIMES;
-        let ground = Ground::new(case.leaf, case.mapping, bytes, dir)?;
-        all.push(pass_by_turns(&ground, *case, options)?);
+        let test_bed = TestBed::new(case.leaf, case.mapping, bytes, dir)?;
+        all.push(pass_by_turns(&test_bed, *case, options)?);
         if case.leaf != LeafKind::Model {
             memcpy.push(memcpy_s(options.size_mib));
         }
@@ -181,8 +185,8 @@ fn measure<'a>(dir: &Path, options: &'a Options, told: Told<'_>) -> Result<Resul
     Ok(Results { options, all, memcpy })
 }
 
-fn pass_by_turns(ground: &Ground, case: Case, options: &Options) -> Result<Passes, String> {
-    let work = Work::new(ground, case.pattern, options.size_mib)?;
+fn pass_by_turns(test_bed: &TestBed, case: Case, options: &Options) -> Result<Passes, String> {
+    let work = Work::new(test_bed, case.pattern, options.size_mib)?;
     let mut passes = Passes { case, single: Vec::new(), multi: Vec::new() };
     let mut nth = 0;
     let mut run = |ask, compare| {
@@ -190,16 +194,16 @@ fn pass_by_turns(ground: &Ground, case: Case, options: &Options) -> Result<Passe
         work.run(ask, nth, compare)
     };
     if case.leaf != LeafKind::Model {
-        // What is first pays for memory that nobody had before.
-        for ask in ASKS {
+        // The first pass of each mode is not measured: it pays for new memory.
+        for ask in MAP_MODES {
             run(ask, true)?;
         }
     }
-    for (round, at) in turns(options.rounds, ASKS.len()) {
-        let pass = run(ASKS[at], round + 1 == options.rounds)?;
-        match ASKS[at] {
-            Ask::Single => passes.single.push(pass),
-            Ask::Multi => passes.multi.push(pass),
+    for (round, at) in turns(options.rounds, MAP_MODES.len()) {
+        let pass = run(MAP_MODES[at], round + 1 == options.rounds)?;
+        match MAP_MODES[at] {
+            MapMode::PerPage => passes.single.push(pass),
+            MapMode::PerRun => passes.multi.push(pass),
         }
     }
     work.end()?;
@@ -209,7 +213,7 @@ fn pass_by_turns(ground: &Ground, case: Case, options: &Options) -> Result<Passe
 struct Results<'a> {
     options: &'a Options,
     all: Vec<Passes>,
-    /// Of the data of a case, beside each; nothing where CPU takes no time.
+    /// CPU seconds of a memcpy of as much data, for each case; empty in virtual time.
     memcpy: Vec<f64>,
 }
 
@@ -226,7 +230,7 @@ impl Results<'_> {
         let mut section = Section { name: "iomap", plots: self.plots(), ..Section::default() };
         let dirty = mib(self.options.size_mib * MIB);
         if self.memcpy.is_empty() {
-            let counted = ("a MiB", Decides::Count);
+            let counted = ("a MiB", Basis::Count);
             let rows =
                 self.all.iter().map(|p| p.row("map calls", |p| p.map_calls, self.mib(), counted));
             section.rows = rows.collect();
@@ -248,10 +252,10 @@ impl Results<'_> {
     }
 
     fn cpu_rows(&self) -> Vec<Row> {
-        let unit = ("CPU s a GiB", Decides::Cpu);
+        let unit = ("CPU s a GiB", Basis::Cpu);
         let row = |passes: &Passes| {
             let row = passes.row("writeback", writeback, self.gib(), unit);
-            // What was published was written in order.
+            // The published run wrote in order.
             let is_same = passes.case.pattern == Pattern::Seq;
             if is_same { row.published(PUBLISHED_RATIO) } else { row }
         };
@@ -263,7 +267,7 @@ impl Results<'_> {
     }
 
     fn plots(&self) -> Vec<Plot> {
-        let calls = |name: &str, ask: Ask| {
+        let calls = |name: &str, ask: MapMode| {
             let calls = |p: &Passes| p.middle(ask, |p| p.map_calls) / self.mib();
             Series::new(name, self.all.iter().enumerate().map(|(at, p)| (at as f64, calls(p))))
         };
@@ -282,7 +286,10 @@ impl Results<'_> {
                 kind: Kind::Bars,
                 is_log: true,
                 labels: names.clone(),
-                series: vec![calls("once a page", Ask::Single), calls("once a run", Ask::Multi)],
+                series: vec![
+                    calls("once a page", MapMode::PerPage),
+                    calls("once a run", MapMode::PerRun),
+                ],
             },
             size_bars(
                 ("ioend-sizes", "Ioends by size, once a run"),
@@ -316,17 +323,17 @@ impl Results<'_> {
         let mut table = Table::new(title, &[""], &figures);
         let ms = |s: f64, digits| fixed(s / self.gib() * 1e3, digits);
         for passes in &self.all {
-            let mut figures = vec![ms(passes.middle(Ask::Multi, |p| p.copy_cpu_s), 1)];
-            for ask in ASKS {
+            let mut figures = vec![ms(passes.middle(MapMode::PerRun, |p| p.copy_cpu_s), 1)];
+            for ask in MAP_MODES {
                 let runs = passes.rounds(ask, writeback);
                 figures.extend([ms(median(&runs), 2), fixed(spread_percent(&runs), 0)]);
             }
             figures.push(fixed(passes.multi_over_single(), 3));
             figures.push(fixed(passes.over_copy(), 3));
-            figures.push(fixed(passes.middle(Ask::Multi, whole) / median(&self.memcpy), 2));
+            figures.push(fixed(passes.middle(MapMode::PerRun, whole) / median(&self.memcpy), 2));
             for counted in [|p: &Pass| p.map_calls, |p: &Pass| p.map_questions] {
                 let per_mib = |ask| fixed(passes.middle(ask, counted) / self.mib(), 2);
-                figures.extend(ASKS.map(per_mib));
+                figures.extend(MAP_MODES.map(per_mib));
             }
             table.row(&[&passes.case.name()], figures);
         }
@@ -361,7 +368,7 @@ impl Results<'_> {
 
     fn put_case(&self, section: &mut Section, prefix: &str, passes: &Passes) {
         let mut put = |name: &str, value: f64| section.put(format!("{prefix}{name}"), value);
-        for ask in ASKS {
+        for ask in MAP_MODES {
             let word = ask.word();
             put(
                 &format!("{word}_map_calls_per_mib"),
@@ -371,16 +378,16 @@ impl Results<'_> {
             put(&format!("{word}_map_questions_per_mib"), asked);
             put(&format!("{word}_ioends"), passes.middle(ask, |p| p.ioends));
         }
-        // Virtual time knows of no CPU.
+        // Virtual time has no CPU time.
         if !self.memcpy.is_empty() {
-            for ask in ASKS {
+            for ask in MAP_MODES {
                 let word = ask.word();
                 let cpu_s = passes.middle(ask, writeback) / self.gib();
                 put(&format!("{word}_cpu_s_per_gib"), cpu_s);
                 let all_s = passes.middle(ask, whole) / self.gib();
                 put(&format!("{word}_with_copy_cpu_s_per_gib"), all_s);
             }
-            let copy_s = passes.middle(Ask::Multi, |p| p.copy_cpu_s) / self.gib();
+            let copy_s = passes.middle(MapMode::PerRun, |p| p.copy_cpu_s) / self.gib();
             put("copy_cpu_s_per_gib", copy_s);
             put("multi_over_single_cpu", passes.multi_over_single());
             put("multi_over_copy_cpu", passes.over_copy());

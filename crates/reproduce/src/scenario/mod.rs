@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The published results. Each is run by a function from options to a [`Section`]: `make bench-*`
-//! have all options and print at length, `millpond reproduce` has a size and prints rows.
+//! The scenarios, one for each published result. Each is a function from options to a [`Section`].
+//! `make bench-*` offer all options and print all tables; `millpond reproduce` chooses the options
+//! by a size and prints the rows.
 pub mod iomap;
 pub mod noclone;
+mod units;
 pub mod wbt;
 pub mod writecache;
 pub mod zram;
 
 use std::path::Path;
 
+use self::units::MIB;
 use crate::report::Section;
-use crate::rounds::{Told, side_by_side_at_most};
+use crate::rounds::{Progress, parallel_max};
 
-const MIB: u64 = 1 << 20;
-const GIB: f64 = (1_u64 << 30) as f64;
-/// Rounds on this machine: off and on alternate in each.
-const ROUNDS: usize = 3;
-
-/// A published result.
+/// A published result that can be reproduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
     Writecache,
@@ -27,14 +25,14 @@ pub enum Scenario {
     Noclone,
 }
 
-/// How it is run.
+/// How a scenario is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// In virtual time.
+    /// Whether it runs in virtual time.
     pub is_simulated: bool,
-    /// Where files without names are made.
+    /// The folder of the unnamed files.
     pub dir: &'a Path,
-    /// Bytes of data in each scenario; what [`Scenario::default_bytes`] says when nothing.
+    /// Bytes of data in each scenario; if none, [`Scenario::default_bytes`].
     pub size_bytes: Option<u64>,
     /// Our program, for its verb `bench`.
     pub program: &'a Path,
@@ -47,7 +45,7 @@ impl Scenario {
     pub const ALL: [Scenario; 5] =
         [Scenario::Writecache, Scenario::Wbt, Scenario::Iomap, Scenario::Zram, Scenario::Noclone];
 
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Scenario::Writecache => "writecache",
@@ -58,8 +56,8 @@ impl Scenario {
         }
     }
 
-    /// The size where none is given: in virtual time as much as was published, or so much that a
-    /// run is as precise as that; else what makes all of them take a few minutes.
+    /// The size by default: in virtual time the published one, or one that gives figures of the
+    /// same precision; in real time one with which all scenarios take a few minutes.
     pub fn default_bytes(self, is_simulated: bool) -> u64 {
         match (self, is_simulated) {
             (_, false) => 256 * MIB,
@@ -70,7 +68,7 @@ impl Scenario {
         }
     }
 
-    /// Part of the time that all take, roughly: 2 cores, default sizes.
+    /// Its approximate duration, relative to the others, on 2 cores with default sizes.
     pub fn weight(self, is_simulated: bool) -> f64 {
         match (self, is_simulated) {
             (Scenario::Writecache, true) => 30.0,
@@ -82,7 +80,7 @@ impl Scenario {
         }
     }
 
-    /// Bytes of disk that it takes with so much data.
+    /// Bytes of disk space that it needs for so much data.
     pub fn disk_bytes(self, size_bytes: u64) -> u64 {
         match self {
             Scenario::Writecache => writecache::disk_bytes(size_bytes),
@@ -92,12 +90,12 @@ impl Scenario {
         }
     }
 
-    /// Bytes of memory that it takes with so much data, roughly.
+    /// Approximate bytes of memory that it needs for so much data.
     pub fn memory_bytes(self, size_bytes: u64, is_simulated: bool) -> u64 {
-        let worlds = side_by_side_at_most() as u64;
+        let worlds = parallel_max() as u64;
         match (self, is_simulated) {
-            // With two worlds 953 MB and 1143 MB resident were seen at the published sizes: the
-            // memory of a page cache does not grow with what is written.
+            // Measured with two worlds at the published sizes: 953 MB and 1143 MB resident. The
+            // memory of a page cache does not grow with the bytes written.
             (Scenario::Writecache, true) => worlds * (size_bytes / 2 + 64 * MIB),
             (Scenario::Wbt, true) => worlds * 600 * MIB,
             (Scenario::Writecache, false) => size_bytes / 16 + 64 * MIB,
@@ -111,34 +109,31 @@ impl Scenario {
     /// Runs it.
     ///
     /// # Errors
-    /// Why it can't be run here, or what went wrong.
-    pub fn run(self, plan: &Plan<'_>, told: Told<'_>) -> Result<Section, String> {
+    /// Why it could not be run.
+    pub fn run(self, plan: &Plan<'_>, progress: Progress<'_>) -> Result<Section, String> {
         let size = plan.size_bytes.unwrap_or_else(|| self.default_bytes(plan.is_simulated));
         let dir = plan.dir;
         match (self, plan.is_simulated) {
             (Scenario::Writecache, true) => {
-                writecache::models::run(&writecache::models::Options::of_dirty(size), told)
+                writecache::models::run(&writecache::models::Options::of_dirty(size), progress)
             }
             (Scenario::Writecache, false) => {
-                writecache::local::run(&writecache::local::Options::of_dirty(dir, size), told)
+                writecache::local::run(&writecache::local::Options::of_dirty(dir, size), progress)
             }
-            (Scenario::Wbt, true) => wbt::models::run(&wbt::models::Options::of_bytes(size), told),
+            (Scenario::Wbt, true) => {
+                wbt::models::run(&wbt::models::Options::of_bytes(size), progress)
+            }
             (Scenario::Wbt, false) => {
-                wbt::local::run(dir, &wbt::local::Options::of_bytes(size), told)
+                wbt::local::run(dir, &wbt::local::Options::of_bytes(size), progress)
             }
-            (Scenario::Iomap, true) => iomap::run(dir, &iomap::Options::on_models(size), told),
-            (Scenario::Iomap, false) => iomap::run(dir, &iomap::Options::of_bytes(size), told),
-            (Scenario::Zram, true) => zram::scenario(None, size, told),
-            (Scenario::Zram, false) => zram::scenario(Some(dir), size, told),
-            (Scenario::Noclone, true) => noclone::simulated(size, told),
+            (Scenario::Iomap, true) => iomap::run(dir, &iomap::Options::on_models(size), progress),
+            (Scenario::Iomap, false) => iomap::run(dir, &iomap::Options::of_bytes(size), progress),
+            (Scenario::Zram, true) => zram::scenario(None, size, progress),
+            (Scenario::Zram, false) => zram::scenario(Some(dir), size, progress),
+            (Scenario::Noclone, true) => noclone::simulated(size, progress),
             (Scenario::Noclone, false) => {
-                noclone::run(plan.program, &noclone::Options::of_bytes(size), told)
+                noclone::run(plan.program, &noclone::Options::of_bytes(size), progress)
             }
         }
     }
-}
-
-/// A size as people say it.
-fn mib(bytes: u64) -> String {
-    format!("{:.0} MiB", bytes as f64 / MIB as f64)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Stacks of pure mappings over memory: remapped in place, and cloned at every layer.
+//! Stacks of pure mappings over memory: bios remapped in place, or cloned at every layer.
 use std::path::Path;
 use std::rc::Rc;
 
@@ -8,17 +8,17 @@ use dm::{Dm, Resolver};
 use queue::Mem;
 use sim::{Machine, World};
 
-use super::mib;
-use crate::mapped::{Group, RANDREAD_512, SHAPES, Shape, Timed, time};
+use super::units::mib;
+use crate::mapped::{Group, RANDREAD_512, SHAPES, Shape, Timing, time};
 use crate::median::spread_percent;
-use crate::report::{Better, Decides, Kind, Plot, Row, Section, Series};
-use crate::rounds::{Steps, Told};
+use crate::report::{Basis, Direction, Kind, Plot, Row, Section, Series};
+use crate::rounds::{Progress, Steps};
 use crate::table::{Table, fixed};
 
 /// Published, 512 B reads by 12 jobs: 1970 MiB/s with a clone, 2238 without.
 const PUBLISHED_RATIO: f64 = 2238.0 / 1970.0;
 const STRIPED: &[Shape] = &[Shape::Raw, Shape::Striped, Shape::CloneStriped];
-/// Cloned at every layer, and remapped in place.
+/// Pairs of shapes: cloned at every layer, and remapped in place.
 const PAIRS: [(&str, Shape, Shape); 2] = [
     ("linear", Shape::CloneLinear, Shape::Linear),
     ("three layers", Shape::CloneLayers3, Shape::Layers3),
@@ -27,24 +27,24 @@ const PAIRS: [(&str, Shape, Shape); 2] = [
 const REQUESTS: u64 = 10_000;
 const READ_BYTES: usize = 512;
 
-/// What is run.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// That of random reads of 512 B first, whose keys have no prefix.
+    /// The first group, random reads of 512 B, has keys without a prefix.
     pub groups: Vec<Group>,
     pub turns: u32,
     pub turn_ms: u32,
 }
 
 impl Options {
-    /// As `millpond reproduce` runs it, over so much memory.
+    /// The options of `millpond reproduce` for so much memory.
     pub fn of_bytes(bytes: u64) -> Options {
         let groups = groups(bytes).into_iter().take(1).collect();
         Options { groups, turns: 15, turn_ms: 100 }
     }
 }
 
-/// Everything that is timed, over so much memory and over a device that keeps nothing.
+/// All groups that are timed: over so much memory, and over a null device.
 pub fn groups(bytes: u64) -> Vec<Group> {
     let memory = |key, what, load, shapes| Group {
         key,
@@ -80,13 +80,13 @@ pub fn groups(bytes: u64) -> Vec<Group> {
     ]
 }
 
-/// Runs it in turns, with the verb `bench` of our program.
+/// Runs the groups with the verb `bench` of our program.
 ///
 /// # Errors
-/// What the program said.
-pub fn run(program: &Path, options: &Options, told: Told<'_>) -> Result<Section, String> {
+/// The error of the program.
+pub fn run(program: &Path, options: &Options, progress: Progress<'_>) -> Result<Section, String> {
     let mut section = Section { name: "noclone", ..Section::default() };
-    let mut steps = Steps::new(told, options.groups.len());
+    let mut steps = Steps::new(progress, options.groups.len());
     for group in &options.groups {
         steps.next(&format!("{}, all stacks in turns", group.what));
         let timed = time(program, group, options.turns, options.turn_ms)?;
@@ -108,7 +108,7 @@ pub fn run(program: &Path, options: &Options, told: Told<'_>) -> Result<Section,
     Ok(section)
 }
 
-fn rows(timed: &[Timed]) -> Vec<Row> {
+fn rows(timed: &[Timing]) -> Vec<Row> {
     let turns = |shape| {
         let found = timed.iter().find(|t| t.shape == shape);
         found.map_or(&[][..], |t| &t.turns_iops)
@@ -116,14 +116,14 @@ fn rows(timed: &[Timed]) -> Vec<Row> {
     let raw_iops = timed.iter().find(|t| t.shape == Shape::Raw).map_or(f64::NAN, |t| t.iops);
     let row = |(what, clone, in_place)| {
         let (before, after) = (("clone", turns(clone)), ("in place", turns(in_place)));
-        let row = Row::new(what, before, after, ("IOPS", Better::More, Decides::Cpu));
+        let row = Row::new(what, before, after, ("IOPS", Direction::HigherIsBetter, Basis::Cpu));
         let row = row.limit("the memory below", raw_iops);
         if in_place == Shape::Linear { row.published(PUBLISHED_RATIO) } else { row }
     };
     PAIRS.map(row).to_vec()
 }
 
-fn table(group: &Group, timed: &[Timed]) -> Table {
+fn table(group: &Group, timed: &[Timing]) -> Table {
     let head = ["IOPS", "+-%", "to raw", "ns", "ns over raw", "ns a layer"];
     let mut table = Table::new(group.what, &[""], &head);
     for t in timed {
@@ -140,7 +140,7 @@ fn table(group: &Group, timed: &[Timed]) -> Table {
     table
 }
 
-fn put(section: &mut Section, group: &Group, timed: &[Timed]) {
+fn put(section: &mut Section, group: &Group, timed: &[Timing]) {
     for t in timed {
         let key = |what: &str| format!("{}{}_{what}", group.key, t.shape.key());
         section.put(key("iops"), t.iops);
@@ -154,7 +154,7 @@ fn put(section: &mut Section, group: &Group, timed: &[Timed]) {
     }
 }
 
-/// What each of [`SHAPES`] came to, by its place.
+/// A plot of bars, one for each of [`SHAPES`].
 fn bars(y: &'static str, title: &str, series: Vec<Series>) -> Plot {
     Plot {
         id: "mappings".into(),
@@ -168,20 +168,20 @@ fn bars(y: &'static str, title: &str, series: Vec<Series>) -> Plot {
     }
 }
 
-/// Knows one memory.
-struct One(Rc<Mem>);
+/// Resolves every name to one memory device.
+struct SingleLeaf(Rc<Mem>);
 
-impl Resolver for One {
+impl Resolver for SingleLeaf {
     fn open(&self, _word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let leaf: Rc<dyn BlockDevice> = self.0.clone();
         Box::pin(async move { Ok(leaf) })
     }
 }
 
-/// Bios at the leaf and clones that one request comes to.
+/// Bios at the leaf and clones for each request.
 async fn count(shape: Shape, size: u64) -> Result<(f64, f64), Error> {
     let (mem, sectors) = (Rc::new(Mem::new("mem", Sector::from_bytes(size))?), size / 512);
-    let dm = Dm::new(Rc::new(One(mem.clone())));
+    let dm = Dm::new(Rc::new(SingleLeaf(mem.clone())));
     let layers = ["low", "mid", "top"];
     let mut top: Rc<dyn BlockDevice> = mem.clone();
     let mut devices = Vec::new();
@@ -212,8 +212,8 @@ async fn count(shape: Shape, size: u64) -> Result<(f64, f64), Error> {
     Ok((bios / REQUESTS as f64, clones / REQUESTS as f64))
 }
 
-pub(super) fn simulated(size: u64, told: Told<'_>) -> Result<Section, String> {
-    told(0.0, "requests through all stacks, counted");
+pub(super) fn simulated(size: u64, progress: Progress<'_>) -> Result<Section, String> {
+    progress(0.0, "requests through all stacks, counted");
     let mut counted = Vec::new();
     for shape in SHAPES {
         let machine = Machine::boot(&World::calm(1), 1);
@@ -231,13 +231,13 @@ pub(super) fn simulated(size: u64, told: Told<'_>) -> Result<Section, String> {
             format!("clones, {what}"),
             ("clone", &[of(clone).1]),
             ("in place", &[of(in_place).1]),
-            ("a request", Better::Less, Decides::Count),
+            ("a request", Direction::LowerIsBetter, Basis::Count),
         ));
         section.rows.push(Row::new(
             format!("bios at the leaf, {what}"),
             ("clone", &[of(clone).0]),
             ("in place", &[of(in_place).0]),
-            ("a request", Better::Less, Decides::Count),
+            ("a request", Direction::LowerIsBetter, Basis::Count),
         ));
     }
     for (shape, (bios, clones)) in &counted {

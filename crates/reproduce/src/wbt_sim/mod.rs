@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writeback throttling in virtual time: a lone writer, and a reader by the clock beside a heavy
+//! Writeback throttling in virtual time: a lone writer, and a reader at a fixed rate with a heavy
 //! writer, on models of four disks.
 //!
 //! ```text
-//!   client ── 1 MiB, in order, as fast as it is let ──▶ buffered ──┐ writeback, 1 MiB each
-//!             or a task that does as a flusher does ───────────────▼
+//!   client ── 1 MiB, in order, as fast as possible ───▶ buffered ──┐ writeback, 1 MiB each
+//!             or a task that writes as a flusher does ─────────────▼
 //!                                                               Leaf ── wbt ──▶ model of a disk
-//!   reader ── 4 KiB at a random place, by the clock ───────────────▲
+//!   reader ── 4 KiB at a random place, at a fixed rate ─────────────▲
 //! ```
 //!
 //! `buffered`, the leaf and its throttle are the ones that serve clients. What is calibrated and
 //! what is a prediction: `docs/wbt-model.md`.
 //!
 //! Invariants
-//! - S1 A run is a function of its case: no clock, no other chance than the seed.
-//! - S2 A read's latency counts from when it was due. Reads are sent by the clock, however many are
-//!   still under way.
-//! - S3 Reads count from [`SETTLE_NS`] on; how the first ones went is told beside it. The writer
-//!   goes on until the last read has ended.
-//! - S4 A lone writer has ended when all of it is on the disk: `buffered` is flushed.
+//! - RP-S1 A run is a function of its case: it reads no clock, and all random numbers come from the
+//!   seed.
+//! - RP-S2 The latency of a read counts from the time when it was due. Reads are sent at their
+//!   times, no matter how many are in flight.
+//! - RP-S3 Reads are measured from [`SETTLE_NS`] on; earlier ones are reported apart. The writer
+//!   continues until the last read has ended.
+//! - RP-S4 The time of a lone writer ends when all its data are on the disk: `buffered` is flushed.
 mod run;
 
 use policy::wbt::{Control, DeviceTraits, KernelControl, KernelParams, Mode, Qd1Rule};
@@ -27,29 +28,29 @@ use sim::model::{Flash, FlashParams, HddParams, Turnaround};
 
 pub use run::run;
 
-use crate::beside_local::Sample;
+use crate::mixed_load::Sample;
 
-/// Every write of the published lone writer: what its kernel sent to such a disk at most.
+/// The size of each write of the published lone writer: its kernel's limit for such a disk.
 pub const LONE_REQUEST_BYTES: u64 = 512 << 10;
-/// Every other write.
+/// The size of every other write.
 pub const REQUEST_BYTES: u64 = 1 << 20;
-/// What a writer without a cache keeps in flight.
+/// Bytes that a writer without a cache keeps in flight.
 pub const FLUSHER_BYTES: u64 = 32 << 20;
-/// What a lone writer writes.
+/// Bytes that a lone writer writes.
 pub const LONE_BYTES: u64 = 10_000_000_000;
 /// Reads a second.
 pub const RATES: [u64; 3] = [20, 500, 2000];
-/// The file of a writer lies at the beginning of the disk, that of a reader right behind it, and is
-/// as long. A lone writer's file is longer; the others begin anew at the end.
+/// The writer's file is at the begin of the disk, the reader's file of the same length follows it.
+/// A writer that reaches the end of its file begins again; a lone writer's file is longer.
 pub const FILE_BYTES: u64 = 4 << 30;
 pub const LONE_FILE_BYTES: u64 = 10 << 30;
-/// How long both run before reads count: what the throttle has to learn, it learns then.
+/// How long both run before reads are measured. In this time the throttle adapts to the disk.
 pub const SETTLE_NS: u64 = 4_000_000_000;
 
-/// A model.
+/// A model of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// The disk of the published lone writer, or one that works on more commands at once.
+    /// The disk of the published lone writer, or the same with a deeper queue.
     Lone {
         queue_depth: u32,
     },
@@ -62,10 +63,10 @@ pub enum Disk {
 }
 
 impl Disk {
-    /// Those on which a reader is beside a writer.
+    /// The disks that a reader and a writer share.
     pub const SHARED: [Disk; 4] = [Disk::Hdd, Disk::HddNoCache, Disk::Sata, Disk::Nvme];
 
-    /// How the keys of the JSON line begin.
+    /// The prefix of its keys in the JSON line.
     pub fn key(self) -> String {
         match self {
             Disk::Lone { queue_depth } => format!("qd{queue_depth}"),
@@ -84,8 +85,8 @@ impl Disk {
         if matches!(self, Disk::Lone { .. }) { LONE_REQUEST_BYTES } else { REQUEST_BYTES }
     }
 
-    /// Readers that leave time for a writer. The rotating disk does 174 random reads a second of
-    /// the reader's file one by one, and 503 with its queue full: nothing to share beside 500.
+    /// Rates of reads that leave time for a writer. The rotating disk does 174 random reads a
+    /// second one by one, and 503 with a full queue: a reader of 500 a second leaves nothing.
     pub fn rates(self) -> &'static [u64] {
         if self.is_rotating() { &RATES[..1] } else { &RATES }
     }
@@ -114,11 +115,11 @@ impl Disk {
     }
 }
 
-/// What the leaf does.
+/// The mode of the throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Throttling {
     Off,
-    /// The kernel's law without its rule for a queue depth of 1.
+    /// The kernel's algorithm without its rule for a queue depth of 1.
     NoRule,
     Kernel,
     Tail,
@@ -134,7 +135,7 @@ impl Throttling {
         }
     }
 
-    /// Its law, or `None` for off.
+    /// Its algorithm; `None` for off.
     fn law(self, device: DeviceTraits) -> Option<Control> {
         match self {
             Throttling::Off => None,
@@ -148,7 +149,7 @@ impl Throttling {
     }
 }
 
-/// What writes.
+/// The kind of writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Writer {
     /// A client of a `buffered` device, one write at a time.
@@ -158,13 +159,13 @@ pub enum Writer {
     Flusher,
 }
 
-/// Who is there.
+/// The load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// A writer with so much to write.
+    /// A writer that ends after so many bytes.
     Lone { bytes: u64 },
-    /// A writer that never ends, a reader, or both, for so long after the settling.
-    Beside { writer: bool, reads_per_s: Option<u64>, for_ns: u64 },
+    /// A writer without end, a reader, or both, for `for_ns` after [`SETTLE_NS`].
+    Timed { writer: bool, reads_per_s: Option<u64>, for_ns: u64 },
 }
 
 /// One run.
@@ -176,21 +177,21 @@ pub struct Case {
     pub load: Load,
 }
 
-/// What came out of it.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Until the last write of a lone writer had ended, or for how long reads counted.
+    /// The time until the last write of a lone writer ended, or for which reads were measured.
     pub took_ns: u64,
     /// Bytes of the writes that ended in that time.
     pub write_bytes: u64,
-    /// Latencies of the reads that count, sorted, and of those before.
+    /// Latencies of the measured reads, sorted, and of the earlier ones.
     pub read_ns: Vec<u64>,
     pub early_read_ns: Vec<u64>,
-    /// Writes that waited, bios that went in pieces, probes.
+    /// Writes that waited, bios that were split, probes.
     pub waits: u64,
     pub splits: u64,
     pub probes: u64,
-    /// What the throttle was like while reads counted.
+    /// States of the throttle while reads were measured.
     pub samples: Vec<Sample>,
 }
 
@@ -203,18 +204,18 @@ impl Outcome {
         self.write_bytes as f64 / 1e6 / self.seconds()
     }
 
-    /// The latency that `per_mille` of a thousand reads do not exceed, microseconds.
+    /// The latency in microseconds that `per_mille` of a thousand reads do not exceed.
     pub fn read_us(&self, per_mille: usize) -> f64 {
         per_mille_of(&self.read_ns, per_mille)
     }
 
-    /// The longest read before reads count, microseconds.
+    /// The longest read before the measured time, in microseconds.
     pub fn early_max_us(&self) -> f64 {
         per_mille_of(&self.early_read_ns, 1000)
     }
 }
 
-/// By nearest rank; not a number of nothing.
+/// By nearest rank; NaN if there is no value.
 fn per_mille_of(sorted_ns: &[u64], per_mille: usize) -> f64 {
     let rank = (sorted_ns.len() * per_mille).div_ceil(1000).max(1);
     sorted_ns.get(rank - 1).map_or(f64::NAN, |ns| *ns as f64 / 1e3)

@@ -13,17 +13,17 @@ use super::{
     Case, FILE_BYTES, FLUSHER_BYTES, LONE_FILE_BYTES, Load, Outcome, REQUEST_BYTES, SETTLE_NS,
     Writer,
 };
-use crate::beside_local::{SAMPLE_EVERY, Sample};
+use crate::mixed_load::{SAMPLE_EVERY, Sample};
 
-/// Seed of the reader's places and of its jitter.
+/// Seed of the reader's addresses and of its jitter.
 const SEED: u64 = 1;
 const READ_BYTES: u64 = 4096;
-/// A due time is moved by up to this part of the distance of two, so that reads do not keep step
-/// with the writer.
+/// A read is due up to 1/JITTER of the interval later than the rate says, so that reads do not
+/// keep step with the writer.
 const JITTER: u64 = 10;
-/// How often a writer of which too much is dirty says that it waits: the longest pause there is.
+/// How often a writer with too many dirty pages reports that it waits: the longest pause there is.
 const DIRTY_PAUSE_NS: u64 = 200_000_000;
-/// A reader that is so far behind at the end is not waited for.
+/// How long the run waits at its end for reads that are late.
 const PATIENCE_NS: u64 = 600_000_000_000;
 
 /// Runs a case.
@@ -52,7 +52,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
     });
     let (lone_bytes, writes, reads_per_s, for_ns) = match case.load {
         Load::Lone { bytes } => (Some(bytes), true, None, 0),
-        Load::Beside { writer, reads_per_s, for_ns } => (None, writer, reads_per_s, for_ns),
+        Load::Timed { writer, reads_per_s, for_ns } => (None, writer, reads_per_s, for_ns),
     };
     let to_ns = SETTLE_NS + for_ns;
     let job = Rc::new(Job {
@@ -62,7 +62,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         left: Cell::new(lone_bytes.unwrap_or(u64::MAX)),
         writers: Cell::new(0),
         to_ns,
-        place: Cell::new(0),
+        position: Cell::new(0),
         written: Cell::new(None),
         stop: Cell::new(false),
         reads: Cell::new(0),
@@ -135,22 +135,22 @@ fn buffered(below: Rc<FileLeaf>, len_bytes: u64) -> Result<Rc<PageCache>, String
 struct Job {
     leaf: Rc<FileLeaf>,
     request_bytes: u64,
-    /// Of the writer.
+    /// The length of the writer's file.
     file_bytes: u64,
-    /// What the writer has not sent yet.
+    /// Bytes that the writer has not sent yet.
     left: Cell<u64>,
     /// Writer's tasks that have not ended.
     writers: Cell<u64>,
-    /// When nothing counts any more.
+    /// The end of the measured time.
     to_ns: u64,
-    place: Cell<u64>,
-    /// Of [`Job::meter`].
+    position: Cell<u64>,
+    /// The result of [`Job::meter`].
     written: Cell<Option<u64>>,
     stop: Cell<bool>,
     /// Reads in flight.
     reads: Cell<u64>,
     reader_is_done: Cell<bool>,
-    /// When due, and how long after that ended.
+    /// (due time, latency).
     latencies: RefCell<Vec<(u64, u64)>>,
     samples: RefCell<Vec<Sample>>,
     failure: Cell<Option<Status>>,
@@ -161,7 +161,7 @@ impl Job {
         self.leaf.stats().of(Op::Write).bytes
     }
 
-    /// Looks at the throttle in the time that counts.
+    /// Samples the throttle in the measured time.
     async fn watch(self: Rc<Job>) {
         reactor::sleep(Nanos(SETTLE_NS)).await;
         let begin = reactor::now();
@@ -171,7 +171,7 @@ impl Job {
         }
     }
 
-    /// Counts what the disk was given in the time that counts.
+    /// Counts the bytes written to the disk in the measured time.
     async fn meter(self: Rc<Job>) {
         reactor::sleep(Nanos(SETTLE_NS)).await;
         let before = self.disk_bytes();
@@ -179,8 +179,8 @@ impl Job {
         self.written.set(Some(self.disk_bytes() - before));
     }
 
-    /// Keeps writes in flight as a flusher does, and tells the leaf that its writers wait: there is
-    /// always too much dirty.
+    /// Keeps writes in flight as a flusher does, and reports to the leaf that writers wait, as if
+    /// too many pages were always dirty.
     fn start_flusher(self: Rc<Job>) {
         let tasks = FLUSHER_BYTES / self.request_bytes;
         self.writers.set(tasks);
@@ -196,9 +196,9 @@ impl Job {
         });
     }
 
-    fn next_place(&self, len: u64) -> Sector {
-        let at = self.place.get();
-        self.place.set((at + len) % self.file_bytes);
+    fn next_position(&self, len: u64) -> Sector {
+        let at = self.position.get();
+        self.position.set((at + len) % self.file_bytes);
         Sector::from_bytes(at)
     }
 
@@ -210,7 +210,7 @@ impl Job {
             let len = REQUEST_BYTES.min(self.left.get());
             self.left.set(self.left.get() - len);
             let data = zeroes.slice(0..usize_of(len)).into();
-            let at = self.next_place(REQUEST_BYTES);
+            let at = self.next_position(REQUEST_BYTES);
             result = reactor::write(&*cache, Flags::empty(), Class::Normal, at, data).await;
         }
         if result.is_ok() && self.left.get() == 0 {
@@ -229,7 +229,7 @@ impl Job {
                 break;
             }
             self.left.set(self.left.get() - len);
-            let sector = self.next_place(self.request_bytes);
+            let sector = self.next_position(self.request_bytes);
             let data = zeroes.slice(0..usize_of(len)).into();
             let (flags, class) = (Flags::BACKGROUND, Class::Background);
             if let Err(status) = reactor::write(&*self.leaf, flags, class, sector, data).await {
@@ -239,7 +239,7 @@ impl Job {
         self.writers.set(self.writers.get() - 1);
     }
 
-    /// S2.
+    /// RP-S2.
     async fn reader(self: Rc<Job>, every_ns: u64) {
         let mut rng = Rng::new(SEED + 1);
         let mut nth = 0;

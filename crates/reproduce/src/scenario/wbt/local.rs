@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writeback throttling on a file of this machine: a reader by the clock, a writer, and both.
-//! Percentiles and rates are the medians of the rounds', so that one stall of the machine does not
+//! Writeback throttling on a file of this machine: a reader at a fixed rate, a writer, and both.
+//! Percentiles and rates are medians over the rounds, so that one stall of the machine does not
 //! decide.
 use std::path::Path;
 
+use super::super::units::{GIB, MIB, ROUNDS, mib};
 use super::{
-    Beside, GIB, KEYS_PER_MILLE, MIB, MODES, PER_MILLE, PUBLISHED_S, ROUNDS, key, latencies, mib,
-    throttle,
+    KEYS_PER_MILLE, MODES, MixedFigures, PER_MILLE, PUBLISHED_S, key, latencies, throttle,
 };
-use crate::beside_local::{Devices, Local, While};
 use crate::median::{median, spread_percent};
-use crate::report::{Better, Decides, Row, Section};
-use crate::rounds::{Steps, Told, turns};
+use crate::mixed_load::{Devices, LoadResult, Local};
+use crate::report::{Basis, Direction, Row, Section};
+use crate::rounds::{Progress, Steps, turns};
 use crate::table::{Table, fixed};
 use crate::unnamed;
 use crate::wbt_sim::Throttling;
 
-/// Of this model are the figures: the disk of this machine.
+/// The prefix of the keys: the disk of this machine.
 const MODEL: &str = "disk";
-/// The most that the page cache of the writer is given.
+/// The largest page cache of the writer.
 pub(crate) const MEMORY_MIB_MAX: u64 = 256;
 
-/// What is run.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub rounds: usize,
-    /// Seconds of each load: those that do not count, and those that do.
+    /// Seconds of each load: unmeasured ones, then measured ones.
     pub time: (f64, f64),
-    /// Reads a second of each reader; the keys without a rate are of the last one.
+    /// Reads a second of each reader; the keys without a rate belong to the last one.
     pub rates: Vec<f64>,
-    /// Of the file: half of it is read, half is written.
+    /// The size of the file: half of it is read, half is written.
     pub file_bytes: u64,
-    /// Of the writer's page cache.
+    /// Memory of the writer's page cache.
     pub memory_mib: u64,
 }
 
 impl Options {
-    /// As `millpond reproduce` runs it, with a file four times as large as this.
+    /// The options of `millpond reproduce`, with a file of four times `bytes`.
     pub fn of_bytes(bytes: u64) -> Options {
         Options {
             rounds: ROUNDS,
@@ -48,30 +48,30 @@ impl Options {
     }
 }
 
-/// Runs it in this process, on a file without a name in `dir`.
+/// Runs the scenario in this process, on an unnamed file in `dir`.
 ///
 /// # Errors
-/// What the file system or a device said.
-pub fn run(dir: &Path, options: &Options, told: Told<'_>) -> Result<Section, String> {
-    told(0.0, "making files");
+/// The error of the file system or of a device.
+pub fn run(dir: &Path, options: &Options, progress: Progress<'_>) -> Result<Section, String> {
+    progress(0.0, "making files");
     let file = unnamed::make(dir, options.file_bytes);
     let file = file.map_err(|e| format!("{}: {e}", dir.display()))?;
     let local = Local::new(&unnamed::path(&file), options.file_bytes, options.memory_mib)?;
-    run_on(&local, options, told)
+    run_on(&local, options, progress)
 }
 
-/// Runs it on devices that are there.
+/// Runs the scenario on these devices.
 ///
 /// # Errors
-/// What a device said.
+/// The error of a device.
 pub fn run_on(
     devices: &impl Devices,
     options: &Options,
-    told: Told<'_>,
+    progress: Progress<'_>,
 ) -> Result<Section, String> {
     let mut results = Results::new(options);
     let loads = options.rates.len() + MODES.len() * (1 + options.rates.len());
-    let mut steps = Steps::new(told, options.rounds * loads);
+    let mut steps = Steps::new(progress, options.rounds * loads);
     let load = |round: usize, rate: Option<f64>, writes, what: &str, steps: &mut Steps<'_>| {
         steps.next(what);
         let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round as u64 + 1);
@@ -89,12 +89,12 @@ pub fn run_on(
         let what = format!("writer alone, wbt {name}");
         let alone = load(round, None, true, &what, &mut steps)?;
         seen.alone_mib_per_s.push(written(&alone)?);
-        for (rate, beside) in options.rates.iter().zip(&mut seen.beside) {
+        for (rate, mixed) in options.rates.iter().zip(&mut seen.mixed) {
             let what = format!("reader beside a writer, wbt {name}");
             let both = load(round, Some(*rate), true, &what, &mut steps)?;
-            beside.mib_per_s.push(written(&both)?);
-            beside.reads.push(read_us(&both)?);
-            beside.last = both;
+            mixed.mib_per_s.push(written(&both)?);
+            mixed.reads.push(read_us(&both)?);
+            mixed.last = both;
         }
         if MODES[at] != Throttling::Off {
             seen.stats = devices.attribute("queue/wbt_stats")?;
@@ -111,20 +111,20 @@ fn set(devices: &impl Devices, mode: Throttling) -> Result<(), String> {
     devices.set_attribute("queue/wbt_lat_usec", "-1")
 }
 
-/// Latencies of a round by thousandths, as [`PER_MILLE`].
+/// Latencies of a round, one for each of [`PER_MILLE`].
 type Reads = [f64; PER_MILLE.len()];
 
-fn read_us(of: &While) -> Result<Reads, String> {
+fn read_us(of: &LoadResult) -> Result<Reads, String> {
     let all = of.latency_ns.as_ref().filter(|h| !h.is_empty()).ok_or("nothing was read")?;
     Ok(PER_MILLE.map(|(n, _)| all.value_at_quantile(n as f64 / 1e3) as f64 / 1e3))
 }
 
-fn written(of: &While) -> Result<f64, String> {
+fn written(of: &LoadResult) -> Result<f64, String> {
     let bytes = of.written_bytes_per_s.filter(|b| *b > 0.0).ok_or("nothing was written")?;
     Ok(bytes / MIB as f64)
 }
 
-/// That thousandth in each round.
+/// One quantile of each round.
 fn rounds_of(reads: &[Reads], per_mille: usize) -> Vec<f64> {
     let at = PER_MILLE.iter().position(|(n, _)| *n == per_mille).expect("one that is shown");
     reads.iter().map(|us| us[at]).collect()
@@ -134,35 +134,35 @@ fn us(reads: &[Reads], per_mille: usize) -> f64 {
     median(&rounds_of(reads, per_mille))
 }
 
-/// What was seen of one mode in the rounds.
+/// The figures of one mode, one for each round.
 #[derive(Default)]
-struct Seen {
+struct ModeRuns {
     alone_mib_per_s: Vec<f64>,
     /// For each rate.
-    beside: Vec<Both>,
-    /// Of the throttle at the end.
+    mixed: Vec<MixedResults>,
+    /// `wbt_stats` of the throttle at the end.
     stats: String,
 }
 
 #[derive(Default)]
-struct Both {
+struct MixedResults {
     mib_per_s: Vec<f64>,
     reads: Vec<Reads>,
-    last: While,
+    last: LoadResult,
 }
 
 struct Results<'a> {
     options: &'a Options,
-    /// The reader alone, for each rate, of each round.
+    /// The reader alone: for each rate a list of the rounds.
     alone: Vec<Vec<Reads>>,
-    modes: [Seen; MODES.len()],
+    modes: [ModeRuns; MODES.len()],
 }
 
 impl Results<'_> {
     fn new(options: &Options) -> Results<'_> {
         let seen = || {
-            let beside = options.rates.iter().map(|_| Both::default()).collect();
-            Seen { beside, ..Seen::default() }
+            let mixed = options.rates.iter().map(|_| MixedResults::default()).collect();
+            ModeRuns { mixed, ..ModeRuns::default() }
         };
         let alone = options.rates.iter().map(|_| Vec::new()).collect();
         Results { options, alone, modes: MODES.map(|_| seen()) }
@@ -170,23 +170,23 @@ impl Results<'_> {
 
     fn section(&self) -> Section {
         let mut section = Section { name: "wbt", ..Section::default() };
-        section.tables = self.beside_tables();
+        section.tables = self.mixed_tables();
         section.tables.push(self.alone_table());
         section.tables.extend(self.stats_tables());
         section.rows = self.lone_rows();
         let Some(main) = self.options.rates.len().checked_sub(1) else { return section };
-        section.rows.extend(self.beside(main).rows());
+        section.rows.extend(self.mixed(main).rows());
         self.put(&mut section);
         let of = |name, reads: &[Reads]| (name, PER_MILLE.map(|(n, _)| us(reads, n)));
         let both =
-            MODES.iter().zip(&self.modes).map(|(m, seen)| of(key(*m), &seen.beside[main].reads));
+            MODES.iter().zip(&self.modes).map(|(m, seen)| of(key(*m), &seen.mixed[main].reads));
         let readers = std::iter::once(of("alone", &self.alone[main])).chain(both).collect();
         section.plots.push(latencies("this disk", readers));
         let laws: Vec<_> = MODES
             .iter()
             .zip(&self.modes)
             .skip(1)
-            .map(|(mode, seen)| (key(*mode), &seen.beside[main].last.samples[..]))
+            .map(|(mode, seen)| (key(*mode), &seen.mixed[main].last.samples[..]))
             .collect();
         section.plots.extend(throttle("this disk", &laws));
         section.notes.push(format!(
@@ -201,7 +201,7 @@ impl Results<'_> {
         section
     }
 
-    /// Seconds of a GiB.
+    /// Seconds for one GiB.
     fn lone_s(&self, mode: usize) -> Vec<f64> {
         let seconds = |mib: &f64| GIB / (mib * MIB as f64);
         self.modes[mode].alone_mib_per_s.iter().map(seconds).collect()
@@ -210,7 +210,7 @@ impl Results<'_> {
     fn lone_rows(&self) -> Vec<Row> {
         let off_s = self.lone_s(0);
         let row = |law: usize, what: &str| {
-            let unit = ("s", Better::Less, Decides::Disk);
+            let unit = ("s", Direction::LowerIsBetter, Basis::Disk);
             Row::new(what, ("off", &off_s), (key(MODES[law]), &self.lone_s(law)), unit)
                 .published(PUBLISHED_S.0 / PUBLISHED_S.1)
                 .limit("the same, off", median(&off_s))
@@ -218,26 +218,26 @@ impl Results<'_> {
         vec![row(1, "lone writer, a GiB, kernel's law"), row(2, "lone writer, a GiB")]
     }
 
-    fn beside(&self, rate: usize) -> Beside {
-        let of = |mode: usize| &self.modes[mode].beside[rate];
-        Beside {
+    fn mixed(&self, rate: usize) -> MixedFigures {
+        let of = |mode: usize| &self.modes[mode].mixed[rate];
+        MixedFigures {
             of: String::new(),
             read_p99_us: std::array::from_fn(|mode| rounds_of(&of(mode).reads, 990)),
             written: std::array::from_fn(|mode| of(mode).mib_per_s.clone()),
             reader_alone_p99_us: us(&self.alone[rate], 990),
             writer_alone: median(&self.modes[0].alone_mib_per_s),
             unit: "MiB/s",
-            decides: Decides::Disk,
+            basis: Basis::Disk,
         }
     }
 
-    /// What the writer beside a reader keeps of what it has alone.
+    /// The throughput of the writer with a reader, divided by that without.
     fn share(&self, mode: usize, rate: usize) -> f64 {
         let seen = &self.modes[mode];
-        median(&seen.beside[rate].mib_per_s) / median(&seen.alone_mib_per_s)
+        median(&seen.mixed[rate].mib_per_s) / median(&seen.alone_mib_per_s)
     }
 
-    fn beside_tables(&self) -> Vec<Table> {
+    fn mixed_tables(&self) -> Vec<Table> {
         let head = [
             "p50",
             "p99",
@@ -259,9 +259,9 @@ impl Results<'_> {
                 figures.into_iter().chain([fixed(over(990), 2), fixed(over(999), 2)])
             };
             table.row(&["alone"], reads(&self.alone[nth]));
-            let off = median(&self.modes[0].beside[nth].mib_per_s);
+            let off = median(&self.modes[0].mixed[nth].mib_per_s);
             for (at, seen) in self.modes.iter().enumerate() {
-                let rates = &seen.beside[nth].mib_per_s;
+                let rates = &seen.mixed[nth].mib_per_s;
                 let writer = [
                     fixed(median(rates), 0),
                     fixed(spread_percent(rates), 0),
@@ -269,7 +269,7 @@ impl Results<'_> {
                     fixed(median(rates) / off, 2),
                 ];
                 let name = format!("beside, wbt {}", MODES[at].name());
-                table.row(&[&name], reads(&seen.beside[nth].reads).chain(writer));
+                table.row(&[&name], reads(&seen.mixed[nth].reads).chain(writer));
             }
             table
         };
@@ -303,7 +303,7 @@ impl Results<'_> {
             section.put(name, median(&self.lone_s(at)));
         }
         for (nth, rate) in self.options.rates.iter().enumerate() {
-            // The last one leaves its figures without a rate.
+            // The keys of the last rate are repeated without it.
             for prefix in [format!("{MODEL}_{rate}"), MODEL.to_owned()] {
                 for (per_mille, name) in KEYS_PER_MILLE {
                     let mut put = |who: &str, reads: &[Reads]| {
@@ -312,7 +312,7 @@ impl Results<'_> {
                     };
                     put("alone", &self.alone[nth]);
                     for (mode, seen) in MODES.iter().zip(&self.modes) {
-                        put(key(*mode), &seen.beside[nth].reads);
+                        put(key(*mode), &seen.mixed[nth].reads);
                     }
                 }
                 for (at, mode) in MODES.iter().enumerate() {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Writeback throttling on models of disks in virtual time. The same options give the same bytes on
 //! every machine. What is calibrated and what is a prediction: `docs/wbt-model.md`.
-use super::{Beside, KEYS_PER_MILLE, MODES, PER_MILLE, PUBLISHED_S, key, latencies, throttle};
-use crate::report::{Asked, Better, Decides, Goal, Row, Section};
-use crate::rounds::{Told, side_by_side};
+use super::{
+    KEYS_PER_MILLE, MODES, MixedFigures, PER_MILLE, PUBLISHED_S, key, latencies, throttle,
+};
+use crate::report::{Basis, Direction, Goal, Requirement, Row, Section};
+use crate::rounds::{Progress, run_parallel};
 use crate::table::{Table, fixed};
 use crate::wbt_sim::{
     Case, Disk, LONE_BYTES, Load, Outcome, RATES, REQUEST_BYTES, SETTLE_NS, Throttling, Writer,
@@ -11,27 +13,27 @@ use crate::wbt_sim::{
 };
 
 const LAWS: [Throttling; 2] = [Throttling::Kernel, Throttling::Tail];
-/// On the disk of the published lone writer.
+/// Modes on the disk of the published lone writer.
 const LONE_MODES: [Throttling; 4] =
     [Throttling::Off, Throttling::NoRule, Throttling::Kernel, Throttling::Tail];
 const QD1: Disk = Disk::Lone { queue_depth: 1 };
 
-/// What is run.
+/// The options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Sizes and times are divided by this.
+    /// SizeCounts and times are divided by this.
     pub scale: u64,
     pub writer: Writer,
-    /// Depths at which a lone writer is tried on the disk of the published one; 1 at least.
+    /// Queue depths of the disk of the published lone writer; 1 must be among them.
     pub depths: &'static [u32],
-    /// On which a reader is beside a writer.
+    /// Disks that a reader and a writer share.
     pub disks: &'static [Disk],
-    /// Whether readers are slower and faster, too, than the one of the plain keys.
+    /// Whether all rates of reads are run, not only the one of the keys without a rate.
     pub has_all_rates: bool,
 }
 
 impl Options {
-    /// As `millpond reproduce --sim` runs it, with so many bytes of a lone writer.
+    /// The options of `millpond reproduce --sim` for so many bytes of a lone writer.
     pub fn of_bytes(bytes: u64) -> Options {
         Options {
             scale: (LONE_BYTES / bytes).clamp(1, 64),
@@ -42,7 +44,7 @@ impl Options {
         }
     }
 
-    /// All that there is.
+    /// All disks, depths and rates.
     pub fn all(scale: u64, writer: Writer) -> Options {
         let (depths, disks) = (&[1, 2, 4, 8, 16, 32], &Disk::SHARED);
         Options { scale, writer, depths, disks, has_all_rates: true }
@@ -57,19 +59,19 @@ impl Options {
         if self.has_all_rates { RATES.to_vec() } else { vec![main_rate(disk)] }
     }
 
-    /// Those of a reader that leaves time for a writer.
+    /// Rates of reads that leave time for a writer.
     fn shared_rates(&self, disk: Disk) -> Vec<u64> {
         self.rates(disk).into_iter().filter(|rate| disk.rates().contains(rate)).collect()
     }
 
-    /// In whole requests: a client that ends within a page has to read it.
+    /// Whole requests only: a client whose last write ends within a page has to read that page.
     fn lone(&self) -> Load {
         Load::Lone { bytes: LONE_BYTES / self.scale / REQUEST_BYTES * REQUEST_BYTES }
     }
 
     /// A writer without a reader.
     fn alone(&self) -> Load {
-        Load::Beside { writer: true, reads_per_s: None, for_ns: 20_000_000_000 / self.scale }
+        Load::Timed { writer: true, reads_per_s: None, for_ns: 20_000_000_000 / self.scale }
     }
 
     fn reader(&self, rate: u64, writer: bool) -> Load {
@@ -80,7 +82,7 @@ impl Options {
             _ => 6,
         };
         let for_ns = seconds * 1_000_000_000 / self.scale;
-        Load::Beside { writer, reads_per_s: Some(rate), for_ns }
+        Load::Timed { writer, reads_per_s: Some(rate), for_ns }
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -103,7 +105,7 @@ impl Options {
     }
 }
 
-/// The rate that the keys without one are for.
+/// The rate of the keys without a rate.
 fn main_rate(disk: Disk) -> u64 {
     if disk.is_rotating() { 20 } else { 500 }
 }
@@ -111,8 +113,8 @@ fn main_rate(disk: Disk) -> u64 {
 fn words(case: Case) -> String {
     let load = match case.load {
         Load::Lone { bytes } => format!("lone writer of {} MB", bytes / 1_000_000),
-        Load::Beside { writer: true, reads_per_s: None, .. } => "writer alone".to_owned(),
-        Load::Beside { writer, reads_per_s, .. } => {
+        Load::Timed { writer: true, reads_per_s: None, .. } => "writer alone".to_owned(),
+        Load::Timed { writer, reads_per_s, .. } => {
             let beside = if writer { " beside a writer" } else { "" };
             format!("{} reads a second{beside}", reads_per_s.unwrap_or(0))
         }
@@ -120,18 +122,18 @@ fn words(case: Case) -> String {
     format!("{load}, {}, wbt {}", case.disk.key(), case.throttling.name())
 }
 
-/// Runs it.
+/// Runs the scenario.
 ///
 /// # Errors
 /// A request that failed, or a run that did not end.
-pub fn run(options: &Options, told: Told<'_>) -> Result<Section, String> {
-    told(0.0, "writers and readers on models of disks");
+pub fn run(options: &Options, progress: Progress<'_>) -> Result<Section, String> {
+    progress(0.0, "writers and readers on models of disks");
     let cases = options.cases();
     let work = |case| run_case(case).map_err(|e| format!("{}: {e}", words(case)));
-    let said = |case, o: &Outcome| {
+    let describe = |case, o: &Outcome| {
         format!("{}: read p99 {:.0} us, {:.1} MB/s", words(case), o.read_us(990), o.mb_per_s())
     };
-    let outcomes = side_by_side(&cases, work, said, told)?;
+    let outcomes = run_parallel(&cases, work, describe, progress)?;
     let runs = cases.into_iter().zip(outcomes).collect();
     Ok(Results { options: *options, runs }.section())
 }
@@ -152,7 +154,7 @@ impl Results {
         self.of(disk, throttling, self.options.lone()).seconds()
     }
 
-    /// How much longer a lone writer takes than off, per cent.
+    /// How much longer a lone writer takes than with throttling off, in per cent.
     fn loss(&self, disk: Disk, throttling: Throttling) -> f64 {
         (self.lone_s(disk, throttling) / self.lone_s(disk, Throttling::Off) - 1.0) * 100.0
     }
@@ -169,7 +171,7 @@ impl Results {
         self.of(disk, throttling, self.options.reader(rate, true))
     }
 
-    /// What the writer beside a reader keeps of what it has alone.
+    /// The throughput of the writer with a reader, divided by that without.
     fn share(&self, disk: Disk, rate: u64, throttling: Throttling) -> f64 {
         self.both(disk, rate, throttling).mb_per_s() / self.writer(disk).mb_per_s()
     }
@@ -182,7 +184,7 @@ impl Results {
     fn section(&self) -> Section {
         let [no_rule_s, on_s] =
             [Throttling::NoRule, Throttling::Tail].map(|mode| self.lone_s(QD1, mode));
-        let unit = ("s", Better::Less, Decides::Model);
+        let unit = ("s", Direction::LowerIsBetter, Basis::Model);
         let lone =
             Row::new("lone writer, depth 1", ("no rule", &[no_rule_s]), ("on", &[on_s]), unit)
                 .published(PUBLISHED_S.1 / PUBLISHED_S.0)
@@ -190,12 +192,12 @@ impl Results {
         let mut section = Section {
             name: "wbt",
             rows: vec![lone],
-            tables: vec![self.published_table(), self.lone_table(), self.beside_table()],
+            tables: vec![self.published_table(), self.lone_table(), self.mixed_table()],
             goals: self.goals(),
             ..Section::default()
         };
         for &disk in self.options.disks {
-            section.rows.extend(self.beside(disk).rows());
+            section.rows.extend(self.mixed(disk).rows());
             self.plot(&mut section, disk);
         }
         self.put(&mut section);
@@ -213,16 +215,16 @@ impl Results {
         section
     }
 
-    fn beside(&self, disk: Disk) -> Beside {
+    fn mixed(&self, disk: Disk) -> MixedFigures {
         let rate = main_rate(disk);
-        Beside {
+        MixedFigures {
             of: format!(", {}", disk.key()),
             read_p99_us: MODES.map(|mode| vec![self.both(disk, rate, mode).read_us(990)]),
             written: MODES.map(|mode| vec![self.both(disk, rate, mode).mb_per_s()]),
             reader_alone_p99_us: self.reader(disk, rate).read_us(990),
             writer_alone: self.writer(disk).mb_per_s(),
             unit: "MB/s",
-            decides: Decides::Model,
+            basis: Basis::Model,
         }
     }
 
@@ -279,7 +281,7 @@ impl Results {
         table
     }
 
-    fn beside_table(&self) -> Table {
+    fn mixed_table(&self) -> Table {
         let title = "Prediction: a reader of random 4 KiB by the clock beside a writer that never \
                      stops, us";
         let figures = ["p50", "p99", "p99.9", "p99 x", "p99.9 x", "first", "MB/s", "share"];
@@ -332,15 +334,15 @@ impl Results {
         }
         for &disk in self.options.disks {
             for rate in self.options.shared_rates(disk) {
-                self.put_beside(section, &format!("{}_{rate}", disk.key()), (disk, rate));
+                self.put_mixed(section, &format!("{}_{rate}", disk.key()), (disk, rate));
                 if rate == main_rate(disk) {
-                    self.put_beside(section, &disk.key(), (disk, rate));
+                    self.put_mixed(section, &disk.key(), (disk, rate));
                 }
             }
         }
     }
 
-    fn put_beside(&self, section: &mut Section, prefix: &str, (disk, rate): (Disk, u64)) {
+    fn put_mixed(&self, section: &mut Section, prefix: &str, (disk, rate): (Disk, u64)) {
         for (per_mille, name) in KEYS_PER_MILLE {
             let alone = self.reader(disk, rate).read_us(per_mille);
             section.put(format!("{prefix}_read_{name}_alone_us"), alone);
@@ -355,16 +357,16 @@ impl Results {
         }
     }
 
-    /// What our law is judged by.
+    /// The goals of our algorithm.
     fn goals(&self) -> Vec<Goal> {
         let tail = Throttling::Tail;
         let mut goals = Vec::new();
-        let mut goal = |what, figure, bound, is_at_most, asked| {
-            goals.push(Goal { what, figure, bound, is_at_most, asked });
+        let mut goal = |what, figure, bound, is_at_most, requirement| {
+            goals.push(Goal { what, figure, bound, is_at_most, requirement });
         };
         for disk in self.options.lone_disks() {
             let what = format!("{}: loss of a lone writer, %", disk.key());
-            goal(what, self.loss(disk, tail), 1.0, true, Asked::Plainly);
+            goal(what, self.loss(disk, tail), 1.0, true, Requirement::Required);
         }
         for &disk in self.options.disks {
             for rate in self.options.shared_rates(disk) {
@@ -372,15 +374,15 @@ impl Results {
                 let bound = if disk.is_rotating() { 4.0 } else { 2.0 };
                 let p99 = self.ratio(disk, rate, tail, 990);
                 let times = format!("{name}: read p99, times alone");
-                goal(times, p99, bound, true, Asked::Plainly);
+                goal(times, p99, bound, true, Requirement::Required);
                 let share = self.share(disk, rate, tail);
                 let shares = format!("{name}: share of the writer");
-                goal(shares.clone(), share, 0.7, false, Asked::Plainly);
+                goal(shares.clone(), share, 0.7, false, Requirement::Required);
                 if !disk.is_rotating() {
                     let p999 = self.ratio(disk, rate, tail, 999);
                     let times = format!("{name}: read p99.9, times alone");
-                    goal(times, p999, 3.0, true, Asked::Beyond);
-                    goal(shares, share, 0.85, false, Asked::Beyond);
+                    goal(times, p999, 3.0, true, Requirement::Stretch);
+                    goal(shares, share, 0.85, false, Requirement::Stretch);
                 }
             }
         }

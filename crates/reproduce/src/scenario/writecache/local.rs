@@ -4,38 +4,38 @@ use std::path::Path;
 
 use block::Nanos;
 
-use super::super::{MIB, ROUNDS, mib};
-use super::{FLUSH_FIGURES, Kind, READ_FIGURES, Seen, WAYS};
-use crate::compressed::place::Local;
+use super::super::units::{MIB, ROUNDS, mib};
+use super::{FLUSH_FIGURES, FlushRuns, Kind, READ_FIGURES, STRATEGIES};
+use crate::compressed::platform::Local;
 use crate::compressed::writeback::sequential;
-use crate::flush::{BLOCK_BYTES, PUBLISHED_PERCENT, Plan, Reads, Scale, Way};
-use crate::flush_disk::Ground;
+use crate::flush::{BLOCK_BYTES, PUBLISHED_PERCENT, Plan, Reads, Scale, Strategy};
+use crate::flush_disk::TestBed;
 use crate::median::median;
-use crate::report::{Decides, Section};
-use crate::rounds::{Steps, Told, turns};
+use crate::report::{Basis, Section};
+use crate::rounds::{Progress, Steps, turns};
 use crate::table::{Table, fixed};
 
-/// Those with a reader beside them.
-const READ_WAYS: [Way; 2] = [Way::Lru, Way::GapFill];
+/// Strategies that are run with a reader, too.
+const READ_STRATEGIES: [Strategy; 2] = [Strategy::Lru, Strategy::GapFill];
 
-/// What is run.
+/// The options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// Where the files are made.
+    /// The folder of the files.
     pub dir: &'a Path,
     pub scale: Scale,
-    /// Of the origin is so much dirty.
+    /// Dirty blocks in per cent of the origin.
     pub dirty_percent: u64,
     pub rounds: usize,
-    /// Writes of writeback in flight; 0 is no limit but the cache's own.
+    /// Limit of writes of writeback in flight; 0: only the cache's own limit.
     pub jobs: u32,
     pub reads: Reads,
-    /// Whether the origin is taken for a disk that rotates; what it says itself when nothing.
+    /// Whether the origin is treated as a rotating disk; if none, as it says.
     pub rotational: Option<bool>,
 }
 
 impl<'a> Options<'a> {
-    /// As `millpond reproduce` runs it, with so many dirty bytes.
+    /// The options of `millpond reproduce` for so many dirty bytes.
     pub fn of_dirty(dir: &'a Path, bytes: u64) -> Options<'a> {
         Options {
             dir,
@@ -52,59 +52,59 @@ impl<'a> Options<'a> {
         let Options { scale, dirty_percent: fill_percent, jobs, .. } = *self;
         let reads = kind.is_read.then_some(self.reads);
         let watched = !kind.is_read;
-        Plan { scale, way: kind.way, fill_percent, reads, jobs, nth, watched }
+        Plan { scale, strategy: kind.strategy, fill_percent, reads, jobs, nth, watched }
     }
 }
 
-/// Runs it.
+/// Runs the scenario.
 ///
 /// # Errors
-/// What the file system or the cache said.
-pub fn run(options: &Options<'_>, told: Told<'_>) -> Result<Section, String> {
-    told(0.0, "making files");
-    let ground = Ground::new(options.dir, options.scale.origin_blocks, options.rotational)?;
-    let kinds: Vec<Kind> = WAYS
-        .map(|way| Kind { way, is_read: false })
+/// The error of the file system or the cache.
+pub fn run(options: &Options<'_>, progress: Progress<'_>) -> Result<Section, String> {
+    progress(0.0, "making files");
+    let test_bed = TestBed::new(options.dir, options.scale.origin_blocks, options.rotational)?;
+    let kinds: Vec<Kind> = STRATEGIES
+        .map(|strategy| Kind { strategy, is_read: false })
         .into_iter()
-        .chain(READ_WAYS.map(|way| Kind { way, is_read: true }))
+        .chain(READ_STRATEGIES.map(|strategy| Kind { strategy, is_read: true }))
         .collect();
-    let mut steps = Steps::new(told, options.rounds * kinds.len() + 2);
+    let mut steps = Steps::new(progress, options.rounds * kinds.len() + 2);
     let mut nth = 0;
     let mut flush = |kind: Kind, steps: &mut Steps<'_>| {
         steps.next(&kind.words());
         nth += 1;
-        ground.run(options.plan(kind, nth))
+        test_bed.run(options.plan(kind, nth))
     };
-    // What is first pays for what nobody has written before.
-    flush(Kind { way: Way::GapKnown, is_read: false }, &mut steps)?;
-    let mut seen = Seen::default();
+    // The first flush is not measured: it pays for the first use of the disk.
+    flush(Kind { strategy: Strategy::GapKnown, is_read: false }, &mut steps)?;
+    let mut seen = FlushRuns::default();
     for (_, at) in turns(options.rounds, kinds.len()) {
         seen.push(kinds[at], flush(kinds[at], &mut steps)?);
     }
     steps.next("plain sequential writes");
     let dirty_bytes = options.scale.dirty_blocks(options.dirty_percent) * BLOCK_BYTES;
-    let place = Local::new(options.dir, dirty_bytes + MIB)?;
+    let platform = Local::new(options.dir, dirty_bytes + MIB)?;
     let plain: Result<Vec<_>, _> =
-        (0..options.rounds).map(|_| sequential(&place, dirty_bytes)).collect();
+        (0..options.rounds).map(|_| sequential(&platform, dirty_bytes)).collect();
     let plain_s = median(&plain?.iter().map(|p| p.0).collect::<Vec<_>>());
-    section(options, &ground, &seen, plain_s)
+    section(options, &test_bed, &seen, plain_s)
 }
 
 fn section(
     options: &Options<'_>,
-    ground: &Ground,
-    seen: &Seen,
+    test_bed: &TestBed,
+    seen: &FlushRuns,
     plain_s: f64,
 ) -> Result<Section, String> {
     let origin_bytes = options.scale.origin_blocks * BLOCK_BYTES;
     let dirty = mib(options.scale.dirty_blocks(options.dirty_percent) * BLOCK_BYTES);
-    let rotates = if ground.limits()?.rotational { "rotates" } else { "does not rotate" };
+    let rotates = if test_bed.limits()?.rotational { "rotates" } else { "does not rotate" };
     let whose = if options.rotational.is_some() { "is taken for one that" } else { "says that it" };
     let disk = format!("the disk {whose} {rotates}: gaps are filled only where that is faster");
     let limit = ("plain writes, no flush", plain_s);
     let mut section = Section {
         name: "writecache",
-        rows: seen.rows(limit, Decides::Disk),
+        rows: seen.rows(limit, Basis::Disk),
         plots: seen.plots(),
         ..Section::default()
     };
@@ -121,8 +121,8 @@ fn section(
         options.rounds
     );
     let mut flushes = Table::new(title, &["way"], &FLUSH_FIGURES);
-    for way in WAYS {
-        flushes.row(&[way.name()], seen.flush_figures(way));
+    for strategy in STRATEGIES {
+        flushes.row(&[strategy.name()], seen.flush_figures(strategy));
     }
     flushes.row(&["plain writes, no flush"], [fixed(plain_s, 3)]);
     flushes.note(format!("files in {}; {disk}", options.dir.display()));

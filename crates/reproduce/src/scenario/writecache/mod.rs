@@ -1,60 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The flush of a write cache: in LRU order, sorted, with gaps filled, with gaps filled from clean
-//! copies; and a reader beside it.
+//! The flush of a write cache: in LRU order, sorted, with gaps filled, and with gaps filled from
+//! clean copies; with and without a concurrent reader.
 //!
 //! ```text
 //!   local   on files of this machine, all kinds in turns, several rounds
-//!   models  on models of disks in virtual time, one run of each
+//!   models  on models of disks in virtual time, one run of each kind
 //! ```
 pub mod local;
 pub mod models;
 
-use super::MIB;
+use super::units::MIB;
 use crate::flush::{
-    BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Way, cache_device_sectors, percentile,
+    BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Strategy, cache_device_sectors, percentile,
 };
 use crate::median::{median, median_of, median_ratio, spread_percent};
-use crate::report::{Better, Decides, Kind as PlotKind, Plot, Row, Section, Series, size_bars};
+use crate::report::{Basis, Direction, Kind as PlotKind, Plot, Row, Section, Series, size_bars};
 use crate::table::{Table, fixed};
 
 /// Dirty bytes of the published run.
 pub(super) const PUBLISHED_BYTES: u64 = Scale::PUBLISHED.cache_blocks * BLOCK_BYTES;
 /// 99.2 s in LRU order, 44.0 s sorted.
 const PUBLISHED_RATIO: f64 = 99.2 / 44.0;
-const WAYS: [Way; 4] = [Way::Lru, Way::Sorted, Way::GapFill, Way::GapKnown];
+const STRATEGIES: [Strategy; 4] =
+    [Strategy::Lru, Strategy::Sorted, Strategy::GapFill, Strategy::GapKnown];
 
-/// What the two files take, and that of the plain writes.
+/// Bytes of the files of origin and cache device, and of the file for plain writes.
 pub(super) fn disk_bytes(size: u64) -> u64 {
     let scale = Scale::of_dirty(size);
-    let slots = scale.slots(PUBLISHED_PERCENT, Way::GapKnown);
+    let slots = scale.slots(PUBLISHED_PERCENT, Strategy::GapKnown);
     let two = scale.origin_blocks * BLOCK_BYTES + cache_device_sectors(slots).bytes();
     two + size + MIB
 }
 
-/// A way of writeback, and whether somebody reads beside it.
+/// A strategy of writeback, with or without a concurrent reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kind {
-    way: Way,
+    strategy: Strategy,
     is_read: bool,
 }
 
 impl Kind {
     fn words(self) -> String {
         let beside = if self.is_read { " beside a reader" } else { "" };
-        format!("flush{beside}, {}", self.way.name())
+        format!("flush{beside}, {}", self.strategy.name())
     }
 }
 
-/// When a reader has read.
+/// When a read was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     AtRest,
     InFlush,
 }
 
-/// The flushes of one dirty set on one disk; of each kind one a round.
+/// The flushes of one dirty set on one disk, one of each kind in each round.
 #[derive(Default)]
-struct Seen {
+struct FlushRuns {
     runs: Vec<(Kind, Vec<Outcome>)>,
 }
 
@@ -72,7 +73,7 @@ const FLUSH_FIGURES: [&str; 9] = [
 const READ_FIGURES: [&str; 6] =
     ["p50 at rest", "p50 in flush", "p99 at rest", "p99 in flush", "ratio", "flush s"];
 
-impl Seen {
+impl FlushRuns {
     fn push(&mut self, kind: Kind, outcome: Outcome) {
         match self.runs.iter_mut().find(|(seen, _)| *seen == kind) {
             Some((_, outcomes)) => outcomes.push(outcome),
@@ -80,22 +81,22 @@ impl Seen {
         }
     }
 
-    /// Of all rounds; empty when there is none of this kind.
-    fn of(&self, way: Way, is_read: bool) -> &[Outcome] {
-        let found = self.runs.iter().find(|(kind, _)| *kind == Kind { way, is_read });
+    /// The outcomes of all rounds; empty if there is no flush of this kind.
+    fn of(&self, strategy: Strategy, is_read: bool) -> &[Outcome] {
+        let found = self.runs.iter().find(|(kind, _)| *kind == Kind { strategy, is_read });
         found.map_or(&[], |(_, outcomes)| outcomes)
     }
 
-    fn seconds(&self, way: Way) -> Vec<f64> {
-        self.of(way, false).iter().map(Outcome::seconds).collect()
+    fn seconds(&self, strategy: Strategy) -> Vec<f64> {
+        self.of(strategy, false).iter().map(Outcome::seconds).collect()
     }
 
-    /// Ways beside which somebody has read.
-    fn read_ways(&self) -> impl Iterator<Item = Way> {
-        WAYS.into_iter().filter(|way| !self.of(*way, true).is_empty())
+    /// Strategies that were run with a reader.
+    fn read_strategies(&self) -> impl Iterator<Item = Strategy> {
+        STRATEGIES.into_iter().filter(|strategy| !self.of(*strategy, true).is_empty())
     }
 
-    fn read_us(&self, way: Way, phase: Phase, per_cent: usize) -> Vec<f64> {
+    fn read_us(&self, strategy: Strategy, phase: Phase, per_cent: usize) -> Vec<f64> {
         let of = |outcome: &Outcome| {
             let sorted_ns = match phase {
                 Phase::AtRest => &outcome.idle_read_ns,
@@ -103,18 +104,18 @@ impl Seen {
             };
             percentile(sorted_ns, per_cent).map_or(f64::NAN, |ns| ns as f64 / 1e3)
         };
-        self.of(way, true).iter().map(of).collect()
+        self.of(strategy, true).iter().map(of).collect()
     }
 
     /// Cells as [`FLUSH_FIGURES`] has their titles.
-    fn flush_figures(&self, way: Way) -> Vec<String> {
-        let (outcomes, s) = (self.of(way, false), self.seconds(way));
+    fn flush_figures(&self, strategy: Strategy) -> Vec<String> {
+        let (outcomes, s) = (self.of(strategy, false), self.seconds(strategy));
         let mib = |bytes: u64| bytes as f64 / MIB as f64;
         let figures = [
             (median(&s), 3),
             (if s.len() > 1 { spread_percent(&s) } else { f64::NAN }, 0),
-            // Of one round, in which the disk was the same.
-            (median_ratio(&self.seconds(Way::Lru), &s), 2),
+            // Ratios are taken within a round, in which the disk was the same.
+            (median_ratio(&self.seconds(Strategy::Lru), &s), 2),
             (median_of(outcomes, Outcome::mib_per_s), 2),
             (median_of(outcomes, |o| o.origin_writes as f64), 0),
             (median_of(outcomes, |o| o.mean_io_bytes() as f64), 0),
@@ -125,10 +126,10 @@ impl Seen {
         figures.map(|(figure, digits)| fixed(figure, digits)).to_vec()
     }
 
-    /// A row for each way beside which somebody has read, as [`READ_FIGURES`].
+    /// A row for each strategy with a reader, as [`READ_FIGURES`].
     fn read_rows(&self, table: &mut Table, texts: &[&str]) {
-        for way in self.read_ways() {
-            let us = |phase, per_cent| median(&self.read_us(way, phase, per_cent));
+        for strategy in self.read_strategies() {
+            let us = |phase, per_cent| median(&self.read_us(strategy, phase, per_cent));
             let [rest, flush] = [Phase::AtRest, Phase::InFlush].map(|phase| us(phase, 99));
             let figures = [
                 (us(Phase::AtRest, 50), 0),
@@ -136,17 +137,17 @@ impl Seen {
                 (rest, 0),
                 (flush, 0),
                 (flush / rest, 2),
-                (median_of(self.of(way, true), Outcome::seconds), 3),
+                (median_of(self.of(strategy, true), Outcome::seconds), 3),
             ];
-            let texts = [texts, &[way.name()]].concat();
+            let texts = [texts, &[strategy.name()]].concat();
             table.row(&texts, figures.map(|(figure, digits)| fixed(figure, digits)));
         }
     }
 
     fn put(&self, section: &mut Section, prefix: &str) {
-        for way in WAYS {
-            let (name, outcomes) = (way.name(), self.of(way, false));
-            section.put(format!("{prefix}{name}_s"), median(&self.seconds(way)));
+        for strategy in STRATEGIES {
+            let (name, outcomes) = (strategy.name(), self.of(strategy, false));
+            section.put(format!("{prefix}{name}_s"), median(&self.seconds(strategy)));
             let mut put = |what: &str, figure: fn(&Outcome) -> u64| {
                 let counted = median_of(outcomes, |o| figure(o) as f64);
                 section.put(format!("{prefix}{name}_{what}"), counted);
@@ -157,52 +158,56 @@ impl Seen {
             put("read_bytes", |o| o.origin_read_bytes);
             put("origin_flushes", |o| o.origin_flushes);
         }
-        for way in self.read_ways() {
-            // The default way has the plain keys.
-            let owner = match way {
-                Way::GapFill => String::new(),
-                Way::Lru | Way::Sorted | Way::GapKnown => format!("{}_", way.name()),
+        for strategy in self.read_strategies() {
+            // The keys of the default strategy have no prefix.
+            let owner = match strategy {
+                Strategy::GapFill => String::new(),
+                Strategy::Lru | Strategy::Sorted | Strategy::GapKnown => {
+                    format!("{}_", strategy.name())
+                }
             };
             for (phase, name) in [(Phase::AtRest, "idle"), (Phase::InFlush, "flush")] {
-                let us = median(&self.read_us(way, phase, 99));
+                let us = median(&self.read_us(strategy, phase, 99));
                 section.put(format!("{prefix}{owner}foreground_p99_{name}_us"), us);
             }
         }
     }
 
-    fn rows(&self, limit: (&'static str, f64), decides: Decides) -> Vec<Row> {
-        let [lru, sorted, gap_fill, gap_known] = WAYS.map(|way| self.seconds(way));
-        let unit = ("s", Better::Less, decides);
+    fn rows(&self, limit: (&'static str, f64), basis: Basis) -> Vec<Row> {
+        let [lru, sorted, gap_fill, gap_known] = STRATEGIES.map(|strategy| self.seconds(strategy));
+        let unit = ("s", Direction::LowerIsBetter, basis);
         let limited = |row: Row| row.limit(limit.0, limit.1);
-        let p99_us = |way, phase| self.read_us(way, phase, 99);
+        let p99_us = |strategy, phase| self.read_us(strategy, phase, 99);
         let reads = Row::new(
             "read p99 beside the flush",
-            ("lru", &p99_us(Way::Lru, Phase::InFlush)),
-            ("default", &p99_us(Way::GapFill, Phase::InFlush)),
-            ("us", Better::Less, decides),
+            ("lru", &p99_us(Strategy::Lru, Phase::InFlush)),
+            ("default", &p99_us(Strategy::GapFill, Phase::InFlush)),
+            ("us", Direction::LowerIsBetter, basis),
         );
         vec![
             limited(Row::new("flush, sorted", ("lru", &lru), ("sorted", &sorted), unit))
                 .published(PUBLISHED_RATIO),
             limited(Row::new("flush, gaps filled", ("lru", &lru), ("gap fill", &gap_fill), unit)),
             limited(Row::new("flush, gaps known", ("lru", &lru), ("gap known", &gap_known), unit)),
-            reads.limit("the reader at rest", median(&p99_us(Way::GapFill, Phase::AtRest))),
+            reads.limit("the reader at rest", median(&p99_us(Strategy::GapFill, Phase::AtRest))),
         ]
     }
 
     fn plots(&self) -> Vec<Plot> {
-        let last = |way: Way| self.of(way, false).last();
-        let progress = |way: Way| {
-            let points = last(way).into_iter().flat_map(|o| {
+        let last = |strategy: Strategy| self.of(strategy, false).last();
+        let progress = |strategy: Strategy| {
+            let points = last(strategy).into_iter().flat_map(|o| {
                 let all = o.dirty_blocks as f64;
                 let point = move |(ns, n): &(u64, u64)| (*ns as f64 / 1e9, *n as f64 / all * 100.0);
                 o.progress.iter().map(point)
             });
-            Series::new(way.name().replace('_', " "), points)
+            Series::new(strategy.name().replace('_', " "), points)
         };
-        let sizes = [(Way::Lru, "lru"), (Way::Sorted, "sorted"), (Way::GapFill, "gap fill")].map(
-            |(way, name)| (name, last(way).map(|o| o.write_sizes.clone()).unwrap_or_default()),
-        );
+        let sizes =
+            [(Strategy::Lru, "lru"), (Strategy::Sorted, "sorted"), (Strategy::GapFill, "gap fill")]
+                .map(|(strategy, name)| {
+                    (name, last(strategy).map(|o| o.write_sizes.clone()).unwrap_or_default())
+                });
         vec![
             Plot {
                 id: "flush-progress".into(),
@@ -212,7 +217,7 @@ impl Seen {
                 kind: PlotKind::Lines,
                 is_log: false,
                 labels: Vec::new(),
-                series: WAYS.map(progress).to_vec(),
+                series: STRATEGIES.map(progress).to_vec(),
             },
             size_bars(
                 ("origin-io-sizes", "Writes to the origin by size"),

@@ -3,19 +3,19 @@
 //!
 //! The same options give the same bytes on every machine. What is calibrated and what is a
 //! prediction: `docs/hdd-model.md`.
-use super::super::mib;
-use super::{FLUSH_FIGURES, Kind, PUBLISHED_BYTES, Phase, READ_FIGURES, Seen, WAYS};
-use crate::flush::{BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Way};
+use super::super::units::mib;
+use super::{FLUSH_FIGURES, FlushRuns, Kind, PUBLISHED_BYTES, Phase, READ_FIGURES, STRATEGIES};
+use crate::flush::{BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Strategy};
 use crate::flush_sim::{self, Case, Disk, one_pass_s};
 use crate::flush_steady::{self, Steady};
 use crate::median::median;
-use crate::report::{Asked, Decides, Goal, Section};
-use crate::rounds::{Told, side_by_side};
+use crate::report::{Basis, Goal, Requirement, Section};
+use crate::rounds::{Progress, run_parallel};
 use crate::table::{Table, fixed};
 
-/// The ways that leave reads to the disk.
-const READ_WAYS: [Way; 3] = [Way::Lru, Way::Sorted, Way::GapFill];
-const STEADY_WAYS: [Way; 2] = [Way::Sorted, Way::GapFill];
+/// Strategies whose reads go to the disk.
+const READ_STRATEGIES: [Strategy; 3] = [Strategy::Lru, Strategy::Sorted, Strategy::GapFill];
+const STEADY_STRATEGIES: [Strategy; 2] = [Strategy::Sorted, Strategy::GapFill];
 /// A full cache is measured on an eighth of the sizes: it writes everything many times.
 const STEADY_DIVISOR: u64 = 8;
 
@@ -74,84 +74,95 @@ impl Options {
         let mut jobs = Vec::new();
         for &disk in self.disks {
             if self.has_steady {
-                jobs.extend(STEADY_WAYS.map(|way| Job::Steady(disk, way)));
+                jobs.extend(STEADY_STRATEGIES.map(|strategy| Job::Steady(disk, strategy)));
             }
-            let case = |way, fill_percent, reader| Case { disk, way, fill_percent, reader };
+            let case =
+                |strategy, fill_percent, reader| Case { disk, strategy, fill_percent, reader };
             for &fill in self.dirty_percents {
-                jobs.extend(WAYS.map(|way| Job::Flush(case(way, fill, false))).into_iter().rev());
+                jobs.extend(
+                    STRATEGIES
+                        .map(|strategy| Job::Flush(case(strategy, fill, false)))
+                        .into_iter()
+                        .rev(),
+                );
             }
-            jobs.extend(READ_WAYS.map(|way| Job::Flush(case(way, PUBLISHED_PERCENT, true))));
+            jobs.extend(
+                READ_STRATEGIES.map(|strategy| Job::Flush(case(strategy, PUBLISHED_PERCENT, true))),
+            );
         }
         jobs
     }
 }
 
-/// One thing to do.
+/// One job of the scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Job {
-    Steady(Disk, Way),
+    Steady(Disk, Strategy),
     Flush(Case),
 }
 
-enum Came {
+enum JobResult {
     Steady(Steady),
     Flush(Box<Outcome>),
 }
 
 impl Job {
-    fn run(self, options: &Options) -> Result<Came, String> {
+    fn run(self, options: &Options) -> Result<JobResult, String> {
         match self {
             Job::Flush(case) => {
                 let watched = options.has_progress && !case.reader;
                 let outcome = flush_sim::run_watched(options.scale, case, watched)?;
-                Ok(Came::Flush(Box::new(outcome)))
+                Ok(JobResult::Flush(Box::new(outcome)))
             }
-            Job::Steady(disk, way) => {
-                flush_steady::run(options.steady_scale(), disk, way).map(Came::Steady)
+            Job::Steady(disk, strategy) => {
+                flush_steady::run(options.steady_scale(), disk, strategy).map(JobResult::Steady)
             }
         }
     }
 
-    fn words(self, came: &Came) -> String {
-        match (self, came) {
-            (Job::Flush(case), Came::Flush(outcome)) => {
-                let Case { disk, way, fill_percent, reader } = case;
-                let kind = Kind { way, is_read: reader }.words();
+    fn words(self, result: &JobResult) -> String {
+        match (self, result) {
+            (Job::Flush(case), JobResult::Flush(outcome)) => {
+                let Case { disk, strategy, fill_percent, reader } = case;
+                let kind = Kind { strategy, is_read: reader }.words();
                 let (disk, s) = (disk.name(), outcome.seconds());
                 format!("{kind}, {disk}, {fill_percent} % dirty: {s:.2} s")
             }
-            (Job::Steady(disk, way), Came::Steady(steady)) => {
-                let (disk, way, writes) = (disk.name(), way.name(), steady.writes_per_s);
-                format!("full cache, {way}, {disk}: {writes:.0} writes a second")
+            (Job::Steady(disk, strategy), JobResult::Steady(steady)) => {
+                let (disk, strategy, writes) = (disk.name(), strategy.name(), steady.writes_per_s);
+                format!("full cache, {strategy}, {disk}: {writes:.0} writes a second")
             }
-            (_, _) => unreachable!("of each job comes what it is"),
+            (_, _) => unreachable!("a job returns the result of its own kind"),
         }
     }
 }
 
-/// Runs it.
+/// Runs the scenario.
 ///
 /// # Errors
-/// What the cache answered when it was not what it should have been.
-pub fn run(options: &Options, told: Told<'_>) -> Result<Section, String> {
-    told(0.0, "flushes on models of disks");
+/// An unexpected answer of the cache.
+pub fn run(options: &Options, progress: Progress<'_>) -> Result<Section, String> {
+    progress(0.0, "flushes on models of disks");
     let jobs = options.jobs();
-    let came = side_by_side(&jobs, |job| job.run(options), Job::words, told)?;
-    let (mut flushes, mut steadies) = (Vec::<(Disk, u64, Seen)>::new(), Vec::new());
+    let results = run_parallel(&jobs, |job| job.run(options), Job::words, progress)?;
+    let (mut flushes, mut steadies) = (Vec::<(Disk, u64, FlushRuns)>::new(), Vec::new());
     for &disk in options.disks {
-        flushes.extend(options.dirty_percents.iter().map(|fill| (disk, *fill, Seen::default())));
+        flushes
+            .extend(options.dirty_percents.iter().map(|fill| (disk, *fill, FlushRuns::default())));
     }
-    for (job, came) in jobs.into_iter().zip(came) {
-        match (job, came) {
-            (Job::Steady(disk, way), Came::Steady(steady)) => steadies.push((disk, way, steady)),
-            (Job::Flush(case), Came::Flush(outcome)) => {
-                let of = |(disk, fill, _): &&mut (Disk, u64, Seen)| {
+    for (job, result) in jobs.into_iter().zip(results) {
+        match (job, result) {
+            (Job::Steady(disk, strategy), JobResult::Steady(steady)) => {
+                steadies.push((disk, strategy, steady));
+            }
+            (Job::Flush(case), JobResult::Flush(outcome)) => {
+                let of = |(disk, fill, _): &&mut (Disk, u64, FlushRuns)| {
                     (*disk, *fill) == (case.disk, case.fill_percent)
                 };
                 let seen = flushes.iter_mut().find(of).expect("jobs() runs what is there");
-                seen.2.push(Kind { way: case.way, is_read: case.reader }, *outcome);
+                seen.2.push(Kind { strategy: case.strategy, is_read: case.reader }, *outcome);
             }
-            (_, _) => unreachable!("of each job comes what it is"),
+            (_, _) => unreachable!("a job returns the result of its own kind"),
         }
     }
     Ok(Results { options: *options, flushes, steadies }.section())
@@ -159,28 +170,28 @@ pub fn run(options: &Options, told: Told<'_>) -> Result<Section, String> {
 
 struct Results {
     options: Options,
-    /// By disk and how much is dirty.
-    flushes: Vec<(Disk, u64, Seen)>,
-    steadies: Vec<(Disk, Way, Steady)>,
+    /// By disk and percentage of dirty blocks.
+    flushes: Vec<(Disk, u64, FlushRuns)>,
+    steadies: Vec<(Disk, Strategy, Steady)>,
 }
 
-/// What the published run took.
-fn published_s(way: Way) -> Option<f64> {
-    match way {
-        Way::Sorted => Some(44.0),
-        Way::Lru => Some(99.2),
-        Way::GapFill | Way::GapKnown => None,
+/// Seconds of the published run.
+fn published_s(strategy: Strategy) -> Option<f64> {
+    match strategy {
+        Strategy::Sorted => Some(44.0),
+        Strategy::Lru => Some(99.2),
+        Strategy::GapFill | Strategy::GapKnown => None,
     }
 }
 
 impl Results {
-    fn seen(&self, disk: Disk, fill_percent: u64) -> &Seen {
-        let of = |(d, fill, _): &&(Disk, u64, Seen)| (*d, *fill) == (disk, fill_percent);
+    fn seen(&self, disk: Disk, fill_percent: u64) -> &FlushRuns {
+        let of = |(d, fill, _): &&(Disk, u64, FlushRuns)| (*d, *fill) == (disk, fill_percent);
         &self.flushes.iter().find(of).expect("the options name it").2
     }
 
-    fn seconds(&self, disk: Disk, way: Way, fill_percent: u64) -> f64 {
-        median(&self.seen(disk, fill_percent).seconds(way))
+    fn seconds(&self, disk: Disk, strategy: Strategy, fill_percent: u64) -> f64 {
+        median(&self.seen(disk, fill_percent).seconds(strategy))
     }
 
     fn section(&self) -> Section {
@@ -189,7 +200,7 @@ impl Results {
         let published = self.seen(Disk::Published, PUBLISHED_PERCENT);
         let mut section = Section {
             name: "writecache",
-            rows: published.rows(("one pass over the origin", bound_s), Decides::Model),
+            rows: published.rows(("one pass over the origin", bound_s), Basis::Model),
             plots: published.plots(),
             ..Section::default()
         };
@@ -220,17 +231,17 @@ impl Results {
         let mut table = Table::new(title, &["HDD model", "dirty", "way"], &figures);
         for (disk, fill, seen) in &self.flushes {
             let (name, dirty) = (disk.name(), format!("{fill} %"));
-            for way in WAYS {
-                let mut figures = seen.flush_figures(way);
-                let was = published_s(way).filter(|_| {
+            for strategy in STRATEGIES {
+                let mut figures = seen.flush_figures(strategy);
+                let was = published_s(strategy).filter(|_| {
                     let is_calibrated = *disk == Disk::Published && *fill == PUBLISHED_PERCENT;
                     is_calibrated && self.options.is_full_size()
                 });
                 if let Some(was_s) = was {
-                    let error = (median(&seen.seconds(way)) / was_s - 1.0) * 100.0;
+                    let error = (median(&seen.seconds(strategy)) / was_s - 1.0) * 100.0;
                     figures.extend([fixed(was_s, 1), format!("{error:+.1}")]);
                 }
-                table.row(&[name, &dirty, way.name()], figures);
+                table.row(&[name, &dirty, strategy.name()], figures);
             }
             let bound_s = one_pass_s(self.options.scale, *disk);
             table.row(&[name, &dirty, "bound"], [fixed(bound_s, 3)]);
@@ -248,14 +259,14 @@ impl Results {
             format!("A full cache, random writes without end, 1/{STEADY_DIVISOR} of the sizes");
         let figures = ["writes/s", "p99 us", "worst us", "gaps a block"];
         let mut table = Table::new(title, &["HDD model", "way"], &figures);
-        for (disk, way, s) in &self.steadies {
+        for (disk, strategy, s) in &self.steadies {
             let figures = [
                 fixed(s.writes_per_s, 0),
                 (s.p99_ns / 1000).to_string(),
                 (s.worst_ns / 1000).to_string(),
                 fixed(s.filled_per_block, 2),
             ];
-            table.row(&[disk.name(), way.name()], figures);
+            table.row(&[disk.name(), strategy.name()], figures);
         }
         table
     }
@@ -276,46 +287,50 @@ impl Results {
         let prefix = if disk == Disk::Textbook { "textbook_" } else { "" };
         section.put(format!("{prefix}bound_s"), one_pass_s(self.options.scale, disk));
         self.seen(disk, PUBLISHED_PERCENT).put(section, prefix);
-        for way in WAYS {
+        for strategy in STRATEGIES {
             for fill in self.options.dirty_percents.iter().filter(|f| **f != PUBLISHED_PERCENT) {
-                let s = self.seconds(disk, way, *fill);
-                section.put(format!("{prefix}{}_{fill}_percent_s", way.name()), s);
+                let s = self.seconds(disk, strategy, *fill);
+                section.put(format!("{prefix}{}_{fill}_percent_s", strategy.name()), s);
             }
         }
-        for (_, way, steady) in self.steadies.iter().filter(|(of, _, _)| *of == disk) {
-            let name = way.name();
+        for (_, strategy, steady) in self.steadies.iter().filter(|(of, _, _)| *of == disk) {
+            let name = strategy.name();
             section.put(format!("{prefix}{name}_steady_writes_per_s"), steady.writes_per_s);
             section.put(format!("{prefix}{name}_steady_p99_us"), steady.p99_ns as f64 / 1e3);
         }
     }
 
     fn goals(&self) -> Vec<Goal> {
-        let asked = if self.options.is_full_size() { Asked::Plainly } else { Asked::AtFullSize };
+        let requirement = if self.options.is_full_size() {
+            Requirement::Required
+        } else {
+            Requirement::FullSizeOnly
+        };
         let mut goals = Vec::new();
         let mut at_most = |what: String, bound, figure| {
-            goals.push(Goal { what, figure, bound, is_at_most: true, asked });
+            goals.push(Goal { what, figure, bound, is_at_most: true, requirement });
         };
-        let published = |way| self.seconds(Disk::Published, way, PUBLISHED_PERCENT);
-        let part = published(Way::Sorted) / published(Way::Lru);
+        let published = |strategy| self.seconds(Disk::Published, strategy, PUBLISHED_PERCENT);
+        let part = published(Strategy::Sorted) / published(Strategy::Lru);
         at_most("sorted, part of lru".to_owned(), 1.0 / 2.25, part);
-        at_most("gaps filled, seconds".to_owned(), 30.0, published(Way::GapFill));
-        at_most("gaps known, seconds".to_owned(), 16.0, published(Way::GapKnown));
+        at_most("gaps filled, seconds".to_owned(), 30.0, published(Strategy::GapFill));
+        at_most("gaps known, seconds".to_owned(), 16.0, published(Strategy::GapKnown));
         for &disk in self.options.disks {
             let name = disk.name();
             for fill in self.options.dirty_percents {
-                let of = |way| self.seconds(disk, way, *fill);
-                let part = of(Way::GapFill) / of(Way::Sorted);
+                let of = |strategy| self.seconds(disk, strategy, *fill);
+                let part = of(Strategy::GapFill) / of(Strategy::Sorted);
                 at_most(format!("{name}, {fill} %: gaps filled, part of sorted"), 1.02, part);
             }
             let seen = self.seen(disk, PUBLISHED_PERCENT);
-            let us = |phase| median(&seen.read_us(Way::GapFill, phase, 99));
+            let us = |phase| median(&seen.read_us(Strategy::GapFill, phase, 99));
             let times = us(Phase::InFlush) / us(Phase::AtRest);
             at_most(format!("{name}: p99 of reads, times idle"), 2.0, times);
-            let steady = |way| {
-                let of = |(d, w, _): &&(Disk, Way, Steady)| (*d, *w) == (disk, way);
+            let steady = |strategy| {
+                let of = |(d, w, _): &&(Disk, Strategy, Steady)| (*d, *w) == (disk, strategy);
                 self.steadies.iter().find(of).map_or(f64::NAN, |(_, _, s)| s.writes_per_s)
             };
-            let part = steady(Way::Sorted) / steady(Way::GapFill);
+            let part = steady(Strategy::Sorted) / steady(Strategy::GapFill);
             at_most(format!("{name}: full cache, sorted as part of gaps filled"), 1.0 / 0.9, part);
         }
         goals

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tally: a device that passes everything on and counts writes by their size.
+//! A device that passes every bio on and counts writes by their size.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Limits, Op};
 
-/// How many writes there were, by size: up to so many KiB, a power of two.
-pub type Sizes = BTreeMap<u64, u64>;
+/// Numbers of writes by size. A key is the upper bound of the size in KiB, a power of two.
+pub type SizeCounts = BTreeMap<u64, u64>;
 
-/// The device.
-pub struct Tally {
+/// The device that counts.
+pub struct SizeCounter {
     device: Rc<dyn BlockDevice>,
-    sizes: RefCell<Sizes>,
+    sizes: RefCell<SizeCounts>,
 }
 
-impl Tally {
-    /// Before `device`.
-    pub fn new(device: Rc<dyn BlockDevice>) -> Rc<Tally> {
-        Rc::new(Tally { device, sizes: RefCell::default() })
+impl SizeCounter {
+    /// A counter in front of `device`.
+    pub fn new(device: Rc<dyn BlockDevice>) -> Rc<SizeCounter> {
+        Rc::new(SizeCounter { device, sizes: RefCell::default() })
     }
 
-    /// What it has counted since the last time; begins anew.
-    pub fn take(&self) -> Sizes {
+    /// Returns the counts since the last call and sets them to zero.
+    pub fn take(&self) -> SizeCounts {
         self.sizes.take()
     }
 }
 
-impl BlockDevice for Tally {
+impl BlockDevice for SizeCounter {
     fn name(&self) -> &str {
         self.device.name()
     }

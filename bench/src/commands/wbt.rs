@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `make bench-wbt`: on this machine's disk, a reader by the clock beside a heavy buffered writer,
-//! with writeback throttling off, as the kernel's, and by the tail of the reads.
+//! `make bench-wbt`: a reader at a fixed rate and a heavy buffered writer on this machine's disk,
+//! with writeback throttling off, with the kernel's algorithm, and with the one that limits the
+//! tail of the reads.
 //!
 //! One file: `reader` is a linear device on its first half, `writer` a `buffered` one over a linear
-//! one on the other half. Both are driven in process; with `--through daemon` over NBD, where two
-//! CPUs have more to do than the disk.
+//! one on the other half. Both are driven in this process; with
+//! `--through daemon` over NBD, where two CPUs have more to do than the disk.
 use std::process::ExitCode;
 
-use bench::beside::Pond;
-use bench::told::{Dir, Ours, finish, positive, progress};
-use clap::{Parser, ValueEnum};
+use bench::mixed_load::Daemon;
+use bench::output::{Dir, Ours, finish, positive, progress};
+use clap::ValueEnum;
 use reproduce::cpu::{cpus, pin};
 use reproduce::report::Section;
 use reproduce::scenario::wbt::local::{Options, run, run_on};
@@ -27,16 +28,13 @@ enum Through {
 ///
 /// A reader alone, a writer alone and both, with throttling off, by the kernel's law and by the
 /// tail of the reads, in turns within a round.
-#[derive(Debug, Parser)]
-#[command(
-    name = "wbt",
-    after_help = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   make bench-wbt
   make bench-wbt ARGS='--rates 100,500,2000 --dir /srv'
-  make bench-wbt ARGS='--through daemon --rounds 3'"
-)]
-struct Args {
+  make bench-wbt ARGS='--through daemon --rounds 3'")]
+pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     #[command(flatten)]
@@ -82,14 +80,13 @@ fn bench(args: &Args) -> Result<Section, String> {
     let [server_cpu, client_cpu, ..] = cpus()[..] else {
         return Err("needs two CPUs: one for the daemon, one for the clients".into());
     };
-    let pond = Pond::start(&args.ours.program()?, &options, &args.dir.dir, server_cpu)?;
+    let daemon = Daemon::start(&args.ours.program()?, &options, &args.dir.dir, server_cpu)?;
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
-    let mut section = run_on(&pond, &options, &mut progress)?;
+    let mut section = run_on(&daemon, &options, &mut progress)?;
     section.notes.push("through a daemon, over NBD".to_owned());
     Ok(section)
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
-    finish("wbt", bench(&args))
+pub(crate) fn main(args: &Args) -> ExitCode {
+    finish("wbt", bench(args))
 }

@@ -4,8 +4,8 @@
 //! and by ours.
 use std::process::ExitCode;
 
-use bench::told::{finish, progress};
-use clap::{Parser, ValueEnum};
+use bench::output::{finish, progress};
+use clap::ValueEnum;
 use reproduce::scenario::wbt::models::{Options, run};
 use reproduce::wbt_sim;
 
@@ -22,16 +22,13 @@ enum Writer {
 ///
 /// The same arguments print the same figures on every machine. What is calibrated and what is a
 /// prediction: docs/wbt-model.md. A goal that is missed makes the exit status 1.
-#[derive(Debug, Parser)]
-#[command(
-    name = "wbt-sim",
-    after_help = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   make bench-wbt-sim
   make bench-wbt-sim ARGS='--scale 4'
-  make bench-wbt-sim ARGS='--writer flusher'"
-)]
-struct Args {
+  make bench-wbt-sim ARGS='--writer flusher'")]
+pub(crate) struct Args {
     /// Sizes and times are divided by N
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u64).range(1..=64))]
@@ -41,8 +38,7 @@ struct Args {
     writer: Writer,
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
+pub(crate) fn main(args: &Args) -> ExitCode {
     let writer = match args.writer {
         Writer::Buffered => wbt_sim::Writer::Buffered,
         Writer::Flusher => wbt_sim::Writer::Flusher,

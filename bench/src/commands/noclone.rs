@@ -3,9 +3,8 @@
 //! the raw device; in process, counted by valgrind, and through FUSE.
 use std::process::ExitCode;
 
-use bench::told::{Dir, Ours, finish, positive, progress};
-use bench::{counted, through};
-use clap::Parser;
+use bench::output::{Dir, Ours, finish, positive, progress};
+use bench::{counted, through_fuse};
 use reproduce::report::Section;
 use reproduce::scenario::noclone::{Options, groups, run};
 use serde_json::json;
@@ -16,16 +15,13 @@ const MEMORY_BYTES: u64 = 1 << 30;
 ///
 /// In process all shapes are driven in short turns over the same memory, and compared turn by turn.
 /// What needs a program that is not there, valgrind or fio, is named and left out.
-#[derive(Debug, Parser)]
-#[command(
-    name = "noclone",
-    after_help = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   make bench-noclone
   make bench-noclone ARGS='--turns 51'
-  make bench-noclone ARGS='--rounds 11 --seconds 3'"
-)]
-struct Args {
+  make bench-noclone ARGS='--rounds 11 --seconds 3'")]
+pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     #[command(flatten)]
@@ -55,13 +51,12 @@ fn bench(args: &Args) -> Result<Section, String> {
         Err(e) => errors.push(e),
     }
     let (rounds, dir) = (args.rounds.into(), &args.dir.dir);
-    section.append(through::section(&program, dir, (rounds, args.seconds), &mut errors));
+    section.append(through_fuse::section(&program, dir, (rounds, args.seconds), &mut errors));
     section.notes.extend(errors.iter().map(|e| format!("not measured: {e}")));
     section.keys.insert("errors".into(), json!(errors));
     Ok(section)
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
-    finish("noclone", bench(&args))
+pub(crate) fn main(args: &Args) -> ExitCode {
+    finish("noclone", bench(args))
 }

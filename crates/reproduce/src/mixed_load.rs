@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A reader by the clock beside a buffered writer that never stops, in process: what is measured is
-//! the disk and our way to it, not how two CPUs share the sockets' work.
+//! A reader at a fixed rate and a buffered writer without end, in one process. That measures the
+//! disk and our path to it, not how two CPUs share the work of sockets.
 //!
 //! Invariants
-//! - B1 A read's latency counts from when it was due, not from when it could be sent: a device that
-//!   stalls is not asked less often because of that.
+//! - RP-B1 The latency of a read counts from the time when it was due, not from the time when it
+//!   was sent: a device that stalls does not get fewer reads because it stalls.
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ use uring::{OpenOptions, Uring};
 
 /// Bytes of a read.
 const READ_BYTES: usize = 4096;
-/// Bytes of a write: a copy of them holds up nobody for long.
+/// Bytes of a write: small enough that its copy does not delay other tasks.
 const WRITE_BYTES: usize = 256 << 10;
 /// Writes in flight.
 const WRITE_DEPTH: usize = 8;
@@ -36,29 +36,29 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("constant bounds")
 }
 
-/// What came of a while of one of them, or of both.
+/// The result of a run of the reader, the writer, or both.
 #[derive(Debug, Default)]
-pub struct While {
+pub struct LoadResult {
     /// Nanoseconds.
     pub latency_ns: Option<Histogram<u64>>,
     pub written_bytes_per_s: Option<f64>,
-    /// What the throttle was like meanwhile.
+    /// The state of the throttle during the run.
     pub samples: Vec<Sample>,
 }
 
-/// What a throttle was like at a moment.
+/// The state of a throttle at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub at_ns: u64,
     pub step: i32,
-    /// What writeback may have in flight.
+    /// Requests that writeback may have in flight.
     pub depth: u32,
-    /// Bytes that it may have in flight beside reads; `u64::MAX` for no limit.
+    /// Bytes that writeback may have in flight while there are reads; `u64::MAX`: no limit.
     pub bytes: u64,
 }
 
 impl Sample {
-    /// What `leaf`'s is now, so long after the beginning.
+    /// The state of `leaf`'s throttle now, `at_ns` after the begin of the run.
     pub fn of(leaf: &FileLeaf, at_ns: u64) -> Sample {
         let report = leaf.wbt().report();
         Sample {
@@ -70,7 +70,7 @@ impl Sample {
     }
 }
 
-/// How often the throttle is looked at.
+/// How often the throttle is sampled.
 pub const SAMPLE_EVERY: Nanos = Nanos::from_millis(20);
 
 async fn watch(run: Rc<Run>, leaf: Rc<FileLeaf>, begin: Nanos) {
@@ -80,45 +80,45 @@ async fn watch(run: Rc<Run>, leaf: Rc<FileLeaf>, begin: Nanos) {
     }
 }
 
-/// Knows one leaf.
-struct One(Rc<FileLeaf>);
+/// Resolves every name to one leaf.
+struct SingleLeaf(Rc<FileLeaf>);
 
-impl Resolver for One {
+impl Resolver for SingleLeaf {
     fn open(&self, _word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let leaf: Rc<dyn BlockDevice> = self.0.clone();
         Box::pin(async move { Ok(leaf) })
     }
 }
 
-/// A reader's device and a writer's one, on the same disk with one throttle.
+/// The device of the reader and that of the writer, on one disk with one throttle.
 pub trait Devices {
     /// Reads an attribute of the disk.
     ///
     /// # Errors
-    /// What it said.
+    /// The error of the disk.
     fn attribute(&self, name: &str) -> Result<String, String>;
 
     /// Sets an attribute of the disk.
     ///
     /// # Errors
-    /// What it said.
+    /// The error of the disk.
     fn set_attribute(&self, name: &str, value: &str) -> Result<(), String>;
 
-    /// Runs a reader of `rate` reads a second, a writer, or both, for seconds that do not count and
-    /// seconds that do.
+    /// Runs a reader of `rate` reads a second, a writer, or both; first without measuring, for
+    /// `time.0` seconds, then for `time.1` seconds.
     ///
     /// # Errors
-    /// What a device answered.
+    /// The error of a device.
     fn run(
         &self,
         rate: Option<f64>,
         writes: bool,
         time: (f64, f64),
         seed: u64,
-    ) -> Result<While, String>;
+    ) -> Result<LoadResult, String>;
 }
 
-/// A core of this thread with both devices on one file.
+/// Both devices on one file, on a core that is this thread.
 pub struct Local {
     reactor: Reactor,
     _dm: Rc<Dm>,
@@ -127,7 +127,7 @@ pub struct Local {
     writer: Rc<PageCache>,
 }
 
-/// What both share while they run.
+/// State that reader and writer share.
 struct Run {
     stop: Cell<bool>,
     written: Cell<u64>,
@@ -150,10 +150,10 @@ impl Run {
 }
 
 impl Local {
-    /// Both devices on the file `leaf`, of `bytes`, half of it each.
+    /// Both devices on the file `leaf` of `bytes`, half of it each.
     ///
     /// # Errors
-    /// Why there are none.
+    /// Why they could not be made.
     pub fn new(leaf: &Path, bytes: u64, memory_mib: u64) -> Result<Local, String> {
         let uring = Uring::new().map_err(|e| e.chain())?;
         let opened =
@@ -162,7 +162,7 @@ impl Local {
         let reactor = Reactor::enter(CORE, Box::new(uring));
         let (on, half) = (leaf.clone(), bytes / 2 / SECTOR_SIZE as u64);
         let made = reactor.block_on(async move {
-            let dm = Dm::new(Rc::new(One(on)));
+            let dm = Dm::new(Rc::new(SingleLeaf(on)));
             let (low, high) =
                 (format!("0 {half} linear leaf 0"), format!("0 {half} linear leaf {half}"));
             let reader = dm.create("reader", None, Some(&low)).await?;
@@ -192,7 +192,7 @@ impl Devices for Local {
         writes: bool,
         (warm_up, seconds): (f64, f64),
         seed: u64,
-    ) -> Result<While, String> {
+    ) -> Result<LoadResult, String> {
         let run = Rc::new(Run {
             stop: Cell::new(false),
             written: Cell::new(0),
@@ -211,7 +211,7 @@ impl Devices for Local {
             }
             if let Some(rate) = rate {
                 run.running.set(run.running.get() + 1);
-                spawn(read_by_the_clock(run.clone(), reader, rate, (warm_up, seconds), seed));
+                spawn(read_at_rate(run.clone(), reader, rate, (warm_up, seconds), seed));
             }
             sleep(nanos(warm_up)).await;
             let (from, begin) = (run.written.get(), now());
@@ -231,14 +231,14 @@ impl Devices for Local {
         }
         let latency_ns = rate.map(|_| run.latency_ns.borrow().clone());
         let written_bytes_per_s = writes.then_some(bytes_per_s);
-        Ok(While { latency_ns, written_bytes_per_s, samples: run.samples.take() })
+        Ok(LoadResult { latency_ns, written_bytes_per_s, samples: run.samples.take() })
     }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
         let writer = self.writer.clone();
-        // Its data is thrown away.
+        // Nobody needs its data.
         let _ = self.reactor.block_on(async move { writer.suspend().await });
     }
 }
@@ -250,7 +250,7 @@ fn nanos(seconds: f64) -> Nanos {
     Nanos((seconds * 1e9) as u64)
 }
 
-/// Writers in order, from the beginning again at the end, until told to stop.
+/// Writes in ascending order, again and again, until the run stops.
 fn write_on(run: &Rc<Run>, cache: &Rc<PageCache>) {
     let device: Rc<dyn BlockDevice> = Rc::new(OpenDevice::new(cache.clone(), new_opener()));
     let pieces = device.limits().capacity.bytes() / WRITE_BYTES as u64;
@@ -267,7 +267,7 @@ fn write_on(run: &Rc<Run>, cache: &Rc<PageCache>) {
                 let (none, class) = (Flags::empty(), Class::Normal);
                 result = reactor::write(&*device, none, class, at, data.all().into()).await;
                 run.written.set(run.written.get() + WRITE_BYTES as u64);
-                // A write that ends at once must not keep the reader waiting.
+                // Writes that end at once must not keep the reader from running.
                 yield_now().await;
             }
             run.ended(result);
@@ -275,8 +275,8 @@ fn write_on(run: &Rc<Run>, cache: &Rc<PageCache>) {
     }
 }
 
-/// B1
-async fn read_by_the_clock(
+/// RP-B1
+async fn read_at_rate(
     run: Rc<Run>,
     device: Rc<MappedDevice>,
     rate: f64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where a cache lies: a mapping of the device mapper over a leaf, on a core of this thread.
+//! The devices below a page cache: a mapping of the device mapper over leaves, on this thread.
 use std::fs::File;
 use std::path::Path;
 use std::rc::Rc;
@@ -18,14 +18,14 @@ use crate::unnamed;
 /// Sectors of a chunk of 64 KiB.
 const CHUNK: u64 = 128;
 
-/// What takes the writes in the end.
+/// The kind of leaf that receives the writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafKind {
-    /// Takes everything at once: what is left is our own CPU.
+    /// Completes everything at once, so that only our own CPU time is measured.
     Null,
-    /// A file with O_DIRECT: the kernel's CPU counts, too.
+    /// A file with O_DIRECT: the kernel's CPU time is measured, too.
     File,
-    /// A model of an NVMe drive, in virtual time: only counts are of any meaning.
+    /// A model of an NVMe drive in virtual time: only counts have a meaning.
     Model,
 }
 
@@ -40,7 +40,7 @@ impl LeafKind {
     }
 }
 
-/// What is between cache and leaf.
+/// The mapping between cache and leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
     Linear,
@@ -72,22 +72,22 @@ impl Mapping {
     }
 }
 
-enum Opens {
+enum LeafResolver {
     Null(Sector),
-    /// By their numbers.
+    /// The files of the leaves, by their numbers.
     File(Vec<File>, Files),
     Model(WorldRef, Vec<FileId>),
 }
 
-impl Resolver for Opens {
+impl Resolver for LeafResolver {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let nth = word.strip_prefix("leaf").and_then(|n| n.parse::<usize>().ok()).unwrap_or(0);
         let opened: Result<Rc<dyn BlockDevice>, Error> = match self {
-            Opens::Null(capacity) => Ok(Rc::new(Null::new(word, *capacity))),
-            Opens::File(all, files) => files
+            LeafResolver::Null(capacity) => Ok(Rc::new(Null::new(word, *capacity))),
+            LeafResolver::File(all, files) => files
                 .open_path(&unnamed::path(&all[nth]), OpenOptions::default())
                 .map(|opened| Rc::new(FileLeaf::new(word, opened.file, opened.limits)) as _),
-            Opens::Model(world, all) => {
+            LeafResolver::Model(world, all) => {
                 let limits = world.borrow().leaf(all[nth]).limits();
                 Ok(Rc::new(FileLeaf::new(word, all[nth], limits)))
             }
@@ -96,41 +96,46 @@ impl Resolver for Opens {
     }
 }
 
-/// What runs tasks.
-enum Runs {
+/// What runs the tasks: a core in real time or in virtual time.
+enum Executor {
     Real(Reactor),
     Virtual(Machine),
 }
 
-impl Runs {
+impl Executor {
     fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
         match self {
-            Runs::Real(reactor) => reactor.block_on(future),
-            Runs::Virtual(machine) => {
+            Executor::Real(reactor) => reactor.block_on(future),
+            Executor::Virtual(machine) => {
                 machine.block_on(future).expect("nobody cuts the power of this world")
             }
         }
     }
 }
 
-/// A core, and on it a mapped device.
-pub struct Ground {
-    runs: Runs,
+/// A core with a mapped device on it.
+pub struct TestBed {
+    executor: Executor,
     dm: Rc<Dm>,
     below: Rc<MappedDevice>,
     kind: LeafKind,
 }
 
-impl Ground {
-    /// The leaves, without names in `dir` if they are files, and the mapping over them: `bytes`
-    /// in all.
+impl TestBed {
+    /// Makes the leaves, as unnamed files in `dir` if they are files, and the mapping over them,
+    /// `bytes` in all.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn new(kind: LeafKind, mapping: Mapping, bytes: u64, dir: &Path) -> Result<Ground, String> {
+    /// Why it could not be made.
+    pub fn new(
+        kind: LeafKind,
+        mapping: Mapping,
+        bytes: u64,
+        dir: &Path,
+    ) -> Result<TestBed, String> {
         let sectors = bytes / SECTOR_SIZE as u64;
         let each = bytes / mapping.leaves();
-        let (runs, opens) = if kind == LeafKind::Model {
+        let (executor, opens) = if kind == LeafKind::Model {
             let world = World::calm(1);
             let spec = |nth| {
                 let capacity = Sector::from_bytes(each);
@@ -139,30 +144,30 @@ impl Ground {
             };
             let add = |nth| world.borrow_mut().add_disk(spec(nth));
             let leaves = (0..mapping.leaves()).map(add).collect();
-            (Runs::Virtual(Machine::boot(&world, 1)), Opens::Model(world, leaves))
+            (Executor::Virtual(Machine::boot(&world, 1)), LeafResolver::Model(world, leaves))
         } else {
             let uring = Uring::new().map_err(|e| e.chain())?;
             let opens = match kind {
-                LeafKind::Null => Opens::Null(Sector::from_bytes(each)),
+                LeafKind::Null => LeafResolver::Null(Sector::from_bytes(each)),
                 LeafKind::File | LeafKind::Model => {
                     let make = |_| unnamed::make(dir, each);
                     let made = (0..mapping.leaves()).map(make).collect::<std::io::Result<_>>();
                     let leaves = made.map_err(|e| format!("{}: {e}", dir.display()))?;
-                    Opens::File(leaves, uring.files())
+                    LeafResolver::File(leaves, uring.files())
                 }
             };
-            (Runs::Real(Reactor::enter(CoreId(0), Box::new(uring))), opens)
+            (Executor::Real(Reactor::enter(CoreId(0), Box::new(uring))), opens)
         };
-        let made = runs.finish(async move {
+        let made = executor.finish(async move {
             let dm = Dm::new(Rc::new(opens));
             let below = dm.create("below", None, Some(&mapping.table(sectors))).await;
             below.map(|below| (dm, below))
         });
         let (dm, below) = made.map_err(|e| e.chain())?;
-        Ok(Ground { runs, dm, below, kind })
+        Ok(TestBed { executor, dm, below, kind })
     }
 
-    /// Whether what was written can be read back.
+    /// Whether written data can be read back.
     pub fn keeps(&self) -> bool {
         self.kind != LeafKind::Null
     }
@@ -172,10 +177,10 @@ impl Ground {
         self.below.clone()
     }
 
-    /// A cache over all of it.
+    /// A cache over the whole device.
     ///
     /// # Errors
-    /// What it said to these words.
+    /// Why these options were refused.
     pub fn cache(&self, words: &[&str]) -> Result<Rc<PageCache>, String> {
         let config = Config::parse(words).map_err(|e| e.chain())?;
         let (below, len) = (self.below(), self.below.limits().capacity);
@@ -188,14 +193,14 @@ impl Ground {
 
     /// Runs until `future` has ended.
     pub fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
-        self.runs.finish(future)
+        self.executor.finish(future)
     }
 }
 
-impl Drop for Ground {
+impl Drop for TestBed {
     fn drop(&mut self) {
         let dm = self.dm.clone();
         let removed = self.finish(async move { dm.remove_all(dm::Remove::Force).await });
-        drop(removed); // its data is thrown away
+        drop(removed); // nobody needs its data
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Places where a device and its backing device live: a file of this machine, through io_uring as
-//! tables' leaves are, in real time; or a simulated NVMe drive in virtual time.
+//! Platforms on which a zram and its backing device run: a file of this machine through io_uring,
+//! in real time; or a simulated NVMe drive in virtual time.
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -20,15 +20,15 @@ use crate::clock;
 use crate::cpu::cpus;
 use crate::unnamed;
 
-/// A place.
-pub trait Place {
+/// Cores, a clock and a backing device.
+pub trait Platform {
     /// Runs until `future` has ended.
     ///
     /// # Errors
-    /// When it can never end.
+    /// If it can never end.
     fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Result<T, String>;
 
-    /// Seconds by the clock that counts here.
+    /// Seconds of the clock of this platform.
     fn now_s(&self) -> f64;
 
     /// Cores that a device may be divided among; the first is the caller's.
@@ -39,49 +39,49 @@ pub trait Place {
     /// The backing device.
     fn disk(&self) -> Rc<dyn BlockDevice>;
 
-    /// Writes that the backing device has done, and their bytes.
+    /// Completed writes of the backing device, and their bytes.
     fn written(&self) -> (u64, u64);
 }
 
-/// A second core, which runs until it is dropped.
-struct Second {
+/// A second core, which runs until this value is dropped.
+struct SecondCore {
     stop: Arc<AtomicBool>,
-    /// As long as there is one, the core waits when it has nothing to do.
+    /// While a sender exists, the idle core waits for messages.
     sender: Sender,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Second {
-    fn start(mailboxes: Vec<Mailbox>) -> Second {
+impl SecondCore {
+    fn start(mailboxes: Vec<Mailbox>) -> SecondCore {
         let (stop, sender) = (Arc::new(AtomicBool::new(false)), mailboxes[1].sender());
-        let told = stop.clone();
+        let stopped = stop.clone();
         let work = move || {
             let driver = Uring::with_mailboxes(CoreId(1), mailboxes);
             let driver = driver.expect("as the first core has got one");
             let reactor = Reactor::enter(CoreId(1), Box::new(driver));
-            reactor.run(|| told.load(Ordering::Relaxed));
+            reactor.run(|| stopped.load(Ordering::Relaxed));
         };
         #[expect(clippy::disallowed_methods, reason = "a core is a thread")]
         let thread = Some(std::thread::spawn(work));
-        Second { stop, sender, thread }
+        SecondCore { stop, sender, thread }
     }
 }
 
-impl Drop for Second {
+impl Drop for SecondCore {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let _ = self.sender.call(|| ()); // one that has ended needs no word
+        let _ = self.sender.call(|| ()); // a core that has ended needs no call
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A file of this machine; it goes with this value.
+/// A file of this machine, which vanishes with this value.
 pub struct Local {
-    second: Option<Second>,
+    second: Option<SecondCore>,
     reactor: Reactor,
     leaf: Rc<FileLeaf>,
     file: File,
-    /// How the file was opened, where a person should know.
+    /// A warning of the driver about how the file was opened.
     pub warning: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Local {
     /// Makes a file without a name in `dir`, and opens it.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why it could not be made.
     pub fn new(dir: &Path, bytes: u64) -> Result<Local, String> {
         let file = unnamed::make(dir, bytes).map_err(|e| format!("{}: {e}", dir.display()))?;
         let mailboxes: Result<Vec<_>, _> = (0..2).map(|_| Mailbox::new()).collect();
@@ -101,17 +101,17 @@ impl Local {
             .map_err(|e| e.chain())?;
         let leaf = Rc::new(FileLeaf::new("backing", opened.file, opened.limits));
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-        let second = (cpus().len() > 1).then(|| Second::start(mailboxes));
+        let second = (cpus().len() > 1).then(|| SecondCore::start(mailboxes));
         Ok(Local { second, reactor, leaf, file, warning: opened.warning })
     }
 
-    /// Whether every block of the file is there still: else an overwrite would allocate.
+    /// Whether every block of the file is still allocated; else an overwrite would allocate.
     pub fn is_allocated(&self) -> bool {
         self.file.metadata().is_ok_and(|m| m.blocks() * 512 >= m.len())
     }
 }
 
-impl Place for Local {
+impl Platform for Local {
     fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Result<T, String> {
         Ok(self.reactor.block_on(future))
     }
@@ -137,12 +137,12 @@ impl Place for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // While the first core is there still: what it had sent is done.
+        // The second core ends first, while this one can still complete its requests.
         self.second = None;
     }
 }
 
-/// A simulated NVMe drive: device times only, as if the CPU took none.
+/// A simulated NVMe drive. Only the device takes time, not the CPU.
 pub struct Simulated {
     machine: Machine,
     world: WorldRef,
@@ -161,7 +161,7 @@ impl Simulated {
     }
 }
 
-impl Place for Simulated {
+impl Platform for Simulated {
     fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Result<T, String> {
         let done = self.machine.block_on(future);
         done.map_err(|ended| format!("the simulation stopped: {ended:?}"))

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants
-//! - B1 A read's latency counts from when it was due, not from when it could be sent: a device that
-//!   stalls is not asked less often because of that.
+//! - BE-B1 A read's latency counts from when it was due, not from when it could be sent: a device
+//!   that stalls is not asked less often because of that.
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hdrhistogram::Histogram;
 use nbd::request::Request;
 use nbd::wire::cmd;
-use reproduce::beside_local::{Devices, While, histogram};
 use reproduce::clock;
+use reproduce::mixed_load::{Devices, LoadResult, histogram};
 use reproduce::scenario::wbt::local::Options;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
@@ -49,11 +49,11 @@ impl Conn {
     }
 
     /// Reads by the clock, `rate` a second, for `seconds`, after `warm_up` seconds that do not
-    /// count. Returns latencies in nanoseconds (B1).
+    /// count. Returns latencies in nanoseconds (BE-B1).
     ///
     /// # Errors
     /// What the system or the server said.
-    pub fn read_by_the_clock(
+    pub fn read_at_rate(
         &mut self,
         rate: f64,
         (warm_up, seconds): (f64, f64),
@@ -135,7 +135,7 @@ impl Conn {
 }
 
 /// A daemon with both devices on one file.
-pub struct Pond {
+pub struct Daemon {
     // Ends before its files go.
     _server: Server,
     program: PathBuf,
@@ -145,7 +145,7 @@ pub struct Pond {
     _dir: TempDir,
 }
 
-impl Pond {
+impl Daemon {
     /// Makes the file in `dir`, and starts the daemon on `cpu`.
     ///
     /// # Errors
@@ -155,12 +155,12 @@ impl Pond {
         options: &Options,
         dir: &Path,
         cpu: usize,
-    ) -> Result<Pond, String> {
+    ) -> Result<Daemon, String> {
         let made = tempfile::Builder::new().prefix("millpond-bench-").tempdir_in(dir);
         let made = made.map_err(|e| format!("{}: {e}", dir.display()))?;
         let leaf = made.path().join("leaf");
         make_file(&leaf, options.file_bytes)?;
-        let config = made.path().join("pond.toml");
+        let config = made.path().join("daemon.toml");
         let (half, shown) = (options.file_bytes / 512 / 2, leaf.display());
         let mut text = String::new();
         for (name, table) in [
@@ -176,7 +176,7 @@ impl Pond {
         command.arg("daemon").arg("--run-dir").arg(&run_dir).arg("--config").arg(&config);
         let server = Server::start(&mut command, cpu, &socket)?;
         let program = program.to_owned();
-        Ok(Pond { _server: server, program, run_dir, leaf, socket, _dir: made })
+        Ok(Daemon { _server: server, program, run_dir, leaf, socket, _dir: made })
     }
 
     fn said(&self, words: &[&str]) -> Result<String, String> {
@@ -195,7 +195,7 @@ impl Pond {
     }
 }
 
-impl Devices for Pond {
+impl Devices for Daemon {
     fn attribute(&self, name: &str) -> Result<String, String> {
         self.said(&["get", &self.leaf.to_string_lossy(), name])
     }
@@ -210,7 +210,7 @@ impl Devices for Pond {
         writes: bool,
         time: (f64, f64),
         seed: u64,
-    ) -> Result<While, String> {
+    ) -> Result<LoadResult, String> {
         let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
         let reader = rate.map(|rate| self.open("reader").map(|conn| (conn, rate))).transpose()?;
         let writer = writes.then(|| self.open("writer")).transpose()?;
@@ -227,7 +227,7 @@ impl Devices for Pond {
                 bytes as f64 / (clock() - begin)
             });
             let latency_ns =
-                reader.map(|(mut conn, rate)| conn.read_by_the_clock(rate, time, seed)).transpose();
+                reader.map(|(mut conn, rate)| conn.read_at_rate(rate, time, seed)).transpose();
             let rate = counting.join().map_err(|_| "the clock has panicked")?;
             stop.store(true, Ordering::Relaxed);
             let wrote =
@@ -235,7 +235,7 @@ impl Devices for Pond {
             let written_bytes_per_s = wrote.is_some().then_some(rate);
             wrote.transpose().map_err(|e| format!("writer: {e}"))?;
             let latency_ns = latency_ns.map_err(|e| format!("reader: {e}"))?;
-            Ok(While { latency_ns, written_bytes_per_s, samples: Vec::new() })
+            Ok(LoadResult { latency_ns, written_bytes_per_s, samples: Vec::new() })
         })
     }
 }

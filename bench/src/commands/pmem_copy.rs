@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ways to copy into persistent memory, at lengths of 64 B to 64 KiB: non-temporal stores beside an
-//! ordinary copy whose lines are written back by each instruction that this CPU has.
+//! `make bench-pmem-copy`: methods to copy into persistent memory, at lengths of 64 B to 64 KiB:
+//! non-temporal stores, and an ordinary copy whose lines are written back by each instruction that
+//! this CPU has.
 //!
 //! Two patterns: `lone`, a fence after every copy, as a FUA write has it; and `burst`, one fence
 //! after 64 copies, as a flush after many writes has it. The memory is ordinary: on persistent
 //! memory every figure is higher, and the relation of the methods may differ.
+use std::process::ExitCode;
+
 use reproduce::clock;
 use reproduce::median::{median, spread_percent};
 use serde_json::json;
@@ -34,12 +37,16 @@ fn measure(method: Method, len: usize, burst: usize, to: &mut [u8], from: &[u8])
     (clock() - begin) * 1e9 / (count * burst) as f64
 }
 
-fn main() {
+/// Measures copies into persistent memory by each method that this CPU has
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {}
+
+pub(crate) fn main(_: &Args) -> ExitCode {
     let methods = copy::methods();
     if methods.is_empty() {
         println!("this CPU has no instruction for it");
         println!("{}", json!({ "bench": "pmem-copy", "rows": [] }));
-        return;
+        return ExitCode::SUCCESS;
     }
     let mut to = vec![1; TARGET_BYTES];
     let from = vec![2; LENGTHS[LENGTHS.len() - 1] * BURST];
@@ -73,4 +80,5 @@ fn main() {
         }
     }
     println!("{}", json!({ "bench": "pmem-copy", "burst": BURST, "rows": rows }));
+    ExitCode::SUCCESS
 }

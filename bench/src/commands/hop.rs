@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a hop to another core costs: 512 B reads of a memory device through `reactor::Remote`,
-//! there and back, beside the same reads on the core that owns it.
+//! `make bench-hop`: what a hop to another core costs. 512 B reads of a memory device through
+//! `reactor::Remote`, and the same reads on the core that owns it.
 use std::cell::Cell;
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use bench::output::ended;
 use block::{BlockDevice, Buf, Class, CoreId, Sector};
 use queue::Mem;
 use reactor::{Export, Reactor, Remote, export, read, spawn};
@@ -15,9 +17,9 @@ use serde_json::json;
 use uring::{Mailbox, Uring};
 
 const DEPTHS: [usize; 3] = [1, 16, 64];
-/// Runs of each kind, by turns.
+/// Runs of each kind, in turns.
 const RUNS: usize = 7;
-/// Length of a run, seconds; as long as the spread stays below a few percent on a quiet machine.
+/// Seconds of a run: enough for a spread of a few percent on a quiet machine.
 const RUN_SECONDS: f64 = 0.2;
 const DEVICE: Sector = Sector(2048);
 
@@ -28,15 +30,15 @@ fn enter(core: u16, mailboxes: &[Mailbox]) -> Result<Reactor, Failure> {
     Ok(Reactor::enter(CoreId(core), Box::new(driver)))
 }
 
-/// Core 1: owns a device until it is told to stop.
+/// Core 1: owns a device until `stop` is set.
 fn serve(
     mailboxes: &[Mailbox],
-    tell: &mpsc::Sender<Export>,
+    exports: &mpsc::Sender<Export>,
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let reactor = enter(1, mailboxes)?;
-    let device = Rc::new(Mem::new("there", DEVICE)?);
-    tell.send(reactor.on(|| export(device)))?;
+    let device = Rc::new(Mem::new("remote", DEVICE)?);
+    exports.send(reactor.on(|| export(device)))?;
     reactor.run(|| stop.load(Ordering::Relaxed));
     Ok(())
 }
@@ -67,30 +69,38 @@ fn measure(reactor: &Reactor, device: &Rc<dyn BlockDevice>, depth: usize) -> f64
     (clock() - begin) * 1e9 / done.get() as f64
 }
 
-fn main() -> Result<(), Failure> {
+/// Measures a request to a device of another core and back, at depths 1 to 64
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {}
+
+pub(crate) fn main(_: &Args) -> ExitCode {
+    ended("hop", bench().map_err(|e| e.to_string()))
+}
+
+fn bench() -> Result<(), Failure> {
     let mailboxes = [Mailbox::new()?, Mailbox::new()?];
     let stop = AtomicBool::new(false);
-    let (tell, exported) = mpsc::channel();
+    let (exports, exported) = mpsc::channel();
     std::thread::scope(|threads| {
-        let owner = threads.spawn(|| serve(&mailboxes, &tell, &stop));
+        let owner = threads.spawn(|| serve(&mailboxes, &exports, &stop));
         let reactor = enter(0, &mailboxes)?;
-        let there = exported.recv()?;
-        let local: Rc<dyn BlockDevice> = Rc::new(Mem::new("here", DEVICE)?);
+        let export = exported.recv()?;
+        let local: Rc<dyn BlockDevice> = Rc::new(Mem::new("local", DEVICE)?);
         let remote: Rc<dyn BlockDevice> =
-            Rc::new(Remote::new(CoreId(1), there, "there", local.limits()));
+            Rc::new(Remote::new(CoreId(1), export, "remote", local.limits()));
         println!("{:>8} {:>12} {:>12} {:>12}", "iodepth", "local ns", "remote ns", "hop ns");
         let mut rows = Vec::new();
         for depth in DEPTHS {
-            let (mut here, mut away) = (Vec::new(), Vec::new());
+            let (mut local_ns, mut remote_ns) = (Vec::new(), Vec::new());
             for _ in 0..RUNS {
-                here.push(measure(&reactor, &local, depth));
-                away.push(measure(&reactor, &remote, depth));
+                local_ns.push(measure(&reactor, &local, depth));
+                remote_ns.push(measure(&reactor, &remote, depth));
             }
-            let (l, r) = (median(&here), median(&away));
+            let (l, r) = (median(&local_ns), median(&remote_ns));
             println!("{depth:>8} {l:>12.0} {r:>12.0} {:>12.0}", r - l);
             rows.push(json!({
                 "iodepth": depth, "local_ns": l, "remote_ns": r, "hop_ns": r - l,
-                "remote_spread_percent": spread_percent(&away),
+                "remote_spread_percent": spread_percent(&remote_ns),
             }));
         }
         stop.store(true, Ordering::Relaxed);

@@ -3,9 +3,9 @@
 //! (`map_blocks=single`) and for each run (`multi`), in turns on the same cache.
 use std::process::ExitCode;
 
-use bench::told::{Dir, finish, progress};
-use clap::{Parser, ValueEnum};
-use reproduce::iomap::ground::LeafKind;
+use bench::output::{Dir, finish, progress};
+use clap::ValueEnum;
+use reproduce::iomap::test_bed::LeafKind;
 use reproduce::scenario::iomap::{Case, Options, run};
 
 /// What takes the writes in the end.
@@ -30,16 +30,13 @@ impl Leaf {
 ///
 /// The mapping below is called for each page, and once a run, in turns on the same cache. CPU is
 /// that of the process with all its threads.
-#[derive(Debug, Parser)]
-#[command(
-    name = "iomap",
-    after_help = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   make bench-iomap
   make bench-iomap ARGS='--only null --size-mib 1024'
-  make bench-iomap ARGS='--dir /srv --rounds 11'"
-)]
-struct Args {
+  make bench-iomap ARGS='--dir /srv --rounds 11'")]
+pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     /// Dirty pages in MiB; device and cache are four times as large
@@ -53,8 +50,7 @@ struct Args {
     only: Option<Leaf>,
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
+pub(crate) fn main(args: &Args) -> ExitCode {
     let leaves = args.only.map_or_else(|| vec![Leaf::Null, Leaf::File], |only| vec![only]);
     let cases = leaves.into_iter().flat_map(Leaf::cases).collect();
     let options = Options { cases, size_mib: args.size_mib, rounds: args.rounds.into() };

@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 use std::rc::Rc;
 
 use bench::cache_image::{BLOCK_SIZE, Contents, Made};
+use bench::output::{Dir, ended};
 use block::{CoreId, Sector, Target};
 use queue::{FileLeaf, Null};
 use reactor::Reactor;
@@ -19,9 +20,6 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
 use uring::{OpenOptions, Uring};
 use writecache::{Config, WriteCache};
-
-const USAGE: &str = "usage: cache-scale [--blocks N] [--rounds N] [--dir DIR]; N blocks are 1000 \
-                     to 1000000000, rounds at least 1";
 
 /// An image, and how it is opened.
 struct Case {
@@ -56,39 +54,31 @@ const FIGURES: [&str; 7] = [
     "steady_bytes_per_block",
 ];
 
-struct Args {
+/// Measures what opening a large write cache costs: CPU, time, memory
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  make bench-cache-scale
+  make bench-cache-scale ARGS='--blocks 1000000 --rounds 1'")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    dir: Dir,
+    /// Slots of the cache
+    #[arg(long, default_value_t = 25_000_000,
+          value_parser = clap::value_parser!(u32).range(1000..=1_000_000_000))]
     blocks: u32,
-    rounds: usize,
-    dir: PathBuf,
-    /// Be the process that opens: this image, with that origin.
-    open: Option<(PathBuf, u64)>,
-    /// With the option `ordered`.
+    /// How often each image is opened
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Open this image in this process: what each measurement runs
+    #[arg(long, hide = true, value_name = "IMAGE", requires = "origin_blocks")]
+    open: Option<PathBuf>,
+    /// The size of the origin for --open
+    #[arg(long, hide = true, value_name = "N")]
+    origin_blocks: Option<u64>,
+    /// With the option `ordered`, for --open
+    #[arg(long, hide = true)]
     ordered: bool,
-}
-
-fn args() -> Result<Args, String> {
-    let (dir, open, ordered) = (std::env::temp_dir(), None, false);
-    let mut args = Args { blocks: 25_000_000, rounds: 3, dir, open, ordered };
-    let mut words = std::env::args().skip(1);
-    while let Some(flag) = words.next() {
-        let value = words.next().ok_or(USAGE)?;
-        let bad = || format!("{flag} {value}: not understood; {USAGE}");
-        match &flag[..] {
-            "--blocks" => args.blocks = value.parse().map_err(|_| bad())?,
-            "--rounds" => args.rounds = value.parse().map_err(|_| bad())?,
-            "--dir" => args.dir = value.into(),
-            "--open" => {
-                let origin_blocks = words.next().and_then(|w| w.parse().ok()).ok_or_else(bad)?;
-                args.open = Some((value.into(), origin_blocks));
-            }
-            "--ordered" => args.ordered = value.parse().map_err(|_| bad())?,
-            _ => return Err(bad()),
-        }
-    }
-    if !(1000..=1_000_000_000).contains(&args.blocks) || args.rounds == 0 {
-        return Err(USAGE.to_owned());
-    }
-    Ok(args)
 }
 
 fn cpu_seconds() -> f64 {
@@ -153,8 +143,9 @@ fn measure(
 ) -> Result<Value, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(program);
-    command.arg("--open").arg(image).arg(contents.origin_blocks().to_string());
-    command.args(["--ordered", if ordered { "true" } else { "false" }]);
+    command.args(["cache-scale", "--open"]).arg(image);
+    command.args(["--origin-blocks", &contents.origin_blocks().to_string()]);
+    command.args(ordered.then_some("--ordered"));
     let output = command.output().map_err(|e| e.to_string())?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
@@ -205,22 +196,16 @@ fn run(args: &Args, image: &Path) -> Result<(), String> {
     writeln!(table, "{}", Value::Object(last)).map_err(failed)
 }
 
-fn main() -> ExitCode {
-    let outcome = args().and_then(|args| {
-        if let Some((image, origin_blocks)) = &args.open {
-            return open(image, *origin_blocks, args.ordered);
-        }
-        let name = format!("millpond-bench-cache-scale-{}", std::process::id());
-        let image = args.dir.join(name);
-        let outcome = run(&args, &image);
-        std::fs::remove_file(&image).ok();
-        outcome
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            writeln!(stderr(), "{why}").ok();
-            ExitCode::FAILURE
-        }
+fn bench(args: &Args) -> Result<(), String> {
+    if let (Some(image), Some(origin_blocks)) = (&args.open, args.origin_blocks) {
+        return open(image, origin_blocks, args.ordered);
     }
+    let image = args.dir.dir.join(format!("millpond-bench-cache-scale-{}", std::process::id()));
+    let outcome = run(args, &image);
+    std::fs::remove_file(&image).ok();
+    outcome
+}
+
+pub(crate) fn main(args: &Args) -> ExitCode {
+    ended("cache-scale", bench(args))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What every bench takes and says: our program, a directory; progress on standard error, tables
-//! for people, and as its last line one JSON object.
+//! Options and output that all benches share: a directory and our program; progress on standard
+//! error, tables, and one JSON object as the last line.
 use std::io::{self, Write, stderr, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use clap::Args;
 use reproduce::report::{Goal, Section};
 use serde_json::{Map, Value, json};
 
-/// Where files are made.
+/// The option `--dir`.
 #[derive(Clone, Debug, Args)]
 pub struct Dir {
     /// Where files are made; they are gone afterwards
@@ -17,7 +17,7 @@ pub struct Dir {
     pub dir: PathBuf,
 }
 
-/// Our program.
+/// The option `--ours`.
 #[derive(Clone, Debug, Args)]
 pub struct Ours {
     /// The program under measurement [default: `millpond` beside this one]
@@ -26,10 +26,10 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// Where it is.
+    /// Its path.
     ///
     /// # Errors
-    /// That it is not there.
+    /// If it does not exist.
     pub fn program(&self) -> Result<PathBuf, String> {
         let beside = || {
             let here = std::env::current_exe().map_err(|e| e.to_string())?;
@@ -44,32 +44,37 @@ impl Ours {
     }
 }
 
-/// Seconds, rates: a number above 0.
+/// A number above 0, of seconds or a rate.
 ///
 /// # Errors
-/// That it is none.
+/// If it is none.
 pub fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|n: &f64| *n > 0.0 && n.is_finite());
     number.ok_or_else(|| "a number above 0 is needed".to_owned())
 }
 
-/// Says how far a bench is.
+/// Prints the progress of a bench.
 pub fn progress(done: f64, what: &str) {
-    let _ = writeln!(stderr(), "{:3.0} %: {what}", done * 100.0); // nobody has to listen
+    let _ = writeln!(stderr(), "{:3.0} %: {what}", done * 100.0); // progress is optional
 }
 
-/// Prints what a bench has seen, or why not. It fails, too, when a goal is missed.
+/// Prints the result or the error of a bench. A missed goal is an error, too.
 pub fn finish(name: &str, done: Result<Section, String>) -> ExitCode {
     let missed = done.and_then(|section| {
         print(name, &section).map_err(|e| format!("standard output: {e}"))?;
         Ok(section.goals.iter().filter(|goal| goal.is_missed()).count())
     });
-    let complaint = match missed {
-        Ok(0) => return ExitCode::SUCCESS,
-        Ok(count) => format!("goals that were missed: {count}"),
-        Err(why) => why,
-    };
-    let _ = writeln!(stderr(), "bench-{name}: {complaint}");
+    let done = missed.and_then(|count| match count {
+        0 => Ok(()),
+        count => Err(format!("goals that were missed: {count}")),
+    });
+    ended(name, done)
+}
+
+/// The exit status of a bench; an error goes to standard error.
+pub fn ended(name: &str, done: Result<(), String>) -> ExitCode {
+    let Err(why) = done else { return ExitCode::SUCCESS };
+    let _ = writeln!(stderr(), "bench-{name}: {why}"); // there is no other place to report it
     ExitCode::FAILURE
 }
 

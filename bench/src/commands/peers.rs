@@ -6,17 +6,17 @@
 //! The client is fio, on one CPU; all servers are on another. fio costs 5 to 8 µs of CPU a 4 KiB
 //! request, more than a good server: where it is the limit, look at the servers' CPU, or take
 //! `--lean`.
-use std::io::{self, Write, stderr, stdout};
+use std::io::{self, Write, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::peers::Ground;
+use bench::output::{Dir, Ours, ended};
+use bench::peers::TestBed;
 use bench::peers::cache::{self, PEERS};
 use bench::peers::client::{Client, Until, run};
 use bench::peers::progress::Progress;
 use bench::peers::report::Results;
 use bench::peers::serve::{FILL, GROUPS, Group, Served};
-use clap::Parser;
 use reproduce::cpu::{cpus, pin};
 use serde_json::json;
 
@@ -29,19 +29,15 @@ const KILL_S: f64 = 1.5;
 /// Compares NBD servers, caches, compressed memory and FUSE files with what others offer.
 ///
 /// Takes about ten minutes on two CPUs with nothing beside it.
-#[derive(Debug, Parser)]
-#[command(
-    name = "peers",
-    after_help = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   make bench-peers
   make bench-peers ARGS='--only null,memory --lean'
-  target/release/peers --markdown > tables.md"
-)]
-struct Args {
-    /// Where files are made; they are gone afterwards.
-    #[arg(long, default_value_os_t = std::env::temp_dir())]
-    dir: PathBuf,
+  target/release/bench peers --markdown > tables.md")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    dir: Dir,
     /// A folder on a file system in memory.
     #[arg(long, default_value = "/dev/shm")]
     memory_dir: PathBuf,
@@ -63,9 +59,8 @@ struct Args {
     /// Tables in Markdown.
     #[arg(long)]
     markdown: bool,
-    /// Our program [default: millpond beside this one].
-    #[arg(long)]
-    ours: Option<PathBuf>,
+    #[command(flatten)]
+    ours: Ours,
 }
 
 impl Args {
@@ -91,7 +86,7 @@ impl Args {
 /// One bench.
 struct Bench<'a> {
     args: &'a Args,
-    ground: Ground,
+    test_bed: TestBed,
     results: Results,
     progress: Progress,
 }
@@ -99,14 +94,14 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn client(&self, served: &Served) -> Client<'_> {
         let has_uri = !served.door.uri().is_empty();
-        if self.args.lean && has_uri { Client::Lean(&self.ground.ours) } else { Client::Fio }
+        if self.args.lean && has_uri { Client::Lean(&self.test_bed.ours) } else { Client::Fio }
     }
 
     /// One group: all servers at the same time, each job by each in turn.
     fn group(&mut self, group: Group) {
         let mut servers = Vec::new();
         for &who in group.peers() {
-            match Served::start(group, who, &self.ground) {
+            match Served::start(group, who, &self.test_bed) {
                 Ok(served) => {
                     let line = format!("{} {who}: {}", group.key(), served.what);
                     self.results.served.push(line);
@@ -141,7 +136,7 @@ impl Bench<'_> {
     fn caches(&mut self) {
         for _ in 0..self.args.rounds {
             for who in PEERS {
-                match cache::round(who, self.ground.bytes / 4, &self.ground) {
+                match cache::round(who, self.test_bed.bytes / 4, &self.test_bed) {
                     Ok(round) => self.results.caches.entry(who).or_default().push(round),
                     Err(why) => self.results.failed(&format!("cache {who}"), &why),
                 }
@@ -149,7 +144,7 @@ impl Bench<'_> {
             }
         }
         for who in PEERS {
-            match cache::survivors(who, &self.ground) {
+            match cache::survivors(who, &self.test_bed) {
                 Ok(survivors) => drop(self.results.survivors.insert(who, survivors)),
                 Err(why) => self.results.failed(&format!("cache {who}, killed"), &why),
             }
@@ -200,19 +195,12 @@ fn bench(args: &Args) -> Result<(), String> {
     if let Some(unknown) = args.only.iter().find(|part| !parts.contains(&&part[..])) {
         return Err(format!("--only {unknown}: {} are allowed", parts.join(", ")));
     }
-    let beside = std::env::current_exe().map_err(|e| e.to_string())?.with_file_name("millpond");
-    let ours = args.ours.clone().unwrap_or(beside);
-    if !ours.exists() {
-        let ours = ours.display();
-        return Err(format!(
-            "{ours}: not there; build it first: cargo build --release -p millpond"
-        ));
-    }
+    let ours = args.ours.program()?;
     let folder = |dir: &PathBuf| tempfile::Builder::new().prefix("millpond-peers-").tempdir_in(dir);
     let failed = |e: io::Error| e.to_string();
     let (dir, memory_dir) =
-        (folder(&args.dir).map_err(failed)?, folder(&args.memory_dir).map_err(failed)?);
-    let ground = Ground {
+        (folder(&args.dir.dir).map_err(failed)?, folder(&args.memory_dir).map_err(failed)?);
+    let test_bed = TestBed {
         dir: dir.path().to_owned(),
         memory_dir: memory_dir.path().to_owned(),
         ours,
@@ -221,7 +209,7 @@ fn bench(args: &Args) -> Result<(), String> {
     };
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     let progress = Progress::begin(args.expected_s());
-    let mut bench = Bench { args, ground, results: Results::default(), progress };
+    let mut bench = Bench { args, test_bed, results: Results::default(), progress };
     for part in GROUPS.into_iter().filter(|g| args.wanted(g.key())) {
         bench.group(part);
     }
@@ -234,12 +222,6 @@ fn bench(args: &Args) -> Result<(), String> {
     print(&mut stdout().lock(), args, &results, (server_cpu, client_cpu)).map_err(failed)
 }
 
-fn main() -> ExitCode {
-    match bench(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            let _ = writeln!(stderr(), "bench-peers: {why}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn main(args: &Args) -> ExitCode {
+    ended("peers", bench(args))
 }

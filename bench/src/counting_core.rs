@@ -66,18 +66,18 @@ impl Driver for Clock {
 }
 
 /// A core, and how many operations are counted on it.
-pub struct Lab {
+pub struct CountingCore {
     clock: Clock,
     counted: u64,
     reactor: Reactor,
 }
 
-impl Lab {
+impl CountingCore {
     /// One that counts so many.
-    pub fn new(counted: u64) -> Lab {
+    pub fn new(counted: u64) -> CountingCore {
         let clock = Clock::default();
         let reactor = Reactor::enter(CoreId(0), Box::new(clock.clone()));
-        Lab { clock, counted, reactor }
+        CountingCore { clock, counted, reactor }
     }
 
     /// Memory without an engine.
@@ -260,7 +260,7 @@ impl Lab {
         let pool = pool(Some(Data::Half));
         self.warm_and_count(1, move |nth| {
             let device = device.clone();
-            let written = write(&device, &pool, flags, nth, by_chance(4096)(nth));
+            let written = write(&device, &pool, flags, nth, random(4096)(nth));
             async move {
                 written.await?;
                 match flags.contains(Flags::FUA) {
@@ -344,7 +344,7 @@ fn write(
 }
 
 /// One of so many blocks.
-pub fn by_chance(blocks: u64) -> impl Fn(u64) -> u64 + Copy {
+pub fn random(blocks: u64) -> impl Fn(u64) -> u64 + Copy {
     move |nth| Rng::new(nth).below(blocks)
 }
 

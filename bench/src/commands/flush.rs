@@ -3,9 +3,9 @@
 //! long a reader waits beside it. The same scenario as `make bench-flush-sim`, on files.
 use std::process::ExitCode;
 
-use bench::told::{Dir, finish, progress};
+use bench::output::{Dir, finish, progress};
 use block::Nanos;
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
 use reproduce::flush::{BLOCK_BYTES, Reads, Scale};
 use reproduce::scenario::writecache::local::{Options, run};
 
@@ -22,16 +22,13 @@ enum Rotational {
 ///
 /// In LRU order, sorted, with gaps filled, with gaps filled from clean copies, in turns within a
 /// round; figures are the medians of the rounds'.
-#[derive(Debug, Parser)]
-#[command(
-    name = "flush",
-    after_help = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   make bench-flush
   make bench-flush ARGS='--size-mib 2048 --dir /srv'
-  make bench-flush ARGS='--jobs 1 --rotational no --rounds 3'"
-)]
-struct Args {
+  make bench-flush ARGS='--jobs 1 --rotational no --rounds 3'")]
+pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     /// Size of the origin in MiB; the published run has 2048
@@ -77,7 +74,6 @@ impl Args {
     }
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
+pub(crate) fn main(args: &Args) -> ExitCode {
     finish("flush", run(&args.options(), &mut progress))
 }

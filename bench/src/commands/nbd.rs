@@ -6,69 +6,50 @@
 //! all clients on another. The JSON keys of `*_iops` and `*_cpu_us_per_io` without another word are
 //! of the lean client and memory.
 use std::io::{self, Write, stderr, stdout};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
-use bench::peers::Ground;
+use bench::output::{Dir, Ours, ended, positive};
+use bench::peers::TestBed;
 use bench::peers::client::{Client, Job, Run, Until, run};
 use bench::peers::serve::{FILL, Group, Served};
 use reproduce::cpu::{cpus, pin};
 use reproduce::median::{median, spread_percent};
 use serde_json::{Map, Value, json};
 
-const USAGE: &str = "usage: nbd [--rounds N] [--seconds S] [--size-mib N] [--ours PROGRAM] \
-                     [--dir DIR]";
-
-struct Args {
-    rounds: usize,
+/// Compares our NBD server with nbdkit and qemu-storage-daemon, in turns
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  make bench-nbd
+  make bench-nbd ARGS='--rounds 5 --seconds 2'")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    dir: Dir,
+    #[command(flatten)]
+    ours: Ours,
+    /// How often everything is run
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Seconds of each run of the lean client
+    #[arg(long, default_value_t = 0.7, value_parser = positive)]
     seconds: f64,
-    size: u64,
-    ours: PathBuf,
-    dir: PathBuf,
-}
-
-fn args() -> Result<Args, String> {
-    let here = std::env::current_exe().map_err(|e| e.to_string())?;
-    let mut args = Args {
-        rounds: 3,
-        seconds: 0.7,
-        size: 256 << 20,
-        ours: here.with_file_name("millpond"),
-        dir: std::env::temp_dir(),
-    };
-    let mut words = std::env::args().skip(1);
-    while let Some(flag) = words.next() {
-        let value = words.next().ok_or(USAGE)?;
-        let bad = || format!("{flag} {value}: not understood; {USAGE}");
-        match &flag[..] {
-            "--rounds" => args.rounds = value.parse().map_err(|_| bad())?,
-            "--seconds" => args.seconds = value.parse().map_err(|_| bad())?,
-            "--size-mib" => args.size = value.parse::<u64>().map_err(|_| bad())? << 20,
-            "--ours" => args.ours = value.into(),
-            "--dir" => args.dir = value.into(),
-            _ => return Err(bad()),
-        }
-    }
-    if !args.ours.exists() {
-        let ours = args.ours.display();
-        return Err(format!(
-            "{ours}: not there; build it first: cargo build --release -p millpond"
-        ));
-    }
-    Ok(args)
+    /// Size of each device in MiB
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..1 << 20))]
+    size_mib: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
+enum LoadClient {
     Lean,
     Fio,
 }
 
-impl By {
+impl LoadClient {
     fn name(self) -> &'static str {
         match self {
-            By::Lean => "lean",
-            By::Fio => "fio",
+            LoadClient::Lean => "lean",
+            LoadClient::Fio => "fio",
         }
     }
 }
@@ -82,7 +63,7 @@ const FIO_S: f64 = 1.0;
 /// One cell of the table: what is measured, and the runs of each server.
 struct Cell {
     backing: Group,
-    by: By,
+    client: LoadClient,
     job: Job,
     runs: [Vec<Run>; NAMES.len()],
 }
@@ -95,27 +76,31 @@ impl Cell {
 }
 
 /// qemu-storage-daemon has no memory: it serves its null device, which does less.
-fn start(backing: Group, who: &'static str, ground: &Ground) -> Result<Served, String> {
+fn start(backing: Group, who: &'static str, test_bed: &TestBed) -> Result<Served, String> {
     let group = if (backing, who) == (Group::Memory, "qsd") { Group::Null } else { backing };
-    Served::start(group, who, ground)
+    Served::start(group, who, test_bed)
 }
 
-fn measure(served: &Served, cell: &Cell, args: &Args) -> Result<Run, String> {
-    let (client, seconds) = match cell.by {
-        By::Lean => (Client::Lean(&args.ours), args.seconds),
-        By::Fio => (Client::Fio, FIO_S),
+fn measure(served: &Served, cell: &Cell, (ours, seconds): (&Path, f64)) -> Result<Run, String> {
+    let (client, seconds) = match cell.client {
+        LoadClient::Lean => (Client::Lean(ours), seconds),
+        LoadClient::Fio => (Client::Fio, FIO_S),
     };
     run(client, served, &cell.job, Until::Time(seconds))
 }
 
 fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
-    let parts = [(Group::Memory, By::Lean), (Group::Memory, By::Fio), (Group::File, By::Lean)];
-    for (backing, by) in parts {
+    let parts = [
+        (Group::Memory, LoadClient::Lean),
+        (Group::Memory, LoadClient::Fio),
+        (Group::File, LoadClient::Lean),
+    ];
+    for (backing, client) in parts {
         for rw in ["randread", "randwrite"] {
             for depth in [1, 16, 64] {
                 let job = Job { rw, kib: 4, depth, connections: 1 };
-                cells.push(Cell { backing, by, job, runs: Default::default() });
+                cells.push(Cell { backing, client, job, runs: Default::default() });
             }
         }
     }
@@ -130,7 +115,7 @@ fn table(out: &mut impl Write, cells: &[Cell]) -> io::Result<()> {
     }
     writeln!(out, " {:>8} {:>8}", "nbdkit", "qsd")?;
     for cell in cells {
-        let what = [cell.backing.key(), cell.by.name(), cell.job.rw].join(" ");
+        let what = [cell.backing.key(), cell.client.name(), cell.job.rw].join(" ");
         write!(out, "{what:28} {:3}", cell.job.depth)?;
         for nth in 0..NAMES.len() {
             let iops: Vec<f64> = cell.runs[nth].iter().map(|r| r.iops).collect();
@@ -149,7 +134,7 @@ fn summary(cells: &[Cell], errors: Vec<Value>) -> Value {
     let mut out = Map::new();
     for cell in cells {
         let mut prefix = String::new();
-        if cell.by == By::Fio {
+        if cell.client == LoadClient::Fio {
             prefix.push_str("fio_");
         }
         if cell.backing == Group::File {
@@ -177,20 +162,22 @@ fn bench(args: &Args) -> Result<(), String> {
         [first, second, ..] => (first, second),
         _ => return Err("needs two CPUs: one for the servers, one for the clients".into()),
     };
-    let folder = || tempfile::Builder::new().prefix("millpond-bench-nbd-").tempdir_in(&args.dir);
-    let dir = folder().map_err(|e| format!("{}: {e}", args.dir.display()))?;
-    let ground = Ground {
+    let ours = args.ours.program()?;
+    let folder =
+        || tempfile::Builder::new().prefix("millpond-bench-nbd-").tempdir_in(&args.dir.dir);
+    let dir = folder().map_err(|e| format!("{}: {e}", args.dir.dir.display()))?;
+    let test_bed = TestBed {
         dir: dir.path().to_owned(),
         memory_dir: dir.path().to_owned(),
-        ours: args.ours.clone(),
+        ours: ours.clone(),
         cpu: server_cpu,
-        bytes: args.size,
+        bytes: args.size_mib << 20,
     };
     let mut errors = Vec::new();
     let mut peers = Vec::new();
     for backing in BACKINGS {
         for who in NAMES {
-            match start(backing, who, &ground) {
+            match start(backing, who, &test_bed) {
                 Ok(served) => peers.push((backing, served)),
                 Err(e) => errors.push(format!("{who} {}: {e}", backing.key())),
             }
@@ -198,16 +185,16 @@ fn bench(args: &Args) -> Result<(), String> {
     }
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     for (_, served) in peers.iter().filter(|(backing, _)| *backing == Group::Memory) {
-        run(Client::Lean(&args.ours), served, &FILL, Until::Written(served.bytes))?;
+        run(Client::Lean(&ours), served, &FILL, Until::Written(served.bytes))?;
     }
     let mut cells = cells();
-    for round in 0..args.rounds {
+    for round in 0..usize::from(args.rounds) {
         for cell in &mut cells {
             for turn in 0..NAMES.len() {
                 let nth = (turn + round) % NAMES.len();
                 let fits = |p: &&(Group, Served)| p.0 == cell.backing && p.1.who == NAMES[nth];
                 let Some((_, served)) = peers.iter().find(fits) else { continue };
-                match measure(served, cell, args) {
+                match measure(served, cell, (&ours, args.seconds)) {
                     Ok(run) => cell.runs[nth].push(run),
                     Err(e) => errors.push(format!("{}: {e}", NAMES[nth])),
                 }
@@ -238,13 +225,6 @@ fn bench(args: &Args) -> Result<(), String> {
     printed
 }
 
-fn main() -> ExitCode {
-    let done = args().and_then(|args| bench(&args));
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            let _ = writeln!(stderr(), "bench-nbd: {e}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn main(args: &Args) -> ExitCode {
+    ended("nbd", bench(args))
 }

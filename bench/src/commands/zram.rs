@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use bench::compressed::{served, speed};
-use bench::told::{Dir, Ours, finish, positive, progress};
-use clap::{Parser, ValueEnum};
+use bench::output::{Dir, Ours, finish, positive, progress};
+use clap::ValueEnum;
 use reproduce::report::Section;
 use reproduce::scenario::zram::{Options, SMALL_BYTES, run_local, run_memory, run_simulated};
 
@@ -26,16 +26,13 @@ enum Part {
 /// Shows compressed RAM disks and their writeback
 ///
 /// What is compared alternates; figures are medians, ratios those of the runs of one round.
-#[derive(Debug, Parser)]
-#[command(
-    name = "zram",
-    after_help = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   make bench-zram
   make bench-zram ARGS='--size-mib 4096 --only writeback --dir /srv'
-  make bench-zram ARGS='--only served --seconds 2'"
-)]
-struct Args {
+  make bench-zram ARGS='--only served --seconds 2'")]
+pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     #[command(flatten)]
@@ -84,7 +81,6 @@ fn bench(args: &Args) -> Result<Section, String> {
     Ok(section)
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
-    finish("zram", bench(&args))
+pub(crate) fn main(args: &Args) -> ExitCode {
+    finish("zram", bench(args))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which algorithms a device uses, with which parameters: the words of `comp_algorithm`,
-//! `recomp_algorithm` and `algorithm_params`.
+//! Algorithms of a device and their parameters: the words of `comp_algorithm`, `recomp_algorithm`
+//! and `algorithm_params`.
 //!
 //! ```text
 //!   priority 0   comp_algorithm                  lz4 unless set otherwise

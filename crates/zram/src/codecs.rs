@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Codecs: a shard's algorithms by priority, and the pages they work in.
+//! Codecs: a part's algorithms by priority, and the pages they work in.
 use block::{Error, Status};
 
 use crate::codec::{Algorithm, Codec, Params};
@@ -17,7 +17,7 @@ const ROOM_BYTES: usize = PAGE + PAGE / 255 + 16;
 /// Algorithms by priority.
 pub(crate) type Algorithms = [Option<(Algorithm, Params)>; PRIORITIES];
 
-/// The algorithms of a shard at work.
+/// The algorithms of a part at work.
 pub(crate) struct Codecs {
     by_priority: [Option<Codec>; PRIORITIES],
     /// The page that is being compressed or has been decompressed.

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Commands: what `writeback`, `recompress` and `idle` are told in words, for the whole device, and
-//! what of it concerns one shard.
+//! Commands: parses what is written to `writeback`, `recompress` and `idle`, for the whole device,
+//! and selects the slots of one part.
 //!
 //! ```text
-//!   "idle page_indexes=100-999"  ->  Writeback { kinds, pages: global slots }
-//!                                        | of_shard
-//!                                    Which { kinds, pages: local slots }
+//!   "idle page_indexes=100-999"  ->  Writeback { kinds, pages: slots of the device }
+//!                                        | of_part
+//!                                    PageSelection { kinds, pages: slots of the part }
 //! ```
 //!
 //! Invariants
-//! - ZR-CM1 Every word counts: an unknown one, or one that makes no sense, refuses the whole
-//!   command, before anything is done.
-//! - ZR-CM2 Ranges of pages are ascending, do not overlap and do not touch: each slot is looked at
+//! - ZR-CM1 Every word counts: an unknown or contradictory one refuses the whole command, before
+//!   anything is done.
+//! - ZR-CM2 Ranges of pages are ascending, do not overlap and do not touch: each slot is visited
 //!   once.
 use std::ops::Range;
 
@@ -23,19 +23,19 @@ use crate::codecs::{Algorithms, PRIORITIES};
 use crate::layout::Layout;
 use crate::slot::{Flags, Slot};
 
-/// Slots by what is known of them.
+/// Selects slots by their flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Marked idle and not accessed since.
     Idle,
-    /// Stored as they came.
+    /// Stored uncompressed.
     Huge,
     /// Both.
     HugeIdle,
     /// All algorithms have failed on them.
     Incompressible,
-    /// Last accessed at or before this second of the device's clock. Never told in words: the
-    /// automatic policy's.
+    /// Last accessed at or before this second of the device's clock. Not in the words
+    /// of a command: the automatic policy uses it.
     Aged(u32),
     /// Both `Aged` and huge.
     HugeAged(u32),
@@ -132,15 +132,15 @@ impl Writeback {
         Ok(Writeback { kinds, pages: merged(pages), max_pages: u64::MAX })
     }
 
-    /// What of it is the `shard`'s, of `shards`.
-    pub(crate) fn of_shard(&self, shard: u32, shards: u32) -> Which {
-        // So many of the shard's slots come before the device's slot `at`.
-        let local = |at| Layout { slots: at, shards }.slots_of(shard);
+    /// The selection of one `part` of `parts`.
+    pub(crate) fn of_part(&self, part: u32, parts: u32) -> PageSelection {
+        // The slots of the part that come before slot `at` of the device.
+        let local = |at| Layout { slots: at, parts }.slots_of(part);
         let pages = self.pages.iter().map(|r| local(r.start)..local(r.end));
-        Which {
+        PageSelection {
             kinds: self.kinds.clone(),
             pages: merged(pages.filter(|r| !r.is_empty()).collect()),
-            max_pages: share(self.max_pages, shard, shards),
+            max_pages: share(self.max_pages, part, parts),
         }
     }
 }
@@ -178,9 +178,9 @@ fn merged<T: Ord + Copy>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
     out
 }
 
-/// Which slots of one shard are written back.
+/// The slots of one part that a writeback visits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Which {
+pub(crate) struct PageSelection {
     pub(crate) kinds: Vec<Kind>,
     /// Local slots, whatever their kind (ZR-CM2).
     pub(crate) pages: Vec<Range<u32>>,
@@ -188,9 +188,9 @@ pub(crate) struct Which {
     pub(crate) max_pages: u64,
 }
 
-impl Which {
-    /// The runs of slots to look at, of a shard that has `slots`, ascending: all of them only when
-    /// it is their kind that decides.
+impl PageSelection {
+    /// The runs of slots to visit, ascending, of a part that has `slots`: all of them only when
+    /// they are selected by kind.
     pub(crate) fn runs(&self, slots: u32) -> Vec<Range<u32>> {
         if !self.kinds.is_empty() {
             return std::iter::once(0..slots).collect();
@@ -199,7 +199,7 @@ impl Which {
         self.pages.iter().map(cut).filter(|r| !r.is_empty()).collect()
     }
 
-    /// Whether `slot`, the `nth`, was asked for. Whether there is a page to write is not asked.
+    /// Whether `slot`, the `nth`, is selected; it need not have a page to write.
     pub(crate) fn takes(&self, nth: u32, slot: Slot) -> bool {
         let named = || {
             let after = self.pages.partition_point(|r| r.end <= nth);
@@ -209,13 +209,13 @@ impl Which {
     }
 }
 
-/// The part of `total` that the `shard`, of `shards`, may use; everything when there is no bound.
-pub(crate) fn share(total: u64, shard: u32, shards: u32) -> u64 {
+/// The share of `total` for one `part` of `parts`; `u64::MAX` stands for no bound.
+pub(crate) fn share(total: u64, part: u32, parts: u32) -> u64 {
     if total == u64::MAX {
         return total;
     }
-    let (shard, shards) = (u64::from(shard), u64::from(shards));
-    total / shards + u64::from(shard < total % shards)
+    let (part, parts) = (u64::from(part), u64::from(parts));
+    total / parts + u64::from(part < total % parts)
 }
 
 /// A write to `recompress`.
@@ -285,7 +285,7 @@ pub(crate) fn secondary(what: &str, text: &str) -> Result<u8, Error> {
     Ok(u8::try_from(priority).expect("at most 3"))
 }
 
-/// The one algorithm that both words mean; priority 1 when neither is given.
+/// The algorithm that the two words name; that of priority 1 when neither is given.
 fn chosen(
     priority: Option<u8>,
     algo: Option<Algorithm>,
@@ -329,12 +329,12 @@ fn chosen(
 pub(crate) enum Idle {
     /// Every page.
     All,
-    /// Pages not accessed for so many seconds; the others are idle no more.
+    /// Pages not accessed for so many seconds; all others become not idle.
     Age(u32),
 }
 
 impl Idle {
-    /// Reads what was written to `idle`.
+    /// Parses a write to `idle`.
     ///
     /// # Errors
     /// `EINVAL` for anything but `all` and a number.

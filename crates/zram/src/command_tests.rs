@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The words of commands, and how shards share them.
+//! The words of commands, and how parts share them.
 use proptest::prelude::*;
 
 use super::*;
@@ -98,14 +98,14 @@ fn kinds_are_told_by_the_flags_of_a_slot() {
 
 #[test]
 fn a_shard_looks_at_its_own_slots_only() {
-    // Chunks of 256: of three shards the second has chunks 1, 4, 7 ... as its slots 0, 256, 512.
+    // Chunks of 256: of three parts the second has chunks 1, 4, 7 ... as its slots 0, 256, 512.
     let command = Writeback::parse("page_indexes=300-1100", 10_000).unwrap();
-    let of = |shard| ends(&command.of_shard(shard, 3).pages);
+    let of = |part| ends(&command.of_part(part, 3).pages);
     assert_eq!(of(0), [(256, 512)]);
     assert_eq!(of(1), [(44, 333)]);
     assert_eq!(of(2), [(0, 256)]);
-    assert_eq!(ends(&command.of_shard(1, 3).runs(300)), [(44, 300)]);
-    assert_eq!(ends(&Writeback::parse("idle", 9).unwrap().of_shard(0, 1).runs(9)), [(0, 9)]);
+    assert_eq!(ends(&command.of_part(1, 3).runs(300)), [(44, 300)]);
+    assert_eq!(ends(&Writeback::parse("idle", 9).unwrap().of_part(0, 1).runs(9)), [(0, 9)]);
 }
 
 #[test]
@@ -189,16 +189,16 @@ proptest! {
     #[test]
     fn shards_together_take_exactly_what_was_named(
         ranges in prop::collection::vec((0_u64..5000, 0_u64..700), 1..6),
-        shards in 1_u32..9,
+        parts in 1_u32..9,
     ) {
         let slots = 6000;
         let words: Vec<String> =
             ranges.iter().map(|(at, len)| format!("page_indexes={at}-{}", at + len)).collect();
         let command = Writeback::parse(&words.join(" "), slots).unwrap();
-        let whiches: Vec<Which> = (0..shards).map(|s| command.of_shard(s, shards)).collect();
+        let whiches: Vec<PageSelection> = (0..parts).map(|s| command.of_part(s, parts)).collect();
         for global in 0..slots {
-            let (shard, local) = Layout { slots, shards }.local(global);
-            let which = &whiches[shard as usize];
+            let (part, local) = Layout { slots, parts }.local(global);
+            let which = &whiches[part as usize];
             let named = ranges.iter().any(|(at, len)| (*at..=at + len).contains(&global));
             prop_assert_eq!(which.takes(local, Slot::default()), named, "{}", global);
             let looked_at = which.runs(u32::MAX).iter().any(|r| r.contains(&local));

@@ -6,14 +6,14 @@
 //! - ZR-CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
 //! - ZR-CF2 A config that was parsed, or has been checked, is one that a device can be made of.
 use block::value::{TimeUnit, boolean, bytes, choice, number, page_bytes, time_in};
-use block::{Error, Sector};
+use block::{Error, Planted, Sector};
 use policy::{IdleOrder, IdleRules};
 
 use crate::algorithms::{Choice, Files};
 use crate::codec::Algorithm;
 use crate::codecs::Algorithms;
 use crate::layout::PAGE_SECTORS;
-use crate::mutation::Mutation;
+use crate::planted::Fault;
 use crate::shared::{BATCH_PAGES, INFLIGHT};
 
 /// Largest device: 16 TiB, whose table of slots takes 64 GiB.
@@ -69,9 +69,7 @@ pub struct Config {
     pub(crate) writeback_limit: u64,
     pub(crate) writeback_limit_enable: bool,
     pub(crate) auto: IdleRules,
-    /// A planted fault, for tests of the tests.
-    #[doc(hidden)]
-    pub mutation: Mutation,
+    pub(crate) planted: Planted<Fault>,
 }
 
 impl Default for Config {
@@ -89,12 +87,18 @@ impl Default for Config {
             writeback_limit: 0,
             writeback_limit_enable: false,
             auto: IdleRules::default(),
-            mutation: Mutation::None,
+            planted: Planted::NONE,
         }
     }
 }
 
 impl Config {
+    /// Plants a fault, or none.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Option<Fault>) {
+        self.planted = fault.into();
+    }
+
     /// Parses the arguments after the target's name, of a table line of `len`. `files` reads
     /// dictionaries; whether there is such a backing device is not asked.
     ///

@@ -149,7 +149,7 @@ fn bad_lines_are_refused_and_name_the_word() {
 }
 
 #[test]
-fn a_device_is_whole_pages_and_not_larger_than_its_slots_can_count() {
+fn a_device_has_whole_pages_and_as_many_as_can_be_counted() {
     for (len, part) in [(0, "multiple of 8"), (7, "multiple of 8"), ((1 << 35) + 8, "16 TiB")] {
         let e = Config::parse(&["lz4"], Sector(len), &NoFiles).unwrap_err();
         assert!(e.to_string().contains(part), "{len}: {e}");

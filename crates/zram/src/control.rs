@@ -14,12 +14,12 @@ use reactor::yield_now;
 use crate::attributes;
 use crate::command::{Idle, Recompress, Writeback};
 use crate::config::Config;
-use crate::idle::State;
+use crate::device::Zram;
+use crate::idle::PageState;
 use crate::recompress::Recompressed;
 use crate::shared::{Shared, Totals};
-use crate::status::auto_stat;
+use crate::stats::auto_stat;
 use crate::store::OBJECT_BYTES_MAX;
-use crate::target::Zram;
 use crate::writeback::Outcome;
 
 /// Bytes of a line of `block_state`, about.
@@ -49,7 +49,7 @@ impl Zram {
             "debug_stat" => attributes::debug_stat(),
             "writeback_progress" => attributes::progress(&totals),
             "backed_stat" => attributes::backed_stat(&totals),
-            "auto_writeback_stat" => auto_stat(&self.policy.totals()),
+            "auto_writeback_stat" => auto_stat(&self.auto.totals()),
             "last_error" => self.last_error().await.unwrap_or_default(),
             "writeback_limit" => self.shared.budget.left().to_string(),
             "block_state" => self.block_state().await,
@@ -60,13 +60,13 @@ impl Zram {
 
     async fn block_state(self: &Rc<Self>) -> String {
         let Some(parts) = self.parts() else { return String::new() };
-        let of_shards = parts.ask(|shard| shard.states()).await;
-        let pages: usize = of_shards.iter().map(Vec::len).sum();
+        let of_parts = parts.ask(|part| part.states()).await;
+        let pages: usize = of_parts.iter().map(Vec::len).sum();
         let mut text = String::with_capacity(pages * STATE_BYTES);
-        // Each is in order: the next page is the first one of some shard.
-        let mut lists: Vec<_> = of_shards.into_iter().map(Vec::into_iter).collect();
+        // Each is in order: the next page is the first one of some part.
+        let mut lists: Vec<_> = of_parts.into_iter().map(Vec::into_iter).collect();
         for nth in 1..=pages {
-            let first = |list: &std::vec::IntoIter<State>| match list.as_slice() {
+            let first = |list: &std::vec::IntoIter<PageState>| match list.as_slice() {
                 [(slot, ..), ..] => *slot,
                 [] => u64::MAX,
             };
@@ -110,7 +110,7 @@ impl Zram {
                 config.check()?;
                 self.config.replace(config);
                 apply(&self.config.borrow(), &self.shared);
-                crate::policy::start(self);
+                crate::auto_writeback::start(self);
                 Ok(())
             }
             _ if attributes::NAMES.contains(&name) => Err(attributes::read_only(name)),
@@ -124,13 +124,13 @@ impl Zram {
 
     async fn idle(self: &Rc<Self>, which: Idle) -> Result<(), Error> {
         let parts = self.running()?;
-        parts.ask(move |shard| shard.mark_idle(which)).await;
+        parts.ask(move |part| part.mark_idle(which)).await;
         Ok(())
     }
 
     async fn compact(self: &Rc<Self>) -> Result<(), Error> {
-        let _turn = self.turn().await?;
-        self.running()?.ask(|shard| shard.compact()).await;
+        let _lock = self.lock_commands().await?;
+        self.running()?.ask(|part| part.compact()).await;
         self.not_cancelled("compact", "what was moved stays")
     }
 
@@ -147,8 +147,8 @@ impl Zram {
         let algorithms = self.config.borrow().algorithms();
         let huge = u32::try_from(OBJECT_BYTES_MAX).expect("less than a page") + 1;
         let how = Recompress::parse(text, &algorithms, huge)?;
-        let _turn = self.turn().await?;
-        let done = self.running()?.ask(move |shard| shard.recompress(how.clone())).await;
+        let _lock = self.lock_commands().await?;
+        let done = self.running()?.ask(move |part| part.recompress(how.clone())).await;
         let done = done.into_iter().fold(Recompressed::default(), Recompressed::and);
         let so_far = format!("{} pages tried, {} shrunk", done.tried, done.shrunk);
         if let Some(slot) = done.damaged {
@@ -176,30 +176,30 @@ impl Zram {
         }
         let which = Writeback::parse(text, self.layout.slots)?;
         let outcome = self.write_back(which).await?;
-        told(&outcome)?;
+        check(&outcome)?;
         let so_far = format!("{} pages written", outcome.pages);
         self.not_cancelled("writeback", &so_far)
     }
 
     /// Writes pages back; for the automatic policy, too.
     pub(crate) async fn write_back(self: &Rc<Self>, which: Writeback) -> Result<Outcome, Error> {
-        let _turn = self.turn().await?;
+        let _lock = self.lock_commands().await?;
         let parts = self.running()?;
-        let shards = parts.layout().shards;
+        let count = parts.layout().parts;
         let done = parts
-            .ask(move |shard| {
-                let which = which.of_shard(shard.plan.nth, shards);
-                async move { shard.freeing(shard.writeback(&which)).await }
+            .ask(move |part| {
+                let which = which.of_part(part.plan.nth, count);
+                async move { part.freeing(part.writeback(&which)).await }
             })
             .await;
         Ok(done.into_iter().fold(Outcome::default(), Outcome::and))
     }
 
-    /// What went wrong last on each shard, as far as anything did.
+    /// What went wrong last on each part, as far as anything did.
     async fn last_error(self: &Rc<Self>) -> Option<String> {
-        let told = self.parts()?.ask(|shard| async move { shard.last_error() }).await;
-        let told: Vec<String> = told.into_iter().flatten().collect();
-        Some(told.join("; ")).filter(|text| !text.is_empty())
+        let errors = self.parts()?.ask(|part| async move { part.last_error() }).await;
+        let errors: Vec<String> = errors.into_iter().flatten().collect();
+        Some(errors.join("; ")).filter(|text| !text.is_empty())
     }
 
     /// Everything that attributes and status show.
@@ -208,8 +208,8 @@ impl Zram {
     }
 }
 
-/// A writeback that did not do all it was told, as an error (ZR-CT1).
-fn told(outcome: &Outcome) -> Result<(), Error> {
+/// The error of a writeback that could not write all selected pages (ZR-CT1).
+fn check(outcome: &Outcome) -> Result<(), Error> {
     let so_far = format!("{} pages written of {}", outcome.pages, outcome.candidates);
     if let Some((slot, status)) = &outcome.error {
         return Err(Error::io(format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Marking pages idle, compacting memory, and looking at slots: walks over all slots of a shard.
+//! Passes over all slots of a part: marking pages idle, compacting memory, and listing states.
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,24 +9,24 @@ use policy::Ages;
 use reactor::{sleep, spawn, yield_now};
 
 use crate::command::Idle;
-use crate::shard::Shard;
+use crate::part::Part;
 use crate::slot::{Flags, Slot};
 use crate::store::Store;
 use crate::store::compact::Moved;
 
-/// Slots that are looked at in one go.
+/// Slots that are visited between two yields.
 pub(crate) const WALK_RUN: u32 = 8192;
 
-/// The longest that memory is kept which is not in use any more: short for whoever needs it, long
-/// enough for a gigabyte to be written.
+/// How long memory that is not in use is kept at most. Chosen: short for other users of the memory,
+/// long enough for a gigabyte to be written.
 const SWEEP_EVERY: Nanos = Nanos::from_secs(1);
 
-/// A page as `block_state` shows it: its slot, when it was accessed, its letters.
-pub(crate) type State = (u64, u32, [u8; 6]);
+/// A line of `block_state`: the slot, when it was accessed, its letters.
+pub(crate) type PageState = (u64, u32, [u8; 6]);
 
-impl Shard {
-    /// Calls `f` with the slots in order, letting others go in between.
-    async fn walk(&self, mut f: impl FnMut(u32, Slot)) {
+impl Part {
+    /// Calls `f` with all slots that have a page, in order; yields in between.
+    async fn each_page(&self, mut f: impl FnMut(u32, Slot)) {
         let slots = self.slots.borrow().len();
         for first in (0..slots).step_by(WALK_RUN as usize) {
             for nth in first..slots.min(first.saturating_add(WALK_RUN)) {
@@ -39,10 +39,10 @@ impl Shard {
         }
     }
 
-    /// Marks pages idle, as `idle` says. Those that take no memory never are.
+    /// Marks pages idle. Pages that take no memory are never idle.
     pub(crate) async fn mark_idle(self: Rc<Self>, which: Idle) {
         let now = self.clock();
-        self.walk(|nth, slot| {
+        self.each_page(|nth, slot| {
             if !slot.is_resident() {
                 return;
             }
@@ -59,7 +59,7 @@ impl Shard {
         .await;
     }
 
-    /// Moves objects together and gives the pages that become free back. A suspend ends it.
+    /// Compacts the objects and gives the freed memory back to the system. A suspend ends it.
     pub(crate) async fn compact(self: Rc<Self>) {
         for class in 0..Store::CLASSES {
             while !self.shared.cancel.load(Relaxed)
@@ -71,7 +71,7 @@ impl Shard {
         self.give_idle_back().await;
     }
 
-    /// Gives memory that is not in use back to the system.
+    /// Gives idle memory back to the system.
     pub(crate) async fn give_idle_back(&self) {
         let mut at = Some(0);
         while let Some(cell) = at {
@@ -80,17 +80,17 @@ impl Shard {
         }
     }
 
-    /// Does `work`, which is about to free much, and lets the system have the memory when it lies
-    /// in rows: at its end, and once in a while before.
+    /// Runs `work`, which frees much memory. Gives that memory back when it lies in long rows: at
+    /// the end, and once a second before.
     pub(crate) async fn freeing<T>(self: &Rc<Self>, work: impl Future<Output = T>) -> T {
         let at_work = Rc::new(Cell::new(true));
-        let (going_on, shard) = (at_work.clone(), Rc::downgrade(self));
+        let (going_on, part) = (at_work.clone(), Rc::downgrade(self));
         spawn(async move {
             loop {
                 sleep(SWEEP_EVERY).await;
-                let shard = shard.upgrade().filter(|_| going_on.get());
-                let Some(shard) = shard else { return };
-                shard.give_idle_back().await;
+                let part = part.upgrade().filter(|_| going_on.get());
+                let Some(part) = part else { return };
+                part.give_idle_back().await;
             }
         });
         self.store.borrow_mut().keep_idle(true);
@@ -101,12 +101,12 @@ impl Shard {
         done
     }
 
-    /// A little of a compaction, now and then.
+    /// One small step of a compaction.
     pub(crate) fn tidy_memory(&self) {
         self.moving(|store, moved| store.tidy(moved));
     }
 
-    /// Lets the store move objects, whose slots follow.
+    /// Lets the store move objects, and updates their slots.
     fn moving<T>(&self, work: impl FnOnce(&mut Store, &mut Moved<'_>) -> T) -> T {
         let (store, slots) = (&mut *self.store.borrow_mut(), &mut *self.slots.borrow_mut());
         let before = store.pages();
@@ -119,18 +119,19 @@ impl Shard {
         done
     }
 
-    /// Every page's state, for `block_state`.
-    pub(crate) async fn states(self: Rc<Self>) -> Vec<State> {
+    /// The state of every page, for `block_state`.
+    pub(crate) async fn states(self: Rc<Self>) -> Vec<PageState> {
         let mut states = Vec::new();
-        self.walk(|nth, slot| states.push((self.global(nth), slot.accessed, letters(slot)))).await;
+        self.each_page(|nth, slot| states.push((self.global(nth), slot.accessed, letters(slot))))
+            .await;
         states
     }
 
-    /// The clock, and the pages in memory by age: what the automatic policy decides by.
+    /// The clock, and the pages in memory by age: the input of the automatic policy.
     pub(crate) async fn ages(self: Rc<Self>) -> (u32, Ages) {
         let clock = self.clock();
         let mut ages = Ages::default();
-        self.walk(|_, slot| {
+        self.each_page(|_, slot| {
             if slot.is_resident() {
                 let age = clock.saturating_sub(slot.accessed);
                 ages.add(age, slot.has(Flags::HUGE), slot.size() as u64);
@@ -141,7 +142,7 @@ impl Shard {
     }
 }
 
-/// The kernel's letters for what a slot is.
+/// The kernel's letters for the flags of a slot.
 fn letters(slot: Slot) -> [u8; 6] {
     let letter = |is: bool, letter: u8| if is { letter } else { b'.' };
     [

@@ -5,52 +5,55 @@
 //!        bio                       attributes (idle, writeback, recompress, ...)   policy
 //!         │                                             │                            │
 //!   ┌─────▼─────────────────── Zram, core 0 ────────────▼────────────────────────────▼──┐
-//!   │ divides the device among shards, each on one core                                 │
+//!   │ divides the device among parts, each on one core                                  │
 //!   └─────┬──────────────────────────────────┬──────────────────────────────────────────┘
-//!   ┌─────▼──── Shard ────────────┐   ┌──────▼── Shard ──── (maybe on another core) ─────┐
+//!   ┌─────▼──── Part ─────────────┐   ┌──────▼── Part ───── (maybe on another core) ─────┐
 //!   │ slots ──▶ store  (objects)  │   │ ...                                              │
 //!   │   │        ▲ codec          │   └──────────────────────────────────────────────────┘
 //!   │   └──▶ backing: runs of blocks, batches in flight, read-back
 //!   └─────────────────────────────┘
 //! ```
+//! The option of a table line, and the media, call a part a shard.
 //!
-//! Invariants (each part has its own beside)
-//! - ZR-Z1 A page is read as it was last written, whatever happens to it between: compressed,
-//!   recompressed, written back, read back, overwritten meanwhile.
+//! Invariants (each part of the code has its own)
+//! - ZR-Z1 A read returns the page as it was last written, whatever happened to it since:
+//!   compression, recompression, writeback, read-back, overwriting.
 //! - ZR-Z2 A page leaves memory only when its copy on the backing device is complete and it has not
-//!   been accessed since that was begun.
+//!   been accessed since the copy began.
 //! - ZR-Z3 A block of the backing device is reused only when no read and no discard of it is in
 //!   flight.
-//! - ZR-Z4 What comes from the backing device is checked before it is used.
-//! - ZR-Z5 Blocks written back never exceed the budget; what was not written is refunded.
+//! - ZR-Z4 Data of the backing device are checked before they are used.
+//! - ZR-Z5 Blocks written back never exceed the budget; blocks that were not written are refunded.
 //! - ZR-Z6 Attributes are read without waiting for a writeback.
-//! - ZR-Z7 A request may be of any sectors: what is less than a page is merged (`merge`, ZR-MG1).
+//! - ZR-Z7 A request may have any sectors: requests of less than a page are merged (`merge`,
+//!   ZR-MG1).
 #![warn(missing_docs)]
 
 mod algorithms;
 mod attributes;
+mod auto_writeback;
 mod backing;
 mod codec;
 mod codecs;
 mod command;
 mod config;
 mod control;
+mod device;
 mod idle;
 mod layout;
 mod merge;
-mod mutation;
 mod pack;
+mod part;
 mod parts;
 mod persist;
-mod policy;
+mod planted;
 mod read;
 mod readback;
 mod recompress;
 mod settings;
-mod shard;
 mod shared;
 mod slot;
-mod status;
+mod stats;
 mod store;
 mod target;
 mod write;
@@ -59,10 +62,10 @@ mod writeback;
 pub use algorithms::{DICTIONARY_BYTES_MAX, Files, NoFiles};
 pub use codec::Algorithm;
 pub use config::{Config, SECTORS_MAX, SHARDS_MAX};
-#[doc(hidden)]
-pub use mutation::Mutation;
+pub use device::{BeforeStart, OnReset, Zram};
+#[cfg(feature = "planted")]
+pub use planted::Fault;
 pub use settings::{Settings, Start};
-pub use target::{BeforeStart, OnReset, Zram};
 
 /// Version of the target, as `dmsetup targets` shows it.
 pub const VERSION: (u32, u32, u32) = (1, 0, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Packing: compressed objects one after the other in a unit, which is one write to the backing.
+//! Packing: compressed objects one after the other in a unit, which is one write to the device.
 //!
 //! ```text
 //!  │ reserved front │ object │ object │ object │ object │ zeroes │
@@ -20,7 +20,7 @@ pub(crate) const BLOCK: usize = 4096;
 /// Largest unit.
 pub(crate) const UNIT_BYTES_MAX: usize = 1 << 20;
 
-/// Where an object lies in its unit, and what its address keeps of its checksum.
+/// Where an object lies in its unit, and the bits of its checksum that its address keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offset {
     /// Bytes from the start of the unit; a multiple of 8.
@@ -45,7 +45,7 @@ pub(crate) struct Packer {
 impl Packer {
     /// An empty unit of at most `max_bytes` (whole blocks, at most [`UNIT_BYTES_MAX`]), the first
     /// `reserve_front` of which (a multiple of 8) the caller fills in the end. All its objects
-    /// carry `generation`, which should tell them from what lay in the same place before.
+    /// carry `generation`, which distinguishes them from older objects in the same place.
     pub(crate) fn new(max_bytes: usize, reserve_front: usize, generation: u32) -> Packer {
         assert!(max_bytes.is_multiple_of(BLOCK) && (1..=UNIT_BYTES_MAX).contains(&max_bytes));
         assert!(reserve_front.is_multiple_of(OBJECT_ALIGN) && reserve_front < max_bytes);
@@ -96,8 +96,7 @@ impl Packer {
         Offset { at, check }
     }
 
-    /// The unit and the number of its blocks, which are to be written; what is in the buffer
-    /// beyond them is not.
+    /// The unit, and the number of its blocks. The buffer beyond these blocks is not written.
     pub(crate) fn finish(self) -> (Buf, usize) {
         let blocks = self.blocks();
         self.buf.write(|b| b[self.at..blocks * BLOCK].fill(0)); // ZR-P1
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_found_again_where_the_packer_said_and_the_tail_is_zero() {
+    fn packed_objects_are_found_again_and_the_tail_is_zero() {
         // A pooled buffer that holds something else.
         Buf::alloc(4 * BLOCK).write(|b| b.fill(0xa5));
         let mut packer = Packer::new(4 * BLOCK, 64, 9);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Parts: the shards of a device as core 0 has them, wherever they are.
+//! Parts: the handles of a device's parts on core 0, wherever the parts are.
 //!
 //! ```text
-//!   bio of one chunk ──▶ its shard, in place (sector rewritten)
-//!   longer bio       ──▶ one bio a shard: its chunks lie in a row there, buffers gathered
-//!   ask              ──▶ a task on the shard's core, its answer back here
+//!   bio of one chunk ──▶ its part, as it is (sector rewritten)
+//!   longer bio       ──▶ one bio a part: its chunks are adjacent there, buffers gathered
+//!   ask              ──▶ a task on the core of the part, its answer back here
 //! ```
 use std::fmt;
 use std::future::Future;
@@ -16,40 +16,39 @@ use reactor::{
 };
 use smallvec::SmallVec;
 
-use crate::layout::{Layout, PAGE_SECTORS};
-use crate::merge::{down, is_whole, up};
-use crate::shard::{Plan, Shard};
+use crate::layout::{Layout, PAGE_SECTORS, is_whole, page_ceil, page_floor};
+use crate::part::{Part, Plan};
 use crate::slot::PAGE;
 
-/// A device of another core, on its way to one that shall use it.
-struct Lent {
+/// The backing device, as another core gets access to it.
+struct RemoteBacking {
     core: CoreId,
     export: Export,
     name: String,
     limits: block::Limits,
 }
 
-/// A shard as core 0 has it.
-struct Part {
+/// The handle of a part.
+struct PartHandle {
     core: CoreId,
     local: CoreLocal,
     export: Option<Export>,
     device: Rc<dyn BlockDevice>,
 }
 
-/// All shards of a device.
+/// See the module.
 pub(crate) struct Parts {
     layout: Layout,
-    parts: Vec<Part>,
-    /// The backing device as other cores reach it.
-    lent: Option<Export>,
+    parts: Vec<PartHandle>,
+    /// The backing device, if other cores use it.
+    exported: Option<Export>,
 }
 
-/// How a shard is made on its core, of a plan and the backing device as that core has it.
+/// Makes a part on its core, from a plan and that core's handle of the backing device.
 pub(crate) type Make<Fut> = fn(Plan, Option<Rc<dyn BlockDevice>>) -> Fut;
 
 impl Parts {
-    /// Makes the shards of `plan`, in turn on `cores`, of which the first is this one.
+    /// Makes the parts of `plan`, round robin on `cores`, of which the first is this one.
     pub(crate) async fn make<Fut>(
         plan: &Plan,
         cores: &[CoreId],
@@ -57,38 +56,44 @@ impl Parts {
         make: Make<Fut>,
     ) -> Result<Parts, Error>
     where
-        Fut: Future<Output = Result<Rc<Shard>, Error>> + 'static,
+        Fut: Future<Output = Result<Rc<Part>, Error>> + 'static,
     {
         let layout = plan.layout;
         let here = core_id();
-        let elsewhere = cores.iter().take(layout.shards as usize).any(|core| *core != here);
-        let lent = backing.as_ref().filter(|_| elsewhere).map(|device| export(device.clone()));
-        // What was made goes again when a later one fails.
-        let mut made = Parts { layout, parts: Vec::new(), lent };
-        for nth in 0..layout.shards {
+        let elsewhere = cores.iter().take(layout.parts as usize).any(|core| *core != here);
+        let exported = backing.as_ref().filter(|_| elsewhere).map(|device| export(device.clone()));
+        // Dropped with the parts so far when a later one fails.
+        let mut made = Parts { layout, parts: Vec::new(), exported };
+        for nth in 0..layout.parts {
             let core = cores[nth as usize % cores.len()];
             let plan = Plan { nth, ..plan.clone() };
             let part = if core == here {
-                let shard = make(plan, backing.clone()).await?;
-                Part { core, local: CoreLocal::keep(shard.clone()), export: None, device: shard }
+                let part = make(plan, backing.clone()).await?;
+                PartHandle {
+                    core,
+                    local: CoreLocal::keep(part.clone()),
+                    export: None,
+                    device: part,
+                }
             } else {
-                let lent = backing.as_ref().zip(lent).map(|(device, export)| Lent {
-                    core: here,
-                    export,
-                    name: device.name().to_owned(),
-                    limits: device.limits(),
-                });
+                let exported =
+                    backing.as_ref().zip(exported).map(|(device, export)| RemoteBacking {
+                        core: here,
+                        export,
+                        name: device.name().to_owned(),
+                        limits: device.limits(),
+                    });
                 let (local, export, name, limits) = call(core, move || async move {
-                    let backing = lent.map(|l| -> Rc<dyn BlockDevice> {
+                    let backing = exported.map(|l| -> Rc<dyn BlockDevice> {
                         Rc::new(Remote::new(l.core, l.export, l.name, l.limits))
                     });
-                    let shard = make(plan, backing).await?;
-                    let (name, limits) = (shard.name().to_owned(), shard.limits());
-                    Ok::<_, Error>((CoreLocal::keep(shard.clone()), export(shard), name, limits))
+                    let part = make(plan, backing).await?;
+                    let (name, limits) = (part.name().to_owned(), part.limits());
+                    Ok::<_, Error>((CoreLocal::keep(part.clone()), export(part), name, limits))
                 })
                 .await?;
                 let device = Rc::new(Remote::new(core, export, name, limits));
-                Part { core, local, export: Some(export), device }
+                PartHandle { core, local, export: Some(export), device }
             };
             made.parts.push(part);
         }
@@ -100,18 +105,19 @@ impl Parts {
         self.layout
     }
 
-    /// Asks every shard at once; the answers in their order. `f` runs on the shards' cores.
+    /// Runs `f` for all parts at once, each on its core. Returns the results in the order of the
+    /// parts.
     pub(crate) async fn ask<T, F, Fut>(&self, f: F) -> Vec<T>
     where
         T: Send + 'static,
-        F: Fn(Rc<Shard>) -> Fut + Clone + Send + 'static,
+        F: Fn(Rc<Part>) -> Fut + Clone + Send + 'static,
         Fut: Future<Output = T> + 'static,
     {
-        let ask = |part: &Part| {
+        let ask = |part: &PartHandle| {
             let (local, f) = (part.local, f.clone());
             call(part.core, move || {
-                let shard = local.get::<Shard>().expect("kept as long as its part lives");
-                f(shard)
+                let part = local.get::<Part>().expect("kept as long as its handle lives");
+                f(part)
             })
         };
         let asked: Vec<_> = self.parts.iter().map(ask).collect();
@@ -122,7 +128,7 @@ impl Parts {
         answers
     }
 
-    /// Sends a bio, checked before, to the shards that it is about.
+    /// Sends a bio, which has been checked, to its parts.
     pub(crate) fn submit(&self, mut bio: Bio) {
         if let [only] = &self.parts[..] {
             return only.device.submit(bio);
@@ -132,18 +138,19 @@ impl Parts {
         }
         let (slot, pages) = (bio.sector.0 / PAGE_SECTORS, bio.len.0 / PAGE_SECTORS);
         if bio.op != Op::Flush && self.layout.run(slot, pages) == pages {
-            let (shard, local) = self.layout.local(slot);
+            let (part, local) = self.layout.local(slot);
             bio.sector = Sector(u64::from(local) * PAGE_SECTORS);
-            return self.parts[shard as usize].device.submit(bio);
+            return self.parts[part as usize].device.submit(bio);
         }
         self.split(bio, slot, pages);
     }
 
-    /// A bio that is not of whole pages: its edges go to their shards by themselves.
+    /// Sends a bio that is not of whole pages: its edges are bios of their own.
     fn submit_sectors(&self, bio: Bio) {
         let Bio { op, flags, class, bufs, done, sector: start, .. } = bio;
         let end = start + bio.len;
-        let (from, to) = (up(start).min(end), down(end).max(up(start)).min(end));
+        let (from, to) =
+            (page_ceil(start).min(end), page_floor(end).max(page_ceil(start)).min(end));
         let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
         for (piece, piece_end) in [(start, from), (from, to), (to, end)] {
             if piece == piece_end {
@@ -159,21 +166,21 @@ impl Parts {
                 sent.extend(self.send_pages((op, flags, class), slot, len.0 / PAGE_SECTORS, &data));
                 continue;
             }
-            let (shard, local) = self.layout.local(slot);
+            let (part, local) = self.layout.local(slot);
             let at = Sector(u64::from(local) * PAGE_SECTORS + piece.0 % PAGE_SECTORS);
-            let device = &*self.parts[shard as usize].device;
+            let device = &*self.parts[part as usize].device;
             sent.push(io(device, op, flags, class, (at, len), data));
         }
         complete_when_ended(done, sent);
     }
 
-    /// One bio a shard, and a task that waits for them.
+    /// Sends one bio a part, and completes when all have ended.
     fn split(&self, bio: Bio, slot: u64, pages: u64) {
         let Bio { op, flags, class, bufs, done, .. } = bio;
         complete_when_ended(done, self.send_pages((op, flags, class), slot, pages, &bufs));
     }
 
-    /// One bio a shard.
+    /// Sends one bio a part.
     fn send_pages(
         &self,
         (op, flags, class): (Op, Flags, Class),
@@ -186,12 +193,12 @@ impl Parts {
         // A discard has no buffers, and may be as long as the device.
         while at < pages && !bufs.is_empty() {
             let run = self.layout.run(slot + at, pages - at);
-            let (shard, _) = self.layout.local(slot + at);
+            let (part, _) = self.layout.local(slot + at);
             let byte = |page: u64| {
                 usize::try_from(page).expect("of a bio's buffers, which are in memory") * PAGE
             };
             for slice in bufs.slice(byte(at)..byte(at + run)).iter() {
-                gathered[shard as usize].push(slice.clone());
+                gathered[part as usize].push(slice.clone());
             }
             at += run;
         }
@@ -208,7 +215,7 @@ impl Parts {
     }
 }
 
-/// A task that waits for all, and then completes what they are pieces of.
+/// Completes a bio when all bios that it was divided into have ended: with the first real failure.
 fn complete_when_ended(done: Completion, sent: SmallVec<[BioFuture; 8]>) {
     spawn(async move {
         let mut worst = Status::Ok;
@@ -224,7 +231,7 @@ impl Drop for Parts {
         if block::crashing() {
             return;
         }
-        for Part { core, local, export, .. } in self.parts.drain(..) {
+        for PartHandle { core, local, export, .. } in self.parts.drain(..) {
             let forget = move || {
                 local.release();
                 if let Some(export) = export {
@@ -237,7 +244,7 @@ impl Drop for Parts {
                 post(core, Msg::Call(Box::new(forget)));
             }
         }
-        if let Some(export) = self.lent {
+        if let Some(export) = self.exported {
             unexport(export);
         }
     }

@@ -1,36 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reads: what is in memory at once, what is on the backing device afterwards.
+//! Reads: first the pages that are in memory, then those on the backing device.
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, Bufs, Op, Sector, Status};
+use block::{Bio, Bufs, Op, Status};
 use reactor::yield_now;
 use smallvec::SmallVec;
 
-use crate::layout::PAGE_SECTORS;
-use crate::merge::up;
-use crate::shard::{PAGES_AT_ONCE, Shard};
+use crate::layout::{PAGE_SECTORS, slots_of};
+use crate::part::Part;
 use crate::slot::{Flags, PAGE};
 
-/// Pages that are on the backing device: which slot, and where in the bio's buffers it goes.
-pub(crate) type Wanted = SmallVec<[(u32, usize); 8]>;
+/// Pages that are on the backing device: the slot, and the byte of the bio's buffers.
+pub(crate) type BackedPages = SmallVec<[(u32, usize); 8]>;
 
-/// The slots that a bio touches on its shard.
-pub(crate) fn slots_of_any(bio: &Bio) -> Range<u32> {
-    slot(bio.sector)..slot(up(bio.end()))
-}
+/// Pages of a bio that is served as it is submitted. Longer ones get a task, which lets others run
+/// in between.
+const PAGES_AT_ONCE: u64 = 8;
 
-/// The slots of a bio of whole pages.
-pub(crate) fn slots_of(bio: &Bio) -> Range<u32> {
-    slot(bio.sector)..slot(bio.end())
-}
-
-fn slot(sector: Sector) -> u32 {
-    u32::try_from(sector.0 / PAGE_SECTORS).expect("within the shard, checked at its entry")
-}
-
-impl Shard {
-    /// Serves a bio as it is submitted, if that is short and nobody has to be waited for.
+impl Part {
+    /// Serves a bio as it is submitted, if it is short and needs no wait.
     pub(crate) fn at_once(&self, bio: &Bio) -> Option<Status> {
         if bio.len.0 > PAGES_AT_ONCE * PAGE_SECTORS || self.waits_for_media(bio) {
             return None;
@@ -41,8 +30,8 @@ impl Shard {
                 if slots.clone().any(|s| self.slot(s).has(Flags::BACKED)) {
                     return None;
                 }
-                let mut wanted = Wanted::new();
-                self.read_resident(&bio.bufs, slots, 0, &mut wanted)
+                let mut backed = BackedPages::new();
+                self.read_resident(&bio.bufs, slots, 0, &mut backed)
             }
             Op::Write => self.write_pages(&bio.bufs, slots, 0),
             Op::Discard | Op::WriteZeroes => {
@@ -54,21 +43,22 @@ impl Shard {
         Some(status)
     }
 
-    /// Reads the pages that are in memory to `bufs`, from byte `at` on; lists those that are not.
+    /// Reads the pages that are in memory to `bufs`, from byte `at` on. Adds the others to the
+    /// list.
     fn read_resident(
         &self,
         bufs: &Bufs,
         slots: Range<u32>,
         mut at: usize,
-        wanted: &mut Wanted,
+        backed: &mut BackedPages,
     ) -> Status {
         let mut worst = Status::Ok;
         let accessed = self.clock();
         let mut page = std::mem::take(&mut self.codecs.borrow_mut().page);
         for nth in slots {
-            let slot = self.touched(nth, accessed);
+            let slot = self.touch(nth, accessed);
             if slot.has(Flags::BACKED) {
-                wanted.push((nth, at));
+                backed.push((nth, at));
             } else if slot.is_zero() {
                 bufs.put_at(at, &ZEROES);
             } else {
@@ -77,7 +67,7 @@ impl Shard {
                     Err(status) => {
                         worst = worst.worst(status);
                         self.counters.failed_reads.add(1);
-                        self.note_error(format!(
+                        self.set_last_error(format!(
                             "slot {}: its object in memory is damaged",
                             self.global(nth)
                         ));
@@ -90,8 +80,8 @@ impl Shard {
         worst
     }
 
-    /// A slot that is being accessed: it is not idle any more (ZR-SL3).
-    fn touched(&self, nth: u32, accessed: u32) -> crate::slot::Slot {
+    /// Notes an access to a slot, which is not idle any more (ZR-SL3).
+    fn touch(&self, nth: u32, accessed: u32) -> crate::slot::Slot {
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get(nth);
         if slot.is_empty() || (slot.accessed == accessed && !slot.has(Flags::IDLE | Flags::PICKED))
@@ -112,10 +102,10 @@ impl Shard {
         let mut first = slots.start;
         while first < slots.end {
             let end = slots.end.min(first + READ_RUN);
-            let mut wanted = Wanted::new();
-            let status = self.read_resident(&bio.bufs, first..end, at, &mut wanted);
-            let status = if status == Status::Ok && !wanted.is_empty() {
-                self.read_back(&wanted, &bio.bufs).await
+            let mut backed = BackedPages::new();
+            let status = self.read_resident(&bio.bufs, first..end, at, &mut backed);
+            let status = if status == Status::Ok && !backed.is_empty() {
+                self.read_back(&backed, &bio.bufs).await
             } else {
                 status
             };
@@ -130,7 +120,7 @@ impl Shard {
     }
 }
 
-/// The page that is read most often, from where it need not be made.
+/// The page that is read most often.
 static ZEROES: [u8; PAGE] = [0; PAGE];
 
 /// Pages of a long bio that are read in one go.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Read-back: pages that were written back, straight from the backing device, checked.
+//! Read-back: reads pages that were written back from the backing device, and checks them.
 //!
 //! ```text
 //!   pages of a bio ─▶ sorted by block ─▶ runs of neighbours ─▶ one read each ─▶ check ─▶ bio
@@ -7,15 +7,15 @@
 //!                                          └─▶ an extent is read ahead ─▶ cache
 //! ```
 //!
-//! A page stays where it is after a read.
+//! A page stays on the device after a read.
 //!
 //! Invariants
-//! - ZR-RB1 The backing device is pinned before the first `.await`, so no block that is looked for
-//!   is written anew before it was read. A page that is overwritten meanwhile is read as it was:
-//!   the read and the write were concurrent.
-//! - ZR-RB2 Nothing is delivered that does not have the checksum its slot knows (ZR-Z4).
-//! - ZR-RB3 A read of several blocks that fails is no verdict: each page that it failed is read by
-//!   itself, so an error is always the page's own.
+//! - ZR-RB1 The blocks are pinned before the first `.await`, so none of them is reused before it
+//!   was read. A page that is overwritten meanwhile is read as it was: the read and the write were
+//!   concurrent.
+//! - ZR-RB2 A page is delivered only if it has the checksum of its slot (ZR-Z4).
+//! - ZR-RB3 When a read of several blocks fails, each of its pages is read by itself, so an error
+//!   is always the page's own.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -25,13 +25,13 @@ use reactor::{BioFuture, read};
 use smallvec::SmallVec;
 
 use crate::backing::{Address, Backing, Cached, EXTENT_BLOCKS};
-use crate::mutation::Mutation;
 use crate::pack::verify;
-use crate::read::Wanted;
-use crate::shard::Shard;
+use crate::part::Part;
+use crate::planted::Fault;
+use crate::read::BackedPages;
 use crate::slot::PAGE;
 
-/// A page that is wanted: of which slot, where it goes, where it is.
+/// A page to read: its slot, where it goes, where it is.
 #[derive(Clone, Copy)]
 struct Page {
     nth: u32,
@@ -42,8 +42,8 @@ struct Page {
     end: u32,
 }
 
-/// Which pages of a run have arrived.
-type Arrived = SmallVec<[bool; 32]>;
+/// Whether each page of a run was delivered.
+type Delivered = SmallVec<[bool; 32]>;
 
 /// Where a run's bytes come from.
 enum Source {
@@ -53,7 +53,7 @@ enum Source {
     Copied(BioFuture, Buf),
     /// A read of more, to the cache.
     Ahead(BioFuture, u64),
-    /// The cache has it, or will have.
+    /// The cache has it, or another read is filling it.
     Cached,
 }
 
@@ -70,22 +70,22 @@ enum Failure {
     Check(String),
 }
 
-impl Shard {
-    /// Reads the pages of `wanted` from the backing device to `bufs`.
-    pub(crate) async fn read_back(self: &Rc<Self>, wanted: &Wanted, bufs: &Bufs) -> Status {
+impl Part {
+    /// Reads pages from the backing device to `bufs`.
+    pub(crate) async fn read_back(self: &Rc<Self>, wanted: &BackedPages, bufs: &Bufs) -> Status {
         let backing = self.backing.as_ref().expect("there is one: pages are on it");
         let space = backing.space();
-        let _pin = (!space.has(Mutation::ReadUnpinned)).then(|| space.pin()); // ZR-RB1
+        let _pin = (!space.is_planted(Fault::ReadUnpinned)).then(|| space.pin()); // ZR-RB1
         let mut pages: SmallVec<[Page; 8]> =
-            wanted.iter().map(|w| self.wanted(backing, w)).collect();
+            wanted.iter().map(|w| self.locate(backing, w)).collect();
         pages.sort_unstable_by_key(|page| page.at.0);
         let mut worst = Status::Ok;
         let mut read = 0;
         for run in runs_of(backing, &pages, bufs) {
             let some = &pages[run.pages.clone()];
-            let arrived = self.arrived(backing, run, some, bufs).await;
-            for (page, arrived) in some.iter().zip(arrived) {
-                let page_read = if arrived {
+            let delivered = self.finish_run(backing, run, some, bufs).await;
+            for (page, delivered) in some.iter().zip(delivered) {
+                let page_read = if delivered {
                     Ok(())
                 } else {
                     self.read_alone(backing, page, bufs).await // ZR-RB3
@@ -104,15 +104,21 @@ impl Shard {
         worst
     }
 
-    fn wanted(&self, backing: &Backing, &(nth, to): &(u32, usize)) -> Page {
+    fn locate(&self, backing: &Backing, &(nth, to): &(u32, usize)) -> Page {
         let slot = self.slot(nth);
         let at = Address(slot.place);
         let blocks = backing.blocks_at(at, slot.size());
         Page { nth, to, at, first: blocks.start, end: blocks.end }
     }
 
-    /// Waits for a run and delivers its pages; says which of them have arrived.
-    async fn arrived(&self, backing: &Backing, run: Run, pages: &[Page], bufs: &Bufs) -> Arrived {
+    /// Waits for a run and delivers its pages. Returns which of them were delivered.
+    async fn finish_run(
+        &self,
+        backing: &Backing,
+        run: Run,
+        pages: &[Page],
+        bufs: &Bufs,
+    ) -> Delivered {
         let Run { blocks, source, .. } = run;
         let from = |buf: &Buf, at: usize| {
             let deliver = |b: &[u8]| {
@@ -148,18 +154,18 @@ impl Shard {
         }
     }
 
-    /// Whether a raw page that has been read to the bio's buffers is the one (ZR-RB2).
+    /// Whether a raw page in the bio's buffers has the right checksum (ZR-RB2).
     fn is_good(&self, page: &Page, bufs: &Bufs) -> bool {
         let scratch = &mut self.codecs.borrow_mut().page;
         bufs.take_at(page.to, scratch);
-        format::checksum(scratch) == page.at.page_check() || self.takes_any()
+        format::checksum(scratch) == page.at.page_check() || self.skips_checksums()
     }
 
     /// Checks a page that begins in the first block of `bytes` and copies it to the bio's buffers.
     fn deliver(&self, page: &Page, bytes: &[u8], bufs: &Bufs) -> Result<(), Failure> {
         if !self.is_packed() {
             let bytes = &bytes[..PAGE];
-            if format::checksum(bytes) != page.at.page_check() && !self.takes_any() {
+            if format::checksum(bytes) != page.at.page_check() && !self.skips_checksums() {
                 return Err(Failure::Check("checksum mismatch: the page is torn or rotten".into()));
             }
             bufs.put_at(page.to, bytes);
@@ -189,8 +195,8 @@ impl Shard {
         buf.read(|bytes| self.deliver(page, bytes, bufs))
     }
 
-    fn takes_any(&self) -> bool {
-        self.backing.as_ref().is_some_and(|b| b.space().has(Mutation::TakeAnyPage))
+    fn skips_checksums(&self) -> bool {
+        self.backing.as_ref().is_some_and(|b| b.space().is_planted(Fault::SkipPageChecksum))
     }
 
     fn is_packed(&self) -> bool {
@@ -204,11 +210,11 @@ impl Shard {
             Failure::Device(status) => status.to_string(),
             Failure::Check(what) => what.clone(),
         };
-        self.note_error(format!("slot {slot}: read-back of block {block}: {why}"));
+        self.set_last_error(format!("slot {slot}: read-back of block {block}: {why}"));
     }
 }
 
-/// Sorts pages into runs and begins to read them all.
+/// Divides pages into runs, and begins to read them all.
 fn runs_of(backing: &Backing, pages: &[Page], bufs: &Bufs) -> SmallVec<[Run; 2]> {
     let mut runs = SmallVec::new();
     let mut from = 0;
@@ -251,7 +257,7 @@ fn begin(backing: &Backing, pages: &[Page], blocks: &Range<u32>, bufs: &Bufs) ->
     let mut to = Bufs::new();
     let mut rest = pages;
     while let Some(first) = rest.first() {
-        // Pages that are neighbours in the bio, too.
+        // Pages that are also neighbours in the bio.
         let here = (0..).zip(rest).take_while(|(n, p)| p.to == first.to + n * PAGE).count();
         bufs.slice(first.to..first.to + here * PAGE).iter().for_each(|s| to.push(s.clone()));
         rest = &rest[here..];
@@ -259,7 +265,7 @@ fn begin(backing: &Backing, pages: &[Page], blocks: &Range<u32>, bufs: &Bufs) ->
     Source::Direct(get(blocks.start, to))
 }
 
-/// How many blocks from `first` on are live, as far as it is of interest.
+/// How many blocks from `first` on are live, up to one extent.
 fn live_from(backing: &Backing, first: u32) -> u32 {
     let blocks = backing.space().blocks();
     let end = blocks.count().min(first.saturating_add(EXTENT_BLOCKS));

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Recompression: pages that are worth it are compressed again by a better, slower algorithm.
+//! Recompression: compresses pages again by a better, slower algorithm.
 //!
 //! Invariants
-//! - ZR-RC1 The result is kept only if it takes less memory; else the slot stays as it was, but for
-//!   INCOMPRESSIBLE, which it becomes when the algorithm of the highest priority has failed on a
-//!   huge page.
+//! - ZR-RC1 The result is kept only if it takes less memory. Otherwise the slot stays as it is; if
+//!   the algorithm of the highest priority failed on a huge page, the slot becomes INCOMPRESSIBLE.
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,14 +12,14 @@ use reactor::yield_now;
 
 use crate::codecs::PRIORITIES;
 use crate::command::{Recompress, share};
-use crate::shard::Shard;
+use crate::part::Part;
 use crate::slot::{Flags, PAGE, Slot};
 use crate::store::Store;
 
-/// Pages that are tried in one go.
+/// Pages that are tried between two yields.
 const RUN: u64 = 8;
 
-/// What a recompression has come to.
+/// The result of a recompression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recompressed {
     /// Pages tried.
@@ -29,12 +28,12 @@ pub(crate) struct Recompressed {
     pub(crate) shrunk: u64,
     /// The first slot of the device that could not be read.
     pub(crate) damaged: Option<u64>,
-    /// The memory limit was in the way.
+    /// The memory limit left no room for a result.
     pub(crate) no_memory: bool,
 }
 
 impl Recompressed {
-    /// That of several shards.
+    /// Adds the results of two parts.
     pub(crate) fn and(self, other: Recompressed) -> Recompressed {
         Recompressed {
             tried: self.tried + other.tried,
@@ -45,11 +44,11 @@ impl Recompressed {
     }
 }
 
-impl Shard {
-    /// Recompresses the pages that `how` names.
+impl Part {
+    /// Recompresses the selected pages.
     pub(crate) async fn recompress(self: Rc<Self>, how: Recompress) -> Recompressed {
         let slots = self.slots.borrow().len();
-        let most = share(how.max_pages, self.plan.nth, self.plan.layout.shards);
+        let most = share(how.max_pages, self.plan.nth, self.plan.layout.parts);
         let mut done = Recompressed::default();
         self.counters.done.set(0);
         self.counters.to_do.set(u64::from(slots));
@@ -80,7 +79,7 @@ impl Shard {
         done
     }
 
-    /// Compresses a page again; whether it takes less memory then.
+    /// Compresses a page again. Returns whether it takes less memory now.
     fn recompress_page(&self, nth: u32, slot: Slot, priority: u8) -> Result<bool, Status> {
         let mut page = std::mem::take(&mut self.codecs.borrow_mut().page);
         let read = self.page_of(slot, &mut page);

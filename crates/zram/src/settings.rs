@@ -19,7 +19,7 @@ use crate::attributes::{self, NAMES, read_only, unknown};
 use crate::command::Idle;
 use crate::config::Config;
 use crate::shared::Totals;
-use crate::status::auto_stat;
+use crate::stats::auto_stat;
 
 /// An unconfigured device.
 #[derive(Clone, Debug, Default)]

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Shared: what the shards of a device have in common, and what its attributes tell.
+//! Shared: data that all parts of a device use, and the numbers of its attributes.
 //!
 //! Invariants
-//! - ZR-SH1 Plain numbers in atomics: nobody ever waits here, so an attribute is read at any time.
-//! - ZR-SH2 The counters of a shard are written by its core only.
-//! - ZR-SH3 The budget never grants more than is left, however many ask at once.
+//! - ZR-SH1 All of it are atomics: an attribute is read at any time, without waiting.
+//! - ZR-SH2 The counters of a part are written by its core only.
+//! - ZR-SH3 The budget never grants more than is left, also to concurrent callers.
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -13,7 +13,7 @@ use crate::store::Memory;
 
 /// Pages a backing write covers by default: 128 KiB.
 pub(crate) const BATCH_PAGES: u32 = 32;
-/// Backing writes in flight by default, of each shard.
+/// Backing writes in flight by default, of each part.
 pub(crate) const INFLIGHT: u32 = 16;
 
 /// A number that one core counts and any reads.
@@ -38,7 +38,7 @@ impl Counter {
     }
 }
 
-/// Counters of one shard, on cache lines of their own.
+/// Counters of one part, on cache lines of their own.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
@@ -47,7 +47,7 @@ pub(crate) struct Counters {
     /// Bytes of the objects in memory.
     pub(crate) compr_bytes: Counter,
     pub(crate) same_pages: Counter,
-    /// Pages in memory that are stored as they came.
+    /// Pages in memory that are stored uncompressed.
     pub(crate) huge_pages: Counter,
     pub(crate) huge_pages_since: Counter,
     pub(crate) pages_compacted: Counter,
@@ -65,7 +65,7 @@ pub(crate) struct Counters {
     pub(crate) failed_writes: Counter,
     pub(crate) invalid_io: Counter,
     pub(crate) notify_free: Counter,
-    /// Pages that the running writeback or recompression has looked at and has to look at.
+    /// Pages that the running writeback or recompression has visited, and all that it will visit.
     pub(crate) done: Counter,
     pub(crate) to_do: Counter,
 }
@@ -80,10 +80,10 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Takes up to `blocks`; returns how many were granted, each of which is to be spent or
-    /// refunded.
+    /// Takes up to `blocks`. Returns how many were granted; the caller spends or refunds each.
     pub(crate) fn take(&self, blocks: u64) -> u64 {
-        // Held first: who finds nothing left and nothing held knows that nothing will come back.
+        // Held first: a caller that finds nothing left and nothing held knows that no refund will
+        // come.
         self.held.fetch_add(blocks, SeqCst);
         if !self.is_on() {
             return blocks;
@@ -95,22 +95,22 @@ impl Budget {
         granted
     }
 
-    /// Gives back what was taken and not written.
+    /// Gives back blocks that were taken and not written.
     pub(crate) fn refund(&self, blocks: u64) {
         if self.is_on() {
-            // The limit may have been set anew, to any number.
+            // The limit may have been set to any number meanwhile.
             let more = |left: u64| Some(left.saturating_add(blocks));
             let _always = self.left.fetch_update(SeqCst, SeqCst, more);
         }
         self.spend(blocks);
     }
 
-    /// What was taken has been written.
+    /// Blocks that were taken have been written.
     pub(crate) fn spend(&self, blocks: u64) {
         self.held.fetch_sub(blocks, SeqCst);
     }
 
-    /// What was taken and may still be refunded.
+    /// Blocks that were taken and may still be refunded.
     pub(crate) fn held(&self) -> u64 {
         self.held.load(SeqCst)
     }
@@ -132,13 +132,13 @@ impl Budget {
     }
 }
 
-/// What all shards of a device see.
+/// See the module.
 pub(crate) struct Shared {
     pub(crate) memory: Arc<Memory>,
     pub(crate) budget: Budget,
     /// Pages that one backing write covers at most, 1 to 256.
     pub(crate) batch_pages: AtomicU32,
-    /// Backing writes that a shard has in flight at most.
+    /// Backing writes that a part has in flight at most.
     pub(crate) inflight: AtomicU32,
     /// Stops the running writeback or recompression at the next page.
     pub(crate) cancel: AtomicBool,
@@ -146,18 +146,18 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(memory: Arc<Memory>, shards: usize) -> Arc<Shared> {
+    pub(crate) fn new(memory: Arc<Memory>, parts: usize) -> Arc<Shared> {
         Arc::new(Shared {
             memory,
             budget: Budget::default(),
             batch_pages: AtomicU32::new(BATCH_PAGES),
             inflight: AtomicU32::new(INFLIGHT),
             cancel: AtomicBool::new(false),
-            counters: (0..shards).map(|_| Arc::default()).collect(),
+            counters: (0..parts).map(|_| Arc::default()).collect(),
         })
     }
 
-    /// The counters of the `nth` shard.
+    /// The counters of the `nth` part.
     pub(crate) fn counters(&self, nth: usize) -> Arc<Counters> {
         self.counters[nth].clone()
     }
@@ -193,7 +193,7 @@ impl Shared {
     }
 }
 
-/// What a device tells of itself. Pages and blocks are of 4 KiB.
+/// The numbers of a device, summed over its parts. Pages and blocks have 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) orig_pages: u64,
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_grants_what_is_left_and_takes_back_what_was_not_used() {
+    fn a_budget_grants_what_is_left_and_takes_refunds() {
         let budget = Budget::default();
         assert_eq!(budget.take(7), 7, "off: everything");
         budget.set_left(10);

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Slot: all that is known of one page, in 16 bytes; and the table of a shard's slots.
+//! Slot: the state of one page, in 16 bytes; and the table of a part's slots.
 //!
 //! ```text
-//!   place     the repeated word (SAME), where in memory, or where on the backing device (BACKED)
-//!   bits      size of the object 13 | flags | priority of its algorithm 2
+//!   place     the repeated word (SAME), the place in memory, or that on the backing device
+//!   (BACKED) bits      size of the object 13 | flags | priority of its algorithm 2
 //!   accessed  seconds on the device's clock when it was last read or written
 //! ```
 //!
 //! Invariants
-//! - ZR-SL1 A slot without a page is all zeroes, so a table takes memory only where pages were: it
-//!   is made in parts as they are needed, none of which is so large that the system would refuse
+//! - ZR-SL1 A slot without a page is all zeroes. The table is made in pieces as they are needed, so
+//!   it takes memory only where pages were, and no piece is so large that the system would refuse
 //!   it.
-//! - ZR-SL2 SAME and BACKED exclude each other; a slot has a page when it has one of them or a
+//! - ZR-SL2 SAME and BACKED exclude each other. A slot has a page when it has one of them or a
 //!   size.
-//! - ZR-SL3 Every access clears IDLE and PICKED; every change clears CLEANING too. That is how an
-//!   I/O in flight learns that its page is not cold, or not the same, any more.
+//! - ZR-SL3 Every access clears IDLE and PICKED; every change clears CLEANING too. This is how an
+//!   I/O in flight finds out that its page is not cold any more, or has changed.
 use bitflags::bitflags;
 
 /// Bytes of a page: the unit of everything here.
@@ -24,7 +24,7 @@ const SIZE_MASK: u32 = (1 << 13) - 1;
 const PRIORITY_SHIFT: u32 = 30;
 
 bitflags! {
-    /// What a slot may be. Letters of `block_state` in brackets.
+    /// Flags of a slot. The letters of `block_state` are in brackets.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
         /// All words of the page are equal; it takes no memory. [s]
@@ -33,20 +33,20 @@ bitflags! {
         const BACKED = 1 << 14;
         /// Being written back.
         const PICKED = 1 << 15;
-        /// Stored as it came: it was not worth compressing. [h]
+        /// Stored uncompressed, because compression saved too little. [h]
         const HUGE = 1 << 16;
         /// Not accessed since it was marked. [i]
         const IDLE = 1 << 17;
-        /// Every algorithm that there is has failed on it. [n]
+        /// All algorithms of the device have failed on it. [n]
         const INCOMPRESSIBLE = 1 << 18;
         /// Differs from its durable image; only with `persist`.
         const DIRTY = 1 << 19;
-        /// Its content is on its way to the backing device; only with `persist`.
+        /// Its content is being written to the backing device; only with `persist`.
         const CLEANING = 1 << 20;
     }
 }
 
-/// What is known of one page.
+/// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Slot {
     pub(crate) place: u64,
@@ -60,8 +60,8 @@ impl Slot {
         Slot { place: word, bits: Flags::SAME.bits(), accessed }
     }
 
-    /// A page kept as an object of `size` bytes, compressed by the algorithm of `priority`; as it
-    /// came when `size` is a page's.
+    /// A page kept as an object of `size` bytes, compressed by the algorithm of `priority`;
+    /// uncompressed when `size` is that of a page.
     pub(crate) fn object(place: u64, size: usize, priority: u8, accessed: u32) -> Slot {
         assert!(size > 0 && size <= PAGE && priority < 4, "object of {size}, {priority}");
         let huge = if size == PAGE { Flags::HUGE } else { Flags::empty() };
@@ -94,7 +94,7 @@ impl Slot {
         (self.bits & SIZE_MASK) as usize
     }
 
-    /// Which algorithm has compressed it: 0 the primary one, 1 to 3 those of recompression.
+    /// The algorithm that has compressed it: 0 the primary one, 1 to 3 those of recompression.
     pub(crate) fn priority(self) -> u8 {
         (self.bits >> PRIORITY_SHIFT) as u8
     }
@@ -123,19 +123,19 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// Slots of a part of the table: 1 MiB.
-const PART: u32 = 1 << 16;
+/// Slots of a piece of the table: 1 MiB.
+const PIECE: u32 = 1 << 16;
 
-/// The slots of a shard.
+/// The slots of a part.
 pub(crate) struct Slots {
     /// Empty where there was never a page (ZR-SL1).
-    parts: Vec<Vec<[u64; 2]>>,
+    pieces: Vec<Vec<[u64; 2]>>,
     count: u32,
 }
 
 impl Slots {
     pub(crate) fn new(count: u32) -> Slots {
-        Slots { parts: vec![Vec::new(); count.div_ceil(PART) as usize], count }
+        Slots { pieces: vec![Vec::new(); count.div_ceil(PIECE) as usize], count }
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -145,7 +145,7 @@ impl Slots {
     #[inline]
     pub(crate) fn get(&self, nth: u32) -> Slot {
         assert!(nth < self.count, "slot {nth} of {}", self.count);
-        match self.parts[(nth / PART) as usize].get((nth % PART) as usize) {
+        match self.pieces[(nth / PIECE) as usize].get((nth % PIECE) as usize) {
             Some([place, rest]) => {
                 Slot { place: *place, bits: *rest as u32, accessed: (rest >> 32) as u32 }
             }
@@ -155,13 +155,13 @@ impl Slots {
 
     pub(crate) fn set(&mut self, nth: u32, slot: Slot) {
         assert!(nth < self.count, "slot {nth} of {}", self.count);
-        let part = &mut self.parts[(nth / PART) as usize];
-        if part.is_empty() {
+        let piece = &mut self.pieces[(nth / PIECE) as usize];
+        if piece.is_empty() {
             // Zeroed by the system when it is first touched.
-            *part = vec![[0; 2]; PART.min(self.count - nth / PART * PART) as usize];
+            *piece = vec![[0; 2]; PIECE.min(self.count - nth / PIECE * PIECE) as usize];
         }
         let rest = u64::from(slot.bits) | u64::from(slot.accessed) << 32;
-        part[(nth % PART) as usize] = [slot.place, rest];
+        piece[(nth % PIECE) as usize] = [slot.place, rest];
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_comes_back_from_the_table_as_it_went_in() {
+    fn the_table_returns_the_slot_that_was_set() {
         let mut slots = Slots::new(2);
         assert!(slots.get(1).is_empty());
         let slot = Slot::object(u64::MAX, PAGE, 3, u32::MAX).with(Flags::IDLE | Flags::CLEANING);
@@ -183,17 +183,17 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_the_largest_shard_takes_memory_where_pages_are() {
+    fn a_large_table_takes_memory_only_where_pages_are() {
         let mut slots = Slots::new(1 << 31);
         let last = slots.len() - 1;
         assert!(slots.get(last).is_empty());
         slots.set(last, Slot::same(7, 1));
         assert_eq!(slots.get(last), Slot::same(7, 1));
         assert!(slots.get(last - 1).is_empty() && slots.get(0).is_empty());
-        assert_eq!(slots.parts.iter().filter(|part| !part.is_empty()).count(), 1);
-        let mut odd = Slots::new(PART + 3);
-        odd.set(PART + 2, Slot::same(7, 1));
-        assert_eq!((odd.get(PART + 2), odd.len()), (Slot::same(7, 1), PART + 3));
+        assert_eq!(slots.pieces.iter().filter(|piece| !piece.is_empty()).count(), 1);
+        let mut odd = Slots::new(PIECE + 3);
+        odd.set(PIECE + 2, Slot::same(7, 1));
+        assert_eq!((odd.get(PIECE + 2), odd.len()), (Slot::same(7, 1), PIECE + 3));
     }
 
     #[test]

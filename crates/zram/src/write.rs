@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writes and discards: a page is same-filled, compressed, or kept as it came.
+//! Writes and discards: a page is same-filled, compressed, or stored uncompressed.
 use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Bio, Bufs, Status};
 use reactor::yield_now;
 
-use crate::read::slots_of;
-use crate::shard::Shard;
+use crate::layout::slots_of;
+use crate::part::Part;
 use crate::slot::{PAGE, Slot};
 use crate::store::Handle;
 use crate::store::compact::TIDY_ROUND;
 
-/// Pages of a long bio that are compressed in one go.
+/// Pages of a long bio that are compressed between two yields.
 const WRITE_RUN: u32 = 16;
-/// Objects are moved together a little after so many have come: cheap, and enough to keep what is
-/// lost between them below a twentieth.
+/// Stored objects between two steps of compaction. Cheap, and enough to keep the memory that is
+/// lost between objects below a twentieth.
 const TIDY_EVERY: u32 = 64;
-/// Slots of a long discard that are looked at in one go.
+/// Slots of a long discard that are visited between two yields.
 const DISCARD_RUN: u32 = 4096;
 
-/// The word that a page consists of, if it consists of one.
+/// The word that a same-filled page consists of.
 pub(crate) fn same_word(page: &[u8]) -> Option<u64> {
     let (first, rest) = page.split_first_chunk::<8>()?;
-    // From both ends first: most pages differ there.
+    // First and last word first: they differ in most pages.
     if first != page.last_chunk::<8>()? {
         return None;
     }
-    // Each word is the one before it: one comparison of memory, many words at a time.
+    // Each word equals the one before it: one comparison of memory.
     (rest == &page[..rest.len()]).then(|| u64::from_le_bytes(*first))
 }
 
-impl Shard {
+impl Part {
     /// Writes pages from byte `at` of `bufs` on. Those before one that fails are written.
     pub(crate) fn write_pages(&self, bufs: &Bufs, slots: Range<u32>, mut at: usize) -> Status {
         let accessed = self.clock();
@@ -51,7 +51,7 @@ impl Shard {
         let codecs = &mut *self.codecs.borrow_mut();
         let cold = self.slot(nth);
         if cold.is_resident() {
-            // Compressing hides that its memory is cold.
+            // The compression hides the cache miss.
             self.store.borrow().prefetch(Handle(cold.place), 1);
         }
         if let Some(word) = same_word(&codecs.page) {
@@ -74,7 +74,7 @@ impl Shard {
         }
         let handle = self.insert(nth, object).ok_or_else(|| {
             let limit = self.shared.memory.limit() * PAGE as u64;
-            self.note_error(format!(
+            self.set_last_error(format!(
                 "slot {}: mem_limit of {limit} bytes reached",
                 self.global(nth)
             ));
@@ -85,7 +85,7 @@ impl Shard {
         Ok(())
     }
 
-    /// An object is about to be stored: others may be moved together.
+    /// Before an object is stored: compacts a little, now and then.
     fn tidy_now_and_then(&self) {
         let stored = self.stored.replace(self.stored.get().wrapping_add(1));
         if stored.is_multiple_of(TIDY_EVERY) {
@@ -93,7 +93,7 @@ impl Shard {
         }
     }
 
-    /// Finds memory for an object, of others by moving them together if need be.
+    /// Stores an object; compacts first if there is no room.
     fn insert(&self, nth: u32, object: &[u8]) -> Option<Handle> {
         let found = self.store.borrow_mut().insert(nth, object);
         found.ok().or_else(|| {
@@ -102,7 +102,7 @@ impl Shard {
         })
     }
 
-    /// The slot has no page any more.
+    /// Removes the page of a slot.
     pub(crate) fn discard_page(&self, nth: u32) {
         self.counters.notify_free.add(1);
         if !self.slot(nth).is_empty() {
@@ -125,7 +125,7 @@ impl Shard {
         Status::Ok
     }
 
-    /// Discards a range of any length; it reads as zeroes then.
+    /// Discards a range of any length; it reads as zeroes afterwards.
     pub(crate) async fn discard(self: &Rc<Self>, bio: &Bio) -> Status {
         let slots = slots_of(bio);
         for first in slots.clone().step_by(DISCARD_RUN as usize) {
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_of_one_word_is_told_from_others() {
+    fn a_page_of_one_word_is_recognised() {
         let mut page = vec![0xa5; PAGE];
         assert_eq!(same_word(&page), Some(0xa5a5_a5a5_a5a5_a5a5));
         for at in [0, 7, 8, 2048, PAGE - 1] {

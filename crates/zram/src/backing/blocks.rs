@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Blocks: which blocks of a region are free, and how many pages lie in each of the others.
+//! Blocks: which blocks of a region are free, and how many objects lie in each of the others.
 //!
 //! ```text
 //!   free ──take──▶ taken ──use_one──▶ live ──unuse_one, the last──▶ taken ──give_back──▶ free
@@ -9,13 +9,13 @@
 //! Runs are taken by next fit: a cursor goes up, so a device that fills sees one ascending write.
 //!
 //! Invariants
-//! - ZR-BL1 A block is given to one taker until it is given back.
-//! - ZR-BL2 A live block is taken; it is given back only when nothing lies in it any more.
+//! - ZR-BL1 A block is taken by one caller at a time, until it is given back.
+//! - ZR-BL2 A live block is taken; it is given back only when no object lies in it any more.
 //! - ZR-BL3 `free` counts the blocks that are not taken.
 use std::ops::Range;
 
-/// Runs that a search looks at, once it has found one, before it takes the longest: so a
-/// fragmented region costs a bounded time a batch. Chosen: about a microsecond.
+/// Runs that a search visits at most before it takes the longest one: so a fragmented region costs
+/// a bounded time for each batch. Chosen: about a microsecond.
 const RUNS_LOOKED_AT_MAX: u32 = 64;
 
 /// The blocks of a region.
@@ -46,7 +46,7 @@ impl Blocks {
         self.free
     }
 
-    /// Blocks in which something lies.
+    /// Blocks in which an object lies.
     pub(crate) fn in_use(&self) -> u32 {
         self.in_use
     }
@@ -61,7 +61,7 @@ impl Blocks {
     }
 
     /// Takes a run of at most `want` blocks: the next one that is long enough, or the longest of
-    /// those looked at. Nothing only when no block is free.
+    /// those visited. `None` only when no block is free.
     pub(crate) fn take(&mut self, want: u32) -> Option<Range<u32>> {
         assert!(want > 0, "a run of no blocks");
         if self.free == 0 {
@@ -125,13 +125,13 @@ impl Blocks {
         }
     }
 
-    /// A run that was taken is free again.
+    /// Gives a run back.
     pub(crate) fn give_back(&mut self, run: Range<u32>) {
         assert!(run.clone().all(|b| !self.is_live(b)), "{run:?} is in use"); // ZR-BL2
         self.mark(&run, false);
         self.free += run.end - run.start;
         if self.cursor == run.end || (self.cursor == 0 && run.end == self.count()) {
-            // The unused end of a run: the next one begins there.
+            // The unused end of the last run: the next run begins there.
             self.cursor = run.start;
         }
     }
@@ -143,7 +143,7 @@ impl Blocks {
         *live = live.checked_add(1).expect("at most 171 objects lie in a block");
     }
 
-    /// One object less; whether it was the last.
+    /// One object less lies in a block. Returns whether it was the last.
     pub(crate) fn unuse_one(&mut self, block: u32) -> bool {
         let live = &mut self.live[block as usize];
         *live = live.checked_sub(1).expect("an object lies in the block");

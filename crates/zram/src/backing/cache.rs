@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Cache: what was read ahead of readers that go through the backing device block by block.
+//! Cache: blocks that were read ahead of readers which go through the device block by block.
 //!
 //! ```text
 //!   stream   next block expected ──▶ a read that begins there: an extent is read from it on
-//!   extent   32 blocks │ a bit each: what was read is what lies there
+//!   extent   32 blocks │ a bit each: the contents are valid
 //! ```
 //!
 //! Invariants
-//! - ZR-CA1 A bit is set only while its block has been live ever since the extent's read began, and
-//!   a live block does not change. So it is cleared when the block is released, and what was not
-//!   live at the beginning never has it.
+//! - ZR-CA1 A bit is set only while its block has been live ever since the read of the extent
+//!   began. A live block does not change. So the bit is cleared when the block is released, and a
+//!   block that was not live at the beginning never has it.
 //! - ZR-CA2 Extents do not take more than [`EXTENTS_MAX`] times 128 KiB.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::slot::PAGE;
 /// Blocks that are read ahead: 128 KiB, the default of Linux' read-ahead.
 pub(crate) const EXTENT_BLOCKS: u32 = 32;
 const EXTENTS_MAX: usize = 8;
-/// Sequential readers that are told apart.
+/// Sequential readers that are tracked.
 const STREAMS: usize = 8;
 
 struct Extent {
@@ -33,11 +33,11 @@ struct Extent {
     loading: bool,
 }
 
-/// What the cache knows of a run of blocks.
+/// The state of a run of blocks in the cache.
 pub(crate) enum Cached {
     /// The bytes, from here on in the buffer.
     Ready(Buf, usize),
-    /// Somebody is reading them.
+    /// A read of them is in flight.
     Loading,
     Missing,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Cache {
     /// The least recently used first.
     extents: RefCell<Vec<Extent>>,
     ids: Cell<u64>,
-    /// Where readers may go on, the oldest first.
+    /// The next block of each reader, the oldest first.
     streams: RefCell<Vec<u32>>,
     loaded: WaitList,
 }
@@ -80,13 +80,13 @@ impl Cache {
         Cached::Ready(extent.buf.clone(), (run.start - extent.first) as usize * PAGE)
     }
 
-    /// Waits until nobody is reading these blocks any more.
+    /// Waits until no read of these blocks is in flight.
     pub(crate) async fn wait(&self, run: &Range<u32>) {
         let loading = |extent: &Extent| extent.loading && extent.has(run);
         self.loaded.wait_for(|| !self.extents.borrow().iter().any(loading)).await;
     }
 
-    /// Notes that a run is read; whether the reader has come there block by block.
+    /// Notes a read of a run. Returns whether the reader is sequential.
     pub(crate) fn is_sequential(&self, run: &Range<u32>) -> bool {
         let mut streams = self.streams.borrow_mut();
         // Packed pages: it may still be at the last block that it read.
@@ -101,8 +101,8 @@ impl Cache {
         known.is_some()
     }
 
-    /// Begins an extent of `blocks`, all of which are live (ZR-CA1): its number, and the buffer to
-    /// read to. Nothing while every extent is being read.
+    /// Begins an extent of `blocks`, all of which are live (ZR-CA1). Returns its number, and the
+    /// buffer to read to; `None` while all extents are being read.
     pub(crate) fn begin(&self, first: u32, blocks: u32) -> Option<(u64, Buf)> {
         assert!((1..=EXTENT_BLOCKS).contains(&blocks), "an extent of {blocks} blocks");
         let mut extents = self.extents.borrow_mut();

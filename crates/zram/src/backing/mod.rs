@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Backing: a shard's region of the backing device, and what lies where in it.
+//! Backing: a part's region of the backing device, and what lies where in it.
 //!
 //! ```text
-//!   writeback ──take──▶ Space ◀──give back── reclaim ◀──quiesce, discard── retired ◀── release
+//!   writeback ──take──▶ Space ◀──give back── reclaim ◀─reads end, discard─ retired ◀── release
 //!                         │ Blocks                                                     ▲
 //!   read-back ──pin───────┘                                slot overwritten, discarded ┘
 //!             ──cache──▶ a few runs of neighbours, read ahead
 //! ```
 //!
 //! Invariants
-//! - ZR-BK1 A block that was written is free again only when every read that had begun before it
-//!   was retired has ended, and its discard has (ZR-Z3).
-//! - ZR-BK2 What the cache holds of a block is what lies in the block as long as that is live.
+//! - ZR-BK1 A block that was written is free again only when all reads that began before it was
+//!   retired have ended, and its discard has ended (ZR-Z3).
+//! - ZR-BK2 The cache has the contents of a block as long as the block is live.
 mod address;
 mod blocks;
 mod cache;
@@ -25,31 +25,31 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::BlockDevice;
+use block::{BlockDevice, Planted};
 use reactor::WaitList;
 
 use crate::layout::Region;
-use crate::mutation::Mutation;
 use crate::pack::blocks_of;
+use crate::planted::Fault;
 use cache::Cache;
 
-/// A shard's region of the backing device.
+/// A part's region of the backing device.
 pub(crate) struct Backing {
     space: Rc<Space>,
     cache: Cache,
     packed: bool,
-    /// Pages a write may cover, as the device would have it.
+    /// Pages of the largest write that the device allows.
     io_pages_max: u32,
-    /// A writeback is at work, or its writes are in flight.
+    /// A writeback runs, or its writes are in flight.
     pub(crate) busy: Cell<bool>,
     pub(crate) changed: WaitList,
-    /// Tells what a block held before from what it holds now; counts writes of packed objects.
+    /// Counts units of packed objects: distinguishes the objects of a block from older ones there.
     pub(crate) generation: Cell<u32>,
 }
 
 impl Backing {
-    /// A region of `device`, on which nothing is. With `packed` objects lie one after the other,
-    /// else each page has a block.
+    /// A blank region of `device`. With `packed` objects lie one after the other, otherwise each
+    /// page has a block.
     pub(crate) fn new(device: Rc<dyn BlockDevice>, region: Region, packed: bool) -> Backing {
         let page = crate::slot::PAGE as u32;
         let io_pages_max = (device.limits().max_io_bytes / page).clamp(1, 256);
@@ -64,9 +64,9 @@ impl Backing {
         }
     }
 
-    /// With a fault planted, for tests.
-    pub(crate) fn with_mutation(self, mutation: Mutation) -> Backing {
-        self.space.mutation.set(mutation);
+    /// With a planted fault, or none.
+    pub(crate) fn with_planted(self, planted: Planted<Fault>) -> Backing {
+        self.space.planted.set(planted);
         self
     }
 
@@ -94,7 +94,7 @@ impl Backing {
         at.block()..at.block() + u32::try_from(blocks).expect("a page covers at most 3 blocks")
     }
 
-    /// A page lies there from now on. Returns how many blocks are in use that were not before.
+    /// A page lies at `at` from now on. Returns how many blocks are in use that were not before.
     pub(crate) fn occupy(&self, at: Address, size: usize) -> u32 {
         let mut blocks = self.space.blocks();
         let before = blocks.in_use();
@@ -102,13 +102,14 @@ impl Backing {
         blocks.in_use() - before
     }
 
-    /// The page of a slot lies there no more. Returns how many blocks are not in use any more; they
-    /// come free by and by.
+    /// A page does not lie at `at` any more. Returns how many blocks are not in use any more; they
+    /// are freed a little later.
     pub(crate) fn release(&self, at: Address, size: usize) -> u32 {
         self.blocks_at(at, size).map(|block| u32::from(self.unuse(block))).sum()
     }
 
-    /// One thing less lies in a block; whether it is not in use any more, and comes free by and by.
+    /// One object or unit less lies in a block. Returns whether it is not in use any more; then it
+    /// is freed a little later.
     pub(crate) fn unuse(&self, block: u32) -> bool {
         let last = self.space.blocks().unuse_one(block);
         if last {
@@ -118,7 +119,8 @@ impl Backing {
         last
     }
 
-    /// A run was written, or may have been: its blocks in which nothing lies come free by and by.
+    /// A run was written, or may have been: its blocks that are not in use are freed a little
+    /// later.
     pub(crate) fn retire_unused(&self, run: Range<u32>) {
         let mut from = run.start;
         while from < run.end {
@@ -131,7 +133,7 @@ impl Backing {
         }
     }
 
-    /// Waits until nothing is in flight: no write, no discard, no read.
+    /// Waits until no write, discard or read is in flight.
     pub(crate) async fn quiesce(&self) {
         self.changed.wait_for(|| !self.busy.get()).await;
         self.space.quiesce().await;

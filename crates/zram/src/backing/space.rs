@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Space: the blocks of a region that are free, and those that are on their way there.
+//! Space: the free blocks of a region, and those that will be free soon.
 //!
-//! A block that comes free is of no use to anybody at once, so it has time: a while later all that
-//! have come free are sorted into runs and discarded on the device, unless somebody waits for
-//! blocks. That keeps discards few and long, and off the way of whoever overwrites a page.
+//! Nothing needs a freed block at once. So retired blocks are gathered for a while, sorted into
+//! runs and discarded on the device, unless a task waits for blocks. This keeps discards few and
+//! long, and out of the way of writers.
 use std::cell::{Cell, RefCell, RefMut};
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{BlockDevice, Class, Nanos, Sector, Status};
+use block::{BlockDevice, Class, Nanos, Planted, Sector, Status};
 use reactor::{Generation, QuiesceCounter, WaitList, discard, sleep, spawn};
 use smallvec::SmallVec;
 
 use super::blocks::Blocks;
 use crate::layout::{PAGE_SECTORS, Region};
-use crate::mutation::Mutation;
+use crate::planted::Fault;
 use crate::slot::PAGE;
 
-/// For how long blocks are gathered before they are discarded, and how often it is looked whether
-/// somebody waits for them. Chosen: a burst of overwrites is one round, and nobody waits long.
+/// How long blocks are gathered before they are discarded, and the interval of looks whether a task
+/// waits for them. Chosen: a burst of overwrites is one round, and no task waits long.
 const GATHER: Nanos = Nanos(100_000_000);
 const LOOK: Nanos = Nanos(5_000_000);
 /// Discards in flight: they must not fill a disk's queue.
@@ -32,23 +32,22 @@ pub(crate) struct Space {
     region: Region,
     blocks: RefCell<Blocks>,
     reads: QuiesceCounter,
-    /// Written once, of use no more, not yet free.
+    /// Written once, not in use any more, not yet free.
     retired: RefCell<Vec<Range<u32>>>,
     /// The task that makes them free runs.
     reclaiming: Cell<bool>,
-    /// How often it has looked for some, and how often some have come free.
+    /// How many rounds it has made, and how often blocks were freed.
     rounds: Cell<u64>,
     freed: Cell<u64>,
-    /// Those who wait for blocks, or for the end.
+    /// Tasks that wait for blocks, or for the end of the reclaim.
     waiting: Cell<u32>,
     changed: WaitList,
     discards: Cell<bool>,
     granularity: u32,
-    /// A fault planted by a test.
-    pub(super) mutation: Cell<Mutation>,
+    pub(super) planted: Cell<Planted<Fault>>,
 }
 
-/// Keeps every block that was live when it was made from being written; ends when dropped.
+/// While it exists, no block that was live when it was made is written.
 pub(crate) struct Pin<'a>(&'a Space, Generation);
 
 impl Drop for Pin<'_> {
@@ -76,7 +75,7 @@ impl Space {
             changed: WaitList::new(),
             discards: Cell::new(granularity > 0),
             granularity: granularity.div_ceil(PAGE as u32).max(1),
-            mutation: Cell::default(),
+            planted: Cell::default(),
         }
     }
 
@@ -97,17 +96,17 @@ impl Space {
         Sector(self.block_of_device(block) * PAGE_SECTORS)
     }
 
-    /// To be held by a read, from the moment it looks where a page is until it has it.
+    /// A read holds it from the look-up of a page until it has the data.
     pub(crate) fn pin(&self) -> Pin<'_> {
         Pin(self, self.reads.enter())
     }
 
-    /// Whether this fault was planted.
-    pub(crate) fn has(&self, mutation: Mutation) -> bool {
-        self.mutation.get() == mutation
+    /// Whether a fault is planted.
+    pub(crate) fn is_planted(&self, fault: Fault) -> bool {
+        self.planted.get().is(fault)
     }
 
-    /// Takes a run of `least` to `want` blocks; waits when there is none but some come free.
+    /// Takes a run of `least` to `want` blocks; waits for blocks that will be free soon.
     pub(crate) async fn take_run(&self, want: u32, least: u32) -> Option<Range<u32>> {
         loop {
             let run = self.blocks().take(want);
@@ -127,18 +126,18 @@ impl Space {
         }
     }
 
-    /// Blocks that were taken and then not written are free again.
+    /// Gives back blocks that were taken and not written.
     pub(crate) fn give_back(&self, run: Range<u32>) {
         if !run.is_empty() {
             self.blocks().give_back(run);
         }
     }
 
-    /// Nothing lies any more in blocks that were written, or may have been. They come free when
-    /// the reads that may be looking at them have ended (ZR-BK1).
+    /// Retires blocks that were written, or may have been, and are not in use any more. They are
+    /// free when reads in flight have ended (ZR-BK1).
     pub(crate) fn retire(self: &Rc<Self>, run: Range<u32>) {
         let at_once = !self.reclaiming.get() && !self.discards.get() && self.reads.in_flight() == 0;
-        if at_once || self.has(Mutation::ReuseAtOnce) {
+        if at_once || self.is_planted(Fault::ReuseDuringRead) {
             return self.give_back(run);
         }
         let mut retired = self.retired.borrow_mut();
@@ -151,10 +150,10 @@ impl Space {
         }
     }
 
-    /// Waits until what is of use no more when this is called is free.
+    /// Waits until all blocks are free that are retired when this is called.
     pub(crate) async fn reclaimed(&self) {
         self.waiting.set(self.waiting.get() + 1);
-        // It may have come too late for the round that runs.
+        // The blocks may be too late for the running round.
         let round = self.rounds.get() + 2;
         self.changed.wait_for(|| self.rounds.get() >= round || !self.reclaiming.get()).await;
         self.waiting.set(self.waiting.get() - 1);
@@ -178,7 +177,7 @@ impl Space {
     }
 }
 
-/// Makes what is retired free, until nothing is.
+/// Frees retired blocks until there are none.
 async fn reclaim(space: Rc<Space>) {
     let mut runs = Vec::new();
     loop {
@@ -194,7 +193,7 @@ async fn reclaim(space: Rc<Space>) {
         merge(&mut runs);
         space.reads.quiesced().await; // ZR-BK1
         for some in runs.chunks(DISCARDS_IN_FLIGHT) {
-            let late = space.has(Mutation::DiscardLate);
+            let late = space.is_planted(Fault::FreeBeforeDiscard);
             if late {
                 some.iter().for_each(|run| space.give_back(run.clone()));
             }
@@ -215,7 +214,7 @@ async fn reclaim(space: Rc<Space>) {
     space.changed.wake_all();
 }
 
-/// Discards runs. That a device cannot is no harm, and it is asked no more.
+/// Discards runs. A device that cannot discard gets no more discards.
 async fn discard_all(space: &Space, runs: &[Range<u32>]) {
     let mut sent: SmallVec<[_; DISCARDS_IN_FLIGHT]> = SmallVec::new();
     for run in runs {

@@ -30,7 +30,7 @@ fn free(space: &Space) -> u32 {
 }
 
 #[test]
-fn what_comes_free_is_gathered_and_discarded_in_runs() {
+fn freed_blocks_are_gathered_and_discarded_in_runs() {
     let (_, stats) = on_disk(&World::calm(1), async |space| {
         let all = space.take_run(BLOCKS, 1).await.unwrap();
         // One block after the other, and not in order.
@@ -61,7 +61,7 @@ fn a_block_that_is_being_read_is_not_free() {
 }
 
 #[test]
-fn who_waits_for_blocks_is_not_kept_waiting_for_discards() {
+fn a_task_that_waits_for_blocks_does_not_wait_for_discards() {
     let (_, stats) = on_disk(&World::calm(1), async |space| {
         let all = space.take_run(BLOCKS, 1).await.unwrap();
         space.retire(7..9);

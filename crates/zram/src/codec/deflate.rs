@@ -2,8 +2,8 @@
 //! deflate: one stream a page.
 //!
 //! Invariants
-//! - ZR-DE1 A stream is always finished, or its state thrown away: zlib-rs (0.6.8) loses a piece of
-//!   its buffer with each unfinished stream that is reset, and panics when none is left.
+//! - ZR-DE1 A stream is always finished, or its state dropped: zlib-rs (0.6.8) loses some of its
+//!   buffer with each unfinished stream that is reset, and panics when none is left.
 use block::{Error, PAGE};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 

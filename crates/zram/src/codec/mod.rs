@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Invariants
-//! - ZR-CO1 An object decompresses to exactly one page with the parameters it was compressed with.
-//! - ZR-CO2 Objects come back from media: whatever their bytes, the outcome is a page or `Corrupt`;
-//!   nothing is read or written outside the two slices, and nothing panics.
-//! - ZR-CO3 A codec keeps nothing of a page or an object from one call to the next.
+//! - ZR-CO1 An object decompresses to exactly one page, with the parameters of its compression.
+//! - ZR-CO2 Objects come from media: whatever their bytes, the result is a page or `Corrupt`.
+//!   Nothing is read or written outside the two slices, and no call panics.
+//! - ZR-CO3 A codec keeps no data of a page or an object between two calls.
 mod deflate;
 mod lz4;
 mod zstd;

@@ -106,7 +106,7 @@ fn wrong_parameters_are_named_with_what_is_allowed() {
 }
 
 #[test]
-fn a_dictionary_makes_objects_smaller_and_is_needed_to_read_them() {
+fn a_dictionary_shrinks_objects_and_is_needed_to_read_them() {
     let mut page = DICT.to_vec();
     page.extend(noise(1, PAGE - DICT.len()));
     for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
@@ -142,7 +142,7 @@ fn only_the_end_of_a_dictionary_that_is_too_long_counts() {
 /// A page that doesn't fit, thousands of times: zlib-rs 0.6.8 loses a piece of its buffer with each
 /// stream that is reset before it was finished, and panics when none is left.
 #[test]
-fn pages_that_do_not_compress_do_no_harm_to_the_next() {
+fn an_incompressible_page_does_not_affect_the_next_one() {
     let compressible = [noise(3, PAGE / 2), vec![0; PAGE / 2]].concat();
     for (name, mut codec) in codecs() {
         let (mut out, mut back) = ([0; PAGE - 400], [0; PAGE]);

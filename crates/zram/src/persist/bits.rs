@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bits: a set of slots that is found again quickly however few are in it.
+//! Bits: a set of slots whose members are found quickly, however few they are.
 use std::ops::Range;
 
 /// A set of numbers below a bound, with a summary: a bit for each word that is not empty.

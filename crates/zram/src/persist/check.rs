@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Check: whether the books agree with each other, for tests.
+//! Check: whether slots, images and blocks agree, for tests.
 use std::rc::Rc;
 
 use super::image::Image;
-use crate::shard::Shard;
+use crate::device::Zram;
+use crate::part::Part;
 use crate::slot::Flags;
-use crate::target::Zram;
 
 impl Zram {
     /// Panics unless slots, images and blocks of a persistent device that is suspended agree.
     #[doc(hidden)]
     pub async fn check(self: &Rc<Self>) {
         let parts = self.parts().expect("it was resumed");
-        parts.ask(|shard| async move { shard.check_persist() }).await;
+        parts.ask(|part| async move { part.check_persist() }).await;
     }
 }
 
-impl Shard {
+impl Part {
     fn check_persist(&self) {
         let persist = self.persist();
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let space = self.space();
         let chain = persist.chain.borrow();
         let mut lies_in = vec![0u8; persist.geometry.region_blocks as usize];
         let mut count = |blocks: std::ops::Range<u32>| {
@@ -27,15 +27,15 @@ impl Shard {
         };
         let images = persist.images.borrow();
         (0..images.len()).for_each(|nth| count(images.get(nth).blocks()));
-        chain.held.iter().for_each(|unit| count(unit.blocks()));
-        chain.flight.iter().flat_map(|unit| unit.superseded()).for_each(|old| count(old.blocks()));
+        chain.replay.iter().for_each(|unit| count(unit.blocks.clone()));
+        chain.pending.iter().flat_map(|unit| &unit.superseded).for_each(|old| count(old.blocks()));
         let blocks = space.blocks();
         for (block, lies_in) in (0..).zip(&lies_in) {
             assert_eq!(blocks.lie_in(block), *lies_in, "objects and units in block {block}");
         }
         let reserved = chain.next.as_ref().map_or(0, |run| run.end - run.start);
         let taken = persist.geometry.data().start + reserved + blocks.in_use();
-        assert_eq!(blocks.free() + taken, blocks.count(), "blocks that nobody has");
+        assert_eq!(blocks.free() + taken, blocks.count(), "blocks without an owner");
         assert_eq!(self.counters.bd_count.get(), u64::from(blocks.in_use()));
         let dirty = persist.dirty.borrow();
         for nth in (0..images.len()).filter(|nth| !dirty.has(*nth)) {

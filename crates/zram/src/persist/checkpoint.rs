@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Checkpoint: all images, written while units go on, so that the chain before it is not needed.
+//! Checkpoint: writes all images while units go on, so that the chain before it is not needed.
 //!
 //! ```text
 //!  chain:  ... unit │ L ...... units meanwhile ...... │ written, flush │ superblock: (area, L)
 //!  map:             └─ images 0..n, each as it stands ─┘
 //! ```
 //!
-//! The map is fuzzy: an image is written as it stands when its turn comes. That is right because
-//! every image that changes after L is in a unit from L on, which a replay applies upon the map.
+//! The map is fuzzy: each image is written as it is at its turn. This is right because every image
+//! that changes after L is in a unit from L on, and a replay applies these units to the map.
 //!
-//! When no place for a unit is left, a checkpoint is what frees blocks; and slots that have become
-//! empty or same-filled, which need no block, get into its map directly, so that discards make room
-//! on a device that is full.
+//! When there is no place for a unit, only a checkpoint frees blocks. Then slots that have become
+//! empty or same-filled, which need no block, go into its map directly, so that discards make room
+//! on a full device.
 //!
 //! Invariants
-//! - ZR-CK1 A superblock is written when the map and every unit it may speak of is durable
-//!   (ZR-PS4).
-//! - ZR-CK2 One checkpoint at a time.
+//! - ZR-CK1 A superblock is written when the map, and every unit whose objects may be in it, is
+//!   durable (ZR-PS4).
+//! - ZR-CK2 One checkpoint runs at a time.
 //!
-//! Cost: 16 bytes a page and three flushes, for every so many units.
+//! Cost: 16 bytes a page and three flushes, once in `due_blocks` blocks of units.
 use std::rc::Rc;
 
 use block::Status;
 use format::zram::{ChainStart, Checkpoint, MAP_ENTRIES, MapEntry, Superblock};
 use reactor::{spawn, yield_now};
 
-use super::Persist;
 use super::chain::take_run;
 use super::image::Image;
 use super::media::{MapWriter, write_superblock};
-use crate::mutation::Mutation;
-use crate::shard::Shard;
+use super::state::Persist;
+use crate::part::Part;
+use crate::planted::Fault;
 use crate::slot::Flags;
 
 /// Units of the chain at which a checkpoint is due take at least as many blocks: 4 MiB.
 const DUE_BLOCKS_MIN: u32 = 1024;
-/// Slots whose images are looked at in one go.
+/// Slots whose images are visited between two yields.
 const SLOTS_AT_ONCE: u32 = 16384;
 
 impl Persist {
@@ -49,24 +49,24 @@ impl Persist {
 
     /// Whether the chain is so long that a checkpoint must shorten it first.
     pub(super) fn is_overdue(&self) -> bool {
-        self.checkpointing.get() && self.chain.borrow().held_blocks >= 2 * self.due_blocks()
+        self.checkpointing.get() && self.chain.borrow().replay_blocks >= 2 * self.due_blocks()
     }
 }
 
-impl Shard {
-    /// Has a checkpoint made beside everything else when the chain has become long.
+impl Part {
+    /// Starts a checkpoint in the background when the chain has become long.
     pub(super) fn checkpoint_if_due(self: &Rc<Self>) {
         let persist = self.persist();
-        let due = persist.chain.borrow().held_blocks >= persist.due_blocks();
+        let due = persist.chain.borrow().replay_blocks >= persist.due_blocks();
         if due && !persist.checkpointing.replace(true) {
-            let shard = self.clone();
+            let part = self.clone();
             spawn(async move {
-                shard.checkpoint_in_turn().await;
+                part.checkpoint_in_turn().await;
             });
         }
     }
 
-    /// Makes a checkpoint after the one that runs, if one does.
+    /// Makes a checkpoint, after the running one if there is one.
     pub(crate) async fn checkpoint(&self) -> Result<(), Status> {
         let persist = self.persist();
         persist.changed.wait_for(|| !persist.checkpointing.get()).await;
@@ -86,7 +86,7 @@ impl Shard {
         persist.changed.wake_all();
     }
 
-    /// Makes place for another unit, or says that the device is full.
+    /// Makes room for another unit; fails with `NoSpace` on a full device.
     pub(super) async fn make_room(&self, tidying: bool) -> Result<(), Status> {
         let persist = self.persist();
         for _ in 0..2 {
@@ -95,8 +95,8 @@ impl Shard {
             }
             self.checkpoint().await?;
         }
-        if !tidying && persist.chain.borrow().next.is_none() && persist.tidying.get() {
-            persist.changed.wait_for(|| !persist.tidying.get()).await;
+        if !tidying && persist.chain.borrow().next.is_none() && persist.tidy.running.get() {
+            persist.changed.wait_for(|| !persist.tidy.running.get()).await;
             self.checkpoint().await?;
         }
         match persist.chain.borrow().next {
@@ -112,7 +112,7 @@ impl Shard {
         let old = persist.superblock.borrow().checkpoint;
         let area = if old.id == 0 { 0 } else { 1 - old.area };
         let mut checkpoint = Checkpoint { area, units: 0, id: old.id + 1 };
-        if persist.mutation(Mutation::SuperblockBeforeData) {
+        if persist.is_planted(Fault::SuperblockBeforeData) {
             let slots = persist.images.borrow().len();
             let pages = (0..slots).filter(|nth| !persist.image(*nth).is_none()).count();
             checkpoint.units = u32::try_from(pages.div_ceil(MAP_ENTRIES)).expect("few units");
@@ -122,16 +122,16 @@ impl Shard {
         let last = persist.chain.borrow().sequence - 1;
         self.flush_after(last).await?; // ZR-CK1
         self.put_superblock(checkpoint, start).await?;
-        self.let_go_of_units(start.sequence);
+        self.release_units(start.sequence);
         absorbed.into_iter().for_each(|image| self.unuse(image.blocks()));
         if start.next == 0 {
-            self.lead_on(checkpoint).await?;
+            self.reserve_next(checkpoint).await?;
         }
         Ok(())
     }
 
-    /// Dirty slots that need no block become as they are by the map alone. Returns the objects
-    /// that nobody needs when that is durable.
+    /// Sets the images of dirty slots that need no block, for the map. Returns the objects that are
+    /// superseded when the checkpoint is durable.
     fn absorb(&self) -> Vec<Image> {
         let persist = self.persist();
         let mut absorbed = Vec::new();
@@ -158,13 +158,13 @@ impl Shard {
         absorbed
     }
 
-    /// The chain goes on at a place that has come free, if there is one.
-    async fn lead_on(&self, checkpoint: Checkpoint) -> Result<(), Status> {
+    /// Reserves a place for the next unit among the freed blocks, if there are any.
+    async fn reserve_next(&self, checkpoint: Checkpoint) -> Result<(), Status> {
         let persist = self.persist();
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let space = self.space();
         let mut run = take_run(space);
         if run.is_none() {
-            // What has been let go comes free by and by.
+            // Released blocks are freed a little later.
             space.reclaimed().await;
             run = take_run(space);
         }
@@ -183,7 +183,7 @@ impl Shard {
         chain: ChainStart,
     ) -> Result<(), Status> {
         let persist = self.persist();
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let space = self.space();
         let new = {
             let old = persist.superblock.borrow();
             Superblock { generation: old.generation + 1, checkpoint, chain, ..old.clone() }
@@ -194,10 +194,10 @@ impl Shard {
         Ok(())
     }
 
-    /// Writes every image to a checkpoint area; returns the number of units.
+    /// Writes all images to a checkpoint area. Returns the number of units.
     async fn dump(&self, checkpoint: Checkpoint) -> Result<u32, Status> {
         let persist = self.persist();
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let space = self.space();
         let mut map = {
             let superblock = persist.superblock.borrow();
             MapWriter::new(&superblock, checkpoint)

@@ -1,34 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Commit: FLUSH and FUA. Those who come while one runs share the next.
+//! Commit: FLUSH and FUA. Requests that come while one commit runs share the next.
 //!
 //! Invariants
-//! - ZR-CC1 A commit takes what is dirty when it begins, which is after all its callers asked.
+//! - ZR-CC1 A commit writes the slots that are dirty when it begins, which is after all its
+//!   requests came.
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Class, Status};
+use block::Status;
 
-use super::chain::Todo;
-use crate::mutation::Mutation;
-use crate::shard::Shard;
+use super::dirty_slots::DirtySlots;
+use super::state::CommitRequest;
+use super::write_units::UnitsFor;
+use crate::part::Part;
+use crate::planted::Fault;
 
-/// Somebody who waits for slots to be durable.
-pub(super) struct Ticket {
-    slots: Range<u32>,
-    outcome: Cell<Option<Result<(), Status>>>,
-}
-
-impl Shard {
-    /// FLUSH: everything that was written before is durable.
+impl Part {
+    /// FLUSH: makes everything durable that was written before.
     pub(crate) async fn commit_all(self: &Rc<Self>) -> Result<(), Status> {
         let slots = self.persist().images.borrow().len();
         self.commit_slots(0..slots).await
     }
 
-    /// FUA: these slots are durable as they are.
+    /// FUA: makes these slots durable.
     pub(crate) async fn commit(self: &Rc<Self>, slots: Range<u32>) -> Result<(), Status> {
-        if self.persist().mutation(Mutation::IgnoreFua) {
+        if self.persist().is_planted(Fault::IgnoreFua) {
             return Ok(());
         }
         self.commit_slots(slots).await
@@ -36,29 +33,29 @@ impl Shard {
 
     async fn commit_slots(self: &Rc<Self>, slots: Range<u32>) -> Result<(), Status> {
         let persist = self.persist();
-        let ticket = Rc::new(Ticket { slots, outcome: Cell::new(None) });
-        persist.tickets.borrow_mut().push(ticket.clone());
-        let served = || ticket.outcome.get().is_some();
-        persist.changed.wait_for(|| served() || !persist.committing.get()).await;
-        if let Some(outcome) = ticket.outcome.get() {
+        let request = Rc::new(CommitRequest { slots, outcome: Cell::new(None) });
+        persist.commits.requests.borrow_mut().push(request.clone());
+        let served = || request.outcome.get().is_some();
+        persist.changed.wait_for(|| served() || !persist.commits.running.get()).await;
+        if let Some(outcome) = request.outcome.get() {
             return outcome;
         }
-        persist.committing.set(true);
-        let tickets = persist.tickets.take();
-        let mut ranges: Vec<Range<u32>> = tickets.iter().map(|t| t.slots.clone()).collect();
+        persist.commits.running.set(true);
+        let requests = persist.commits.requests.take();
+        let mut ranges: Vec<Range<u32>> = requests.iter().map(|t| t.slots.clone()).collect();
         let outcome = self.commit_ranges(union(&mut ranges)).await;
-        for ticket in &tickets {
-            ticket.outcome.set(Some(outcome));
+        for request in &requests {
+            request.outcome.set(Some(outcome));
         }
-        persist.committing.set(false);
+        persist.commits.running.set(false);
         persist.changed.wake_all();
-        ticket.outcome.get().expect("it was among those taken")
+        request.outcome.get().expect("it was among those taken")
     }
 
     async fn commit_ranges(self: &Rc<Self>, ranges: Vec<Range<u32>>) -> Result<(), Status> {
         let persist = self.persist();
         persist.health()?;
-        self.write_units(&mut Todo::new(ranges), Class::Foreground).await?;
+        self.write_units(&mut DirtySlots::new(ranges), UnitsFor::Commit).await?;
         let absorbed = || !persist.absorbing.get() || persist.failure().is_some();
         persist.changed.wait_for(absorbed).await;
         self.sync().await

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Evict: pages leave memory, those with a durable image without any I/O.
+//! Evict: pages leave memory; pages with a durable image need no I/O for that.
 //!
 //! Invariants
-//! - ZR-EV1 A page leaves memory when it is still PICKED, so not accessed since, and as its image,
-//!   which is durable (ZR-PS2).
+//! - ZR-EV1 A page leaves memory only while it is PICKED, so not accessed since, and only if its
+//!   image is durable and equals it (ZR-PS2).
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::Status;
 
-use super::chain::Todo;
+use super::dirty_slots::DirtySlots;
 use super::image::Image;
-use crate::mutation::Mutation;
-use crate::shard::Shard;
+use super::write_units::UnitsFor;
+use crate::part::Part;
+use crate::planted::Fault;
 use crate::slot::Flags;
 use crate::writeback::Outcome;
 
-/// Pages that are made durable by one flush of the device: 16 MiB before compression.
+/// Pages that one flush of the device makes durable: 16 MiB before compression.
 const ROUND: usize = 4096;
 
-impl Shard {
-    /// Has pages leave memory; those that have left it meanwhile are passed over.
+impl Part {
+    /// Evicts pages from memory, except those that have left it meanwhile.
     ///
-    /// Cost: units with those that are dirty, and one flush of the device for 4096 pages of which
-    /// some were.
+    /// Cost: units with the dirty ones, and one flush of the device for each 4096 pages with a
+    /// dirty one among them.
     pub(crate) async fn evict(self: &Rc<Self>, mut slots: Vec<u32>) -> Outcome {
         slots.sort_unstable();
         slots.dedup();
@@ -43,8 +44,8 @@ impl Shard {
                 Err(Status::NoSpace) => outcome.no_space = true,
                 Err(_) => {}
             }
-            // What is in units by now can leave, even if not everything is. Tidying may put a page
-            // into another unit meanwhile, which is not durable then.
+            // Pages that are in units by now can leave, even if others are not. Tidying may put a
+            // page into another unit meanwhile, which is not durable then.
             let persist = self.persist();
             let images: Vec<Image> = round.iter().map(|nth| persist.image(*nth)).collect();
             let durable = self.sync_round().await;
@@ -64,13 +65,13 @@ impl Shard {
         outcome
     }
 
-    /// Sends off units with what is dirty; whether the budget lasted.
+    /// Writes the dirty pages of a round. Returns whether the budget sufficed.
     async fn write_round(self: &Rc<Self>, round: &[u32], blocks: &mut u64) -> Result<bool, Status> {
-        self.write_units_within_budget(&mut Todo::of_slots(round), blocks).await
+        self.write_units(&mut DirtySlots::of_slots(round), UnitsFor::Writeback(blocks)).await
     }
 
     async fn sync_round(&self) -> Result<(), Status> {
-        if self.persist().mutation(Mutation::EvictBeforeDurable) {
+        if self.persist().is_planted(Fault::EvictBeforeDurable) {
             return Ok(());
         }
         self.sync().await
@@ -89,7 +90,7 @@ impl Shard {
             return false;
         }
         assert_eq!((image.size(), image.priority()), (slot.size(), slot.priority()), "slot {nth}");
-        self.settle(nth, image.address());
+        self.move_to_backing(nth, image.address());
         true
     }
 }

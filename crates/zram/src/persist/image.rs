@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Image: what the chain of units says of a slot; ten bytes each.
+//! Image: the state of a slot according to the chain of units; ten bytes each.
 //!
 //! Invariants
-//! - ZR-IM1 A slot's image is what the last unit says that was built with it; the slot differs from
-//!   it only while it is dirty.
-//! - ZR-IM2 The blocks of an image lie in the data of its region, so that no sum of their numbers
-//!   wraps: those of a checkpoint are checked, those of a unit lie within the unit.
+//! - ZR-IM1 The image of a slot is what the last unit says that names the slot. The slot differs
+//!   from its image only while it is dirty.
+//! - ZR-IM2 The blocks of an image lie in the data blocks of its region, so that no sum of block
+//!   numbers wraps: images of a checkpoint are checked, those of a unit lie within the unit.
 use std::ops::Range;
 
 use format::zram::{self, MapEntry};
@@ -18,7 +18,7 @@ const SIZE: u16 = (1 << 13) - 1;
 const SAME: u16 = 1 << 13;
 const PRIORITY_SHIFT: u32 = 14;
 
-/// What is known of one slot. The default is that it has no page.
+/// See the module. The default is a slot without a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Image {
     /// The repeated word, or the address of the object.
@@ -73,7 +73,7 @@ impl Image {
         at.block()..at.block() + blocks
     }
 
-    /// The slot of which this is the image, not in memory.
+    /// The slot that has this image, not in memory.
     pub(super) fn slot(self, accessed: u32) -> Slot {
         if self.is_none() {
             Slot::default()
@@ -104,7 +104,7 @@ impl Image {
         Some(MapEntry { slot, image })
     }
 
-    /// The image of a checkpoint's entry; nothing if its object does not lie in `data` (ZR-IM2).
+    /// The image of a checkpoint's entry; `None` if its object is not within `data` (ZR-IM2).
     pub(super) fn of_entry(entry: &MapEntry, data: &Range<u32>) -> Option<Image> {
         match entry.image {
             zram::Image::Same(word) => Some(Image::same(word)),
@@ -120,7 +120,7 @@ impl Image {
     }
 }
 
-/// The images of a shard's slots.
+/// The images of a part's slots.
 pub(super) struct Images {
     places: Vec<u64>,
     metas: Vec<u16>,
@@ -152,8 +152,8 @@ impl Images {
 mod tests {
     use super::*;
 
-    /// A right checksum over a block near the end of all numbers: the end of its object wrapped to
-    /// a small number and passed for one that lies in the data.
+    /// An entry with a right checksum and a block number near `u32::MAX`: the end of its object
+    /// wrapped to a small number, and the check took it for one within the data.
     #[test]
     fn an_object_beyond_the_data_has_no_image() {
         let entry = |block| Image::page(Address::packed(block, 4088, 0), 4096, 0).entry(5).unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_comes_back_from_a_checkpoint_and_makes_its_slot() {
+    fn an_image_survives_a_checkpoint_and_makes_its_slot() {
         let page = Image::page(Address::packed(70, 4088, 0xf_00ff), 4096, 3);
         assert_eq!(page.blocks(), 70..73);
         for image in [page, Image::same(u64::MAX), Image::same(0)] {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Media: superblocks and maps as they are read and written; and whose device it is.
+//! Media: reads and writes superblocks and maps, and finds out whose device it is.
 //!
 //! ```text
 //!   device   │ region of shard 0            │ region of shard 1            │ ...
 //!            │ superblocks │ maps │ data    │ superblocks │ maps │ data    │
 //! ```
+//! The media call a part of a device a shard.
 //!
 //! Invariants
-//! - ZR-MD1 A device is formatted when shard 0 has a superblock. That is written last, over nothing
-//!   but zeroes and what a format cut short has left. Anything else is refused (ZR-PS6).
+//! - ZR-MD1 A device is formatted when shard 0 has a superblock. That is written last, and only
+//!   over zeroes and the remains of a format that was cut. Anything else is refused (ZR-PS6).
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
@@ -33,7 +34,7 @@ const COUNTER_MAX: u64 = u64::MAX / 2;
 /// The same of the count of openings.
 const LIFE_MAX: u32 = u32::MAX / 2;
 
-/// What the media of a device say, before its shards are opened; goes to their cores.
+/// The metadata of a device, before its parts are opened; sent to their cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Media {
     uuid: [u8; 16],
@@ -53,7 +54,7 @@ impl Media {
     pub(super) fn has(&self, shard: u32, superblock: &Superblock) -> bool {
         superblock.uuid == self.uuid
             && u32::from(superblock.shard) == shard
-            && u32::from(superblock.shards) == self.layout.shards
+            && u32::from(superblock.shards) == self.layout.parts
             && superblock.slots == self.layout.slots
             && superblock.region_blocks == self.region_blocks
             && superblock.map_units
@@ -61,10 +62,10 @@ impl Media {
     }
 }
 
-/// What the copies of a region's superblock are.
+/// The copies of a region's superblock.
 pub(super) type Copies = [Result<Superblock, Damage>; 4];
 
-/// What decompresses the pages of a device.
+/// The algorithms that decompress the pages of a device.
 pub(super) fn codec_ids(algorithms: &Algorithms) -> [CodecId; 4] {
     algorithms.each_ref().map(|algorithm| {
         let Some((algorithm, params)) = algorithm else { return CodecId::default() };
@@ -87,13 +88,13 @@ pub(super) fn io_error(device: &dyn BlockDevice, what: &str, status: Status) -> 
     Error::io(format!("{}: cannot {what}: {status}", named(device)))
 }
 
-/// Damaged metadata: which, and what is wrong.
+/// The error for damaged metadata.
 pub(super) fn damaged(device: &dyn BlockDevice, what: &str) -> Error {
     Error::io(format!("{}: damaged metadata: {what}; it is left as it is", named(device)))
 }
 
-/// Refuses a superblock from which nothing can be counted on; says which number it is. A copy that
-/// was not elected counts too: the next generation is above it.
+/// Refuses a superblock with a counter that has no room to count; names the counter. Copies that
+/// were not elected are checked too: the next generation is above theirs.
 pub(super) fn check_counters(copies: &Copies, elected: &Superblock) -> Result<(), String> {
     let counters = [
         ("generation", highest_generation(copies), COUNTER_MAX),
@@ -147,7 +148,7 @@ pub(super) async fn write_superblock(
     Ok(())
 }
 
-/// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
+/// Waits for all, also after a failure: nothing is in flight afterwards.
 async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
     let mut outcome = Ok(());
     for io in ios {
@@ -157,8 +158,8 @@ async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
     outcome
 }
 
-/// Makes all copies that differ from the elected superblock the same as it, before anything is done
-/// by it: so that nothing newer is on the media that could be elected later.
+/// Overwrites all copies that differ from the elected superblock, before it is used: so that no
+/// newer copy is on the media that could be elected later.
 pub(super) async fn mend(
     device: &dyn BlockDevice,
     at: impl Fn(u32) -> Sector,
@@ -176,11 +177,11 @@ pub(super) async fn mend(
     reactor::flush(device, Class::Foreground).await
 }
 
-/// Finds out whose `device` is, and formats it when it is nobody's. The number of shards is that
-/// of the media.
+/// Finds out what is on `device`, and formats it if it is blank. The number of shards is that of
+/// the media.
 ///
 /// # Errors
-/// `EINVAL` when it is something else's, or of a device of another size; `ENOSPC` when it is too
+/// `EINVAL` when it has other data, or a device of another size; `ENOSPC` when it is too
 /// small; `EIO` when it can't be read or its superblock is lost.
 pub(crate) async fn prepare(
     device: &Rc<dyn BlockDevice>,
@@ -225,8 +226,8 @@ pub(crate) async fn prepare(
             wanted.slots * PAGE_SECTORS
         )));
     }
-    let layout = Layout { slots: elected.slots, shards: u32::from(elected.shards) };
-    let of_shard = layout.slots.div_ceil(u64::from(layout.shards));
+    let layout = Layout { slots: elected.slots, parts: u32::from(elected.shards) };
+    let of_shard = layout.slots.div_ceil(u64::from(layout.parts));
     if of_shard > SLOTS_MAX {
         let what = format!("slots of a shard is {of_shard}, at most {SLOTS_MAX} is allowed");
         return Err(damaged(device, &format!("superblock of shard 0: {what}")));
@@ -242,11 +243,11 @@ pub(crate) async fn prepare(
     Ok(Media { uuid: elected.uuid, layout, region_blocks: elected.region_blocks })
 }
 
-/// Refuses a device that holds what a persistent zram has left: it is not to be lost because one
-/// word is missing in a table.
+/// Refuses a device with the data of a persistent zram: they must not be lost because a table lacks
+/// one word.
 ///
 /// # Errors
-/// `EINVAL`. What can't be read is nobody's.
+/// `EINVAL`. A device that cannot be read is not refused.
 pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<(), Error> {
     let device = &**device;
     let last = Geometry::superblock(3);
@@ -254,7 +255,7 @@ pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<()
         return Ok(());
     }
     let Ok(copies) = read_copies(device, 0).await else { return Ok(()) };
-    // One copy is enough, and one of a later version, to see that it is somebody's.
+    // One copy is enough, also one of a later version.
     let is_one =
         |copy: &&Result<Superblock, Damage>| matches!(copy, Ok(_) | Err(Damage::Version { .. }));
     let Some(found) = copies.iter().find(is_one) else { return Ok(()) };
@@ -268,13 +269,13 @@ pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<()
     )))
 }
 
-/// Formats a device on which nothing is (ZR-MD1).
+/// Formats a blank device (ZR-MD1).
 async fn make(
     device: &dyn BlockDevice,
     layout: Layout,
     algorithms: &Algorithms,
 ) -> Result<Media, Error> {
-    let shards = u16::try_from(layout.shards).ok().filter(|shards| *shards <= SHARDS_MAX);
+    let shards = u16::try_from(layout.parts).ok().filter(|shards| *shards <= SHARDS_MAX);
     let shards = shards.ok_or_else(|| {
         Error::invalid(format!("persist: at most {SHARDS_MAX} shards are allowed"))
     })?;
@@ -282,14 +283,14 @@ async fn make(
     let region_blocks = region.blocks;
     let geometry = Geometry::of_slots(layout.slots_of(0), region_blocks);
     if u64::from(region_blocks) < geometry.blocks_least() {
-        let needs = geometry.blocks_least() * u64::from(layout.shards) * BLOCK as u64 / 1024;
+        let needs = geometry.blocks_least() * u64::from(layout.parts) * BLOCK as u64 / 1024;
         return Err(Error::new(
             ErrorKind::NoSpace,
             format!(
                 "{}: it has {} KiB, needs at least {needs} KiB for persist with {} shards",
                 named(device),
                 device.limits().capacity.0 / 2,
-                layout.shards
+                layout.parts
             ),
         ));
     }
@@ -323,15 +324,15 @@ async fn make(
     Ok(media)
 }
 
-/// Refuses a device on which something is but zeroes and what a format cut short has left: looks
-/// where superblocks of ours would be, and at the first 256 KiB, where everybody else's are.
+/// Refuses a device that has anything but zeroes and the remains of a format that was cut. Looks at
+/// the places of our superblocks, and at the first 256 KiB, where those of other formats are.
 async fn check_blank(
     device: &dyn BlockDevice,
     layout: Layout,
     region_blocks: u32,
 ) -> Result<(), Error> {
     let maps = u64::from(Geometry { region_blocks, map_units: 1 }.map(0));
-    for shard in 0..layout.shards {
+    for shard in 0..layout.parts {
         let first = u64::from(region_blocks) * u64::from(shard);
         let is_copy =
             |block: u64| (0..4).find(|copy| u64::from(Geometry::superblock(*copy)) == block);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open: elect the superblock, load the checkpoint, follow the chain; then begin a new life.
+//! Open: elects the superblock, loads the checkpoint, follows the chain, and begins a new life.
 //!
 //! ```text
 //!   4 superblocks ─ elect ─▶ map ─▶ units while whole and linked ─▶ images
@@ -7,46 +7,43 @@
 //!   superblock: life + 1, the chain begins at a new place ◀───────────┘
 //! ```
 //!
-//! Until the new superblock is durable nothing that the old one leads to is overwritten, so an open
-//! that is cut can be done again.
-use std::cell::{Cell, RefCell};
+//! Nothing that the old superblock leads to is overwritten before the new one is durable, so an
+//! open that is cut can be repeated.
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Error, ErrorKind, Sector, Status};
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Planted, Sector, Status};
 use format::zram::{
     ChainStart, Checkpoint, CodecId, MapEntry, Superblock, decode_map, elect, highest_generation,
 };
-use reactor::WaitList;
 
-use super::Persist;
-use super::bits::Bits;
-use super::chain::{Chain, take_run};
+use super::chain::take_run;
 use super::image::{Image, Images};
 use super::media::{
     MapWriter, Media, check_counters, codec_ids, damaged, io_error, mend, read_copies,
     write_superblock,
 };
 use super::replay::replay;
+use super::state::Persist;
 use crate::backing::Backing;
 use crate::codecs::Algorithms;
 use crate::layout::{PAGE_SECTORS, Region};
-use crate::mutation::Mutation;
 use crate::pack::BLOCK;
+use crate::planted::Fault;
 
 /// Units of a map read at once: 1 MiB.
 const UNITS_PER_READ: u32 = 256;
 /// Objects that lie in a block, wholly or in part, at most.
 const OBJECTS_PER_BLOCK_MAX: u8 = 172;
 
-/// Where a shard's region lies, and what may be wrong with it.
+/// A part of a device that is being opened (a shard, in the words of the media).
 pub(super) struct Opening<'a> {
     pub(super) device: &'a dyn BlockDevice,
     pub(super) shard: u32,
     pub(super) region: Region,
     pub(super) superblock: Superblock,
     pub(super) images: Images,
-    pub(super) mutation: Mutation,
+    pub(super) planted: Planted<Fault>,
 }
 
 impl Opening<'_> {
@@ -114,7 +111,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// How many objects lie in each block of the region; refuses what can't be.
+    /// Counts the objects in each block of the region; refuses impossible counts.
     fn count_objects(&self) -> Result<Vec<u8>, Error> {
         let data = self.superblock.geometry().data();
         let mut counts = vec![0u8; self.region.blocks as usize];
@@ -195,7 +192,7 @@ fn codec_name(codec: &CodecId) -> String {
     }
 }
 
-/// Opens a shard of a device that was prepared: what it holds, and its region of the device.
+/// Opens a part of a device that was prepared. Returns its state and its region of the device.
 ///
 /// # Errors
 /// As [`super::prepare`]; `EIO` names what is damaged.
@@ -204,7 +201,7 @@ pub(crate) async fn open(
     media: &Media,
     shard: u32,
     algorithms: &Algorithms,
-    mutation: Mutation,
+    planted: Planted<Fault>,
 ) -> Result<(Persist, Backing), Error> {
     let region = media.region(shard);
     let copies = read_copies(&*device, region.first).await?;
@@ -216,13 +213,13 @@ pub(crate) async fn open(
     check_counters(&copies, &elected).map_err(lost)?;
     let images = Images::new(media.layout.slots_of(shard));
     let mut opening =
-        Opening { device: &*device, shard, region, superblock: elected, images, mutation };
+        Opening { device: &*device, shard, region, superblock: elected, images, planted };
     opening.load_map().await?;
     let end = replay(&mut opening).await?;
     let counts = opening.count_objects()?;
     let wanted = codec_ids(algorithms);
     opening.check_codecs(&wanted)?;
-    // Nothing was written so far.
+    // Nothing has been written so far.
     let written = |status| opening.failed("write the superblock", status);
     let at = |block: u32| opening.at(block);
     mend(&*device, at, &copies, &opening.superblock).await.map_err(written)?;
@@ -239,39 +236,21 @@ pub(crate) async fn open(
         let area = if old.checkpoint.id == 0 { 0 } else { 1 - old.checkpoint.area };
         new.checkpoint = Checkpoint { area, units: 0, id: old.checkpoint.id + 1 };
         new.checkpoint.units = opening.dump(new.checkpoint).await.map_err(written)?;
-        // The units that it speaks of may have been left in a cache by a process that was killed.
+        // A killed process may have left the units of the map in the cache of the device.
         reactor::flush(&*device, Class::Foreground).await.map_err(written)?;
     }
     let run = take_run(backing.space()).unwrap_or_default();
     new.chain = ChainStart { next: run.start, next_end: run.end, ..end };
     write_superblock(&*device, at, &new).await.map_err(written)?;
-    let slots = opening.images.len();
-    let persist = Persist {
-        geometry: new.geometry(),
-        chain: RefCell::new(Chain::new(&new.chain)),
-        superblock: RefCell::new(new),
-        images: RefCell::new(opening.images),
-        dirty: RefCell::new(Bits::new(slots)),
-        tickets: RefCell::default(),
-        committing: Cell::new(false),
-        checkpointing: Cell::new(false),
-        absorbing: Cell::new(false),
-        tidying: Cell::new(false),
-        tidy_from: Cell::new(0),
-        moving: RefCell::default(),
-        anew: RefCell::new(Bits::new(slots)),
-        failed: Cell::new(None),
-        changed: WaitList::new(),
-        mutation,
-    };
+    let persist = Persist::new(new, opening.images, planted);
     Ok((persist, backing))
 }
 
-/// Takes the metadata and what images lie in; the rest of the region is free.
+/// Marks the blocks of metadata and objects as taken; the rest of the region is free.
 fn occupy(backing: &Backing, data: &Range<u32>, counts: &[u8]) {
     let mut blocks = backing.space().blocks();
     let all = blocks.count();
-    assert_eq!(blocks.take(all), Some(0..all), "nothing else has taken any");
+    assert_eq!(blocks.take(all), Some(0..all), "no block is taken yet");
     let mut free = data.start;
     for block in data.clone() {
         let count = counts[block as usize];

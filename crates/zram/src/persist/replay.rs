@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Replay: the units after the checkpoint, as far as they are whole and linked.
+//! Replay: applies the units after the checkpoint, as far as they are whole and linked.
 //!
-//! A chain ends at the first unit that does not fit. That is its torn end, unless a later unit says
-//! that it was durable: then it is rot, and the device is refused rather than what it had
-//! acknowledged forgotten. Later units are looked for where they may be: behind it in the same run
-//! of blocks, and where its header leads, if that is whole.
+//! The chain ends at the first unit that does not fit. That is its torn end, unless a later unit
+//! says that this unit was durable: then the device is damaged, and is refused, because
+//! acknowledged data would be lost. Later units are looked for where they may be: after the unit in
+//! the same run of blocks, and in the place that its header names, if that is whole.
 use block::Error;
 use format::zram::{
     CHECK_MASK, ChainStart, FoundUnit, OBJECT_MAX, Object, UNIT_BLOCKS_MAX, UNIT_HEADER,
@@ -14,8 +14,8 @@ use format::zram::{
 use super::image::{Image, Images};
 use super::open::Opening;
 use crate::backing::Address;
-use crate::mutation::Mutation;
 use crate::pack::BLOCK;
+use crate::planted::Fault;
 
 /// Blocks read at once where a unit begins: most units are no longer, 128 KiB.
 const BLOCKS_AT_ONCE: u32 = 32;
@@ -55,7 +55,7 @@ pub(super) async fn replay(opening: &mut Opening<'_>) -> Result<ChainStart, Erro
         let what = |problem: &str| format!("unit {}: {problem}", end.sequence);
         let bytes = unit.header.blocks as usize * BLOCK;
         let images = &mut opening.images;
-        let unchecked = opening.mutation == Mutation::DropChecksumCheck;
+        let unchecked = opening.planted.is(Fault::SkipReplayChecksum);
         let applied = buf.read(|b| {
             if unchecked {
                 apply_unchecked(images, end.next, &b[..bytes]);
@@ -98,7 +98,7 @@ async fn read_unit(opening: &Opening<'_>, at: &ChainStart) -> Result<Unit, Error
     }
     let bytes = header.blocks as usize * BLOCK;
     let whole = buf.read(|b| unit.is_whole(&b[..bytes]));
-    if whole || opening.mutation == Mutation::DropChecksumCheck {
+    if whole || opening.planted.is(Fault::SkipReplayChecksum) {
         return Ok(Unit::Whole(unit, buf));
     }
     Ok(Unit::Torn(unit))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tidy: blocks in which little of use lies are emptied, so that what is free is in whole blocks.
+//! Tidy: empties blocks with little in use, so that free space is in whole blocks.
 //!
 //! ```text
 //!   stretch of blocks  │ a ░░░ b ░░░│░░░░░░│░░░ c ░░│░ d ░░░░░ e│    ░ superseded or free
@@ -8,17 +8,16 @@
 //!                                               read first
 //! ```
 //!
-//! Runs by itself when an eighth of the data is free or less, and when no two free blocks lie
-//! beside each other. It empties whole stretches, those first in which least is of use, and none
-//! that are more than three quarters full: so what comes free lies together.
+//! Starts by itself when an eighth of the data blocks or less is free, and when no two free blocks
+//! are adjacent. It empties whole stretches, the emptiest first, and none that is more than three
+//! quarters full, so that freed blocks are adjacent.
 //!
 //! Invariants
-//! - ZR-TY1 An object is moved as its bytes are, after a check, and only if its slot is still
-//!   there.
-//! - ZR-TY2 A slot goes to the moved object when that is durable; until then the old one stays
+//! - ZR-TY1 The bytes of an object are moved unchanged, after a check, and only if its slot still
+//!   names it.
+//! - ZR-TY2 A slot names the moved object when that is durable; until then the old object stays
 //!   (ZR-PS3).
-//! - ZR-TY3 One at a time; the last blocks are kept for it.
-use std::collections::BTreeMap;
+//! - ZR-TY3 One tidying runs at a time; the last free blocks are kept for it.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -26,44 +25,35 @@ use block::{Buf, Class, Status};
 use format::zram::Object;
 use reactor::{BioFuture, spawn, yield_now};
 
-use super::Persist;
 use super::bits::Bits;
-use super::chain::Todo;
+use super::chain::MovedObject;
+use super::dirty_slots::DirtySlots;
 use super::image::Image;
+use super::state::Persist;
+use super::write_units::UnitsFor;
 use crate::pack::{BLOCK, verify};
-use crate::shard::Shard;
+use crate::part::Part;
 use crate::slot::Flags;
 
-/// Blocks that are emptied in one go, about.
+/// Blocks that are emptied in one round, about.
 const BLOCKS_AT_ONCE: usize = 512;
-/// Stretches that the data are divided in, and how long one is at most.
+/// Stretches that the data blocks are divided into, and the length of one at most.
 const STRETCHES: u32 = 32;
 const STRETCH_BLOCKS_MAX: u32 = 128;
-/// A block of which more is in use, on the average of a stretch, is left alone.
+/// A stretch with more bytes in use, on average in a block, is left alone.
 const WORTH_BYTES: u64 = 3072;
-/// Slots whose images are looked at in one go.
+/// Slots whose images are visited between two yields.
 const SLOTS_AT_ONCE: u32 = 16384;
 /// Reads in flight.
 const READS: usize = 16;
-/// Units until it is tried again after nothing was found.
+/// Units until the next try, after one that found no sparse blocks.
 const REST_UNITS: u64 = 64;
 
-/// Objects that are on their way from one place to another.
-#[derive(Default)]
-pub(super) struct Moving(BTreeMap<u32, Vec<u8>>);
-
-impl Moving {
-    /// The bytes of a slot's object.
-    pub(super) fn bytes(&self, nth: u32) -> &[u8] {
-        self.0.get(&nth).expect("a slot that is dirty and not in memory is being moved")
-    }
-}
-
 impl Persist {
-    /// A slot is as its image, and shall be in a unit again.
-    fn write_anew(&self, slot: u32) {
+    /// Has a slot, which equals its image, written in a unit again.
+    fn mark_for_tidy(&self, slot: u32) {
         self.dirty.borrow_mut().insert(slot);
-        self.anew.borrow_mut().insert(slot);
+        self.tidy.dirty.borrow_mut().insert(slot);
     }
 
     fn free_and_data(&self, free: u32) -> (u32, u32) {
@@ -71,36 +61,36 @@ impl Persist {
         (free, data.end - data.start)
     }
 
-    /// Whether blocks are few enough to be worth an effort.
+    /// Whether so few blocks are free that tidying is worth its cost.
     fn is_tight(&self, free: u32) -> bool {
         let (free, data) = self.free_and_data(free);
         free <= data / 8
     }
 
-    /// Whether the blocks that are left are for tidying (ZR-TY3).
+    /// Whether the free blocks are kept for tidying (ZR-TY3).
     pub(super) fn is_kept_for_tidying(&self, free: u32) -> bool {
         let (free, data) = self.free_and_data(free);
-        self.tidying.get() && free <= data / 32
+        self.tidy.running.get() && free <= data / 32
     }
 }
 
-impl Shard {
-    /// Starts to tidy if that is due.
+impl Part {
+    /// Starts tidying if it is due.
     pub(super) fn tidy_if_due(self: &Rc<Self>) {
         let persist = self.persist();
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
-        let rested = persist.chain.borrow().sequence >= persist.tidy_from.get();
+        let space = self.space();
+        let rested = persist.chain.borrow().sequence >= persist.tidy.not_before.get();
         let due = rested && persist.is_tight(space.blocks().free());
-        if due && !persist.tidying.replace(true) {
-            let shard = self.clone();
+        if due && !persist.tidy.running.replace(true) {
+            let part = self.clone();
             spawn(async move {
-                let persist = shard.persist();
-                let space = shard.backing.as_ref().expect("it was there").space();
-                // Many may be on their way.
+                let persist = part.persist();
+                let space = part.space();
+                // Many blocks may be free soon.
                 space.reclaimed().await;
                 let is_tight = persist.is_tight(space.blocks().free());
-                let emptied = if is_tight { shard.tidy_blocks().await } else { Ok(1) };
-                shard.end_tidying(emptied);
+                let emptied = if is_tight { part.tidy_blocks().await } else { Ok(1) };
+                part.end_tidying(emptied);
             });
         }
     }
@@ -109,13 +99,13 @@ impl Shard {
         let persist = self.persist();
         self.forget_moving();
         let rest = if emptied.is_ok_and(|blocks| blocks > 0) { 1 } else { REST_UNITS };
-        persist.tidy_from.set(persist.chain.borrow().sequence + rest);
-        persist.tidying.set(false);
+        persist.tidy.not_before.set(persist.chain.borrow().sequence + rest);
+        persist.tidy.running.set(false);
         persist.changed.wake_all();
     }
 
-    /// Makes place for a page that did not compress, by what costs more each time; in the end says
-    /// that the device is full.
+    /// Makes room for a page that did not compress. Each try costs more than the one before; the
+    /// last one fails with `NoSpace`.
     pub(super) async fn make_wide_room(
         self: &Rc<Self>,
         tries: &mut u32,
@@ -124,32 +114,32 @@ impl Shard {
         let persist = self.persist();
         *tries += 1;
         match *tries {
-            // What was superseded lately comes free.
+            // Frees objects that were superseded lately.
             1 => self.sync().await?,
-            // And the units that only a replay needs.
+            // Frees units that only a replay needs.
             2 => self.checkpoint().await?,
             3 if !tidying => {
-                if !persist.tidying.replace(true) {
-                    let shard = self.clone();
+                if !persist.tidy.running.replace(true) {
+                    let part = self.clone();
                     spawn(async move {
-                        let emptied = shard.tidy_blocks().await;
-                        shard.end_tidying(emptied);
+                        let emptied = part.tidy_blocks().await;
+                        part.end_tidying(emptied);
                     });
                 }
-                persist.changed.wait_for(|| !persist.tidying.get()).await;
+                persist.changed.wait_for(|| !persist.tidy.running.get()).await;
             }
             _ => return Err(Status::NoSpace),
         }
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let space = self.space();
         space.reclaimed().await;
         persist.health()
     }
 
-    /// Returns the number of blocks that were emptied.
+    /// Tidies. Returns the number of blocks that were emptied.
     async fn tidy_blocks(self: &Rc<Self>) -> Result<usize, Status> {
         let persist = self.persist();
-        // Blocks that only a replay needs come free by a checkpoint.
-        let held = persist.chain.borrow().held_blocks;
+        // A checkpoint frees blocks that only a replay needs.
+        let held = persist.chain.borrow().replay_blocks;
         let (_, data) = persist.free_and_data(0);
         if held > data / 16 {
             self.checkpoint().await?;
@@ -164,7 +154,7 @@ impl Shard {
             let lies_in = image.blocks().any(|block| sparse.has(block));
             if lies_in && !persist.dirty.borrow().has(nth) {
                 if self.slot(nth).is_resident() {
-                    persist.write_anew(nth);
+                    persist.mark_for_tidy(nth);
                     todo.push(nth);
                 } else {
                     slots.push((nth, image));
@@ -178,12 +168,12 @@ impl Shard {
             persist.health()?;
         }
         todo.sort_unstable();
-        self.write_units_tidying(&mut Todo::of_slots(&todo)).await?;
+        self.write_units(&mut DirtySlots::of_slots(&todo), UnitsFor::Tidy).await?;
         self.sync().await?;
         Ok(count)
     }
 
-    /// Calls `f` with the image of every slot whose page is an object; lets others go in between.
+    /// Calls `f` with the image of every slot whose page is an object; yields in between.
     async fn each_image(&self, mut f: impl FnMut(u32, Image)) {
         let persist = self.persist();
         let slots = persist.images.borrow().len();
@@ -198,7 +188,7 @@ impl Shard {
         }
     }
 
-    /// The blocks that are worth emptying, and how many they are.
+    /// The blocks that are worth emptying, and their number.
     async fn sparse_blocks(&self) -> (Bits, usize) {
         let persist = self.persist();
         let data = persist.geometry.data();
@@ -207,16 +197,16 @@ impl Shard {
             let mut left = image.bytes();
             let mut room = BLOCK - image.address().offset();
             for block in image.blocks() {
-                let part = u16::try_from(left.min(room)).expect("at most a block's bytes");
+                let here = u16::try_from(left.min(room)).expect("at most a block's bytes");
                 let used = &mut used[block as usize];
-                *used = used.saturating_add(part);
-                (left, room) = (left - usize::from(part), BLOCK);
+                *used = used.saturating_add(here);
+                (left, room) = (left - usize::from(here), BLOCK);
             }
         })
         .await;
-        // What a replay goes through stays as it is.
-        for unit in &persist.chain.borrow().held {
-            unit.blocks().for_each(|block| used[block as usize] = u16::MAX);
+        // Units that a replay needs are not changed.
+        for unit in &persist.chain.borrow().replay {
+            unit.blocks.clone().for_each(|block| used[block as usize] = u16::MAX);
         }
         let length = ((data.end - data.start) / STRETCHES).clamp(1, STRETCH_BLOCKS_MAX);
         let mut stretches: Vec<(u64, Range<u32>)> = data
@@ -242,11 +232,11 @@ impl Shard {
         (sparse, count)
     }
 
-    /// Reads objects that are not in memory; those that are intact are moved with the next unit.
-    /// One that can't be read stays where it is.
+    /// Reads objects that are not in memory. Intact ones are moved with the next unit; one that
+    /// cannot be read stays where it is.
     async fn read_objects(&self, some: &[(u32, Image)], todo: &mut Vec<u32>) {
         let persist = self.persist();
-        let space = self.backing.as_ref().expect("a persistent device has one").space();
+        let space = self.space();
         let _pin = space.pin();
         let is_there = |nth: u32, image: Image| {
             let slot = self.slot(nth);
@@ -277,32 +267,32 @@ impl Shard {
                 Err(_) => None,
             });
             if let Some(bytes) = object {
-                persist.moving.borrow_mut().0.insert(nth, bytes);
-                persist.write_anew(nth);
+                persist.tidy.moving.borrow_mut().insert(nth, bytes);
+                persist.mark_for_tidy(nth);
                 todo.push(nth);
             }
         }
     }
 
-    /// What was not moved in the end is where it was.
+    /// Forgets objects that were not moved: they are where they were.
     fn forget_moving(&self) {
         let persist = self.persist();
-        persist.moving.borrow_mut().0.clear();
-        let mut anew = persist.anew.borrow_mut();
+        persist.tidy.moving.borrow_mut().clear();
+        let mut tidy = persist.tidy.dirty.borrow_mut();
         let mut dirty = persist.dirty.borrow_mut();
         let all = 0..persist.images.borrow().len();
-        while let Some(nth) = anew.first(&all) {
-            anew.remove(nth);
+        while let Some(nth) = tidy.first(&all) {
+            tidy.remove(nth);
             dirty.remove(nth);
         }
     }
 
-    /// An object that was moved is durable where it is now (ZR-TY2).
-    pub(super) fn moved(&self, nth: u32, from: Image, to: Image) {
-        let slot = self.slot(nth);
-        let was_there = slot.has(Flags::BACKED) && slot.place == from.address().0;
-        if was_there && self.persist().image(nth) == to {
-            self.slots.borrow_mut().set(nth, slot.at(to.address().0));
+    /// The new place of a moved object is durable: its slot goes there (ZR-TY2).
+    pub(super) fn moved(&self, object: &MovedObject) {
+        let slot = self.slot(object.slot);
+        let was_there = slot.has(Flags::BACKED) && slot.place == object.from.address().0;
+        if was_there && self.persist().image(object.slot) == object.to {
+            self.slots.borrow_mut().set(object.slot, slot.at(object.to.address().0));
         }
     }
 }

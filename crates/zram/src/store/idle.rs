@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Idle frames: memory that is there and not in use, and when the system gets it back.
+//! Idle frames: memory that is allocated and not in use, and when it is given back to the system.
 //!
-//! Giving a frame back costs about as much as compressing a page, whether it is one or a thousand
-//! in a row. So some are kept for the next use; and who is about to free very many keeps them all
-//! and sweeps afterwards, when they lie in a row.
+//! Giving frames back costs about as much as compressing a page, whether it is one frame or a
+//! thousand in a row. So some are kept for the next use. Work that frees very many keeps them all,
+//! and sweeps afterwards, when they lie in long rows.
 use block::PAGE;
 
 use super::Store;

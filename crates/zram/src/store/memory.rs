@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory: what all stores of a device take together, and their limit.
+//! Memory: the frames of all stores of a device, and their limit.
 //!
 //! Invariants
-//! - ZR-ME1 `used` passes the limit only when the limit is lowered below what is used already.
+//! - ZR-ME1 `used` exceeds the limit only when the limit is lowered below the current use.
 //! - ZR-ME2 `max_used` is never less than any `used` since it was reset.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

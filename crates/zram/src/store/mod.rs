@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Store: the objects of a shard, packed by size so that little memory is lost between them.
+//! Store: the objects of a part, packed by size so that little memory is lost between them.
 //!
 //! ```text
 //!   region   │ cell 0        │ cell 1        │ cell 2        │ ...       32 frames of 4 KiB each
@@ -8,15 +8,15 @@
 //!   object   │ owner 4 │ length 2 │ bytes │ ...         hole: │ next hole 2 │ ...
 //! ```
 //!
-//! The region is address space; memory is taken where it is written and given back where it is
-//! punched out. A span grows frame by frame, so that the last one of a class takes no more than it
-//! needs, and an object goes to a hole of a class a little larger before that happens. Holes are
-//! found from the memory itself: 28 bytes a cell are all that is kept beside.
+//! The region is address space: it takes memory where it is written, and gives memory back where
+//! holes are punched. A span grows frame by frame, so that the last span of a class takes no more
+//! than it needs; before it grows, an object goes to a hole of a slightly larger class. Holes are
+//! linked in the memory itself: the store keeps only 28 bytes a cell outside of it.
 //!
 //! Invariants
-//! - ZR-ST1 An object's bytes are its owner's until it is removed or moved; no two overlap.
-//! - ZR-ST2 `Memory` counts the frames in use; the limit is asked before a frame is added, so a
-//!   store that refuses an object has taken nothing.
+//! - ZR-ST1 The bytes of an object do not change until it is removed or moved; no two overlap.
+//! - ZR-ST2 `Memory` counts the frames in use. The limit is checked before a frame is added, so a
+//!   store that refuses an object has taken no memory.
 //! - ZR-ST3 Frames that are not in use and still have memory are at most `IDLE_MAX` between calls.
 //! - ZR-ST4 Insert, remove and read take a bounded number of steps, whatever the store contains.
 mod classes;
@@ -52,7 +52,7 @@ pub(crate) struct Handle(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Full;
 
-/// The objects of a shard.
+/// The objects of a part.
 pub(crate) struct Store {
     ram: Ram,
     memory: Arc<Memory>,

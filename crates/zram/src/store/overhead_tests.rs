@@ -112,7 +112,7 @@ fn moved(objects: &mut [Option<(usize, Handle)>], slot: u32, old: Handle, new: H
 const SLOTS: u32 = 65_536;
 
 #[test]
-fn overhead_is_at_most_5_percent_when_written_overwritten_and_compacted() {
+fn overhead_is_at_most_5_percent() {
     for (name, mix) in [("half", half as Mix), ("any", any), ("ordinary", ordinary)] {
         let mut device = Device::filled(SLOTS, mix);
         let written = device.overhead();

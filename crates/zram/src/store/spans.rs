@@ -2,9 +2,9 @@
 //! Spans: which cells of the region are in use, by which class, and where there are holes.
 //!
 //! Invariants
-//! - ZR-SP1 A span is in the list of its class and of how full it is just as long as it has both
-//!   objects and holes, unless it is hidden.
-//! - ZR-SP2 A class's counts are those of its spans.
+//! - ZR-SP1 A span is in the list of its class and fill exactly while it has both objects and
+//!   holes, unless it is hidden.
+//! - ZR-SP2 The counts of a class are the sums over its spans.
 //! - ZR-SP3 At most one span of a class is still growing.
 use super::classes::{self, COUNT, Class, FRAMES_MAX};
 

@@ -80,7 +80,7 @@ impl Model {
     fn put(&mut self, store: &mut Store, owner: u32, len: usize) -> Result<(), Full> {
         self.versions += 1;
         let object = content(owner, self.versions, len);
-        // As a shard does, now and then.
+        // As a part does, now and then.
         let over = self.objects.get_mut(&owner).filter(|_| self.versions.is_multiple_of(2));
         if let Some(old) = over
             && store.overwrite(old.2, owner, &object)
@@ -165,7 +165,7 @@ fn classes_lose_little() {
 }
 
 #[test]
-fn an_object_of_the_same_class_takes_the_place_of_another_and_of_no_other_class() {
+fn an_object_replaces_only_one_of_the_same_class() {
     let (mut store, memory) = store(100);
     let (a, b) = (store.insert(1, &[1; 500]).unwrap(), store.insert(2, &[2; PAGE]).unwrap());
     memory.set_limit(memory.used());
@@ -241,7 +241,7 @@ fn the_watermark_stays_until_it_is_reset() {
 }
 
 #[test]
-fn stores_of_one_device_share_the_limit_and_give_back_what_they_had() {
+fn stores_of_one_device_share_the_limit_and_give_memory_back() {
     let memory = Arc::new(Memory::new());
     memory.set_limit(10);
     let mut stores: Vec<_> = (0..3).map(|_| Store::new(memory.clone(), 50).unwrap()).collect();
@@ -257,7 +257,7 @@ fn stores_of_one_device_share_the_limit_and_give_back_what_they_had() {
 }
 
 #[test]
-fn compaction_frees_what_holes_allow_and_tells_who_moved() {
+fn compaction_frees_spans_and_reports_moved_objects() {
     let (mut store, memory) = store(10_000);
     let mut model = Model::default();
     for owner in 0..8000 {

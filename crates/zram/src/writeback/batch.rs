@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Batch: pages on their way into one backing write.
+//! Batch: pages that go into one write to the backing device.
 //!
 //! ```text
 //!   raw      │ page      │ page      │ page      │        a block each, as they were written
@@ -12,34 +12,34 @@ use format::zram::object_bytes;
 
 use crate::backing::{Address, Backing};
 use crate::pack::Packer;
-use crate::shard::Shard;
+use crate::part::Part;
 use crate::slot::{Flags, PAGE, Slot};
 
 /// A page in a batch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Picked {
+pub(crate) struct PickedPage {
     pub(crate) nth: u32,
     pub(crate) at: Address,
     size: u16,
     priority: u8,
 }
 
-impl Picked {
-    /// Whether the slot is as it was picked.
+impl PickedPage {
+    /// Whether the slot is as it was when it was picked.
     pub(crate) fn is_of(&self, slot: Slot) -> bool {
         usize::from(self.size) == slot.size() && self.priority == slot.priority()
     }
 }
 
-/// What came of a page that was to be added.
+/// The outcome of adding a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Added {
-    /// It takes so many bytes.
-    Yes(usize),
+pub(crate) enum AddResult {
+    /// The page takes so many bytes.
+    Added(usize),
     /// It does not fit.
-    Full,
-    /// It is not to be written any more.
-    Gone,
+    NoRoom,
+    /// It is not a candidate any more.
+    NotWanted,
     /// It cannot be read.
     Damaged(Status),
 }
@@ -49,19 +49,19 @@ enum Content {
     Packed(Packer),
 }
 
-/// Pages that become one write.
+/// See the module.
 pub(crate) struct Batch {
     first: u32,
     content: Content,
-    pages: Vec<Picked>,
+    pages: Vec<PickedPage>,
     object_bytes: u64,
 }
 
-/// A batch that is to be written.
-pub(crate) struct Full {
+/// A batch that is ready to be written.
+pub(crate) struct FinishedBatch {
     pub(crate) buf: Buf,
     pub(crate) blocks: u32,
-    pub(crate) pages: Vec<Picked>,
+    pub(crate) pages: Vec<PickedPage>,
     pub(crate) object_bytes: u64,
 }
 
@@ -79,7 +79,11 @@ impl Backing {
 
 impl Batch {
     /// A batch for `run`; `pages` is an empty list to use.
-    pub(crate) fn new(backing: &Backing, run: &Range<u32>, pages: Option<Vec<Picked>>) -> Batch {
+    pub(crate) fn new(
+        backing: &Backing,
+        run: &Range<u32>,
+        pages: Option<Vec<PickedPage>>,
+    ) -> Batch {
         let bytes = (run.end - run.start) as usize * PAGE;
         let content = if backing.is_packed() {
             let generation = backing.generation.get().wrapping_add(1);
@@ -96,52 +100,52 @@ impl Batch {
         self.pages.is_empty()
     }
 
-    /// Copies the page of a slot that is in memory, and marks it as picked.
-    pub(crate) fn add(&mut self, shard: &Shard, nth: u32) -> Added {
-        let slot = shard.slot(nth);
+    /// Copies the page of a slot that is in memory, and marks the slot as picked.
+    pub(crate) fn add(&mut self, part: &Part, nth: u32) -> AddResult {
+        let slot = part.slot(nth);
         let (size, priority) = (slot.size(), slot.priority());
         let (at, bytes) = match &mut self.content {
             Content::Raw(buf) => {
                 let from = self.pages.len() * PAGE;
                 if from == buf.len() {
-                    return Added::Full;
+                    return AddResult::NoRoom;
                 }
                 let copied = buf.write(|b| {
                     let page = &mut b[from..from + PAGE];
-                    shard.page_of(slot, page).map(|()| format::checksum(page))
+                    part.page_of(slot, page).map(|()| format::checksum(page))
                 });
                 match copied {
                     Ok(check) => (Address::raw(self.first + block_at(from), check), PAGE),
-                    Err(status) => return Added::Damaged(status),
+                    Err(status) => return AddResult::Damaged(status),
                 }
             }
             Content::Packed(packer) => {
                 if !packer.fits(size) {
-                    return Added::Full;
+                    return AddResult::NoRoom;
                 }
-                let fill = |out: &mut [u8]| shard.object_of(slot, out);
+                let fill = |out: &mut [u8]| part.object_of(slot, out);
                 let offset = packer.push_page(nth, priority, size, fill);
                 let block = self.first + block_at(offset.at);
                 let at = Address::packed(block, offset.at % PAGE, offset.check);
                 (at, object_bytes(size))
             }
         };
-        shard.set_flags(nth, Flags::PICKED);
+        part.set_flags(nth, Flags::PICKED);
         let size = u16::try_from(size).expect("at most a page");
-        self.pages.push(Picked { nth, at, size, priority });
+        self.pages.push(PickedPage { nth, at, size, priority });
         self.object_bytes +=
             if matches!(self.content, Content::Raw(_)) { PAGE as u64 } else { u64::from(size) };
-        Added::Yes(bytes)
+        AddResult::Added(bytes)
     }
 
-    /// Closes it: every byte of its blocks is ours.
-    pub(crate) fn finish(self) -> Full {
+    /// Finishes the batch: every byte of its blocks was written by us.
+    pub(crate) fn finish(self) -> FinishedBatch {
         let (buf, blocks) = match self.content {
             Content::Raw(buf) => (buf, self.pages.len()),
             Content::Packed(packer) => packer.finish(),
         };
         let blocks = u32::try_from(blocks).expect("at most those of its run");
-        Full { buf, blocks, pages: self.pages, object_bytes: self.object_bytes }
+        FinishedBatch { buf, blocks, pages: self.pages, object_bytes: self.object_bytes }
     }
 }
 

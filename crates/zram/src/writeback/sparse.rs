@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sparse blocks: packed blocks in which little lies any more, while none is free. What lies in
-//! them is brought back to memory and written again, close together.
+//! Sparse blocks: while no block is free, the objects of packed blocks with little in use are
+//! restored to memory and written again, close together.
 //!
 //! Invariants
-//! - ZR-SC1 A page that is brought back is in memory as any other before its block is let go, so
-//!   nothing is lost when it cannot be written again.
-//! - ZR-SC2 A round is begun only when its pages take fewer blocks than it frees, by an eighth at
+//! - ZR-SC1 A page is in memory, as any other, before its old block is released: nothing is lost
+//!   when it cannot be written again.
+//! - ZR-SC2 A round begins only when its pages take fewer blocks than it frees, by an eighth at
 //!   least: so rounds come to an end.
 use std::ops::Range;
 
@@ -13,65 +13,65 @@ use block::{Buf, Class};
 use format::zram::Object;
 use reactor::{read, yield_now};
 
-use super::{Job, WALK_RUN, Walk};
+use super::{Candidates, Job, WALK_RUN};
 use crate::backing::{Address, Backing};
-use crate::mutation::Mutation;
 use crate::pack::verify;
-use crate::shard::Shard;
+use crate::part::Part;
+use crate::planted::Fault;
 use crate::slot::{Flags, PAGE, Slot};
 
 /// Blocks that are emptied in one round.
 const VICTIMS_MAX: usize = 256;
-/// Sizes of a block's content that are told apart.
+/// Resolution of the fill of a block, in bytes.
 const GRAIN: usize = 64;
-/// A block that is fuller is not worth it.
+/// A block with more in use is left alone.
 const SPARSE_BYTES: usize = PAGE * 3 / 4;
 
-/// Bytes in each block, as far as they are of use; `VICTIM` in those that are to be emptied.
+/// Bytes in use in each block; `VICTIM` in those that are to be emptied.
 type Fill = Vec<u16>;
 const VICTIM: u16 = u16::MAX;
 
 impl Job {
-    /// Empties sparse blocks, whose pages then go first; whether there were any.
-    pub(super) async fn bring_back(&self, walk: &mut Walk) -> bool {
-        let (shard, backing) = (&*self.shard, self.backing());
+    /// Restores the pages of sparse blocks, which are written first then. Returns whether there
+    /// were any.
+    pub(super) async fn empty_sparse_blocks(&self, candidates: &mut Candidates) -> bool {
+        let (part, backing) = (&*self.part, self.backing());
         if !backing.is_packed() {
             return false;
         }
-        self.landed(0).await;
-        walk.brought = walk.again.iter().copied().collect();
+        self.wait_in_flight(0).await;
+        candidates.restored_set = candidates.restored.iter().copied().collect();
         let mut fill: Fill = vec![0; backing.space().blocks().count() as usize];
-        shard.each_backed(|slot| add_up(backing, slot, &mut fill)).await;
+        part.each_backed(|slot| add_up(backing, slot, &mut fill)).await;
         let victims = choose(&mut fill);
         let (mut slots, mut bytes) = (Vec::new(), 0);
-        shard
-            .each_backed(|(nth, slot)| {
-                let mut blocks = backing.blocks_at(Address(slot.place), slot.size());
-                if blocks.any(|block| fill[block as usize] == VICTIM) {
-                    slots.push((slot.place, nth));
-                    bytes += backing.bytes_of(slot.size());
-                }
-            })
-            .await;
+        part.each_backed(|(nth, slot)| {
+            let mut blocks = backing.blocks_at(Address(slot.place), slot.size());
+            if blocks.any(|block| fill[block as usize] == VICTIM) {
+                slots.push((slot.place, nth));
+                bytes += backing.bytes_of(slot.size());
+            }
+        })
+        .await;
         if bytes.div_ceil(PAGE) + victims / 8 >= victims {
             return false; // ZR-SC2
         }
         slots.sort_unstable();
-        let mut brought = shard.read_to_memory(backing, &slots).await;
-        if brought.is_empty() {
+        let mut restored = part.read_to_memory(backing, &slots).await;
+        if restored.is_empty() {
             return false;
         }
-        self.brought.set(self.brought.get() + brought.len() as u64);
-        brought.sort_unstable();
-        let size = |nth: &u32| backing.bytes_of(shard.slot(*nth).size());
-        walk.bytes += brought.iter().map(size).sum::<usize>();
-        walk.brought.extend(&brought);
-        walk.again.extend(brought);
+        self.restored.set(self.restored.get() + restored.len() as u64);
+        restored.sort_unstable();
+        let size = |nth: &u32| backing.bytes_of(part.slot(*nth).size());
+        candidates.bytes += restored.iter().map(size).sum::<usize>();
+        candidates.restored_set.extend(&restored);
+        candidates.restored.extend(restored);
         true
     }
 }
 
-/// Adds the parts of a page's object to what lies in its blocks.
+/// Adds the bytes of a page's object to the fill of its blocks.
 fn add_up(backing: &Backing, (_, slot): (u32, Slot), fill: &mut Fill) {
     let at = Address(slot.place);
     let (mut offset, mut left) = (at.offset(), backing.bytes_of(slot.size()));
@@ -83,7 +83,7 @@ fn add_up(backing: &Backing, (_, slot): (u32, Slot), fill: &mut Fill) {
     }
 }
 
-/// Marks the blocks in which least lies; how many that are.
+/// Marks the blocks with the least in use. Returns how many.
 fn choose(fill: &mut Fill) -> usize {
     let grain = |bytes: u16| usize::from(bytes).div_ceil(GRAIN);
     let mut of_grain = [0; SPARSE_BYTES / GRAIN + 1];
@@ -109,7 +109,7 @@ fn choose(fill: &mut Fill) -> usize {
     victims
 }
 
-impl Shard {
+impl Part {
     /// Calls `f` with each slot whose page is on the backing device.
     async fn each_backed(&self, mut f: impl FnMut((u32, Slot))) {
         let slots = self.slots.borrow().len();
@@ -124,12 +124,12 @@ impl Shard {
         }
     }
 
-    /// Brings pages back to memory that are where they were found; which of them.
+    /// Restores pages to memory if they are still where they were found. Returns their slots.
     async fn read_to_memory(&self, backing: &Backing, slots: &[(u64, u32)]) -> Vec<u32> {
         let space = backing.space();
         let _pin = space.pin();
-        let mut brought = Vec::new();
-        // What was read last: objects of one block come one after the other.
+        let mut restored = Vec::new();
+        // The last read: objects of one block follow one another.
         let mut last: Option<(Range<u32>, Buf)> = None;
         for (place, nth) in slots {
             let is_there = |slot: Slot| slot.has(Flags::BACKED) && slot.place == *place;
@@ -150,40 +150,42 @@ impl Shard {
                 last = Some((blocks.clone(), buf));
             }
             let Some((range, buf)) = &last else { continue };
-            let planted = space.has(Mutation::BringBackAnyway);
+            let planted = space.is_planted(Fault::RestoreChangedPage);
             let slot = if planted { slot } else { self.slot(*nth) };
             if !is_there(slot) {
                 continue;
             }
             let from = (blocks.start - range.start) as usize * PAGE;
-            match buf.read(|b| self.keep(*nth, slot, &b[from..])) {
-                Kept::Yes => brought.push(*nth),
-                Kept::Damaged => {}
-                Kept::NoMemory => break,
+            match buf.read(|b| self.restore(*nth, slot, &b[from..])) {
+                Restored::Yes => restored.push(*nth),
+                Restored::Damaged => {}
+                Restored::NoMemory => break,
             }
         }
-        brought
+        restored
     }
 
-    /// Puts the object of a slot, which begins in the first of these blocks, in memory (ZR-SC1).
-    fn keep(&self, nth: u32, slot: Slot, blocks: &[u8]) -> Kept {
+    /// Puts the object of a slot, which begins in the first of these blocks, into memory (ZR-SC1).
+    fn restore(&self, nth: u32, slot: Slot, blocks: &[u8]) -> Restored {
         let at = Address(slot.place);
         let Ok(found) = verify(&blocks[at.offset()..], nth, at.object_check()) else {
-            return Kept::Damaged;
+            return Restored::Damaged;
         };
-        let Object::Page { priority, bytes } = found.object else { return Kept::Damaged };
+        let Object::Page { priority, bytes } = found.object else { return Restored::Damaged };
         if (bytes.len(), priority) != (slot.size(), slot.priority()) {
-            return Kept::Damaged; // Another one, whose check happens to be the same.
+            return Restored::Damaged; // Another object with the same checksum.
         }
-        let Ok(handle) = self.store.borrow_mut().insert(nth, bytes) else { return Kept::NoMemory };
+        let Ok(handle) = self.store.borrow_mut().insert(nth, bytes) else {
+            return Restored::NoMemory;
+        };
         let flags = slot.flags() & (Flags::IDLE | Flags::INCOMPRESSIBLE);
         let new = Slot::object(handle.0, bytes.len(), priority, slot.accessed).with(flags);
         self.replace(nth, new);
-        Kept::Yes
+        Restored::Yes
     }
 }
 
-enum Kept {
+enum Restored {
     Yes,
     Damaged,
     NoMemory,
@@ -194,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_emptiest_blocks_are_chosen_and_none_that_is_full_or_free() {
+    fn the_emptiest_blocks_are_chosen_but_no_full_or_free_one() {
         let mut fill: Fill = vec![4096, 0, 100, 3072, 3073 + 64, 5, 4096];
         assert_eq!(choose(&mut fill), 3);
         let chosen: Vec<usize> = (0..7).filter(|b| fill[*b] == VICTIM).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a throttle below is told of writeback.
+//! The class and flags of the bios of writeback, for a throttle below.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What writeback and read-back cost, counted exactly: requests of the backing device a MiB, and
+//! Costs of writeback and read-back, counted exactly: requests of the backing device a MiB, and
 //! memory that is allocated.
 
 use std::cell::RefCell;
@@ -34,7 +34,7 @@ impl Driver for Clock {
     }
 }
 
-/// A device in memory that completes at once and writes down what it is asked.
+/// A device in memory that completes at once and records its requests.
 struct Mem {
     ram: Ram,
     asked: RefCell<Vec<(Op, u64)>>,
@@ -110,7 +110,7 @@ impl Bench {
 }
 
 #[test]
-fn a_mebibyte_is_written_by_eight_writes_and_packed_by_as_many_as_it_compresses_to() {
+fn a_mebibyte_takes_eight_writes_and_fewer_when_packed() {
     // Packed: 62 objects of 2088 bytes a write.
     for (packed, writes) in [(0, 128), (1, 4096_usize.div_ceil(62))] {
         let bench = Bench::new(4096, packed);
@@ -122,7 +122,7 @@ fn a_mebibyte_is_written_by_eight_writes_and_packed_by_as_many_as_it_compresses_
 }
 
 #[test]
-fn a_page_is_read_by_one_read_of_its_blocks_and_a_mebibyte_by_eight_or_fewer() {
+fn a_page_takes_one_read_and_a_mebibyte_eight_or_fewer() {
     for packed in [0, 1] {
         let bench = Bench::new(4096, packed);
         bench.run(async |zram| {
@@ -155,7 +155,7 @@ fn writeback_allocates_nothing_a_page_once_it_runs() {
 }
 
 #[test]
-fn writing_and_reading_allocates_nothing_whether_a_page_compresses_or_not() {
+fn writing_and_reading_allocates_nothing_for_any_page() {
     let bench = Bench::new(4096, 0);
     let pages: Vec<Buf> = (0..512)
         .map(|slot| {

@@ -121,7 +121,7 @@ fn a_stray_copy_without_headroom_is_refused() {
 }
 
 #[test]
-fn the_last_counters_that_are_allowed_are_counted_on() {
+fn the_largest_allowed_counters_are_used() {
     for (name, most, change) in COUNTERS {
         let lab = Lab::new(300, 4000);
         lab.life(async |zram| {
@@ -181,10 +181,10 @@ fn a_unit_that_leads_out_of_the_region_is_refused() {
     }
 }
 
-/// A unit with right checksums that tells of all slots again and again held up its core for hours
+/// A unit with right checksums that names all slots again and again held up its core for hours
 /// where there are millions of slots.
 #[test]
-fn a_unit_that_tells_of_slots_again_and_again_is_refused() {
+fn a_unit_that_names_slots_again_and_again_is_refused() {
     for (times, refused) in [(4, false), (5, true)] {
         let lab = used();
         let superblock = lab.superblock();
@@ -281,7 +281,7 @@ fn spoil_image(rng: &mut Rng, lab: &Lab, units: &[u32]) {
 /// Right checksums over numbers at random, as many images as there are seeds: each is refused, or
 /// opened and used with errors at most. A panic would end the daemon.
 #[test]
-fn spoilt_images_with_right_checksums_end_nobody() {
+fn damaged_images_with_right_checksums_stop_no_process() {
     let mut opened = 0;
     sim::seeds::run(300, |seed| {
         let mut rng = Rng::new(seed);

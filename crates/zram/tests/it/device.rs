@@ -14,7 +14,7 @@ use sim::{Rng, World, seeds};
 const CHUNK: u64 = 256;
 
 #[test]
-fn bios_across_shards_of_two_cores_touch_just_their_pages() {
+fn bios_across_parts_of_two_cores_touch_only_their_pages() {
     seeds::run(30, |seed| {
         let slots = 5 * CHUNK + 77;
         let mut lab = Lab::within(World::new(seed), slots, 4096, "shards 3");
@@ -58,7 +58,7 @@ fn bios_across_shards_of_two_cores_touch_just_their_pages() {
 }
 
 #[test]
-fn data_live_through_suspend_and_commands_wait_for_resume() {
+fn data_survive_a_suspend_and_commands_wait_for_resume() {
     Lab::new(64, 64, "").run(async move |zram| {
         fill(&zram, 0..64, 1).await;
         zram.clone().suspend().await.unwrap();
@@ -74,7 +74,7 @@ fn data_live_through_suspend_and_commands_wait_for_resume() {
 }
 
 #[test]
-fn attributes_are_read_and_pages_changed_while_a_writeback_runs_and_suspend_ends_it() {
+fn a_writeback_delays_no_attribute_and_a_suspend_ends_it() {
     Lab::new(4096, 4096, "writeback_batch_size 1 writeback_inflight 1").run(async move |zram| {
         fill(&zram, 0..4096, 1).await;
         set(&zram, "idle", "all").await.unwrap();
@@ -108,7 +108,7 @@ fn attributes_are_read_and_pages_changed_while_a_writeback_runs_and_suspend_ends
 }
 
 #[test]
-fn a_write_beyond_the_memory_limit_fails_and_leaves_the_old_page() {
+fn a_write_beyond_the_memory_limit_keeps_the_old_page() {
     Lab::new(4096, 64, "mem_limit 1M").run(async move |zram| {
         let mut failed = 0;
         for slot in 0..512 {
@@ -136,7 +136,7 @@ fn a_write_beyond_the_memory_limit_fails_and_leaves_the_old_page() {
 }
 
 #[test]
-fn at_the_memory_limit_objects_move_together_for_a_page_that_comes() {
+fn at_the_memory_limit_compaction_makes_room_for_a_page() {
     Lab::new(4096, 64, "mem_limit 1M").run(async move |zram| {
         let mut filled = 0;
         while put(&*zram, filled, &page(filled, 1, 300)).await.is_ok() {
@@ -158,7 +158,7 @@ fn at_the_memory_limit_objects_move_together_for_a_page_that_comes() {
 }
 
 #[test]
-fn recompression_shrinks_what_it_can_and_marks_what_nobody_can() {
+fn recompression_marks_pages_that_it_cannot_shrink() {
     let options = "recomp_algorithm algo=zstd,priority=1 algorithm_params priority=1,level=9";
     Lab::new(256, 256, options).run(async move |zram| {
         // Letters: zstd takes fewer bits for them, lz4 finds no repetition.
@@ -192,7 +192,7 @@ fn recompression_shrinks_what_it_can_and_marks_what_nobody_can() {
 }
 
 #[test]
-fn compaction_gives_pages_back_and_discard_all_of_them() {
+fn compaction_gives_some_memory_back_and_discard_all() {
     Lab::new(8192, 64, "").run(async move |zram| {
         for slot in 0..8192 {
             put(&*zram, slot, &page(slot, 1, 100 + (slot % 7) as usize * 100)).await.unwrap();

@@ -180,7 +180,7 @@ fn limits_are_the_kernels(line: &str, limits: &Limits) {
 }
 
 #[test]
-fn the_session_of_a_kernel_is_repeated_but_for_the_listed_differences() {
+fn a_session_of_the_kernel_is_repeated_with_listed_differences() {
     let world = World::calm(1);
     let spec =
         DiskSpec::new("/dev/vda", Sector(8192 * 8), Box::new(Uniform::new(1, 20_000, 60_000)));
@@ -194,7 +194,7 @@ fn the_session_of_a_kernel_is_repeated_but_for_the_listed_differences() {
 
 /// The session's algorithms are others: lzo is refused, with a way out.
 #[test]
-fn algorithms_that_are_not_there_are_refused_and_others_named() {
+fn unknown_algorithms_are_refused_and_known_ones_named() {
     for name in ["lzo", "lzo-rle", "842"] {
         let refused = Settings::new().set("comp_algorithm", name, &NoFiles).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Invalid);

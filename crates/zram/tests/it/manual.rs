@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The man page says what the code does: its table lines are parsed, and what the target lists is
+//! The man page agrees with the code: its table lines are parsed, and what the target lists is
 //! in it.
 use block::Sector;
 use zram::{Config, NoFiles, Settings};
@@ -7,7 +7,7 @@ use zram::{Config, NoFiles, Settings};
 const MANUAL: &str = include_str!("../../zram.md");
 
 #[test]
-fn every_table_line_in_the_man_page_is_good_and_shown_as_it_stands() {
+fn every_table_line_in_the_man_page_parses_and_is_shown_again() {
     let lines: Vec<&str> =
         MANUAL.split('\'').filter(|part| part.starts_with("0 8388608 zram")).collect();
     assert_eq!(lines.len(), 4);

@@ -7,7 +7,8 @@ use crate::common::media::{Lab, fill, suspend};
 use block::{Budget, Error, ErrorKind, Target};
 use sim::Machine;
 
-/// One life with a budget of so many bytes; what is free while the device is there, and afterwards.
+/// One life with a budget of so many bytes. Returns what is free while the device exists, and
+/// afterwards.
 fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
     let machine = Machine::boot(&lab.world, lab.cores);
     let lab = lab.clone();
@@ -27,7 +28,7 @@ fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
     done.expect("no power cut was planned")
 }
 
-/// A device of a size that somebody mistyped, or a backing device that is sparse and huge, ended
+/// A device of a size with a typing error, or a backing device that is sparse and huge, ended
 /// the process with all of its devices when the tables were filled.
 #[test]
 fn a_device_whose_tables_have_no_room_is_not_made() {

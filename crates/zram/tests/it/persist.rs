@@ -12,22 +12,22 @@ use crate::common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS, vanish};
 use block::{BlockDevice, CoreId, Error, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::{Faults, Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, WorldRef, seeds};
-use zram::{Config, Mutation, NoFiles, Zram};
+use zram::{Config, Fault, NoFiles, Zram};
 
 const CLIENTS: u64 = 4;
 const ROUNDS: u32 = 4;
 
-/// What a seed runs with.
+/// The setup of a seed.
 #[derive(Clone)]
 struct Setup {
     slots: u64,
     disk: FileId,
-    mutation: Mutation,
+    fault: Option<Fault>,
     /// The disk is large enough for so many.
     shards_max: u64,
 }
 
-fn draw_setup(world: &WorldRef, mutation: Mutation, tight: bool) -> Setup {
+fn draw_setup(world: &WorldRef, fault: Option<Fault>, tight: bool) -> Setup {
     let mut w = world.borrow_mut();
     let most = w.rng.pick(&[40, 120, 700]);
     let slots = w.rng.range(16, most);
@@ -38,7 +38,7 @@ fn draw_setup(world: &WorldRef, mutation: Mutation, tight: bool) -> Setup {
     let data = if tight { w.rng.range(16, of_shard * 2) } else { of_shard * 12 + 64 };
     let sectors = Sector((64 + 2 * slots.div_ceil(252) + data) * shards * PAGE_SECTORS);
     let disk = w.add_swarm_disk("disk", sectors);
-    Setup { slots, disk, mutation, shards_max: if tight { 1 } else { shards } }
+    Setup { slots, disk, fault, shards_max: if tight { 1 } else { shards } }
 }
 
 impl Setup {
@@ -55,7 +55,7 @@ impl Setup {
         let words: Vec<&str> = words.split_whitespace().collect();
         let len = Sector(self.slots * PAGE_SECTORS);
         let mut config = Config::parse(&words, len, &NoFiles).expect("the line above is good");
-        config.mutation = self.mutation;
+        config.plant(self.fault);
         let backing: Rc<dyn BlockDevice> = w.leaf(self.disk);
         drop(w);
         let cores = (0..cores).map(CoreId).collect();
@@ -64,7 +64,7 @@ impl Setup {
     }
 }
 
-/// Commands and suspends, at random, until told to stop.
+/// Commands and suspends, at random, until stopped.
 async fn operator(world: WorldRef, target: Rc<Zram>, gate: Rc<Gate>, slots: u64) {
     while !gate.stop.get() {
         let (pause, dice, low) = {
@@ -102,9 +102,9 @@ fn open(machine: &Machine, target: &Rc<Zram>) -> Result<(), Option<String>> {
     }
 }
 
-fn simulate(seed: u64, mutation: Mutation, with_faults: bool, tight: bool) -> Result<(), String> {
+fn simulate(seed: u64, fault: Option<Fault>, with_faults: bool, tight: bool) -> Result<(), String> {
     let world = World::new(seed);
-    let setup = draw_setup(&world, mutation, tight);
+    let setup = draw_setup(&world, fault, tight);
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.slots, PAGE, seed)));
     let mut mix = Mix { blocks_max: 6, errors_allowed: with_faults || tight, ..Mix::default() };
     {
@@ -133,7 +133,8 @@ fn simulate(seed: u64, mutation: Mutation, with_faults: bool, tight: bool) -> Re
     Ok(())
 }
 
-/// One life of the machine: open, check what is there, work; until the power goes or all is done.
+/// One life of the machine: opens the device, checks its data and runs the clients, until the power
+/// is cut or all are done.
 fn live(
     machine: &Machine,
     world: &WorldRef,
@@ -235,80 +236,80 @@ fn finish(
 
 #[test]
 fn what_was_flushed_survives_any_crash() {
-    seeds::run(400, |seed| simulate(seed, Mutation::None, false, false));
+    seeds::run(400, |seed| simulate(seed, None, false, false));
 }
 
 #[test]
 fn errors_of_the_device_lose_nothing_that_was_acknowledged() {
-    seeds::run(300, |seed| simulate(seed, Mutation::None, true, false));
+    seeds::run(300, |seed| simulate(seed, None, true, false));
 }
 
 #[test]
 fn a_full_device_loses_nothing_that_was_acknowledged() {
-    seeds::run(300, |seed| simulate(seed, Mutation::None, false, true));
+    seeds::run(300, |seed| simulate(seed, None, false, true));
 }
 
-fn is_caught(mutation: Mutation, with_faults: bool) {
-    caught(mutation, |seed| simulate(seed, mutation, with_faults, false));
+fn is_caught(fault: Fault, with_faults: bool) {
+    caught(fault, |seed| simulate(seed, Some(fault), with_faults, false));
 }
 
-fn caught(mutation: Mutation, simulate: impl FnMut(u64) -> Result<(), String>) {
+fn caught(fault: Fault, simulate: impl FnMut(u64) -> Result<(), String>) {
     let found = seeds::first_failure(0..4000, simulate);
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 4000 seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 4000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
 
 #[test]
 fn a_commit_without_its_flush_is_caught() {
-    is_caught(Mutation::SkipFlush, false);
+    is_caught(Fault::SkipFlush, false);
 }
 
 #[test]
 fn an_ignored_fua_is_caught() {
-    is_caught(Mutation::IgnoreFua, false);
+    is_caught(Fault::IgnoreFua, false);
 }
 
 #[test]
-fn freeing_what_is_not_durably_superseded_is_caught() {
+fn freeing_an_object_before_it_is_superseded_is_caught() {
     // Of a device that is full: there blocks are written again soon.
-    let mutation = Mutation::FreeBeforeDurable;
-    caught(mutation, |seed| simulate(seed, mutation, false, true));
+    let fault = Fault::FreeBeforeDurable;
+    caught(fault, |seed| simulate(seed, Some(fault), false, true));
 }
 
 #[test]
 fn freeing_units_that_a_replay_needs_is_caught() {
-    is_caught(Mutation::FreeUnitBeforeCheckpoint, false);
+    is_caught(Fault::FreeUnitBeforeCheckpoint, false);
 }
 
 #[test]
 fn a_dropped_checksum_check_is_caught() {
-    is_caught(Mutation::DropChecksumCheck, false);
+    is_caught(Fault::SkipReplayChecksum, false);
 }
 
 #[test]
 fn a_wrong_place_of_the_next_unit_is_caught() {
-    is_caught(Mutation::WrongNext, false);
+    is_caught(Fault::WrongNext, false);
 }
 
 #[test]
 fn a_superblock_before_its_checkpoint_is_caught() {
-    is_caught(Mutation::SuperblockBeforeData, false);
+    is_caught(Fault::SuperblockBeforeData, false);
 }
 
 #[test]
 fn a_page_that_leaves_memory_too_early_is_caught() {
-    is_caught(Mutation::EvictBeforeDurable, false);
+    is_caught(Fault::EvictBeforeDurable, false);
 }
 
 #[test]
 fn a_slot_that_goes_to_a_moved_object_too_early_is_caught() {
-    let mutation = Mutation::MoveBeforeDurable;
-    caught(mutation, |seed| simulate(seed, mutation, false, true));
+    let fault = Fault::MoveBeforeDurable;
+    caught(fault, |seed| simulate(seed, Some(fault), false, true));
 }
 
 #[test]
 fn a_forgotten_failure_of_a_flush_is_caught() {
-    is_caught(Mutation::ForgetFailedFlush, true);
+    is_caught(Fault::ForgetFailedFlush, true);
 }
 
 /// On a disk without errors no read fails, however full it is.

@@ -12,7 +12,7 @@ use format::zram::{Geometry, UNIT_HEADER};
 use sim::{DiskStats, Machine, PowerCut, RunEnd};
 
 #[test]
-fn after_a_clean_end_everything_is_there_with_any_number_of_cores() {
+fn all_data_survive_an_orderly_end_with_any_number_of_cores() {
     for (first, then) in [(1, 1), (1, 2), (2, 1), (2, 3)] {
         let mut lab = Lab::new(700, 12000).with("lz4 3 backing_dev disk persist");
         lab.cores = first;
@@ -42,7 +42,7 @@ fn after_a_clean_end_everything_is_there_with_any_number_of_cores() {
 }
 
 #[test]
-fn an_open_after_a_clean_end_reads_superblocks_and_map_and_where_a_unit_would_be() {
+fn an_open_after_an_orderly_end_reads_little_more_than_the_map() {
     let lab = Lab::new(500, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..500, 1).await;
@@ -60,7 +60,7 @@ fn an_open_after_a_clean_end_reads_superblocks_and_map_and_where_a_unit_would_be
 }
 
 #[test]
-fn a_lone_flush_costs_one_write_and_one_flush_and_a_second_one_nothing() {
+fn a_lone_flush_costs_a_write_and_a_flush_and_the_next_nothing() {
     let lab = Lab::new(300, 4000);
     let inside = lab.clone();
     let lived = lab.life(async move |zram| {
@@ -136,7 +136,7 @@ fn discards_and_pages_of_one_word_survive_too() {
 }
 
 #[test]
-fn checkpoints_while_it_works_keep_the_chain_short_and_lose_nothing() {
+fn checkpoints_keep_the_chain_short_and_lose_nothing() {
     let lab = Lab::new(64, 600);
     let before = lab.life(async |_| ()).map(|()| lab.superblock()).unwrap();
     lab.life(async |zram| {
@@ -210,7 +210,7 @@ fn a_unit_that_was_cut_off_never_joins_the_chain_again() {
 }
 
 #[test]
-fn a_rotten_object_is_an_error_of_its_page_only_and_names_it() {
+fn a_rotten_object_fails_its_page_only_and_is_named() {
     let lab = Lab::new(300, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..10, 1).await;
@@ -230,7 +230,7 @@ fn a_rotten_object_is_an_error_of_its_page_only_and_names_it() {
 }
 
 #[test]
-fn superblock_copies_that_rot_are_mended_while_two_are_left() {
+fn damaged_superblock_copies_are_repaired_while_two_are_left() {
     for rotten in [vec![0], vec![3], vec![0, 1], vec![1, 2], vec![0, 3]] {
         let lab = two_units();
         for copy in &rotten {
@@ -314,7 +314,7 @@ fn a_volatile_device_does_not_overwrite_a_persistent_one() {
 }
 
 #[test]
-fn a_volatile_device_does_not_overwrite_a_persistent_one_that_is_damaged() {
+fn a_volatile_device_overwrites_no_damaged_persistent_one() {
     let lab = two_units();
     [0, 1, 3].iter().for_each(|copy| lab.flip(Geometry::superblock(*copy), 100));
     let before = lab.image();
@@ -372,7 +372,7 @@ fn a_full_device_says_so_and_discards_make_room() {
 }
 
 #[test]
-fn blocks_that_are_mostly_superseded_are_emptied_before_the_device_is_full() {
+fn sparse_blocks_are_emptied_before_the_device_is_full() {
     // 170 pages of 2 KiB and 80 of 4 KiB: 166 blocks, packed; without packing anew each that is
     // written by itself would hold a block or two.
     let lab = Lab::new(250, 64 + 2 + 320);
@@ -435,7 +435,7 @@ fn open_until(lab: &Lab, steps: u64) -> bool {
 }
 
 #[test]
-fn a_format_cut_at_any_step_leaves_a_device_that_opens_or_is_formatted_anew() {
+fn a_format_that_is_cut_at_any_step_can_be_repeated() {
     for seed in 0..5 {
         for steps in 0.. {
             let mut lab = Lab::seeded(seed, 300, 1000);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The automatic writeback: what it leaves in memory, in virtual time.
+//! The automatic writeback in virtual time: which pages it leaves in memory.
 
 use std::rc::Rc;
 
@@ -20,13 +20,13 @@ async fn in_memory(zram: &Rc<Zram>) -> u64 {
     pages - numbers(zram, "backed_stat").await[0]
 }
 
-/// The word that says what the policy is at.
+/// The state of the policy, one word of the status.
 async fn state(zram: &Rc<Zram>) -> String {
     told(zram, "auto_writeback_stat").await.split(' ').next().expect("a word").to_owned()
 }
 
 #[test]
-fn pages_go_when_they_have_been_idle_for_long_enough_and_not_before() {
+fn pages_are_written_back_when_idle_long_enough_not_before() {
     Lab::new(64, BLOCKS, "auto_writeback_idle 80").run(async |zram| {
         fill(&zram, 0..8, 1).await;
         seconds(40).await;
@@ -46,7 +46,7 @@ fn pages_go_when_they_have_been_idle_for_long_enough_and_not_before() {
 }
 
 #[test]
-fn above_the_watermark_huge_pages_go_first_or_the_coldest() {
+fn above_the_watermark_huge_or_the_coldest_pages_go_first() {
     // 64 huge pages of 256 KiB, younger than 64 others.
     for (order, huge_left) in [("huge", 0), ("coldest", 64)] {
         let options = format!("auto_writeback_order {order}");
@@ -160,7 +160,7 @@ fn rules_without_a_backing_device_are_refused() {
 }
 
 #[test]
-fn a_suspended_device_writes_nothing_and_goes_on_when_it_is_resumed() {
+fn a_suspended_device_writes_nothing_until_it_is_resumed() {
     Lab::new(64, BLOCKS, "auto_writeback_idle 60").run(async |zram| {
         fill(&zram, 0..8, 1).await;
         zram.clone().suspend().await.unwrap();
@@ -206,7 +206,7 @@ fn a_full_or_failed_backing_device_is_tried_again_later() {
 }
 
 #[test]
-fn shards_of_two_cores_are_written_back_together() {
+fn parts_of_two_cores_are_written_back_together() {
     let mut lab = Lab::new(600, BLOCKS, "auto_writeback_idle 60 shards 2");
     lab.cores = 2;
     lab.run(async |zram| {

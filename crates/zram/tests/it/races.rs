@@ -12,24 +12,24 @@ use crate::lab::{self, PAGE, drop_pages, noise, numbers, put, set};
 use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::{Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
-use zram::{Config, Mutation, NoFiles, Zram};
+use zram::{Config, Fault, NoFiles, Zram};
 
 const CLIENTS: u64 = 4;
 /// Slots that lie on one shard in a row.
 const CHUNK: u64 = 256;
 
-/// What goes wrong with the backing disk.
+/// Which requests of the backing disk fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bad {
     No,
-    /// Writes fail, and say so: no client ever sees that.
+    /// Writes fail with an error, which no client may see.
     Writes,
     /// Reads fail too, bits rot, writes are lost or go astray: clients see errors, but no data
     /// that are not theirs.
     All,
 }
 
-/// What a seed runs with.
+/// The setup of a seed.
 #[derive(Clone)]
 struct Setup {
     disk: FileId,
@@ -43,7 +43,7 @@ struct Setup {
     config: Config,
 }
 
-fn draw(world: &WorldRef, mutation: Mutation) -> Setup {
+fn draw(world: &WorldRef, fault: Option<Fault>) -> Setup {
     let mut w = world.borrow_mut();
     let shards = w.rng.range(1, 4);
     let slots = w.rng.pick(&[8, 40, 300, 300, 900]);
@@ -62,7 +62,7 @@ fn draw(world: &WorldRef, mutation: Mutation) -> Setup {
     );
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words, Sector(slots * 8), &NoFiles).expect("a good line");
-    config.mutation = mutation;
+    config.plant(fault);
     let cores = u16::try_from(w.rng.range(1, 3)).unwrap();
     let limited = mem_limit > 0;
     Setup { disk, blocks, slots, shards, cores, packed, limited, config }
@@ -99,7 +99,7 @@ fn command(rng: &mut Rng, slots: u64) -> (&'static str, String) {
     }
 }
 
-/// Commands one after the other until told to stop.
+/// Commands one after the other until stopped.
 async fn operator(
     world: WorldRef,
     zram: Rc<Zram>,
@@ -129,14 +129,14 @@ fn is_expected(e: &Error, bad: Bad) -> bool {
         || (bad != Bad::No && e.kind() == ErrorKind::Io)
 }
 
-fn simulate(seed: u64, mutation: Mutation, bad: Bad) -> Result<(), String> {
-    simulate_in(seed, mutation, bad, PAGE)
+fn simulate(seed: u64, fault: Option<Fault>, bad: Bad) -> Result<(), String> {
+    simulate_in(seed, fault, bad, PAGE)
 }
 
 /// Clients send requests of any multiples of `unit` bytes, each of which is judged by itself.
-fn simulate_in(seed: u64, mutation: Mutation, bad: Bad, unit: usize) -> Result<(), String> {
+fn simulate_in(seed: u64, fault: Option<Fault>, bad: Bad, unit: usize) -> Result<(), String> {
     let world = World::new(seed);
-    let setup = draw(&world, mutation);
+    let setup = draw(&world, fault);
     let units = setup.slots * (PAGE / unit) as u64;
     let oracle = Rc::new(RefCell::new(Oracle::new(units, unit, seed)));
     let mix = {
@@ -203,7 +203,7 @@ fn simulate_in(seed: u64, mutation: Mutation, bad: Bad, unit: usize) -> Result<(
     Ok(())
 }
 
-/// What must hold when nothing is in flight: the limit was kept exactly, what is counted is there,
+/// What must hold when nothing is in flight: the limit was kept exactly, the counters are right,
 /// and no block is lost.
 async fn census(zram: &Rc<Zram>, setup: &Setup, limit: u64) -> Result<(), String> {
     // The last command has ended when another gets its turn.
@@ -250,25 +250,25 @@ async fn census(zram: &Rc<Zram>, setup: &Setup, limit: u64) -> Result<(), String
 }
 
 #[test]
-fn no_read_ever_shows_another_page_or_an_old_one() {
-    seeds::run(200, |seed| simulate(seed, Mutation::None, Bad::No));
+fn no_read_returns_another_page_or_an_old_one() {
+    seeds::run(200, |seed| simulate(seed, None, Bad::No));
 }
 
 #[test]
-fn a_disk_that_fails_writes_is_no_concern_of_readers() {
-    seeds::run(200, |seed| simulate(seed, Mutation::None, Bad::Writes));
+fn failed_writes_of_the_disk_do_not_affect_readers() {
+    seeds::run(200, |seed| simulate(seed, None, Bad::Writes));
 }
 
 #[test]
 fn nor_on_a_disk_that_fails_loses_and_confuses() {
-    seeds::run(200, |seed| simulate(seed, Mutation::None, Bad::All));
+    seeds::run(200, |seed| simulate(seed, None, Bad::All));
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let trace = |seed| {
         let world = World::new(seed);
-        let setup = draw(&world, Mutation::None);
+        let setup = draw(&world, None);
         let machine = Machine::boot(&world, setup.cores);
         let zram = setup.make(&world);
         let of = zram.clone();
@@ -291,69 +291,69 @@ fn the_same_seed_gives_the_same_run() {
 fn requests_of_sectors_read_what_was_written() {
     seeds::run(100, |seed| {
         let bad = [Bad::No, Bad::No, Bad::Writes, Bad::All][seed as usize % 4];
-        simulate_in(seed, Mutation::None, bad, 512)
+        simulate_in(seed, None, bad, 512)
     });
 }
 
 #[test]
 fn a_merge_of_a_page_that_was_written_meanwhile_is_found() {
-    let mutation = Mutation::MergeUnchecked;
-    let find = |seed| simulate_in(seed, mutation, Bad::No, 512);
+    let fault = Fault::MergeUnchecked;
+    let find = |seed| simulate_in(seed, Some(fault), Bad::No, 512);
     let found = seeds::first_failure(0..2000, find).expect("the fault is found");
-    assert_eq!(simulate_in(found.seed, Mutation::None, Bad::No, 512), Ok(()));
-    println!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    assert_eq!(simulate_in(found.seed, None, Bad::No, 512), Ok(()));
+    println!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
 
-fn is_found(mutation: Mutation, bad: Bad) {
+fn is_found(fault: Fault, bad: Bad) {
     // However few seeds a quick run has: one fault shows at seed 114.
-    let found = seeds::first_failure(0..1000, |seed| simulate(seed, mutation, bad));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not found"));
-    let sane = simulate(found.seed, Mutation::None, bad);
-    assert_eq!(sane, Ok(()), "{mutation:?}: the seed fails without it, too");
-    println!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    let found = seeds::first_failure(0..1000, |seed| simulate(seed, Some(fault), bad));
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not found"));
+    let sane = simulate(found.seed, None, bad);
+    assert_eq!(sane, Ok(()), "{fault:?}: the seed fails without it, too");
+    println!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
 
 #[test]
 fn a_page_that_leaves_memory_though_it_was_changed_is_found() {
-    is_found(Mutation::SettleChanged, Bad::No);
+    is_found(Fault::EvictChangedPage, Bad::No);
 }
 
 #[test]
 fn a_page_that_leaves_memory_though_its_write_failed_is_found() {
-    is_found(Mutation::SettleFailed, Bad::Writes);
+    is_found(Fault::EvictFailedWrite, Bad::Writes);
 }
 
 #[test]
-fn a_grant_that_is_kept_after_a_failure_is_found() {
-    is_found(Mutation::KeepGrant, Bad::Writes);
+fn a_budget_that_is_not_refunded_after_a_failure_is_found() {
+    is_found(Fault::KeepBudgetOfFailed, Bad::Writes);
 }
 
 #[test]
 fn a_lost_block_is_found() {
-    is_found(Mutation::LeakBlocks, Bad::No);
+    is_found(Fault::LeakBlocks, Bad::No);
 }
 
 #[test]
 fn a_block_that_is_reused_under_a_reader_is_found() {
-    is_found(Mutation::ReuseAtOnce, Bad::No);
+    is_found(Fault::ReuseDuringRead, Bad::No);
 }
 
 #[test]
 fn a_reader_that_does_not_pin_is_found() {
-    is_found(Mutation::ReadUnpinned, Bad::No);
+    is_found(Fault::ReadUnpinned, Bad::No);
 }
 
 #[test]
 fn a_discard_that_comes_late_is_found() {
-    is_found(Mutation::DiscardLate, Bad::No);
+    is_found(Fault::FreeBeforeDiscard, Bad::No);
 }
 
 #[test]
-fn an_old_page_that_is_brought_back_to_memory_is_found() {
-    is_found(Mutation::BringBackAnyway, Bad::No);
+fn restoring_an_old_page_to_memory_is_found() {
+    is_found(Fault::RestoreChangedPage, Bad::No);
 }
 
 #[test]
 fn a_page_that_is_taken_unchecked_is_found() {
-    is_found(Mutation::TakeAnyPage, Bad::All);
+    is_found(Fault::SkipPageChecksum, Bad::All);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writeback and read-back as a user sees them: what is on the device, in which writes it got
-//! there, exact limits, what an error does; and the bugs that zram in Linux has had.
+//! Writeback and read-back as a user sees them: data and writes of the device, exact limits, and
+//! errors; and the bugs that zram in Linux has had.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ async fn bd(zram: &Rc<Zram>) -> Vec<u64> {
 }
 
 #[test]
-fn idle_pages_go_to_the_device_in_writes_of_128_kib_and_come_back() {
+fn idle_pages_are_written_in_128_kib_and_read_back() {
     for packed in ["0", "1"] {
         let lab = Lab::new(1024, 2048, &format!("compressed_writeback {packed}"));
         let stats = stats(&lab);
@@ -89,7 +89,7 @@ fn the_limit_is_exact_on_any_number_of_shards() {
 }
 
 #[test]
-fn what_a_failed_write_was_granted_is_used_for_others() {
+fn the_budget_of_a_failed_write_is_used_for_others() {
     for (shards, cores) in [(1, 1), (3, 2)] {
         let options = format!("shards {shards} writeback_batch_size 4");
         let mut lab = Lab::within(World::calm(3), 2560, 8192, &options);
@@ -113,7 +113,7 @@ fn what_a_failed_write_was_granted_is_used_for_others() {
 
 /// Linux bf989ade270d: the error of a failed write was not returned.
 #[test]
-fn a_failed_write_is_told_keeps_its_pages_and_can_be_tried_again() {
+fn a_failed_write_is_reported_and_can_be_repeated() {
     let lab = Lab::new(64, 64, "");
     let (world, disk) = (lab.world.clone(), lab.disk);
     lab.run(async move |zram| {
@@ -136,7 +136,7 @@ fn a_failed_write_is_told_keeps_its_pages_and_can_be_tried_again() {
 
 /// Linux 3e8d8eb8d7f5: a reserved block leaked when its slot went away meanwhile.
 #[test]
-fn blocks_of_pages_that_changed_meanwhile_come_free() {
+fn blocks_of_pages_that_changed_meanwhile_are_freed() {
     for packed in ["0", "1"] {
         let lab = Lab::new(64, 80, &format!("compressed_writeback {packed}"));
         lab.run(async move |zram| {
@@ -189,9 +189,9 @@ fn nothing_but_its_objects_goes_to_a_packed_block() {
     });
 }
 
-/// Linux bf62f69574b1: a completion touched what the end of the command had freed.
+/// Linux bf62f69574b1: a completion used memory that the end of the command had freed.
 #[test]
-fn a_device_may_go_while_its_writes_are_in_flight() {
+fn a_device_may_be_dropped_while_its_writes_are_in_flight() {
     let lab = Lab::new(4096, 4096, "writeback_batch_size 2 writeback_inflight 64");
     lab.run(async move |zram| {
         fill(&zram, 0..4096, 1).await;
@@ -275,7 +275,7 @@ fn a_page_that_is_accessed_while_it_is_written_stays_in_memory() {
 }
 
 #[test]
-fn a_device_that_is_full_takes_what_fits_and_goes_on_when_there_is_room() {
+fn a_full_device_takes_what_fits_and_goes_on_with_more_room() {
     for packed in ["0", "1"] {
         let lab = Lab::new(128, 66, &format!("compressed_writeback {packed}"));
         lab.run(async move |zram| {
@@ -347,7 +347,7 @@ fn neighbours_are_read_back_together() {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_back_is_named_and_its_neighbours_are_read() {
+fn a_page_that_cannot_be_read_back_does_not_fail_neighbours() {
     for packed in ["0", "1"] {
         let lab = Lab::new(64, 80, &format!("compressed_writeback {packed}"));
         let (world, disk) = (lab.world.clone(), lab.disk);
@@ -443,7 +443,7 @@ fn a_fragmented_device_is_used_to_its_last_block() {
 }
 
 #[test]
-fn what_lies_in_sparse_blocks_is_written_closer_together_when_none_is_free() {
+fn sparse_blocks_are_emptied_when_no_block_is_free() {
     let lab = Lab::new(2048, 300, "compressed_writeback 1");
     lab.run(async move |zram| {
         for slot in 0..1024 {
@@ -472,7 +472,7 @@ fn what_lies_in_sparse_blocks_is_written_closer_together_when_none_is_free() {
 }
 
 #[test]
-fn a_page_that_was_brought_back_and_changes_while_it_is_written_again_is_read_as_it_is() {
+fn a_restored_page_that_changes_meanwhile_is_read_as_changed() {
     let lab = Lab::new(2048, 300, "compressed_writeback 1 writeback_batch_size 4");
     lab.run(async move |zram| {
         for slot in 1024..2048 {
@@ -546,7 +546,7 @@ fn forged(slot: u32, len: usize, there: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn an_object_that_was_forged_in_a_sparse_block_is_an_error_of_its_page() {
+fn a_forged_object_in_a_sparse_block_fails_its_page_only() {
     let lab = Lab::new(2048, 300, "compressed_writeback 1");
     let (world, disk) = (lab.world.clone(), lab.disk);
     lab.run(async move |zram| {

@@ -20,7 +20,7 @@ pub(crate) struct Dress {
     below: Rc<dyn BlockDevice>,
     /// Bytes that clients write together: a page, or sectors of it.
     unit: usize,
-    /// Same-filled pages: what the word stands for.
+    /// The meaning of the word of a same-filled page.
     same: Rc<RefCell<BTreeMap<u64, Vec<u8>>>>,
 }
 

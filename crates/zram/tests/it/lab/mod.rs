@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the tests of writeback share: a world with a backing disk and a device on it, pages that
-//! tell which slot and version they are, and attributes in one word.
+//! contain their slot and version, and attributes in one word.
 
 pub(crate) mod dress;
 

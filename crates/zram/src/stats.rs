@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The status line, and what the automatic writeback tells of itself.
+//! Statistics: the status line, and the totals of the automatic writeback.
 use policy::IdleTotals;
 
 use crate::attributes::{mm_row, row};
+use crate::device::Zram;
 use crate::shared::Totals;
-use crate::target::Zram;
 
-/// The target's part of a status line.
+/// The status line of the target.
 pub(crate) fn line(zram: &Zram) -> String {
-    line_of(&zram.totals(), &zram.policy.totals())
+    line_of(&zram.totals(), &zram.auto.totals())
 }
 
 /// `ORIG COMPR MEM_USED MEM_LIMIT BACKED BD_COUNT BD_READS BD_WRITES FAILED_READS FAILED_WRITES

@@ -1,56 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Shard: a share of a device's slots, on one core.
+//! Part: a share of a device's slots, on one core.
 //!
 //! Invariants
-//! - ZR-ZS1 What is in memory changes without an `.await` in between, so every page is seen whole.
-//! - ZR-ZS2 A slot changes only by `replace`, `replace_in_place`, `settle` and flags; they keep the
-//!   counters true.
-//! - ZR-ZS3 An object is in the store just as long as a resident slot has its handle.
+//! - ZR-ZS1 A page in memory is read and changed without an `.await` in between, so it is always
+//!   seen whole.
+//! - ZR-ZS2 A slot changes only by `replace`, `replace_in_place`, `move_to_backing` and its flags.
+//!   These keep the counters right.
+//! - ZR-ZS3 An object is in the store exactly as long as a resident slot has its handle.
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::{Bio, BlockDevice, Error, Flags as BioFlags, Limits, Nanos, Op, Sector, Status};
+use block::{
+    Bio, BlockDevice, Error, Flags as BioFlags, Limits, Nanos, Op, Planted, Sector, Status,
+};
 use reactor::{TaskPool, now};
 
 use crate::backing::{Address, Backing};
 use crate::codecs::{Algorithms, Codecs};
-use crate::layout::{Layout, PAGE_SECTORS};
-use crate::merge::is_whole;
-use crate::mutation::Mutation;
-use crate::persist::{Media, Persist};
-use crate::read::slots_of_any;
+use crate::layout::{Layout, PAGE_SECTORS, is_whole, slots_of_any};
+use crate::persist::Media;
+use crate::persist::state::Persist;
+use crate::planted::Fault;
 use crate::shared::{Counters, Shared};
 use crate::slot::{Flags, PAGE, Slot, Slots};
 use crate::store::{Handle, Store};
 
-/// Bios handled by tasks at once; more wait in order.
+/// Bios that have a task at once; more wait in order.
 const BIOS_MAX: usize = 1024;
-/// Pages that a bio may have to be served as it is submitted; longer ones are a task's, which lets
-/// others go in between.
-pub(crate) const PAGES_AT_ONCE: u64 = 8;
-
-/// What a shard is made of; made on one core and sent to another.
+/// What a part is made from; created on core 0 and sent to the part's core.
 #[derive(Clone)]
 pub(crate) struct Plan {
     /// The device's name.
     pub(crate) device: String,
-    /// Which shard.
+    /// The number of the part.
     pub(crate) nth: u32,
     pub(crate) layout: Layout,
     pub(crate) algorithms: Algorithms,
     pub(crate) shared: Arc<Shared>,
     /// Whether objects are written back compressed, several to a block.
     pub(crate) packed: bool,
-    /// What the media of a persistent device say.
+    /// The metadata of a persistent device.
     pub(crate) media: Option<Media>,
-    /// A planted fault, for tests of the tests.
-    pub(crate) mutation: Mutation,
+    pub(crate) planted: Planted<Fault>,
 }
 
 /// A share of a device's slots.
-pub(crate) struct Shard {
+pub(crate) struct Part {
     pub(crate) plan: Plan,
     pub(crate) slots: RefCell<Slots>,
     pub(crate) store: RefCell<Store>,
@@ -60,7 +57,6 @@ pub(crate) struct Shard {
     pub(crate) backing: Option<Backing>,
     /// Only of a persistent device, which has a backing.
     pub(crate) persist: Option<Persist>,
-    limits: Limits,
     made: Nanos,
     /// Counts objects that were stored.
     pub(crate) stored: Cell<u32>,
@@ -68,21 +64,20 @@ pub(crate) struct Shard {
     tasks: TaskPool<Bio>,
 }
 
-impl Shard {
-    /// An empty share. To be called on the core that shall own it.
+impl Part {
+    /// An empty part. To be called on the core that will own it.
     pub(crate) fn new(
         plan: Plan,
         backing: Option<Backing>,
         persist: Option<Persist>,
-    ) -> Result<Rc<Shard>, Error> {
+    ) -> Result<Rc<Part>, Error> {
         let slots = plan.layout.slots_of(plan.nth);
         let store = Store::new(plan.shared.memory.clone(), slots)?;
         let codecs = Codecs::new(&plan.algorithms)?;
-        let limits = limits(Sector(u64::from(slots) * PAGE_SECTORS));
         let (shared, counters) = (plan.shared.clone(), plan.shared.counters(plan.nth as usize));
-        Ok(Rc::new_cyclic(|me: &Weak<Shard>| {
+        Ok(Rc::new_cyclic(|me: &Weak<Part>| {
             let of_tasks = me.clone();
-            Shard {
+            Part {
                 plan,
                 slots: RefCell::new(Slots::new(slots)),
                 store: RefCell::new(store),
@@ -91,15 +86,14 @@ impl Shard {
                 counters,
                 backing,
                 persist,
-                limits,
                 made: now(),
                 stored: Cell::new(0),
                 last_error: RefCell::default(),
                 tasks: TaskPool::new(BIOS_MAX, move |mut bio: Bio| {
-                    let shard = of_tasks.upgrade();
+                    let part = of_tasks.upgrade();
                     async move {
-                        let status = match shard {
-                            Some(shard) => shard.handle(&mut bio).await,
+                        let status = match part {
+                            Some(part) => part.handle(&mut bio).await,
                             None => Status::NoDevice,
                         };
                         bio.complete(status);
@@ -109,7 +103,7 @@ impl Shard {
         }))
     }
 
-    /// Seconds since the shard was made: the clock of accesses.
+    /// Seconds since the part was made: the clock of accesses.
     pub(crate) fn clock(&self) -> u32 {
         u32::try_from((now() - self.made).0 / Nanos::from_secs(1).0).unwrap_or(u32::MAX)
     }
@@ -130,13 +124,13 @@ impl Shard {
         slots.set(nth, slot.without(flags));
     }
 
-    /// The slot as the users know it.
+    /// The number of a slot in the device.
     pub(crate) fn global(&self, nth: u32) -> u64 {
         self.plan.layout.global(self.plan.nth, nth)
     }
 
-    /// What went wrong last, told to the log and shown in the status.
-    pub(crate) fn note_error(&self, what: String) {
+    /// Sets the last error, which is logged and shown in the status.
+    pub(crate) fn set_last_error(&self, what: String) {
         self.last_error.replace(Some(what));
     }
 
@@ -144,18 +138,18 @@ impl Shard {
         self.last_error.borrow().clone()
     }
 
-    /// Puts `new` in a slot's place; what the old one held is free then.
+    /// Replaces a slot by `new`, and frees what the old one had.
     pub(crate) fn replace(&self, nth: u32, new: Slot) {
         let old = self.slot(nth);
-        self.let_go(old);
-        self.take_in(new);
+        self.release_old(old);
+        self.count_new(new);
         self.slots.borrow_mut().set(nth, new);
         if let Some(persist) = &self.persist {
             persist.changed(nth);
         }
     }
 
-    /// As `replace`, where the object of `new` lies where the old one did (ZR-ZS3).
+    /// As `replace`, when the object of `new` lies in the place of the old one (ZR-ZS3).
     pub(crate) fn replace_in_place(&self, nth: u32, old: Slot, new: Slot) {
         assert!(old.is_resident() && old.place == new.place, "{old:?} is elsewhere than {new:?}");
         self.counters.compr_bytes.sub(old.size() as u64);
@@ -166,23 +160,23 @@ impl Shard {
         }
     }
 
-    /// A slot, which is empty, is as the device was left.
+    /// Sets a slot, which is empty, to what an open has found.
     pub(crate) fn adopt(&self, nth: u32, slot: Slot) {
-        self.take_in(slot);
+        self.count_new(slot);
         self.slots.borrow_mut().set(nth, slot);
     }
 
-    /// A page in memory has got to `place` on the backing device: its memory is free then.
-    pub(crate) fn settle(&self, nth: u32, place: Address) {
+    /// The page of a slot is at `place` on the backing device: frees its memory.
+    pub(crate) fn move_to_backing(&self, nth: u32, place: Address) {
         let old = self.slot(nth);
-        assert!(old.is_resident(), "settled {old:?}");
-        self.let_go(old);
+        assert!(old.is_resident(), "{old:?} is not in memory");
+        self.release_old(old);
         let new = old.at(place.0).without(Flags::PICKED | Flags::IDLE).with(Flags::BACKED);
-        self.take_in(new);
+        self.count_new(new);
         self.slots.borrow_mut().set(nth, new);
     }
 
-    fn let_go(&self, old: Slot) {
+    fn release_old(&self, old: Slot) {
         let counters = &self.counters;
         if old.is_empty() {
             return;
@@ -193,7 +187,7 @@ impl Shard {
         } else if old.has(Flags::BACKED) {
             counters.backed_pages.sub(1);
             let backing = self.backing.as_ref().expect("there is one: a page is on it");
-            // A persistent page stays until what it has become is durable.
+            // A persistent page stays until the unit that supersedes it is durable.
             if self.persist.is_none() {
                 let gone = backing.release(Address(old.place), old.size());
                 counters.bd_count.sub(u64::from(gone));
@@ -207,7 +201,7 @@ impl Shard {
         }
     }
 
-    fn take_in(&self, new: Slot) {
+    fn count_new(&self, new: Slot) {
         let counters = &self.counters;
         if new.is_empty() {
             return;
@@ -225,7 +219,7 @@ impl Shard {
         }
     }
 
-    /// The object of a slot, if it is in memory, will be asked for soon.
+    /// Prefetches the object of a slot, if it is in memory.
     pub(crate) fn prefetch(&self, nth: u32) {
         let slot = self.slot(nth);
         if slot.is_resident() {
@@ -233,13 +227,13 @@ impl Shard {
         }
     }
 
-    /// The object of a resident slot, to the first bytes of `out`.
+    /// Copies the object of a resident slot to the first bytes of `out`.
     pub(crate) fn object_of(&self, slot: Slot, out: &mut [u8]) {
         assert!(slot.is_resident(), "{slot:?} has no object in memory");
         self.store.borrow().read(Handle(slot.place), &mut out[..slot.size()]);
     }
 
-    /// The page of a slot that needs no backing device, to `out`.
+    /// Copies the page of a slot that is not on the backing device to `out`.
     pub(crate) fn page_of(&self, slot: Slot, out: &mut [u8]) -> Result<(), Status> {
         assert!(!slot.has(Flags::BACKED), "{slot:?} is not in memory");
         if slot.is_empty() {
@@ -262,23 +256,24 @@ impl Shard {
         done
     }
 
-    /// Decompresses an object that came from elsewhere.
+    /// Decompresses an object that is not of the store.
     pub(crate) fn unpack(&self, priority: u8, object: &[u8], out: &mut [u8]) -> Result<(), Status> {
         self.codecs.borrow_mut().decompress(priority, object, out)
     }
 
-    /// Makes everything durable if that is wanted, and waits until nothing is in flight below.
-    pub(crate) async fn settle_down(self: Rc<Self>) -> Result<(), Error> {
-        let kept = if self.persist.is_some() { self.keep_all().await } else { Ok(()) };
+    /// Makes everything durable on a persistent device, and waits until no request is in flight
+    /// below.
+    pub(crate) async fn quiesce(self: Rc<Self>) -> Result<(), Error> {
+        let saved = if self.persist.is_some() { self.save_all().await } else { Ok(()) };
         if let Some(backing) = &self.backing {
             backing.quiesce().await;
         }
-        kept
+        saved
     }
 
     async fn handle(self: Rc<Self>, bio: &mut Bio) -> Status {
         let mut is_left = true;
-        // Of the bio as it came: what is merged leaves it.
+        // Before the edges are merged, which shortens the bio.
         let slots = slots_of_any(bio);
         if !is_whole(bio) {
             // Boxed: few bios need it, and every one would carry its state.
@@ -300,18 +295,18 @@ impl Shard {
         done
     }
 
-    /// Whether a bio ends only when something is durable.
+    /// Whether a bio completes only when data are durable.
     pub(crate) fn waits_for_media(&self, bio: &Bio) -> bool {
         let fua = bio.op.is_write() && bio.flags.contains(BioFlags::FUA);
         self.persist.is_some() && (fua || bio.op == Op::Flush)
     }
 }
 
-/// What a device, or a share of one, of this capacity takes.
+/// The limits of a device, or of a part, of this capacity.
 pub(crate) fn limits(capacity: Sector) -> Limits {
     let page = PAGE as u32;
     Limits {
-        // Less than a page is merged (`merge`).
+        // Requests of less than a page are merged (`merge`).
         logical_block_bytes: 512,
         physical_block_bytes: page,
         io_min_bytes: page,
@@ -336,17 +331,17 @@ pub(crate) fn fill(page: &mut [u8], word: u64) {
     }
 }
 
-impl BlockDevice for Shard {
+impl BlockDevice for Part {
     fn name(&self) -> &str {
         &self.plan.device
     }
 
     fn limits(&self) -> Limits {
-        self.limits.clone()
+        limits(Sector(u64::from(self.slots.borrow().len()) * PAGE_SECTORS))
     }
 
     fn submit(&self, bio: Bio) {
-        debug_assert_eq!(self.limits.check(&bio), Ok(()), "the device checks what it takes");
+        debug_assert_eq!(self.limits().check(&bio), Ok(()), "the device has checked it");
         if !is_whole(&bio) {
             return self.tasks.push(bio);
         }
@@ -357,7 +352,7 @@ impl BlockDevice for Shard {
     }
 }
 
-impl fmt::Debug for Shard {
+impl fmt::Debug for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shard({} {} of {:?})", self.plan.device, self.plan.nth, self.plan.layout)
     }

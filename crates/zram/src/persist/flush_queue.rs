@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gate: the backing device as the shards of a persistent device see it: one flush at a time.
+//! Flush queue: the backing device as the parts of a persistent device see it, with one flush in
+//! flight at a time.
 //!
 //! Invariants
-//! - ZR-GA1 One flush is in flight at a time, and after one that failed no other succeeds. For a
-//!   failed flush may take with it what another shard's, which succeeds, was sent to save.
-//! - ZR-GA2 A flush is submitted below after it came here: it covers all that had completed then.
+//! - ZR-GA1 One flush is in flight at a time, and after a failed one no other succeeds: a failed
+//!   flush may destroy data of another part, whose own flush succeeds.
+//! - ZR-GA2 A flush is submitted below after its request came: it covers everything that had
+//!   completed then.
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Class, Completion, Limits, Op, Status};
+use block::{Bio, BlockDevice, Class, Completion, Limits, Op, Planted, Status};
 use reactor::spawn;
 
-use crate::mutation::Mutation;
+use crate::planted::Fault;
 
-/// See the module. Lives on one core; shards on others reach it through a remote.
-pub(crate) struct Gate {
+/// See the module. Lives on one core; parts on other cores reach it as a remote device.
+pub(crate) struct FlushQueue {
     device: Rc<dyn BlockDevice>,
     state: Rc<State>,
 }
@@ -25,16 +27,16 @@ struct State {
     waiting: RefCell<Vec<Completion>>,
     running: Cell<bool>,
     failed: Cell<Option<Status>>,
-    mutation: Mutation,
+    planted: Planted<Fault>,
 }
 
-impl Gate {
-    pub(crate) fn new(device: Rc<dyn BlockDevice>, mutation: Mutation) -> Gate {
-        Gate { device, state: Rc::new(State { mutation, ..State::default() }) }
+impl FlushQueue {
+    pub(crate) fn new(device: Rc<dyn BlockDevice>, planted: Planted<Fault>) -> FlushQueue {
+        FlushQueue { device, state: Rc::new(State { planted, ..State::default() }) }
     }
 }
 
-impl BlockDevice for Gate {
+impl BlockDevice for FlushQueue {
     fn name(&self) -> &str {
         self.device.name()
     }
@@ -54,7 +56,7 @@ impl BlockDevice for Gate {
     }
 }
 
-/// Flushes until nobody waits; those who come meanwhile share the next.
+/// Flushes until no request waits. Requests that come meanwhile share the next flush.
 async fn flushes(device: Rc<dyn BlockDevice>, state: Rc<State>) {
     loop {
         let served = state.waiting.take();
@@ -66,7 +68,7 @@ async fn flushes(device: Rc<dyn BlockDevice>, state: Rc<State>) {
             state.failed.set(flushed.err()); // ZR-GA1
         }
         let status = state.failed.get().unwrap_or(Status::Ok);
-        if state.mutation == Mutation::ForgetFailedFlush {
+        if state.planted.is(Fault::ForgetFailedFlush) {
             state.failed.set(None);
         }
         served.into_iter().for_each(|done| done.complete(status));
@@ -74,8 +76,8 @@ async fn flushes(device: Rc<dyn BlockDevice>, state: Rc<State>) {
     state.running.set(false);
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for FlushQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Gate({})", self.device.name())
+        write!(f, "FlushQueue({})", self.device.name())
     }
 }

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The device: takes bios for its parts; starts, stops and runs commands.
+//!
+//! Invariants
+//! - ZR-T1 One command runs at a time: writeback, recompression or compaction. Marking pages idle
+//!   and reading an attribute do not wait for it.
+//! - ZR-T2 `suspend` ends the running command at its next page, and waits for it.
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use block::{Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Status};
+use reactor::WaitList;
+
+use crate::auto_writeback::{self, AutoWriteback};
+use crate::backing::Backing;
+use crate::config::Config;
+use crate::control::apply;
+use crate::layout::{Layout, PAGE_SECTORS, SLOTS_MAX};
+use crate::part::{self, Part, Plan};
+use crate::parts::Parts;
+use crate::persist::{self, FlushQueue};
+use crate::shared::Shared;
+use crate::slot::PAGE;
+use crate::store::Memory;
+
+/// Memory of the table, for each slot.
+const SLOT_BYTES: u64 = 16;
+/// In addition with `persist`: its image, and two bits (dirty, dirty to be moved).
+const IMAGE_BYTES: u64 = 11;
+/// Memory for each block of the backing device: the count of objects in it, and whether it is
+/// taken; while a persistent device is opened also the count that was found.
+const BLOCK_BYTES: u64 = 2;
+const COUNT_BYTES: u64 = 1;
+
+/// Turns a live device into an unconfigured one; given by the program.
+pub type OnReset = Rc<dyn Fn() -> LocalFuture<Result<(), Error>>>;
+
+/// Asked before a device starts for the first time; given by the program.
+pub type BeforeStart = Rc<dyn Fn() -> Result<(), Error>>;
+
+/// The zram target: a compressed RAM disk.
+///
+/// Lifecycle: made from a parsed table line. The first `resume` makes the parts, and opens a
+/// persistent device. The data live as long as the target, through any number of `suspend` and
+/// `resume`.
+pub struct Zram {
+    pub(crate) name: String,
+    pub(crate) config: RefCell<Config>,
+    /// Flushed data survive a crash.
+    persist: bool,
+    backing: Option<Rc<dyn BlockDevice>>,
+    pub(crate) layout: Layout,
+    limits: Limits,
+    cores: Vec<CoreId>,
+    pub(crate) shared: Arc<Shared>,
+    /// Since the first `resume`.
+    started: RefCell<Option<Started>>,
+    hooks: Hooks,
+    lifecycle: Lifecycle,
+    pub(crate) auto: AutoWriteback,
+}
+
+/// What the first `resume` makes.
+struct Started {
+    parts: Rc<Parts>,
+    /// The memory of the tables of the parts, out of the core's budget.
+    _memory: Reservation,
+}
+
+/// Callbacks of the program.
+#[derive(Default)]
+struct Hooks {
+    on_reset: RefCell<Option<OnReset>>,
+    before_start: RefCell<Option<BeforeStart>>,
+}
+
+/// What the device does now.
+struct Lifecycle {
+    /// A command runs (ZR-T1).
+    busy: Cell<bool>,
+    suspending: Cell<bool>,
+    /// Woken when a command has ended, or the device is suspended.
+    changed: WaitList,
+    /// Counts suspends and resumes: an automatic writeback of an earlier generation ends.
+    generation: Cell<u64>,
+}
+
+impl Zram {
+    /// A device whose pages are written back to `backing` if there is one, with its parts on
+    /// `cores`, of which the first is this one.
+    ///
+    /// # Errors
+    /// `EINVAL` when lengths or backing do not fit; says which and what is allowed.
+    pub fn new(
+        name: impl Into<String>,
+        config: Config,
+        backing: Option<Rc<dyn BlockDevice>>,
+        cores: Vec<CoreId>,
+    ) -> Result<Rc<Zram>, Error> {
+        assert!(!cores.is_empty(), "a device needs a core");
+        config.check()?;
+        let (sectors, slots) = (config.len, config.slots());
+        let given = u32::try_from(cores.len()).expect("few cores");
+        let shards = config.shards.unwrap_or(given);
+        let layout = Layout { slots, parts: shards };
+        if slots.div_ceil(u64::from(shards)) > SLOTS_MAX {
+            let most = SLOTS_MAX * u64::from(shards) * PAGE_SECTORS;
+            return Err(Error::invalid(format!(
+                "length {sectors}: at most {most} sectors are allowed with {shards} shards"
+            )));
+        }
+        if let Some(device) = &backing {
+            let logical = device.limits().write_unit_bytes();
+            if logical as usize > PAGE {
+                return Err(Error::invalid(format!(
+                    "backing_dev {}: its blocks have {logical} bytes: at most a page, \
+                     {PAGE}, is allowed",
+                    device.name()
+                )));
+            }
+            let region = layout.region(0, device.limits().capacity);
+            if region.blocks == 0 {
+                return Err(Error::invalid(format!(
+                    "backing_dev {}: {} are too small: at least {shards} pages of {PAGE} bytes are \
+                     needed, one for each shard",
+                    device.name(),
+                    device.limits().capacity
+                )));
+            }
+        }
+        let memory = Arc::new(Memory::new());
+        // The media of a persistent device may have any number of parts.
+        let most = if config.persist { crate::config::SHARDS_MAX.max(shards) } else { shards };
+        let shared = Shared::new(memory, most as usize);
+        shared.budget.set_left(config.writeback_limit);
+        apply(&config, &shared);
+        let persist = config.persist;
+        let keeps = persist && backing.as_ref().is_some_and(|device| device.limits().keeps);
+        let limits = Limits { volatile_cache: persist, keeps, ..part::limits(sectors) };
+        Ok(Rc::new(Zram {
+            name: name.into(),
+            config: RefCell::new(config),
+            persist,
+            backing,
+            layout,
+            limits,
+            cores,
+            shared,
+            started: RefCell::default(),
+            hooks: Hooks::default(),
+            lifecycle: Lifecycle {
+                busy: Cell::new(false),
+                suspending: Cell::new(false),
+                changed: WaitList::new(),
+                generation: Cell::new(0),
+            },
+            auto: AutoWriteback::new(),
+        }))
+    }
+
+    /// Whether it has pages that are lost when it is dropped.
+    pub fn would_lose_pages(&self) -> bool {
+        !self.persist && self.shared.totals().orig_pages > 0
+    }
+
+    /// Sets the check that may refuse the first start.
+    pub fn set_before_start(&self, before_start: BeforeStart) {
+        self.hooks.before_start.replace(Some(before_start));
+    }
+
+    /// Sets what `reset` does.
+    pub fn set_on_reset(&self, on_reset: OnReset) {
+        self.hooks.on_reset.replace(Some(on_reset));
+    }
+
+    pub(crate) fn on_reset(&self) -> Option<OnReset> {
+        self.hooks.on_reset.borrow().clone()
+    }
+
+    /// Bytes of memory that the tables take when every slot has a page.
+    fn table_bytes(&self) -> u64 {
+        let blocks = self.backing.as_ref().map_or(0, |d| d.limits().capacity.0 / PAGE_SECTORS);
+        let (slot, block) = match self.persist {
+            false => (SLOT_BYTES, BLOCK_BYTES),
+            true => (SLOT_BYTES + IMAGE_BYTES, BLOCK_BYTES + COUNT_BYTES),
+        };
+        (self.layout.slots.saturating_mul(slot)).saturating_add(blocks.saturating_mul(block))
+    }
+
+    /// A description of the tables, for errors.
+    fn tables(&self) -> String {
+        let blocks = self.backing.as_ref().map_or(String::new(), |device| {
+            let blocks = device.limits().capacity.0 / PAGE_SECTORS;
+            format!(" and of {blocks} blocks of {}", device.name())
+        });
+        format!("{}: the table of its {} pages{blocks}", self.name, self.layout.slots)
+    }
+
+    /// Whether pages can be written back.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.backing.is_some()
+    }
+
+    pub(crate) fn backing(&self) -> Option<&Rc<dyn BlockDevice>> {
+        self.backing.as_ref()
+    }
+
+    /// The generation of the device: another one after each suspend and resume.
+    pub(crate) fn generation(&self) -> u64 {
+        self.lifecycle.generation.get()
+    }
+
+    /// The parts, after the first resume.
+    pub(crate) fn parts(&self) -> Option<Rc<Parts>> {
+        self.started.borrow().as_ref().map(|started| started.parts.clone())
+    }
+
+    /// The parts, for a command.
+    pub(crate) fn running(&self) -> Result<Rc<Parts>, Error> {
+        let never = || Error::invalid(format!("{}: it was never resumed", self.name));
+        let parts = self.parts().ok_or_else(never)?;
+        if self.lifecycle.suspending.get() {
+            return Err(Error::busy(format!("{}: it is suspended", self.name)));
+        }
+        Ok(parts)
+    }
+
+    /// Waits for the running command (ZR-T1).
+    pub(crate) async fn lock_commands(self: &Rc<Self>) -> Result<CommandLock, Error> {
+        let Lifecycle { busy, changed, .. } = &self.lifecycle;
+        changed.wait_for(|| !busy.get()).await;
+        self.running()?;
+        busy.set(true);
+        Ok(CommandLock(self.clone()))
+    }
+
+    fn next_generation(&self) {
+        self.lifecycle.generation.set(self.generation() + 1);
+    }
+
+    pub(crate) async fn start(self: &Rc<Self>) -> Result<(), Error> {
+        self.lifecycle.suspending.set(false);
+        self.shared.cancel.store(false, Relaxed);
+        if self.started.borrow().is_none() {
+            let before_start = self.hooks.before_start.borrow().clone();
+            before_start.map_or(Ok(()), |check| check())?;
+            let algorithms = self.config.borrow().algorithms();
+            // Before anything is written to the backing device.
+            let memory = reactor::memory().reserve(self.table_bytes(), self.tables())?;
+            let mut layout = self.layout;
+            let (mut backing, mut media) = (self.backing.clone(), None);
+            if let (false, Some(device)) = (self.persist, &backing) {
+                persist::refuse_persistent(device).await?;
+            }
+            if self.persist {
+                let device = backing.take().expect("checked with the options");
+                let queue: Rc<dyn BlockDevice> =
+                    Rc::new(FlushQueue::new(device, self.config.borrow().planted));
+                let found = persist::prepare(&queue, layout, &algorithms).await?;
+                layout = found.layout;
+                (backing, media) = (Some(queue), Some(found));
+            }
+            let plan = Plan {
+                device: self.name.clone(),
+                nth: 0,
+                layout,
+                algorithms,
+                shared: self.shared.clone(),
+                packed: self.config.borrow().packs(),
+                media,
+                planted: self.config.borrow().planted,
+            };
+            let parts = Parts::make(&plan, &self.cores, backing, make).await?;
+            self.started.replace(Some(Started { parts: Rc::new(parts), _memory: memory }));
+        }
+        self.next_generation();
+        auto_writeback::start(self);
+        Ok(())
+    }
+
+    pub(crate) async fn stop(self: &Rc<Self>) -> Result<(), Error> {
+        self.lifecycle.suspending.set(true);
+        self.next_generation();
+        self.shared.cancel.store(true, Relaxed);
+        let Lifecycle { busy, changed, .. } = &self.lifecycle;
+        changed.wake_all();
+        changed.wait_for(|| !busy.get()).await;
+        let Some(parts) = self.parts() else { return Ok(()) };
+        for outcome in parts.ask(|part| async move { part.quiesce().await }).await {
+            outcome.map_err(|e| e.within(&self.name))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a part. Runs on the core of the part.
+async fn make(plan: Plan, device: Option<Rc<dyn BlockDevice>>) -> Result<Rc<Part>, Error> {
+    if let (Some(media), Some(device)) = (plan.media, device.clone()) {
+        let opened = persist::open(device, &media, plan.nth, &plan.algorithms, plan.planted);
+        let (persist, backing) = opened.await?;
+        let part = Part::new(plan, Some(backing), Some(persist))?;
+        part.adopt_images();
+        return Ok(part);
+    }
+    let backing = device.map(|device| {
+        let region = plan.layout.region(plan.nth, device.limits().capacity);
+        Backing::new(device, region, plan.packed).with_planted(plan.planted)
+    });
+    Part::new(plan, backing, None)
+}
+
+/// The right to run a command; ends when dropped.
+pub(crate) struct CommandLock(Rc<Zram>);
+
+impl Drop for CommandLock {
+    fn drop(&mut self) {
+        let Lifecycle { busy, changed, .. } = &self.0.lifecycle;
+        busy.set(false);
+        if !block::crashing() {
+            changed.wake_all();
+        }
+    }
+}
+
+impl BlockDevice for Zram {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if let Err(status) = self.limits.check(&bio) {
+            // The first part is on this core (ZR-SH2).
+            self.shared.counters(0).invalid_io.add(1);
+            return bio.complete(status);
+        }
+        if bio.op == Op::Flush && !self.persist {
+            return bio.complete(Status::Ok);
+        }
+        match &*self.started.borrow() {
+            Some(started) => started.parts.submit(bio),
+            None => bio.complete(Status::NoDevice),
+        }
+    }
+}
+
+impl fmt::Debug for Zram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Zram({}, {:?})", self.name, self.layout)
+    }
+}

@@ -11,6 +11,7 @@
 //!
 //!   test ── Oracle (what a device may answer, before and after a crash)
 //!   test ── Workload (random clients of any block device, checked by the oracle)
+//!   test ── harness (lives of a machine: boot, open, verify, work, power cut)
 //!   test ── seeds  (many seeds; a failing one prints itself and how to replay it)
 //! ```
 //!
@@ -20,6 +21,7 @@
 mod disk;
 mod driver;
 mod events;
+pub mod harness;
 mod image;
 mod lines;
 mod media;

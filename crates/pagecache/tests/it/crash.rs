@@ -10,11 +10,11 @@ use std::rc::Rc;
 use crate::common::{Lab, Rig, SHAPES, Shape, config};
 use block::{BlockDevice, Class, Nanos, OpenDevice, Opener, Sector};
 use pagecache::Fault;
-use sim::{
-    Change, Faults, Machine, Mix, Oracle, PowerCut, Rng, RunEnd, Workload, World, WorldRef, seeds,
-};
+use reactor::FileId;
+use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Work};
+use sim::{Change, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
 
-const ROUNDS: u32 = 3;
+const LIVES: u32 = 3;
 /// Clients of each kind.
 const RANDOM: u64 = 3;
 const SEQUENTIAL: u64 = 1;
@@ -36,9 +36,7 @@ struct Life {
     /// The set of disks in use.
     set: Rc<Cell<usize>>,
     trouble: Trouble,
-    stop: Cell<bool>,
-    operator_done: Cell<bool>,
-    failure: RefCell<Option<String>>,
+    operator: OperatorState,
 }
 
 fn draw_lab(world: &WorldRef, fault: Option<Fault>, shapes: &[Shape]) -> Lab {
@@ -71,17 +69,13 @@ fn draw_lab(world: &WorldRef, fault: Option<Fault>, shapes: &[Shape]) -> Lab {
 }
 
 impl Life {
-    fn fail(&self, why: String) {
-        self.failure.borrow_mut().get_or_insert(why);
-    }
-
     fn draw<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
         draw(&mut self.lab.world.borrow_mut().rng)
     }
 
     /// Suspends, sets attributes and swaps tables below, at random, until it is stopped.
     async fn operate(self: Rc<Life>) {
-        while !self.stop.get() {
+        while !self.operator.is_stopping() {
             let (pause, dice) = self.draw(|rng| (rng.below(3_000_000), rng.below(8)));
             reactor::sleep(Nanos(pause)).await;
             let outcome = match dice {
@@ -102,15 +96,15 @@ impl Life {
                 _ => Ok(()),
             };
             if let (Err(e), Trouble::None) = (&outcome, self.trouble) {
-                self.fail(e.chain());
+                self.operator.fail(e.chain());
             }
             // Whether it was suspended or that failed, clients go on.
             if let Err(e) = self.rig.dm.resume("cached").await {
-                self.fail(e.chain());
+                self.operator.fail(e.chain());
             }
             self.check().await;
         }
-        self.operator_done.set(true);
+        self.operator.end();
     }
 
     /// Checks what must hold at any time.
@@ -118,7 +112,7 @@ impl Life {
         let limit = self.lab.config.memory_bytes;
         let used = self.rig.number("cache_stat", "memory_used_bytes").await;
         if used > limit {
-            self.fail(format!("{used} bytes of memory are used, {limit} are allowed"));
+            self.operator.fail(format!("{used} bytes of memory are used, {limit} are allowed"));
         }
     }
 
@@ -167,7 +161,7 @@ impl Life {
                     load.read(&*device, range).await
                 };
                 if let Err(why) = outcome {
-                    return self.fail(why);
+                    return self.operator.fail(why);
                 }
             }
         }
@@ -196,92 +190,63 @@ fn simulate(
         oracle.borrow_mut().expect_flush_errors();
         mix.flushes_beside = world.borrow_mut().rng.pick(&[0, 1, 3]);
     }
-    let set = Rc::new(Cell::new(0));
-    for round in 0..ROUNDS {
-        let machine = Machine::boot(&world, 1);
-        let steps = world.borrow().steps();
-        let after = world.borrow_mut().rng.pick(&[200, 2_000, 20_000]);
-        let cut = PowerCut::Step(steps + world.borrow_mut().rng.below(after));
-        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
-        live(&machine, &lab, &oracle, mix, trouble, &set)?;
-        crash(machine, &world, &oracle);
-    }
-    Ok(())
+    let (lives, cut_after) = (LIVES, &[200, 2_000, 20_000][..]);
+    let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
+    test.run(&mut Lives { lab, oracle, mix, trouble, set: Rc::default() })
 }
 
-/// One life of the machine: makes the devices, checks their contents and runs the clients, until
-/// the power is cut or all clients are done.
-fn live(
-    machine: &Machine,
-    lab: &Lab,
-    oracle: &Rc<RefCell<Oracle>>,
+/// The devices, over all lives of a seed.
+struct Lives {
+    lab: Lab,
+    oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
     trouble: Trouble,
-    set: &Rc<Cell<usize>>,
-) -> Result<(), String> {
-    for disk in lab.disks() {
-        lab.world.borrow_mut().set_faults(disk, Faults::default());
-    }
-    let (inner, live_set) = (lab.clone(), set.get());
-    let rig = match machine.block_on(async move { inner.make(live_set).await }) {
-        Ok(made) => made.map_err(|e| e.chain())?,
-        Err(_) => return Ok(()),
-    };
-    let load = Workload::new(&lab.world, oracle, mix);
-    let life = Rc::new(Life {
-        lab: lab.clone(),
-        rig: rig.clone(),
-        load: load.clone(),
-        set: set.clone(),
-        trouble,
-        stop: Cell::new(false),
-        operator_done: Cell::new(false),
-        failure: RefCell::default(),
-    });
-    // First the data that the crash left must be right.
-    match machine.block_on(read_all(load.clone(), rig.device.clone())) {
-        Ok(result) => result?,
-        Err(_) => return Ok(()),
-    }
-    draw_faults(lab, trouble);
-    machine.spawn(0, life.clone().operate());
-    let opened = |nth: u64| -> Rc<dyn BlockDevice> {
-        Rc::new(OpenDevice::new(rig.device.clone(), opener(nth)))
-    };
-    for nth in 0..RANDOM {
-        machine.spawn(0, load.of(opener(nth).0).client(opened(nth), 50));
-    }
-    let sequential_done = Rc::new(Cell::new(0));
-    for nth in 0..SEQUENTIAL {
-        let nth = RANDOM + nth;
-        machine.spawn(0, life.clone().sequential(nth, opened(nth), sequential_done.clone()));
-    }
-    let failed = || life.failure.borrow().is_some() || rig.spoilt.borrow().is_some();
-    let settled = || {
-        let done = load.verdict.is_settled(RANDOM);
-        failed() || load.verdict.result().is_err() || (done && sequential_done.get() == SEQUENTIAL)
-    };
-    let ended = machine.run(settled);
-    let verdict = || {
-        load.verdict.result()?;
-        let why = life.failure.borrow().clone().or_else(|| rig.spoilt.borrow().clone());
-        why.map_or(Ok(()), Err)
-    };
-    verdict()?;
-    match ended {
-        RunEnd::PowerCut => return Ok(()),
-        RunEnd::Idle => return Err(format!("deadlock: clients wait: {:?}", rig.device.status())),
-        RunEnd::Until => life.stop.set(true),
-    }
-    for disk in lab.disks() {
-        lab.world.borrow_mut().set_faults(disk, Faults::default());
-    }
-    let ended = machine.run(|| life.operator_done.get());
-    verdict()?;
-    match ended {
-        RunEnd::PowerCut => Ok(()),
-        RunEnd::Idle => Err(format!("deadlock: the operator waits: {:?}", rig.device.status())),
-        RunEnd::Until => finish(machine, &life),
+    /// The set of disks in use.
+    set: Rc<Cell<usize>>,
+}
+
+impl Engine for Lives {
+    fn live(&mut self, machine: &Machine) -> Step {
+        let lab = &self.lab;
+        let (inner, set) = (lab.clone(), self.set.get());
+        let made = machine.block_on(async move { inner.make(set).await })?;
+        let rig = made.map_err(|e| e.chain())?;
+        let load = Workload::new(&lab.world, &self.oracle, self.mix);
+        let life = Rc::new(Life {
+            lab: lab.clone(),
+            rig: rig.clone(),
+            load: load.clone(),
+            set: self.set.clone(),
+            trouble: self.trouble,
+            operator: OperatorState::default(),
+        });
+        machine.block_on(read_all(load.clone(), rig.device.clone()))??;
+        draw_faults(lab, self.trouble);
+        machine.spawn(0, life.clone().operate());
+        let opened = |nth: u64| -> Rc<dyn BlockDevice> {
+            Rc::new(OpenDevice::new(rig.device.clone(), opener(nth)))
+        };
+        for nth in 0..RANDOM {
+            machine.spawn(0, load.of(opener(nth).0).client(opened(nth), 50));
+        }
+        let sequential_done = Rc::new(Cell::new(0));
+        for nth in 0..SEQUENTIAL {
+            let nth = RANDOM + nth;
+            machine.spawn(0, life.clone().sequential(nth, opened(nth), sequential_done.clone()));
+        }
+        let disks: Vec<FileId> = lab.disks().collect();
+        let work = Work {
+            is_settled: &|| load.verdict.is_settled(RANDOM) && sequential_done.get() == SEQUENTIAL,
+            verdict: &|| {
+                load.verdict.result()?;
+                rig.spoilt.borrow().clone().map_or(Ok(()), Err)
+            },
+            operator: &life.operator,
+            disks: &disks,
+            status: &|| format!("{:?}", rig.device.status()),
+        };
+        harness::work(machine, &lab.world, &work)?;
+        finish(machine, &life)
     }
 }
 
@@ -304,7 +269,7 @@ async fn read_all(load: Workload, device: Rc<dyn BlockDevice>) -> Result<(), Str
 
 /// An orderly end. No fault is active any more, so everything can be written, whatever failed
 /// before; then the device below alone has all the data.
-fn finish(machine: &Machine, life: &Rc<Life>) -> Result<(), String> {
+fn finish(machine: &Machine, life: &Rc<Life>) -> Step {
     let (life, after) = (life.clone(), life.clone());
     let quiet = machine.block_on(async move {
         let (rig, load) = (&life.rig, &life.load);
@@ -340,9 +305,9 @@ fn finish(machine: &Machine, life: &Rc<Life>) -> Result<(), String> {
         found.map_err(|e| format!("the device below, at the end: {e}"))
     });
     if let Some(why) = after.rig.spoilt.borrow().clone() {
-        return Err(why);
+        return Err(why.into());
     }
-    quiet.unwrap_or(Ok(()))
+    Ok(quiet??)
 }
 
 fn draw_faults(lab: &Lab, trouble: Trouble) {
@@ -359,19 +324,6 @@ fn draw_faults(lab: &Lab, trouble: Trouble) {
             ..Faults::default()
         };
         world.set_faults(disk, faults);
-    }
-}
-
-/// Cuts the power, or kills only the process.
-fn crash(machine: Machine, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
-    let killed = world.borrow_mut().rng.below(3) == 0;
-    world.borrow_mut().power_cut_at(None);
-    if killed {
-        machine.kill();
-        oracle.borrow_mut().kill();
-    } else {
-        machine.power_cut();
-        oracle.borrow_mut().crash();
     }
 }
 

@@ -1,33 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Whoever works on a device beside its clients: messages, suspends, changes of options, drains.
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{Error, Nanos, Target};
 use reactor::WaitList;
+use sim::harness::OperatorState;
 use sim::{Rng, WorldRef};
 use writecache::WriteCache;
 
 use super::gate::{Gate, Gated};
 use super::live;
-
-/// What an operator is told, and what it tells.
-#[derive(Default)]
-pub(crate) struct Duty {
-    pub(crate) stop: Cell<bool>,
-    pub(crate) done: Cell<bool>,
-    pub(crate) failure: RefCell<Option<String>>,
-}
-
-impl Duty {
-    pub(crate) fn fail(&self, why: String) {
-        self.failure.borrow_mut().get_or_insert(why);
-    }
-
-    pub(crate) fn failed(&self) -> Option<String> {
-        self.failure.borrow().clone()
-    }
-}
 
 /// Drains for which nobody waits; they may be stopped, late, or one too many.
 #[derive(Default)]
@@ -61,7 +44,7 @@ pub(crate) struct Operator {
     drains: Rc<Drains>,
     around: bool,
     errors_allowed: bool,
-    pub(crate) duty: Duty,
+    pub(crate) state: OperatorState,
 }
 
 impl Operator {
@@ -73,23 +56,23 @@ impl Operator {
         errors_allowed: bool,
     ) -> Rc<Operator> {
         let (world, cache, gate) = (world.clone(), device.cache.clone(), device.gate.clone());
-        let (drains, duty) = Default::default();
-        Rc::new(Operator { world, cache, gate, drains, around, errors_allowed, duty })
+        let (drains, state) = Default::default();
+        Rc::new(Operator { world, cache, gate, drains, around, errors_allowed, state })
     }
 
     pub(crate) async fn work(self: Rc<Self>) {
-        while !self.duty.stop.get() {
+        while !self.state.is_stopping() {
             let (pause, dice) = {
                 let rng = &mut self.world.borrow_mut().rng;
                 (rng.below(3_000_000), rng.below(18))
             };
             reactor::sleep(Nanos(pause)).await;
             if let (Err(e), false) = (self.act(dice).await, self.errors_allowed) {
-                self.duty.fail(e.chain());
+                self.state.fail(e.chain());
             }
         }
         self.drains.stop(&self.cache).await;
-        self.duty.done.set(true);
+        self.state.end();
     }
 
     async fn act(&self, dice: u64) -> Result<(), Error> {

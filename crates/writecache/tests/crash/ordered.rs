@@ -8,15 +8,16 @@ use std::rc::Rc;
 
 use crate::common::alone::{History, Recorded};
 use crate::common::gate::Gate;
-use crate::common::life::{self, Lives};
-use crate::common::operator::{Drains, Duty};
+use crate::common::life;
+use crate::common::operator::Drains;
 use crate::common::{live, number};
 use block::{BlockDevice, Buf, Class, Error, Nanos, Sector, Target};
 use reactor::FileId;
+use sim::harness::{CrashTest, Engine, OperatorState, Step};
 use sim::{Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
 
-const ROUNDS: u32 = 4;
+const LIVES: u32 = 4;
 
 #[derive(Clone)]
 struct Setup {
@@ -125,12 +126,12 @@ struct Operator {
     seen: Rc<Cell<Seen>>,
     drains: Rc<Drains>,
     errors_allowed: bool,
-    duty: Duty,
+    state: OperatorState,
 }
 
 impl Operator {
     async fn work(self: Rc<Self>) {
-        while !self.duty.stop.get() {
+        while !self.state.is_stopping() {
             let (pause, dice) = {
                 let rng = &mut self.world.borrow_mut().rng;
                 (rng.below(1_000_000), rng.below(30))
@@ -148,11 +149,11 @@ impl Operator {
             let acted = if self.errors_allowed { Ok(()) } else { acted };
             let judged = acted.and_then(|()| self.setup.judge(&self.world, &self.seen));
             if let Err(why) = judged {
-                self.duty.fail(why);
+                self.state.fail(why);
             }
         }
         self.drains.stop(&self.cache).await;
-        self.duty.done.set(true);
+        self.state.end();
     }
 
     async fn act(&self, dice: u64) -> Result<(), Error> {
@@ -192,75 +193,76 @@ fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> 
     if with_faults {
         oracle.borrow_mut().expect_flush_errors();
     }
-    for round in 0..ROUNDS {
-        let machine = Machine::boot(&world, 1);
-        life::plan_cut(&world, &[100, 1_000, 5_000, 20_000], round + 1 == ROUNDS);
-        live(&machine, &world, &setup, &oracle, mix, seen)?;
-        life::crash(machine, &world, &oracle);
-        setup.history.borrow_mut().stop();
-        setup.judge(&world, seen).map_err(|e| format!("after life {round}: {e}"))?;
-    }
-    Ok(())
+    let (lives, cut_after) = (LIVES, &[100, 1_000, 5_000, 20_000][..]);
+    let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
+    test.run(&mut Lives { world, setup, oracle, mix, seen: seen.clone() })
 }
 
-/// One life of the machine: open, check what is there, work; until the power goes or all is done.
-fn live(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-    oracle: &Rc<RefCell<Oracle>>,
+/// The cache, over all lives of a seed.
+struct Lives {
+    world: WorldRef,
+    setup: Setup,
+    oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-    seen: &Rc<Cell<Seen>>,
-) -> Lives {
-    let with_faults = mix.errors_allowed;
-    let cache = setup.make(world);
-    if !life::open(machine, &cache)? {
-        return Ok(false);
-    }
-    let recorded = Recorded::over(cache.clone(), &setup.history);
-    let device: Rc<dyn BlockDevice> = recorded.clone();
-    let load = Workload::new(world, oracle, mix);
-    if !life::read_all(machine, &load, &device)? {
-        return Ok(false);
-    }
-    let (target, bytes, at_once) = (cache.clone(), setup.bytes(), setup.unit);
-    let all = machine.block_on(async move {
-        let buf = Buf::alloc(bytes);
-        for at in (0..bytes).step_by(at_once) {
-            let sector = Sector::from_bytes(at as u64);
-            let data = buf.slice(at..at + at_once);
-            reactor::read(&*target, Class::Foreground, sector, data.into()).await.unwrap();
+    seen: Rc<Cell<Seen>>,
+}
+
+impl Engine for Lives {
+    fn live(&mut self, machine: &Machine) -> Step {
+        let (world, setup) = (&self.world, &self.setup);
+        let with_faults = self.mix.errors_allowed;
+        let cache = setup.make(world);
+        life::open(machine, &cache)?;
+        let recorded = Recorded::over(cache.clone(), &setup.history);
+        let device: Rc<dyn BlockDevice> = recorded.clone();
+        let load = Workload::new(world, &self.oracle, self.mix);
+        life::verify(machine, &load, &device)?;
+        self.record(machine, &cache)?;
+        if with_faults {
+            draw_faults(world, setup);
         }
-        buf
-    });
-    match all {
-        Ok(buf) => buf.read(|data| setup.history.borrow_mut().recovered(data))?,
-        Err(_) => return Ok(false),
+        let operator = Rc::new(Operator {
+            world: world.clone(),
+            setup: setup.clone(),
+            cache: cache.clone(),
+            gate: recorded.gate.clone(),
+            seen: self.seen.clone(),
+            drains: Rc::default(),
+            errors_allowed: with_faults,
+            state: OperatorState::default(),
+        });
+        machine.spawn(0, operator.clone().work());
+        let disks = [setup.cache, setup.origin];
+        life::work(machine, world, &load, &device, &cache, &operator.state, disks)?;
+        let origin = world.borrow().leaf(setup.origin);
+        let quiet = machine.block_on(async move {
+            let is_whole = life::end(&cache, &load, with_faults).await?;
+            if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
+        });
+        Ok(quiet??)
     }
-    if with_faults {
-        draw_faults(world, setup);
+
+    fn check_crash(&mut self) -> Result<(), String> {
+        self.setup.history.borrow_mut().stop();
+        self.setup.judge(&self.world, &self.seen)
     }
-    let operator = Rc::new(Operator {
-        world: world.clone(),
-        setup: setup.clone(),
-        cache: cache.clone(),
-        gate: recorded.gate.clone(),
-        seen: seen.clone(),
-        drains: Rc::default(),
-        errors_allowed: with_faults,
-        duty: Duty::default(),
-    });
-    machine.spawn(0, operator.clone().work());
-    let disks = [setup.cache, setup.origin];
-    if !life::work(machine, world, &load, &device, &cache, &operator.duty, disks)? {
-        return Ok(false);
+}
+
+impl Lives {
+    /// Tells the history what the cache holds after its recovery.
+    fn record(&self, machine: &Machine, cache: &Rc<WriteCache>) -> Step {
+        let (target, bytes, at_once) = (cache.clone(), self.setup.bytes(), self.setup.unit);
+        let buf = machine.block_on(async move {
+            let buf = Buf::alloc(bytes);
+            for at in (0..bytes).step_by(at_once) {
+                let sector = Sector::from_bytes(at as u64);
+                let data = buf.slice(at..at + at_once);
+                reactor::read(&*target, Class::Foreground, sector, data.into()).await.unwrap();
+            }
+            buf
+        })?;
+        Ok(buf.read(|data| self.setup.history.borrow_mut().recovered(data))?)
     }
-    let origin = world.borrow().leaf(setup.origin);
-    let quiet = machine.block_on(async move {
-        let is_whole = life::end(&cache, &load, with_faults).await?;
-        if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
-    });
-    quiet.map_or(Ok(false), |end| end.map(|()| true))
 }
 
 fn draw_faults(world: &WorldRef, setup: &Setup) {

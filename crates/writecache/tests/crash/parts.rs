@@ -8,17 +8,18 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::common::gate::Gated;
-use crate::common::life::{self, Lives};
+use crate::common::life;
 use crate::common::operator::Operator;
 use crate::common::whole::Whole;
 use crate::common::{live, number, spread};
 use block::{BlockDevice, Sector};
 use policy::destage::Costs;
 use reactor::FileId;
+use sim::harness::{CrashTest, Engine, Step};
 use sim::{Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
 
-const ROUNDS: u32 = 4;
+const LIVES: u32 = 4;
 /// An origin on which every gap is worth being filled.
 const EAGER: Costs = Costs {
     command_ns: 1_000_000_000,
@@ -143,52 +144,49 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     if with_faults {
         oracle.borrow_mut().expect_flush_errors();
     }
-    for round in 0..ROUNDS {
-        let machine = Machine::boot(&world, setup.cores);
-        life::plan_cut(&world, &[40, 200, 2_000, 20_000], round + 1 == ROUNDS);
-        live(&machine, &world, &setup, &oracle, mix)?;
-        life::crash(machine, &world, &oracle);
-    }
-    Ok(())
+    let (lives, cut_after) = (LIVES, &[40, 200, 2_000, 20_000][..]);
+    let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
+    test.run(&mut Lives { world, setup, oracle, mix })
 }
 
-/// One life of the machine: open, check what is there, work; until the power goes or all is done.
-fn live(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-    oracle: &Rc<RefCell<Oracle>>,
+/// The cache, over all lives of a seed.
+struct Lives {
+    world: WorldRef,
+    setup: Setup,
+    oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-) -> Lives {
-    let with_faults = mix.errors_allowed;
-    let cache = setup.make(world);
-    if !life::open(machine, &cache)? {
-        return Ok(false);
+}
+
+impl Engine for Lives {
+    fn begin_life(&mut self) -> u16 {
+        self.setup.cores
     }
-    SPREAD.set(SPREAD.get() + u64::from(setup.cores > 1));
-    let gated = Gated::new(cache.clone());
-    let device: Rc<dyn BlockDevice> = gated.clone();
-    let load = Workload::new(world, oracle, mix);
-    // What a crash left must be there before anything else happens.
-    if !life::read_all(machine, &load, &device)? {
-        return Ok(false);
+
+    fn live(&mut self, machine: &Machine) -> Step {
+        let (world, setup) = (&self.world, &self.setup);
+        let with_faults = self.mix.errors_allowed;
+        let cache = setup.make(world);
+        life::open(machine, &cache)?;
+        SPREAD.set(SPREAD.get() + u64::from(setup.cores > 1));
+        let gated = Gated::new(cache.clone());
+        let device: Rc<dyn BlockDevice> = gated.clone();
+        let load = Workload::new(world, &self.oracle, self.mix);
+        life::verify(machine, &load, &device)?;
+        if with_faults {
+            draw_faults(world, setup);
+        }
+        let operator = Operator::of(world, &gated, setup.around, with_faults);
+        machine.spawn(0, operator.clone().work());
+        let disks = [setup.cache, setup.origin];
+        life::work(machine, world, &load, &device, &cache, &operator.state, disks)?;
+        let origin = Rc::new(Whole(world.borrow().leaf(setup.origin)));
+        let quiet = machine.block_on(async move {
+            let is_whole = life::end(&cache, &load, with_faults).await?;
+            GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
+            if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
+        });
+        Ok(quiet??)
     }
-    if with_faults {
-        draw_faults(world, setup);
-    }
-    let operator = Operator::of(world, &gated, setup.around, with_faults);
-    machine.spawn(0, operator.clone().work());
-    let disks = [setup.cache, setup.origin];
-    if !life::work(machine, world, &load, &device, &cache, &operator.duty, disks)? {
-        return Ok(false);
-    }
-    let origin = Rc::new(Whole(world.borrow().leaf(setup.origin)));
-    let quiet = machine.block_on(async move {
-        let is_whole = life::end(&cache, &load, with_faults).await?;
-        GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
-        if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
-    });
-    quiet.map_or(Ok(false), |end| end.map(|()| true))
 }
 
 fn draw_faults(world: &WorldRef, setup: &Setup) {

@@ -9,11 +9,12 @@ use std::rc::Rc;
 use crate::common::gate::Gate;
 use block::{Bio, BlockDevice, Limits, Nanos, Sector, Target};
 use reactor::FileId;
-use sim::{Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, WorldRef, seeds};
+use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Work};
+use sim::{Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
 use writecache::{Config, Mutation, WriteCache};
 
 const CLIENTS: u64 = 3;
-const ROUNDS: u32 = 3;
+const LIVES: u32 = 3;
 
 #[derive(Clone)]
 struct Setup {
@@ -95,31 +96,30 @@ impl BlockDevice for Mapped {
     }
 }
 
-/// What the operator has done, and what came of it.
-#[derive(Default)]
+/// Loads tables, one after the other.
 struct Operator {
-    stop: Cell<bool>,
-    done: Cell<bool>,
-    failure: RefCell<Option<String>>,
+    setup: Setup,
+    device: Rc<Mapped>,
+    mutation: Mutation,
+    state: OperatorState,
 }
 
 impl Operator {
-    async fn reload(self: Rc<Self>, setup: Setup, device: Rc<Mapped>, mutation: Mutation) {
+    async fn work(self: Rc<Self>) {
         let pause = |most: u64| {
-            let pause = setup.world.borrow_mut().rng.below(most);
+            let pause = self.setup.world.borrow_mut().rng.below(most);
             reactor::sleep(Nanos(pause))
         };
-        while !self.stop.get() {
+        while !self.state.is_stopping() {
             pause(2_000_000).await;
-            let new = setup.load(mutation);
+            let new = self.setup.load(self.mutation);
             pause(2_000_000).await;
-            if let Err(why) = device.swap(new).await {
-                *self.failure.borrow_mut() = Some(why);
-                return;
+            if let Err(why) = self.device.swap(new).await {
+                return self.state.fail(why);
             }
             RELOADS.set(RELOADS.get() + 1);
         }
-        self.done.set(true);
+        self.state.end();
     }
 }
 
@@ -134,65 +134,53 @@ fn simulate(seed: u64, mutation: Mutation) -> Result<(), String> {
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
     let mut mix = Mix { blocks_max: 4, discards: 0, ..Mix::default() };
     mix.think_ns_max = world.borrow_mut().rng.pick(&[0, 20_000, 1_000_000]);
-    for round in 0..ROUNDS {
-        let machine = Machine::boot(&world, 1);
-        let steps = world.borrow().steps();
-        let after = world.borrow_mut().rng.pick(&[500, 5_000]);
-        let cut = PowerCut::Step(steps + world.borrow_mut().rng.below(after));
-        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
-        live(&machine, &setup, &oracle, mix, mutation)?;
-        world.borrow_mut().power_cut_at(None);
-        machine.power_cut();
-        oracle.borrow_mut().crash();
-    }
-    Ok(())
+    let (lives, cut_after) = (LIVES, &[500, 5_000][..]);
+    let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
+    test.run(&mut Lives { setup, oracle, mix, mutation })
 }
 
-/// One life of the machine, until the power goes or all is done.
-fn live(
-    machine: &Machine,
-    setup: &Setup,
-    oracle: &Rc<RefCell<Oracle>>,
+/// The device, over all lives of a seed.
+struct Lives {
+    setup: Setup,
+    oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
     mutation: Mutation,
-) -> Result<(), String> {
-    let first = setup.load(Mutation::None);
-    match machine.block_on(first.clone().resume()) {
-        Ok(opened) => opened.map_err(|e| e.chain())?,
-        Err(_) => return Ok(()),
+}
+
+impl Engine for Lives {
+    fn live(&mut self, machine: &Machine) -> Step {
+        let setup = &self.setup;
+        let first = setup.load(Mutation::None);
+        machine.block_on(first.clone().resume())?.map_err(|e| e.chain())?;
+        let device = Mapped::over(first);
+        let load = Workload::new(&setup.world, &self.oracle, self.mix);
+        machine.block_on(load.read_all(device.clone()))??;
+        let operator = Rc::new(Operator {
+            setup: setup.clone(),
+            device: device.clone(),
+            mutation: self.mutation,
+            state: OperatorState::default(),
+        });
+        machine.spawn(0, operator.clone().work());
+        for _ in 0..CLIENTS {
+            machine.spawn(0, load.client(device.clone(), 60));
+        }
+        let work = Work {
+            is_settled: &|| load.verdict.is_settled(CLIENTS),
+            verdict: &|| load.verdict.result(),
+            operator: &operator.state,
+            disks: &[],
+            status: &|| device.live.borrow().status(),
+        };
+        harness::work(machine, &setup.world, &work)?;
+        let end = machine.block_on(async move {
+            let live = device.live.borrow().clone();
+            live.clone().message(vec!["flush".to_owned()]).await.map_err(|e| e.chain())?;
+            live.check();
+            load.read_all(device.clone()).await
+        });
+        Ok(end??)
     }
-    let device = Mapped::over(first);
-    let load = Workload::new(&setup.world, oracle, mix);
-    match machine.block_on(load.read_all(device.clone())) {
-        Ok(read) => read?,
-        Err(_) => return Ok(()),
-    }
-    let operator = Rc::new(Operator::default());
-    machine.spawn(0, operator.clone().reload(setup.clone(), device.clone(), mutation));
-    for _ in 0..CLIENTS {
-        machine.spawn(0, load.client(device.clone(), 60));
-    }
-    let failed = || operator.failure.borrow().clone();
-    let mut ended = machine.run(|| load.verdict.is_settled(CLIENTS) || failed().is_some());
-    load.verdict.result()?;
-    failed().map_or(Ok(()), Err)?;
-    if ended == RunEnd::Until {
-        operator.stop.set(true);
-        ended = machine.run(|| operator.done.get() || failed().is_some());
-        failed().map_or(Ok(()), Err)?;
-    }
-    match ended {
-        RunEnd::PowerCut => return Ok(()),
-        RunEnd::Idle => return Err("deadlock".to_owned()),
-        RunEnd::Until => {}
-    }
-    let end = machine.block_on(async move {
-        let live = device.live.borrow().clone();
-        live.clone().message(vec!["flush".to_owned()]).await.map_err(|e| e.chain())?;
-        live.check();
-        load.read_all(device.clone()).await
-    });
-    end.unwrap_or(Ok(()))
 }
 
 #[test]

@@ -6,11 +6,12 @@ use std::rc::Rc;
 use block::{BlockDevice, Sector};
 use policy::destage::Costs;
 use reactor::FileId;
+use sim::harness::{CrashTest, Engine, Step};
 use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
 use writecache::{Config, MediaFormat, Mutation, Order, WriteCache};
 
 use crate::common::gate::Gated;
-use crate::common::life::{self, Lives};
+use crate::common::life;
 use crate::common::operator::Operator;
 use crate::common::{kernel, live, number};
 
@@ -173,15 +174,6 @@ impl Setup {
     }
 }
 
-/// Opens the cache, and asks after every crash whether the kernel would open it too.
-fn open(machine: &Machine, world: &WorldRef, setup: &Setup, cache: &Rc<WriteCache>) -> Lives {
-    if setup.config.format == Some(MediaFormat::Dm) {
-        let found = kernel::survey(world, setup.cache, &setup.config);
-        found.map_err(|why| format!("the kernel would not open it: {why}"))?;
-    }
-    life::open(machine, cache)
-}
-
 pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let Plan { with_faults, .. } = plan;
     let world = World::new(seed);
@@ -210,49 +202,83 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         let failed = move |offset, data: &[u8]| told.borrow_mut().failed_below(offset, data);
         world.borrow_mut().on_failed_write(setup.origin, failed);
     }
-    for round in 0..plan.rounds {
-        let machine = Machine::boot(&world, 1);
-        setup.reload(&mut world.borrow_mut().rng);
-        let mix = Mix { discards: if setup.config.ordered { 0 } else { mix.discards }, ..mix };
-        life::plan_cut(&world, plan.cut_after, round + 1 == plan.rounds);
-        live(&machine, &world, &setup, &oracle, mix)?;
-        life::crash(machine, &world, &oracle);
-    }
-    Ok(())
+    let test = CrashTest {
+        world: world.clone(),
+        oracle: oracle.clone(),
+        lives: plan.rounds,
+        cut_after: plan.cut_after,
+    };
+    test.run(&mut Lives { world, setup, oracle, mix })
 }
 
-/// One life of the machine: open, check what is there, work; until the power goes or all is done.
-fn live(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-    oracle: &Rc<RefCell<Oracle>>,
+/// The cache, over all lives of a seed.
+struct Lives {
+    world: WorldRef,
+    setup: Setup,
+    oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-) -> Lives {
-    let with_faults = mix.errors_allowed;
-    let cache = setup.make(world);
-    if !open(machine, world, setup, &cache)? {
-        return Ok(false);
+}
+
+impl Engine for Lives {
+    fn begin_life(&mut self) -> u16 {
+        self.setup.reload(&mut self.world.borrow_mut().rng);
+        1
     }
-    let gated = Gated::new(cache.clone());
-    let device: Rc<dyn BlockDevice> = gated.clone();
-    let load = Workload::new(world, oracle, mix);
-    // What a crash left must be there before anything else happens.
-    if !life::read_all(machine, &load, &device)? {
-        return Ok(false);
+
+    fn live(&mut self, machine: &Machine) -> Step {
+        let (world, setup) = (&self.world, &self.setup);
+        let discards = if setup.config.ordered { 0 } else { self.mix.discards };
+        let mix = Mix { discards, ..self.mix };
+        let with_faults = mix.errors_allowed;
+        let cache = setup.make(world);
+        self.open(machine, &cache)?;
+        let gated = Gated::new(cache.clone());
+        let device: Rc<dyn BlockDevice> = gated.clone();
+        let load = Workload::new(world, &self.oracle, mix);
+        life::verify(machine, &load, &device)?;
+        if with_faults {
+            draw_faults(world, setup);
+        }
+        let operator = Operator::of(world, &gated, setup.around, with_faults);
+        machine.spawn(0, operator.clone().work());
+        let disks = [setup.cache, setup.origin];
+        let worked = life::work(machine, world, &load, &device, &cache, &operator.state, disks);
+        GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
+        worked?;
+        self.finish(machine, &cache, &load)
     }
-    if with_faults {
-        draw_faults(world, setup);
+}
+
+impl Lives {
+    /// Opens the cache, and asks after every crash whether the kernel would open it too.
+    fn open(&self, machine: &Machine, cache: &Rc<WriteCache>) -> Step {
+        if self.setup.config.format == Some(MediaFormat::Dm) {
+            let found = kernel::survey(&self.world, self.setup.cache, &self.setup.config);
+            found.map_err(|why| format!("the kernel would not open it: {why}"))?;
+        }
+        life::open(machine, cache)
     }
-    let operator = Operator::of(world, &gated, setup.around, with_faults);
-    machine.spawn(0, operator.clone().work());
-    let disks = [setup.cache, setup.origin];
-    let worked = life::work(machine, world, &load, &device, &cache, &operator.duty, disks);
-    GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
-    if !worked? {
-        return Ok(false);
+
+    /// A quiet end; then the origin alone is the device.
+    fn finish(&self, machine: &Machine, cache: &Rc<WriteCache>, load: &Workload) -> Step {
+        let with_faults = self.mix.errors_allowed;
+        let (cache, load) = (cache.clone(), load.clone());
+        let (setup, world) = (self.setup.clone(), self.world.clone());
+        let quiet = machine.block_on(async move {
+            if !life::end(&cache, &load, with_faults).await? {
+                return Ok(());
+            }
+            if setup.config.format == Some(MediaFormat::Dm) {
+                let found = kernel::survey(&world, setup.cache, &setup.config)?;
+                if found.is_none_or(|f| !f.live.is_empty() || !f.leftovers.is_empty()) {
+                    return Err("the kernel finds blocks after a flush".to_owned());
+                }
+            }
+            let origin = world.borrow().leaf(setup.origin);
+            life::read_origin(origin, &load).await
+        });
+        Ok(quiet??)
     }
-    finish(machine, world, setup, &cache, &load, with_faults)
 }
 
 fn draw_faults(world: &WorldRef, setup: &Setup) {
@@ -278,30 +304,4 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
         };
         w.set_faults(disk, faults);
     }
-}
-
-/// A quiet end; then the origin alone is the device.
-fn finish(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-    cache: &Rc<WriteCache>,
-    load: &Workload,
-    with_faults: bool,
-) -> Lives {
-    let (cache, load, setup, world) = (cache.clone(), load.clone(), setup.clone(), world.clone());
-    let quiet = machine.block_on(async move {
-        if !life::end(&cache, &load, with_faults).await? {
-            return Ok(());
-        }
-        if setup.config.format == Some(MediaFormat::Dm) {
-            let found = kernel::survey(&world, setup.cache, &setup.config)?;
-            if found.is_none_or(|f| !f.live.is_empty() || !f.leftovers.is_empty()) {
-                return Err("the kernel finds blocks after a flush".to_owned());
-            }
-        }
-        let origin = world.borrow().leaf(setup.origin);
-        life::read_origin(origin, &load).await
-    });
-    quiet.map_or(Ok(false), |end| end.map(|()| true))
 }

@@ -11,11 +11,12 @@ use std::rc::Rc;
 use crate::common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS, vanish};
 use block::{BlockDevice, CoreId, Error, Nanos, Sector, Target};
 use reactor::FileId;
-use sim::{Faults, Machine, Mix, Oracle, PowerCut, RunEnd, Workload, World, WorldRef, seeds};
+use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Work};
+use sim::{Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
 use zram::{Config, Fault, NoFiles, Zram};
 
 const CLIENTS: u64 = 4;
-const ROUNDS: u32 = 4;
+const LIVES: u32 = 4;
 
 /// The setup of a seed.
 #[derive(Clone)]
@@ -65,40 +66,42 @@ impl Setup {
 }
 
 /// Commands and suspends, at random, until stopped.
-async fn operator(world: WorldRef, target: Rc<Zram>, gate: Rc<Gate>, slots: u64) {
-    while !gate.stop.get() {
-        let (pause, dice, low) = {
-            let rng = &mut world.borrow_mut().rng;
-            (rng.below(3_000_000), rng.below(12), rng.below(slots))
-        };
-        reactor::sleep(Nanos(pause)).await;
-        let set = |name: &str, value: &str| {
-            target.clone().set_attribute(name.to_owned(), value.to_owned())
-        };
-        let outcome = match dice {
-            0 => set("idle", "all").await,
-            1 | 2 => set("writeback", "idle").await,
-            3 | 4 => set("writeback", &format!("page_indexes={low}-{}", slots - 1)).await,
-            5 => set("writeback", "huge").await,
-            6 => set("recompress", "algo=zstd").await,
-            7 => set("compact", "1").await,
-            8 | 9 => gate.suspend_and_resume(&target).await,
-            _ => Ok(()),
-        };
-        if let (Err(e), false) = (outcome, gate.errors_allowed) {
-            gate.failure.borrow_mut().get_or_insert(e.chain());
-        }
-    }
-    gate.operator_done.set(true);
+struct Operator {
+    world: WorldRef,
+    target: Rc<Zram>,
+    gate: Rc<Gate>,
+    slots: u64,
+    errors_allowed: bool,
+    state: OperatorState,
 }
 
-/// Opens the device. `Err(None)`: the power went.
-fn open(machine: &Machine, target: &Rc<Zram>) -> Result<(), Option<String>> {
-    let target = target.clone();
-    match machine.block_on(async move { target.resume().await }) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(e)) => Err(Some(format!("open failed: {}", e.chain()))),
-        Err(_) => Err(None),
+impl Operator {
+    async fn work(self: Rc<Self>) {
+        let (target, slots) = (&self.target, self.slots);
+        while !self.state.is_stopping() {
+            let (pause, dice, low) = {
+                let rng = &mut self.world.borrow_mut().rng;
+                (rng.below(3_000_000), rng.below(12), rng.below(slots))
+            };
+            reactor::sleep(Nanos(pause)).await;
+            let set = |name: &str, value: &str| {
+                target.clone().set_attribute(name.to_owned(), value.to_owned())
+            };
+            let outcome = match dice {
+                0 => set("idle", "all").await,
+                1 | 2 => set("writeback", "idle").await,
+                3 | 4 => set("writeback", &format!("page_indexes={low}-{}", slots - 1)).await,
+                5 => set("writeback", "huge").await,
+                6 => set("recompress", "algo=zstd").await,
+                7 => set("compact", "1").await,
+                8 | 9 => self.gate.suspend_and_resume(target).await,
+                _ => Ok(()),
+            };
+            if let (Err(e), false) = (outcome, self.errors_allowed) {
+                self.state.fail(e.chain());
+            }
+        }
+        self.state.end();
     }
 }
 
@@ -118,71 +121,75 @@ fn simulate(seed: u64, fault: Option<Fault>, with_faults: bool, tight: bool) -> 
     if with_faults {
         oracle.borrow_mut().expect_flush_errors();
     }
-    for round in 0..ROUNDS {
-        let cores = world.borrow_mut().rng.pick(&[1, 2]);
-        let machine = Machine::boot(&world, cores);
-        let steps = world.borrow().steps();
-        let after = world.borrow_mut().rng.pick(&[200, 2_000, 20_000]);
-        let cut = PowerCut::Step(steps + world.borrow_mut().rng.below(after));
-        world.borrow_mut().power_cut_at((round + 1 < ROUNDS).then_some(cut));
-        let target = setup.make(&machine, &world, cores);
-        let lived = live(&machine, &world, &setup, &oracle, mix, &target, with_faults);
-        crash(machine, target, &world, &oracle);
-        lived?;
-    }
-    Ok(())
+    let (lives, cut_after) = (LIVES, &[200, 2_000, 20_000][..]);
+    let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
+    test.run(&mut Lives { world, setup, oracle, mix, with_faults, cores: 0, target: None })
 }
 
-/// One life of the machine: opens the device, checks its data and runs the clients, until the power
-/// is cut or all are done.
-fn live(
-    machine: &Machine,
-    world: &WorldRef,
-    setup: &Setup,
-    oracle: &Rc<RefCell<Oracle>>,
+/// The device over all lives of a seed.
+struct Lives {
+    world: WorldRef,
+    setup: Setup,
+    oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-    target: &Rc<Zram>,
     with_faults: bool,
-) -> Result<(), String> {
-    match open(machine, target) {
-        Ok(()) => {}
-        Err(Some(why)) => return Err(why),
-        Err(None) => return Ok(()),
+    cores: u16,
+    /// Of this life.
+    target: Option<Rc<Zram>>,
+}
+
+impl Engine for Lives {
+    fn begin_life(&mut self) -> u16 {
+        self.cores = self.world.borrow_mut().rng.pick(&[1, 2]);
+        self.cores
     }
-    let gate = Rc::new(Gate { errors_allowed: mix.errors_allowed, ..Gate::default() });
-    let gated = Gated { target: target.clone(), gate: gate.clone() };
-    let device: Rc<dyn BlockDevice> = Rc::new(Noisy(Rc::new(gated)));
-    let device: Rc<dyn BlockDevice> =
-        if with_faults { device } else { Rc::new(ReadsDoNotFail(device)) };
-    let load = Workload::new(world, oracle, mix);
-    // What a crash left must be there before anything else happens, and without an error.
-    let strict = Workload::new(world, oracle, Mix { errors_allowed: false, ..mix });
-    match machine.block_on(strict.read_all(device.clone())) {
-        Ok(result) => result?,
-        Err(_) => return Ok(()),
+
+    fn live(&mut self, machine: &Machine) -> Step {
+        let (world, mix) = (&self.world, self.mix);
+        let target = self.setup.make(machine, world, self.cores);
+        self.target = Some(target.clone());
+        let opening = target.clone();
+        let opened = machine.block_on(async move { opening.resume().await })?;
+        opened.map_err(|e| format!("open failed: {}", e.chain()))?;
+        let gate = Rc::new(Gate::default());
+        let gated = Gated { target: target.clone(), gate: gate.clone() };
+        let device: Rc<dyn BlockDevice> = Rc::new(Noisy(Rc::new(gated)));
+        let device: Rc<dyn BlockDevice> =
+            if self.with_faults { device } else { Rc::new(ReadsDoNotFail(device)) };
+        let load = Workload::new(world, &self.oracle, mix);
+        // What a crash left must be there without an error.
+        let strict = Workload::new(world, &self.oracle, Mix { errors_allowed: false, ..mix });
+        machine.block_on(strict.read_all(device.clone()))??;
+        if self.with_faults {
+            draw_faults(world, &self.setup);
+        }
+        let operator = Rc::new(Operator {
+            world: world.clone(),
+            target: target.clone(),
+            gate,
+            slots: self.setup.slots,
+            errors_allowed: mix.errors_allowed,
+            state: OperatorState::default(),
+        });
+        machine.spawn(0, operator.clone().work());
+        for _ in 0..CLIENTS {
+            machine.spawn(0, load.client(device.clone(), 80));
+        }
+        let work = Work {
+            is_settled: &|| load.verdict.is_settled(CLIENTS),
+            verdict: &|| load.verdict.result(),
+            operator: &operator.state,
+            disks: &[self.setup.disk],
+            status: &|| target.status(),
+        };
+        harness::work(machine, world, &work)?;
+        finish(machine, &strict, &target, mix.errors_allowed)
     }
-    if with_faults {
-        draw_faults(world, setup);
-    }
-    machine.spawn(0, operator(world.clone(), target.clone(), gate.clone(), setup.slots));
-    for _ in 0..CLIENTS {
-        machine.spawn(0, load.client(device.clone(), 80));
-    }
-    let ended = machine.run(|| load.verdict.is_settled(CLIENTS) || gate.failure.borrow().is_some());
-    load.verdict.result()?;
-    if let Some(why) = gate.failure.borrow().clone() {
-        return Err(format!("operator: {why}"));
-    }
-    world.borrow_mut().set_faults(setup.disk, Faults::default());
-    match ended {
-        RunEnd::PowerCut => return Ok(()),
-        RunEnd::Idle => return Err(format!("deadlock: clients wait: {}", target.status())),
-        RunEnd::Until => gate.stop.set(true),
-    }
-    match machine.run(|| gate.operator_done.get()) {
-        RunEnd::PowerCut => Ok(()),
-        RunEnd::Idle => Err(format!("deadlock: a command waits: {}", target.status())),
-        RunEnd::Until => finish(machine, &strict, target, mix.errors_allowed),
+
+    fn end_life(&mut self, machine: &Machine) {
+        if let Some(target) = self.target.take() {
+            vanish(machine, target);
+        }
     }
 }
 
@@ -197,27 +204,8 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
     w.set_faults(setup.disk, faults);
 }
 
-/// The power goes, or only the process.
-fn crash(machine: Machine, target: Rc<Zram>, world: &WorldRef, oracle: &Rc<RefCell<Oracle>>) {
-    vanish(&machine, target);
-    let killed = world.borrow_mut().rng.below(3) == 0;
-    world.borrow_mut().power_cut_at(None);
-    if killed {
-        machine.kill();
-        oracle.borrow_mut().kill();
-    } else {
-        machine.power_cut();
-        oracle.borrow_mut().crash();
-    }
-}
-
 /// A quiet end: read all, suspend, read all again.
-fn finish(
-    machine: &Machine,
-    load: &Workload,
-    target: &Rc<Zram>,
-    errors_allowed: bool,
-) -> Result<(), String> {
+fn finish(machine: &Machine, load: &Workload, target: &Rc<Zram>, errors_allowed: bool) -> Step {
     let (load, target) = (load.clone(), target.clone());
     let quiet = machine.block_on(async move {
         let device: Rc<dyn BlockDevice> = Rc::new(Noisy(target.clone()));
@@ -231,7 +219,7 @@ fn finish(
         target.clone().resume().await.map_err(|e| e.chain())?;
         load.read_all(device).await
     });
-    quiet.unwrap_or(Ok(()))
+    Ok(quiet??)
 }
 
 #[test]

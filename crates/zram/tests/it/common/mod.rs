@@ -4,7 +4,7 @@
 
 pub(crate) mod media;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Buf, Error, Limits, Op, Sector, Status, Target};
@@ -30,10 +30,6 @@ pub(crate) struct Gate {
     pub(crate) closed: Cell<bool>,
     pub(crate) in_flight: Cell<u64>,
     pub(crate) changed: WaitList,
-    pub(crate) stop: Cell<bool>,
-    pub(crate) operator_done: Cell<bool>,
-    pub(crate) errors_allowed: bool,
-    pub(crate) failure: RefCell<Option<String>>,
 }
 
 impl Gate {

@@ -7,7 +7,7 @@
 #   scripts/setup.sh          programs for the end-to-end tests, compiler check
 #   scripts/setup.sh lint     rustfmt and clippy only
 #   scripts/setup.sh peers    what bench-peers compares with besides
-#   scripts/setup.sh fuzz     cargo-fuzz, into target/tools; exit status 3 where there is no nightly
+#   scripts/setup.sh fuzz     for make fuzz; exit status 3 where there is no nightly toolchain
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -44,7 +44,7 @@ nbdfuse             | libnbd-bin                      | a peer to compare with
 
 # Only `make fuzz`.
 NEEDED_TO_FUZZ='
-c++                 | g++                             | cargo-fuzz compiles libFuzzer
+c++                 | g++                             | fuzz targets are linked with libFuzzer, compiled from C++
 '
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -166,21 +166,13 @@ check_component() {
         "('rustup component add $component', or your distribution's package rust$component)"
 }
 
-# cargo-fuzz goes to target/tools, so that nobody's home directory changes.
-install_fuzz() {
+check_nightly() {
     if ! have rustup || ! rustup run nightly rustc --version >/dev/null 2>&1; then
         say "no nightly toolchain: fuzzing is not possible here" \
             "('rustup toolchain install nightly' brings one)"
         exit 3
     fi
     install_programs "$NEEDED_TO_FUZZ"
-    if have cargo-fuzz || [ -x target/tools/bin/cargo-fuzz ]; then
-        return
-    fi
-    say "installing cargo-fuzz into target/tools (make fuzz needs it; about a minute)"
-    CARGO_TARGET_DIR=target/tools/build cargo install cargo-fuzz --locked --quiet \
-        --root target/tools || die "could not install cargo-fuzz"
-    rm -rf target/tools/build
 }
 
 case "${1:-all}" in
@@ -200,7 +192,7 @@ peers)
     ;;
 fuzz)
     check_rust
-    install_fuzz
+    check_nightly
     ;;
 *)
     printf 'usage: scripts/setup.sh [all|lint|peers|fuzz]\n' >&2

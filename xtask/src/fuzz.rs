@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs every fuzz target for a bounded time, with cargo-fuzz and the nightly toolchain.
+//! Builds every fuzz target with the nightly toolchain, and runs each for a bounded time: as many
+//! at once as there are cores.
 //!
-//! Inputs that reach new code are kept in fuzz/corpus (not in git); those worth keeping for
-//! everyone are copied by hand to fuzz/seeds/TARGET and tried first in every run.
+//! ```text
+//!   fuzz/seeds/TARGET      inputs that every run tries first, in git
+//!   fuzz/corpus/TARGET     inputs that reached new code on this machine
+//!   fuzz/artifacts/TARGET  inputs that failed
+//! ```
+//!
+//! What is worth keeping for everyone is copied by hand from `corpus` to `seeds`.
 
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 /// The exit status by which scripts/setup.sh says that this machine cannot fuzz.
 const NO_NIGHTLY: i32 = 3;
@@ -36,11 +43,18 @@ pub(crate) fn run(root: &Path, seconds: u32) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if !build(root) {
+        return ExitCode::FAILURE;
+    }
+    let at_once = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut failed = Vec::new();
-    for target in &targets {
-        println!("fuzz: {target}, {seconds} s");
-        if !run_one(root, target, seconds) {
-            failed.push(target.as_str());
+    for group in targets.chunks(at_once) {
+        println!("fuzz: {}, {seconds} s", group.join(" "));
+        let runs: Vec<_> = group.iter().map(|target| start(root, target, seconds)).collect();
+        for (target, run) in group.iter().zip(runs) {
+            if !run.and_then(finish).unwrap_or_else(|problem| report(target, &problem)) {
+                failed.push(target.as_str());
+            }
         }
     }
     if failed.is_empty() {
@@ -49,6 +63,12 @@ pub(crate) fn run(root: &Path, seconds: u32) -> ExitCode {
     }
     eprintln!("fuzz: FAILED: {}; inputs are in fuzz/artifacts", failed.join(" "));
     ExitCode::FAILURE
+}
+
+/// Prints why a target could not run, which is a failure.
+fn report(target: &str, problem: &str) -> bool {
+    eprintln!("fuzz: {target}: {problem}");
+    false
 }
 
 /// Names of the targets: one file each in fuzz/fuzz_targets.
@@ -63,39 +83,83 @@ fn targets(fuzz: &Path) -> Result<Vec<String>, String> {
     if names.is_empty() { Err(format!("{}: no targets", folder.display())) } else { Ok(names) }
 }
 
-fn run_one(root: &Path, target: &str, seconds: u32) -> bool {
-    let corpus = format!("fuzz/corpus/{target}");
-    let seeds = format!("fuzz/seeds/{target}");
-    if let Err(e) = std::fs::create_dir_all(root.join(&corpus)) {
-        eprintln!("fuzz: {corpus}: {e}");
-        return false;
-    }
+/// What makes a program that libFuzzer can guide: counters on all edges, comparisons traced; and
+/// AddressSanitizer. The flags are those of cargo-fuzz.
+const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Ccodegen-units=1 \
+     -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
+     -Cllvm-args=-sanitizer-coverage-stack-depth \
+     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
+
+/// Named, so that what runs while building is built without the sanitizer.
+fn host() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+fn build(root: &Path) -> bool {
     let mut command = Command::new("cargo");
-    command.args(["+nightly", "fuzz", "run", target, &corpus]).current_dir(root);
-    if root.join(&seeds).is_dir() {
-        command.arg(&seeds);
-    }
-    command.arg("--").arg(format!("-max_total_time={seconds}"));
-    command.arg(format!("-rss_limit_mb={MEMORY_MAX_MIB}")).arg("-print_final_stats=1");
-    // cargo finds `cargo fuzz` on PATH; set-up puts it into the checkout.
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let tools = root.join("target/tools/bin");
-    let all = std::iter::once(tools).chain(std::env::split_paths(&path));
-    match std::env::join_paths(all) {
-        Ok(path) => command.env("PATH", path),
-        Err(_) => &mut command, // a colon in the checkout's path: hope for one on PATH
-    };
     // The environment of the cargo that started us names the stable toolchain and its target.
-    for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "RUSTFLAGS", "CARGO_TARGET_DIR"] {
+    for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "CARGO_TARGET_DIR"] {
         command.env_remove(name);
     }
+    command
+        .args(["+nightly", "build", "--quiet", "--release", "--locked", "--bins", "--target"])
+        .arg(host())
+        .env("RUSTFLAGS", FLAGS)
+        .current_dir(root.join("fuzz"));
     match command.status() {
         Ok(status) => status.success(),
-        Err(e) => {
-            eprintln!("fuzz: cargo: {e}");
-            false
-        }
+        Err(e) => report("cargo", &e.to_string()),
     }
+}
+
+/// A run of one target, and where its output goes.
+struct Run {
+    child: Child,
+    log: PathBuf,
+}
+
+fn start(root: &Path, target: &str, seconds: u32) -> Result<Run, String> {
+    let fuzz = root.join("fuzz");
+    let (corpus, artifacts) = (format!("corpus/{target}"), format!("artifacts/{target}/"));
+    for folder in [&corpus, &artifacts] {
+        std::fs::create_dir_all(fuzz.join(folder)).map_err(|e| format!("{folder}: {e}"))?;
+    }
+    let programs = fuzz.join("target").join(host()).join("release");
+    let log = programs.join(format!("{target}.log"));
+    let output = File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+    let errors = output.try_clone().map_err(|e| format!("{}: {e}", log.display()))?;
+    let mut command = Command::new(programs.join(target));
+    command.current_dir(&fuzz).arg(&corpus);
+    let seeds = format!("seeds/{target}");
+    if fuzz.join(&seeds).is_dir() {
+        command.arg(&seeds);
+    }
+    command
+        .arg(format!("-artifact_prefix={artifacts}"))
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-rss_limit_mb={MEMORY_MAX_MIB}"))
+        .arg("-print_final_stats=1")
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(errors);
+    let child = command.spawn().map_err(|e| format!("could not be started: {e}"))?;
+    Ok(Run { child, log })
+}
+
+/// Waits for a run; prints its output if it has found something, else how many inputs it tried.
+fn finish(mut run: Run) -> Result<bool, String> {
+    let status = run.child.wait().map_err(|e| e.to_string())?;
+    let log = std::fs::read_to_string(&run.log).unwrap_or_default();
+    if status.success() {
+        let tried = log.lines().find(|line| line.contains("number_of_executed_units"));
+        let name = run.log.file_stem().unwrap_or_default().to_string_lossy();
+        println!("fuzz: {name}: {}", tried.unwrap_or("no statistics"));
+    } else {
+        println!("{log}");
+    }
+    Ok(status.success())
 }
 
 #[cfg(test)]

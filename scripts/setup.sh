@@ -44,7 +44,7 @@ nbdfuse             | libnbd-bin                      | a peer to compare with
 
 # Only `make fuzz`.
 NEEDED_TO_FUZZ='
-c++                 | g++                             | fuzz targets are linked with libFuzzer, compiled from C++
+c++                 | g++                             | libFuzzer is compiled from C++
 '
 
 say() { printf 'setup: %s\n' "$*"; }

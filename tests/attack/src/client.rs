@@ -16,7 +16,7 @@ use crate::judge::Judge;
 use crate::pattern::{SECTOR, fill, identify};
 use crate::rng::Rng;
 use crate::wire::{self, Request, cmd, opt};
-use crate::{Result, held};
+use crate::{Result, lock};
 
 /// Longest wait for an answer. Disks hang for seconds at most, an operator's pauses are shorter.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -133,7 +133,7 @@ pub enum End {
 impl Client {
     /// Connects to an export.
     pub fn connect(socket: &Path, export: &str, judge: &Arc<Mutex<Judge>>) -> io::Result<Client> {
-        let opener = held(judge).open();
+        let opener = lock(judge).open();
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -166,7 +166,7 @@ impl Client {
     fn send(&mut self, ask: Ask, sector: u64, count: u64) -> io::Result<()> {
         self.cookie += 1;
         let cookie = self.cookie;
-        let mut judge = held(&self.judge);
+        let mut judge = lock(&self.judge);
         let (cmd, fua, waiting) = match ask {
             Ask::Read => {
                 (cmd::READ, false, Waiting::Read { begun: judge.read_begins(), sector, count })
@@ -209,7 +209,7 @@ impl Client {
         }
         let waiting = self.in_flight.remove(&cookie);
         let (sent, waiting) = waiting.ok_or_else(|| wire::wrong("an answer to nothing"))?;
-        held(&self.judge).answered(self.opener, sent);
+        lock(&self.judge).answered(self.opener, sent);
         if ![0, wire::EIO].contains(&error) {
             return Err(wire::wrong(&format!("{waiting:?} was answered with error {error}")));
         }
@@ -217,12 +217,12 @@ impl Client {
         let done = outcome == Outcome::Done;
         match waiting {
             Waiting::Flush { begun } => {
-                held(&self.judge).flush_ends(self.opener, begun, outcome);
+                lock(&self.judge).flush_ends(self.opener, begun, outcome);
             }
             Waiting::Change { write, sector, count } => {
-                held(&self.judge).write_ends(write, sector, count, outcome);
+                lock(&self.judge).write_ends(write, sector, count, outcome);
             }
-            Waiting::Read { begun, .. } if !done => held(&self.judge).read_fails(begun),
+            Waiting::Read { begun, .. } if !done => lock(&self.judge).read_fails(begun),
             Waiting::Read { begun, sector, count } => {
                 let mut data = vec![0; count as usize * SECTOR];
                 self.stream.read_exact(&mut data)?;
@@ -231,7 +231,7 @@ impl Client {
                     .zip(sector..)
                     .map(|(d, at)| identify(at, d))
                     .collect();
-                held(&self.judge).read_ends(begun, sector, &contents);
+                lock(&self.judge).read_ends(begun, sector, &contents);
             }
         }
         Ok(())
@@ -290,10 +290,10 @@ impl Client {
         let mut failed = 0;
         for at in (load.first..load.first + load.count).step_by(piece as usize) {
             let count = piece.min(load.first + load.count - at);
-            let before = held(&self.judge).counts.reads_failed;
+            let before = lock(&self.judge).counts.reads_failed;
             let read = self.send(Ask::Read, at, count).and_then(|()| self.receive());
             read.map_err(|e| format!("reading all: {e}"))?;
-            failed += held(&self.judge).counts.reads_failed - before;
+            failed += lock(&self.judge).counts.reads_failed - before;
         }
         Ok(failed)
     }
@@ -302,7 +302,7 @@ impl Client {
 /// Nobody will know what came of what was in flight.
 impl Drop for Client {
     fn drop(&mut self) {
-        let mut judge = held(&self.judge);
+        let mut judge = lock(&self.judge);
         for (_, waiting) in self.in_flight.values() {
             match *waiting {
                 Waiting::Read { begun, .. } => judge.read_is_left(begun),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A lossy disk as an NBD server on a Unix socket: slow, failing, held and hanging requests.
+//! A lossy disk as an NBD server on a Unix socket: slow, failing, lock and hanging requests.
 //!
 //! A connection has one thread that reads requests and some that do them, in any order. A reply to
 //! a change is sent under the lock of the media, so that what a client knows of it and what the
-//! media may still lose never differ (MD2).
+//! media may still lose never differ (AT-MD2).
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::media::{Figures, Lie, Media};
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
 use crate::wire::{self, Request, cmd, opt};
-use crate::{Result, clock, held, pause, pause_ms, spawn};
+use crate::{Result, clock, lock, pause, pause_ms, spawn};
 
 /// Threads that do a connection's requests.
 const WORKERS: usize = 4;
@@ -31,7 +31,7 @@ const SETTLE: f64 = 30.0;
 
 /// How a disk behaves at the moment; all zero: well, and at once.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Mood {
+pub struct DiskFaults {
     /// How often a FLUSH fails, and loses some of what it should have saved.
     pub flush_fails: f64,
     /// How often a write fails, half done.
@@ -50,7 +50,7 @@ pub struct Mood {
 
 struct Shared {
     media: Mutex<Media>,
-    mood: Mutex<Mood>,
+    faults: Mutex<DiskFaults>,
     hanging: Mutex<bool>,
     wake: Condvar,
     connections: AtomicUsize,
@@ -83,7 +83,7 @@ impl Disk {
             UnixListener::bind(socket).map_err(|e| format!("{}: {e}", socket.display()))?;
         let shared = Arc::new(Shared {
             media: Mutex::new(Media::new(bytes, lie, rng.fork())),
-            mood: Mutex::new(Mood::default()),
+            faults: Mutex::new(DiskFaults::default()),
             hanging: Mutex::new(false),
             wake: Condvar::new(),
             connections: AtomicUsize::new(0),
@@ -103,7 +103,7 @@ impl Disk {
                 let Ok(again) = stream.try_clone() else { continue };
                 {
                     // One that is seen here is ended by who makes the disk go away, or not begun.
-                    let mut streams = held(&ours.streams);
+                    let mut streams = lock(&ours.streams);
                     if ours.away.load(Ordering::SeqCst) {
                         continue;
                     }
@@ -113,7 +113,7 @@ impl Disk {
                 let ours = Arc::clone(&ours);
                 spawn(move || {
                     let _ = serve(&ours, stream); // the client has gone
-                    held(&ours.streams).retain(|(n, _)| *n != number);
+                    lock(&ours.streams).retain(|(n, _)| *n != number);
                     ours.connections.fetch_sub(1, Ordering::SeqCst);
                 });
             }
@@ -127,13 +127,13 @@ impl Disk {
     }
 
     /// From now on it behaves like this.
-    pub fn set_mood(&self, mood: Mood) {
-        *held(&self.shared.mood) = mood;
+    pub fn set_faults(&self, faults: DiskFaults) {
+        *lock(&self.shared.faults) = faults;
     }
 
     /// From now on it answers nothing, or goes on.
     pub fn hang(&self, hanging: bool) {
-        *held(&self.shared.hanging) = hanging;
+        *lock(&self.shared.hanging) = hanging;
         self.shared.wake.notify_all();
     }
 
@@ -143,7 +143,7 @@ impl Disk {
     pub fn disconnect(&self, away: Duration, restart: bool) -> Result<()> {
         let late = self.media().lies(Lie::Late);
         {
-            let streams = held(&self.shared.streams);
+            let streams = lock(&self.shared.streams);
             self.shared.away.store(true, Ordering::SeqCst);
             // The client reads what is answered yet, and sends no more.
             let how = if late { Shutdown::Both } else { Shutdown::Read };
@@ -151,7 +151,7 @@ impl Disk {
         }
         let ended = if late { Ok(()) } else { self.await_connections() };
         {
-            let mut media = held(&self.shared.media);
+            let mut media = lock(&self.shared.media);
             media.figures.disconnected += 1;
             if restart {
                 (self.shared.on_loss)();
@@ -182,7 +182,7 @@ impl Disk {
 
     /// The media.
     pub fn media(&self) -> std::sync::MutexGuard<'_, Media> {
-        held(&self.shared.media)
+        lock(&self.shared.media)
     }
 
     /// What happened to it so far.
@@ -266,7 +266,7 @@ struct Connection {
 }
 
 fn serve(shared: &Arc<Shared>, mut stream: UnixStream) -> std::io::Result<()> {
-    let size = held(&shared.media).len();
+    let size = lock(&shared.media).len();
     if !handshake(&mut stream, size)? {
         return Ok(());
     }
@@ -279,12 +279,12 @@ fn serve(shared: &Arc<Shared>, mut stream: UnixStream) -> std::io::Result<()> {
     let workers: Vec<_> = (0..WORKERS)
         .map(|_| {
             let connection = Arc::clone(&connection);
-            let rng = held(&shared.rng).fork();
+            let rng = lock(&shared.rng).fork();
             spawn(move || connection.work(rng))
         })
         .collect();
     let _ = connection.read(&mut stream); // until it ends
-    held(&connection.queue).ended = true;
+    lock(&connection.queue).ended = true;
     connection.more.notify_all();
     for worker in workers {
         let _ = worker.join();
@@ -302,8 +302,8 @@ impl Connection {
             }
             let len = if request.cmd == cmd::WRITE { request.len.min(LEN_MAX) } else { 0 };
             let payload = wire::bytes(&mut stream, len as usize)?;
-            let came = held(&self.shared.media).flush_came();
-            held(&self.queue).jobs.push_back(Job { request, payload, came });
+            let came = lock(&self.shared.media).flush_came();
+            lock(&self.queue).jobs.push_back(Job { request, payload, came });
             self.more.notify_one();
         }
     }
@@ -311,7 +311,7 @@ impl Connection {
     fn work(&self, mut rng: Rng) {
         loop {
             let (job, ended) = {
-                let mut queue = held(&self.queue);
+                let mut queue = lock(&self.queue);
                 loop {
                     if let Some(job) = queue.jobs.pop_front() {
                         break (job, queue.ended);
@@ -325,7 +325,7 @@ impl Connection {
             // Whose connection is lost: done or not, and answered or not.
             if !ended || rng.chance(0.5) {
                 let answering = !ended || rng.chance(0.5);
-                if ended && held(&self.shared.media).lies(Lie::Late) {
+                if ended && lock(&self.shared.media).lies(Lie::Late) {
                     pause_ms(LATE_MS);
                 }
                 let _ = self.execute(&job, answering, &mut rng); // the client has gone
@@ -334,7 +334,7 @@ impl Connection {
     }
 
     fn wait_while_hanging(&self) {
-        let mut hanging = held(&self.shared.hanging);
+        let mut hanging = lock(&self.shared.hanging);
         while *hanging {
             let limit = Duration::from_millis(50);
             let (again, _) =
@@ -344,7 +344,7 @@ impl Connection {
     }
 
     fn send(&self, cookie: u64, error: u32, data: &[u8]) -> std::io::Result<()> {
-        let mut out = held(&self.out);
+        let mut out = lock(&self.out);
         out.write_all(&wire::reply(cookie, error))?;
         out.write_all(data)
     }
@@ -355,15 +355,15 @@ impl Connection {
             true => self.send(request.cookie, error, data),
             false => Ok(()),
         };
-        let mood = *held(&self.shared.mood);
+        let faults = *lock(&self.shared.faults);
         self.wait_while_hanging();
         let slow = |rng: &mut Rng| {
-            if rng.chance(mood.slow) {
-                pause_ms(rng.below(mood.slow_ms + 1));
+            if rng.chance(faults.slow) {
+                pause_ms(rng.below(faults.slow_ms + 1));
             }
         };
         slow(rng);
-        let size = held(&self.shared.media).len();
+        let size = lock(&self.shared.media).len();
         let (sector, sectors) = (request.offset / 512, u64::from(request.len) / 512);
         let inside = request.offset.checked_add(request.len.into()).is_some_and(|end| end <= size);
         let aligned = request.offset % 512 == 0 && request.len % 512 == 0;
@@ -373,10 +373,10 @@ impl Connection {
         match request.cmd {
             cmd::READ => {
                 let mut data = vec![0; request.len as usize];
-                let mut media = held(&self.shared.media);
-                let (from, until) = mood.unreadable;
+                let mut media = lock(&self.shared.media);
+                let (from, until) = faults.unreadable;
                 let bad = sector < until && from < sector + sectors;
-                if bad || rng.chance(mood.read_fails) {
+                if bad || rng.chance(faults.read_fails) {
                     media.figures.reads_failed += 1;
                     if media.lies(Lie::Read) {
                         return answer(0, &data);
@@ -388,12 +388,12 @@ impl Connection {
                 answer(0, &data)
             }
             cmd::FLUSH => {
-                if mood.flush_ms > 0 {
-                    pause_ms(rng.below(mood.flush_ms + 1));
+                if faults.flush_ms > 0 {
+                    pause_ms(rng.below(faults.flush_ms + 1));
                 }
                 self.wait_while_hanging();
-                let mut media = held(&self.shared.media);
-                let done = if rng.chance(mood.flush_fails) {
+                let mut media = lock(&self.shared.media);
+                let done = if rng.chance(faults.flush_fails) {
                     (self.shared.on_loss)();
                     media.flush_failing();
                     false
@@ -409,19 +409,19 @@ impl Connection {
                 if request.cmd == cmd::TRIM && rng.chance(0.3) {
                     return answer(0, &[]); // advice that is not taken
                 }
-                if rng.chance(mood.write_fails) {
-                    let mut media = held(&self.shared.media);
+                if rng.chance(faults.write_fails) {
+                    let mut media = lock(&self.shared.media);
                     media.write_failing(sector, data);
                     return answer(wire::EIO, &[]);
                 }
                 if request.flags & wire::FUA != 0 {
-                    let mut media = held(&self.shared.media);
+                    let mut media = lock(&self.shared.media);
                     media.write_durable(sector, data);
                     return answer(0, &[]);
                 }
-                let ticket = held(&self.shared.media).write(sector, data);
+                let ticket = lock(&self.shared.media).write(sector, data);
                 slow(rng);
-                let mut media = held(&self.shared.media);
+                let mut media = lock(&self.shared.media);
                 media.replied(ticket, sector, sectors);
                 answer(0, &[])
             }

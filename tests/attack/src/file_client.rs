@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 
 use crate::client::{Ask, End, Load};
-use crate::held;
 use crate::history::{Kind, Outcome};
 use crate::judge::Judge;
+use crate::lock;
 use crate::pattern::{SECTOR, fill, identify};
 use crate::rng::Rng;
 
@@ -43,7 +43,7 @@ fn outcome(done: io::Result<()>) -> io::Result<Outcome> {
 impl FileClient {
     /// Opens the file of a device.
     pub fn open(path: &Path, judge: &Arc<Mutex<Judge>>) -> io::Result<FileClient> {
-        let opener = held(judge).open();
+        let opener = lock(judge).open();
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         Ok(FileClient { file, judge: Arc::clone(judge), opener })
     }
@@ -65,18 +65,18 @@ impl FileClient {
         let mut data = vec![0; count as usize * SECTOR];
         match ask {
             Ask::Flush => {
-                let begun = held(&self.judge).flush_begins();
+                let begun = lock(&self.judge).flush_begins();
                 let outcome = outcome(self.file.sync_data())?;
-                held(&self.judge).flush_ends(self.opener, begun, outcome);
+                lock(&self.judge).flush_ends(self.opener, begun, outcome);
             }
             Ask::Read => {
-                let begun = held(&self.judge).read_begins();
+                let begun = lock(&self.judge).read_begins();
                 match outcome(self.file.read_exact_at(&mut data, sector * 512))? {
-                    Outcome::Failed => held(&self.judge).read_fails(begun),
+                    Outcome::Failed => lock(&self.judge).read_fails(begun),
                     Outcome::Done => {
                         let sectors = data.chunks_exact(SECTOR).zip(sector..);
                         let contents: Vec<_> = sectors.map(|(d, at)| identify(at, d)).collect();
-                        held(&self.judge).read_ends(begun, sector, &contents);
+                        lock(&self.judge).read_ends(begun, sector, &contents);
                     }
                 }
             }
@@ -84,10 +84,10 @@ impl FileClient {
             Ask::Change(..) => {
                 let begin =
                     |j: &mut Judge| j.write_begins(self.opener, sector, count, Kind::Data, false);
-                let write = begin(&mut held(&self.judge));
+                let write = begin(&mut lock(&self.judge));
                 fill(write, sector, &mut data);
                 let outcome = outcome(self.file.write_all_at(&data, sector * 512))?;
-                held(&self.judge).write_ends(write, sector, count, outcome);
+                lock(&self.judge).write_ends(write, sector, count, outcome);
             }
         }
         Ok(())

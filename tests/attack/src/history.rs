@@ -5,21 +5,22 @@ use crate::pattern::Content;
 
 /// The end of what has not ended.
 pub const NEVER: u64 = u64::MAX;
-/// Who hears that a FLUSH of a disk below has failed.
+
+/// Which clients get the error of a failed FLUSH of a disk below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hearing {
-    /// Each connection or open file, once, at its own FLUSH.
+pub enum ErrorScope {
+    /// Each connection or open file gets it once, at its own FLUSH.
     Each,
-    /// Whoever asks at that time, once for all: mappings pass on what the disk says, and an order
-    /// of the operator that fails has heard it, too.
+    /// The device returns it once, to whichever FLUSH comes next: mappings pass on the disk's
+    /// answer. An order of the operator that fails may have consumed it.
     Device,
 }
 
 /// What a device promises.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// See [`Hearing`].
-    pub hearing: Hearing,
+    /// See [`ErrorScope`].
+    pub error_scope: ErrorScope,
     /// What a disk loses in a failed FLUSH is out of sight at once.
     pub loss_is_visible: bool,
     /// When it is loaded again, after an error or without one, what is not durable may be gone.
@@ -64,7 +65,7 @@ pub struct Version {
     /// Known to be durable.
     pub durable: bool,
     /// A read that began after this had ended has found that write, and ended then.
-    pub beaten: Option<(u64, u64)>,
+    pub superseded_by: Option<(u64, u64)>,
 }
 
 /// Something that happened, for the report.
@@ -72,14 +73,14 @@ pub struct Version {
 pub struct Event {
     /// When.
     pub tick: u64,
-    /// What.
-    pub what: What,
+    /// What happened.
+    pub kind: EventKind,
 }
 
-/// What happened.
+/// Kinds of events.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the report spells them out")]
-pub enum What {
+pub enum EventKind {
     Begun { write: u64, kind: Kind, fua: bool, by: u64 },
     Ended { write: u64, outcome: Outcome },
     Found { content: Content, since: u64 },

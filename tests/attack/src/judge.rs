@@ -1,45 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The judge: the history of each sector of a device, and which of its versions may be there.
+//! The judge: the history of each sector of a device, and which versions a read may find there.
 //!
-//! Time is a counter: a request begins at the tick taken before it is sent, and ends at the tick
-//! taken after its answer has come, so that what is concurrent in the program is so here too.
+//! Time is a counter. A request begins at the tick taken before it is sent, and ends at the tick
+//! taken after its reply arrives. So two requests that overlap in the program overlap here too.
 //!
-//! A version is an initial zero, a write, a zeroing or a discard of this sector. It is
-//! - *durable* once it has succeeded and was FUA, or a FLUSH covers it: one that succeeded, began
-//!   after it had ended, and whose connection was not told in between that something may be lost
-//!   (see [`Hearing`]); told by another FLUSH under way counts, unless this one had certainly
-//!   reached the program before the loss;
-//! - *over*, when another version has succeeded that began after it had ended, or when a read that
-//!   began after it had ended has found another one;
-//! - *at risk*, when a disk has failed a FLUSH after it began, it is not durable, and the device
-//!   keeps nothing that it could write again ([`Rules::loss_is_visible`]): then nothing is over
-//!   because of it.
+//! A version of a sector is its initial zeroes, a write, a write of zeroes, or a discard. It is
+//! - *durable* once it has succeeded and either had FUA or is covered by a FLUSH. A FLUSH covers a
+//!   version if it succeeded, began after the version had ended, and its connection got no error of
+//!   another FLUSH in between (see [`ErrorScope`]). An error of another FLUSH under way counts,
+//!   unless this FLUSH had certainly reached the program before the loss;
+//! - *superseded* when a version that began after it had ended has succeeded, or when a read that
+//!   began after it had ended has found another version;
+//! - *at risk* when it is not durable, a disk has failed a FLUSH since it began, and the device
+//!   keeps no copy to write again ([`Rules::loss_is_visible`]): then it supersedes nothing.
+//!
+//! For example, write 1 ends at tick 5, write 2 runs from 8 to 12. A read from 3 to 4 may find
+//! write 1 or the zeroes; a read that begins at 13 must find write 2.
 //!
 //! Invariants
-//! - J1 A read finds a version that is not over when it begins, or a concurrent one.
-//! - J2 After a crash each sector is a version than which none that is durable is newer. The read
-//!   that finds it settles the matter for later reads, and with the next FLUSH for good.
-//! - J3 After an orderly end everything that had succeeded counts as flushed.
-//! - J4 A write that failed, or that nobody answered before a crash, may be there or not, sector by
-//!   sector; it takes the place of nothing. Bytes of two writes in one sector, of another place, or
-//!   of no write are never right.
-//! - J5 A discard leaves zeroes or what any write has left of that sector.
+//! - AT-J1 A read finds a version that is not superseded when the read begins, or a concurrent one.
+//! - AT-J2 After a crash a sector holds a version that no durable version is newer than. Later
+//!   reads find the same version, and the next FLUSH makes it durable.
+//! - AT-J3 After an orderly end everything that had succeeded counts as flushed.
+//! - AT-J4 A write that failed, or had no reply before a crash, may be there or not, sector by
+//!   sector, and supersedes nothing. A sector never holds bytes of two writes, of another sector,
+//!   or of no write.
+//! - AT-J5 A discard leaves zeroes or any earlier version of the sector.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::history::{
-    Counts, Event, Hearing, Kind, NEVER, Outcome, Rules, Version, Violation, What,
+    Counts, ErrorScope, Event, EventKind, Kind, NEVER, Outcome, Rules, Version, Violation,
 };
 use crate::origin::Origin;
 use crate::pattern::Content;
 
-/// So many events are kept for each sector, and of those that concern all.
+/// Events kept for each sector, and for the whole device.
 const TRACE_MAX: usize = 40;
 const GLOBAL_MAX: usize = 20_000;
-/// So many answers are kept for each connection, and so many losses.
+/// Replies kept for each connection, and losses kept.
 const ANSWERS_MAX: usize = 256;
 const LOSSES_MAX: usize = 256;
-/// A history of more versions is looked through for what can't matter any more.
+/// A longer history is searched for versions that no read and no crash can show any more.
 const PRUNE_ABOVE: usize = 5;
 
 #[derive(Debug, Default)]
@@ -102,7 +104,7 @@ impl Judge {
             outcome: Some(Outcome::Done),
             fua: false,
             durable: true,
-            beaten: None,
+            superseded_by: None,
         };
         let sector = || Sector { versions: vec![zero], trace: VecDeque::new() };
         Judge {
@@ -133,8 +135,8 @@ impl Judge {
         self.tick
     }
 
-    fn note(&mut self, tick: u64, what: What) {
-        keep(&mut self.global, GLOBAL_MAX, Event { tick, what });
+    fn note(&mut self, tick: u64, kind: EventKind) {
+        keep(&mut self.global, GLOBAL_MAX, Event { tick, kind });
     }
 
     fn sector(&mut self, sector: u64) -> &mut Sector {
@@ -156,7 +158,7 @@ impl Judge {
         let tick = self.now();
         self.last_opener += 1;
         self.opened.insert(self.last_opener, tick);
-        self.note(tick, What::Opened { by: self.last_opener });
+        self.note(tick, EventKind::Opened { by: self.last_opener });
         self.last_opener
     }
 
@@ -173,14 +175,14 @@ impl Judge {
             outcome: None,
             fua,
             durable: false,
-            beaten: None,
+            superseded_by: None,
         };
         self.counts.written += count;
         for at in sector..sector + count {
             let sector = self.sector(at);
             sector.versions.push(version);
-            let what = What::Begun { write, kind, fua, by };
-            keep(&mut sector.trace, TRACE_MAX, Event { tick: begun, what });
+            let begins = EventKind::Begun { write, kind, fua, by };
+            keep(&mut sector.trace, TRACE_MAX, Event { tick: begun, kind: begins });
         }
         if let Some(origin) = &mut self.origin {
             origin.write_begins(&version, sector, count);
@@ -205,7 +207,7 @@ impl Judge {
             keep(
                 &mut sector.trace,
                 TRACE_MAX,
-                Event { tick, what: What::Ended { write, outcome } },
+                Event { tick, kind: EventKind::Ended { write, outcome } },
             );
         }
         if let Some(begun) = begun {
@@ -263,7 +265,7 @@ impl Judge {
         }
     }
 
-    /// Who asked has gone. So has who wrote: what became of a write nobody knows (J4).
+    /// Who asked has gone. So has who wrote: what became of a write nobody knows (AT-J4).
     pub fn read_is_left(&mut self, begun: u64) {
         self.end(begun);
     }
@@ -282,7 +284,7 @@ impl Judge {
     /// Its answer has come.
     pub fn flush_ends(&mut self, by: u64, begun: u64, outcome: Outcome) {
         let ended = self.now();
-        self.note(ended, What::FlushEnded { by, since: begun, outcome });
+        self.note(ended, EventKind::FlushEnded { by, since: begun, outcome });
         if outcome == Outcome::Failed {
             self.counts.flushes_failed += 1;
             self.failed.push(FailedFlush { by, begun, ended });
@@ -303,19 +305,19 @@ impl Judge {
         let told = self.failed.iter().filter(|f| {
             // Whoever comes later hears only of what nobody has heard.
             let before = f.begun < opened;
-            let told = match self.rules.hearing {
+            let told = match self.rules.error_scope {
                 // The program may tell of it before it takes this FLUSH from the socket.
-                Hearing::Each => {
+                ErrorScope::Each => {
                     let certain = f.ended >= flush_begun && self.reached_before(by, flush_begun, f);
                     f.by == by && !certain
                 }
-                Hearing::Device => f.begun < flush_begun,
+                ErrorScope::Device => f.begun < flush_begun,
             };
             before || told
         });
         // An order under way may have heard it, and is yet to say so.
         let lost_since = |order: &u64| *order < self.last_loss;
-        if self.rules.hearing == Hearing::Device && self.orders.iter().any(lost_since) {
+        if self.rules.error_scope == ErrorScope::Device && self.orders.iter().any(lost_since) {
             return flush_begun;
         }
         told.map(|f| f.ended).max().unwrap_or(0)
@@ -333,8 +335,8 @@ impl Judge {
         let ended = self.now();
         self.orders.retain(|o| *o != begun);
         if outcome == Outcome::Failed {
-            self.note(ended, What::OrderFailed);
-            if self.rules.hearing == Hearing::Device {
+            self.note(ended, EventKind::OrderFailed);
+            if self.rules.error_scope == ErrorScope::Device {
                 self.failed.push(FailedFlush { by: 0, begun, ended });
             }
         }
@@ -357,21 +359,21 @@ impl Judge {
         let tick = self.now();
         self.last_loss = tick;
         keep(&mut self.losses, LOSSES_MAX, tick);
-        self.note(tick, What::Loss);
+        self.note(tick, EventKind::Loss);
     }
 
     /// The program was killed, and with it whatever was under way. Nothing runs at the moment.
     pub fn crash(&mut self, power: bool) {
         let tick = self.now();
-        self.note(tick, What::Crash { power });
+        self.note(tick, EventKind::Crash { power });
         self.settle_all(tick);
     }
 
     /// The program has ended as asked, or the device was removed; nothing runs at the moment.
     pub fn orderly_end(&mut self) {
         let tick = self.now();
-        self.note(tick, What::OrderlyEnd);
-        self.covered.insert(0, tick); // J3
+        self.note(tick, EventKind::OrderlyEnd);
+        self.covered.insert(0, tick); // AT-J3
         if let Some(origin) = &mut self.origin {
             origin.flushed(tick, tick);
         }
@@ -389,10 +391,10 @@ impl Judge {
     /// What is allowed now is what all versions that are left have in common: nobody knows.
     fn settle_all(&mut self, tick: u64) {
         for index in 0..self.sectors.len() {
-            self.find_durable(index);
+            self.mark_durable(index);
             let versions = &self.sectors[index].versions;
             let mut allowed: Vec<Version> =
-                versions.iter().filter(|v| !is_superseded_for_good(v, versions)).copied().collect();
+                versions.iter().filter(|v| !is_durably_superseded(v, versions)).copied().collect();
             if allowed.is_empty() {
                 // A read has found what a disk had lost, and a later FLUSH vouches for the loss:
                 // only what it vouches for is right.
@@ -401,7 +403,7 @@ impl Judge {
             let settled = allowed.into_iter().map(|v| Version {
                 ended: tick,
                 outcome: Some(Outcome::Done),
-                beaten: None,
+                superseded_by: None,
                 ..v
             });
             self.sectors[index].versions = settled.collect();
@@ -418,7 +420,7 @@ impl Judge {
     }
 
     /// Marks what is durable by now.
-    fn find_durable(&mut self, index: usize) {
+    fn mark_durable(&mut self, index: usize) {
         for v in &mut self.sectors[index].versions {
             if v.durable || v.outcome != Some(Outcome::Done) {
                 continue;
@@ -433,49 +435,49 @@ impl Judge {
     }
 
     /// Whether a read that begins at `begun` can't find `v` any more.
-    fn is_over(&self, v: &Version, versions: &[Version], begun: u64) -> bool {
+    fn is_superseded(&self, v: &Version, versions: &[Version], begun: u64) -> bool {
         versions.iter().any(|w| {
             if w.write == v.write || w.outcome == Some(Outcome::Failed) || self.at_risk(w) {
                 return false;
             }
             let replaced = w.outcome.is_some() && v.ended < w.begun && w.ended < begun;
-            let beaten = v.beaten.is_some_and(|(by, at)| by == w.write && at < begun);
-            replaced || beaten
+            let superseded_by = v.superseded_by.is_some_and(|(by, at)| by == w.write && at < begun);
+            replaced || superseded_by
         })
     }
 
     fn found(&mut self, at: u64, content: Content, begun: u64, ended: u64) {
         self.counts.judged += 1;
         let index = (at - self.first) as usize;
-        self.find_durable(index);
-        let event = Event { tick: ended, what: What::Found { content, since: begun } };
+        self.mark_durable(index);
+        let event = Event { tick: ended, kind: EventKind::Found { content, since: begun } };
         keep(&mut self.sectors[index].trace, TRACE_MAX, event);
         let versions = &self.sectors[index].versions;
         let allowed: Vec<Version> =
-            versions.iter().filter(|v| !self.is_over(v, versions, begun)).copied().collect();
+            versions.iter().filter(|v| !self.is_superseded(v, versions, begun)).copied().collect();
         let is = |v: &Version| match (content, v.kind) {
             (Content::Write(write), Kind::Data) => v.write == write,
             (Content::Zeroes, Kind::Zeroes) => true,
-            (Content::Write(_) | Content::Zeroes, Kind::Discard) => true, // J5
+            (Content::Write(_) | Content::Zeroes, Kind::Discard) => true, // AT-J5
             _ => false,
         };
         let found: Vec<Version> = allowed.iter().filter(|v| is(v)).copied().collect();
         match found.as_slice() {
             [] => self.violated(at, content, (begun, ended), allowed),
-            [one] if one.kind != Kind::Discard => self.decide(index, *one, begun, ended),
+            [one] if one.kind != Kind::Discard => self.supersede(index, *one, begun, ended),
             _ => {} // which of them it was is not known
         }
     }
 
     /// A read has found `found`: what had ended before is over, unless something is undefined.
-    fn decide(&mut self, index: usize, found: Version, begun: u64, ended: u64) {
+    fn supersede(&mut self, index: usize, found: Version, begun: u64, ended: u64) {
         if found.outcome == Some(Outcome::Failed) {
-            return; // J4
+            return; // AT-J4
         }
         for v in &mut self.sectors[index].versions {
             let certain = v.outcome == Some(Outcome::Done) && v.ended < begun;
-            if v.write != found.write && certain && v.beaten.is_none() {
-                v.beaten = Some((found.write, ended));
+            if v.write != found.write && certain && v.superseded_by.is_none() {
+                v.superseded_by = Some((found.write, ended));
             }
         }
     }
@@ -500,7 +502,7 @@ impl Judge {
         if self.sectors[index].versions.len() <= PRUNE_ABOVE {
             return;
         }
-        self.find_durable(index);
+        self.mark_durable(index);
         let oldest = self.active.keys().next().copied().unwrap_or(NEVER);
         let versions = &self.sectors[index].versions;
         let gone = |v: &Version| {
@@ -515,9 +517,9 @@ impl Judge {
 }
 
 /// Whether a durable version is newer than `v`: then no crash can show `v`.
-fn is_superseded_for_good(v: &Version, versions: &[Version]) -> bool {
+fn is_durably_superseded(v: &Version, versions: &[Version]) -> bool {
     versions.iter().any(|w| {
-        let newer = v.ended <= w.begun || v.beaten.is_some_and(|(by, _)| by == w.write);
+        let newer = v.ended <= w.begun || v.superseded_by.is_some_and(|(by, _)| by == w.write);
         w.durable && w.write != v.write && newer
     })
 }

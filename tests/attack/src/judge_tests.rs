@@ -4,9 +4,9 @@
 use super::*;
 
 const STRICT: Rules =
-    Rules { hearing: Hearing::Each, loss_is_visible: false, forgets_when_loaded: false };
+    Rules { error_scope: ErrorScope::Each, loss_is_visible: false, forgets_when_loaded: false };
 const LOSSY: Rules =
-    Rules { hearing: Hearing::Each, loss_is_visible: true, forgets_when_loaded: false };
+    Rules { error_scope: ErrorScope::Each, loss_is_visible: true, forgets_when_loaded: false };
 
 /// A judge of one sector, with words for what happens to it.
 struct Case(Judge);
@@ -242,8 +242,8 @@ fn each_connection_has_to_be_told() {
     };
     assert!(!lost(LOSSY, &[1]), "the second one was not told");
     assert!(lost(LOSSY, &[1, 2]));
-    assert!(lost(Rules { hearing: Hearing::Device, ..LOSSY }, &[1]), "one is told for all");
-    assert!(!lost(Rules { hearing: Hearing::Device, ..LOSSY }, &[]), "nobody was told");
+    assert!(lost(Rules { error_scope: ErrorScope::Device, ..LOSSY }, &[1]), "one is told for all");
+    assert!(!lost(Rules { error_scope: ErrorScope::Device, ..LOSSY }, &[]), "nobody was told");
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //!
 //! - `scenario` the devices that are attacked; `rig` rounds of one of them; `daemon` the program
 //!   as a child; `campaign` many rounds, and their figures
-//! - `disk` an NBD server before a `media`, which is volatile until flushed; `weather` what all
+//! - `disk` an NBD server before a `media`, which is volatile until flushed; `disk_faults` what all
 //!   disks do in a round
 //! - `client`, `file_client` requests that overlap; `operator` a person with a command line
 //! - `judge` the history of every sector, and which of its versions may be there; `origin` the same
@@ -27,6 +27,7 @@ pub mod campaign;
 pub mod client;
 pub mod daemon;
 pub mod disk;
+pub mod disk_faults;
 pub mod file_client;
 pub mod history;
 pub mod judge;
@@ -38,7 +39,6 @@ pub mod report;
 pub mod rig;
 pub mod rng;
 pub mod scenario;
-pub mod weather;
 pub mod wire;
 
 /// What went wrong, in words for who runs this.
@@ -69,7 +69,7 @@ pub fn spawn<T: Send + 'static>(
     std::thread::spawn(work)
 }
 
-/// The content of a lock, whatever became of who had it.
-pub fn held<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+/// Locks, also after another thread has panicked with the lock.
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a lossy disk remembers: what is durable, and each unflushed version of every sector.
+//! The content of a lossy disk: the durable version of every sector, and each unflushed one.
 //!
 //! ```text
 //!   sector 7   durable ── version (replied) ── version (replied) ── version (reply yet to come)
-//!                            └── a FLUSH that came now must make this the durable one ┘ not this
-//!   power cut: any of them is the durable one, sector by sector
-//!   failed FLUSH: any number of the replied ones is gone
+//!                            └── a FLUSH that arrives now must make this durable ┘   not this
+//!   power cut: any of them becomes the durable one, sector by sector
+//!   failed FLUSH: any of the replied ones may be lost
 //! ```
 //!
 //! Invariants
-//! - MD1 What a FLUSH covers, or a FUA write that was replied to, survives every power cut, and no
-//!   older version of its sectors comes back.
-//! - MD2 A FLUSH that fails loses only what was replied to before its own reply; and every FLUSH
-//!   that was under way at that moment fails, too. Else the disk itself would break its contract.
-//! - MD3 A power cut tears a request at sectors of 512 bytes, never inside of one.
+//! - AT-MD1 A write that a FLUSH covers, and a FUA write with a reply, survive every power cut, and
+//!   no older version of their sectors returns.
+//! - AT-MD2 A FLUSH that fails loses only writes replied to before its own reply, and every FLUSH
+//!   under way at that moment fails too. Otherwise the disk would break its own contract.
+//! - AT-MD3 A power cut tears a request between sectors of 512 bytes, never inside one.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
 
-/// What a disk does that no disk may do, to prove that the judge is awake.
+/// A fault that no disk may have, planted to test the judge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lie {
-    /// Nothing: a right disk.
+    /// A correct disk.
     #[default]
     None,
-    /// It says that a FLUSH is done, and does nothing.
+    /// A FLUSH succeeds and does nothing.
     Flush,
     /// A power cut mixes old and new bytes inside sectors that were durable.
     Tear,
     /// A read that should fail succeeds, with zeroes.
     Read,
-    /// What a lost connection had asked for is done after that has ended, beside the next one.
+    /// Requests of a lost connection are executed later, beside those of the next one.
     Late,
 }
 
@@ -155,7 +155,7 @@ impl Media {
     /// Takes a write that is durable at once.
     pub fn write_durable(&mut self, sector: u64, data: &[u8]) {
         for (bytes, at) in data.chunks_exact(SECTOR).zip(sector..) {
-            self.unflushed.remove(&at); // MD1
+            self.unflushed.remove(&at); // AT-MD1
             self.persist(at, bytes);
         }
     }
@@ -195,7 +195,7 @@ impl Media {
     pub fn flush(&mut self, came: u64) -> bool {
         if self.failed > came {
             self.figures.flushes_failed += 1;
-            return false; // MD2
+            return false; // AT-MD2
         }
         self.figures.flushes += 1;
         if self.lie == Lie::Flush {
@@ -217,7 +217,7 @@ impl Media {
 
     /// Fails a FLUSH: of each sector the versions that were replied to are lost or not.
     pub fn flush_failing(&mut self) {
-        self.failed = self.tick(); // MD2
+        self.failed = self.tick(); // AT-MD2
         self.figures.flushes_failed += 1;
         let all = std::mem::take(&mut self.unflushed);
         for (sector, mut versions) in all {
@@ -243,7 +243,7 @@ impl Media {
             self.figures.lost += u64::from(chosen < versions.len() as u64);
             if chosen > 0 {
                 let data = &versions[chosen as usize - 1].data;
-                self.image[place(sector)].copy_from_slice(data); // MD3
+                self.image[place(sector)].copy_from_slice(data); // AT-MD3
             }
         }
         for (sector, old) in std::mem::take(&mut self.recent) {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_survives_and_nothing_older_returns() {
+    fn flushed_data_survive_and_no_older_version_returns() {
         let mut media = media(Lie::None);
         for sector in 0..64 {
             write(&mut media, sector, 1);

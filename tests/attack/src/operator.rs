@@ -9,7 +9,7 @@ use crate::history::Outcome;
 use crate::judge::Judge;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
-use crate::{Result, held, pause_ms};
+use crate::{Result, lock, pause_ms};
 
 /// Orders that went well, and others.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,14 +26,14 @@ pub fn order(place: &Place, judge: &Mutex<Judge>, table: &str, order: &str) -> R
     if words[0] == "set" {
         return place.verb(&words); // hears of no FLUSH
     }
-    let begun = held(judge).order_begins();
+    let begun = lock(judge).order_begins();
     if words[0] == "resume" {
-        held(judge).loading_begins();
+        lock(judge).loading_begins();
     }
     let ended = place.verb(&words)?;
-    held(judge).loading_ends();
+    lock(judge).loading_ends();
     let done = ended == Ended::Code(0);
-    held(judge).order_ends(begun, if done { Outcome::Done } else { Outcome::Failed });
+    lock(judge).order_ends(begun, if done { Outcome::Done } else { Outcome::Failed });
     Ok(ended)
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The judge of the origin of an `ordered` cache alone, without its cache: is it what a disk may
-//! hold that lost its power some time ago?
+//! The judge of the origin of an `ordered` cache without its cache: its content must be one that a
+//! plain disk could have after a power cut.
 //!
 //! ```text
 //!   client   ── a ── b ── FLUSH ══════ done ── c ── d ── FLUSH ...
@@ -9,22 +9,22 @@
 //! ```
 //!
 //! Invariants
-//! - OR1 Where the origin holds a write that began after a FLUSH had succeeded, each sector holds
-//!   the newest version that had ended when that FLUSH began, a concurrent or a newer one.
-//! - OR2 The same for a write with FUA and its own sectors, when a write is there that began after
-//!   it had ended.
-//! - OR3 What was once behind such a FLUSH or write stays so: the origin does not go back.
-//! - OR4 A crash leaves what no FLUSH had covered in doubt: it may be there or not.
+//! - AT-OR1 Where the origin holds a write that began after a FLUSH had succeeded, each sector
+//!   holds the newest version that had ended when that FLUSH began, a concurrent or a newer one.
+//! - AT-OR2 Where the origin holds a write that began after a FUA write had ended, each sector of
+//!   the FUA write holds that write, a concurrent or a newer one.
+//! - AT-OR3 The origin does not go back: what AT-OR1 and AT-OR2 once required stays required.
+//! - AT-OR4 After a crash, what no FLUSH had covered may be there or not.
 //!
-//! Zeroes may be those of any zeroing of that sector: of all ways to read such an origin the one
-//! that asks for the least has to be right.
+//! A sector of zeroes may be the result of any zeroing of it: the judge assumes the one that
+//! requires the least.
 
 use std::collections::BTreeMap;
 
 use crate::history::{Kind, NEVER, Outcome, Version};
 use crate::pattern::Content;
 
-/// So many findings are told.
+/// Findings kept for the report.
 const KEPT: usize = 5;
 
 /// One version of a sector.
@@ -54,7 +54,7 @@ pub struct Origin {
     sectors: Vec<Vec<Written>>,
     flushes: Vec<Flushed>,
     life: u64,
-    /// Beginning of the newest write that was certainly there at some time (OR3).
+    /// Beginning of the newest write that was certainly there at some time (AT-OR3).
     floor: u64,
     /// What was found, in words.
     pub found: Vec<String>,
@@ -119,7 +119,7 @@ impl Origin {
         for version in self.sectors.iter_mut().flatten().filter(|v| v.life == life) {
             version.ended = version.ended.min(tick);
         }
-        self.life += 1; // OR4: a FLUSH asks only for what its own life has written
+        self.life += 1; // AT-OR4: a FLUSH asks only for what its own life has written
     }
 
     /// By life: what ended before this has to be there, where a write of `newest` is.
@@ -238,7 +238,7 @@ fn next_of(versions: &[Written], content: Content, from: usize) -> Option<usize>
     (from..versions.len()).find(|at| is(&versions[*at]))
 }
 
-/// The newest version that must be there, or a newer one (OR1, OR2).
+/// The newest version that must be there, or a newer one (AT-OR1, AT-OR2).
 fn newest_asked(
     versions: &[Written],
     required: &BTreeMap<u64, u64>,
@@ -254,11 +254,14 @@ fn newest_asked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{Hearing, Rules};
+    use crate::history::{ErrorScope, Rules};
     use crate::judge::Judge;
 
-    const RULES: Rules =
-        Rules { hearing: Hearing::Device, loss_is_visible: false, forgets_when_loaded: false };
+    const RULES: Rules = Rules {
+        error_scope: ErrorScope::Device,
+        loss_is_visible: false,
+        forgets_when_loaded: false,
+    };
 
     /// Sectors 100 to 103, and what was asked of them.
     struct Case(Judge);

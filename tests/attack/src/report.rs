@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::history::{Event, Kind, Outcome, Version, Violation, What};
+use crate::history::{Event, EventKind, Kind, Outcome, Version, Violation};
 use crate::pattern::Content;
 
 /// Events of all sectors that are shown: for so many ticks before the missing write, so many from
@@ -42,7 +42,7 @@ fn version(v: &Version) -> String {
     for (is, word) in [(v.fua, " fua"), (v.durable, " durable")] {
         text.push_str(if is { word } else { "" });
     }
-    if let Some((by, at)) = v.beaten {
+    if let Some((by, at)) = v.superseded_by {
         let _ = write!(text, " (a read up to {at} has found {by} instead)");
     }
     text
@@ -53,22 +53,24 @@ fn event(event: &Event) -> String {
         Outcome::Done => "done",
         Outcome::Failed => "FAILED",
     };
-    let what = match event.what {
-        What::Begun { write, kind: k, fua, by } => {
+    let what = match event.kind {
+        EventKind::Begun { write, kind: k, fua, by } => {
             let fua = if fua { ", FUA" } else { "" };
             format!("{} {write} begins, by opener {by}{fua}", kind(k))
         }
-        What::Ended { write, outcome } => format!("write {write} {}", how(outcome)),
-        What::Found { content: c, since } => format!("a read since {since} found {}", content(c)),
-        What::FlushEnded { by, since, outcome } => {
+        EventKind::Ended { write, outcome } => format!("write {write} {}", how(outcome)),
+        EventKind::Found { content: c, since } => {
+            format!("a read since {since} found {}", content(c))
+        }
+        EventKind::FlushEnded { by, since, outcome } => {
             format!("FLUSH of opener {by} since {since} {}", how(outcome))
         }
-        What::Loss => "a disk fails a FLUSH and loses data".into(),
-        What::Crash { power: true } => "CRASH, and power cut of disks".into(),
-        What::Crash { power: false } => "CRASH".into(),
-        What::OrderlyEnd => "orderly end".into(),
-        What::Opened { by } => format!("opener {by} connects"),
-        What::OrderFailed => "an order of the operator fails".into(),
+        EventKind::Loss => "a disk fails a FLUSH and loses data".into(),
+        EventKind::Crash { power: true } => "CRASH, and power cut of disks".into(),
+        EventKind::Crash { power: false } => "CRASH".into(),
+        EventKind::OrderlyEnd => "orderly end".into(),
+        EventKind::Opened { by } => format!("opener {by} connects"),
+        EventKind::OrderFailed => "an order of the operator fails".into(),
     };
     format!("{:>8}  {what}", event.tick)
 }
@@ -92,7 +94,10 @@ pub fn violation(v: &Violation) -> String {
     let near = v.events.iter().filter(|e| e.tick + LEAD > from).count();
     let (mut shown, mut left_out) = (0, 0);
     for (e, at) in v.events.iter().zip(0..) {
-        let own = matches!(e.what, What::Begun { .. } | What::Ended { .. } | What::Found { .. });
+        let own = matches!(
+            e.kind,
+            EventKind::Begun { .. } | EventKind::Ended { .. } | EventKind::Found { .. }
+        );
         let wanted = e.tick + LEAD > from && shown < FIRST || at + LAST > v.events.len();
         if own || wanted || near < FIRST && e.tick + LEAD > from {
             if left_out > 0 {

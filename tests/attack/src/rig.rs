@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use crate::client::{Client, End, Load};
 use crate::daemon::{Daemon, Ended, Place};
 use crate::disk::Disk;
+use crate::disk_faults;
 use crate::file_client::FileClient;
 use crate::judge::Judge;
 use crate::media::Lie;
@@ -23,8 +24,7 @@ use crate::pattern::{SECTOR, identify};
 use crate::report;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
-use crate::weather;
-use crate::{Result, clock, held, pause_ms, spawn};
+use crate::{Result, clock, lock, pause_ms, spawn};
 
 /// Seconds of an orderly end that is asked of a daemon which will hang then; and what is added on
 /// a machine under load.
@@ -135,7 +135,7 @@ impl Rig {
         for (number, bytes) in (0..).zip(scenario.disks) {
             let lie = options.lie.filter(|(n, _)| *n == number).map_or(Lie::None, |(_, lie)| lie);
             let told = Arc::clone(&judge);
-            let on_loss = move || held(&told).loss();
+            let on_loss = move || lock(&told).loss();
             let socket = dir.path().join(format!("disk{number}"));
             let disk = Disk::serve(&socket, *bytes, lie, rng.fork(), on_loss)?;
             let patience = match scenario.faults[number].connections {
@@ -170,7 +170,7 @@ impl Rig {
 
     /// The judge.
     pub fn judge(&self) -> std::sync::MutexGuard<'_, Judge> {
-        held(&self.judge)
+        lock(&self.judge)
     }
 
     /// The disks.
@@ -201,9 +201,9 @@ impl Rig {
         self.read_all()?;
         let failures = self.failures();
         let ending = self.ending();
-        weather::stirs(&self.disks, &self.scenario.faults, &mut self.rng);
-        let ended = self.let_loose(ending)?;
-        weather::calms(&self.disks);
+        disk_faults::draw(&self.disks, &self.scenario.faults, &mut self.rng);
+        let ended = self.run_clients(ending)?;
+        disk_faults::clear(&self.disks);
         let clean = self.failures() == failures;
         match ending {
             Ending::Kill | Ending::KillAndCut => self.crash(ending == Ending::KillAndCut),
@@ -286,7 +286,7 @@ impl Rig {
     }
 
     /// Clients and the operator, until the moment at which the round ends.
-    fn let_loose(&mut self, ending: Ending) -> Result<Option<Ended>> {
+    fn run_clients(&mut self, ending: Ending) -> Result<Option<Ended>> {
         let stop = Arc::new(AtomicBool::new(false));
         let stop_orders = Arc::new(AtomicBool::new(false));
         let load = self.scenario.load;
@@ -327,8 +327,12 @@ impl Rig {
             let only = self.options.orders;
             spawn(move || operator::run(&place, &judge, &scenario, only, &table, rng, &stop))
         };
-        let losses =
-            weather::breaks(&self.disks, &self.scenario.faults, &mut self.rng, &stop_orders);
+        let losses = disk_faults::disconnect(
+            &self.disks,
+            &self.scenario.faults,
+            &mut self.rng,
+            &stop_orders,
+        );
         let give_up = clock() + (50 + self.rng.below(900)) as f64 / 1000.0;
         while clock() < give_up {
             self.look_at_origin();
@@ -424,7 +428,7 @@ impl Rig {
 
     /// A device that a failing disk left suspended takes requests again.
     fn resume(&self) -> Result<()> {
-        weather::calms(&self.disks);
+        disk_faults::clear(&self.disks);
         for _ in 0..RESUMES_MAX {
             if order(&self.place, &self.judge, &self.table, "resume dev")? == Ended::Code(0) {
                 return Ok(());

@@ -2,7 +2,7 @@
 //! The devices that are attacked: their tables and disks, what disks may do, what an operator does.
 
 use crate::client::{Load, Zeroes};
-use crate::history::{Hearing, Rules};
+use crate::history::{ErrorScope, Rules};
 
 /// What a disk does besides being lossy, at times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,12 +63,12 @@ pub struct Scenario {
 
 const MIB: u64 = 1 << 20;
 const KEEPS: Rules =
-    Rules { hearing: Hearing::Device, loss_is_visible: false, forgets_when_loaded: false };
+    Rules { error_scope: ErrorScope::Device, loss_is_visible: false, forgets_when_loaded: false };
 const PASSES: Rules = Rules { loss_is_visible: true, ..KEEPS };
-const EACH_HEARS: Rules = Rules { hearing: Hearing::Each, ..PASSES };
+const EACH_CLIENT: Rules = Rules { error_scope: ErrorScope::Each, ..PASSES };
 /// A write cache whose cache device fails stops: loaded again it has what it had committed, and
 /// each client is told.
-const STOPS: Rules = Rules { forgets_when_loaded: true, ..EACH_HEARS };
+const STOPS: Rules = Rules { forgets_when_loaded: true, ..EACH_CLIENT };
 
 const SECTORS: Load =
     Load { first: 0, count: 16384, grain: 1, zeroes: Zeroes::Fua, long_zeroes: false, flushes: 8 };
@@ -148,7 +148,7 @@ const BUFFERED: Scenario = Scenario {
     name: "buffered",
     table: "0 16384 buffered DISK0 2 memory 8M",
     disks: &[8 * MIB],
-    rules: EACH_HEARS,
+    rules: EACH_CLIENT,
     faults: [Faults { reads: true, ..FLUSHES }, NO],
     orders: OF_PAGES,
     ..PLAIN

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nbd::request::{ReplyIn, Request, SIMPLE_BYTES};
 use nbd::wire::{OPTION_MAGIC, OPTION_REPLY_MAGIC, cmd, info, opt, rep};
 
-/// Longest wait for an answer (E2).
+/// Longest wait for an answer (EE-E2).
 const ANSWER: Duration = Duration::from_secs(60);
 /// `NBD_CMD_FLAG_FUA`
 const FUA: u16 = 1;

@@ -4,7 +4,7 @@
 //! ```text
 //!   tests/*.rs, bin/demo, bin/published
 //!     ├─ published what others have published, run as they wrote it
-//!     ├─ pond      a test's folder, files and daemon
+//!     ├─ test_bed  a test's folder, files and daemon
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
 //!     ├─ origin    other people's NBD servers, which our devices stand on
@@ -17,8 +17,8 @@
 //! ```
 //!
 //! Invariants
-//! - E1 No process outlives what started it: children are killed when their owner is dropped.
-//! - E2 Nobody waits for ever: children and sockets have deadlines.
+//! - EE-E1 No process outlives what started it: children are killed when their owner is dropped.
+//! - EE-E2 Nobody waits for ever: children and sockets have deadlines.
 
 use std::time::Duration;
 
@@ -29,10 +29,10 @@ pub mod fio;
 pub mod loops;
 pub mod mounted;
 pub mod origin;
-pub mod pond;
 pub mod process;
 pub mod published;
 pub mod stamp;
+pub mod test_bed;
 pub mod undo;
 
 /// What went wrong, in words for who runs a test or the demo.

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
-use crate::pond::{Pond, clients};
+use crate::test_bed::{TestBed, clients};
 
 /// Whether file systems can be mounted through FUSE here; says what is skipped when not.
 pub fn fuse() -> bool {
@@ -16,6 +16,6 @@ pub fn fuse() -> bool {
 }
 
 /// The file of a mapped device.
-pub fn file(pond: &Pond, name: &str) -> PathBuf {
-    pond.mount().join("dev/mapper").join(name)
+pub fn file(bed: &TestBed, name: &str) -> PathBuf {
+    bed.mount().join("dev/mapper").join(name)
 }

@@ -34,7 +34,7 @@ pub enum Kind {
 
 /// How clients reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Transport {
     Unix,
     /// On 127.0.0.1.
     Tcp,
@@ -117,10 +117,10 @@ pub struct Origin {
 impl Origin {
     /// Starts a server of `dir`, to be used by the thread that has started it: nbdkit ends with
     /// that.
-    pub fn start(kind: Kind, door: Door, dir: &Path) -> Origin {
-        let address = match door {
-            Door::Unix => Address::Unix(dir.join("origin.sock")),
-            Door::Tcp => Address::Tcp(free_port()),
+    pub fn start(kind: Kind, transport: Transport, dir: &Path) -> Origin {
+        let address = match transport {
+            Transport::Unix => Address::Unix(dir.join("origin.sock")),
+            Transport::Tcp => Address::Tcp(free_port()),
         };
         let process = listening(kind, dir, &address);
         Origin { kind, dir: dir.into(), address, process }

@@ -135,7 +135,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let mut child = held(&self.child);
-        let _ = child.kill(); // E1; most have ended before
+        let _ = child.kill(); // EE-E1; most have ended before
         let _ = child.wait();
     }
 }

@@ -9,9 +9,9 @@
 //! A version of a block is written once, and the next only after the answer to the one before.
 //!
 //! Invariants
-//! - S1 After a crash a block holds the version that was durable (`floor`), or a later one that
+//! - EE-S1 After a crash a block holds the version that was durable (`floor`), or a later one that
 //!   was written since the crash before this one. A version that was lost never comes back.
-//! - S2 A flush lifts the floor to what was answered before it was sent; FUA lifts it by itself.
+//! - EE-S2 A flush lifts the floor to what was answered before it was sent; FUA lifts it by itself.
 use std::io;
 use std::ops::Range;
 
@@ -78,7 +78,7 @@ pub fn version_of(data: &[u8], block: u64) -> Option<u64> {
 
 /// What is known of one block.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct BlockState {
     /// Durable.
     floor: u64,
     /// Last that was answered.
@@ -86,20 +86,21 @@ struct Known {
     /// Last that was sent.
     sent: u64,
     /// Last that was sent before the last crash.
-    buried: u64,
-    flying: bool,
+    sent_before_crash: u64,
+    in_flight: bool,
 }
 
-impl Known {
+impl BlockState {
     fn allows(&self, version: u64) -> bool {
-        // S1
-        version == self.floor || (self.floor.max(self.buried) < version && version <= self.sent)
+        // EE-S1
+        version == self.floor
+            || (self.floor.max(self.sent_before_crash) < version && version <= self.sent)
     }
 }
 
 /// What the server was asked to do.
 #[derive(Debug)]
-enum Asked {
+enum Sent {
     Write {
         blocks: Range<u64>,
         fua: bool,
@@ -134,7 +135,7 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Stamps {
     first: u64,
-    known: Vec<Known>,
+    known: Vec<BlockState>,
     /// Blocks answered since the last flush was sent.
     fresh: Vec<u64>,
     random: Random,
@@ -145,7 +146,7 @@ pub struct Stamps {
 impl Stamps {
     /// Blocks that all hold version 0 by now, or nothing yet: see [`Stamps::lay`].
     pub fn new(blocks: Range<u64>, seed: u64) -> Stamps {
-        let known = vec![Known::default(); (blocks.end - blocks.start) as usize];
+        let known = vec![BlockState::default(); (blocks.end - blocks.start) as usize];
         let random = Random::new(seed);
         Stamps { first: blocks.start, known, fresh: Vec::new(), random, flush_one_in: 64 }
     }
@@ -155,7 +156,7 @@ impl Stamps {
         self.first..self.first + self.known.len() as u64
     }
 
-    fn known(&mut self, block: u64) -> &mut Known {
+    fn known(&mut self, block: u64) -> &mut BlockState {
         &mut self.known[(block - self.first) as usize]
     }
 
@@ -182,8 +183,8 @@ impl Stamps {
         written: &mut Written,
         mut enough: impl FnMut(&Written) -> bool,
     ) -> io::Result<()> {
-        let mut asked: Vec<Option<Asked>> = (0..DEPTH).map(|_| None).collect();
-        let mut flying = 0;
+        let mut asked: Vec<Option<Sent>> = (0..DEPTH).map(|_| None).collect();
+        let mut in_flight = 0;
         let outcome = loop {
             if !enough(written) {
                 if let Some(cookie) = asked.iter().position(Option::is_none) {
@@ -195,10 +196,10 @@ impl Stamps {
                             break Err(e);
                         }
                     }
-                    flying += 1;
+                    in_flight += 1;
                     continue;
                 }
-            } else if flying == 0 {
+            } else if in_flight == 0 {
                 break Ok(());
             }
             match client.receive() {
@@ -207,7 +208,7 @@ impl Stamps {
                     let Some(done) = done else {
                         break Err(io::Error::other(format!("answer to nothing: {cookie}")));
                     };
-                    flying -= 1;
+                    in_flight -= 1;
                     self.answered(done, written);
                 }
                 Ok(Answer { error, .. }) => {
@@ -216,17 +217,17 @@ impl Stamps {
                 Err(e) => break Err(e),
             }
         };
-        self.known.iter_mut().for_each(|k| k.flying = false);
+        self.known.iter_mut().for_each(|k| k.in_flight = false);
         outcome
     }
 
-    fn ask(&mut self, client: &mut Client, cookie: u64) -> Result<Asked, (Asked, io::Error)> {
+    fn ask(&mut self, client: &mut Client, cookie: u64) -> Result<Sent, (Sent, io::Error)> {
         if self.random.below(self.flush_one_in) == 0 {
-            // S2: what is answered later is not covered.
+            // EE-S2: what is answered later is not covered.
             let fresh = std::mem::take(&mut self.fresh);
             let answered = fresh.into_iter().map(|b| (b, self.known(b).answered)).collect();
             let request = Request { flags: 0, kind: cmd::FLUSH, cookie, offset: 0, len: 0 };
-            let asked = Asked::Flush { answered };
+            let asked = Sent::Flush { answered };
             return match client.send(request, &[]) {
                 Ok(()) => Ok(asked),
                 Err(e) => Err((asked, e)),
@@ -236,7 +237,7 @@ impl Stamps {
         for block in blocks.clone() {
             let known = self.known(block);
             known.sent += 1;
-            known.flying = true;
+            known.in_flight = true;
         }
         let mut data = Vec::new();
         stamp(&mut data, blocks.clone(), |b| self.known[(b - self.first) as usize].sent);
@@ -244,7 +245,7 @@ impl Stamps {
         let offset = blocks.start * BLOCK_BYTES as u64;
         let len = u32::try_from(data.len()).expect("a few blocks");
         let request = Request { flags: u16::from(fua), kind: cmd::WRITE, cookie, offset, len };
-        let asked = Asked::Write { blocks, fua };
+        let asked = Sent::Write { blocks, fua };
         match client.send(request, &data) {
             Ok(()) => Ok(asked),
             Err(e) => Err((asked, e)),
@@ -257,19 +258,19 @@ impl Stamps {
         loop {
             let start = all.start + self.random.below(all.end - all.start);
             let end = all.end.min(start + 1 + self.random.below(RUN_BLOCKS_MAX));
-            if (start..end).all(|b| !self.known(b).flying) {
+            if (start..end).all(|b| !self.known(b).in_flight) {
                 return start..end;
             }
         }
     }
 
-    fn answered(&mut self, done: Asked, written: &mut Written) {
+    fn answered(&mut self, done: Sent, written: &mut Written) {
         match done {
-            Asked::Write { blocks, fua } => {
+            Sent::Write { blocks, fua } => {
                 written.writes += 1;
                 for block in blocks {
                     let known = self.known(block);
-                    known.flying = false;
+                    known.in_flight = false;
                     known.answered = known.sent;
                     if fua {
                         known.floor = known.floor.max(known.answered);
@@ -277,7 +278,7 @@ impl Stamps {
                     self.fresh.push(block);
                 }
             }
-            Asked::Flush { answered } => {
+            Sent::Flush { answered } => {
                 written.flushes += 1;
                 for (block, version) in answered {
                     let known = self.known(block);
@@ -295,7 +296,7 @@ impl Stamps {
         }
     }
 
-    /// Reads every block after a crash, says which is not what it may be (S1), and goes on from
+    /// Reads every block after a crash, says which is not what it may be (EE-S1), and goes on from
     /// what is there.
     pub fn check(
         &mut self,
@@ -320,12 +321,12 @@ impl Stamps {
                 } else {
                     found.newest += 1;
                 }
-                *known = Known {
+                *known = BlockState {
                     floor: version,
                     answered: version,
                     sent: known.sent,
-                    buried: known.sent,
-                    flying: false,
+                    sent_before_crash: known.sent,
+                    in_flight: false,
                 };
             }
         }
@@ -369,7 +370,7 @@ mod tests {
 
     fn sent(stamps: &mut Stamps, block: u64, fua: bool) {
         stamps.known(block).sent += 1;
-        let asked = Asked::Write { blocks: block..block + 1, fua };
+        let asked = Sent::Write { blocks: block..block + 1, fua };
         stamps.answered(asked, &mut Written::default());
     }
 
@@ -401,7 +402,7 @@ mod tests {
         assert!(check(&mut stamps, &[]).unwrap_err().contains("block 2 holds version 0"));
         let mut stamps = Stamps::new(0..4, 1);
         sent(&mut stamps, 2, false);
-        let flush = Asked::Flush { answered: vec![(2, 1)] };
+        let flush = Sent::Flush { answered: vec![(2, 1)] };
         stamps.answered(flush, &mut Written::default());
         assert!(check(&mut stamps, &[]).is_err());
     }

@@ -2,8 +2,8 @@
 //! What has to be undone however a program ends: mounts, loop devices, folders.
 //!
 //! Invariants
-//! - U1 Everything is undone once, and what came last first.
-//! - U2 `leave` returns when everything is undone, what other threads are just undoing included.
+//! - EE-U1 Everything is undone once, and what came last first.
+//! - EE-U2 `leave` returns when everything is undone, what other threads are just undoing included.
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ impl Drop for Undo {
     fn drop(&mut self) {
         let mut standing = standing();
         if let Some(step) = standing.remove(&self.0) {
-            step(); // U2: while the list is held
+            step(); // EE-U2: while the list is held
         }
     }
 }

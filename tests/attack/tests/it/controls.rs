@@ -51,27 +51,27 @@ fn a_disk_that_tears_durable_sectors_is_caught() {
 }
 
 #[test]
-fn an_origin_that_is_written_in_any_order_is_caught() {
+fn an_origin_written_in_any_order_is_caught() {
     let options = Options { origin_alone: true, only_cuts: true, ..Options::default() };
     let found = caught_with("small", options);
     assert!(found.contains("the origin alone holds"), "{found}");
 }
 
 #[test]
-fn an_origin_of_an_ordered_cache_that_lies_about_flush_is_caught() {
+fn an_ordered_origin_that_lies_about_flush_is_caught() {
     let found = caught("ordered", 0, Lie::Flush);
     assert!(found.contains("the origin alone holds"), "{found}");
 }
 
 #[test]
-fn a_disk_that_gives_zeroes_for_what_it_cannot_read_is_caught() {
+fn a_disk_that_returns_zeroes_for_read_errors_is_caught() {
     let options = Options { lie: Some((0, Lie::Read)), ..Options::default() };
     let found = caught_with("reads", options);
     assert!(found.contains("VIOLATION"), "{found}");
 }
 
 #[test]
-fn a_disk_that_does_late_what_a_lost_connection_had_asked_for_is_caught() {
+fn a_disk_that_executes_requests_of_a_lost_connection_is_caught() {
     let options = Options { lie: Some((0, Lie::Late)), ..Options::default() };
     let found = caught_with("lost-linear", options);
     assert!(found.contains("VIOLATION"), "{found}");

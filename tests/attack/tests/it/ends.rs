@@ -10,7 +10,7 @@ use attack::rng::Rng;
 /// What the manual says of an end in which not all has settled. It was 4 when the first that had
 /// not was a disk's FLUSH; found by the adversary (`cache-errors`, seed 296347715).
 #[test]
-fn an_end_that_a_hung_disk_holds_up_has_exit_code_1() {
+fn a_shutdown_that_a_hung_disk_delays_has_exit_code_1() {
     let program = binary::millpond().unwrap_or_else(|e| panic!("{e}"));
     let dir = tempfile::tempdir().expect("a folder");
     let socket = dir.path().join("disk");

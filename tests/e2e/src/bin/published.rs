@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use e2e::binary::{Build, millpond};
 use e2e::published::cache::{self, Filled, Order};
-use e2e::published::filesystem::{self, Kept, Kind};
+use e2e::published::filesystem::{self, Kind, Outcome};
 use e2e::published::linear::{self, Reads};
 use e2e::published::zram;
 use e2e::published::{Site, obstacle};
@@ -51,10 +51,10 @@ struct Figures {
     cache: [Vec<Filled>; 2],
     linear: Reads,
     /// None with the reason.
-    kept: Vec<(Kind, Result<Kept>)>,
+    kept: Vec<(Kind, Result<Outcome>)>,
     zram_idle: Option<zram::Idle>,
     /// None with the reason.
-    zram_kept: Option<Result<zram::Kept>>,
+    zram_kept: Option<Result<zram::Outcome>>,
 }
 
 fn main() -> ExitCode {
@@ -215,7 +215,7 @@ fn print_kept(figures: &Figures) {
     for (kind, kept) in &figures.kept {
         let name = kind.name();
         match kept {
-            Ok(Kept { tarball_bytes, write_s, flush_s, read_s, .. }) => {
+            Ok(Outcome { tarball_bytes, write_s, flush_s, read_s, .. }) => {
                 let mib = *tarball_bytes as f64 / f64::from(1 << 20);
                 println!("  {name:<8} {mib:12.1} {write_s:12.2} {flush_s:12.2} {read_s:12.2}");
             }
@@ -237,7 +237,7 @@ fn print_zram(figures: &Figures) {
         println!("  published (NVMe): 68.648 s page by page, 15.496 s in batches");
     }
     match &figures.zram_kept {
-        Some(Ok(zram::Kept { tarball_bytes, writeback_s, pages, read_back_s })) => {
+        Some(Ok(zram::Outcome { tarball_bytes, writeback_s, pages, read_back_s })) => {
             let mib = tarball_bytes >> 20;
             println!("  ext4, a tarball of {mib} MiB: {pages} pages written back in");
             println!("  {writeback_s:.2} s, read back in {read_back_s:.2} s, sums the same");

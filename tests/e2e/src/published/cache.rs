@@ -93,7 +93,7 @@ pub fn run(site: &Site, sizes: Sizes, order: Order, seed: u64) -> Result<Filled>
         return Err(format!("{left} blocks are dirty after the flush"));
     }
 
-    // P1: the origin, seen without any of our code on the way, holds what was written.
+    // EE-P1: the origin, seen without any of our code on the way, holds what was written.
     let served = sha256(&device)?;
     site.remove("mycache")?;
     let stored = sha256(&origin)?;

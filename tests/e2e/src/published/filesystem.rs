@@ -89,7 +89,7 @@ impl Sizes {
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Kept {
+pub struct Outcome {
     /// Bytes of the tarball.
     pub tarball_bytes: u64,
     /// From mkfs to umount, everything written in between.
@@ -138,7 +138,7 @@ pub(super) fn check(kind: Kind, disk: &Loop) -> Result<()> {
 }
 
 /// Runs the procedure on new files.
-pub fn run(site: &Site, kind: Kind, sizes: Sizes) -> Result<Kept> {
+pub fn run(site: &Site, kind: Kind, sizes: Sizes) -> Result<Outcome> {
     let (tree, tarball, place) = (site.path("tree"), site.path("tree.tar"), site.path("place"));
     if !tree.exists() {
         let made = make_tree(&tree, sizes.files, sizes.file_bytes_max);
@@ -201,5 +201,5 @@ pub fn run(site: &Site, kind: Kind, sizes: Sizes) -> Result<Kept> {
     disk.detach()?;
     site.remove("disk")?;
     site.remove("stripes")?;
-    Ok(Kept { tarball_bytes, write_s, dirty_blocks, flush_s, read_s })
+    Ok(Outcome { tarball_bytes, write_s, dirty_blocks, flush_s, read_s })
 }

@@ -55,7 +55,7 @@ pub fn run(site: &Site, sizes: Sizes) -> Result<Reads> {
     site.create("linear", &format!("0 {} linear {memory} 0", sizes.mib * 2048))?;
     let (raw, linear) = (site.leaf(&memory), site.mapped("linear"));
 
-    // P1: what is written to either is what the other reads, before anything is timed.
+    // EE-P1: what is written to either is what the other reads, before anything is timed.
     // Every sector says where it is; the second kind of sum tells new ones from those before.
     for (to, from, sum) in [(&raw, &linear, "crc32c"), (&linear, &raw, "xxhash")] {
         let job = |file: &Path| {

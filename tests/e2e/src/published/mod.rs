@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Invariants
-//! - P1 A procedure fails unless the data are proven to be right: a figure of wrong data is none.
-//! - P2 Nothing outlives a procedure, however it ends: no process, mount, loop device or file.
+//! - EE-P1 A procedure fails unless its data are verified: it returns no figure of wrong data.
+//! - EE-P2 No process, mount, loop device or file outlives a procedure, however it ends.
 
 use std::time::Duration;
 

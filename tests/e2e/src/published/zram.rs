@@ -67,7 +67,7 @@ pub struct Idle {
 
 /// What came of the tarball.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Kept {
+pub struct Outcome {
     /// Its bytes.
     pub tarball_bytes: u64,
     /// How long the writeback took, the file system being mounted.
@@ -154,7 +154,7 @@ impl Zram<'_> {
         }
     }
 
-    /// P1: reads everything that fio wrote, and returns reads a second.
+    /// EE-P1: reads everything that fio wrote, and returns reads a second.
     fn verify(&self, mib: u64) -> Result<f64> {
         let verified = self.fio(mib).with(["--verify_only"]).run(PATIENCE)?;
         match verified.reads * PAGE_BYTES {
@@ -233,7 +233,7 @@ pub type Tree = (u64, u64);
 pub const TREE_FULL: Tree = (2000, 256 << 10);
 
 /// Has a tarball on ext4 written back, and copies it from there.
-pub fn tarball(site: &Site, (files, file_bytes_max): Tree) -> Result<Kept> {
+pub fn tarball(site: &Site, (files, file_bytes_max): Tree) -> Result<Outcome> {
     let (tree, tarball, place) = (site.path("tree"), site.path("tree.tar"), site.path("place"));
     let made = make_tree(&tree, files, file_bytes_max).and_then(|()| std::fs::create_dir(&place));
     made.map_err(|e| format!("{}: {e}", tree.display()))?;
@@ -275,5 +275,5 @@ pub fn tarball(site: &Site, (files, file_bytes_max): Tree) -> Result<Kept> {
     mounted.unmount()?;
     disk.detach()?;
     zram.remove()?;
-    Ok(Kept { tarball_bytes, writeback_s, pages, read_back_s })
+    Ok(Outcome { tarball_bytes, writeback_s, pages, read_back_s })
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use e2e::fio::Fio;
 use e2e::mounted::{file, fuse};
-use e2e::pond::{Pond, clients};
 use e2e::process::{Ended, output, run};
 use e2e::stamp::{BLOCK_BYTES, Random, Stamps, Written, fill};
+use e2e::test_bed::{TestBed, clients};
 use e2e::{clock, pause};
 use nbd::wire::ExportFlags;
 
@@ -23,7 +23,7 @@ const SECTORS: u64 = 64 * MIB / 512;
 
 /// Page caches of 16 MiB over 64 MiB: `lin` over a linear device, `str` over stripes of 64 KiB, and
 /// `raw` over a file itself.
-fn three_caches(mounted: bool) -> Pond {
+fn three_caches(mounted: bool) -> TestBed {
     let files =
         [("raw.img", 64 * MIB), ("lin.img", 64 * MIB), ("a.img", 32 * MIB), ("b.img", 32 * MIB)];
     let cache = |below: &str| format!("0 {SECTORS} buffered {below} 2 memory 16M");
@@ -37,25 +37,29 @@ fn three_caches(mounted: bool) -> Pond {
         ("str", &*striped_cache),
         ("raw", &*raw),
     ];
-    if mounted { Pond::start_mounted(&files, &devices) } else { Pond::start(&files, &devices) }
+    if mounted {
+        TestBed::start_mounted(&files, &devices)
+    } else {
+        TestBed::start(&files, &devices)
+    }
 }
 
 /// A cache `c` of 16 MiB over `low`, a linear device on `disk.img` of 64 MiB.
-fn one_cache(options: &str) -> Pond {
+fn one_cache(options: &str) -> TestBed {
     let words = options.split_whitespace().count() + 2;
     let linear = format!("0 {SECTORS} linear ./disk.img 0");
     let cache = format!("0 {SECTORS} buffered low {words} memory 16M {options}");
-    Pond::start(&[("disk.img", 64 * MIB)], &[("low", &linear), ("c", &cache)])
+    TestBed::start(&[("disk.img", 64 * MIB)], &[("low", &linear), ("c", &cache)])
 }
 
 /// A verb that has to fail: its exit code and what it said.
-fn refused(pond: &Pond, args: &[&str]) -> (i32, String) {
-    let ended: Ended = pond.daemon().try_verb(args).unwrap();
+fn refused(bed: &TestBed, args: &[&str]) -> (i32, String) {
+    let ended: Ended = bed.daemon().try_verb(args).unwrap();
     (ended.code, ended.stderr)
 }
 
-fn get(pond: &Pond, device: &str, attribute: &str) -> String {
-    pond.verb(&["get", device, attribute]).trim_end().to_owned()
+fn get(bed: &TestBed, device: &str, attribute: &str) -> String {
+    bed.verb(&["get", device, attribute]).trim_end().to_owned()
 }
 
 fn sha256(path: &Path) -> String {
@@ -73,15 +77,15 @@ fn image(path: &Path, bytes: u64, version: u64) {
 }
 
 /// Removes a device as soon as the server has noticed that its clients have gone.
-fn remove(pond: &Pond, name: &str) {
+fn remove(bed: &TestBed, name: &str) {
     let gone = (0..250).any(|_| {
-        let removed = pond.daemon().try_verb(&["remove", name]).unwrap().code == 0;
+        let removed = bed.daemon().try_verb(&["remove", name]).unwrap().code == 0;
         if !removed {
             pause(Duration::from_millis(20));
         }
         removed
     });
-    assert!(gone, "{name} is in use still\n{}", pond.daemon().log());
+    assert!(gone, "{name} is in use still\n{}", bed.daemon().log());
 }
 
 /// Random writes of all sizes up to 256 KiB, many in flight, each block verified.
@@ -95,18 +99,18 @@ fn verified(fio: Fio) -> Fio {
 }
 
 #[test]
-fn fio_finds_over_nbd_what_it_wrote_through_a_cache_of_a_quarter_of_it() {
+fn fio_verifies_over_nbd_through_a_cache_of_a_quarter_its_size() {
     if !clients(&["fio"]) {
         return;
     }
-    let pond = three_caches(false);
+    let bed = three_caches(false);
     for name in ["lin", "str", "raw"] {
-        verified(Fio::new(pond.dir(), &pond.uri(name))).run(LIMIT).unwrap();
+        verified(Fio::new(bed.dir(), &bed.uri(name))).run(LIMIT).unwrap();
     }
     // What was flushed is below, wherever the mapping says: the same jobs find it there.
     for (name, below) in [("lin", "linlow"), ("str", "strlow")] {
-        pond.connect(name).flush().unwrap();
-        let again = verified(Fio::new(pond.dir(), &pond.uri(below))).with(["--verify_only"]);
+        bed.connect(name).flush().unwrap();
+        let again = verified(Fio::new(bed.dir(), &bed.uri(below))).with(["--verify_only"]);
         again.run(LIMIT).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
 }
@@ -116,32 +120,32 @@ fn fio_finds_through_files_what_it_wrote() {
     if !fuse() || !clients(&["fio"]) {
         return;
     }
-    let pond = three_caches(true);
+    let bed = three_caches(true);
     for name in ["lin", "str"] {
-        let fio = Fio::on_file(pond.dir(), &file(&pond, name));
+        let fio = Fio::on_file(bed.dir(), &file(&bed, name));
         let write = fio.with(["--rw=randrw", "--bsrange=512-128k", "--blockalign=512"]);
         let write = write.with(["--size=32M", "--verify=crc32c", "--verify_fatal=1"]);
         write.with(["--direct=1", "--numjobs=1", "--fsync=32"]).run(LIMIT).unwrap();
     }
     let sys = |attribute: &str| {
-        std::fs::read_to_string(pond.mount().join("sys/block/lin").join(attribute)).unwrap()
+        std::fs::read_to_string(bed.mount().join("sys/block/lin").join(attribute)).unwrap()
     };
     assert_eq!((sys("queue/write_cache").trim(), sys("queue/fua").trim()), ("write back", "1"));
     assert_eq!(sys("map_blocks").trim(), "multi");
-    std::fs::write(pond.mount().join("sys/block/lin/map_blocks"), "single\n").unwrap();
-    assert_eq!(get(&pond, "lin", "map_blocks"), "single");
+    std::fs::write(bed.mount().join("sys/block/lin/map_blocks"), "single\n").unwrap();
+    assert_eq!(get(&bed, "lin", "map_blocks"), "single");
 }
 
 #[test]
-fn a_file_system_is_made_checked_and_found_again() {
+fn a_file_system_is_made_and_passes_its_check_after_a_restart() {
     if !fuse() || !clients(&["mkfs.ext4", "e2fsck", "debugfs"]) {
         return;
     }
-    let mut pond = three_caches(true);
-    let data = pond.path("data");
+    let mut bed = three_caches(true);
+    let data = bed.path("data");
     image(&data, 20 * MIB, 9);
     for name in ["lin", "str"] {
-        let device = file(&pond, name);
+        let device = file(&bed, name);
         let shown = device.to_str().unwrap();
         output("mkfs.ext4", &["-q", "-F", shown]).unwrap();
         let write = format!("write {} data", data.display());
@@ -149,10 +153,10 @@ fn a_file_system_is_made_checked_and_found_again() {
         output("e2fsck", &["-fn", shown]).unwrap();
     }
     // An orderly end writes everything back, without anybody's FLUSH.
-    pond.terminate();
-    pond.start_again();
+    bed.terminate();
+    bed.start_again();
     for name in ["lin", "str"] {
-        let (device, back) = (file(&pond, name), pond.path("back"));
+        let (device, back) = (file(&bed, name), bed.path("back"));
         let shown = device.to_str().unwrap();
         output("e2fsck", &["-fn", shown]).unwrap();
         let dump = format!("dump data {}", back.display());
@@ -162,27 +166,27 @@ fn a_file_system_is_made_checked_and_found_again() {
 }
 
 #[test]
-fn what_was_flushed_is_on_the_file_and_comes_back_after_remove_and_create() {
+fn flushed_data_are_in_the_file_after_remove_and_create() {
     if !clients(&["nbdcopy"]) {
         return;
     }
-    let pond = three_caches(false);
-    let disk = pond.path("disk.img");
+    let bed = three_caches(false);
+    let disk = bed.path("disk.img");
     image(&disk, 64 * MIB, 3);
     let wanted = sha256(&disk);
     for name in ["lin", "str", "raw"] {
-        let table = pond.verb(&["table", name]);
-        let copy = ["--flush", "--connections=4", disk.to_str().unwrap(), &pond.uri(name)];
+        let table = bed.verb(&["table", name]);
+        let copy = ["--flush", "--connections=4", disk.to_str().unwrap(), &bed.uri(name)];
         output("nbdcopy", &copy).unwrap();
         if name != "str" {
-            assert_eq!(sha256(&pond.path(&format!("{name}.img"))), wanted, "{name}");
+            assert_eq!(sha256(&bed.path(&format!("{name}.img"))), wanted, "{name}");
         }
-        remove(&pond, name);
+        remove(&bed, name);
         // The table as it was told makes the same device again.
-        pond.verb(&["create", name, "--table", table.trim_end()]);
-        assert_eq!(pond.verb(&["table", name]), table);
-        let back = pond.path("back.img");
-        let copy = ["--connections=4", &pond.uri(name), back.to_str().unwrap()];
+        bed.verb(&["create", name, "--table", table.trim_end()]);
+        assert_eq!(bed.verb(&["table", name]), table);
+        let back = bed.path("back.img");
+        let copy = ["--connections=4", &bed.uri(name), back.to_str().unwrap()];
         output("nbdcopy", &copy).unwrap();
         assert_eq!(sha256(&back), wanted, "{name}");
     }
@@ -190,15 +194,15 @@ fn what_was_flushed_is_on_the_file_and_comes_back_after_remove_and_create() {
 
 #[test]
 fn a_removal_writes_back_what_nobody_flushed() {
-    let pond = one_cache("dirty_writeback_centisecs 0");
-    let mut client = pond.connect("c");
+    let bed = one_cache("dirty_writeback_centisecs 0");
+    let mut client = bed.connect("c");
     client.write(5 * MIB, &[0x5c; 8192]).unwrap();
     let mut found = [0; 8192];
-    let disk = File::open(pond.path("disk.img")).unwrap();
+    let disk = File::open(bed.path("disk.img")).unwrap();
     disk.read_exact_at(&mut found, 5 * MIB).unwrap();
     assert!(found == [0; 8192], "in memory only, until somebody asks");
     drop(client);
-    remove(&pond, "c");
+    remove(&bed, "c");
     disk.read_exact_at(&mut found, 5 * MIB).unwrap();
     assert!(found == [0x5c; 8192]);
 }
@@ -207,13 +211,13 @@ fn a_removal_writes_back_what_nobody_flushed() {
 fn five_kills_lose_nothing_that_was_flushed() {
     const BLOCKS: u64 = 2048;
     for below in ["lin", "str"] {
-        let mut pond = three_caches(false);
+        let mut bed = three_caches(false);
         let mut area = Stamps::new(100..100 + BLOCKS, 1);
         let mut random = Random::new(5);
-        area.lay(&mut pond.connect(below)).unwrap();
+        area.lay(&mut bed.connect(below)).unwrap();
         let (mut written, mut owed) = (Written::default(), 0);
         for round in 0..5 {
-            let mut client = pond.connect(below);
+            let mut client = bed.connect(below);
             let answers = &AtomicU64::new(0);
             let (before, kill_at) = (written.writes, 100 + random.below(3000));
             std::thread::scope(|scope| {
@@ -228,12 +232,12 @@ fn five_kills_lose_nothing_that_was_flushed() {
                     assert!(!writer.is_finished(), "the client has failed");
                     pause(Duration::from_micros(200));
                 }
-                pond.kill();
+                bed.kill();
                 let ended = writer.join().unwrap().unwrap_err();
                 assert!(!ended.to_string().contains("the server says"), "{ended}");
             });
-            pond.start_again();
-            let mut client = pond.connect(below);
+            bed.start_again();
+            let mut client = bed.connect(below);
             let found = area.check(|at, data| client.read(at, data));
             owed += found.unwrap_or_else(|e| panic!("{below}, round {round}: {e}")).owed;
         }
@@ -242,12 +246,12 @@ fn five_kills_lose_nothing_that_was_flushed() {
 }
 
 #[test]
-fn clients_are_told_that_it_is_volatile_and_offered_flush_and_fua() {
-    let pond = one_cache("dirty_writeback_centisecs 0");
-    let mut client = pond.connect("c");
+fn clients_see_a_volatile_cache_with_flush_and_fua() {
+    let bed = one_cache("dirty_writeback_centisecs 0");
+    let mut client = bed.connect("c");
     let flags = ExportFlags::from_bits_retain(client.flags());
     assert!(flags.contains(ExportFlags::FLUSH | ExportFlags::FUA), "{flags:?}");
-    let disk = File::open(pond.path("disk.img")).unwrap();
+    let disk = File::open(bed.path("disk.img")).unwrap();
     let on_disk = |at: u64| {
         let mut found = [0; 4096];
         disk.read_exact_at(&mut found, at).unwrap();
@@ -261,109 +265,109 @@ fn clients_are_told_that_it_is_volatile_and_offered_flush_and_fua() {
 }
 
 /// Another device takes the place of the one below, while the cache has dirty pages.
-fn swap_below(pond: &Pond, table: &str) {
-    pond.verb(&["load", "low", "--table", table]);
-    pond.verb(&["resume", "low"]);
+fn swap_below(bed: &TestBed, table: &str) {
+    bed.verb(&["load", "low", "--table", table]);
+    bed.verb(&["resume", "low"]);
 }
 
 #[test]
-fn an_error_is_told_to_each_client_once_and_what_is_dirty_is_written_when_that_works_again() {
-    let pond = one_cache("dirty_writeback_centisecs 0");
-    let (mut one, mut two) = (pond.connect("c"), pond.connect("c"));
+fn each_client_gets_an_error_once_and_dirty_data_are_retried() {
+    let bed = one_cache("dirty_writeback_centisecs 0");
+    let (mut one, mut two) = (bed.connect("c"), bed.connect("c"));
     one.flush().unwrap();
     two.flush().unwrap();
-    let event = pond.verb(&["info", "c", "-o", "json"]);
-    swap_below(&pond, &format!("0 {SECTORS} error"));
+    let event = bed.verb(&["info", "c", "-o", "json"]);
+    swap_below(&bed, &format!("0 {SECTORS} error"));
     one.write(MIB, &[0x77; 16384]).unwrap();
     let said = one.flush().unwrap_err().to_string();
     assert!(said.contains("error 5"), "EIO: {said}");
-    let status = pond.verb(&["status", "c"]);
+    let status = bed.verb(&["status", "c"]);
     assert!(status.contains("failing"), "{status}");
-    let linear = format!("0 {SECTORS} linear {} 0", pond.path("disk.img").display());
-    swap_below(&pond, &linear);
+    let linear = format!("0 {SECTORS} linear {} 0", bed.path("disk.img").display());
+    swap_below(&bed, &linear);
     // It has heard; the other one has not yet.
     one.flush().unwrap();
     assert!(two.flush().is_err(), "{event}");
     two.flush().unwrap();
-    pond.connect("c").flush().unwrap();
-    let status = pond.verb(&["status", "c"]);
+    bed.connect("c").flush().unwrap();
+    let status = bed.verb(&["status", "c"]);
     assert!(!status.contains("failing"), "{status}");
     let mut found = [0; 16384];
-    File::open(pond.path("disk.img")).unwrap().read_exact_at(&mut found, MIB).unwrap();
+    File::open(bed.path("disk.img")).unwrap().read_exact_at(&mut found, MIB).unwrap();
     assert!(found == [0x77; 16384], "nothing was dropped");
 }
 
 #[test]
-fn a_broken_device_does_not_let_a_removal_drop_what_is_dirty() {
-    let pond = one_cache("dirty_writeback_centisecs 0");
-    let mut client = pond.connect("c");
+fn a_removal_does_not_drop_dirty_data_of_a_failed_device() {
+    let bed = one_cache("dirty_writeback_centisecs 0");
+    let mut client = bed.connect("c");
     client.write(0, &[0x11; 4096]).unwrap();
-    swap_below(&pond, &format!("0 {SECTORS} error"));
+    swap_below(&bed, &format!("0 {SECTORS} error"));
     assert!(client.flush().is_err());
     drop(client);
     let told = (0..250).find_map(|_| {
         pause(Duration::from_millis(20));
-        let (code, said) = refused(&pond, &["remove", "c"]);
+        let (code, said) = refused(&bed, &["remove", "c"]);
         (code != 4).then_some((code, said))
     });
     let (code, said) = told.expect("the client has gone");
     assert!(code == 1 && said.contains("4096 bytes are not written back"), "{code}: {said}");
-    let linear = format!("0 {SECTORS} linear {} 0", pond.path("disk.img").display());
-    swap_below(&pond, &linear);
-    pond.verb(&["remove", "c"]);
+    let linear = format!("0 {SECTORS} linear {} 0", bed.path("disk.img").display());
+    swap_below(&bed, &linear);
+    bed.verb(&["remove", "c"]);
     let mut found = [0; 4096];
-    File::open(pond.path("disk.img")).unwrap().read_exact_at(&mut found, 0).unwrap();
+    File::open(bed.path("disk.img")).unwrap().read_exact_at(&mut found, 0).unwrap();
     assert!(found == [0x11; 4096]);
 }
 
 #[test]
-fn old_dirty_pages_are_written_back_by_themselves() {
-    let pond = one_cache("dirty_writeback_centisecs 10 dirty_expire_centisecs 20");
-    let mut client = pond.connect("c");
+fn expired_dirty_pages_are_written_back() {
+    let bed = one_cache("dirty_writeback_centisecs 10 dirty_expire_centisecs 20");
+    let mut client = bed.connect("c");
     client.write(3 * MIB, &[0x3d; 4096]).unwrap();
-    let disk = File::open(pond.path("disk.img")).unwrap();
+    let disk = File::open(bed.path("disk.img")).unwrap();
     let (mut found, give_up) = ([0; 4096], clock() + 20.0);
     while found != [0x3d; 4096] {
-        assert!(clock() < give_up, "not written back\n{}", get(&pond, "c", "cache_stat"));
+        assert!(clock() < give_up, "not written back\n{}", get(&bed, "c", "cache_stat"));
         pause(Duration::from_millis(20));
         disk.read_exact_at(&mut found, 3 * MIB).unwrap();
     }
 }
 
 #[test]
-fn the_memory_of_the_process_stays_within_the_bound_of_the_cache() {
+fn the_process_stays_within_the_memory_limit_of_the_cache() {
     if !clients(&["fio"]) {
         return;
     }
-    let resident = |pond: &Pond| {
-        let path = format!("/proc/{}/status", pond.daemon().id());
+    let resident = |bed: &TestBed| {
+        let path = format!("/proc/{}/status", bed.daemon().id());
         let status = std::fs::read_to_string(path).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     };
-    let pond = Pond::start(
+    let bed = TestBed::start(
         &[("disk.img", 512 * MIB)],
         &[("c", "0 1048576 buffered ./disk.img 2 memory 64M")],
     );
     // What a client's connection takes is there before.
-    let small = Fio::new(pond.dir(), &pond.uri("c"));
+    let small = Fio::new(bed.dir(), &bed.uri("c"));
     small.with(["--rw=write", "--bs=1M", "--iodepth=4", "--size=4M"]).run(LIMIT).unwrap();
-    let before = resident(&pond);
+    let before = resident(&bed);
     for rw in ["write", "randwrite", "randread", "read"] {
-        let fio = Fio::new(pond.dir(), &pond.uri("c"));
+        let fio = Fio::new(bed.dir(), &bed.uri("c"));
         let fio = fio.with(["--bs=64k", "--iodepth=4", "--size=512M", "--io_size=256M"]);
         fio.with([&format!("--rw={rw}")]).run(LIMIT).unwrap();
-        let more = resident(&pond).saturating_sub(before);
+        let more = resident(&bed).saturating_sub(before);
         // Buffers of requests are pooled, too; the cache itself is exact.
         assert!(more < 64 * MIB + 24 * MIB, "{rw}: {} MiB", more / MIB);
     }
-    assert!(resident(&pond) > before + 32 * MIB, "it caches something");
+    assert!(resident(&bed) > before + 32 * MIB, "it caches something");
 }
 
 #[test]
-fn what_a_table_line_says_wrong_is_refused_with_what_is_allowed() {
-    let pond = Pond::start(&[("disk.img", MIB)], &[]);
-    let disk = pond.path("disk.img").display().to_string();
+fn errors_of_table_lines_name_the_allowed_values() {
+    let bed = TestBed::start(&[("disk.img", MIB)], &[]);
+    let disk = bed.path("disk.img").display().to_string();
     let table = |arguments: &str| format!("0 2048 buffered {arguments}");
     for (arguments, code, part) in [
         (String::new(), 1, "buffered"),
@@ -375,22 +379,22 @@ fn what_a_table_line_says_wrong_is_refused_with_what_is_allowed() {
         (format!("{disk} 1 memory"), 1, "memory"),
         ("nobody".to_owned(), 3, "nobody"),
     ] {
-        let (got, said) = refused(&pond, &["create", "c", "--table", &table(&arguments)]);
+        let (got, said) = refused(&bed, &["create", "c", "--table", &table(&arguments)]);
         assert!(got == code && said.contains(part), "{arguments}: {got}: {said}");
     }
     let (code, said) =
-        refused(&pond, &["create", "c", "--table", &format!("0 4096 buffered {disk}")]);
+        refused(&bed, &["create", "c", "--table", &format!("0 4096 buffered {disk}")]);
     assert!(code == 1 && said.contains("2048"), "larger than the device below: {said}");
     // A device is in one engine only.
-    pond.verb(&["create", "c", "--table", &table(&disk)]);
-    let (code, said) = refused(&pond, &["create", "d", "--table", &table(&disk)]);
+    bed.verb(&["create", "c", "--table", &table(&disk)]);
+    let (code, said) = refused(&bed, &["create", "d", "--table", &table(&disk)]);
     assert!(code == 4 && said.contains("the origin of c (buffered)"), "{code}: {said}");
-    assert!(pond.verb(&["targets"]).contains("buffered         v1.0.0\n"));
+    assert!(bed.verb(&["targets"]).contains("buffered         v1.0.0\n"));
 }
 
 #[test]
 fn attributes_are_read_set_and_refused_by_name() {
-    let pond = one_cache("");
+    let bed = one_cache("");
     for (attribute, value, shown) in [
         ("dirty_bytes", "8388608", "8388608"),
         ("dirty_background_bytes", "4194304", "4194304"),
@@ -401,13 +405,13 @@ fn attributes_are_read_set_and_refused_by_name() {
         ("map_blocks", "single", "single"),
         ("map_blocks", "multi", "multi"),
     ] {
-        pond.verb(&["set", "c", attribute, value]);
-        assert_eq!(get(&pond, "c", attribute), shown, "{attribute}");
+        bed.verb(&["set", "c", attribute, value]);
+        assert_eq!(get(&bed, "c", attribute), shown, "{attribute}");
     }
     // As the kernel: of two that say the same, the last one counts.
-    assert_eq!(get(&pond, "c", "dirty_seconds"), "0");
-    pond.verb(&["set", "c", "dirty_seconds", "3"]);
-    assert_eq!(get(&pond, "c", "dirty_bytes"), "0");
+    assert_eq!(get(&bed, "c", "dirty_seconds"), "0");
+    bed.verb(&["set", "c", "dirty_seconds", "3"]);
+    assert_eq!(get(&bed, "c", "dirty_bytes"), "0");
     for (attribute, value) in [
         ("map_blocks", "some"),
         ("dirty_bytes", "x"),
@@ -417,65 +421,65 @@ fn attributes_are_read_set_and_refused_by_name() {
         ("ioend_bytes", "1"),
         ("dirty_expire_centisecs", ""),
     ] {
-        let (code, said) = refused(&pond, &["set", "c", attribute, value]);
+        let (code, said) = refused(&bed, &["set", "c", attribute, value]);
         assert!(code == 1 && said.contains(attribute), "{attribute} {value}: {code}: {said}");
     }
-    let (code, said) = refused(&pond, &["set", "c", "cache_stat", "1"]);
+    let (code, said) = refused(&bed, &["set", "c", "cache_stat", "1"]);
     assert!(code == 1 && said.contains("EACCES"), "{said}");
-    let (code, said) = refused(&pond, &["get", "c", "nosuch"]);
+    let (code, said) = refused(&bed, &["get", "c", "nosuch"]);
     assert!(code == 3 && said.contains("map_blocks"), "{said}");
-    let all = pond.verb(&["get", "c"]);
+    let all = bed.verb(&["get", "c"]);
     for name in ["memory", "map_blocks", "dirty_background_seconds"] {
         assert!(all.contains(name), "{name}: {all}");
     }
     for name in ["cache_stat", "bandwidth", "ioend_stats", "errors"] {
         assert!(!all.contains(name), "{name} has many lines: {all}");
-        assert!(get(&pond, "c", name).contains('\n'), "{name}");
+        assert!(get(&bed, "c", name).contains('\n'), "{name}");
     }
 }
 
 #[test]
-fn the_leaf_below_has_a_throttle_that_can_be_seen_and_set() {
-    let pond = one_cache("");
-    let leaf = pond.path("disk.img").display().to_string();
-    let target = |pond: &Pond| get(pond, &leaf, "queue/wbt_lat_usec");
-    assert_ne!(target(&pond), "0", "it is on by default");
-    assert_eq!(get(&pond, &leaf, "queue/wbt_mode"), "[tail] kernel");
+fn the_throttle_of_the_leaf_below_is_shown_and_can_be_set() {
+    let bed = one_cache("");
+    let leaf = bed.path("disk.img").display().to_string();
+    let target = |bed: &TestBed| get(bed, &leaf, "queue/wbt_lat_usec");
+    assert_ne!(target(&bed), "0", "it is on by default");
+    assert_eq!(get(&bed, &leaf, "queue/wbt_mode"), "[tail] kernel");
     for (attribute, value, shown) in [
         ("queue/wbt_lat_usec", "0", "0"),
         ("queue/wbt_lat_usec", "3000", "3000"),
         ("queue/wbt_mode", "kernel", "tail [kernel]"),
         ("queue/nr_requests", "64", "64"),
     ] {
-        pond.verb(&["set", &leaf, attribute, value]);
-        assert_eq!(get(&pond, &leaf, attribute), shown, "{attribute}");
+        bed.verb(&["set", &leaf, attribute, value]);
+        assert_eq!(get(&bed, &leaf, attribute), shown, "{attribute}");
     }
-    pond.verb(&["set", &leaf, "queue/wbt_lat_usec", "-1"]);
-    assert_ne!(target(&pond), "3000");
+    bed.verb(&["set", &leaf, "queue/wbt_lat_usec", "-1"]);
+    assert_ne!(target(&bed), "3000");
     for (attribute, value) in [
         ("queue/wbt_lat_usec", "fast"),
         ("queue/wbt_lat_usec", "-2"),
         ("queue/wbt_mode", "both"),
         ("queue/nr_requests", "0"),
     ] {
-        let (code, said) = refused(&pond, &["set", &leaf, attribute, value]);
+        let (code, said) = refused(&bed, &["set", &leaf, attribute, value]);
         let named = said.contains(&leaf) && said.contains(attribute);
         assert!(code == 1 && named, "{attribute} {value}: {code}: {said}");
     }
-    let (code, said) = refused(&pond, &["set", &leaf, "queue/wbt_stats", "1"]);
+    let (code, said) = refused(&bed, &["set", &leaf, "queue/wbt_stats", "1"]);
     assert!(code == 1 && said.contains("EACCES"), "{code}: {said}");
     // A cache that writes back under the smallest target there is goes on all the same, and
     // whoever waits is let go when the throttle is turned off.
-    pond.verb(&["set", &leaf, "queue/wbt_lat_usec", "1"]);
-    let mut client = pond.connect("c");
+    bed.verb(&["set", &leaf, "queue/wbt_lat_usec", "1"]);
+    let mut client = bed.connect("c");
     let data = vec![0x42; MIB as usize];
     for nth in 0..48 {
         client.write(nth * MIB, &data).unwrap();
     }
-    pond.verb(&["set", &leaf, "queue/wbt_lat_usec", "0"]);
+    bed.verb(&["set", &leaf, "queue/wbt_lat_usec", "0"]);
     client.flush().unwrap();
-    assert!(!get(&pond, &leaf, "queue/wbt_stats").is_empty());
-    let disk = OpenOptions::new().read(true).open(pond.path("disk.img")).unwrap();
+    assert!(!get(&bed, &leaf, "queue/wbt_stats").is_empty());
+    let disk = OpenOptions::new().read(true).open(bed.path("disk.img")).unwrap();
     let mut found = vec![0; MIB as usize];
     for nth in 0..48 {
         disk.read_exact_at(&mut found, nth * MIB).unwrap();
@@ -488,7 +492,7 @@ fn qemu_io_sees_zeroes_and_discards_through_the_cache() {
     if !clients(&["qemu-io"]) {
         return;
     }
-    let pond = three_caches(false);
+    let bed = three_caches(false);
     for name in ["lin", "str", "raw"] {
         let commands = [
             "write -P 0x11 0 8M",
@@ -506,7 +510,7 @@ fn qemu_io_sees_zeroes_and_discards_through_the_cache() {
             "read -P 0x33 6M 2M",
         ];
         let mut command = Command::new("qemu-io");
-        command.args(["-f", "raw", "-t", "none", &pond.uri(name)]);
+        command.args(["-f", "raw", "-t", "none", &bed.uri(name)]);
         for c in commands {
             command.args(["-c", c]);
         }

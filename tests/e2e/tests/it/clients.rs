@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use e2e::pond::{Pond, clients};
 use e2e::process::{Ended, output, run};
 use e2e::stamp::{BLOCK_BYTES, fill};
+use e2e::test_bed::{TestBed, clients};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -17,14 +17,14 @@ const STRIPED: &str = "0 131072 striped 2 128 ./a.img 0 ./b.img 0";
 const CACHED: &str = "0 131072 writecache s ./origin.img ./cache.img 4096 0";
 
 /// A write cache `wc` and a striped device `st`, 64 MiB each.
-fn two_devices() -> Pond {
+fn two_devices() -> TestBed {
     let files = [
         ("a.img", 32 * MIB),
         ("b.img", 32 * MIB),
         ("origin.img", 64 * MIB),
         ("cache.img", 32 * MIB),
     ];
-    Pond::start(&files, &[("wc", CACHED), ("st", STRIPED)])
+    TestBed::start(&files, &[("wc", CACHED), ("st", STRIPED)])
 }
 
 fn qemu_io(uri: &str, commands: &[&str]) -> Ended {
@@ -58,8 +58,8 @@ fn nbdinfo_lists_every_export_with_size_flags_and_contexts() {
     if !clients(&["nbdinfo"]) {
         return;
     }
-    let pond = two_devices();
-    let all = nbdinfo(&["--list", "--json", &pond.uri("")]);
+    let bed = two_devices();
+    let all = nbdinfo(&["--list", "--json", &bed.uri("")]);
     assert_eq!(all["protocol"], "newstyle-fixed");
     assert_eq!(all["structured"], true);
     let exports = all["exports"].as_array().unwrap();
@@ -78,13 +78,13 @@ fn nbdinfo_lists_every_export_with_size_flags_and_contexts() {
     assert_eq!(named("wc")["contexts"], json!(["base:allocation", "millpond:dirty"]));
     assert!(named("st")["contexts"].as_array().unwrap().contains(&json!("base:allocation")));
     // One export by its name, and one that is not there.
-    assert_eq!(nbdinfo(&["--json", &pond.uri("wc")])["exports"][0]["export-name"], "wc");
-    assert!(output("nbdinfo", &[&pond.uri("nobody")]).is_err());
+    assert_eq!(nbdinfo(&["--json", &bed.uri("wc")])["exports"][0]["export-name"], "wc");
+    assert!(output("nbdinfo", &[&bed.uri("nobody")]).is_err());
 }
 
 /// Runs (offset, length) of `millpond:dirty` that are dirty.
-fn dirty(pond: &Pond) -> Vec<(u64, u64)> {
-    let map = nbdinfo(&["--json", "--map=millpond:dirty", &pond.uri("wc")]);
+fn dirty(bed: &TestBed) -> Vec<(u64, u64)> {
+    let map = nbdinfo(&["--json", "--map=millpond:dirty", &bed.uri("wc")]);
     let runs = map.as_array().unwrap().iter();
     let all: u64 = runs.clone().map(|r| r["length"].as_u64().unwrap()).sum();
     assert_eq!(all, 64 * MIB, "the map covers the device: {map}");
@@ -97,13 +97,13 @@ fn nbdinfo_maps_what_is_dirty_until_a_flush_message() {
     if !clients(&["nbdinfo", "qemu-io"]) {
         return;
     }
-    let pond = two_devices();
-    assert_eq!(dirty(&pond), []);
+    let bed = two_devices();
+    assert_eq!(dirty(&bed), []);
     let writes = ["write -P 1 1M 64k", "write -P 2 3M 4k", "write -P 3 33M 2M"];
-    qemu_io(&pond.uri("wc"), &writes).ok().unwrap();
-    assert_eq!(dirty(&pond), [(MIB, 64 << 10), (3 * MIB, 4 << 10), (33 * MIB, 2 * MIB)]);
-    pond.verb(&["message", "wc", "0", "flush"]);
-    assert_eq!(dirty(&pond), []);
+    qemu_io(&bed.uri("wc"), &writes).ok().unwrap();
+    assert_eq!(dirty(&bed), [(MIB, 64 << 10), (3 * MIB, 4 << 10), (33 * MIB, 2 * MIB)]);
+    bed.verb(&["message", "wc", "0", "flush"]);
+    assert_eq!(dirty(&bed), []);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn qemu_io_reads_the_patterns_it_wrote_of_any_alignment() {
     if !clients(&["qemu-io"]) {
         return;
     }
-    let mut pond = two_devices();
+    let mut bed = two_devices();
     let reads = [
         "read -P 0x11 0 1000",
         "read -P 0x22 1000 3000",
@@ -133,15 +133,15 @@ fn qemu_io_reads_the_patterns_it_wrote_of_any_alignment() {
             "discard 264k 200k",
             "flush",
         ];
-        qemu_io(&pond.uri(name), &writes).ok().unwrap();
-        qemu_io(&pond.uri(name), &reads).ok().unwrap();
-        let wrong = qemu_io(&pond.uri(name), &["read -P 0x12 0 512"]);
+        qemu_io(&bed.uri(name), &writes).ok().unwrap();
+        qemu_io(&bed.uri(name), &reads).ok().unwrap();
+        let wrong = qemu_io(&bed.uri(name), &["read -P 0x12 0 512"]);
         assert_ne!(wrong.code, 0, "qemu-io tells what is not there: {}", wrong.stdout);
     }
-    pond.terminate();
-    pond.start_again();
+    bed.terminate();
+    bed.start_again();
     for name in ["wc", "st"] {
-        qemu_io(&pond.uri(name), &reads).ok().unwrap();
+        qemu_io(&bed.uri(name), &reads).ok().unwrap();
     }
 }
 
@@ -150,14 +150,14 @@ fn qemu_io_keeps_many_requests_in_flight() {
     if !clients(&["qemu-io"]) {
         return;
     }
-    let pond = two_devices();
+    let bed = two_devices();
     for name in ["wc", "st"] {
         let mut commands: Vec<String> =
             (0..64).map(|n| format!("aio_write -q -P {} {}k 96k", n + 1, n * 100)).collect();
         commands.push("aio_flush".into());
         commands.extend((0..64).map(|n| format!("read -q -P {} {}k 96k", n + 1, n * 100)));
         let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-        qemu_io(&pond.uri(name), &commands).ok().unwrap();
+        qemu_io(&bed.uri(name), &commands).ok().unwrap();
     }
 }
 
@@ -166,15 +166,15 @@ fn qemu_img_converts_to_and_from_a_device() {
     if !clients(&["qemu-img"]) {
         return;
     }
-    let pond = two_devices();
-    let (raw, qcow2) = (pond.path("disk.img"), pond.path("disk.qcow2"));
+    let bed = two_devices();
+    let (raw, qcow2) = (bed.path("disk.img"), bed.path("disk.qcow2"));
     image(&raw, 64 * MIB, 1);
     // Some of it empty, so that zeroes are written as such.
     let hole = vec![0; 8 * MIB as usize];
     let file = std::fs::File::options().write(true).open(&raw).unwrap();
     file.write_all_at(&hole, 16 * MIB).unwrap();
     for name in ["wc", "st"] {
-        let uri = pond.uri(name);
+        let uri = bed.uri(name);
         let img = |args: &[&str]| output("qemu-img", args).unwrap();
         img(&["convert", "-n", "-W", "-f", "raw", "-O", "raw", text(&raw), &uri]);
         img(&["compare", "-f", "raw", "-F", "raw", text(&raw), &uri]);
@@ -188,24 +188,24 @@ fn nbdcopy_copies_both_ways_over_many_connections() {
     if !clients(&["nbdcopy"]) {
         return;
     }
-    let mut pond = two_devices();
-    let disk = |n: u64| pond.path(&format!("disk-{n}.img"));
+    let mut bed = two_devices();
+    let disk = |n: u64| bed.path(&format!("disk-{n}.img"));
     for (n, name) in [(1, "wc"), (2, "st")] {
         image(&disk(n), 64 * MIB, n);
         let copy = |args: &[&str]| output("nbdcopy", args).unwrap();
-        copy(&["--flush", "--connections=4", text(&disk(n)), &pond.uri(name)]);
-        let back = pond.path("back.img");
-        copy(&["--connections=4", &pond.uri(name), text(&back)]);
+        copy(&["--flush", "--connections=4", text(&disk(n)), &bed.uri(name)]);
+        let back = bed.path("back.img");
+        copy(&["--connections=4", &bed.uri(name), text(&back)]);
         assert!(std::fs::read(disk(n)).unwrap() == std::fs::read(&back).unwrap(), "{name}");
     }
     let want = std::fs::read(disk(1)).unwrap();
     // nbdcopy wrote twice what the cache holds.
-    assert!(pond.attribute("wc", "origin_writes") > 0);
-    pond.verb(&["message", "wc", "0", "flush"]);
-    assert!(std::fs::read(pond.path("origin.img")).unwrap() == want, "the origin has all of it");
-    pond.terminate();
+    assert!(bed.attribute("wc", "origin_writes") > 0);
+    bed.verb(&["message", "wc", "0", "flush"]);
+    assert!(std::fs::read(bed.path("origin.img")).unwrap() == want, "the origin has all of it");
+    bed.terminate();
     // Stripes are where the table says: chunk 1 begins the second file.
-    let second = std::fs::read(pond.path("b.img")).unwrap();
-    let disk = std::fs::read(pond.path("disk-2.img")).unwrap();
+    let second = std::fs::read(bed.path("b.img")).unwrap();
+    let disk = std::fs::read(bed.path("disk-2.img")).unwrap();
     assert!(second[..64 << 10] == disk[64 << 10..128 << 10]);
 }

@@ -8,8 +8,8 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use e2e::pause;
-use e2e::pond::Pond;
 use e2e::stamp::{Random, Stamps, Written};
+use e2e::test_bed::TestBed;
 
 const ROUNDS: u64 = 10;
 const BLOCKS: u64 = 2048;
@@ -17,25 +17,25 @@ const BLOCKS: u64 = 2048;
 /// A cache of half the data: writeback and eviction are always under way.
 #[test]
 fn ten_kills_lose_nothing_that_was_flushed() {
-    kills_lose_nothing(Pond::with_cache(32 << 20, 8 << 20, ""), ROUNDS);
+    kills_lose_nothing(TestBed::with_cache(32 << 20, 8 << 20, ""), ROUNDS);
 }
 
 /// A copy is cut where it stands, and what the mapping has taken is the file's.
 #[test]
-fn kills_lose_nothing_that_was_flushed_to_a_mapped_cache() {
-    kills_lose_nothing(Pond::with_cache_in("p", 32 << 20, 8 << 20, ""), 4);
+fn kills_lose_no_flushed_data_of_a_mapped_cache() {
+    kills_lose_nothing(TestBed::with_cache_in("p", 32 << 20, 8 << 20, ""), 4);
 }
 
-fn kills_lose_nothing(mut pond: Pond, rounds: u64) {
+fn kills_lose_nothing(mut bed: TestBed, rounds: u64) {
     let mut areas = [Stamps::new(0..BLOCKS, 1), Stamps::new(5000..5000 + BLOCKS, 2)];
     let mut random = Random::new(3);
     for area in &areas {
-        area.lay(&mut pond.connect("wc")).unwrap();
+        area.lay(&mut bed.connect("wc")).unwrap();
     }
     let mut written = [Written::default(); 2];
     let mut owed = 0;
     for round in 0..rounds {
-        let mut clients = [pond.connect("wc"), pond.connect("wc")];
+        let mut clients = [bed.connect("wc"), bed.connect("wc")];
         // The kill comes after a number of answers, not after a time: machines differ.
         let answers = &AtomicU64::new(0);
         let kill_at = 100 + random.below(3000);
@@ -55,28 +55,28 @@ fn kills_lose_nothing(mut pond: Pond, rounds: u64) {
                 assert!(!writers.iter().any(ScopedJoinHandle::is_finished), "a client has failed");
                 pause(Duration::from_micros(200));
             }
-            pond.kill();
+            bed.kill();
             for writer in writers {
                 let ended = writer.join().unwrap().unwrap_err();
                 assert!(!ended.to_string().contains("the server says"), "{ended}");
             }
         });
-        pond.start_again();
-        let mut client = pond.connect("wc");
+        bed.start_again();
+        let mut client = bed.connect("wc");
         for (nth, area) in areas.iter_mut().enumerate() {
             let found = area.check(|at, data| client.read(at, data));
             owed += found.unwrap_or_else(|e| panic!("round {round}, client {nth}: {e}")).owed;
         }
-        assert_eq!(pond.attribute("wc", "error"), 0);
-        assert_eq!(pond.attribute("wc", "checksum_errors"), 0);
+        assert_eq!(bed.attribute("wc", "error"), 0);
+        assert_eq!(bed.attribute("wc", "checksum_errors"), 0);
     }
     for written in written {
         assert!(written.writes > 1000 && written.flushes > 10, "too little to prove: {written:?}");
     }
     assert!(owed > BLOCKS, "too little to prove: {owed} blocks were owed");
     // And all of it gets to the origin.
-    pond.verb(&["message", "wc", "0", "flush"]);
-    let origin = std::fs::File::open(pond.path("origin.img")).unwrap();
+    bed.verb(&["message", "wc", "0", "flush"]);
+    let origin = std::fs::File::open(bed.path("origin.img")).unwrap();
     for area in &mut areas {
         let found = area.check(|at, data| origin.read_exact_at(data, at)).unwrap();
         assert_eq!(found.older, 0, "{found:?}");
@@ -86,15 +86,15 @@ fn kills_lose_nothing(mut pond: Pond, rounds: u64) {
 /// The books are worth something only if they notice: memory forgets everything when it is killed.
 #[test]
 fn a_device_that_forgets_is_noticed() {
-    let mut pond = Pond::start(&[], &[("m", "0 65536 linear mem:32M 0")]);
+    let mut bed = TestBed::start(&[], &[("m", "0 65536 linear mem:32M 0")]);
     let mut stamps = Stamps::new(0..BLOCKS, 1);
-    let mut client = pond.connect("m");
+    let mut client = bed.connect("m");
     stamps.lay(&mut client).unwrap();
     stamps.write(&mut client, &mut Written::default(), |w| w.writes > 100).unwrap();
     stamps.check(|at, data| client.read(at, data)).unwrap();
-    pond.kill();
-    pond.start_again();
-    let mut client = pond.connect("m");
+    bed.kill();
+    bed.start_again();
+    let mut client = bed.connect("m");
     let noticed = stamps.check(|at, data| client.read(at, data)).unwrap_err();
     assert!(noticed.contains("no version"), "{noticed}");
 }

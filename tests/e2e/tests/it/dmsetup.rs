@@ -6,31 +6,31 @@ use std::time::Duration;
 
 use e2e::binary::{Build, millpond};
 use e2e::fio::Fio;
-use e2e::pond::{Pond, clients};
 use e2e::process::{Ended, Job, run};
+use e2e::test_bed::{TestBed, clients};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A daemon without devices, and dmsetup beside it.
 struct Published {
-    pond: Pond,
+    bed: TestBed,
     link: PathBuf,
 }
 
 impl Published {
     fn start(files: &[(&str, u64)]) -> Published {
-        let pond = Pond::start(files, &[]);
-        let link = pond.path("dmsetup");
+        let bed = TestBed::start(files, &[]);
+        let link = bed.path("dmsetup");
         let program = millpond(Build::Workspace).unwrap();
         std::os::unix::fs::symlink(program, &link).unwrap();
-        Published { pond, link }
+        Published { bed, link }
     }
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.link);
-        command.args(args).current_dir(self.pond.dir());
-        command.env("MILLPOND_RUN_DIR", self.pond.path("run")).env("LC_ALL", "C.UTF-8");
+        command.args(args).current_dir(self.bed.dir());
+        command.env("MILLPOND_RUN_DIR", self.bed.path("run")).env("LC_ALL", "C.UTF-8");
         command
     }
 
@@ -47,7 +47,7 @@ impl Published {
 
 /// The write cache's: fill it by random writes, flush it by a message, look at it, take it away.
 #[test]
-fn a_write_cache_is_made_filled_flushed_and_replaced_by_dmsetups_commands() {
+fn dmsetup_creates_flushes_and_replaces_a_write_cache() {
     if !clients(&["fio"]) {
         return;
     }
@@ -55,7 +55,7 @@ fn a_write_cache_is_made_filled_flushed_and_replaced_by_dmsetups_commands() {
     let sectors = 64 * MIB / 512;
     let cached = format!("0 {sectors} writecache s ./origin.img ./cache.img 4096 0");
     it.dmsetup(&["create", "mycache", "--table", &cached]);
-    let fio = Fio::new(it.pond.dir(), &it.pond.uri("mycache"));
+    let fio = Fio::new(it.bed.dir(), &it.bed.uri("mycache"));
     let fio = fio.with(["--rw=randwrite", "--size=8m", "--iodepth=16", "--end_fsync=1"]);
     assert_eq!(fio.run(LIMIT).unwrap().writes, 8 * MIB / 4096);
 
@@ -66,7 +66,7 @@ fn a_write_cache_is_made_filled_flushed_and_replaced_by_dmsetups_commands() {
     let status = it.dmsetup(&["status", "mycache"]);
     let words: Vec<&str> = status.split_whitespace().collect();
     assert_eq!((words[3], words[6]), ("0", "0"), "no error, nothing under writeback: {status}");
-    assert_eq!(it.pond.attribute("mycache", "dirty_blocks"), 0);
+    assert_eq!(it.bed.attribute("mycache", "dirty_blocks"), 0);
 
     let waiting = Job::start(&mut it.command(&["wait", "mycache"])).unwrap();
     it.dmsetup(&["suspend", "/dev/mapper/mycache"]);
@@ -85,7 +85,7 @@ fn a_write_cache_is_made_filled_flushed_and_replaced_by_dmsetups_commands() {
 
 /// A stack of devices, as scripts build, list and remove them.
 #[test]
-fn a_stack_is_listed_as_a_tree_and_goes_from_the_top() {
+fn a_stack_is_listed_as_a_tree_and_removed_from_the_top() {
     let it = Published::start(&[]);
     it.dmsetup(&["create", "low", "--table", "0 65536 linear mem:32M 0"]);
     it.dmsetup(&["create", "mid", "-u", "LVM-x", "--table", "0 65536 striped 1 128 low 0"]);

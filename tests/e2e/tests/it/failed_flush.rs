@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use e2e::client::{Answer, Client};
 use e2e::pause;
-use e2e::pond::Pond;
+use e2e::test_bed::TestBed;
 use nbd::option::{HEADER_BYTES, Header, reply, reply_info_export};
 use nbd::request::{REQUEST_BYTES, Request};
 use nbd::wire::{ExportFlags, cmd, opt, rep};
@@ -154,9 +154,9 @@ impl Disk {
     }
 }
 
-fn buffered(disk: &Disk) -> Pond {
+fn buffered(disk: &Disk) -> TestBed {
     let table = format!("0 {} buffered {}", BYTES / 512, disk.word());
-    Pond::start(&[], &[("b", &table)])
+    TestBed::start(&[], &[("b", &table)])
 }
 
 fn send(client: &mut Client, kind: u16, flags: u16, cookie: u64, len: u32) {
@@ -168,8 +168,8 @@ fn send(client: &mut Client, kind: u16, flags: u16, cookie: u64, len: u32) {
 #[test]
 fn each_flush_that_covers_lost_data_fails() {
     let disk = Disk::start();
-    let pond = buffered(&disk);
-    let (mut client, mut other) = (pond.connect("b"), pond.connect("b"));
+    let bed = buffered(&disk);
+    let (mut client, mut other) = (bed.connect("b"), bed.connect("b"));
     let data = [0x58; 4096];
     client.write(0, &data).unwrap();
     other.write(8192, &data).unwrap();
@@ -194,10 +194,10 @@ fn each_flush_that_covers_lost_data_fails() {
 
 /// A connection that is lost before its client was told; and the one that was told stays.
 #[test]
-fn a_client_that_connects_again_hears_of_lost_data() {
+fn a_reconnected_client_gets_the_error_of_lost_data() {
     let disk = Disk::start();
-    let pond = buffered(&disk);
-    let (mut client, mut other) = (pond.connect("b"), pond.connect("b"));
+    let bed = buffered(&disk);
+    let (mut client, mut other) = (bed.connect("b"), bed.connect("b"));
     client.write(0, &[0x58; 4096]).unwrap();
     disk.hold_flushes();
     send(&mut other, cmd::FLUSH, 0, 1, 0);
@@ -205,12 +205,12 @@ fn a_client_that_connects_again_hears_of_lost_data() {
     disk.fail_held();
     assert_eq!(other.receive().unwrap().error, EIO);
     drop(client);
-    let mut again = pond.connect("b");
+    let mut again = bed.connect("b");
     assert!(again.flush().is_err(), "in the place of the connection that was lost");
     for client in [&mut again, &mut other] {
         client.flush().unwrap();
     }
-    pond.connect("b").flush().unwrap();
+    bed.connect("b").flush().unwrap();
 }
 
 /// Zeroes with FUA are zeroes and a flush; when that flush fails the client hears of it as an error
@@ -218,8 +218,8 @@ fn a_client_that_connects_again_hears_of_lost_data() {
 #[test]
 fn failed_zeroes_with_fua_hide_no_loss_from_a_flush() {
     let disk = Disk::start();
-    let pond = buffered(&disk);
-    let mut client = pond.connect("b");
+    let bed = buffered(&disk);
+    let mut client = bed.connect("b");
     client.write(1 << 20, &[0x58; 4096]).unwrap();
     disk.hold_flushes();
     send(&mut client, cmd::WRITE_ZEROES, 1, 1, 8192);

@@ -13,8 +13,8 @@ use std::time::Duration;
 use e2e::fio::Fio;
 use e2e::loops::Loop;
 use e2e::mounted::{file, fuse};
-use e2e::pond::{Pond, clients};
 use e2e::process::{Job, run};
+use e2e::test_bed::{TestBed, clients};
 use e2e::{clock, pause};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom as Whence, fallocate};
 use rustix::io::Errno;
@@ -50,31 +50,31 @@ fn ok(program: &str, args: &[&Path]) -> String {
     run(Command::new(program).args(args), LIMIT).unwrap().ok().unwrap()
 }
 
-fn attribute(pond: &Pond, device: &str, path: &str) -> String {
-    let path = pond.mount().join("sys/block").join(device).join(path);
+fn attribute(bed: &TestBed, device: &str, path: &str) -> String {
+    let path = bed.mount().join("sys/block").join(device).join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 #[test]
-fn what_is_copied_in_comes_out_here_and_over_nbd() {
+fn data_copied_to_a_file_read_back_there_and_over_nbd() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    let device = file(&pond, "lin");
-    let image = pond.path("image");
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let device = file(&bed, "lin");
+    let image = bed.path("image");
     // Not a whole block at its end.
     let data = pattern(20_000_001, 1);
     std::fs::write(&image, &data).unwrap();
     ok("cp", &[&image, &device]);
     let mut back = vec![0; data.len()];
-    File::open(pond.mount().join("dev/lin")).unwrap().read_exact(&mut back).unwrap();
+    File::open(bed.mount().join("dev/lin")).unwrap().read_exact(&mut back).unwrap();
     assert!(back == data);
     let mut nbd = vec![0; 20_000_256];
-    pond.connect("lin").read(0, &mut nbd).unwrap();
+    bed.connect("lin").read(0, &mut nbd).unwrap();
     assert!(nbd[..data.len()] == data && nbd[data.len()..].iter().all(|b| *b == 0));
     // Both ways round: what NBD writes is in the file at once.
-    pond.connect("lin").write(4096, &[7; 512]).unwrap();
+    bed.connect("lin").write(4096, &[7; 512]).unwrap();
     let mut sector = [0; 512];
     open(&device).read_exact_at(&mut sector, 4096).unwrap();
     assert_eq!(sector, [7; 512]);
@@ -85,8 +85,8 @@ fn a_file_ends_where_a_block_device_does() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    let device = file(&pond, "lin");
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let device = file(&bed, "lin");
     let size = 64 * MIB;
     assert_eq!(std::fs::metadata(&device).unwrap().len(), size);
     let mut f = open(&device);
@@ -101,7 +101,7 @@ fn a_file_ends_where_a_block_device_does() {
     assert_eq!(grow.raw_os_error(), Some(Errno::INVAL.raw_os_error()));
     assert_eq!(rustix::fs::seek(&f, Whence::Data(5)), Ok(5));
     assert_eq!(rustix::fs::seek(&f, Whence::Hole(5)), Ok(size));
-    let none = File::create(pond.mount().join("dev/none")).unwrap_err();
+    let none = File::create(bed.mount().join("dev/none")).unwrap_err();
     assert_eq!(none.kind(), ErrorKind::PermissionDenied);
 }
 
@@ -110,8 +110,8 @@ fn writes_at_any_byte_leave_their_neighbours_alone() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    let device = file(&pond, "lin");
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let device = file(&bed, "lin");
     // Four threads write interleaved pieces of 1000 bytes: every block belongs to several.
     let (pieces, len) = (2000, 1000);
     let data = pattern(pieces * len, 2);
@@ -133,12 +133,12 @@ fn writes_at_any_byte_leave_their_neighbours_alone() {
 }
 
 #[test]
-fn writers_of_whole_blocks_that_come_and_go_hold_a_writer_of_parts_never_up() {
+fn writers_of_whole_blocks_never_delay_a_writer_of_sectors() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    let device = file(&pond, "lin");
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let device = file(&bed, "lin");
     let stop = Arc::new(AtomicBool::new(false));
     for block in 1..4 {
         let (device, stop) = (device.clone(), stop.clone());
@@ -170,9 +170,9 @@ fn direct_io_at_depth_verifies() {
     if !fuse() || !clients(&["fio"]) {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
     let verified = |engine: &str, depth: u32, more: &[&str]| {
-        let fio = Fio::on_file(pond.dir(), &file(&pond, "lin")).with([
+        let fio = Fio::on_file(bed.dir(), &file(&bed, "lin")).with([
             &format!("--ioengine={engine}"),
             &format!("--iodepth={depth}"),
             "--rw=randwrite",
@@ -200,8 +200,8 @@ fn holes_and_zero_ranges_read_as_zeroes() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    let f = open(&file(&pond, "lin"));
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let f = open(&file(&bed, "lin"));
     let mut model = pattern(MIB as usize, 3);
     f.write_all_at(&model, 0).unwrap();
     let keep = FallocateFlags::KEEP_SIZE;
@@ -232,13 +232,13 @@ fn fsync_is_a_flush_and_closing_is_not() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
     // The 16th column of `stat` counts flushes.
     let flushes = || -> u64 {
-        let stat = attribute(&pond, "mem:64M", "stat");
+        let stat = attribute(&bed, "mem:64M", "stat");
         stat.split_whitespace().nth(15).unwrap().parse().unwrap()
     };
-    let f = open(&file(&pond, "lin"));
+    let f = open(&file(&bed, "lin"));
     f.write_all_at(&[1; 4096], 0).unwrap();
     assert_eq!(flushes(), 0);
     f.sync_all().unwrap();
@@ -249,14 +249,14 @@ fn fsync_is_a_flush_and_closing_is_not() {
 }
 
 #[test]
-fn synchronous_writes_and_fsynced_ones_survive_a_kill() {
+fn synchronous_and_fsynced_writes_survive_a_kill() {
     if !fuse() {
         return;
     }
     let table = "0 32768 writecache s ./origin.img ./cache.img 4096 0";
     let files = [("origin.img", 16 * MIB), ("cache.img", 8 * MIB)];
-    let mut pond = Pond::start_mounted(&files, &[("wc", table)]);
-    let device = file(&pond, "wc");
+    let mut bed = TestBed::start_mounted(&files, &[("wc", table)]);
+    let device = file(&bed, "wc");
     let sync = |flag: OFlags| {
         let flag = flag.bits().cast_signed();
         OpenOptions::new().write(true).custom_flags(flag).open(&device).unwrap()
@@ -267,13 +267,13 @@ fn synchronous_writes_and_fsynced_ones_survive_a_kill() {
     f.write_all_at(&[2; 4096], 8192).unwrap();
     f.sync_all().unwrap();
     sync(OFlags::SYNC).write_all_at(&[3; 100], 16384).unwrap();
-    pond.kill();
+    bed.kill();
     drop(f);
-    let dead = std::fs::read_dir(pond.mount()).unwrap_err();
+    let dead = std::fs::read_dir(bed.mount()).unwrap_err();
     assert_eq!(dead.raw_os_error(), Some(Errno::NOTCONN.raw_os_error()));
     // The next daemon clears the dead mount away.
-    pond.start_again();
-    let log = pond.daemon().log();
+    bed.start_again();
+    let log = bed.daemon().log();
     assert!(log.contains("unmounted what a killed daemon had left"), "{log}");
     let f = open(&device);
     for (at, len, byte) in [(0, 4096, 1), (8192, 4096, 2), (16384, 100, 3)] {
@@ -288,7 +288,7 @@ fn attributes_are_read_and_set_as_in_sysfs() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
     for (path, value) in [
         ("size", "131072\n"),
         ("ro", "0\n"),
@@ -301,13 +301,13 @@ fn attributes_are_read_and_set_as_in_sysfs() {
         ("queue/rotational", "0\n"),
         ("queue/fua", "1\n"),
     ] {
-        assert_eq!(attribute(&pond, "lin", path), value, "{path}");
+        assert_eq!(attribute(&bed, "lin", path), value, "{path}");
     }
-    pond.verb(&["suspend", "lin"]);
-    assert_eq!(attribute(&pond, "lin", "dm/suspended"), "1\n", "an attribute shows what is now");
-    pond.verb(&["resume", "lin"]);
+    bed.verb(&["suspend", "lin"]);
+    assert_eq!(attribute(&bed, "lin", "dm/suspended"), "1\n", "an attribute shows what is now");
+    bed.verb(&["resume", "lin"]);
 
-    let folder = pond.mount().join("sys/block/lin");
+    let folder = bed.mount().join("sys/block/lin");
     let open_for = |path: &str| open_to_write(&folder.join(path));
     let errno = |e: std::io::Error| e.raw_os_error();
     let denied = Some(Errno::ACCESS.raw_os_error());
@@ -316,10 +316,10 @@ fn attributes_are_read_and_set_as_in_sysfs() {
     assert_eq!(open_for("none").unwrap_err().kind(), ErrorKind::NotFound);
 
     // One that can be set, as a shell does it: truncated, one write with a newline.
-    assert_eq!(attribute(&pond, "lin", "mapping"), "[in-place] clone\n");
+    assert_eq!(attribute(&bed, "lin", "mapping"), "[in-place] clone\n");
     std::fs::write(folder.join("mapping"), "clone\n").unwrap();
-    assert_eq!(attribute(&pond, "lin", "mapping"), "in-place [clone]\n");
-    assert_eq!(pond.verb(&["get", "lin", "mapping"]).trim(), "in-place [clone]");
+    assert_eq!(attribute(&bed, "lin", "mapping"), "in-place [clone]\n");
+    assert_eq!(bed.verb(&["get", "lin", "mapping"]).trim(), "in-place [clone]");
     let wrong = open_for("mapping").unwrap().write(b"sideways\n").unwrap_err();
     assert_eq!(errno(wrong), Some(Errno::INVAL.raw_os_error()));
 
@@ -332,7 +332,7 @@ fn attributes_are_read_and_set_as_in_sysfs() {
     pieces.read_to_string(&mut rest).unwrap();
     assert_eq!((&first[..], &*rest), (&b"in"[..], "-place [clone]\n"));
 
-    let mut names: Vec<_> = std::fs::read_dir(pond.mount().join("sys/block")).unwrap().collect();
+    let mut names: Vec<_> = std::fs::read_dir(bed.mount().join("sys/block")).unwrap().collect();
     let mut names: Vec<_> = names.drain(..).map(|e| e.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["lin", "mem:64M"]);
@@ -344,8 +344,8 @@ fn the_options_of_a_write_cache_are_files() {
         return;
     }
     let table = "0 65536 writecache s mem:32M mem:16M 4096 2 start_sector 8";
-    let pond = Pond::start_mounted(&[], &[("wc", table)]);
-    let folder = pond.mount().join("sys/block/wc");
+    let bed = TestBed::start_mounted(&[], &[("wc", table)]);
+    let folder = bed.mount().join("sys/block/wc");
     let errno = |e: std::io::Error| e.raw_os_error();
     for (option, default, good, bad) in [
         ("high_watermark", "50", "70", "101"),
@@ -355,72 +355,72 @@ fn the_options_of_a_write_cache_are_files() {
         ("cleaner", "0", "1", "2"),
         ("fail_mode", "retry", "kernel", "stop"),
     ] {
-        assert_eq!(attribute(&pond, "wc", option), format!("{default}\n"));
+        assert_eq!(attribute(&bed, "wc", option), format!("{default}\n"));
         std::fs::write(folder.join(option), format!("{good}\n")).unwrap();
-        assert_eq!(attribute(&pond, "wc", option), format!("{good}\n"));
+        assert_eq!(attribute(&bed, "wc", option), format!("{good}\n"));
         let wrong = open_to_write(&folder.join(option)).unwrap().write(bad.as_bytes());
         assert_eq!(errno(wrong.unwrap_err()), Some(Errno::INVAL.raw_os_error()), "{option} {bad}");
-        assert_eq!(attribute(&pond, "wc", option), format!("{good}\n"));
+        assert_eq!(attribute(&bed, "wc", option), format!("{good}\n"));
     }
-    let shown = pond.verb(&["table", "wc"]);
+    let shown = bed.verb(&["table", "wc"]);
     let given = "13 start_sector 8 high_watermark 70 low_watermark 70 max_age 86400000 cleaner \
                  pause_writeback 0 fail_mode kernel";
     assert!(shown.contains(given), "{shown}");
     for (fixed, value) in
         [("start_sector", "8"), ("format", "native"), ("ordered", "0"), ("adopt_origin", "0")]
     {
-        assert_eq!(attribute(&pond, "wc", fixed), format!("{value}\n"));
+        assert_eq!(attribute(&bed, "wc", fixed), format!("{value}\n"));
         let denied = open_to_write(&folder.join(fixed)).unwrap_err();
         assert_eq!(errno(denied), Some(Errno::ACCESS.raw_os_error()), "{fixed}");
     }
 }
 
 #[test]
-fn files_come_and_go_with_their_devices_and_hold_them_while_open() {
+fn files_follow_their_devices_and_keep_them_open() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[]);
-    let device = file(&pond, "new");
+    let bed = TestBed::start_mounted(&[], &[]);
+    let device = file(&bed, "new");
     assert!(!device.exists());
-    pond.verb(&["create", "new", "--table", "0 8 zero"]);
+    bed.verb(&["create", "new", "--table", "0 8 zero"]);
     assert_eq!(std::fs::metadata(&device).unwrap().len(), 4096);
     let f = open(&device);
-    let busy = pond.daemon().try_verb(&["remove", "new"]).unwrap();
+    let busy = bed.daemon().try_verb(&["remove", "new"]).unwrap();
     assert_eq!(busy.code, 4, "{}", busy.complaint());
-    pond.verb(&["rename", "new", "a b"]);
+    bed.verb(&["rename", "new", "a b"]);
     assert!(!device.exists());
     assert_eq!(f.metadata().unwrap().len(), 4096, "an open file stays itself");
-    assert!(file(&pond, "a\\x20b").exists(), "names are mangled as udev does it");
+    assert!(file(&bed, "a\\x20b").exists(), "names are mangled as udev does it");
     drop(f);
     // The kernel tells of the last close a moment later.
     let give_up = clock() + 10.0;
-    while pond.daemon().try_verb(&["remove", "a b"]).unwrap().code == 4 {
+    while bed.daemon().try_verb(&["remove", "a b"]).unwrap().code == 4 {
         assert!(clock() < give_up, "closed, but still in use");
         pause(Duration::from_millis(5));
     }
-    assert!(!file(&pond, "a\\x20b").exists());
+    assert!(!file(&bed, "a\\x20b").exists());
     // Another device of the name is another file.
-    pond.verb(&["create", "new", "--table", "0 16 zero"]);
+    bed.verb(&["create", "new", "--table", "0 16 zero"]);
     assert_eq!(std::fs::metadata(&device).unwrap().len(), 8192);
 }
 
 #[test]
-fn a_suspended_device_blocks_and_nothing_else_does() {
+fn only_a_suspended_device_blocks_requests() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY, ("other", "0 8 zero")]);
-    pond.verb(&["suspend", "lin"]);
+    let bed = TestBed::start_mounted(&[], &[MEMORY, ("other", "0 8 zero")]);
+    bed.verb(&["suspend", "lin"]);
     let mut read = Command::new("dd");
-    read.arg(format!("if={}", file(&pond, "lin").display())).args(["of=/dev/null", "count=1"]);
+    read.arg(format!("if={}", file(&bed, "lin").display())).args(["of=/dev/null", "count=1"]);
     let read = Job::start(&mut read).unwrap();
     for _ in 0..5 {
-        assert_eq!(std::fs::read(file(&pond, "other")).unwrap().len(), 4096);
+        assert_eq!(std::fs::read(file(&bed, "other")).unwrap().len(), 4096);
         pause(Duration::from_millis(20));
     }
     assert!(read.is_running());
-    pond.verb(&["resume", "lin"]);
+    bed.verb(&["resume", "lin"]);
     read.wait(LIMIT).unwrap().ok().unwrap();
 }
 
@@ -429,19 +429,19 @@ fn an_attribute_can_be_synced_as_in_sysfs() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    File::open(pond.mount().join("sys/block/lin/size")).unwrap().sync_all().unwrap();
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    File::open(bed.mount().join("sys/block/lin/size")).unwrap().sync_all().unwrap();
 }
 
 #[test]
-fn a_leaf_that_no_file_can_be_named_after_spoils_no_list() {
+fn a_leaf_without_a_valid_file_name_does_not_break_listings() {
     if !fuse() {
         return;
     }
     let table = format!("0 8 linear mem:4K,{} 0", "long".repeat(300));
-    let pond = Pond::start_mounted(&[], &[MEMORY, ("long", &table)]);
+    let bed = TestBed::start_mounted(&[], &[MEMORY, ("long", &table)]);
     for (dir, count) in [("dev", 4), ("sys/block", 3)] {
-        let all = std::fs::read_dir(pond.mount().join(dir)).unwrap();
+        let all = std::fs::read_dir(bed.mount().join(dir)).unwrap();
         assert_eq!(all.map(Result::unwrap).count(), count, "{dir}");
     }
 }
@@ -453,10 +453,10 @@ fn file_system_on_a_loop_device(mkfs: &str, check: &[&str], size_mib: u64) {
         return;
     }
     let table = format!("0 {} linear mem:{size_mib}M 0", size_mib * 2048);
-    let pond = Pond::start_mounted(&[], &[("disk", &table)]);
-    let Some(disk) = Loop::on(&file(&pond, "disk")) else { return };
+    let bed = TestBed::start_mounted(&[], &[("disk", &table)]);
+    let Some(disk) = Loop::on(&file(&bed, "disk")) else { return };
     let disk = disk.device();
-    let (place, data) = (pond.path("place"), pond.path("data"));
+    let (place, data) = (bed.path("place"), bed.path("data"));
     std::fs::create_dir(&place).unwrap();
     std::fs::write(&data, pattern(20_000_001, 4)).unwrap();
     ok(mkfs, &[Path::new("-q"), disk]);

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use e2e::client::{Answer, Client, greet, option_reply, send_option};
-use e2e::pond::Pond;
 use e2e::stamp::{Random, Stamps, Written};
+use e2e::test_bed::TestBed;
 use nbd::request::Request;
 use nbd::wire::{cmd, opt, rep};
 
@@ -26,8 +26,8 @@ fn until_closed(stream: &mut UnixStream) {
     assert!(!end.is_err_and(|e| timed_out(&e)), "the server did not close the connection");
 }
 
-fn raw(pond: &Pond) -> UnixStream {
-    UnixStream::connect(pond.daemon().socket()).unwrap()
+fn raw(bed: &TestBed) -> UnixStream {
+    UnixStream::connect(bed.daemon().socket()).unwrap()
 }
 
 /// A request that must be refused while the connection lives on, or that ends the connection.
@@ -42,22 +42,22 @@ fn refused_or_cut_off(client: &mut Client, request: Request, data: &[u8]) {
     }
 }
 
-fn garbage_instead_of_a_handshake(pond: &Pond) {
+fn garbage_instead_of_a_handshake(bed: &TestBed) {
     let mut random = Random::new(1);
     for _ in 0..20 {
-        let mut stream = raw(pond);
+        let mut stream = raw(bed);
         let garbage: Vec<u8> = (0..4000).map(|_| random.below(256) as u8).collect();
         let _ = stream.write_all(&garbage); // it may be cut off at once
         until_closed(&mut stream);
     }
-    let mut stream = raw(pond);
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: pond\r\n\r\n").unwrap();
+    let mut stream = raw(bed);
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: bed\r\n\r\n").unwrap();
     until_closed(&mut stream);
 }
 
-fn options_that_lie(pond: &Pond) {
+fn options_that_lie(bed: &TestBed) {
     // Unknown ones are answered.
-    let mut stream = greet(&pond.daemon().socket()).unwrap();
+    let mut stream = greet(&bed.daemon().socket()).unwrap();
     send_option(&mut stream, 4711, b"what?").unwrap();
     assert_eq!(option_reply(&mut stream).unwrap().0, rep::ERR_UNSUP);
     // A name longer than its option.
@@ -74,7 +74,7 @@ fn options_that_lie(pond: &Pond) {
     until_closed(&mut stream);
 }
 
-fn requests_that_lie(pond: &Pond) {
+fn requests_that_lie(bed: &TestBed) {
     let request = |kind, offset, len| Request { flags: 0, kind, cookie: 9, offset, len };
     for (request, data) in [
         (request(cmd::READ, 0, 33 << 20), 0),
@@ -89,29 +89,29 @@ fn requests_that_lie(pond: &Pond) {
         (request(99, 0, 0), 0),
         (Request { flags: 0xfff0, ..request(cmd::READ, 0, 4096) }, 0),
     ] {
-        refused_or_cut_off(&mut pond.connect("wc"), request, &vec![1; data]);
+        refused_or_cut_off(&mut bed.connect("wc"), request, &vec![1; data]);
     }
     // A request without its magic.
-    let mut client = pond.connect("wc");
+    let mut client = bed.connect("wc");
     client.stream().write_all(&[0xff; 28]).unwrap();
     until_closed(client.stream());
 }
 
-fn connections_that_break(pond: &Pond) {
+fn connections_that_break(bed: &TestBed) {
     // In the middle of a write's data.
-    let mut client = pond.connect("wc");
+    let mut client = bed.connect("wc");
     let long = Request { flags: 0, kind: cmd::WRITE, cookie: 1, offset: 0, len: 8 << 20 };
     client.send(long, &[1; 10_000]).unwrap();
     drop(client);
     // With many answers due that nobody reads.
-    let mut client = pond.connect("wc");
+    let mut client = bed.connect("wc");
     let read = Request { flags: 0, kind: cmd::READ, cookie: 1, offset: 0, len: 1 << 20 };
     for _ in 0..100 {
         client.send(read, &[]).unwrap();
     }
     drop(client);
     // Half closed: what was asked before is answered, then it ends.
-    let mut client = pond.connect("wc");
+    let mut client = bed.connect("wc");
     let read = Request { len: 4096, ..read };
     client.send(read, &[]).unwrap();
     client.stream().shutdown(Shutdown::Write).unwrap();
@@ -122,14 +122,14 @@ fn connections_that_break(pond: &Pond) {
 
 #[test]
 fn bad_clients_are_refused_and_a_good_one_is_not_disturbed() {
-    let pond = Pond::with_cache(16 * MIB, 8 * MIB, "");
+    let bed = TestBed::with_cache(16 * MIB, 8 * MIB, "");
     let mut stamps = Stamps::new(2560..4096, 1);
-    let mut good = pond.connect("wc");
+    let mut good = bed.connect("wc");
     stamps.lay(&mut good).unwrap();
     let mut written = Written::default();
     let bad_is_over = AtomicBool::new(false);
     // Somebody who connects and says nothing, all the time.
-    let silent: Vec<UnixStream> = (0..20).map(|_| raw(&pond)).collect();
+    let silent: Vec<UnixStream> = (0..20).map(|_| raw(&bed)).collect();
     let over = || bad_is_over.load(Ordering::SeqCst);
     std::thread::scope(|scope| {
         let writer =
@@ -140,7 +140,7 @@ fn bad_clients_are_refused_and_a_good_one_is_not_disturbed() {
             requests_that_lie,
             connections_that_break,
         ] {
-            let panicked = catch_unwind(AssertUnwindSafe(|| bad(&pond))).err();
+            let panicked = catch_unwind(AssertUnwindSafe(|| bad(&bed))).err();
             if let Some(panic) = panicked {
                 bad_is_over.store(true, Ordering::SeqCst);
                 resume_unwind(panic);
@@ -153,6 +153,6 @@ fn bad_clients_are_refused_and_a_good_one_is_not_disturbed() {
     stamps.all_durable();
     let found = stamps.check(|at, data| good.read(at, data)).unwrap();
     assert_eq!(found.older, 0, "{found:?}");
-    assert!(pond.daemon().is_running());
-    assert_eq!(pond.attribute("wc", "error"), 0);
+    assert!(bed.daemon().is_running());
+    assert_eq!(bed.attribute("wc", "error"), 0);
 }

@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use e2e::mounted::{file, fuse};
-use e2e::pond::Pond;
 use e2e::process::Job;
+use e2e::test_bed::TestBed;
 use e2e::{clock, pause};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -18,11 +18,11 @@ const PROMPT_SECONDS: f64 = 4.0;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The daemon whose mount hangs while it is stopped.
-struct Server(Pond);
+struct Server(TestBed);
 
 impl Server {
     fn start() -> Server {
-        Server(Pond::start_mounted(&[], &[("org", MEMORY)]))
+        Server(TestBed::start_mounted(&[], &[("org", MEMORY)]))
     }
 
     fn signal(&self, signal: Signal) {
@@ -59,71 +59,70 @@ fn prompt<T>(what: &str, f: impl FnOnce() -> T) -> T {
 }
 
 /// All that others do.
-fn others_go_on(pond: &Pond) {
-    let mut client = prompt("connecting", || pond.connect("free"));
+fn others_go_on(bed: &TestBed) {
+    let mut client = prompt("connecting", || bed.connect("free"));
     for _ in 0..20 {
         prompt("a write", || client.write(0, &[3; 4096]).unwrap());
-        prompt("ls", || pond.verb(&["ls"]));
-        prompt("status", || pond.verb(&["status", "free"]));
-        prompt("get", || pond.verb(&["get", "free"]));
+        prompt("ls", || bed.verb(&["ls"]));
+        prompt("status", || bed.verb(&["status", "free"]));
+        prompt("get", || bed.verb(&["get", "free"]));
         pause(Duration::from_millis(50));
     }
 }
 
 #[test]
-fn a_path_on_a_hung_mount_is_refused_and_stops_nobody() {
+fn a_path_on_a_hung_mount_is_refused_without_delay_for_others() {
     if !fuse() {
         return;
     }
     let server = Server::start();
-    let mut pond = Pond::start(&[], &[("free", MEMORY)]);
+    let mut bed = TestBed::start(&[], &[("free", MEMORY)]);
     server.signal(Signal::STOP);
     let begin = clock();
-    let mut create = pond.daemon().command(&["create", "x", "--table", &server.table()]);
+    let mut create = bed.daemon().command(&["create", "x", "--table", &server.table()]);
     let create = Job::start(&mut create).unwrap();
-    others_go_on(&pond);
+    others_go_on(&bed);
     let refused = create.wait(LIMIT).unwrap();
     assert!(clock() - begin < 15.0, "it took {:.1} s", clock() - begin);
     assert_eq!(refused.code, 1, "{}", refused.complaint());
     let said = refused.complaint();
     assert!(said.contains("org: the file system did not answer within 10 s"), "{said}");
     let again = prompt("a second create", || {
-        pond.daemon().try_verb(&["create", "y", "--table", &server.table()]).unwrap()
+        bed.daemon().try_verb(&["create", "y", "--table", &server.table()]).unwrap()
     });
     assert!(again.complaint().contains("an earlier call"), "{}", again.complaint());
-    prompt("SIGTERM", || pond.terminate());
+    prompt("SIGTERM", || bed.terminate());
     server.signal(Signal::CONT);
 }
 
 #[test]
-fn the_first_request_to_a_hung_mount_stops_nobody() {
+fn the_first_request_to_a_hung_mount_delays_no_others() {
     if !fuse() {
         return;
     }
     let server = Server::start();
-    let mut pond = Pond::start(&[], &[("free", MEMORY), ("hung", &server.table())]);
+    let mut bed = TestBed::start(&[], &[("free", MEMORY), ("hung", &server.table())]);
     server.signal(Signal::STOP);
-    let mut client = pond.connect("hung");
+    let mut client = bed.connect("hung");
     let reader = std::thread::spawn(move || client.read(0, &mut [0; 4096]));
     pause(Duration::from_millis(100));
-    others_go_on(&pond);
+    others_go_on(&bed);
     assert!(!reader.is_finished(), "the file answers");
     // The device is open, so it stays, with a table of errors.
-    let forced = prompt("remove --force", || {
-        pond.daemon().try_verb(&["remove", "--force", "hung"]).unwrap()
-    });
+    let forced =
+        prompt("remove --force", || bed.daemon().try_verb(&["remove", "--force", "hung"]).unwrap());
     assert_eq!(forced.code, 4, "{}", forced.complaint());
-    let mut second = pond.connect("hung");
+    let mut second = bed.connect("hung");
     prompt("an error", || second.read(0, &mut [0; 4096]).unwrap_err());
     drop(second);
     server.signal(Signal::CONT);
     reader.join().unwrap().unwrap();
-    pond.terminate();
+    bed.terminate();
 }
 
 /// An orderly end has a bound, and a second signal ends it at once.
 #[test]
-fn a_hung_device_holds_up_the_end_for_its_time_only() {
+fn a_hung_device_delays_a_shutdown_for_its_timeout_only() {
     if !fuse() {
         return;
     }
@@ -131,16 +130,16 @@ fn a_hung_device_holds_up_the_end_for_its_time_only() {
     for twice in [false, true] {
         let options = "shutdown_timeout = '8s'";
         let tables = [("free", MEMORY), ("hung", &*server.table())];
-        let pond = Pond::start_with(options, &[], &tables);
-        let mut client = pond.connect("hung");
+        let bed = TestBed::start_with(options, &[], &tables);
+        let mut client = bed.connect("hung");
         server.signal(Signal::STOP);
         let reader = std::thread::spawn(move || drop(client.read(0, &mut [0; 4096])));
         pause(Duration::from_millis(100));
-        let id = i32::try_from(pond.daemon().id()).unwrap();
+        let id = i32::try_from(bed.daemon().id()).unwrap();
         let id = Pid::from_raw(id).unwrap();
         kill_process(id, Signal::HUP).unwrap();
-        others_go_on(&pond);
-        assert!(pond.daemon().log().contains("SIGHUP"), "{}", pond.daemon().log());
+        others_go_on(&bed);
+        assert!(bed.daemon().log().contains("SIGHUP"), "{}", bed.daemon().log());
         let begin = clock();
         kill_process(id, Signal::TERM).unwrap();
         if twice {
@@ -148,21 +147,17 @@ fn a_hung_device_holds_up_the_end_for_its_time_only() {
             kill_process(id, Signal::TERM).unwrap();
         }
         let most = if twice { 3.0 } else { 11.0 };
-        while pond.daemon().is_running() {
-            assert!(
-                clock() - begin < most,
-                "it ends later than {most} s:\n{}",
-                pond.daemon().log()
-            );
+        while bed.daemon().is_running() {
+            assert!(clock() - begin < most, "it ends later than {most} s:\n{}", bed.daemon().log());
             pause(Duration::from_millis(20));
         }
-        let log = pond.daemon().log();
+        let log = bed.daemon().log();
         assert!(
             log.contains(if twice { "told to end again" } else { "hung has not ended" }),
             "{log}"
         );
         // By whichever of its bounds it ended.
-        assert_eq!(pond.daemon().exit_code(), Some(if twice { 143 } else { 1 }), "{log}");
+        assert_eq!(bed.daemon().exit_code(), Some(if twice { 143 } else { 1 }), "{log}");
         server.signal(Signal::CONT);
         reader.join().unwrap();
     }

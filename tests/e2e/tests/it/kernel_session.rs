@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use e2e::client::Client;
-use e2e::pond::Pond;
+use e2e::test_bed::TestBed;
 
 const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 4 * MIB;
@@ -37,19 +37,19 @@ fn section(title: &str) -> Section {
 
 /// A daemon with an origin of 4 MiB.
 struct Session {
-    pond: Pond,
+    bed: TestBed,
     mode: &'static str,
     shown: Vec<String>,
 }
 
 impl Session {
     fn new(mode: &'static str) -> Session {
-        let pond = Pond::start(&[("origin.img", ORIGIN_BYTES)], &[]);
-        Session { pond, mode, shown: Vec::new() }
+        let bed = TestBed::start(&[("origin.img", ORIGIN_BYTES)], &[]);
+        Session { bed, mode, shown: Vec::new() }
     }
 
     fn line(&self, cache: &str, words: &str) -> String {
-        let path = |name: &str| self.pond.path(name).display().to_string();
+        let path = |name: &str| self.bed.path(name).display().to_string();
         let (origin, cache) = (path("origin.img"), path(cache));
         format!("0 8192 writecache {} {origin} {cache} {words}", self.mode)
     }
@@ -57,31 +57,31 @@ impl Session {
     /// Makes `wc` by the session's words over a new cache in the kernel's format; its table line is
     /// what it was given.
     fn create(&self, cache: &str, cache_bytes: u64, words: &str) {
-        self.pond.make_file(cache, cache_bytes);
+        self.bed.make_file(cache, cache_bytes);
         let block_size = words.split(' ').next().unwrap();
         let start = words.split(' ').skip_while(|w| *w != "start_sector").nth(1).unwrap_or("0");
         let new = format!("{block_size} 4 format dm start_sector {start}");
-        self.pond.verb(&["create", "new", "--table", &self.line(cache, &new)]);
-        self.pond.verb(&["remove", "new"]);
+        self.bed.verb(&["create", "new", "--table", &self.line(cache, &new)]);
+        self.bed.verb(&["remove", "new"]);
         let line = self.line(cache, words);
-        self.pond.verb(&["create", "wc", "--table", &line]);
+        self.bed.verb(&["create", "wc", "--table", &line]);
         self.assert_table(&line);
     }
 
     fn assert_table(&self, line: &str) {
-        assert_eq!(self.pond.verb(&["table", "wc"]).trim_end(), line);
+        assert_eq!(self.bed.verb(&["table", "wc"]).trim_end(), line);
     }
 
     fn status(&mut self) {
-        self.shown.push(self.pond.verb(&["status", "wc"]).trim_end().to_owned());
+        self.shown.push(self.bed.verb(&["status", "wc"]).trim_end().to_owned());
     }
 
     fn message(&self, word: &str) {
-        assert_eq!(self.pond.verb(&["message", "wc", "0", word]), "");
+        assert_eq!(self.bed.verb(&["message", "wc", "0", word]), "");
     }
 
     fn connect(&self) -> Client {
-        self.pond.connect("wc")
+        self.bed.connect("wc")
     }
 }
 
@@ -106,7 +106,7 @@ fn write_and_flush(client: &mut Client, block_size: u64, blocks: std::ops::Range
 }
 
 #[test]
-fn writes_flushes_and_messages_show_what_the_kernel_showed() {
+fn writes_flushes_and_messages_act_as_in_the_kernel() {
     for block_size in [4096, 512] {
         let kernel = section(&format!("ssd mode, block size {block_size}"));
         let mut session = Session::new("s");
@@ -130,13 +130,12 @@ fn writes_flushes_and_messages_show_what_the_kernel_showed() {
         session.message("CLEAR_STATS");
         session.status();
         assert_eq!(session.shown, kernel.status, "block size {block_size}");
-        let bogus = session.pond.daemon().try_verb(&["message", "wc", "0", "bogus"]).unwrap();
+        let bogus = session.bed.daemon().try_verb(&["message", "wc", "0", "bogus"]).unwrap();
         assert_eq!(bogus.code, 1);
         assert!(
             bogus.stderr.contains("EINVAL") && bogus.stderr.contains("clear_stats are allowed")
         );
-        let bogus =
-            session.pond.daemon().try_verb(&["message", "wc", "0", "flush", "now"]).unwrap();
+        let bogus = session.bed.daemon().try_verb(&["message", "wc", "0", "flush", "now"]).unwrap();
         assert_eq!(bogus.code, 1, "{}", bogus.stderr);
     }
 }
@@ -154,7 +153,7 @@ fn mode_p_shows_what_the_kernel_showed() {
 }
 
 #[test]
-fn flush_on_suspend_cleaner_and_options_show_what_the_kernel_showed() {
+fn flush_on_suspend_cleaner_and_options_act_as_in_the_kernel() {
     let title = "flush_on_suspend, cleaner, metadata_only, pause_writeback, start_sector, \
                  fua/nofua, autocommit, writeback_jobs, max_age";
     let kernel = section(title);
@@ -164,12 +163,12 @@ fn flush_on_suspend_cleaner_and_options_show_what_the_kernel_showed() {
     write_and_flush(&mut client, 4096, 0..16);
     view(&mut client);
     session.message("flush_on_suspend");
-    session.pond.verb(&["suspend", "wc"]);
+    session.bed.verb(&["suspend", "wc"]);
     session.status();
     // The kernel's word for it is EBUSY.
-    let suspended = session.pond.daemon().try_verb(&["message", "wc", "0", "flush"]).unwrap();
+    let suspended = session.bed.daemon().try_verb(&["message", "wc", "0", "flush"]).unwrap();
     assert_eq!(suspended.code, 4, "{}", suspended.stderr);
-    session.pond.verb(&["resume", "wc"]);
+    session.bed.verb(&["resume", "wc"]);
     session.status();
     session.message("cleaner");
     write_and_flush(&mut client, 4096, 100..104);
@@ -178,7 +177,7 @@ fn flush_on_suspend_cleaner_and_options_show_what_the_kernel_showed() {
     assert_eq!(kernel.tables[1], kernel.tables[0], "the message does not show");
     drop(client);
     for (cache, words) in [("c2.img", &kernel.tables[2]), ("c3.img", &kernel.tables[3])] {
-        while session.pond.daemon().try_verb(&["remove", "wc"]).unwrap().code == 4 {
+        while session.bed.daemon().try_verb(&["remove", "wc"]).unwrap().code == 4 {
             e2e::pause(std::time::Duration::from_millis(5)); // the client has just gone
         }
         session.create(cache, 2 * MIB, words);
@@ -186,7 +185,7 @@ fn flush_on_suspend_cleaner_and_options_show_what_the_kernel_showed() {
     }
     // Of the last table the kernel's session shows no status.
     assert_eq!(session.shown[..4], kernel.status[..]);
-    let origin = fs::read(session.pond.path("origin.img")).unwrap();
+    let origin = fs::read(session.bed.path("origin.img")).unwrap();
     let (flushed, around) = (&origin[..16 * 4096], &origin[100 * 4096..104 * 4096]);
     assert!(flushed.iter().chain(around).all(|byte| *byte == 7));
 }

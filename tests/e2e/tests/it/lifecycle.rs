@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use e2e::fio::Fio;
 use e2e::pause;
-use e2e::pond::{Pond, clients};
+use e2e::test_bed::{TestBed, clients};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -17,62 +17,62 @@ fn slow_writes(fio: Fio) -> Fio {
 }
 
 #[test]
-fn the_cache_is_taken_away_and_another_put_there_under_load() {
+fn a_cache_is_removed_and_replaced_under_load() {
     if !clients(&["fio"]) {
         return;
     }
-    let pond = Pond::with_cache(64 * MIB, 32 * MIB, "");
-    pond.make_file("other.img", 16 * MIB);
-    let fio = slow_writes(Fio::new(pond.dir(), &pond.uri("wc")))
+    let bed = TestBed::with_cache(64 * MIB, 32 * MIB, "");
+    bed.make_file("other.img", 16 * MIB);
+    let fio = slow_writes(Fio::new(bed.dir(), &bed.uri("wc")))
         .with(["--rate_iops=5000"])
         .start()
         .unwrap();
-    pond.wait_until_dirty(); // there is something to lose
+    bed.wait_until_dirty(); // there is something to lose
 
-    let path = |name: &str| pond.path(name).display().to_string();
+    let path = |name: &str| bed.path(name).display().to_string();
     let (origin, other) = (path("origin.img"), path("other.img"));
     let linear = format!("0 {SECTORS} linear {origin} 0");
-    pond.verb(&["load", "wc", "--table", &linear]);
-    pond.verb(&["message", "wc", "0", "flush_on_suspend"]);
-    pond.verb(&["suspend", "wc"]);
-    assert_eq!(pond.attribute("wc", "dirty_blocks"), 0, "the suspend has flushed");
+    bed.verb(&["load", "wc", "--table", &linear]);
+    bed.verb(&["message", "wc", "0", "flush_on_suspend"]);
+    bed.verb(&["suspend", "wc"]);
+    assert_eq!(bed.attribute("wc", "dirty_blocks"), 0, "the suspend has flushed");
     pause(Duration::from_millis(200)); // requests wait meanwhile
-    assert!(pond.verb(&["info", "wc"]).contains("SUSPENDED"));
-    pond.verb(&["resume", "wc"]);
-    assert_eq!(pond.verb(&["table", "wc"]), format!("{linear}\n"));
+    assert!(bed.verb(&["info", "wc"]).contains("SUSPENDED"));
+    bed.verb(&["resume", "wc"]);
+    assert_eq!(bed.verb(&["table", "wc"]), format!("{linear}\n"));
     pause(Duration::from_millis(500));
     assert!(fio.is_running(), "the writes are not over yet");
 
     let cached = format!("0 {SECTORS} writecache s {origin} {other} 4096 0");
-    pond.verb(&["load", "wc", "--table", &cached]);
-    pond.verb(&["resume", "wc"]); // suspends by itself
+    bed.verb(&["load", "wc", "--table", &cached]);
+    bed.verb(&["resume", "wc"]); // suspends by itself
     assert!(fio.is_running(), "the writes are not over yet");
 
     let done = fio.wait(LIMIT).unwrap();
     assert_eq!((done.writes, done.reads), (64 * MIB / 4096, 64 * MIB / 4096));
-    assert!(pond.attribute("wc", "dirty_blocks") > 0, "the second cache took writes");
-    pond.verb(&["message", "wc", "0", "flush"]);
-    let origin = Fio::on_file(pond.dir(), &pond.path("origin.img"));
+    assert!(bed.attribute("wc", "dirty_blocks") > 0, "the second cache took writes");
+    bed.verb(&["message", "wc", "0", "flush"]);
+    let origin = Fio::on_file(bed.dir(), &bed.path("origin.img"));
     let verified = slow_writes(origin).with(["--verify_only"]).run(LIMIT).unwrap();
     assert_eq!(verified.reads, 64 * MIB / 4096);
 }
 
 #[test]
-fn suspending_and_resuming_under_load_only_takes_time() {
+fn suspend_and_resume_under_load_fail_no_request() {
     if !clients(&["fio"]) {
         return;
     }
-    let pond = Pond::with_cache(64 * MIB, 16 * MIB, "");
-    let fio = slow_writes(Fio::new(pond.dir(), &pond.uri("wc")))
+    let bed = TestBed::with_cache(64 * MIB, 16 * MIB, "");
+    let fio = slow_writes(Fio::new(bed.dir(), &bed.uri("wc")))
         .with(["--rate_iops=8000"])
         .start()
         .unwrap();
-    pond.wait_until_dirty();
+    bed.wait_until_dirty();
     for _ in 0..5 {
         pause(Duration::from_millis(150));
-        pond.verb(&["suspend", "wc"]);
+        bed.verb(&["suspend", "wc"]);
         pause(Duration::from_millis(50));
-        pond.verb(&["resume", "wc"]);
+        bed.verb(&["resume", "wc"]);
     }
     assert!(fio.is_running(), "the writes are not over yet");
     let done = fio.wait(LIMIT).unwrap();
@@ -81,38 +81,38 @@ fn suspending_and_resuming_under_load_only_takes_time() {
 
 #[test]
 fn a_device_in_use_is_not_removed_and_an_unused_one_is() {
-    let pond = Pond::with_cache(16 * MIB, 8 * MIB, "");
-    let mut client = pond.connect("wc");
+    let bed = TestBed::with_cache(16 * MIB, 8 * MIB, "");
+    let mut client = bed.connect("wc");
     client.write(0, &[7; 4096]).unwrap();
-    let refused = pond.daemon().try_verb(&["remove", "wc"]).unwrap();
+    let refused = bed.daemon().try_verb(&["remove", "wc"]).unwrap();
     assert_eq!(refused.code, 4, "{}", refused.complaint());
     client.flush().unwrap();
     drop(client);
     // The server notices soon that the client has gone.
     let gone = (0..200).any(|_| {
         pause(Duration::from_millis(20));
-        pond.daemon().try_verb(&["remove", "wc"]).unwrap().code == 0
+        bed.daemon().try_verb(&["remove", "wc"]).unwrap().code == 0
     });
-    assert!(gone, "{}", pond.daemon().log());
-    assert_eq!(pond.verb(&["ls"]), "No devices found\n");
+    assert!(gone, "{}", bed.daemon().log());
+    assert_eq!(bed.verb(&["ls"]), "No devices found\n");
 }
 
 /// The kernel's way to take a cache away and bring it back: what the origin got meanwhile counts.
 #[test]
-fn a_cache_that_was_flushed_and_taken_away_comes_back_without_stale_blocks() {
-    let pond = Pond::with_cache(16 * MIB, 8 * MIB, "");
-    let path = |name: &str| pond.path(name).display().to_string();
+fn a_cache_removed_after_a_flush_returns_without_stale_blocks() {
+    let bed = TestBed::with_cache(16 * MIB, 8 * MIB, "");
+    let path = |name: &str| bed.path(name).display().to_string();
     let (origin, cache) = (path("origin.img"), path("cache.img"));
     let sectors = 16 * MIB / 512;
-    let mut client = pond.connect("wc");
+    let mut client = bed.connect("wc");
     client.write(0, &[1; 8192]).unwrap();
-    pond.verb(&["load", "wc", "--table", &format!("0 {sectors} linear {origin} 0")]);
-    pond.verb(&["message", "wc", "0", "flush_on_suspend"]);
-    pond.verb(&["resume", "wc"]);
+    bed.verb(&["load", "wc", "--table", &format!("0 {sectors} linear {origin} 0")]);
+    bed.verb(&["message", "wc", "0", "flush_on_suspend"]);
+    bed.verb(&["resume", "wc"]);
     client.write(0, &[2; 4096]).unwrap();
     let cached = format!("0 {sectors} writecache s {origin} {cache} 4096 0");
-    pond.verb(&["load", "wc", "--table", &cached]);
-    pond.verb(&["resume", "wc"]);
+    bed.verb(&["load", "wc", "--table", &cached]);
+    bed.verb(&["resume", "wc"]);
     let mut data = [0; 8192];
     client.read(0, &mut data).unwrap();
     assert!(data[..4096] == [2; 4096] && data[4096..] == [1; 4096], "stale: {}", data[0]);

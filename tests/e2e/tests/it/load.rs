@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use e2e::fio::Fio;
 use e2e::pause;
-use e2e::pond::{Pond, clients};
 use e2e::stamp::{Stamps, Written};
+use e2e::test_bed::{TestBed, clients};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -27,62 +27,62 @@ fn fio_verifies_what_went_through_a_cache_a_quarter_its_size() {
     if !clients(&["fio", "nbdcopy"]) {
         return;
     }
-    let mut pond = Pond::with_cache(128 * MIB, 32 * MIB, "");
-    let dir = pond.dir().to_owned();
-    let done = three_jobs(Fio::new(&dir, &pond.uri("wc"))).run(LIMIT).unwrap();
+    let mut bed = TestBed::with_cache(128 * MIB, 32 * MIB, "");
+    let dir = bed.dir().to_owned();
+    let done = three_jobs(Fio::new(&dir, &bed.uri("wc"))).run(LIMIT).unwrap();
     assert_eq!((done.writes, done.reads), (WRITES, WRITES));
-    assert!(pond.attribute("wc", "origin_writes") > 0, "writeback went on meanwhile");
-    let dirty = pond.attribute("wc", "dirty_blocks");
+    assert!(bed.attribute("wc", "origin_writes") > 0, "writeback went on meanwhile");
+    let dirty = bed.attribute("wc", "dirty_blocks");
     assert!(dirty > 0, "something is left to be recovered");
 
-    pond.terminate();
-    pond.start_again();
-    assert_eq!(pond.attribute("wc", "dirty_blocks"), dirty);
-    let verify = three_jobs(Fio::new(&dir, &pond.uri("wc"))).with(["--verify_only"]);
+    bed.terminate();
+    bed.start_again();
+    assert_eq!(bed.attribute("wc", "dirty_blocks"), dirty);
+    let verify = three_jobs(Fio::new(&dir, &bed.uri("wc"))).with(["--verify_only"]);
     assert_eq!(verify.run(LIMIT).unwrap().reads, WRITES);
 
-    pond.verb(&["message", "wc", "0", "flush"]);
-    assert_eq!(pond.attribute("wc", "dirty_blocks"), 0);
-    assert_eq!(pond.attribute("wc", "error"), 0);
-    let served = pond.path("served.img");
+    bed.verb(&["message", "wc", "0", "flush"]);
+    assert_eq!(bed.attribute("wc", "dirty_blocks"), 0);
+    assert_eq!(bed.attribute("wc", "error"), 0);
+    let served = bed.path("served.img");
     let to = served.to_str().unwrap();
-    e2e::process::output("nbdcopy", &[&pond.uri("wc"), to]).unwrap();
-    let origin = pond.path("origin.img");
+    e2e::process::output("nbdcopy", &[&bed.uri("wc"), to]).unwrap();
+    let origin = bed.path("origin.img");
     assert!(std::fs::read(&served).unwrap() == std::fs::read(&origin).unwrap());
     // The origin alone holds it all, seen without a daemon.
-    pond.terminate();
+    bed.terminate();
     let verify = three_jobs(Fio::on_file(&dir, &origin)).with(["--verify_only"]);
     assert_eq!(verify.run(LIMIT).unwrap().reads, WRITES);
 }
 
 #[test]
-fn sigterm_under_load_loses_nothing_that_was_answered() {
+fn sigterm_under_load_loses_no_acknowledged_write() {
     if !clients(&["fio"]) {
         return;
     }
-    let mut pond = Pond::with_cache(64 * MIB, 16 * MIB, "");
-    let fio = Fio::new(pond.dir(), &pond.uri("wc"))
+    let mut bed = TestBed::with_cache(64 * MIB, 16 * MIB, "");
+    let fio = Fio::new(bed.dir(), &bed.uri("wc"))
         .with(["--rw=randwrite", "--iodepth=32", "--time_based", "--runtime=60"])
         .with(["--offset=32m", "--size=32m"])
         .start()
         .unwrap();
     let mut stamps = Stamps::new(0..8 * MIB / 4096, 5);
-    let mut client = pond.connect("wc");
+    let mut client = bed.connect("wc");
     stamps.lay(&mut client).unwrap();
     let mut written = Written::default();
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| stamps.write(&mut client, &mut written, |_| false));
-        pond.wait_until_dirty();
+        bed.wait_until_dirty();
         pause(Duration::from_secs(1));
         assert!(fio.is_running() && !writer.is_finished(), "the load goes on");
-        pond.terminate();
+        bed.terminate();
         writer.join().unwrap().unwrap_err();
     });
     fio.wait_failed(LIMIT).unwrap();
     assert!(written.writes > 100, "{written:?}");
-    pond.start_again();
+    bed.start_again();
     stamps.all_durable(); // an orderly end commits what it has answered
-    let mut client = pond.connect("wc");
+    let mut client = bed.connect("wc");
     let found = stamps.check(|at, data| client.read(at, data)).unwrap();
     assert_eq!(found.older, 0, "{found:?}");
 }

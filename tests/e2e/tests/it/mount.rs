@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use e2e::binary::{Build, millpond};
 use e2e::mounted::{file, fuse};
-use e2e::pond::{Pond, clients};
 use e2e::process::run;
+use e2e::test_bed::{TestBed, clients};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// A linear device on 64 MiB of memory.
@@ -21,38 +21,38 @@ fn open(path: &Path) -> File {
 }
 
 #[test]
-fn the_mount_goes_with_the_daemon_also_from_under_open_files() {
+fn the_mount_ends_with_the_daemon_despite_open_files() {
     if !fuse() {
         return;
     }
-    let mut pond = Pond::start_mounted(&[], &[MEMORY]);
-    pond.terminate();
-    assert_eq!(std::fs::read_dir(pond.mount()).unwrap().count(), 0);
-    pond.start_again();
-    let f = open(&file(&pond, "lin"));
-    pond.terminate();
+    let mut bed = TestBed::start_mounted(&[], &[MEMORY]);
+    bed.terminate();
+    assert_eq!(std::fs::read_dir(bed.mount()).unwrap().count(), 0);
+    bed.start_again();
+    let f = open(&file(&bed, "lin"));
+    bed.terminate();
     assert!(f.write_at(&[1; 512], 0).is_err(), "its device is gone");
-    assert_eq!(std::fs::read_dir(pond.mount()).unwrap().count(), 0);
-    let log = std::fs::read_to_string(pond.path("daemon.log")).unwrap();
+    assert_eq!(std::fs::read_dir(bed.mount()).unwrap().count(), 0);
+    let log = std::fs::read_to_string(bed.path("daemon.log")).unwrap();
     assert!(log.contains("unmounted lazily"), "{log}");
 }
 
 #[test]
-fn a_table_can_not_stand_on_a_file_of_its_own_daemon() {
+fn a_table_on_a_file_of_its_own_daemon_is_refused() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    let link = pond.path("link");
-    std::os::unix::fs::symlink(file(&pond, "lin"), &link).unwrap();
-    for path in [file(&pond, "lin"), link] {
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let link = bed.path("link");
+    std::os::unix::fs::symlink(file(&bed, "lin"), &link).unwrap();
+    for path in [file(&bed, "lin"), link] {
         let table = format!("0 8 linear {} 0", path.display());
-        let refused = pond.daemon().try_verb(&["create", "up", "--table", &table]).unwrap();
+        let refused = bed.daemon().try_verb(&["create", "up", "--table", &table]).unwrap();
         assert_eq!(refused.code, 1);
         assert!(refused.stderr.contains("name the device"), "{}", refused.stderr);
     }
     // By its name it can.
-    pond.verb(&["create", "up", "--table", "0 8 linear lin 0"]);
+    bed.verb(&["create", "up", "--table", "0 8 linear lin 0"]);
 }
 
 /// A mount made by a test.
@@ -77,16 +77,16 @@ impl Drop for Mount {
 }
 
 #[test]
-fn a_table_can_not_stand_on_a_file_of_its_own_daemon_mounted_elsewhere() {
+fn a_table_on_a_file_of_its_own_second_mount_is_refused() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[MEMORY]);
-    let (dev, again) = (pond.mount().join("dev"), pond.path("again"));
+    let bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let (dev, again) = (bed.mount().join("dev"), bed.path("again"));
     std::fs::create_dir(&again).unwrap();
     let Some(_bind) = Mount::new(&["--bind", dev.to_str().unwrap()], &again) else { return };
     let table = format!("0 8 linear {} 0", again.join("lin").display());
-    let refused = pond.daemon().try_verb(&["create", "up", "--table", &table]).unwrap();
+    let refused = bed.daemon().try_verb(&["create", "up", "--table", &table]).unwrap();
     assert!(refused.stderr.contains("name the device"), "{}", refused.stderr);
 }
 
@@ -95,9 +95,9 @@ fn what_somebody_else_has_mounted_there_stays() {
     if !fuse() {
         return;
     }
-    let mut pond = Pond::start_mounted(&[], &[MEMORY]);
-    let dir = pond.mount();
-    let f = open(&file(&pond, "lin"));
+    let mut bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let dir = bed.mount();
+    let f = open(&file(&bed, "lin"));
     // Ours is gone from there, but for who has a file open.
     let gone = run(Command::new("umount").arg("-l").arg(&dir), LIMIT).unwrap();
     if gone.code != 0 {
@@ -105,20 +105,20 @@ fn what_somebody_else_has_mounted_there_stays() {
     }
     let Some(_theirs) = Mount::new(&["-t", "tmpfs", "tmpfs"], &dir) else { return };
     std::fs::write(dir.join("precious"), "1").unwrap();
-    pond.terminate();
+    bed.terminate();
     assert!(dir.join("precious").exists());
     drop(f);
 }
 
 #[test]
-fn what_a_killed_daemon_left_is_unmounted_through_a_link_too() {
+fn mounts_of_a_killed_daemon_are_removed_through_a_link_too() {
     if !fuse() {
         return;
     }
-    let mut pond = Pond::start_mounted(&[], &[MEMORY]);
-    let link = pond.path("link");
-    std::os::unix::fs::symlink(pond.mount(), &link).unwrap();
-    pond.kill();
+    let mut bed = TestBed::start_mounted(&[], &[MEMORY]);
+    let link = bed.path("link");
+    std::os::unix::fs::symlink(bed.mount(), &link).unwrap();
+    bed.kill();
     let mut command = Command::new(millpond(Build::Workspace).unwrap());
     command.args(["run", "--fuse"]).arg(&link).args(["--table", MEMORY.1, "--", "true"]);
     let ended = run(&mut command, LIMIT).unwrap();
@@ -126,20 +126,20 @@ fn what_a_killed_daemon_left_is_unmounted_through_a_link_too() {
 }
 
 #[test]
-fn a_place_that_can_not_be_mounted_on_is_refused_by_name() {
+fn a_bad_mount_point_is_refused_with_its_name() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[]);
+    let bed = TestBed::start_mounted(&[], &[]);
     let program = millpond(Build::Workspace).unwrap();
     for (dir, code, why) in [
-        (pond.mount(), 4, "another daemon"),
-        (pond.dir().to_owned(), 1, "not empty"),
-        (pond.path("missing"), 3, "empty directory"),
-        (pond.path("millpond.toml"), 1, "no directory"),
+        (bed.mount(), 4, "another daemon"),
+        (bed.dir().to_owned(), 1, "not empty"),
+        (bed.path("missing"), 3, "empty directory"),
+        (bed.path("millpond.toml"), 1, "no directory"),
     ] {
         let mut daemon = Command::new(&program);
-        daemon.arg("--run-dir").arg(pond.path("r")).args(["daemon", "--fuse"]).arg(&dir);
+        daemon.arg("--run-dir").arg(bed.path("r")).args(["daemon", "--fuse"]).arg(&dir);
         let ended = run(&mut daemon, LIMIT).unwrap();
         assert_eq!(ended.code, code, "{}", ended.complaint());
         let named = ended.stderr.contains(&*dir.to_string_lossy()) && ended.stderr.contains(why);

@@ -10,10 +10,10 @@ use std::time::Duration;
 use e2e::binary::{Build, millpond};
 use e2e::client::Client;
 use e2e::daemon::Daemon;
-use e2e::origin::{Door, IMAGE, Kind, Origin};
-use e2e::pond::{Pond, clients};
+use e2e::origin::{IMAGE, Kind, Origin, Transport};
 use e2e::process::{Job, output};
 use e2e::stamp::{BLOCK_BYTES, fill};
+use e2e::test_bed::{TestBed, clients};
 use e2e::{clock, pause};
 use tempfile::TempDir;
 
@@ -26,7 +26,7 @@ const AWAY: Duration = Duration::from_millis(50);
 const KILLS: u32 = 3;
 const WAIT: Duration = Duration::from_secs(60);
 
-struct Ground {
+struct Setup {
     daemon: Daemon,
     origin: Origin,
     dir: TempDir,
@@ -34,16 +34,16 @@ struct Ground {
 
 /// A daemon with a device whose origin is `ORIGIN` in its table; the server belongs to the thread
 /// that calls.
-fn ground(kind: Kind, door: Door, (name, table): (&str, &str)) -> Ground {
+fn setup(kind: Kind, transport: Transport, (name, table): (&str, &str)) -> Setup {
     let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir().unwrap();
     for (name, bytes) in [(IMAGE, SIZE), ("cache.img", SIZE)] {
         std::fs::File::create(dir.path().join(name)).unwrap().set_len(bytes).unwrap();
     }
-    let origin = Origin::start(kind, door, dir.path());
+    let origin = Origin::start(kind, transport, dir.path());
     let table = table.replace("ORIGIN", &origin.uri(""));
     let program = millpond(Build::Workspace).unwrap();
     let daemon = Daemon::start(&program, dir.path(), &[(name, &table)]).unwrap();
-    Ground { daemon, origin, dir }
+    Setup { daemon, origin, dir }
 }
 
 /// Writes the whole device in runs, in no order, `version` in every block; what fails, and what a
@@ -98,11 +98,11 @@ fn wait_for_writes(answered: &AtomicU64, more: u64) {
 }
 
 /// Writes to a device while its server is killed and started again; then the image is right.
-fn killed_under_load(kind: Kind, door: Door, device: (&str, &str)) {
+fn killed_under_load(kind: Kind, transport: Transport, device: (&str, &str)) {
     if !clients(&[kind.program(), "sha256sum"]) {
         return;
     }
-    let Ground { daemon, mut origin, dir } = ground(kind, door, device);
+    let Setup { daemon, mut origin, dir } = setup(kind, transport, device);
     let (name, killing, answered) = (device.0, AtomicBool::new(true), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let over = || !killing.load(Ordering::Relaxed);
@@ -145,36 +145,36 @@ const CACHED: (&str, &str) =
 
 #[test]
 fn a_linear_device_outlives_its_nbdkit() {
-    killed_under_load(Kind::Nbdkit, Door::Tcp, LINEAR);
+    killed_under_load(Kind::Nbdkit, Transport::Tcp, LINEAR);
 }
 
 #[test]
 fn a_linear_device_outlives_its_qemu_nbd() {
-    killed_under_load(Kind::QemuNbd, Door::Tcp, LINEAR);
+    killed_under_load(Kind::QemuNbd, Transport::Tcp, LINEAR);
 }
 
 #[test]
 fn a_linear_device_outlives_its_qemu_storage_daemon() {
-    killed_under_load(Kind::QemuStorageDaemon, Door::Unix, LINEAR);
+    killed_under_load(Kind::QemuStorageDaemon, Transport::Unix, LINEAR);
 }
 
 #[test]
-fn a_write_cache_outlives_the_nbdkit_of_its_origin() {
-    killed_under_load(Kind::Nbdkit, Door::Unix, CACHED);
+fn a_write_cache_outlives_the_nbdkit_below() {
+    killed_under_load(Kind::Nbdkit, Transport::Unix, CACHED);
 }
 
 #[test]
-fn a_write_cache_outlives_the_qemu_storage_daemon_of_its_origin() {
-    killed_under_load(Kind::QemuStorageDaemon, Door::Tcp, CACHED);
+fn a_write_cache_outlives_the_qemu_storage_daemon_below() {
+    killed_under_load(Kind::QemuStorageDaemon, Transport::Tcp, CACHED);
 }
 
 #[test]
 fn one_daemon_is_the_origin_of_another_and_bench_drives_it() {
     let files = [("disk.img", SIZE)];
-    let below = Pond::start(&files, &[("disk", "0 16384 linear ./disk.img 0")]);
+    let below = TestBed::start(&files, &[("disk", "0 16384 linear ./disk.img 0")]);
     let (uri, bench) = (below.uri("disk"), millpond(Build::Workspace).unwrap());
     let table = format!("0 16384 linear {uri} 0");
-    let above = Pond::start(&[], &[("top", &table)]);
+    let above = TestBed::start(&[], &[("top", &table)]);
     for uri in [uri, above.uri("top")] {
         let mut command = Command::new(&bench);
         command.args(["bench", "--uri", &uri, "--rw", "randrw", "--iodepth", "32", "--jobs", "2"]);

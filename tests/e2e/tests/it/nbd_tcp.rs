@@ -11,31 +11,31 @@ use std::time::Duration;
 use e2e::binary::{Build, millpond};
 use e2e::clock;
 use e2e::daemon::Daemon;
-use e2e::origin::{Door, IMAGE, Kind, LOG, Origin};
-use e2e::pond::{Pond, clients};
+use e2e::origin::{IMAGE, Kind, LOG, Origin, Transport};
 use e2e::process::{output, run};
 use e2e::stamp::{BLOCK_BYTES, fill, version_of};
+use e2e::test_bed::{TestBed, clients};
 use tempfile::TempDir;
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const WAIT: Duration = Duration::from_secs(60);
 
-struct Ground {
+struct Setup {
     daemon: Daemon,
     origin: Origin,
     dir: TempDir,
 }
 
 /// A daemon with a linear device `far` on a server of an empty file.
-fn ground(kind: Kind, query: &str) -> Ground {
+fn setup(kind: Kind, query: &str) -> Setup {
     let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir().unwrap();
     std::fs::File::create(dir.path().join(IMAGE)).unwrap().set_len(SIZE).unwrap();
-    let origin = Origin::start(kind, Door::Tcp, dir.path());
+    let origin = Origin::start(kind, Transport::Tcp, dir.path());
     let table = format!("0 {} linear {} 0", SIZE / 512, origin.uri(query));
     let program = millpond(Build::Workspace).unwrap();
     let daemon = Daemon::start(&program, dir.path(), &[("far", &table)]).unwrap();
-    Ground { daemon, origin, dir }
+    Setup { daemon, origin, dir }
 }
 
 fn sha256(file: &Path) -> String {
@@ -61,7 +61,7 @@ fn copied_there_and_back(kind: Kind) {
     if !clients(&[kind.program(), "nbdcopy", "sha256sum"]) {
         return;
     }
-    let Ground { daemon, origin, dir } = ground(kind, "");
+    let Setup { daemon, origin, dir } = setup(kind, "");
     let (disk, back) = (dir.path().join("disk.img"), dir.path().join("back.img"));
     let mut data = vec![0; SIZE as usize];
     for (nth, block) in (0..).zip(data.chunks_exact_mut(BLOCK_BYTES)) {
@@ -101,7 +101,7 @@ fn every_request_arrives_as_what_it_is() {
         return;
     }
     const MIB: u64 = 1 << 20;
-    let Ground { daemon, origin, dir } = ground(Kind::NbdkitLogged, "");
+    let Setup { daemon, origin, dir } = setup(Kind::NbdkitLogged, "");
     let mut client = daemon.connect("far").unwrap();
     let data = vec![0x5a; 4 * MIB as usize];
     client.write(0, &data).unwrap();
@@ -134,11 +134,11 @@ fn every_request_arrives_as_what_it_is() {
 }
 
 #[test]
-fn an_outage_is_waited_out_and_a_long_one_is_an_error() {
+fn a_short_outage_is_waited_out_and_a_long_one_is_an_error() {
     if !clients(&["nbdkit"]) {
         return;
     }
-    let Ground { daemon, mut origin, dir: _dir } = ground(Kind::Nbdkit, "timeout=4s");
+    let Setup { daemon, mut origin, dir: _dir } = setup(Kind::Nbdkit, "timeout=4s");
     let mut client = daemon.connect("far").unwrap();
     client.write_fua(0, &block(1)).unwrap();
     origin.kill();
@@ -171,11 +171,11 @@ fn an_outage_is_waited_out_and_a_long_one_is_an_error() {
 /// the log explains, and when the process goes on, what it still does with the old write does not
 /// undo a newer one.
 #[test]
-fn a_server_that_hangs_is_an_error_and_its_late_write_harms_nothing() {
+fn a_hung_server_is_an_error_and_its_late_write_is_harmless() {
     if !clients(&["nbdkit"]) {
         return;
     }
-    let Ground { daemon, origin, dir: _dir } = ground(Kind::Nbdkit, "timeout=2s&silence=2s");
+    let Setup { daemon, origin, dir: _dir } = setup(Kind::Nbdkit, "timeout=2s&silence=2s");
     let mut client = daemon.connect("far").unwrap();
     client.write_fua(0, &block(1)).unwrap();
     origin.stop();
@@ -201,13 +201,13 @@ fn a_server_that_hangs_is_an_error_and_its_late_write_harms_nothing() {
 }
 
 #[test]
-fn a_host_that_accepts_and_never_speaks_is_named_with_what_was_waited_for() {
+fn the_error_names_a_silent_server_and_the_awaited_reply() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = silent.local_addr().unwrap().to_string();
     let uri = format!("nbd://{peer}/disk?timeout=1s");
-    let pond = Pond::start(&[], &[]);
+    let bed = TestBed::start(&[], &[]);
     let (began, table) = (clock(), format!("0 8 linear {uri} 0"));
-    let created = pond.daemon().verb(&["create", "far", "--table", &table]).unwrap_err();
+    let created = bed.daemon().verb(&["create", "far", "--table", &table]).unwrap_err();
     let mut bench = Command::new(millpond(Build::Workspace).unwrap());
     let ended = run(bench.args(["bench", "--uri", &uri]), WAIT).unwrap();
     assert_eq!(ended.code, 1);

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use e2e::binary::{Build, millpond};
-use e2e::pond::{Pond, clients};
 use e2e::process::{Ended, output, run};
 use e2e::stamp::{BLOCK_BYTES, fill};
+use e2e::test_bed::{TestBed, clients};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -51,11 +51,11 @@ fn image(path: &Path) {
 /// daemon was killed in the middle of writeback.
 fn killed_inspected_recovered_and_wiped(mode: &str, options: &str, start: &str, all_dirty: bool) {
     let told = format!("{mode} {options} from {start}");
-    let mut pond = Pond::with_cache_in(mode, ORIGIN_BYTES, 24 * MIB, options);
-    let path = |name: &str| pond.path(name).to_str().unwrap().to_owned();
+    let mut bed = TestBed::with_cache_in(mode, ORIGIN_BYTES, 24 * MIB, options);
+    let path = |name: &str| bed.path(name).to_str().unwrap().to_owned();
     let (origin, cache, disk) = (path("origin.img"), path("cache.img"), path("disk.img"));
     image(Path::new(&disk));
-    output("nbdcopy", &["--flush", &disk, &pond.uri("wc")]).unwrap();
+    output("nbdcopy", &["--flush", &disk, &bed.uri("wc")]).unwrap();
     let inspect = ["inspect", &cache, "--start-sector", start];
     let recover = ["recover", "--cache", &cache, "--origin", &origin, "--start-sector", start];
     let wipe = ["wipe", &cache, "--start-sector", start];
@@ -63,7 +63,7 @@ fn killed_inspected_recovered_and_wiped(mode: &str, options: &str, start: &str, 
         let said = fails(4, args);
         assert!(said.contains("is in use, by process ") && said.contains("EBUSY"), "{said}");
     }
-    pond.kill();
+    bed.kill();
 
     let json = |args: &[&str]| -> Value {
         serde_json::from_str(&ok(&[args, &["-o", "json"]].concat())).unwrap()
@@ -93,15 +93,15 @@ fn killed_inspected_recovered_and_wiped(mode: &str, options: &str, start: &str, 
     assert!(said.contains("is blank: there is nothing to recover"), "{told}: {said}");
 
     // The same config makes a new cache over the recovered origin.
-    pond.start_again();
-    let back = pond.path("back.img");
-    output("nbdcopy", &[&pond.uri("wc"), back.to_str().unwrap()]).unwrap();
+    bed.start_again();
+    let back = bed.path("back.img");
+    output("nbdcopy", &[&bed.uri("wc"), back.to_str().unwrap()]).unwrap();
     assert_eq!(sha256(back.to_str().unwrap()), sha256(&disk), "{told}");
-    pond.terminate();
+    bed.terminate();
 }
 
 #[test]
-fn a_killed_cache_of_every_sort_is_recovered_to_what_the_client_wrote() {
+fn a_killed_cache_of_every_kind_recovers_all_writes() {
     if !clients(&["nbdcopy"]) {
         return;
     }
@@ -115,7 +115,7 @@ fn a_killed_cache_of_every_sort_is_recovered_to_what_the_client_wrote() {
 }
 
 #[test]
-fn a_cache_killed_in_the_middle_of_writeback_is_recovered_to_what_the_client_wrote() {
+fn a_cache_killed_during_writeback_recovers_all_writes() {
     if !clients(&["nbdcopy"]) {
         return;
     }
@@ -125,17 +125,17 @@ fn a_cache_killed_in_the_middle_of_writeback_is_recovered_to_what_the_client_wro
 }
 
 #[test]
-fn the_wrong_place_and_what_is_no_cache_are_told_by_text_and_exit_code() {
+fn a_wrong_sector_or_a_foreign_device_gives_error_and_exit_code() {
     if !clients(&["nbdcopy"]) {
         return;
     }
-    let mut pond = Pond::with_cache(ORIGIN_BYTES, 24 * MIB, &format!("start_sector 2048 {CALM}"));
-    let path = |name: &str| pond.path(name).to_str().unwrap().to_owned();
+    let mut bed = TestBed::with_cache(ORIGIN_BYTES, 24 * MIB, &format!("start_sector 2048 {CALM}"));
+    let path = |name: &str| bed.path(name).to_str().unwrap().to_owned();
     let (origin, cache, disk) = (path("origin.img"), path("cache.img"), path("disk.img"));
     image(Path::new(&disk));
-    output("nbdcopy", &["--flush", &disk, &pond.uri("wc")]).unwrap();
+    output("nbdcopy", &["--flush", &disk, &bed.uri("wc")]).unwrap();
     let nope = path("nope.img");
-    pond.kill();
+    bed.kill();
     assert!(ok(&["inspect", &cache]).contains("it is blank"), "from sector 0");
     let said = fails(1, &["recover", "--cache", &cache, "--origin", &origin]);
     assert!(said.contains("nothing to recover"), "{said}");

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use e2e::loops::{Loop, Mounted};
 use e2e::mounted::{file, fuse};
-use e2e::pond::{Pond, clients};
 use e2e::process::{Job, run};
 use e2e::stamp::Random;
+use e2e::test_bed::{TestBed, clients};
 use e2e::{clock, pause};
 
 const MIB: u64 = 1 << 20;
@@ -30,7 +30,7 @@ const BETWEEN_FILES: Duration = Duration::from_millis(3);
 
 /// A write cache as a file, with an ext4 on it.
 struct Ext4 {
-    pond: Pond,
+    bed: TestBed,
     place: PathBuf,
 }
 
@@ -135,18 +135,18 @@ impl Ext4 {
         let table =
             format!("0 524288 writecache s ./origin.img ./cache.img 4096 {words} {options}");
         let files = [("origin.img", 256 * MIB), ("cache.img", 32 * MIB)];
-        let pond = Pond::start_mounted(&files, &[("wc", &table)]);
-        let place = pond.path("place");
+        let bed = TestBed::start_mounted(&files, &[("wc", &table)]);
+        let place = bed.path("place");
         fs::create_dir(&place).unwrap();
-        let ext4 = Ext4 { pond, place };
-        let disk = Loop::on(&file(&ext4.pond, "wc"))?;
+        let ext4 = Ext4 { bed, place };
+        let disk = Loop::on(&file(&ext4.bed, "wc"))?;
         run(Command::new("mkfs.ext4").arg("-q").arg(disk.device()), LIMIT).unwrap().ok().unwrap();
-        ext4.pond.verb(&["message", "wc", "0", "flush"]);
+        ext4.bed.verb(&["message", "wc", "0", "flush"]);
         Some(ext4)
     }
 
     fn up(&self) -> Up {
-        let disk = Loop::on(&file(&self.pond, "wc")).unwrap();
+        let disk = Loop::on(&file(&self.bed, "wc")).unwrap();
         let mounted = Mounted::new(&["-t", "ext4"], disk.device(), &self.place).unwrap();
         Up { mounted, _disk: disk }
     }
@@ -177,9 +177,9 @@ impl Ext4 {
             let other = scope.spawn(move || churn(place, old, Random::new(11), end));
             moment();
             let retired = series.iter().map(Series::fsynced).collect();
-            self.pond.verb(&["message", "wc", "0", "flush"]);
+            self.bed.verb(&["message", "wc", "0", "flush"]);
             moment();
-            self.pond.kill();
+            self.bed.kill();
             end.store(true, Ordering::SeqCst);
             for writer in writers {
                 let _ = writer.join().unwrap(); // it has met the end of its disk
@@ -195,8 +195,8 @@ impl Ext4 {
     /// The origin as if its cache were lost: replayed by a mount, looked at, and checked. Returns
     /// how many files of each series are there.
     fn check_origin_alone(&self, series: &[Series], least: &[u64]) -> Result<Vec<u64>, String> {
-        let alone = self.pond.path("alone.img");
-        fs::copy(self.pond.path("origin.img"), &alone).unwrap();
+        let alone = self.bed.path("alone.img");
+        fs::copy(self.bed.path("origin.img"), &alone).unwrap();
         let mounted = Mounted::new(&["-t", "ext4", "-o", "loop"], &alone, &self.place)?;
         let found = series.iter().zip(least).map(|(s, least)| s.check(&self.place, *least));
         let found: Result<Vec<u64>, String> = found.collect();
@@ -207,7 +207,7 @@ impl Ext4 {
 
     /// The cache recovers: everything that was fsynced is there.
     fn check_with_cache(&mut self, series: &[Series]) {
-        self.pond.start_again();
+        self.bed.start_again();
         let Up { mounted, _disk: disk } = self.up();
         for s in series {
             s.check(&self.place, s.fsynced()).unwrap();
@@ -224,7 +224,7 @@ fn two_series(round: u64) -> Vec<Series> {
 }
 
 #[test]
-fn an_ext4_survives_the_loss_of_an_ordered_cache_at_any_moment_and_recovers_all_with_it() {
+fn ext4_survives_the_loss_of_an_ordered_cache() {
     let Some(mut ext4) = Ext4::new(&format!("ordered {BEHIND} 6000000")) else { return };
     let mut random = Random::new(4);
     let (mut beyond, mut lost, mut old) = (0, 0, Vec::new());
@@ -247,14 +247,14 @@ fn an_ext4_survives_the_loss_of_an_ordered_cache_at_any_moment_and_recovers_all_
     }
     // Epochs were written back without being asked for, and others were in the cache alone.
     assert!(beyond > 0 && lost > 10, "too little to prove: {beyond} beyond, {lost} lost");
-    ext4.pond.terminate();
+    ext4.bed.terminate();
 }
 
 /// The check is worth something only if it notices: of what six writers have fsynced a fifth goes
 /// to the origin, then the cache is killed, and so on. By address the journal is there before the
 /// files that lie behind it.
 #[test]
-fn the_loss_of_a_cache_in_the_middle_of_writeback_is_noticed_without_ordered_only() {
+fn a_lost_cache_damages_the_origin_only_without_ordered() {
     for order in ["", "ordered "] {
         let options = format!("{order}high_watermark 100 low_watermark 100");
         let Some(mut ext4) = Ext4::new(&format!("{options} writeback_io_bytes 65536")) else {
@@ -264,22 +264,22 @@ fn the_loss_of_a_cache_in_the_middle_of_writeback_is_noticed_without_ordered_onl
         // Each folder of the root begins in another part of the disk.
         let series: Vec<Series> = (0..6).map(|n| Series::new(format!("w{n}"), 12)).collect();
         series.iter().for_each(|s| s.write(&ext4.place).unwrap());
-        let part_bytes = ext4.pond.attribute("wc", "dirty_blocks") * 4096 / 5;
+        let part_bytes = ext4.bed.attribute("wc", "dirty_blocks") * 4096 / 5;
         drop(up);
         let (mut noticed, mut partly) = (Vec::new(), 0);
         for _ in 0..4 {
             let drain = ["drain", "wc", "--rate", "500K"];
-            let drain = Job::start(&mut ext4.pond.daemon().command(&drain)).unwrap();
-            let written = || ext4.pond.attribute("wc", "origin_write_bytes");
+            let drain = Job::start(&mut ext4.bed.daemon().command(&drain)).unwrap();
+            let written = || ext4.bed.attribute("wc", "origin_write_bytes");
             while drain.is_running() && written() < part_bytes {
                 pause(Duration::from_millis(2));
             }
-            ext4.pond.kill();
+            ext4.bed.kill();
             match ext4.check_origin_alone(&series, &[0; 6]) {
                 Ok(found) => partly += u64::from((1..72).contains(&found.iter().sum::<u64>())),
                 Err(e) => noticed.push(e),
             }
-            ext4.pond.start_again();
+            ext4.bed.start_again();
         }
         println!("`{options}`: noticed: {noticed:?}");
         if order.is_empty() {
@@ -287,7 +287,7 @@ fn the_loss_of_a_cache_in_the_middle_of_writeback_is_noticed_without_ordered_onl
         } else {
             assert!(noticed.is_empty() && partly > 0, "{partly} states between, {noticed:?}");
         }
-        ext4.pond.kill();
+        ext4.bed.kill();
         ext4.check_with_cache(&series);
     }
 }

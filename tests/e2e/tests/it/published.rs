@@ -70,12 +70,12 @@ fn a_file_system(kind: Kind) {
 }
 
 #[test]
-fn a_tarball_survives_on_ext4_over_linear_striped_and_writecache() {
+fn a_tarball_on_ext4_survives_on_a_stack_of_three_targets() {
     a_file_system(Kind::Ext4);
 }
 
 #[test]
-fn a_tarball_survives_on_xfs_over_linear_striped_and_writecache() {
+fn a_tarball_on_xfs_survives_on_a_stack_of_three_targets() {
     a_file_system(Kind::Xfs);
 }
 

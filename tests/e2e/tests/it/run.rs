@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use e2e::binary::{Build, millpond};
-use e2e::pond::clients;
 use e2e::process::{Ended, run};
+use e2e::test_bed::clients;
 
 fn millpond_run(dir: &Path, table: &str, command: &[&str]) -> Ended {
     let program = millpond(Build::Workspace).unwrap();
@@ -37,7 +37,7 @@ fn the_exit_code_is_the_commands() {
 
 /// It has no option for the memory of its device, so none is named.
 #[test]
-fn a_device_that_needs_too_much_memory_is_refused_with_the_limit() {
+fn a_device_beyond_the_memory_limit_is_refused() {
     let refused = shell("0 8192 linear mem:1P 0", "exit 0");
     assert_eq!(refused.code, 1);
     let why = "are free (half of what the machine or the control group has) (ENOMEM)";
@@ -45,7 +45,7 @@ fn a_device_that_needs_too_much_memory_is_refused_with_the_limit() {
 }
 
 #[test]
-fn the_command_finds_its_device_and_nothing_stays() {
+fn run_gives_a_command_its_device_and_leaves_nothing() {
     if !clients(&["nbdinfo"]) {
         return;
     }

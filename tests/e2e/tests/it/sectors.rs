@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use e2e::loops::Loop;
 use e2e::mounted::{file, fuse};
-use e2e::origin::{Door, IMAGE, Kind, Origin};
-use e2e::pond::{Pond, clients};
+use e2e::origin::{IMAGE, Kind, Origin, Transport};
 use e2e::process::run;
+use e2e::test_bed::{TestBed, clients};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -22,17 +22,21 @@ const CACHED: &str = "0 131072 writecache s ./origin.img ./cache.img 4096 0";
 const LINEAR: &str = "0 131072 linear wc 0";
 
 /// A cache of 4096-byte blocks, and a linear device on it.
-fn pond(mounted: bool) -> Pond {
+fn bed(mounted: bool) -> TestBed {
     let files = [("origin.img", 64 * MIB), ("cache.img", 32 * MIB)];
     let devices = [("wc", CACHED), ("lin", LINEAR)];
-    if mounted { Pond::start_mounted(&files, &devices) } else { Pond::start(&files, &devices) }
+    if mounted {
+        TestBed::start_mounted(&files, &devices)
+    } else {
+        TestBed::start(&files, &devices)
+    }
 }
 
 /// As the kernel's client when ext4 is mounted: no block sizes asked for, 1 KiB at sector 2.
 #[test]
 fn a_client_that_asks_for_no_block_sizes_uses_sectors() {
-    let pond = pond(false);
-    let mut client = pond.connect("wc");
+    let bed = bed(false);
+    let mut client = bed.connect("wc");
     client.write(0, &[1; 8192]).unwrap();
     client.write(1024, &[2; 1024]).unwrap();
     client.write_fua(3584, &[3; 1024]).unwrap();
@@ -43,13 +47,13 @@ fn a_client_that_asks_for_no_block_sizes_uses_sectors() {
     client.read(1024, &mut found).unwrap();
     assert_eq!(found, [2; 1024]);
     let mut all = vec![0; 8192];
-    pond.connect("lin").read(0, &mut all).unwrap();
+    bed.connect("lin").read(0, &mut all).unwrap();
     let pieces: Vec<u8> = all.chunks(512).map(|sector| sector[0]).collect();
     assert_eq!(pieces[..10], [1, 0, 2, 2, 1, 1, 1, 3, 3, 1]);
     assert!(all.chunks(512).all(|sector| sector.iter().all(|b| *b == sector[0])));
     if clients(&["qemu-io"]) {
         let mut command = Command::new("qemu-io");
-        command.args(["-f", "raw", "-t", "none", &pond.uri("wc")]);
+        command.args(["-f", "raw", "-t", "none", &bed.uri("wc")]);
         for c in ["write -P 7 1M 512", "write -f -P 8 1049600 1k", "read -P 7 1M 512"] {
             command.args(["-c", c]);
         }
@@ -61,21 +65,21 @@ fn a_client_that_asks_for_no_block_sizes_uses_sectors() {
 /// One thread writes 512 bytes of a block by a file; an NBD client writes the whole block, and
 /// reads what nobody else writes.
 #[test]
-fn no_completed_write_is_undone_by_a_write_of_sectors() {
+fn a_write_of_sectors_undoes_no_completed_write() {
     if !fuse() {
         return;
     }
-    let pond = pond(true);
+    let bed = bed(true);
     for (by_file, by_nbd) in [("wc", "wc"), ("lin", "wc"), ("wc", "lin")] {
-        let undone = undone(&pond, by_file, by_nbd);
+        let undone = undone(&bed, by_file, by_nbd);
         assert_eq!(undone, 0, "of 400 completed writes: {by_file} by file, {by_nbd} by NBD");
     }
 }
 
 /// Writes the first sector by a file, and its block by NBD; returns how many completed writes of
 /// the block were put back.
-fn undone(pond: &Pond, by_file: &str, by_nbd: &str) -> u32 {
-    let device = OpenOptions::new().write(true).open(file(pond, by_file)).unwrap();
+fn undone(bed: &TestBed, by_file: &str, by_nbd: &str) -> u32 {
+    let device = OpenOptions::new().write(true).open(file(bed, by_file)).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -83,7 +87,7 @@ fn undone(pond: &Pond, by_file: &str, by_nbd: &str) -> u32 {
                 device.write_all_at(&[0xAA; 512], 0).unwrap();
             }
         });
-        let mut client = pond.connect(by_nbd);
+        let mut client = bed.connect(by_nbd);
         let mut undone = 0;
         for round in 0..400_u32 {
             let byte = (round % 100) as u8;
@@ -105,16 +109,16 @@ fn image() -> TempDir {
 }
 
 #[test]
-fn sectors_of_an_export_of_larger_blocks_are_merged_in_one_place() {
+fn writes_of_sectors_are_merged_on_an_export_of_larger_blocks() {
     if clients(&["nbdkit"]) && fuse() {
         let dir = image();
-        let origin = Origin::start(Kind::NbdkitBlocks, Door::Unix, dir.path());
+        let origin = Origin::start(Kind::NbdkitBlocks, Transport::Unix, dir.path());
         write_parts(&origin.uri(""), &origin.image());
     }
 }
 
 #[test]
-fn sectors_of_a_disk_of_larger_blocks_are_merged_in_one_place() {
+fn writes_of_sectors_are_merged_on_a_disk_of_larger_blocks() {
     let dir = image();
     if fuse()
         && let Some(disk) = Loop::with_blocks(&dir.path().join(IMAGE), 4096)
@@ -124,20 +128,20 @@ fn sectors_of_a_disk_of_larger_blocks_are_merged_in_one_place() {
 }
 
 /// Two devices on a leaf that takes whole blocks of 4096 bytes only: whoever writes which sectors
-/// of a block, by whichever door of whichever device, puts back no other's.
+/// of a block, by whichever transport of whichever device, puts back no other's.
 fn write_parts(leaf: &str, image: &Path) {
     let table = format!("0 16384 linear {leaf} 0");
-    let pond = Pond::start_mounted(&[], &[("one", &table), ("two", &table)]);
+    let bed = TestBed::start_mounted(&[], &[("one", &table), ("two", &table)]);
     for (by_file, by_nbd) in [("one", "one"), ("one", "two")] {
-        let undone = undone(&pond, by_file, by_nbd);
+        let undone = undone(&bed, by_file, by_nbd);
         assert_eq!(undone, 0, "of 400 completed writes: {by_file} by file, {by_nbd} by NBD");
     }
-    // Each has bytes of two blocks for itself. Bytes of one sector are for one door only.
+    // Each has bytes of two blocks for itself. Bytes of one sector are for one transport only.
     const ROUNDS: u8 = 200;
     let parts = [("one", 8192, 512), ("one", 9216, 512), ("two", 8704, 512), ("two", 9728, 4096)];
     std::thread::scope(|scope| {
         for (name, at, len) in parts {
-            let mut client = pond.connect(name);
+            let mut client = bed.connect(name);
             scope.spawn(move || {
                 for round in 1..=ROUNDS {
                     client.write(at, &vec![round; len]).unwrap();
@@ -149,7 +153,7 @@ fn write_parts(leaf: &str, image: &Path) {
         }
         for (at, len) in [(13_824, 100), (13_924, 412), (14_336, 2048)] {
             let options = OpenOptions::new().read(true).write(true).clone();
-            let device = options.open(file(&pond, "two")).unwrap();
+            let device = options.open(file(&bed, "two")).unwrap();
             scope.spawn(move || {
                 for round in 1..=ROUNDS {
                     device.write_all_at(&vec![round; len], at).unwrap();
@@ -160,7 +164,7 @@ fn write_parts(leaf: &str, image: &Path) {
             });
         }
     });
-    let mut client = pond.connect("one");
+    let mut client = bed.connect("one");
     client.write(65_536, &[5; 8192]).unwrap();
     client.write_zeroes(65_536 + 512, 4096).unwrap();
     client.trim(65_536 + 512, 1024).unwrap();

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use e2e::mounted::{file, fuse};
-use e2e::pond::Pond;
 use e2e::process::Job;
+use e2e::test_bed::TestBed;
 use e2e::{clock, pause};
 use nbd::wire::ExportFlags;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
@@ -25,23 +25,23 @@ const AT_ONCE: f64 = 2.0;
 
 /// A device as its files show it.
 struct Files<'a> {
-    pond: &'a Pond,
+    bed: &'a TestBed,
     name: String,
 }
 
 impl<'a> Files<'a> {
-    fn of(pond: &'a Pond, name: &str) -> Files<'a> {
-        Files { pond, name: name.to_owned() }
+    fn of(bed: &'a TestBed, name: &str) -> Files<'a> {
+        Files { bed, name: name.to_owned() }
     }
 
     /// A device without a size.
-    fn added(pond: &'a Pond, name: &str) -> Files<'a> {
-        pond.verb(&["create", name, "--zram"]);
-        Files::of(pond, name)
+    fn added(bed: &'a TestBed, name: &str) -> Files<'a> {
+        bed.verb(&["create", name, "--zram"]);
+        Files::of(bed, name)
     }
 
     fn path(&self, attribute: &str) -> PathBuf {
-        self.pond.mount().join("sys/block").join(&self.name).join(attribute)
+        self.bed.mount().join("sys/block").join(&self.name).join(attribute)
     }
 
     /// `echo VALUE > ATTRIBUTE`.
@@ -72,7 +72,7 @@ impl<'a> Files<'a> {
 
     fn open(&self) -> File {
         let flags = OFlags::DIRECT.bits().cast_signed();
-        let path = file(self.pond, &self.name);
+        let path = file(self.bed, &self.name);
         OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
     }
 }
@@ -109,8 +109,8 @@ fn noise(nth: u64) -> Vec<u8> {
 }
 
 /// Buffered where the device is a file: the pages go one after the other in large writes.
-fn fill(pond: &Pond, name: &str, pages: std::ops::Range<u64>, page: impl Fn(u64) -> Vec<u8>) {
-    let device = OpenOptions::new().write(true).open(file(pond, name)).unwrap();
+fn fill(bed: &TestBed, name: &str, pages: std::ops::Range<u64>, page: impl Fn(u64) -> Vec<u8>) {
+    let device = OpenOptions::new().write(true).open(file(bed, name)).unwrap();
     let pages: Vec<u64> = pages.collect();
     for run in pages.chunks(64) {
         let data: Vec<u8> = run.iter().flat_map(|nth| page(*nth)).collect();
@@ -118,8 +118,8 @@ fn fill(pond: &Pond, name: &str, pages: std::ops::Range<u64>, page: impl Fn(u64)
     }
 }
 
-fn verify(pond: &Pond, name: &str, pages: std::ops::Range<u64>, page: impl Fn(u64) -> Vec<u8>) {
-    let device = File::open(file(pond, name)).unwrap();
+fn verify(bed: &TestBed, name: &str, pages: std::ops::Range<u64>, page: impl Fn(u64) -> Vec<u8>) {
+    let device = File::open(file(bed, name)).unwrap();
     let mut found = vec![0; PAGE];
     for nth in pages {
         device.read_exact_at(&mut found, nth * PAGE as u64).unwrap();
@@ -129,32 +129,32 @@ fn verify(pond: &Pond, name: &str, pages: std::ops::Range<u64>, page: impl Fn(u6
 
 /// A backing device of `mib` that takes `ms` for each request: `slowN`, and a device `zN` of 8 MiB
 /// on it that writes back one page at a time.
-fn slow(pond: &Pond, nth: u32, mib: u64, ms: u32) -> String {
+fn slow(bed: &TestBed, nth: u32, mib: u64, ms: u32) -> String {
     let sectors = mib * MIB / 512;
     let backing = format!("slow{nth}");
     let table = format!("0 {sectors} delay mem:{mib}M,{nth} 0 {ms}");
-    pond.verb(&["create", &backing, "--table", &table]);
+    bed.verb(&["create", &backing, "--table", &table]);
     let name = format!("z{nth}");
     let options = format!("6 backing_dev {backing} writeback_batch_size 1 writeback_inflight 1");
-    pond.verb(&["create", &name, "--table", &format!("0 16384 zram lz4 {options}")]);
+    bed.verb(&["create", &name, "--table", &format!("0 16384 zram lz4 {options}")]);
     name
 }
 
 /// The daemon's memory in bytes.
-fn resident(pond: &Pond) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pond.daemon().id())).unwrap();
+fn resident(bed: &TestBed) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", bed.daemon().id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
 #[test]
-fn a_device_is_set_up_through_its_files_and_refuses_what_a_kernel_does() {
+fn a_device_is_set_up_through_files_with_the_kernels_refusals() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[("back.img", 64 * MIB)], &[]);
-    let zram = Files::added(&pond, "zram0");
-    let backing = pond.path("back.img").display().to_string();
+    let bed = TestBed::start_mounted(&[("back.img", 64 * MIB)], &[]);
+    let zram = Files::added(&bed, "zram0");
+    let backing = bed.path("back.img").display().to_string();
     assert_eq!((zram.cat("initstate"), zram.cat("disksize")), ("0".into(), "0".into()));
     for (attribute, value, wanted) in [
         ("comp_algorithm", "nosuch", Errno::INVAL),
@@ -208,8 +208,8 @@ fn a_device_is_set_up_through_its_files_and_refuses_what_a_kernel_does() {
     assert_eq!(zram.refused("mm_stat", "1"), Errno::ACCESS);
 
     // As in the kernel: 200 zero pages, then 200 that nothing compresses, then the limit.
-    fill(&pond, "zram0", 0..200, |_| vec![0; PAGE]);
-    fill(&pond, "zram0", 200..400, noise);
+    fill(&bed, "zram0", 0..200, |_| vec![0; PAGE]);
+    fill(&bed, "zram0", 200..400, noise);
     let stat = zram.numbers("mm_stat");
     assert_eq!((stat[0], stat[5], stat[7]), (400 * PAGE as u64, 200, 200));
     let limited = zram.refused("writeback", "huge");
@@ -217,9 +217,9 @@ fn a_device_is_set_up_through_its_files_and_refuses_what_a_kernel_does() {
     zram.set("writeback_limit_enable", "0");
     zram.set("writeback", "huge");
     assert_eq!(zram.cat("bd_stat"), "200 0 200");
-    verify(&pond, "zram0", 200..400, noise);
+    verify(&bed, "zram0", 200..400, noise);
     assert_eq!(zram.numbers("bd_stat")[0], 200, "they stay there");
-    verify(&pond, "zram0", 0..200, |_| vec![0; PAGE]);
+    verify(&bed, "zram0", 0..200, |_| vec![0; PAGE]);
     assert_eq!(zram.refused("writeback", "bogus"), Errno::INVAL);
 
     let held = zram.open();
@@ -232,8 +232,8 @@ fn a_device_is_set_up_through_its_files_and_refuses_what_a_kernel_does() {
         ("none".into(), "0 ".repeat(8) + "0")
     );
     zram.set("disksize", "8M");
-    verify(&pond, "zram0", 0..8, |_| vec![0; PAGE]);
-    pond.verb(&["remove", "zram0"]);
+    verify(&bed, "zram0", 0..8, |_| vec![0; PAGE]);
+    bed.verb(&["remove", "zram0"]);
     assert!(!zram.path("mm_stat").exists());
 }
 
@@ -242,9 +242,9 @@ fn a_backing_device_has_one_user_until_that_is_reset() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[("back.img", 16 * MIB)], &[]);
-    let backing = pond.path("back.img").display().to_string();
-    let (one, two) = (Files::added(&pond, "one"), Files::added(&pond, "two"));
+    let bed = TestBed::start_mounted(&[("back.img", 16 * MIB)], &[]);
+    let backing = bed.path("back.img").display().to_string();
+    let (one, two) = (Files::added(&bed, "one"), Files::added(&bed, "two"));
     for zram in [&one, &two] {
         zram.set("backing_dev", &backing);
     }
@@ -254,48 +254,48 @@ fn a_backing_device_has_one_user_until_that_is_reset() {
     one.set("reset", "1");
     two.set("disksize", "8M");
     // By the command line paths are as the shell's.
-    let mut set = pond.daemon().command(&["set", "one", "backing_dev", "./back.img"]);
-    let set = Job::start(set.current_dir(pond.dir())).unwrap().wait(LIMIT).unwrap();
+    let mut set = bed.daemon().command(&["set", "one", "backing_dev", "./back.img"]);
+    let set = Job::start(set.current_dir(bed.dir())).unwrap().wait(LIMIT).unwrap();
     set.ok().unwrap();
     assert_eq!(one.cat("backing_dev"), backing);
 }
 
 /// More writebacks at once than the mount has threads, each of which takes seconds.
 #[test]
-fn commands_that_take_long_hold_up_neither_attributes_nor_data() {
+fn long_commands_delay_neither_attributes_nor_data() {
     if !fuse() {
         return;
     }
     const DEVICES: u32 = 12;
-    let pond = Pond::start_mounted(&[], &[]);
-    let names: Vec<String> = (0..DEVICES).map(|nth| slow(&pond, nth, 8, 40)).collect();
+    let bed = TestBed::start_mounted(&[], &[]);
+    let names: Vec<String> = (0..DEVICES).map(|nth| slow(&bed, nth, 8, 40)).collect();
     for name in &names {
-        fill(&pond, name, 0..100, |nth| page(nth, 0));
-        Files::of(&pond, name).set("idle", "all");
+        fill(&bed, name, 0..100, |nth| page(nth, 0));
+        Files::of(&bed, name).set("idle", "all");
     }
     let began = clock();
     std::thread::scope(|threads| {
         let writes: Vec<_> = names
             .iter()
             .map(|name| {
-                let zram = Files::of(&pond, name);
+                let zram = Files::of(&bed, name);
                 threads.spawn(move || zram.echo("idle", "writeback").map(|()| clock()))
             })
             .collect();
-        let running = |name: &String| Files::of(&pond, name).numbers("bd_stat")[2] > 0;
+        let running = |name: &String| Files::of(&bed, name).numbers("bd_stat")[2] > 0;
         while !names.iter().all(running) {
             pause(Duration::from_millis(5));
         }
         for name in &names {
-            let zram = Files::of(&pond, name);
+            let zram = Files::of(&bed, name);
             let before = clock();
             assert!(zram.numbers("bd_stat")[0] < 100, "{name} is at it still");
             assert_eq!(zram.cat("block_state").lines().count(), 100);
             let progress = zram.numbers("writeback_progress");
             assert!(progress[0] < progress[1], "{progress:?}");
             // What is written now is there, wherever the old page is on its way to.
-            fill(&pond, name, 99..100, |nth| page(nth, 1));
-            verify(&pond, name, 99..100, |nth| page(nth, 1));
+            fill(&bed, name, 99..100, |nth| page(nth, 1));
+            verify(&bed, name, 99..100, |nth| page(nth, 1));
             let took = clock() - before;
             assert!(took < AT_ONCE, "{name} took {took} s");
         }
@@ -306,54 +306,54 @@ fn commands_that_take_long_hold_up_neither_attributes_nor_data() {
         }
     });
     for name in &names {
-        assert!(Files::of(&pond, name).numbers("bd_stat")[0] >= 99);
-        verify(&pond, name, 0..99, |nth| page(nth, 0));
+        assert!(Files::of(&bed, name).numbers("bd_stat")[0] >= 99);
+        verify(&bed, name, 0..99, |nth| page(nth, 0));
     }
 }
 
 #[test]
-fn the_command_line_shows_how_far_a_writeback_is_and_a_removal_ends_it() {
-    let pond = Pond::start(&[], &[]);
-    let name = slow(&pond, 0, 8, 40);
-    let mut client = pond.connect(&name);
+fn writeback_progress_is_shown_and_a_removal_ends_it() {
+    let bed = TestBed::start(&[], &[]);
+    let name = slow(&bed, 0, 8, 40);
+    let mut client = bed.connect(&name);
     for nth in 0..100 {
         client.write(nth * PAGE as u64, &page(nth, 0)).unwrap();
     }
     drop(client);
-    pond.verb(&["set", &name, "idle", "all"]);
+    bed.verb(&["set", &name, "idle", "all"]);
     let set = ["set", &name, "writeback", "idle"];
-    let done = pond.daemon().try_verb(&set).unwrap();
+    let done = bed.daemon().try_verb(&set).unwrap();
     assert_eq!(done.code, 0, "{}", done.complaint());
     let (what, unit) = (format!("millpond: writeback {name}: "), "of 2048 pages");
     assert!(done.stderr.contains(&what) && done.stderr.contains(unit), "{}", done.stderr);
 
-    let mut client = pond.connect(&name);
+    let mut client = bed.connect(&name);
     for nth in 0..100 {
         client.write(nth * PAGE as u64, &page(nth, 1)).unwrap();
     }
     drop(client);
-    pond.verb(&["set", &name, "idle", "all"]);
-    let job = Job::start(&mut pond.daemon().command(&set)).unwrap();
-    let written = || pond.verb(&["get", &name, "bd_stat"]).ends_with(" 100\n");
+    bed.verb(&["set", &name, "idle", "all"]);
+    let job = Job::start(&mut bed.daemon().command(&set)).unwrap();
+    let written = || bed.verb(&["get", &name, "bd_stat"]).ends_with(" 100\n");
     while written() {
         pause(Duration::from_millis(5));
     }
     let before = clock();
-    pond.verb(&["remove", &name]);
+    bed.verb(&["remove", &name]);
     assert!(clock() - before < AT_ONCE);
     let ended = job.wait(LIMIT).unwrap();
     assert!(ended.code != 0 && ended.stderr.contains("ended by a suspend"), "{}", ended.stderr);
 }
 
 #[test]
-fn a_daemon_that_is_told_to_end_ends_a_command_that_runs() {
+fn sigterm_ends_a_running_command() {
     if !fuse() {
         return;
     }
-    let mut pond = Pond::start_mounted(&[], &[]);
-    let name = slow(&pond, 0, 8, 100);
-    fill(&pond, &name, 0..400, |nth| page(nth, 0));
-    let zram = Files::of(&pond, &name);
+    let mut bed = TestBed::start_mounted(&[], &[]);
+    let name = slow(&bed, 0, 8, 100);
+    fill(&bed, &name, 0..400, |nth| page(nth, 0));
+    let zram = Files::of(&bed, &name);
     zram.set("idle", "all");
     let (path, stat) = (zram.path("writeback"), zram.path("bd_stat"));
     std::thread::scope(|threads| {
@@ -363,7 +363,7 @@ fn a_daemon_that_is_told_to_end_ends_a_command_that_runs() {
             pause(Duration::from_millis(5));
         }
         let before = clock();
-        pond.terminate();
+        bed.terminate();
         let took = clock() - before;
         assert!(took < 20.0, "forty seconds of writeback were left; the end took {took} s");
         assert_eq!(errno(&writer.join().unwrap().unwrap_err()), Errno::BUSY);
@@ -376,10 +376,10 @@ fn an_attribute_of_many_lines_is_read_whole() {
         return;
     }
     let table = "0 2097152 zram lz4";
-    let pond = Pond::start_mounted(&[], &[("big", table)]);
-    let zram = Files::of(&pond, "big");
+    let bed = TestBed::start_mounted(&[], &[("big", table)]);
+    let zram = Files::of(&bed, "big");
     let zero = vec![0; 1024 * KIB];
-    let device = OpenOptions::new().write(true).open(file(&pond, "big")).unwrap();
+    let device = OpenOptions::new().write(true).open(file(&bed, "big")).unwrap();
     for mib in 0..512 {
         device.write_all_at(&zero, mib * MIB).unwrap();
     }
@@ -388,7 +388,7 @@ fn an_attribute_of_many_lines_is_read_whole() {
     let slot = |line: &str| line.split_whitespace().next().unwrap().parse::<u64>().unwrap();
     assert!(text.lines().map(slot).eq(0..131_072));
     // It is not among all attributes at once.
-    let all = pond.verb(&["get", "big"]);
+    let all = bed.verb(&["get", "big"]);
     assert!(all.contains("mm_stat ") && !all.contains("block_state"), "{all}");
 }
 
@@ -397,13 +397,13 @@ fn memory_goes_back_to_the_system_after_discard_and_compact() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[], &[("z", "0 1048576 zram lz4")]);
-    let zram = Files::of(&pond, "z");
-    fill(&pond, "z", 0..256, noise);
-    let base = resident(&pond);
+    let bed = TestBed::start_mounted(&[], &[("z", "0 1048576 zram lz4")]);
+    let zram = Files::of(&bed, "z");
+    fill(&bed, "z", 0..256, noise);
+    let base = resident(&bed);
     const PAGES: u64 = 128 * MIB / PAGE as u64;
-    fill(&pond, "z", 0..PAGES, |nth| page(nth, 0));
-    let full = resident(&pond) - base;
+    fill(&bed, "z", 0..PAGES, |nth| page(nth, 0));
+    let full = resident(&bed) - base;
     let used = zram.numbers("mm_stat")[2];
     assert!(full > 60 * MIB && used > 60 * MIB, "{full} resident, {used} used");
     // All but one page in sixteen, so that nearly every span of objects stays.
@@ -416,32 +416,32 @@ fn memory_goes_back_to_the_system_after_discard_and_compact() {
     let stat = zram.numbers("mm_stat");
     assert_eq!(stat[0], PAGES / 16 * PAGE as u64);
     assert!(stat[2] < used / 12, "{stat:?}");
-    let (freed, back) = (used - stat[2], base + full - resident(&pond));
+    let (freed, back) = (used - stat[2], base + full - resident(&bed));
     assert!(back > freed / 10 * 9, "of {freed} bytes that are free {back} went back");
-    verify(&pond, "z", 0..1, |nth| page(nth, 0));
-    verify(&pond, "z", 16..17, |nth| page(nth, 0));
-    verify(&pond, "z", 1..2, |_| vec![0; PAGE]);
+    verify(&bed, "z", 0..1, |nth| page(nth, 0));
+    verify(&bed, "z", 16..17, |nth| page(nth, 0));
+    verify(&bed, "z", 1..2, |_| vec![0; PAGE]);
 }
 
 #[test]
-fn no_new_table_takes_pages_along_that_are_nowhere_else() {
+fn a_new_table_takes_over_no_pages_that_exist_only_in_memory() {
     let (table, other) = ("0 65536 zram lz4", "0 65536 zram zstd");
-    let mut pond = Pond::start(&[], &[("ram", table)]);
-    pond.verb(&["load", "ram", "--table", other]);
-    pond.connect("ram").write(0, &page(0, 0)).unwrap();
+    let mut bed = TestBed::start(&[], &[("ram", table)]);
+    bed.verb(&["load", "ram", "--table", other]);
+    bed.connect("ram").write(0, &page(0, 0)).unwrap();
     // Loaded while there was nothing to lose; now there is.
     for args in [&["resume", "ram"][..], &["load", "ram", "--table", other]] {
-        let refused = pond.daemon().try_verb(args).unwrap();
+        let refused = bed.daemon().try_verb(args).unwrap();
         assert_eq!(refused.code, 4, "{}", refused.complaint());
         assert!(refused.complaint().contains("reset or remove"), "{}", refused.complaint());
     }
-    pond.verb(&["clear", "ram"]);
-    pond.verb(&["resume", "ram"]);
+    bed.verb(&["clear", "ram"]);
+    bed.verb(&["resume", "ram"]);
     let mut found = vec![0; PAGE];
-    pond.connect("ram").read(0, &mut found).unwrap();
+    bed.connect("ram").read(0, &mut found).unwrap();
     assert!(found == page(0, 0), "the page is there still");
-    pond.verb(&["set", "ram", "reset", "1"]);
-    pond.terminate();
+    bed.verb(&["set", "ram", "reset", "1"]);
+    bed.terminate();
 }
 
 #[test]
@@ -450,17 +450,17 @@ fn memory_goes_back_to_the_system_after_a_writeback() {
         return;
     }
     let table = "0 262144 zram lz4 2 backing_dev ./back.img";
-    let pond = Pond::start_mounted(&[("back.img", 128 * MIB)], &[("z", table)]);
-    let zram = Files::of(&pond, "z");
-    fill(&pond, "z", 0..256, noise);
-    let base = resident(&pond);
-    fill(&pond, "z", 0..64 * MIB / PAGE as u64, noise);
-    let full = resident(&pond);
+    let bed = TestBed::start_mounted(&[("back.img", 128 * MIB)], &[("z", table)]);
+    let zram = Files::of(&bed, "z");
+    fill(&bed, "z", 0..256, noise);
+    let base = resident(&bed);
+    fill(&bed, "z", 0..64 * MIB / PAGE as u64, noise);
+    let full = resident(&bed);
     assert!(full - base > 60 * MIB, "{base}, then {full} resident");
     zram.set("idle", "all");
     zram.set("writeback", "idle");
     assert_eq!(zram.numbers("mm_stat")[2], 0);
-    let after = resident(&pond);
+    let after = resident(&bed);
     assert!(full - after > 60 * MIB, "{base} empty, {full} full, {after} written back");
 }
 
@@ -469,8 +469,8 @@ const PERSISTENT: &str = "0 65536 zram zstd 3 backing_dev ./back.img persist";
 #[test]
 fn only_what_keeps_offers_flushes() {
     let devices = [("ram", "0 65536 zram lz4"), ("kept", PERSISTENT), ("on", "0 8 linear ram 0")];
-    let pond = Pond::start(&[("back.img", 64 * MIB)], &devices);
-    let flags = |name| ExportFlags::from_bits_retain(pond.connect(name).flags());
+    let bed = TestBed::start(&[("back.img", 64 * MIB)], &devices);
+    let flags = |name| ExportFlags::from_bits_retain(bed.connect(name).flags());
     let flush = ExportFlags::FLUSH | ExportFlags::FUA;
     assert!(!flags("ram").intersects(flush));
     assert!(!flags("on").intersects(flush), "nor does what stands on it");
@@ -478,19 +478,19 @@ fn only_what_keeps_offers_flushes() {
     let trim = ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
     assert!(flags("ram").contains(trim));
     // A client that flushes all the same is not turned away.
-    pond.connect("ram").flush().unwrap();
+    bed.connect("ram").flush().unwrap();
 }
 
 /// Writes and reads pages over NBD.
-fn write_all(pond: &Pond, pages: std::ops::Range<u64>, round: u64) {
-    let mut client = pond.connect("kept");
+fn write_all(bed: &TestBed, pages: std::ops::Range<u64>, round: u64) {
+    let mut client = bed.connect("kept");
     for nth in pages {
         client.write(nth * PAGE as u64, &page(nth, round)).unwrap();
     }
 }
 
-fn read_all(pond: &Pond, pages: std::ops::Range<u64>, round: u64) {
-    let mut client = pond.connect("kept");
+fn read_all(bed: &TestBed, pages: std::ops::Range<u64>, round: u64) {
+    let mut client = bed.connect("kept");
     let mut found = vec![0; PAGE];
     for nth in pages {
         client.read(nth * PAGE as u64, &mut found).unwrap();
@@ -499,35 +499,35 @@ fn read_all(pond: &Pond, pages: std::ops::Range<u64>, round: u64) {
 }
 
 fn persists(options: &str) {
-    let mut pond = Pond::start_with(options, &[("back.img", 64 * MIB)], &[("kept", PERSISTENT)]);
-    write_all(&pond, 0..2000, 0);
-    pond.terminate();
-    pond.start_again();
-    read_all(&pond, 0..2000, 0);
+    let mut bed = TestBed::start_with(options, &[("back.img", 64 * MIB)], &[("kept", PERSISTENT)]);
+    write_all(&bed, 0..2000, 0);
+    bed.terminate();
+    bed.start_again();
+    read_all(&bed, 0..2000, 0);
     // Killed: what was flushed is there.
-    write_all(&pond, 500..1500, 1);
-    pond.connect("kept").flush().unwrap();
-    write_all(&pond, 0..10, 2);
-    pond.kill();
-    pond.start_again();
-    read_all(&pond, 10..500, 0);
-    read_all(&pond, 500..1500, 1);
-    read_all(&pond, 1500..2000, 0);
+    write_all(&bed, 500..1500, 1);
+    bed.connect("kept").flush().unwrap();
+    write_all(&bed, 0..10, 2);
+    bed.kill();
+    bed.start_again();
+    read_all(&bed, 10..500, 0);
+    read_all(&bed, 500..1500, 1);
+    read_all(&bed, 1500..2000, 0);
     // And without a flush, by FUA alone.
-    pond.connect("kept").write_fua(0, &page(0, 3)).unwrap();
-    pond.kill();
-    pond.start_again();
-    read_all(&pond, 0..1, 3);
-    pond.terminate();
+    bed.connect("kept").write_fua(0, &page(0, 3)).unwrap();
+    bed.kill();
+    bed.start_again();
+    read_all(&bed, 0..1, 3);
+    bed.terminate();
 }
 
 #[test]
-fn what_persists_is_there_after_a_restart_and_after_a_kill() {
+fn persistent_data_survive_restart_and_kill() {
     persists("");
 }
 
 #[test]
-fn what_persists_on_two_cores_is_there_after_a_restart_and_after_a_kill() {
+fn persistent_data_on_two_cores_survive_restart_and_kill() {
     persists("cores = 2");
 }
 
@@ -537,13 +537,13 @@ fn two_cores_share_a_device() {
         return;
     }
     let options = "cores = 2\nfuse = './mount'";
-    let mut pond = Pond::start_with(options, &[("back.img", 64 * MIB)], &[]);
-    let zram = Files::added(&pond, "zram0");
-    zram.set("backing_dev", &pond.path("back.img").display().to_string());
+    let mut bed = TestBed::start_with(options, &[("back.img", 64 * MIB)], &[]);
+    let zram = Files::added(&bed, "zram0");
+    zram.set("backing_dev", &bed.path("back.img").display().to_string());
     zram.set("disksize", "64M");
-    fill(&pond, "zram0", 0..4096, |nth| page(nth, 0));
+    fill(&bed, "zram0", 0..4096, |nth| page(nth, 0));
     let of_core1 = || {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", pond.daemon().id())).unwrap();
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", bed.daemon().id())).unwrap();
         let stat = |t: std::fs::DirEntry| std::fs::read_to_string(t.path().join("stat")).unwrap();
         let all: Vec<String> = tasks.map(|t| stat(t.unwrap())).collect();
         let core1 = all.iter().find(|stat| stat.contains("(core1)")).unwrap();
@@ -552,22 +552,22 @@ fn two_cores_share_a_device() {
     };
     let ticks = of_core1();
     for _ in 0..20 {
-        fill(&pond, "zram0", 0..4096, |nth| page(nth, 0));
+        fill(&bed, "zram0", 0..4096, |nth| page(nth, 0));
     }
     assert!(of_core1() > ticks, "core 1 has compressed something");
     assert_eq!(zram.numbers("mm_stat")[0], 4096 * PAGE as u64);
     zram.set("idle", "all");
     zram.set("writeback", "idle");
     assert_eq!(zram.cat("bd_stat"), "4096 0 4096");
-    verify(&pond, "zram0", 0..4096, |nth| page(nth, 0));
+    verify(&bed, "zram0", 0..4096, |nth| page(nth, 0));
     assert_eq!(zram.numbers("bd_stat")[0], 4096);
     // Suspended and resumed, and its table loaded once more, it is what it was.
-    pond.verb(&["suspend", "zram0"]);
-    pond.verb(&["resume", "zram0"]);
-    verify(&pond, "zram0", 1000..1100, |nth| page(nth, 0));
+    bed.verb(&["suspend", "zram0"]);
+    bed.verb(&["resume", "zram0"]);
+    verify(&bed, "zram0", 1000..1100, |nth| page(nth, 0));
     zram.set("reset", "1");
     zram.set("disksize", "64M");
-    fill(&pond, "zram0", 0..512, |nth| page(nth, 1));
-    verify(&pond, "zram0", 0..512, |nth| page(nth, 1));
-    pond.terminate();
+    fill(&bed, "zram0", 0..512, |nth| page(nth, 1));
+    verify(&bed, "zram0", 0..512, |nth| page(nth, 1));
+    bed.terminate();
 }

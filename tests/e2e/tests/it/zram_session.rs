@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use e2e::mounted::{file, fuse};
-use e2e::pond::Pond;
+use e2e::test_bed::TestBed;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 use session::{DIFFERENT, INTO_LIMIT, Step, check, compare, numbers, steps, text};
@@ -47,7 +47,7 @@ fn name_of(answer: &Result<()>) -> &'static str {
 }
 
 struct Client<'a> {
-    pond: &'a Pond,
+    bed: &'a TestBed,
     backing: String,
     /// Open from when it has a size to the first reset, which that refuses.
     device: Option<File>,
@@ -55,7 +55,7 @@ struct Client<'a> {
 
 impl Client<'_> {
     fn path(&self, attribute: &str) -> PathBuf {
-        self.pond.mount().join("sys/block").join(NAME).join(attribute)
+        self.bed.mount().join("sys/block").join(NAME).join(attribute)
     }
 
     fn write(&self, attribute: &str, value: &str) -> Result<()> {
@@ -141,10 +141,10 @@ fn the_session_of_a_kernel_is_repeated_through_files() {
     if !fuse() {
         return;
     }
-    let pond = Pond::start_mounted(&[("back.img", 32 << 20)], &[]);
-    pond.verb(&["create", NAME, "--zram"]);
-    let backing = pond.path("back.img").display().to_string();
-    let mut client = Client { pond: &pond, backing, device: None };
+    let bed = TestBed::start_mounted(&[("back.img", 32 << 20)], &[]);
+    bed.verb(&["create", NAME, "--zram"]);
+    let backing = bed.path("back.img").display().to_string();
+    let mut client = Client { bed: &bed, backing, device: None };
     let mut different = Vec::new();
     let mut of_text = [0; 2];
     for step in steps() {
@@ -157,7 +157,7 @@ fn the_session_of_a_kernel_is_repeated_through_files() {
                         let flags = OFlags::DIRECT.bits().cast_signed();
                         let mut options = OpenOptions::new();
                         let options = options.read(true).write(true).custom_flags(flags);
-                        client.device = Some(options.open(file(&pond, NAME)).unwrap());
+                        client.device = Some(options.open(file(&bed, NAME)).unwrap());
                     }
                     "reset" => client.device = None,
                     _ => {}

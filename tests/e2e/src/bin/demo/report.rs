@@ -4,15 +4,15 @@ use e2e::clock;
 
 /// Tells what happens, with times.
 #[derive(Debug)]
-pub(crate) struct Teller {
+pub(crate) struct Reporter {
     began: f64,
     phase_began: f64,
 }
 
-impl Teller {
-    pub(crate) fn new() -> Teller {
+impl Reporter {
+    pub(crate) fn new() -> Reporter {
         let now = clock();
-        Teller { began: now, phase_began: now }
+        Reporter { began: now, phase_began: now }
     }
 
     /// A phase begins.

@@ -11,7 +11,7 @@ use e2e::process::{Process, run};
 use e2e::stamp::{Found, Stamps, Written};
 use e2e::{Result, clock, pause};
 
-use crate::report::{Figures, Flush, Teller};
+use crate::report::{Figures, Flush, Reporter};
 use crate::scene::{self, Sizes};
 
 /// Longest run of one fio: slow disks get a smaller part of the job, no longer one.
@@ -28,11 +28,11 @@ struct Stage<'a> {
     program: &'a Path,
     dir: &'a Path,
     sizes: Sizes,
-    teller: Teller,
+    reporter: Reporter,
 }
 
 pub(crate) fn tell(program: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
-    let mut stage = Stage { program, dir, sizes, teller: Teller::new() };
+    let mut stage = Stage { program, dir, sizes, reporter: Reporter::new() };
     stage.make_files()?;
     let daemon = stage.serve("cache.img", "sorted")?;
     let fill = stage.fill(&daemon)?;
@@ -49,7 +49,7 @@ pub(crate) fn tell(program: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
     let figures =
         Figures { cache_iops: fill.write_iops, origin_iops: alone.write_iops, sorted, lru };
     figures.print();
-    println!("demo: PASSED in {:.0} s: nothing was lost", stage.teller.seconds());
+    println!("demo: PASSED in {:.0} s: nothing was lost", stage.reporter.seconds());
     Ok(())
 }
 
@@ -66,10 +66,10 @@ impl Stage<'_> {
         let (origin, cache) = (self.sizes.origin_bytes, self.sizes.cache_bytes());
         let dir = self.dir.display();
         let what = format!("{} MiB origin and {} MiB cache in {dir}", mib(origin), mib(cache));
-        self.teller.phase(&what);
+        self.reporter.phase(&what);
         scene::make_origin(&self.path("origin.img"), self.sizes)?;
         scene::make_cache(&self.path("cache.img"), self.sizes)?;
-        self.teller.done("every block of the origin says its number");
+        self.reporter.done("every block of the origin says its number");
         Ok(())
     }
 
@@ -101,10 +101,10 @@ impl Stage<'_> {
             "fio: {} MiB of random 4 KiB writes to the cache, flush, verify",
             mib(self.sizes.fill_bytes())
         );
-        self.teller.phase(&what);
+        self.reporter.phase(&what);
         let fill = self.fio(&daemon.uri("wc")).run(PATIENCE)?;
         let dirty = daemon.attribute("wc", "dirty_blocks")?;
-        self.teller.done(&format!(
+        self.reporter.done(&format!(
             "{} writes at {:.0} IOPS, {} reads verified, {dirty} blocks dirty",
             fill.writes, fill.write_iops, fill.reads
         ));
@@ -120,7 +120,7 @@ impl Stage<'_> {
     /// Kills the daemon while fio writes, and beside it a writer that keeps books about what was
     /// answered and what was flushed.
     fn kill_in_the_middle(&mut self, daemon: Daemon) -> Result<Stamps> {
-        self.teller.phase("kill -9 in the middle of another fio run and of stamped writes");
+        self.reporter.phase("kill -9 in the middle of another fio run and of stamped writes");
         let load = self.sizes.load();
         let fio = Fio::new(self.dir, &daemon.uri("wc"))
             .with(["--rw=randwrite", "--iodepth=32"])
@@ -146,7 +146,7 @@ impl Stage<'_> {
             let what = "load or stamps ended before the kill";
             return Err(format!("{what}: stamps: {broken}; load: {fio}"));
         }
-        self.teller.done(&format!(
+        self.reporter.done(&format!(
             "killed; {} stamped writes and {} flushes had been answered",
             written.writes, written.flushes
         ));
@@ -154,15 +154,15 @@ impl Stage<'_> {
     }
 
     fn recover(&mut self) -> Result<Daemon> {
-        self.teller.phase("start again on what is on the disk");
+        self.reporter.phase("start again on what is on the disk");
         let daemon = Daemon::restart(self.program, self.dir)?;
         let dirty = daemon.attribute("wc", "dirty_blocks")?;
-        self.teller.done(&format!("recovered with {dirty} dirty blocks"));
+        self.reporter.done(&format!("recovered with {dirty} dirty blocks"));
         Ok(daemon)
     }
 
     fn verify(&mut self, daemon: &Daemon, stamps: &mut Stamps) -> Result<()> {
-        self.teller.phase("verify through the cache: all of fio's fill, load, stamps");
+        self.reporter.phase("verify through the cache: all of fio's fill, load, stamps");
         let fill = self.fio(&daemon.uri("wc")).with(["--verify_only"]).run(PATIENCE)?;
         if fill.reads < self.sizes.fill_bytes() / 4096 {
             return Err(format!("fio verified only {} blocks", fill.reads));
@@ -172,9 +172,9 @@ impl Stage<'_> {
             .map_err(|e| format!("load: {e}"))?;
         let found = stamps.check(reads(&mut client)).map_err(|e| format!("stamps: {e}"))?;
         let Found { newest, older, owed } = found;
-        self.teller.done(&format!("{} blocks of the fill are intact", fill.reads));
-        self.teller.done(&format!("load: {new} new blocks, the others are old, none is torn"));
-        self.teller.done(&format!(
+        self.reporter.done(&format!("{} blocks of the fill are intact", fill.reads));
+        self.reporter.done(&format!("load: {new} new blocks, the others are old, none is torn"));
+        self.reporter.done(&format!(
             "stamps: {newest} blocks as last answered, {older} older as they may be (not flushed); \
              {owed} owed by a flush are all there"
         ));
@@ -183,7 +183,7 @@ impl Stage<'_> {
 
     /// A restart in order, and a copy of the cache on the way: the same dirty set for both flushes.
     fn keep_a_copy(&mut self, daemon: Daemon) -> Result<Daemon> {
-        self.teller.phase("SIGTERM; copy the cache file for the second flush; start again");
+        self.reporter.phase("SIGTERM; copy the cache file for the second flush; start again");
         let dirty = daemon.attribute("wc", "dirty_blocks")?;
         daemon.terminate()?;
         scene::copy(&self.path("cache.img"), &self.path("copy.img"))?;
@@ -192,12 +192,12 @@ impl Stage<'_> {
         if dirty != after {
             return Err(format!("{dirty} blocks were dirty before the restart, {after} after it"));
         }
-        self.teller.done(&format!("{after} dirty blocks are still there"));
+        self.reporter.done(&format!("{after} dirty blocks are still there"));
         Ok(daemon)
     }
 
     fn flush(&mut self, daemon: &Daemon, order: &str) -> Result<Flush> {
-        self.teller.phase(&format!("millpond message wc 0 flush, {order} order"));
+        self.reporter.phase(&format!("millpond message wc 0 flush, {order} order"));
         let count = |name: &str| daemon.attribute("wc", name);
         let dirty_blocks = count("dirty_blocks")?;
         let (writes, bytes) = (count("origin_writes")?, count("origin_write_bytes")?);
@@ -219,7 +219,7 @@ impl Stage<'_> {
             origin_write_bytes: count("origin_write_bytes")? - bytes,
         };
         let Flush { origin_writes, origin_write_bytes, .. } = flush;
-        self.teller.done(&format!(
+        self.reporter.done(&format!(
             "{dirty_blocks} blocks in {origin_writes} writes, {} MiB",
             mib(origin_write_bytes)
         ));
@@ -228,7 +228,7 @@ impl Stage<'_> {
 
     /// The origin's sum has to be that of what is served.
     fn compare(&mut self, daemon: &Daemon) -> Result<String> {
-        self.teller.phase("sha256 of the origin file and of the served device");
+        self.reporter.phase("sha256 of the origin file and of the served device");
         let mut copy = Command::new("nbdcopy");
         copy.arg(daemon.uri("wc")).arg("-").stdout(Stdio::piped());
         let (copy, served) = Process::start_piped(&mut copy)?;
@@ -243,7 +243,7 @@ impl Stage<'_> {
         if origin != served {
             return Err(format!("the origin is {origin}, but served is {served}"));
         }
-        self.teller.done(&format!("equal: {origin}"));
+        self.reporter.done(&format!("equal: {origin}"));
         Ok(origin)
     }
 
@@ -254,21 +254,22 @@ impl Stage<'_> {
 
     /// What clients wrote is in the origin itself, seen without any of our code on the way.
     fn verify_origin(&mut self, stamps: &mut Stamps) -> Result<()> {
-        self.teller.phase("verify the origin file itself");
+        self.reporter.phase("verify the origin file itself");
         let origin = self.path("origin.img");
         let fio = self.filling(Fio::on_file(self.dir, &origin));
         let fill = fio.with(["--verify_only"]).run(PATIENCE)?;
         scene::check_load(self.sizes.load(), scene::reader(&origin)?)
             .map_err(|e| format!("load: {e}"))?;
         stamps.check(scene::reader(&origin)?).map_err(|e| format!("stamps: {e}"))?;
-        self.teller.done(&format!("{} blocks of the fill, load and stamps are there", fill.reads));
+        self.reporter
+            .done(&format!("{} blocks of the fill, load and stamps are there", fill.reads));
         Ok(())
     }
 
     fn end(&mut self, daemon: Daemon) -> Result<()> {
-        self.teller.phase("SIGTERM");
+        self.reporter.phase("SIGTERM");
         daemon.terminate()?;
-        self.teller.done("exit code 0");
+        self.reporter.done("exit code 0");
         Ok(())
     }
 
@@ -279,23 +280,23 @@ impl Stage<'_> {
         if flush.dirty_blocks != dirty {
             return Err(format!("sorted {dirty} blocks, lru {}: not the same", flush.dirty_blocks));
         }
-        self.teller.phase("sha256 of the origin file");
+        self.reporter.phase("sha256 of the origin file");
         let again = self.sum_of_origin()?;
         if again != sum {
             return Err(format!("the origin is {again} after the flush in LRU order"));
         }
-        self.teller.done("the same");
+        self.reporter.done("the same");
         Ok(flush)
     }
 
     fn origin_alone(&mut self) -> Result<Measured> {
-        self.teller.phase("fio: the same writes to the origin alone (linear)");
+        self.reporter.phase("fio: the same writes to the origin alone (linear)");
         let sectors = self.sizes.origin_bytes / 512;
         let table = format!("0 {sectors} linear ./origin.img 0");
         let daemon = Daemon::start(self.program, self.dir, &[("origin", &table)])?;
         let alone = self.fio(&daemon.uri("origin")).run(PATIENCE)?;
         daemon.terminate()?;
-        self.teller.done(&format!("{} writes at {:.0} IOPS", alone.writes, alone.write_iops));
+        self.reporter.done(&format!("{} writes at {:.0} IOPS", alone.writes, alone.write_iops));
         Ok(alone)
     }
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What disks do to the program while it runs: how slow they are, what fails, and when they are
-//! gone or silent for a while.
+//! Faults that disks inject while the program runs: delays, failed requests, lost connections and
+//! silence.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::disk::{Disk, Mood};
+use crate::disk::{Disk, DiskFaults};
 use crate::rng::Rng;
 use crate::scenario::Faults;
 use crate::{Result, pause_ms, spawn};
@@ -18,44 +18,44 @@ const AWAY_MS: &[u64] = &[0, 0, 0, 30, 300, 1500];
 /// Milliseconds of silence, longer than its client waits.
 const SILENT_MS: u64 = 1500;
 
-/// Each disk gets a mood for a round.
-pub fn stirs(disks: &[Arc<Disk>], faults: &[Faults], rng: &mut Rng) {
+/// Draws what goes wrong on each disk in a round.
+pub fn draw(disks: &[Arc<Disk>], faults: &[Faults], rng: &mut Rng) {
     for (disk, faults) in disks.iter().zip(faults) {
-        disk.set_mood(mood(disk, *faults, rng));
+        disk.set_faults(draw_one(disk, *faults, rng));
     }
 }
 
-/// All disks are well, and at once.
-pub fn calms(disks: &[Arc<Disk>]) {
-    disks.iter().for_each(|d| d.set_mood(Mood::default()));
+/// No disk fails or is slow any more.
+pub fn clear(disks: &[Arc<Disk>]) {
+    disks.iter().for_each(|d| d.set_faults(DiskFaults::default()));
 }
 
-fn mood(disk: &Disk, faults: Faults, rng: &mut Rng) -> Mood {
-    let mut mood = Mood {
+fn draw_one(disk: &Disk, may: Faults, rng: &mut Rng) -> DiskFaults {
+    let mut faults = DiskFaults {
         slow: *rng.pick(&[0.0, 0.02, 0.2]),
         slow_ms: *rng.pick(&[2, 10, 60]),
         flush_ms: *rng.pick(&[0, 3, 20, 100]),
-        ..Mood::default()
+        ..DiskFaults::default()
     };
-    if faults.flushes {
-        mood.flush_fails = *rng.pick(&[0.0, 0.1, 0.4]);
+    if may.flushes {
+        faults.flush_fails = *rng.pick(&[0.0, 0.1, 0.4]);
     }
-    if faults.writes {
-        mood.write_fails = *rng.pick(&[0.0, 0.01, 0.1]);
+    if may.writes {
+        faults.write_fails = *rng.pick(&[0.0, 0.01, 0.1]);
     }
-    if faults.reads {
-        mood.read_fails = *rng.pick(&[0.0, 0.01, 0.1]);
+    if may.reads {
+        faults.read_fails = *rng.pick(&[0.0, 0.01, 0.1]);
         if rng.chance(0.5) {
             let sectors = disk.media().len() / 512;
             let first = rng.below(sectors.min(4096));
-            mood.unreadable = (first, first + 1 + rng.below(512));
+            faults.unreadable = (first, first + 1 + rng.below(512));
         }
     }
-    mood
+    faults
 }
 
-/// Disks that lose their connections or fall silent do so now and then, until it is said to stop.
-pub fn breaks(
+/// Ends connections of disks, or silences a disk, now and then until `stop` is set.
+pub fn disconnect(
     disks: &[Arc<Disk>],
     faults: &[Faults],
     rng: &mut Rng,

@@ -19,7 +19,7 @@ const MOUNT: &str = "mount";
 /// A daemon in a folder of its own, both gone when it is dropped. Its methods panic on failure:
 /// it is for tests.
 #[derive(Debug)]
-pub struct Pond {
+pub struct TestBed {
     daemon: Option<Daemon>,
     program: PathBuf,
     mounted: bool,
@@ -35,19 +35,19 @@ pub fn clients(programs: &[&str]) -> bool {
     missing.is_empty()
 }
 
-impl Pond {
+impl TestBed {
     /// Makes files (name, bytes) and starts a daemon with these devices.
-    pub fn start(files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
-        Pond::start_with("", files, devices)
+    pub fn start(files: &[(&str, u64)], devices: &[Device<'_>]) -> TestBed {
+        TestBed::start_with("", files, devices)
     }
 
-    /// The same, with the devices as files below [`Pond::mount`].
-    pub fn start_mounted(files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
-        Pond::start_with("fuse = './mount'", files, devices)
+    /// The same, with the devices as files below [`TestBed::mount`].
+    pub fn start_mounted(files: &[(&str, u64)], devices: &[Device<'_>]) -> TestBed {
+        TestBed::start_with("fuse = './mount'", files, devices)
     }
 
     /// The same with options as the config has them.
-    pub fn start_with(options: &str, files: &[(&str, u64)], devices: &[Device<'_>]) -> Pond {
+    pub fn start_with(options: &str, files: &[(&str, u64)], devices: &[Device<'_>]) -> TestBed {
         let program = millpond(Build::Workspace).unwrap_or_else(|e| panic!("{e}"));
         let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir();
         let dir = dir.expect("a temporary folder can be made");
@@ -60,23 +60,28 @@ impl Pond {
         }
         let daemon = Daemon::start_with(&program, dir.path(), options, devices);
         let daemon = Some(daemon.unwrap_or_else(|e| panic!("{e}")));
-        Pond { daemon, program, mounted, dir }
+        TestBed { daemon, program, mounted, dir }
     }
 
     /// A write cache `wc`: `origin.img` and `cache.img` of these sizes, with these options.
-    pub fn with_cache(origin_bytes: u64, cache_bytes: u64, options: &str) -> Pond {
-        Pond::with_cache_in("s", origin_bytes, cache_bytes, options)
+    pub fn with_cache(origin_bytes: u64, cache_bytes: u64, options: &str) -> TestBed {
+        TestBed::with_cache_in("s", origin_bytes, cache_bytes, options)
     }
 
     /// The same in mode `s`, or `p`: with the cache mapped as persistent memory.
-    pub fn with_cache_in(mode: &str, origin_bytes: u64, cache_bytes: u64, options: &str) -> Pond {
+    pub fn with_cache_in(
+        mode: &str,
+        origin_bytes: u64,
+        cache_bytes: u64,
+        options: &str,
+    ) -> TestBed {
         let words = options.split_whitespace().count();
         let table = format!(
             "0 {} writecache {mode} ./origin.img ./cache.img 4096 {words} {options}",
             origin_bytes / 512
         );
         let files = [("origin.img", origin_bytes), ("cache.img", cache_bytes)];
-        Pond::start(&files, &[("wc", &table)])
+        TestBed::start(&files, &[("wc", &table)])
     }
 
     /// The daemon.
@@ -153,7 +158,7 @@ impl Pond {
     }
 }
 
-impl Drop for Pond {
+impl Drop for TestBed {
     fn drop(&mut self) {
         if let Some(daemon) = self.daemon.as_ref().filter(|_| std::thread::panicking()) {
             eprintln!("the daemon's log:\n{}", daemon.log());

@@ -6,8 +6,14 @@ CARGO ?= cargo
 ARGS ?=
 # Runs of every simulation test: `make seeds SEEDS=100000`.
 SEEDS ?= 20000
-# Time for each fuzz target.
+# Time for each fuzz target; two run at once on two cores.
 FUZZ_SECONDS ?= 30
+CI_FUZZ_SECONDS ?= 10
+# Every build for tests is one of the same packages with the same features: nothing is built twice.
+# A build of millpond alone has no features, and so no planted faults.
+ALL := --workspace --all-features --locked
+# The tests that run no program: unit tests and simulations. `crash` and `exhaustive` are long.
+ENGINES := --lib --bins --test borrows --test crash --test executor --test exhaustive --test it
 
 .PHONY: help setup build demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
@@ -32,20 +38,18 @@ published: setup ## what others have published, run as they wrote it (root; ARGS
 	$(CARGO) run --release --locked -p e2e --bin published -- $(ARGS)
 
 test: setup ## all tests, end to end with real clients included; in CI a while of fuzzing first
-	$(if $(CI),@$(MAKE) --no-print-directory fuzz)
-	$(CARGO) build --workspace --bins --locked
-	$(CARGO) test --workspace --locked --no-fail-fast --doc
-	$(CARGO) test --workspace --locked --no-fail-fast --lib --bins --tests
+	$(if $(CI),@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(CI_FUZZ_SECONDS))
+	$(CARGO) test $(ALL) --no-fail-fast --lib --bins --tests
+	$(CARGO) test $(ALL) --no-fail-fast --doc
 
-test-fast: ## unit and doc tests, a few simulation seeds; no set-up, no outside programs
-	MILLPOND_SEEDS=20 $(CARGO) test --workspace --exclude attack --exclude e2e --exclude bench \
-		--exclude reproduce --exclude millpond --locked
-	$(CARGO) test -p millpond --bins --locked
+test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs
+	MILLPOND_SEEDS=20 $(CARGO) test $(ALL) $(ENGINES)
 
 lint: ## formatting, clippy, room direction, style, licences
 	@scripts/setup.sh lint
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy $(ALL) --all-targets -- -D warnings
+	$(CARGO) clippy -p millpond --locked -- -D warnings
 	$(CARGO) run --quiet --locked -p xtask -- arch tidy licences
 
 fmt: ## format everything
@@ -58,8 +62,7 @@ sanitize: ## tests under AddressSanitizer, ThreadSanitizer and Miri (needs night
 	$(CARGO) run --quiet --locked -p xtask -- sanitize $(ARGS)
 
 seeds: ## simulation tests with SEEDS seeds each
-	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test --workspace --exclude attack --exclude e2e --exclude bench \
-		--exclude reproduce --locked --tests
+	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test $(ALL) $(ENGINES)
 
 docs: ## API documentation of all rooms: target/doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked

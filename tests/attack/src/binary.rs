@@ -41,7 +41,7 @@ fn find() -> Result<PathBuf> {
     if profile.ends_with("release") {
         command.args(["-p", "millpond", "--release"]);
     } else {
-        command.args(["--workspace", "--bins"]);
+        command.args(["--workspace", "--all-features", "--bins"]);
     }
     let status = command.status().map_err(|e| format!("cargo build: {e}"))?;
     if status.success() { Ok(program) } else { Err("millpond could not be built".into()) }

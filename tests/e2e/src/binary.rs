@@ -47,7 +47,7 @@ fn find(build: Build) -> Result<PathBuf> {
     command.args(["build", "--locked", "--target-dir"]).arg(target);
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
     match build {
-        Build::Workspace => command.args(["--workspace", "--bins", "--quiet"]),
+        Build::Workspace => command.args(["--workspace", "--all-features", "--bins", "--quiet"]),
         Build::Alone => command.args(["-p", "millpond"]),
     };
     if profile.ends_with("release") {

@@ -177,7 +177,7 @@ impl Setup {
 pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let Plan { with_faults, .. } = plan;
     let world = World::new(seed);
-    let mut setup = draw_setup(&world, plan);
+    let setup = draw_setup(&world, plan);
     let bytes = setup.config.block_size as usize;
     let judged = if plan.by_sectors { 512 } else { bytes };
     let units = setup.blocks * (bytes / judged) as u64;

@@ -254,7 +254,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn one_gibibyte_of_4k_blocks_loses_at_most_two_percent_to_metadata() {
+    fn metadata_of_1_gib_of_4k_blocks_takes_at_most_2_percent() {
         let geometry = Geometry::compute(GIB, 4096).unwrap();
         let overhead = GIB - geometry.slots_bytes();
         assert!(overhead * 1000 <= GIB * 20, "{overhead} bytes");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn block_sizes_other_than_powers_of_two_from_512_to_4096_are_refused() {
+    fn block_sizes_are_powers_of_two_from_512_to_4096() {
         for block_size in [0, 1, 256, 513, 3072, 8192, u32::MAX] {
             let error = Geometry::compute(GIB, block_size).unwrap_err();
             assert_eq!(error, GeometryError::BlockSize { block_size });
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_area_neither_overflows_nor_takes_more_slots_than_can_be_named() {
+    fn the_largest_area_does_not_overflow_the_slot_numbers() {
         let geometry = Geometry::compute(u64::MAX, 4096).unwrap();
         assert_eq!(geometry.slots, SLOTS_MAX);
         assert_eq!(geometry.log_units, LOG_UNITS_MAX);

@@ -118,7 +118,7 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
 }
 
 #[test]
-fn a_record_tells_of_epochs_from_its_first_entry_on_or_not_at_all() {
+fn a_record_has_epochs_from_its_first_entry_or_none() {
     let next = Entry { op: Op::WriteNext, ..write(3, 4) };
     let all = [Entry::epoch(9, 5), write(1, 2), next];
     for kind in [Kind::Log, Kind::Checkpoint] {

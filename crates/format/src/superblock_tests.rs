@@ -231,7 +231,7 @@ fn cut_states(old: &Superblock, new: &Superblock) -> Vec<[Result<Superblock, Dam
 }
 
 #[test]
-fn a_cut_at_any_point_of_an_update_leaves_the_old_state_or_the_new() {
+fn a_cut_during_an_update_leaves_the_old_or_the_new_state() {
     let (old, new) = (with_generation(7), with_generation(8));
     for copies in cut_states(&old, &new) {
         let first_pair_is_new = copies[..2].iter().all(|copy| copy.as_ref() == Ok(&new));
@@ -250,7 +250,7 @@ fn one_copy_alone_elects_nothing_and_every_copy_is_told() {
 }
 
 #[test]
-fn copies_of_one_generation_with_different_contents_do_not_agree() {
+fn equal_generations_with_different_contents_do_not_agree() {
     let other = Superblock { origin_sectors: 8, ..with_generation(7) };
     let copies = [Ok(with_generation(7)), Ok(other.clone()), Err(Damage::Magic), Ok(other.clone())];
     assert_eq!(elect(&copies), Ok(other.clone()));

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_requests_is_bounded_too_and_a_giant_passes_alone() {
+    fn the_request_count_is_bounded_and_a_giant_passes_alone() {
         let budget = Budget::new(1, 100);
         let giant = budget.admit(1000).unwrap();
         assert_eq!(budget.drained(Duration::ZERO), 1);

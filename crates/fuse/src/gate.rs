@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_wants_to_be_alone_waits_for_other_threads_and_keeps_them_out() {
+    fn an_exclusive_lock_waits_for_others_and_keeps_them_out() {
         let gate = Gate::new();
         let side = gate.side();
         assert!(side.pass());

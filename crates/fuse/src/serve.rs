@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_zeroes_end_at_any_byte_with_and_without_the_devices_help() {
+    fn zero_ranges_end_at_any_byte_with_or_without_device_help() {
         for zeroes in [true, false] {
             on_disk(7, move |dev, gate| async move {
                 dev.zeroes.set(zeroes);

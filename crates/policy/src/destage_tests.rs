@@ -27,7 +27,7 @@ fn counts(fills: &[Fill]) -> [usize; 3] {
 }
 
 #[test]
-fn a_gap_is_read_if_gap_and_run_take_less_than_a_command_and_copied_whenever_it_is_known() {
+fn a_cheap_gap_is_read_and_a_cached_gap_is_always_copied() {
     // KiB of run and gap, contents, whether most gaps are filled.
     let table = [
         (8, 8, Unknown, true),
@@ -49,7 +49,7 @@ fn a_gap_is_read_if_gap_and_run_take_less_than_a_command_and_copied_whenever_it_
 }
 
 #[test]
-fn a_short_stretch_is_not_worth_the_turnaround_but_its_known_gaps_are_filled() {
+fn a_short_stretch_fills_only_its_cached_gaps() {
     // A gap saves 223 - 107 us: 48 ms are 415 of them, and a few for the beginning.
     for (n, reads) in [(10, false), (400, false), (500, true)] {
         let mut stretch = steps(n, 8 * KIB, 8 * KIB, Unknown);
@@ -60,7 +60,7 @@ fn a_short_stretch_is_not_worth_the_turnaround_but_its_known_gaps_are_filled() {
 }
 
 #[test]
-fn one_long_gap_among_short_ones_is_read_over_and_a_closed_one_is_not() {
+fn one_long_gap_among_short_ones_is_read_a_closed_one_not() {
     let mut stretch = steps(1000, 8 * KIB, 8 * KIB, Unknown);
     // Two commands more, and the run before read for nothing: 400 us, 60 KiB.
     stretch[500].gap = 40 * KIB;
@@ -198,7 +198,7 @@ fn a_stall_is_no_more_than_a_doubling_for_a_quarter() {
 }
 
 #[test]
-fn nothing_is_filled_where_a_stream_with_copies_passes_its_bytes_no_faster_than_a_sweep() {
+fn no_gap_is_filled_where_a_stream_is_no_faster_than_a_sweep() {
     // Passed MiB a second of sweeps, of streams, and of streams that are half copies; whether known
     // gaps are filled after at most two such. The devices of the first five move no head.
     let table = [
@@ -234,7 +234,7 @@ fn nothing_is_filled_where_a_stream_with_copies_passes_its_bytes_no_faster_than_
 }
 
 #[test]
-fn commands_among_copies_are_not_blamed_for_what_the_copies_take() {
+fn commands_are_not_charged_for_the_time_of_copies() {
     let mut model = CostModel::new();
     let commands = batch(4000, 64 << 20);
     (0..5).for_each(|_| model.wrote(commands, took(DISK, commands)));
@@ -248,7 +248,7 @@ fn commands_among_copies_are_not_blamed_for_what_the_copies_take() {
 }
 
 #[test]
-fn commands_that_cost_nothing_for_a_while_are_believed_to_cost_something_again() {
+fn commands_that_were_free_for_a_while_get_a_cost_again() {
     let mut model = CostModel::new();
     let commands = batch(4000, 64 << 20);
     (0..20).for_each(|_| model.wrote(commands, SAMPLE_NS_MIN));
@@ -278,7 +278,7 @@ fn what_was_told_is_not_learnt_over() {
 }
 
 #[test]
-fn writes_that_touch_are_one_command_and_long_gaps_count_as_a_move_of_the_arm() {
+fn touching_writes_are_one_command_and_long_gaps_are_seeks() {
     let mut batch = Batch::default();
     for (bytes, copied, gap) in
         [(8, 0, None), (8, 3, Some(0)), (4, 0, Some(100)), (4, 2, Some(1 << 40))]

@@ -267,7 +267,7 @@ fn within(what: &str, value: u64, wanted: u64, percent: u64) {
 }
 
 #[test]
-fn what_is_dirty_settles_at_the_setpoint_and_the_writer_at_the_bandwidth() {
+fn dirty_settles_at_the_setpoint_the_writer_at_the_bandwidth() {
     for bandwidth in [2 * MIB, 20 * MIB, 150 * MIB, 500 * MIB] {
         for size in [4096, 65536, MIB] {
             let mut lab = Lab::new(SECONDS, bandwidth, vec![writer(size, u64::MAX)]);
@@ -287,7 +287,7 @@ fn what_is_dirty_settles_at_the_setpoint_and_the_writer_at_the_bandwidth() {
 }
 
 #[test]
-fn a_slow_stick_has_seconds_queued_and_a_fast_device_is_kept_busy_from_the_start() {
+fn a_slow_stick_queues_seconds_and_a_fast_device_stays_busy() {
     let mut stick = Lab::new(SECONDS, 3 * MIB, vec![writer(65536, u64::MAX)]);
     let (_, dirty) = stick.measure(60);
     assert!(*dirty.end() <= 3 * 3 * MIB, "{dirty:?}");

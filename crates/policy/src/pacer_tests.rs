@@ -11,7 +11,7 @@ fn pacer() -> Pacer {
 }
 
 #[test]
-fn cost_is_nothing_at_start_one_at_the_setpoint_and_eight_at_most() {
+fn cost_is_0_at_start_1_at_the_setpoint_and_8_at_most() {
     // Free blocks, cost of one block at 1000 blocks a second.
     let table = [
         (6000, 0),
@@ -29,7 +29,7 @@ fn cost_is_nothing_at_start_one_at_the_setpoint_and_eight_at_most() {
 }
 
 #[test]
-fn cost_is_monotone_and_no_step_between_adjacent_levels_is_a_cliff() {
+fn cost_is_monotone_and_has_no_cliff_between_levels() {
     // The slope is 3 x² / span / rate; at x = 2 that is 10 us a block.
     let pacer = pacer();
     let mut above = pacer.cost_ns(1, 6000, 0);
@@ -92,7 +92,7 @@ fn no_room_paces_nothing_and_the_smallest_room_has_a_batch() {
 }
 
 #[test]
-fn the_first_sample_replaces_the_assumption_and_later_ones_are_averaged() {
+fn the_first_sample_replaces_the_guess_later_ones_average() {
     let mut pacer = Pacer::new(5000, 7);
     pacer.writeback_started(0);
     assert_eq!(pacer.blocks_per_s(SECOND / 10), 7);
@@ -127,7 +127,7 @@ fn a_pause_of_writeback_is_no_slow_writeback_but_a_stall_is() {
 }
 
 #[test]
-fn the_averaged_rate_follows_a_change_within_a_few_time_constants() {
+fn the_average_follows_a_change_in_a_few_time_constants() {
     let mut pacer = Pacer::new(5000, 1);
     pacer.writeback_started(0);
     let mut now = 0;
@@ -213,7 +213,7 @@ fn assert_settled(written: &[u64], from: usize, rate: u64) {
 }
 
 #[test]
-fn writers_settle_at_the_writeback_rate_without_ever_filling_the_cache() {
+fn writers_settle_at_the_writeback_rate_below_a_full_cache() {
     // 16 writers could write 160,000 blocks a second; a cache of 100,000 blocks; writeback of
     // 8000 a second in lumps of 1 MiB of 4 KiB blocks.
     for (writers, assumed) in [(1, 8000), (16, 8000), (16, 1000), (16, 60_000), (200, 8000)] {
@@ -232,7 +232,7 @@ fn writers_settle_at_the_writeback_rate_without_ever_filling_the_cache() {
 }
 
 #[test]
-fn writers_follow_a_writeback_that_becomes_slower_and_faster_again() {
+fn writers_follow_a_writeback_rate_that_falls_and_rises() {
     let mut closed = Loop::new(Pacer::new(50_000, 8000), 100_000, 16);
     closed.run(30, 8000, 256);
     let (slow, least_free) = closed.run(60, 2000, 256);

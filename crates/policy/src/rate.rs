@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_rate_and_a_burst_gets_through_whatever_the_requests() {
+    fn at_most_rate_and_burst_pass_whatever_the_requests() {
         // Bytes of a request, bytes a second, milliseconds.
         let table: [(u64, u64, u64); 5] = [
             (4096, 1_000_000, 10_000),

@@ -18,7 +18,7 @@ fn windows(len: u64, reads: u64) -> Vec<(u64, Range<u64>)> {
 }
 
 #[test]
-fn windows_grow_to_the_limit_and_are_asked_for_before_they_are_needed() {
+fn windows_grow_to_the_limit_and_are_read_ahead_of_need() {
     // 4 KiB reads: the second one finds the stream; its first window is 4 pages, of the kernel's
     // sizes, and each first read in a window asks for the next one.
     let got = windows(1, 400);
@@ -52,7 +52,7 @@ fn nothing_is_read_ahead_for_random_readers_or_without_a_limit() {
 }
 
 #[test]
-fn several_streams_of_one_and_of_others_do_not_disturb_each_other() {
+fn streams_of_one_opener_and_of_others_are_independent() {
     let mut streams = Streams::new();
     let mut ahead = [0u64; 12];
     for page in 0..1000 {

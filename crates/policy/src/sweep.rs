@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_always_dirties_the_next_block_cannot_starve_the_others() {
+    fn the_next_dirty_block_of_one_writer_starves_no_other() {
         // E2: the writer runs ahead of the cursor for a while, but the origin has an end.
         let mut sweep = Sweep::new();
         let mut dirty = BTreeSet::from([0, 50]);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_grows_while_less_than_a_half_percent_is_above_the_target_and_falls_while_more_is() {
+    fn depth_grows_below_half_a_percent_of_slow_reads_else_falls() {
         // Requests a second, one above the target of so many; whether the depth grows.
         let table = [
             (50, 0, true),

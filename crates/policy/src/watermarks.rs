@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn writeback_starts_at_the_high_level_and_stops_past_the_low_one() {
+    fn writeback_starts_at_the_high_level_stops_past_the_low() {
         let marks = Watermarks::new(254, 50, 45).unwrap();
         // Free blocks, starts, goes on.
         let table = [(0, true, true), (127, true, true), (128, false, true), (140, false, true)];
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_with_room_are_lowered_only_where_they_leave_too_little() {
+    fn levels_are_lowered_only_where_they_leave_too_little_room() {
         // Watermarks, room asked for; free at high and at low, room found.
         let table = [
             ((50, 45), 125, (500, 550, 550)),

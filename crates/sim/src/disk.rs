@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A simulated disk: a model for its time, a medium for its bytes, and the faults it is told to
-//! have; and the leaf device that engines see.
+//! A simulated disk: a model for its time, a medium for its bytes, and its faults; and the leaf
+//! device that engines see.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -13,30 +13,30 @@ use crate::media::Media;
 use crate::medium::Medium;
 use crate::model::{Flash, FlashParams, Hdd, HddParams, Model};
 
-/// What goes wrong with a disk, out of a thousand requests of the kind. All zero: nothing.
+/// The faults of a disk: rates per thousand requests of the kind. The default is no faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// A read fails; its buffers hold rubbish.
+    /// A read fails; its buffers hold garbage.
     pub read_error_per_mille: u32,
-    /// A write fails; each of its sectors holds the old or the new.
+    /// A write fails; each of its sectors holds the old or the new data.
     pub write_error_per_mille: u32,
-    /// Of the writes that fail, those of which some sectors hold rubbish: a disk's may.
+    /// Of the failed writes, those that leave garbage in some sectors, as a disk may.
     pub rubbish_per_mille: u32,
-    /// A flush fails; what it should have covered may be lost whatever is flushed later.
+    /// A flush fails; what it should have covered may be lost in spite of later flushes.
     pub flush_error_per_mille: u32,
-    /// A flush that fails takes writes in flight with it: the disk's cache may have had them.
+    /// A failed flush may also lose writes in flight: they may have been in the disk's cache.
     pub flush_error_takes_in_flight: bool,
-    /// One bit of what is about to be read flips on the medium.
+    /// A read flips one bit of its range on the medium before it reads.
     pub rot_per_mille: u32,
-    /// A write completes but goes nowhere. No engine survives this unharmed without checksums.
+    /// A write completes but is not stored. Only checksums detect this.
     pub lost_write_per_mille: u32,
-    /// A write completes but goes somewhere else.
+    /// A write completes but is stored at another place.
     pub misdirected_write_per_mille: u32,
-    /// From this request of the disk on (counted from 0) every one fails.
+    /// Every request from this one on (counted from 0) fails.
     pub fail_from_op: Option<u64>,
 }
 
-/// What a disk has been asked for, for figures in tests and benchmarks.
+/// Counts of a disk's requests, for figures in tests and benchmarks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
     pub reads: u64,
@@ -47,29 +47,30 @@ pub struct DiskStats {
     pub write_bytes: u64,
 }
 
-/// How to make a disk.
+/// The specification of a disk.
 pub struct DiskSpec {
-    /// What people call it.
+    /// Its name.
     pub name: String,
     pub capacity: Sector,
-    /// How long it takes.
+    /// Timing of its requests.
     pub model: Box<dyn Model>,
     /// Smallest request; smaller ones are refused.
     pub logical_block_bytes: u32,
-    /// What a power cut can't tear.
+    /// Bytes that a power cut does not tear.
     pub atomic_write_unit_bytes: u32,
-    /// Persistent memory rather than a disk: a write is there for reads as it is submitted, and a
-    /// cut takes any words of cache lines that no flush (a fence) has covered. Knows no discards,
-    /// no zeroes, and no lost or misdirected writes.
+    /// Persistent memory rather than a disk: reads see a write from its submission on, and a power
+    /// cut may lose any words of cache lines that no flush (a fence) covers. It has no discards, no
+    /// write zeroes, and no lost or misdirected writes.
     pub is_memory: bool,
-    /// Whether the power may be cut. Twice the memory; a benchmark of gigabytes turns it off.
+    /// Whether power cuts are possible. Costs twice the memory; benchmarks of gigabytes turn it
+    /// off.
     pub keeps_history: bool,
-    /// Whether what is written can be read back. A benchmark of time alone turns it off: writes
-    /// go nowhere and reads give zeroes, at the same moments as ever.
+    /// Whether written data can be read back. Benchmarks of time alone turn it off: writes are not
+    /// stored and reads return zeroes, with unchanged timing.
     pub keeps_data: bool,
-    /// What its leaf says about seeks.
+    /// `Limits::rotational` of its leaf.
     pub rotational: bool,
-    /// What its leaf says about commands at once; 0: nothing.
+    /// `Limits::queue_depth` of its leaf; 0: unknown.
     pub queue_depth: u32,
 }
 
@@ -96,7 +97,7 @@ impl DiskSpec {
         DiskSpec { atomic_write_unit_bytes: 8, is_memory: true, ..spec }
     }
 
-    /// A flash device that says how many commands it works on at once.
+    /// A flash device that reports its queue depth.
     pub fn flash(name: &str, capacity: Sector, params: FlashParams) -> DiskSpec {
         let spec = DiskSpec::new(name, capacity, Box::new(Flash::new(params)));
         DiskSpec { queue_depth: commands(params.queue_depth), ..spec }
@@ -122,7 +123,7 @@ pub(crate) struct DiskState {
     pub(crate) faults: Faults,
     pub(crate) bad_sectors: BTreeSet<u64>,
     pub(crate) stats: DiskStats,
-    /// Told of writes that fail, with what they should have written.
+    /// Called with the offset and data of each failed write.
     pub(crate) on_failed_write: Option<OnFailedWrite>,
     /// Requests so far, for `fail_from_op`.
     pub(crate) ops: u64,
@@ -172,7 +173,7 @@ impl DiskState {
         self.bad_sectors.range(sectors(offset, len)).next().is_some()
     }
 
-    /// Rewriting a bad sector heals it, as a drive's spare sectors do.
+    /// Repairs rewritten bad sectors, as a drive does with its spare sectors.
     pub(crate) fn heal(&mut self, offset: u64, len: usize) {
         if !self.bad_sectors.is_empty() {
             self.bad_sectors.retain(|s| !sectors(offset, len).contains(s));
@@ -189,8 +190,8 @@ fn sectors(offset: u64, len: usize) -> std::ops::Range<u64> {
     offset / sector..(offset + len as u64).div_ceil(sector)
 }
 
-/// The leaf device of a simulated disk: turns bios into requests for the driver of whatever core
-/// it is used on. Made by [`crate::World::leaf`].
+/// The leaf device of a simulated disk: turns bios into requests for the driver of the current
+/// core. Made by [`crate::World::leaf`].
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) name: String,
@@ -220,7 +221,7 @@ impl BlockDevice for Disk {
             Op::Flush => SqeOp::Flush,
             Op::Discard => SqeOp::Discard { offset, len },
             Op::WriteZeroes if fua => {
-                // The driver's request knows no FUA: write them.
+                // The driver's request has no FUA: write the zeroes.
                 let len = usize::try_from(len).expect("a request fits in memory");
                 SqeOp::Write { offset, bufs: Buf::zeroed(len).into(), fua }
             }

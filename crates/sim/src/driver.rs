@@ -10,10 +10,10 @@ use reactor::{Driver, Event, Msg, Reactor, Sqe};
 
 use crate::world::WorldRef;
 
-/// Polls without the clock moving after which we call it a livelock.
+/// Polls without progress of the clock that count as a livelock.
 const POLLS_IN_PLACE_MAX: u64 = 1_000_000;
 
-/// One core's door to its world.
+/// The driver of one core.
 struct Sim {
     world: WorldRef,
     core: CoreId,
@@ -40,19 +40,19 @@ impl Driver for Sim {
     }
 }
 
-/// Why [`Machine::run`] came back.
+/// Why [`Machine::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd {
-    /// `until` holds.
+    /// `until` returned true.
     Until,
-    /// The moment of [`crate::World::power_cut_at`] has come.
+    /// The time of [`crate::World::power_cut_at`] was reached.
     PowerCut,
-    /// Nothing will ever happen any more.
+    /// No task can run, and nothing is scheduled.
     Idle,
 }
 
-/// The cores of one world. One way out of four: [`Machine::power_cut`], [`Machine::kill`],
-/// [`Machine::shut_down`], or simply dropping it at the end of a test.
+/// The cores of one world. It ends by [`Machine::power_cut`], [`Machine::kill`],
+/// [`Machine::shut_down`], or by a drop at the end of a test.
 #[must_use]
 pub struct Machine {
     world: WorldRef,
@@ -80,8 +80,8 @@ impl Machine {
         self.on(core, || reactor::spawn(future));
     }
 
-    /// Runs until `until` holds, the power goes, or nothing is left to happen. Which task runs
-    /// next is drawn by the seed.
+    /// Runs until `until` returns true, the power is cut, or nothing is left to run. The seed draws
+    /// which task runs next.
     pub fn run(&self, mut until: impl FnMut() -> bool) -> RunEnd {
         let (mut stood_at, mut polls_in_place) = (self.world.borrow().now(), 0);
         loop {
@@ -108,7 +108,7 @@ impl Machine {
         }
     }
 
-    /// Whether the world goes on although a task could run.
+    /// Whether the next event is delivered although a task could run.
     fn preempted(&self) -> bool {
         let mut world = self.world.borrow_mut();
         let per_mille = world.swarm().preempt_per_mille;
@@ -130,7 +130,8 @@ impl Machine {
         }
     }
 
-    /// Hands out what tasks asked for and lets one thing happen. False: nothing ever will.
+    /// Submits the requests of all tasks and delivers one event. False: there will be no more
+    /// events.
     fn next_event(&self, busy: bool) -> bool {
         for reactor in &self.reactors {
             reactor.core().flush_sq();
@@ -149,8 +150,8 @@ impl Machine {
         true
     }
 
-    /// Runs until `future` has ended on core 0. `Err` when the power went first. Panics when it
-    /// can never end.
+    /// Runs `future` on core 0 to its end. `Err` if the power was cut first. Panics if it can never
+    /// end.
     pub fn block_on<T: 'static>(
         &self,
         future: impl Future<Output = T> + 'static,
@@ -165,20 +166,20 @@ impl Machine {
         }
     }
 
-    /// The power goes: tasks vanish where they stand, disks lose what they may.
+    /// Cuts the power: drops all tasks; disks lose what is not durable.
     pub fn power_cut(self) {
         drop(self.reactors);
         self.world.borrow_mut().crash();
     }
 
-    /// The process is killed; the disks keep their caches.
+    /// Kills the process; the disks keep their caches.
     pub fn kill(self) {
         drop(self.reactors);
         self.world.borrow_mut().kill();
     }
 
-    /// Runs until nothing is left to happen, for a clean end. A task that never ends (a timer
-    /// loop) would keep it from returning: stop those first.
+    /// Runs until nothing is left to run, for a clean end. Stop tasks that never end (timer loops)
+    /// first.
     pub fn shut_down(self) {
         let ended = self.run(|| false);
         assert_eq!(ended, RunEnd::Idle, "the power went during a shutdown");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The last events of a world, kept so that a failing seed can say what led to it.
+//! The last events of a world, kept for the report of a failing seed; and the faults of streams.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,20 +7,20 @@ use std::fmt;
 
 use block::{Nanos, Status};
 
-/// How a connection is lost to one of its ends, while the other lives on.
+/// A fault that one end of a stream sees, while the other end continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamFault {
     /// Its next Recv fails; the stream itself still works.
     Error,
-    /// Nothing passes any more, in either direction, and this end is told that the other one is
-    /// silent. That one is reset in the end.
+    /// No more bytes pass in either direction. This end gets a timeout, the other one a reset
+    /// later.
     TimedOut,
 }
 
-/// As many as a failure report shows.
+/// Number of events in a failure report.
 const KEPT: usize = 50;
 
-/// Something that happened; plain words, formatted only when a seed has failed.
+/// One event; formatted only when a seed has failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TraceEvent {
     Submitted { disk: usize, op: &'static str, id: usize, offset: u64, len: u64, fua: bool },
@@ -67,11 +67,11 @@ impl fmt::Display for TraceEvent {
 }
 
 thread_local! {
-    /// Of the world that was made last on this thread; outlives it, for the failure report.
+    /// Events of the newest world on this thread. They outlive it, for the failure report.
     static LAST: RefCell<VecDeque<(Nanos, TraceEvent)>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// A new world begins: forget the one before.
+/// Drops the events of the previous world.
 pub(crate) fn clear() {
     LAST.with_borrow_mut(VecDeque::clear);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Images: the contents of a disk apart from any world, cheap to copy, change and compare.
+//! Images: the contents of a disk outside of a world, cheap to copy, change and compare.
 //!
-//! Tests that go through all that a power cut may leave make very many of them, most of which
-//! differ in a sector or two.
+//! Tests that enumerate all outcomes of a power cut make very many images, most of which differ in
+//! a sector or two.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,11 +19,11 @@ pub struct PendingWrite {
     pub data: Vec<u8>,
 }
 
-/// What a disk holds. Pages that are not there hold zeroes.
+/// The contents of a disk. Missing pages hold zeroes.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
     pages: BTreeMap<usize, Rc<Page>>,
-    /// Of all pages, in any order.
+    /// Sum of the hashes of all pages, independent of their order.
     sum: u64,
 }
 
@@ -70,7 +70,7 @@ impl Image {
         });
     }
 
-    /// The same for equal images, and different, but for one chance in billions, for others.
+    /// A hash: equal for equal images, different for others with near certainty.
     pub fn hash(&self) -> u64 {
         mix(self.sum)
     }

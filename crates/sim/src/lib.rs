@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! sim: the deterministic simulator, a driver like any other.
+//! The deterministic simulator: a driver in virtual time, simulated disks and streams, and the
+//! oracle that checks what devices answer.
 //!
 //! ```text
 //!   test ── Machine (cores of one world on one thread, next task drawn by seed)
@@ -15,8 +16,8 @@
 //!   test ── seeds  (many seeds; a failing one prints itself and how to replay it)
 //! ```
 //!
-//! A run is its seed: the same seed gives the same order, times, faults and crash. The border
-//! contract of `block` is implemented exactly, nothing weaker and nothing stronger.
+//! The seed determines the whole run: equal seeds give equal order, times, faults and crash. Disks
+//! implement the border contract of `block` exactly, nothing weaker and nothing stronger.
 
 mod disk;
 mod driver;

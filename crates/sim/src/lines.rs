@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What simulated persistent memory holds: what a load sees, and what of it only the CPU's caches
-//! have.
+//! The contents of simulated persistent memory: as loads see them, and the part that is only in the
+//! CPU's caches.
 //!
 //! ```text
 //!   write submitted ── store ──▶ visible ───────────────────────────────▶ reads
@@ -9,18 +9,17 @@
 //!                               └── power cut: each line lost, kept, or a part of it ──▶ durable
 //! ```
 //!
-//! A write is copied as it is submitted, as the driver does it, and completes later. A line may be
-//! evicted at any time, so any of it may survive a cut without a fence; what survives of a line is
-//! a part of its stores in their order, of which each word of 8 bytes is whole. Either the part
-//! before some moment (a line in a cache), or any words (non-temporal stores).
+//! As in the driver, a write is copied at submission and completes later. A line may be evicted at
+//! any time, so any part of it may survive a power cut without a fence: either its stores up to
+//! some moment (a line in a cache), or any words of them (non-temporal stores). Words of 8 bytes
+//! are whole.
 //!
 //! Invariants
-//! - SI-L1 A fence makes durable what the writes have stored that had completed when it was
-//!   submitted, and with it what their lines held before; it promises nothing of others.
-//! - SI-L2 Of two stores to one word the older never comes back over the newer.
-//! - SI-L3 What a failed fence should have covered is not made durable by one submitted after the
-//!   failure, unless its line is stored to again. (A file behind the mapping may fail; memory
-//!   can't.)
+//! - SI-L1 A fence makes durable the stores of all writes that had completed when it was submitted,
+//!   and the earlier stores of the same lines. It promises nothing for other stores.
+//! - SI-L2 An older store to a word never replaces a newer one.
+//! - SI-L3 Stores that a failed fence should have covered are not made durable by later fences,
+//!   unless their line is stored to again. (A file behind the mapping may fail; memory can't.)
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -30,12 +29,12 @@ use crate::media::{FlushMark, parts};
 use crate::pages::{Page, Pages, pages_of};
 use crate::rng::Rng;
 
-/// Bytes that leave the caches at once.
+/// Bytes of a cache line.
 const LINE_BYTES: u64 = 64;
-/// Bytes of a store that are whole or not at all.
+/// Bytes that are stored atomically.
 const WORD_BYTES: u64 = 8;
 
-/// A part of a write, in one line.
+/// The part of a write that lies in one line.
 #[derive(Debug)]
 struct Store {
     write: u64,
@@ -43,14 +42,14 @@ struct Store {
     data: Vec<u8>,
 }
 
-/// A write whose stores are not all durable.
+/// A write in flight, or with stores that are not durable.
 #[derive(Debug)]
 struct Write {
     offset: u64,
     len: usize,
     /// Stores that are not durable.
     left: usize,
-    /// How many had completed before it did; none while it is in flight.
+    /// Order of completion; `None` while in flight.
     completed: Option<u64>,
     /// Number of the failure of a fence that should have covered it (SI-L3).
     abandoned: Option<u64>,
@@ -97,13 +96,13 @@ impl Lines {
         self.durable.read(offset, out);
     }
 
-    /// Puts a page into a memory that nothing was stored to.
+    /// Stores a page in unwritten memory.
     pub(crate) fn put_page(&mut self, number: usize, page: &Rc<Page>) {
         self.visible.put_page(number, page.clone());
         self.durable.put_page(number, page.clone());
     }
 
-    /// What a power cut would leave if it lost all it may lose, all of it.
+    /// The contents that a power cut leaves in any case.
     pub(crate) fn durable(&self) -> Image {
         Image::of(&self.durable)
     }
@@ -124,7 +123,7 @@ impl Lines {
         by_write.into_values().flatten().collect()
     }
 
-    /// A write is submitted: it is copied. Returns its name for `complete`.
+    /// Stores a submitted write. Returns its number for `complete`.
     pub(crate) fn store(&mut self, offset: u64, data: &[u8]) -> u64 {
         self.visible.write(offset, data);
         let write = self.next_write;
@@ -141,7 +140,7 @@ impl Lines {
         write
     }
 
-    /// A write completes; with `fua` it is durable.
+    /// Completes a write; with `fua` it is durable.
     pub(crate) fn complete(&mut self, write: u64, fua: bool) {
         let nth = self.completed;
         self.completed += 1;
@@ -162,14 +161,14 @@ impl Lines {
         FlushMark { completed: self.completed, failures: self.failures }
     }
 
-    /// A fence completes.
+    /// Completes a fence.
     pub(crate) fn flush(&mut self, mark: FlushMark) {
         for line in self.unfenced.keys().copied().collect::<Vec<_>>() {
             self.fence_line(line, |_, write| write.is_covered(mark));
         }
     }
 
-    /// SI-L1, SI-L2: everything up to the line's last store that `covers` is durable.
+    /// Makes the line's stores up to the last one that `covers` accepts durable (SI-L1, SI-L2).
     fn fence_line(&mut self, line: u64, covers: impl Fn(&Store, &Write) -> bool) {
         let Some(stores) = self.unfenced.get_mut(&line) else { return };
         let writes = &self.writes;
@@ -177,14 +176,14 @@ impl Lines {
         let Some(last) = last else { return };
         for store in stores.drain(..=last) {
             self.durable.write(store.offset, &store.data);
-            settled(&mut self.writes, store.write);
+            store_ended(&mut self.writes, store.write);
         }
         if stores.is_empty() {
             self.unfenced.remove(&line);
         }
     }
 
-    /// A fence fails (SI-L3).
+    /// Fails a fence (SI-L3).
     pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
         self.failures += 1;
         for write in self.writes.values_mut() {
@@ -194,12 +193,12 @@ impl Lines {
         }
     }
 
-    /// A new process maps the memory.
+    /// Maps the memory in a new process.
     pub(crate) fn reopen(&mut self) {
         self.writes.values_mut().for_each(|write| write.abandoned = None);
     }
 
-    /// The process is killed while it copies: of a write in flight the first part is there.
+    /// Kills the process while it copies: of each write in flight the first part is stored.
     pub(crate) fn kill(&mut self, rng: &mut Rng) {
         let in_flight: Vec<u64> = {
             let open = self.writes.iter().filter(|(_, w)| w.completed.is_none());
@@ -214,25 +213,25 @@ impl Lines {
             let lines =
                 write.offset / LINE_BYTES..(write.offset + write.len as u64).div_ceil(LINE_BYTES);
             for line in lines {
-                self.cut_short(line, id, end);
+                self.truncate_write(line, id, end);
             }
         }
         for write in self.writes.values_mut().filter(|w| w.completed.is_none()) {
-            // Nobody waits for it any more; the next process may fence it.
+            // The next process may fence it.
             write.completed = Some(self.completed);
         }
         self.completed += 1;
         self.writes.retain(|_, write| write.left > 0);
     }
 
-    /// Takes back what `write` has stored to `line` from `end` on.
-    fn cut_short(&mut self, line: u64, write: u64, end: u64) {
+    /// Removes the stores of `write` to `line` from `end` on.
+    fn truncate_write(&mut self, line: u64, write: u64, end: u64) {
         let Some(stores) = self.unfenced.get_mut(&line) else { return };
         for store in stores.iter_mut().filter(|s| s.write == write) {
             let keep = usize::try_from(end.saturating_sub(store.offset)).expect("in memory");
             store.data.truncate(keep);
             if store.data.is_empty() {
-                settled(&mut self.writes, write);
+                store_ended(&mut self.writes, write);
             }
         }
         stores.retain(|s| !s.data.is_empty());
@@ -248,15 +247,15 @@ impl Lines {
         }
     }
 
-    /// The power goes, and comes back.
+    /// Cuts the power and restores it.
     pub(crate) fn power_cut(&mut self, rng: &mut Rng) {
-        // Each cut draws how much it takes, so that all and nothing are drawn too.
+        // Each cut draws how much it loses, so that "all" and "nothing" occur, too.
         let keep_per_mille = rng.pick(&[0, 100, 500, 900, 1000]);
         let part_per_mille = rng.pick(&[0, 100, 500, 1000]);
         for (line, stores) in std::mem::take(&mut self.unfenced) {
             let of_store = |s: &Store| parts(s.offset, s.data.len(), WORD_BYTES).count();
             let words: usize = stores.iter().map(of_store).sum();
-            // How many words come before the eviction; or which do, by chance.
+            // Number of words stored before the eviction; `None`: random words.
             let first = if rng.chance_per_mille(part_per_mille) {
                 if rng.chance_per_mille(500) { None } else { Some(rng.index(words + 1)) }
             } else if rng.chance_per_mille(keep_per_mille) {
@@ -285,7 +284,7 @@ impl Lines {
         self.writes.clear();
     }
 
-    /// One bit of the medium goes bad, unnoticed.
+    /// Flips one bit of the medium silently.
     pub(crate) fn flip_bit(&mut self, offset: u64, bit: u32) {
         for pages in [&mut self.visible, &mut self.durable] {
             let mut byte = [0];
@@ -299,8 +298,8 @@ impl Lines {
     }
 }
 
-/// A store of `write` is durable, or gone.
-fn settled(writes: &mut BTreeMap<u64, Write>, id: u64) {
+/// Counts a store of write `id` that has become durable or was dropped.
+fn store_ended(writes: &mut BTreeMap<u64, Write>, id: u64) {
     let write = writes.get_mut(&id).expect("kept while a store is left");
     write.left -= 1;
     if write.left == 0 && write.completed.is_some() {
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cut_may_lose_is_what_no_fence_covers_and_of_each_write_together() {
+    fn a_cut_loses_only_unfenced_stores_grouped_by_write() {
         let mut lines = Lines::new(1 << 16);
         let first = lines.store(0, &[1; 64]);
         lines.complete(first, false);
@@ -354,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_seen_at_once_and_durable_after_a_fence_that_follows_its_completion() {
+    fn a_store_is_durable_after_a_fence_that_follows_its_end() {
         let mut lines = Lines::new(1 << 16);
         let write = lines.store(0, &[1; 64]);
         assert_eq!(words(&lines, 0, 8), [1; 8]);
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_line_without_a_fence_any_words_may_survive_and_each_is_whole() {
+    fn of_an_unfenced_line_any_whole_words_may_survive() {
         let seen = outcomes(|lines| {
             let write = lines.store(0, &[1; 64]);
             lines.complete(write, false);
@@ -430,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failed_fence_the_next_one_does_not_cover_what_may_be_lost() {
+    fn a_fence_does_not_cover_what_a_failed_fence_may_have_lost() {
         let seen = outcomes(|lines| {
             let write = lines.store(0, &[1; 64]);
             lines.complete(write, false);
@@ -441,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_leaves_the_first_part_of_a_copy_and_all_that_had_completed() {
+    fn a_kill_keeps_completed_writes_and_the_begin_of_a_copy() {
         let mut seen = BTreeSet::new();
         for seed in 0..300 {
             let mut lines = Lines::new(1 << 16);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a simulated disk holds: what is on the medium, what only its volatile cache has, and what
-//! a power cut makes of it.
+//! The contents of a simulated disk: on the medium, in its volatile cache, and after a power cut.
 //!
 //! ```text
 //!  completed write ──► visible ──────────────────────────► reads
@@ -10,13 +9,12 @@
 //! ```
 //!
 //! Invariants
-//! - SI-P1 Durable holds exactly what completed flushes and FUA writes cover, and what cuts have
-//!   kept.
-//! - SI-P2 Once a version of a sector is durable, no older version comes back: a FUA write outlaws
-//!   the unflushed ones below it, and so does a flushed write those that a failed flush left
-//!   behind.
-//! - SI-P3 What a failed flush should have covered is not made durable by one submitted after the
-//!   failure (it may be lost at any cut until it is rewritten).
+//! - SI-P1 `durable` holds exactly what completed flushes and FUA writes cover, and what power cuts
+//!   have kept.
+//! - SI-P2 Once a version of a sector is durable, no older version comes back: a FUA write excludes
+//!   older unflushed versions, and a flushed write those that a failed flush left behind.
+//! - SI-P3 Writes that a failed flush should have covered are not made durable by later flushes:
+//!   they may be lost at any power cut until they are rewritten.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -27,7 +25,7 @@ use crate::image::{Image, PendingWrite};
 use crate::pages::{Page, Pages, pages_of};
 use crate::rng::Rng;
 
-/// A completed write that only the volatile cache has.
+/// A completed write that is only in the volatile cache.
 #[derive(Debug)]
 struct Unflushed {
     offset: u64,
@@ -36,14 +34,14 @@ struct Unflushed {
     abandoned: Option<u64>,
 }
 
-/// A write that has not completed when the power goes.
+/// A write in flight at a power cut.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) offset: u64,
     pub(crate) data: Vec<u8>,
 }
 
-/// What survives a power cut; `None` on a disk whose crashes nobody looks at.
+/// The durable state; absent on a disk that never loses power.
 #[derive(Debug)]
 struct History {
     durable: Pages,
@@ -88,13 +86,13 @@ impl Media {
         self.visible.read(offset, out);
     }
 
-    /// What a power cut would leave if it lost all it may lose.
+    /// Reads what a power cut leaves in any case.
     pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
         let history = self.history.as_ref().expect("a disk that keeps history");
         history.durable.read(offset, out);
     }
 
-    /// What a power cut would leave if it lost all it may lose, all of it.
+    /// The contents that a power cut leaves in any case.
     pub(crate) fn durable(&self) -> Image {
         let history = self.history.as_ref().expect("a disk that keeps history");
         Image::of(&history.durable)
@@ -122,7 +120,7 @@ impl Media {
         pending
     }
 
-    /// Puts a page on a medium that nothing was written to.
+    /// Stores a page on an unwritten medium.
     pub(crate) fn put_page(&mut self, number: usize, page: &Rc<Page>) {
         self.visible.put_page(number, page.clone());
         if let Some(h) = &mut self.history {
@@ -140,7 +138,7 @@ impl Media {
         if fua {
             h.durable.write(offset, data);
             if !h.unflushed.is_empty() {
-                h.outlaw_older(id, offset, data.len());
+                h.exclude_older(id, offset, data.len());
             }
         } else {
             let write = Unflushed { offset, data: data.to_vec(), abandoned: None };
@@ -165,9 +163,9 @@ impl Media {
                 h.unflushed.insert(id, write);
                 continue;
             }
-            h.settle(id, write.offset, &write.data);
+            h.make_durable(id, write.offset, &write.data);
             if some_left {
-                h.outlaw_older(id, write.offset, write.data.len());
+                h.exclude_older(id, write.offset, write.data.len());
             }
         }
         if h.unflushed.is_empty() {
@@ -175,7 +173,7 @@ impl Media {
         }
     }
 
-    /// A flush fails: what it should have covered may be gone at the next cut (SI-P3).
+    /// Fails a flush: what it should have covered may be lost at the next power cut (SI-P3).
     pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
         self.flush_failures += 1;
         let Some(h) = &mut self.history else { return };
@@ -201,13 +199,13 @@ impl Media {
         }
     }
 
-    /// The power goes, and comes back.
+    /// Cuts the power and restores it.
     pub(crate) fn power_cut(&mut self, mut in_flight: Vec<InFlight>, rng: &mut Rng) {
         let h = self.history.as_mut().expect("only a disk that keeps history can lose power");
-        // In flight at the same time: in either order.
+        // Writes in flight together take effect in any order.
         rng.shuffle(&mut in_flight);
         let tear_bytes = self.tear_bytes;
-        // Each cut draws how much it takes, so that all and nothing are drawn too.
+        // Each cut draws how much it loses, so that "all" and "nothing" occur, too.
         let keep_per_mille = rng.pick(&[0, 100, 500, 900, 1000]);
         let tear_per_mille = rng.pick(&[0, 100, 500]);
         let completed = std::mem::take(&mut h.unflushed);
@@ -218,11 +216,11 @@ impl Media {
             if rng.chance_per_mille(tear_per_mille) {
                 for part in parts(offset, data.len(), tear_bytes) {
                     if rng.chance_per_mille(500) {
-                        h.settle(id, offset + part.start as u64, &data[part]);
+                        h.make_durable(id, offset + part.start as u64, &data[part]);
                     }
                 }
             } else if rng.chance_per_mille(keep_per_mille) {
-                h.settle(id, offset, &data);
+                h.make_durable(id, offset, &data);
             }
         }
         h.newest_durable.clear();
@@ -231,7 +229,7 @@ impl Media {
         }
     }
 
-    /// One bit of the medium goes bad, unnoticed.
+    /// Flips one bit of the medium silently.
     pub(crate) fn flip_bit(&mut self, offset: u64, bit: u32) {
         let flip = |pages: &mut Pages| {
             let mut byte = [0];
@@ -251,15 +249,15 @@ impl Media {
 }
 
 impl History {
-    fn outlaw_older(&mut self, id: u64, offset: u64, len: usize) {
+    fn exclude_older(&mut self, id: u64, offset: u64, len: usize) {
         for sector in sectors_of(offset, len) {
             let newest = self.newest_durable.entry(sector).or_insert(id);
             *newest = id.max(*newest);
         }
     }
 
-    /// Write `id` reaches the medium, but for sectors whose durable version is newer (SI-P2).
-    fn settle(&mut self, id: u64, offset: u64, data: &[u8]) {
+    /// Makes write `id` durable, except for sectors whose durable version is newer (SI-P2).
+    fn make_durable(&mut self, id: u64, offset: u64, data: &[u8]) {
         if self.newest_durable.is_empty() {
             self.durable.write(offset, data);
             return;
@@ -279,7 +277,7 @@ fn sectors_of(offset: u64, len: usize) -> std::ops::Range<u64> {
     offset / sector..(offset + len as u64).div_ceil(sector)
 }
 
-/// Cuts `len` bytes at `offset` at the multiples of `unit`.
+/// Splits `len` bytes at `offset` at the multiples of `unit`.
 pub(crate) fn parts(
     offset: u64,
     len: usize,
@@ -313,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_completed_before_it_was_submitted_and_no_more() {
+    fn a_flush_covers_exactly_what_completed_before_submission() {
         let mut late_lost = false;
         each_seed(|m, rng| {
             m.write(0, &[1; 512], false);
@@ -356,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failed_flush_the_next_one_does_not_cover_what_was_lost() {
+    fn a_flush_does_not_cover_what_a_failed_flush_lost() {
         let mut lost = false;
         each_seed(|m, rng| {
             m.write(0, &[1; 512], false);
@@ -371,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_flush_left_behind_does_not_come_back_over_newer_data() {
+    fn data_of_a_failed_flush_do_not_replace_newer_data() {
         each_seed(|m, rng| {
             m.write(0, &[1; 512], false);
             m.fail_flush(m.flush_mark());
@@ -387,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cut_may_lose_is_what_no_flush_covers_and_nothing_newer_outlaws() {
+    fn a_cut_loses_only_unflushed_data_with_no_newer_durable() {
         let mut m = Media::new(1 << 20, 512, true);
         m.write(0, &[1; 512], false);
         m.flush(m.flush_mark());

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a device of the world keeps its bytes in: a disk behind a volatile cache, or memory behind
-//! the caches of the CPU.
+//! The medium of a device: a disk behind a volatile cache, or memory behind the caches of the CPU.
 
 use std::rc::Rc;
 
@@ -45,7 +44,7 @@ impl Medium {
         }
     }
 
-    /// Puts a page, durably, on a medium that nothing was written to.
+    /// Stores a page durably on an unwritten medium.
     pub(crate) fn put_page(&mut self, number: usize, page: &Rc<Page>) {
         match self {
             Medium::Disk(media) => media.put_page(number, page),
@@ -53,7 +52,7 @@ impl Medium {
         }
     }
 
-    /// A write is submitted. Memory takes it at once and gives it a name.
+    /// Begins a write. Memory stores it at once and returns its number.
     pub(crate) fn begin_write(&mut self, offset: u64, data: &[u8]) -> Option<u64> {
         match self {
             Medium::Disk(_) => None,
@@ -61,7 +60,7 @@ impl Medium {
         }
     }
 
-    /// A write completes.
+    /// Completes a write.
     pub(crate) fn end_write(&mut self, begun: Option<u64>, offset: u64, data: &[u8], fua: bool) {
         match (self, begun) {
             (Medium::Disk(media), _) => media.write(offset, data, fua),
@@ -73,7 +72,7 @@ impl Medium {
         }
     }
 
-    /// A write begins and completes.
+    /// Begins and completes a write.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8], fua: bool) {
         let begun = self.begin_write(offset, data);
         self.end_write(begun, offset, data, fua);
@@ -100,7 +99,7 @@ impl Medium {
         }
     }
 
-    /// A flush that has failed takes the write that has just completed with it.
+    /// Marks the newest write as lost with the failed flush.
     pub(crate) fn abandon_newest(&mut self) {
         match self {
             Medium::Disk(media) => media.abandon_newest(),
@@ -108,7 +107,7 @@ impl Medium {
         }
     }
 
-    /// The power goes, with these requests in flight to a disk.
+    /// Cuts the power with these requests in flight to a disk.
     pub(crate) fn power_cut(&mut self, in_flight: Vec<InFlight>, rng: &mut Rng) {
         match self {
             Medium::Disk(media) => media.power_cut(in_flight, rng),
@@ -116,7 +115,7 @@ impl Medium {
         }
     }
 
-    /// The process is killed: of what is in flight to a disk each lands or does not.
+    /// Kills the process: each write in flight to a disk takes effect or not.
     pub(crate) fn kill(&mut self, mut in_flight: Vec<InFlight>, rng: &mut Rng) {
         match self {
             Medium::Disk(media) => {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sparse memory: pages that were never written hold zeroes and take no room. Copies share pages
-//! until one of them is written.
+//! Sparse memory: unwritten pages hold zeroes and use no memory. Copies share pages until one of
+//! them is written.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// To compare with: a slice comparison is many times as fast as a look at each byte.
+/// For comparisons: comparing slices is many times faster than testing each byte.
 static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// A page, and its hash once somebody has asked for it.
+/// A page and its lazily computed hash.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     bytes: Box<[u8]>,
@@ -25,7 +25,7 @@ impl Page {
         &self.bytes
     }
 
-    /// To be changed.
+    /// The bytes, to be changed: drops the hash.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.hash = OnceCell::new();
         &mut self.bytes
@@ -42,7 +42,7 @@ impl Page {
     }
 }
 
-/// Zero for zero.
+/// A mixing function with `mix(0) == 0`.
 pub(crate) fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z ^ (z >> 32)
@@ -78,7 +78,7 @@ impl Pages {
         });
     }
 
-    /// Makes one page the same as in `from`.
+    /// Copies one page of `from`.
     pub(crate) fn copy_page(&mut self, page: usize, from: &Pages) {
         self.pages[page].clone_from(&from.pages[page]);
     }
@@ -89,7 +89,7 @@ impl Pages {
         pages.filter_map(|(number, page)| Some((number, page.as_ref()?)))
     }
 
-    /// Puts a whole page in its place.
+    /// Replaces a whole page.
     pub(crate) fn put_page(&mut self, number: usize, page: Rc<Page>) {
         self.pages[number] = Some(page);
     }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_across_pages_is_read_back_and_the_rest_is_zero() {
+    fn writes_across_pages_are_read_back_and_the_rest_is_zero() {
         let mut pages = Pages::new(1 << 30);
         let data: Vec<u8> = (0..9000u32).map(|i| (i % 251) as u8 + 1).collect();
         pages.write(4096 * 5 + 512, &data);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The one source of chance: a seeded splitmix64, so that a seed is a whole run.
+//! The only source of randomness: a seeded splitmix64, so that the seed determines the run.
 
 /// Splitmix64 (Steele, Lea, Flood 2014): eight bytes of state, passes BigCrush, no warm-up.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ impl Rng {
         Rng { state: seed ^ 0x6A09_E667_F3BC_C909 }
     }
 
-    /// A generator of its own, so that one part's draws do not shift another's.
+    /// A separate generator, so that its draws do not shift those of this one.
     pub fn fork(&mut self) -> Rng {
         Rng { state: self.next_u64() }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Many seeds: runs a simulation for each, and says how to replay the one that failed.
+//! Runs a simulation for many seeds, and prints how to replay a failed one.
 //!
 //! - `MILLPOND_SEEDS=N` runs N seeds instead of the test's own number.
 //! - `MILLPOND_SEED=S` runs seed S alone and prints its last events.
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::events;
 
-/// The first failing seed and what it said.
+/// The first failing seed and its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub seed: u64,
@@ -29,7 +29,7 @@ pub fn count(default: u64) -> u64 {
     }
 }
 
-/// Runs `simulate` for one seed; a panic is a failure like any other.
+/// Runs `simulate` for one seed; a panic counts as a failure.
 pub fn attempt(seed: u64, simulate: &mut dyn FnMut(u64) -> Result<(), String>) -> Option<Failure> {
     let why = match catch_unwind(AssertUnwindSafe(|| simulate(seed))) {
         Ok(Ok(())) => return None,
@@ -44,7 +44,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
 }
 
-/// The first seed of `seeds` that fails, for tests that plant a bug and want it found.
+/// The first seed of `seeds` that fails, for tests that plant a fault and expect a failure.
 pub fn first_failure(
     seeds: Range<u64>,
     mut simulate: impl FnMut(u64) -> Result<(), String>,
@@ -70,7 +70,7 @@ pub fn run(default: u64, mut simulate: impl FnMut(u64) -> Result<(), String>) {
 }
 
 /// The command that runs this test with this seed alone. The test harness names the thread after
-/// the test, and cargo tells the package.
+/// the test; cargo sets the package name in the environment.
 fn replay_command(seed: u64) -> String {
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "PACKAGE".to_owned());
     let thread = std::thread::current();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_tells_how_to_replay_it() {
+    fn a_failure_names_its_replay_command() {
         let command = replay_command(42);
         assert!(command.starts_with("MILLPOND_SEED=42 cargo test -p sim seeds::tests::a_failure"));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Random clients of any block device, every answer checked by the oracle.
+//! Random clients of a block device; the oracle checks every answer.
 //!
 //! ```text
 //!   let load = Workload::new(&world, &oracle, Mix::default());
@@ -17,7 +17,7 @@ use reactor::{WaitList, io};
 use crate::oracle::{Change, Client, Oracle};
 use crate::world::WorldRef;
 
-/// What clients do: weights, and what they accept.
+/// The mix of a client's requests: weights, sizes, and whether errors are allowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
     pub reads: u64,
@@ -25,17 +25,17 @@ pub struct Mix {
     pub flushes: u64,
     pub discards: u64,
     pub write_zeroes: u64,
-    /// Writes that are FUA, of a thousand.
+    /// FUA writes per thousand.
     pub fua_per_mille: u32,
-    /// Changes that say that they are metadata, of a thousand.
+    /// Changes flagged as metadata per thousand.
     pub meta_per_mille: u32,
     /// Longest request in blocks.
     pub blocks_max: u64,
     /// Clients sleep up to this between requests; 0: never.
     pub think_ns_max: u64,
-    /// Whether a request may fail (faults are injected); else a failure is a verdict.
+    /// Whether requests may fail because faults are injected; else a failure fails the test.
     pub errors_allowed: bool,
-    /// Flushes that a client may have under way while it goes on; 0: it waits for each.
+    /// Flushes in flight while a client continues; 0: it waits for each.
     pub flushes_beside: u64,
 }
 
@@ -57,28 +57,28 @@ impl Default for Mix {
     }
 }
 
-/// What clients have found so far.
+/// The common result of all clients.
 #[derive(Clone, Debug, Default)]
-pub struct Verdict(Rc<Finding>);
+pub struct Verdict(Rc<Results>);
 
 #[derive(Debug, Default)]
-struct Finding {
+struct Results {
     failure: RefCell<Option<String>>,
     finished: Cell<u64>,
 }
 
 impl Verdict {
-    /// Says that something is wrong; the first one stands.
+    /// Records a failure; the first one is kept.
     pub fn fail(&self, why: String) {
         self.0.failure.borrow_mut().get_or_insert(why);
     }
 
-    /// Whether something is wrong or `clients` have finished.
+    /// Whether there is a failure, or `clients` clients have finished.
     pub fn is_settled(&self, clients: u64) -> bool {
         self.0.finished.get() >= clients || self.0.failure.borrow().is_some()
     }
 
-    /// What was wrong, if anything.
+    /// The failure, if any.
     pub fn result(&self) -> Result<(), String> {
         self.0.failure.borrow().clone().map_or(Ok(()), Err)
     }
@@ -91,13 +91,13 @@ pub struct Workload {
     world: WorldRef,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-    /// Whose requests these are.
+    /// Client of these requests.
     by: Client,
 }
 
-/// The flushes that a client has under way while it goes on.
+/// The flushes in flight while a client continues.
 #[derive(Default)]
-struct Beside {
+struct BackgroundFlushes {
     count: Cell<u64>,
     ended: WaitList,
 }
@@ -108,7 +108,7 @@ impl Workload {
         Workload { verdict: Verdict::default(), world, oracle, mix, by: 0 }
     }
 
-    /// The same, of one client that a device tells from others.
+    /// The same workload for a client that the device distinguishes from others.
     pub fn of(&self, by: Client) -> Workload {
         Workload { by, ..self.clone() }
     }
@@ -121,7 +121,7 @@ impl Workload {
     ) -> impl Future<Output = ()> + 'static {
         let this = self.clone();
         async move {
-            let beside = Rc::new(Beside::default());
+            let beside = Rc::new(BackgroundFlushes::default());
             for _ in 0..requests {
                 this.think().await;
                 if let Err(why) = this.request(&device, &beside).await {
@@ -146,7 +146,7 @@ impl Workload {
     async fn request(
         &self,
         opened: &Rc<dyn BlockDevice>,
-        beside: &Rc<Beside>,
+        beside: &Rc<BackgroundFlushes>,
     ) -> Result<(), String> {
         let device = &**opened;
         let (mix, blocks) = (&self.mix, self.oracle.borrow().block_count());
@@ -204,7 +204,7 @@ impl Workload {
         let (at, _, bytes) = self.sectors(&range);
         let token = self.oracle.borrow_mut().begin_read(range);
         let buf = Buf::alloc(bytes);
-        // Rubbish, so that an answer without data is found out.
+        // A pattern, so that a read that returns no data is detected.
         buf.write(|b| b.fill(0xDD));
         let result = reactor::read(device, Class::Foreground, at, buf.all().into()).await;
         if self.outcome(Op::Read, result)? {
@@ -251,8 +251,8 @@ impl Workload {
         Ok(())
     }
 
-    /// One flush, for which nobody waits now.
-    fn flush_beside(&self, device: &Rc<dyn BlockDevice>, beside: &Rc<Beside>) {
+    /// One flush in the background.
+    fn flush_beside(&self, device: &Rc<dyn BlockDevice>, beside: &Rc<BackgroundFlushes>) {
         let (this, device, beside) = (self.clone(), device.clone(), beside.clone());
         beside.count.set(beside.count.get() + 1);
         reactor::spawn(async move {

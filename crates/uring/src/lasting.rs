@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_partitions_and_mapped_devices_are_told_by_what_the_kernel_shows() {
+    fn sysfs_identifies_disks_partitions_and_mapped_devices() {
         let dir = std::env::temp_dir().join(format!("millpond-lasting-{}", std::process::id()));
         let made = |path: &str, text: &str| {
             let path = dir.join(path);

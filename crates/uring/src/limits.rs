@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_depth_is_the_smaller_of_what_queue_and_driver_say_for_disks_and_partitions() {
+    fn the_depth_is_the_minimum_of_queue_and_driver() {
         let dir = std::env::temp_dir().join(format!("millpond-limits-{}", std::process::id()));
         let cases: [(&str, Option<&str>, Option<&str>, u32); 6] = [
             ("sata", Some("256\n"), Some("32\n"), 32),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_lies_on_its_disk_and_what_the_kernel_does_not_show_on_none() {
+    fn a_partition_has_its_disk_and_unknown_devices_have_none() {
         let dir = std::env::temp_dir().join(format!("millpond-disks-{}", std::process::id()));
         let partition = dir.join("sda/sda1");
         fs::create_dir_all(&partition).unwrap();

@@ -52,7 +52,7 @@ fn any_flipped_bit_is_detected() {
 }
 
 #[test]
-fn values_that_no_writer_makes_are_refused_though_the_checksum_is_good() {
+fn invalid_values_are_refused_despite_a_good_checksum() {
     let entry = |index, field| Damage::Entry { index, field };
     assert_eq!(forged(48, &[253, 0]), Damage::Field("count"));
     assert_eq!(forged(50, &[1]), Damage::Field("reserved"));

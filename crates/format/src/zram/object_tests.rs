@@ -36,7 +36,7 @@ fn an_object_is_found_by_its_slot_and_check_alone() {
 }
 
 #[test]
-fn a_walk_ends_at_the_zeroed_tail_and_refuses_what_is_not_zero_there() {
+fn a_walk_ends_at_the_zeroed_tail_and_refuses_other_bytes() {
     let objects = [
         Object::Page { priority: 3, bytes: &[1; 4096] },
         Object::Same(u64::MAX),

@@ -56,7 +56,7 @@ fn the_bytes_of_a_superblock_are_those_of_the_format_page() {
 }
 
 #[test]
-fn a_superblock_comes_back_from_every_copy_and_from_no_other_place() {
+fn a_superblock_is_read_from_its_four_places_only() {
     for copy in 0..SUPERBLOCK_COPIES {
         let unit = encoded(&example(), copy);
         assert_eq!(Superblock::decode(copy, &unit), Ok(example()));
@@ -77,7 +77,7 @@ fn any_flipped_bit_is_detected() {
 }
 
 #[test]
-fn values_that_no_writer_makes_are_refused_though_the_checksum_is_good() {
+fn invalid_values_are_refused_despite_a_good_checksum() {
     let forged = |offset: usize, byte: u8| {
         let mut unit = encoded(&example(), 0);
         unit[offset] = byte;

@@ -62,7 +62,7 @@ fn any_flipped_bit_is_detected() {
 }
 
 #[test]
-fn values_that_no_writer_makes_are_refused_though_the_checksum_is_good() {
+fn invalid_values_are_refused_despite_a_good_checksum() {
     let forged = |offset: usize, byte: u8| {
         let (mut unit, _) = sealed(&HEADER);
         unit[offset] = byte;

@@ -76,7 +76,7 @@ fn a_request_beyond_the_servers_largest_goes_in_pieces() {
 }
 
 #[test]
-fn many_requests_share_a_connection_and_it_ends_as_the_protocol_wants() {
+fn many_requests_share_a_connection_that_ends_by_disc() {
     run(NATURE, |_, server| async move {
         let client = Rc::new(server.clone().open(Options::default()).await);
         let left = Rc::new(Cell::new(200));
@@ -201,7 +201,7 @@ fn an_outage_is_waited_out_and_a_long_one_is_an_error() {
 }
 
 #[test]
-fn a_newer_write_waits_for_the_end_of_the_old_connection_and_others_do_not() {
+fn a_newer_write_waits_for_the_old_connection_others_do_not() {
     let nature = Nature { slow_ns: 5_000_000_000, ..NATURE };
     run(nature, |world, server| async move {
         let client = Rc::new(server.clone().open(Options::default()).await);
@@ -488,7 +488,7 @@ fn a_flush_sent_while_one_fails_fails_as_well() {
 /// has a FLUSH cover what was answered before, so the server may have done the write first and have
 /// answered it last. The next FLUSH tells of it, although it succeeds at the server.
 #[test]
-fn a_write_in_flight_beside_a_failed_flush_is_told_by_the_next_one() {
+fn the_next_flush_reports_a_write_beside_a_failed_flush() {
     // The FLUSH and the write are the first two.
     const WRITE_LAST: Answers =
         Answers { fua: true, before: 2, answers: &[(0, 5), (1, 0), (2, 0), (3, 0)] };

@@ -49,7 +49,7 @@ fn a_device_that_keeps_nothing_offers_no_flush_and_no_fua() {
 }
 
 #[test]
-fn export_name_answers_with_size_flags_and_zeroes_unless_declined() {
+fn export_name_replies_with_size_flags_and_optional_zeroes() {
     with_server(1, Options::default(), one, |net, listener, _| async move {
         for (flags, zeroes) in [(1, 124), (3, 0)] {
             let mut c = net.connect(listener);

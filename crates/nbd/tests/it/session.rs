@@ -50,7 +50,7 @@ async fn pipeline(c: &mut Client, count: u64) {
 }
 
 #[test]
-fn pipelined_writes_and_reads_keep_their_data_however_the_bytes_arrive() {
+fn pipelined_requests_keep_their_data_in_any_fragmentation() {
     for (seed, fragment, structured) in
         [(1, false, false), (2, false, true), (3, true, false), (4, true, true)]
     {
@@ -204,7 +204,7 @@ fn a_half_closed_client_gets_all_its_replies() {
 }
 
 #[test]
-fn the_guard_of_a_vanished_client_lives_until_its_last_bio_has_ended() {
+fn the_guard_of_a_lost_client_lives_until_its_last_bio_ends() {
     let disk = Rc::new(Cell::new(None));
     let seen = disk.clone();
     let exports = move || {
@@ -464,7 +464,7 @@ fn shutdown_answers_what_is_in_flight_and_closes_the_rest() {
 }
 
 #[test]
-fn shutdown_does_not_wait_for_ever_for_a_client_that_takes_no_replies() {
+fn shutdown_cuts_off_a_client_that_takes_no_replies() {
     with_server(1, Options::default(), one, |net, listener, server| async move {
         let mut c = net.connect(listener);
         c.go(false).await;

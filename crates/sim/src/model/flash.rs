@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sata_read_at_depth_one_is_latency_bound_and_at_depth_32_command_bound() {
+    fn sata_reads_are_latency_bound_at_1_command_bound_at_32() {
         let cmds: Vec<Cmd> =
             (0..10_000).map(|i| Cmd::read((i * 7919) % 100_000 * 4096, 4096)).collect();
         let iops = |depth| {

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Device models: when a command is done, in virtual time. No data passes through here.
+//! Device models: when a command completes, in virtual time. Models hold no data.
 //!
-//! A model is a queueing machine that the world drives: it takes commands, says when it wants to
-//! be looked at next, and hands back the ids of what is done. Commands wait inside the model
-//! without bound; what is in flight is the host's business.
+//! A model is a queueing machine that the world drives: it takes commands, returns the time of its
+//! next event, and returns the ids of completed commands. Its queue has no bound; the host limits
+//! what is in flight.
 //!
 //! | model | for |
 //! |---|---|
 //! | [`Hdd`] | destage order and pacing on a rotating disk; two presets |
 //! | [`Flash`] | SATA SSD and NVMe: latency, bandwidth, queue depth |
-//! | [`Turnaround`] | a host that hears late of completions, around any of these |
+//! | [`Turnaround`] | a host that gets completions late, around any of these |
 //! | [`Uniform`] | correctness seeds: every command takes a random time |
 //!
 //! Invariants
-//! - SI-M1 A model is a function of its parameters and of what was submitted when: no hidden chance
-//!   (`Uniform` has a seed among its parameters).
+//! - SI-M1 A model is a function of its parameters and of its submissions and their times: no
+//!   hidden randomness (`Uniform` has a seed among its parameters).
 //! - SI-M2 `next_event` is never in the past once `pop_done` has run for that moment.
 
 mod flash;
@@ -27,7 +27,7 @@ pub use hdd::{Hdd, HddParams};
 pub use turnaround::Turnaround;
 pub use uniform::Uniform;
 
-/// What a command does, as far as time is concerned.
+/// The kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Data from the medium.
@@ -36,7 +36,7 @@ pub enum Kind {
     Write,
     /// Everything accepted so far to the medium.
     Flush,
-    /// Space given back.
+    /// A discard.
     Discard,
 }
 
@@ -69,11 +69,11 @@ impl Cmd {
 pub trait Model {
     /// Takes command `id` at `now_ns`. Ids are the caller's; each comes back once.
     fn submit(&mut self, now_ns: u64, id: u64, cmd: Cmd);
-    /// When something happens next inside, if anything does.
+    /// The time of the next event, if there is one.
     fn next_event(&self) -> Option<u64>;
-    /// Runs to `now_ns` and appends the ids that got done, in order.
+    /// Runs to `now_ns` and appends the completed ids, in order.
     fn pop_done(&mut self, now_ns: u64, done: &mut Vec<u64>);
-    /// A power cut: every command is forgotten; the device is idle again.
+    /// A power cut: drops every command; the device is idle again.
     fn power_cut(&mut self);
 }
 

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_lone_writer_takes_88_s_and_102_s_with_one_request_in_flight() {
+    fn the_published_lone_writer_takes_88_s_or_102_s_at_depth_1() {
         let (many, one) = (lone_writer_s(32), lone_writer_s(1));
         assert!((many / 87.5 - 1.0).abs() < 0.005, "{many} s");
         assert!((one / 101.8 - 1.0).abs() < 0.005, "{one} s");

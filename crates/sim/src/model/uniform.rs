@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Every command takes a random time, whatever else is in flight: the widest reordering there is.
+//! Every command takes a random time, independent of others: the widest reordering.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The oracle: what a block device may answer, whichever engine it is.
+//! The oracle: what a block device may answer, independent of its engine.
 //!
 //! Every change of a block is a *version* with the moment it began and the moment it ended, in the
 //! oracle's own count of moments. Two rules decide everything:
@@ -9,16 +9,16 @@
 //! - after a power cut version `w` may be there unless some *durable* `x` began after `w` had
 //!   ended. `x` is durable once a flush that began after `x` had ended is done, or `x` was FUA.
 //!
-//! A failed flush may have lost what was not durable, and tells its client of that. A later flush
-//! of the same client makes its own writes durable all the same, but for those that it was told of
-//! before that flush was sent: the ones that began before the failed flush. What other clients
-//! wrote is made durable by no flush after, or beside, one that has failed.
+//! A failed flush may have lost what was not durable; its error reports that to its client. A later
+//! successful flush of the same client makes that client's writes durable, except those that began
+//! before the failed flush, if the client had the error before it sent the later flush. Writes of
+//! other clients are made durable by no flush after, or concurrent with, a failed one.
 //!
-//! Versions that only overlap in time exclude nothing, as the border contract says, until a read
-//! has shown which came last; and once a flush that began after that read is done, no crash brings
-//! back the other. A discarded
-//! block may hold zeroes or anything it ever held. A failed write may be there, in part, or not,
-//! until it is rewritten. What the first quiet read after a crash finds is there for good.
+//! Versions that overlap in time exclude nothing, as the border contract says, until a read has
+//! shown which came last. Once a flush that began after that read is done, no crash brings the
+//! other back. A discarded block may hold zeroes or any earlier data. A failed write may be
+//! present, in part, or absent, until it is rewritten. What the first undisturbed read after a
+//! crash returns, stays.
 //!
 //! ```text
 //!  client:  begin_write ─ fill ─ submit ... completes ─ end_write
@@ -28,10 +28,10 @@
 //! ```
 //!
 //! Invariants
-//! - SI-O1 `begin_*` is called before the request is submitted and `end_*` after it has completed,
-//!   so recorded times contain the true ones and no right answer is ever refused.
-//! - SI-O2 Every 512-byte sector names seed, block, sector and version: a mixture, a foreign block,
-//!   and another run's data are all told apart.
+//! - SI-O1 `begin_*` is called before the request is submitted and `end_*` after it has completed.
+//!   So recorded intervals contain the true ones, and no correct answer is refused.
+//! - SI-O2 Every 512-byte sector names seed, block, sector and version: the oracle distinguishes a
+//!   mixture, a foreign block, and the data of another run.
 
 mod stamp;
 
@@ -42,15 +42,15 @@ use std::ops::Range;
 use block::Nanos;
 use stamp::{Content, StampError};
 
-/// A moment in the oracle's count; also the name of the version that began then.
+/// A logical time of the oracle; also the number of the version that began then.
 type Moment = u64;
 /// Still in flight.
 const NEVER: Moment = u64::MAX;
 /// No flush of its client has failed.
-const UNTOLD: Nanos = Nanos(u64::MAX);
-/// Names a client, to tell whose flush covers what; 0: one that is not told from others.
+const NO_FAILURE: Nanos = Nanos(u64::MAX);
+/// Number of a client, to decide what its flushes cover; 0: anonymous.
 pub type Client = u32;
-/// What was there before the first write: zeroes.
+/// The version before the first write: zeroes.
 const INITIAL: Moment = 0;
 
 /// How a block is changed.
@@ -60,7 +60,7 @@ pub enum Change {
     Write,
     /// Zeroes.
     WriteZeroes,
-    /// Nothing to rely on.
+    /// The contents become undefined.
     Discard,
 }
 
@@ -69,49 +69,49 @@ struct Version {
     began: Moment,
     ended: Moment,
     change: Change,
-    /// Its outcome is an error: it excludes nothing and may be there in part.
+    /// It ended with an error: it excludes nothing and may be present in part.
     failed: bool,
-    /// The device below has failed it, of which nobody has heard yet.
+    /// The device below has failed it; the client has no result yet.
     failed_below: bool,
-    /// A crash or a kill left open whether it is there: no flush covers it until a read has shown
-    /// it.
-    open: bool,
+    /// After a crash or a kill it is unknown whether it is present: no flush covers it until a read
+    /// has shown it.
+    uncertain: bool,
     /// A flush that should have covered it failed: later flushes of others do not cover it either.
     lost_flush: bool,
-    /// Whose it is.
+    /// Its client.
     by: Client,
-    /// The time when a flush had failed of the client whose it is, which began after it.
-    told: Nanos,
-    /// A quiet read has shown that it is not what is there now.
+    /// When a flush of its client failed that began after it.
+    flush_failed_at: Nanos,
+    /// An undisturbed read has shown that it is not the current version.
     not_current: bool,
-    /// When that read had ended: a flush that begins later makes it good for any crash.
-    outdone: Moment,
+    /// When that read ended: after a flush that begins later, no crash brings this version back.
+    superseded: Moment,
 }
 
 #[derive(Clone, Debug)]
 struct Block {
-    /// Oldest first; those that can never be seen again are gone.
+    /// Oldest first; versions that can never be read again are removed.
     versions: Vec<Version>,
-    /// Latest beginning of a completed version: excludes what ended before it.
+    /// Latest begin of a completed version: excludes versions that ended before.
     current: Moment,
-    /// Latest beginning of a durable version: the same, after a crash.
+    /// Latest begin of a durable version: the same, after a crash.
     durable: Moment,
-    /// Latest beginnings, for reads that began before.
+    /// Latest begins, for reads that began before.
     zeroes_began: Moment,
     discard_began: Moment,
     failed_ended: Moment,
-    /// Neither a change nor a quiet read since.
-    since: Since,
+    /// The last event; a crash or kill counts until the next change or undisturbed read.
+    last: LastEvent,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Since {
+enum LastEvent {
     Use,
     Crash,
     Kill,
 }
 
-/// A change in flight; give it back to [`Oracle::end_write`].
+/// A change in flight; to be passed to [`Oracle::end_write`].
 #[must_use = "a write must be ended"]
 #[derive(Clone, Debug)]
 pub struct WriteToken {
@@ -120,7 +120,7 @@ pub struct WriteToken {
     fua: bool,
 }
 
-/// A flush in flight; give it back to [`Oracle::end_flush`].
+/// A flush in flight; to be passed to [`Oracle::end_flush`].
 #[must_use = "a flush must be ended"]
 #[derive(Clone, Copy, Debug)]
 pub struct FlushToken {
@@ -129,7 +129,7 @@ pub struct FlushToken {
     at: Nanos,
 }
 
-/// A read in flight; give it to [`Oracle::check_read`], or drop it when the read failed.
+/// A read in flight; to be passed to [`Oracle::check_read`], or dropped if the read failed.
 #[derive(Clone, Debug)]
 pub struct ReadToken {
     first: u64,
@@ -144,14 +144,14 @@ impl WriteToken {
     }
 }
 
-/// What one block may hold at the beginning of a read.
+/// What one block may hold at the begin of a read.
 #[derive(Clone, Debug)]
 struct Allowed {
     versions: Vec<Moment>,
     zeroes: bool,
-    /// A discard is in force: anything ever written here.
+    /// Discarded: any data ever written here.
     anything: bool,
-    /// A failed write is in force: its sectors may be mixed with others'.
+    /// A failed write may be current: its sectors may be mixed with those of others.
     mixture: bool,
 }
 
@@ -164,7 +164,7 @@ pub struct Oracle {
     clock: Moment,
     flushes: BTreeSet<Moment>,
     flush_errors: bool,
-    /// What a failed write leaves may be rubbish.
+    /// Failed writes may leave garbage.
     rubbish: bool,
 }
 
@@ -179,12 +179,12 @@ impl Oracle {
             change: Change::WriteZeroes,
             failed: false,
             failed_below: false,
-            open: false,
+            uncertain: false,
             lost_flush: false,
             by: 0,
-            told: UNTOLD,
+            flush_failed_at: NO_FAILURE,
             not_current: false,
-            outdone: NEVER,
+            superseded: NEVER,
         };
         let block = Block {
             versions: vec![initial],
@@ -193,7 +193,7 @@ impl Oracle {
             zeroes_began: INITIAL,
             discard_began: INITIAL,
             failed_ended: INITIAL,
-            since: Since::Use,
+            last: LastEvent::Use,
         };
         let count = usize::try_from(blocks).expect("as many blocks as memory holds");
         Oracle {
@@ -207,21 +207,21 @@ impl Oracle {
         }
     }
 
-    /// Flushes may fail: one that overlaps another proves nothing, as the other may fail and take
-    /// the writes of both with it.
+    /// Allows failing flushes. Then a flush that overlaps another one proves nothing, as the other
+    /// may fail and lose the writes of both.
     pub fn expect_flush_errors(&mut self) {
         self.flush_errors = true;
     }
 
-    /// A failed write may leave rubbish, too.
+    /// Allows failed writes to leave garbage.
     pub fn expect_rubbish(&mut self) {
         self.rubbish = true;
     }
 
-    /// A device below has failed a write of `data` at `offset`, of whole blocks. Those of a write
-    /// of a client that is in flight are undefined from now on, though nobody has heard of it, and
-    /// for good if the power goes before anybody does. If that write ends well after all, something
-    /// above has kept them.
+    /// Records that a device below failed a write of `data` at `offset`, of whole blocks. If they
+    /// belong to a client's write in flight, they are undefined from now on, although the client
+    /// has no error yet; and they stay so if the power is cut before. If that write then succeeds,
+    /// a layer above has kept the data.
     pub fn failed_below(&mut self, offset: u64, data: &[u8]) {
         let now = self.tick();
         let (bytes, seed) = (self.block_bytes, self.seed);
@@ -252,17 +252,17 @@ impl Oracle {
         self.clock
     }
 
-    /// A write of `blocks` is about to be submitted.
+    /// To be called before a write of `blocks` is submitted.
     pub fn begin_write(&mut self, blocks: Range<u64>, fua: bool) -> WriteToken {
         self.begin_change(blocks, Change::Write, fua)
     }
 
-    /// Any change of `blocks` is about to be submitted.
+    /// To be called before any change of `blocks` is submitted.
     pub fn begin_change(&mut self, blocks: Range<u64>, change: Change, fua: bool) -> WriteToken {
         self.begin_change_by(0, blocks, change, fua)
     }
 
-    /// The same, by a client.
+    /// [`Oracle::begin_change`] of a client.
     pub fn begin_change_by(
         &mut self,
         by: Client,
@@ -273,19 +273,19 @@ impl Oracle {
         assert!(blocks.start < blocks.end && blocks.end <= self.block_count(), "{blocks:?}");
         let began = self.tick();
         for block in &mut self.blocks[span(&blocks)] {
-            block.since = Since::Use;
+            block.last = LastEvent::Use;
             block.versions.push(Version {
                 began,
                 ended: NEVER,
                 change,
                 failed: false,
                 failed_below: false,
-                open: false,
+                uncertain: false,
                 lost_flush: false,
                 by,
-                told: UNTOLD,
+                flush_failed_at: NO_FAILURE,
                 not_current: false,
-                outdone: NEVER,
+                superseded: NEVER,
             });
             match change {
                 Change::Write => {}
@@ -305,13 +305,13 @@ impl Oracle {
         }
     }
 
-    /// The write has completed, well or not.
+    /// Records the end of a write, successful or not.
     pub fn end_write(&mut self, token: WriteToken, ok: bool) {
         let now = self.tick();
         let WriteToken { blocks, began, fua } = token;
         for block in &mut self.blocks[span(&blocks)] {
             let version = block.versions.iter_mut().find(|v| v.began == began);
-            let version = version.expect("a version in flight is never forgotten");
+            let version = version.expect("a version in flight is never removed");
             version.ended = now;
             if !ok {
                 version.failed = true;
@@ -323,30 +323,29 @@ impl Oracle {
             if fua {
                 block.durable = block.durable.max(began);
             }
-            block.forget();
+            block.prune();
         }
     }
 
-    /// A flush is about to be submitted.
+    /// To be called before a flush is submitted.
     pub fn begin_flush(&mut self) -> FlushToken {
         self.begin_flush_by(0, Nanos::ZERO)
     }
 
-    /// The same, by a client at a time of the driver.
+    /// [`Oracle::begin_flush`] of a client, at a time of the driver.
     pub fn begin_flush_by(&mut self, by: Client, at: Nanos) -> FlushToken {
         let began = self.tick();
         self.flushes.insert(began);
         FlushToken { began, by, at }
     }
 
-    /// The flush has completed, well or not.
+    /// Records the end of a flush, successful or not.
     pub fn end_flush(&mut self, token: FlushToken, ok: bool) {
         self.end_flush_at(token, ok, Nanos::ZERO);
     }
 
-    /// The same, at a time of the driver. Of what happens at one time nobody can tell what came
-    /// first (SI-O1): a flush of a client may have been submitted when another one had failed of
-    /// which the client was about to hear.
+    /// [`Oracle::end_flush`] at a time of the driver. The order of events at one time is unknown
+    /// (SI-O1): a client may have submitted a flush just before it got the error of another one.
     pub fn end_flush_at(&mut self, token: FlushToken, ok: bool, now: Nanos) {
         self.tick();
         let FlushToken { began, by, at } = token;
@@ -355,27 +354,27 @@ impl Oracle {
         for block in &mut self.blocks {
             for v in &mut block.versions {
                 let is_own = by != 0 && v.by == by;
-                let covered = v.ended < began && !v.failed && !v.open;
+                let covered = v.ended < began && !v.failed && !v.uncertain;
                 // SI-O1: the device may have completed a write before it took this flush although
-                // we heard of it later. A failure may have hit all there is.
+                // the completion arrived later. A failure may concern all versions.
                 if !ok {
-                    v.outdone = NEVER;
+                    v.superseded = NEVER;
                     v.lost_flush |= v.began > block.durable;
                     if is_own && v.began < began {
-                        v.told = v.told.min(now);
+                        v.flush_failed_at = v.flush_failed_at.min(now);
                     }
-                } else if covered && (proves && !v.lost_flush || is_own && v.told > at) {
+                } else if covered && (proves && !v.lost_flush || is_own && v.flush_failed_at > at) {
                     block.durable = block.durable.max(v.began);
                 }
             }
             if proves {
-                block.versions.retain(|v| v.outdone > began);
+                block.versions.retain(|v| v.superseded > began);
             }
-            block.forget();
+            block.prune();
         }
     }
 
-    /// A read of `blocks` is about to be submitted.
+    /// To be called before a read of `blocks` is submitted.
     pub fn begin_read(&mut self, blocks: Range<u64>) -> ReadToken {
         assert!(blocks.start < blocks.end && blocks.end <= self.block_count(), "{blocks:?}");
         let began = self.tick();
@@ -383,7 +382,7 @@ impl Oracle {
         ReadToken { first: blocks.start, began, allowed }
     }
 
-    /// The read has completed: may it have returned this?
+    /// Checks whether a completed read may have returned `data`.
     pub fn check_read(&mut self, token: &ReadToken, data: &[u8]) -> Result<(), String> {
         assert_eq!(data.len(), token.allowed.len() * self.block_bytes, "length of {token:?}");
         self.tick();
@@ -421,11 +420,11 @@ impl Oracle {
                     ruined = true;
                     continue;
                 }
-                Err(e) => return Err(complaint(number, sector, &e, block)),
+                Err(e) => return Err(mismatch(number, sector, &e, block)),
             };
             if !may_be(content) {
                 let what = StampError::NotAllowed(content);
-                return Err(complaint(number, sector, &what, block));
+                return Err(mismatch(number, sector, &what, block));
             }
             contents.push(content);
         }
@@ -434,41 +433,41 @@ impl Oracle {
         }
         let first = contents[0];
         if let Some(sector) = contents.iter().position(|&c| c != first) {
-            // A failed write may have torn, and a discarded block is anything at all.
+            // A failed write may be torn, and a discarded block may hold anything.
             if !undefined && !discarded {
                 let what = StampError::Mixture(first, contents[sector]);
-                return Err(complaint(number, sector, &what, block));
+                return Err(mismatch(number, sector, &what, block));
             }
             return Ok(());
         }
-        block.seen(first, began, clock);
+        block.note_read(first, began, clock);
         Ok(())
     }
 
-    /// The power has gone: what was in flight or not durable is there or not, and no longer
-    /// changes.
+    /// Records a power cut: each version in flight or not durable is present or not, and that no
+    /// longer changes.
     pub fn crash(&mut self) {
-        self.stop(Since::Crash);
+        self.stop(LastEvent::Crash);
     }
 
-    /// The process was killed, the power stayed. As after a crash, all that was not durable is
-    /// there or not; but what is there may still be in a volatile cache, until a flush.
+    /// Records a kill of the process with the power on. As after a crash, each version that was not
+    /// durable is present or not; but it may still be in a volatile cache, until a flush.
     pub fn kill(&mut self) {
-        self.stop(Since::Kill);
+        self.stop(LastEvent::Kill);
     }
 
-    fn stop(&mut self, since: Since) {
+    fn stop(&mut self, event: LastEvent) {
         let now = self.tick();
         self.flushes.clear();
         for block in &mut self.blocks {
             for v in &mut block.versions {
                 v.ended = v.ended.min(now);
                 v.not_current = false;
-                v.outdone = NEVER;
-                v.open = true;
+                v.superseded = NEVER;
+                v.uncertain = true;
             }
             block.current = block.durable;
-            block.since = since;
+            block.last = event;
         }
     }
 
@@ -519,16 +518,16 @@ impl Block {
         self.versions.iter().any(|v| v.has_failed() && self.may_be_current(v))
     }
 
-    /// Drops what a durable version has excluded: it is excluded now and after any crash.
-    fn forget(&mut self) {
+    /// Removes the versions that a durable version excludes, now and after any crash.
+    fn prune(&mut self) {
         let durable = self.durable;
         self.versions.retain(|v| v.ended >= durable);
     }
 
-    /// A read has found `content` all over the block. If nothing overlapped it, that is what is
-    /// there now; and if it is the first since a crash, it is on the medium.
-    fn seen(&mut self, content: Content, read_began: Moment, now_is: Moment) {
-        let fixed = |v: &Version| self.since == Since::Crash || !v.has_failed();
+    /// Records that a read found `content` in the whole block. If nothing overlapped the read,
+    /// `content` is the current version; if it is the first read since a crash, it is durable.
+    fn note_read(&mut self, content: Content, read_began: Moment, now_is: Moment) {
+        let fixed = |v: &Version| self.last == LastEvent::Crash || !v.has_failed();
         let now = || self.versions.iter().filter(|v| self.may_be_current(v));
         let quiet = self.versions.iter().all(|v| v.ended < read_began)
             && now().all(|v| fixed(v) && v.change != Change::Discard);
@@ -536,34 +535,34 @@ impl Block {
         if !quiet || !now().any(is) {
             return;
         }
-        // What a failed flush may have lost may give way to what it had outdone.
+        // A version that a failed flush may have lost may be replaced by one that it superseded.
         let lost = self.versions.iter().any(|v| is(v) && v.lost_flush);
         for v in &mut self.versions {
             if is(v) {
-                v.open = false;
-                if self.since == Since::Crash {
+                v.uncertain = false;
+                if self.last == LastEvent::Crash {
                     (v.failed, v.failed_below) = (false, false);
                 }
             } else {
                 v.not_current = true;
-                v.outdone = if lost { NEVER } else { v.outdone.min(now_is) };
+                v.superseded = if lost { NEVER } else { v.superseded.min(now_is) };
             }
         }
-        if self.since == Since::Crash {
+        if self.last == LastEvent::Crash {
             self.versions.retain(is);
         }
-        self.since = Since::Use;
+        self.last = LastEvent::Use;
     }
 }
 
-fn complaint(number: u64, sector: usize, what: &StampError, block: &Block) -> String {
+fn mismatch(number: u64, sector: usize, what: &StampError, block: &Block) -> String {
     let mut line = format!("block {number} sector {sector}: {what}; it may hold");
     for v in &block.versions {
         let state = match (v.failed, v.ended) {
             (true, _) => "failed",
             _ if v.failed_below => "failed below",
             (_, NEVER) => "in flight",
-            _ if v.open => "open since a crash",
+            _ if v.uncertain => "uncertain since a crash",
             _ => "ended",
         };
         let current = if block.may_be_current(v) { "" } else { ", not current" };

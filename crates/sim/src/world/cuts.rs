@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! All that a power cut may leave, laid open for tests that go through it: what is sure to survive,
-//! and the writes of which each may be lost, kept or torn.
+//! The possible outcomes of a power cut, for tests that enumerate them: the durable contents, and
+//! the writes of which each may be lost, kept or torn.
 
 use reactor::FileId;
 
@@ -9,14 +9,15 @@ use super::{World, index, usize_of};
 use crate::image::{Image, PendingWrite};
 
 impl World {
-    /// What is sure to survive a power cut now. Only memory, and a disk that keeps history, know.
+    /// The contents that survive a power cut now in any case. Only for memory, and for disks that
+    /// keep history.
     pub fn durable(&self, file: FileId) -> Image {
         self.disks[index(file)].media.durable()
     }
 
-    /// The writes that a power cut now may lose: those of the volatile cache, oldest first, without
-    /// what a newer durable one has outlawed; then those in flight, in the order of submission. In
-    /// memory, which has both alike: those with stores that no fence covers.
+    /// The writes that a power cut now may lose: those in the volatile cache, oldest first, without
+    /// sectors that a newer durable write replaces; then those in flight, in order of submission.
+    /// Of memory: the writes with stores that no fence covers.
     pub fn pending(&self, file: FileId) -> Vec<PendingWrite> {
         let mut pending = self.disks[index(file)].media.unflushed();
         let here = self.ops.iter().filter(|(_, op)| op.disk == index(file));
@@ -36,13 +37,13 @@ impl World {
         pending
     }
 
-    /// Puts an image on a disk that nothing was written to, durably, taking no time.
+    /// Stores an image durably on an unwritten disk, in no time.
     pub fn put_image(&mut self, file: FileId, image: &Image) {
         let disk = &mut self.disks[index(file)];
         image.pages().for_each(|(number, page)| disk.media.put_page(number, page));
     }
 
-    /// A number that changes with whatever changes what a power cut may leave.
+    /// A number that changes whenever the possible outcomes of a power cut change.
     pub fn changes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.ops).sum::<u64>() ^ self.trace
     }

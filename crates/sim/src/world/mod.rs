@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The world: one virtual clock, the disks, the mailboxes between cores, and the chance that
-//! orders it all.
+//! The world: one virtual clock, the disks, the mailboxes between cores, and the random generator
+//! that orders everything.
 //!
 //! ```text
 //!  Sim::submit ──► op ──► model of its disk ──► done ──(stall?)──► due ──► Event::Cqe ──► core
@@ -8,16 +8,15 @@
 //!  Sim::submit ──► stream ──► packets, each with a random delay ─► due ──► Event::Cqe ──► core
 //! ```
 //!
-//! The disks keep the border contract, nothing weaker and nothing stronger: see `media` for power
-//! cuts, and `lines` for those of persistent memory. A read sees the medium either as it was at its
-//! submission or as it is at its completion. A buffer that changes while its write is in flight is
-//! a panic (contract, point 8).
+//! The disks keep the border contract exactly: see `media` for power cuts, and `lines` for those of
+//! persistent memory. A read sees the medium as of its submission or as of its completion. A buffer
+//! that changes while its write is in flight causes a panic (contract, point 8).
 //!
 //! Invariants
-//! - SI-W1 All chance comes from the seed and all order from the clock and a sequence number: the
-//!   same seed gives the same `trace`.
-//! - SI-W2 The clock goes only forward, and only in `advance`.
-//! - SI-W3 Every request ends exactly once, or dies in a power cut or a kill.
+//! - SI-W1 Everything random comes from the seed, and all order from the clock and a sequence
+//!   number: equal seeds give equal `trace`s.
+//! - SI-W2 The clock moves forward only, and only in `advance`.
+//! - SI-W3 Every request ends exactly once, or is dropped by a power cut or a kill.
 
 mod cuts;
 mod ops;
@@ -45,12 +44,12 @@ pub use swarm::Swarm;
 /// A world, shared by the drivers of its cores and by the test.
 pub type WorldRef = Rc<RefCell<World>>;
 
-/// When the power goes by itself: [`crate::Machine::run`] then returns.
+/// When [`crate::Machine::run`] cuts the power: it then returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerCut {
-    /// Once so many steps (polls and events) have been taken since the world began.
+    /// After this many steps (polls and events) since the world began.
     Step(u64),
-    /// Once the clock shows this.
+    /// At this time.
     Time(Nanos),
 }
 
@@ -58,23 +57,23 @@ pub enum PowerCut {
 enum Scheduled {
     Op(usize),
     Msg(CoreId, Msg),
-    /// Packets of a stream arrive at this end.
+    /// Packets arrive at this end of a stream.
     Stream(usize),
-    /// An outcome is on its way.
+    /// A completion is delivered.
     Ready(CoreId, Event),
 }
 
 /// See the module.
 pub struct World {
     now: Nanos,
-    /// For whoever needs chance in a test: draws here are part of the seed.
+    /// Also for tests: draws here are part of the seed.
     pub rng: Rng,
     swarm: Swarm,
     disks: Vec<DiskState>,
     ops: Slab<Op>,
     streams: Streams,
     due: BTreeMap<(Nanos, u64), Scheduled>,
-    /// When the last message from one core to another arrives.
+    /// Arrival time of the last message from one core to another.
     last_message: BTreeMap<(CoreId, CoreId), Nanos>,
     messages: u64,
     /// Requests to disks, by the core that sent them.
@@ -121,7 +120,7 @@ impl World {
         }))
     }
 
-    /// A device model as this seed draws it: for correctness, where any will do.
+    /// A device model drawn by this seed: for correctness tests, where any model will do.
     pub fn swarm_model(&mut self) -> Box<dyn Model> {
         let seed = self.rng.next_u64();
         match self.rng.below(8) {
@@ -147,7 +146,7 @@ impl World {
         self.add_disk(DiskSpec::new(name, capacity, model))
     }
 
-    /// Adds persistent memory of `capacity`, mostly quick, with a model drawn by the seed.
+    /// Adds persistent memory of `capacity`, mostly fast, with a model drawn by the seed.
     pub fn add_swarm_memory(&mut self, name: &str, capacity: Sector) -> FileId {
         let model = match self.rng.below(4) {
             0 => self.swarm_model(),
@@ -172,22 +171,22 @@ impl World {
         self.steps
     }
 
-    /// A hash of all that has happened: equal runs have equal traces.
+    /// A hash of all events: equal runs have equal traces.
     pub fn trace(&self) -> u64 {
         self.trace
     }
 
-    /// The profile in force.
+    /// The current profile.
     pub fn swarm(&self) -> Swarm {
         self.swarm
     }
 
-    /// From now on it has another profile.
+    /// Sets the profile from now on.
     pub fn set_swarm(&mut self, swarm: Swarm) {
         self.swarm = swarm;
     }
 
-    /// Has [`crate::Machine::run`] return when the moment comes; `None` takes it back.
+    /// Schedules a power cut, at which [`crate::Machine::run`] returns; `None` cancels it.
     pub fn power_cut_at(&mut self, cut: Option<PowerCut>) {
         self.cut = cut;
     }
@@ -200,15 +199,15 @@ impl World {
         }
     }
 
-    /// What goes wrong with a disk from now on.
+    /// Sets the faults of a disk from now on.
     pub fn set_faults(&mut self, file: FileId, faults: Faults) {
         self.disks[index(file)].faults = faults;
     }
 
-    /// Has `tell` called with offset and data of each write of a disk that fails, at that moment:
-    /// whoever asked for it has not heard of it yet, and may never.
-    pub fn on_failed_write(&mut self, file: FileId, tell: impl Fn(u64, &[u8]) + 'static) {
-        self.disks[index(file)].on_failed_write = Some(Rc::new(tell));
+    /// Calls `notify` with offset and data of each write of a disk at the moment it fails: before
+    /// its submitter gets the error, if it ever does.
+    pub fn on_failed_write(&mut self, file: FileId, notify: impl Fn(u64, &[u8]) + 'static) {
+        self.disks[index(file)].on_failed_write = Some(Rc::new(notify));
     }
 
     /// Reads of the sector fail until it is rewritten.
@@ -216,17 +215,17 @@ impl World {
         self.disks[index(file)].bad_sectors.insert(sector.0);
     }
 
-    /// One bit of the medium goes bad, unnoticed.
+    /// Flips one bit of the medium silently.
     pub fn flip_bit(&mut self, file: FileId, offset_bytes: u64, bit: u32) {
         self.disks[index(file)].media.flip_bit(offset_bytes, bit);
     }
 
-    /// Number of requests a disk has been given, for `Faults::fail_from_op`.
+    /// Number of requests to a disk so far, for `Faults::fail_from_op`.
     pub fn disk_ops(&self, file: FileId) -> u64 {
         self.disks[index(file)].ops
     }
 
-    /// What a disk has been asked for.
+    /// Counts of a disk's requests.
     pub fn stats(&self, file: FileId) -> DiskStats {
         self.disks[index(file)].stats
     }
@@ -241,22 +240,22 @@ impl World {
         self.requests.get(&core).copied().unwrap_or(0)
     }
 
-    /// Memory that a disk's contents take.
+    /// Memory used by a disk's contents.
     pub fn resident_bytes(&self, file: FileId) -> u64 {
         self.disks[index(file)].media.resident_bytes()
     }
 
-    /// Looks at a disk's contents, taking no time.
+    /// Reads a disk's contents in no time.
     pub fn peek(&self, file: FileId, at: Sector, out: &mut [u8]) {
         self.disks[index(file)].media.read(at.bytes(), out);
     }
 
-    /// Looks at what is sure to survive a power cut.
+    /// Reads the contents that survive a power cut in any case.
     pub fn peek_durable(&self, file: FileId, at: Sector, out: &mut [u8]) {
         self.disks[index(file)].media.read_durable(at.bytes(), out);
     }
 
-    /// Puts durable contents on a disk before a test, taking no time.
+    /// Stores durable contents on a disk before a test, in no time.
     pub fn poke(&mut self, file: FileId, at: Sector, data: &[u8]) {
         self.disks[index(file)].media.write(at.bytes(), data, true);
     }
@@ -274,7 +273,7 @@ impl World {
         self.due.insert((time, self.seq), due);
     }
 
-    /// A message arrives some time later, but never before an earlier one of the same two cores.
+    /// Sends a message. It arrives later, but never before an earlier one between the same cores.
     pub(crate) fn post(&mut self, from: CoreId, to: CoreId, msg: Msg) {
         self.messages += 1;
         let delay = self.rng.range(200, self.swarm.message_ns_max.max(201));
@@ -284,7 +283,7 @@ impl World {
         self.at(time, Scheduled::Msg(to, msg));
     }
 
-    /// Whether nothing will ever happen by itself.
+    /// Whether nothing is scheduled.
     pub(crate) fn is_idle(&self) -> bool {
         self.due.is_empty() && self.ops.is_empty()
     }
@@ -295,12 +294,12 @@ impl World {
         models.chain(due).min()
     }
 
-    /// Goes to the next event, or to `deadline` if that comes first.
+    /// Advances to the next event, or to `deadline` if that comes first.
     pub(crate) fn advance(&mut self, deadline: Option<Nanos>) -> Option<(CoreId, Event)> {
         loop {
             let next = self.next_time().filter(|&t| deadline.is_none_or(|d| t <= d));
             let Some(next) = next else {
-                // SI-W2: a deadline in the past only collects.
+                // SI-W2: a deadline in the past does not move the clock.
                 self.now = self.now.max(deadline?);
                 return None;
             };
@@ -326,7 +325,7 @@ impl World {
         }
     }
 
-    /// Takes what a disk's model has done; some of it stalls.
+    /// Takes the completed requests from a disk's model; some of them stall.
     fn collect(&mut self, number: usize) {
         let mut done = std::mem::take(&mut self.scratch);
         self.disks[number].model.pop_done(self.now.0, &mut done);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Requests of the world: taken from a core, timed by a model, and performed on the medium at the
-//! moment they are done.
+//! Requests to disks: submitted by a core, timed by a model, and performed on the medium when they
+//! complete.
 
 use block::{Bufs, CoreId, Nanos, OpKey, SECTOR_SIZE, Status};
 use reactor::{Event, OpResult, Sqe, SqeOp};
@@ -23,7 +23,7 @@ pub(super) enum OpKind {
     Write {
         bufs: Bufs,
         data: Option<Vec<u8>>,
-        /// Its name where it is there already: in memory.
+        /// Number of the write if it is already stored: in memory.
         begun: Option<u64>,
         fua: bool,
     },
@@ -32,7 +32,7 @@ pub(super) enum OpKind {
     },
     Discard,
     WriteZeroes,
-    /// What this driver can't do, or not there.
+    /// An unsupported or invalid request.
     Refused(Status),
 }
 
@@ -43,11 +43,11 @@ pub(super) struct Op {
     pub(super) key: OpKey,
     pub(super) disk: usize,
     pub(super) submitted: Nanos,
-    /// Which request of its disk it is.
+    /// Index among the requests of its disk.
     pub(super) nth: u64,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Flushes of the disk that had failed when it was submitted.
+    /// Number of failed flushes of the disk at submission.
     pub(super) flush_failures: u64,
     pub(super) what: OpKind,
 }
@@ -171,7 +171,7 @@ impl World {
         (core, Event::Cqe { home, key, result: OpResult { status, value: 0 } })
     }
 
-    /// The request takes effect on the medium, now that it is done.
+    /// Performs the completed request on the medium.
     fn perform(&mut self, id: usize, op: &Op) -> Status {
         let (now, rng) = (self.now, &mut self.rng);
         if let OpKind::Refused(status) = op.what {
@@ -237,7 +237,7 @@ impl World {
                 disk.heal(to, len);
                 disk.media.write(to, data, *fua);
                 if !*fua {
-                    take_with_flush(disk, rng, op);
+                    lose_with_flush(disk, rng, op);
                 }
             }
             OpKind::Flush { mark } => {
@@ -262,7 +262,7 @@ impl World {
                 if whole || rng.chance_per_mille(self.swarm.discard_zeroes_per_mille) {
                     disk.heal(offset, len);
                     disk.media.write(offset, &zeroes, false);
-                    take_with_flush(disk, rng, op);
+                    lose_with_flush(disk, rng, op);
                 }
             }
             OpKind::Refused(_) => unreachable!("returned above"),
@@ -271,7 +271,7 @@ impl World {
     }
 }
 
-/// Each sector of a failed write holds the old or the new, or rubbish.
+/// Fails a write: each of its sectors holds the old data, the new data, or garbage.
 fn fail_write(disk: &mut DiskState, rng: &mut Rng, offset: u64, data: &[u8]) {
     let new_per_mille = rng.pick(&[0, 500, 1000]);
     let ruins = rng.chance_per_mille(disk.faults.rubbish_per_mille);
@@ -285,14 +285,14 @@ fn fail_write(disk: &mut DiskState, rng: &mut Rng, offset: u64, data: &[u8]) {
             disk.media.write(at, &data[part], false);
         }
     }
-    if let Some(tell) = &disk.on_failed_write {
-        tell(offset, data);
+    if let Some(notify) = &disk.on_failed_write {
+        notify(offset, data);
     }
 }
 
-/// A write has completed that was in flight when a flush failed: the failure may have found it in
-/// the disk's cache.
-fn take_with_flush(disk: &mut DiskState, rng: &mut Rng, op: &Op) {
+/// Handles the completion of a write that was in flight when a flush failed: the write may have
+/// been in the disk's cache, so it may be lost, too.
+fn lose_with_flush(disk: &mut DiskState, rng: &mut Rng, op: &Op) {
     let may = disk.faults.flush_error_takes_in_flight;
     let failures = disk.media.flush_mark().failures;
     if may && op.flush_failures < failures && rng.chance_per_mille(500) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a machine ends that did not want to: power cuts and kills.
+//! Power cuts and kills.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::events::{TraceEvent, record};
 use crate::media::InFlight;
 
 impl World {
-    /// Requests and messages vanish; returns what was on its way to the media, by disk.
+    /// Drops all requests and messages; returns the writes in flight, by disk.
     fn take_in_flight(&mut self) -> Vec<Vec<InFlight>> {
         let mut in_flight: Vec<Vec<InFlight>> = Vec::new();
         in_flight.resize_with(self.disks.len(), Vec::new);
@@ -37,7 +37,8 @@ impl World {
         in_flight
     }
 
-    /// The power goes and comes back. The reactors are gone by then; the disks can be opened anew.
+    /// Cuts the power and restores it. The reactors must be dropped before; the disks can be opened
+    /// again after.
     pub fn crash(&mut self) {
         let (step, in_flight) = (self.steps, self.ops.len());
         record(self.now, TraceEvent::PowerCut { step, in_flight });
@@ -48,8 +49,8 @@ impl World {
         self.mix(u64::MAX);
     }
 
-    /// The process is killed, the power stays: caches keep their contents; of the writes in flight
-    /// each lands or does not. The reactors are gone by then.
+    /// Kills the process with the power on: caches keep their contents; each write in flight takes
+    /// effect or not. The reactors must be dropped before.
     pub fn kill(&mut self) {
         let (step, in_flight) = (self.steps, self.ops.len());
         record(self.now, TraceEvent::Killed { step, in_flight });
@@ -67,7 +68,7 @@ impl Drop for World {
     }
 }
 
-/// Messages may carry bios, whose completions would complain.
+/// Messages may carry bios, whose completions panic when they are dropped.
 fn drop_quietly(due: BTreeMap<(Nanos, u64), Scheduled>) {
     let before = crashing();
     set_crashing(true);

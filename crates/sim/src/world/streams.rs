@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Streams: connected sockets of a simulated machine, whose bytes take their time and arrive in
-//! pieces, and connections that end in every way there is.
+//! Streams: the connected sockets of a simulated machine. Bytes are delayed and arrive in pieces;
+//! connections end in every way that the kernel knows.
 //!
 //! ```text
 //!   Send ──▶ wire (packets, each with its time of arrival) ──▶ inbox ──▶ Recv (some of it)
 //!            └────────── together at most STREAM_BYTES ───────────┘
 //! ```
 //!
-//! An end that is closed with bytes unread, or to which bytes come after that, resets the other; so
-//! does the kernel. What had been sent before a reset is delivered first, as Linux does: a reset
-//! calls nothing back.
+//! As in the kernel, an end that is closed with unread bytes, or that receives bytes after it was
+//! closed, resets the other end. As in Linux, bytes sent before a reset are delivered first.
 //!
 //! Invariants
 //! - SI-ST1 Bytes arrive in order, each once, until the stream ends or is cut.
-//! - SI-ST2 Nothing is asked of a closed end, and no end is closed while a request is pending on
-//!   it.
-//! - SI-ST3 What a Send gives away is taken from its buffers as it enters the wire: until the Send
-//!   has ended they must not change.
+//! - SI-ST2 A closed end gets no requests, and an end is closed only with no request pending on it.
+//! - SI-ST3 The data of a Send are taken from its buffers as they enter the wire: the buffers must
+//!   not change until the Send has ended.
 //! - SI-ST4 Every request ends exactly once; an outcome is delivered at a later moment, as any
 //!   event.
 use std::collections::VecDeque;
@@ -27,13 +25,13 @@ use reactor::{Event, FileId, OpResult, Sqe, SqeOp};
 use super::{Scheduled, World, usize_of};
 use crate::events::{StreamFault, TraceEvent, record};
 
-/// Files of streams; below are disks.
+/// First file number of streams; lower numbers are disks.
 const FIRST: u32 = 1 << 24;
-/// What one direction holds: small, so that senders block.
+/// Capacity of one direction: small, so that senders block.
 const STREAM_BYTES: usize = 48 << 10;
 /// Longest piece of a stream that arrives at once.
 const PACKET_BYTES_MAX: u64 = 16 << 10;
-/// The least that a request or a packet takes.
+/// Shortest time of a request or a packet.
 const STEP_NS: u64 = 500;
 
 #[derive(Debug)]
@@ -59,7 +57,7 @@ struct Sending {
     done: usize,
 }
 
-/// How an end's reading ends.
+/// How the incoming bytes of an end have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamEnd {
     End,
@@ -70,14 +68,14 @@ enum StreamEnd {
 #[derive(Debug)]
 struct End {
     peer: usize,
-    /// On the way to this end.
+    /// Packets on the way to this end.
     wire: VecDeque<(Nanos, Packet)>,
     inbox: VecDeque<u8>,
     ended: Option<StreamEnd>,
     fail_next: bool,
-    /// This end has ended its stream.
+    /// This end has shut down its sending direction.
     write_shut: bool,
-    /// The other end takes nothing any more.
+    /// The other end accepts no more data.
     refuses_data: bool,
     closed: bool,
     /// No packet leaves.
@@ -90,7 +88,7 @@ struct End {
 struct Listener {
     backlog: VecDeque<usize>,
     accept: Option<ReplyTo>,
-    /// Whether anybody can connect.
+    /// Whether clients can connect.
     open: bool,
 }
 
@@ -127,7 +125,7 @@ impl Streams {
         }
     }
 
-    /// A power cut or a kill: every connection is gone.
+    /// Drops all connections: a power cut or a kill.
     pub(super) fn clear(&mut self) {
         self.ends.clear();
         self.listeners.clear();
@@ -147,7 +145,7 @@ impl World {
         self.streams.add(FileKind::Listener(listener))
     }
 
-    /// A connection to a listener, at once; none when it is closed to all.
+    /// Connects to a listener; `None` if it refuses connections.
     pub fn connect(&mut self, listener: FileId) -> Option<FileId> {
         let FileKind::Listener(listener) = self.streams.kind(listener) else {
             panic!("{listener:?} does not listen");
@@ -176,7 +174,7 @@ impl World {
         Some(self.streams.add(FileKind::End(first)))
     }
 
-    /// Lets clients connect, or refuses them.
+    /// Accepts or refuses new connections.
     pub fn set_listening(&mut self, listener: FileId, open: bool) {
         match self.streams.kind(listener) {
             FileKind::Listener(nth) => self.streams.listeners[nth].open = open,
@@ -184,7 +182,7 @@ impl World {
         }
     }
 
-    /// Cuts a connection as one of its ends sees it. No effect on one that has ended.
+    /// Injects a fault into one end of a connection. No effect on one that has ended.
     pub fn cut_stream(&mut self, file: FileId, how: StreamFault) {
         let end = self.streams.end_of(file);
         let peer = self.streams.ends[end].peer;
@@ -195,7 +193,7 @@ impl World {
         match how {
             StreamFault::Error => self.streams.ends[end].fail_next = true,
             StreamFault::TimedOut => {
-                // Some of what is on its way to the other end still arrives.
+                // Some of the packets on their way to the other end still arrive.
                 let on_its_way = self.streams.ends[peer].wire.len();
                 let arrives = self.rng.index(on_its_way + 1);
                 self.streams.ends[peer].wire.truncate(arrives);
@@ -284,7 +282,7 @@ impl World {
         }
     }
 
-    /// Sends a packet to an end, behind those that are on their way.
+    /// Queues a packet to an end, behind those on their way.
     fn put(&mut self, to: usize, packet: Packet, late: Nanos) {
         let from = self.streams.ends[to].peer;
         if self.streams.ends[from].cut || self.streams.ends[to].closed {
@@ -303,7 +301,7 @@ impl World {
         self.at(time, Scheduled::Stream(to));
     }
 
-    /// The moment of a packet has come.
+    /// Delivers the packets whose time has come.
     pub(super) fn arrive(&mut self, end: usize) {
         let Some(here) = self.streams.ends.get_mut(end) else { return };
         while here.wire.front().is_some_and(|(time, _)| *time <= self.now) {
@@ -332,7 +330,7 @@ impl World {
         self.at(self.now + Nanos(delay), Scheduled::Ready(reply_to.core, event));
     }
 
-    /// Attempts what is pending on an end.
+    /// Tries the pending requests of an end.
     fn progress(&mut self, end: usize) {
         self.progress_recv(end);
         self.progress_send(end);

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What kind of bad day a seed has.
+//! The swarm profile: how hostile the world of a seed is.
 
 use crate::rng::Rng;
 
-/// What a seed draws for itself, so that each seed is another kind of bad day (swarm testing).
-/// With uniform latencies alone, races of three parties are not found at all.
+/// The profile that a seed draws, so that each seed is hostile in another way (swarm testing). With
+/// uniform latencies alone, races of three parties are never found.
 #[derive(Clone, Copy, Debug)]
 pub struct Swarm {
-    /// Requests that take longer, of a thousand.
+    /// Chance that a request stalls.
     pub stall_per_mille: u32,
-    /// How many times longer.
+    /// Factor by which a stalled request takes longer.
     pub stall_factor: u64,
-    /// Chance that the world goes on although a task could run.
+    /// Chance that the next event is delivered although a task could run.
     pub preempt_per_mille: u32,
-    /// Messages between cores take up to this.
+    /// Longest delay of a message between cores.
     pub message_ns_max: u64,
     /// Chance that a read sees the medium as it was when it was submitted.
     pub early_read_per_mille: u32,
-    /// Chance that a discard leaves zeroes rather than what was there.
+    /// Chance that a discard leaves zeroes rather than the old data.
     pub discard_zeroes_per_mille: u32,
 }
 

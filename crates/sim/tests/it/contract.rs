@@ -234,7 +234,7 @@ fn lost_zeroes_are_found() {
 }
 
 #[test]
-fn messages_between_two_cores_arrive_in_the_order_in_which_they_were_posted() {
+fn messages_between_two_cores_arrive_in_order() {
     thread_local!(static CAME: RefCell<Vec<(CoreId, u32)>> = const { RefCell::new(Vec::new()) });
     seeds::run(200, |seed| {
         CAME.take();

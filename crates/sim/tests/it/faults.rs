@@ -84,7 +84,7 @@ fn rot_and_lost_and_misdirected_writes_are_not_reported() {
 }
 
 #[test]
-fn requests_off_the_disk_and_unknown_files_and_sockets_are_refused() {
+fn invalid_ranges_unknown_files_and_sockets_are_refused() {
     let (world, _, disk) = world(Faults::default());
     let machine = Machine::boot(&world, 1);
     assert_eq!(read(&machine, &disk, 1024), Err(Status::Invalid));
@@ -192,7 +192,7 @@ fn stalls_find_a_slot_reused_too_early_that_even_latencies_hide() {
 }
 
 #[test]
-fn a_disk_that_keeps_no_data_takes_the_same_time_and_reads_zeroes() {
+fn a_disk_without_data_has_equal_timing_and_reads_zeroes() {
     let run = |keeps_data| {
         let world = World::calm(1);
         let flash = sim::model::FlashParams::sata();

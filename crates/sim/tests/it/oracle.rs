@@ -144,7 +144,7 @@ fn swapped_sectors_rubbish_and_another_run_are_refused() {
 }
 
 #[test]
-fn overlapping_writes_may_end_in_either_order_but_not_change_their_mind() {
+fn overlapping_writes_end_in_either_order_but_only_one() {
     let mut h = Hand::new();
     let (a, b) = (h.oracle.begin_write(0..1, false), h.oracle.begin_write(0..1, false));
     let (mut first, mut second) = (vec![0; BLOCK], vec![0; BLOCK]);
@@ -158,7 +158,7 @@ fn overlapping_writes_may_end_in_either_order_but_not_change_their_mind() {
 
 /// As LSVD's own note has it: readers saw one order, replay made another of it.
 #[test]
-fn once_a_read_has_shown_the_order_of_overlapping_writes_the_next_flush_fixes_it() {
+fn a_read_then_a_flush_fix_the_order_of_overlapping_writes() {
     for (is_read, is_flushed, fails_first) in
         [(true, true, false), (true, true, true), (true, false, false), (false, true, false)]
     {
@@ -188,7 +188,7 @@ fn once_a_read_has_shown_the_order_of_overlapping_writes_the_next_flush_fixes_it
 }
 
 #[test]
-fn a_read_may_return_a_concurrent_write_and_what_was_there_when_it_began() {
+fn a_read_may_return_the_old_data_or_a_concurrent_write() {
     let mut h = Hand::new();
     let old = h.write(0);
     let read = h.oracle.begin_read(0..1);
@@ -199,7 +199,7 @@ fn a_read_may_return_a_concurrent_write_and_what_was_there_when_it_began() {
 }
 
 #[test]
-fn a_discarded_block_is_anything_it_ever_was_until_it_is_rewritten() {
+fn a_discarded_block_may_hold_old_data_until_rewritten() {
     let mut h = Hand::new();
     let old = h.write(0);
     h.write(0);
@@ -307,7 +307,7 @@ fn a_flush_of_another_covers_nothing_after_a_failed_one() {
 }
 
 #[test]
-fn what_a_read_found_after_a_kill_is_lost_by_a_crash_unless_flushed() {
+fn data_read_after_a_kill_need_a_flush_to_survive_a_crash() {
     let mut h = Hand::new();
     let data = h.write(0);
     h.oracle.kill();
@@ -352,7 +352,7 @@ fn half_of(data: &[u8], other: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_write_that_has_failed_below_may_be_there_in_part_until_it_ends_well() {
+fn a_write_failed_below_may_be_partial_until_it_succeeds() {
     let mut h = Hand::new();
     let before = h.write(0);
     let (token, data) = failing_below(&mut h);
@@ -362,7 +362,7 @@ fn a_write_that_has_failed_below_may_be_there_in_part_until_it_ends_well() {
 }
 
 #[test]
-fn a_write_that_had_failed_below_before_a_crash_may_be_there_in_part_until_rewritten() {
+fn a_write_failed_below_before_a_crash_may_stay_partial() {
     let mut h = Hand::new();
     let before = h.write(0);
     h.flush(true);
@@ -386,7 +386,7 @@ fn what_fails_below_of_a_write_that_has_ended_is_no_excuse() {
 }
 
 #[test]
-fn rubbish_is_accepted_where_a_write_has_failed_and_nowhere_else() {
+fn garbage_is_accepted_only_where_a_write_has_failed() {
     let mut h = Hand::new();
     let rubbish: Vec<u8> = (0..=u8::MAX).cycle().take(BLOCK).collect();
     h.write_with(0, false, false);

@@ -36,7 +36,7 @@ fn serve(mailboxes: &[Mailbox], exported: &mpsc::Sender<Export>, stop: &AtomicBo
 }
 
 #[test]
-fn bios_cross_to_the_core_that_owns_the_device_and_their_ends_come_back() {
+fn bios_go_to_the_owning_core_and_their_completions_return() {
     let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
     let stop = Arc::new(AtomicBool::new(false));
     let (to_owner, stopped) = (mailboxes[1].sender(), stop.clone());
@@ -152,7 +152,7 @@ fn random_bits_differ() {
 }
 
 #[test]
-fn a_bio_for_what_is_not_exported_any_more_fails_and_reaches_no_other_device() {
+fn a_bio_for_a_removed_export_fails_and_reaches_no_device() {
     let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
     let stop = Arc::new(AtomicBool::new(false));
     let (exported, wait_exported) = mpsc::channel();

@@ -100,7 +100,7 @@ fn zeroes_that_keep_their_space_read_as_zeroes() {
 }
 
 #[test]
-fn gathered_requests_of_more_pieces_than_one_transfer_takes_are_whole() {
+fn requests_of_more_pieces_than_one_transfer_are_whole() {
     let folder = Folder::on_disk();
     on_core(async move |files| {
         let dev = open_leaf(&files, &folder, new_file(32 << 20));
@@ -354,7 +354,7 @@ fn a_core_that_ends_leaves_no_descriptor_open() {
 }
 
 #[test]
-fn a_shared_file_serves_another_core_until_the_core_that_opened_it_closes_it() {
+fn a_shared_file_serves_other_cores_until_its_owner_closes() {
     let folder = Folder::on_disk();
     let path = folder.path("disk");
     on_core(async move |files| {

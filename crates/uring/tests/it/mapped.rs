@@ -25,7 +25,7 @@ fn open_leaf(files: &Files, path: &Path) -> Rc<FileLeaf> {
 }
 
 #[test]
-fn what_is_written_by_copies_is_in_the_file_and_the_other_way_round() {
+fn copied_data_are_in_the_file_and_file_data_in_the_mapping() {
     for folder in [Folder::on_disk(), Folder::in_memory()] {
         on_core(async move |files| {
             let path = folder.path("disk");
@@ -130,7 +130,7 @@ fn a_file_is_mapped_by_one_and_free_when_it_is_closed() {
 }
 
 #[test]
-fn of_a_file_that_is_cut_off_later_only_what_is_gone_is_an_error() {
+fn only_the_missing_part_of_a_truncated_file_fails() {
     for folder in [Folder::on_disk(), Folder::in_memory()] {
         on_core(async move |files| {
             let path = folder.path("disk");

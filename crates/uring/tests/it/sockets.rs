@@ -121,7 +121,7 @@ fn many_clients_are_echoed_at_once() {
 }
 
 #[test]
-fn a_send_of_many_pieces_arrives_whole_though_the_socket_takes_little_at_a_time() {
+fn a_send_of_many_pieces_is_whole_over_a_small_socket() {
     on_core(async |files| {
         let (a, b) = pair(&files);
         let mut data = Bufs::new();
@@ -151,7 +151,7 @@ fn tcp_connections_are_accepted_and_echoed() {
 }
 
 #[test]
-fn the_end_of_the_stream_is_zero_bytes_and_sending_on_is_an_error() {
+fn a_stream_ends_with_zero_bytes_and_then_refuses_sends() {
     on_core(async |files| {
         let (a, b) = pair(&files);
         assert_eq!(driver_io(a, SqeOp::Shutdown).await.status, Status::Ok);
@@ -162,7 +162,7 @@ fn the_end_of_the_stream_is_zero_bytes_and_sending_on_is_an_error() {
 }
 
 #[test]
-fn shutdown_write_ends_a_send_that_waits_and_leaves_the_other_direction() {
+fn shutdown_write_ends_a_waiting_send_but_not_receiving() {
     on_core(async |files| {
         let (a, b) = pair(&files);
         let flood = Buf::zeroed(64 << 20); // more than a socket holds
@@ -273,7 +273,7 @@ fn a_core_that_ends_lets_go_of_a_socket_on_which_it_waits() {
 }
 
 #[test]
-fn a_call_gets_through_when_a_batch_has_just_filled_the_submission_ring() {
+fn a_call_passes_when_a_batch_has_filled_the_ring() {
     // As many as the ring takes at once: the bell's read finds no room beside them.
     const WAITING: usize = 256;
     let driver = Uring::new().unwrap();

@@ -89,7 +89,7 @@ fn the_published_run_takes_44_s_sorted_and_99_s_in_lru_order() {
 }
 
 #[test]
-fn while_a_flush_waits_the_head_writes_nothing_that_came_after_it() {
+fn during_a_flush_the_head_writes_no_later_request() {
     let mut hdd = Hdd::new(HddParams::published());
     let (mut now, mut next, mut done) = (0, 0, Vec::new());
     let mut write = |hdd: &mut Hdd, now| {
@@ -133,7 +133,7 @@ fn while_a_flush_waits_the_head_writes_nothing_that_came_after_it() {
 }
 
 #[test]
-fn reads_go_on_and_a_fua_write_is_not_lost_while_flushes_follow_each_other() {
+fn consecutive_flushes_stall_no_read_and_lose_no_fua_write() {
     let mut hdd = Hdd::new(HddParams { cache_bytes: 8 << 20, ..HddParams::published() });
     let mut rng = Rng::new(5);
     let (mut next, mut done) = (0, Vec::new());

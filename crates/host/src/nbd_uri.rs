@@ -9,7 +9,7 @@ use block::{BlockDevice, Error, LocalFuture, Nanos};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::encoder::{Data, Query};
 use fluent_uri::pct_enc::{EStr, EString, Encoder};
-use nbd::client::{Client, Connect, News, Options};
+use nbd::client::{Client, Connect, LinkEvent, Options};
 use reactor::FileId;
 use uring::{Files, Peer};
 
@@ -123,10 +123,12 @@ impl NbdUri {
     pub async fn open(self, word: String, files: Files) -> Result<Client, Error> {
         let NbdUri { peer, export, options } = self;
         let name = word.clone();
-        let tell = move |news: &News| match news {
-            News::Back => tracing::info!(device = name, "{news}"),
-            News::Lost(_) | News::Refused(_) => tracing::warn!(device = name, "{news}"),
-            News::Failed(_) => tracing::error!(device = name, "{news}"),
+        let tell = move |news: &LinkEvent| match news {
+            LinkEvent::Reconnected => tracing::info!(device = name, "{news}"),
+            LinkEvent::Lost(_) | LinkEvent::ConnectFailed(_) => {
+                tracing::warn!(device = name, "{news}");
+            }
+            LinkEvent::Failed(_) => tracing::error!(device = name, "{news}"),
         };
         let client = Client::open(word, &export, Rc::new(To(peer, files)), options, tell).await?;
         if client.is_read_only() {

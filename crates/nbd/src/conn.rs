@@ -16,21 +16,22 @@ use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, new_opener, now, spa
 use crate::handshake::{Handshake, Session, Step};
 use crate::job::{self, check, held_bytes};
 use crate::option::HEADER_BYTES;
+use crate::peer::Peer;
 use crate::request::{REQUEST_BYTES, Request};
 use crate::send::{self, Reply};
-use crate::server::{Peer, Shared};
+use crate::server::Shared;
 use crate::share::Share;
 use crate::wire::{OPTION_BYTES_MAX, REQUEST_BYTES_MAX, cmd};
 
 /// One receive takes up to this: sixty writes of 4 KiB, and it stays in a core's cache.
 const CHUNK_BYTES: usize = 256 << 10;
-/// A payload's missing rest of at least this goes straight to its buffer, without a copy.
+/// If at least this much of a payload is missing, it is received into its buffer without a copy.
 const DIRECT_BYTES_MIN: usize = 64 << 10;
 /// Data of a write that a client has [`crate::Options::stall_time`] for; the same of its replies.
 pub(crate) const STEP_BYTES: usize = 1 << 20;
-/// What a handshake's buffer begins with; most never need more.
+/// Initial size of a handshake's buffer; most handshakes need no more.
 const HANDSHAKE_BYTES: usize = 4096;
-/// Replies of a handshake are sent when they are this long: bounds what a client can make us hold.
+/// Replies of a handshake are sent at this length: bounds the memory that a client can claim.
 const HANDSHAKE_OUT_BYTES: usize = 64 << 10;
 
 pub(crate) struct Conn {
@@ -41,31 +42,32 @@ pub(crate) struct Conn {
     pub(crate) replies: RefCell<VecDeque<Reply>>,
     /// The sender waits here.
     pub(crate) ready: WaitList,
-    /// The receive loop waits here for its own budget, and the end for everything in flight.
+    /// The receive loop waits here for its own budget, and the end of the connection for all
+    /// requests in flight.
     room: WaitList,
     /// Admitted requests whose reply has not left.
     requests: Cell<usize>,
     /// Their data.
     share: Rc<Share>,
-    /// Whether one of them is still being received.
+    /// Whether one of the requests is still being received.
     receiving: Cell<bool>,
-    /// Requests to the driver that are in flight on the socket (N4).
+    /// Requests to the driver that are in flight on the socket (NB-N4).
     ops: Cell<usize>,
-    /// When to cut it off; none while it is free to idle.
+    /// When to cut the connection off; none while it may idle.
     pub(crate) deadline: Cell<Option<Nanos>>,
-    /// The same, while a step of its replies is being sent, and while one of a write's data is
+    /// The same, while a step of its replies is being sent, and while a step of a write's data is
     /// being received.
     send_due: Cell<Option<Nanos>>,
     data_due: Cell<Option<Nanos>>,
-    /// When it was accepted, or something was received from it.
-    heard: Cell<Nanos>,
+    /// When it was accepted, or last received from.
+    received_at: Cell<Nanos>,
     /// No new requests are taken.
     draining: Cell<bool>,
-    /// The socket is of no use any more; replies are dropped.
+    /// The socket is unusable; replies are dropped.
     dead: Cell<bool>,
-    /// The last reply has left; the sender goes.
+    /// The last reply has left; the sender ends.
     pub(crate) ended: Cell<bool>,
-    /// Flushes that the client has not asked for and that have failed.
+    /// Failed flushes that the server sent for FUA, not for a FLUSH of the client.
     pub(crate) fua_failures: Cell<u64>,
 }
 
@@ -87,7 +89,7 @@ impl Conn {
             deadline: Cell::new(Some(deadline)),
             send_due: Cell::new(None),
             data_due: Cell::new(None),
-            heard: Cell::new(now()),
+            received_at: Cell::new(now()),
             draining: Cell::new(false),
             dead: Cell::new(false),
             ended: Cell::new(false),
@@ -107,25 +109,25 @@ impl Conn {
         self.session.get().is_some()
     }
 
-    /// Since when the client has asked for nothing; none while it has a request, or one waits.
+    /// Since when the client has been idle; `None` while a request is in flight or waits.
     pub(crate) fn idle_since(&self) -> Option<Nanos> {
         let idle = self.requests.get() == 0 && !self.share.waits() && !self.dead.get();
-        idle.then(|| self.heard.get())
+        idle.then(|| self.received_at.get())
     }
 
-    /// When to cut it off.
+    /// The next deadline.
     pub(crate) fn due(&self) -> Option<Nanos> {
         let dues = [&self.deadline, &self.send_due, &self.data_due];
         dues.into_iter().filter_map(Cell::get).min()
     }
 
-    /// It is cut off now. Whether that is because it has stalled.
-    pub(crate) fn forget_dues(&self) -> bool {
+    /// Clears the deadlines; returns whether the client had stalled.
+    pub(crate) fn clear_deadlines(&self) -> bool {
         self.deadline.take();
         self.send_due.take().is_some() | self.data_due.take().is_some()
     }
 
-    /// From now on the client has a time for one step; it is over when `due` is taken.
+    /// Starts the deadline of one step; taking `due` ends it.
     fn begin_step(&self, due: &Cell<Option<Nanos>>) {
         due.set(Some(turn_time() + self.shared.options.stall_time));
         if self.shared.reaper_waits.get() {
@@ -150,7 +152,7 @@ impl Conn {
         result
     }
 
-    /// Ends everything pending on the socket, unless it is closed already.
+    /// Shuts the socket down, which ends everything pending on it.
     pub(crate) async fn cut_off(self: Rc<Conn>) {
         self.dead.set(true);
         self.wake_receiver();
@@ -159,7 +161,7 @@ impl Conn {
         }
     }
 
-    /// Takes no new requests; ends the connection when what is in flight has been answered.
+    /// Stops taking requests; ends the connection when those in flight are answered.
     pub(crate) fn drain(self: Rc<Conn>) {
         self.draining.set(true);
         self.set_deadline();
@@ -181,8 +183,8 @@ impl Conn {
         self.share.changed.wake_all();
     }
 
-    /// Waits until a request with `bytes` of data fits into the budgets and takes its share (N2).
-    /// False when the connection ends first.
+    /// Waits until a request with `bytes` of data fits into the budgets and takes its share
+    /// (NB-N2). False when the connection ends first.
     async fn admit(&self, bytes: u64) -> bool {
         let options = &self.shared.options;
         let over = || self.dead.get() || self.draining.get();
@@ -210,14 +212,14 @@ impl Conn {
         true
     }
 
-    /// Gives the shares of answered requests back.
+    /// Releases the budget of answered requests.
     pub(crate) fn release(&self, requests: usize, bytes: u64) {
         self.requests.set(self.requests.get() - requests);
         self.shared.budget.give_back(&self.share, bytes);
         self.room.wake_all();
     }
 
-    /// Queues a reply for the sender, or drops it when nobody listens any more.
+    /// Queues a reply for the sender; drops it if the socket is unusable.
     pub(crate) fn reply(&self, reply: Reply) {
         if self.dead.get() {
             self.release(reply.requests, reply.bytes);
@@ -227,7 +229,7 @@ impl Conn {
         }
     }
 
-    /// Drops what is queued; nobody listens any more.
+    /// Drops all queued replies.
     pub(crate) fn drop_replies(&self) {
         let dropped = self.replies.take();
         let requests = dropped.iter().map(|r| r.requests).sum();
@@ -235,10 +237,10 @@ impl Conn {
     }
 }
 
-/// A connection's whole life.
+/// Runs a connection from the handshake to the close.
 pub(crate) async fn run(conn: Rc<Conn>) {
     if let Some((mut session, rest)) = handshake(&conn).await {
-        // Each connection is a client of its own: what is below tells writers apart by it.
+        // Each connection is an opener of its own, by which devices below distinguish writers.
         session.device_fua = Rc::new(OpenDevice::new(session.device.clone(), new_opener()));
         session.device = Rc::new(OpenDevice::new(session.device, new_opener()));
         conn.deadline.set(conn.deadline.get().filter(|_| conn.draining.get()));
@@ -248,7 +250,7 @@ pub(crate) async fn run(conn: Rc<Conn>) {
         conn.set_deadline();
         conn.room.wait_for(|| conn.requests.get() == 0).await;
     }
-    // N4: from here on nobody begins anything on the socket, and what has begun is waited for.
+    // NB-N4: from here on nothing is started on the socket; wait for what is in flight on it.
     conn.deadline.set(None);
     conn.ended.set(true);
     conn.ready.wake_all();
@@ -265,7 +267,7 @@ async fn send_bytes(conn: &Conn, out: &mut Vec<u8>) -> bool {
     conn.io(SqeOp::Send { bufs }).await.status == Status::Ok
 }
 
-/// The session agreed on, and what the client has sent beyond the handshake.
+/// Runs the handshake: returns the session, and the bytes received after the handshake.
 async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
     let mut handshake = Handshake::new();
     let mut out = Handshake::greeting().to_vec();
@@ -314,7 +316,7 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
     }
 }
 
-/// The receive loop: a chunk of bytes and what is unread of it.
+/// The receive loop: a chunk of bytes and its unread range.
 struct Receiver {
     conn: Rc<Conn>,
     chunk: Buf,
@@ -338,17 +340,17 @@ impl Receiver {
         }
     }
 
-    /// One receive; false at the end of the stream or of our patience.
+    /// One receive; `None` when the connection ends.
     async fn receive(&self, buf: &Buf, from: usize) -> Option<usize> {
         let result = self.conn.io(SqeOp::Recv { into: buf.slice(from..buf.len()) }).await;
         self.conn.shared.stats.borrow_mut().receives_total += 1;
-        self.conn.heard.set(turn_time());
+        self.conn.received_at.set(turn_time());
         let go_on = result.status == Status::Ok && result.value > 0;
         let over = self.conn.draining.get() || self.conn.dead.get();
         (go_on && !over).then_some(result.value as usize)
     }
 
-    /// Gets more bytes; those unread, less than a request, move to the front.
+    /// Receives more bytes; the unread ones, less than a request, move to the front.
     async fn fill(&mut self) -> bool {
         let (start, end) = (self.start, self.end);
         assert!(end - start < REQUEST_BYTES, "only a part of a request is left unread");
@@ -359,7 +361,7 @@ impl Receiver {
         true
     }
 
-    /// The next request, or none when the session ends.
+    /// The next request; `None` when the session ends.
     async fn head(&mut self) -> Option<Request> {
         loop {
             if self.conn.draining.get() || self.conn.dead.get() {
@@ -380,10 +382,10 @@ impl Receiver {
         }
     }
 
-    /// Starts one request; false when the session ends with it.
+    /// Starts one request; false if the session ends with it.
     async fn take(&mut self, request: Request) -> bool {
         if request.kind == cmd::DISC || request.payload_len() > REQUEST_BYTES_MAX {
-            return false; // nobody waits for 4 GiB to be skipped
+            return false; // skipping up to 4 GiB would take too long
         }
         let conn = self.conn.clone();
         let checked = check(conn.session(), &request);
@@ -422,7 +424,7 @@ impl Receiver {
         true
     }
 
-    /// Fills `buf` with the bytes that come next.
+    /// Fills `buf` with the next bytes.
     async fn payload(&mut self, buf: &Buf) -> bool {
         let (mut filled, mut step_end) = (0, STEP_BYTES);
         loop {
@@ -447,7 +449,7 @@ impl Receiver {
         }
     }
 
-    /// Throws the next `len` bytes away.
+    /// Skips the next `len` bytes.
     async fn skip(&mut self, len: usize) -> bool {
         let (mut left, mut step_end) = (len, len.saturating_sub(STEP_BYTES));
         loop {
@@ -489,9 +491,9 @@ mod tests {
         }
     }
 
-    /// Nobody else would give it back: no request has it.
+    /// A budget granted while the connection ends belongs to no request, so no reply releases it.
     #[test]
-    fn what_a_connection_gets_as_it_ends_is_given_back() {
+    fn a_budget_granted_to_an_ending_connection_is_released() {
         const ALL: u64 = 64 << 20;
         let machine = Machine::boot(&World::calm(1), 1);
         let work = async {

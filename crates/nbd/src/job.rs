@@ -13,14 +13,14 @@ use crate::send::Reply;
 use crate::server::Shared;
 use crate::wire::{CommandFlags, ExportFlags, REQUEST_BYTES_MAX, cmd};
 
-/// Zeroes are written in pieces of this where the device can't make them itself.
+/// Size of the writes that zero a range where the device has no write zeroes.
 const ZEROES_BYTES: usize = 1 << 20;
-/// What [`crate::Export::block_status`] is asked for at a time.
+/// Length of one call of [`crate::Export::block_status`].
 const STATUS_STEP: Sector = Sector::from_bytes(64 << 20);
 /// Extents in one block status reply; a client asks again for the rest.
 const EXTENTS_MAX: usize = 4096;
 
-/// What a checked request asks for.
+/// A checked request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Read,
@@ -36,13 +36,13 @@ pub(crate) struct Job {
     conn: Rc<Conn>,
     command: Command,
     request: Request,
-    /// What a READ reads into.
+    /// The buffers of a READ.
     data: Bufs,
-    /// Of a request that is one bio; it has been submitted.
+    /// The submitted bio, if the request is a single one.
     bio: Option<BioFuture>,
 }
 
-/// Whether the request is one that this session may make, and where its range lies.
+/// Checks that the session allows the request, and its range.
 pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Errno> {
     let flags = CommandFlags::from_bits(request.flags).ok_or(Errno::Invalid)?;
     let fua = flags.contains(CommandFlags::FUA);
@@ -64,7 +64,7 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
         }
         _ => return Err(Errno::Invalid),
     };
-    // FUA is allowed, and means nothing, on what does not write.
+    // FUA is allowed and ignored on requests that do not write.
     if !(extra | CommandFlags::FUA).contains(flags) {
         return Err(Errno::Invalid);
     }
@@ -93,7 +93,7 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
     }
 }
 
-/// Data that a request holds from its admission until its reply has left, bytes (N2).
+/// Bytes that a request holds from its admission until its reply has left (NB-N2).
 pub(crate) fn held_bytes(session: &Session, command: Command, request: &Request) -> u64 {
     let len = u64::from(request.len);
     match command {
@@ -107,10 +107,10 @@ pub(crate) fn held_bytes(session: &Session, command: Command, request: &Request)
     }
 }
 
-/// Begins an admitted request; `payload` is that of a WRITE.
+/// Starts an admitted request; `payload` is that of a WRITE.
 ///
-/// Many bios have ended when `submit` returns (null, memory, what a page cache holds): these are
-/// answered at once. The others get a kept task each, to wait in.
+/// Many bios have ended when `submit` returns (null, memory, page cache hits): they are answered at
+/// once. For each of the others a pooled task waits.
 pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload: Option<Buf>) {
     let dev = &*conn.session().device;
     let at = Sector::from_bytes(request.offset);
@@ -140,7 +140,7 @@ pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload:
     }
 }
 
-/// Waits for a request's bios and queues its reply.
+/// Waits for a request's bios, then queues its reply.
 pub(crate) async fn run(job: Job) {
     let Job { conn, command, request, data, bio } = job;
     let session = conn.session();
@@ -164,7 +164,7 @@ pub(crate) async fn run(job: Job) {
     answer(&conn, command, &request, data, done);
 }
 
-/// Queues the reply to a request that has been done.
+/// Queues the reply to a completed request.
 fn answer(conn: &Conn, command: Command, request: &Request, data: Bufs, done: Result<(), Status>) {
     let session = conn.session();
     let bytes = held_bytes(session, command, request);
@@ -185,7 +185,7 @@ fn answer(conn: &Conn, command: Command, request: &Request, data: Bufs, done: Re
     conn.reply(Reply { cookie: request.cookie, head, data, requests: 1, bytes });
 }
 
-/// Discards. It is advice: a device that can't has followed it by doing nothing.
+/// Discards. TRIM is advice: a device that does not support it succeeds by doing nothing.
 async fn trim(dev: &dyn BlockDevice, at: Sector, len: Sector) -> Result<(), Status> {
     match discard(dev, Class::Normal, at, len).await {
         Err(Status::NotSupported) => Ok(()),
@@ -193,11 +193,12 @@ async fn trim(dev: &dyn BlockDevice, at: Sector, len: Sector) -> Result<(), Stat
     }
 }
 
-/// FUA for what devices take no FUA on: a flush afterwards covers it. One that fails is no FLUSH of
-/// the client, whose next one must fail as well if anything else was lost: so the opener is
-/// another.
-/// All such flushes of a connection have that one, and what one is told of the others are not: so
-/// none succeeds if one has failed since its change began.
+/// FUA of requests that devices take without FUA: a flush after the change covers it.
+///
+/// If that flush fails, the error is not the result of a FLUSH of the client, whose own next FLUSH
+/// must still fail if other writes were lost. So these flushes have an opener of their own
+/// (`device_fua`). All of a connection share it, and the device reports a loss to only one of them:
+/// so each fails if any has failed since its change began.
 async fn then_flush(
     conn: &Conn,
     fua: bool,
@@ -243,7 +244,7 @@ async fn zero(
     Ok(())
 }
 
-/// Queues one chunk for each context agreed on.
+/// Queues one chunk for each negotiated context.
 async fn block_status(conn: &Conn, request: &Request, one: bool, bytes: u64) {
     let session = conn.session();
     let chosen = || Context::ALL.into_iter().zip(session.contexts).filter(|(_, on)| *on);

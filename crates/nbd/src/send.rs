@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The sender: everything that is ready leaves in one vectored send.
+//! The sender: sends all replies that are ready in one vectored send.
 //!
 //! ```text
 //!   headers  [h1 h2 h3 h4 h5]          one small pooled buffer
@@ -19,12 +19,12 @@ const REPLIES_PER_SEND_MAX: usize = 128;
 const SEND_BYTES_MAX: usize = 4 << 20;
 const HEADS_BYTES: usize = REPLIES_PER_SEND_MAX * REPLY_HEAD_BYTES_MAX;
 
-/// One reply on its way out.
+/// One reply in the send queue.
 pub(crate) struct Reply {
     pub(crate) cookie: u64,
     pub(crate) head: ReplyHead,
     pub(crate) data: Bufs,
-    /// Requests that it finishes: one, or none when another chunk follows.
+    /// Requests that it completes: one, or none when another chunk follows.
     pub(crate) requests: usize,
     /// Their share of the budget.
     pub(crate) bytes: u64,
@@ -61,7 +61,7 @@ pub(crate) async fn run(conn: Rc<Conn>) {
     }
 }
 
-/// Sends a step after the other; each has its time.
+/// Sends step by step; each step has a deadline.
 async fn send(conn: &Conn, bufs: Bufs) -> Status {
     let end = bufs.len_bytes();
     conn.shared.stats.borrow_mut().sends_total += end.div_ceil(STEP_BYTES) as u64;
@@ -83,7 +83,7 @@ struct Batch {
     bytes: u64,
 }
 
-/// Takes what is ready off the queue; there is at least one reply.
+/// Takes the ready replies off the queue, which is not empty.
 fn gather(conn: &Conn, ends: &mut Vec<usize>) -> Batch {
     let mut replies = conn.replies.borrow_mut();
     let heads = Buf::alloc(HEADS_BYTES);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The server: acceptors, the budget that connections share, deadlines, and the orderly end.
+//! The server: acceptors, the budget that connections share, deadlines, and the shutdown.
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -11,34 +11,26 @@ use slab::Slab;
 use crate::conn::{self, Conn};
 use crate::export::Exports;
 use crate::job::{self, Job};
+use crate::peer::Peer;
 use crate::share::Budget;
 use crate::wire::REQUEST_BYTES_MAX;
 
-/// Pause after a failed accept: the usual cause, no free descriptors, needs others to finish.
+/// Pause after a failed accept. The usual cause is a lack of free descriptors.
 const ACCEPT_RETRY: Nanos = Nanos::from_millis(100);
-/// How far a deadline may be overrun, so that deadlines of different length need no order.
+/// How late a deadline may be noticed, so that deadlines of different length need no order.
 const REAPER_STEP: Nanos = Nanos::from_secs(1);
-/// How long a handshake is left alone when all places are taken; a good one takes milliseconds.
+/// Least time for a handshake when all places are taken; a normal one takes milliseconds.
 const HANDSHAKE_TIME_MIN: Nanos = Nanos::from_secs(1);
-
-/// Where a client is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// On this machine, by a socket that only its owner may use.
-    Local,
-    /// Anywhere, by TCP.
-    Network,
-}
 
 /// Bounds of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Connections at a time. One more takes the place of the one that has been idle for longest,
-    /// if that is [`Options::idle_time`]; else it is closed at once.
+    /// Connections at a time. A further one replaces the connection that was idle longest, if that
+    /// was idle for [`Options::idle_time`]; else it is closed at once.
     pub connections_max: usize,
     /// Of these, places that only local sockets may take.
     pub local_connections: usize,
-    /// Requests of one connection in flight; beyond it nothing more is received.
+    /// Requests of one connection in flight; at this number the server stops receiving from it.
     pub requests_max: usize,
     /// Data of one connection in flight; at least 32 MiB.
     pub connection_bytes_max: u64,
@@ -47,14 +39,14 @@ pub struct Options {
     pub bytes_max: u64,
     /// Time for a client's handshake.
     pub handshake_time: Nanos,
-    /// Time for a client to take its last replies, after it or the server has ended the session.
+    /// Time for a client to receive its last replies after the end of the session.
     pub drain_time: Nanos,
-    /// Time for a client to take 1 MiB of its replies, or what is there of less, and to send 1 MiB
-    /// of a write's data, or what is left of less. Who needs longer is cut off: it holds memory
+    /// Time for a client to receive 1 MiB of its replies (or all of them, if less), and to send 1
+    /// MiB of a write's data (or the rest). A slower client is cut off, because it holds memory
     /// that others wait for.
     pub stall_time: Nanos,
-    /// How long a session without requests keeps its place when there is no other place for a new
-    /// one. Chosen: a disk in use is seldom idle for so long, as a file system writes its journal.
+    /// How long a session without requests keeps its place when all places are taken. Chosen: a
+    /// disk in use is seldom idle for so long, as a file system writes its journal.
     pub idle_time: Nanos,
 }
 
@@ -74,18 +66,18 @@ impl Default for Options {
     }
 }
 
-/// What a server has done so far.
+/// Counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Connections now.
     pub connections: u64,
     /// Connections accepted since the start.
     pub connections_total: u64,
-    /// Connections turned away because there were too many.
+    /// Connections refused because there were too many.
     pub refused_total: u64,
-    /// Connections cut off because they took no replies, or sent no data of a write.
+    /// Connections cut off because they received no replies, or sent no data of a write.
     pub stalled_total: u64,
-    /// Idle connections whose place was given to a new one.
+    /// Idle connections replaced by a new one.
     pub displaced_total: u64,
     /// Requests taken.
     pub requests_total: u64,
@@ -110,7 +102,7 @@ pub(crate) struct Shared {
     pub(crate) budget: Budget,
     /// Connections came, went, or got a deadline.
     pub(crate) changed: WaitList,
-    /// Nobody has a deadline, and the reaper waits for `changed`.
+    /// No connection has a deadline, and the reaper waits for `changed`.
     pub(crate) reaper_waits: Cell<bool>,
     pub(crate) conns: RefCell<Slab<Rc<Conn>>>,
     /// Source of zeroes for devices that can't make them.
@@ -132,7 +124,7 @@ impl Server {
         assert!(options.bytes_max >= request, "a server must hold one request");
         assert!(options.requests_max > 0, "a connection must hold one request");
         assert!(options.local_connections < options.connections_max, "the network gets a place");
-        // N5: one for each request there may be, so that none waits for another's device.
+        // NB-N5: one for each possible request, so that none waits for the device of another.
         let workers_max = options.connections_max.saturating_mul(options.requests_max).max(1);
         Server(Rc::new(Shared {
             budget: Budget::new(options.bytes_max),
@@ -150,8 +142,8 @@ impl Server {
         }))
     }
 
-    /// Serves whoever connects to `listener`, which belongs to the server from now on; `peer` is
-    /// who that may be.
+    /// Serves clients that connect to `listener`, which the server owns from now on. `peer` says
+    /// where they connect from.
     pub fn serve(&self, listener: FileId, peer: Peer) {
         let shared = &self.0;
         assert!(!shared.stopping.get(), "serve after shutdown");
@@ -163,9 +155,9 @@ impl Server {
         spawn(accept(shared.clone(), listener, peer));
     }
 
-    /// Ends the server: no new connections, no new requests; what is in flight is finished and
-    /// answered; then the connections are closed. Who doesn't take his replies within
-    /// [`Options::drain_time`] is cut off. Returns when everything is closed.
+    /// Ends the server: refuses new connections and requests, answers what is in flight, and then
+    /// closes the connections. Clients that do not receive their replies within
+    /// [`Options::drain_time`] are cut off. Returns when everything is closed.
     pub async fn shutdown(&self) {
         let shared = &self.0;
         shared.stopping.set(true);
@@ -182,7 +174,7 @@ impl Server {
         shared.changed.wait_for(ended).await;
     }
 
-    /// What the server has done so far.
+    /// The counters so far.
     pub fn stats(&self) -> Stats {
         *self.0.stats.borrow()
     }
@@ -223,7 +215,7 @@ impl Shared {
             || peer == Peer::Network && network() >= network_max
     }
 
-    /// The connection whose place a new one may have (N6).
+    /// The connection that a new one may replace (NB-N6).
     fn idlest(&self, peer: Peer) -> Option<Rc<Conn>> {
         let conns = self.conns.borrow();
         let since = |c: &Rc<Conn>| {
@@ -244,7 +236,7 @@ async fn admit(shared: &Rc<Shared>, file: FileId, peer: Peer) {
         match shared.idlest(peer) {
             Some(conn) => {
                 shared.stats.borrow_mut().displaced_total += 1;
-                // N4: nothing is in flight but its receive, which ends by this.
+                // NB-N4: only its receive is in flight, and this ends it.
                 conn.cut_off().await;
                 shared.changed.wait_for(|| !shared.is_full(peer) || shared.stopping.get()).await;
             }
@@ -272,7 +264,7 @@ async fn admit(shared: &Rc<Shared>, file: FileId, peer: Peer) {
     });
 }
 
-/// Cuts connections off whose deadline has passed.
+/// Cuts off connections whose deadline has passed.
 async fn reap(shared: Rc<Shared>) {
     let first = || shared.conns.borrow().iter().filter_map(|(_, c)| c.due()).min();
     let ended = || shared.stopping.get() && shared.conns.borrow().is_empty();
@@ -285,7 +277,7 @@ async fn reap(shared: Rc<Shared>) {
         let late = |c: &Conn| c.due().is_some_and(|due| due <= now());
         let conns = shared.conns.borrow();
         for (_, conn) in conns.iter().filter(|(_, c)| late(c)) {
-            if conn.forget_dues() {
+            if conn.clear_deadlines() {
                 shared.stats.borrow_mut().stalled_total += 1;
             }
             spawn(conn.clone().cut_off());

@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Invariants
-//! - S1 A request within its connection's reserve is admitted at once.
-//! - S2 Beyond the reserve, a connection that holds nothing may take what is free; one that holds
-//!   something only so much that at least as much stays free as it then holds. So connections that
-//!   hold their data for ever leave room for the others: n of them leave a part in n + 1.
-//! - S3 Of the connections that wait, the one that would hold least is admitted first, and after
+//! - NB-S1 A request within its connection's reserve is admitted at once.
+//! - NB-S2 Beyond the reserve, a connection that holds nothing may take all free memory; one that
+//!   holds some may only take as much as leaves free what it then holds. So connections that never
+//!   release their memory leave room for others: n of them leave 1/(n + 1), e.g. 3 leave a quarter.
+//! - NB-S3 Of the connections that wait, the one that would hold least is admitted first, and after
 //!   [`PASSED_MAX`] later ones the one that has waited longest. Local sockets do not wait for
 //!   connections of the network.
 use std::cell::{Cell, RefCell};
@@ -19,22 +19,22 @@ use std::rc::Rc;
 
 use reactor::WaitList;
 
-use crate::server::Peer;
+use crate::peer::Peer;
 use crate::wire::REQUEST_BYTES_MAX;
 
-/// Data that each connection may have in flight whatever the others do (N5).
+/// Data that each connection may have in flight independent of the others (NB-N5).
 pub(crate) const RESERVE_BYTES: u64 = 1 << 20;
 /// Later requests that are admitted before one that waits, at most. Chosen: a large request waits
 /// for a few milliseconds of small ones.
 const PASSED_MAX: u32 = 64;
 
-/// What one connection holds, and waits for.
+/// The memory that one connection holds, and waits for.
 #[derive(Debug)]
 pub(crate) struct Share {
     peer: Peer,
     /// Data in flight.
     held: Cell<u64>,
-    /// Data of the request that waits; none is zero.
+    /// Data of the waiting request; zero: none.
     wants: Cell<u64>,
     passed: Cell<u32>,
     /// Woken when the request that waits is admitted.
@@ -66,14 +66,14 @@ impl Share {
     }
 }
 
-/// What all connections hold together.
+/// The memory that all connections hold.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes_max: u64,
     network_bytes_max: u64,
     held: Cell<u64>,
     held_by_network: Cell<u64>,
-    /// Shares that wait, by arrival.
+    /// Waiting shares, in order of arrival.
     waiting: RefCell<Vec<Rc<Share>>>,
 }
 
@@ -89,10 +89,10 @@ impl Budget {
         }
     }
 
-    /// Takes `bytes` for a request if it need not wait (S1); else puts it among those that wait.
+    /// Takes `bytes` for a request if it need not wait (NB-S1); else queues it.
     pub(crate) fn ask(&self, share: &Rc<Share>, bytes: u64) {
         assert!(!share.waits(), "a connection's requests are admitted one after the other");
-        // What has no data takes nothing, and never waits.
+        // A request without data takes nothing and never waits.
         if bytes == 0 || share.held.get() + bytes <= RESERVE_BYTES {
             return self.take(share, bytes);
         }
@@ -106,7 +106,7 @@ impl Budget {
         self.admit();
     }
 
-    /// The request that waits is not wanted any more.
+    /// Cancels the waiting request.
     pub(crate) fn withdraw(&self, share: &Rc<Share>) {
         self.waiting.borrow_mut().retain(|s| !Rc::ptr_eq(s, share));
         share.wants.set(0);
@@ -121,7 +121,7 @@ impl Budget {
         }
     }
 
-    /// Gives back what an answered request held.
+    /// Releases the memory of an answered request.
     pub(crate) fn give_back(&self, share: &Share, bytes: u64) {
         share.held.set(share.held.get() - bytes);
         self.held.set(self.held.get() - bytes);
@@ -133,7 +133,7 @@ impl Budget {
         }
     }
 
-    /// Admits those that wait and fit, in the order of S3.
+    /// Admits waiting requests that fit, in the order of NB-S3.
     fn admit(&self) {
         while let Some(nth) = self.next(Peer::Local).or_else(|| self.next(Peer::Network)) {
             let mut waiting = self.waiting.borrow_mut();
@@ -147,7 +147,7 @@ impl Budget {
         }
     }
 
-    /// The first of a kind in the order of S3, if it fits.
+    /// The first of a kind in the order of NB-S3, if it fits.
     fn next(&self, peer: Peer) -> Option<usize> {
         let waiting = self.waiting.borrow();
         let of_kind = waiting.iter().enumerate().filter(|(_, s)| s.peer == peer);
@@ -158,7 +158,7 @@ impl Budget {
         of_kind.min_by_key(order).filter(|(_, share)| self.fits(share)).map(|(nth, _)| nth)
     }
 
-    /// S2.
+    /// NB-S2.
     fn fits(&self, share: &Share) -> bool {
         let mut free = self.bytes_max.saturating_sub(self.held.get());
         if share.peer == Peer::Network {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The client as a device: bios in, completions out; and what its tasks share.
+//! The client as a device, and the state that its tasks share.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,50 +7,53 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnIoError, Op, Sector, Status, crashing,
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnIoError, Op, Planted, Sector, Status,
+    crashing,
 };
 use queue::{BlockLeaf, Leaf, Stats};
 use reactor::{WaitList, now, spawn};
 
+use crate::client::export_info::ExportInfo;
 use crate::client::guard::LinkId;
-use crate::client::keeper::{self, dial};
 use crate::client::link::Link;
-use crate::client::terms::Terms;
+use crate::client::supervisor::{self, dial};
 use crate::client::work::{Key, Work};
-use crate::client::{Connect, News, Options};
+use crate::client::{Connect, LinkEvent, Options};
+use crate::planted::Fault;
 use crate::wire::{ExportFlags, NAME_BYTES_MAX};
 
-/// What the tasks of a client share.
-pub(crate) struct Inner {
+/// The shared state of a client's tasks.
+pub(crate) struct ClientState {
     pub(crate) export: String,
     pub(crate) connect: Rc<dyn Connect>,
     pub(crate) options: Options,
-    pub(crate) terms: Terms,
+    pub(crate) planted: Planted<Fault>,
+    pub(crate) export_info: ExportInfo,
     pub(crate) limits: Limits,
     pub(crate) stats: Stats,
     pub(crate) work: RefCell<Work>,
     pub(crate) link: RefCell<Option<Rc<Link>>>,
     links: Cell<LinkId>,
-    /// Lost connections whose end has not been seen, the oldest first.
-    pub(crate) dying: RefCell<VecDeque<Rc<Link>>>,
-    /// C6: nothing can be done any more.
+    /// Lost connections that are not closed yet, oldest first.
+    pub(crate) closing_links: RefCell<VecDeque<Rc<Link>>>,
+    /// NB-C6: every request fails.
     pub(crate) failed: Cell<bool>,
     pub(crate) closing: Cell<bool>,
     closed: Cell<bool>,
     /// The sender waits here.
     pub(crate) ready: WaitList,
-    /// Everybody else does.
+    /// All other tasks wait here.
     pub(crate) changed: WaitList,
-    news: Box<dyn Fn(&News)>,
+    on_event: Box<dyn Fn(&LinkEvent)>,
 }
 
-/// An export of a server as a device. Dropping it ends the connection when the last bio has
+/// An export of a server as a device. After a drop the connection ends when the last bio has
 /// completed.
-pub struct Client(Rc<Inner>);
+pub struct Client(Rc<ClientState>);
 
 impl Client {
-    /// Connects to `export` and agrees on terms. `news` is told what becomes of the connection
-    /// later.
+    /// Connects to `export` and agrees on export_info. `news` is told what becomes of the
+    /// connection later.
     ///
     /// # Errors
     /// What the server or the system said, or what about the export can't be served.
@@ -59,60 +62,84 @@ impl Client {
         export: &str,
         connect: Rc<dyn Connect>,
         options: Options,
-        news: impl Fn(&News) + 'static,
+        on_event: impl Fn(&LinkEvent) + 'static,
     ) -> Result<Client, Error> {
-        let name = name.into();
+        let how = (options, Planted::NONE);
+        Client::open_with(name.into(), export, connect, how, Box::new(on_event)).await
+    }
+
+    /// As [`Client::open`], with a planted fault.
+    #[cfg(feature = "planted")]
+    pub async fn open_planted(
+        name: &str,
+        export: &str,
+        connect: Rc<dyn Connect>,
+        options: Options,
+        fault: Option<Fault>,
+    ) -> Result<Client, Error> {
+        let how = (options, fault.into());
+        Client::open_with(name.to_owned(), export, connect, how, Box::new(|_| {})).await
+    }
+
+    async fn open_with(
+        name: String,
+        export: &str,
+        connect: Rc<dyn Connect>,
+        (options, planted): (Options, Planted<Fault>),
+        on_event: Box<dyn Fn(&LinkEvent)>,
+    ) -> Result<Client, Error> {
         if export.len() > NAME_BYTES_MAX {
             return Err(Error::invalid("the export's name has more than 4096 bytes"));
         }
-        let (file, terms) = dial(&connect, export, options.timeout).await?;
-        let limits = match terms.limits() {
+        let (file, export_info) = dial(&connect, export, options.timeout).await?;
+        let limits = match export_info.limits() {
             Ok(limits) => limits,
             Err(why) => {
-                keeper::close(file).await;
+                supervisor::close(file).await;
                 return Err(Error::invalid(format!("export `{export}`: {why}")));
             }
         };
-        let inner = Rc::new(Inner {
+        let inner = Rc::new(ClientState {
             export: export.to_owned(),
             connect,
             options,
-            terms,
+            planted,
+            export_info,
             limits,
             stats: Stats::new(name),
-            work: RefCell::new(Work::new(terms.flags, options.mutation)),
+            work: RefCell::new(Work::new(export_info.flags, planted)),
             link: RefCell::default(),
             links: Cell::new(0),
-            dying: RefCell::default(),
+            closing_links: RefCell::default(),
             failed: Cell::new(false),
             closing: Cell::new(false),
             closed: Cell::new(false),
             ready: WaitList::new(),
             changed: WaitList::new(),
-            news: Box::new(news),
+            on_event,
         });
-        inner.use_link(file, terms.structured);
-        spawn(keeper::run(inner.clone()));
-        spawn(keeper::expire(inner.clone()));
+        inner.use_link(file, export_info.structured);
+        spawn(supervisor::run(inner.clone()));
+        spawn(supervisor::expire(inner.clone()));
         Ok(Client(inner))
     }
 
     /// What was agreed on.
-    pub fn terms(&self) -> Terms {
-        self.0.terms
+    pub fn export_info(&self) -> ExportInfo {
+        self.0.export_info
     }
 
-    /// Whether the export takes no writes.
+    /// Whether the export is read-only.
     pub fn is_read_only(&self) -> bool {
-        self.0.terms.flags.contains(ExportFlags::READ_ONLY)
+        self.0.export_info.flags.contains(ExportFlags::READ_ONLY)
     }
 
-    /// What it has counted.
+    /// Its counters.
     pub fn stats(&self) -> &Stats {
         &self.0.stats
     }
 
-    /// Ends the connection as the protocol wants it, when the last bio has completed.
+    /// Ends the connection by a disconnect request when the last bio has completed.
     pub async fn close(self) {
         let inner = self.0.clone();
         drop(self);
@@ -207,10 +234,10 @@ impl BlockDevice for Client {
     }
 }
 
-impl Inner {
-    pub(crate) fn tell(&self, news: &News) {
+impl ClientState {
+    pub(crate) fn notify(&self, event: &LinkEvent) {
         if !self.closing.get() || self.has_work() {
-            (self.news)(news);
+            (self.on_event)(event);
         }
     }
 
@@ -218,7 +245,7 @@ impl Inner {
         !self.work.borrow().is_empty()
     }
 
-    pub(crate) fn use_link(self: &Rc<Inner>, file: reactor::FileId, structured: bool) {
+    pub(crate) fn use_link(self: &Rc<ClientState>, file: reactor::FileId, structured: bool) {
         self.links.set(self.links.get() + 1);
         let link = Link::start(self, (self.links.get(), file), structured);
         self.link.replace(Some(link));
@@ -226,7 +253,7 @@ impl Inner {
         self.ready.wake_all();
     }
 
-    /// The server has answered a request.
+    /// Handles the answer to a request.
     pub(crate) fn answered(&self, key: Key, status: Status) {
         let mut work = self.work.borrow_mut();
         let queued = work.has_queued();
@@ -241,7 +268,7 @@ impl Inner {
         }
     }
 
-    /// The work may have something that waits, or nothing at all any more.
+    /// Wakes the tasks that wait for waiting requests, or for the end of all.
     pub(crate) fn waiting_changed(&self, work: &Work) {
         if work.has_waiting(true) || work.is_empty() && self.closing.get() {
             self.changed.wake_all();
@@ -253,35 +280,35 @@ impl Inner {
         assert!(current.as_ref().is_some_and(|c| Rc::ptr_eq(c, link)), "a link is lost once");
         *current = None;
         drop(current);
-        self.dying.borrow_mut().push_back(link.clone());
+        self.closing_links.borrow_mut().push_back(link.clone());
         let (time, limit) = (now(), self.options.own_silence());
         let mut work = self.work.borrow_mut();
         work.lost(link.id, time, limit, &self.stats);
-        // Each new connection would be as silent: who has waited for long waits for no other.
+        // The next connection may be as silent: fail what has waited for too long.
         work.expire(time, self.options.timeout, false, &self.stats);
         drop(work);
-        if self.options.mutation == crate::client::Mutation::FenceAtReconnect {
+        if self.planted.is(Fault::FenceAtReconnect) {
             self.work.borrow_mut().release(link.id);
         }
         self.changed.wake_all();
     }
 
     pub(crate) fn link_closed(&self, link: &Rc<Link>) {
-        self.dying.borrow_mut().retain(|l| !Rc::ptr_eq(l, link));
+        self.closing_links.borrow_mut().retain(|l| !Rc::ptr_eq(l, link));
         self.changed.wake_all();
     }
 
-    /// Nothing of a lost connection can land any more.
+    /// Releases the guards of a lost connection: its writes can no longer be performed.
     pub(crate) fn release(&self, link: LinkId) {
         self.work.borrow_mut().release(link);
         self.ready.wake_all();
         self.changed.wake_all();
     }
 
-    /// C6.
+    /// Fails the device for good (NB-C6).
     pub(crate) fn fail(&self, why: String) {
         self.failed.set(true);
-        self.tell(&News::Failed(why));
+        self.notify(&LinkEvent::Failed(why));
         self.work.borrow_mut().fail_waiting(&self.stats);
         self.changed.wake_all();
     }

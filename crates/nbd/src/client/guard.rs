@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guards: ranges whose last writes a server may still have from a connection that is lost.
+//! Guards: ranges of writes that a server may still hold from a lost connection.
 
-/// Of which connection.
+/// Number of a connection.
 pub(crate) type LinkId = u64;
 
 #[derive(Debug)]
 struct Guard {
     link: LinkId,
-    /// The request, while it is pending: it may be sent again itself.
+    /// The request, while it is pending: it may pass its own guard.
     owner: Option<usize>,
     start: u64,
     end: u64,
@@ -18,25 +18,25 @@ struct Guard {
 pub(crate) struct Guards(Vec<Guard>);
 
 impl Guards {
-    /// `owner` was in flight on `link` when that was lost.
+    /// Adds a guard for `owner`, which was in flight on `link` when that was lost.
     pub(crate) fn add(&mut self, link: LinkId, owner: usize, start: u64, end: u64) {
         self.0.push(Guard { link, owner: Some(owner), start, end });
     }
 
-    /// Whether `request` must wait (C4).
+    /// Whether `request` must wait (NB-C4).
     pub(crate) fn blocks(&self, request: usize, start: u64, end: u64) -> bool {
         let other = |g: &&Guard| g.owner != Some(request);
         self.0.iter().filter(other).any(|g| start < g.end && g.start < end)
     }
 
-    /// The request has ended, well or not: what a server may still have of it is nobody's now.
+    /// Ends the ownership of a completed request; its guards stay.
     pub(crate) fn orphan(&mut self, owner: usize) {
         for guard in self.0.iter_mut().filter(|g| g.owner == Some(owner)) {
             guard.owner = None;
         }
     }
 
-    /// Nothing of `link` can land any more.
+    /// Removes the guards of `link`: its writes can no longer be performed.
     pub(crate) fn release(&mut self, link: LinkId) {
         self.0.retain(|g| g.link != link);
     }

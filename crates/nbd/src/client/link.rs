@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Link: one connection in use, from the end of its handshake to the end of its socket.
+//! A link: one connection in use, from the end of its handshake to the close of its socket.
 //!
 //! ```text
-//!   sender    gathers what is queued into one Send after another
-//!   receiver  takes replies; once the link is broken reads on to the end of the stream
-//!   watch     gives up a server that owes answers, and neither says nor takes anything
-//!   lost      ends our stream, waits for the Send, gives the work back, waits for the end (fence)
+//!   sender    gathers queued requests into one Send after another
+//!   receiver  takes replies; once the link is broken, reads to the end of the stream
+//!   watch     drops the link if answers are pending and the server sends and receives nothing
+//!   lost      shuts down our stream, waits for the Send, requeues the work, waits for the end
 //! ```
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,54 +13,55 @@ use std::rc::Rc;
 use block::{Buf, Bufs, Nanos, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, now, sleep, spawn};
 
-use crate::client::device::Inner;
+use crate::client::LinkEvent;
+use crate::client::device::ClientState;
 use crate::client::guard::LinkId;
 use crate::client::receive;
 use crate::client::work::Key;
-use crate::client::{Mutation, News};
+use crate::planted::Fault;
 use crate::request::{REQUEST_BYTES, Request};
 use crate::wire::cmd;
 
-/// Requests in flight; what is more waits in the queue.
+/// Requests in flight; further ones wait in the queue.
 const IN_FLIGHT_MAX: usize = 4096;
 /// Requests in one send: two slices each stay below the kernel's 1024.
 const REQUESTS_PER_SEND_MAX: usize = 256;
-/// Data gathered at once, unless a single request has more.
+/// Data gathered for one send, unless a single request has more.
 const GATHER_BYTES_MAX: usize = 4 << 20;
-/// Bytes in one send: the end of each is a sign of life, also where the link is slow. Chosen: at
-/// the least silence that an address may ask for, 1 s, a link of 1 MiB/s will do.
+/// Bytes in one send: its end is a sign of life also on a slow link. Chosen: with the shortest
+/// `silence`, 1 s, a link of 1 MiB/s is fast enough.
 const SEND_BYTES_MAX: usize = 1 << 20;
 
-/// How a connection's reading ended.
+/// How the receiving direction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// The server has ended it, or is gone.
+pub(crate) enum LinkEnd {
+    /// The server has closed it, or its process is gone.
     AtServer,
-    /// Nobody knows what the server does.
+    /// The state of the server is unknown.
     Unknown,
 }
 
 pub(crate) struct Link {
-    pub(crate) client: Rc<Inner>,
+    pub(crate) client: Rc<ClientState>,
     pub(crate) id: LinkId,
     file: FileId,
     /// Whether reads are answered in chunks.
     pub(crate) structured: bool,
-    /// No reply is taken any more.
+    /// No more replies are taken.
     broken: Cell<bool>,
-    /// Counts signs of life: what was received, and the sends that have ended.
-    heard: Cell<u64>,
-    /// A reply has come.
-    pub(crate) proved: Cell<bool>,
+    /// Counts signs of life: receives and ended sends.
+    activity: Cell<u64>,
+    /// The server has sent a reply.
+    pub(crate) has_replied: Cell<bool>,
     pub(crate) in_flight: Cell<usize>,
-    /// Number of what was gathered last and is being sent; what was gathered before has been.
+    /// Number of the current send.
     sends: Cell<u64>,
     sending: Cell<bool>,
-    /// Answered before the send that holds their buffers has ended (C3).
-    early: RefCell<Vec<(Key, Status)>>,
-    end: Cell<Option<End>>,
-    /// An end that is seen is our own doing.
-    cut: Cell<bool>,
+    /// Replies that arrived before the send that holds the request's buffers has ended (NB-C3).
+    early_replies: RefCell<Vec<(Key, Status)>>,
+    end: Cell<Option<LinkEnd>>,
+    /// We have shut the socket down ourselves.
+    shut_down: Cell<bool>,
     /// Requests to the driver that are in flight on the socket.
     ops: Cell<usize>,
     changed: WaitList,
@@ -69,7 +70,7 @@ pub(crate) struct Link {
 impl Link {
     /// Takes a connection into use.
     pub(crate) fn start(
-        client: &Rc<Inner>,
+        client: &Rc<ClientState>,
         (id, file): (LinkId, FileId),
         structured: bool,
     ) -> Rc<Link> {
@@ -79,14 +80,14 @@ impl Link {
             file,
             structured,
             broken: Cell::new(false),
-            heard: Cell::new(0),
-            proved: Cell::new(false),
+            activity: Cell::new(0),
+            has_replied: Cell::new(false),
             in_flight: Cell::new(0),
             sends: Cell::new(0),
             sending: Cell::new(false),
-            early: RefCell::default(),
+            early_replies: RefCell::default(),
             end: Cell::new(None),
-            cut: Cell::new(false),
+            shut_down: Cell::new(false),
             ops: Cell::new(0),
             changed: WaitList::new(),
         });
@@ -109,38 +110,38 @@ impl Link {
         self.broken.get()
     }
 
-    /// The connection is of no use any more; its work goes to another.
+    /// Gives the connection up; its requests go to the next one.
     pub(crate) fn break_off(self: &Rc<Link>, why: &str) {
         if !self.broken.replace(true) {
             self.client.ready.wake_all();
-            self.client.tell(&News::Lost(format!("{}: {why}", self.client.connect.peer())));
+            self.client.notify(&LinkEvent::Lost(format!("{}: {why}", self.client.connect.peer())));
             spawn(self.clone().lost());
         }
     }
 
-    /// The receiver has seen the end.
-    pub(crate) fn ended(&self, end: End) {
-        self.end.set(Some(if self.cut.get() { End::Unknown } else { end }));
+    /// Records the end of the receiving direction.
+    pub(crate) fn receiver_ended(&self, end: LinkEnd) {
+        self.end.set(Some(if self.shut_down.get() { LinkEnd::Unknown } else { end }));
         self.changed.wake_all();
     }
 
-    /// Something has come from the server, or gone to it.
-    pub(crate) fn heard(&self) {
-        self.heard.set(self.heard.get() + 1);
+    /// Counts a sign of life.
+    pub(crate) fn note_activity(&self) {
+        self.activity.set(self.activity.get() + 1);
     }
 
-    /// Breaks off when the server owes an answer, and neither says nor takes anything for too long.
-    /// It looks a few times in that time, so that no request has to read the clock.
+    /// Breaks the link off if the server sends and receives nothing for `silence` while answers are
+    /// pending. It polls, so that requests need not read the clock.
     async fn watch(self: Rc<Link>) {
         let silence = self.client.options.silence;
         let step = Nanos((silence.0 / 8).clamp(1_000_000, 1_000_000_000));
-        // What is answered early is parked until its send has ended: that is owed, too.
-        let sends = self.client.options.mutation != Mutation::ForgetSending;
+        // An early reply is parked until its send has ended, so the send is waited for, too.
+        let sends = !self.client.planted.is(Fault::ForgetSending);
         let owes = || self.in_flight.get() > 0 || sends && self.sending.get();
         loop {
             self.changed.wait_for(|| self.broken.get() || owes()).await;
-            let (heard, began) = (self.heard.get(), now());
-            while owes() && self.heard.get() == heard && !self.broken.get() {
+            let (activity, began) = (self.activity.get(), now());
+            while owes() && self.activity.get() == activity && !self.broken.get() {
                 if now() >= began + silence {
                     let waits_for = self.client.work.borrow().oldest_in_flight();
                     let s = silence.0 as f64 / 1e9;
@@ -162,17 +163,18 @@ impl Link {
         }
     }
 
-    /// Whether one request waits too long for its own answer, though others are answered.
+    /// Whether one request waits too long for its own answer while others are answered.
     fn is_overdue(&self) -> bool {
         let sending = self.sending.get().then(|| self.sends.get());
         let limit = self.client.options.own_silence();
         self.client.work.borrow_mut().is_overdue(now(), limit, sending)
     }
 
-    /// Ends everything pending on the socket. What the server does after that nobody knows.
+    /// Shuts the socket down, which ends everything pending on it. The state of the server is
+    /// unknown after that.
     pub(crate) async fn cut_off(&self) {
         if self.end.get().is_none() {
-            self.cut.set(true);
+            self.shut_down.set(true);
             let _ = self.io(SqeOp::Shutdown).await;
         }
     }
@@ -190,7 +192,7 @@ impl Link {
             let sent = self.send(&bufs).await;
             self.sending.set(false);
             self.changed.wake_all();
-            for (key, status) in self.early.take() {
+            for (key, status) in self.early_replies.take() {
                 client.answered(key, status);
             }
             if sent != Status::Ok {
@@ -199,7 +201,7 @@ impl Link {
         }
     }
 
-    /// Sends a part after the other, while the link is whole.
+    /// Sends part by part, until the link is broken.
     async fn send(&self, bufs: &Bufs) -> Status {
         let end = bufs.len_bytes();
         for from in (0..end).step_by(SEND_BYTES_MAX) {
@@ -208,12 +210,12 @@ impl Link {
             if sent.status != Status::Ok || self.broken.get() {
                 return sent.status;
             }
-            self.heard();
+            self.note_activity();
         }
         Status::Ok
     }
 
-    /// What goes out next; nothing when all that was queued must wait or has failed.
+    /// The next send; `None` if all queued requests must wait or have failed.
     fn gather(&self) -> Option<Bufs> {
         let client = &self.client;
         let mut work = client.work.borrow_mut();
@@ -253,9 +255,9 @@ impl Link {
         Some(bufs)
     }
 
-    /// A reply has come to its end.
+    /// Handles a complete reply.
     pub(crate) fn finish(&self, key: Key, status: Status) {
-        if !self.proved.replace(true) {
+        if !self.has_replied.replace(true) {
             self.client.changed.wake_all();
         }
         let full = self.in_flight.get() == IN_FLIGHT_MAX;
@@ -268,7 +270,7 @@ impl Link {
         };
         if held {
             client.work.borrow_mut().taken(key);
-            self.early.borrow_mut().push((key, status));
+            self.early_replies.borrow_mut().push((key, status));
         } else {
             client.answered(key, status);
         }
@@ -277,30 +279,30 @@ impl Link {
         }
     }
 
-    /// From the loss of a connection to the end of its socket.
+    /// Runs from the loss of a connection to the close of its socket.
     async fn lost(self: Rc<Link>) {
         let client = self.client.clone();
-        // A send that waits ends by this, and the server sees the end of the stream.
+        // Ends a pending send, and the server sees the end of the stream.
         let _ = self.io(SqeOp::ShutdownWrite).await;
-        // C3: nobody may have his buffers back while a send holds them.
+        // NB-C3: no bio may complete while a send holds its buffers.
         self.changed.wait_for(|| !self.sending.get()).await;
-        for (key, status) in self.early.take() {
+        for (key, status) in self.early_replies.take() {
             client.answered(key, status);
         }
         client.link_lost(&self);
         self.changed.wait_for(|| self.end.get().is_some() && self.ops.get() == 0).await;
         let _ = driver_io(self.file, SqeOp::Close).await;
         client.link_closed(&self);
-        if self.end.get() == Some(End::Unknown) {
+        if self.end.get() == Some(LinkEnd::Unknown) {
             let Some(fence) = client.options.fence else { return };
             sleep(fence).await;
         }
         client.release(self.id);
     }
 
-    /// Tells the server that no more requests come, when nothing is in flight. Who takes nothing is
-    /// cut off by the caller.
-    pub(crate) async fn say_goodbye(&self) {
+    /// Sends the disconnect request when nothing is in flight. If the server does not receive it,
+    /// the caller cuts the link off.
+    pub(crate) async fn send_disconnect(&self) {
         let bye = Request { flags: 0, kind: cmd::DISC, cookie: 0, offset: 0, len: 0 };
         let _ = self.io(SqeOp::Send { bufs: Buf::copy_of(&bye.encode()).into() }).await;
     }

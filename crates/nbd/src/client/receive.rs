@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The receiver: as many replies as are there in one receive, each checked against its request.
+//! The receiver: takes all replies of a receive, each checked against its request.
 //!
-//! Data are always copied out of the receiver's own buffer: while a receive is in flight it may not
-//! point into a bio's, which could have been completed by another connection meanwhile (C3).
+//! Data are always copied from the receiver's own buffer. A receive must not point into the buffers
+//! of a bio, because another connection could complete the bio meanwhile (NB-C3).
 use std::rc::Rc;
 
 use block::{Buf, Status};
 use reactor::SqeOp;
 
-use crate::client::link::{End, Link};
+use crate::client::link::{Link, LinkEnd};
 use crate::client::work::Key;
 use crate::request::{CHUNK_BYTES, Errno, ReplyIn};
 use crate::wire::{Cursor, chunk};
 
 /// One receive takes up to this: sixty reads of 4 KiB, and it stays in a core's cache.
 const INBOX_BYTES: usize = 256 << 10;
-/// Longest error chunk: a code, and a message that nobody reads.
+/// Longest error chunk: a code, and a message that is ignored.
 const ERROR_BYTES_MAX: u32 = 16 << 10;
 /// Chunks of one reply, beyond one for each sector.
 const CHUNKS_EXTRA: u32 = 64;
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Why a reply can't be taken; ends the connection.
+/// Why a reply is invalid; ends the connection.
 type Violation = &'static str;
 
-/// Takes replies until the link is broken, then reads on to the end of the stream.
+/// Takes replies until the link is broken, then reads to the end of the stream.
 pub(crate) async fn run(link: Rc<Link>) {
     let inbox = Buf::alloc(INBOX_BYTES);
     let mut replies = Replies { link: link.clone(), data: None };
@@ -40,20 +40,20 @@ pub(crate) async fn run(link: Rc<Link>) {
         match (result.status, result.value) {
             (Status::Ok, 0) | (Status::NoDevice, _) => {
                 link.break_off("the server has ended the connection");
-                return link.ended(End::AtServer);
+                return link.receiver_ended(LinkEnd::AtServer);
             }
             (Status::Ok, n) => {
-                link.heard();
+                link.note_activity();
                 end += n as usize;
             }
             (Status::Timeout, _) => {
                 link.break_off("the server's host is silent");
-                return link.ended(End::Unknown);
+                return link.receiver_ended(LinkEnd::Unknown);
             }
             (status, _) if link.is_broken() => {
-                // Twice is no accident: this socket tells nothing any more.
+                // A second error: this socket is unusable.
                 link.break_off(&format!("receiving failed: {status}"));
-                return link.ended(End::Unknown);
+                return link.receiver_ended(LinkEnd::Unknown);
             }
             (status, _) => {
                 link.break_off(&format!("receiving failed: {status}"));
@@ -70,7 +70,7 @@ pub(crate) async fn run(link: Rc<Link>) {
     }
 }
 
-/// Data of a reply that are still to come.
+/// Outstanding data of a reply.
 struct Data {
     key: Key,
     /// Where in the request's buffers.
@@ -87,7 +87,7 @@ struct Replies {
 }
 
 impl Replies {
-    /// Takes what is whole, and data as far as they are there; returns the bytes used up.
+    /// Takes whole headers, and the data that have arrived; returns the number of bytes used.
     fn take(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
         let mut at = 0;
         loop {
@@ -140,7 +140,7 @@ impl Replies {
 
     fn find(&self, cookie: u64) -> Result<Key, Violation> {
         let found = self.link.client.work.borrow_mut().in_flight(cookie);
-        found.ok_or("it answers nothing that was asked") // C1
+        found.ok_or("it answers nothing that was asked") // NB-C1
     }
 
     fn simple(&mut self, cookie: u64, error: u32) -> Result<(), Violation> {
@@ -164,7 +164,7 @@ impl Replies {
         Ok(())
     }
 
-    /// The length of the part of the body that was used up; none when more of it is needed.
+    /// Handles a chunk; returns the bytes of its body that were used, `None` if more are needed.
     fn chunk(
         &mut self,
         cookie: u64,
@@ -177,7 +177,7 @@ impl Replies {
         let key = self.find(cookie)?;
         let last = flags & chunk::FLAG_DONE != 0;
         let is_error = kind & chunk::ERROR_BIT != 0;
-        // C2: what is waited for before it is looked at is short.
+        // NB-C2: only short bodies are waited for before they are parsed.
         let needed = match kind {
             chunk::NONE if len == 0 && last => 0,
             chunk::OFFSET_DATA if len > 8 => 8,
@@ -214,7 +214,7 @@ impl Replies {
         Ok(Some(needed))
     }
 
-    /// Where data or a hole belong in the request's buffers.
+    /// The position of data or a hole in the request's buffers.
     fn place(&self, key: Key, offset: u64, bytes: u32) -> Result<u32, Violation> {
         let mut work = self.link.client.work.borrow_mut();
         let piece = work.piece(key);
@@ -254,7 +254,7 @@ impl Replies {
         Ok(())
     }
 
-    /// The reply is complete.
+    /// Handles the end of a reply.
     fn done(&self, key: Key) -> Result<(), Violation> {
         let status = {
             let mut work = self.link.client.work.borrow_mut();
@@ -272,8 +272,8 @@ impl Replies {
     }
 }
 
-/// What an error of the protocol means for a bio. A server that goes says so to what it has not
-/// done: that is asked of the next one.
+/// The status of a bio for an error of the protocol. A server that shuts down reports that for
+/// requests that it has not performed: they are sent again on the next connection.
 fn status_of(code: u32) -> Result<Status, Violation> {
     const SHUTDOWN: u32 = Errno::Shutdown as u32;
     const PERM: u32 = Errno::Perm as u32;

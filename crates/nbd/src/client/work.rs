@@ -1,37 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Work: every bio that has not completed, in pieces that a server takes, and where each piece is.
+//! The work of a client: every pending bio, split into pieces that the server accepts, and the
+//! state of each piece.
 //!
 //! ```text
 //!   queue ──send──▶ in flight ──reply──▶ done          FUA by a flush: once more through the queue
 //!     ▲ ▲               │
 //!     │ └──── lost ─────┘
-//!   held (another's guard overlaps)
+//!   held (the guard of another overlaps)
 //! ```
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Sector, Status};
+use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Planted, Sector, Status};
 use policy::Sample;
 use queue::{Stats, Ticket};
 use slab::Slab;
 
-use crate::client::Mutation;
-use crate::client::fill::Fill;
 use crate::client::guard::{Guards, LinkId};
-use crate::client::losses::Losses;
+use crate::client::ranges::ReceivedRanges;
+use crate::client::unflushed::UnflushedWrites;
+use crate::planted::Fault;
 use crate::request::Request;
 use crate::wire::{CommandFlags, ExportFlags, cmd};
 
-/// Pieces of one bio at a time; further ones are made as these end. Chosen: as many as keep a
-/// server busy, and no more memory than a bio of that size is worth.
+/// Pieces of one bio at a time; further ones are made as these end. Chosen: enough to keep a server
+/// busy, with little memory.
 const PIECES_MAX: u32 = 64;
-/// Data of a request's own answer that count as progress.
+/// Bytes of an answer that count as progress.
 const PROGRESS_BYTES: u32 = 64 << 10;
 
-/// Names a piece while it is pending.
+/// Key of a pending piece.
 pub(crate) type Key = usize;
 
-/// What of a request is being asked for.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Itself,
@@ -39,7 +40,7 @@ enum Stage {
     FlushAfter,
 }
 
-/// A request as it goes to the server.
+/// A request to the server.
 #[derive(Debug)]
 pub(crate) struct Piece {
     bio: u32,
@@ -49,21 +50,21 @@ pub(crate) struct Piece {
     pub(crate) len: u32,
     pub(crate) bufs: Bufs,
     stage: Stage,
-    /// Its number while it is in flight.
+    /// Its serial number while it is in flight.
     serial: Option<u32>,
     /// Since when it has been waiting for a connection or for a guard.
     since: Option<Nanos>,
-    /// The send that it left in.
+    /// Number of the send that carried it.
     pub(crate) send: u64,
-    /// When it was asked for, or its own answer last made progress.
+    /// When it was sent, or its answer last made progress.
     asked: Nanos,
-    pub(crate) fill: Fill,
+    pub(crate) fill: ReceivedRanges,
     pub(crate) chunks: u32,
-    /// An error chunk has come.
+    /// The status of an error chunk.
     pub(crate) failed: Option<Status>,
-    /// Of a flush: what it covers.
+    /// Of a flush: the changes that it covers.
     covers: u64,
-    /// Of a change: how many losses there were when it was sent.
+    /// Of a change: number of losses when it was sent.
     losses: u64,
 }
 
@@ -72,7 +73,7 @@ impl Piece {
         self.offset + u64::from(self.len)
     }
 
-    /// Whether it changes the range that it names now.
+    /// Whether it changes its range in this stage.
     fn changes(&self) -> bool {
         self.op.is_write() && self.stage == Stage::Itself
     }
@@ -92,39 +93,38 @@ impl Piece {
     }
 }
 
-/// A bio whose pieces are under way.
+/// A bio with pending pieces.
 #[derive(Debug)]
-struct Whole {
+struct PendingBio {
     done: Completion,
     ticket: Ticket,
     opener: Opener,
-    /// Of which losses the opener had heard when it came.
+    /// The losses that were reported to the opener when the bio was submitted.
     heard: Sample,
-    /// Of a change: how many losses there were when the first of its pieces was sent that have been
-    /// acknowledged.
+    /// Of a change: number of losses when the first of its acknowledged pieces was sent.
     losses: u64,
     /// Pieces that have been made and not ended.
     left: u32,
     status: Status,
-    rest: Option<Rest>,
+    rest: Option<Remainder>,
 }
 
-/// What of a bio has not been made into pieces.
+/// The part of a bio that is not yet split into pieces.
 #[derive(Debug)]
-struct Rest {
+struct Remainder {
     op: Op,
     flags: Flags,
-    /// Of the export, bytes.
+    /// Offset in the export, bytes.
     start: u64,
-    /// From the start: what is done, what there is, and the largest piece.
+    /// Bytes split off, total bytes, and the largest piece.
     at: u64,
     total: u64,
     most: u64,
     bufs: Bufs,
 }
 
-impl Rest {
-    /// Offset, length and buffers of the next piece, if there is any more.
+impl Remainder {
+    /// Offset, length and buffers of the next piece; `None` at the end.
     fn next(&mut self) -> Option<(u64, u32, Bufs)> {
         let at = self.at;
         let len = self.most.min(self.total - at);
@@ -146,35 +146,35 @@ impl Rest {
 #[derive(Debug)]
 pub(crate) struct Work {
     pieces: Slab<Piece>,
-    bios: Slab<Whole>,
+    bios: Slab<PendingBio>,
     queue: VecDeque<Key>,
     held: VecDeque<Key>,
     guards: Guards,
-    losses: Losses,
-    /// The time when requests were last sent or looked at.
+    unflushed: UnflushedWrites,
+    /// When requests were last sent or checked.
     time: Nanos,
     serial: u32,
     flags: ExportFlags,
-    mutation: Mutation,
+    planted: Planted<Fault>,
 }
 
 impl Work {
-    pub(crate) fn new(flags: ExportFlags, mutation: Mutation) -> Work {
+    pub(crate) fn new(flags: ExportFlags, planted: Planted<Fault>) -> Work {
         Work {
             pieces: Slab::new(),
             bios: Slab::new(),
             queue: VecDeque::new(),
             held: VecDeque::new(),
             guards: Guards::default(),
-            losses: Losses::default(),
+            unflushed: UnflushedWrites::default(),
             time: Nanos::ZERO,
             serial: 0,
             flags,
-            mutation,
+            planted,
         }
     }
 
-    /// Takes a bio that fits the limits, at `sector` of the export. `since` when there is no
+    /// Takes a bio that fits the limits, at `sector` of the export. `since` is set if there is no
     /// connection.
     pub(crate) fn add(
         &mut self,
@@ -184,9 +184,9 @@ impl Work {
         since: Option<Nanos>,
     ) {
         let Bio { op, flags, opener, len, bufs, done, .. } = bio;
-        let heard = self.losses.known_to(opener);
+        let heard = self.unflushed.known_to(opener);
         let (losses, status) = (u64::MAX, Status::Ok);
-        let whole = Whole { done, ticket, opener, heard, losses, left: 0, status, rest: None };
+        let whole = PendingBio { done, ticket, opener, heard, losses, left: 0, status, rest: None };
         let nth = self.bios.insert(whole);
         let (start, total) = if op == Op::Flush { (0, 0) } else { (sector.bytes(), len.bytes()) };
         let most = u64::from(limits.max_io_bytes);
@@ -194,7 +194,7 @@ impl Work {
             let len = u32::try_from(total).expect("at most the largest request");
             return self.make((nth, op, flags), (start, len, bufs), since);
         }
-        let mut rest = Rest { op, flags, start, at: 0, total, most, bufs };
+        let mut rest = Remainder { op, flags, start, at: 0, total, most, bufs };
         while self.bios[nth].left < PIECES_MAX {
             let Some(part) = rest.next() else { return };
             self.make((nth, op, flags), part, since);
@@ -221,7 +221,7 @@ impl Work {
             since,
             send: 0,
             asked: Nanos::ZERO,
-            fill: Fill::default(),
+            fill: ReceivedRanges::default(),
             chunks: 0,
             failed: None,
             covers: 0,
@@ -230,8 +230,7 @@ impl Work {
         self.queue.push_back(self.pieces.insert(piece));
     }
 
-    /// A piece has ended: the next one of its bio takes its place, behind what others have queued.
-    /// Of a bio that has failed none does.
+    /// After the end of a piece: queues the next piece of its bio, unless the bio has failed.
     fn make_next(&mut self, nth: usize) {
         let whole = &mut self.bios[nth];
         let Some(rest) = whole.rest.as_mut().filter(|_| whole.status == Status::Ok) else { return };
@@ -248,7 +247,7 @@ impl Work {
         self.pieces.is_empty()
     }
 
-    /// Whether a change of any of these sectors has been taken and has not ended.
+    /// Whether a change of any of these sectors is pending.
     pub(crate) fn is_changing(&self, sectors: &Range<Sector>) -> bool {
         self.bios.iter().any(|(_, whole)| whole.ticket.changes(sectors))
     }
@@ -257,29 +256,29 @@ impl Work {
         !self.queue.is_empty()
     }
 
-    /// Whether anything waits that may wait in vain.
+    /// Whether any request waits for a connection or for a guard.
     pub(crate) fn has_waiting(&self, connected: bool) -> bool {
         !self.held.is_empty() || !connected && !self.queue.is_empty()
     }
 
-    /// The next request to send, with its cookie; `None` when there is none. What must wait or
-    /// fail first is put aside.
+    /// The next request to send, with its cookie. Requests that must wait are held; those that must
+    /// fail are ended.
     pub(crate) fn next(&mut self, now: Nanos, stats: &Stats) -> Option<(Key, Request)> {
         loop {
             let key = self.queue.pop_front()?;
             let piece = &mut self.pieces[key];
             if piece.op == Op::Flush && self.is_lost(key) {
-                self.end_piece(key, Status::Io, stats); // C5
+                self.end_piece(key, Status::Io, stats); // NB-C5
                 continue;
             }
             let piece = &mut self.pieces[key];
             let guarded = piece.changes()
                 && !self.guards.is_empty()
-                && self.mutation != Mutation::IgnoreGuards
+                && !self.planted.is(Fault::IgnoreGuards)
                 && self.guards.blocks(key, piece.offset, piece.end());
             if guarded {
                 piece.since.get_or_insert(now);
-                self.held.push_back(key); // C4
+                self.held.push_back(key); // NB-C4
                 continue;
             }
             self.serial = self.serial.wrapping_add(1);
@@ -287,29 +286,29 @@ impl Work {
             piece.asked = now;
             self.time = now;
             if piece.is_flush() {
-                piece.covers = self.losses.covers();
+                piece.covers = self.unflushed.covers();
             } else {
-                piece.losses = self.losses.count();
+                piece.losses = self.unflushed.count();
             }
             let cookie = u64::from(self.serial) << 32 | key as u64;
-            return Some((key, request(&self.pieces[key], cookie, self.flags, self.mutation)));
+            return Some((key, request(&self.pieces[key], cookie, self.flags, self.planted)));
         }
     }
 
     fn is_lost(&self, key: Key) -> bool {
         let whole = &self.bios[self.pieces[key].bio as usize];
-        self.losses.concerns(whole.heard) && self.mutation != Mutation::PretendFlush
+        self.unflushed.concerns(whole.heard) && !self.planted.is(Fault::PretendFlush)
     }
 
-    /// The request in flight that a reply names (C1).
+    /// The request in flight that a reply names (NB-C1).
     pub(crate) fn in_flight(&mut self, cookie: u64) -> Option<Key> {
         let key = (cookie & u64::from(u32::MAX)) as usize;
         let serial = self.pieces.get(key)?.serial?;
-        let checked = self.mutation != Mutation::CookieUnchecked;
+        let checked = !self.planted.is(Fault::CookieUnchecked);
         (!checked || u64::from(serial) == cookie >> 32).then_some(key)
     }
 
-    /// The answers that the server owes, for people.
+    /// A text about the pending answers, for messages.
     pub(crate) fn oldest_in_flight(&self) -> String {
         let in_flight = || self.pieces.iter().map(|(_, p)| p).filter(|p| p.serial.is_some());
         let oldest = in_flight().min_by_key(|p| p.send);
@@ -324,18 +323,18 @@ impl Work {
         &mut self.pieces[key]
     }
 
-    /// Data of a request's own answer have come, `len` of them at `at`.
+    /// Notes that `len` bytes of an answer have arrived at `at`.
     pub(crate) fn progress(&mut self, key: Key, at: u32, len: u32) {
         if at / PROGRESS_BYTES != (at + len) / PROGRESS_BYTES {
             self.pieces[key].asked = self.time;
         }
     }
 
-    /// Looks whether an answer has made no progress of its own for `limit`. What is still being
-    /// sent is asked for only when it has been.
+    /// Whether an answer has made no progress for `limit`. Requests in the send `sending` do not
+    /// count yet.
     pub(crate) fn is_overdue(&mut self, now: Nanos, limit: Nanos, sending: Option<u64>) -> bool {
         self.time = now;
-        if self.mutation == Mutation::AnyAnswerIsProgress {
+        if self.planted.is(Fault::AnyAnswerIsProgress) {
             return false;
         }
         let mut overdue = false;
@@ -348,29 +347,29 @@ impl Work {
         overdue
     }
 
-    /// The reply has come, but its outcome can't be told yet.
+    /// Notes an early reply: the bio can't complete yet.
     pub(crate) fn taken(&mut self, key: Key) {
         self.pieces[key].serial = None;
     }
 
-    /// The server has answered.
+    /// Handles a complete answer of the server.
     pub(crate) fn answered(&mut self, key: Key, status: Status, stats: &Stats) {
         let lost = self.is_lost(key);
         let piece = &mut self.pieces[key];
         piece.serial = None;
         if piece.is_flush() {
             if status == Status::Ok {
-                self.losses.settle(piece.covers);
+                self.unflushed.settle(piece.covers);
             } else {
-                self.losses.flush_failed();
+                self.unflushed.flush_failed();
             }
-            // L3: a flush that another one had before it may have lost the write.
+            // NB-L3: an earlier failed flush may have lost the write.
             let lost = match piece.op == Op::Flush {
                 true => lost,
-                false => piece.losses != self.losses.count(),
+                false => piece.losses != self.unflushed.count(),
             };
             let failed = status == Status::Ok && lost;
-            return self.end_piece(key, if failed { Status::Io } else { status }, stats); // C5
+            return self.end_piece(key, if failed { Status::Io } else { status }, stats); // NB-C5
         }
         if status == Status::Ok && piece.op.is_write() {
             let fua = piece.flags.contains(Flags::FUA);
@@ -383,7 +382,7 @@ impl Work {
             if !(fua && has(ExportFlags::FUA)) {
                 let whole = &mut self.bios[piece.bio as usize];
                 whole.losses = whole.losses.min(piece.losses);
-                self.losses.acknowledge(whole.opener);
+                self.unflushed.acknowledge(whole.opener);
             }
         }
         self.end_piece(key, status, stats);
@@ -400,21 +399,21 @@ impl Work {
         if self.bios[nth].left > 0 {
             return;
         }
-        let Whole { done, ticket, opener, heard, losses, status, .. } = self.bios.remove(nth);
+        let PendingBio { done, ticket, opener, heard, losses, status, .. } = self.bios.remove(nth);
         if piece.op == Op::Flush && status != Status::Ok {
-            self.losses.tell(opener, heard);
+            self.unflushed.tell(opener, heard);
         }
-        let in_doubt = losses < self.losses.count() && self.mutation != Mutation::NeverInDoubt;
+        let in_doubt = losses < self.unflushed.count() && !self.planted.is(Fault::NeverInDoubt);
         if in_doubt && status == Status::Ok {
-            self.losses.doubt(opener); // L4
+            self.unflushed.doubt(opener); // NB-L4
         }
-        drop(piece); // C3: its buffers are the client's again
+        drop(piece); // NB-C3: releases its buffers
         stats.end(ticket, status);
         done.complete(status);
     }
 
-    /// The connection is lost: what was in flight on it waits to be sent again, but not what has
-    /// been asked for `limit` ago: that fails.
+    /// Handles the loss of a connection: requests in flight are queued again, except those that
+    /// made no progress for `limit`: these fail.
     pub(crate) fn lost(&mut self, link: LinkId, now: Nanos, limit: Nanos, stats: &Stats) {
         let in_flight: Vec<Key> =
             self.pieces.iter().filter(|(_, p)| p.serial.is_some()).map(|(key, _)| key).collect();
@@ -435,18 +434,18 @@ impl Work {
             }
             self.queue.push_front(key);
         }
-        // Whoever submits while there is no connection waits from then on, the others from now on.
+        // Bios submitted without a connection wait since then, the others from now on.
         for &key in &self.queue {
             let piece = &mut self.pieces[key];
             piece.since.get_or_insert(now);
-            // What a flush was to make durable may be gone: the whole request once more.
-            if self.mutation != Mutation::ForgetFuaWrite {
+            // The data that the flush should have covered may be lost: repeat the whole request.
+            if !self.planted.is(Fault::ForgetFuaWrite) {
                 piece.stage = Stage::Itself;
             }
         }
-        self.losses.connection_lost();
+        self.unflushed.connection_lost();
         self.fail(&overdue, stats);
-        if self.mutation == Mutation::ForgetInFlight {
+        if self.planted.is(Fault::ForgetInFlight) {
             for key in in_flight {
                 if self.pieces.get(key).is_some_and(|p| p.op.is_write()) {
                     self.queue.retain(|k| *k != key);
@@ -456,9 +455,9 @@ impl Work {
         }
     }
 
-    /// A new connection is there.
+    /// Handles a new connection.
     pub(crate) fn connected(&mut self) {
-        // One that was never sent has waited for nothing that it had to do with.
+        // The waiting time of requests that were never sent starts again.
         for &key in &self.queue {
             if self.pieces[key].send == 0 {
                 self.pieces[key].since = None;
@@ -466,7 +465,7 @@ impl Work {
         }
     }
 
-    /// Nothing of `link` can land any more: what was held because of it may go.
+    /// Releases the guards of `link`: its writes can no longer be performed.
     pub(crate) fn release(&mut self, link: LinkId) {
         self.guards.release(link);
         while let Some(key) = self.held.pop_back() {
@@ -474,7 +473,7 @@ impl Work {
         }
     }
 
-    /// Fails what has waited for `timeout`.
+    /// Fails the requests that have waited for `timeout`.
     pub(crate) fn expire(&mut self, now: Nanos, timeout: Nanos, connected: bool, stats: &Stats) {
         let late = |work: &Work, key: &Key| {
             work.pieces[*key].since.is_some_and(|since| since + timeout <= now)
@@ -486,7 +485,7 @@ impl Work {
         self.fail(&over, stats);
     }
 
-    /// Fails everything that is not in flight.
+    /// Fails all requests that are not in flight.
     pub(crate) fn fail_waiting(&mut self, stats: &Stats) {
         let all: Vec<Key> = self.queue.iter().chain(&self.held).copied().collect();
         self.fail(&all, stats);
@@ -505,10 +504,10 @@ impl Work {
     }
 }
 
-fn request(piece: &Piece, cookie: u64, known: ExportFlags, mutation: Mutation) -> Request {
+fn request(piece: &Piece, cookie: u64, known: ExportFlags, planted: Planted<Fault>) -> Request {
     let mut flags = CommandFlags::empty();
     let fua = piece.flags.contains(Flags::FUA) && known.contains(ExportFlags::FUA);
-    if fua && piece.op.is_write() && mutation != Mutation::IgnoreFua {
+    if fua && piece.op.is_write() && !planted.is(Fault::IgnoreFua) {
         flags |= CommandFlags::FUA;
     }
     if piece.is_flush() {

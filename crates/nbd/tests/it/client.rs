@@ -9,7 +9,8 @@ use block::{
     BlockDevice, Buf, Bufs, Class, Error, ErrorKind, Flags, LocalFuture, Nanos, Op, Opener, Sector,
     Status,
 };
-use nbd::client::{Client, Connect, Mutation, News, Options};
+use nbd::Fault;
+use nbd::client::{Client, Connect, LinkEvent, Options};
 use nbd::option::{reply, reply_info_export};
 use nbd::request::{Request, SIMPLE_BYTES};
 use nbd::wire::{ExportFlags, opt, rep};
@@ -240,16 +241,16 @@ fn ranges_of_a_host_that_fell_silent_stay_guarded() {
 #[test]
 fn an_export_that_changed_meanwhile_is_not_used_on() {
     run(NATURE, |_, server| async move {
-        let said: Rc<RefCell<Vec<News>>> = Rc::default();
+        let said: Rc<RefCell<Vec<LinkEvent>>> = Rc::default();
         let (hear, door) = (said.clone(), Rc::new(Door(server.clone())));
-        let tell = move |news: &News| hear.borrow_mut().push(news.clone());
+        let tell = move |news: &LinkEvent| hear.borrow_mut().push(news.clone());
         let client = Client::open("nbd", "disk", door, Options::default(), tell).await.unwrap();
         server.size.set(SIZE as u64 / 2);
         server.restart(false);
         assert_eq!(put(&client, 0, 1).await, Err(Status::Io));
         assert_eq!(put(&client, 0, 1).await, Err(Status::Io));
         let said = said.borrow();
-        let News::Failed(why) = said.last().unwrap() else { panic!("{said:?}") };
+        let LinkEvent::Failed(why) = said.last().unwrap() else { panic!("{said:?}") };
         let want = "export `disk` is another after a reconnect: its size was 1048576 bytes and is \
                     524288";
         assert_eq!(why, want);
@@ -421,12 +422,12 @@ fn with_answers<F: Future<Output = ()> + 'static>(
     answers: Answers,
     test: impl FnOnce(Rc<Client>) -> F + 'static,
 ) {
-    with_answers_and(Mutation::None, answers, test);
+    with_answers_and(None, answers, test);
 }
 
 /// As [`with_answers`], with a planted fault.
 fn with_answers_and<F: Future<Output = ()> + 'static>(
-    mutation: Mutation,
+    fault: Option<Fault>,
     answers: Answers,
     test: impl FnOnce(Rc<Client>) -> F + 'static,
 ) {
@@ -453,8 +454,8 @@ fn with_answers_and<F: Future<Output = ()> + 'static>(
                 say(file, &simple(error, cookies[nth])).await;
             }
         });
-        let options = Options { mutation, ..Options::default() };
-        let client = Client::open("nbd", "disk", script, options, |_| {}).await;
+        let options = Options::default();
+        let client = Client::open_planted("nbd", "disk", script, options, fault).await;
         test(Rc::new(client.unwrap())).await;
     };
     machine.block_on(talk).unwrap();
@@ -494,12 +495,12 @@ fn the_next_flush_reports_a_write_beside_a_failed_flush() {
         Answers { fua: true, before: 2, answers: &[(0, 5), (1, 0), (2, 0), (3, 0)] };
     const FLUSH_LAST: Answers =
         Answers { answers: &[(1, 0), (0, 5), (2, 0), (3, 0)], ..WRITE_LAST };
-    for (mutation, answers, told) in [
-        (Mutation::None, WRITE_LAST, Err(Status::Io)),
-        (Mutation::NeverInDoubt, WRITE_LAST, Ok(())),
-        (Mutation::None, FLUSH_LAST, Err(Status::Io)),
+    for (fault, answers, told) in [
+        (None, WRITE_LAST, Err(Status::Io)),
+        (Some(Fault::NeverInDoubt), WRITE_LAST, Ok(())),
+        (None, FLUSH_LAST, Err(Status::Io)),
     ] {
-        with_answers_and(mutation, answers, move |client| async move {
+        with_answers_and(fault, answers, move |client| async move {
             let inner = client.clone();
             let first = Rc::new(Cell::new(None));
             let set = first.clone();
@@ -508,7 +509,7 @@ fn the_next_flush_reports_a_write_beside_a_failed_flush() {
             put(&client, 0, 1).await.unwrap();
             sleep(Nanos::from_millis(1)).await;
             assert_eq!(first.get(), Some(Err(Status::Io)));
-            assert_eq!(flush_by(&client, 1).await, told, "{mutation:?} {answers:?}");
+            assert_eq!(flush_by(&client, 1).await, told, "{fault:?} {answers:?}");
             flush_by(&client, 1).await.unwrap();
         });
     }

@@ -8,7 +8,8 @@ use std::rc::Rc;
 
 use crate::model::{Nature, Server};
 use block::{BlockDevice, Nanos, Sector, Target};
-use nbd::client::{Mutation, Options};
+use nbd::Fault;
+use nbd::client::Options;
 use queue::MergingLeaf;
 use reactor::sleep;
 use sim::{Machine, Mix, Oracle, RunEnd, StreamFault, Workload, World, WorldRef, seeds};
@@ -21,7 +22,7 @@ const BLOCK_BYTES: usize = 4096;
 /// What goes wrong.
 #[derive(Clone, Copy)]
 struct Plan {
-    mutation: Mutation,
+    fault: Option<Fault>,
     /// The server says things twice.
     confused: bool,
     /// What a server that restarts loses.
@@ -31,16 +32,15 @@ struct Plan {
 }
 
 impl Plan {
-    const USUAL: Plan =
-        Plan { mutation: Mutation::None, confused: false, loss: false, merged: false };
+    const USUAL: Plan = Plan { fault: None, confused: false, loss: false, merged: false };
 }
 
-fn options(world: &WorldRef, mutation: Mutation) -> Options {
+fn options(world: &WorldRef) -> Options {
     let timeout = world.borrow_mut().rng.pick(&[2_000, 10_000, 60_000]);
     // Longer than anything takes at the server.
     let fence = Some(Nanos::from_millis(500));
     let silence = Nanos::from_millis(world.borrow_mut().rng.pick(&[50, 1_000, 120_000]));
-    Options { timeout: Nanos::from_millis(timeout), silence, fence, mutation }
+    Options { timeout: Nanos::from_millis(timeout), silence, fence }
 }
 
 /// Cuts the connection again and again, until told to stop.
@@ -82,11 +82,11 @@ fn bare(seed: u64, plan: Plan) -> Result<(), String> {
     let server = Server::new(&world, BLOCKS as usize * BLOCK_BYTES, nature);
     let machine = Machine::boot(&world, 1);
     machine.spawn(0, server.clone().serve());
-    let opts = options(&world, plan.mutation);
+    let opts = options(&world);
     if plan.merged {
         server.block_sizes.set([4096, 4096, 16 << 10]);
     }
-    let client = machine.block_on(server.clone().open(opts)).unwrap();
+    let client = machine.block_on(server.clone().open_planted(opts, plan.fault)).unwrap();
     let client: Rc<dyn BlockDevice> = match plan.merged {
         true => Rc::new(MergingLeaf::new(client)),
         false => Rc::new(client),
@@ -134,8 +134,8 @@ fn cached(seed: u64, plan: Plan) -> Result<(), String> {
     let server = Server::new(&world, BLOCKS as usize * BLOCK_BYTES, nature);
     let machine = Machine::boot(&world, 1);
     machine.spawn(0, server.clone().serve());
-    let opts = options(&world, plan.mutation);
-    let origin = Rc::new(machine.block_on(server.clone().open(opts)).unwrap());
+    let opts = options(&world);
+    let origin = Rc::new(machine.block_on(server.clone().open_planted(opts, plan.fault)).unwrap());
     let file = world.borrow_mut().add_swarm_disk("cache", Sector(1024));
     let slow = world.borrow_mut().rng.pick(&[1, 4, 16]);
     let line = format!(
@@ -208,28 +208,30 @@ fn a_write_cache_loses_nothing_to_a_server_that_forgets() {
 }
 
 /// Seeds until a planted fault is found; none of them may pass them all.
-fn is_found(mutation: Mutation, seeds: u64, run: impl Fn(u64, Plan) -> Result<(), String>) {
-    let plan = Plan { mutation, ..Plan::USUAL };
+fn is_found(fault: Option<Fault>, seeds: u64, run: impl Fn(u64, Plan) -> Result<(), String>) {
+    let plan = Plan { fault, ..Plan::USUAL };
     let found = seeds::first_failure(0..seeds, |seed| run(seed, plan));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} passes {seeds} seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    let found = found.unwrap_or_else(|| panic!("{fault:?} passes {seeds} seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
 
 #[test]
 fn a_stale_write_that_lands_is_found() {
-    is_found(Mutation::IgnoreGuards, 2000, bare);
-    is_found(Mutation::FenceAtReconnect, 2000, bare);
-    is_found(Mutation::IgnoreGuards, 500, |seed, plan| bare(seed, Plan { merged: true, ..plan }));
+    is_found(Some(Fault::IgnoreGuards), 2000, bare);
+    is_found(Some(Fault::FenceAtReconnect), 2000, bare);
+    is_found(Some(Fault::IgnoreGuards), 500, |seed, plan| {
+        bare(seed, Plan { merged: true, ..plan })
+    });
 }
 
 #[test]
 fn a_write_that_is_not_sent_again_is_found() {
-    is_found(Mutation::ForgetInFlight, 300, bare);
+    is_found(Some(Fault::ForgetInFlight), 300, bare);
 }
 
 #[test]
 fn a_cookie_that_is_not_checked_is_found() {
-    is_found(Mutation::CookieUnchecked, 500, |seed, plan| {
+    is_found(Some(Fault::CookieUnchecked), 500, |seed, plan| {
         bare(seed, Plan { confused: true, ..plan })
     });
 }
@@ -237,11 +239,13 @@ fn a_cookie_that_is_not_checked_is_found() {
 #[test]
 fn fua_that_is_not_kept_is_found() {
     let loss = |seed, plan| bare(seed, Plan { loss: true, ..plan });
-    is_found(Mutation::IgnoreFua, 300, loss);
-    is_found(Mutation::ForgetFuaWrite, 1000, loss);
+    is_found(Some(Fault::IgnoreFua), 300, loss);
+    is_found(Some(Fault::ForgetFuaWrite), 1000, loss);
 }
 
 #[test]
 fn a_flush_that_pretends_is_found() {
-    is_found(Mutation::PretendFlush, 1000, |seed, plan| cached(seed, Plan { loss: true, ..plan }));
+    is_found(Some(Fault::PretendFlush), 1000, |seed, plan| {
+        cached(seed, Plan { loss: true, ..plan })
+    });
 }

@@ -7,7 +7,8 @@ use std::rc::Rc;
 
 use crate::model::{Fate, Nature, Server};
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Opener, Sector, Status};
-use nbd::client::{Client, Mutation, Options};
+use nbd::Fault;
+use nbd::client::{Client, Options};
 use nbd::request::Request;
 use nbd::wire::{ExportFlags, cmd};
 use queue::MergingLeaf;
@@ -103,10 +104,10 @@ fn hold_last(server: &Server, flush: Fate) {
 /// first two at most: the write was not acknowledged when it came.
 #[test]
 fn a_flush_that_fails_between_pieces_is_told_once_more() {
-    for (mutation, told) in [(Mutation::None, LOST), (Mutation::NeverInDoubt, Ok(()))] {
+    for (fault, told) in [(None, LOST), (Some(Fault::NeverInDoubt), Ok(()))] {
         run(move |_, server| async move {
-            let options = Options { mutation, ..Options::default() };
-            let client = Rc::new(server.clone().open(options).await);
+            let opened = server.clone().open_planted(Options::default(), fault).await;
+            let client = Rc::new(opened);
             hold_last(&server, Fate::Fails);
             let write = begin_put(&client, 1, (0, 96), 7);
             settle().await;
@@ -116,7 +117,7 @@ fn a_flush_that_fails_between_pieces_is_told_once_more() {
             settle().await;
             assert_eq!(write.get(), Some(Ok(())));
             *server.fate.borrow_mut() = Box::new(|_| Fate::Usual);
-            assert_eq!(flush(&*client, 1).await, told, "{mutation:?}");
+            assert_eq!(flush(&*client, 1).await, told, "{fault:?}");
             assert_eq!(put(&*client, 1, (0, 96), 8).await, Ok(()));
             assert_eq!(flush(&*client, 1).await, Ok(()), "all of it came after the loss");
         });

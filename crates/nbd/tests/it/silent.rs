@@ -6,7 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Buf, Class, Error, Flags, LocalFuture, Nanos, Sector, Status};
-use nbd::client::{Client, Connect, Mutation, News, Options};
+use nbd::Fault;
+use nbd::client::{Client, Connect, LinkEvent, Options};
 use nbd::option::{reply, reply_info_block_size, reply_info_export};
 use nbd::request::{REQUEST_BYTES, ReplyHead, Request};
 use nbd::wire::{ExportFlags, opt, rep};
@@ -118,7 +119,7 @@ fn a_server_that_falls_silent_is_left_and_then_an_error() {
     run(serve, |door| async move {
         let said: Rc<RefCell<Vec<String>>> = Rc::default();
         let hear = said.clone();
-        let tell = move |news: &News| hear.borrow_mut().push(news.to_string());
+        let tell = move |news: &LinkEvent| hear.borrow_mut().push(news.to_string());
         let silence = Nanos::from_secs(5);
         let options = Options { silence, timeout: Nanos::from_secs(12), ..Options::default() };
         let client = Rc::new(Client::open("nbd", "disk", door, options, tell).await.unwrap());
@@ -165,7 +166,7 @@ fn a_server_that_works_through_a_queue_is_not_left() {
     };
     run(serve, |door| async move {
         let options = Options { silence: Nanos::from_secs(6), ..Options::default() };
-        let tell = |news: &News| panic!("{news}");
+        let tell = |news: &LinkEvent| panic!("{news}");
         let client = Rc::new(Client::open("nbd", "disk", door, options, tell).await.unwrap());
         let left = Rc::new(Cell::new(REQUESTS - 1));
         for block in 1..REQUESTS {
@@ -189,7 +190,7 @@ fn a_server_that_works_through_a_queue_is_not_left() {
 fn a_server_that_takes_what_is_sent_is_not_left() {
     run(slow_taker(WRITE_BYTES), |door| async move {
         let options = Options { silence: Nanos::from_secs(5), ..Options::default() };
-        let tell = |news: &News| panic!("{news}");
+        let tell = |news: &LinkEvent| panic!("{news}");
         let client = Client::open("nbd", "disk", door, options, tell).await.unwrap();
         let data = Buf::zeroed(WRITE_BYTES).all().into();
         write(&client, Flags::empty(), Class::Normal, Sector(0), data).await.unwrap();
@@ -202,7 +203,7 @@ fn a_server_that_stops_taking_what_is_sent_is_left() {
     run(slow_taker(10 << 20), |door| async move {
         let said: Rc<RefCell<Vec<String>>> = Rc::default();
         let hear = said.clone();
-        let tell = move |news: &News| hear.borrow_mut().push(format!("{:?} {news}", now()));
+        let tell = move |news: &LinkEvent| hear.borrow_mut().push(format!("{:?} {news}", now()));
         let (silence, timeout) = (Nanos::from_secs(5), Nanos::from_secs(1));
         let options = Options { silence, timeout, ..Options::default() };
         let client = Client::open("nbd", "disk", door, options, tell).await.unwrap();
@@ -274,11 +275,11 @@ fn answers_early() -> impl Fn(FileId) -> LocalFuture<()> {
 /// the device hung for ever, with every later request.
 #[test]
 fn a_server_that_answers_and_stops_taking_is_left() {
-    for mutation in [Mutation::None, Mutation::ForgetSending] {
+    for fault in [None, Some(Fault::ForgetSending)] {
         run(answers_early(), move |door| async move {
             let (silence, timeout) = (Nanos::from_secs(2), Nanos::from_secs(3));
-            let options = Options { silence, timeout, mutation, ..Options::default() };
-            let client = Client::open("nbd", "disk", door, options, |_| {}).await.unwrap();
+            let options = Options { silence, timeout, ..Options::default() };
+            let client = Client::open_planted("nbd", "disk", door, options, fault).await.unwrap();
             let client = Rc::new(client);
             let ended = Rc::new(Cell::new(0));
             let (writer, count) = (client.clone(), ended.clone());
@@ -295,7 +296,7 @@ fn a_server_that_answers_and_stops_taking_is_left() {
             });
             sleep(Nanos::from_secs(8)).await;
             // The planted fault must be seen.
-            assert_eq!(ended.get(), if mutation == Mutation::None { 2 } else { 0 });
+            assert_eq!(ended.get(), if fault.is_none() { 2 } else { 0 });
         });
     }
 }
@@ -315,11 +316,11 @@ async fn keeps_one(file: FileId) {
 /// for ever. The device's other requests go on.
 #[test]
 fn a_request_that_is_never_answered_fails_though_others_are() {
-    for mutation in [Mutation::None, Mutation::AnyAnswerIsProgress] {
+    for fault in [None, Some(Fault::AnyAnswerIsProgress)] {
         run(keeps_one, move |door| async move {
-            let options = Options { silence: Nanos::from_secs(2), mutation, ..Options::default() };
+            let options = Options { silence: Nanos::from_secs(2), ..Options::default() };
             assert_eq!(options.own_silence(), Nanos::from_secs(20));
-            let client = Client::open("nbd", "disk", door, options, |_| {}).await.unwrap();
+            let client = Client::open_planted("nbd", "disk", door, options, fault).await.unwrap();
             let client = Rc::new(client);
             let failed = Rc::new(Cell::new(None));
             let (other, set) = (client.clone(), failed.clone());
@@ -336,7 +337,7 @@ fn a_request_that_is_never_answered_fails_though_others_are() {
                 sleep(Nanos::from_secs(1)).await;
             }
             let on_time = |at| (Nanos::from_secs(20)..Nanos::from_secs(23)).contains(&at);
-            assert_eq!(failed.get().is_some_and(on_time), mutation == Mutation::None);
+            assert_eq!(failed.get().is_some_and(on_time), fault.is_none());
         });
     }
 }

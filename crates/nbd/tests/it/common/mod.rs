@@ -2,7 +2,7 @@
 //! Sockets, a client and a disk in memory and in virtual time, for the tests of this room.
 //!
 //! Invariants that the network checks: nothing is asked of a closed file, and no file is closed
-//! while something is pending on it (N4 of the server).
+//! while something is pending on it (NB-N4 of the server).
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 use std::cell::{Cell, RefCell};

@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use block::{Buf, Error, LocalFuture, Nanos, Status};
+use nbd::Fault;
 use nbd::client::{Client, Connect, Options};
 use nbd::option::{HEADER_BYTES, Header, reply, reply_info_block_size, reply_info_export};
 use nbd::request::{Errno, REQUEST_BYTES, ReplyHead, Request};
@@ -150,9 +151,19 @@ impl Server {
 
     /// A client; tried for as long as it takes, for on a bad day a handshake takes too long.
     pub(crate) async fn open(self: Rc<Server>, options: Options) -> Client {
+        self.open_planted(options, None).await
+    }
+
+    /// As [`Server::open`], with a planted fault of the client.
+    pub(crate) async fn open_planted(
+        self: Rc<Server>,
+        options: Options,
+        fault: Option<Fault>,
+    ) -> Client {
         loop {
             let door = Rc::new(Door(self.clone()));
-            if let Ok(client) = Client::open("nbd", "disk", door, options, |_| {}).await {
+            let opened = Client::open_planted("nbd", "disk", door, options, fault).await;
+            if let Ok(client) = opened {
                 return client;
             }
         }

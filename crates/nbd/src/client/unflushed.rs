@@ -1,84 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Losses: what may have been lost of writes that were acknowledged and not flushed, and who has
-//! heard of it.
+//! Acknowledged writes that no flush covers: which of them may be lost, and to which openers that
+//! was reported.
 //!
 //! Invariants
-//! - L1 Every opener that was there when something may have been lost hears of it at its next
-//!   flush, and at every flush that it had under way; each loss once, or, if one of its changes was
-//!   acknowledged after such a flush had come, once more (ES4 of `policy::ErrSeq`).
-//! - L2 An opener that comes later hears of it in the place of one that had written what may be
-//!   lost and has not heard: it may be the same client, connected again (ES1 to ES3 of
-//!   `policy::ErrSeq`).
-//! - L3 A write that is made durable by a flush of its own is not, if anything may have been lost
-//!   since it was sent.
-//! - L4 A change that is acknowledged after a loss, and of which a part was sent before it, may be
-//!   lost, too: the server may have done it before its flush failed, and have answered only later.
-//!   It owes us nothing more: a flush covers what it has answered before. So the opener hears of it
-//!   at its next flush.
+//! - NB-L1 A loss is reported to every current opener at its next flush, and at its flushes in
+//!   flight: once, or twice if one of its changes was acknowledged after such a flush was submitted
+//!   (PO-ES4 of `policy::ErrSeq`).
+//! - NB-L2 A loss is reported to a later opener in place of one that had written lost data and got
+//!   no report: it may be the same client, connected again (PO-ES1 to PO-ES3 of `policy::ErrSeq`).
+//! - NB-L3 A write that is made durable by a flush of its own is not, if anything may have been
+//!   lost since it was sent.
+//! - NB-L4 A change that is acknowledged after a loss, and of which a part was sent before, may be
+//!   lost, too: the server may have performed it before its flush failed, and have answered later.
+//!   A later flush covers only what was answered before. So the opener's next flush reports it.
 use block::Opener;
 use policy::{ErrSeq, Sample};
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Losses {
-    /// Its changes are those that were acknowledged and are not durable by themselves.
+pub(crate) struct UnflushedWrites {
+    /// Counts changes that were acknowledged and are not durable by FUA.
     openers: ErrSeq<Opener>,
-    /// Of those, what a flush has covered, or what was told to be lost.
+    /// How many of those a flush has covered, or are recorded as lost.
     settled: u64,
 }
 
-impl Losses {
-    /// A change has been acknowledged, or a part of it.
+impl UnflushedWrites {
+    /// Counts an acknowledged change, or a part of one.
     pub(crate) fn acknowledge(&mut self, opener: Opener) {
         self.openers.changed(opener);
     }
 
-    /// A change has been acknowledged of which a part was sent before the newest loss (L4).
+    /// Records an acknowledged change of which a part was sent before the newest loss (NB-L4).
     pub(crate) fn doubt(&mut self, opener: Opener) {
         self.openers.doubt(opener);
     }
 
-    /// What a flush that is sent now covers.
+    /// The number of changes that a flush sent now covers.
     pub(crate) fn covers(&self) -> u64 {
         self.openers.changes()
     }
 
-    /// A flush has succeeded that covers so much.
+    /// Records a successful flush that covers `covers` changes.
     pub(crate) fn settle(&mut self, covers: u64) {
         self.settled = self.settled.max(covers);
         self.openers.durable(self.settled);
     }
 
-    /// The server may have forgotten what no flush has covered.
+    /// Records a lost connection: the server may have lost unflushed changes.
     pub(crate) fn connection_lost(&mut self) {
         if self.openers.changes() > self.settled {
             self.flush_failed();
         }
     }
 
-    /// A flush has failed at the server: all that was not durable is in doubt.
+    /// Records a failed flush: all changes that were not durable may be lost.
     pub(crate) fn flush_failed(&mut self) {
         let all = self.openers.changes();
         self.openers.lose(all);
         self.settle(all);
     }
 
-    /// How often something may have been lost.
+    /// Number of losses.
     pub(crate) fn count(&self) -> u64 {
         self.openers.count()
     }
 
-    /// Of which losses the opener of a bio that comes has heard.
+    /// The losses that were reported to the opener of a submitted bio.
     pub(crate) fn known_to(&mut self, opener: Opener) -> Sample {
         self.openers.sample(opener)
     }
 
-    /// Whether a flush whose opener had heard of these must fail (C5).
+    /// Whether a flush must fail that was submitted with `heard` reported (NB-C5).
     pub(crate) fn concerns(&self, heard: Sample) -> bool {
         self.openers.is_news(heard)
     }
 
-    /// A flush of the opener has failed.
+    /// Records that a failed flush has reported the loss to the opener.
     pub(crate) fn tell(&mut self, opener: Opener, heard: Sample) {
         self.openers.tell(opener, heard);
     }
@@ -89,8 +87,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_opener_hears_of_a_loss_once() {
-        let mut losses = Losses::default();
+    fn each_opener_gets_one_report_of_a_loss() {
+        let mut losses = UnflushedWrites::default();
         let (a, b) = (Opener(1), Opener(2));
         for opener in [a, b] {
             losses.known_to(opener);
@@ -119,8 +117,8 @@ mod tests {
     }
     /// A client whose connection to us has gone before it heard is another opener when it is back.
     #[test]
-    fn who_connects_again_hears_of_a_loss() {
-        let mut losses = Losses::default();
+    fn a_new_opener_gets_the_report_of_a_gone_one() {
+        let mut losses = UnflushedWrites::default();
         let (a, b) = (Opener(1), Opener(2));
         for opener in [a, b] {
             losses.known_to(opener);
@@ -140,8 +138,8 @@ mod tests {
 
     /// More openers than are remembered; one of those that were there first goes on to write.
     #[test]
-    fn an_opener_that_is_active_is_not_forgotten() {
-        let mut losses = Losses::default();
+    fn an_active_opener_is_kept() {
+        let mut losses = UnflushedWrites::default();
         let active = Opener(1);
         for other in 0..10_000 {
             losses.acknowledge(active);

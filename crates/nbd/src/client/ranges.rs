@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Fill: which bytes of a read have come, so that none comes twice and none is missing.
+//! The ranges of a read that have arrived, so that no byte arrives twice and none is missing.
 
-/// Runs of one read at a time that are no neighbours; servers send in order, or nearly.
+/// Separate runs of one read; servers send nearly in order.
 const RUNS_MAX: usize = 1024;
 
-/// Runs of bytes that have come, ascending, none touching another.
+/// Runs of arrived bytes, ascending, none touching another.
 #[derive(Debug, Default)]
-pub(crate) struct Fill(Vec<(u32, u32)>);
+pub(crate) struct ReceivedRanges(Vec<(u32, u32)>);
 
-impl Fill {
-    /// Adds `start..end`; false when some of it was there, or when the runs are too many.
+impl ReceivedRanges {
+    /// Adds `start..end`; false if some of it had arrived, or if there are too many runs.
     pub(crate) fn add(&mut self, start: u32, end: u32) -> bool {
         let at = self.0.partition_point(|run| run.1 < start);
         let touches = |run: Option<&(u32, u32)>, by: u32| run.is_some_and(|r| by >= r.0);
@@ -20,7 +20,7 @@ impl Fill {
         let run = &mut self.0[at];
         if run.1 == start {
             run.1 = end;
-            // It may reach the next one now.
+            // It may touch the next run now.
             if let Some(&next) = self.0.get(at + 1) {
                 if next.0 < end {
                     return false;
@@ -39,12 +39,12 @@ impl Fill {
         false
     }
 
-    /// Whether all of `0..len` has come.
+    /// Whether all of `0..len` has arrived.
     pub(crate) fn is_whole(&self, len: u32) -> bool {
         self.0 == [(0, len)]
     }
 
-    /// Forgets everything.
+    /// Removes all ranges.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
@@ -58,7 +58,7 @@ mod tests {
     fn bytes_in_any_order_make_a_whole_and_none_comes_twice() {
         // Against a plain bitmap, all sequences of a small generator.
         for seed in 0..2000_u32 {
-            let (mut fill, mut map, mut rng) = (Fill::default(), [false; 16], seed);
+            let (mut fill, mut map, mut rng) = (ReceivedRanges::default(), [false; 16], seed);
             for _ in 0..12 {
                 rng = rng.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let start = (rng >> 8) % 16;
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn runs_are_bounded() {
-        let mut fill = Fill::default();
+        let mut fill = ReceivedRanges::default();
         let taken = (0..).take_while(|n| fill.add(n * 2, n * 2 + 1)).count();
         assert_eq!(taken, RUNS_MAX);
     }

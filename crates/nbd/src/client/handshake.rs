@@ -2,13 +2,13 @@
 //! The client's side of the fixed newstyle handshake, as a function from bytes to bytes.
 //!
 //! ```text
-//!  Greeting ──flags, STRUCTURED_REPLY──▶ Structured ──GO──▶ Go ─┬─ ACK ──▶ Said::Go
+//!  Greeting ──flags, STRUCTURED_REPLY──▶ Structured ──GO──▶ Go ─┬─ ACK ──▶ Ready
 //!                                                               └─ unknown to the server:
-//!                                                          EXPORT_NAME ──▶ Old ──▶ Said::Go
+//!                                                          EXPORT_NAME ──▶ Old ──▶ Ready
 //! ```
 use block::{ErrorKind, is_control_char};
 
-use crate::client::terms::Terms;
+use crate::client::export_info::ExportInfo;
 use crate::option::Malformed;
 use crate::wire::{
     Cursor, ExportFlags, HandshakeFlags, INIT_MAGIC, OPTION_BYTES_MAX, OPTION_MAGIC,
@@ -17,28 +17,28 @@ use crate::wire::{
 
 const GREETING_BYTES: usize = 18;
 const REPLY_BYTES: usize = 20;
-/// Answers to our two options; a server sends about five.
+/// Replies to our two options; a server sends about five.
 const REPLIES_MAX: u32 = 1024;
-/// What is shown of a server's words.
+/// Longest text of a server in a message.
 const TEXT_CHARS_MAX: usize = 200;
 
-/// What came of a step. Whatever was appended to the output is sent first.
+/// The result of a step. The caller must send the appended output first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum HandshakeStep {
     /// The input must have this many bytes before the next step.
     More(usize),
-    /// This many bytes are used up; step again with the rest.
-    Took(usize),
-    /// This many bytes are used up; requests may follow.
-    Go(usize, Terms),
+    /// This many bytes were consumed; step again with the rest.
+    Consumed(usize),
+    /// This many bytes were consumed, and the handshake is complete: requests may follow.
+    Ready(usize, ExportInfo),
 }
 
-/// Why there is no session.
+/// Why the handshake failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// What sort of failure.
+pub struct HandshakeError {
+    /// The kind of the error.
     pub kind: ErrorKind,
-    /// For people.
+    /// The message.
     pub why: String,
 }
 
@@ -52,7 +52,7 @@ enum Stage {
 
 /// One handshake.
 #[derive(Debug)]
-pub struct Hello {
+pub struct ClientHandshake {
     export: String,
     stage: Stage,
     no_zeroes: bool,
@@ -62,18 +62,18 @@ pub struct Hello {
     block: Option<[u32; 3]>,
 }
 
-fn broken(why: &str) -> Refused {
-    Refused { kind: ErrorKind::Io, why: format!("not the NBD protocol: {why}") }
+fn broken(why: &str) -> HandshakeError {
+    HandshakeError { kind: ErrorKind::Io, why: format!("not the NBD protocol: {why}") }
 }
 
-impl From<Malformed> for Refused {
-    fn from(_: Malformed) -> Refused {
+impl From<Malformed> for HandshakeError {
+    fn from(_: Malformed) -> HandshakeError {
         broken("a reply is malformed")
     }
 }
 
-/// A server's words as far as they can be shown.
-fn shown(text: &[u8]) -> String {
+/// The server's text without control characters, bounded.
+fn printable(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let plain = text.chars().map(|c| if is_control_char(c) { ' ' } else { c });
     plain.take(TEXT_CHARS_MAX).collect()
@@ -87,12 +87,12 @@ fn option(out: &mut Vec<u8>, option: u32, parts: &[&[u8]]) {
     parts.iter().for_each(|p| out.extend_from_slice(p));
 }
 
-impl Hello {
+impl ClientHandshake {
     /// A handshake for `export`, of at most [`crate::wire::NAME_BYTES_MAX`] bytes; the server
     /// speaks first.
-    pub fn new(export: &str) -> Hello {
+    pub fn new(export: &str) -> ClientHandshake {
         assert!(export.len() <= crate::wire::NAME_BYTES_MAX, "an export name of the protocol");
-        Hello {
+        ClientHandshake {
             export: export.to_owned(),
             stage: Stage::Greeting,
             no_zeroes: false,
@@ -103,8 +103,8 @@ impl Hello {
         }
     }
 
-    /// What the server has to say next, for people.
-    pub fn waits_for(&self) -> &'static str {
+    /// The message that the server must send next, for error texts.
+    pub fn awaited(&self) -> &'static str {
         match self.stage {
             Stage::Greeting => "its greeting",
             Stage::Structured => "its answer to STRUCTURED_REPLY",
@@ -113,11 +113,15 @@ impl Hello {
         }
     }
 
-    /// Takes at most one message off `input` and appends what is to be said to `out`.
+    /// Consumes at most one message of `input` and appends our messages to `out`.
     ///
     /// # Errors
-    /// What the server said, or that it does not speak the protocol.
-    pub fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Said, Refused> {
+    /// The server refuses the export, or violates the protocol.
+    pub fn step(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<HandshakeStep, HandshakeError> {
         match self.stage {
             Stage::Greeting => self.greeting(input, out),
             Stage::Structured | Stage::Go => self.reply(input, out),
@@ -125,30 +129,38 @@ impl Hello {
         }
     }
 
-    fn greeting(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Said, Refused> {
+    fn greeting(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<HandshakeStep, HandshakeError> {
         let mut c = Cursor(input);
         let fields = (|| Some((c.be64()?, c.be64()?, c.be16()?)))();
-        let Some((init, second, flags)) = fields else { return Ok(Said::More(GREETING_BYTES)) };
+        let Some((init, second, flags)) = fields else {
+            return Ok(HandshakeStep::More(GREETING_BYTES));
+        };
         if init != INIT_MAGIC {
             return Err(broken("the server does not say NBDMAGIC"));
         }
         let flags = HandshakeFlags::from_bits_truncate(u32::from(flags));
         if second != OPTION_MAGIC || !flags.contains(HandshakeFlags::FIXED_NEWSTYLE) {
             let why = "the server knows only the old handshake".to_owned();
-            return Err(Refused { kind: ErrorKind::NotSupported, why });
+            return Err(HandshakeError { kind: ErrorKind::NotSupported, why });
         }
         self.no_zeroes = flags.contains(HandshakeFlags::NO_ZEROES);
         let ours = flags & (HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
         out.extend_from_slice(&ours.bits().to_be_bytes());
         option(out, opt::STRUCTURED_REPLY, &[]);
         self.stage = Stage::Structured;
-        Ok(Said::Took(GREETING_BYTES))
+        Ok(HandshakeStep::Consumed(GREETING_BYTES))
     }
 
-    fn reply(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Said, Refused> {
+    fn reply(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<HandshakeStep, HandshakeError> {
         let mut c = Cursor(input);
         let fields = (|| Some((c.be64()?, c.be32()?, c.be32()?, c.be32()?)))();
-        let Some((magic, of, kind, len)) = fields else { return Ok(Said::More(REPLY_BYTES)) };
+        let Some((magic, of, kind, len)) = fields else {
+            return Ok(HandshakeStep::More(REPLY_BYTES));
+        };
         if magic != OPTION_REPLY_MAGIC {
             return Err(broken("an option's answer has another magic number"));
         }
@@ -158,10 +170,12 @@ impl Hello {
         }
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         if len > OPTION_BYTES_MAX {
-            return Err(broken("an option's answer is longer than 64 KiB")); // C2
+            return Err(broken("an option's answer is longer than 64 KiB")); // NB-C2
         }
         let total = REPLY_BYTES + len;
-        let Some(payload) = input.get(REPLY_BYTES..total) else { return Ok(Said::More(total)) };
+        let Some(payload) = input.get(REPLY_BYTES..total) else {
+            return Ok(HandshakeStep::More(total));
+        };
         self.replies += 1;
         if self.replies > REPLIES_MAX {
             return Err(broken("no end of answers"));
@@ -169,14 +183,14 @@ impl Hello {
         let failed = kind & rep::FLAG_ERROR != 0;
         match (self.stage, kind) {
             (Stage::Structured, rep::ACK) => self.ask(true, out),
-            // It does without.
+            // The server has no structured replies.
             (Stage::Structured, _) if failed => self.ask(false, out),
             (Stage::Go, rep::INFO) => self.info(payload)?,
             (Stage::Go, rep::ACK) => {
                 let Some((size, flags)) = self.info else {
                     return Err(broken("the export's size is missing"));
                 };
-                return Ok(Said::Go(total, self.terms(size, flags)));
+                return Ok(HandshakeStep::Ready(total, self.export_info(size, flags)));
             }
             (Stage::Go, rep::ERR_UNSUP) => {
                 option(out, opt::EXPORT_NAME, &[self.export.as_bytes()]);
@@ -185,7 +199,7 @@ impl Hello {
             (_, _) if failed => return Err(self.refused(kind, payload)),
             (_, _) => return Err(broken("an answer of an unknown type")),
         }
-        Ok(Said::Took(total))
+        Ok(HandshakeStep::Consumed(total))
     }
 
     fn ask(&mut self, structured: bool, out: &mut Vec<u8>) {
@@ -213,8 +227,8 @@ impl Hello {
         if c.0.is_empty() { Ok(()) } else { Err(Malformed) }
     }
 
-    fn refused(&self, kind: u32, text: &[u8]) -> Refused {
-        let text = shown(text);
+    fn refused(&self, kind: u32, text: &[u8]) -> HandshakeError {
+        let text = printable(text);
         let (kind, what) = match kind {
             rep::ERR_UNKNOWN => (ErrorKind::NotFound, "no such export"),
             rep::ERR_POLICY => (ErrorKind::Denied, "the server does not allow it"),
@@ -226,24 +240,24 @@ impl Hello {
             _ => (ErrorKind::Io, "the server refuses"),
         };
         let said = if text.is_empty() { text } else { format!(": it says `{text}`") };
-        Refused { kind, why: format!("export `{}`: {what}{said}", self.export) }
+        HandshakeError { kind, why: format!("export `{}`: {what}{said}", self.export) }
     }
 
-    /// The answer to EXPORT_NAME; a server that does not know the name just goes.
-    fn old(&mut self, input: &[u8]) -> Said {
+    /// The reply to EXPORT_NAME; a server without such an export closes the connection.
+    fn old(&mut self, input: &[u8]) -> HandshakeStep {
         let total = 10 + if self.no_zeroes { 0 } else { 124 };
         let mut c = Cursor(input);
         match (c.be64(), c.be16()) {
             (Some(size), Some(flags)) if input.len() >= total => {
-                Said::Go(total, self.terms(size, flags))
+                HandshakeStep::Ready(total, self.export_info(size, flags))
             }
-            _ => Said::More(total),
+            _ => HandshakeStep::More(total),
         }
     }
 
-    fn terms(&self, size: u64, flags: u16) -> Terms {
+    fn export_info(&self, size: u64, flags: u16) -> ExportInfo {
         let flags = ExportFlags::from_bits_truncate(flags);
-        Terms { size, flags, block: self.block, structured: self.structured }
+        ExportInfo { size, flags, block: self.block, structured: self.structured }
     }
 }
 
@@ -255,15 +269,17 @@ mod tests {
     const GREETING: &[u8; 18] = b"NBDMAGICIHAVEOPT\x00\x03";
 
     /// Feeds the answers whole, and again byte by byte: the same must come of it.
-    fn talk(answers: &[Vec<u8>]) -> (Result<Said, Refused>, Vec<u8>) {
+    fn talk(answers: &[Vec<u8>]) -> (Result<HandshakeStep, HandshakeError>, Vec<u8>) {
         let feed = |step: usize| {
-            let (mut hello, mut out) = (Hello::new("disk"), Vec::new());
+            let (mut handshake, mut out) = (ClientHandshake::new("disk"), Vec::new());
             let all: Vec<u8> = GREETING.iter().copied().chain(answers.concat()).collect();
             let (mut start, mut end) = (0, step.min(all.len()));
             loop {
-                match hello.step(&all[start..end], &mut out) {
-                    Ok(Said::Took(n)) => start += n,
-                    Ok(Said::More(_)) if end < all.len() => end = (end + step).min(all.len()),
+                match handshake.step(&all[start..end], &mut out) {
+                    Ok(HandshakeStep::Consumed(n)) => start += n,
+                    Ok(HandshakeStep::More(_)) if end < all.len() => {
+                        end = (end + step).min(all.len());
+                    }
                     other => return (other, out),
                 }
             }
@@ -286,9 +302,9 @@ mod tests {
         reply_info_block_size(&mut go, opt::GO, [512, 4096, 1 << 25]);
         reply(&mut go, opt::GO, rep::ACK, &[]);
         let (said, out) = talk(&[answers(&[(opt::STRUCTURED_REPLY, rep::ACK)]), go]);
-        let Ok(Said::Go(_, terms)) = said else { panic!("{said:?}") };
-        assert_eq!((terms.size, terms.block), (1 << 20, Some([512, 4096, 1 << 25])));
-        assert!(terms.structured && terms.flags.contains(ExportFlags::FUA));
+        let Ok(HandshakeStep::Ready(_, export_info)) = said else { panic!("{said:?}") };
+        assert_eq!((export_info.size, export_info.block), (1 << 20, Some([512, 4096, 1 << 25])));
+        assert!(export_info.structured && export_info.flags.contains(ExportFlags::FUA));
         let want = b"\0\0\0\x03IHAVEOPT\0\0\0\x08\0\0\0\0\
                      IHAVEOPT\0\0\0\x07\0\0\0\x0c\0\0\0\x04disk\0\x01\0\x03";
         assert_eq!(out, want);
@@ -300,13 +316,16 @@ mod tests {
             answers(&[(opt::STRUCTURED_REPLY, rep::ERR_UNSUP), (opt::GO, rep::ERR_UNSUP)]);
         let old = b"\0\0\0\0\0\x10\0\0\0\x05".to_vec();
         let (said, out) = talk(&[unknown, old]);
-        let Ok(Said::Go(_, terms)) = said else { panic!("{said:?}") };
-        assert_eq!((terms.size, terms.structured, terms.block), (1 << 20, false, None));
+        let Ok(HandshakeStep::Ready(_, export_info)) = said else { panic!("{said:?}") };
+        assert_eq!(
+            (export_info.size, export_info.structured, export_info.block),
+            (1 << 20, false, None)
+        );
         assert!(out.ends_with(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk"));
     }
 
     #[test]
-    fn what_a_server_refuses_is_told_in_its_words() {
+    fn a_refusal_is_reported_with_the_servers_text() {
         let mut go = answers(&[(opt::STRUCTURED_REPLY, rep::ACK)]);
         reply_error(&mut go, opt::GO, rep::ERR_UNKNOWN, "ask\x1b[2Jsomebody else");
         let refused = talk(&[go]).0.unwrap_err();
@@ -316,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_end_the_handshake() {
+    fn invalid_messages_end_the_handshake() {
         let info = |bytes: &[u8]| {
             let mut out = answers(&[(opt::STRUCTURED_REPLY, rep::ACK)]);
             reply(&mut out, opt::GO, rep::INFO, &[bytes]);
@@ -340,10 +359,12 @@ mod tests {
             let (said, _) = talk(std::slice::from_ref(&lie));
             assert!(said.is_err(), "{lie:02x?}: {said:?}");
         }
-        let mut hello = Hello::new("");
-        assert!(hello.step(b"SSH-2.0-OpenSSH_9", &mut Vec::new()) == Ok(Said::More(18)));
-        assert!(hello.step(b"SSH-2.0-OpenSSH_9.2", &mut Vec::new()).is_err());
+        let mut handshake = ClientHandshake::new("");
+        assert!(
+            handshake.step(b"SSH-2.0-OpenSSH_9", &mut Vec::new()) == Ok(HandshakeStep::More(18))
+        );
+        assert!(handshake.step(b"SSH-2.0-OpenSSH_9.2", &mut Vec::new()).is_err());
         let oldstyle = b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53\0\0";
-        assert!(hello.step(oldstyle, &mut Vec::new()).is_err());
+        assert!(handshake.step(oldstyle, &mut Vec::new()).is_err());
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The keeper: connects, connects again, gives up on what has waited too long, and says goodbye.
+//! The supervisor: connects and reconnects, fails requests that have waited too long, and
+//! disconnects.
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -7,65 +8,65 @@ use block::{Buf, Error, Nanos, Status};
 use policy::{BACKOFF_FIRST_NS, backoff_ns};
 use reactor::{FileId, SqeOp, driver_io, now, sleep, spawn};
 
-use crate::client::device::Inner;
-use crate::client::hello::{Hello, Said};
-use crate::client::terms::Terms;
-use crate::client::{Connect, News};
+use crate::client::device::ClientState;
+use crate::client::export_info::ExportInfo;
+use crate::client::handshake::{ClientHandshake, HandshakeStep};
+use crate::client::{Connect, LinkEvent};
 use crate::wire::OPTION_BYTES_MAX;
 
-/// Time for a handshake, unless requests wait for a connection only so long.
-const HELLO_TIME: Nanos = Nanos::from_secs(10);
-/// Time for a server to end a connection that we have said goodbye on.
-const GOODBYE_TIME: Nanos = Nanos::from_secs(2);
-/// How often a pause looks whether it is over.
-const PAUSE_STEP: Nanos = Nanos::from_millis(200);
-/// Lost connections at a time that a server has not ended; each holds a buffer and a socket. Before
-/// one more is made the oldest is given up, and its end will never be known.
-const DYING_MAX: usize = 4;
-/// What a handshake's buffer begins with.
-const HELLO_BYTES: usize = 4096;
+/// Time for a handshake, unless `timeout` is shorter.
+const HANDSHAKE_TIME: Nanos = Nanos::from_secs(10);
+/// Time for a server to close a connection after our disconnect request.
+const DISCONNECT_TIME: Nanos = Nanos::from_secs(2);
+/// How often a back-off checks whether it must end early.
+const BACK_OFF_STEP: Nanos = Nanos::from_millis(200);
+/// Lost connections at a time that the server has not closed; each holds a buffer and a socket.
+/// Before a further one is made, the oldest is shut down, and its end at the server stays unknown.
+const CLOSING_LINKS_MAX: usize = 4;
+/// Initial size of a handshake's buffer.
+const HANDSHAKE_BYTES: usize = 4096;
 
 pub(crate) async fn close(file: FileId) {
     let _ = driver_io(file, SqeOp::Close).await;
 }
 
-/// How a handshake ended.
+/// The timer of a handshake.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Over {
-    Not,
-    Late,
-    Done,
+enum Timer {
+    Running,
+    Expired,
+    Stopped,
 }
 
-/// A new connection and what the server says of the export.
+/// Connects and negotiates; returns the socket, and the server's information about the export.
 pub(crate) async fn dial(
     connect: &Rc<dyn Connect>,
     export: &str,
     timeout: Nanos,
-) -> Result<(FileId, Terms), Error> {
+) -> Result<(FileId, ExportInfo), Error> {
     let file = connect.connect().await?;
-    let time = timeout.min(HELLO_TIME);
-    let over = Rc::new(Cell::new(Over::Not));
+    let time = timeout.min(HANDSHAKE_TIME);
+    let over = Rc::new(Cell::new(Timer::Running));
     let late = over.clone();
     spawn(async move {
         sleep(time).await;
-        if late.get() == Over::Not {
-            late.set(Over::Late);
+        if late.get() == Timer::Running {
+            late.set(Timer::Expired);
             let _ = driver_io(file, SqeOp::Shutdown).await;
         }
     });
-    let mut hello = Hello::new(export);
-    let agreed = greet(file, &mut hello).await;
-    let agreed = match over.replace(Over::Done) {
-        // The socket is being shut down, whatever came of it.
-        Over::Late => {
-            let (s, what) = (time.0 as f64 / 1e9, hello.waits_for());
+    let mut handshake = ClientHandshake::new(export);
+    let agreed = run_handshake(file, &mut handshake).await;
+    let agreed = match over.replace(Timer::Stopped) {
+        // The socket is being shut down, whatever the result.
+        Timer::Expired => {
+            let (s, what) = (time.0 as f64 / 1e9, handshake.awaited());
             Err(Error::io(format!("the server said nothing within {s} s: waited for {what}")))
         }
-        Over::Not | Over::Done => agreed,
+        Timer::Running | Timer::Stopped => agreed,
     };
     match agreed {
-        Ok(terms) => Ok((file, terms)),
+        Ok(export_info) => Ok((file, export_info)),
         Err(e) => {
             close(file).await;
             Err(e.within(connect.peer()))
@@ -73,12 +74,12 @@ pub(crate) async fn dial(
     }
 }
 
-async fn greet(file: FileId, hello: &mut Hello) -> Result<Terms, Error> {
+async fn run_handshake(file: FileId, handshake: &mut ClientHandshake) -> Result<ExportInfo, Error> {
     let mut out = Vec::new();
-    let mut buf = Buf::alloc(HELLO_BYTES);
+    let mut buf = Buf::alloc(HANDSHAKE_BYTES);
     let (mut start, mut end) = (0, 0);
     loop {
-        let said = buf.read(|b| hello.step(&b[start..end], &mut out));
+        let said = buf.read(|b| handshake.step(&b[start..end], &mut out));
         let said = said.map_err(|refused| Error::new(refused.kind, refused.why))?;
         if !out.is_empty() {
             let bufs = Buf::copy_of(&out).into();
@@ -88,11 +89,14 @@ async fn greet(file: FileId, hello: &mut Hello) -> Result<Terms, Error> {
             }
         }
         match said {
-            Said::Took(n) => start += n,
-            Said::Go(n, terms) if start + n == end => return Ok(terms),
-            Said::Go(..) => return Err(Error::io("the server answers before it is asked")),
-            Said::More(total) => {
-                assert!(total <= OPTION_BYTES_MAX + HELLO_BYTES, "bounded by the handshake"); // C2
+            HandshakeStep::Consumed(n) => start += n,
+            HandshakeStep::Ready(n, export_info) if start + n == end => return Ok(export_info),
+            HandshakeStep::Ready(..) => {
+                return Err(Error::io("the server answers before it is asked"));
+            }
+            HandshakeStep::More(total) => {
+                // NB-C2
+                assert!(total <= OPTION_BYTES_MAX + HANDSHAKE_BYTES, "bounded by the handshake");
                 if total > buf.len() {
                     let rest = buf.read(|b| b[start..end].to_vec());
                     buf = Buf::alloc(total);
@@ -112,40 +116,40 @@ async fn greet(file: FileId, hello: &mut Hello) -> Result<Terms, Error> {
     }
 }
 
-/// Keeps a client connected until it is closed.
-pub(crate) async fn run(client: Rc<Inner>) {
+/// Keeps the client connected until it is closed.
+pub(crate) async fn run(client: Rc<ClientState>) {
     let mut failures = 0;
     loop {
         let connected = || client.link.borrow().is_some();
         let over = || client.closing.get() && (!client.has_work() || client.failed.get());
         let wanted = || !connected() && !client.failed.get();
-        let proved = || client.link.borrow().as_ref().is_some_and(|l| l.proved.get());
+        let replied = || client.link.borrow().as_ref().is_some_and(|l| l.has_replied.get());
         client.changed.wait_for(|| over() || wanted()).await;
         if over() {
             break;
         }
-        // One that connects and then fails at once would be tried in a tight loop.
+        // A connection that is lost at once must not cause a tight loop.
         if failures > 0 {
-            pause(&client, Nanos(backoff_ns(failures))).await;
+            back_off(&client, Nanos(backoff_ns(failures))).await;
             if over() {
                 break;
             }
         }
         failures += 1;
         let oldest = {
-            let dying = client.dying.borrow();
-            dying.front().filter(|_| dying.len() >= DYING_MAX).cloned()
+            let closing_links = client.closing_links.borrow();
+            closing_links.front().filter(|_| closing_links.len() >= CLOSING_LINKS_MAX).cloned()
         };
         if let Some(link) = oldest {
             link.cut_off().await;
         }
         match dial(&client.connect, &client.export, client.options.timeout).await {
-            Ok((file, terms)) => match client.terms.differ(&terms) {
+            Ok((file, export_info)) => match client.export_info.difference(&export_info) {
                 None => {
-                    client.use_link(file, terms.structured);
-                    client.tell(&News::Back);
-                    client.changed.wait_for(|| proved() || !connected() || over()).await;
-                    if proved() {
+                    client.use_link(file, export_info.structured);
+                    client.notify(&LinkEvent::Reconnected);
+                    client.changed.wait_for(|| replied() || !connected() || over()).await;
+                    if replied() {
                         failures = 0;
                     }
                 }
@@ -156,15 +160,15 @@ pub(crate) async fn run(client: Rc<Inner>) {
                         .fail(format!("export `{export}` is another after a reconnect: {change}"));
                 }
             },
-            Err(e) => client.tell(&News::Refused(e.chain())),
+            Err(e) => client.notify(&LinkEvent::ConnectFailed(e.chain())),
         }
     }
-    goodbye(&client).await;
+    disconnect(&client).await;
     client.set_closed();
 }
 
-/// Sleeps, but not beyond the end of the client, and not long while somebody waits.
-async fn pause(client: &Rc<Inner>, time: Nanos) {
+/// Sleeps for `time`; shorter while requests wait, and at most until the client is closed.
+async fn back_off(client: &Rc<ClientState>, time: Nanos) {
     let began = now();
     let patience = Nanos((client.options.timeout.0 / 8).max(BACKOFF_FIRST_NS));
     loop {
@@ -173,27 +177,27 @@ async fn pause(client: &Rc<Inner>, time: Nanos) {
         if now() >= until || client.closing.get() && !waits {
             return;
         }
-        sleep((until - now()).min(PAUSE_STEP)).await;
+        sleep((until - now()).min(BACK_OFF_STEP)).await;
     }
 }
 
-async fn goodbye(client: &Rc<Inner>) {
+async fn disconnect(client: &Rc<ClientState>) {
     let link = client.link.borrow().clone();
     if let Some(link) = link {
         let late = link.clone();
         spawn(async move {
-            sleep(GOODBYE_TIME).await;
+            sleep(DISCONNECT_TIME).await;
             late.cut_off().await;
         });
-        link.say_goodbye().await;
+        link.send_disconnect().await;
         link.break_off("closed");
     }
-    let ended = || client.dying.borrow().is_empty() && client.link.borrow().is_none();
+    let ended = || client.closing_links.borrow().is_empty() && client.link.borrow().is_none();
     client.changed.wait_for(ended).await;
 }
 
-/// Fails what waits too long.
-pub(crate) async fn expire(client: Rc<Inner>) {
+/// Fails requests that have waited too long.
+pub(crate) async fn expire(client: Rc<ClientState>) {
     let timeout = client.options.timeout;
     let step = Nanos((timeout.0 / 8).clamp(1_000_000, 1_000_000_000));
     loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Terms: what a server says of its export, and what follows for who uses it as a device.
+//! The information of a server about its export, and the limits of the device that follow from it.
 use block::{Limits, Sector};
 
 use crate::wire::{ExportFlags, REQUEST_BYTES_MAX};
@@ -7,26 +7,26 @@ use crate::wire::{ExportFlags, REQUEST_BYTES_MAX};
 /// Largest block that a device of ours may have.
 const BLOCK_BYTES_MAX: u32 = 64 << 10;
 
-/// What was agreed on.
+/// The negotiated properties of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct ExportInfo {
     /// Size of the export, bytes.
     pub size: u64,
-    /// What it can do.
+    /// Its flags.
     pub flags: ExportFlags,
-    /// Smallest, preferred and largest request, if the server has said.
+    /// Smallest, preferred and largest request, if the server has sent them.
     pub block: Option<[u32; 3]>,
     /// Whether reads are answered in chunks.
     pub structured: bool,
 }
 
-impl Terms {
+impl ExportInfo {
     /// The device's limits.
     ///
     /// # Errors
-    /// What about the terms can't be served.
+    /// What about the export_info can't be served.
     pub fn limits(&self) -> Result<Limits, String> {
-        // What the protocol says for who is told nothing.
+        // The protocol's defaults for a client without this information.
         let [min, preferred, max] = self.block.unwrap_or([512, 4096, REQUEST_BYTES_MAX]);
         if !min.is_power_of_two() || min > BLOCK_BYTES_MAX {
             let allowed = format!("a power of two up to {BLOCK_BYTES_MAX} is allowed");
@@ -53,7 +53,7 @@ impl Terms {
             discard_granularity_bytes: if can(ExportFlags::TRIM) { block } else { 0 },
             write_zeroes: can(ExportFlags::WRITE_ZEROES),
             volatile_cache: self.flags.contains(ExportFlags::FLUSH),
-            // As our server says it: where nothing is kept there is no flush.
+            // As our server reports it: a device that keeps no data has no flush.
             keeps: self.flags.contains(ExportFlags::FLUSH),
             rotational: self.flags.contains(ExportFlags::ROTATIONAL),
             ..Limits::new(capacity)
@@ -61,17 +61,17 @@ impl Terms {
     }
 
     /// What is different in `other` that a device in use can't survive.
-    pub(crate) fn differ(&self, other: &Terms) -> Option<String> {
+    pub(crate) fn difference(&self, other: &ExportInfo) -> Option<String> {
         if self.size != other.size {
             return Some(format!("its size was {} bytes and is {}", self.size, other.size));
         }
-        // Whether replies come in chunks decides nothing that a device's user sees.
+        // Flags that concern only the form of replies do not matter.
         let of_replies = ExportFlags::DF | ExportFlags::CAN_MULTI_CONN | ExportFlags::FAST_ZERO;
         let (was, is) = (self.flags - of_replies, other.flags - of_replies);
         if was != is {
             return Some(format!("its flags were {was:?} and are {is:?}"));
         }
-        let sizes = |terms: &Terms| terms.block.map(|[min, _, max]| (min, max));
+        let sizes = |export_info: &ExportInfo| export_info.block.map(|[min, _, max]| (min, max));
         if sizes(self) != sizes(other) {
             let (was, is) = (self.block, other.block);
             return Some(format!("its request sizes were {was:?} and are {is:?}"));
@@ -84,26 +84,27 @@ impl Terms {
 mod tests {
     use super::*;
 
-    fn terms(size: u64, flags: ExportFlags, block: Option<[u32; 3]>) -> Terms {
-        Terms { size, flags: ExportFlags::HAS_FLAGS | flags, block, structured: true }
+    fn export_info(size: u64, flags: ExportFlags, block: Option<[u32; 3]>) -> ExportInfo {
+        ExportInfo { size, flags: ExportFlags::HAS_FLAGS | flags, block, structured: true }
     }
 
     #[test]
     fn flags_and_sizes_become_limits() {
         let all = ExportFlags::FLUSH | ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
-        let limits = terms(1 << 20, all | ExportFlags::ROTATIONAL, None).limits().unwrap();
+        let limits = export_info(1 << 20, all | ExportFlags::ROTATIONAL, None).limits().unwrap();
         assert_eq!(limits.capacity, Sector(2048));
         assert_eq!((limits.logical_block_bytes, limits.max_io_bytes), (512, 32 << 20));
         assert!(limits.rotational && limits.write_zeroes && limits.volatile_cache && limits.keeps);
         assert_eq!(limits.discard_granularity_bytes, 512);
-        let read_only = terms(1 << 20, all | ExportFlags::READ_ONLY, None).limits().unwrap();
+        let read_only = export_info(1 << 20, all | ExportFlags::READ_ONLY, None).limits().unwrap();
         assert!(!read_only.write_zeroes && read_only.discard_granularity_bytes == 0);
-        let odd = terms(10_000, ExportFlags::empty(), Some([4096, 65536, u32::MAX])).limits();
+        let odd = export_info(10_000, ExportFlags::empty(), Some([4096, 65536, u32::MAX])).limits();
         let odd = odd.unwrap();
         assert_eq!((odd.capacity, odd.io_opt_bytes), (Sector(16), 65536));
         assert!(!odd.keeps && !odd.volatile_cache);
         // One that takes any byte.
-        let bytes = terms(4096, ExportFlags::empty(), Some([1, 1, 1 << 20])).limits().unwrap();
+        let bytes =
+            export_info(4096, ExportFlags::empty(), Some([1, 1, 1 << 20])).limits().unwrap();
         assert_eq!((bytes.logical_block_bytes, bytes.io_min_bytes), (512, 512));
     }
 
@@ -117,9 +118,12 @@ mod tests {
             (1 << 20, Some([4096, 4096, 512])),
             (1 << 20, Some([512, 512, 0])),
         ] {
-            assert!(terms(size, ExportFlags::empty(), block).limits().is_err(), "{size} {block:?}");
+            assert!(
+                export_info(size, ExportFlags::empty(), block).limits().is_err(),
+                "{size} {block:?}"
+            );
         }
         // The largest number there is has no overflow.
-        assert!(terms(u64::MAX, ExportFlags::empty(), None).limits().is_ok());
+        assert!(export_info(u64::MAX, ExportFlags::empty(), None).limits().is_ok());
     }
 }

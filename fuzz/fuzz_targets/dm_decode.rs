@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A whole area of the kernel's cache format, from arbitrary bytes.
 //!
-//! What must hold (invariants of `format::dm`): a decoder never panics (F1); what it accepts comes
-//! back from its encoder the same (F2); offsets of an accepted layout ascend; a survey of any
-//! entries names each of them at most once (D1).
+//! What must hold (invariants of `format::dm`): a decoder never panics (FM-K1); what it accepts
+//! comes back from its encoder the same (FM-K2); offsets of an accepted layout ascend; a survey of
+//! any entries names each of them at most once (FM-K3).
 #![no_main]
 
 use format::dm::{Entry, Geometry, HEADER_BYTES, Superblock, Survey, entries};

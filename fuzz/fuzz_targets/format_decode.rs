@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Metadata units of the native write cache format, from arbitrary bytes.
 //!
-//! What must hold (invariants of `format`): a decoder never panics (F1); what it accepts, its
-//! encoder writes back to exactly the same bytes (F2), so that no field is read without being
+//! What must hold (invariants of `format`): a decoder never panics (FM-F1); what it accepts, its
+//! encoder writes back to exactly the same bytes (FM-F2), so that no field is read without being
 //! checked and none is lost.
 //!
 //! A random unit has a wrong checksum and would test nothing else, so all but every fourth input

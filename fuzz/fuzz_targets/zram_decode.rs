@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Metadata and objects of a persistent zram's media, from arbitrary bytes.
 //!
-//! What must hold (invariants of `format::zram`): a decoder never panics (ZF1); what it accepts,
-//! its encoder writes back to exactly the same bytes (ZF2), so that no field is read without being
-//! checked and none is lost.
+//! What must hold (invariants of `format::zram`): a decoder never panics (FM-ZF1); what it accepts,
+//! its encoder writes back to exactly the same bytes (FM-ZF2), so that no field is read without
+//! being checked and none is lost.
 //!
 //! Random bytes have wrong checksums and would test nothing else, so all but every fourth input
 //! gets the right magic, version and checksum first, as an attacker's image would.

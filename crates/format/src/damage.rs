@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a decoder found wrong with a unit: the fault of the media, never a panic of ours.
+//! Why a decoder refuses a unit. The media are at fault: a decoder never panics.
 
 use std::fmt;
 
-/// Why a unit was refused. The caller knows and adds the offset and the device.
+/// Why a unit was refused. The caller adds the offset and the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// The buffer is not one unit long.
@@ -11,18 +11,18 @@ pub enum Damage {
         /// Bytes that were given.
         found_bytes: usize,
     },
-    /// The unit does not begin with the magic of its kind: blank, or something else's data.
+    /// The unit does not begin with the magic of its kind: blank, or other data.
     Magic,
-    /// The unit is sound but written in a format version that this program does not know.
+    /// The unit is intact but has a format version that this program does not read.
     Version {
         /// Version on the media.
         found: u16,
         /// Version that this program reads.
         known: u16,
     },
-    /// The CRC-32C does not match: torn or rotten.
+    /// The CRC-32C does not match: torn or corrupted.
     Checksum,
-    /// A sound unit with the UUID of another cache: left over from an earlier use of the device.
+    /// An intact unit with the UUID of another cache: left from an earlier use of the device.
     WrongCache {
         /// UUID on the media.
         found: [u8; 16],
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_quorum_tells_the_state_of_every_copy() {
+    fn a_lost_quorum_lists_the_state_of_every_copy() {
         let copies = [Ok(7), Err(Damage::Checksum), Ok(6), Err(Damage::Magic)];
         let text = Damage::NoQuorum(Box::new(copies)).to_string();
         assert_eq!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where everything lies in a cache area of a given size.
+//! The layout of a cache area of a given size.
 //!
 //! ```text
 //! 0        4 superblock copies, one unit each, 64 KiB apart
@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Invariants
-//! - G1 Every offset follows from the four numbers in the superblock, never from the size of the
-//!   device: a device that grew keeps its cache.
-//! - G2 `end_bytes` is at most the area that `compute` was given.
+//! - FM-G1 Every offset follows from the four numbers in the superblock, not from the size of the
+//!   device: a device that has grown keeps its cache.
+//! - FM-G2 `end_bytes` is at most the area passed to `compute`.
 
 use std::fmt;
 
@@ -22,23 +22,23 @@ use crate::record::ENTRIES_PER_UNIT;
 
 /// Smallest block size: one sector.
 pub const BLOCK_SIZE_MIN: u32 = 512;
-/// Largest block size, as the kernel's. The fields have room for 65536.
+/// Largest block size, as in the kernel. The fields have room for 65536.
 pub const BLOCK_SIZE_MAX: u32 = 4096;
-/// Fewest slots that make a cache. Chosen: fewer could not hold one burst and its destage.
+/// Fewest slots of a cache. Chosen: fewer could not hold one burst and its writeback.
 pub const SLOTS_MIN: u32 = 16;
-/// `u32::MAX` stays free as a "no slot" mark for engines.
+/// `u32::MAX` is reserved: engines use it for "no slot".
 pub(crate) const SLOTS_MAX: u32 = u32::MAX - 1;
 
 const UNIT_BYTES: u64 = UNIT as u64;
-/// Copies stand apart so that one bad erase block or track does not take two of them.
+/// Copies are apart, so that one bad erase block or track does not destroy two of them.
 const SUPERBLOCK_STRIDE_BYTES: u64 = 64 << 10;
 const CHECKPOINT_START_BYTES: u64 = 4 * SUPERBLOCK_STRIDE_BYTES;
-/// From this many bytes of slots their start is aligned to `SLOT_ALIGN_LARGE_BYTES`.
+/// If the slots have at least this many bytes, their start is aligned to `SLOT_ALIGN_LARGE_BYTES`.
 const SLOT_ALIGN_FROM_BYTES: u64 = 32 << 20;
 const SLOT_ALIGN_LARGE_BYTES: u64 = 1 << 20;
 
 pub(crate) const LOG_UNITS_MIN: u32 = 16;
-/// 256 MiB of log: a replay of it reads for a second or less on any SSD.
+/// 256 MiB of log: an SSD reads it in a second or less.
 pub(crate) const LOG_UNITS_MAX: u32 = 65536;
 
 /// The layout of one cache area.
@@ -54,7 +54,7 @@ pub struct Geometry {
     pub checkpoint_units: u32,
 }
 
-/// Why no cache fits.
+/// Why there is no layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeometryError {
     /// The block size is not a power of two in the allowed range.
@@ -64,15 +64,15 @@ pub enum GeometryError {
     },
     /// The area is too small.
     TooSmall {
-        /// Bytes that there are.
+        /// Bytes of the area.
         area_bytes: u64,
-        /// Bytes that the smallest cache of this block size takes.
+        /// Bytes of the smallest cache with this block size.
         needed_bytes: u64,
     },
 }
 
 impl Geometry {
-    /// Lays out an area of `area_bytes`: one 128th of it is log, all that remains is slots.
+    /// Lays out an area of `area_bytes`: 1/128 of it is log, the rest is slots.
     pub fn compute(area_bytes: u64, block_size: u32) -> Result<Geometry, GeometryError> {
         if !is_block_size(block_size) {
             return Err(GeometryError::BlockSize { block_size });
@@ -87,12 +87,12 @@ impl Geometry {
             None => Geometry::fill(area_bytes, block_size, LOG_UNITS_MIN)
                 .expect("the area holds the smallest cache"),
         };
-        assert!(geometry.end_bytes() <= area_bytes); // G2
+        assert!(geometry.end_bytes() <= area_bytes); // FM-G2
         Ok(geometry)
     }
 
-    /// Byte offset of superblock `copy`, 0 to 3. All copies lie in the first 256 KiB whatever the
-    /// geometry, so that they are found before it is known.
+    /// Byte offset of superblock `copy`, 0 to 3. All copies lie in the first 256 KiB, independent
+    /// of the geometry, which is known only after one was read.
     #[must_use]
     pub fn superblock_offset(copy: u8) -> u64 {
         assert!(copy < 4, "superblock copy {copy} of 4");
@@ -148,7 +148,7 @@ impl Geometry {
         u64::from(self.slots) * u64::from(self.block_size)
     }
 
-    /// First byte after the last slot: what the area must have to be opened.
+    /// First byte after the last slot: the area must have at least this size.
     #[must_use]
     pub fn end_bytes(&self) -> u64 {
         self.slots_start() + self.slots_bytes()
@@ -169,8 +169,8 @@ impl Geometry {
         if !fits(SLOTS_MIN) {
             return None;
         }
-        // end_bytes grows with the number of slots, so bisect: low fits, everything above high
-        // does not.
+        // end_bytes grows with the number of slots, so bisect: `low` fits, and nothing above
+        // `high`.
         let (mut low, mut high) = (SLOTS_MIN, SLOTS_MAX);
         while low < high {
             let middle = high - (high - low) / 2;
@@ -189,20 +189,20 @@ pub(crate) fn is_block_size(block_size: u32) -> bool {
     block_size.is_power_of_two() && (BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&block_size)
 }
 
-/// Units that hold one entry a slot, and not one more.
+/// Fewest units that hold one entry per slot.
 pub(crate) fn checkpoint_units_least(slots: u32) -> u32 {
     slots.div_ceil(ENTRIES_PER_UNIT as u32)
 }
 
-/// One entry a slot, plus a sixteenth and two units: a checkpoint is written while the map
-/// changes, so a slot may be met twice, and quarantined slots are listed too.
+/// Room for one entry per slot, plus 1/16 and two units: the map changes while a checkpoint is
+/// written, so a slot may be listed twice, and quarantined slots are listed, too.
 fn checkpoint_units_for(slots: u32) -> u32 {
     let least = checkpoint_units_least(slots);
     least + least / 16 + 2
 }
 
-/// One 128th of the area, between 64 and 65536 units, but never more than an eighth of a tiny
-/// area; a multiple of 16.
+/// 1/128 of the area, between 64 and 65536 units, but at most 1/8 of a tiny area; a multiple of 16.
+/// An area of 1 GiB has 262,144 units, of which 2048 are log.
 fn log_units_for(area_bytes: u64) -> u32 {
     let area_units = area_bytes / UNIT_BYTES;
     let preferred = (area_units / 128).max(64).min(area_units / 8);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! On-media structures of the native write cache, and in [`dm`] of the kernel's: encode, decode,
-//! checksum, byte map; no I/O.
+//! On-media structures: encode, decode, checksum, byte map; no I/O. Here those of the native write
+//! cache; in [`dm`] those of the kernel's write cache; in [`zram`] those of a zram device.
 //!
 //! ```text
 //! offset 0      64K      128K     192K     256K
@@ -12,10 +12,11 @@
 //! `docs/format/writecache.md`; the code and that page change together.
 //!
 //! Invariants
-//! - F1 A decoder never panics, whatever the bytes; it returns [`Damage`] that says what is wrong.
-//! - F2 An encoder never writes what its decoder would refuse (asserted before the bytes are made).
-//! - F3 One flipped bit anywhere in a unit is detected.
-//! - F4 Magic, version and checksum stay where they are in every version of a unit.
+//! - FM-F1 A decoder never panics, whatever the bytes; it returns [`Damage`] that says what is
+//!   wrong.
+//! - FM-F2 An encoder never writes what its decoder would refuse (asserted before encoding).
+//! - FM-F3 One flipped bit anywhere in a unit is detected.
+//! - FM-F4 Magic, version and checksum have the same place in every version of a unit.
 //!
 //! Absent on purpose: clocks, allocation on the record path, knowledge of devices or of replay
 //! order. Offsets are bytes from the start of the cache area (table option `start_sector`).
@@ -27,25 +28,24 @@ use crc_fast::{CrcAlgorithm, Digest};
 mod damage;
 pub mod dm;
 mod geometry;
+mod quorum;
 mod record;
 mod superblock;
 pub mod zram;
 
 pub use damage::Damage;
 pub use geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, SLOTS_MIN};
+pub use quorum::{Copies, Generation, SUPERBLOCK_COPIES, elect, highest_generation};
 pub use record::{
     BLOCK_LIMIT, ENTRIES_PER_UNIT, Entry, Kind, Op, Record, RecordHeader, decode_record,
     encode_record,
 };
-pub use superblock::{
-    CheckpointRef, PARTS_MAX, Part, SUPERBLOCK_COPIES, Superblock, begin_superblock, elect,
-    highest_generation, is_begun,
-};
+pub use superblock::{CheckpointRef, PARTS_MAX, Part, Superblock, begin_superblock, is_begun};
 
 /// Bytes in one metadata unit: the page and sector size that every cache device writes whole.
 pub const UNIT: usize = 4096;
 
-/// Where the checksum lies in every kind of unit (F4).
+/// The place of the checksum in every kind of unit (FM-F4).
 const CRC_RANGE: Range<usize> = 12..16;
 
 /// CRC-32C (Castagnoli) of `data`: the checksum of cached blocks and of metadata units.
@@ -54,13 +54,14 @@ pub fn checksum(data: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(data)
 }
 
-/// What an operator repeats to show that `facts` were read: it stands for them and no others.
+/// A token that an operator repeats to confirm that `facts` were read; other facts have another
+/// one.
 #[must_use]
 pub fn token(facts: &[u8]) -> String {
     format!("{:08x}", checksum(facts))
 }
 
-/// [`checksum`] of bytes with the four of a `field` in them taken as zero.
+/// [`checksum`] of bytes, with the four bytes of `field` taken as zero.
 fn checksum_without(bytes: &[u8], field: Range<usize>) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&bytes[..field.start]);
@@ -69,8 +70,8 @@ fn checksum_without(bytes: &[u8], field: Range<usize>) -> u32 {
     (digest.finalize() & 0xffff_ffff) as u32
 }
 
-/// The bytes by which a superblock knows its origin: FNV-1a of 128 bits over `identity`, never all
-/// zero. It guards against mix-ups, not against malice.
+/// The identity of an origin in a superblock: 128-bit FNV-1a over `identity`, never all zero. It
+/// detects mix-ups, not malice.
 #[must_use]
 pub fn origin_id(identity: &str) -> [u8; 16] {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -91,7 +92,7 @@ fn unit_checksum(unit: &[u8; UNIT]) -> u32 {
     checksum_without(unit, CRC_RANGE)
 }
 
-/// Puts the checksum into a finished unit and returns it.
+/// Stores the checksum in a finished unit and returns it.
 fn seal(unit: &mut [u8; UNIT]) -> u32 {
     let crc = unit_checksum(unit);
     unit[CRC_RANGE].copy_from_slice(&crc.to_le_bytes());
@@ -100,8 +101,8 @@ fn seal(unit: &mut [u8; UNIT]) -> u32 {
 
 /// The checks that all units share, cheapest first: length, magic, checksum, version.
 ///
-/// The checksum is judged before the version, so that a flipped bit in the version field is
-/// called rot and not a format from the future.
+/// The checksum is checked before the version, so that a flipped bit in the version field is
+/// reported as damage and not as an unknown version.
 fn check_unit<'a>(
     bytes: &'a [u8],
     magic: &[u8; 8],

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! Invariants
-//! - R1 `link` is the checksum of the record before: a chain of records has one history only.
-//! - R2 A log record never calls itself durable: `flushed_seq < seq`, so the first seq is 1.
-//! - R3 Entries after `count` are zero, and op 0 is no operation: nothing is read by accident.
-//! - R4 A record tells of epochs of writes if, and only if, its first entry is an `Epoch`; then it
-//!   is of version 2, or 3 if, and only if, it has a `Zero`; else of version 1. Each record can be
-//!   read without the one before.
+//! - FM-R1 `link` is the checksum of the previous record: a chain of records has only one history.
+//! - FM-R2 A log record never states that it is durable itself: `flushed_seq < seq`, so the first
+//!   seq is 1.
+//! - FM-R3 Entries after `count` are zero, and op 0 is invalid: nothing is read by accident.
+//! - FM-R4 A record has epochs of writes if and only if its first entry is an `Epoch`. It is of
+//!   version 1 without epochs; with epochs of version 2, or of version 3 if and only if it has a
+//!   `Zero`. Each record can be decoded without the previous one.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -26,29 +27,30 @@ pub const BLOCK_LIMIT: u64 = 1 << 48;
 
 const MAGIC: [u8; 8] = *b"MPWCRECD";
 const VERSION: u16 = 1;
-/// Of a record that tells of epochs (R4).
+/// Version of a record with epochs (FM-R4).
 const VERSION_EPOCHS: u16 = 2;
-/// Of one that tells of zeroes besides (R4).
+/// Version of a record with epochs and zeroes (FM-R4).
 const VERSION_ZEROES: u16 = 3;
 
-/// What an entry says about a block.
+/// The operation of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
-    /// The block is dirty at the slot with this data checksum; frees the block's earlier slot.
+    /// The block is dirty in the slot, with this data checksum; frees the block's earlier slot.
     Write,
-    /// The block at the slot equals the origin durably; the checksum is kept.
+    /// The block in the slot equals the origin durably; the checksum is kept.
     Clean,
-    /// The slot is free; the block has left the cache if it was at that slot.
+    /// The slot is free; the block has left the cache if it was in that slot.
     Evict,
     /// Blocks `block .. block + slot` have left the cache: here `slot` is a number of blocks.
     Drop,
     /// The slot is quarantined; the block reads as an I/O error until it is written again.
     Bad,
-    /// No statement about a block: the writes that follow in this record are of the epoch `block`,
-    /// and those of the `slot` epochs before it may still have to be written back. All earlier
-    /// epochs are on the origin: what is left of them in the log is void.
+    /// Not about a block: the writes that follow in this record are of epoch `block`, and writes of
+    /// the `slot` epochs before may not be written back yet. All earlier epochs are on the origin:
+    /// their entries in the log are void. Example: `block` 12, `slot` 3: epochs 9 to 12 may be
+    /// dirty.
     Epoch,
-    /// As [`Op::Write`], and from here on writes are of the next epoch.
+    /// As [`Op::Write`]; writes from here on are of the next epoch.
     WriteNext,
     /// Blocks `block .. block + crc` read as zeroes, which the origin may not hold yet: here `crc`
     /// is a number of blocks. The slot stands for the range and holds no data.
@@ -83,7 +85,7 @@ impl Op {
         }
     }
 
-    /// True for the operations that describe a state; only these stand in a checkpoint.
+    /// True for operations that describe a state; a checkpoint has only these.
     const fn is_state(self) -> bool {
         match self {
             Op::Write | Op::Clean | Op::Bad | Op::Epoch | Op::WriteNext | Op::Zero => true,
@@ -91,16 +93,16 @@ impl Op {
         }
     }
 
-    /// True for the operations that only a record that tells of epochs may hold (R4).
+    /// True for operations that only a record with epochs may hold (FM-R4).
     const fn is_of_epochs(self) -> bool {
         matches!(self, Op::Epoch | Op::WriteNext | Op::Zero)
     }
 }
 
-/// One statement about a block, 16 bytes on the media.
+/// One entry of a record, 16 bytes on the media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What is said.
+    /// The operation.
     pub op: Op,
     /// Block number on the origin, below [`BLOCK_LIMIT`]; for [`Op::Epoch`] the epoch.
     pub block: u64,
@@ -113,8 +115,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The first entry of a record that tells of epochs, of which `oldest` is the first that may
-    /// still have to be written back; the writes that follow are of `epoch`.
+    /// The first entry of a record with epochs: the writes that follow are of `epoch`, and `oldest`
+    /// is the oldest epoch that may not be written back yet.
     ///
     /// # Panics
     /// If more than 2^32 - 1 epochs lie between the two.
@@ -124,7 +126,7 @@ impl Entry {
         Entry { op: Op::Epoch, block: epoch, slot, crc: 0 }
     }
 
-    /// The first field whose value no writer of a `kind` record makes.
+    /// The first field with a value that is invalid in a `kind` record.
     fn wrong_field(&self, kind: Kind, epochs: bool) -> Option<&'static str> {
         if kind == Kind::Checkpoint && !self.op.is_state() || self.op.is_of_epochs() && !epochs {
             return Some("op");
@@ -150,7 +152,7 @@ impl Entry {
     }
 }
 
-/// Where a record belongs.
+/// The place of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The record log.
@@ -176,7 +178,7 @@ impl Kind {
     }
 }
 
-/// What a record says about itself.
+/// The header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
     /// Log record or checkpoint unit.
@@ -187,9 +189,9 @@ pub struct RecordHeader {
     pub seq: u64,
     /// Never decreases along the log; in a checkpoint the checkpoint's id.
     pub epoch: u64,
-    /// Checksum of the record before, 0 when there is none (R1).
+    /// Checksum of the previous record, 0 if there is none (FM-R1).
     pub link: u32,
-    /// Every record with `seq` up to this, and its data, is durable. Unused in a checkpoint.
+    /// All records with `seq` up to this, and their data, are durable. Unused in a checkpoint.
     pub flushed_seq: u64,
     /// Number of entries. [`encode_record`] takes it from the entries and ignores this field.
     pub count: u16,
@@ -220,7 +222,7 @@ struct EntryMedia {
     crc: U32,
 }
 
-/// Cannot happen after `check_unit`; told rather than unwrapped.
+/// Cannot happen after `check_unit`; an error rather than a panic.
 const LENGTH: Damage = Damage::Length { found_bytes: UNIT };
 const HEADER_BYTES: usize = size_of::<HeaderMedia>();
 const ENTRY_BYTES: usize = size_of::<EntryMedia>();
@@ -244,10 +246,10 @@ impl EntryMedia {
     }
 }
 
-/// A record with a good checksum and only possible values, still in the caller's buffer.
+/// A record with a good checksum and valid values, in the caller's buffer.
 #[derive(Debug)]
 pub struct Record<'a> {
-    /// What the record says about itself.
+    /// The header.
     pub header: RecordHeader,
     /// Checksum of the unit: the `link` of the next record.
     pub crc: u32,
@@ -255,15 +257,13 @@ pub struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The entries in the order in which they were written; all were checked by
-    /// [`decode_record`].
+    /// The entries in the order of writing; [`decode_record`] has checked all of them.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry> + use<'a> {
         self.entries.iter().map(|media| media.decode().expect("checked by decode_record"))
     }
 }
 
-/// Makes a record in `out`, which is one unit long, and returns its checksum, the `link` of the
-/// next record.
+/// Encodes a record into `out`, one unit, and returns its checksum: the `link` of the next record.
 ///
 /// # Panics
 /// If there are more than [`ENTRIES_PER_UNIT`] entries, a value that [`decode_record`] would
@@ -271,14 +271,14 @@ impl<'a> Record<'a> {
 pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -> u32 {
     assert!(entries.len() <= ENTRIES_PER_UNIT, "{} entries in a record", entries.len());
     let durable_before_written = header.flushed_seq < header.seq;
-    assert!(header.kind == Kind::Checkpoint || durable_before_written, "R2: {header:?}");
+    assert!(header.kind == Kind::Checkpoint || durable_before_written, "FM-R2: {header:?}");
     let epochs = entries.first().is_some_and(|e| e.op == Op::Epoch);
     let zeroes = entries.iter().any(|e| e.op == Op::Zero);
     let version = match (epochs, zeroes) {
         (false, _) => VERSION,
         (true, false) => VERSION_EPOCHS,
         (true, true) => VERSION_ZEROES,
-    }; // R4
+    }; // FM-R4
     let media = HeaderMedia {
         magic: MAGIC,
         version: U16::new(version),
@@ -297,16 +297,16 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
     head.copy_from_slice(media.as_bytes());
     let (used, unused) = body.split_at_mut(entries.len() * ENTRY_BYTES);
     for (entry, bytes) in entries.iter().zip(used.chunks_exact_mut(ENTRY_BYTES)) {
-        // F2
+        // FM-F2
         assert_eq!(entry.wrong_field(header.kind, epochs), None, "{entry:?} would be refused");
         bytes.copy_from_slice(EntryMedia::encode(entry).as_bytes());
     }
-    unused.fill(0); // R3
+    unused.fill(0); // FM-R3
     seal(out)
 }
 
-/// Reads a record of the cache `uuid`. The caller checks that `seq`, `link`, `epoch` and `kind`
-/// are those that belong in this place, and slots against its geometry.
+/// Decodes a record of the cache `uuid`. The caller checks that `seq`, `link`, `epoch` and `kind`
+/// are right for this place, and the slots against its geometry.
 pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, Damage> {
     let (unit, crc) = check_unit(unit, &MAGIC, VERSION..=VERSION_ZEROES)?;
     let (head, body) = unit.split_at(HEADER_BYTES);
@@ -317,7 +317,7 @@ pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, 
     let kind = Kind::from_code(head.kind.get()).ok_or(Damage::Field("kind"))?;
     let (seq, flushed_seq) = (head.seq.get(), head.flushed_seq.get());
     if kind == Kind::Log && flushed_seq >= seq {
-        return Err(Damage::Field("flushed_seq")); // R2
+        return Err(Damage::Field("flushed_seq")); // FM-R2
     }
     let count = head.count.get();
     if usize::from(count) > ENTRIES_PER_UNIT {
@@ -325,7 +325,7 @@ pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, 
     }
     let (used, unused) = body.split_at(usize::from(count) * ENTRY_BYTES);
     if head.reserved != U16::ZERO || !is_blank(unused) {
-        return Err(Damage::Field("reserved")); // R3
+        return Err(Damage::Field("reserved")); // FM-R3
     }
     let entries = <[EntryMedia]>::ref_from_bytes(used).map_err(|_| LENGTH)?;
     let (epochs, mut zeroes) = (head.version.get() >= VERSION_EPOCHS, false);
@@ -343,10 +343,10 @@ pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, 
     }
     let first = entries.first().and_then(EntryMedia::decode);
     if epochs != first.is_some_and(|e| e.op == Op::Epoch) {
-        return Err(Damage::Entry { index: 0, field: "op" }); // R4
+        return Err(Damage::Entry { index: 0, field: "op" }); // FM-R4
     }
     if zeroes != (head.version.get() == VERSION_ZEROES) {
-        return Err(Damage::Field("version")); // R4
+        return Err(Damage::Field("version")); // FM-R4
     }
     let header = RecordHeader {
         kind,

@@ -198,7 +198,7 @@ fn a_block_beyond_48_bits_is_never_written() {
 }
 
 #[test]
-#[should_panic(expected = "R2")]
+#[should_panic(expected = "FM-R2")]
 fn a_record_that_calls_itself_durable_is_never_written() {
     encoded(&RecordHeader { flushed_seq: 4, ..log_header(4) }, &[]);
 }

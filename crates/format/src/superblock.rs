@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The superblock: what the cache is, whose it is, and which checkpoint replay starts from.
-//!
-//! Four copies, two of which must agree. A writer writes copies 0 and 1, flushes, writes copies
-//! 2 and 3, flushes: at every moment one pair is whole and durable, so a cut at any point leaves
-//! either the old state or the new one.
+//! The superblock of the write cache: what the cache is, whose it is, and which checkpoint replay
+//! starts from. It has four copies; `quorum` elects the one that counts.
 //!
 //! Invariants
-//! - S1 A copy carries its own number: a copy written to another copy's place is refused.
-//! - S2 A new generation is above every generation seen on the media, valid quorum or not, so
-//!   that two different states never carry the same generation with two copies each.
+//! - FM-S1 A copy carries its own number: a copy written to another copy's place is refused.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,22 +12,20 @@ use crate::geometry::{
     Geometry, LOG_UNITS_MAX, LOG_UNITS_MIN, SLOTS_MAX, SLOTS_MIN, checkpoint_units_least,
     is_block_size,
 };
+use crate::quorum::{Generation, SUPERBLOCK_COPIES};
 use crate::{BLOCK_LIMIT, Damage, UNIT, check_unit, is_blank, seal};
 
-/// Copies of the superblock on the media.
-pub const SUPERBLOCK_COPIES: u8 = 4;
-
 const MAGIC: [u8; 8] = *b"MPWCSUPR";
-/// Of a cache in one part, and of a part of a divided one.
+/// Version of a cache in one part, and of one part of several.
 const VERSION: u16 = 1;
 const VERSION_PART: u16 = 2;
 /// Parts that a cache may have.
 pub const PARTS_MAX: u8 = 16;
 
-/// What a superblock says.
+/// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Identity of this cache, drawn when it is formatted; in every unit.
+    /// Identity of this cache, random, made when it is formatted; in every unit.
     pub uuid: [u8; 16],
     /// Counts superblock writes.
     pub generation: u64,
@@ -44,42 +37,42 @@ pub struct Superblock {
     pub log_units: u32,
     /// Units of one checkpoint area.
     pub checkpoint_units: u32,
-    /// Size of the origin in 512-byte sectors; another size is another origin.
+    /// Size of the origin in 512-byte sectors; an origin of another size is refused.
     pub origin_sectors: u64,
-    /// Identity of the origin, all zero when it has none.
+    /// Identity of the origin, all zero if it has none.
     pub origin_id: [u8; 16],
-    /// The newest complete checkpoint and where replay goes on after it.
+    /// The newest complete checkpoint, and where the replay of the log starts.
     pub checkpoint: CheckpointRef,
-    /// Which part of a divided cache it is; nothing when the cache is in one part.
+    /// The part, of a cache in several parts; `None` of a cache in one part.
     pub part: Option<Part>,
 }
 
-/// A part of a divided cache: an area of its own, for its share of the origin's chunks.
+/// A part of a cache in several parts: an area of its own, for its share of the origin's chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which it is, from 0 on.
+    /// Index of the part, from 0.
     pub nth: u8,
-    /// How many parts the cache has, 2 to [`PARTS_MAX`].
+    /// Number of parts of the cache, 2 to [`PARTS_MAX`].
     pub of: u8,
-    /// Chunk `c` of the origin is of part `c % of`; 512-byte sectors in a chunk.
+    /// 512-byte sectors in a chunk. Chunk `c` of the origin belongs to part `c % of`.
     pub chunk_sectors: u32,
-    /// Part `n` begins `n` times so many 512-byte sectors after part 0.
+    /// 512-byte sectors of one area: part `n` begins `n * area_sectors` after part 0.
     pub area_sectors: u64,
 }
 
-/// A complete checkpoint and the place in the log from which records are replayed upon it.
+/// A complete checkpoint, and the position in the log at which its replay starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointRef {
     /// Checkpoint area, 0 or 1.
     pub area: u8,
-    /// Units written; 0 means that there is no checkpoint and the map starts empty.
+    /// Units written; 0: there is no checkpoint, and the map starts empty.
     pub units: u32,
     /// Identity of the checkpoint: the `epoch` of its units.
     pub id: u64,
     /// First record to replay.
     pub log_start_seq: u64,
-    /// Checksum of the record before `log_start_seq`: the link that the first record must carry.
-    /// 0 when there is no such record.
+    /// Checksum of the record before `log_start_seq`: the link of the first record to replay. 0 if
+    /// there is no such record.
     pub log_start_link: u32,
 }
 
@@ -115,30 +108,30 @@ struct SuperblockMedia {
 
 const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
 
-/// Where the generation is in a superblock.
+/// The place of the generation in a superblock.
 const GENERATION: std::ops::Range<usize> = 32..40;
 const _: () = assert!(std::mem::offset_of!(SuperblockMedia, generation) == GENERATION.start);
 
-/// Makes the unit that a format writes first, to a unit of zeroes: the magic, and nothing else.
+/// Makes the unit that a format writes first, in a unit of zeroes: only the magic.
 pub fn begin_superblock(out: &mut [u8]) {
     out[..MAGIC.len()].copy_from_slice(&MAGIC);
 }
 
-/// Whether a unit may be the first superblock copy of a format that was cut off: it begins with the
-/// magic, and names no generation but `first`, the one that a format writes.
+/// Whether a unit may be the first superblock copy of an interrupted format: it begins with the
+/// magic, and its generation is 0 or `first`, the one that a format writes.
 pub fn is_begun(unit: &[u8], first: u64) -> bool {
     let generation = unit[GENERATION].try_into().map_or(0, u64::from_le_bytes);
     unit[..MAGIC.len()] == MAGIC && (generation == 0 || generation == first)
 }
 
 impl Superblock {
-    /// Makes the unit of `copy` in `out`, which is one unit long.
+    /// Encodes the unit of `copy` into `out`, one unit.
     ///
     /// # Panics
     /// If a field has a value that `decode` would refuse, or `out` is not one unit.
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
-        assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // F2
+        assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // FM-F2
         let version = if self.part.is_some() { VERSION_PART } else { VERSION };
         let none = Part { nth: 0, of: 0, chunk_sectors: 0, area_sectors: 0 };
         let part = self.part.unwrap_or(none);
@@ -173,13 +166,13 @@ impl Superblock {
         seal(out);
     }
 
-    /// Reads the unit found in the place of `copy`.
+    /// Decodes the unit read from the place of `copy`.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
         let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_PART)?;
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {
-            return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // S1
+            return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // FM-S1
         }
         if media.reserved0 != 0 || media.reserved1 != 0 || !is_blank(&media.reserved2) {
             return Err(Damage::Field("reserved"));
@@ -218,7 +211,7 @@ impl Superblock {
         }
     }
 
-    /// The layout that the four numbers fix. The opener checks `end_bytes` against the device.
+    /// The layout. The caller checks `end_bytes` against the device.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry {
@@ -229,7 +222,7 @@ impl Superblock {
         }
     }
 
-    /// The first field whose value no writer makes.
+    /// The first field with an invalid value.
     fn wrong_field(&self) -> Option<&'static str> {
         if !is_block_size(self.block_size) {
             return Some("block_size");
@@ -257,8 +250,7 @@ impl Superblock {
 }
 
 impl Part {
-    /// Sectors of an area at most: the last part must begin below the end of what sectors can count
-    /// in bytes.
+    /// Most sectors of an area: the byte offset of the last part must not overflow.
     pub const AREA_SECTORS_MAX: u64 = (u64::MAX >> 9) / PARTS_MAX as u64;
 
     fn wrong_field(&self, geometry: &Geometry) -> Option<&'static str> {
@@ -279,40 +271,10 @@ impl Part {
     }
 }
 
-/// The state that the media holds: the newest generation that at least two copies carry with
-/// the same contents.
-pub fn elect(copies: &[Result<Superblock, Damage>; 4]) -> Result<Superblock, Damage> {
-    let mut elected: Option<&Superblock> = None;
-    for (index, first) in copies.iter().enumerate() {
-        let Ok(first) = first else { continue };
-        let agrees = |second: &Result<Superblock, Damage>| second.as_ref() == Ok(first);
-        if !copies[index + 1..].iter().any(agrees) {
-            continue;
-        }
-        match elected {
-            Some(best) if best == first => {}
-            Some(best) if best.generation > first.generation => {}
-            // No writer that keeps S2 makes this: do not guess which pair is the true one.
-            Some(best) if best.generation == first.generation => return Err(no_quorum(copies)),
-            Some(_) | None => elected = Some(first),
-        }
+impl Generation for Superblock {
+    fn generation(&self) -> u64 {
+        self.generation
     }
-    elected.cloned().ok_or_else(|| no_quorum(copies))
-}
-
-/// The highest generation of any valid copy, 0 if there is none: the next superblock that is
-/// written, by a format too, carries a higher one (S2).
-#[must_use]
-pub fn highest_generation(copies: &[Result<Superblock, Damage>; 4]) -> u64 {
-    copies.iter().flatten().map(|copy| copy.generation).max().unwrap_or(0)
-}
-
-fn no_quorum(copies: &[Result<Superblock, Damage>; 4]) -> Damage {
-    let state = |copy: &Result<Superblock, Damage>| match copy {
-        Ok(superblock) => Ok(superblock.generation),
-        Err(damage) => Err(damage.clone()),
-    };
-    Damage::NoQuorum(Box::new([0, 1, 2, 3].map(|index| state(&copies[index]))))
 }
 
 #[cfg(test)]

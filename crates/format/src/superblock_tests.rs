@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::{elect, highest_generation};
 
 fn example() -> Superblock {
     let geometry = Geometry::compute(1 << 30, 4096).unwrap();
@@ -244,8 +245,8 @@ fn a_cut_during_an_update_leaves_the_old_or_the_new_state() {
 fn one_copy_alone_elects_nothing_and_every_copy_is_told() {
     let copies =
         [Ok(with_generation(9)), Err(Damage::Checksum), Ok(with_generation(8)), Err(Damage::Magic)];
-    let told = [Ok(9), Err(Damage::Checksum), Ok(8), Err(Damage::Magic)];
-    assert_eq!(elect(&copies), Err(Damage::NoQuorum(Box::new(told))));
+    let states = [Ok(9), Err(Damage::Checksum), Ok(8), Err(Damage::Magic)];
+    assert_eq!(elect(&copies), Err(Damage::NoQuorum(Box::new(states))));
     assert_eq!(highest_generation(&copies), 9);
 }
 

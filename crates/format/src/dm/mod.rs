@@ -12,10 +12,11 @@
 //! `docs/format/writecache-dm.md`; the code and that page change together.
 //!
 //! Invariants
-//! - F1 A decoder never panics, whatever the bytes; it returns a [`Refusal`] in the kernel's words.
-//! - F2 What an encoder writes, its decoder gives back.
-//! - D1 Of two committed entries of one sector the one with the larger sequence number counts; two
-//!   with the same number are damage.
+//! - FM-K1 A decoder never panics, whatever the bytes; it returns a [`Refusal`] in the kernel's
+//!   words.
+//! - FM-K2 What an encoder writes, its decoder gives back.
+//! - FM-K3 Of two committed entries of one sector the one with the larger sequence number counts;
+//!   two with the same number are damage.
 
 mod entry;
 mod geometry;

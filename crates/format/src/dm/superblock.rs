@@ -63,7 +63,7 @@ impl Superblock {
     /// # Panics
     /// If a field has a value that `decode` would refuse, or `out` has another length.
     pub fn encode(&self, out: &mut [u8]) {
-        assert_eq!(self.refusal(), None, "superblock would be refused on read"); // F2
+        assert_eq!(self.refusal(), None, "superblock would be refused on read"); // FM-K2
         let media = SuperblockMedia {
             magic: U32::new(MAGIC),
             version: U32::new(VERSION),

@@ -52,8 +52,8 @@ impl Survey {
     /// Adds the next entry.
     ///
     /// # Errors
-    /// [`Refusal::Unaligned`], or [`Refusal::Identical`] (D1). The entry counts as seen; a tool may
-    /// report it and go on.
+    /// [`Refusal::Unaligned`], or [`Refusal::Identical`] (FM-K3). The entry counts as seen; a tool
+    /// may report it and go on.
     pub fn add(&mut self, entry: Entry) -> Result<(), Refusal> {
         let (index, sector, seq) = (self.next, entry.original_sector, entry.seq_count);
         self.next += 1;

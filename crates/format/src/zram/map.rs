@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Invariants
-//! - M1 `link` is the checksum of the unit before, 0 in the first: the units of a checkpoint have
-//!   one history only.
-//! - M2 Slots ascend, so none is twice in a unit.
+//! - FM-M1 `link` is the checksum of the unit before, 0 in the first: the units of a checkpoint
+//!   have one history only.
+//! - FM-M2 Slots ascend, so none is twice in a unit.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -65,7 +65,7 @@ pub struct MapHeader {
     pub id: u64,
     /// Which unit of it, from 0.
     pub index: u32,
-    /// Checksum of the unit before, 0 in the first (M1).
+    /// Checksum of the unit before, 0 in the first (FM-M1).
     pub link: u32,
 }
 
@@ -180,7 +180,7 @@ impl<'a> MapUnit<'a> {
 /// `out` is not one unit.
 pub fn encode_map(header: &MapHeader, entries: &[MapEntry], out: &mut [u8]) -> u32 {
     assert!(entries.len() <= MAP_ENTRIES, "{} entries in a checkpoint unit", entries.len());
-    assert!(entries.is_sorted_by(|a, b| a.slot < b.slot), "M2");
+    assert!(entries.is_sorted_by(|a, b| a.slot < b.slot), "FM-M2");
     let media = HeaderMedia {
         magic: MAGIC,
         version: U16::new(VERSION),
@@ -198,7 +198,7 @@ pub fn encode_map(header: &MapHeader, entries: &[MapEntry], out: &mut [u8]) -> u
     head.copy_from_slice(media.as_bytes());
     let (used, unused) = body.split_at_mut(entries.len() * ENTRY_BYTES);
     for (entry, bytes) in entries.iter().zip(used.chunks_exact_mut(ENTRY_BYTES)) {
-        assert_eq!(entry.wrong_field(), None, "{entry:?} would be refused"); // ZF2
+        assert_eq!(entry.wrong_field(), None, "{entry:?} would be refused"); // FM-ZF2
         bytes.copy_from_slice(EntryMedia::encode(entry).as_bytes());
     }
     unused.fill(0);
@@ -232,7 +232,7 @@ pub fn decode_map<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<MapUnit<'a>, Da
         let is_plain = EntryMedia::encode(&entry).as_bytes() == media.as_bytes();
         let wrong = match entry.wrong_field() {
             None if !is_plain => Some("bits"),
-            None if u64::from(entry.slot) < least => Some("slot"), // M2
+            None if u64::from(entry.slot) < least => Some("slot"), // FM-M2
             other => other,
         };
         if let Some(field) = wrong {

@@ -11,10 +11,10 @@
 //! change together.
 //!
 //! Invariants
-//! - ZF1 A decoder never panics, whatever the bytes; it says what is wrong.
-//! - ZF2 An encoder never writes what its decoder would refuse (asserted before bytes are made).
-//! - ZF3 One flipped bit anywhere in what is read is detected.
-//! - ZF4 Magic, version and checksum stay where they are in every version of a unit.
+//! - FM-ZF1 A decoder never panics, whatever the bytes; it says what is wrong.
+//! - FM-ZF2 An encoder never writes what its decoder would refuse (asserted before bytes are made).
+//! - FM-ZF3 One flipped bit anywhere in what is read is detected.
+//! - FM-ZF4 Magic, version and checksum stay where they are in every version of a unit.
 
 mod geometry;
 mod map;
@@ -22,13 +22,12 @@ mod object;
 mod superblock;
 mod unit;
 
+pub use crate::quorum::{elect, highest_generation};
 pub use geometry::{DATA_BLOCKS_MIN, Geometry, REGION_BLOCKS_MAX};
 pub use map::{Image, MAP_ENTRIES, MapEntry, MapHeader, MapUnit, decode_map, encode_map};
 pub use object::{
     CHECK_MASK, Damaged, Found, OBJECT_ALIGN, OBJECT_HEADER, OBJECT_MAX, Object, encode_with,
     object_bytes, verify, walk,
 };
-pub use superblock::{
-    CODECS, ChainStart, Checkpoint, CodecId, SHARDS_MAX, Superblock, elect, highest_generation,
-};
+pub use superblock::{CODECS, ChainStart, Checkpoint, CodecId, SHARDS_MAX, Superblock};
 pub use unit::{FoundUnit, UNIT_BLOCKS_MAX, UNIT_HEADER, UnitHeader, decode_unit};

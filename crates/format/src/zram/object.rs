@@ -11,8 +11,8 @@
 //! which they were written: an object in another one's place, or of another time, has another.
 //!
 //! Invariants
-//! - O1 Kind 0 is none: zeroes are no object, so the zeroed tail of a unit ends its objects.
-//! - O2 Every object begins at a multiple of 8 bytes.
+//! - FM-O1 Kind 0 is none: zeroes are no object, so the zeroed tail of a unit ends its objects.
+//! - FM-O2 Every object begins at a multiple of 8 bytes.
 
 use std::fmt;
 
@@ -266,7 +266,7 @@ pub fn walk(bytes: &[u8]) -> impl Iterator<Item = Result<(usize, Found<'_>), Dam
         let offset = at.take()?;
         let rest = &bytes[offset..];
         if is_blank(&rest[..rest.len().min(OBJECT_HEADER)]) {
-            // O1
+            // FM-O1
             return (!is_blank(rest)).then_some(Err(Damaged::Field("reserved")));
         }
         let found = decode(rest);

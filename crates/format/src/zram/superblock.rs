@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The superblock of a shard's region: whose it is, which checkpoint holds, where the chain of
-//! units goes on.
-//!
-//! Four copies, two of which must agree, as those of the write cache: a writer writes copies 0 and
-//! 1, flushes, writes copies 2 and 3, flushes.
+//! The superblock of a part's region: whose region it is, which checkpoint counts, and where the
+//! chain of units continues. It has four copies; `quorum` elects the one that counts.
 //!
 //! Invariants
-//! - S1 A copy carries its own number: a copy written to another copy's place is refused.
-//! - S2 A new generation is above every generation seen on the media, valid quorum or not.
+//! - FM-ZS1 A copy carries its own number: a copy written to another copy's place is refused.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::geometry::{Geometry, REGION_BLOCKS_MAX};
 use super::unit::UNIT_BLOCKS_MAX;
-use crate::{Damage, SUPERBLOCK_COPIES, UNIT, check_unit, is_blank, seal};
+use crate::quorum::{Generation, SUPERBLOCK_COPIES};
+use crate::{Damage, UNIT, check_unit, is_blank, seal};
 
 const MAGIC: [u8; 8] = *b"MPZRSUPR";
 const VERSION: u16 = 1;
@@ -143,7 +140,7 @@ impl Superblock {
     /// If a field has a value that `decode` would refuse, or `out` is not one unit.
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
-        assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // ZF2
+        assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // FM-ZF2
         let media = SuperblockMedia {
             magic: MAGIC,
             version: U16::new(VERSION),
@@ -188,7 +185,7 @@ impl Superblock {
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {
-            return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // S1
+            return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // FM-ZS1
         }
         let codecs_are_plain = media.codecs.iter().all(|codec| codec.reserved == U16::ZERO);
         let reserved = [&media.reserved1[..], &media.reserved2];
@@ -270,44 +267,10 @@ impl Superblock {
     }
 }
 
-/// The state that the media holds: the newest generation that at least two copies carry with
-/// the same contents.
-///
-/// # Errors
-/// [`Damage::NoQuorum`] when there is none.
-pub fn elect(copies: &[Result<Superblock, Damage>; 4]) -> Result<Superblock, Damage> {
-    let agreed = |(index, first): (usize, &Result<Superblock, Damage>)| {
-        let first = first.as_ref().ok()?;
-        let agrees = |second: &Result<Superblock, Damage>| second.as_ref() == Ok(first);
-        copies[index + 1..].iter().any(agrees).then(|| first.clone())
-    };
-    let mut elected: Option<Superblock> = None;
-    for candidate in copies.iter().enumerate().filter_map(agreed) {
-        match &elected {
-            Some(best) if *best == candidate || best.generation > candidate.generation => {}
-            // No writer that keeps S2 makes this: do not guess which pair is the true one.
-            Some(best) if best.generation == candidate.generation => {
-                return Err(no_quorum(copies));
-            }
-            Some(_) | None => elected = Some(candidate),
-        }
+impl Generation for Superblock {
+    fn generation(&self) -> u64 {
+        self.generation
     }
-    elected.ok_or_else(|| no_quorum(copies))
-}
-
-/// The highest generation of any valid copy, 0 if there is none: the next superblock that is
-/// written carries a higher one (S2).
-#[must_use]
-pub fn highest_generation(copies: &[Result<Superblock, Damage>; 4]) -> u64 {
-    copies.iter().flatten().map(|copy| copy.generation).max().unwrap_or(0)
-}
-
-fn no_quorum(copies: &[Result<Superblock, Damage>; 4]) -> Damage {
-    let state = |copy: &Result<Superblock, Damage>| match copy {
-        Ok(superblock) => Ok(superblock.generation),
-        Err(damage) => Err(damage.clone()),
-    };
-    Damage::NoQuorum(Box::new([0, 1, 2, 3].map(|index| state(&copies[index]))))
 }
 
 #[cfg(test)]

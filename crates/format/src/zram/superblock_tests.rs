@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::{elect, highest_generation};
 
 fn example() -> Superblock {
     let geometry = Geometry::of_slots(1000, 400);
@@ -126,7 +127,8 @@ fn a_region_of_more_than_whole_words_of_blocks_is_refused() {
 fn two_copies_that_agree_decide_and_the_newer_pair_wins() {
     let (old, new) = (of_generation(6), of_generation(7));
     let rotten = || Err(Damage::Checksum);
-    let elect = |copies| elect(&copies).map(|elected| elected.generation);
+    let elect =
+        |copies: crate::Copies<Superblock>| elect(&copies).map(|elected| elected.generation);
     assert_eq!(elect([old.clone(), old.clone(), new.clone(), new.clone()]), Ok(7));
     assert_eq!(elect([new.clone(), old.clone(), old.clone(), rotten()]), Ok(6));
     assert_eq!(elect([new.clone(), rotten(), rotten(), new.clone()]), Ok(7));

@@ -12,9 +12,9 @@
 //! the objects behind it are torn.
 //!
 //! Invariants
-//! - U1 `link` is the `crc` of the unit before: a chain has one history only.
-//! - U2 A unit never calls itself durable: `durable < sequence`, so the first sequence is 1.
-//! - U3 The place of the next unit is fixed before this one is written.
+//! - FM-U1 `link` is the `crc` of the unit before: a chain has one history only.
+//! - FM-U2 A unit never calls itself durable: `durable < sequence`, so the first sequence is 1.
+//! - FM-U3 The place of the next unit is fixed before this one is written.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -94,7 +94,7 @@ fn header_checksum(header: &[u8]) -> u32 {
 impl UnitHeader {
     fn wrong_field(&self) -> Option<&'static str> {
         if self.durable >= self.sequence {
-            return Some("durable"); // U2
+            return Some("durable"); // FM-U2
         }
         if !(1..=UNIT_BLOCKS_MAX).contains(&self.blocks) {
             return Some("blocks");
@@ -109,7 +109,7 @@ impl UnitHeader {
     /// If a field has a value that [`decode_unit`] would refuse, or `unit` has another length.
     pub fn seal(&self, unit: &mut [u8]) -> u32 {
         assert_eq!(unit.len(), self.blocks as usize * UNIT, "length of a unit");
-        assert_eq!(self.wrong_field(), None, "{self:?} would be refused"); // ZF2
+        assert_eq!(self.wrong_field(), None, "{self:?} would be refused"); // FM-ZF2
         let media = HeaderMedia {
             magic: MAGIC,
             version: U16::new(VERSION),

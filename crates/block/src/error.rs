@@ -36,6 +36,21 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// The kind of an error of the system about a file or a socket that the user has named.
+    pub fn of_io(io: std::io::ErrorKind) -> ErrorKind {
+        use std::io::ErrorKind as Io;
+        let known = [
+            (Io::NotFound, ErrorKind::NoFile),
+            (Io::NotADirectory, ErrorKind::NoFile),
+            (Io::PermissionDenied, ErrorKind::Denied),
+            (Io::ReadOnlyFilesystem, ErrorKind::Denied),
+            (Io::AlreadyExists, ErrorKind::Exists),
+            (Io::AddrInUse, ErrorKind::Busy),
+            (Io::InvalidInput, ErrorKind::Invalid),
+        ];
+        known.iter().find(|(kind, _)| *kind == io).map_or(ErrorKind::Io, |(_, kind)| *kind)
+    }
+
     /// The errno that dmsetup or a system call would report.
     pub const fn errno(self) -> i32 {
         match self {
@@ -201,6 +216,23 @@ impl From<crate::IoError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_the_system_keeps_its_kind() {
+        for (errno, kind) in [
+            (2, ErrorKind::NoFile),
+            (20, ErrorKind::NoFile),
+            (13, ErrorKind::Denied),
+            (30, ErrorKind::Denied),
+            (17, ErrorKind::Exists),
+            (98, ErrorKind::Busy),
+            (22, ErrorKind::Invalid),
+            (5, ErrorKind::Io),
+        ] {
+            let io = std::io::Error::from_raw_os_error(errno);
+            assert_eq!(ErrorKind::of_io(io.kind()), kind, "{io}");
+        }
+    }
 
     #[test]
     fn only_the_token_of_the_refusal_forces_it() {

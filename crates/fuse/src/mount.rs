@@ -263,9 +263,7 @@ fn unmount(dir: &Path, how: How) -> io::Result<()> {
 
 /// An I/O error of the control path, its kind kept where we have one.
 pub(crate) fn refused(e: &io::Error, what: impl std::fmt::Display) -> Error {
-    let known =
-        [(IoKind::NotFound, ErrorKind::NotFound), (IoKind::PermissionDenied, ErrorKind::Denied)];
-    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
+    let kind = ErrorKind::of_io(e.kind());
     Error::new(kind, format!("{what}: {e}"))
 }
 
@@ -307,7 +305,7 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let missing = tmp.path().join("missing");
         let e = prepare(&missing).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::NotFound);
+        assert_eq!(e.kind(), ErrorKind::NoFile);
         assert!(e.to_string().contains("/missing"), "{e}");
         let file = tmp.path().join("file");
         std::fs::write(&file, "precious").unwrap();

@@ -85,11 +85,7 @@ fn watch_over(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn error(peer: &Peer, e: io::Error) -> Error {
-    let known = [
-        (io::ErrorKind::NotFound, ErrorKind::NoFile),
-        (io::ErrorKind::PermissionDenied, ErrorKind::Denied),
-    ];
-    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
+    let kind = ErrorKind::of_io(e.kind());
     Error::new(kind, format!("{peer}: cannot connect")).because(e)
 }
 

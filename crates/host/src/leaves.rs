@@ -10,7 +10,7 @@ use std::rc::{Rc, Weak};
 use block::{Base, BlockDevice, Error, ErrorKind, LocalFuture, Nanos};
 use dm::Resolver;
 use queue::wbt::SharedWbt;
-use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null};
+use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null, OpenFile};
 use reactor::{FileId, WaitList};
 use uring::{Files, OpenOptions, SharedFile};
 
@@ -35,10 +35,8 @@ impl SharedLeaf {
 
     /// Opens the leaf on this core. Dropping it ends only this core's use.
     pub(crate) fn open(&self, files: &Files) -> Rc<dyn Leaf> {
-        self.leaf.open(|| {
-            let file = self.file.as_ref().expect("shared with the leaf of a file");
-            (files.adopt(file), closer(files))
-        })
+        let file = |file| OpenFile { id: files.adopt(file), close: closer(files) };
+        self.leaf.open(self.file.as_ref().map(file))
     }
 }
 

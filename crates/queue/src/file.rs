@@ -8,7 +8,7 @@ use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, 
 use reactor::FileId;
 
 use crate::flush_errors::{FlushErrors, SharedFlushErrors};
-use crate::leaf::{Leaf, SharedLeaf};
+use crate::leaf::{Leaf, OpenFile, SharedLeaf};
 use crate::merge::BlockLeaf;
 use crate::stats::Stats;
 use crate::wbt::{SharedWbt, Throttle, Wbt};
@@ -182,7 +182,13 @@ impl Leaf for FileLeaf {
     }
 
     fn share(&self) -> Option<SharedLeaf> {
-        Some(SharedLeaf::of_file(self))
+        let (name, limits) = (self.name().to_owned(), self.limits());
+        let (wbt, errors) = (self.shared_wbt(), self.shared_flush_errors());
+        Some(SharedLeaf::new(self, move |file| {
+            let OpenFile { id, close } = file.expect("its opener has the file on this core");
+            let leaf = FileLeaf::on_same_file(&name, id, limits.clone(), &wbt, &errors);
+            Rc::new(leaf.closed_by(close))
+        }))
     }
 }
 

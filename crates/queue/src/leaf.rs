@@ -12,20 +12,16 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Base, BlockDevice, Limits, Ram};
+use block::Base;
 use reactor::FileId;
 
-use crate::file::FileLeaf;
-use crate::flush_errors::SharedFlushErrors;
-use crate::mem::Mem;
-use crate::null::Null;
 use crate::stats::{Elsewhere, Stats};
-use crate::wbt::{SharedWbt, Wbt};
+use crate::wbt::Wbt;
 
 /// A device at the bottom of a stack: a file, memory, an export of a server.
 ///
-/// Bios reach it as any other device, by [`BlockDevice::submit`] or [`Base::submit_at`]; the
-/// methods here are for its opener.
+/// Bios reach it as any other device, by [`block::BlockDevice::submit`] or [`Base::submit_at`];
+/// the methods here are for its opener.
 pub trait Leaf: Base {
     /// Its counters, of which every request in flight is one.
     fn stats(&self) -> &Stats;
@@ -65,63 +61,49 @@ pub trait Leaf: Base {
     }
 }
 
+/// A file of the driver that is open on this core.
+pub struct OpenFile {
+    /// The file.
+    pub id: FileId,
+    /// Closes it, when its leaf is dropped.
+    pub close: Box<dyn FnOnce(FileId)>,
+}
+
+type OpenLeaf = dyn Fn(Option<OpenFile>) -> Rc<dyn Leaf> + Send + Sync;
+
 /// What another core needs to open a leaf, too: the same file, the same memory.
 #[derive(Clone)]
 pub struct SharedLeaf {
     name: String,
-    limits: Limits,
-    storage: Storage,
+    is_in_memory: bool,
     /// The counters of the first leaf, for those of the others.
     elsewhere: Elsewhere,
-}
-
-#[derive(Clone)]
-enum Storage {
-    /// All cores share one throttle and one record of flush errors.
-    File(SharedWbt, SharedFlushErrors),
-    Mem(Arc<Ram>),
-    Null,
+    open: Arc<OpenLeaf>,
 }
 
 impl SharedLeaf {
-    pub(crate) fn of_file(leaf: &FileLeaf) -> SharedLeaf {
-        let storage = Storage::File(leaf.shared_wbt(), leaf.shared_flush_errors());
-        SharedLeaf::new(leaf.stats(), leaf.limits(), storage)
-    }
-
-    pub(crate) fn of_mem(mem: &Mem) -> SharedLeaf {
-        SharedLeaf::new(mem.stats(), mem.limits(), Storage::Mem(mem.ram().clone()))
-    }
-
-    pub(crate) fn of_null(null: &Null) -> SharedLeaf {
-        SharedLeaf::new(null.stats(), null.limits(), Storage::Null)
-    }
-
-    fn new(stats: &Stats, limits: Limits, storage: Storage) -> SharedLeaf {
-        let (name, elsewhere) = (stats.device().to_owned(), stats.elsewhere());
-        SharedLeaf { name, limits, storage, elsewhere }
+    /// `leaf`, of which `open` makes another on the core of its caller.
+    pub(crate) fn new(
+        leaf: &dyn Leaf,
+        open: impl Fn(Option<OpenFile>) -> Rc<dyn Leaf> + Send + Sync + 'static,
+    ) -> SharedLeaf {
+        SharedLeaf {
+            name: leaf.name().to_owned(),
+            is_in_memory: leaf.is_in_memory(),
+            elsewhere: leaf.stats().elsewhere(),
+            open: Arc::new(open),
+        }
     }
 
     /// Whether its bios complete as they are submitted.
     pub fn is_in_memory(&self) -> bool {
-        match &self.storage {
-            Storage::File(..) => false,
-            Storage::Mem(_) | Storage::Null => true,
-        }
+        self.is_in_memory
     }
 
-    /// Opens the leaf on this core. `file` is the driver's file on this core, for a leaf that is on
-    /// one, and `close` closes it. Dropping the leaf ends only this core's use.
-    pub fn open(&self, file: impl FnOnce() -> (FileId, Box<dyn FnOnce(FileId)>)) -> Rc<dyn Leaf> {
-        let leaf: Rc<dyn Leaf> = match &self.storage {
-            Storage::File(wbt, errors) => {
-                let ((file, close), limits) = (file(), self.limits.clone());
-                let leaf = FileLeaf::on_same_file(&self.name, file, limits, wbt, errors);
-                Rc::new(leaf.closed_by(close))
-            }
-            Storage::Mem(ram) => Rc::new(Mem::on(&self.name, ram.clone())),
-            Storage::Null => Rc::new(Null::new(&self.name, self.limits.capacity)),
-        };
+    /// Opens the leaf on this core. `file` is the driver's file on this core, of a leaf that is on
+    /// one. Dropping the leaf ends only this core's use.
+    pub fn open(&self, file: Option<OpenFile>) -> Rc<dyn Leaf> {
+        let leaf = (self.open)(file);
         leaf.stats().stand_for(&self.elsewhere);
         leaf
     }

@@ -37,7 +37,7 @@ pub mod wbt;
 
 pub use file::FileLeaf;
 pub use flush_errors::SharedFlushErrors;
-pub use leaf::{Leaf, SharedLeaf};
+pub use leaf::{Leaf, OpenFile, SharedLeaf};
 pub use mem::Mem;
 pub use merge::{BlockLeaf, MergingLeaf};
 pub use null::Null;

@@ -128,7 +128,8 @@ impl Leaf for Mem {
     }
 
     fn share(&self) -> Option<SharedLeaf> {
-        Some(SharedLeaf::of_mem(self))
+        let (name, ram) = (self.name().to_owned(), self.ram.clone());
+        Some(SharedLeaf::new(self, move |_| Rc::new(Mem::on(&*name, ram.clone()))))
     }
 }
 

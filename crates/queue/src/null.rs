@@ -94,7 +94,8 @@ impl Leaf for Null {
     }
 
     fn share(&self) -> Option<SharedLeaf> {
-        Some(SharedLeaf::of_null(self))
+        let (name, capacity) = (self.name().to_owned(), self.limits.capacity);
+        Some(SharedLeaf::new(self, move |_| Rc::new(Null::new(&*name, capacity))))
     }
 }
 

@@ -35,14 +35,10 @@ const TEST_NAME_MAX: usize = 60;
 
 /// Where names of tests may still be longer than [`TEST_NAME_MAX`]. Only ever gets shorter.
 const TESTS_NOT_YET_RENAMED: &[&str] = &[
-    "crates/cli/",
     "crates/control/",
     "crates/dm/",
     "crates/format/",
     "crates/fuse/",
-    "crates/host/",
-    "crates/loadgen/",
-    "crates/millpond/",
     "crates/nbd/",
     "crates/pagecache/",
     "crates/policy/",

@@ -69,7 +69,7 @@ pub struct CreateArgs {
 
 /// Load a table into a device's inactive slot
 ///
-/// It goes live at the next resume. Without --table and --table-file it is read from standard
+/// It becomes live at the next resume. Without --table and --table-file it is read from standard
 /// input.
 #[derive(Debug, Args)]
 #[command(
@@ -89,7 +89,7 @@ pub struct LoadArgs {
     pub(crate) force: Option<String>,
 }
 
-/// Drop the table that waits in a device's inactive slot
+/// Drop the table in a device's inactive slot
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -100,9 +100,9 @@ pub struct ClearArgs {
     pub(crate) names: Vec<String>,
 }
 
-/// Let a device's I/O go on
+/// Resume a device's I/O
 ///
-/// A table that was loaded before goes live first.
+/// A table that was loaded before becomes live first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -116,9 +116,9 @@ pub struct ResumeArgs {
     pub(crate) force: Option<String>,
 }
 
-/// Stop a device's I/O and settle it
+/// Suspend a device's I/O and settle it
 ///
-/// What is in flight ends, the targets commit; I/O that comes later waits until resume.
+/// I/O in flight ends and the targets commit; later I/O waits until resume.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -127,19 +127,19 @@ pub struct SuspendArgs {
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// Taken for dmsetup's sake: the targets settle in any case
+    /// Accepted for compatibility with dmsetup: the targets settle in any case
     #[arg(long)]
     pub(crate) noflush: bool,
-    /// Taken for dmsetup's sake: no file system is ever frozen
+    /// Accepted for compatibility with dmsetup: no file system is ever frozen
     #[arg(long)]
     pub(crate) nolockfs: bool,
 }
 
 /// Remove a device
 ///
-/// A device that clients or other devices use is refused (exit code 4). What a write cache holds
-/// stays on its cache device, and is told; a cache with blocks that can't be written back or read
-/// is refused with a token, and `--force=TOKEN` removes it all the same.
+/// A device that clients or other devices use is refused (exit code 4). Dirty blocks of a write
+/// cache stay on its cache device, with a warning; a cache with blocks that can't be written back
+/// or read is refused with a token, and `--force=TOKEN` removes it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -151,8 +151,8 @@ pub struct RemoveArgs {
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// Replace the table by one that fails all I/O first; what the targets still held is lost. What
-    /// was refused needs the token of the refusal, too
+    /// Replace the table by one that fails all I/O first; data that the targets still hold are
+    /// lost. A removal that was refused needs the token of the refusal, too
     #[arg(
         short,
         long,
@@ -163,10 +163,10 @@ pub struct RemoveArgs {
         conflicts_with_all = ["deferred", "drain"]
     )]
     pub(crate) force: Option<String>,
-    /// If it is in use, remove it when the last who has it open closes it
+    /// If it is in use, remove it when its last opener closes it
     #[arg(long, conflicts_with = "drain")]
     pub(crate) deferred: bool,
-    /// Write back first what only the device's cache has
+    /// Write back the dirty blocks of the device's cache first
     #[arg(long)]
     pub(crate) drain: bool,
 }
@@ -178,7 +178,8 @@ Examples:
   millpond remove_all
   millpond remove_all --force")]
 pub struct RemoveAllArgs {
-    /// Replace their tables by ones that fail all I/O first; what the targets still held is lost
+    /// Replace their tables by ones that fail all I/O first; data that the targets still hold are
+    /// lost
     #[arg(short, long)]
     pub(crate) force: bool,
 }
@@ -232,7 +233,7 @@ pub struct StatusArgs {
     /// Only lines of this target type
     #[arg(long, value_name = "TYPE")]
     pub(crate) target: Option<String>,
-    /// Taken for dmsetup's sake: showing the state never makes a target commit
+    /// Accepted for compatibility with dmsetup: showing the state never makes a target commit
     #[arg(long)]
     pub(crate) noflush: bool,
     #[command(flatten)]
@@ -284,14 +285,14 @@ pub struct LsArgs {
     /// Only devices with a line of this target type
     #[arg(long, value_name = "TYPE")]
     pub(crate) target: Option<String>,
-    /// Show what stands on what
+    /// Show which devices are built on which
     #[arg(long)]
     pub(crate) tree: bool,
     #[command(flatten)]
     pub(crate) listing: Listing,
 }
 
-/// Show what devices stand on
+/// Show what devices are built on
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -315,9 +316,9 @@ pub struct TargetsArgs {
     pub(crate) listing: Listing,
 }
 
-/// Wait until a device's event number is another than EVENT_NR
+/// Wait until a device's event number differs from EVENT_NR
 ///
-/// The number is in `info`. Without it, 0: the first event ends the waiting.
+/// `info` shows the number. Without it, 0: the first event ends the wait.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -357,8 +358,8 @@ pub struct GetArgs {
 
 /// Change an attribute of a device
 ///
-/// `get` lists a device's attributes; many only tell, and setting one of those is refused. Some are
-/// commands: they end when what they stand for is done, and can't be read.
+/// `get` lists a device's attributes; many are read-only, and setting one of those is refused. Some
+/// are commands: setting one returns when the command has ended, and they can't be read.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

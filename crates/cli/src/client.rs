@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The command line's side of the control socket: one HTTP request a connection.
+//! The client of the control API: one HTTP request a connection.
 use std::path::PathBuf;
 
 use block::ErrorKind;
 use control::Failure;
-use host::{RunDir, refused};
+use host::{RunDir, io_failure};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -60,7 +60,8 @@ impl Client {
         let stream = self.connect().await?;
         let lost = |e: hyper::Error| {
             const ECONNRESET: i32 = 104;
-            let text = format!("the daemon at {} went away: {e}", self.socket.display());
+            let text =
+                format!("the daemon at {} closed the connection: {e}", self.socket.display());
             Failure::unreachable(ECONNRESET, text)
         };
         let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
@@ -107,10 +108,10 @@ impl Client {
     }
 }
 
-/// What HTTP runs on, on this thread.
+/// The runtime of HTTP, on this thread.
 pub fn runtime() -> Result<Runtime, Failure> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().map_err(|e| refused(&e, "tokio runtime"))
+    builder.enable_all().build().map_err(|e| io_failure(&e, "tokio runtime"))
 }
 
 fn to_json(body: &impl Serialize) -> Vec<u8> {

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `millpond drain`: everything dirty of a write cache to its origin, within a time or as fast as
-//! limits allow, with progress. A signal stops it; the device works on.
+//! `millpond drain`: writes the dirty blocks of a write cache to its origin, within a time or as
+//! fast as limits allow, and shows the progress. A signal stops it; the device keeps working.
 use std::time::Duration;
 
 use block::{ErrorKind, Nanos};
 use clap::Args;
 use control::{Failure, api, attr, parse_size, paths};
-use host::{Format, Listing, print, time};
+use host::{Format, Listing, parse_time, print};
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::client::Client;
 use crate::progress::{LongOp, Progress, QUIET};
 
-/// How often it looks how far the drain is.
+/// How often progress is shown.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Write everything of a write cache back, gently
 ///
-/// Covers what is dirty when it begins; reads and writes go on, and what is written meanwhile is
-/// cached as ever. Without limits it takes what the origin gives. Ctrl-C stops it: nothing is lost,
-/// and it can be begun again. Clean copies stay in the cache: to use the origin without it, send
-/// the message `flush` afterwards, which has little left to do.
+/// Covers the blocks that are dirty when it begins; reads and writes continue, and blocks written
+/// meanwhile are cached as usual. Without limits it is as fast as the origin. Ctrl-C stops it:
+/// nothing is lost, and it can be started again. Clean copies stay in the cache: to use the origin
+/// without it, send the message `flush` afterwards, which has little left to do.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -30,16 +30,16 @@ Examples:
   millpond drain wc --p99 5ms
   millpond drain wc --rate 50M -o json
 
-Exit codes: 0 all is on the origin; 1 stopped, not done in time, or blocks are failing: it says how
+Exit codes: 0 all is on the origin; 1 stopped, not done in time, or blocks are failing: it shows how
 many are left; 2 usage; 3 there is no such device; 4 a drain of it is running.")]
 pub struct DrainArgs {
     /// The device
     pub(crate) name: String,
-    /// Be done in this time, and no sooner than needed: 30s, 10m, 2h
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    /// Finish within this time, at no higher rate than needed: 30s, 10m, 2h
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     within: Option<Nanos>,
     /// Slow down so that 99 of 100 requests of clients take no longer: 800us, 5ms
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     p99: Option<Nanos>,
     /// Write at most so many bytes a second: 50M
     #[arg(long, value_name = "SIZE", value_parser = rate)]

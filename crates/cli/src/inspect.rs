@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `millpond inspect`: what a cache image holds, and what is damaged, without changing it.
+//! `millpond inspect`: shows what a cache image holds and what is damaged, without changing it.
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ const SHOWN: usize = 20;
 
 /// Show what a write cache's device or image holds
 ///
-/// Needs no daemon and changes nothing; the cache must not be in use. Tells the format (ours or the
+/// Needs no daemon and changes nothing; the cache must not be in use. Shows the format (ours or the
 /// kernel's), the superblocks and whether they agree, the blocks, the log, which sectors of the
 /// origin are dirty, and every damage with its offset.
 #[derive(Debug, Args)]

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Invariants
-//! - CL-1 Each verb ends with an exit code of `control`.
+//! - CL-E1 Each verb ends with an exit code of `control`.
 
 mod args;
 mod client;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Offline: what the verbs on images share. No daemon, no door: a core of their own on this thread.
+//! Offline: parts that the verbs on images share. They use no daemon: each has a core of its own on
+//! this thread.
 //!
 //! Invariants
-//! - O1 A device is open for this process alone, even to be looked at: what another one is writing
-//!   makes no sense in the middle.
+//! - CL-O1 A device is opened exclusively, even for reading: in the middle of another process's
+//!   writes its content is not consistent.
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -30,10 +31,10 @@ pub(crate) enum Access {
 /// Longest wait of a tool for its files to be closed before it ends.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
 
-/// How long a daemon may take to say which device has an image.
-const ASK_TIME: Duration = Duration::from_secs(2);
+/// How long a daemon may take to name the device that uses an image.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
 
-/// Runs a tool, and returns when nothing keeps its files from others any more.
+/// Runs a tool, and returns when its files are closed.
 pub(crate) fn run<T>(tool: impl FnOnce() -> T) -> T {
     let done = tool();
     uring::wait_for_closes(CLOSE_TIME);
@@ -45,8 +46,8 @@ pub(crate) fn core() -> Result<(Reactor, Files), Failure> {
     let uring = Uring::new()?;
     let files = uring.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-    host::set_budget_for_tools();
-    reactor.on(|| set_memory(host::budget()));
+    host::set_memory_budget_for_tools();
+    reactor.on(|| set_memory(host::memory_budget()));
     Ok((reactor, files))
 }
 
@@ -69,12 +70,12 @@ pub(crate) fn open(
     Ok(Rc::new(leaf.with_identity(opened.lasting_identity)))
 }
 
-/// Says which device has an image that is in use, where the daemon of `run_dir` has it and answers.
+/// Adds to a refusal which device uses the image, if the daemon of `run_dir` has it and answers.
 pub(crate) fn name_user(mut failure: Failure, images: &[&Path], run_dir: Option<&Path>) -> Failure {
-    let refused = |image: &&&Path| {
+    let is_in_use = |image: &&&Path| {
         failure.message.starts_with(&format!("{}: is in use, by process", image.display()))
     };
-    if let Some(image) = images.iter().find(refused)
+    if let Some(image) = images.iter().find(is_in_use)
         && let Some(user) = user_of(image, run_dir)
     {
         failure.message.push_str(&format!(", for its device {user}"));
@@ -84,7 +85,7 @@ pub(crate) fn name_user(mut failure: Failure, images: &[&Path], run_dir: Option<
 
 fn user_of(image: &Path, run_dir: Option<&Path>) -> Option<String> {
     let client = Client::new(&RunDir::choose(run_dir).ok()?);
-    // No look at the daemon's other files: one may be on a file system that does not answer.
+    // The daemon's other files are not examined: one may be on a file system that hangs.
     let names: Vec<String> = [std::path::absolute(image), image.canonicalize()]
         .into_iter()
         .filter_map(|path| Some(path.ok()?.to_string_lossy().into_owned()))
@@ -103,16 +104,16 @@ fn user_of(image: &Path, run_dir: Option<&Path>) -> Option<String> {
         }
         None
     };
-    let asked = async { tokio::time::timeout(ASK_TIME, ask).await.ok().flatten() };
+    let asked = async { tokio::time::timeout(ANSWER_TIME, ask).await.ok().flatten() };
     runtime().ok()?.block_on(asked)
 }
 
 /// The refusal of something that needs `--force`.
-pub(crate) fn refused(why: impl Into<String>) -> Failure {
+pub(crate) fn refusal(why: impl Into<String>) -> Failure {
     Failure::new(ErrorKind::Denied, why)
 }
 
-/// What a report found, in a few words.
+/// The kind of contents that a probe found.
 pub(crate) fn kind(report: &ProbeReport) -> &'static str {
     match &report.contents {
         Contents::Blank => "blank",
@@ -124,7 +125,7 @@ pub(crate) fn kind(report: &ProbeReport) -> &'static str {
     }
 }
 
-/// Where an area begins, as messages say it.
+/// Path and start of an area, for messages.
 pub(crate) fn place(path: &Path, start: Sector) -> String {
     let path = path.display();
     if start == Sector::ZERO { path.to_string() } else { format!("{path} from sector {start}") }

@@ -9,7 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::client::Client;
 
-/// Shorter commands show nothing: who waits less than this does not wonder.
+/// Shorter commands show no progress.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// How often it is shown after that.
 const EVERY: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ impl LongOp {
     }
 }
 
-/// What is shown of something that takes its time.
+/// Progress of one command.
 #[derive(Debug)]
 pub(crate) struct Progress {
     what: LongOp,
@@ -65,17 +65,15 @@ impl Progress {
         Progress { what, name: name.into(), began: Instant::now(), bar }
     }
 
-    /// Asks the daemon how far it is and shows it; nothing while it does not say.
+    /// Asks the daemon for the progress and shows it, if there is any.
     pub(crate) async fn show(&self, client: &Client) {
         let (done, total) = match self.what {
             LongOp::Flush => (
-                self.ask(client, attr::FLUSH_DONE_BLOCKS).await,
-                self.ask(client, attr::FLUSH_TOTAL_BLOCKS).await,
+                self.number(client, attr::FLUSH_DONE_BLOCKS).await,
+                self.number(client, attr::FLUSH_TOTAL_BLOCKS).await,
             ),
-            LongOp::Drain => named_fields(self.ask_text(client, attr::DRAIN_STATE).await),
-            LongOp::Command(_) => {
-                done_and_total(self.ask_text(client, attr::WRITEBACK_PROGRESS).await)
-            }
+            LongOp::Drain => named_fields(self.text(client, attr::DRAIN_STATE).await),
+            LongOp::Command(_) => done_and_total(self.text(client, attr::WRITEBACK_PROGRESS).await),
         };
         let (Some(done), Some(total @ 1..)) = (done, total) else { return };
         let text = line(done, total, self.what.unit(), self.began.elapsed());
@@ -95,17 +93,17 @@ impl Progress {
         }
     }
 
-    async fn ask(&self, client: &Client, attr: &str) -> Option<u64> {
-        self.ask_text(client, attr).await?.trim().parse().ok()
+    async fn number(&self, client: &Client, attr: &str) -> Option<u64> {
+        self.text(client, attr).await?.trim().parse().ok()
     }
 
-    async fn ask_text(&self, client: &Client, attr: &str) -> Option<String> {
+    async fn text(&self, client: &Client, attr: &str) -> Option<String> {
         let answer = client.get::<api::Attribute>(&paths::attribute(&self.name, attr)).await;
         Some(answer.ok()?.value)
     }
 }
 
-/// Waits for `answer`; shows how far it is when that takes its time.
+/// Waits for `answer`; shows the progress when that takes longer than [`QUIET`].
 pub(crate) async fn show_while<T>(
     client: &Client,
     what: LongOp,
@@ -160,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_done_total_rate_and_time_left() {
+    fn a_line_shows_done_total_rate_and_time_left() {
         assert_eq!(
             line(500, 2000, "blocks", Duration::from_secs(5)),
             "500 of 2000 blocks (25 %), 100 blocks/s, 15 s left"

@@ -2,16 +2,17 @@
 //! `millpond recover`: writes a cache's dirty blocks back to its origin, offline.
 //!
 //! ```text
-//!   report ─▶ is it this origin's? ─▶ open as the target does ─▶ flush ─▶ suspend ─▶ both durable
+//!   probe ─▶ is it this origin's? ─▶ open as the target does ─▶ flush ─▶ suspend ─▶ both durable
 //! ```
 //!
-//! It is the engine that recovers, writes back and empties the cache, so what holds for it holds
-//! here: blocks go out in ascending order, checked; one is clean after the origin's flush; a crash
-//! at any point loses nothing, and running it again goes on.
+//! The engine recovers, writes back and empties the cache, so its guarantees hold: blocks are
+//! written in ascending order, after a check of their checksums; a block is clean after the
+//! origin's flush; a crash at any point loses nothing, and the next run continues.
 //!
 //! Invariants
-//! - RC1 Nothing is written to an origin that the cache does not know, unless the token says so.
-//! - RC2 Afterwards the cache holds no block: it can't be replayed over an origin that has changed.
+//! - CL-R1 An origin that is not the cache's own is written to with the token of the refusal only.
+//! - CL-R2 Afterwards the cache holds no block: it can't be replayed over an origin that has
+//!   changed.
 use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -26,10 +27,10 @@ use serde_json::json;
 use uring::Files;
 use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
 
-use crate::offline::{self, Access, refused};
+use crate::offline::{self, Access, refusal};
 use crate::progress;
 
-/// Shorter recoveries show nothing.
+/// Shorter recoveries show no progress.
 const QUIET: Nanos = Nanos::from_secs(2);
 /// How often progress is shown after that.
 const EVERY: Nanos = Nanos::from_secs(1);
@@ -61,7 +62,7 @@ pub struct RecoverArgs {
     /// Where the cache begins on its device
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) start_sector: u64,
-    /// Tell what would be written, and change nothing
+    /// Show what would be written, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Take this origin although it is not the cache's own: the token of the refusal
@@ -87,7 +88,7 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
     let (sectors, adopts) = check_origin(&report, found, &*origin, args.force.as_deref())?;
     let plan = Plan::of(found);
     if args.dry_run {
-        tell(args, &plan, "would be written back")?;
+        print_result(args, &plan, "would be written back")?;
         return Ok(EXIT_DONE);
     }
     let mut config =
@@ -98,9 +99,9 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
     config.ordered = matches!(report.contents, Contents::Native(_));
     let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;
     target.clone().resume().await?;
-    let shown = show(&target);
+    let progress = show_progress(&target);
     let flushed = target.clone().message(vec!["flush".into()]).await;
-    drop(shown);
+    drop(progress);
     target.clone().refresh().await;
     let lost = target.attribute("bad_blocks")?;
     let settled = target.clone().suspend().await;
@@ -124,9 +125,9 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
         return Ok(EXIT_FAILED);
     }
     flushed.and(settled.map(|()| String::new())).map_err(|e| {
-        Failure::from(e).within("stopped; run it again once the device is mended, it goes on")
+        Failure::from(e).within("stopped; run it again when the device is repaired: it continues")
     })?;
-    tell(args, &plan, "written back")?;
+    print_result(args, &plan, "written back")?;
     Ok(EXIT_DONE)
 }
 
@@ -134,7 +135,7 @@ fn path(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// What the cache holds. Errors: when it is none, or so damaged that it does not open.
+/// What the cache holds. Fails when it is no cache, or too damaged to open.
 fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
     let found = match &report.contents {
         Contents::Blank => Err(format!("{place}: is blank: there is nothing to recover")),
@@ -142,14 +143,14 @@ fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, F
         Contents::Ruined | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
             report.occupancy().ok_or_else(|| {
                 let first = report.damage.first().map_or("", |finding| finding.what.as_str());
-                format!("{place}: is damaged: {first}; `millpond inspect` tells all of it")
+                format!("{place}: is damaged: {first}; `millpond inspect` shows all damage")
             })
         }
     };
     found.map_err(|message| Failure::new(ErrorKind::Invalid, message))
 }
 
-/// The length to map, and whether the origin has to be adopted (RC1).
+/// The length to map, and whether the origin has to be adopted (CL-R1).
 fn check_origin(
     report: &ProbeReport,
     found: &Occupancy,
@@ -165,7 +166,7 @@ fn check_origin(
             (Sector(cache.superblock.origin_sectors), cache.superblock.origin_id)
         }
         Contents::Divided(cache) => of_parts(cache, origin),
-        // The kernel's format knows nothing of its origin: what is cached must lie on it.
+        // The kernel's format does not identify its origin: all cached blocks must lie on it.
         Contents::Dm(_) => (has.max(end), [0; 16]),
         Contents::Blank | Contents::Unknown | Contents::Ruined => unreachable!("not a cache"),
     };
@@ -193,11 +194,11 @@ fn check_origin(
     match force {
         Some(given) if doubts.is_empty() || given == token => Ok((needs, other.is_some())),
         None if doubts.is_empty() => Ok((needs, false)),
-        Some(given) => Err(refused(format!(
+        Some(given) => Err(refusal(format!(
             "{name}: {doubts}; the token {given} does not stand for what is there now; nothing was \
              changed. `--force {token}` takes it all the same"
         ))),
-        None => Err(refused(format!(
+        None => Err(refusal(format!(
             "{name}: {doubts}; nothing was changed. `--force {token}` takes it all the same"
         ))),
     }
@@ -241,7 +242,7 @@ impl Plan {
     }
 }
 
-fn tell(args: &RecoverArgs, plan: &Plan, what: &str) -> Result<(), Failure> {
+fn print_result(args: &RecoverArgs, plan: &Plan, what: &str) -> Result<(), Failure> {
     let Plan { blocks, bytes, ranges } = plan;
     match args.listing.format {
         Format::Text => print(&format!(
@@ -260,20 +261,20 @@ fn tell(args: &RecoverArgs, plan: &Plan, what: &str) -> Result<(), Failure> {
     }
 }
 
-/// Shows how far it is on standard error, until dropped.
-struct Shown(Rc<Cell<bool>>);
+/// Shows the progress on standard error, until dropped.
+struct ProgressLine(Rc<Cell<bool>>);
 
-impl Drop for Shown {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
-        // A line is on the terminal and wants to be wiped.
+        // Clears the line on the terminal.
         if self.0.get() && std::io::stderr().is_terminal() {
             eprint!("\r\x1b[K");
         }
     }
 }
 
-fn show(target: &Rc<WriteCache>) -> Shown {
-    let shown = Shown(Rc::default());
+fn show_progress(target: &Rc<WriteCache>) -> ProgressLine {
+    let shown = ProgressLine(Rc::default());
     let (weak, line_is_there) = (Rc::downgrade(target), Rc::downgrade(&shown.0));
     reactor::spawn(async move {
         let began = reactor::now();

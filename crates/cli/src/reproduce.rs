@@ -11,7 +11,7 @@ use std::time::Duration;
 use block::ErrorKind;
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, parse_size};
-use host::{print, refused};
+use host::{io_failure, print};
 use indicatif::{ProgressBar, ProgressStyle};
 use reproduce::machine;
 use reproduce::report::{Report, Section};
@@ -19,7 +19,7 @@ use reproduce::scenario::{Plan, SIZES, Scenario};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-/// What is run where nothing is named.
+/// The name of all scenarios together.
 const ALL: &str = "all";
 /// Steps of the progress bar.
 const PARTS: u64 = 1000;
@@ -104,7 +104,7 @@ impl ReproduceArgs {
     /// Whether there is room; before anything runs.
     fn check(&self) -> Result<(), Failure> {
         for file in self.json.iter().chain(&self.html) {
-            can_be_written(file).map_err(|e| refused(&e, file.display()))?;
+            can_be_written(file).map_err(|e| io_failure(&e, file.display()))?;
         }
         let bytes = |s: &Scenario| self.size.unwrap_or(s.default_bytes(self.sim));
         let chosen = self.chosen();
@@ -125,7 +125,7 @@ impl ReproduceArgs {
         }
         let dir = self.dir();
         let needed = chosen.iter().map(|s| s.disk_bytes(bytes(s))).max().unwrap_or(0);
-        let meta = std::fs::metadata(&dir).map_err(|e| refused(&e, dir.display()))?;
+        let meta = std::fs::metadata(&dir).map_err(|e| io_failure(&e, dir.display()))?;
         if !meta.is_dir() {
             let message = format!("{}: is no directory", dir.display());
             return Err(Failure::new(ErrorKind::Invalid, message));
@@ -134,7 +134,7 @@ impl ReproduceArgs {
             let message = format!("{}: no file can be made there: {e}", dir.display());
             Failure::new(ErrorKind::Denied, message)
         })?;
-        let room = rustix::fs::statvfs(&dir).map_err(|e| refused(&e.into(), dir.display()))?;
+        let room = rustix::fs::statvfs(&dir).map_err(|e| io_failure(&e.into(), dir.display()))?;
         let free = room.f_bavail.saturating_mul(room.f_frsize);
         if free < needed {
             let message = format!(
@@ -149,7 +149,7 @@ impl ReproduceArgs {
     }
 }
 
-/// What can't be written at the end is told at the beginning. Nothing is there until the end.
+/// Checks before the run that the file can be written after it. It leaves no file behind.
 fn can_be_written(file: &Path) -> std::io::Result<()> {
     let was_there = file.exists();
     std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(file)?;
@@ -159,8 +159,8 @@ fn can_be_written(file: &Path) -> std::io::Result<()> {
 /// Runs the verb; returns its exit code.
 pub async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
     args.check()?;
-    let program = std::env::current_exe().map_err(|e| refused(&e, "this program"))?;
-    let failed = |e| refused(&e, "signals");
+    let program = std::env::current_exe().map_err(|e| io_failure(&e, "this program"))?;
+    let failed = |e| io_failure(&e, "signals");
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let work = args.clone();
@@ -173,13 +173,13 @@ pub async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
     let json = format!("{:#}\n", report.json());
     let page = args.html.as_ref().map(|file| (file, report.html()));
     for (file, text) in args.json.as_ref().map(|file| (file, json)).into_iter().chain(page) {
-        std::fs::write(file, text).map_err(|e| refused(&e, file.display()))?;
+        std::fs::write(file, text).map_err(|e| io_failure(&e, file.display()))?;
     }
     print(&if args.markdown { report.markdown() } else { report.text() })?;
     Ok(if report.is_complete() { EXIT_DONE } else { EXIT_FAILED })
 }
 
-/// The scenarios' thread is somewhere in the middle: the process ends without it.
+/// Ends the process although the thread of the scenarios runs.
 fn interrupted() -> ! {
     reproduce::mapped::kill_child();
     eprintln!("millpond: reproduce: interrupted; no files are left behind");
@@ -191,36 +191,36 @@ fn all(args: &ReproduceArgs, program: &Path) -> Report {
     let facts = if args.sim { Vec::new() } else { machine::facts(&dir) };
     let plan = Plan { is_simulated: args.sim, dir: &dir, size_bytes: args.size, program };
     let whole: f64 = chosen.iter().map(|s| s.weight(args.sim)).sum();
-    let (mut shown, mut before) = (Shown::new(), 0.0);
+    let (mut progress, mut before) = (RunProgress::new(), 0.0);
     let mut sections = Vec::new();
     for scenario in chosen {
         let weight = scenario.weight(args.sim);
-        let mut told = |part: f64, what: &str| {
+        let mut report = |part: f64, what: &str| {
             let done = (before + part * weight) / whole;
-            shown.show(done, &format!("{}: {what}", scenario.name()));
+            progress.show(done, &format!("{}: {what}", scenario.name()));
         };
-        let section = scenario.run(&plan, &mut told);
+        let section = scenario.run(&plan, &mut report);
         sections.push(section.unwrap_or_else(|e| Section::failed(scenario.name(), e)));
         before += weight;
     }
-    shown.finish();
+    progress.finish();
     Report { is_simulated: args.sim, facts, sections }
 }
 
 /// Progress on standard error: a bar on a terminal, a line a step elsewhere.
-struct Shown {
+struct RunProgress {
     began: Instant,
     bar: Option<ProgressBar>,
 }
 
-impl Shown {
-    fn new() -> Shown {
+impl RunProgress {
+    fn new() -> RunProgress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{wide_bar} {percent} %, {msg}")
                 .expect("a constant template");
             ProgressBar::new(PARTS).with_style(style)
         });
-        Shown { began: Instant::now(), bar }
+        RunProgress { began: Instant::now(), bar }
     }
 
     fn show(&mut self, done: f64, what: &str) {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_allowed_is_said_with_what_is() {
+    fn a_wrong_value_is_refused_with_what_is_allowed() {
         for (line, said) in [
             ("cache", "there are writecache, wbt, iomap, zram, noclone and all"),
             ("--size 1M", "4 MiB to 64 GiB are allowed"),

@@ -6,7 +6,7 @@ use control::text::Naming;
 use control::{
     Failure, api, attr, name_with_absolute_path, paths, text, value_with_absolute_paths,
 };
-use host::{Format, Listing, here, print, read_table};
+use host::{Format, Listing, current_dir, print, read_table};
 use serde::Serialize;
 
 use crate::args::{
@@ -56,8 +56,8 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
     }
 }
 
-/// Names what failed by verb and device. The daemon's message begins with the device's name too,
-/// where it is about one; it is said once.
+/// Puts verb and device before a failure. The daemon's message may begin with the device's name: it
+/// is named once.
 fn within(what: impl std::fmt::Display, done: Done) -> Done {
     let what = what.to_string();
     done.map_err(|mut f| {
@@ -223,7 +223,7 @@ async fn wait(client: &Client, a: &WaitArgs) -> Done {
 }
 
 async fn get(client: &Client, a: &GetArgs) -> Done {
-    let name = name_with_absolute_path(&a.name, &here()?);
+    let name = name_with_absolute_path(&a.name, &current_dir()?);
     if let Some(attr) = &a.attr {
         let attribute: api::Attribute = client.get(&paths::attribute(&name, attr)).await?;
         return show(&a.listing, &attribute, || format!("{}\n", attribute.value.trim_end()));
@@ -237,7 +237,7 @@ async fn get(client: &Client, a: &GetArgs) -> Done {
 }
 
 async fn set(client: &Client, a: &SetArgs) -> Done {
-    let here = here()?;
+    let here = current_dir()?;
     let body = api::Attribute { value: value_with_absolute_paths(&a.attr, &a.value, &here) };
     let path = paths::attribute(&name_with_absolute_path(&a.name, &here), &a.attr);
     let answer = client.put::<_, api::Attribute>(&path, &body);

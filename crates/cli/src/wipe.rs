@@ -2,8 +2,8 @@
 //! `millpond wipe`: makes a cache area blank, so that the next table formats it.
 //!
 //! Invariants
-//! - W1 What only the cache has is lost by nobody's mistake: it takes a token that the refusal
-//!   prints, and that stands for the cache exactly as it was then.
+//! - CL-W1 Blocks that only the cache has are wiped with a token only, which the refusal prints and
+//!   which is valid for the cache exactly as it was then.
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use control::Failure;
 use host::print;
 use writecache::{Contents, Depth, ProbeReport};
 
-use crate::offline::{self, Access, refused};
+use crate::offline::{self, Access, refusal};
 
 /// Make a write cache's device or image blank
 ///
@@ -51,12 +51,12 @@ pub(crate) fn run(args: &WipeArgs) -> Result<(), Failure> {
     let token = report.token("wipe");
     match (loss(&report), &args.force) {
         (Some(loss), None) => {
-            return Err(refused(format!(
+            return Err(refusal(format!(
                 "{place} {loss}; nothing was changed. `--force {token}` wipes it all the same"
             )));
         }
         (Some(loss), Some(given)) if *given != token => {
-            return Err(refused(format!(
+            return Err(refusal(format!(
                 "{place} {loss}; the token {given} does not stand for what is there now; nothing \
                  was changed. `--force {token}` wipes it all the same"
             )));
@@ -74,10 +74,10 @@ fn loss(report: &ProbeReport) -> Option<String> {
     match &report.contents {
         Contents::Blank => None,
         Contents::Unknown => Some("holds something that is no cache".into()),
-        Contents::Ruined => Some("holds a damaged cache, nobody knows what is in it".into()),
+        Contents::Ruined => Some("holds a damaged cache, the content of which is unknown".into()),
         Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
             let Some(o) = report.occupancy().filter(|_| report.damage_left_out == 0) else {
-                return Some("holds a damaged cache, nobody knows what is in it".into());
+                return Some("holds a damaged cache, the content of which is unknown".into());
             };
             let size = block::size_text(o.dirty_bytes());
             let dirty = format!(

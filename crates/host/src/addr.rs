@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Addresses to serve at: `unix:PATH` or `HOST:PORT`, TCP on loopback only unless told otherwise.
+//! Addresses to serve at: `unix:PATH` or `HOST:PORT`, by TCP on loopback only unless allowed.
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unix_and_tcp_addresses_are_told_apart() {
+    fn unix_and_tcp_addresses_are_parsed() {
         let unix = Addr::parse("--nbd", "unix:/a/b.sock", false).unwrap();
         assert_eq!(unix, Addr::Unix("/a/b.sock".into()));
         let tcp = Addr::parse("--nbd", "127.0.0.1:10809", false).unwrap();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_what_is_allowed() {
+    fn a_wrong_address_is_refused_with_what_is_allowed() {
         for text in ["", "unix:", "10809", "host", "127.0.0.1:99999"] {
             let e = Addr::parse("--nbd", text, false).unwrap_err();
             assert!(e.message.contains("unix:PATH and HOST:PORT"), "{e}");

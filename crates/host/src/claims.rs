@@ -11,7 +11,7 @@ use writecache::WriteCache;
 
 use crate::leaves::Leaves;
 
-/// Which engines there are.
+/// The engines of all devices, each with the device that it belongs to.
 pub(crate) struct Claims {
     dm: Weak<Dm>,
     held: RefCell<Vec<Claim>>,
@@ -19,7 +19,7 @@ pub(crate) struct Claims {
 
 struct Claim {
     target: Weak<dyn Target>,
-    /// Not its name: that may change.
+    /// Not its name, which may change.
     owner: Weak<MappedDevice>,
 }
 
@@ -57,7 +57,7 @@ impl Claims {
         all.collect()
     }
 
-    /// Remembers `target` for as long as it lives; returns whose it is.
+    /// Records `target` for as long as it lives; returns its mapped device.
     pub(crate) fn hold(
         &self,
         ctx: &Context,
@@ -70,7 +70,7 @@ impl Claims {
         Ok(owner)
     }
 
-    /// Says so when a cache lies in memory: what it acknowledges ends with that.
+    /// Warns when a cache lies in memory, as its content is lost with that.
     pub(crate) fn warn_of_memory(
         &self,
         leaves: &Leaves,

@@ -8,15 +8,15 @@ use control::{Failure, with_absolute_paths};
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::rundir::refused;
+use crate::io_failure::io_failure;
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeArgs {
     /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
     #[arg(long, value_name = "ADDR")]
     pub(crate) nbd: Vec<String>,
-    /// Serve the control API here too: `unix:PATH` or `HOST:PORT`. Whoever can connect to a TCP
-    /// port controls the daemon
+    /// Serve the control API here too: `unix:PATH` or `HOST:PORT`. Any program that can connect to
+    /// a TCP port controls the daemon
     #[arg(long, value_name = "ADDR")]
     pub(crate) http: Option<String>,
     /// Show the devices as files below DIR, an empty directory: `DIR/dev/mapper/NAME`, and their
@@ -27,17 +27,17 @@ pub struct ServeArgs {
     #[arg(long)]
     pub(crate) allow_remote: bool,
     /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
-    /// all of them, write caches with `parts` their parts; everything else is on the first. By
+    /// all of them, write caches with `parts` their parts; all other devices are on the first. By
     /// default 1
     #[arg(long, value_name = "N")]
     pub(crate) cores: Option<u32>,
-    /// Memory that devices may take together: the maps of write caches (32 bytes a block, more for
-    /// a moment while they are opened), the tables of compressed RAM disks, page caches (their
-    /// option `memory`) and `mem:SIZE`, all of it. What would take more is refused. By default
-    /// half of the machine's memory, or of the control group's limit
+    /// Memory that all devices together may use: the maps of write caches (32 bytes a block, more
+    /// while they are opened), the tables of compressed RAM disks, page caches (their option
+    /// `memory`) and `mem:SIZE` (its whole size). A device that would exceed it is refused. By
+    /// default half of the machine's memory, or of the control group's limit
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
-    /// The device that a client gets who asks for the export with the empty name
+    /// The device that is the export with the empty name
     #[arg(long, value_name = "NAME")]
     pub(crate) default_export: Option<String>,
     /// How long an orderly end may take: 1s to 1h. By default 60s
@@ -98,8 +98,9 @@ impl Config {
     pub fn read(file: &Path) -> Result<Config, Failure> {
         let shown = file.display();
         let text =
-            std::fs::read_to_string(file).map_err(|e| refused(&e, format!("config {shown}")))?;
-        let path = std::path::absolute(file).map_err(|e| refused(&e, format!("config {shown}")))?;
+            std::fs::read_to_string(file).map_err(|e| io_failure(&e, format!("config {shown}")))?;
+        let path =
+            std::path::absolute(file).map_err(|e| io_failure(&e, format!("config {shown}")))?;
         let base = path.parent().map(PathBuf::from).unwrap_or_default();
         parse(&text, &shown.to_string(), &base)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The thread of core 0, and how the control path, on another thread, calls into it.
+//! The thread of core 0, and the handle by which other threads call into it.
 //!
 //! ```text
 //!   control thread (tokio)                      core 0 (reactor on io_uring)
@@ -21,87 +21,86 @@ use tokio::sync::oneshot;
 use uring::{Sender, Uring};
 
 use crate::engine::Engine;
+use crate::io_failure::io_failure;
 use crate::memory;
-use crate::rundir::refused;
-use crate::secondary::Shards;
-use crate::worker_threads::Cores;
+use crate::secondary::CorePool;
+use crate::worker_threads::WorkerThreads;
 
 thread_local! {
     static ENGINE: RefCell<Option<Rc<Engine>>> = const { RefCell::new(None) };
 }
 
-/// Further cores that there is room for: those of engines, and threads of the doors.
-const SHARDS_MAX: u16 = 32;
+/// Room for secondary cores: worker threads, and threads of the doors.
+const SECONDARY_CORES_MAX: u16 = 32;
 
-/// The core as the control path has it.
+/// Core 0 for other threads.
 #[derive(Clone)]
-pub(crate) struct Core {
+pub(crate) struct CoreHandle {
     sender: Sender,
-    shards: Arc<Shards>,
+    pool: Arc<CorePool>,
 }
 
-/// The threads of core 0 and of the cores beside it; a panic there has ended the process before
-/// anybody could join it.
+/// The threads of core 0 and of the workers. A panic in one ends the process before it is joined.
 #[derive(Debug)]
-pub(crate) struct Threads {
+pub(crate) struct CoreThreads {
     core0: JoinHandle<()>,
-    beside: Cores,
+    workers: WorkerThreads,
 }
 
-impl Threads {
-    /// Waits until they have ended; core 0 has been told to ([`Core::end`]).
+impl CoreThreads {
+    /// Waits until they have ended, after [`CoreHandle::end`].
     pub(crate) fn join(self) {
         let _ = self.core0.join();
-        drop(self.beside);
+        drop(self.workers);
     }
 }
 
-impl Core {
-    /// Starts the threads of core 0 and of `cores - 1` beside it; returns when they take calls.
+impl CoreHandle {
+    /// Starts the thread of core 0 and `cores - 1` workers; returns when they take calls.
     pub(crate) fn start(
         default_export: Option<String>,
         cores: u32,
-    ) -> Result<(Core, Threads), Failure> {
-        let shards = Shards::new(SHARDS_MAX)?;
-        let beside = Cores::start(&shards, cores)?;
-        let ids = beside.ids();
-        let sender = shards.owner();
+    ) -> Result<(CoreHandle, CoreThreads), Failure> {
+        let pool = CorePool::new(SECONDARY_CORES_MAX)?;
+        let workers = WorkerThreads::start(&pool, cores)?;
+        let ids = workers.ids();
+        let sender = pool.owner();
         let (started, wait) = mpsc::channel();
-        let of_thread = shards.clone();
+        let of_thread = pool.clone();
         let thread = std::thread::Builder::new()
             .name("core0".into())
             .spawn(move || run(of_thread, default_export, &ids, &started))
-            .map_err(|e| refused(&e, "thread of core 0"))?;
+            .map_err(|e| io_failure(&e, "thread of core 0"))?;
         match wait.recv() {
-            Ok(Ok(())) => Ok((Core { sender, shards }, Threads { core0: thread, beside })),
+            Ok(Ok(())) => Ok((CoreHandle { sender, pool }, CoreThreads { core0: thread, workers })),
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(Failure::new(ErrorKind::Io, "core 0 ended as it began")),
         }
     }
 
-    /// Runs `f` on the core and returns what it comes to. Dropping the future stops it only while
-    /// it has not begun.
+    /// Runs `f` on core 0 and returns its result. Dropping the future stops it only before it has
+    /// begun.
     pub(crate) async fn call<T, F, Fut>(&self, f: F) -> Result<T, Failure>
     where
         T: Send + 'static,
         F: FnOnce(Rc<Engine>) -> Fut + Send + 'static,
         Fut: Future<Output = T> + 'static,
     {
-        let (tell, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         self.sender.call(move || {
-            if tell.is_closed() {
-                return; // its client has gone before anything was done
+            if reply.is_closed() {
+                return; // its client disconnected before anything was done
             }
             let engine = ENGINE.with_borrow(Clone::clone).expect("set before the first call");
             spawn(async move {
-                // Nobody may wait any more: a client that has gone.
-                let _ = tell.send(f(engine).await);
+                // An error means that its client has disconnected.
+                let _ = reply.send(f(engine).await);
             });
         })?;
         answer.await.map_err(|_| Failure::new(ErrorKind::Busy, "the daemon is shutting down"))
     }
 
-    /// Runs `f` on the core, after what was posted before, without an answer.
+    /// Runs `f` on core 0, after the calls before it, without an answer.
     pub(crate) fn post(&self, f: impl FnOnce(&Rc<Engine>) + Send + 'static) -> Result<(), Failure> {
         self.sender.call(move || {
             f(&ENGINE.with_borrow(Clone::clone).expect("set before the first call"));
@@ -109,31 +108,31 @@ impl Core {
         Ok(())
     }
 
-    /// The cores besides this one.
-    pub(crate) fn shards(&self) -> &Arc<Shards> {
-        &self.shards
+    /// The secondary cores.
+    pub(crate) fn pool(&self) -> &Arc<CorePool> {
+        &self.pool
     }
 
-    /// Lets the core's thread end.
+    /// Ends the thread of core 0.
     pub(crate) async fn end(&self) {
-        // It may have ended already.
+        // An error means that it has ended.
         let _ = self.call(async |engine: Rc<Engine>| engine.end()).await;
     }
 }
 
-impl fmt::Debug for Core {
+impl fmt::Debug for CoreHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Core")
+        f.write_str("CoreHandle")
     }
 }
 
 fn run(
-    shards: Arc<Shards>,
+    pool: Arc<CorePool>,
     default_export: Option<String>,
     cores: &[CoreId],
     started: &mpsc::Sender<Result<(), Failure>>,
 ) {
-    let uring = match Uring::with_mailboxes(CoreId(0), shards.mailboxes()) {
+    let uring = match Uring::with_mailboxes(CoreId(0), pool.mailboxes()) {
         Ok(uring) => uring,
         Err(e) => {
             let _ = started.send(Err(e.into()));
@@ -144,12 +143,12 @@ fn run(
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
     let engine = reactor.on(|| {
         set_memory(memory::budget());
-        Rc::new(Engine::new(files, default_export, shards, cores))
+        Rc::new(Engine::new(files, default_export, pool, cores))
     });
     ENGINE.set(Some(engine.clone()));
     let _ = started.send(Ok(()));
     reactor.run(|| engine.ended());
-    // Devices go while their core is there.
+    // Devices are dropped on their core.
     reactor.on(|| {
         drop(ENGINE.take());
         drop(engine);

@@ -20,13 +20,14 @@ use tokio::sync::watch;
 
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig};
-use crate::core_thread::{Core, Threads};
+use crate::core_thread::{CoreHandle, CoreThreads};
 use crate::engine::Engine;
-use crate::fuse_host::Fuse;
+use crate::fuse_host::FuseExport;
 use crate::http::{Connections, Listener, serve};
+use crate::io_failure::io_failure;
 use crate::memory;
 use crate::routes::State;
-use crate::rundir::{Lock, RunDir, refused};
+use crate::rundir::{Lock, RunDir};
 use crate::units::time;
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
@@ -35,16 +36,16 @@ const EXIT_INTERRUPTED: i32 = 130;
 /// Exit code of a process that SIGTERM has ended, as shells have it.
 const EXIT_TERMINATED: i32 = 143;
 
-/// How long an orderly end may take unless the user says so. Chosen: less than the 90 s after which
+/// How long an orderly end may take by default. Chosen: less than the 90 s after which
 /// systemd kills.
 const SHUTDOWN: Duration = Duration::from_secs(60);
-/// What a user may say.
+/// What the option allows.
 const SHUTDOWN_ALLOWED: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
 
 /// Most time for requests to files to end at shutdown; at most a quarter of all.
 const FILES_DRAIN: Duration = Duration::from_secs(30);
-/// The same when a device is suspended: what waits for it can't end.
+/// The same when a device is suspended: requests that wait for it can't end.
 const FILES_DRAIN_SUSPENDED: Duration = Duration::from_secs(1);
 
 /// A daemon at work.
@@ -55,9 +56,9 @@ pub(crate) struct Daemon {
     state: Arc<State>,
     closing: watch::Sender<bool>,
     connections: Connections,
-    threads: Threads,
+    threads: CoreThreads,
     sockets: Vec<PathBuf>,
-    fuse: Option<Fuse>,
+    fuse: Option<FuseExport>,
     /// How long an orderly end may take.
     shutdown: Duration,
     _lock: Lock,
@@ -79,7 +80,7 @@ impl Daemon {
         let cores = options.cores.unwrap_or(1);
         memory::set(options.memory.as_deref())?;
         let lock = run_dir.take()?;
-        let (core, threads) = Core::start(options.default_export.clone(), cores)?;
+        let (core, threads) = CoreHandle::start(options.default_export.clone(), cores)?;
         let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;
         let (files, nbd): (Vec<_>, Vec<Addr>) = taken.into_iter().unzip();
         create(&core, devices).await?;
@@ -87,7 +88,7 @@ impl Daemon {
         let listeners: Vec<Listener> =
             http.iter().map(Listener::bind).collect::<Result<_, Failure>>()?;
         let fuse = match &options.fuse {
-            Some(dir) => Some(Fuse::start(dir, &core)?),
+            Some(dir) => Some(FuseExport::start(dir, &core)?),
             None => None,
         };
         let (closing, closed) = watch::channel(false);
@@ -121,7 +122,7 @@ impl Daemon {
 
     /// Where the devices are as files.
     pub(crate) fn fuse_dir(&self) -> Option<&Path> {
-        self.fuse.as_ref().map(Fuse::dir)
+        self.fuse.as_ref().map(FuseExport::dir)
     }
 
     /// Ends clients' requests, settles every device, and ends. Fails when one did not settle. Takes
@@ -137,7 +138,7 @@ impl Daemon {
             );
             let failure = Failure::new(ErrorKind::Busy, message);
             eprintln!("millpond: {failure}");
-            // Not by returning: threads hang that the runtime would wait for.
+            // Not by returning: the runtime would wait for threads that hang.
             std::process::exit(EXIT_FAILED.into());
         })
     }
@@ -155,29 +156,29 @@ impl Daemon {
         }
         self.connections.drain().await;
         self.state.core.end().await;
-        // They wait for threads and a file system, so not here: this thread keeps the time.
+        // On another thread, as this one enforces the time limit.
         let (threads, sockets) = (self.threads, self.sockets);
         let ended = tokio::task::spawn_blocking(move || {
             threads.join();
             for path in &sockets {
-                let _ = std::fs::remove_file(path); // gone is what it shall be
+                let _ = std::fs::remove_file(path); // it may not exist any more
             }
         });
         ended.await.map_err(|e| Failure::new(ErrorKind::Io, format!("the end: {e}")))?;
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
-    async fn unmount(&self, fuse: Fuse) -> Result<(), Failure> {
+    async fn unmount(&self, fuse: FuseExport) -> Result<(), Failure> {
         let devices = self.state.core.call(async |e: Rc<Engine>| e.devices()).await?;
         let suspended = devices.iter().any(|d| d.suspended && d.live_table);
-        let patience = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
-        let patience = patience.min(self.shutdown / 4);
-        // It waits for threads, so not here.
-        let stopped = tokio::task::spawn_blocking(move || fuse.stop(patience)).await;
+        let drain_time = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
+        let drain_time = drain_time.min(self.shutdown / 4);
+        // On another thread, as it waits for threads.
+        let stopped = tokio::task::spawn_blocking(move || fuse.stop(drain_time)).await;
         stopped.map_err(|e| Failure::new(ErrorKind::Io, format!("unmounting: {e}")))
     }
 
-    /// Says so when the default export is no device, as after a misspelt name.
+    /// Warns when the default export is no device, as after a misspelt name.
     async fn warn_of_default_export(&self) -> Result<(), Failure> {
         let Some(name) = self.state.version.default_export.clone() else { return Ok(()) };
         let word = name.clone();
@@ -191,7 +192,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// One line that says that it is ready, and where.
+    /// The line that reports that it is ready, and where it serves.
     fn ready_line(&self) -> String {
         let nbd: Vec<String> = self.nbd.iter().map(|a| format!(" nbd={a}")).collect();
         let fuse = self.fuse_dir().map(|dir| format!(" fuse={}", dir.display()));
@@ -215,7 +216,7 @@ fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
-async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> {
+async fn create(core: &CoreHandle, devices: Vec<DeviceConfig>) -> Result<(), Failure> {
     let new = |d: &DeviceConfig| api::Create {
         name: d.name.clone(),
         uuid: d.uuid.clone(),
@@ -228,7 +229,7 @@ async fn create(core: &Core, devices: Vec<DeviceConfig>) -> Result<(), Failure> 
     let done = core.call(async move |e: Rc<Engine>| e.create_all(all).await).await?;
     done.map_err(|(nth, mut failure)| {
         let DeviceConfig { place, name, .. } = &devices[nth];
-        // The message names the device already where it can; it is said once.
+        // The message may begin with the device's name: it is named once.
         if let Some(rest) = failure.message.strip_prefix(&format!("{name}: ")) {
             failure.message = rest.into();
         }
@@ -244,7 +245,8 @@ fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {
     addrs.filter_map(path).collect()
 }
 
-/// A panic anywhere ends the process at once, as a power cut does: what is on the media is whole.
+/// Makes a panic end the process at once. That is as a power cut: what is on the media is
+/// consistent.
 pub fn abort_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -253,16 +255,16 @@ pub fn abort_on_panic() {
     }));
 }
 
-/// Signals that end the daemon, with their names and exit codes.
-struct Ends {
+/// The signals that end the daemon, with their names and exit codes.
+struct TerminationSignals {
     term: Signal,
     int: Signal,
 }
 
-impl Ends {
-    fn new() -> Result<Ends, Failure> {
+impl TerminationSignals {
+    fn new() -> Result<TerminationSignals, Failure> {
         let (term, int) = (SignalKind::terminate(), SignalKind::interrupt());
-        Ok(Ends { term: handler(term)?, int: handler(int)? })
+        Ok(TerminationSignals { term: handler(term)?, int: handler(int)? })
     }
 
     async fn next(&mut self) -> (&'static str, i32) {
@@ -274,11 +276,11 @@ impl Ends {
 }
 
 fn handler(kind: SignalKind) -> Result<Signal, Failure> {
-    signal(kind).map_err(|e| refused(&e, "signal handler"))
+    signal(kind).map_err(|e| io_failure(&e, "signal handler"))
 }
 
-/// SIGHUP ends no daemon: a terminal that closes sends it, and who wants a config read again.
-fn survive_hangups() -> Result<(), Failure> {
+/// Ignores SIGHUP, which a terminal sends when it closes, and users send to reload a config.
+fn ignore_hangups() -> Result<(), Failure> {
     let mut hangup = handler(SignalKind::hangup())?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
@@ -288,29 +290,29 @@ fn survive_hangups() -> Result<(), Failure> {
     Ok(())
 }
 
-/// `millpond daemon`: runs until SIGTERM or SIGINT. Its exit code: who ended it asks only whether
-/// all has settled, not of what kind the failure was.
+/// `millpond daemon`: runs until SIGTERM or SIGINT. Its exit code says only whether all devices
+/// have settled, not what kind of failure there was.
 pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
-    survive_hangups()?;
-    let mut ends = Ends::new()?;
+    ignore_hangups()?;
+    let mut signals = TerminationSignals::new()?;
     let daemon = tokio::select! {
         daemon = Daemon::start(run_dir, config) => daemon?,
-        (name, code) = ends.next() => {
-            // Nobody was served yet, so nobody was promised anything.
+        (name, code) = signals.next() => {
+            // No client was served yet, so nothing was acknowledged.
             tracing::warn!(signal = name, "told to end while it starts: exits at once");
             std::process::exit(code);
         }
     };
     eprintln!("{}", plain(&daemon.ready_line()));
     daemon.warn_of_default_export().await?;
-    // Not started by systemd: nobody to tell.
+    // An error means that systemd has not started it.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-    let (name, _) = ends.next().await;
+    let (name, _) = signals.next().await;
     tracing::info!(signal = name, "shutting down");
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let stopped = tokio::select! {
         stopped = daemon.stop() => stopped,
-        (name, code) = ends.next() => {
+        (name, code) = signals.next() => {
             tracing::warn!(signal = name, "told to end again: exits at once");
             std::process::exit(code);
         }

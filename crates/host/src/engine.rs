@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What lives on the core: the device mapper, the leaves, the NBD server; and the verbs on them.
+//! The engine of core 0: the device mapper, the leaves, the NBD server; and the verbs on them.
 //!
 //! Invariants
-//! - E1 It is touched on the core's thread only, inside closures that
-//!   [`crate::core_thread::Core`] sends.
-//! - E2 Shutting down settles devices from the top of each stack to its bottom, after the last
+//! - HO-E1 It is used on the thread of core 0 only, by closures that
+//!   [`crate::core_thread::CoreHandle`] sends.
+//! - HO-E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,22 +24,22 @@ use crate::addr::Addr;
 use crate::claims::Claims;
 use crate::exported::ExportedDevice;
 use crate::exports::DmExports;
-use crate::leaf_word::{Word, names_a_leaf, parse};
+use crate::leaf_word::{LeafWord, is_leaf_word, parse};
 use crate::leaves::Leaves;
-use crate::retry::{STARTING, patiently};
-use crate::secondary::{Owner, Shards};
-use crate::zram_factory::Ground;
+use crate::retry::{START_RETRY_TIME, retry_while_busy};
+use crate::secondary::{CorePool, Owner};
+use crate::zram_factory::ZramFactory;
 use crate::{sysfs, targets};
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
 /// little. At most a quarter of all time.
 const DRAIN: Nanos = Nanos::from_secs(35);
-/// The same when a device is suspended: what waits for it can't end, so nobody waits for that long.
+/// The same when a device is suspended: requests that wait for it can't end.
 const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
-/// How often shutdown looks whether they have.
-const LOOK: Nanos = Nanos::from_millis(5);
-/// How often `wait` looks at the event number; a person or a script waits there.
-const LOOK_EVENT: Nanos = Nanos::from_millis(20);
+/// How often shutdown checks whether they have ended.
+const DRAIN_POLL: Nanos = Nanos::from_millis(5);
+/// How often `wait` reads the event number. A person or a script waits there.
+const EVENT_POLL: Nanos = Nanos::from_millis(20);
 /// Only its owner may connect.
 const SOCKET_MODE: u32 = 0o600;
 
@@ -53,30 +53,30 @@ pub(crate) struct Engine {
     pub(crate) dm: Rc<Dm>,
     pub(crate) leaves: Leaves,
     pub(crate) server: Server,
-    /// Lends devices to the other cores.
+    /// Leases devices to the other cores.
     pub(crate) owner: Rc<Owner>,
-    /// Knows the engines of all devices.
+    /// The engines of all devices.
     pub(crate) claims: Rc<Claims>,
     /// Makes compressed RAM disks without a table.
-    zram: Ground,
+    zram: ZramFactory,
     files: Files,
     ended: Cell<bool>,
 }
 
 impl Engine {
-    /// `cores` are all on which parts of devices may be, this one first.
+    /// `cores` are those that parts of devices may run on, core 0 first.
     pub(crate) fn new(
         files: Files,
         default_export: Option<String>,
-        shards: Arc<Shards>,
+        pool: Arc<CorePool>,
         cores: &[CoreId],
     ) -> Engine {
         let leaves = Leaves::new(files.clone());
-        reactor::spawn(leaves.clone().tell_failures());
+        reactor::spawn(leaves.clone().log_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
-        dm.on_kept(|device, unsaved| tracing::warn!(device, "{}", kept(unsaved)));
+        dm.on_kept(|device, unsaved| tracing::warn!(device, "{}", unsaved_warning(unsaved)));
         let (zram, claims) = targets::register(&dm, &leaves, cores);
-        let owner = Owner::new(shards, &dm, leaves.clone());
+        let owner = Owner::new(pool, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
         let defaults = Options::default();
         let bytes_max = nbd_bytes_max(defaults.bytes_max, reactor::memory().limit());
@@ -89,19 +89,20 @@ impl Engine {
         self.ended.get()
     }
 
-    /// Lets the core's loop end.
+    /// Ends the loop of core 0.
     pub(crate) fn end(&self) {
         self.ended.set(true);
     }
 
-    /// Takes addresses for the NBD server, without serving yet; returns them as they came out.
+    /// Listens at addresses for the NBD server, without serving yet; returns the actual ones.
     pub(crate) async fn listen(
         &self,
         addrs: &[Addr],
     ) -> Result<Vec<((FileId, Peer), Addr)>, Failure> {
         let mut taken = Vec::new();
         for addr in addrs {
-            let listening = patiently(STARTING, async || self.listen_once(addr)).await;
+            let listening =
+                retry_while_busy(START_RETRY_TIME, async || self.listen_once(addr)).await;
             let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
             let (file, addr) = listening.map_err(failed)?;
             let peer = match addr {
@@ -120,27 +121,27 @@ impl Engine {
         }
     }
 
-    /// Serves NBD to who connects.
+    /// Serves NBD to clients that connect.
     pub(crate) fn serve(&self, listeners: &[(FileId, Peer)]) {
         for (listener, peer) in listeners {
             self.server.serve(*listener, *peer);
         }
     }
 
-    /// Creates the devices of a config, in order; on failure tells which one it was about.
+    /// Creates the devices of a config, in order; a failure comes with the index of its device.
     pub(crate) async fn create_all(
         &self,
         devices: Vec<api::Create>,
     ) -> Result<(), (usize, Failure)> {
-        self.leaves.set_patience(STARTING);
+        self.leaves.set_retry_time(START_RETRY_TIME);
         for (nth, device) in devices.into_iter().enumerate() {
             self.create(device, &|| true).await.map_err(|failure| (nth, failure))?;
         }
-        self.leaves.set_patience(Nanos::ZERO);
+        self.leaves.set_retry_time(Nanos::ZERO);
         Ok(())
     }
 
-    /// Makes a device. Nothing is made when `is_wanted` says no before anything was changed.
+    /// Makes a device. Nothing is made when `is_wanted` returns false before anything was changed.
     pub(crate) async fn create(
         &self,
         new: api::Create,
@@ -154,14 +155,14 @@ impl Engine {
                 let (name, minor) = (&new.name, new.minor);
                 let created = self.dm.create_at(name, uuid, minor, table, force, is_wanted).await;
                 if created.is_err() {
-                    // What it had opened is free when its caller hears of it.
+                    // The files that it had opened are closed before the caller gets the error.
                     self.files.closed_since(mark).await;
                 }
                 drop(created?);
             }
             (true, None) => {
-                let face = self.zram.unconfigured();
-                self.dm.create_bare(&new.name, uuid, new.minor, face)?;
+                let unconfigured = self.zram.unconfigured();
+                self.dm.create_bare(&new.name, uuid, new.minor, unconfigured)?;
             }
             (true, Some(_)) => {
                 let e = format!("{}: `zram` makes it without a table: give one of them", new.name);
@@ -172,7 +173,7 @@ impl Engine {
         self.changed(&new.name)
     }
 
-    /// Loads a table, unless `is_wanted` says no by the time it has been constructed.
+    /// Loads a table, unless `is_wanted` returns false when it has been constructed.
     pub(crate) async fn load(
         &self,
         name: &str,
@@ -222,7 +223,7 @@ impl Engine {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Removed, Failure> {
         if how == Remove::Drained {
-            // It may take hours: who asked for the removal may have gone since.
+            // It may take hours, and the client may have disconnected since.
             self.dm.write_back_unused(name).await?;
             check_wanted(name, is_wanted)?;
         }
@@ -231,7 +232,7 @@ impl Engine {
         self.files.closed_since(mark).await;
         let unsaved = removed?;
         tracing::info!(device = name, ?how, "device removed");
-        let warning = |unsaved| format!("{name}: {}", kept(unsaved));
+        let warning = |unsaved| format!("{name}: {}", unsaved_warning(unsaved));
         Ok(api::Removed { warnings: unsaved.iter().map(warning).collect() })
     }
 
@@ -255,26 +256,25 @@ impl Engine {
         Ok(api::Reply { reply })
     }
 
-    /// Waits until nothing else changes the device, so that a change that begins then does so at
-    /// once. Fails when nobody waits for it any more: it has changed nothing.
-    pub(crate) async fn turn(
+    /// Waits until no other change of the device is running, so that one that begins then does so
+    /// at once. Fails when the client has disconnected; then nothing was changed.
+    pub(crate) async fn wait_for_changes(
         &self,
         name: &str,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), Failure> {
         loop {
             check_wanted(name, is_wanted)?;
-            // An unknown device is for the verb to tell.
+            // The verb reports an unknown device.
             if !self.dm.get(name).is_ok_and(|device| device.is_changing()) {
                 return Ok(());
             }
-            sleep(LOOK_EVENT).await;
+            sleep(EVENT_POLL).await;
         }
     }
 
-    /// Waits until the event number is not `seen` (by default the one now), or until nobody waits
-    /// any more. Looks from time to time: the sign that a client has gone comes from a thread
-    /// that can't wake a task here.
+    /// Waits until the event number is not `seen` (by default the present one), or until the client
+    /// has disconnected. It polls, as the thread that notices the latter can't wake a task here.
     pub(crate) async fn wait(
         &self,
         name: &str,
@@ -285,7 +285,7 @@ impl Engine {
         let event_nr = || device.info().event_nr;
         let seen = seen.unwrap_or_else(event_nr);
         while event_nr() == seen && is_wanted() {
-            sleep(LOOK_EVENT).await;
+            sleep(EVENT_POLL).await;
         }
         Ok(api::Event { event_nr: event_nr() })
     }
@@ -329,8 +329,8 @@ impl Engine {
     /// The open leaf of this name, if no mapped device has it. Errors: `ENXIO` when it is a path
     /// and no table has it open.
     async fn leaf(&self, name: &str) -> Result<Option<ExportedDevice>, Failure> {
-        if !names_a_leaf(name) || self.dm.get(name).is_ok() {
-            return Ok(None); // an unknown mapped device is for its verb to tell
+        if !is_leaf_word(name) || self.dm.get(name).is_ok() {
+            return Ok(None); // the verb reports an unknown mapped device
         }
         self.leaves.find(name).await?.map(|leaf| Some(ExportedDevice::Leaf(leaf))).ok_or_else(
             || {
@@ -389,7 +389,7 @@ impl Engine {
         tracing::info!(device = name, attr, value, "attribute set");
         match self.dm.access(name, attr) {
             Ok(access) if access.reads() => self.attribute(name, attr).await,
-            // A command has no value; and what it did may have taken the attribute away.
+            // A command has no value, and may have removed the attribute.
             Ok(_) | Err(_) => Ok(api::Attribute { value: value.to_owned() }),
         }
     }
@@ -399,8 +399,8 @@ impl Engine {
         Ok(api::Changed { device: self.device(name)?, warnings })
     }
 
-    /// Ends clients' requests, settles every device (E2), and makes the leaves durable, all in less
-    /// than `time`. Returns what failed, and what did not end.
+    /// Ends clients' requests, settles every device (HO-E2), and makes the leaves durable, all
+    /// within `time`. Returns what failed, and what did not end.
     pub(crate) async fn shutdown(&self, time: Nanos) -> Vec<Failure> {
         let drained = Rc::new(Cell::new(false));
         let (server, done) = (self.server.clone(), drained.clone());
@@ -412,17 +412,17 @@ impl Engine {
         let drain = if suspended { DRAIN_SUSPENDED } else { DRAIN };
         let deadline = now() + drain.min(Nanos(time.0 / 4));
         while !drained.get() && now() < deadline {
-            sleep(LOOK).await;
+            sleep(DRAIN_POLL).await;
         }
         if !drained.get() {
             tracing::warn!("clients' requests did not end in time and are dropped unanswered");
         }
-        // What waits for a resume has nobody left who could resume it, and nothing may wait for it.
+        // No client is left that could resume a suspended device: what waits for it fails.
         self.dm.end_waiting();
-        let settling = Rc::new(Settling::default());
+        let settling = Rc::new(ShutdownProgress::default());
         self.settle(&settling);
         settling.ended_within(Nanos(time.0 / 4)).await;
-        // Once for each leaf, whatever stands on it: what clients wrote and did not flush, too.
+        // Once for each leaf, so that writes which no client has flushed are durable, too.
         for leaf in self.leaves.opened() {
             let (settling, key) = (settling.clone(), format!("{}: flush", leaf.name()));
             settling.begin(&key);
@@ -447,8 +447,8 @@ impl Engine {
         failures
     }
 
-    /// Settles every device, each when those that stand on it have settled.
-    fn settle(&self, settling: &Rc<Settling>) {
+    /// Settles every device, each after those that are built on it.
+    fn settle(&self, settling: &Rc<ShutdownProgress>) {
         let mut above: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let names: Vec<String> = self.dm.list().into_iter().map(|info| info.name).collect();
         for name in &names {
@@ -463,13 +463,13 @@ impl Engine {
             spawn(async move {
                 settling.wait_for(&above).await;
                 let settled = match dm.suspend(&name).await {
-                    // Somebody has removed it meanwhile: then it has settled.
+                    // It was removed meanwhile, so it has settled.
                     Err(_) if dm.get(&name).is_err() => Ok(()),
                     settled => settled,
                 };
                 if let Ok(device) = dm.get(&name) {
                     for unsaved in device.unsaved().await {
-                        tracing::warn!(device = name, "{}", kept(&unsaved));
+                        tracing::warn!(device = name, "{}", unsaved_warning(&unsaved));
                     }
                 }
                 let place = format!("shutdown: {name}");
@@ -481,13 +481,13 @@ impl Engine {
 
 /// What has to end at shutdown, by name.
 #[derive(Default)]
-struct Settling {
+struct ShutdownProgress {
     left: RefCell<BTreeSet<String>>,
     failures: RefCell<Vec<Failure>>,
-    news: WaitList,
+    ended: WaitList,
 }
 
-impl Settling {
+impl ShutdownProgress {
     fn begin(&self, name: &str) {
         self.left.borrow_mut().insert(name.to_owned());
     }
@@ -495,19 +495,19 @@ impl Settling {
     fn end(&self, name: &str, result: Result<(), Failure>) {
         self.left.borrow_mut().remove(name);
         self.failures.borrow_mut().extend(result.err());
-        self.news.wake_all();
+        self.ended.wake_all();
     }
 
     async fn wait_for(&self, names: &[String]) {
         let left = |name: &String| self.left.borrow().contains(name);
-        self.news.wait_for(|| !names.iter().any(left)).await;
+        self.ended.wait_for(|| !names.iter().any(left)).await;
     }
 
     /// Waits until all has ended, at most for `time`.
     async fn ended_within(&self, time: Nanos) {
         let deadline = now() + time;
         while !self.left.borrow().is_empty() && now() < deadline {
-            sleep(LOOK).await;
+            sleep(DRAIN_POLL).await;
         }
     }
 }
@@ -519,14 +519,14 @@ impl fmt::Debug for Engine {
 }
 
 fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
-    let gone = || Error::busy(format!("{name}: who asked for it has gone"));
+    let gone = || Error::busy(format!("{name}: the client that asked for it has disconnected"));
     if is_wanted() { Ok(()) } else { Err(gone()) }
 }
 
-/// What to know of blocks that stay in a cache without a device.
-fn kept(unsaved: &UnsavedBlocks) -> String {
+/// The warning about blocks that stay in a cache without a device.
+fn unsaved_warning(unsaved: &UnsavedBlocks) -> String {
     let UnsavedBlocks { cache, start, origin, .. } = unsaved;
-    if let Ok(Word::Mem(_) | Word::Null(_)) = parse(cache) {
+    if let Ok(LeafWord::Mem(_) | LeafWord::Null(_)) = parse(cache) {
         return format!(
             "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
              {origin} alone is stale"
@@ -553,8 +553,8 @@ fn kept(unsaved: &UnsavedBlocks) -> String {
 /// The path that a word of a table means, if a tool can open what it means.
 fn path_of(word: &str) -> Option<PathBuf> {
     match parse(word) {
-        Ok(Word::Path(path) | Word::Pmem(path)) => Some(path),
-        Ok(Word::Nbd(_) | Word::Mem(_) | Word::Null(_)) | Err(_) => None,
+        Ok(LeafWord::Path(path) | LeafWord::Pmem(path)) => Some(path),
+        Ok(LeafWord::Nbd(_) | LeafWord::Mem(_) | LeafWord::Null(_)) | Err(_) => None,
     }
 }
 

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The control socket's server: connections, who may connect, bounds; the rest is in `routes`.
+//! The server of the control API: connections, access and bounds. `routes` serves the requests.
 //!
 //! ```text
-//!   accept ─▶ place (64 for local sockets, 64 for TCP) ─▶ request ──answered soon──▶ next request
-//!                                                            │ after a moment
-//!                                                            └▶ place among those that wait,
-//!                                                               its own is free for the next
+//!   accept ─▶ slot (64 for local sockets, 64 for TCP) ─▶ request ──answered soon──▶ next request
+//!                                                           │ after 100 ms
+//!                                                           └▶ slot of a waiting request,
+//!                                                              its own is free for the next
 //! ```
 //!
 //! Invariants
-//! - H1 A request that takes long (`wait`, a message, a suspend) keeps no place from others: it
-//!   moves to a place among those that wait, and is refused when there is none.
-//! - H2 Connections by TCP take no place of local sockets, of either kind.
-//! - H3 A request whose client has gone before anything was changed changes nothing; to open what a
-//!   table names changes nothing yet.
+//! - HO-H1 A request that takes long (`wait`, a message, a suspend) gives the slot of its
+//!   connection back and takes one of the waiting requests; it is refused when none is free.
+//! - HO-H2 Connections by TCP take no slots of local sockets, of either kind.
+//! - HO-H3 A request whose client disconnects before anything was changed changes nothing. Opening
+//!   the devices that a table names does not count as a change.
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener as StdTcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -37,16 +37,17 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::addr::Addr;
-use crate::routes::{self, Answer, Route, State, shutdown};
-use crate::rundir::{refused, remove_stale_socket};
+use crate::io_failure::io_failure;
+use crate::routes::{self, ResponseBody, Route, State, shutdown};
+use crate::rundir::remove_stale_socket;
 
 /// Connections at a time, of local sockets and again by TCP; more wait in the listen queue.
 const CONNECTIONS_MAX: usize = 64;
-/// Requests at a time that take long, of local sockets and again by TCP: each has a task and a
-/// socket, and maybe something that goes on in the core.
+/// Waiting requests at a time, of local sockets and again by TCP: each has a task and a socket, and
+/// may have work in progress on core 0.
 const WAITING_MAX: usize = 512;
-/// After this a request takes long.
-const SOON: Duration = Duration::from_millis(100);
+/// A request that takes longer is a waiting one.
+const SHORT_REQUEST_TIME: Duration = Duration::from_millis(100);
 /// Time to send a request's head, and again for its body.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
 /// Largest request head.
@@ -64,14 +65,14 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Listens at `addr`, for the owner only where that can be said. Needs a runtime.
+    /// Listens at `addr`; a Unix socket is for its owner only. Needs a runtime.
     pub(crate) fn bind(addr: &Addr) -> Result<Listener, Failure> {
-        let failed = |e: std::io::Error| refused(&e, format!("control socket {addr}"));
+        let failed = |e: std::io::Error| io_failure(&e, format!("control socket {addr}"));
         match addr {
             Addr::Unix(path) => {
                 remove_stale_socket(path)?;
                 let std = StdUnixListener::bind(path).map_err(failed)?;
-                // Who slips in before this is turned away by the check of the peer's uid.
+                // A client that connects before this is refused by the check of its uid.
                 std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(failed)?;
                 std.set_nonblocking(true).map_err(failed)?;
                 UnixListener::from_std(std).map(Listener::Unix).map_err(failed)
@@ -85,95 +86,96 @@ impl Listener {
     }
 }
 
-/// The places of connections: of local sockets, and of TCP (H2).
+/// The places of connections: of local sockets, and of TCP (HO-H2).
 #[derive(Clone, Debug)]
 pub(crate) struct Connections {
-    local: Places,
-    tcp: Places,
+    local: SlotPool,
+    tcp: SlotPool,
 }
 
 /// Places of one kind of listener.
 #[derive(Clone, Debug)]
-struct Places {
+struct SlotPool {
     /// Of connections, while they idle or have a request that has just come.
     serving: Arc<Semaphore>,
-    /// Of requests that take long (H1).
+    /// Of requests that take long (HO-H1).
     waiting: Arc<Semaphore>,
 }
 
-impl Places {
-    fn new() -> Places {
-        let places = |count| Arc::new(Semaphore::new(count));
-        Places { serving: places(CONNECTIONS_MAX), waiting: places(WAITING_MAX) }
+impl SlotPool {
+    fn new() -> SlotPool {
+        let slots = |count| Arc::new(Semaphore::new(count));
+        SlotPool { serving: slots(CONNECTIONS_MAX), waiting: slots(WAITING_MAX) }
     }
 
     async fn all_free(&self) {
-        for (places, count) in [(&self.serving, CONNECTIONS_MAX), (&self.waiting, WAITING_MAX)] {
+        for (slots, count) in [(&self.serving, CONNECTIONS_MAX), (&self.waiting, WAITING_MAX)] {
             let all = u32::try_from(count).expect("a small constant");
-            let _ = places.acquire_many(all).await; // they are never closed
+            let _ = slots.acquire_many(all).await; // they are never closed
         }
     }
 }
 
 impl Connections {
     pub(crate) fn new() -> Connections {
-        Connections { local: Places::new(), tcp: Places::new() }
+        Connections { local: SlotPool::new(), tcp: SlotPool::new() }
     }
 
-    fn of(&self, listener: &Listener) -> &Places {
+    fn of(&self, listener: &Listener) -> &SlotPool {
         match listener {
             Listener::Unix(_) => &self.local,
             Listener::Tcp(_) => &self.tcp,
         }
     }
 
-    /// Waits until all connections have ended, but not for ever. Nothing is served after it.
+    /// Waits until all connections have ended, for `DRAIN_TIME` at most. Nothing is served after
+    /// it.
     pub(crate) async fn drain(&self) {
         let free = async {
             self.local.all_free().await;
             self.tcp.all_free().await;
         };
-        // Who does not take his answer in time goes without.
+        // Connections that do not read their response in time are dropped.
         let _ = tokio::time::timeout(DRAIN_TIME, free).await;
     }
 }
 
 /// The place of a connection.
 #[derive(Debug)]
-struct Place {
-    places: Places,
+struct ConnectionSlot {
+    slots: SlotPool,
     held: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
-impl Place {
-    /// The request takes long: gives the place of the connection away (H1). False when there is
+impl ConnectionSlot {
+    /// The request takes long: gives the place of the connection away (HO-H1). False when there is
     /// none among those that wait.
-    fn give_way(&self) -> bool {
-        let waiting = self.places.waiting.clone().try_acquire_owned().ok();
+    fn move_to_waiting(&self) -> bool {
+        let waiting = self.slots.waiting.clone().try_acquire_owned().ok();
         let found = waiting.is_some();
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
         found
     }
 }
 
-/// Serves who connects to `listener` until the daemon shuts down.
+/// Serves clients that connect to `listener` until the daemon shuts down.
 pub(crate) async fn serve(listener: Listener, connections: Connections, state: Arc<State>) {
     let mut closing = state.closing.clone();
     loop {
-        let places = connections.of(&listener).clone();
-        let Ok(permit) = places.serving.clone().acquire_owned().await else { return };
-        let place = Place { places, held: Mutex::new(Some(permit)) };
+        let slots = connections.of(&listener).clone();
+        let Ok(permit) = slots.serving.clone().acquire_owned().await else { return };
+        let slot = ConnectionSlot { slots, held: Mutex::new(Some(permit)) };
         let accepted = tokio::select! {
             accepted = accept(&listener) => accepted,
             () = shutdown(&mut closing) => return,
         };
         match accepted {
             Ok(Stream::Unix(stream)) if may_connect(&stream) => {
-                tokio::spawn(connection(stream, (Peer::Local, place), state.clone()));
+                tokio::spawn(connection(stream, (Peer::Local, slot), state.clone()));
             }
             Ok(Stream::Unix(_)) => tracing::warn!("control connection of another user refused"),
             Ok(Stream::Tcp(stream)) => {
-                tokio::spawn(connection(stream, (Peer::Network, place), state.clone()));
+                tokio::spawn(connection(stream, (Peer::Network, slot), state.clone()));
             }
             Err(e) => {
                 tracing::warn!(error = %e, "accept on the control socket failed");
@@ -195,21 +197,21 @@ async fn accept(listener: &Listener) -> std::io::Result<Stream> {
     }
 }
 
-/// Ourselves and root may.
+/// Our user and root may.
 fn may_connect(stream: &UnixStream) -> bool {
     let us = rustix::process::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == us || peer.uid() == 0)
 }
 
-async fn connection<S>(stream: S, (peer, place): (Peer, Place), state: Arc<State>)
+async fn connection<S>(stream: S, (peer, slot): (Peer, ConnectionSlot), state: Arc<State>)
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let mut closing = state.closing.clone();
-    let place = Arc::new(place);
+    let slot = Arc::new(slot);
     let service = service_fn(move |request| {
-        let (state, place) = (state.clone(), place.clone());
-        async move { Ok::<_, Infallible>(respond(&state, peer, &place, request).await) }
+        let (state, slot) = (state.clone(), slot.clone());
+        async move { Ok::<_, Infallible>(respond(&state, peer, &slot, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -232,17 +234,17 @@ where
 async fn respond(
     state: &State,
     peer: Peer,
-    place: &Place,
+    slot: &ConnectionSlot,
     request: Request<Incoming>,
 ) -> Response<Full<Bytes>> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let answer = handle(state, peer, request);
     tokio::pin!(answer);
-    let soon = tokio::time::timeout(SOON, &mut answer).await;
+    let soon = tokio::time::timeout(SHORT_REQUEST_TIME, &mut answer).await;
     let took_long = soon.is_err();
     let answer = match soon {
         Ok(answer) => answer,
-        Err(_) if place.give_way() => answer.await,
+        Err(_) if slot.move_to_waiting() => answer.await,
         Err(_) => {
             let message = format!(
                 "{WAITING_MAX} requests wait already: this one is not waited for; what it has \
@@ -252,8 +254,8 @@ async fn respond(
         }
     };
     let mut response = match answer {
-        Ok(Answer::Json(json)) => response(StatusCode::OK, "application/json", json),
-        Ok(Answer::Text(text)) => response(StatusCode::OK, "text/plain; version=0.0.4", text),
+        Ok(ResponseBody::Json(json)) => response(StatusCode::OK, "application/json", json),
+        Ok(ResponseBody::Text(text)) => response(StatusCode::OK, "text/plain; version=0.0.4", text),
         Err(failure) => {
             tracing::debug!(%method, path, error = %failure, "control request failed");
             let status = StatusCode::from_u16(failure.http_status())
@@ -263,7 +265,7 @@ async fn respond(
         }
     };
     if took_long {
-        // Its place is another's now.
+        // Its connection has no slot of its own any more.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
@@ -313,12 +315,16 @@ fn check_host(request: &Request<Incoming>) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn handle(state: &State, peer: Peer, request: Request<Incoming>) -> Result<Answer, Failure> {
+async fn handle(
+    state: &State,
+    peer: Peer,
+    request: Request<Incoming>,
+) -> Result<ResponseBody, Failure> {
     if peer == Peer::Network {
         check_host(&request)?;
     }
     if request.headers().contains_key(ORIGIN) {
-        // A page in a browser, maybe of anybody: the API is for programs.
+        // A page in a browser may be anybody's: the API is for programs.
         return Err(Failure::new(ErrorKind::Denied, "requests of web pages are refused"));
     }
     let query = request.uri().query().unwrap_or_default();
@@ -334,8 +340,8 @@ async fn handle(state: &State, peer: Peer, request: Request<Incoming>) -> Result
         let most = api::BODY_BYTES_MAX;
         Failure::new(ErrorKind::Invalid, format!("body of the request (at most {most} bytes): {e}"))
     })?;
-    // H3: hyper looks whether the client is there when it has nothing else to do, and drops this
-    // future when it has gone.
+    // HO-H3: hyper checks whether the client is connected when it has nothing else to do, and drops
+    // this future when it is not.
     tokio::task::yield_now().await;
     routes::answer(state, route, &body.to_bytes()).await
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Words of tables that name leaves, and what can be said of a path by looking at it. What looks
-//! may wait for a file system: helpers run it.
-use std::io::{Error as IoError, ErrorKind as IoKind, Read};
+//! Words of tables that name leaves, and checks of the paths in them. The checks may wait for a
+//! file system, so helper threads run them.
+use std::io::{Error as IoError, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use zram::DICTIONARY_BYTES_MAX;
 
 use crate::nbd_uri::{NbdUri, is_nbd};
 
-/// Where our own devices are files, if anywhere: to look there would be to wait for oneself.
+/// Where our own devices are files, if anywhere. To examine a file there would deadlock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnMount(pub(crate) Option<PathBuf>);
 
@@ -30,8 +30,8 @@ impl OwnMount {
         Ok(())
     }
 
-    /// Refuses paths that can't be looked at: into our own mount, and relative ones, which mean
-    /// something else to whoever has written them.
+    /// Refuses paths that must not be opened: into our own mount, and relative ones, which are
+    /// relative to a directory of the client's.
     fn check_path(&self, path: &str) -> Result<(), Error> {
         let path = Path::new(path);
         if !path.is_absolute() {
@@ -41,20 +41,19 @@ impl OwnMount {
         self.refuse(path)
     }
 
-    /// Whether `word` can be opened, as far as a look at it tells. Errors: `ENOENT` when there is
-    /// no such file, `EINVAL` when it is of another sort or empty, `EACCES` when it can't be
-    /// written.
-    pub(crate) fn look(&self, word: &str) -> Result<(), Error> {
+    /// Checks without opening it whether `word` can be opened. Errors: `ENOENT` when there is no
+    /// such file, `EINVAL` when it is of another type or empty, `EACCES` when it can't be written.
+    pub(crate) fn check_openable(&self, word: &str) -> Result<(), Error> {
         let parsed = parse(word)?;
-        let (Word::Path(path) | Word::Pmem(path)) = &parsed else { return Ok(()) };
+        let (LeafWord::Path(path) | LeafWord::Pmem(path)) = &parsed else { return Ok(()) };
         self.check_path(word.strip_prefix(PMEM).unwrap_or(word))?;
         let shown = path.display();
         let meta = std::fs::metadata(path).map_err(|e| file_error(&e, word))?;
         if meta.is_file() && meta.len() == 0 {
             return Err(Error::invalid(format!("{shown}: it is empty: give it its size first")));
         }
-        // What a DAX device is shows when it is opened.
-        let may_be_dax = matches!(parsed, Word::Pmem(_)) && meta.file_type().is_char_device();
+        // Opening it shows whether it is a DAX device.
+        let may_be_dax = matches!(parsed, LeafWord::Pmem(_)) && meta.file_type().is_char_device();
         if !meta.is_file() && !meta.file_type().is_block_device() && !may_be_dax {
             let wanted = "neither a regular file nor a block device";
             return Err(Error::invalid(format!("{shown}: is {wanted}")));
@@ -67,7 +66,7 @@ impl OwnMount {
     pub(crate) fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
         self.check_path(path)?;
         let refused = |e: IoError| file_error(&e, path);
-        // A pipe would be waited for.
+        // Without it, opening a pipe would block.
         let nonblock = OFlags::NONBLOCK.bits().cast_signed();
         let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(path);
         let file = file.map_err(refused)?;
@@ -86,18 +85,12 @@ impl OwnMount {
 
 /// An error of the system about a file that a user has named.
 pub(crate) fn file_error(e: &IoError, path: &str) -> Error {
-    let known = [
-        (IoKind::NotFound, ErrorKind::NoFile),
-        (IoKind::NotADirectory, ErrorKind::NoFile),
-        (IoKind::PermissionDenied, ErrorKind::Denied),
-        (IoKind::ReadOnlyFilesystem, ErrorKind::Denied),
-    ];
-    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
+    let kind = ErrorKind::of_io(e.kind());
     Error::new(kind, format!("{path}: {}", block::without_errno(e)))
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum LeafWord {
     Path(PathBuf),
     Pmem(PathBuf),
     Nbd(NbdUri),
@@ -108,37 +101,37 @@ pub(crate) enum Word {
 /// Before the path of a file that is to be mapped as persistent memory.
 pub const PMEM: &str = "pmem:";
 
-/// The word by which a table's word for persistent memory is opened; nothing when it names what
+/// The word that opens a table's cache as persistent memory; none when it names something that
 /// can't be mapped.
 pub(crate) fn as_pmem(word: &str) -> Option<String> {
     match parse(word) {
-        Ok(Word::Pmem(_)) => Some(word.to_owned()),
-        Ok(Word::Path(_)) => Some(format!("{PMEM}{word}")),
-        Ok(Word::Nbd(_) | Word::Mem(_) | Word::Null(_)) | Err(_) => None,
+        Ok(LeafWord::Pmem(_)) => Some(word.to_owned()),
+        Ok(LeafWord::Path(_)) => Some(format!("{PMEM}{word}")),
+        Ok(LeafWord::Nbd(_) | LeafWord::Mem(_) | LeafWord::Null(_)) | Err(_) => None,
     }
 }
 
-/// Whether a word can be nothing but a leaf's: mapped devices have no such names.
-pub(crate) fn names_a_leaf(word: &str) -> bool {
+/// Whether only a leaf can have this name: mapped devices have no such names.
+pub(crate) fn is_leaf_word(word: &str) -> bool {
     word.contains('/') || ["mem:", "null:"].iter().any(|s| word.starts_with(s)) || is_nbd(word)
 }
 
-/// What a word of a table names. The same word is the same device as long as anybody has it open;
-/// `mem:SIZE,TAG` lets there be two of one size.
-pub(crate) fn parse(word: &str) -> Result<Word, Error> {
+/// Parses a word. The same word means the same device as long as it is open; a tag, `mem:SIZE,TAG`,
+/// makes two devices of one size differ.
+pub(crate) fn parse(word: &str) -> Result<LeafWord, Error> {
     if let Some(rest) = word.strip_prefix("mem:") {
         let size = rest.split_once(',').map_or(rest, |(size, _tag)| size);
-        return Ok(Word::Mem(capacity(size)?));
+        return Ok(LeafWord::Mem(capacity(size)?));
     }
     if let Some(size) = word.strip_prefix("null:") {
-        return Ok(Word::Null(capacity(size)?));
+        return Ok(LeafWord::Null(capacity(size)?));
     }
     if is_nbd(word) {
-        return NbdUri::parse(word).map(Word::Nbd);
+        return NbdUri::parse(word).map(LeafWord::Nbd);
     }
-    let (path, word_of): (_, fn(PathBuf) -> Word) = match word.strip_prefix(PMEM) {
-        Some(path) => (path, Word::Pmem),
-        None => (word, Word::Path),
+    let (path, word_of): (_, fn(PathBuf) -> LeafWord) = match word.strip_prefix(PMEM) {
+        Some(path) => (path, LeafWord::Pmem),
+        None => (word, LeafWord::Path),
     };
     crate::nbd_uri::check_scheme(path)?;
     if path.contains('/') {
@@ -166,19 +159,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_told_apart() {
-        assert_eq!(parse("mem:64MiB").unwrap(), Word::Mem(Sector(131_072)));
-        assert_eq!(parse("mem:4K,a").unwrap(), Word::Mem(Sector(8)));
-        assert_eq!(parse("null:8s").unwrap(), Word::Null(Sector(8)));
-        assert_eq!(parse("/a/b").unwrap(), Word::Path("/a/b".into()));
-        assert_eq!(parse("pmem:/a/b").unwrap(), Word::Pmem("/a/b".into()));
+    fn each_kind_of_word_is_parsed() {
+        assert_eq!(parse("mem:64MiB").unwrap(), LeafWord::Mem(Sector(131_072)));
+        assert_eq!(parse("mem:4K,a").unwrap(), LeafWord::Mem(Sector(8)));
+        assert_eq!(parse("null:8s").unwrap(), LeafWord::Null(Sector(8)));
+        assert_eq!(parse("/a/b").unwrap(), LeafWord::Path("/a/b".into()));
+        assert_eq!(parse("pmem:/a/b").unwrap(), LeafWord::Pmem("/a/b".into()));
         assert_eq!(as_pmem("/a/b").as_deref(), Some("pmem:/a/b"));
         assert_eq!(as_pmem("pmem:/a/b").as_deref(), Some("pmem:/a/b"));
         assert_eq!(as_pmem("mem:4K"), None);
     }
 
     #[test]
-    fn what_names_nothing_is_refused_with_what_is_allowed() {
+    fn a_wrong_word_is_refused_with_what_is_allowed() {
         for (word, part) in [
             ("origin", "mem:SIZE"),
             ("mem:", "powers of 1024"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Leaves: what tables name besides mapped devices. Paths, `pmem:PATH`, `nbd://HOST/EXPORT`,
-//! `mem:SIZE` and `null:SIZE`.
+//! Leaves: opens the devices that tables name besides mapped ones, by a path, `pmem:PATH`,
+//! `nbd://HOST/EXPORT`, `mem:SIZE` or `null:SIZE`; and records which are open.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,8 +14,8 @@ use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null, OpenFile};
 use reactor::{FileId, WaitList};
 use uring::{Files, OpenOptions, SharedFile};
 
-use crate::leaf_word::{OwnMount, PMEM, Word, parse};
-use crate::retry::patiently;
+use crate::leaf_word::{LeafWord, OwnMount, PMEM, parse};
+use crate::retry::retry_while_busy;
 
 /// A leaf of core 0 on its way to another core.
 #[derive(Clone, Debug)]
@@ -45,8 +45,7 @@ fn closer(files: &Files) -> Box<dyn FnOnce(FileId)> {
     Box::new(move |file| files.close(file))
 }
 
-/// Opens leaves, and remembers which are open and what there was to say about them. Clones are the
-/// same.
+/// Opens leaves, and records which are open and what warnings there were. Clones are the same.
 #[derive(Clone)]
 pub struct Leaves(Rc<Shared>);
 
@@ -69,31 +68,31 @@ struct Place {
 }
 
 struct Shared {
-    /// Absent where there is no io_uring: then only what is in memory can be opened.
+    /// Absent without io_uring: then only leaves in memory can be opened.
     files: Option<Files>,
     open: RefCell<Vec<Entry>>,
-    /// From how many on those that are closed are looked for.
-    tidy_at: Cell<usize>,
+    /// At this many entries those of closed leaves are removed.
+    prune_at: Cell<usize>,
     next_id: Cell<u64>,
     warnings: RefCell<Vec<String>>,
-    patience: Cell<Nanos>,
-    alarm: Rc<WaitList>,
-    /// Where our own devices are files: to open one there would be to wait for oneself.
+    retry_time: Cell<Nanos>,
+    failure_alarm: Rc<WaitList>,
+    /// Where our own devices are files. Opening one there would deadlock.
     own_mount: RefCell<Option<PathBuf>>,
 }
 
-/// The leaf as one that takes requests of any sectors: merged, where its blocks are larger.
-fn taking_sectors<D: BlockLeaf + 'static>(leaf: D) -> Rc<dyn Leaf> {
+/// The leaf as one that takes requests of any sectors: with merges, where its blocks are larger.
+fn with_merges<D: BlockLeaf + 'static>(leaf: D) -> Rc<dyn Leaf> {
     match MergingLeaf::<D>::is_needed(&leaf.limits()) {
         true => Rc::new(MergingLeaf::new(leaf)),
         false => Rc::new(leaf),
     }
 }
 
-/// Fewer leaves than this are kept in the list after they are closed.
+/// At most this many entries of closed leaves are kept.
 const CLOSED_MAX: usize = 64;
-/// Device failures are told at most this often.
-const TELL_EVERY: Nanos = Nanos::from_secs(1);
+/// The failures of a device are logged at most this often.
+const LOG_INTERVAL: Nanos = Nanos::from_secs(1);
 
 impl Leaves {
     pub fn new(files: Files) -> Leaves {
@@ -109,34 +108,35 @@ impl Leaves {
         Leaves(Rc::new(Shared {
             files,
             open: RefCell::default(),
-            tidy_at: Cell::new(CLOSED_MAX),
+            prune_at: Cell::new(CLOSED_MAX),
             next_id: Cell::new(0),
             warnings: RefCell::default(),
-            patience: Cell::new(Nanos::ZERO),
-            alarm: Rc::default(),
+            retry_time: Cell::new(Nanos::ZERO),
+            failure_alarm: Rc::default(),
             own_mount: RefCell::default(),
         }))
     }
 
-    /// A task: logs what devices fail, with operation, sector and cause, a line a device a second.
-    pub(crate) async fn tell_failures(self) {
-        let mut told: BTreeMap<String, u64> = BTreeMap::new();
+    /// A task: logs failures of devices with operation, sector and cause, one line a device a
+    /// second.
+    pub(crate) async fn log_failures(self) {
+        let mut logged: BTreeMap<String, u64> = BTreeMap::new();
         loop {
-            let news = |told: &BTreeMap<String, u64>| -> Vec<Rc<dyn Leaf>> {
-                let seen = |l: &dyn Leaf| told.get(l.name()).copied().unwrap_or(0);
+            let unlogged = |logged: &BTreeMap<String, u64>| -> Vec<Rc<dyn Leaf>> {
+                let seen = |l: &dyn Leaf| logged.get(l.name()).copied().unwrap_or(0);
                 self.opened().into_iter().filter(|l| l.stats().failures() > seen(&**l)).collect()
             };
-            self.0.alarm.wait_for(|| !news(&told).is_empty()).await;
-            for leaf in news(&told) {
+            self.0.failure_alarm.wait_for(|| !unlogged(&logged).is_empty()).await;
+            for leaf in unlogged(&logged) {
                 let failures = leaf.stats().failures();
                 if let Some(e) = leaf.stats().last_error() {
                     let (op, sector, cause) = (e.op, e.sector, e.cause);
                     tracing::error!(device = e.device, %op, %sector, %cause, failures, "failed");
                 }
-                told.insert(leaf.name().to_owned(), failures);
+                logged.insert(leaf.name().to_owned(), failures);
             }
-            reactor::sleep(TELL_EVERY).await;
-            told.retain(|name, _| self.opened().iter().any(|l| l.name() == name));
+            reactor::sleep(LOG_INTERVAL).await;
+            logged.retain(|name, _| self.opened().iter().any(|l| l.name() == name));
         }
     }
 
@@ -145,15 +145,15 @@ impl Leaves {
         self.0.open.borrow().iter().filter_map(|one| one.leaf.upgrade()).collect()
     }
 
-    /// The leaf that is this base, for other cores; nothing when it is none, and when it merges:
-    /// that is done on this core only, and the others send their bios here.
+    /// The leaf that is this base, for other cores. None when it is no leaf, or when it merges:
+    /// that is done on this core only, and other cores send their bios here.
     pub(crate) fn share(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
         let merges = self.entry_of(base, |_, leaf| leaf.merges()) == Some(true);
         if merges { None } else { self.share_blocks(base) }
     }
 
-    /// The same for who writes whole blocks, and no others' blocks: there a leaf that merges is one
-    /// that takes nothing smaller.
+    /// The same for a client that writes whole blocks, and blocks of its own only: it needs no
+    /// merges.
     pub fn share_blocks(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
         self.entry_of(base, |entry, leaf| {
             // A connection belongs to its core: the others send their bios there.
@@ -203,10 +203,10 @@ impl Leaves {
     /// One spelling for all words that mean the same leaf.
     async fn key(&self, word: &str) -> Result<String, Error> {
         let (path, prefix) = match parse(word) {
-            Ok(Word::Path(path)) => (path, ""),
-            Ok(Word::Pmem(path)) => (path, PMEM),
-            Ok(Word::Nbd(uri)) => return Ok(uri.canonical()),
-            Ok(Word::Mem(_) | Word::Null(_)) | Err(_) => return Ok(word.into()),
+            Ok(LeafWord::Path(path)) => (path, ""),
+            Ok(LeafWord::Pmem(path)) => (path, PMEM),
+            Ok(LeafWord::Nbd(uri)) => return Ok(uri.canonical()),
+            Ok(LeafWord::Mem(_) | LeafWord::Null(_)) | Err(_) => return Ok(word.into()),
         };
         let Some(files) = &self.0.files else { return Ok(word.into()) };
         let (own, what, word) = (self.own_mount(), path.display().to_string(), word.to_owned());
@@ -219,37 +219,37 @@ impl Leaves {
         files.away(&what, look).await
     }
 
-    /// Runs `work`, which may wait for a file system, where no device waits for it. `what` is said
-    /// when it takes too long.
-    pub(crate) async fn away<T: Send + 'static>(
+    /// Runs `work`, which may wait for a file system, on a helper thread. `what` is logged when it
+    /// takes too long.
+    pub(crate) async fn on_helper<T: Send + 'static>(
         &self,
         what: &str,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         match &self.0.files {
             Some(files) => files.away(what, work).await,
-            // No daemon: nobody else waits.
+            // No daemon, so no other client waits.
             None => work(),
         }
     }
 
-    /// What was to say about leaves opened since the last call.
+    /// The warnings since the last call.
     pub(crate) fn take_warnings(&self) -> Vec<String> {
         self.0.warnings.take()
     }
 
-    /// Something to say with the answer to the request that is under way.
+    /// Adds a warning to the answer of the request that is being served.
     pub(crate) fn warn(&self, warning: String) {
         tracing::warn!("{warning}");
         self.0.warnings.borrow_mut().push(warning);
     }
 
-    /// How long to wait from now on for what is in use.
-    pub(crate) fn set_patience(&self, patience: Nanos) {
-        self.0.patience.set(patience);
+    /// How long opening a leaf is retried from now on while another process uses it.
+    pub(crate) fn set_retry_time(&self, time: Nanos) {
+        self.0.retry_time.set(time);
     }
 
-    /// Refuses paths below `dir` from now on.
+    /// Refuses paths into `dir` from now on.
     pub(crate) fn set_own_mount(&self, dir: Option<PathBuf>) {
         self.0.own_mount.replace(dir);
     }
@@ -261,36 +261,36 @@ impl Leaves {
 
     async fn open_word(self, word: String) -> Result<Rc<dyn Leaf>, Error> {
         let (leaf, key, place) = match parse(&word)? {
-            Word::Mem(capacity) => {
+            LeafWord::Mem(capacity) => {
                 let leaf: Rc<dyn Leaf> = Rc::new(Mem::new(&*word, capacity)?);
                 (leaf, word, Place { disk: None, lost_when: Some("the daemon ends") })
             }
-            Word::Null(capacity) => {
+            LeafWord::Null(capacity) => {
                 let leaf: Rc<dyn Leaf> = Rc::new(Null::new(&*word, capacity));
                 (leaf, word, Place::default())
             }
-            Word::Nbd(uri) => {
+            LeafWord::Nbd(uri) => {
                 let key = uri.canonical();
                 let client = uri.open(word, self.files()?.clone()).await?;
-                (taking_sectors(client), key, Place::default())
+                (with_merges(client), key, Place::default())
             }
-            Word::Path(path) => {
+            LeafWord::Path(path) => {
                 let options = OpenOptions::default();
                 let open = async || self.open_path(&path, &word, options).await;
-                patiently(self.0.patience.get(), open).await?
+                retry_while_busy(self.0.retry_time.get(), open).await?
             }
-            Word::Pmem(path) => {
+            LeafWord::Pmem(path) => {
                 let options = OpenOptions { mapped: true, ..OpenOptions::default() };
                 let open = async || self.open_path(&path, &word, options).await;
-                patiently(self.0.patience.get(), open).await?
+                retry_while_busy(self.0.retry_time.get(), open).await?
             }
         };
-        leaf.stats().set_alarm(self.0.alarm.clone());
+        leaf.stats().set_alarm(self.0.failure_alarm.clone());
         let mut open = self.0.open.borrow_mut();
-        // Not at each one: a table may open as many as it has lines.
-        if open.len() >= self.0.tidy_at.get() {
+        // Not at each one: a table opens as many as it has lines.
+        if open.len() >= self.0.prune_at.get() {
             open.retain(|one| one.leaf.strong_count() > 0);
-            self.0.tidy_at.set(2 * open.len() + CLOSED_MAX);
+            self.0.prune_at.set(2 * open.len() + CLOSED_MAX);
         }
         let id = self.0.next_id.replace(self.0.next_id.get() + 1);
         open.push(Entry { id, key, place, leaf: Rc::downgrade(&leaf) });
@@ -302,14 +302,14 @@ impl Leaves {
         self.0.files.as_ref().ok_or_else(|| Error::new(ErrorKind::NotSupported, hint))
     }
 
-    /// The leaf that is the same file, opened in the other way.
-    async fn opened_otherwise(&self, path: &Path, mapped: bool) -> Option<Rc<dyn Leaf>> {
+    /// The open leaf on the same file that is mapped where this one is not, or the reverse.
+    async fn opened_in_other_mode(&self, path: &Path, mapped: bool) -> Option<Rc<dyn Leaf>> {
         let path = path.to_string_lossy();
         let other = if mapped { path.into_owned() } else { format!("{PMEM}{path}") };
         self.find(&other).await.ok().flatten()
     }
 
-    /// The throttle of the open leaves on this disk: it has one queue.
+    /// The throttle of the open leaves on this disk, which has one queue.
     fn wbt_of_disk(&self, disk: Option<&str>) -> Option<SharedWbt> {
         let disk = disk?;
         self.0.open.borrow().iter().find_map(|entry| {
@@ -328,7 +328,7 @@ impl Leaves {
         let (files, own) = (self.files()?, self.own_mount());
         let opened = match files.open(path, options, move |path| own.refuse(path)).await {
             Err(e) if e.kind() == ErrorKind::Busy => {
-                let other = self.opened_otherwise(path, options.mapped).await;
+                let other = self.opened_in_other_mode(path, options.mapped).await;
                 return Err(other.map_or(e, |other| {
                     Error::busy(format!(
                         "{word}: it is open as {}: a file is persistent memory ({PMEM}PATH, and \
@@ -355,7 +355,7 @@ impl Leaves {
         let leaf = leaf.with_identity(opened.lasting_identity).closed_by(closer(files));
         let leaf = if opened.in_page_cache { leaf.in_page_cache() } else { leaf };
         let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };
-        Ok((taking_sectors(leaf), key, place))
+        Ok((with_merges(leaf), key, place))
     }
 }
 

@@ -15,7 +15,7 @@
 //! targets and cores, without the doors.
 //!
 //! Invariants
-//! - HO-1 tokio runs on threads of its own: no device is used on them.
+//! - HO-T1 tokio runs on threads of its own: no device is used on them.
 
 mod addr;
 mod claims;
@@ -27,6 +27,7 @@ mod exported;
 mod exports;
 mod fuse_host;
 mod http;
+mod io_failure;
 mod leaf_word;
 mod leaves;
 mod log;
@@ -49,16 +50,17 @@ mod zram_factory;
 
 pub use config::{Config, ServeArgs};
 pub use daemon::{abort_on_panic, run as run_daemon};
+pub use io_failure::io_failure;
 pub use leaf_word::PMEM;
 pub use leaves::{Leaves, SharedLeaf};
 pub use log::start as start_log;
-pub use memory::{budget, set_for_tools as set_budget_for_tools};
+pub use memory::{budget as memory_budget, set_for_tools as set_memory_budget_for_tools};
 pub use nbd_uri::{NbdUri, is_nbd, with_absolute_socket};
 pub use output::{Format, Listing, print, print_as_is};
 pub use run_command::{RunArgs, run as run_command};
-pub use rundir::{RunDir, refused};
-pub use secondary::{Handle, Lent, Owner, Replica, Shard, Shards};
-pub use table_args::{TableArgs, here, read_stdin, read_table};
+pub use rundir::RunDir;
+pub use secondary::{CorePool, DeviceHandle, Lease, Owner, Replica, SecondaryCore};
+pub use table_args::{TableArgs, current_dir, read_stdin, read_table};
 pub use targets::register_targets;
-pub use units::time;
-pub use worker_threads::{CORES_MAX, Cores};
+pub use units::time as parse_time;
+pub use worker_threads::{CORES_MAX, WorkerThreads};

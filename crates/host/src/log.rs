@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Log: one event, one line, key=value, on standard error. `MILLPOND_LOG` sets the level. Of what
-//! may happen to every block of a device, ten lines a second and a summary.
+//! Log: one line an event, with key=value, on standard error. `MILLPOND_LOG` sets the level. Events
+//! that may happen to every block of a device get ten lines a second and a summary.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ const WINDOW: Nanos = Nanos::from_secs(1);
 const RUNS_MAX: usize = 4096;
 const RUNS_SHOWN: usize = 16;
 
-/// Starts logging at `default` and above, or at what `MILLPOND_LOG` says.
+/// Starts logging at `default` and above, or at the level of `MILLPOND_LOG`.
 pub fn start(default: Level) {
     let level = std::env::var("MILLPOND_LOG").ok().and_then(|l| l.parse().ok()).unwrap_or(default);
     let subscriber = tracing_subscriber::fmt()
@@ -25,7 +25,7 @@ pub fn start(default: Level) {
         .with_target(false)
         .with_max_level(level)
         .finish();
-    // Fails only when it was started before; then that stays.
+    // Fails only when it was started before; then the first stays.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
@@ -58,7 +58,7 @@ impl BlockLog {
         &self.device
     }
 
-    /// An error about the block at `sector`; `kind` says of which kind it is, in the plural.
+    /// Logs an error about the block at `sector`; `kind` is its kind, in the plural.
     pub(crate) fn error(
         self: &Rc<Self>,
         kind: &'static str,
@@ -88,7 +88,7 @@ impl BlockLog {
 }
 
 impl Window {
-    /// Counts an event; whether it gets a line of its own.
+    /// Counts an event; returns whether it gets a line of its own.
     fn is_line(&mut self, sector: u64, len: u64) -> bool {
         if self.lines < LINES_MAX {
             self.lines += 1;
@@ -96,7 +96,7 @@ impl Window {
         }
         self.more += 1;
         let (mut start, mut end) = (sector, sector.saturating_add(len));
-        // What it meets or overlaps becomes one run with it.
+        // It is joined with the runs that it meets or overlaps.
         while let Some((&s, &e)) = self.runs.range(..=end).next_back().filter(|(_, e)| **e >= start)
         {
             self.runs.remove(&s);
@@ -138,7 +138,7 @@ mod tests {
     /// Tried as a new user would: a dead cache device wrote one line of 390 bytes for each 4 KiB
     /// block, 100 GB for a dirty cache of 1 TB.
     #[test]
-    fn of_many_blocks_ten_get_a_line_and_the_rest_a_summary() {
+    fn ten_of_many_blocks_get_a_line_and_the_rest_a_summary() {
         let mut window = Window::default();
         let lines = (0..2048u64).filter(|nth| window.is_line(nth * 8, 8)).count();
         assert_eq!(lines, 10);

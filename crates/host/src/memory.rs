@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Memory: the budget of this process, which all of its cores share.
 //!
-//! It is what `--memory` says; without it half of what there is: of the machine's memory, or of
-//! what the control groups above this process may use (`memory.max`, version 2), whichever is less.
-//! Half, because besides what is counted there are buffers of requests, the pages of a compressed
-//! RAM disk (`mem_limit`) and other programs. Chosen. Verbs on images, which have nothing but one
-//! map, may take all of it: what a daemon could open can be recovered.
+//! It is `--memory`; by default half of the machine's memory, or of what the control groups of this
+//! process may use (`memory.max`, version 2), whichever is less. Half was chosen, as buffers of
+//! requests, the pages of a compressed RAM disk (`mem_limit`) and other programs are not counted.
+//! Verbs on images, which have one map only, may use all of it: a cache that a daemon could open
+//! can be recovered.
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_is_none_is_refused() {
+    fn a_wrong_size_is_refused() {
         for text in ["0", "much", ""] {
             let e = set(Some(text)).unwrap_err();
             assert!(e.message.starts_with(&format!("--memory {text}: ")), "{e}");

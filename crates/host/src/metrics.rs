@@ -94,7 +94,7 @@ fn leaves(out: &mut String, engine: &Engine) {
     let throttles = leaves.iter().filter_map(|leaf| Some((leaf, leaf.wbt()?.report())));
     let throttles: Vec<_> = throttles.collect();
     let waits = "millpond_wbt_waits_total";
-    family(out, waits, "Requests that the throttle of writeback let wait.", "counter");
+    family(out, waits, "Requests that the throttle of writeback delayed.", "counter");
     for (leaf, report) in &throttles {
         sample(out, waits, leaf.stats().device(), report.waits);
     }

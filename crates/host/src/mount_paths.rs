@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether a path leads into a mount, found without a look at the mounted file system.
+//! Whether a path leads into a mount, found without access to the mounted file system.
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 const LINKS_MAX: usize = 40;
 
 /// Whether the absolute `path` leads to what is mounted at `dir` (absolute, without links), or
-/// below it. Nothing there is looked at on the way.
+/// below it. No file there is accessed.
 pub(crate) fn leads_into(path: &Path, dir: &Path) -> bool {
     let own = fuse::places(dir);
     let names = |path: &Path| -> Vec<OsString> {
@@ -44,7 +44,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_path_into_our_own_mount_is_known_without_looking_there() {
+    fn a_path_into_our_own_mount_is_found_without_a_look_there() {
         let tmp = tempfile::tempdir().unwrap();
         let base = tmp.path().canonicalize().unwrap();
         let dir = base.join("pond");

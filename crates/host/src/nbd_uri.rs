@@ -21,10 +21,10 @@ const ALLOWED: &str = "nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PA
                        with timeout=TIME, silence=TIME and fence=TIME in the query \
                        (?timeout=30s&fence=60s)";
 
-/// Least `silence`: less is a slow link, or a busy host, and no server that has gone.
+/// Least `silence`: a server that is silent for less has a slow link or is busy, and is not gone.
 const SILENCE_MIN: Nanos = Nanos::from_secs(1);
 
-/// Where an export is, and how patient to be with its server.
+/// The address of an export, and the time limits for its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     pub(crate) peer: Peer,
@@ -85,7 +85,7 @@ impl NbdUri {
         let scheme = uri.scheme().as_str().to_ascii_lowercase();
         let authority = uri.authority();
         if authority.is_some_and(|a| a.has_userinfo()) {
-            return Err(invalid("nobody can be named before an @: there is no TLS"));
+            return Err(invalid("a user before an @ is not supported, nor is TLS"));
         }
         let peer = match (&*scheme, socket) {
             ("nbd+unix", Some(socket)) => {
@@ -107,14 +107,14 @@ impl NbdUri {
                 let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
                 Peer::Tcp(bare.unwrap_or(host).to_owned(), port.unwrap_or(PORT))
             }
-            _ => return Err(invalid("TLS is not here")),
+            _ => return Err(invalid("TLS is not supported")),
         };
         let path = decoded(uri.path())?;
         let export = path.strip_prefix('/').unwrap_or(&path).to_owned();
         Ok(NbdUri { peer, export, options })
     }
 
-    /// The same for two words that mean the same export, whatever their patience.
+    /// The same for two words that mean the same export, whatever their time limits.
     pub(crate) fn canonical(&self) -> String {
         format!("nbd {} {:?}", self.peer, self.export)
     }
@@ -123,14 +123,15 @@ impl NbdUri {
     pub async fn open(self, word: String, files: Files) -> Result<Client, Error> {
         let NbdUri { peer, export, options } = self;
         let name = word.clone();
-        let tell = move |news: &LinkEvent| match news {
-            LinkEvent::Reconnected => tracing::info!(device = name, "{news}"),
+        let log = move |event: &LinkEvent| match event {
+            LinkEvent::Reconnected => tracing::info!(device = name, "{event}"),
             LinkEvent::Lost(_) | LinkEvent::ConnectFailed(_) => {
-                tracing::warn!(device = name, "{news}");
+                tracing::warn!(device = name, "{event}");
             }
-            LinkEvent::Failed(_) => tracing::error!(device = name, "{news}"),
+            LinkEvent::Failed(_) => tracing::error!(device = name, "{event}"),
         };
-        let client = Client::open(word, &export, Rc::new(To(peer, files)), options, tell).await?;
+        let client =
+            Client::open(word, &export, Rc::new(Connector { peer, files }), options, log).await?;
         if client.is_read_only() {
             tracing::warn!(device = client.name(), "the export is read-only: writes will fail");
         }
@@ -158,17 +159,19 @@ fn no_such(key: &str) -> Error {
 }
 
 /// Connections by the driver.
-struct To(Peer, Files);
+struct Connector {
+    peer: Peer,
+    files: Files,
+}
 
-impl Connect for To {
+impl Connect for Connector {
     fn connect(&self) -> LocalFuture<Result<FileId, Error>> {
-        let To(peer, files) = self;
-        let (peer, files) = (peer.clone(), files.clone());
+        let (peer, files) = (self.peer.clone(), self.files.clone());
         Box::pin(async move { files.connect(&peer).await })
     }
 
     fn peer(&self) -> String {
-        self.0.to_string()
+        self.peer.to_string()
     }
 }
 
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_in_the_query_and_makes_no_other_export() {
+    fn time_limits_are_in_the_query_and_make_no_other_export() {
         let plain = NbdUri::parse("nbd://h/x").unwrap();
         let word = "nbd://h:10809/x?timeout=2m&silence=5m&fence=90s";
         let patient = NbdUri::parse(word).unwrap();
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_socket_is_seen_from_where_one_is() {
+    fn a_relative_socket_is_relative_to_the_current_directory() {
         let here = Path::new("/my disks/a&b");
         for (word, socket) in [
             ("nbd+unix:///x?socket=run/s", "/my disks/a&b/run/s"),
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_what_is_allowed() {
+    fn a_wrong_address_is_refused_with_what_is_allowed() {
         for (word, why) in [
             ("nbd:///x", "the host is missing"),
             ("nbd://h:99999/x", "no such port"),
@@ -254,7 +257,7 @@ mod tests {
             ("nbd+unix:///x", "needs socket=PATH"),
             ("nbd+unix://h/x?socket=/a", "three slashes"),
             ("nbd+unix:///x?socket=a/b", "begin with a slash"),
-            ("nbds://h/x", "TLS is not here"),
+            ("nbds://h/x", "TLS is not supported"),
         ] {
             let e = NbdUri::parse(word).unwrap_err().to_string();
             assert!(e.contains(why) && e.contains("nbd://HOST[:PORT]/EXPORT"), "{word}: {e}");

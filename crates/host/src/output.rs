@@ -5,7 +5,7 @@ use std::io::{ErrorKind as IoKind, Write};
 use clap::{Args, ValueEnum};
 use control::{Failure, plain};
 
-use crate::rundir::refused;
+use crate::io_failure::io_failure;
 
 /// How a listing is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -32,8 +32,8 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Prints text whose parts from outside are plain already.
 pub fn print_as_is(text: &str) -> Result<(), Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
-        // Who reads us has seen enough.
+        // The reader of the pipe has closed it.
         Err(e) if e.kind() == IoKind::BrokenPipe => Ok(()),
-        done => done.map_err(|e| refused(&e, "standard output")),
+        done => done.map_err(|e| io_failure(&e, "standard output")),
     }
 }

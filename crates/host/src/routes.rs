@@ -12,16 +12,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use crate::core_thread::Core;
+use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
 use crate::metrics;
 
-/// What requests need.
+/// State that all requests use.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) core: Core,
+    pub(crate) core: CoreHandle,
     pub(crate) version: api::Version,
-    /// Turns true when the daemon shuts down.
+    /// True when the daemon shuts down.
     pub(crate) closing: watch::Receiver<bool>,
 }
 
@@ -33,14 +33,14 @@ pub(crate) enum Route {
     Targets,
     Version,
     Metrics,
-    Of(String, Verb),
+    Device(String, DeviceVerb),
 }
 
-/// What is asked of one device.
+/// A request about one device.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verb {
+pub(crate) enum DeviceVerb {
     Info,
-    Remove(RemoveHow),
+    Remove(RemoveMode),
     Load,
     Clear,
     Suspend,
@@ -57,7 +57,7 @@ pub(crate) enum Verb {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RemoveHow {
+pub(crate) enum RemoveMode {
     IfUnused,
     Deferred,
     Drained,
@@ -67,7 +67,7 @@ pub(crate) enum RemoveHow {
 
 /// An answer that is no failure.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ResponseBody {
     Json(Vec<u8>),
     Text(String),
 }
@@ -91,42 +91,42 @@ impl Route {
             ["v1", "devices"] if method == Method::POST => Ok(Route::Create),
             ["v1", "devices", name, rest @ ..] => {
                 let verb = verb(method, rest, query)?.ok_or_else(missing)?;
-                Ok(Route::Of((*name).into(), verb))
+                Ok(Route::Device((*name).into(), verb))
             }
             _ => Err(missing()),
         }
     }
 }
 
-fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<Verb>, Failure> {
+fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<DeviceVerb>, Failure> {
     Ok(Some(match (method.as_str(), rest) {
-        ("GET", []) => Verb::Info,
-        ("DELETE", []) => Verb::Remove(remove_how(query)?),
-        ("POST", ["load"]) => Verb::Load,
-        ("POST", ["clear"]) => Verb::Clear,
-        ("POST", ["suspend"]) => Verb::Suspend,
-        ("POST", ["resume"]) => Verb::Resume,
-        ("POST", ["rename"]) => Verb::Rename,
-        ("POST", ["message"]) => Verb::Message,
-        ("GET", ["status"]) => Verb::Status,
-        ("GET", ["table"]) => Verb::Table(slot(query)?),
-        ("GET", ["deps"]) => Verb::Deps,
-        ("GET", ["wait"]) => Verb::Wait(event(query)?),
-        ("GET", ["attributes"]) => Verb::Attributes,
-        ("GET", ["attributes", attr @ ..]) => Verb::GetAttribute(attr.join("/")),
-        ("PUT", ["attributes", attr @ ..]) => Verb::SetAttribute(attr.join("/")),
+        ("GET", []) => DeviceVerb::Info,
+        ("DELETE", []) => DeviceVerb::Remove(remove_mode(query)?),
+        ("POST", ["load"]) => DeviceVerb::Load,
+        ("POST", ["clear"]) => DeviceVerb::Clear,
+        ("POST", ["suspend"]) => DeviceVerb::Suspend,
+        ("POST", ["resume"]) => DeviceVerb::Resume,
+        ("POST", ["rename"]) => DeviceVerb::Rename,
+        ("POST", ["message"]) => DeviceVerb::Message,
+        ("GET", ["status"]) => DeviceVerb::Status,
+        ("GET", ["table"]) => DeviceVerb::Table(slot(query)?),
+        ("GET", ["deps"]) => DeviceVerb::Deps,
+        ("GET", ["wait"]) => DeviceVerb::Wait(event(query)?),
+        ("GET", ["attributes"]) => DeviceVerb::Attributes,
+        ("GET", ["attributes", attr @ ..]) => DeviceVerb::GetAttribute(attr.join("/")),
+        ("PUT", ["attributes", attr @ ..]) => DeviceVerb::SetAttribute(attr.join("/")),
         _ => return Ok(None),
     }))
 }
 
-fn remove_how(query: &str) -> Result<RemoveHow, Failure> {
+fn remove_mode(query: &str) -> Result<RemoveMode, Failure> {
     match query {
-        "" => Ok(RemoveHow::IfUnused),
-        "force=true" => Ok(RemoveHow::Force(None)),
-        "deferred=true" => Ok(RemoveHow::Deferred),
-        "drain=true" => Ok(RemoveHow::Drained),
+        "" => Ok(RemoveMode::IfUnused),
+        "force=true" => Ok(RemoveMode::Force(None)),
+        "deferred=true" => Ok(RemoveMode::Deferred),
+        "drain=true" => Ok(RemoveMode::Drained),
         _ => match query.strip_prefix("force=").filter(|token| is_token(token)) {
-            Some(token) => Ok(RemoveHow::Force(Some(token.to_owned()))),
+            Some(token) => Ok(RemoveMode::Force(Some(token.to_owned()))),
             None => {
                 let allowed = "force=true, force=TOKEN, deferred=true and drain=true";
                 let message = format!("query `{query}`: allowed are {allowed}");
@@ -163,83 +163,91 @@ fn event(query: &str) -> Result<Option<u32>, Failure> {
     })
 }
 
-/// Does what was asked.
-pub(crate) async fn answer(state: &State, route: Route, body: &[u8]) -> Result<Answer, Failure> {
+/// Serves a request.
+pub(crate) async fn answer(
+    state: &State,
+    route: Route,
+    body: &[u8],
+) -> Result<ResponseBody, Failure> {
     let core = &state.core;
     match route {
         Route::Devices => json(&core.call(async |e| e.devices()).await?),
         Route::Create => {
             let new = parse::<api::Create>(body)?;
-            let (_asking, is_wanted) = asking();
+            let (_client, is_wanted) = client();
             let create = async move |e: Rc<Engine>| e.create(new, &is_wanted).await;
             json(&core.call(create).await??)
         }
         Route::Targets => json(&core.call(async |e| e.targets()).await?),
         Route::Version => json(&state.version),
-        Route::Metrics => Ok(Answer::Text(core.call(async |e| metrics::text(&e).await).await?)),
-        Route::Of(name, verb) => of_device(state, name, verb, body).await,
+        Route::Metrics => {
+            Ok(ResponseBody::Text(core.call(async |e| metrics::text(&e).await).await?))
+        }
+        Route::Device(name, verb) => of_device(state, name, verb, body).await,
     }
 }
 
 async fn of_device(
     state: &State,
     name: String,
-    verb: Verb,
+    verb: DeviceVerb,
     body: &[u8],
-) -> Result<Answer, Failure> {
+) -> Result<ResponseBody, Failure> {
     let core = &state.core;
     match verb {
-        Verb::Info => json(&core.call(async move |e| e.device(&name)).await??),
-        Verb::Remove(how) => {
+        DeviceVerb::Info => json(&core.call(async move |e| e.device(&name)).await??),
+        DeviceVerb::Remove(how) => {
             let (how, force) = match how {
-                RemoveHow::IfUnused => (Remove::IfUnused, None),
-                RemoveHow::Deferred => (Remove::Deferred, None),
-                RemoveHow::Drained => (Remove::Drained, None),
-                RemoveHow::Force(token) => (Remove::Force, token),
+                RemoveMode::IfUnused => (Remove::IfUnused, None),
+                RemoveMode::Deferred => (Remove::Deferred, None),
+                RemoveMode::Drained => (Remove::Drained, None),
+                RemoveMode::Force(token) => (Remove::Force, token),
             };
-            let (_asking, is_wanted) = asking();
+            let (_client, is_wanted) = client();
             let remove = async move |e: Rc<Engine>, name: String| {
                 e.remove(&name, how, force.as_deref(), &is_wanted).await
             };
             if how == Remove::Force {
-                // It waits for nothing that another has begun.
+                // It does not wait for other changes.
                 return json(&core.call(async move |e| remove(e, name).await).await??);
             }
             json(&change(core, name, remove).await?)
         }
-        Verb::Load => {
+        DeviceVerb::Load => {
             let new = parse::<api::Load>(body)?;
-            let (_asking, is_wanted) = asking();
+            let (_client, is_wanted) = client();
             let load =
                 async move |e: Rc<Engine>, name: String| e.load(&name, &new, &is_wanted).await;
             json(&change(core, name, load).await?)
         }
-        Verb::Clear => json(&change(core, name, async |e, name| e.clear(&name).await).await?),
-        Verb::Suspend => {
+        DeviceVerb::Clear => json(&change(core, name, async |e, name| e.clear(&name).await).await?),
+        DeviceVerb::Suspend => {
             parse::<api::Suspend>(body)?;
             json(&change(core, name, async |e, name| e.suspend(&name).await).await?)
         }
-        Verb::Resume => {
+        DeviceVerb::Resume => {
             let how = parse::<api::Resume>(body)?;
             json(&change(core, name, async move |e, name| e.resume(&name, &how).await).await?)
         }
-        Verb::Rename => {
+        DeviceVerb::Rename => {
             let to = parse::<api::Rename>(body)?;
             json(&core.call(async move |e| e.rename(&name, &to)).await??)
         }
-        Verb::Message => {
+        DeviceVerb::Message => {
             let message = parse::<api::Message>(body)?;
             json(&core.call(async move |e| e.message(&name, message).await).await??)
         }
-        Verb::Status => json(&core.call(async move |e| e.status(&name).await).await??),
-        Verb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
-        Verb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
-        Verb::Wait(seen) => json(&wait(state, name, seen).await?),
-        Verb::Attributes => json(&core.call(async move |e| e.attributes(&name).await).await??),
-        Verb::GetAttribute(attr) => {
+        DeviceVerb::Status => json(&core.call(async move |e| e.status(&name).await).await??),
+        DeviceVerb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
+        DeviceVerb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
+        DeviceVerb::Wait(seen) => json(&wait(state, name, seen).await?),
+        DeviceVerb::Attributes => {
+            json(&core.call(async move |e| e.attributes(&name).await).await??)
+        }
+        DeviceVerb::GetAttribute(attr) => {
             json(&core.call(async move |e| e.attribute(&name, &attr).await).await??)
         }
-        Verb::SetAttribute(attr) => {
+        DeviceVerb::SetAttribute(attr) => {
             let value = parse::<api::Attribute>(body)?.value;
             let set = async move |e: Rc<Engine>| e.set_attribute(&name, &attr, &value).await;
             json(&core.call(set).await??)
@@ -247,33 +255,33 @@ async fn of_device(
     }
 }
 
-/// Changes a device. Before that it waits for other changes of the device to end, but not when the
-/// client has gone: then nothing is changed.
-async fn change<T, F, Fut>(core: &Core, name: String, f: F) -> Result<T, Failure>
+/// Changes a device, after other changes of it have ended. If the client disconnects before that,
+/// nothing is changed.
+async fn change<T, F, Fut>(core: &CoreHandle, name: String, f: F) -> Result<T, Failure>
 where
     T: Send + 'static,
     F: FnOnce(Rc<Engine>, String) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, Failure>> + 'static,
 {
-    let (_asking, is_wanted) = asking();
+    let (_client, is_wanted) = client();
     let done = core.call(async move |e: Rc<Engine>| {
-        e.turn(&name, &is_wanted).await?;
+        e.wait_for_changes(&name, &is_wanted).await?;
         f(e, name).await
     });
     done.await?
 }
 
-/// What a request holds as long as its client waits, and how the core sees whether it does: what
-/// drops the request drops what it holds.
-fn asking() -> (Arc<()>, impl Fn() -> bool + Send + 'static) {
-    let asking = Arc::new(());
-    let asked = Arc::downgrade(&asking);
-    (asking, move || asked.strong_count() > 0)
+/// A guard that a request holds as long as its client is connected, and the test by which core 0
+/// sees whether it does: dropping the request drops the guard.
+fn client() -> (Arc<()>, impl Fn() -> bool + Send + 'static) {
+    let client = Arc::new(());
+    let asked = Arc::downgrade(&client);
+    (client, move || asked.strong_count() > 0)
 }
 
-/// Waits for an event, as long as the client does and the daemon is not told to end.
+/// Waits for an event, until the client disconnects or the daemon shuts down.
 async fn wait(state: &State, name: String, seen: Option<u32>) -> Result<api::Event, Failure> {
-    let (_asking, is_wanted) = asking();
+    let (_client, is_wanted) = client();
     let wait = async move |e: Rc<Engine>| e.wait(&name, seen, &is_wanted).await;
     let mut closing = state.closing.clone();
     tokio::select! {
@@ -282,9 +290,9 @@ async fn wait(state: &State, name: String, seen: Option<u32>) -> Result<api::Eve
     }
 }
 
-/// Ends when the daemon shuts down.
+/// Completes when the daemon shuts down.
 pub(crate) async fn shutdown(closing: &mut watch::Receiver<bool>) {
-    // Without a sender there is no daemon any more.
+    // An error means that the daemon has ended.
     let _ = closing.wait_for(|closing| *closing).await;
 }
 
@@ -295,9 +303,9 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
         .map_err(|e| Failure::new(ErrorKind::Invalid, format!("body of the request: {e}")))
 }
 
-fn json(value: &impl Serialize) -> Result<Answer, Failure> {
+fn json(value: &impl Serialize) -> Result<ResponseBody, Failure> {
     serde_json::to_vec(value)
-        .map(Answer::Json)
+        .map(ResponseBody::Json)
         .map_err(|e| Failure::new(ErrorKind::Io, format!("answer: {e}")))
 }
 
@@ -309,12 +317,12 @@ mod tests {
         Route::parse(&method.parse().unwrap(), path, query)
     }
 
-    fn of(name: &str, verb: Verb) -> Route {
-        Route::Of(name.into(), verb)
+    fn of(name: &str, verb: DeviceVerb) -> Route {
+        Route::Device(name.into(), verb)
     }
 
-    fn remove(token: Option<&str>) -> Verb {
-        Verb::Remove(RemoveHow::Force(token.map(str::to_owned)))
+    fn remove(token: Option<&str>) -> DeviceVerb {
+        DeviceVerb::Remove(RemoveMode::Force(token.map(str::to_owned)))
     }
 
     #[test]
@@ -325,34 +333,39 @@ mod tests {
             ("GET", "/v1/targets", "", Route::Targets),
             ("GET", "/v1/version", "", Route::Version),
             ("GET", "/metrics", "", Route::Metrics),
-            ("GET", "/v1/devices/wc", "", of("wc", Verb::Info)),
-            ("DELETE", "/v1/devices/wc", "", of("wc", Verb::Remove(RemoveHow::IfUnused))),
+            ("GET", "/v1/devices/wc", "", of("wc", DeviceVerb::Info)),
+            ("DELETE", "/v1/devices/wc", "", of("wc", DeviceVerb::Remove(RemoveMode::IfUnused))),
             ("DELETE", "/v1/devices/wc", "force=true", of("wc", remove(None))),
             ("DELETE", "/v1/devices/wc", "force=1a2b3c4d", of("wc", remove(Some("1a2b3c4d")))),
-            ("DELETE", "/v1/devices/wc", "drain=true", of("wc", Verb::Remove(RemoveHow::Drained))),
-            ("POST", "/v1/devices/a%20b/load", "", of("a b", Verb::Load)),
-            ("POST", "/v1/devices/wc/clear", "", of("wc", Verb::Clear)),
-            ("POST", "/v1/devices/wc/suspend", "", of("wc", Verb::Suspend)),
-            ("POST", "/v1/devices/wc/resume", "", of("wc", Verb::Resume)),
-            ("POST", "/v1/devices/wc/rename", "", of("wc", Verb::Rename)),
-            ("POST", "/v1/devices/wc/message", "", of("wc", Verb::Message)),
-            ("GET", "/v1/devices/wc/status", "", of("wc", Verb::Status)),
-            ("GET", "/v1/devices/wc/table", "", of("wc", Verb::Table(TableSlot::Live))),
+            (
+                "DELETE",
+                "/v1/devices/wc",
+                "drain=true",
+                of("wc", DeviceVerb::Remove(RemoveMode::Drained)),
+            ),
+            ("POST", "/v1/devices/a%20b/load", "", of("a b", DeviceVerb::Load)),
+            ("POST", "/v1/devices/wc/clear", "", of("wc", DeviceVerb::Clear)),
+            ("POST", "/v1/devices/wc/suspend", "", of("wc", DeviceVerb::Suspend)),
+            ("POST", "/v1/devices/wc/resume", "", of("wc", DeviceVerb::Resume)),
+            ("POST", "/v1/devices/wc/rename", "", of("wc", DeviceVerb::Rename)),
+            ("POST", "/v1/devices/wc/message", "", of("wc", DeviceVerb::Message)),
+            ("GET", "/v1/devices/wc/status", "", of("wc", DeviceVerb::Status)),
+            ("GET", "/v1/devices/wc/table", "", of("wc", DeviceVerb::Table(TableSlot::Live))),
             (
                 "GET",
                 "/v1/devices/wc/table",
                 "inactive=true",
-                of("wc", Verb::Table(TableSlot::Inactive)),
+                of("wc", DeviceVerb::Table(TableSlot::Inactive)),
             ),
-            ("GET", "/v1/devices/wc/deps", "", of("wc", Verb::Deps)),
-            ("GET", "/v1/devices/wc/wait", "event=3", of("wc", Verb::Wait(Some(3)))),
-            ("GET", "/v1/devices/wc/wait", "", of("wc", Verb::Wait(None))),
-            ("GET", "/v1/devices/wc/attributes", "", of("wc", Verb::Attributes)),
+            ("GET", "/v1/devices/wc/deps", "", of("wc", DeviceVerb::Deps)),
+            ("GET", "/v1/devices/wc/wait", "event=3", of("wc", DeviceVerb::Wait(Some(3)))),
+            ("GET", "/v1/devices/wc/wait", "", of("wc", DeviceVerb::Wait(None))),
+            ("GET", "/v1/devices/wc/attributes", "", of("wc", DeviceVerb::Attributes)),
             (
                 "PUT",
                 "/v1/devices/wc/attributes/queue/wbt_lat_usec",
                 "",
-                of("wc", Verb::SetAttribute("queue/wbt_lat_usec".into())),
+                of("wc", DeviceVerb::SetAttribute("queue/wbt_lat_usec".into())),
             ),
         ] {
             assert_eq!(route(method, path, query).unwrap(), want, "{method} {path}");

@@ -16,8 +16,9 @@ use tokio::sync::mpsc;
 
 use crate::config::{Config, DeviceConfig, ServeArgs};
 use crate::daemon::Daemon;
+use crate::io_failure::io_failure;
 use crate::memory;
-use crate::rundir::{RunDir, refused};
+use crate::rundir::RunDir;
 use crate::table_args::{TableArgs, read_table};
 
 /// Run a command with a device of its own
@@ -51,11 +52,11 @@ pub struct RunArgs {
     pub(crate) command: Vec<std::ffi::OsString>,
 }
 
-/// What shells say of a command that is not there, or can't be run.
+/// Exit codes of shells for a command that does not exist, or can't be run.
 const EXIT_NO_COMMAND: u8 = 127;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 
-/// A directory of ours that goes when this is dropped.
+/// A directory that is removed when this is dropped.
 struct PrivateDir(PathBuf);
 
 impl PrivateDir {
@@ -66,7 +67,7 @@ impl PrivateDir {
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(PrivateDir(path)),
                 Err(e) if e.kind() == IoKind::AlreadyExists => {}
-                Err(e) => return Err(refused(&e, path.display())),
+                Err(e) => return Err(io_failure(&e, path.display())),
             }
         }
         unreachable!("2^32 directories of one process")
@@ -124,7 +125,7 @@ fn spawn(args: &RunArgs, run_dir: &RunDir, device: Option<&Path>) -> Result<Chil
         .map_err(|e| {
             let code =
                 if e.kind() == IoKind::NotFound { EXIT_NO_COMMAND } else { EXIT_NOT_EXECUTABLE };
-            (code, refused(&e, program.to_string_lossy()))
+            (code, io_failure(&e, program.to_string_lossy()))
         })
 }
 
@@ -134,7 +135,7 @@ async fn wait(mut child: Child, mut signals: Signals) -> Result<ExitStatus, Fail
     loop {
         tokio::select! {
             ended = child.wait() => {
-                return ended.map_err(|e| refused(&e, "waiting for the command"));
+                return ended.map_err(|e| io_failure(&e, "waiting for the command"));
             }
             Some(s) = signals.0.recv() => {
                 if let Some(pid) = pid {
@@ -155,7 +156,7 @@ struct Signals(mpsc::Receiver<Signal>);
 
 impl Signals {
     fn new() -> Result<Signals, Failure> {
-        let (tell, hear) = mpsc::channel(16);
+        let (sender, receiver) = mpsc::channel(16);
         for (kind, number) in [
             (SignalKind::terminate(), Signal::TERM),
             (SignalKind::hangup(), Signal::HUP),
@@ -164,20 +165,20 @@ impl Signals {
             (SignalKind::interrupt(), Signal::INT),
             (SignalKind::quit(), Signal::QUIT),
         ] {
-            let mut stream = signal(kind).map_err(|e| refused(&e, "signal handler"))?;
-            // A terminal's keys have sent these to the command as well as to us.
+            let mut stream = signal(kind).map_err(|e| io_failure(&e, "signal handler"))?;
+            // A terminal sends these to the command, too.
             let keys = [Signal::INT, Signal::QUIT].contains(&number);
             let both = keys && std::io::stdin().is_terminal();
-            let tell = tell.clone();
+            let sender = sender.clone();
             tokio::spawn(async move {
                 while stream.recv().await.is_some() {
-                    if !both && tell.send(number).await.is_err() {
+                    if !both && sender.send(number).await.is_err() {
                         return;
                     }
                 }
             });
         }
-        Ok(Signals(hear))
+        Ok(Signals(receiver))
     }
 }
 
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_dir_is_ours_alone_and_goes() {
+    fn a_private_dir_is_new_and_is_removed() {
         let dir = PrivateDir::new().unwrap();
         let other = PrivateDir::new().unwrap();
         assert_ne!(dir.0, other.0);

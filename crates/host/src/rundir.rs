@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! RUN_DIR: where a daemon's sockets are, whose they are, and that there is one daemon in each.
+//! RUN_DIR: the directory of a daemon's sockets; checks its owner, and allows one daemon in each.
 //!
 //! ```text
 //!   RUN_DIR/            0700, ours, no symlink
@@ -9,9 +9,10 @@
 //! ```
 //!
 //! Invariants
-//! - D1 A socket is unlinked only by who holds the lock, or when nobody listens on it.
-//! - D2 Nothing is opened, made or truncated by way of a symlink, and only in a directory in which
-//!   nobody else may write: another user can't make us change a file.
+//! - HO-D1 A socket is unlinked only by the process that holds the lock, or when no process listens
+//!   on it.
+//! - HO-D2 Nothing is opened, made or truncated through a symlink, and only in a directory in which
+//!   no other user may write: another user can't make us change a file.
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Metadata};
 use std::io::{Error as IoError, ErrorKind as IoKind, Read, Write};
@@ -23,6 +24,8 @@ use block::ErrorKind;
 use control::Failure;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
+
+use crate::io_failure::io_failure;
 
 /// Longest path that a unix socket's address takes, with its terminator (`sun_path`).
 const SUN_PATH_BYTES: usize = 108;
@@ -83,7 +86,7 @@ impl RunDir {
         match DirBuilder::new().mode(0o700).create(&self.0) {
             Ok(()) => {}
             Err(e) if e.kind() == IoKind::AlreadyExists => {}
-            Err(e) => return Err(refused(&e, format!("run dir {dir}"))),
+            Err(e) => return Err(io_failure(&e, format!("run dir {dir}"))),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = openat(CWD, &self.0, flags, Mode::empty()).map(File::from);
@@ -92,20 +95,20 @@ impl RunDir {
             false if e == Errno::NOTDIR => {
                 Failure::new(ErrorKind::Invalid, format!("run dir {dir}: no directory"))
             }
-            false => refused(&e.into(), format!("run dir {dir}")),
+            false => io_failure(&e.into(), format!("run dir {dir}")),
         })?;
-        let meta = opened.metadata().map_err(|e| refused(&e, format!("run dir {dir}")))?;
+        let meta = opened.metadata().map_err(|e| io_failure(&e, format!("run dir {dir}")))?;
         check_owner(&meta, &format!("run dir {dir}"))?;
         let path = self.0.join("lock");
-        // D2: relative to the directory that was looked at.
+        // HO-D2: relative to the directory that was checked.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let flags = flags | OFlags::NONBLOCK; // a pipe by that name keeps nobody waiting
         let file = openat(&opened, "lock", flags, Mode::RUSR | Mode::WUSR).map(File::from);
         let mut file = file.map_err(|e| match e {
             Errno::LOOP => symlink(&path.display().to_string()),
-            e => refused(&IoError::from(e), path.display()),
+            e => io_failure(&IoError::from(e), path.display()),
         })?;
-        let meta = file.metadata().map_err(|e| refused(&e, path.display()))?;
+        let meta = file.metadata().map_err(|e| io_failure(&e, path.display()))?;
         if !meta.is_file() || meta.nlink() != 1 {
             let message = format!("{}: no file of our own: remove it", path.display());
             return Err(Failure::new(ErrorKind::Denied, message));
@@ -123,7 +126,7 @@ impl RunDir {
         }
         file.set_len(0)
             .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(|e| refused(&e, path.display()))?;
+            .map_err(|e| io_failure(&e, path.display()))?;
         Ok(Lock { _file: file })
     }
 }
@@ -137,7 +140,7 @@ fn symlink(what: &str) -> Failure {
     Failure::new(ErrorKind::Denied, message)
 }
 
-/// D2.
+/// HO-D2.
 fn check_owner(meta: &Metadata, what: &str) -> Result<(), Failure> {
     if meta.uid() != rustix::process::geteuid().as_raw() {
         let message = format!("{what}: it belongs to uid {}, not to us", meta.uid());
@@ -154,13 +157,13 @@ fn check_owner(meta: &Metadata, what: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Unlinks a socket that a dead process left at `path`. Refuses when somebody listens there or when
+/// Unlinks a socket that a dead process left at `path`. Fails when a process listens there or when
 /// it is no socket. The lock on the run dir does not protect sockets elsewhere, hence the probe.
 pub(crate) fn remove_stale_socket(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == IoKind::NotFound => return Ok(()),
-        Err(e) => return Err(refused(&e, shown)),
+        Err(e) => return Err(io_failure(&e, shown)),
         Ok(meta) if !meta.file_type().is_socket() => {
             let message =
                 format!("{shown}: it exists and is no socket: remove it or choose another");
@@ -170,27 +173,14 @@ pub(crate) fn remove_stale_socket(path: &Path) -> Result<(), Failure> {
     }
     match UnixStream::connect(path) {
         Err(e) if e.kind() == IoKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|e| refused(&e, shown))
+            std::fs::remove_file(path).map_err(|e| io_failure(&e, shown))
         }
-        Err(e) => Err(refused(&e, shown)),
+        Err(e) => Err(io_failure(&e, shown)),
         Ok(_) => {
             let message = format!("{shown}: another process listens there");
             Err(Failure::new(ErrorKind::Busy, message))
         }
     }
-}
-
-/// An I/O error of the control path, its kind kept where we have one.
-pub fn refused(e: &std::io::Error, what: impl std::fmt::Display) -> Failure {
-    let known = [
-        (IoKind::NotFound, ErrorKind::NoFile),
-        (IoKind::PermissionDenied, ErrorKind::Denied),
-        (IoKind::AlreadyExists, ErrorKind::Exists),
-        (IoKind::AddrInUse, ErrorKind::Busy),
-        (IoKind::InvalidInput, ErrorKind::Invalid),
-    ];
-    let kind = known.iter().find(|(io, _)| *io == e.kind()).map_or(ErrorKind::Io, |(_, k)| *k);
-    Failure::new(kind, format!("{what}: {}", block::without_errno(e)))
 }
 
 fn chosen(
@@ -237,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_daemon_is_refused_and_told_the_pid_of_the_first() {
+    fn a_second_daemon_is_refused_with_the_pid_of_the_first() {
         let tmp = tempfile::tempdir().unwrap();
         let dir = RunDir::at(&tmp.path().join("pond")).unwrap();
         let lock = dir.take().unwrap();

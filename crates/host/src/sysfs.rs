@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Attributes of devices by sysfs's paths: what the kernel shows of every disk, as far as it is
-//! known here, and what the device's targets add. A target's attribute goes before ours.
+//! Attributes of devices by sysfs's paths: those that the kernel shows of every disk, as far as
+//! they apply, and those of the device's targets, which take precedence.
 use block::{Access, BlockDevice, Error, ErrorKind, Limits, Op};
 use dm::Dm;
 use fuse::Attribute;
@@ -14,7 +14,7 @@ const RANGE_BYTES_MAX: u32 = (u32::MAX >> 9) << 9;
 
 type Show = fn(&Limits) -> String;
 
-/// Attributes that limits tell.
+/// Attributes that the limits of a device hold.
 const OF_LIMITS: [(&str, Show); 17] = [
     ("size", |l| l.capacity.0.to_string()),
     ("queue/logical_block_size", |l| l.logical_block_bytes.to_string()),
@@ -31,7 +31,7 @@ const OF_LIMITS: [(&str, Show); 17] = [
     ("queue/atomic_write_unit_min_bytes", |l| l.atomic_write_unit_bytes.to_string()),
     ("queue/rotational", |l| number(l.rotational)),
     ("queue/write_cache", |l| {
-        // As the kernel: who asks wants to know whether flushes are of any use.
+        // As the kernel: whether flushes have an effect.
         if l.volatile_cache && l.keeps { "write back" } else { "write through" }.to_owned()
     }),
     ("queue/fua", |l| number(l.keeps)),
@@ -52,14 +52,14 @@ const OF_MAPPED: [&str; 4] = ["dev", "dm/name", "dm/suspended", "dm/uuid"];
 const OF_LEAVES: [&str; 1] = ["stat"];
 
 /// All attributes of a device.
-pub(crate) fn attributes(dm: &Dm, shown: &ExportedDevice) -> Vec<Attribute> {
-    let own = match shown {
+pub(crate) fn attributes(dm: &Dm, exported: &ExportedDevice) -> Vec<Attribute> {
+    let own = match exported {
         ExportedDevice::Mapped(_) => &OF_MAPPED[..],
         ExportedDevice::Leaf(_) => &OF_LEAVES[..],
     };
     let of_limits = OF_LIMITS.iter().map(|(path, _)| *path);
     let ours = of_limits.chain(["ro"]).chain(own.iter().copied());
-    let targets = of_targets(dm, shown);
+    let targets = of_targets(dm, exported);
     let read_only =
         |path: &str| Attribute { path: path.to_owned(), readable: true, writable: false };
     let mut all: Vec<Attribute> =
@@ -68,7 +68,7 @@ pub(crate) fn attributes(dm: &Dm, shown: &ExportedDevice) -> Vec<Attribute> {
         let (readable, writable) = (access.reads(), access.writes());
         Attribute { path: path.to_owned(), readable, writable }
     };
-    match shown {
+    match exported {
         ExportedDevice::Mapped(device) => {
             let access = |path| dm.access(device.name(), path).unwrap_or(Access::Read);
             all.extend(targets.iter().map(|path| more(path, access(path))));
@@ -82,56 +82,56 @@ pub(crate) fn attributes(dm: &Dm, shown: &ExportedDevice) -> Vec<Attribute> {
     all
 }
 
-fn of_targets(dm: &Dm, shown: &ExportedDevice) -> Vec<&'static str> {
-    match shown {
+fn of_targets(dm: &Dm, exported: &ExportedDevice) -> Vec<&'static str> {
+    match exported {
         ExportedDevice::Mapped(device) => dm.attributes(device.name()).unwrap_or_default(),
         ExportedDevice::Leaf(_) => Vec::new(),
     }
 }
 
-fn unknown(dm: &Dm, shown: &ExportedDevice, path: &str) -> Error {
-    let name = shown.device().name().to_owned();
-    let why = match shown {
+fn unknown(dm: &Dm, exported: &ExportedDevice, path: &str) -> Error {
+    let name = exported.device().name().to_owned();
+    let why = match exported {
         ExportedDevice::Leaf(leaf) if leaf.is_in_memory() => {
             ", for it is in memory and has no queue"
         }
         ExportedDevice::Mapped(_) | ExportedDevice::Leaf(_) => "",
     };
-    let known: Vec<String> = attributes(dm, shown).into_iter().map(|a| a.path).collect();
+    let known: Vec<String> = attributes(dm, exported).into_iter().map(|a| a.path).collect();
     let known: Vec<&str> = known.iter().map(String::as_str).collect();
     let hint = block::name_hint(path, &known);
     Error::not_found(format!("{name}: no attribute `{path}`{why}: {hint}"))
 }
 
-/// Whether an attribute of a leaf has a value of one line: others are told one at a time.
+/// Whether an attribute of a leaf has a value of one line. Others are read one at a time only.
 pub(crate) fn is_line(attribute: &Attribute) -> bool {
     let of_throttle = Wbt::attributes().contains(&&*attribute.path);
     attribute.readable && !(of_throttle && Wbt::access(&attribute.path) == Access::ReadMany)
 }
 
 /// The throttle of the leaf that has this attribute, if it is one of a throttle.
-fn throttle<'a>(shown: &'a ExportedDevice, path: &str) -> Option<&'a Wbt> {
-    match shown {
+fn throttle<'a>(exported: &'a ExportedDevice, path: &str) -> Option<&'a Wbt> {
+    match exported {
         ExportedDevice::Mapped(_) => None,
         ExportedDevice::Leaf(leaf) => leaf.wbt().filter(|_| Wbt::attributes().contains(&path)),
     }
 }
 
 /// Reads an attribute.
-pub(crate) async fn get(dm: &Dm, shown: &ExportedDevice, path: &str) -> Result<String, Error> {
-    if let ExportedDevice::Mapped(device) = shown
-        && of_targets(dm, shown).contains(&path)
+pub(crate) async fn get(dm: &Dm, exported: &ExportedDevice, path: &str) -> Result<String, Error> {
+    if let ExportedDevice::Mapped(device) = exported
+        && of_targets(dm, exported).contains(&path)
     {
         return dm.get_attribute(device.name(), path).await;
     }
     if let Some((_, show)) = OF_LIMITS.iter().find(|(p, _)| *p == path) {
-        return Ok(show(&shown.device().limits()));
+        return Ok(show(&exported.device().limits()));
     }
-    if let Some(wbt) = throttle(shown, path) {
+    if let Some(wbt) = throttle(exported, path) {
         return wbt.get(path);
     }
-    match (shown, path) {
-        (_, "ro") => Ok(number(shown.read_only())),
+    match (exported, path) {
+        (_, "ro") => Ok(number(exported.read_only())),
         (ExportedDevice::Mapped(device), _) => {
             let info = device.info();
             match path {
@@ -139,11 +139,11 @@ pub(crate) async fn get(dm: &Dm, shown: &ExportedDevice, path: &str) -> Result<S
                 "dm/name" => Ok(info.name),
                 "dm/uuid" => Ok(info.uuid.unwrap_or_default()),
                 "dm/suspended" => Ok(number(info.suspended)),
-                _ => Err(unknown(dm, shown, path)),
+                _ => Err(unknown(dm, exported, path)),
             }
         }
         (ExportedDevice::Leaf(leaf), "stat") => Ok(stat(&**leaf)),
-        (ExportedDevice::Leaf(_), _) => Err(unknown(dm, shown, path)),
+        (ExportedDevice::Leaf(_), _) => Err(unknown(dm, exported, path)),
     }
 }
 
@@ -164,26 +164,26 @@ fn stat(leaf: &dyn Leaf) -> String {
 /// Sets an attribute.
 pub(crate) async fn set(
     dm: &Dm,
-    shown: &ExportedDevice,
+    exported: &ExportedDevice,
     path: &str,
     value: &str,
 ) -> Result<(), Error> {
-    if let Some(wbt) = throttle(shown, path) {
+    if let Some(wbt) = throttle(exported, path) {
         wbt.set(path, value)?;
-        tracing::info!(device = shown.device().name(), attr = path, value, "attribute set");
+        tracing::info!(device = exported.device().name(), attr = path, value, "attribute set");
         return Ok(());
     }
-    match shown {
-        ExportedDevice::Mapped(device) if of_targets(dm, shown).contains(&path) => {
+    match exported {
+        ExportedDevice::Mapped(device) if of_targets(dm, exported).contains(&path) => {
             dm.set_attribute(device.name(), path, value).await?;
             tracing::info!(device = device.name(), attr = path, value, "attribute set");
             Ok(())
         }
         ExportedDevice::Mapped(_) | ExportedDevice::Leaf(_) => {
-            if attributes(dm, shown).iter().all(|a| a.path != path) {
-                return Err(unknown(dm, shown, path));
+            if attributes(dm, exported).iter().all(|a| a.path != path) {
+                return Err(unknown(dm, exported, path));
             }
-            let name = shown.device().name().to_owned();
+            let name = exported.device().name().to_owned();
             let e = format!("{name}: attribute `{path}` is read-only");
             Err(Error::new(ErrorKind::Denied, e))
         }

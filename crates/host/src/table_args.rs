@@ -7,9 +7,9 @@ use block::ErrorKind;
 use clap::Args;
 use control::{Failure, api, with_absolute_paths};
 
-use crate::rundir::refused;
+use crate::io_failure::io_failure;
 
-/// Where a table comes from; each verb says what it does when neither is given.
+/// Where a table comes from. Each verb documents what it does when neither is given.
 #[derive(Clone, Debug, Args)]
 pub struct TableArgs {
     /// The table: lines `START LENGTH TARGET ARGS...`, sectors of 512 bytes
@@ -25,7 +25,7 @@ pub struct TableArgs {
 pub fn read_stdin() -> Result<String, Failure> {
     let mut text = String::new();
     let read = std::io::stdin().take(api::BODY_BYTES_MAX as u64 + 1).read_to_string(&mut text);
-    read.map_err(|e| refused(&e, "standard input"))?;
+    read.map_err(|e| io_failure(&e, "standard input"))?;
     if text.len() > api::BODY_BYTES_MAX {
         let message = format!("standard input: at most {} bytes are taken", api::BODY_BYTES_MAX);
         return Err(Failure::new(ErrorKind::Invalid, message));
@@ -38,14 +38,14 @@ pub fn read_table(args: &TableArgs) -> Result<String, Failure> {
     let text = match (&args.table, &args.table_file) {
         (Some(table), _) => table.clone(),
         (None, Some(file)) => {
-            std::fs::read_to_string(file).map_err(|e| refused(&e, file.display()))?
+            std::fs::read_to_string(file).map_err(|e| io_failure(&e, file.display()))?
         }
         (None, None) => read_stdin()?,
     };
-    Ok(with_absolute_paths(&text, &here()?))
+    Ok(with_absolute_paths(&text, &current_dir()?))
 }
 
 /// What relative paths are relative to.
-pub fn here() -> Result<PathBuf, Failure> {
-    std::env::current_dir().map_err(|e| refused(&e, "current directory"))
+pub fn current_dir() -> Result<PathBuf, Failure> {
+    std::env::current_dir().map_err(|e| io_failure(&e, "current directory"))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Engines as target types: how each is made of a table line. Engines do not know the device
-//! mapper, nor it them; they meet here.
+//! Engines as target types: makes each from a table line. Engines and the device mapper do not know
+//! each other; they are joined here.
 //!
-//! That no two of them get the same sectors is looked at by `dm` (O1, O2).
+//! `dm` checks that no two of them use the same sectors (`dm::overlap`).
 use std::rc::Rc;
 
 use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
@@ -14,14 +14,18 @@ use crate::claims::Claims;
 use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
 use crate::log::BlockLog;
-use crate::zram_factory::Ground;
+use crate::zram_factory::ZramFactory;
 
-/// Adds the engines' target types. `cores` are all on which parts of devices may be, this first.
-/// Returns what makes compressed RAM disks without a table, and what knows all engines.
-pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> (Ground, Rc<Claims>) {
+/// Registers the engines' target types. `cores` are those that parts of devices may run on, core 0
+/// first. Returns the maker of compressed RAM disks without a table, and the record of all engines.
+pub(crate) fn register(
+    dm: &Rc<Dm>,
+    leaves: &Leaves,
+    cores: &[CoreId],
+) -> (ZramFactory, Rc<Claims>) {
     let claims = Rc::new(Claims::new(dm));
-    let ground = Ground::new(dm, leaves.clone(), claims.clone(), cores);
-    dm.register(ground.target_type());
+    let factory = ZramFactory::new(dm, leaves.clone(), claims.clone(), cores);
+    dm.register(factory.target_type());
     let held = claims.clone();
     dm.register(TargetType::new("buffered", pagecache::VERSION, move |ctx, args| {
         Box::pin(page_cache(held.clone(), ctx, args))
@@ -31,10 +35,10 @@ pub(crate) fn register(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) -> (Groun
     dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
         Box::pin(write_cache(known.clone(), lent.clone(), cores.clone(), ctx, args))
     }));
-    (ground, claims)
+    (factory, claims)
 }
 
-/// Adds the engines' target types to a device mapper that needs no more of them.
+/// Registers the engines' target types, for a device mapper that makes devices by tables only.
 pub fn register_targets(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) {
     let _ = register(dm, leaves, cores);
 }
@@ -79,11 +83,12 @@ async fn write_cache(
     Ok(target)
 }
 
-/// A leaf for a part on another core: the same file, the same memory. What is no leaf is reached by
-/// messages to this core. An engine writes whole blocks, and nobody else writes there.
+/// A leaf for a part on another core: the same file, the same memory. A device that is no leaf is
+/// reached by messages to this core. An engine writes whole blocks, and no other client writes
+/// there.
 fn lend(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Option<DeviceFactory> {
     let leaf = leaves.share_blocks(&device.clone().as_base()?)?;
-    Some(Box::new(move || crate::secondary::adopt_here(&leaf)))
+    Some(Box::new(move || crate::secondary::open_on_this_core(&leaf)))
 }
 
 /// The cache device of mode p: mapped, or refused as the kernel refuses it.

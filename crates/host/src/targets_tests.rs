@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the engines may have below them, and what of theirs may go out of sight.
+//! What devices the engines may be built on, and which dirty blocks may become unreachable.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -84,7 +84,7 @@ fn two_caches_on_one_device_are_refused_through_any_stack() {
     });
 }
 
-/// The same attack: a cache on its own origin told of no error, and read wrong data.
+/// The same attack: a cache on its own origin reported no error, and read wrong data.
 #[test]
 fn a_cache_on_its_own_origin_is_refused() {
     with_dm(|dm| async move {
@@ -135,7 +135,7 @@ fn engines_may_stand_on_each_other_but_not_twice() {
 
 /// What lies below a cache may change after it was made: a device below gets another table.
 #[test]
-fn a_reload_below_a_cache_is_looked_at_too() {
+fn a_reload_below_a_cache_is_checked_too() {
     with_dm(|dm| async move {
         make(&dm, "w", W).await;
         make(&dm, "l", "0 32768 linear mem:16M,x 0").await;
@@ -158,7 +158,7 @@ fn a_reload_below_a_cache_is_looked_at_too() {
 }
 
 #[test]
-fn a_mapping_past_a_live_cache_takes_its_token() {
+fn a_mapping_past_a_live_cache_needs_its_token() {
     with_dm(|dm| async move {
         make(&dm, "w", W).await;
         let table = "0 32768 linear mem:16M,o 0";
@@ -188,7 +188,7 @@ fn a_mapping_past_a_live_cache_takes_its_token() {
     });
 }
 
-/// The published way to take a cache out of a stack: flush it, and lead what stands on it past it.
+/// The documented way to remove a cache from a stack: flush it, and map the devices above past it.
 #[test]
 fn a_stack_may_leave_a_cache_that_is_clean() {
     with_dm(|dm| async move {
@@ -211,7 +211,7 @@ fn a_stack_may_leave_a_cache_that_is_clean() {
 /// Tried as a new user would: a table swap that is harmless with linear took a megabyte of flushed
 /// data out of sight without a word.
 #[test]
-fn a_table_that_hides_dirty_blocks_takes_its_token() {
+fn a_table_that_hides_dirty_blocks_needs_its_token() {
     with_dm(|dm| async move {
         make(&dm, "w", W).await;
         dirty(&dm, "w").await;
@@ -230,7 +230,7 @@ fn a_table_that_hides_dirty_blocks_takes_its_token() {
         let e = dm.resume("w").await.unwrap_err();
         assert!(e.to_string().contains("`millpond clear w`"), "{e}");
         assert!(dm.info("w").unwrap().suspended);
-        // The same cache goes on, whatever else the table says.
+        // The same cache is kept, whatever else the table has.
         dm.load("w", &W.replace("4096 0", "4096 2 high_watermark 60")).await.unwrap();
         dm.resume("w").await.unwrap();
         dm.load("w", bare).await.unwrap();
@@ -253,7 +253,7 @@ fn the_token_of_a_hiding_table_lets_it_go_live() {
 }
 
 #[test]
-fn a_removal_tells_what_stays_or_drains_it() {
+fn a_removal_reports_what_stays_or_drains_it() {
     with_dm(|dm| async move {
         make(&dm, "w", W).await;
         dirty(&dm, "w").await;
@@ -300,9 +300,9 @@ fn a_cache_with_failing_blocks_is_removed_by_token_only() {
     });
 }
 
-/// What stays in the cache when its removal had to wait for who had it open.
+/// Blocks that stay in a cache whose removal waited for its last opener.
 #[test]
-fn a_deferred_removal_tells_or_stays_too() {
+fn a_deferred_removal_reports_or_stays_too() {
     with_dm(|dm| async move {
         let told = Rc::new(RefCell::new(Vec::new()));
         let log = told.clone();
@@ -319,7 +319,7 @@ fn a_deferred_removal_tells_or_stays_too() {
     });
 }
 
-/// Overlaps of which only a part shows: behind other runs, at the last sector, in one stripe.
+/// Overlaps of one sector: behind other runs, at the last sector, in one stripe.
 #[test]
 fn the_smallest_overlap_is_found_wherever_it_is() {
     with_dm(|dm| async move {
@@ -354,7 +354,7 @@ fn the_smallest_overlap_is_found_wherever_it_is() {
 
 /// A cache that was removed while its disk hung may still write there.
 #[test]
-fn a_cache_that_was_removed_by_force_keeps_its_devices_until_it_has_settled() {
+fn a_cache_removed_by_force_holds_its_devices_until_settled() {
     with_dm(|dm| async move {
         make(&dm, "slow", "0 32768 delay mem:16M,c 0 0").await;
         make(&dm, "w", "0 32768 writecache s mem:16M,o slow 4096 0").await;
@@ -378,9 +378,9 @@ fn a_cache_that_was_removed_by_force_keeps_its_devices_until_it_has_settled() {
     });
 }
 
-/// A token stands for one deed, and for what was at stake when it was given.
+/// A token is valid for one operation, and for the blocks at stake when it was given.
 #[test]
-fn a_token_is_for_one_deed_and_for_all_that_is_at_stake() {
+fn a_token_is_for_one_operation_and_all_blocks_at_stake() {
     with_dm(|dm| async move {
         let two = "0 16384 writecache s mem:8M,o mem:16M,c 4096 0\n\
                    16384 16384 writecache s mem:8M,p mem:16M,d 4096 0";
@@ -405,9 +405,9 @@ fn a_token_is_for_one_deed_and_for_all_that_is_at_stake() {
     });
 }
 
-/// The device is there until who has it open has closed it, and its blocks have come to fail.
+/// The device exists until its opener closes it, and by then blocks of it fail.
 #[test]
-fn a_deferred_removal_of_a_cache_with_failing_blocks_is_not_done() {
+fn a_cache_with_failing_blocks_is_not_removed_deferred() {
     with_dm(|dm| async move {
         make(&dm, "o", "0 32768 linear mem:16M,o 0").await;
         make(&dm, "w", &W.replace("mem:16M,o", "o")).await;
@@ -422,7 +422,7 @@ fn a_deferred_removal_of_a_cache_with_failing_blocks_is_not_done() {
             yield_now().await;
         }
         let e = dm.remove("w", Remove::IfUnused).await.unwrap_err();
-        // What stands for another deed does not stand for this one.
+        // A token of another operation is not valid for this one.
         dm.load("w", "0 32768 error").await.unwrap();
         let other = dm.resume("w").await.unwrap_err();
         dm.clear("w").await.unwrap();
@@ -431,7 +431,7 @@ fn a_deferred_removal_of_a_cache_with_failing_blocks_is_not_done() {
     });
 }
 
-/// Blocks that the cache device can't read are as much at stake as those that the origin refuses.
+/// Blocks that the cache device can't read are at stake as those that the origin refuses are.
 #[test]
 fn a_cache_with_unreadable_blocks_is_removed_by_token_only() {
     with_dm(|dm| async move {
@@ -447,9 +447,9 @@ fn a_cache_with_unreadable_blocks_is_removed_by_token_only() {
     });
 }
 
-/// Who writes beside `remove --drain` hears no word of it when what he wrote stays behind.
+/// A client that writes during `remove --drain` gets no error when its blocks stay in the cache.
 #[test]
-fn a_removal_that_drains_leaves_nothing_that_was_written_beside_it() {
+fn a_draining_removal_leaves_no_block_written_meanwhile() {
     with_dm(|dm| async move {
         make(&dm, "o", "0 32768 delay mem:16M,o 0 0 mem:16M,o 0 300").await;
         make(&dm, "w", &W.replace("mem:16M,o", "o")).await;
@@ -479,9 +479,9 @@ fn a_removal_that_drains_leaves_nothing_that_was_written_beside_it() {
     });
 }
 
-/// What a cache in parts holds is known when its parts are asked: on their cores, and each time.
+/// The dirty blocks of a cache in parts are counted on the cores of its parts, each time.
 #[test]
-fn parts_are_asked_before_they_go_out_of_sight() {
+fn parts_count_their_blocks_before_a_table_hides_them() {
     const PARTED: &str = "0 262144 writecache s o mem:64M,c 4096 2 parts 2";
     with_dm(|dm| async move {
         make(&dm, "o", "0 262144 linear mem:128M,o 0").await;
@@ -509,7 +509,7 @@ fn parts_are_asked_before_they_go_out_of_sight() {
     });
 }
 
-/// A token is one device's: neither another with its number nor another with its name may use it.
+/// A token is valid for one device, not for another with its number or its name.
 #[test]
 fn a_token_is_for_one_device() {
     with_dm(|dm| async move {

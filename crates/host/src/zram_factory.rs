@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Invariants
-//! - ZF1 An unconfigured device starts once: who sets anything meanwhile is told that it is busy.
-//! - ZF2 A table that replaces one whose pages are nowhere but in memory is not loaded.
+//! - HO-Z1 An unconfigured device starts once: setting an attribute meanwhile fails as busy.
+//! - HO-Z2 A table is not loaded in place of one whose pages are in memory only.
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -23,44 +23,49 @@ use crate::claims::Claims;
 use crate::leaf_word::OwnMount;
 use crate::leaves::Leaves;
 
-/// What a compressed RAM disk needs of the program. Clones are the same.
+/// Makes compressed RAM disks. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct Ground {
+pub(crate) struct ZramFactory {
     dm: Weak<Dm>,
     leaves: Leaves,
     claims: Rc<Claims>,
-    /// All on which its parts may be, this one first.
+    /// The cores that its parts may run on, core 0 first.
     cores: Rc<[CoreId]>,
 }
 
-impl Ground {
-    pub(crate) fn new(dm: &Rc<Dm>, leaves: Leaves, claims: Rc<Claims>, cores: &[CoreId]) -> Ground {
-        Ground { dm: Rc::downgrade(dm), leaves, claims, cores: cores.into() }
+impl ZramFactory {
+    pub(crate) fn new(
+        dm: &Rc<Dm>,
+        leaves: Leaves,
+        claims: Rc<Claims>,
+        cores: &[CoreId],
+    ) -> ZramFactory {
+        ZramFactory { dm: Rc::downgrade(dm), leaves, claims, cores: cores.into() }
     }
 
     /// The target type of table lines.
     pub(crate) fn target_type(&self) -> TargetType {
-        let ground = self.clone();
+        let factory = self.clone();
         TargetType::new("zram", zram::VERSION, move |ctx, args| {
-            Box::pin(construct(ground.clone(), ctx, args))
+            Box::pin(construct(factory.clone(), ctx, args))
         })
     }
 
-    /// The face of a device that has no size yet.
+    /// The attributes of a device that has no size yet.
     pub(crate) fn unconfigured(&self) -> Rc<dyn Bare> {
         Rc::new(Unconfigured {
-            ground: self.clone(),
+            factory: self.clone(),
             settings: RefCell::new(Settings::new()),
             starting: Cell::new(false),
         })
     }
 
-    /// What looks at files, and at `word` if that names a mapped device.
-    fn machine(&self, word: Option<&str>) -> Machine {
+    /// Access to files of this machine, and to `word` if that names a mapped device.
+    fn machine(&self, word: Option<&str>) -> MachineFiles {
         let dm = self.dm.upgrade();
         let mapped =
             word.map(str::trim).filter(|word| dm.is_some_and(|dm| dm.find(word).is_some()));
-        Machine { own: self.leaves.own_mount(), mapped: mapped.map(str::to_owned) }
+        MachineFiles { own: self.leaves.own_mount(), mapped: mapped.map(str::to_owned) }
     }
 
     fn dm(&self) -> Result<Rc<Dm>, Error> {
@@ -68,20 +73,24 @@ impl Ground {
     }
 }
 
-/// Files of the machine, for a helper.
-struct Machine {
+/// Files of this machine, for a helper thread.
+struct MachineFiles {
     own: OwnMount,
     /// The word that names a mapped device.
     mapped: Option<String>,
 }
 
-impl Files for Machine {
+impl Files for MachineFiles {
     fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
         self.own.read(path)
     }
 
     fn backing(&self, device: &str) -> Result<(), Error> {
-        if self.mapped.as_deref() == Some(device) { Ok(()) } else { self.own.look(device) }
+        if self.mapped.as_deref() == Some(device) {
+            Ok(())
+        } else {
+            self.own.check_openable(device)
+        }
     }
 }
 
@@ -91,12 +100,12 @@ fn reads_files(words: &[&str]) -> bool {
 }
 
 async fn construct(
-    ground: Ground,
+    factory: ZramFactory,
     ctx: Context,
     args: Vec<String>,
 ) -> Result<Rc<dyn Target>, Error> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let (machine, len) = (ground.machine(None), ctx.len());
+    let (machine, len) = (factory.machine(None), ctx.len());
     let config = match reads_files(&words) {
         false => Config::parse(&words, len, &machine)?,
         true => {
@@ -105,32 +114,32 @@ async fn construct(
                 let words: Vec<&str> = args.iter().map(String::as_str).collect();
                 Config::parse(&words, len, &machine)
             };
-            ground.leaves.away(&what, parse).await?
+            factory.leaves.on_helper(&what, parse).await?
         }
     };
-    nothing_is_lost(&ground, &ground.claims.owner(&ctx)?)?; // ZF2
+    check_no_page_is_lost(&factory, &factory.claims.owner(&ctx)?)?; // HO-Z2
     let backing = match &config.backing_dev {
         Some(word) => Some(ctx.lookup(word).await?),
         None => None,
     };
-    let target = Zram::new(ctx.device(), config, backing, ground.cores.to_vec())?;
+    let target = Zram::new(ctx.device(), config, backing, factory.cores.to_vec())?;
     let as_target: Rc<dyn Target> = target.clone();
-    let owner = ground.claims.hold(&ctx, &as_target)?;
-    let (on_ground, device) = (ground.clone(), owner.clone());
+    let owner = factory.claims.hold(&ctx, &as_target)?;
+    let (of_device, device) = (factory.clone(), owner.clone());
     target.set_before_start(Rc::new(move || match device.upgrade() {
-        Some(device) => nothing_is_lost(&on_ground, &device), // ZF2
+        Some(device) => check_no_page_is_lost(&of_device, &device), // HO-Z2
         None => Ok(()),
     }));
-    target.set_on_reset(Rc::new(move || Box::pin(reset(ground.clone(), owner.clone()))));
+    target.set_on_reset(Rc::new(move || Box::pin(reset(factory.clone(), owner.clone()))));
     Ok(target)
 }
 
 /// Refuses a new table while the present one has pages that are nowhere else.
-fn nothing_is_lost(ground: &Ground, owner: &Rc<MappedDevice>) -> Result<(), Error> {
+fn check_no_page_is_lost(factory: &ZramFactory, owner: &Rc<MappedDevice>) -> Result<(), Error> {
     if !owner.info().live_table {
-        return Ok(()); // the engine of a table before may be there still: somebody reads of it
+        return Ok(()); // the engine of an earlier table may live on while requests read from it
     }
-    for engine in ground.claims.of(owner) {
+    for engine in factory.claims.of(owner) {
         let engine: Rc<dyn Any> = engine;
         if engine.downcast_ref::<Zram>().is_some_and(Zram::would_lose_pages) {
             return Err(Error::busy(
@@ -142,9 +151,9 @@ fn nothing_is_lost(ground: &Ground, owner: &Rc<MappedDevice>) -> Result<(), Erro
     Ok(())
 }
 
-/// Makes the device of a table a bare one.
-async fn reset(ground: Ground, owner: Weak<MappedDevice>) -> Result<(), Error> {
-    let (dm, device) = (ground.dm()?, owner.upgrade());
+/// Takes the table of a device away, so that it is unconfigured again.
+async fn reset(factory: ZramFactory, owner: Weak<MappedDevice>) -> Result<(), Error> {
+    let (dm, device) = (factory.dm()?, owner.upgrade());
     let device = device.ok_or_else(|| Error::not_found("the device is gone"))?;
     let lines = device.info().targets;
     if lines != 1 {
@@ -152,24 +161,24 @@ async fn reset(ground: Ground, owner: Weak<MappedDevice>) -> Result<(), Error> {
             "reset: the device's table has {lines} lines: it would take the others along"
         )));
     }
-    dm.make_bare(device.name(), ground.unconfigured()).await
+    dm.make_bare(device.name(), factory.unconfigured()).await
 }
 
 /// A device that has no size yet.
 struct Unconfigured {
-    ground: Ground,
+    factory: ZramFactory,
     settings: RefCell<Settings>,
     starting: Cell<bool>,
 }
 
 impl Unconfigured {
-    /// Sets what names a file, which is looked at.
-    async fn set_away(
+    /// Sets an attribute that names a file, which a helper thread examines.
+    async fn set_on_helper(
         &self,
         device: &MappedDevice,
         name: String,
         value: String,
-        machine: Machine,
+        machine: MachineFiles,
     ) -> Result<Option<Start>, Error> {
         let mut settings = self.settings.borrow().clone();
         let what = format!("zram {}: {name}", device.name());
@@ -177,13 +186,13 @@ impl Unconfigured {
             let start = settings.set(&name, &value, &machine)?;
             Ok((settings, start))
         };
-        let (settings, start) = self.ground.leaves.away(&what, set).await?;
+        let (settings, start) = self.factory.leaves.on_helper(&what, set).await?;
         self.settings.replace(settings);
         Ok(start)
     }
 
     async fn start(&self, device: &MappedDevice, start: Start) -> Result<(), Error> {
-        let dm = self.ground.dm()?;
+        let dm = self.factory.dm()?;
         let words: Vec<String> = start.args.iter().map(|word| quote(word)).collect();
         let table = format!("0 {} zram {}", start.len, words.join(" "));
         dm.load(device.name(), &table).await?;
@@ -217,12 +226,12 @@ impl Bare for Unconfigured {
     ) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
             if self.starting.get() {
-                return Err(Error::busy(format!("{name}: the device is being started"))); // ZF1
+                return Err(Error::busy(format!("{name}: the device is being started"))); // HO-Z1
             }
-            let machine = self.ground.machine(Some(&value));
+            let machine = self.factory.machine(Some(&value));
             let start = if matches!(&*name, "backing_dev" | "algorithm_params") {
-                self.starting.set(true); // ZF1
-                let set = self.set_away(&device, name.clone(), value, machine).await;
+                self.starting.set(true); // HO-Z1
+                let set = self.set_on_helper(&device, name.clone(), value, machine).await;
                 self.starting.set(false);
                 set?
             } else {
@@ -249,19 +258,19 @@ mod tests {
     use uring::Uring;
 
     #[test]
-    fn a_device_that_was_reset_starts_though_somebody_still_reads_of_the_one_before() {
+    fn a_reset_device_starts_while_the_old_one_is_still_read() {
         let core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
         core.block_on(async {
             let leaves = Leaves::in_memory();
             let dm = Dm::new(Rc::new(leaves.clone()));
-            let (ground, _) = crate::targets::register(&dm, &leaves, &[CoreId(0)]);
+            let (factory, _) = crate::targets::register(&dm, &leaves, &[CoreId(0)]);
             let device = dm.create("z", None, Some("0 64 zram lz4")).await.unwrap();
             let page = Buf::copy_of(&[7; 4096]);
             let (flags, class) = (Flags::empty(), Class::Foreground);
             write(&*device, flags, class, Sector::ZERO, page.all().into()).await.unwrap();
-            let before: Rc<dyn Any> = ground.claims.of(&device).remove(0);
+            let before: Rc<dyn Any> = factory.claims.of(&device).remove(0);
             let e = dm.load("z", "0 64 zram lz4").await.unwrap_err();
-            assert_eq!(e.kind(), ErrorKind::Busy, "ZF2: {e}");
+            assert_eq!(e.kind(), ErrorKind::Busy, "HO-Z2: {e}");
             dm.set_attribute("z", "reset", "1").await.unwrap();
             assert!(before.downcast_ref::<Zram>().unwrap().would_lose_pages());
             dm.set_attribute("z", "disksize", "1M").await.unwrap();
@@ -270,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_persists_on_a_device_that_keeps_nothing_is_not_kept() {
+    fn persist_on_a_volatile_device_keeps_nothing() {
         let core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
         core.block_on(async {
             let leaves = Leaves::in_memory();
@@ -286,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn dictionaries_and_backing_devices_are_looked_at_before_they_are_opened() {
+    fn dictionaries_and_backing_devices_are_checked_before_use() {
         let _core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
         let tmp = tempfile::tempdir().unwrap();
         let path = |name: &str| tmp.path().join(name).display().to_string();
@@ -297,10 +306,10 @@ mod tests {
         file("long", DICTIONARY_BYTES_MAX + 1);
         mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
         let dm = Dm::new(Rc::new(NoLeaves));
-        let (ground, _) = crate::targets::register(&dm, &Leaves::in_memory(), &[CoreId(0)]);
+        let (factory, _) = crate::targets::register(&dm, &Leaves::in_memory(), &[CoreId(0)]);
 
-        assert_eq!(ground.machine(None).read(&path("dict")).unwrap(), [7; 9]);
-        assert_eq!(ground.machine(None).read(&path("most")).unwrap().len(), DICTIONARY_BYTES_MAX);
+        assert_eq!(factory.machine(None).read(&path("dict")).unwrap(), [7; 9]);
+        assert_eq!(factory.machine(None).read(&path("most")).unwrap().len(), DICTIONARY_BYTES_MAX);
         for (name, kind) in [
             (path("long"), ErrorKind::Invalid),
             (path("pipe"), ErrorKind::Invalid),
@@ -308,11 +317,11 @@ mod tests {
             (path("missing"), ErrorKind::NoFile),
             ("dict".into(), ErrorKind::Invalid),
         ] {
-            let e = ground.machine(None).read(&name).unwrap_err();
+            let e = factory.machine(None).read(&name).unwrap_err();
             assert!(e.kind() == kind && e.to_string().contains(&name), "{name}: {e}");
         }
         for word in [path("dict"), "mem:64M".into(), "null:1G".into()] {
-            ground.machine(Some(&word)).backing(&word).unwrap();
+            factory.machine(Some(&word)).backing(&word).unwrap();
         }
         for (word, kind) in [
             (path("empty"), ErrorKind::Invalid),
@@ -325,13 +334,13 @@ mod tests {
             ("mem:x".into(), ErrorKind::Invalid),
         ] {
             assert_eq!(
-                ground.machine(Some(&word)).backing(&word).unwrap_err().kind(),
+                factory.machine(Some(&word)).backing(&word).unwrap_err().kind(),
                 kind,
                 "{word}"
             );
         }
-        let unconfigured = ground.unconfigured();
+        let unconfigured = factory.unconfigured();
         dm.create_bare("z", None, None, unconfigured).unwrap();
-        ground.machine(Some("/dev/mapper/z")).backing("/dev/mapper/z").unwrap();
+        factory.machine(Some("/dev/mapper/z")).backing("/dev/mapper/z").unwrap();
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The grammar of `bench`, in fio's words where fio has one, and what of it is a job's [`Work`].
+//! The options of `bench`, named as fio's where it has one, and the [`Work`] of jobs that they
+//! give.
 use clap::{ArgGroup, Args, ValueEnum};
-use host::{CORES_MAX, Listing, TableArgs, time};
+use host::{CORES_MAX, Listing, TableArgs, parse_time};
 
 use block::{BlockDevice, ErrorKind, Nanos, Sector};
 use control::{Failure, parse_size};
@@ -11,14 +12,14 @@ use crate::job::{Kind, Sampling, Work};
 /// Requests in flight of one job: more than any device wants.
 const DEPTH_MAX: u32 = 65_536;
 const JOBS_MAX: u32 = 1_024;
-/// What a run takes when nothing is said about its end.
+/// How long a run takes by default.
 const RUNTIME: Nanos = Nanos::from_secs(10);
 
 /// Measure a device from within, as bdevperf does
 ///
-/// Makes the device in this process, drives it, and prints what fio would. Nothing is between the
-/// generator and the device: no socket, no system call, no copy. A daemon need not run. With --uri
-/// the device is an export of a server, ours or another, and what is measured is the server.
+/// Makes the device in this process, drives it, and prints results as fio does. Nothing is between
+/// the generator and the device: no socket, no system call, no copy. No daemon is needed. With
+/// --uri the device is an export of a server, ours or another, and the server is measured.
 #[derive(Clone, Debug, Args)]
 #[command(
     group = ArgGroup::new("what").required(true).multiple(true)
@@ -94,13 +95,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(DEPTH_MAX)))]
     pub(crate) iodepth: u32,
-    /// Jobs beside each other
+    /// Jobs in parallel
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
     pub(crate) jobs: u32,
     /// End after this time, as 10s, 500ms or 2m [default: 10s, unless --number-ios is given]; of
     /// each turn
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) runtime: Option<Nanos>,
     /// End after so many requests of each job
     #[arg(long, visible_alias = "number_ios", value_name = "N",
@@ -112,8 +113,8 @@ pub struct BenchArgs {
     /// Write the region once before, so that no block is a hole
     #[arg(long)]
     pub(crate) prefill: bool,
-    /// Write blocks that say where they belong and check what is read; at the end read back what
-    /// was written. With several jobs each has its own part of the region
+    /// Write blocks that hold their own place and check the data of reads; at the end read back the
+    /// blocks that were written. With several jobs each has its own part of the region
     #[arg(long)]
     pub(crate) verify: bool,
     /// Write random bytes of which so many percent, at the end of each 512, are zeroes, so that
@@ -127,10 +128,10 @@ pub struct BenchArgs {
     /// Which requests are timed
     #[arg(long, value_name = "WHICH")]
     pub(crate) latency: Option<Latency>,
-    /// Say how far it is, a line a second, also where standard error is no terminal
+    /// Show the progress, a line a second, also where standard error is no terminal
     #[arg(long)]
     pub(crate) progress: bool,
-    /// Cores for devices in several parts, beside those of jobs
+    /// Cores for devices in several parts, besides those of jobs
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "no_uring",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(CORES_MAX)))]
     pub(crate) cores: u32,
@@ -210,7 +211,7 @@ fn region(text: &str) -> Result<Sector, String> {
 }
 
 impl BenchArgs {
-    /// What clap can't say.
+    /// Checks that clap can't make.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.size.is_some_and(|size| size < self.bs) {
             let message = format!("--size is smaller than one request of --bs {}", self.bs.bytes());
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn lower_devices_keep_their_order_and_their_tables_may_hold_equal_signs() {
+    fn lower_devices_keep_their_order_and_equal_signs() {
         let words = ["--device", "b=0 8 linear a 0", "--device", "a=0 8 x k=v", "--table", "t"];
         let named = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         let wanted = [named("b", "0 8 linear a 0"), named("a", "0 8 x k=v")];

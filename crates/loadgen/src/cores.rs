@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   core 0 (devices)                 thread of a job
-//!   start ─── handle, work ────────▶ shard, replica ── wait for the others ── job::run
+//!   start ─── handle, work ────────▶ replica ── wait for the others ── job::run
 //!   wait  ◀── ended(nth, outcome) ── call
 //! ```
 use std::cell::RefCell;
@@ -14,42 +14,42 @@ use std::sync::{Arc, Barrier};
 use block::{BlockDevice, ErrorKind};
 use control::Failure;
 use dm::Dm;
-use host::{Handle, NbdUri, Shards, refused};
+use host::{CorePool, DeviceHandle, NbdUri, io_failure};
 use nbd::client::Client;
 use reactor::{WaitList, spawn};
 
 use crate::job::{self, Counter, Outcome, Work};
-use crate::replay::Replay;
+use crate::stack_copy::StackCopy;
 
 type Ended = (usize, Result<Outcome, String>);
 
 thread_local! {
-    /// On core 0: what has come of jobs, and who waits for it.
+    /// On core 0: the outcomes of jobs, and the list that waits for them.
     static ENDED: RefCell<Vec<Ended>> = const { RefCell::new(Vec::new()) };
-    static NEWS: Rc<WaitList> = Rc::default();
+    static ENDED_CHANGED: Rc<WaitList> = Rc::default();
 }
 
-/// What is driven, as jobs find it.
-pub(crate) struct Door {
+/// A device under load.
+pub(crate) struct DrivenDevice {
     /// On core 0.
     pub(crate) device: Rc<dyn BlockDevice>,
-    /// On the cores of jobs, if they have any.
-    pub(crate) elsewhere: Option<(Arc<Shards>, There)>,
+    /// How it is reached on the cores of jobs, if they have any.
+    pub(crate) on_cores: Option<(Arc<CorePool>, Placement)>,
 }
 
-/// What is driven, as a core of a job finds it.
+/// How a device is reached on the core of a job.
 #[derive(Clone)]
-pub(crate) enum There {
-    Replica(Handle),
-    /// A stack that clones: built again on that core.
-    Replay(Replay),
+pub(crate) enum Placement {
+    Replica(DeviceHandle),
+    /// A stack that clones bios: built again on that core.
+    StackCopy(StackCopy),
     /// An export: by a connection of that core's own.
     Export(String),
 }
 
-/// Runs the jobs beside each other, one for each counter, until all have ended.
+/// Runs the jobs in parallel, one for each counter, until all have ended.
 pub(crate) async fn run(
-    door: &Door,
+    driven: &DrivenDevice,
     work: &Work,
     counters: Vec<Arc<Counter>>,
 ) -> Result<Vec<Outcome>, Failure> {
@@ -57,70 +57,71 @@ pub(crate) async fn run(
     let together = Arc::new(Barrier::new(count));
     for (nth, counter) in counters.into_iter().enumerate() {
         let work = work.of_job(nth, count);
-        match &door.elsewhere {
+        match &driven.on_cores {
             None => {
-                let device = door.device.clone();
+                let device = driven.device.clone();
                 spawn(async move { ended((nth, job::run(device, work, counter).await)) });
             }
-            Some((shards, there)) => {
-                let (shards, there, together) = (shards.clone(), there.clone(), together.clone());
+            Some((pool, placement)) => {
+                let (pool, placement, together) =
+                    (pool.clone(), placement.clone(), together.clone());
                 let body = move || {
-                    let result = on_its_core(&shards, there, &together, work, counter);
+                    let result = on_its_core(&pool, placement, &together, work, counter);
                     // Core 0 waits for it: it is there.
-                    let _ = shards.owner().call(move || ended((nth, result)));
+                    let _ = pool.owner().call(move || ended((nth, result)));
                 };
                 let thread = std::thread::Builder::new().name(format!("job{nth}"));
-                thread.spawn(body).map_err(|e| refused(&e, "thread of a job"))?;
+                thread.spawn(body).map_err(|e| io_failure(&e, "thread of a job"))?;
             }
         }
     }
-    let news = NEWS.with(Rc::clone);
-    news.wait_for(|| ENDED.with_borrow(|e| e.len() == count)).await;
+    let changed = ENDED_CHANGED.with(Rc::clone);
+    changed.wait_for(|| ENDED.with_borrow(|e| e.len() == count)).await;
     let mut done = ENDED.take();
     done.sort_by_key(|(nth, _)| *nth);
     let failed = |e: String| Failure::new(ErrorKind::Io, e).within("bench");
     done.into_iter().map(|(_, result)| result.map_err(failed)).collect()
 }
 
-/// On core 0: takes what has come of a job.
+/// On core 0: records the outcome of a job.
 fn ended(job: Ended) {
     ENDED.with_borrow_mut(|all| all.push(job));
-    NEWS.with(|news| news.wake_all());
+    ENDED_CHANGED.with(|changed| changed.wake_all());
 }
 
 /// On the thread of a job: the core, and on it the job.
 fn on_its_core(
-    shards: &Arc<Shards>,
-    there: There,
+    pool: &Arc<CorePool>,
+    placement: Placement,
     together: &Barrier,
     work: Work,
     counter: Arc<Counter>,
 ) -> Result<Outcome, String> {
-    let ready = shards.enter().and_then(|shard| {
-        let (held, device): (_, Rc<dyn BlockDevice>) = match there {
-            There::Replica(handle) => (Held::Nothing, shard.device(&handle)),
-            There::Replay(replay) => {
-                let (dm, top) = replay.on(&shard)?;
-                (Held::Stack(dm), top)
+    let ready = pool.enter().and_then(|secondary| {
+        let (support, device): (_, Rc<dyn BlockDevice>) = match placement {
+            Placement::Replica(handle) => (Support::Nothing, secondary.device(&handle)),
+            Placement::StackCopy(copy) => {
+                let (dm, top) = copy.build(&secondary)?;
+                (Support::Stack(dm), top)
             }
-            There::Export(uri) => {
-                let files = shard.files().clone();
+            Placement::Export(uri) => {
+                let files = secondary.files().clone();
                 let open = async move { NbdUri::parse(&uri)?.open(uri, files).await };
-                let client = Rc::new(shard.block_on(open)?);
-                (Held::Connection(client.clone()), client)
+                let client = Rc::new(secondary.block_on(open)?);
+                (Support::Connection(client.clone()), client)
             }
         };
-        Ok((shard, held, device))
+        Ok((secondary, support, device))
     });
-    // Also when this one can't begin: the others wait for it.
+    // Also when this job can't start, as the others wait for it.
     together.wait();
-    let (shard, held, device) = ready.map_err(|e| e.chain())?;
-    shard.block_on(async move {
+    let (secondary, support, device) = ready.map_err(|e| e.chain())?;
+    secondary.block_on(async move {
         let outcome = job::run(device, work, counter).await;
-        match held {
-            Held::Nothing => {}
-            Held::Stack(dm) => drop(dm),
-            Held::Connection(client) => {
+        match support {
+            Support::Nothing => {}
+            Support::Stack(dm) => drop(dm),
+            Support::Connection(client) => {
                 if let Some(client) = Rc::into_inner(client) {
                     client.close().await;
                 }
@@ -130,8 +131,8 @@ fn on_its_core(
     })
 }
 
-/// What a job's device stands on, for as long as it runs.
-enum Held {
+/// What a job's device needs as long as the job runs.
+enum Support {
     Nothing,
     Stack(Rc<Dm>),
     Connection(Rc<Client>),

@@ -4,8 +4,9 @@
 /// The kernel counts a process's time in these; the same on every architecture that Linux has.
 const TICK_NS: u64 = 10_000_000;
 
-/// CPU time of this process, all its threads: of its own and in the kernel. Read from /proc, as
-/// valgrind hides what the C library's faster ways stand on; to ten milliseconds.
+/// CPU time of this process, of all its threads, in user mode and in the kernel; to ten
+/// milliseconds. It is read from /proc, as the faster functions of the C library do not work under
+/// valgrind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cpu {
     pub(crate) user_ns: u64,

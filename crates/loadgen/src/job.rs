@@ -7,14 +7,15 @@
 //!          on_done pushes the slot's number (and wakes the job when it sleeps) ◀┘
 //! ```
 //!
-//! A job knows no core: it runs wherever its device may be submitted to.
+//! A job runs on any core where its device may be used.
 //!
 //! Invariants
-//! - J1 A slot is in flight or on the list, never both; its buffer is the device's while in flight.
-//! - J2 Once the list after a failure is taken nothing is submitted any more; what is in flight
-//!   still ends. So the slot that failed still says what it was.
-//! - J3 With verification no two requests in flight touch the same block, so that what a block must
-//!   hold is known.
+//! - LG-J1 A slot is in flight or on the list, never both; its buffer is the device's while in
+//!   flight.
+//! - LG-J2 After the first failure nothing is submitted any more; what is in flight still ends. So
+//!   the slot that failed still holds its request.
+//! - LG-J3 With verification no two requests in flight touch the same block, so that what a block
+//!   must hold is known.
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -31,13 +32,13 @@ use control::Failure;
 use hdrhistogram::Histogram;
 use reactor::{OnDone, chain, core_id, flush, new_opener, now, write};
 
-use crate::pattern::{Blocks, Turn};
+use crate::pattern::{Blocks, NextRequest};
 use crate::payload::Payload;
 
-/// Requests between two looks at the clock and at what else the core has to do: some 13 us with
+/// Requests between two reads of the clock and turns of other tasks of the core: some 13 us with
 /// requests of 50 ns, so that a look of 25 ns does not count.
 pub(crate) const TICK: u32 = 256;
-/// Largest latency that is told apart, a quarter of an hour, and its precision: three digits.
+/// Largest latency that is recorded exactly, a quarter of an hour, and its precision: three digits.
 const LATENCY_NS_MAX: u64 = 1 << 40;
 const LATENCY_DIGITS: u8 = 3;
 /// Size of a write of the prefill.
@@ -104,7 +105,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// What the `nth` of `jobs` does: with verification in a part of the region of its own (J3).
+    /// What the `nth` of `jobs` does: with verification in a part of the region of its own (LG-J3).
     pub(crate) fn of_job(&self, nth: usize, jobs: usize) -> Work {
         let (nth, jobs) = (nth as u64, jobs as u64);
         let mut work = self.clone();
@@ -127,7 +128,7 @@ impl Work {
     }
 }
 
-/// Requests done so far, for who shows progress on another thread. Written by one job at a time.
+/// Requests done so far, for the thread that shows progress. Written by one job at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -137,7 +138,7 @@ impl Counter {
     }
 }
 
-/// What came of one direction.
+/// The result of one direction.
 #[derive(Clone, Debug)]
 pub(crate) struct Done {
     pub(crate) ios: u64,
@@ -151,7 +152,7 @@ impl Done {
     }
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) read: Done,
@@ -161,7 +162,8 @@ pub(crate) struct Outcome {
     pub(crate) verified_blocks: u64,
 }
 
-/// Hears of ends. Shared with the core's table of requests, which knows nothing of the job.
+/// The slots whose requests have ended. Shared with the core's table of requests, which does not
+/// know the job.
 struct Ready {
     list: RefCell<Vec<u32>>,
     failed: Cell<Option<(Status, u32)>>,
@@ -186,8 +188,8 @@ impl OnDone for Ready {
     }
 }
 
-/// The end of the chain: [`Ready`] has heard already.
-fn heard(_home: CoreId, _key: OpKey, _status: Status) {}
+/// The end of the chain: [`Ready`] has the slot by then.
+fn end_of_chain(_home: CoreId, _key: OpKey, _status: Status) {}
 
 struct Slot {
     buf: Buf,
@@ -225,7 +227,7 @@ struct Job {
     payload: Option<Payload>,
     problem: Option<String>,
     counter: Arc<Counter>,
-    /// What other turns have counted.
+    /// What earlier turns have counted.
     counted: u64,
 }
 
@@ -338,12 +340,12 @@ impl Job {
                     return Poll::Ready(());
                 }
                 *self.ready.asleep.borrow_mut() = Some(cx.waker().clone());
-                self.tick();
+                self.check_time();
                 return Poll::Pending;
             }
             let failed = self.ready.failed.get().is_some() || self.problem.is_some();
             if failed {
-                self.issue_max = self.issued; // J2
+                self.issue_max = self.issued; // LG-J2
             }
             let mut batch = std::mem::take(&mut self.batch);
             left = left.saturating_sub(batch.len() as u32);
@@ -354,12 +356,12 @@ impl Job {
             self.batch = batch;
             fresh = false;
         }
-        self.tick();
+        self.check_time();
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    fn tick(&mut self) {
+    fn check_time(&mut self) {
         let ios = self.counted + self.done[0].ios + self.done[1].ios;
         self.counter.0.store(ios, Ordering::Relaxed);
         if now() >= self.until {
@@ -367,13 +369,13 @@ impl Job {
         }
     }
 
-    /// Takes the end of a request; returns the time if it looked at the clock.
+    /// Counts the end of a request; returns the time if it read the clock.
     fn account(&mut self, slot: u32) -> Option<u64> {
         let Slot { buf, op, sector, began_ns } = &self.slots[slot as usize];
         let done = &mut self.done[usize::from(*op == Op::Write)];
         done.ios += 1;
         if let Some(verify) = &mut self.verify {
-            // What failed is told otherwise.
+            // Failures are reported by `Ready`.
             let failed = self.ready.failed.get().is_some();
             if let Err(found) = verify.ended(*op, *sector, buf, failed) {
                 self.problem.get_or_insert(found);
@@ -387,7 +389,7 @@ impl Job {
         Some(at)
     }
 
-    /// Sends the next request with `slot`, or lets the slot rest when there is none.
+    /// Submits the next request with `slot`, if there is one.
     fn submit(&mut self, slot: u32, now_ns: Option<u64>) {
         if self.issued >= self.issue_max {
             self.in_flight -= 1;
@@ -404,8 +406,8 @@ impl Job {
         let chosen = &mut self.slots[slot as usize];
         if let Some(verify) = &mut self.verify {
             match verify.begin(op, at, &chosen.buf) {
-                Turn::Go(o, block) => (op, at) = (o, block),
-                Turn::Over => {
+                NextRequest::Go(o, block) => (op, at) = (o, block),
+                NextRequest::Over => {
                     self.issue_max = self.issued;
                     self.in_flight -= 1;
                     return;
@@ -418,7 +420,7 @@ impl Job {
         let timed = self.issued & self.sample_mask == self.sample_mask;
         chosen.began_ns = if timed { now_ns.unwrap_or_else(|| now().0) } else { 0 };
         self.issued += 1;
-        let parent = Completion::new(heard, self.home, OpKey(0));
+        let parent = Completion::new(end_of_chain, self.home, OpKey(0));
         let done = chain(parent, self.ready.clone(), u64::from(slot));
         let data = match self.payload.as_ref().filter(|_| op == Op::Write) {
             Some(payload) => payload.block(draw(&mut self.rng)),

@@ -11,25 +11,25 @@
 //! ```
 //!
 //! Invariants
-//! - G1 A request of the generator costs no allocation and no task: a slot, its buffer and the word
-//!   in the list of ready slots are there from the beginning.
-//! - G2 The generator goes through the same door as every other client, `submit` and a completion;
+//! - LG-G1 A request of the generator costs no allocation and no task: a slot, its buffer and the
+//!   word in the list of ready slots are there from the beginning.
+//! - LG-G2 The generator uses devices as every other client does, by `submit` and a completion;
 //!   nothing in it is made for one kind of device.
-//! - G3 The clock is read once in [`job::TICK`] requests, when a job has to wait, and for those
+//! - LG-G3 The clock is read once in [`job::TICK`] requests, when a job has to wait, and for those
 //!   whose latency is taken.
 
 mod args;
+mod clock_driver;
 mod cores;
 mod cpu;
 mod job;
-mod memory;
 mod pattern;
 mod payload;
-mod replay;
+mod progress;
 mod report;
-mod show;
 mod side;
 mod stack;
+mod stack_copy;
 
 pub use args::BenchArgs;
 
@@ -37,12 +37,12 @@ use std::io::{Write, stdout};
 use std::sync::Arc;
 
 use control::Failure;
-use host::{Format, refused};
+use host::{Format, io_failure};
 
 use crate::args::Latency;
 use crate::cpu::Cpu;
 use crate::job::{Counter, Sampling};
-use crate::report::{Driven, Report};
+use crate::report::{DeviceReport, Report};
 use crate::stack::Stack;
 
 /// Of requests that take some ten nanoseconds every one whose latency is taken costs as much again:
@@ -53,10 +53,10 @@ const SAMPLE_EVERY: u64 = 64;
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     args.check()?;
     // Dropped last.
-    let (_beside, reactor, ground) = stack::core(args)?;
+    let (_beside, reactor, bed) = stack::core(args)?;
     let (format, args) = (args.listing.format, args.clone());
     let report = reactor.block_on(async move {
-        let stack = Stack::build(&args, ground).await?;
+        let stack = Stack::build(&args, bed).await?;
         let done = drive(&stack, &args).await;
         let closed = stack.close().await;
         let report = done?;
@@ -67,29 +67,29 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         Format::Json => report.json(),
     };
     let mut out = stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| refused(&e, "output"))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| io_failure(&e, "output"))
 }
 
 async fn drive(stack: &Stack, args: &BenchArgs) -> Result<Report, Failure> {
     let sampling = sampling(args.latency, stack.in_memory());
     let mut driven = Vec::new();
-    for door in stack.doors() {
-        let work = args.work(&*door.device, sampling)?;
+    for device in stack.driven_devices() {
+        let work = args.work(&*device.device, sampling)?;
         if args.prefill {
-            job::prefill(&*door.device, &work).await?;
+            job::prefill(&*device.device, &work).await?;
         }
-        let done = Driven::new(door.device.name());
-        driven.push((door, work, done));
+        let done = DeviceReport::new(device.device.name());
+        driven.push((device, work, done));
     }
     let counters: Vec<Arc<Counter>> = (0..args.jobs).map(|_| Arc::default()).collect();
-    let shown = show::start(args, counters.clone());
+    let shown = progress::start(args, counters.clone());
     for turn in 0..args.turns as usize {
         for nth in 0..driven.len() {
             // Another begins every time: what comes after whom must not decide.
             let at = (turn + nth) % driven.len();
-            let (door, work, done) = &mut driven[at];
+            let (device, work, done) = &mut driven[at];
             let before = Cpu::now();
-            let outcomes = cores::run(door, work, counters.clone()).await?;
+            let outcomes = cores::run(device, work, counters.clone()).await?;
             done.turn(&outcomes, Cpu::now().since(before));
         }
     }

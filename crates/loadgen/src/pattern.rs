@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What blocks hold under `--verify`: each sector says by whom, where and in which round it was
-//! written, and the rest follows from that.
+//! The content of blocks under `--verify`: each sector holds the seed, its number and the round in
+//! which it was written; its other bytes follow from these.
 //!
 //! ```text
 //!   0        8        16       24                                 512
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants
-//! - V1 A block in flight is not chosen again, for reading or writing: the round that it must hold
-//!   is known when its read begins and still holds when it ends.
+//! - LG-V1 A block in flight is not chosen again, for reading or writing: the round that it must
+//!   hold is known when its read begins and still holds when it ends.
 use block::{Buf, Op, SECTOR_SIZE, Sector};
 
 use crate::job::Work;
@@ -31,9 +31,9 @@ pub(crate) struct Blocks {
     checked: u64,
 }
 
-/// Whether there is another request, and which.
+/// The next request, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum NextRequest {
     Go(Op, u64),
     Over,
 }
@@ -67,15 +67,17 @@ impl Blocks {
         self.checked
     }
 
-    /// Begins a request for block `wanted` or, if that is in flight, one behind it (V1).
-    pub(crate) fn begin(&mut self, op: Op, wanted: u64, buf: &Buf) -> Turn {
+    /// Begins a request for block `wanted` or, if that is in flight, one behind it (LG-V1).
+    pub(crate) fn begin(&mut self, op: Op, wanted: u64, buf: &Buf) -> NextRequest {
         if self.reading_back {
             let rest = &self.rounds[self.cursor..];
-            let Some(skip) = rest.iter().position(|round| *round != 0) else { return Turn::Over };
+            let Some(skip) = rest.iter().position(|round| *round != 0) else {
+                return NextRequest::Over;
+            };
             let at = self.cursor + skip;
             self.cursor = at + 1;
             self.rounds[at] |= BUSY;
-            return Turn::Go(Op::Read, at as u64);
+            return NextRequest::Go(Op::Read, at as u64);
         }
         let mut at = index(wanted);
         while self.rounds[at] & BUSY != 0 {
@@ -88,10 +90,10 @@ impl Blocks {
             self.fill(at, buf);
         }
         self.rounds[at] |= BUSY;
-        Turn::Go(op, at as u64)
+        NextRequest::Go(op, at as u64)
     }
 
-    /// Ends a request; says what was wrong with what a read has brought.
+    /// Ends a request; fails when a read returned wrong data.
     pub(crate) fn ended(
         &mut self,
         op: Op,
@@ -156,7 +158,7 @@ fn contents(seed: u64, sector: u64, round: u32) -> [u8; SECTOR_SIZE] {
     out
 }
 
-/// What is there instead, as far as it tells.
+/// Describes wrong data.
 fn describe(found: &[u8], seed: u64, sector: u64, round: u32) -> String {
     if found.iter().all(|b| *b == 0) {
         return "zeroes".into();
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_sector_is_told_by_what_it_is() {
+    fn wrong_data_are_described() {
         let said = |found: &[u8]| describe(found, 7, 100, 2);
         assert_eq!(said(&[0; SECTOR_SIZE]), "zeroes");
         assert_eq!(said(&contents(7, 100, 1)), "round 1 of sector 100, seed 7");

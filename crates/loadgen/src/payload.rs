@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What writes hold under `--buffer-compress-percentage`: random bytes and zeroes, as fio makes
+//! The data of writes under `--buffer-compress-percentage`: random bytes and zeroes, as fio makes
 //! them, made before the load begins, so that a write costs a choice and no copy.
 //!
 //! ```text

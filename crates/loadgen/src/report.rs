@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What came of a run, in fio's manner: text for people, JSON with fio's keys where it has them.
+//! The result of a run, as fio prints it: text for people, JSON with fio's keys where it has them.
 use block::Nanos;
 use serde_json::{Value, json};
 
@@ -8,9 +8,9 @@ use crate::cpu::Cpu;
 use crate::job::{Done, Outcome, Sampling};
 use crate::side::{Side, count, put};
 
-/// What came of one device, all its turns together.
+/// The result of one device, all its turns together.
 #[derive(Debug)]
-pub(crate) struct Driven {
+pub(crate) struct DeviceReport {
     device: String,
     /// One for each job.
     jobs: Vec<Outcome>,
@@ -19,13 +19,13 @@ pub(crate) struct Driven {
     cpu: Cpu,
 }
 
-impl Driven {
-    pub(crate) fn new(device: &str) -> Driven {
+impl DeviceReport {
+    pub(crate) fn new(device: &str) -> DeviceReport {
         let device = device.into();
-        Driven { device, jobs: Vec::new(), turns_iops: Vec::new(), cpu: Cpu::default() }
+        DeviceReport { device, jobs: Vec::new(), turns_iops: Vec::new(), cpu: Cpu::default() }
     }
 
-    /// Takes what the jobs of one turn have done.
+    /// Adds the results of the jobs of one turn.
     pub(crate) fn turn(&mut self, jobs: &[Outcome], cpu: Cpu) {
         let seconds = |o: &Outcome| o.elapsed.0.max(1) as f64 / 1e9;
         let ios: u64 = jobs.iter().map(|o| o.read.ios + o.write.ios).sum();
@@ -49,9 +49,9 @@ impl Driven {
         all
     }
 
-    /// How many times as fast as `first`: the middle one of the turns, each beside its neighbour,
-    /// so that what slows the machine for a while slows both.
-    fn ratio(&self, first: &Driven) -> f64 {
+    /// How many times as fast as `first`: the median of the turns, each compared with its
+    /// neighbour, so that a slow phase of the machine slows both.
+    fn ratio(&self, first: &DeviceReport) -> f64 {
         let pairs = self.turns_iops.iter().zip(&first.turns_iops);
         median(pairs.map(|(mine, other)| mine / other.max(1.0)).collect())
     }
@@ -63,7 +63,7 @@ impl Outcome {
         Outcome { read, write, elapsed: Nanos::ZERO, verified_blocks: 0 }
     }
 
-    /// All but the time, which adds up or runs beside.
+    /// Adds all but the time: turns add up, jobs run in parallel.
     fn add(&mut self, other: &Outcome) {
         for (sum, done) in [(&mut self.read, &other.read), (&mut self.write, &other.write)] {
             sum.ios += done.ios;
@@ -78,7 +78,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// What came of all devices.
+/// The results of all devices.
 #[derive(Debug)]
 pub(crate) struct Report {
     rw: String,
@@ -87,11 +87,11 @@ pub(crate) struct Report {
     mapping: &'static str,
     timed: String,
     verify: bool,
-    devices: Vec<Driven>,
+    devices: Vec<DeviceReport>,
 }
 
 impl Report {
-    pub(crate) fn new(args: &BenchArgs, sampling: Sampling, devices: Vec<Driven>) -> Report {
+    pub(crate) fn new(args: &BenchArgs, sampling: Sampling, devices: Vec<DeviceReport>) -> Report {
         Report {
             rw: format!("{:?}", args.rw).to_lowercase(),
             block_bytes: args.bs.bytes(),
@@ -183,7 +183,7 @@ impl Report {
         out
     }
 
-    fn device_text(&self, out: &mut String, driven: &Driven) {
+    fn device_text(&self, out: &mut String, driven: &DeviceReport) {
         let (device, jobs) = (&driven.device, driven.jobs.len());
         let Report { rw, block_bytes, depth, mapping, timed, .. } = self;
         put(
@@ -243,7 +243,7 @@ mod tests {
             devices: Vec::new(),
         };
         for (nth, turns) in devices.into_iter().enumerate() {
-            let mut driven = Driven::new(&format!("d{nth}"));
+            let mut driven = DeviceReport::new(&format!("d{nth}"));
             let cpu = Cpu { user_ns: 1_000_000_000, system_ns: 500_000_000 };
             turns.into_iter().for_each(|jobs| driven.turn(&jobs, cpu));
             report.devices.push(driven);

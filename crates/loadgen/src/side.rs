@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One direction of a run, reading or writing, as fio tells it.
+//! One direction of a run, reading or writing, as fio prints it.
 use std::fmt::Write;
 
 use block::Nanos;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
-/// The percentiles that are told, as fio writes them.
+/// The percentiles that are printed, as fio names them.
 const PERCENTILES: [(&str, f64); 6] = [
     ("50.000000", 0.5),
     ("90.000000", 0.9),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is driven: a core, and on it the devices of the command line.
+//! The devices under load: a core, and on it the devices of the command line.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,42 +10,45 @@ use std::sync::Arc;
 use block::{BlockDevice, Class, CoreId, Error, ErrorKind, LocalFuture};
 use control::{Failure, with_absolute_paths};
 use dm::{Dm, Opened, Remove, Resolver};
-use host::{Cores, Leaves, Lent, Owner, Shards, is_nbd, read_table, refused, with_absolute_socket};
+use host::{
+    CorePool, Lease, Leaves, Owner, WorkerThreads, io_failure, is_nbd, read_table,
+    with_absolute_socket,
+};
 use queue::Leaf;
 use reactor::{Reactor, flush, set_memory};
 use uring::Uring;
 
 use crate::args::{BenchArgs, Mapping};
-use crate::cores::{Door, There};
-use crate::memory::Memory;
-use crate::replay::Replay;
+use crate::clock_driver::ClockDriver;
+use crate::cores::{DrivenDevice, Placement};
+use crate::stack_copy::StackCopy;
 
-/// What devices are built on.
-pub(crate) struct Ground {
+/// What the devices of a run are built on.
+pub(crate) struct TestBed {
     leaves: Leaves,
     /// Room for the cores of the jobs, when there are several and each can have its own.
-    shards: Option<Arc<Shards>>,
-    /// On which parts of devices may be, this one first.
+    pool: Option<Arc<CorePool>>,
+    /// The cores that parts of devices may run on, core 0 first.
     cores: Vec<CoreId>,
 }
 
 /// A core on this thread, and what devices are built on there. Without io_uring only memory can be
-/// driven. The cores beside this one must outlive it.
-pub(crate) fn core(args: &BenchArgs) -> Result<(Option<Cores>, Reactor, Ground), Failure> {
+/// driven. The worker threads must outlive the core.
+pub(crate) fn core(args: &BenchArgs) -> Result<(Option<WorkerThreads>, Reactor, TestBed), Failure> {
     if !args.no_uring {
         let jobs = u16::try_from(args.jobs).expect("checked by clap");
         let beside = u16::try_from(args.cores - 1).expect("checked by clap");
         // One job runs on core 0; several leave it alone.
-        let shards = Shards::new(beside + if jobs > 1 { jobs } else { 0 })?;
-        let cores = Cores::start(&shards, args.cores)?;
-        match Uring::with_mailboxes(CoreId(0), shards.mailboxes()) {
+        let pool = CorePool::new(beside + if jobs > 1 { jobs } else { 0 })?;
+        let cores = WorkerThreads::start(&pool, args.cores)?;
+        match Uring::with_mailboxes(CoreId(0), pool.mailboxes()) {
             Ok(uring) => {
                 let leaves = Leaves::new(uring.files());
-                let shards = (jobs > 1).then_some(shards);
+                let pool = (jobs > 1).then_some(pool);
                 let reactor = Reactor::enter(CoreId(0), Box::new(uring));
-                reactor.on(|| set_memory(host::budget()));
+                reactor.on(|| set_memory(host::memory_budget()));
                 let ids = cores.ids();
-                return Ok((Some(cores), reactor, Ground { leaves, shards, cores: ids }));
+                return Ok((Some(cores), reactor, TestBed { leaves, pool, cores: ids }));
             }
             Err(e) => {
                 let why = Failure::from(e);
@@ -53,20 +56,20 @@ pub(crate) fn core(args: &BenchArgs) -> Result<(Option<Cores>, Reactor, Ground),
             }
         }
     }
-    let reactor = Reactor::enter(CoreId(0), Box::new(Memory::new()));
-    reactor.on(|| set_memory(host::budget()));
+    let reactor = Reactor::enter(CoreId(0), Box::new(ClockDriver::new()));
+    reactor.on(|| set_memory(host::memory_budget()));
     let cores = vec![CoreId(0)];
-    Ok((None, reactor, Ground { leaves: Leaves::in_memory(), shards: None, cores }))
+    Ok((None, reactor, TestBed { leaves: Leaves::in_memory(), pool: None, cores }))
 }
 
-/// Opens a word's leaf once for all who name it, device mapper or not: so a leaf can be driven
-/// itself and below a device in one run.
-struct Once {
+/// Opens the leaf of a word once, for the device mapper and for the load generator: so a leaf can
+/// be driven directly and below a device in one run.
+struct SharedResolver {
     leaves: Leaves,
     open: Rc<RefCell<BTreeMap<String, Weak<dyn BlockDevice>>>>,
 }
 
-impl Resolver for Once {
+impl Resolver for SharedResolver {
     fn canonical(&self, word: &str) -> LocalFuture<Result<String, Error>> {
         self.leaves.canonical(word)
     }
@@ -92,24 +95,24 @@ pub(crate) struct Stack {
     dm: Rc<Dm>,
     leaves: Leaves,
     driven: Vec<Driven>,
-    shards: Option<Arc<Shards>>,
+    pool: Option<Arc<CorePool>>,
     /// What is driven is this export, to each job by a connection of its own.
     uri: Option<String>,
 }
 
 enum Driven {
-    Mapped(Opened, Option<Lent>),
-    Raw(Rc<dyn Leaf>, Option<Lent>),
+    Mapped(Opened, Option<Lease>),
+    Raw(Rc<dyn Leaf>, Option<Lease>),
 }
 
 impl Stack {
-    pub(crate) async fn build(args: &BenchArgs, ground: Ground) -> Result<Stack, Failure> {
-        let Ground { leaves, shards, cores } = ground;
-        let once = Rc::new(Once { leaves: leaves.clone(), open: Rc::default() });
+    pub(crate) async fn build(args: &BenchArgs, bed: TestBed) -> Result<Stack, Failure> {
+        let TestBed { leaves, pool, cores } = bed;
+        let once = Rc::new(SharedResolver { leaves: leaves.clone(), open: Rc::default() });
         let dm = Dm::new(once.clone());
         host::register_targets(&dm, &leaves, &cores);
-        let owner = shards.clone().map(|shards| Owner::new(shards, &dm, leaves.clone()));
-        let here = std::env::current_dir().map_err(|e| refused(&e, "current directory"))?;
+        let owner = pool.clone().map(|pool| Owner::new(pool, &dm, leaves.clone()));
+        let here = std::env::current_dir().map_err(|e| io_failure(&e, "current directory"))?;
         for (name, table) in &args.device {
             create(&dm, name, &with_absolute_paths(table, &here), args.mapping).await?;
         }
@@ -130,41 +133,41 @@ impl Stack {
         for word in drive {
             let mapped = args.raw.is_none() && uri.is_none() && dm.get(word).is_ok();
             driven.push(if mapped {
-                let lent = owner.as_ref().map(|o| dm.open(word).map(|opened| o.lend(opened)));
-                Driven::Mapped(dm.open(word)?, lent.transpose()?)
+                let lease = owner.as_ref().map(|o| dm.open(word).map(|opened| o.lease(opened)));
+                Driven::Mapped(dm.open(word)?, lease.transpose()?)
             } else {
                 let opened = once.open(word).await;
                 let opened = opened.map_err(|e| Failure::from(e).within(word))?;
                 let same = |l: &Rc<dyn Leaf>| std::ptr::addr_eq(Rc::as_ptr(l), Rc::as_ptr(&opened));
                 let leaf = leaves.opened().into_iter().find(same).expect("held just now");
-                let lent = owner.as_ref().map(|o| o.lend_leaf(&leaf));
-                Driven::Raw(leaf, lent)
+                let lease = owner.as_ref().map(|o| o.lease_leaf(&leaf));
+                Driven::Raw(leaf, lease)
             });
         }
-        Ok(Stack { dm, leaves, driven, shards, uri })
+        Ok(Stack { dm, leaves, driven, pool, uri })
     }
 
     /// What to drive.
-    pub(crate) fn doors(&self) -> Vec<Door> {
-        let door = |driven: &Driven| {
-            let (device, lent): (Rc<dyn BlockDevice>, _) = match driven {
-                Driven::Mapped(opened, lent) => (opened.device().clone(), lent),
-                Driven::Raw(leaf, lent) => (leaf.clone(), lent),
+    pub(crate) fn driven_devices(&self) -> Vec<DrivenDevice> {
+        let describe = |driven: &Driven| {
+            let (device, lease): (Rc<dyn BlockDevice>, _) = match driven {
+                Driven::Mapped(opened, lease) => (opened.device().clone(), lease),
+                Driven::Raw(leaf, lease) => (leaf.clone(), lease),
             };
-            let elsewhere = lent.as_ref().zip(self.shards.as_ref());
-            let replay = match driven {
-                Driven::Mapped(opened, _) => Replay::of(&self.dm, &self.leaves, opened.device()),
+            let on_cores = lease.as_ref().zip(self.pool.as_ref());
+            let copy = match driven {
+                Driven::Mapped(opened, _) => StackCopy::of(&self.dm, &self.leaves, opened.device()),
                 Driven::Raw(..) => None,
             };
-            let there = |lent: &Lent| match (replay, &self.uri) {
-                (Some(replay), _) => There::Replay(replay),
-                (None, Some(uri)) => There::Export(uri.clone()),
-                (None, None) => There::Replica(lent.handle()),
+            let placement = |lease: &Lease| match (copy, &self.uri) {
+                (Some(copy), _) => Placement::StackCopy(copy),
+                (None, Some(uri)) => Placement::Export(uri.clone()),
+                (None, None) => Placement::Replica(lease.handle()),
             };
-            let elsewhere = elsewhere.map(|(lent, shards)| (shards.clone(), there(lent)));
-            Door { device, elsewhere }
+            let on_cores = on_cores.map(|(lease, pool)| (pool.clone(), placement(lease)));
+            DrivenDevice { device, on_cores }
         };
-        self.driven.iter().map(door).collect()
+        self.driven.iter().map(describe).collect()
     }
 
     /// Whether no leaf is a file.
@@ -174,7 +177,7 @@ impl Stack {
 
     /// Settles the devices, from the top down, and what is below them.
     pub(crate) async fn close(self) -> Result<(), Failure> {
-        let Stack { dm, leaves, driven, shards: _, uri: _ } = self;
+        let Stack { dm, leaves, driven, pool: _, uri: _ } = self;
         // Held for their flush: the tables, which hold them too, go first.
         let opened = leaves.opened();
         drop(driven);

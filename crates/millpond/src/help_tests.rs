@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The help texts and man pages are pinned: who changes one sees it in the diff. To take a change
-//! over: `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond help`.
+//! The help texts and man pages are pinned, so that a change shows in the diff. To accept a change:
+//! `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond help`.
 use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory};
@@ -24,7 +24,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Compares with what is in the repository, or puts it there when asked to.
+/// Compares with the file in the repository, or updates that when asked to.
 fn pin(path: &Path, now: &[u8]) {
     if std::env::var_os("MILLPOND_UPDATE_DOCS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -34,8 +34,8 @@ fn pin(path: &Path, now: &[u8]) {
     let pinned = std::fs::read(path).unwrap_or_default();
     assert!(
         pinned == now,
-        "{} is not what the program says; `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond help` \
-         takes it over:\n{}",
+        "{} differs from the program's text; `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond help` \
+         updates it:\n{}",
         path.display(),
         String::from_utf8_lossy(now)
     );
@@ -85,7 +85,7 @@ fn roff_sections(after: &str) -> String {
 }
 
 #[test]
-fn man_page_of_every_verb_is_what_its_help_says() {
+fn the_man_page_of_every_verb_is_pinned() {
     for (name, command) in commands() {
         pin(&root().join(format!("docs/man/{name}.1")), &man_page(command));
     }

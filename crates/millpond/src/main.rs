@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants
-//! - ML-1 Every way out of here has one of the exit codes of `control`, or the command's of `run`.
+//! - ML-E1 Every way out of here has one of the exit codes of `control`, or the command's of `run`.
 
 mod args;
 #[cfg(test)]

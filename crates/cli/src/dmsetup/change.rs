@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use block::ErrorKind;
 use control::{api, text, with_absolute_paths};
-use host::{TableArgs, read_stdin, read_table, refused};
+use host::{TableArgs, io_failure, read_stdin, read_table};
 
 use crate::client::Client;
 use crate::dmsetup::command_error::{CommandError, print};
@@ -56,7 +56,7 @@ async fn create_concise(client: &Client, options: &Options, words: &[String]) ->
         }
     };
     let here = std::env::current_dir();
-    let here = here.map_err(|e| CommandError::from(refused(&e, "current directory")))?;
+    let here = here.map_err(|e| CommandError::from(io_failure(&e, "current directory")))?;
     for spec in concise::parse(&list)? {
         let table = with_absolute_paths(&spec.table, &here);
         create_one(client, options, &spec.name, spec.uuid, spec.minor, Some(table)).await?;
@@ -78,7 +78,7 @@ async fn create_one(
     let (name, force) = (name.to_owned(), options.token());
     let new = api::Create { name, uuid, minor, table, force, zram: false };
     requests::create(client, &new).await.map_err(|f| {
-        // The daemon makes it with its table, or not at all; dmsetup says which step failed.
+        // The daemon makes it with its table, or not at all; dmsetup names the step that failed.
         let step = if f.message.contains(": line ") { "reload" } else { "create" };
         CommandError::ioctl(step, &new.name, &f)
     })
@@ -189,8 +189,8 @@ pub(crate) async fn remove(client: &Client, options: &Options, words: &[String])
     Ok(())
 }
 
-/// What is open stays, which is no failure; with `--force` its table is replaced by one that fails
-/// all I/O.
+/// Devices that are open stay, which is no failure; with `--force` its table is replaced by one
+/// that fails all I/O.
 pub(crate) async fn remove_all(client: &Client, options: &Options) -> Done {
     for force in [false, true] {
         match requests::remove_all(client, Removal::of(force.then_some(""), false)).await {
@@ -227,7 +227,7 @@ pub(crate) async fn wipe_table(client: &Client, options: &Options, words: &[Stri
 }
 
 pub(crate) async fn rename(client: &Client, options: &Options, words: &[String]) -> Done {
-    // With --setuuid, `-u` would be the device all the same.
+    // With --setuuid, `-u` would still name the device.
     let (name, rest) = naming::of_first(client, options, words).await?;
     let new = match rest {
         [new] if !new.is_empty() => new.clone(),
@@ -307,7 +307,7 @@ pub(crate) async fn nothing(
     Ok(())
 }
 
-/// What `-v` shows of a device that was changed. It may be gone meanwhile.
+/// Shows a device that was changed, with `-v`. It may have been removed meanwhile.
 async fn show(client: &Client, options: &Options, name: &str) -> Done {
     if !options.has(Opt::Verbose) {
         return Ok(());

@@ -6,7 +6,7 @@ use control::Failure;
 use crate::dmsetup::usage::USAGE;
 use crate::requests::is_missing;
 
-/// Why a command ends with 1, and what it says on standard error.
+/// The text on standard error of a command that exits with 1.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CommandError(String);
 
@@ -31,16 +31,16 @@ impl CommandError {
         CommandError::failed(format!("millpond: {what}: not supported: {instead}"))
     }
 
-    /// A device that is not there, for `info` and `status`, which ask whether it is.
+    /// A missing device, for `info` and `status`, which check for it first.
     pub(crate) fn does_not_exist(name: &str) -> CommandError {
         CommandError::failed(format!("Device does not exist.\nDevice {name} not found"))
     }
 
     /// The daemon refused what dmsetup calls `ioctl` on a device.
     pub(crate) fn ioctl(ioctl: &str, name: &str, f: &Failure) -> CommandError {
-        // That nobody answers is about no device.
+        // A failure without a kind is about no device: no daemon answers.
         let Some(kind) = f.kind() else { return CommandError::from(f.clone()) };
-        // The kernel says so of a name that is taken, and of what a table names in vain.
+        // The kernel's errors for a name that exists, and for a missing device that a table names.
         let errno = if kind == ErrorKind::Exists {
             ErrorKind::Busy.errno()
         } else if matches!(kind, ErrorKind::NotFound | ErrorKind::NoFile) && !is_missing(name, f) {
@@ -55,13 +55,13 @@ impl CommandError {
         ))
     }
 
-    /// All of it.
+    /// The whole text.
     pub(crate) fn text(&self) -> String {
         self.0.clone()
     }
 }
 
-/// No more than that: the daemon's own words.
+/// The daemon's message, without a line of dmsetup's.
 impl From<Failure> for CommandError {
     fn from(f: Failure) -> CommandError {
         CommandError::failed(format!("millpond: {f}"))

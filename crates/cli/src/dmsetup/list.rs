@@ -19,10 +19,10 @@ use crate::requests::{self, Lines, unless_missing};
 
 type Done = Result<(), CommandError>;
 
-/// The devices that the words or options name, one by one; all of them without.
+/// The devices that the words or options name, one by one; without any, all devices.
 struct Selection {
     devices: Vec<api::Device>,
-    /// The first that is not there.
+    /// The first that does not exist.
     missing: Option<String>,
     /// One was named, and no list asked for.
     single: bool,
@@ -52,18 +52,18 @@ impl Selection {
         Ok(selected)
     }
 
-    /// Whether there is nothing because nothing was named and there is no device.
+    /// Whether no device was named and none exists.
     fn nothing(&self) -> bool {
         self.devices.is_empty() && self.missing.is_none()
     }
 
-    /// Ends a command: it fails if something that was named is not there.
+    /// Ends a command: it fails if a device that was named does not exist.
     fn end(self, missing: impl FnOnce(&str) -> CommandError) -> Done {
         self.missing.map_or(Ok(()), |name| Err(missing(&name)))
     }
 }
 
-/// What dmsetup says of a missing device where it does not ask whether it is there.
+/// dmsetup's error about a missing device, for commands that do not check for it first.
 fn no_ioctl(ioctl: &str) -> impl FnOnce(&str) -> CommandError + '_ {
     move |name| {
         let f = Failure::new(block::ErrorKind::NotFound, format!("{name}: no such device"));

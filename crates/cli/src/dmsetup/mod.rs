@@ -3,16 +3,17 @@
 //!
 //! ```text
 //!   dmsetup ... ──▶ options ──▶ naming ──▶ change ─┐
-//!                                    └───▶ list ───┴──▶ verbs, client ══▶ the daemon
-//!                   trouble ──▶ standard error, exit code 1
+//!                                    └───▶ list ───┴──▶ requests ══▶ the daemon
+//!             command_error ──▶ standard error, exit code 1
 //! ```
 //!
-//! What is taken, ignored and refused is told in docs/dmsetup.md.
+//! docs/dmsetup.md lists what is accepted, ignored and refused.
 //!
 //! Invariants
-//! - S1 What succeeds prints dmsetup's bytes and nothing else on standard output.
-//! - S2 What fails ends with 1, and tells dmsetup's line and our cause on standard error.
-//! - S3 An option that would change what happens to data is taken or refused, never ignored.
+//! - CL-S1 A command that succeeds prints dmsetup's bytes and nothing else on standard output.
+//! - CL-S2 A command that fails exits with 1, and prints dmsetup's line and our cause on standard
+//!   error.
+//! - CL-S3 An option that would change what happens to data is accepted or refused, never ignored.
 
 mod change;
 mod command_error;
@@ -40,7 +41,7 @@ pub fn is_meant(program: Option<&OsString>) -> bool {
     program.is_some_and(|p| Path::new(p).file_name().is_some_and(|name| name == "dmsetup"))
 }
 
-/// Does what the arguments behind the program's name say; returns the exit code.
+/// Runs the command that follows the program's name; returns the exit code.
 pub fn main(args: impl Iterator<Item = OsString>) -> u8 {
     match run(args) {
         Ok(()) => EXIT_DONE,

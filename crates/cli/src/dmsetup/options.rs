@@ -6,7 +6,7 @@ use std::ffi::OsString;
 
 use crate::dmsetup::command_error::CommandError;
 
-/// An option that is taken or knowingly ignored.
+/// An option that is accepted or deliberately ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Opt {
     Columns,
@@ -93,7 +93,7 @@ const OPTIONS: [(&str, Option<char>, bool, Opt); 46] = [
     ("version", None, false, Opt::Version),
     ("yes", Some('y'), false, Opt::Ignored),
 ];
-/// Known without a meaning here, so that a shortened `--verify` is told from `--version`.
+/// An option without effect, so that an abbreviated `--verify` is not taken for `--version`.
 const VERIFY: (&str, Opt) = ("verifyudev", Opt::Ignored);
 
 /// A command line that was understood.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The commands for udev's rules: nobody waits for udev here, so there are no cookies.
+//! The commands for udev's rules. Nothing waits for udev here, so there are no cookies.
 use crate::dmsetup::command_error::{CommandError, print};
 
 /// Names of the flags in a cookie's upper half; the eight behind them are the subsystem's.

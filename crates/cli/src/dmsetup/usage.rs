@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `dmsetup help` says here.
+//! The text of `dmsetup help`.
 
-/// The commands that are taken; docs/dmsetup.md tells what each does with which option.
+/// The commands that are accepted; docs/dmsetup.md describes each with its options.
 pub(crate) const USAGE: &str = "\
 Usage: dmsetup [OPTIONS] COMMAND [ARGUMENTS]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A shard: the reactor of one thread, and its replicas of what core 0 has lent.
+//! A secondary core: the reactor of one thread, and its replicas of devices of core 0.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,95 +15,97 @@ use uring::{Files, Uring};
 
 use crate::leaves::SharedLeaf;
 use crate::memory;
-use crate::secondary::owner::{leaf_has_failed, shard_has_left, shard_has_looked};
-use crate::secondary::{Entry, Force, Handle, Local, Shards};
+use crate::secondary::owner::{core_has_left, core_has_refreshed, leaf_has_failed};
+use crate::secondary::{CorePool, DeviceHandle, LeaseEntry, LocalMapping, ReplicaMode};
 
 thread_local! {
-    /// For the owner's looks: closures that run on this thread.
-    static INNER: RefCell<Weak<Inner>> = const { RefCell::new(Weak::new()) };
+    /// For the owner's requests: closures that run on this thread.
+    static THIS_CORE: RefCell<Weak<CoreState>> = const { RefCell::new(Weak::new()) };
 }
 
-/// A core of this thread. It stays here, and ends when it is dropped.
-pub struct Shard {
-    // Goes first: what it runs uses the rest.
+/// The secondary core of this thread. It ends when it is dropped.
+pub struct SecondaryCore {
+    // Dropped first: its tasks use the rest.
     reactor: Option<Reactor>,
-    inner: Rc<Inner>,
+    inner: Rc<CoreState>,
 }
 
-struct Inner {
+struct CoreState {
     slot: usize,
-    shards: Arc<Shards>,
+    pool: Arc<CorePool>,
     files: Files,
     present: Rc<Cell<bool>>,
-    /// The generation that the replicas know.
+    /// The generation that the replicas are of.
     seen: Cell<u64>,
-    /// The generation that the owner was told on leaving.
-    told: Cell<u64>,
+    /// The generation that was reported to the owner on leaving.
+    reported: Cell<u64>,
     replicas: RefCell<BTreeMap<u64, Rc<Replica>>>,
-    bases: RefCell<BTreeMap<u64, ShardBase>>,
-    /// Bases of mappings that are not used any more, until they have ended what those sent.
+    bases: RefCell<BTreeMap<u64, LocalBase>>,
+    /// Bases of mappings that are withdrawn, until their requests have ended.
     retired: RefCell<Vec<Rc<Retired>>>,
 }
 
-struct ShardBase {
+struct LocalBase {
     leaf: Rc<dyn Leaf>,
-    _tell: Rc<Tell>,
+    _reporter: Rc<FaultReporter>,
 }
 
 struct Retired(Rc<dyn Base>);
 
-/// Tells core 0 which bios failed here.
-struct Tell(u64);
+/// Reports to core 0 which bios failed here.
+struct FaultReporter(u64);
 
-impl OnIoError for Tell {
+impl OnIoError for FaultReporter {
     fn on_io_error(&self, op: Op, sector: Sector, len: Sector, status: Status) {
         let leaf = self.0;
-        let tell = move || leaf_has_failed(leaf, (op, sector, len), status);
-        post(CoreId(0), Msg::Call(Box::new(tell)));
+        let report = move || leaf_has_failed(leaf, (op, sector, len), status);
+        post(CoreId(0), Msg::Call(Box::new(report)));
     }
 }
 
 /// A device of core 0, on this core.
 pub struct Replica {
-    entry: Arc<Entry>,
+    entry: Arc<LeaseEntry>,
     remote: Remote,
     present: Rc<Cell<bool>>,
-    now: RefCell<Now>,
+    active: RefCell<ActiveMode>,
 }
 
-enum Now {
+enum ActiveMode {
     Remote,
-    Flat(Arc<Local>, Flat),
-    Leaf(Arc<Local>, Rc<dyn Base>),
+    Flat(Arc<LocalMapping>, Flat),
+    Leaf(Arc<LocalMapping>, Rc<dyn Base>),
     Closed,
 }
 
-impl Now {
+impl ActiveMode {
     fn bases(&self) -> &[Rc<dyn Base>] {
         match self {
-            Now::Flat(_, flat) => flat.bases(),
-            Now::Leaf(_, base) => std::slice::from_ref(base),
-            Now::Remote | Now::Closed => &[],
+            ActiveMode::Flat(_, flat) => flat.bases(),
+            ActiveMode::Leaf(_, base) => std::slice::from_ref(base),
+            ActiveMode::Remote | ActiveMode::Closed => &[],
         }
     }
 
-    fn is(&self, force: &Force) -> bool {
-        match (self, force) {
-            (Now::Flat(now, _) | Now::Leaf(now, _), Force::Local(local)) => Arc::ptr_eq(now, local),
-            (Now::Closed, Force::Closed) => true,
-            // A mapping that could not be made here may be made the next time.
+    fn is(&self, mode: &ReplicaMode) -> bool {
+        match (self, mode) {
+            (ActiveMode::Flat(now, _) | ActiveMode::Leaf(now, _), ReplicaMode::Local(local)) => {
+                Arc::ptr_eq(now, local)
+            }
+            (ActiveMode::Closed, ReplicaMode::Closed) => true,
+            // A mapping that could not be made here may be made at the next refresh.
             _ => false,
         }
     }
 }
 
 impl Replica {
-    /// Whether bios are served on this thread as they are submitted: by a mapping of this core's
-    /// that ends in memory. To be asked inside [`Shard::block_on`].
+    /// Whether bios complete as they are submitted: this core has a mapping that ends in memory.
+    /// Valid inside [`SecondaryCore::block_on`].
     pub(crate) fn is_in_memory(&self) -> bool {
-        match &*self.now.borrow() {
-            Now::Flat(local, _) | Now::Leaf(local, _) => local.is_in_memory(),
-            Now::Remote | Now::Closed => false,
+        match &*self.active.borrow() {
+            ActiveMode::Flat(local, _) | ActiveMode::Leaf(local, _) => local.is_in_memory(),
+            ActiveMode::Remote | ActiveMode::Closed => false,
         }
     }
 }
@@ -114,78 +116,79 @@ impl BlockDevice for Replica {
     }
 
     fn limits(&self) -> Limits {
-        match &*self.now.borrow() {
-            Now::Flat(_, flat) => flat.limits().clone(),
-            Now::Leaf(_, base) => base.limits(),
-            Now::Remote | Now::Closed => self.entry.state().limits.clone(),
+        match &*self.active.borrow() {
+            ActiveMode::Flat(_, flat) => flat.limits().clone(),
+            ActiveMode::Leaf(_, base) => base.limits(),
+            ActiveMode::Remote | ActiveMode::Closed => self.entry.state().limits.clone(),
         }
     }
 
     fn submit(&self, bio: Bio) {
-        assert!(self.present.get(), "a bio outside of block_on, where nobody waits for it"); // S1
-        match &*self.now.borrow() {
-            Now::Flat(_, flat) => flat.submit(bio),
-            Now::Leaf(_, base) => base.submit(bio),
-            Now::Remote => self.remote.submit(bio),
-            Now::Closed => bio.complete(Status::NoDevice),
+        // HO-S1
+        assert!(self.present.get(), "a bio outside of block_on, where nobody waits for it");
+        match &*self.active.borrow() {
+            ActiveMode::Flat(_, flat) => flat.submit(bio),
+            ActiveMode::Leaf(_, base) => base.submit(bio),
+            ActiveMode::Remote => self.remote.submit(bio),
+            ActiveMode::Closed => bio.complete(Status::NoDevice),
         }
     }
 }
 
-impl Shard {
-    pub(super) fn new(shards: Arc<Shards>) -> Result<Shard, Error> {
-        let slot = shards.take_slot()?;
-        let driver = Uring::with_mailboxes(Shards::core(slot), shards.mailboxes());
-        let driver = driver.inspect_err(|_| shards.free_slot(slot))?;
+impl SecondaryCore {
+    pub(super) fn new(pool: Arc<CorePool>) -> Result<SecondaryCore, Error> {
+        let slot = pool.take_slot()?;
+        let driver = Uring::with_mailboxes(CorePool::core(slot), pool.mailboxes());
+        let driver = driver.inspect_err(|_| pool.free_slot(slot))?;
         let files = driver.files();
-        let reactor = Reactor::enter(Shards::core(slot), Box::new(driver));
+        let reactor = Reactor::enter(CorePool::core(slot), Box::new(driver));
         reactor.on(|| set_memory(memory::budget()));
-        // Nothing to know yet: what replicas there will be look by themselves when they are made.
-        let inner = Rc::new(Inner {
+        // Replicas read the mode in force when they are made.
+        let inner = Rc::new(CoreState {
             slot,
-            shards,
+            pool,
             files,
             present: Rc::default(),
             seen: Cell::new(0),
-            told: Cell::new(0),
+            reported: Cell::new(0),
             replicas: RefCell::default(),
             bases: RefCell::default(),
             retired: RefCell::default(),
         });
-        INNER.set(Rc::downgrade(&inner));
-        Ok(Shard { reactor: Some(reactor), inner })
+        THIS_CORE.set(Rc::downgrade(&inner));
+        Ok(SecondaryCore { reactor: Some(reactor), inner })
     }
 
-    /// Which core this is.
+    /// The id of this core.
     pub(crate) fn core(&self) -> CoreId {
-        Shards::core(self.inner.slot)
+        CorePool::core(self.inner.slot)
     }
 
-    /// What opens files and connections on this core.
+    /// Opens files and connections on this core.
     pub fn files(&self) -> &Files {
         &self.inner.files
     }
 
-    /// A leaf of core 0 on this core, for who builds something of his own on it.
+    /// A leaf of core 0 on this core, for a stack of this core's own.
     pub fn open(&self, leaf: &SharedLeaf) -> Rc<dyn Leaf> {
         leaf.open(&self.inner.files)
     }
 
-    /// The device that core 0 has lent, for use inside [`Shard::block_on`]. The same one at every
-    /// call, until the loan ends; its name is that of when it was lent.
-    pub fn device(&self, handle: &Handle) -> Rc<Replica> {
+    /// The replica of a leased device, for use inside [`SecondaryCore::block_on`]: the same one at
+    /// every call, until the lease ends. Its name is the device's when the lease began.
+    pub fn device(&self, handle: &DeviceHandle) -> Rc<Replica> {
         self.inner.replica(&handle.0)
     }
 
     #[cfg(test)]
-    pub(super) fn inner_is_local(&self, handle: &Handle) -> bool {
+    pub(super) fn has_local_mapping(&self, handle: &DeviceHandle) -> bool {
         let now =
-            self.inner.replicas.borrow().get(&handle.0.id).map(|r| r.now.borrow().bases().len());
+            self.inner.replicas.borrow().get(&handle.0.id).map(|r| r.active.borrow().bases().len());
         now.is_some_and(|bases| bases > 0)
     }
 
-    /// Runs until `future` has ended, and everything that this shard has in flight on its own bases
-    /// (S2).
+    /// Runs until `future` has ended, and everything that this core has in flight on its own bases
+    /// (HO-S2).
     pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
         let out = Rc::new(RefCell::new(None));
         let (set, inner) = (out.clone(), &self.inner);
@@ -194,17 +197,18 @@ impl Shard {
             inner.enter();
             spawn(async move { *set.borrow_mut() = Some(future.await) });
         });
-        let done = || out.borrow().is_some() && inner.is_quiet();
+        let done = || out.borrow().is_some() && inner.is_idle();
         assert!(reactor.run(done), "deadlock: no task can run");
         inner.leave();
         out.take().expect("set: the run has ended")
     }
 }
 
-impl Drop for Shard {
+impl Drop for SecondaryCore {
     fn drop(&mut self) {
         let reactor = self.reactor.take().expect("dropped once");
-        // A late answer to what is in flight (with core 0 only: S2) must not reach a successor.
+        // A late answer to a request in flight (with core 0 only: HO-S2) must not reach a successor
+        // in the same slot.
         let used_up = !reactor.core().idle();
         reactor.on(|| {
             self.inner.replicas.take();
@@ -213,25 +217,25 @@ impl Drop for Shard {
         });
         drop(reactor);
         if !used_up {
-            self.inner.shards.free_slot(self.inner.slot);
+            self.inner.pool.free_slot(self.inner.slot);
         }
     }
 }
 
-impl fmt::Debug for Shard {
+impl fmt::Debug for SecondaryCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shard(core {})", self.core().0)
+        write!(f, "SecondaryCore({})", self.core().0)
     }
 }
 
-impl Inner {
-    /// From here on bios may be submitted, and the owner asks before it takes anything away.
+impl CoreState {
+    /// From here on bios may be submitted, and the owner asks before it withdraws a mapping.
     fn enter(&self) {
         assert!(!self.present.replace(true), "block_on within block_on");
-        let generation = self.shards.presence.enter(self.slot);
+        let generation = self.pool.presence.enter(self.slot);
         if generation != self.seen.get() {
-            self.look(generation);
-            // S2: nothing was in flight.
+            self.refresh(generation);
+            // HO-S2: nothing was in flight.
             self.retired.take();
             self.forget_bases();
         }
@@ -240,50 +244,51 @@ impl Inner {
     /// Nothing is in flight and nothing will be submitted: the owner need not ask.
     fn leave(&self) {
         self.present.set(false);
-        let generation = self.shards.presence.leave(self.slot);
-        if generation != self.told.replace(generation) {
+        let generation = self.pool.presence.leave(self.slot);
+        if generation != self.reported.replace(generation) {
             let slot = self.slot;
-            // Core 0 has ended: nobody waits.
-            let _ = self.shards.owner.call(move || shard_has_left(slot, generation));
+            // An error means that core 0 has ended: then nothing waits.
+            let _ = self.pool.owner.call(move || core_has_left(slot, generation));
         }
     }
 
-    fn is_quiet(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.bases.borrow().values().all(|base| base.leaf.stats().in_flight() == 0)
     }
 
-    fn replica(&self, entry: &Arc<Entry>) -> Rc<Replica> {
+    fn replica(&self, entry: &Arc<LeaseEntry>) -> Rc<Replica> {
         if let Some(replica) = self.replicas.borrow().get(&entry.id) {
             return replica.clone();
         }
-        let (force, limits) = {
+        let (mode, limits) = {
             let state = entry.state();
-            (state.force.clone(), state.limits.clone())
+            (state.mode.clone(), state.limits.clone())
         };
         let replica = Rc::new(Replica {
             entry: entry.clone(),
             remote: Remote::new(CoreId(0), entry.export, entry.name.clone(), limits),
             present: self.present.clone(),
-            now: RefCell::new(self.now(&force)),
+            active: RefCell::new(self.active_mode(&mode)),
         });
-        if !matches!(force, Force::Closed) {
+        if !matches!(mode, ReplicaMode::Closed) {
             self.replicas.borrow_mut().insert(entry.id, replica.clone());
         }
         replica
     }
 
-    /// How a replica goes when `force` is in force.
-    fn now(&self, force: &Force) -> Now {
-        let local = match force {
-            Force::Remote => return Now::Remote,
-            Force::Closed => return Now::Closed,
-            Force::Local(local) => local,
+    /// The mode that a replica works in when `mode` is in force.
+    fn active_mode(&self, mode: &ReplicaMode) -> ActiveMode {
+        let local = match mode {
+            ReplicaMode::Remote => return ActiveMode::Remote,
+            ReplicaMode::Closed => return ActiveMode::Closed,
+            ReplicaMode::Local(local) => local,
         };
         match &**local {
-            Local::Leaf(leaf) => Now::Leaf(local.clone(), self.base(leaf)),
-            Local::Flat(plan, leaves) => {
+            LocalMapping::Leaf(leaf) => ActiveMode::Leaf(local.clone(), self.base(leaf)),
+            LocalMapping::Flat(plan, leaves) => {
                 let bases: Vec<_> = leaves.iter().map(|leaf| self.base(leaf)).collect();
-                plan.on(&bases).map_or(Now::Remote, |flat| Now::Flat(local.clone(), flat))
+                plan.on(&bases)
+                    .map_or(ActiveMode::Remote, |flat| ActiveMode::Flat(local.clone(), flat))
             }
         }
     }
@@ -291,43 +296,43 @@ impl Inner {
     fn base(&self, leaf: &SharedLeaf) -> Rc<dyn Base> {
         let mut bases = self.bases.borrow_mut();
         let new = || {
-            let (leaf, tell) = (leaf.open(&self.files), Rc::new(Tell(leaf.id)));
-            let as_fault: Rc<dyn OnIoError> = tell.clone();
+            let (leaf, reporter) = (leaf.open(&self.files), Rc::new(FaultReporter(leaf.id)));
+            let as_fault: Rc<dyn OnIoError> = reporter.clone();
             leaf.watch(Rc::downgrade(&as_fault));
-            ShardBase { leaf, _tell: tell }
+            LocalBase { leaf, _reporter: reporter }
         };
         bases.entry(leaf.id).or_insert_with(new).leaf.clone()
     }
 
-    /// Goes by what is in force now; what is not any more is retired.
-    fn look(&self, generation: u64) {
+    /// Switches to the mappings in force; the bases of withdrawn ones are retired.
+    fn refresh(&self, generation: u64) {
         self.seen.set(generation);
         for replica in self.replicas.borrow().values() {
-            let force = replica.entry.state().force.clone();
-            if replica.now.borrow().is(&force) {
+            let mode = replica.entry.state().mode.clone();
+            if replica.active.borrow().is(&mode) {
                 continue;
             }
-            let old = replica.now.replace(self.now(&force));
+            let old = replica.active.replace(self.active_mode(&mode));
             let retired = old.bases().iter().map(|base| Rc::new(Retired(base.clone())));
             self.retired.borrow_mut().extend(retired);
         }
-        let closed = |r: &Replica| matches!(*r.now.borrow(), Now::Closed);
+        let closed = |r: &Replica| matches!(*r.active.borrow(), ActiveMode::Closed);
         self.replicas.borrow_mut().retain(|_, replica| !closed(replica));
     }
 
-    /// Lets bases go that no mapping uses.
+    /// Closes bases that no mapping uses.
     fn forget_bases(&self) {
         self.bases.borrow_mut().retain(|_, base| Rc::strong_count(&base.leaf) > 1);
     }
 }
 
 /// A leaf that an engine has on a core of its own. Failures are reported to core 0.
-struct OfEngine {
+struct EngineLeaf {
     leaf: Rc<dyn Leaf>,
-    _tell: Rc<Tell>,
+    _reporter: Rc<FaultReporter>,
 }
 
-impl BlockDevice for OfEngine {
+impl BlockDevice for EngineLeaf {
     fn name(&self) -> &str {
         self.leaf.name()
     }
@@ -345,21 +350,21 @@ impl BlockDevice for OfEngine {
     }
 }
 
-/// The leaf on the core of this thread, for an engine that keeps it as long as it likes: it counts
-/// for no replica, and nobody takes it back. Whoever has it on core 0 closes it there last.
-pub(crate) fn adopt_here(leaf: &SharedLeaf) -> Rc<dyn BlockDevice> {
-    let inner = INNER.with_borrow(Weak::upgrade).expect("engines are on cores, and those last");
-    let (tell, leaf) = (Rc::new(Tell(leaf.id)), leaf.open(&inner.files));
-    let as_fault: Rc<dyn OnIoError> = tell.clone();
+/// The leaf on the core of this thread, for an engine that keeps it as long as it likes: it belongs
+/// to no replica, and is never withdrawn. Its user on core 0 closes it there last.
+pub(crate) fn open_on_this_core(leaf: &SharedLeaf) -> Rc<dyn BlockDevice> {
+    let inner = THIS_CORE.with_borrow(Weak::upgrade).expect("engines run on cores");
+    let (reporter, leaf) = (Rc::new(FaultReporter(leaf.id)), leaf.open(&inner.files));
+    let as_fault: Rc<dyn OnIoError> = reporter.clone();
     leaf.watch(Rc::downgrade(&as_fault));
-    Rc::new(OfEngine { leaf, _tell: tell })
+    Rc::new(EngineLeaf { leaf, _reporter: reporter })
 }
 
-/// Step 2, on the shard: the owner asks this thread to look.
-pub(super) fn look_here(generation: u64) {
-    // Absent when the shard is ending: it has left, and told so.
-    let Some(inner) = INNER.with_borrow(Weak::upgrade) else { return };
-    inner.look(generation);
+/// Step 2, on the secondary core: the owner asks this thread to refresh.
+pub(super) fn refresh_this_core(generation: u64) {
+    // Absent when the core is ending: it has left, and reported that.
+    let Some(inner) = THIS_CORE.with_borrow(Weak::upgrade) else { return };
+    inner.refresh(generation);
     let waiting = inner.retired.borrow().clone();
     spawn(async move {
         for retired in &waiting {
@@ -369,6 +374,6 @@ pub(super) fn look_here(generation: u64) {
         drop(waiting);
         inner.forget_bases();
         let slot = inner.slot;
-        post(CoreId(0), Msg::Call(Box::new(move || shard_has_looked(slot, generation))));
+        post(CoreId(0), Msg::Call(Box::new(move || core_has_refreshed(slot, generation))));
     });
 }

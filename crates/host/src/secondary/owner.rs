@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The owner's side, on core 0: lends devices, and publishes and withdraws their mappings.
+//! The owner, on core 0: leases devices to the secondary cores, and publishes and withdraws their
+//! mappings.
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,218 +13,223 @@ use queue::Leaf;
 use reactor::{Msg, WaitList, export, post, unexport};
 
 use crate::leaves::Leaves;
-use crate::secondary::core::look_here;
-use crate::secondary::{Entry, Force, Handle, Local, Shards, State};
+use crate::secondary::core::refresh_this_core;
+use crate::secondary::{CorePool, DeviceHandle, LeaseEntry, LeaseState, LocalMapping, ReplicaMode};
 
 thread_local! {
-    /// For what shards tell: closures that run on core 0.
+    /// For reports of secondary cores: closures that run on core 0.
     static OWNER: RefCell<Weak<Owner>> = const { RefCell::new(Weak::new()) };
 }
 
-/// What core 0 knows of its shards.
+/// What core 0 knows of the secondary cores.
 pub struct Owner {
-    shards: Arc<Shards>,
+    pool: Arc<CorePool>,
     dm: Weak<Dm>,
     leaves: Leaves,
-    /// Mappings in force, by minor number; of devices that `dm` has now.
-    published: RefCell<BTreeMap<u32, Arc<Local>>>,
-    lent: RefCell<Vec<Loan>>,
+    /// Mappings in force, by minor number of devices that exist.
+    published: RefCell<BTreeMap<u32, Arc<LocalMapping>>>,
+    leases: RefCell<Vec<Record>>,
     next_id: Cell<u64>,
-    /// Shards that were asked and have not answered, by generation.
-    asked: RefCell<BTreeMap<u64, BTreeSet<usize>>>,
-    news: WaitList,
+    /// Cores that were asked to refresh and have not answered, by generation.
+    pending: RefCell<BTreeMap<u64, BTreeSet<usize>>>,
+    pending_changed: WaitList,
 }
 
-struct Loan {
-    entry: Arc<Entry>,
+struct Record {
+    entry: Arc<LeaseEntry>,
     /// Absent when it is a leaf.
     device: Option<Rc<MappedDevice>>,
 }
 
-/// What is lent: kept open as long as this lives.
-#[must_use = "the loan ends when this is dropped"]
-pub struct Lent {
+/// A device that secondary cores may use; it is open as long as the lease lives.
+#[must_use = "the lease ends when this is dropped"]
+pub struct Lease {
     owner: Rc<Owner>,
-    entry: Arc<Entry>,
+    entry: Arc<LeaseEntry>,
     _opened: Option<Opened>,
 }
 
 impl Owner {
-    /// Begins to follow what `dm` publishes.
-    pub fn new(shards: Arc<Shards>, dm: &Rc<Dm>, leaves: Leaves) -> Rc<Owner> {
+    /// An owner that publishes the mappings of `dm` from now on.
+    pub fn new(pool: Arc<CorePool>, dm: &Rc<Dm>, leaves: Leaves) -> Rc<Owner> {
         let owner = Rc::new(Owner {
-            shards,
+            pool,
             dm: Rc::downgrade(dm),
             leaves,
             published: RefCell::default(),
-            lent: RefCell::default(),
+            leases: RefCell::default(),
             next_id: Cell::new(0),
-            asked: RefCell::default(),
-            news: WaitList::new(),
+            pending: RefCell::default(),
+            pending_changed: WaitList::new(),
         });
         OWNER.set(Rc::downgrade(&owner));
-        dm.set_replicas(Rc::new(Follow(owner.clone())));
+        dm.set_replicas(Rc::new(Publisher(owner.clone())));
         owner
     }
 
-    /// Lends a mapped device to the shards.
-    pub fn lend(self: &Rc<Owner>, opened: Opened) -> Lent {
+    /// Leases a mapped device to the secondary cores.
+    pub fn lease(self: &Rc<Owner>, opened: Opened) -> Lease {
         let device = opened.device().clone();
-        // S4: it is open, so its minor number is its own.
+        // HO-S4: it is open, so its minor number belongs to it.
         let local = self.published.borrow().get(&device.minor()).cloned();
         let entry = self.entry(device.clone(), local);
-        self.lent.borrow_mut().push(Loan { entry: entry.clone(), device: Some(device) });
-        Lent { owner: self.clone(), entry, _opened: Some(opened) }
+        self.leases.borrow_mut().push(Record { entry: entry.clone(), device: Some(device) });
+        Lease { owner: self.clone(), entry, _opened: Some(opened) }
     }
 
-    /// Lends a leaf.
-    pub fn lend_leaf(self: &Rc<Owner>, leaf: &Rc<dyn Leaf>) -> Lent {
+    /// Leases a leaf.
+    pub fn lease_leaf(self: &Rc<Owner>, leaf: &Rc<dyn Leaf>) -> Lease {
         let base: Rc<dyn Base> = leaf.clone();
-        let local = self.leaves.share(&base).map(|leaf| Arc::new(Local::Leaf(leaf)));
+        let local = self.leaves.share(&base).map(|leaf| Arc::new(LocalMapping::Leaf(leaf)));
         let entry = self.entry(leaf.clone(), local);
-        self.lent.borrow_mut().push(Loan { entry: entry.clone(), device: None });
-        Lent { owner: self.clone(), entry, _opened: None }
+        self.leases.borrow_mut().push(Record { entry: entry.clone(), device: None });
+        Lease { owner: self.clone(), entry, _opened: None }
     }
 
-    fn entry(&self, device: Rc<dyn BlockDevice>, local: Option<Arc<Local>>) -> Arc<Entry> {
+    fn entry(
+        &self,
+        device: Rc<dyn BlockDevice>,
+        local: Option<Arc<LocalMapping>>,
+    ) -> Arc<LeaseEntry> {
         let id = self.next_id.replace(self.next_id.get() + 1);
         let (name, limits) = (device.name().to_owned(), device.limits());
-        let state = Mutex::new(State { force: force(local), limits });
-        Arc::new(Entry { id, name, export: export(device), state })
+        let state = Mutex::new(LeaseState { mode: mode_of(local), limits });
+        Arc::new(LeaseEntry { id, name, export: export(device), state })
     }
 
-    /// The loans of the device that has this minor number now.
-    fn for_each_loan(&self, minor: u32, f: impl Fn(&Entry)) {
+    /// Calls `f` for each lease of the device that has this minor number now.
+    fn for_each_lease(&self, minor: u32, f: impl Fn(&LeaseEntry)) {
         let devices = self.dm.upgrade().map(|dm| dm.devices()).unwrap_or_default();
         let Some(device) = devices.iter().find(|d| d.minor() == minor) else { return };
-        for loan in self.lent.borrow().iter() {
-            if loan.device.as_ref().is_some_and(|d| Rc::ptr_eq(d, device)) {
-                f(&loan.entry);
+        for record in self.leases.borrow().iter() {
+            if record.device.as_ref().is_some_and(|d| Rc::ptr_eq(d, device)) {
+                f(&record.entry);
             }
         }
     }
 
-    /// Begins a generation and asks the shards that are present to look; returns its number.
-    fn ask(&self) -> u64 {
-        let presence = &self.shards.presence;
+    /// Begins a generation and asks the cores that are present to refresh; returns its number.
+    fn request_refresh(&self) -> u64 {
+        let presence = &self.pool.presence;
         let generation = presence.change();
         let present: BTreeSet<usize> =
-            (0..presence.shards()).filter(|s| presence.is_present(*s)).collect();
-        for shard in &present {
-            let look = Box::new(move || look_here(generation));
-            post(Shards::core(*shard), Msg::Call(look));
+            (0..presence.cores()).filter(|s| presence.is_present(*s)).collect();
+        for core in &present {
+            let refresh = Box::new(move || refresh_this_core(generation));
+            post(CorePool::core(*core), Msg::Call(refresh));
         }
         if !present.is_empty() {
-            self.asked.borrow_mut().insert(generation, present);
+            self.pending.borrow_mut().insert(generation, present);
         }
         generation
     }
 
-    fn answered(&self, shard: usize, generations: impl Fn(u64) -> bool) {
-        let mut asked = self.asked.borrow_mut();
-        for (_, shards) in asked.iter_mut().filter(|(g, _)| generations(**g)) {
-            shards.remove(&shard);
+    fn mark_answered(&self, core: usize, generations: impl Fn(u64) -> bool) {
+        let mut pending = self.pending.borrow_mut();
+        for (_, cores) in pending.iter_mut().filter(|(g, _)| generations(**g)) {
+            cores.remove(&core);
         }
-        asked.retain(|_, shards| !shards.is_empty());
-        drop(asked);
-        self.news.wake_all();
+        pending.retain(|_, cores| !cores.is_empty());
+        drop(pending);
+        self.pending_changed.wake_all();
     }
 }
 
-fn force(local: Option<Arc<Local>>) -> Force {
-    local.map_or(Force::Remote, Force::Local)
+fn mode_of(local: Option<Arc<LocalMapping>>) -> ReplicaMode {
+    local.map_or(ReplicaMode::Remote, ReplicaMode::Local)
 }
 
-fn here(f: impl FnOnce(&Owner)) {
-    // Absent when core 0 is ending: nobody waits then.
+fn with_owner(f: impl FnOnce(&Owner)) {
+    // Absent when core 0 is ending: then nothing waits.
     if let Some(owner) = OWNER.with_borrow(Weak::upgrade) {
         f(&owner);
     }
 }
 
-/// A shard tells, on core 0: it has looked, and by mappings that were withdrawn before
-/// `generation` or with it nothing of it is in flight.
-pub(super) fn shard_has_looked(shard: usize, generation: u64) {
-    here(|owner| owner.answered(shard, |g| g == generation));
+/// Report of a secondary core, on core 0: it has refreshed, and has nothing in flight by mappings
+/// that were withdrawn in `generation` or before.
+pub(super) fn core_has_refreshed(core: usize, generation: u64) {
+    with_owner(|owner| owner.mark_answered(core, |g| g == generation));
 }
 
-/// A shard tells, on core 0: it has left with nothing in flight, and will see `generation` and
-/// those before when it comes back.
-pub(super) fn shard_has_left(shard: usize, generation: u64) {
-    here(|owner| owner.answered(shard, |g| g <= generation));
+/// Report of a secondary core, on core 0: it has left with nothing in flight, and will see
+/// `generation` and those before when it enters again.
+pub(super) fn core_has_left(core: usize, generation: u64) {
+    with_owner(|owner| owner.mark_answered(core, |g| g <= generation));
 }
 
-/// A shard tells, on core 0: a bio failed on its base of a leaf.
+/// Report of a secondary core, on core 0: a bio failed on its base of a leaf.
 pub(super) fn leaf_has_failed(leaf: u64, (op, sector, len): (Op, Sector, Sector), cause: Status) {
-    here(|owner| {
+    with_owner(|owner| {
         if let Some(leaf) = owner.leaves.by_id(leaf) {
             leaf.stats().failed_elsewhere(op, sector, len, cause);
         }
     });
 }
 
-/// What `dm` tells.
-struct Follow(Rc<Owner>);
+/// Publishes and withdraws mappings for `dm`.
+struct Publisher(Rc<Owner>);
 
-impl Replicas for Follow {
+impl Replicas for Publisher {
     fn withdraw(&self, minor: u32) -> LocalFuture<()> {
         let owner = self.0.clone();
         Box::pin(async move {
             owner.published.borrow_mut().remove(&minor);
-            // S3: before the generation begins.
-            owner.for_each_loan(minor, |entry| entry.state().force = Force::Remote);
-            let generation = owner.ask();
-            let asked = || owner.asked.borrow().contains_key(&generation);
-            owner.news.wait_for(|| !asked()).await;
+            // HO-S3: before the generation begins.
+            owner.for_each_lease(minor, |entry| entry.state().mode = ReplicaMode::Remote);
+            let generation = owner.request_refresh();
+            let is_pending = || owner.pending.borrow().contains_key(&generation);
+            owner.pending_changed.wait_for(|| !is_pending()).await;
         })
     }
 
     fn publish(&self, minor: u32, flat: &Flat) {
         let owner = &self.0;
         let leaves: Option<_> = flat.bases().iter().map(|b| owner.leaves.share(b)).collect();
-        let local = leaves.map(|leaves| Arc::new(Local::Flat(flat.plan(), leaves)));
+        let local = leaves.map(|leaves| Arc::new(LocalMapping::Flat(flat.plan(), leaves)));
         let mut published = owner.published.borrow_mut();
         match &local {
             Some(local) => published.insert(minor, local.clone()),
             None => published.remove(&minor),
         };
         drop(published);
-        owner.for_each_loan(minor, |entry| {
-            *entry.state() = State { force: force(local.clone()), limits: flat.limits().clone() };
+        owner.for_each_lease(minor, |entry| {
+            *entry.state() =
+                LeaseState { mode: mode_of(local.clone()), limits: flat.limits().clone() };
         });
-        owner.ask();
+        owner.request_refresh();
     }
 }
 
-impl Lent {
-    /// The name by which shards reach the device.
-    pub fn handle(&self) -> Handle {
-        Handle(self.entry.clone())
+impl Lease {
+    /// How secondary cores name the device.
+    pub fn handle(&self) -> DeviceHandle {
+        DeviceHandle(self.entry.clone())
     }
 }
 
-impl Drop for Lent {
+impl Drop for Lease {
     fn drop(&mut self) {
         if block::crashing() {
             return;
         }
-        self.entry.state().force = Force::Closed;
-        self.owner.lent.borrow_mut().retain(|loan| !Arc::ptr_eq(&loan.entry, &self.entry));
+        self.entry.state().mode = ReplicaMode::Closed;
+        self.owner.leases.borrow_mut().retain(|record| !Arc::ptr_eq(&record.entry, &self.entry));
         unexport(self.entry.export);
-        // For the next look to come: nobody waits, and what uses a loan ends before it does.
-        self.owner.shards.presence.change();
+        // For the next refresh: nothing waits, as the users of a lease end before it does.
+        self.owner.pool.presence.change();
     }
 }
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lent({})", self.entry.name)
+        write!(f, "Lease({})", self.entry.name)
     }
 }
 
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lent = self.lent.borrow().len();
-        write!(f, "Owner({:?}, {lent} lent)", self.shards)
+        let leases = self.leases.borrow().len();
+        write!(f, "Owner({:?}, {leases} leases)", self.pool)
     }
 }

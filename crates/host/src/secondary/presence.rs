@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Presence: which shards may be at work, and whether they know the newest mappings.
+//! Presence: which secondary cores may submit, and whether they know the newest mappings.
 //!
 //! ```text
-//!   owner    change:  generation += 1 ── fence ── look who is present
-//!   shard    enter:   present = 1     ── fence ── look at the generation
-//!            leave:   present = 0     ── fence ── look at the generation
+//!   owner    change:  generation += 1 ── fence ── read which cores are present
+//!   core     enter:   present = 1     ── fence ── read the generation
+//!            leave:   present = 0     ── fence ── read the generation
 //! ```
 //!
-//! Either side first says its part and then looks at the other's, with a full fence between, so at
-//! least one of the two sees the other. That is all the protocol of `shards` needs:
+//! Each side first writes its word and then reads the other's, with a full fence between, so at
+//! least one of the two sees the other's write. The protocol of `secondary` needs no more:
 //!
 //! Invariants
-//! - P1 A shard that the owner did not find present after a change sees that change when it enters.
-//! - P2 A shard that the owner found present after a change, and that leaves, sees it on leaving.
-//! - P3 What a shard has done before it left happens before whatever the owner does after having
-//!   found it absent.
+//! - HO-P1 A core that the owner did not find present after a change sees that change when it
+//!   enters.
+//! - HO-P2 A core that the owner found present after a change, and that leaves, sees it on leaving.
+//! - HO-P3 What a core did before it left happens before what the owner does after it has found the
+//!   core absent.
 //!
-//! A shard writes only to its own cache line, and the owner's is written only when a mapping
-//! changes: entering and leaving cost two fences and share nothing that is written.
+//! A core writes only to its own cache line, and the owner's is written only when a mapping
+//! changes: entering and leaving cost two fences and write no shared line.
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -48,29 +49,29 @@ impl Word for AtomicU64 {
 #[repr(align(128))]
 struct Line<W>(W);
 
-/// The shared words of all shards.
+/// The shared words of all secondary cores.
 pub(crate) struct Presence<W = AtomicU64> {
     generation: Line<W>,
     present: Box<[Line<W>]>,
 }
 
 impl<W: Word> Presence<W> {
-    pub(crate) fn new(shards: usize) -> Presence<W> {
-        let present = std::iter::repeat_with(|| Line(W::new(0))).take(shards).collect();
+    pub(crate) fn new(cores: usize) -> Presence<W> {
+        let present = std::iter::repeat_with(|| Line(W::new(0))).take(cores).collect();
         Presence { generation: Line(W::new(0)), present }
     }
 
-    /// The shard is about to submit bios. Returns the generation that it must know by then.
-    pub(crate) fn enter(&self, shard: usize) -> u64 {
-        self.present[shard].0.store(1);
+    /// The core is about to submit bios. Returns the generation that it must know by then.
+    pub(crate) fn enter(&self, core: usize) -> u64 {
+        self.present[core].0.store(1);
         W::full_fence();
         self.generation.0.load()
     }
 
-    /// The shard has nothing in flight and submits nothing until it enters again. Returns the
-    /// generation up to which the owner may be waiting for it.
-    pub(crate) fn leave(&self, shard: usize) -> u64 {
-        self.present[shard].0.store(0);
+    /// The core has nothing in flight and submits nothing until it enters again. Returns the
+    /// generation up to which the owner may wait for it.
+    pub(crate) fn leave(&self, core: usize) -> u64 {
+        self.present[core].0.store(0);
         W::full_fence();
         self.generation.0.load()
     }
@@ -83,12 +84,12 @@ impl<W: Word> Presence<W> {
         generation
     }
 
-    /// Owner: whether the shard may be at work by mappings of before the last change.
-    pub(crate) fn is_present(&self, shard: usize) -> bool {
-        self.present[shard].0.load() == 1
+    /// Owner: whether the core may use mappings of before the last change.
+    pub(crate) fn is_present(&self, core: usize) -> bool {
+        self.present[core].0.load() == 1
     }
 
-    pub(crate) fn shards(&self) -> usize {
+    pub(crate) fn cores(&self) -> usize {
         self.present.len()
     }
 }
@@ -124,37 +125,38 @@ mod tests {
 
     type Checked = Presence<atomic::AtomicU64>;
 
-    /// All executions of a shard that comes and goes twice beside an owner that changes once. The
+    /// All executions of a core that enters and leaves twice beside an owner that changes once. The
     /// cell is the old leaf: only one side at a time may touch it, or loom reports a race.
     #[test]
-    fn nobody_goes_by_a_mapping_that_the_owner_takes_for_withdrawn() {
+    fn no_core_uses_a_mapping_that_the_owner_has_withdrawn() {
         loom::model(|| {
             let presence = Arc::new(Checked::new(1));
             let old_leaf = Arc::new(loom::cell::UnsafeCell::new(0_u64));
-            let told = Arc::new(atomic::AtomicU64::new(0));
-            let shard = {
-                let (presence, leaf, told) = (presence.clone(), old_leaf.clone(), told.clone());
+            let reported = Arc::new(atomic::AtomicU64::new(0));
+            let core = {
+                let (presence, leaf, reported) =
+                    (presence.clone(), old_leaf.clone(), reported.clone());
                 thread::spawn(move || {
                     for _ in 0..2 {
                         if presence.enter(0) == 0 {
                             leaf.with_mut(|_| ());
                         }
                         if presence.leave(0) == 1 {
-                            told.store(1, Ordering::Release);
+                            reported.store(1, Ordering::Release);
                         }
                     }
                 })
             };
             presence.change();
             if presence.is_present(0) {
-                // P2: a shard that was found present tells, at the latest when it leaves.
-                while told.load(Ordering::Acquire) == 0 {
+                // HO-P2: a core that was found present reports, at the latest when it leaves.
+                while reported.load(Ordering::Acquire) == 0 {
                     thread::yield_now();
                 }
             }
-            // P1 and P3.
+            // HO-P1 and HO-P3.
             old_leaf.with_mut(|_| ());
-            shard.join().unwrap();
+            core.join().unwrap();
         });
     }
 }

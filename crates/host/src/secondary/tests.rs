@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Threads as shards beside a core 0 whose tables change under them.
+//! Threads as secondary cores while core 0 changes the tables of their devices.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::leaves::Leaves;
 /// Core 0 on this thread.
 struct World {
     reactor: Reactor,
-    shards: Arc<Shards>,
+    pool: Arc<CorePool>,
     dm: Rc<Dm>,
     leaves: Leaves,
     owner: Rc<Owner>,
@@ -26,13 +26,13 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let shards = Shards::new(4).unwrap();
-        let driver = Uring::with_mailboxes(CoreId(0), shards.mailboxes()).unwrap();
+        let pool = CorePool::new(4).unwrap();
+        let driver = Uring::with_mailboxes(CoreId(0), pool.mailboxes()).unwrap();
         let leaves = Leaves::new(driver.files());
         let reactor = Reactor::enter(CoreId(0), Box::new(driver));
         let dm = Dm::new(Rc::new(leaves.clone()));
-        let owner = Owner::new(shards.clone(), &dm, leaves.clone());
-        World { reactor, shards, dm, leaves, owner }
+        let owner = Owner::new(pool.clone(), &dm, leaves.clone());
+        World { reactor, pool, dm, leaves, owner }
     }
 
     fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
@@ -44,8 +44,8 @@ impl World {
         self.block_on(async move { dm.create(name, None, Some(&table)).await.map(drop) }).unwrap();
     }
 
-    fn lend(&self, name: &str) -> Lent {
-        self.reactor.on(|| self.owner.lend(self.dm.open(name).unwrap()))
+    fn lease(&self, name: &str) -> Lease {
+        self.reactor.on(|| self.owner.lease(self.dm.open(name).unwrap()))
     }
 
     /// Serves as core 0 until the thread has ended.
@@ -63,7 +63,7 @@ impl World {
 
     fn end(self) {
         // Devices go while their core is there.
-        let World { reactor, dm, leaves, owner, shards: _ } = self;
+        let World { reactor, dm, leaves, owner, pool: _ } = self;
         reactor.on(|| drop((dm, leaves, owner)));
     }
 }
@@ -94,25 +94,25 @@ async fn put(device: &dyn BlockDevice, at: Sector, number: u64) -> Result<(), St
 }
 
 /// What a replica does at the moment.
-fn is_local(shard: &Shard, handle: &Handle) -> bool {
-    shard.device(handle);
-    shard.inner_is_local(handle)
+fn is_local(secondary: &SecondaryCore, handle: &DeviceHandle) -> bool {
+    secondary.device(handle);
+    secondary.has_local_mapping(handle)
 }
 
 #[test]
-fn a_shard_goes_by_its_own_mapping_of_memory_and_sees_the_same_bytes() {
+fn a_core_uses_its_own_mapping_and_sees_the_same_bytes() {
     let world = World::new();
     world.create("a", "0 1024 linear mem:1M,a 0\n1024 1024 linear mem:1M,b 0");
-    let lent = world.lend("a");
-    let handle = lent.handle();
+    let lease = world.lease("a");
+    let handle = lease.handle();
     thread::scope(|threads| {
-        let shards = world.shards.clone();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            let device = shard.device(&handle);
-            assert!(is_local(&shard, &handle));
+        let pool = world.pool.clone();
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            let device = secondary.device(&handle);
+            assert!(is_local(&secondary, &handle));
             assert_eq!(device.limits().capacity, Sector(2048));
-            shard.block_on(async move {
+            secondary.block_on(async move {
                 // Across the two lines of the table.
                 for n in 1020..1030 {
                     put(&*device, Sector(n), n + 1).await.unwrap();
@@ -122,7 +122,7 @@ fn a_shard_goes_by_its_own_mapping_of_memory_and_sees_the_same_bytes() {
             });
         });
         // No help of core 0 is needed.
-        shard.join().unwrap();
+        secondary.join().unwrap();
     });
     let dm = world.dm.clone();
     world.block_on(async move {
@@ -131,44 +131,44 @@ fn a_shard_goes_by_its_own_mapping_of_memory_and_sees_the_same_bytes() {
             assert_eq!(number(&*device, Sector(n)).await, n + 1);
         }
     });
-    world.reactor.on(|| drop(lent));
+    world.reactor.on(|| drop(lease));
     world.end();
 }
 
 #[test]
-fn a_file_is_shared_and_free_for_others_when_core_0_closes_it() {
+fn a_shared_file_is_free_for_others_when_core_0_closes_it() {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let path = folder.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let world = World::new();
     let table = format!("0 2048 linear {} 0", path.display());
     world.create("f", &table);
-    let lent = world.lend("f");
-    let handle = lent.handle();
+    let lease = world.lease("f");
+    let handle = lease.handle();
     let (go, wait) = mpsc::channel::<()>();
     thread::scope(|threads| {
-        let shards = world.shards.clone();
+        let pool = world.pool.clone();
         let (wrote, wait_wrote) = mpsc::channel();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            assert!(is_local(&shard, &handle));
-            let device = shard.device(&handle);
-            shard.block_on(async move { put(&*device, Sector(3), 33).await }).unwrap();
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            assert!(is_local(&secondary, &handle));
+            let device = secondary.device(&handle);
+            secondary.block_on(async move { put(&*device, Sector(3), 33).await }).unwrap();
             wrote.send(()).unwrap();
             // Asleep elsewhere, with its base of the file.
             wait.recv().unwrap();
-            let device = shard.device(&handle);
-            shard.block_on(async move { put(&*device, Sector(3), 44).await })
+            let device = secondary.device(&handle);
+            secondary.block_on(async move { put(&*device, Sector(3), 44).await })
         });
         wait_wrote.recv().unwrap();
         assert_eq!(world.first_sectors("f"), [0, 0, 0, 33]);
         let dm = world.dm.clone();
-        world.reactor.on(|| drop(lent));
+        world.reactor.on(|| drop(lease));
         world.block_on(async move { dm.remove("f", Remove::IfUnused).await }).unwrap();
         // Its lock is free: it can be opened again.
         world.create("g", &table);
         go.send(()).unwrap();
-        assert_eq!(world.join(shard), Err(Status::NoDevice));
+        assert_eq!(world.join(secondary), Err(Status::NoDevice));
     });
     assert_eq!(world.first_sectors("g"), [0, 0, 0, 33]);
     world.end();
@@ -187,101 +187,101 @@ fn the_throttle_of_a_file_is_one_for_all_cores() {
     let shared = world.leaves.share(&base).unwrap();
     let (set, wait_set) = mpsc::channel::<()>();
     thread::scope(|threads| {
-        let shards = world.shards.clone();
+        let pool = world.pool.clone();
         let (seen, wait_seen) = mpsc::channel();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            let twin = shard.open(&shared);
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            let twin = secondary.open(&shared);
             let mode = || twin.wbt().unwrap().get(MODE).unwrap();
             seen.send(mode()).unwrap();
             wait_set.recv().unwrap();
             let now = mode();
-            shard.block_on(async move { drop(twin) });
+            secondary.block_on(async move { drop(twin) });
             now
         });
         assert_eq!(wait_seen.recv().unwrap(), "[tail] kernel");
         world.reactor.on(|| leaf.wbt().unwrap().set(MODE, "kernel")).unwrap();
         set.send(()).unwrap();
-        assert_eq!(world.join(shard), "tail [kernel]");
+        assert_eq!(world.join(secondary), "tail [kernel]");
     });
     world.reactor.on(|| drop((leaf, base)));
     world.end();
 }
 
 #[test]
-fn a_leaf_is_lent_as_it_is_and_what_fails_on_it_core_0_hears_of() {
+fn a_leaf_is_leased_and_its_failures_are_reported_to_core_0() {
     let world = World::new();
     world.create("n", "0 1024 linear mem:1M,n 0");
     let leaf = world.leaves.opened().pop().unwrap();
-    let lent = world.reactor.on(|| world.owner.lend_leaf(&leaf));
-    let handle = lent.handle();
+    let lease = world.reactor.on(|| world.owner.lease_leaf(&leaf));
+    let handle = lease.handle();
     thread::scope(|threads| {
-        let shards = world.shards.clone();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            assert!(is_local(&shard, &handle));
-            let device = shard.device(&handle);
+        let pool = world.pool.clone();
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            assert!(is_local(&secondary, &handle));
+            let device = secondary.device(&handle);
             assert_eq!(device.limits().capacity, Sector(2048));
-            shard.block_on(async move {
+            secondary.block_on(async move {
                 put(&*device, Sector(2), 22).await.unwrap();
                 assert_eq!(put(&*device, Sector(2048), 1).await, Err(Status::Invalid));
             });
         });
-        world.join(shard);
+        world.join(secondary);
     });
     world.block_on(sleep(Nanos::from_millis(1)));
     assert_eq!(leaf.stats().last_error().unwrap().sector, Sector(2048));
     assert_eq!(world.first_sectors("n"), [0, 0, 22, 0]);
-    world.reactor.on(|| drop((lent, leaf)));
+    world.reactor.on(|| drop((lease, leaf)));
     world.end();
 }
 
 #[test]
-fn what_is_no_mapping_of_leaves_is_reached_through_core_0() {
+fn a_device_that_is_no_mapping_of_leaves_goes_through_core_0() {
     let world = World::new();
     world.create("d", "0 2048 delay mem:1M,d 0 1");
     world.create("on_d", "0 2048 linear d 0");
-    let lent = world.lend("on_d");
-    let handle = lent.handle();
+    let lease = world.lease("on_d");
+    let handle = lease.handle();
     thread::scope(|threads| {
-        let shards = world.shards.clone();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            assert!(!is_local(&shard, &handle));
-            let device = shard.device(&handle);
-            shard.block_on(async move {
+        let pool = world.pool.clone();
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            assert!(!is_local(&secondary, &handle));
+            let device = secondary.device(&handle);
+            secondary.block_on(async move {
                 put(&*device, Sector(5), 55).await.unwrap();
                 assert_eq!(number(&*device, Sector(5)).await, 55);
             });
         });
-        world.join(shard);
+        world.join(secondary);
     });
-    world.reactor.on(|| drop(lent));
+    world.reactor.on(|| drop(lease));
     world.end();
 }
 
 #[test]
-fn a_shard_that_sleeps_elsewhere_holds_no_swap_up_and_goes_by_the_new_table_after() {
+fn a_sleeping_core_delays_no_swap_and_then_uses_the_new_table() {
     let world = World::new();
     for (name, table) in [("a", "0 8 linear mem:4K,a 0"), ("b", "0 8 linear mem:4K,b 0")] {
         world.create(name, table);
     }
     world.create("d", "0 8 linear a 0");
-    let lent = world.lend("d");
-    let handle = lent.handle();
+    let lease = world.lease("d");
+    let handle = lease.handle();
     let (go, wait) = mpsc::channel::<()>();
     thread::scope(|threads| {
-        let shards = world.shards.clone();
+        let pool = world.pool.clone();
         let (wrote, wait_wrote) = mpsc::channel();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            let device = shard.device(&handle);
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            let device = secondary.device(&handle);
             let device_ = device.clone();
-            shard.block_on(async move { put(&*device_, Sector(0), 1).await }).unwrap();
+            secondary.block_on(async move { put(&*device_, Sector(0), 1).await }).unwrap();
             wrote.send(()).unwrap();
             wait.recv().unwrap();
-            shard.block_on(async move { put(&*device, Sector(0), 2).await }).unwrap();
-            assert!(is_local(&shard, &handle));
+            secondary.block_on(async move { put(&*device, Sector(0), 2).await }).unwrap();
+            assert!(is_local(&secondary, &handle));
         });
         wait_wrote.recv().unwrap();
         let dm = world.dm.clone();
@@ -290,80 +290,85 @@ fn a_shard_that_sleeps_elsewhere_holds_no_swap_up_and_goes_by_the_new_table_afte
             dm.resume("d").await.unwrap();
         });
         go.send(()).unwrap();
-        world.join(shard);
+        world.join(secondary);
     });
     assert_eq!(world.first_sectors("a")[0], 1);
     assert_eq!(world.first_sectors("b")[0], 2);
-    world.reactor.on(|| drop(lent));
+    world.reactor.on(|| drop(lease));
     world.end();
 }
 
 #[test]
-fn bios_of_a_shard_wait_while_the_device_is_suspended() {
+fn bios_of_a_core_wait_while_the_device_is_suspended() {
     let world = World::new();
     world.create("d", "0 8 linear mem:4K,d 0");
-    let lent = world.lend("d");
-    let handle = lent.handle();
+    let lease = world.lease("d");
+    let handle = lease.handle();
     let done = AtomicBool::new(false);
     thread::scope(|threads| {
-        let (shards, done) = (world.shards.clone(), &done);
+        let (pool, done) = (world.pool.clone(), &done);
         let dm = world.dm.clone();
         world.block_on(async move { dm.suspend("d").await }).unwrap();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            assert!(!is_local(&shard, &handle));
-            let device = shard.device(&handle);
-            shard.block_on(async move { put(&*device, Sector(0), 7).await }).unwrap();
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            assert!(!is_local(&secondary, &handle));
+            let device = secondary.device(&handle);
+            secondary.block_on(async move { put(&*device, Sector(0), 7).await }).unwrap();
             done.store(true, Ordering::Release);
         });
         world.block_on(sleep(Nanos::from_millis(20)));
         assert!(!done.load(Ordering::Acquire));
         let dm = world.dm.clone();
         world.block_on(async move { dm.resume("d").await }).unwrap();
-        world.join(shard);
+        world.join(secondary);
     });
     assert_eq!(world.first_sectors("d")[0], 7);
-    world.reactor.on(|| drop(lent));
+    world.reactor.on(|| drop(lease));
     world.end();
 }
 
 #[test]
-fn a_loan_that_has_ended_is_not_another_device_with_its_minor_number() {
+fn an_ended_lease_is_not_a_new_device_with_its_minor_number() {
     let world = World::new();
     world.create("d", "0 8 linear mem:4K,d 0");
-    let lent = world.lend("d");
-    let handle = lent.handle();
+    let lease = world.lease("d");
+    let handle = lease.handle();
     let (go, wait) = mpsc::channel::<()>();
     thread::scope(|threads| {
-        let shards = world.shards.clone();
-        let shard = threads.spawn(move || {
-            let shard = shards.enter().unwrap();
-            let device = shard.device(&handle);
+        let pool = world.pool.clone();
+        let secondary = threads.spawn(move || {
+            let secondary = pool.enter().unwrap();
+            let device = secondary.device(&handle);
             wait.recv().unwrap();
-            let (old, new) = (device, shard.device(&handle));
-            shard.block_on(async move {
+            let (old, new) = (device, secondary.device(&handle));
+            secondary.block_on(async move {
                 assert_eq!(put(&*old, Sector(0), 1).await, Err(Status::NoDevice));
                 assert_eq!(put(&*new, Sector(0), 1).await, Err(Status::NoDevice));
             });
         });
         let dm = world.dm.clone();
-        world.reactor.on(|| drop(lent));
+        world.reactor.on(|| drop(lease));
         world.block_on(async move { dm.remove("d", Remove::IfUnused).await }).unwrap();
         world.create("e", "0 8 linear mem:4K,e 0");
         go.send(()).unwrap();
-        world.join(shard);
+        world.join(secondary);
     });
     assert_eq!(world.first_sectors("e")[0], 0);
     world.end();
 }
 
-/// Writes of a shard thread: each to its own sector, counting up, two at a time.
-fn write_for_ever(shards: &Arc<Shards>, handle: &Handle, at: u64, stop: &AtomicBool) -> [u64; 2] {
-    let shard = shards.enter().unwrap();
+/// Writes of a secondary core thread: each to its own sector, counting up, two at a time.
+fn write_for_ever(
+    pool: &Arc<CorePool>,
+    handle: &DeviceHandle,
+    at: u64,
+    stop: &AtomicBool,
+) -> [u64; 2] {
+    let secondary = pool.enter().unwrap();
     let mut numbers = [0; 2];
     while !stop.load(Ordering::Relaxed) {
-        let device = shard.device(handle);
-        numbers = shard.block_on(async move {
+        let device = secondary.device(handle);
+        numbers = secondary.block_on(async move {
             let done = Rc::new(RefCell::new(numbers));
             let left = Rc::new(Cell::new(2));
             for lane in 0..2 {
@@ -389,7 +394,7 @@ fn write_for_ever(shards: &Arc<Shards>, handle: &Handle, at: u64, stop: &AtomicB
     numbers
 }
 
-/// Ends the process when core 0 panics: its shards would wait for it for ever.
+/// Ends the process when core 0 panics: its secondary cores would wait for it for ever.
 struct EndOnPanic;
 
 impl Drop for EndOnPanic {
@@ -400,28 +405,28 @@ impl Drop for EndOnPanic {
     }
 }
 
-/// Two shards write and read while core 0 swaps the device between two leaves that are mirrors:
-/// whenever the device is suspended both hold the same, copied by core 0.
+/// Two secondary cores write and read while core 0 swaps the device between two leaves that are
+/// mirrors: whenever the device is suspended both hold the same, copied by core 0.
 fn swap_under_load(leaf_a: &str, leaf_b: &str, swaps: u64) {
     let world = World::new();
     world.create("a", &format!("0 8 linear {leaf_a} 0"));
     world.create("b", &format!("0 8 linear {leaf_b} 0"));
     world.create("mid", "0 8 linear a 0");
     world.create("top", "0 8 linear mid 0");
-    let lent = world.lend("top");
+    let lease = world.lease("top");
     let stop = AtomicBool::new(false);
     let numbers = thread::scope(|threads| {
         let _end = EndOnPanic;
         let writers: Vec<_> = [0, 2]
             .map(|at| {
-                let (shards, handle, stop) = (world.shards.clone(), lent.handle(), &stop);
-                threads.spawn(move || write_for_ever(&shards, &handle, at, stop))
+                let (pool, handle, stop) = (world.pool.clone(), lease.handle(), &stop);
+                threads.spawn(move || write_for_ever(&pool, &handle, at, stop))
             })
             .into();
         for swap in 0..swaps {
             let (old, new) = if swap % 2 == 0 { ("a", "b") } else { ("b", "a") };
             let dm = world.dm.clone();
-            // Sometimes the device that the shards use, sometimes the one below.
+            // Sometimes the device that the secondary cores use, sometimes the one below.
             let name = if swap % 3 == 0 { "top" } else { "mid" };
             world.block_on(async move {
                 dm.suspend(name).await.unwrap();
@@ -444,17 +449,17 @@ fn swap_under_load(leaf_a: &str, leaf_b: &str, swaps: u64) {
     });
     assert!(numbers.iter().all(|n| *n > 0), "{numbers:?}");
     assert_eq!(world.first_sectors("top")[..], numbers);
-    world.reactor.on(|| drop(lent));
+    world.reactor.on(|| drop(lease));
     world.end();
 }
 
 #[test]
-fn tables_over_memory_are_swapped_under_load_and_no_write_is_lost() {
+fn memory_tables_are_swapped_under_load_and_no_write_is_lost() {
     swap_under_load("mem:4K,a", "mem:4K,b", 400);
 }
 
 #[test]
-fn tables_over_files_are_swapped_under_load_and_no_write_is_lost() {
+fn file_tables_are_swapped_under_load_and_no_write_is_lost() {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let path = |name: &str| {
         let path = folder.path().join(name);
@@ -465,26 +470,26 @@ fn tables_over_files_are_swapped_under_load_and_no_write_is_lost() {
 }
 
 #[test]
-fn a_shard_of_a_thread_goes_with_the_thread_and_its_core_is_used_again() {
-    let shards = Shards::new(1).unwrap();
+fn a_core_ends_with_its_thread_and_its_slot_is_used_again() {
+    let pool = CorePool::new(1).unwrap();
     let seen = AtomicU64::new(0);
     for _ in 0..3 {
         thread::scope(|threads| {
             threads.spawn(|| {
                 for _ in 0..2 {
-                    let core = shards.here(|shard| {
-                        shard.block_on(sleep(Nanos::from_micros(1)));
-                        shard.core()
+                    let core = pool.on_this_thread(|secondary| {
+                        secondary.block_on(sleep(Nanos::from_micros(1)));
+                        secondary.core()
                     });
                     assert_eq!(core.unwrap(), CoreId(1));
                 }
-                let full = shards.enter().unwrap_err().to_string();
+                let full = pool.enter().unwrap_err().to_string();
                 assert_eq!(full, "no core is free: there is room for 1");
                 seen.fetch_add(1, Ordering::Relaxed);
             });
         });
         // The scope waits for the function, not for the thread's variables.
-        while shards.taken.lock().unwrap()[0] {
+        while pool.taken.lock().unwrap()[0] {
             thread::yield_now();
         }
     }

@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::{Pond, sh};
+use crate::common::{Daemon, sh};
 use serde_json::{Value, json};
 
 fn parsed(answer: (String, String)) -> (String, Value) {
@@ -13,7 +13,7 @@ fn parsed(answer: (String, String)) -> (String, Value) {
 
 #[test]
 fn a_device_lives_its_life_by_curl() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let post = |path: &str, body: &str| parsed(pond.curl("POST", path, &["-d", body]));
     let get = |path: &str| parsed(pond.curl("GET", path, &[]));
 
@@ -48,7 +48,7 @@ fn a_device_lives_its_life_by_curl() {
 
 #[test]
 fn failures_are_json_with_kind_errno_and_message() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let (status, body) = parsed(pond.curl("GET", "/v1/devices/nope", &[]));
     assert_eq!(status, "404");
     assert_eq!(body, json!({"kind": "not_found", "errno": 6, "message": "nope: no such device"}));
@@ -69,7 +69,7 @@ fn failures_are_json_with_kind_errno_and_message() {
 
 #[test]
 fn a_body_beyond_the_bound_is_refused() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let path = pond.dir.path().join("body");
     std::fs::write(&path, vec![b' '; 2 << 20]).unwrap();
     let body = format!("@{}", path.display());
@@ -80,14 +80,14 @@ fn a_body_beyond_the_bound_is_refused() {
 
 #[test]
 fn requests_of_web_pages_are_refused() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let (status, said) = pond.curl("GET", "/v1/devices", &["-H", "Origin: http://evil.example"]);
     assert_eq!(status, "403", "{said}");
 }
 
 #[test]
 fn metrics_count_what_went_through() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("d", "0 2048 linear mem:1M 0");
     assert_eq!(pond.qemu_io("d", &["write 0 64k", "read 0 4k"]).code, Some(0));
     let (status, text) = pond.curl("GET", "/metrics", &[]);
@@ -104,7 +104,7 @@ fn metrics_count_what_went_through() {
 
 #[test]
 fn metrics_tell_the_state_of_every_write_cache() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("wc", "0 2048 writecache s mem:1M mem:2M 4096 0");
     assert_eq!(pond.qemu_io("wc", &["write 0 64k"]).code, Some(0));
     let (_, text) = pond.curl("GET", "/metrics", &[]);
@@ -120,7 +120,7 @@ fn metrics_tell_the_state_of_every_write_cache() {
 
 #[test]
 fn a_client_that_goes_while_it_waits_disturbs_nobody() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("d", "0 8 zero");
     for _ in 0..100 {
         let (status, _) = pond.curl("GET", "/v1/devices/d/wait", &["-m", "0.01"]);
@@ -130,7 +130,7 @@ fn a_client_that_goes_while_it_waits_disturbs_nobody() {
 }
 
 #[test]
-fn another_user_is_turned_away_even_where_the_socket_lets_him_in() {
+fn another_user_is_refused_even_if_the_socket_admits_him() {
     if sh("id", &["-u"]).out.trim() != "0" {
         eprintln!("skipped: needs root to become another user");
         return;
@@ -142,7 +142,7 @@ fn another_user_is_turned_away_even_where_the_socket_lets_him_in() {
     };
     mode(dir.path(), 0o755);
     let socket = dir.path().join("open.sock");
-    let pond = Pond::start_with(&["--http", &format!("unix:{}", socket.display())]);
+    let pond = Daemon::start_with(&["--http", &format!("unix:{}", socket.display())]);
     mode(&socket, 0o666);
     let socket = socket.to_str().unwrap();
     let curl = ["curl", "-s", "--unix-socket", socket, "http://millpond/v1/devices"];

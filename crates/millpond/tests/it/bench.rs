@@ -5,15 +5,15 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{MILLPOND, Said, file_in, folder};
+use crate::common::{CommandOutput, MILLPOND, file_in, folder};
 use serde_json::Value;
 
-fn bench_in(dir: &Path, args: &[&str]) -> Said {
+fn bench_in(dir: &Path, args: &[&str]) -> CommandOutput {
     let output = Command::new(MILLPOND).arg("bench").args(args).current_dir(dir).output();
     output.expect("cargo built it").into()
 }
 
-fn bench(args: &[&str]) -> Said {
+fn bench(args: &[&str]) -> CommandOutput {
     bench_in(folder().path(), args)
 }
 
@@ -50,7 +50,7 @@ fn a_run_ends_when_its_time_is_over_also_without_io_uring() {
 }
 
 #[test]
-fn devices_and_their_leaf_are_driven_in_turns_over_the_same_data() {
+fn devices_and_their_leaf_take_turns_on_the_same_data() {
     let said = json(&[
         "--device",
         "a=0 2048 linear mem:1M 0",
@@ -135,7 +135,7 @@ fn what_an_engine_keeps_is_verified_and_settled() {
 }
 
 #[test]
-fn verify_tells_a_planted_wrong_block_by_device_sector_and_contents() {
+fn verify_reports_device_sector_and_content_of_a_wrong_block() {
     let dir = folder();
     let disk = file_in(dir.path(), "disk.img", 1);
     let file = std::fs::File::options().read(true).write(true).open(disk).unwrap();

@@ -13,11 +13,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::common::{Pond, sh};
+use crate::common::{Daemon, sh};
 
 const MS: Duration = Duration::from_millis(1);
 
-fn connect(pond: &Pond) -> UnixStream {
+fn connect(pond: &Daemon) -> UnixStream {
     UnixStream::connect(pond.run_dir().join("control.sock")).unwrap()
 }
 
@@ -27,22 +27,22 @@ fn ask(mut to: impl Write, method: &str, path: &str) {
 }
 
 /// Whether requests of others are answered soon.
-fn assert_serves(pond: &Pond) {
+fn assert_serves(pond: &Daemon) {
     let (status, said) = pond.curl("GET", "/v1/devices", &["-m", "5"]);
     assert_eq!(status, "200", "{said}");
 }
 
 /// A daemon with a TCP port besides its socket, and the port's address.
-fn with_tcp() -> (Pond, String) {
+fn with_tcp() -> (Daemon, String) {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let addr = format!("127.0.0.1:{port}");
-    (Pond::start_with(&["--http", &addr]), addr)
+    (Daemon::start_with(&["--http", &addr]), addr)
 }
 
 /// 64 commands that waited took all places: `ls` and `remove` hung until one of them ended.
 #[test]
 fn requests_that_wait_keep_no_place_from_others() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("d", "0 8 zero");
     let mut waiters: Vec<UnixStream> = (0..100).map(|_| connect(&pond)).collect();
     for waiter in &waiters {
@@ -62,7 +62,7 @@ fn requests_that_wait_keep_no_place_from_others() {
 
 #[test]
 fn more_requests_than_may_wait_are_refused_not_queued() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("d", "0 8 zero");
     let mut waiters: Vec<UnixStream> = (0..512 + 40).map(|_| connect(&pond)).collect();
     for waiter in &waiters {
@@ -95,7 +95,7 @@ fn tcp_clients_take_no_place_of_the_local_socket() {
 /// device was removed all the same, minutes later.
 #[test]
 fn a_remove_whose_client_has_gone_removes_nothing() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("slow", "0 16384 delay mem:8M 0 0");
     pond.create("d", "0 2048 writecache s mem:1M slow 4096 0");
     assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
@@ -121,7 +121,7 @@ fn a_remove_whose_client_has_gone_removes_nothing() {
 /// same.
 #[test]
 fn a_drain_whose_client_has_gone_removes_nothing() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("slow", "0 16384 delay mem:8M 0 0");
     pond.create("d", "0 2048 writecache s slow mem:1M 4096 0");
     assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
@@ -138,9 +138,9 @@ fn a_drain_whose_client_has_gone_removes_nothing() {
 /// device came up all the same, later.
 #[test]
 fn what_is_made_for_a_client_that_has_gone_is_not_made() {
-    let server = Pond::start();
+    let server = Daemon::start();
     server.create("d", "0 8 zero");
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("old", "0 8 zero");
     let between = pond.dir.path().join("between.sock");
     let listener = UnixListener::bind(&between).unwrap();
@@ -169,10 +169,11 @@ fn what_is_made_for_a_client_that_has_gone_is_not_made() {
     }
 }
 
-/// A request that lay in the socket while the daemon was busy was executed for nobody.
+/// A request that waited in the socket while the daemon was busy was executed though its client had
+/// disconnected.
 #[test]
 fn a_request_that_was_left_behind_changes_nothing() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("d", "0 8 zero");
     pond.signal("-STOP");
     let gone = connect(&pond);

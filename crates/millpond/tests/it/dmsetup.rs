@@ -8,17 +8,17 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::common::{self, Pond, Said};
+use crate::common::{self, CommandOutput, Daemon};
 
 /// A daemon, and a link to the program beside it.
 struct Dm {
-    pond: Pond,
+    pond: Daemon,
     link: PathBuf,
 }
 
 impl Dm {
     fn start() -> Dm {
-        let pond = Pond::start();
+        let pond = Daemon::start();
         let link = pond.dir.path().join("dmsetup");
         std::os::unix::fs::symlink(common::MILLPOND, &link).unwrap();
         Dm { pond, link }
@@ -43,11 +43,11 @@ impl Dm {
         command
     }
 
-    fn run(&self, args: &[&str]) -> Said {
+    fn run(&self, args: &[&str]) -> CommandOutput {
         self.run_with(args, "")
     }
 
-    fn run_with(&self, args: &[&str], stdin: &str) -> Said {
+    fn run_with(&self, args: &[&str], stdin: &str) -> CommandOutput {
         let mut command = self.command();
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -57,7 +57,7 @@ impl Dm {
     }
 
     /// Runs it with words that hold no blanks.
-    fn say(&self, line: &str) -> Said {
+    fn say(&self, line: &str) -> CommandOutput {
         self.run(&line.split(' ').collect::<Vec<_>>())
     }
 }
@@ -255,7 +255,7 @@ fn trees_are_dmsetups() {
     }
     let mut plain = dm.command();
     plain.args(["ls", "--tree"]).env("LC_ALL", "C");
-    let said: Said = plain.output().unwrap().into();
+    let said: CommandOutput = plain.output().unwrap().into();
     assert_eq!(said.ok(), "new (254:2)\ntop (254:1)\n `-low (254:0)\n    `-(mem:4M)\n");
 }
 
@@ -272,7 +272,7 @@ fn messages_exec_and_names_with_blanks_go_where_they_should() {
     assert_eq!(dm.run(&["ls", "--exec", "echo is  at"]).ok(), "is at /dev/mapper/my\\x20dev\n");
     let mut exec = dm.command();
     exec.args(["ls", "--target", "zero", "--exec", "echo"]).env("DM_DEV_DIR", "/pond/dev");
-    let said: Said = exec.output().unwrap().into();
+    let said: CommandOutput = exec.output().unwrap().into();
     assert_eq!(said.ok(), "/pond/dev/mapper/my\\x20dev\n");
     dm.pond.file("origin.img", 8);
     dm.run(&["create", "wc", "--table", "0 16384 writecache s ./origin.img mem:4M 4096 0"]).ok();
@@ -495,7 +495,7 @@ fn odd_arguments_are_errors_and_never_a_panic() {
         }
         let mut command = dm.command();
         command.args(*verb).arg(&bad).stdin(Stdio::null());
-        let said: Said = command.output().unwrap().into();
+        let said: CommandOutput = command.output().unwrap().into();
         assert!(said.failed(1).contains("not UTF-8"), "{verb:?}");
     }
     for args in [
@@ -535,7 +535,7 @@ fn without_a_daemon_it_says_where_one_should_be() {
     let run_dir = dir.path().join("run");
     let mut command = Command::new(link);
     command.args(["remove", "x"]).env("MILLPOND_RUN_DIR", &run_dir);
-    let said: Said = command.output().unwrap().into();
+    let said: CommandOutput = command.output().unwrap().into();
     let e = said.failed(1);
     assert!(e.contains(&format!("{}/control.sock", run_dir.display())), "{e}");
     assert!(

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::common::{self, Pond, file_in, folder, sh};
+use crate::common::{self, Daemon, file_in, folder, sh};
 
 /// The fenced blocks of a manual: language, text, and whether it follows the one before at once.
 fn blocks(manual: &str) -> Vec<(String, String, bool)> {
@@ -26,7 +26,7 @@ fn blocks(manual: &str) -> Vec<(String, String, bool)> {
 }
 
 /// Runs the examples of a manual with a daemon; returns how many outputs were compared.
-fn run_examples(manual: &str, pond: &Pond, path: &Path) -> usize {
+fn run_examples(manual: &str, pond: &Daemon, path: &Path) -> usize {
     let mut before = String::new(); // functions that the examples define
     let mut printed = None;
     let mut compared = 0;
@@ -54,14 +54,14 @@ fn run_examples(manual: &str, pond: &Pond, path: &Path) -> usize {
 
 #[test]
 fn the_examples_of_the_api_manual_print_what_it_says() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let compared = run_examples("api.md", &pond, Path::new("/nowhere"));
     assert!(compared >= 8, "{compared} outputs compared");
 }
 
 #[test]
 fn the_examples_of_the_dmsetup_manual_print_what_it_says() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let bin = pond.dir.path().join("bin");
     std::fs::create_dir(&bin).expect("a writable folder");
     for name in ["millpond", "dmsetup"] {
@@ -87,7 +87,7 @@ fn the_example_of_the_config_manual_is_a_config() {
     std::fs::write(dir.path().join("pond.toml"), text).expect("a writable folder");
     file_in(dir.path(), "origin.img", 2048);
     file_in(dir.path(), "cache.img", 64);
-    let pond = Pond::start_in(dir, &["--config", "pond.toml"]);
+    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
     assert_eq!(pond.cli(&["ls"]).ok(), "slow\t(254:0)\nwc\t(254:1)\nzram0\t(254:2)\n");
     assert!(pond.cli(&["info", "wc"]).ok().contains("UUID: 5c1e\n"));
     let said = pond.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);

@@ -4,12 +4,12 @@
 
 use std::process::{Command, Stdio};
 
-use crate::common::{self, Pond};
+use crate::common::{self, Daemon};
 
 const MIB: usize = 1 << 20;
 
 /// A write cache with a MiB of dirty blocks, which are written back one by one, and its origin.
-fn dirty(pond: &Pond) -> String {
+fn dirty(pond: &Daemon) -> String {
     let (origin, cache) = (pond.file("origin.img", 16), pond.file("cache.img", 16));
     pond.create(
         "wc",
@@ -20,7 +20,7 @@ fn dirty(pond: &Pond) -> String {
     origin
 }
 
-fn assert_drained(pond: &Pond, origin: &str) {
+fn assert_drained(pond: &Daemon, origin: &str) {
     assert_eq!(pond.cli(&["get", "wc", "dirty_blocks"]).ok(), "0\n");
     let bytes = std::fs::read(origin).unwrap_or_else(|e| panic!("{origin}: {e}"));
     assert!(bytes[..MIB].iter().all(|b| *b == 0x5a), "the origin does not hold what was written");
@@ -28,7 +28,7 @@ fn assert_drained(pond: &Pond, origin: &str) {
 
 #[test]
 fn a_drain_writes_everything_back_within_its_time() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let origin = dirty(&pond);
     let said = pond.cli(&["drain", "wc", "--within", "3s", "--p99", "50ms", "-o", "json"]).ok();
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -42,8 +42,8 @@ fn a_drain_writes_everything_back_within_its_time() {
 }
 
 #[test]
-fn a_drain_that_a_signal_stops_says_what_is_left_and_can_be_taken_up_again() {
-    let pond = Pond::start();
+fn a_stopped_drain_reports_the_rest_and_can_be_started_again() {
+    let pond = Daemon::start();
     let origin = dirty(&pond);
     // At this rate it takes 256 seconds.
     let run_dir = pond.run_dir();
@@ -67,8 +67,8 @@ fn a_drain_that_a_signal_stops_says_what_is_left_and_can_be_taken_up_again() {
 }
 
 #[test]
-fn by_the_api_a_drain_outlives_its_client_and_is_stopped_by_another() {
-    let pond = Pond::start();
+fn a_drain_outlives_its_client_and_another_can_stop_it() {
+    let pond = Daemon::start();
     dirty(&pond);
     let put = |value: &str, limit: &str| {
         let body = format!("{{\"value\": \"{value}\"}}");

@@ -4,11 +4,11 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::common::{Pond, file_in, sh};
+use crate::common::{Daemon, file_in, sh};
 
 #[test]
-fn a_leaf_that_a_table_has_open_has_attributes_by_any_path_that_leads_to_it() {
-    let pond = Pond::start();
+fn an_open_leaf_has_attributes_by_any_path_to_it() {
+    let pond = Daemon::start();
     let path = pond.file("disk.img", 4);
     std::os::unix::fs::symlink(&path, pond.dir.path().join("link.img")).unwrap();
     let said = pond.cli(&["get", &path, "size"]).failed(3);
@@ -42,8 +42,8 @@ fn a_leaf_that_a_table_has_open_has_attributes_by_any_path_that_leads_to_it() {
 }
 
 #[test]
-fn what_a_leaf_has_not_or_does_not_let_be_set_is_refused_by_name() {
-    let pond = Pond::start();
+fn missing_and_read_only_attributes_of_a_leaf_are_refused() {
+    let pond = Daemon::start();
     let path = pond.file("disk.img", 4);
     pond.create("d", "0 4096 linear ./disk.img 0\n4096 8 linear mem:4M 0");
     let said = pond.cli(&["get", &path, "queue/nothing"]).failed(3);
@@ -70,7 +70,7 @@ fn what_a_leaf_has_not_or_does_not_let_be_set_is_refused_by_name() {
 
 #[test]
 fn the_throttle_of_a_file_is_read_and_set_by_its_path() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let path = pond.file("disk.img", 4);
     pond.create("d", "0 4096 linear ./disk.img 0");
     let get = |attribute: &str| pond.cli(&["get", &path, attribute]).ok();
@@ -101,8 +101,8 @@ fn the_throttle_of_a_file_is_read_and_set_by_its_path() {
 }
 
 #[test]
-fn files_on_one_disk_have_one_throttle_which_stays_while_one_of_them_is_open() {
-    let pond = Pond::start();
+fn files_on_one_disk_share_a_throttle_while_one_is_open() {
+    let pond = Daemon::start();
     let paths = ["a.img", "b.img", "c.img"].map(|name| pond.file(name, 4));
     let device = std::fs::metadata(pond.dir.path()).unwrap().dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -128,7 +128,7 @@ fn files_on_one_disk_have_one_throttle_which_stays_while_one_of_them_is_open() {
 /// persistent memory, on whatever it lies.
 #[test]
 fn what_lies_on_no_disk_shares_no_throttle() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let (a, b) = (file_in(memory.path(), "a.img", 4), file_in(memory.path(), "b.img", 4));
     let (mapped, plain) = (format!("pmem:{}", pond.file("mapped.img", 4)), pond.file("c.img", 4));

@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::{self, MILLPOND, Pond, file_in, folder, sh, start_fails};
+use crate::common::{self, Daemon, MILLPOND, file_in, folder, sh, start_fails};
 
 fn with_config(text: &str) -> tempfile::TempDir {
     let dir = folder();
@@ -28,7 +28,7 @@ table = '''
 
 #[test]
 fn sigterm_settles_everything_and_exits_0() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let disk = pond.file("disk.img", 16);
     pond.create("d", "0 32768 linear ./disk.img 0");
     assert_eq!(pond.qemu_io("d", &["write -P 5 1M 1M"]).code, Some(0));
@@ -43,7 +43,7 @@ fn sigterm_settles_everything_and_exits_0() {
 
 #[test]
 fn sigint_does_too_even_with_a_device_suspended_under_a_client() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("d", "0 2048 linear mem:1M 0");
     pond.cli(&["suspend", "d"]).ok();
     std::thread::scope(|s| {
@@ -61,7 +61,7 @@ fn sigint_does_too_even_with_a_device_suspended_under_a_client() {
 /// All had settled, and yet the daemon ended with 1: a device was "being removed".
 #[test]
 fn sigterm_beside_a_removal_exits_0() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("slow", "0 16384 delay mem:8M 0 0");
     pond.create("d", "0 2048 writecache s mem:1M slow 4096 0");
     assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
@@ -83,14 +83,14 @@ fn sigterm_beside_a_removal_exits_0() {
 fn after_kill_9_the_config_brings_everything_back() {
     let dir = with_config(STACK);
     file_in(dir.path(), "disk.img", 16);
-    let pond = Pond::start_in(dir, &["--config", "pond.toml"]);
+    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
     assert_eq!(pond.qemu_io("", &["write -P 6 8M 64k", "flush"]).code, Some(0));
     pond.signal("-KILL");
     let (status, _, dir) = pond.wait();
     assert_eq!(status.code(), None);
     assert!(dir.path().join("run/control.sock").exists(), "kill -9 leaves its sockets");
 
-    let pond = Pond::start_in(dir, &["--config", "pond.toml"]);
+    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
     assert_eq!(pond.cli(&["ls"]).ok(), "low\t(254:0)\ntop\t(254:1)\n");
     let said = pond.qemu_io("top", &["read -P 6 8M 64k"]);
     assert!(said.code == Some(0) && !said.out.contains("failed"), "{said:?}");
@@ -103,11 +103,11 @@ fn a_write_cache_survives_kill_9_with_what_was_flushed() {
     );
     file_in(dir.path(), "origin.img", 32);
     file_in(dir.path(), "cache.img", 16);
-    let pond = Pond::start_in(dir, &["--config", "pond.toml"]);
+    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
     assert_eq!(pond.qemu_io("wc", &["write -P 7 4M 256k", "flush"]).code, Some(0));
     pond.signal("-KILL");
     let (_, _, dir) = pond.wait();
-    let pond = Pond::start_in(dir, &["--config", "pond.toml"]);
+    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
     let said = pond.qemu_io("wc", &["read -P 7 4M 256k"]);
     assert!(said.code == Some(0) && !said.out.contains("failed"), "{said:?}");
     pond.cli(&["message", "wc", "0", "flush"]).ok();
@@ -139,7 +139,7 @@ fn a_config_that_cannot_be_had_names_file_line_and_device() {
 
 #[test]
 fn a_second_daemon_on_a_run_dir_is_refused() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let (code, log) = start_fails(pond.dir.path(), &[]);
     assert_eq!(code, Some(4));
     assert!(log.contains(&format!("a daemon runs there already (pid {})", pond.pid())), "{log}");
@@ -148,10 +148,10 @@ fn a_second_daemon_on_a_run_dir_is_refused() {
 
 #[test]
 fn a_file_in_use_by_another_daemon_is_busy() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let disk = pond.file("disk.img", 1);
     pond.create("d", &format!("0 2048 linear {disk} 0"));
-    let other = Pond::start();
+    let other = Daemon::start();
     let err = other.cli(&["create", "d", "--table", &format!("0 2048 linear {disk} 0")]).failed(4);
     assert!(err.contains(&disk) && err.contains("EBUSY"), "{err}");
     pond.cli(&["remove", "d"]).ok();
@@ -160,7 +160,7 @@ fn a_file_in_use_by_another_daemon_is_busy() {
 
 #[test]
 fn sockets_are_the_owners_alone() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let mode = |path: &str| {
         let meta = std::fs::metadata(pond.run_dir().join(path)).unwrap();
         meta.permissions().mode() & 0o777
@@ -170,7 +170,7 @@ fn sockets_are_the_owners_alone() {
 
 #[test]
 fn nbd_and_http_are_served_where_they_are_asked_for() {
-    let pond = Pond::start_with(&["--nbd", "127.0.0.1:0", "--nbd", "unix:more.sock"]);
+    let pond = Daemon::start_with(&["--nbd", "127.0.0.1:0", "--nbd", "unix:more.sock"]);
     pond.create("d", "0 2048 linear mem:1M 0");
     let version = pond.cli(&["version", "-o", "json"]).ok();
     let version: serde_json::Value = serde_json::from_str(&version).unwrap();
@@ -186,7 +186,7 @@ fn nbd_and_http_are_served_where_they_are_asked_for() {
 
 #[test]
 fn a_daemon_of_several_cores_serves_and_ends_as_one_of_one() {
-    let pond = Pond::start_with(&["--cores", "3"]);
+    let pond = Daemon::start_with(&["--cores", "3"]);
     let threads = std::fs::read_dir(format!("/proc/{}/task", pond.pid())).unwrap();
     let name = |t: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(t.unwrap().path().join("comm")).unwrap().trim().to_owned()
@@ -240,7 +240,7 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
 /// The file of a leaf shrinks under the daemon: whoever runs it reads what failed, where and why.
 #[test]
 fn a_failing_device_is_told_with_operation_sector_and_cause() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let path = pond.file("shrinks.img", 1);
     pond.create("d", &format!("0 2048 linear {path} 0"));
     std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();

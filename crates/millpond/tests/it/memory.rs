@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use crate::common::{self, MILLPOND, Pond, folder, sh};
+use crate::common::{self, Daemon, MILLPOND, folder, sh};
 use format::{CheckpointRef, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
 
 const BIG: u64 = 15 << 40;
@@ -21,7 +21,7 @@ fn big(dir: &std::path::Path) -> String {
 /// daemon with all of its devices, after it had written the format.
 #[test]
 fn a_device_that_needs_too_much_memory_is_refused_alone() {
-    let pond = Pond::start_with(&["--memory", "96M"]);
+    let pond = Daemon::start_with(&["--memory", "96M"]);
     pond.create("good", "0 8192 linear mem:4M 0");
     let big = big(pond.dir.path());
     let backing = format!("0 8192 zram lz4 2 backing_dev {big}");

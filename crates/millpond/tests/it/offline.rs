@@ -5,18 +5,18 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::common::{self, MILLPOND, Pond, Said, folder, sh};
+use crate::common::{self, CommandOutput, Daemon, MILLPOND, folder, sh};
 
 const BLOCK: u64 = 4096;
 
-fn millpond(args: &[&str]) -> Said {
+fn millpond(args: &[&str]) -> CommandOutput {
     sh(MILLPOND, args)
 }
 
 /// A folder with `origin.img` and a cache `cache.img` of it whose blocks 0 to 3 and 100 are dirty;
 /// the daemon was killed. Returns the two paths, too.
 fn killed(cache_options: &str) -> (tempfile::TempDir, String, String) {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
     let words = cache_options.split_whitespace().count();
     let table = format!("0 8192 writecache s {origin} {cache} 4096 {words} {cache_options}");
@@ -45,7 +45,7 @@ fn assert_written_back(origin: &str) {
     }
 }
 
-fn json(said: &Said) -> serde_json::Value {
+fn json(said: &CommandOutput) -> serde_json::Value {
     serde_json::from_str(&said.out).unwrap()
 }
 
@@ -106,11 +106,11 @@ fn another_origin_is_refused_with_a_token_that_takes_it() {
 }
 
 #[test]
-fn a_table_with_a_copy_of_the_origin_is_refused_until_it_says_so() {
+fn a_copy_of_the_origin_is_refused_unless_the_table_allows_it() {
     let (dir, origin, cache) = killed("");
     let copy = dir.path().join("copy.img").to_str().unwrap().to_owned();
     std::fs::copy(&origin, &copy).unwrap();
-    let pond = Pond::start_in(dir, &[]);
+    let pond = Daemon::start_in(dir, &[]);
     let table = format!("0 8192 writecache s {copy} {cache} 4096");
     let said = pond.cli(&["create", "wc", "--table", &format!("{table} 0")]).failed(1);
     assert!(said.contains("holds 5 blocks (5 dirty) of another origin"), "{said}");
@@ -121,13 +121,13 @@ fn a_table_with_a_copy_of_the_origin_is_refused_until_it_says_so() {
 }
 
 #[test]
-fn what_would_be_lost_is_not_wiped_without_the_token_of_this_moment() {
+fn a_loss_is_not_wiped_without_the_current_token() {
     let (dir, origin, cache) = killed("");
     let said = millpond(&["wipe", &cache]).failed(1);
     assert!(said.contains("holds 5 dirty blocks (20.0 KiB)"), "{said}");
     let stale = said.split("--force ").nth(1).unwrap().split('`').next().unwrap().to_owned();
     // The cache goes on working: the token is stale.
-    let pond = Pond::start_in(dir, &[]);
+    let pond = Daemon::start_in(dir, &[]);
     pond.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
     pond.qemu_io("wc", &["write -P 0x33 8192 4096", "flush"]).ok();
     assert_eq!(pond.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
@@ -150,12 +150,12 @@ fn what_would_be_lost_is_not_wiped_without_the_token_of_this_moment() {
 
 #[test]
 fn what_a_daemon_has_open_is_in_use_and_the_daemon_is_named() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
     let table = format!("0 8192 writecache s {origin} {cache} 4096 0");
     pond.create("wc", &table);
     let by = format!("is in use, by process {} (millpond", pond.pid());
-    let other = Pond::start();
+    let other = Daemon::start();
     for said in [
         millpond(&["inspect", &cache]),
         millpond(&["wipe", &cache]),

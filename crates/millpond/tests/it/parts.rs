@@ -2,26 +2,26 @@
 //! Write caches in several parts, by the real program: on cores of their own, killed, inspected,
 //! recovered and wiped.
 
-use crate::common::{MILLPOND, Pond, Said, file_in, sh};
+use crate::common::{CommandOutput, Daemon, MILLPOND, file_in, sh};
 
 const MIB: usize = 1 << 20;
 /// 256 MiB, of which each part has four chunks of 32.
 const SECTORS: u64 = 256 * 2048;
 
-fn millpond(args: &[&str]) -> Said {
+fn millpond(args: &[&str]) -> CommandOutput {
     sh(MILLPOND, args)
 }
 
 /// A cache of two parts on two cores, before memory: that moves no head, whatever disk this is.
-fn create(pond: &Pond, cache: &str, options: &str) -> Said {
+fn create(pond: &Daemon, cache: &str, options: &str) -> CommandOutput {
     let words = options.split_whitespace().count();
     let table = format!("0 {SECTORS} writecache s mem:256M {cache} 4096 {words} {options}");
     pond.cli(&["create", "wc", "--table", &table])
 }
 
 #[test]
-fn a_cache_in_parts_serves_on_its_cores_and_tells_of_all_of_them() {
-    let pond = Pond::start_with(&["--cores", "2"]);
+fn a_cache_in_parts_serves_and_reports_on_all_its_cores() {
+    let pond = Daemon::start_with(&["--cores", "2"]);
     let cache = pond.file("cache.img", 64);
     create(&pond, &cache, "parts 2").ok();
     // The end of one chunk and the beginning of the next, and one further on.
@@ -58,7 +58,7 @@ fn a_cache_in_parts_serves_on_its_cores_and_tells_of_all_of_them() {
 
 #[test]
 fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
-    let pond = Pond::start_with(&["--cores", "2"]);
+    let pond = Daemon::start_with(&["--cores", "2"]);
     let cache = pond.file("cache.img", 16);
     create(&pond, &cache, "parts 2").ok();
     pond.qemu_io("wc", &["write -P 0x11 31M 2M", "write -P 0x22 200M 4k", "flush"]).ok();
@@ -120,7 +120,7 @@ fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
 /// checked what it had read and one that filled its part with zeroes, ended the program.
 #[test]
 fn reads_across_parts_go_on_over_origins_without_data() {
-    let pond = Pond::start_with(&["--cores", "2"]);
+    let pond = Daemon::start_with(&["--cores", "2"]);
     pond.cli(&["create", "nothing", "--table", "0 131072 zero"]).ok();
     let mixed = "0 65536 linear mem:32M 0\n65536 65536 zero";
     pond.cli(&["create", "mixed", "--table", mixed]).ok();

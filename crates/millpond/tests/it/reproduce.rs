@@ -5,18 +5,18 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{MILLPOND, Said, folder};
+use crate::common::{CommandOutput, MILLPOND, folder};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-fn reproduce(dir: &Path, args: &[&str]) -> Said {
+fn reproduce(dir: &Path, args: &[&str]) -> CommandOutput {
     let output = Command::new(MILLPOND).arg("reproduce").args(args).current_dir(dir).output();
     output.expect("cargo built it").into()
 }
 
 /// What it printed; progress is on standard error.
 #[track_caller]
-fn done(said: Said) -> String {
+fn done(said: CommandOutput) -> String {
     assert_eq!(said.code, Some(0), "{said:?}");
     said.out
 }
@@ -102,7 +102,7 @@ fn virtual_time_gives_the_same_bytes_each_time() {
 }
 
 #[test]
-fn on_files_of_this_machine_rows_come_with_the_machine_and_nothing_is_left() {
+fn a_run_on_files_reports_the_machine_and_leaves_no_file() {
     let dir = folder();
     // The figures lie elsewhere: the directory is looked at.
     let figures = folder();
@@ -149,7 +149,7 @@ fn a_scenario_that_fails_is_named_and_the_others_go_on() {
         "ulimit -f 1024; trap '' XFSZ; exec {MILLPOND} reproduce zram noclone --size 4M --dir ."
     );
     let output = Command::new("sh").args(["-c", &line]).current_dir(dir.path()).output();
-    let said: Said = output.expect("sh").into();
+    let said: CommandOutput = output.expect("sh").into();
     assert_eq!(said.code, Some(1), "{said:?}");
     let reason = "zram\n  could not be run: .: ";
     assert!(said.out.contains(reason) && said.out.contains("three layers"), "{said:?}");

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What would take data out of sight is refused or told, by the real program and its command line.
+//! Operations that would make data unreachable are refused or reported, by the real program and its
+//! command line.
 
-use crate::common::{self, MILLPOND, Pond, Said, folder};
+use crate::common::{self, CommandOutput, Daemon, MILLPOND, folder};
 
 fn token(refusal: &str) -> String {
     let token = refusal.split("--force=").nth(1).unwrap();
@@ -9,20 +10,20 @@ fn token(refusal: &str) -> String {
 }
 
 /// 4 MiB of one byte, flushed, without a client program.
-fn dirty(pond: &Pond, name: &str) {
+fn dirty(pond: &Daemon, name: &str) {
     let uri = pond.uri(name);
     let bench = ["bench", "--uri", &uri, "--rw", "write", "--runtime", "100ms", "--bs", "64K"];
     let output = std::process::Command::new(MILLPOND).args(bench).output().unwrap();
-    assert_eq!(Said::from(output).code, Some(0));
+    assert_eq!(CommandOutput::from(output).code, Some(0));
 }
 
-fn dirty_blocks(pond: &Pond, name: &str) -> u64 {
+fn dirty_blocks(pond: &Daemon, name: &str) -> u64 {
     pond.cli(&["get", name, "dirty_blocks"]).ok().trim().parse().unwrap()
 }
 
 /// A cache of files whose dirty blocks stay.
-fn pond_with_dirty() -> (Pond, String, String) {
-    let pond = Pond::start();
+fn pond_with_dirty() -> (Daemon, String, String) {
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
     pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 2 high_watermark 100"));
     dirty(&pond, "w");
@@ -60,7 +61,7 @@ fn dirty_blocks_are_not_hidden_without_a_word() {
 
 #[test]
 fn the_recover_command_names_where_a_cache_begins() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
     let options = "4 start_sector 64 high_watermark 100";
     pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 {options}"));
@@ -70,7 +71,7 @@ fn the_recover_command_names_where_a_cache_begins() {
     assert!(removed.err.contains(&command), "{removed:?}");
     let recover = ["recover", "--cache", &cache, "--start-sector", "64", "--origin", &origin];
     let recovered = std::process::Command::new(MILLPOND).args(recover).output().unwrap();
-    assert_eq!(Said::from(recovered).code, Some(0));
+    assert_eq!(CommandOutput::from(recovered).code, Some(0));
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn the_end_of_the_daemon_tells_what_stays_in_caches() {
 /// it, and flushed data were lost.
 #[test]
 fn a_second_use_of_a_live_caches_device_is_refused() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
     pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
     let map = format!("0 8192 linear {cache} 0");
@@ -119,7 +120,7 @@ fn a_second_use_of_a_live_caches_device_is_refused() {
 
 #[test]
 fn what_does_not_last_is_warned_of() {
-    let pond = Pond::start_with(&["--default-export", "nope"]);
+    let pond = Daemon::start_with(&["--default-export", "nope"]);
     let table = "0 32768 writecache s mem:16M,o mem:16M,c 4096 0";
     let created = pond.cli(&["create", "w", "--table", table]);
     let warning = "w: the cache is in memory (mem:16M,c): what it holds, flushed data too, is gone \
@@ -147,7 +148,7 @@ fn what_does_not_last_is_warned_of() {
 /// The daemon's folder and its end, where nothing is dirty: no word of it.
 #[test]
 fn a_clean_cache_is_removed_without_a_word() {
-    let pond = Pond::start_in(folder(), &[]);
+    let pond = Daemon::start_in(folder(), &[]);
     let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
     pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
     pond.cli(&["remove", "w"]).ok();

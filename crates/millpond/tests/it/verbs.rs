@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every verb against a running daemon: what it prints, what it says when it fails, how it exits.
 
-use crate::common::{self, Pond};
+use crate::common::{self, Daemon};
 
 #[test]
 fn create_and_the_listings_print_what_dmsetup_prints() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     assert_eq!(pond.cli(&["ls"]).ok(), "No devices found\n");
     pond.create("low", "0 8192 linear mem:4M 0");
     pond.cli_with(&["create", "top", "--uuid", "u-1"], "0 4096 linear low 0\n4096 8 zero\n").ok();
@@ -59,7 +59,7 @@ fn create_and_the_listings_print_what_dmsetup_prints() {
 
 #[test]
 fn every_listing_has_json() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("d", "0 8 zero");
     for args in [
         &["status"][..],
@@ -89,7 +89,7 @@ fn every_listing_has_json() {
 
 #[test]
 fn load_resume_clear_and_suspend_move_tables_between_the_slots() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let stat = |name: &str| {
         let out = pond.cli(&["info", "-c", name]).ok();
         out.lines().nth(1).unwrap().split_whitespace().nth(3).unwrap().to_owned()
@@ -114,7 +114,7 @@ fn load_resume_clear_and_suspend_move_tables_between_the_slots() {
 
 #[test]
 fn remove_rename_and_wait_know_busy_and_gone() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("low", "0 8 linear mem:4K 0");
     pond.create("top", "0 8 linear low 0");
     let err = pond.cli(&["remove", "low"]).failed(4);
@@ -142,7 +142,7 @@ fn remove_rename_and_wait_know_busy_and_gone() {
 
 #[test]
 fn wait_ends_with_the_next_event() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.create("bad", "0 16 error");
     pond.create("d", "0 16 striped 1 8 bad 0");
     std::thread::scope(|s| {
@@ -155,7 +155,7 @@ fn wait_ends_with_the_next_event() {
 
 #[test]
 fn errors_say_what_was_wrong_and_what_is_allowed() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let small = pond.file("small.img", 1);
     for (table, code, parts) in [
         ("0 8 nothing", 1, ["create d: line 1: nothing: unknown target type", "linear"]),
@@ -182,7 +182,7 @@ fn errors_say_what_was_wrong_and_what_is_allowed() {
 }
 
 #[test]
-fn without_a_daemon_the_message_says_which_socket_and_how_to_start_one() {
+fn without_a_daemon_the_message_names_socket_and_command() {
     let dir = common::folder();
     let run_dir = dir.path().join("run").to_str().unwrap().to_owned();
     let err = common::sh(common::MILLPOND, &["--run-dir", &run_dir, "ls"]).failed(1);
@@ -192,7 +192,7 @@ fn without_a_daemon_the_message_says_which_socket_and_how_to_start_one() {
 
 #[test]
 fn a_write_cache_is_made_written_flushed_and_asked() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     pond.file("origin.img", 32);
     pond.file("cache.img", 16);
     pond.create("wc", "0 65536 writecache s ./origin.img ./cache.img 4096 0");
@@ -214,7 +214,7 @@ fn a_write_cache_is_made_written_flushed_and_asked() {
 
 #[test]
 fn a_flush_that_takes_long_shows_its_progress() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     // Writes of the origin take 1.5 s, and so does the flush after them.
     pond.create("slow", "0 65536 delay mem:32M 0 0 mem:32M 0 1500");
     let options = "4 high_watermark 99 low_watermark 98";
@@ -230,7 +230,7 @@ fn a_flush_that_takes_long_shows_its_progress() {
 /// Found by hand: two write caches formatted and filled the same cache file, side by side.
 #[test]
 fn a_device_is_in_one_write_cache_at_a_time() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let line = |origin: &str, cache: &str| format!("0 16384 writecache s {origin} {cache} 4096 0");
     pond.create("a", &line("mem:8M,o1", "mem:4M,c1"));
     for (origin, cache, taken) in [

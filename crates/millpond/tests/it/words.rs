@@ -4,27 +4,27 @@
 
 use std::process::Command;
 
-use crate::common::{MILLPOND, Pond, Said};
+use crate::common::{CommandOutput, Daemon, MILLPOND};
 
 /// A daemon, and a link to the program beside it.
 struct Dm {
-    pond: Pond,
+    pond: Daemon,
 }
 
 impl Dm {
     fn start() -> Dm {
-        let pond = Pond::start();
+        let pond = Daemon::start();
         std::os::unix::fs::symlink(MILLPOND, pond.dir.path().join("dmsetup")).unwrap();
         Dm { pond }
     }
 
-    fn run(&self, args: &[&str]) -> Said {
+    fn run(&self, args: &[&str]) -> CommandOutput {
         let mut command = Command::new(self.pond.dir.path().join("dmsetup"));
         command.args(args).env("MILLPOND_RUN_DIR", self.pond.run_dir());
         command.output().unwrap().into()
     }
 
-    fn say(&self, line: &str) -> Said {
+    fn say(&self, line: &str) -> CommandOutput {
         self.run(&line.split(' ').collect::<Vec<_>>())
     }
 }
@@ -54,7 +54,7 @@ fn a_name_runs_nothing_in_a_shell_that_evaluates() {
     let script = "eval \"$1\"; echo \"$DM_UNMANGLED_NAME\"; echo \"$DM_DEVNOS_USED\"";
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh", &all]).env("PWNED", &pwned);
-    let said: Said = shell.output().unwrap().into();
+    let said: CommandOutput = shell.output().unwrap().into();
     assert_eq!(said.ok(), format!("{name}\n{}\n", file.display()));
     assert!(!pwned.exists());
 }

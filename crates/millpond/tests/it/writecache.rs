@@ -6,14 +6,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{MILLPOND, Pond, Said};
+use crate::common::{CommandOutput, Daemon, MILLPOND};
 use serde_json::{Value, json};
 
 /// The terminal session of a machine with the kernel's own target.
 const SESSION: &str = include_str!("../../../writecache/tests/golden/kernel-session.txt");
 
 /// Calls the program as `dmsetup create bad --table LINE`.
-fn create(pond: &Pond, line: &str) -> Said {
+fn create(pond: &Daemon, line: &str) -> CommandOutput {
     let link = pond.dir.path().join("dmsetup");
     if !link.exists() {
         std::os::unix::fs::symlink(MILLPOND, &link).unwrap();
@@ -26,7 +26,7 @@ fn create(pond: &Pond, line: &str) -> Said {
 /// Checks a refusal: dmsetup's line with the cause that the kernel gives, then the target's words,
 /// and what they are about.
 #[track_caller]
-fn assert_refused(pond: &Pond, args: &str, errno: &str, texts: &[&str]) {
+fn assert_refused(pond: &Daemon, args: &str, errno: &str, texts: &[&str]) {
     let line = format!("0 8192 writecache {args}");
     let said = create(pond, line.trim_end()).failed(1);
     let first = said.lines().next().unwrap();
@@ -47,8 +47,8 @@ fn poke(cache: &str, offset: u64, bytes: &[u8]) {
 
 /// Every line of the session's errors, with the device names of this test.
 #[test]
-fn what_the_kernel_refused_in_its_session_is_refused_in_its_words() {
-    let pond = Pond::start();
+fn the_kernels_refusals_are_repeated_in_its_words() {
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
     let table = format!("0 8192 writecache s {origin} {cache} 4096");
     pond.create("new", &format!("{table} 2 format dm"));
@@ -88,8 +88,8 @@ const INVALID: &str = "Invalid argument";
 const OPTION: &str = "Invalid optional argument";
 
 #[test]
-fn the_kernels_other_refusals_are_in_its_words_too_and_say_what_is_allowed() {
-    let pond = Pond::start();
+fn the_kernels_other_refusals_also_state_what_is_allowed() {
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
     let with = |count: u32, options: &str| format!("s {origin} {cache} 4096 {count} {options}");
     for (args, texts) in [
@@ -149,7 +149,7 @@ fn the_kernels_other_refusals_are_in_its_words_too_and_say_what_is_allowed() {
 
 /// Makes `name` of `table`, tries `args`, and takes it away.
 #[track_caller]
-fn assert_refused_over(pond: &Pond, below: &str, args: &str, errno: &str, texts: &[&str]) {
+fn assert_refused_over(pond: &Daemon, below: &str, args: &str, errno: &str, texts: &[&str]) {
     pond.create("below", below);
     let line = format!("0 8192 writecache {args}");
     let said = create(pond, &line).failed(1);
@@ -161,8 +161,8 @@ fn assert_refused_over(pond: &Pond, below: &str, args: &str, errno: &str, texts:
 }
 
 #[test]
-fn a_cache_device_that_fails_or_does_not_fit_is_refused_in_the_kernels_words() {
-    let pond = Pond::start();
+fn a_bad_cache_device_is_refused_in_the_kernels_words() {
+    let pond = Daemon::start();
     let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
     // A write cache of 4096-byte blocks takes sectors, which it merges: what the kernel refuses,
     // a cache of smaller blocks on it, works.
@@ -190,7 +190,7 @@ fn a_cache_device_that_fails_or_does_not_fit_is_refused_in_the_kernels_words() {
 }
 
 /// Sets an attribute by the API; returns the status and what the body says.
-fn put(pond: &Pond, option: &str, value: &str) -> (String, String) {
+fn put(pond: &Daemon, option: &str, value: &str) -> (String, String) {
     let body = json!({ "value": value }).to_string();
     let path = format!("/v1/devices/wc/attributes/{option}");
     let (status, body) = pond.curl("PUT", &path, &["-d", &body]);
@@ -200,7 +200,7 @@ fn put(pond: &Pond, option: &str, value: &str) -> (String, String) {
 }
 
 /// A write cache in this mode. Returns what its table line says before the options.
-fn live(pond: &Pond, mode: &str) -> String {
+fn live(pond: &Daemon, mode: &str) -> String {
     let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
     let head = format!("0 8192 writecache {mode} {origin} {cache} 4096");
     let said = pond.cli(&["create", "wc", "--table", &format!("{head} 0")]);
@@ -211,7 +211,7 @@ fn live(pond: &Pond, mode: &str) -> String {
     head.to_owned()
 }
 
-/// Options with a value: two that are taken, one that is not, and what is said then.
+/// Options with a value: two that are accepted, one that is not, and its error.
 const VALUES: [(&str, [&str; 2], &str, &str); 14] = [
     ("high_watermark", ["70", "100"], "101", "0 to 100 percent"),
     ("low_watermark", ["0", "50"], "x", "0 to 100 percent"),
@@ -230,8 +230,8 @@ const VALUES: [(&str, [&str; 2], &str, &str); 14] = [
 ];
 
 #[test]
-fn every_live_option_is_set_by_the_command_line_and_the_api_and_stands_in_the_table_line() {
-    let pond = Pond::start();
+fn every_live_option_can_be_set_and_is_in_the_table_line() {
+    let pond = Daemon::start();
     let head = live(&pond, "s");
     for (option, good, bad, allowed) in VALUES {
         let shown = |value: &str| {
@@ -269,7 +269,7 @@ fn every_live_option_is_set_by_the_command_line_and_the_api_and_stands_in_the_ta
 #[test]
 fn every_flag_is_set_by_1_and_taken_back_by_0() {
     for (mode, flags) in [("s", &["cleaner", "metadata_only"][..]), ("p", &["fua", "nofua"])] {
-        let pond = Pond::start();
+        let pond = Daemon::start();
         let head = live(&pond, mode);
         for flag in flags {
             pond.cli(&["set", "wc", flag, "1"]).ok();
@@ -285,7 +285,7 @@ fn every_flag_is_set_by_1_and_taken_back_by_0() {
 
 #[test]
 fn what_only_a_table_sets_is_shown_and_refused_with_that_text() {
-    let pond = Pond::start();
+    let pond = Daemon::start();
     let head = live(&pond, "s");
     for (option, shown) in
         [("start_sector", "0"), ("format", "native"), ("ordered", "0"), ("adopt_origin", "0")]

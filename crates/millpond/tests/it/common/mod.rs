@@ -11,17 +11,17 @@ pub(crate) const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
 /// The warning that most caches of tests deserve.
 const IN_MEMORY: &str = ": the cache is in memory (";
 
-/// What a command said.
+/// Exit code and output of a command.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl From<Output> for Said {
-    fn from(o: Output) -> Said {
-        Said {
+impl From<Output> for CommandOutput {
+    fn from(o: Output) -> CommandOutput {
+        CommandOutput {
             code: o.status.code(),
             out: String::from_utf8(o.stdout).unwrap(),
             err: String::from_utf8(o.stderr).unwrap(),
@@ -29,7 +29,7 @@ impl From<Output> for Said {
     }
 }
 
-impl Said {
+impl CommandOutput {
     /// What it printed; it must have exited with 0 and said nothing else, but that a cache is in
     /// memory.
     #[track_caller]
@@ -48,13 +48,13 @@ impl Said {
 }
 
 /// Runs any program.
-pub(crate) fn sh(program: &str, args: &[&str]) -> Said {
+pub(crate) fn sh(program: &str, args: &[&str]) -> CommandOutput {
     let output = Command::new(program).args(args).output();
     output.unwrap_or_else(|e| panic!("{program}: {e}; scripts/setup.sh installs it")).into()
 }
 
 /// A daemon; killed when dropped.
-pub(crate) struct Pond {
+pub(crate) struct Daemon {
     child: Child,
     /// Kept open, so that the daemon can go on writing its log.
     stderr: BufReader<ChildStderr>,
@@ -66,23 +66,23 @@ pub(crate) fn folder() -> TempDir {
     tempfile::Builder::new().prefix("pond").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-impl Pond {
-    pub(crate) fn start() -> Pond {
-        Pond::start_in(folder(), &[])
+impl Daemon {
+    pub(crate) fn start() -> Daemon {
+        Daemon::start_in(folder(), &[])
     }
 
-    pub(crate) fn start_with(options: &[&str]) -> Pond {
-        Pond::start_in(folder(), options)
+    pub(crate) fn start_with(options: &[&str]) -> Daemon {
+        Daemon::start_in(folder(), options)
     }
 
     /// Starts a daemon and waits until it says that it is ready.
-    pub(crate) fn start_in(dir: TempDir, options: &[&str]) -> Pond {
+    pub(crate) fn start_in(dir: TempDir, options: &[&str]) -> Daemon {
         let (child, mut stderr) = spawn(dir.path(), options);
         let mut log = String::new();
         while !log.contains("millpond: ready ") {
             assert!(stderr.read_line(&mut log).unwrap() > 0, "no daemon: {log}");
         }
-        Pond { child, stderr, dir }
+        Daemon { child, stderr, dir }
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {
@@ -95,12 +95,12 @@ impl Pond {
     }
 
     /// Runs a verb.
-    pub(crate) fn cli(&self, args: &[&str]) -> Said {
+    pub(crate) fn cli(&self, args: &[&str]) -> CommandOutput {
         self.cli_with(args, "")
     }
 
     /// Runs a verb with something on standard input, in the daemon's folder.
-    pub(crate) fn cli_with(&self, args: &[&str], stdin: &str) -> Said {
+    pub(crate) fn cli_with(&self, args: &[&str], stdin: &str) -> CommandOutput {
         let mut child = Command::new(MILLPOND)
             .args(args)
             .env("MILLPOND_RUN_DIR", self.run_dir())
@@ -126,7 +126,7 @@ impl Pond {
     }
 
     /// Runs qemu-io's commands on an export.
-    pub(crate) fn qemu_io(&self, name: &str, commands: &[&str]) -> Said {
+    pub(crate) fn qemu_io(&self, name: &str, commands: &[&str]) -> CommandOutput {
         qemu_io(&self.uri(name), commands)
     }
 
@@ -161,7 +161,7 @@ impl Pond {
     }
 }
 
-impl Drop for Pond {
+impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -198,7 +198,7 @@ pub(crate) fn file_in(dir: &Path, name: &str, mib: u64) -> String {
     path.to_str().unwrap().into()
 }
 
-pub(crate) fn qemu_io(uri: &str, commands: &[&str]) -> Said {
+pub(crate) fn qemu_io(uri: &str, commands: &[&str]) -> CommandOutput {
     let mut args = vec!["-f", "raw"];
     for c in commands {
         args.extend(["-c", c]);

@@ -12,35 +12,35 @@ use crate::args::BenchArgs;
 use crate::job::Counter;
 use crate::side::count;
 
-/// Shorter runs show nothing: who waits less than this does not wonder.
+/// Shorter runs show no progress.
 const QUIET: Nanos = Nanos::from_secs(2);
 /// How often it is shown after that.
 const EVERY: Nanos = Nanos::from_secs(1);
 
 /// Shows progress until dropped.
-pub(crate) struct Shown {
+pub(crate) struct ProgressLine {
     stop: Rc<Cell<bool>>,
-    /// A line is on the terminal and wants to be wiped.
+    /// Whether a line is on the terminal, to be cleared.
     line: Rc<Cell<bool>>,
 }
 
-impl Drop for Shown {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.stop.set(true);
         if self.line.get() {
-            // On a terminal that has gone nothing is lost.
+            // An error means that the terminal is closed.
             let _ = write!(stderr(), "\r\x1b[K");
         }
     }
 }
 
-/// Starts showing, if anybody looks or has asked for it.
-pub(crate) fn start(args: &BenchArgs, counters: Vec<Arc<Counter>>) -> Option<Shown> {
+/// Starts to show progress, if standard error is a terminal or `--progress` is given.
+pub(crate) fn start(args: &BenchArgs, counters: Vec<Arc<Counter>>) -> Option<ProgressLine> {
     let terminal = stderr().is_terminal();
     if !terminal && !args.progress {
         return None;
     }
-    let shown = Shown { stop: Rc::default(), line: Rc::default() };
+    let shown = ProgressLine { stop: Rc::default(), line: Rc::default() };
     let (stop, line) = (shown.stop.clone(), shown.line.clone());
     let turns = u64::from(args.turns) * args.drive.len().max(1) as u64;
     let runtime = args.runtime.map(|t| Nanos(t.0.saturating_mul(turns)));
@@ -65,7 +65,7 @@ pub(crate) fn start(args: &BenchArgs, counters: Vec<Arc<Counter>>) -> Option<Sho
             } else {
                 writeln!(stderr(), "millpond: bench: {text}")
             };
-            // Nobody to tell when standard error has gone.
+            // An error means that standard error is closed.
             let _ = written;
         }
     });

@@ -8,20 +8,20 @@ use reactor::{Driver, Event, Msg, Sqe};
 
 /// A clock and nothing else: every request to a file fails.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct ClockDriver {
     epoch: Instant,
     failed: Vec<Event>,
 }
 
-impl Memory {
-    pub(crate) fn new() -> Memory {
+impl ClockDriver {
+    pub(crate) fn new() -> ClockDriver {
         #[expect(clippy::disallowed_methods, reason = "this is a clock of production")]
         let epoch = Instant::now();
-        Memory { epoch, failed: Vec::new() }
+        ClockDriver { epoch, failed: Vec::new() }
     }
 }
 
-impl Driver for Memory {
+impl Driver for ClockDriver {
     fn now(&self) -> Nanos {
         Nanos(u64::try_from(self.epoch.elapsed().as_nanos()).expect("584 years"))
     }
@@ -41,7 +41,7 @@ impl Driver for Memory {
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
         let left = deadline.map_or(Nanos::ZERO, |t| t.saturating_sub(self.now()));
         if left > Nanos::ZERO && self.failed.is_empty() {
-            #[expect(clippy::disallowed_methods, reason = "nobody but time can end this wait")]
+            #[expect(clippy::disallowed_methods, reason = "this wait ends by time only")]
             std::thread::sleep(Duration::from_nanos(left.0));
         }
         out.append(&mut self.failed);

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Replay: a stack of mappings once more, on the core of a job and over the same leaves.
+//! A copy of a stack of mappings on the core of a job, over the same leaves.
 //!
-//! A shard's own replica is always mapped in place: a device that clones is served by core 0. To be
-//! compared, jobs that clone must not pay for the way there, so each has the whole stack on its
-//! core.
+//! A secondary core's own replica is always mapped in place: a device that clones is served by core
+//! 0. To be compared, jobs that clone must not pay for the way there, so each has the whole stack
+//! on its core.
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, LocalFuture};
 use dm::{Dm, MappedDevice, Mapping, Resolver};
-use host::{Leaves, Shard, SharedLeaf};
+use host::{Leaves, SecondaryCore, SharedLeaf};
 use queue::Leaf;
 
-/// Devices as their tables say, and the leaves that these name.
+/// The tables of the devices, and the leaves that these name.
 #[derive(Clone)]
-pub(crate) struct Replay {
-    /// Name, table and mapping, each device after those it stands on.
+pub(crate) struct StackCopy {
+    /// Name, table and mapping; each device comes after those that it is built on.
     devices: Vec<(String, String, Mapping)>,
     leaves: Vec<(String, SharedLeaf)>,
     top: String,
 }
 
-impl Replay {
+impl StackCopy {
     /// The stack of `top`, when that clones.
-    pub(crate) fn of(dm: &Dm, leaves: &Leaves, top: &MappedDevice) -> Option<Replay> {
+    pub(crate) fn of(dm: &Dm, leaves: &Leaves, top: &MappedDevice) -> Option<StackCopy> {
         if top.mapping() != Mapping::Clone {
             return None;
         }
@@ -40,23 +40,23 @@ impl Replay {
             let base = leaf.clone().as_base()?;
             Some((leaf.name().to_owned(), leaves.share_blocks(&base)?))
         };
-        Some(Replay {
+        Some(StackCopy {
             devices: devices.collect(),
             leaves: leaves.opened().into_iter().filter_map(share).collect(),
             top: top.name().to_owned(),
         })
     }
 
-    /// The top device on the core of `shard`; it lives as long as the mapper with it.
-    pub(crate) fn on(self, shard: &Shard) -> Result<(Rc<Dm>, Rc<MappedDevice>), Error> {
+    /// The top device on the core of `secondary core`; it lives as long as the mapper with it.
+    pub(crate) fn build(self, core: &SecondaryCore) -> Result<(Rc<Dm>, Rc<MappedDevice>), Error> {
         let open = |(name, leaf): &(String, SharedLeaf)| {
-            (name.clone(), shard.open(leaf) as Rc<dyn BlockDevice>)
+            (name.clone(), core.open(leaf) as Rc<dyn BlockDevice>)
         };
-        let known = Known(self.leaves.iter().map(open).collect());
-        shard.block_on(async move {
-            let dm = Dm::new(Rc::new(known));
+        let leaves = LeavesOfCore(self.leaves.iter().map(open).collect());
+        core.block_on(async move {
+            let dm = Dm::new(Rc::new(leaves));
             for (name, table, mapping) in &self.devices {
-                // What stands on an engine can't be made here, and is not asked for.
+                // A device on an engine can't be made here, and is not needed.
                 if dm.create(name, None, Some(table)).await.is_ok() {
                     dm.set_attribute(name, "mapping", &mapping.to_string()).await?;
                 }
@@ -68,9 +68,9 @@ impl Replay {
 }
 
 /// The leaves of this core.
-struct Known(BTreeMap<String, Rc<dyn BlockDevice>>);
+struct LeavesOfCore(BTreeMap<String, Rc<dyn BlockDevice>>);
 
-impl Resolver for Known {
+impl Resolver for LeavesOfCore {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let found = self.0.get(word).cloned();
         let found = found.ok_or_else(|| Error::not_found(format!("{word}: not on this core")));

@@ -67,7 +67,7 @@ pub(crate) fn open(
     };
     let opened = files.open_path(path, options)?;
     let leaf = FileLeaf::new(path.to_string_lossy(), opened.file, opened.limits);
-    Ok(Rc::new(leaf.with_identity(opened.lasting_identity)))
+    Ok(Rc::new(leaf.with_identity(opened.persistent_identity)))
 }
 
 /// Adds to a refusal which device uses the image, if the daemon of `run_dir` has it and answers.

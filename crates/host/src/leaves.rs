@@ -352,7 +352,7 @@ impl Leaves {
             Some(wbt) => FileLeaf::with_wbt(name, opened.file, opened.limits, &wbt),
             None => FileLeaf::new(name, opened.file, opened.limits),
         };
-        let leaf = leaf.with_identity(opened.lasting_identity).closed_by(closer(files));
+        let leaf = leaf.with_identity(opened.persistent_identity).closed_by(closer(files));
         let leaf = if opened.in_page_cache { leaf.in_page_cache() } else { leaf };
         let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };
         Ok((with_merges(leaf), key, place))

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Connect: a stream to a server, by Unix socket or TCP, without holding up the core.
+//! Connections to servers, by Unix socket or TCP, without blocking the core.
 //!
 //! ```text
 //!   core                                    thread
-//!   connect ── where to ──────────────────▶ look the name up, connect
-//!   Recv on a pair of sockets ◀── end ───── leaves what came of it, lets its end of the pair go
+//!   connect ── address ───────────────────▶ resolve the name, connect
+//!   Recv on a pair of sockets ◀── end ───── store the result, close its end of the pair
 //! ```
 //!
-//! Looking a name up and connecting may block for long and have no place in the ring; they are
-//! rare.
+//! Name resolution and connect may block for long and are not done by the ring; they are rare.
 use std::fmt;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -27,10 +26,10 @@ use rustix::net::sockopt::{
 
 use crate::files::Files;
 
-/// For each address that a name has. Chosen: a host that is there answers in less.
+/// Timeout for each address of a name. Chosen: a reachable host answers in less.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// A host that is silent is asked whether it is still there after 15 s, then every 5 s, and is gone
-/// after three questions, or when it has not acknowledged what was sent for as long.
+/// The kernel probes a silent host after 15 s, then every 5 s, and gives it up after three probes,
+/// or if sent data are not acknowledged for that time.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 3;
@@ -74,7 +73,7 @@ fn connect(peer: &Peer) -> io::Result<OwnedFd> {
     }
 }
 
-/// Lets the kernel find out that a host is gone.
+/// Lets the kernel detect that a host is gone.
 fn watch_over(stream: &TcpStream) -> io::Result<()> {
     set_socket_keepalive(stream, true)?;
     set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
@@ -90,10 +89,11 @@ fn error(peer: &Peer, e: io::Error) -> Error {
 }
 
 impl Files {
-    /// Connects; the core goes on meanwhile. Dropping the future lets the attempt run out.
+    /// Connects without blocking the core. If the future is dropped, the attempt still runs to its
+    /// end.
     ///
     /// # Errors
-    /// What the system says: no such name or socket, nobody listens, no answer.
+    /// The error of the system: no such name or socket, connection refused, no answer.
     pub async fn connect(&self, peer: &Peer) -> Result<FileId, Error> {
         let failed = |e: io::Error| error(peer, e);
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;

@@ -1,45 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! File: opening regular files and block devices, with O_DIRECT where it is had, alone if asked.
+//! Opens regular files and block devices, with O_DIRECT if possible, exclusively if requested.
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use block::{Error, ErrorKind, Limits};
+use block::{Error, Limits};
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags, flock, statx,
 };
 use rustix::io::Errno;
 
-use crate::holder;
 use crate::limits;
+use crate::lock_owner;
+use crate::os_error::os_error;
 use crate::pmem::{self, Mapped, Mapping};
 use crate::table::DirectAlign;
 
-/// Whether to go around the page cache.
+/// Whether to bypass the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direct {
-    /// O_DIRECT, and the page cache with a warning where the file system refuses.
+    /// O_DIRECT; the page cache with a warning if the file system refuses it.
     Try,
     /// The page cache.
     Never,
 }
 
-/// How to open a path. The default: read and write, O_DIRECT if it can be had, exclusively.
+/// Options of an open. The default: read and write, O_DIRECT if possible, exclusive.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     /// Refuse writes.
     pub read_only: bool,
-    /// Whether to go around the page cache.
+    /// Whether to bypass the page cache.
     pub direct: Direct,
-    /// Fail with `Busy` when somebody has it open exclusively, and make others fail: a lock
-    /// (flock) on a file, which only those feel who ask for it; O_EXCL on a block device.
+    /// Fail with `Busy` if it is open exclusively elsewhere, and make others fail: by an advisory
+    /// lock (flock) on a file, by O_EXCL on a block device.
     pub exclusive: bool,
-    /// Make a sparse file of that many bytes when there is none. One that is there stays as it is.
+    /// Make a sparse file of this size if there is none. An existing file stays as it is.
     pub create_size: Option<u64>,
-    /// Map it and answer reads and writes by memory copies, as persistent memory wants it; DAX
-    /// devices can be opened in no other way. Then `direct` means nothing. The size is what it is
-    /// now, and a file gets all its space.
+    /// Map it, and serve reads and writes by memory copies, for persistent memory; the only way to
+    /// open DAX devices. `direct` is ignored. The size is fixed at open, and all space of a file is
+    /// allocated.
     pub mapped: bool,
 }
 
@@ -55,31 +56,17 @@ impl Default for OpenOptions {
     }
 }
 
-/// What opening gave.
+/// An opened file.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) fd: OwnedFd,
     pub(crate) direct: Option<DirectAlign>,
-    /// It knows no `RWF_NOWAIT`.
+    /// It does not support `RWF_NOWAIT`.
     pub(crate) may_block: bool,
     pub(crate) map: Option<Mapping>,
     pub(crate) limits: Limits,
     pub(crate) warning: Option<String>,
     pub(crate) identity: String,
-}
-
-pub(crate) fn os_error(path: &Path, doing: &str, errno: Errno) -> Error {
-    let kind = match errno {
-        Errno::NOENT | Errno::NOTDIR => ErrorKind::NoFile,
-        Errno::NXIO | Errno::NODEV => ErrorKind::NotFound,
-        Errno::BUSY | Errno::TXTBSY | Errno::ADDRINUSE => ErrorKind::Busy,
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorKind::Denied,
-        Errno::EXIST => ErrorKind::Exists,
-        Errno::NOSPC | Errno::DQUOT => ErrorKind::NoSpace,
-        Errno::INVAL => ErrorKind::Invalid,
-        _ => ErrorKind::Io,
-    };
-    Error::new(kind, format!("{}: cannot {doing}", path.display())).because(errno)
 }
 
 fn stat(path: &Path) -> Result<Statx, Errno> {
@@ -90,8 +77,8 @@ fn type_of(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// A name for what `path` leads to: the same for two paths exactly when they are the same file or
-/// device. Not kept over a restart of the machine.
+/// The identity of the file or device of `path`: equal for two paths if and only if they lead to
+/// the same one. Not valid after a restart of the machine.
 pub(crate) fn identity(path: &Path) -> Result<String, Error> {
     Ok(identity_of(&stat(path).map_err(|e| os_error(path, "look it up", e))?))
 }
@@ -108,7 +95,7 @@ fn identity_of(stat: &Statx) -> String {
     }
 }
 
-/// The error of a path that leads nowhere, and where a link in its place points.
+/// The error of a path that does not exist; names the destination of a dangling link.
 fn no_file(path: &Path) -> Error {
     let shown = path.display();
     match std::fs::read_link(path) {
@@ -180,7 +167,7 @@ fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> 
 }
 
 fn busy(path: &Path, stat: &Statx) -> Error {
-    Error::busy(format!("{}: is in use, by {}", path.display(), holder::of(stat)))
+    Error::busy(format!("{}: is in use, by {}", path.display(), lock_owner::of(stat)))
 }
 
 fn create(path: &Path, bytes: u64) -> Result<(), Error> {
@@ -190,7 +177,7 @@ fn create(path: &Path, bytes: u64) -> Result<(), Error> {
     let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     match made {
         Ok(file) => file.set_len(bytes).map_err(|e| {
-            // A file of the wrong size would be taken as it is the next time.
+            // Else the next open would use a file of the wrong size.
             let _ = fs::remove_file(path);
             failed("make it that large", &e)
         }),
@@ -199,7 +186,7 @@ fn create(path: &Path, bytes: u64) -> Result<(), Error> {
     }
 }
 
-/// Opens with O_DIRECT where that works, and says what it asks of buffers.
+/// Opens with O_DIRECT if that works; returns its requirements for buffers.
 fn open_direct(
     path: &Path,
     stat: &Statx,
@@ -214,7 +201,7 @@ fn open_direct(
                 if let Some(align) = limits::direct_align(&fd) {
                     return Ok((fd, Some(align)));
                 }
-                // Closed before it is opened again: O_EXCL would find ourselves in the way.
+                // Closed before it is opened again: else O_EXCL would fail because of our own open.
                 drop(fd);
             }
             Err(Errno::INVAL) => {}

@@ -16,7 +16,7 @@ use crate::helpers::DEADLINE;
 use crate::ring::Shared;
 use crate::socket;
 use crate::table::{Kind, SharedFile};
-use crate::{helpers, lasting, limits};
+use crate::{device_id, helpers, limits};
 
 /// How often a patient open tries: often enough that nobody notices, at no cost worth naming.
 const RETRY_EVERY: Nanos = Nanos::from_millis(5);
@@ -33,7 +33,7 @@ const CLOSE_TIME: Duration = Duration::from_secs(10);
 /// A file that is open, on its way into the table of a core.
 struct Ready {
     file: File,
-    lasting_identity: Option<String>,
+    persistent_identity: Option<String>,
     disk: Option<String>,
     in_memory: bool,
 }
@@ -42,26 +42,25 @@ impl Ready {
     /// Everything that may wait for a file system or a disk.
     fn open(path: &Path, options: OpenOptions) -> Result<Ready, Error> {
         let file = file::open(path, options)?;
-        let (lasting_identity, disk) = (lasting::identity(&file.fd), limits::disk(&file.fd));
+        let (persistent_identity, disk) = (device_id::identity(&file.fd), limits::disk(&file.fd));
         let in_memory = limits::is_in_memory(&file.fd);
-        Ok(Ready { file, lasting_identity, disk, in_memory })
+        Ok(Ready { file, persistent_identity, disk, in_memory })
     }
 }
 
 /// A file or block device that was opened.
 #[derive(Debug)]
 pub struct Opened {
-    /// What requests name it by.
+    /// Its id in requests.
     pub file: FileId,
     /// Its size, alignment and abilities.
     pub limits: Limits,
-    /// What a person should know about how it was opened.
+    /// A warning for the log.
     pub warning: Option<String>,
-    /// The same for two paths exactly when they lead to the same file or device.
+    /// Equal for two paths if and only if they lead to the same file or device.
     pub identity: String,
-    /// What tells it from every other file or device, even after a restart of the machine, where
-    /// that is known.
-    pub lasting_identity: Option<String>,
+    /// Its persistent identity, valid also after a restart of the machine, if known.
+    pub persistent_identity: Option<String>,
     /// The disk on which it lies, whole, as the kernel calls it; nothing where that is no one disk.
     pub disk: Option<String>,
     /// Whether its data go through the page cache: O_DIRECT was refused, or was not asked for.
@@ -94,11 +93,11 @@ impl Files {
             }
             opened => opened,
         };
-        Ok(self.take_in(opened?))
+        Ok(self.add(opened?))
     }
 
-    /// Opens a regular file or block device; the core goes on meanwhile. What `check` refuses is
-    /// not looked at.
+    /// Opens a regular file or block device without blocking the core. A path that `check` refuses
+    /// is not opened.
     ///
     /// # Errors
     /// `ETIMEDOUT`, in words, when its file system does not answer within [`DEADLINE`].
@@ -122,13 +121,13 @@ impl Files {
                 Err(e) if e.kind() == ErrorKind::Busy && closing && now() < end => {
                     sleep(CLOSE_LOOK).await;
                 }
-                opened => return Ok(self.take_in(opened?)),
+                opened => return Ok(self.add(opened?)),
             }
         }
     }
 
-    fn take_in(&self, ready: Ready) -> Opened {
-        let Ready { file, lasting_identity, disk, in_memory } = ready;
+    fn add(&self, ready: Ready) -> Opened {
+        let Ready { file, persistent_identity, disk, in_memory } = ready;
         let File { fd, direct, may_block, map, limits, warning, identity } = file;
         let table = &mut self.0.borrow_mut().table;
         let in_page_cache = map.is_none() && direct.is_none();
@@ -136,11 +135,20 @@ impl Files {
             Some(map) => table.insert_mapped(fd, map),
             None => table.insert(fd, Kind::File { direct, may_block }),
         };
-        Opened { file, limits, warning, identity, lasting_identity, disk, in_page_cache, in_memory }
+        Opened {
+            file,
+            limits,
+            warning,
+            identity,
+            persistent_identity,
+            disk,
+            in_page_cache,
+            in_memory,
+        }
     }
 
-    /// Runs `work` on a thread of its own, where it may wait for a file system, and returns what it
-    /// comes to; the core goes on meanwhile. `what` is the path that it is about.
+    /// Runs `work` on a helper thread, where it may wait for a file system, and returns its result,
+    /// without blocking the core. `what` is its path, for errors.
     ///
     /// # Errors
     /// `ETIMEDOUT`, in words, when it has not ended within [`DEADLINE`], or an earlier one about
@@ -150,18 +158,18 @@ impl Files {
         what: &str,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let sender = self.0.borrow().bell.mailbox().sender();
+        let sender = self.0.borrow().wakeup.mailbox().sender();
         helpers::call(sender, what, work).await
     }
 
-    /// A moment, for [`Files::closed_since`].
+    /// A mark for [`Files::closed_since`].
     pub fn closes_begun(&self) -> u64 {
         helpers::closes_begun()
     }
 
-    /// Waits until the files that this process has begun to close since `mark` are closed, at most
-    /// for [`DEADLINE`]: from then on others can open them. Tasks that were told to end, and have
-    /// a file yet, get their turns to let go of it first.
+    /// Waits until the closes that this process has started since `mark` have ended, at most for
+    /// [`DEADLINE`]: then other processes can open the files. Tasks that are ending and still have
+    /// a file run first.
     pub async fn closed_since(&self, mark: u64) {
         for _ in 0..TURNS_TO_END {
             yield_now().await;
@@ -191,32 +199,31 @@ impl Files {
         }
     }
 
-    /// What [`Opened::identity`] of `path` would be, without opening it.
+    /// [`Opened::identity`] of `path`, without opening it.
     pub fn identity(path: &Path) -> Result<String, Error> {
         file::identity(path)
     }
 
-    /// An open file, for another core's [`Files::adopt`]; nothing when it is closed, or mapped:
-    /// then it is this core's alone. When the file is closed here, what the others begin on it
-    /// fails.
+    /// An open file, for [`Files::adopt`] of another core; `None` if it is closed, or mapped: only
+    /// this core can use a mapped one. After a close here, requests of other cores fail.
     pub fn share(&self, file: FileId) -> Option<SharedFile> {
         self.0.borrow().table.share(file)
     }
 
-    /// Takes in a file that another core has opened and shared. Closing it here ends only this
-    /// core's use.
+    /// Adds a file that another core has opened and shared. A close here ends only the use by this
+    /// core.
     pub fn adopt(&self, shared: &SharedFile) -> FileId {
         self.0.borrow_mut().table.adopt(shared)
     }
 
-    /// Takes over a connected or listening socket.
+    /// Adds a connected or listening socket.
     pub fn adopt_socket(&self, fd: OwnedFd) -> Result<FileId, Error> {
         socket::set_blocking(&fd)?;
         Ok(socket::insert(&mut self.0.borrow_mut().table, fd))
     }
 
-    /// Listens on a Unix socket at `path`, made with `mode` (0600: its owner only). Takes over a
-    /// socket of ours that nobody listens on any more. Closing it leaves the path.
+    /// Listens on a Unix socket at `path`, made with `mode` (0600: its owner only). Replaces a
+    /// stale socket of ours. A close leaves the path.
     pub fn listen_unix(&self, path: &Path, mode: u32) -> Result<FileId, Error> {
         let fd = socket::listen_unix(path, mode)?;
         Ok(self.0.borrow_mut().table.insert(fd, Kind::Socket))
@@ -228,14 +235,14 @@ impl Files {
         Ok((self.0.borrow_mut().table.insert(fd, Kind::Socket), bound))
     }
 
-    /// Closes a file: at once, or when the last request in flight on it has ended. What waits on a
-    /// socket ends now. No effect on a file that is closed.
+    /// Closes a file: at once, or when the last request in flight on it has ended. Requests that
+    /// wait on a socket end now. No effect on a closed file.
     pub fn close(&self, file: FileId) {
         // Each of the three answers leaves it closed, now or soon.
         let _ = self.0.borrow_mut().table.close(file, None);
     }
 
-    /// The user at the other end of a Unix socket; nothing for other files.
+    /// The user at the other end of a Unix socket; `None` for other files.
     pub fn peer_uid(&self, file: FileId) -> Option<u32> {
         socket::peer_uid(self.0.borrow().table.get(file)?)
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Flight: one request from submit to its event; what the ring is told, and what its answer means.
+//! A flight: one request from submission to its event; its entries for the ring, and the meaning of
+//! the completions.
 use std::os::fd::RawFd;
 
 use block::{Buf, Bufs, CoreId, OpKey, Status};
@@ -8,14 +9,14 @@ use reactor::{FileId, OpResult, SqeOp};
 
 use crate::table::DirectAlign;
 
-/// Most pieces of one transfer: the kernel's UIO_MAXIOV. What is beyond goes in the next round.
+/// Most pieces of one transfer: the kernel's UIO_MAXIOV. The rest follows in another transfer.
 const IOV_MAX: usize = 1024;
 /// Most bytes of one transfer; the kernel cuts at 2 GiB less a page, which would misalign the rest.
 const TRANSFER_MAX: usize = 1 << 30;
-/// How often a request is begun again after EINTR or EAGAIN before it fails.
+/// Retries of a request after EINTR or EAGAIN before it fails.
 const TRIES_MAX: u32 = 64;
 
-/// The arrays of a gathered transfer. Boxed, so that their addresses hold; kept and used again.
+/// The arrays of a gathered transfer. Boxed for a stable address; reused.
 pub(crate) struct Vectors(Box<Arrays>);
 
 struct Arrays {
@@ -43,9 +44,9 @@ pub(crate) struct Flight {
     unaligned: Option<Bufs>,
 }
 
-/// What follows from an answer of the ring.
-pub(crate) enum Next {
-    Again,
+/// The meaning of a completion.
+pub(crate) enum Outcome {
+    Retry,
     Done(OpResult),
     Accepted(RawFd),
 }
@@ -70,7 +71,7 @@ impl Flight {
         direct: Option<DirectAlign>,
     ) -> Flight {
         let mut unaligned = None;
-        // U4.
+        // UR-U4.
         if let (Some(align), SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. }) =
             (direct, &mut what)
             && !is_aligned(bufs, align)
@@ -86,7 +87,7 @@ impl Flight {
         Flight { home, key, file, what, done: 0, tries: 0, vectors: None, unaligned }
     }
 
-    /// Whether there is nothing to transfer, and so nothing to ask the kernel.
+    /// Whether there is nothing to transfer, so that no request is made.
     pub(crate) fn is_empty(&self) -> bool {
         match &self.what {
             SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. } | SqeOp::Send { bufs } => {
@@ -103,12 +104,12 @@ impl Flight {
         }
     }
 
-    /// The arrays, for the next who needs some.
+    /// Takes the arrays, to reuse them.
     pub(crate) fn take_vectors(&mut self) -> Option<Vectors> {
         self.vectors.take()
     }
 
-    /// The request for the ring; it points into this flight's buffers and arrays (U1).
+    /// The request for the ring; it points into this flight's buffers and arrays (UR-U1).
     pub(crate) fn entry(&mut self, fd: RawFd, spare: &mut Vec<Vectors>) -> squeue::Entry {
         let (fd, done) = (types::Fd(fd), self.done);
         let vectors = &mut self.vectors;
@@ -175,45 +176,49 @@ impl Flight {
     }
 
     /// What the ring's answer means: bytes or a descriptor, or an errno below zero.
-    pub(crate) fn outcome(&mut self, answer: i32) -> Next {
+    pub(crate) fn outcome(&mut self, answer: i32) -> Outcome {
         let Ok(count) = usize::try_from(answer) else { return self.failed(-answer) };
         let ok = OpResult::from(Status::Ok);
         match &mut self.what {
             SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. } | SqeOp::Send { bufs } => {
                 self.done += count;
                 if self.done < bufs.len_bytes() {
-                    // U2. Nothing at all is the end of the file: no more will come.
-                    return if count == 0 { Next::Done(Status::Io.into()) } else { Next::Again };
+                    // UR-U2. Nothing at all is the end of the file: no more will come.
+                    return if count == 0 {
+                        Outcome::Done(Status::Io.into())
+                    } else {
+                        Outcome::Retry
+                    };
                 }
                 if let Some(client) = self.unaligned.take() {
                     client.put_from(0, bufs, 0, bufs.len_bytes());
                 }
-                Next::Done(ok)
+                Outcome::Done(ok)
             }
-            SqeOp::Recv { .. } => Next::Done(OpResult { value: answer.cast_unsigned(), ..ok }),
-            SqeOp::Accept => Next::Accepted(answer),
+            SqeOp::Recv { .. } => Outcome::Done(OpResult { value: answer.cast_unsigned(), ..ok }),
+            SqeOp::Accept => Outcome::Accepted(answer),
             SqeOp::Flush
             | SqeOp::Discard { .. }
             | SqeOp::WriteZeroes { .. }
             | SqeOp::Shutdown
             | SqeOp::ShutdownWrite
-            | SqeOp::Close => Next::Done(ok),
+            | SqeOp::Close => Outcome::Done(ok),
         }
     }
 
-    fn failed(&mut self, errno: i32) -> Next {
+    fn failed(&mut self, errno: i32) -> Outcome {
         let again = matches!(errno, libc::EINTR | libc::EAGAIN);
         let accept = matches!(self.what, SqeOp::Accept);
         if (again || accept && errno == libc::ECONNABORTED) && self.tries < TRIES_MAX {
             self.tries += 1;
-            return Next::Again;
+            return Outcome::Retry;
         }
         if let (SqeOp::WriteZeroes { unmap: unmap @ true, .. }, libc::EOPNOTSUPP) =
             (&mut self.what, errno)
         {
             // Giving the space back was allowed, not asked for.
             *unmap = false;
-            return Next::Again;
+            return Outcome::Retry;
         }
         let short = matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM);
         let status = if accept && short {
@@ -231,7 +236,7 @@ impl Flight {
         } else {
             Status::from_errno(errno)
         };
-        Next::Done(status.into())
+        Outcome::Done(status.into())
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Helpers: threads for system calls that may wait for a file system, so that no core does.
+//! Helper threads for system calls that may wait for a file system, so that no core waits.
 //!
 //! ```text
 //!   core                                  helper thread
@@ -11,11 +11,11 @@
 //! The threads are the process's, made when they are needed; an idle one ends after [`IDLE_TIME`].
 //!
 //! Invariants
-//! - H1 A call has an outcome within [`DEADLINE`], whatever the file system does.
-//! - H2 What a call that nobody waits for any more has opened is closed again, by its helper.
-//! - H3 There are at most [`THREADS_MAX`] threads, those included that are stuck. While a call for
-//!   a path is stuck, further ones for it are refused at once, so one path can't take them all.
-//! - H4 A close is never refused: it waits for a thread if it must.
+//! - UR-H1 A call ends within [`DEADLINE`], whatever the file system does.
+//! - UR-H2 If a call was abandoned, its helper closes what the call has opened.
+//! - UR-H3 There are at most [`THREADS_MAX`] threads, including stuck ones. While a call for a path
+//!   is stuck, further calls for it are refused at once, so one path can't use up the threads.
+//! - UR-H4 A close is never refused: it waits for a thread if it must.
 use std::collections::{BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -31,7 +31,7 @@ use crate::mailbox::Sender;
 
 /// How long a core waits for a helper. Chosen: a disk that spins up answers in less.
 pub const DEADLINE: Nanos = Nanos::from_secs(10);
-/// Most threads. Chosen: more than anybody opens at a time, and little memory.
+/// Most threads. Chosen: more than opens at a time in practice, and little memory.
 const THREADS_MAX: usize = 32;
 /// How long a thread waits for more work.
 const IDLE_TIME: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ struct State {
     work: VecDeque<Work>,
     threads: usize,
     idle: usize,
-    /// Paths of calls that run although nobody waits for them any more.
+    /// Paths of abandoned calls that still run.
     stuck: Vec<String>,
     /// Closes that have not ended, by number.
     closing: BTreeSet<u64>,
@@ -117,26 +117,26 @@ impl Pool {
     }
 }
 
-/// Where a call is.
+/// The stage of a call.
 enum Stage<T> {
     Queued,
     Running,
     Ended(Result<T, Error>),
-    /// Nobody waits any more.
+    /// The caller has stopped waiting.
     Abandoned,
 }
 
-/// Nobody waits any more when this is dropped.
-struct Waiting<T>(Arc<Mutex<Stage<T>>>);
+/// The caller's end of a call: a drop abandons it.
+struct Caller<T>(Arc<Mutex<Stage<T>>>);
 
-impl<T> Waiting<T> {
+impl<T> Caller<T> {
     fn abandon(&self) -> Stage<T> {
         let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *stage, Stage::Abandoned)
     }
 }
 
-impl<T> Drop for Waiting<T> {
+impl<T> Drop for Caller<T> {
     fn drop(&mut self) {
         drop(self.abandon());
     }
@@ -146,12 +146,12 @@ fn refused(what: &str, why: &str) -> Error {
     Error::new(ErrorKind::Io, format!("{what}: {why}"))
 }
 
-/// Runs `work` on a helper and returns what it comes to. `what` is the path that it is about:
-/// errors name it. Dropping the future lets the work run out.
+/// Runs `work` on a helper and returns its result. `what` is its path, for errors. If the future is
+/// dropped, the work still runs to its end.
 ///
 /// # Errors
-/// `ETIMEDOUT` when the file system has not answered within [`DEADLINE`] (H1), or has not answered
-/// an earlier call for the same path; and what `work` gives.
+/// `ETIMEDOUT` if the file system has not answered within [`DEADLINE`] (UR-H1), or has not answered
+/// an earlier call for the same path; else the error of `work`.
 pub(crate) async fn call<T: Send + 'static>(
     sender: Sender,
     what: &str,
@@ -161,9 +161,9 @@ pub(crate) async fn call<T: Send + 'static>(
     if POOL.lock().stuck.iter().any(|path| path == what) {
         return Err(refused(what, "the file system has not answered an earlier call yet"));
     }
-    let news = Rc::new(WaitList::new());
-    let name = CoreLocal::keep(news.clone());
-    let waiting = Waiting(Arc::new(Mutex::new(Stage::Queued)));
+    let done = Rc::new(WaitList::new());
+    let name = CoreLocal::keep(done.clone());
+    let waiting = Caller(Arc::new(Mutex::new(Stage::Queued)));
     let (stage, path) = (waiting.0.clone(), what.to_owned());
     POOL.begin(Box::new(move || {
         {
@@ -177,7 +177,7 @@ pub(crate) async fn call<T: Send + 'static>(
         let mut now = stage.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*now, Stage::Abandoned) {
             drop(now);
-            drop(result); // H2
+            drop(result); // UR-H2
             let mut state = POOL.lock();
             if let Some(at) = state.stuck.iter().position(|p| *p == path) {
                 state.stuck.swap_remove(at);
@@ -186,10 +186,10 @@ pub(crate) async fn call<T: Send + 'static>(
         }
         *now = Stage::Ended(result);
         drop(now);
-        // A core that has ended waits for nothing.
+        // Fails if the core has ended; then nothing waits there.
         let _ = sender.call(move || {
-            if let Some(news) = name.get::<WaitList>() {
-                news.wake_all();
+            if let Some(done) = name.get::<WaitList>() {
+                done.wake_all();
             }
         });
     }));
@@ -198,9 +198,9 @@ pub(crate) async fn call<T: Send + 'static>(
         let stage = stage.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(*stage, Stage::Ended(_))
     };
-    within(DEADLINE, news.wait_for(ended)).await;
+    within(DEADLINE, done.wait_for(ended)).await;
     name.release();
-    // Under the pool's lock, or the helper could look for its path before it is there.
+    // Under the pool's lock: else the helper could remove its path before it is added.
     let mut state = POOL.lock();
     match waiting.abandon() {
         Stage::Ended(result) => result,
@@ -236,7 +236,7 @@ async fn within(time: Nanos, future: impl Future<Output = ()>) {
     .await;
 }
 
-/// Closes something on a helper (H4).
+/// Closes something on a helper (UR-H4).
 pub(crate) fn close(closing: impl FnOnce() + Send + 'static) {
     let mut state = POOL.lock();
     let number = state.closes;
@@ -250,7 +250,7 @@ pub(crate) fn close(closing: impl FnOnce() + Send + 'static) {
     }));
 }
 
-/// A moment, for [`is_closing_since`].
+/// A mark for [`is_closing_since`].
 pub(crate) fn closes_begun() -> u64 {
     POOL.lock().closes
 }
@@ -260,8 +260,8 @@ pub(crate) fn is_closing_since(mark: u64) -> bool {
     POOL.lock().closing.range(mark..).next().is_some()
 }
 
-/// Waits on this thread until the closes that are under way now have ended, at most for `time`.
-/// For programs that end: the kernel may take a while to let go of what a process had open.
+/// Blocks this thread until the current closes have ended, at most for `time`. For the end of a
+/// program: the kernel may take a while to close the files of a process.
 pub fn wait_for_closes(time: Duration) {
     let state = POOL.lock();
     let before = state.closes;
@@ -288,7 +288,7 @@ mod tests {
         let files = uring.files();
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));
         let (release, hang) = mpsc::channel::<()>();
-        let (tell, dropped) = mpsc::channel();
+        let (on_drop, dropped) = mpsc::channel();
         struct Opened(mpsc::Sender<()>);
         impl Drop for Opened {
             fn drop(&mut self) {
@@ -309,7 +309,7 @@ mod tests {
             });
             let work = move || {
                 let _ = hang.recv();
-                Ok(Opened(tell))
+                Ok(Opened(on_drop))
             };
             let e = files.away("/hung/file", work).await.map(drop).unwrap_err();
             let text = e.to_string();
@@ -320,7 +320,7 @@ mod tests {
             assert!(e.to_string().contains("an earlier call"), "{e}");
             assert!(dropped.try_recv().is_err());
             drop(release);
-            dropped.recv().unwrap(); // H2
+            dropped.recv().unwrap(); // UR-H2
             while files.away("/hung/file", || Ok(())).await.is_err() {
                 sleep(Nanos::from_millis(1)).await;
             }

@@ -1,47 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Uring: the driver of production. Files, block devices and sockets by io_uring.
+//! The production driver: files, block devices and sockets by io_uring.
 //!
 //! ```text
 //!   reactor ──submit(batch)──▶ Flight (slab: holds the buffers) ──▶ SQ ring ─┐
 //!                                                                 one enter │ a park
-//!   reactor ◀──events───────── outcome, or again for the rest ◀── CQ ring ──┘
+//!   reactor ◀──events───────── outcome, or retry for the rest ◀── CQ ring ──┘
 //!
-//!   Files     opens, listens, closes: what is in the table of the driver
-//!   helpers   threads for what may wait for a file system
-//!   pmem      a mapped file: what is a copy ends without the ring
-//!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the bell, always armed
+//!   Files     opens, listens, closes: fills the table of the driver
+//!   helpers   threads for system calls that may wait for a file system
+//!   pmem      a mapped file: copies complete without the ring
+//!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the eventfd, always armed
 //! ```
 //!
 //! Invariants
-//! - U1 What the kernel may touch (buffers, iovec arrays, the bell's eight bytes) is owned by its
-//!   `Flight` or by the ring and freed only after the completion has been reaped.
-//! - U2 Every request yields one event: short transfers go on for the rest, interrupted ones begin
-//!   again, both inside the driver.
-//! - U3 A file is closed only when no request is in flight on it; closing waits, and ends what
-//!   waits on a socket.
-//! - U4 O_DIRECT never sees a misaligned buffer: the driver copies through an aligned one.
-//! - U5 Cores may share a descriptor, but the file is that core's which opened it: when that closes
-//!   it, lock and space are free, whoever still has the descriptor.
-//! - U6 A mapped file is written by stores: a request for it ends as durable as it says (`pmem`,
-//!   P2), and a page that can't be reached is EIO for who touches it, not the end of the process.
-//! - U7 A core waits for no file system and no disk: files are opened, closed and looked at by
-//!   helper threads (`helpers`, H1 to H4), and requests on those that may block as they are begun
-//!   are begun by threads of the kernel.
+//! - UR-U1 Memory that the kernel may access (buffers, iovec arrays, the eight bytes of the
+//!   eventfd's read) is owned by its `Flight` or by the ring, and freed only after the completion
+//!   was reaped.
+//! - UR-U2 Every request yields one event. The driver itself continues short transfers and retries
+//!   interrupted ones.
+//! - UR-U3 A file is closed only when no request is in flight on it; a close waits for that, and
+//!   ends requests that wait on a socket.
+//! - UR-U4 O_DIRECT never gets a misaligned buffer: the driver copies through an aligned one.
+//! - UR-U5 Cores may share a descriptor, but the core that opened the file owns it: when that core
+//!   closes it, lock and space are released, even if other cores still have the descriptor.
+//! - UR-U6 A mapped file is written by stores: a completed request is as durable as requested
+//!   (`pmem`, UR-P2). A page that can't be accessed causes EIO for its requests, not the end of the
+//!   process.
+//! - UR-U7 A core waits for no file system and no disk: helper threads open, close and examine
+//!   files (`helpers`, UR-H1 to UR-H4), and kernel threads issue requests that may block at
+//!   submission.
 
-mod bell;
 mod connect;
+mod device_id;
 mod file;
 mod files;
 mod flight;
 mod helpers;
-mod holder;
-mod lasting;
 mod limits;
+mod lock_owner;
 mod mailbox;
+mod os_error;
 mod pmem;
 mod ring;
 mod socket;
 mod table;
+mod wakeup;
 
 pub use connect::Peer;
 pub use file::{Direct, OpenOptions};

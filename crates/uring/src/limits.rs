@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Limits of files and block devices, as the kernel tells them.
+//! Limits of files and block devices, as the kernel reports them.
 use std::fs;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
@@ -12,21 +12,21 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
-use crate::file::os_error;
+use crate::os_error::os_error;
 use crate::table::DirectAlign;
 
 /// Smallest alignment there is: a sector.
 const SECTOR_BYTES: u32 = 512;
 
-/// What O_DIRECT on `fd` asks for; nothing when it does not work there.
+/// The requirements of O_DIRECT on `fd`; `None` if it does not work there.
 pub(crate) fn direct_align(fd: &OwnedFd) -> Option<DirectAlign> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
     let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
     let (memory, length) = if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
-        // Zeroes say that it does not work on this file.
+        // Zeroes: it does not work on this file.
         (stat.stx_dio_mem_align, stat.stx_dio_offset_align)
     } else {
-        // Before Linux 6.1, or a file system that does not say.
+        // Before Linux 6.1, or a file system that does not report it.
         let probed = probe_align(fd);
         (probed, probed)
     };
@@ -45,8 +45,8 @@ fn probe_align(fd: &OwnedFd) -> u32 {
     if refused { u32::try_from(PAGE).expect("4096") } else { SECTOR_BYTES }
 }
 
-/// Whether requests may wait for the file where they are begun: it knows no `RWF_NOWAIT`. To find
-/// that out, io_uring itself would ask the file, and wait for a server that has it.
+/// Whether requests may block at submission: the file does not support `RWF_NOWAIT`. io_uring
+/// itself would find that out only by a request that waits for the file's server.
 pub(crate) fn may_block(fd: &OwnedFd) -> bool {
     // Refused before anything is read. Other errors come from reading: a disk may be bad here.
     let asked = Buf::alloc(PAGE)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mailbox: how other threads reach a core. A queue, and an eventfd that wakes the core's ring.
+//! A mailbox: messages from other threads to a core. A queue, and an eventfd that wakes the core's
+//! ring.
 //!
-//! Who posts takes the lock once for a batch, and writes to the eventfd only when the core sleeps:
-//! one that runs looks into its mailbox at every park. Who sleeps says so under the lock and only
-//! when the queue is empty, so a message that comes later finds it asleep and rings. The first
-//! who rings takes the mark away, so a sleeping core is rung once.
+//! A sender takes the lock once per batch, and writes to the eventfd only if the core sleeps: a
+//! running core checks its mailbox at every park. A core sets `asleep` under the lock and only
+//! while the queue is empty, so the sender of the next message sees it and wakes the core. That
+//! sender clears `asleep`, so a sleeping core is woken once.
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,15 +18,15 @@ use rustix::event::{EventfdFlags, eventfd};
 struct Queue {
     messages: Vec<Msg>,
     open: bool,
-    /// The core is parked, or about to be, and nobody has rung since.
+    /// The core is parked, or about to be, and was not woken since.
     asleep: bool,
 }
 
 struct Inbox {
     queue: Mutex<Queue>,
-    /// Whether the queue is worth a look; changed under its lock.
+    /// Whether the queue has messages; changed under its lock.
     has_mail: AtomicBool,
-    bell: OwnedFd,
+    eventfd: OwnedFd,
     senders: AtomicUsize,
 }
 
@@ -35,11 +36,11 @@ impl Inbox {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         #[expect(clippy::host_endian_bytes, reason = "an eventfd counts in the host's order")]
         let one = 1_u64.to_ne_bytes();
-        // Fails only when the counter is full, and then the bell rings already.
-        let _ = rustix::io::write(&self.bell, &one);
+        // Fails only if the counter is full, and then the core is being woken already.
+        let _ = rustix::io::write(&self.eventfd, &one);
     }
 }
 
@@ -50,35 +51,35 @@ pub struct Mailbox(Arc<Inbox>);
 impl Mailbox {
     /// An empty mailbox.
     pub fn new() -> Result<Mailbox, Error> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC)
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|e| Error::io("cannot make an eventfd for a core's mailbox").because(e))?;
         let queue = Mutex::new(Queue { messages: Vec::new(), open: true, asleep: false });
         let (has_mail, senders) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Ok(Mailbox(Arc::new(Inbox { queue, has_mail, bell, senders })))
+        Ok(Mailbox(Arc::new(Inbox { queue, has_mail, eventfd, senders })))
     }
 
-    /// A way for other threads to call this core. The core does not end while one exists.
+    /// A handle by which other threads call this core. The core does not end while one exists.
     pub fn sender(&self) -> Sender {
         self.0.senders.fetch_add(1, Ordering::Relaxed);
         Sender(self.0.clone())
     }
 
-    pub(crate) fn bell(&self) -> &OwnedFd {
-        &self.0.bell
+    pub(crate) fn eventfd(&self) -> &OwnedFd {
+        &self.0.eventfd
     }
 
-    /// Gives the message back when the core has ended.
+    /// Sends a message; returns it if the core has ended.
     pub(crate) fn send(&self, message: Msg) -> Result<(), Msg> {
         let mut message = Some(message);
         self.send_with(|queue| queue.extend(message.take()));
         message.map_or(Ok(()), Err)
     }
 
-    /// Takes all messages, in order, or leaves them when the core has ended.
+    /// Sends all messages of the batch in order; leaves them if the core has ended.
     pub(crate) fn send_all(&self, batch: &mut Vec<Msg>) {
         self.send_with(|queue| {
             if queue.is_empty() {
-                // The batch's empty room for the next round is what the core had before.
+                // The sender reuses the allocation that the core had.
                 std::mem::swap(queue, batch);
             } else {
                 queue.append(batch);
@@ -96,24 +97,23 @@ impl Mailbox {
         let asleep = std::mem::take(&mut queue.asleep);
         drop(queue);
         if asleep {
-            self.0.ring();
+            self.0.wake();
         }
     }
 
-    /// Says that the core is about to sleep. False: there is mail, it must not.
-    pub(crate) fn fall_asleep(&self) -> bool {
+    /// Marks the core as sleeping. False: there are messages, it must not sleep.
+    pub(crate) fn begin_sleep(&self) -> bool {
         let mut queue = self.0.lock();
         queue.asleep = queue.messages.is_empty();
         queue.asleep
     }
 
-    /// Takes the mark of [`Mailbox::fall_asleep`] back.
-    pub(crate) fn wake_up(&self) {
+    /// Clears the mark of [`Mailbox::begin_sleep`].
+    pub(crate) fn end_sleep(&self) {
         self.0.lock().asleep = false;
     }
 
-    /// Takes what has come; `into` is empty and is what the queue goes on with. Costs no lock when
-    /// nothing has.
+    /// Swaps the messages with `into`, which is empty. Takes no lock if there are none.
     pub(crate) fn take(&self, into: &mut Vec<Msg>) {
         if self.0.has_mail.load(Ordering::Acquire) {
             let mut queue = self.0.lock();
@@ -122,12 +122,12 @@ impl Mailbox {
         }
     }
 
-    /// The core begins, perhaps not the first one of this address.
+    /// Opens the mailbox for a core that starts, perhaps again.
     pub(crate) fn open(&self) {
         self.0.lock().open = true;
     }
 
-    /// Takes what has come and refuses what would.
+    /// Takes the messages and refuses further ones.
     pub(crate) fn close(&self) -> Vec<Msg> {
         let mut queue = self.0.lock();
         queue.open = false;
@@ -135,7 +135,7 @@ impl Mailbox {
         std::mem::take(&mut queue.messages)
     }
 
-    /// Whether a call may still come, or has and was not taken.
+    /// Whether calls may still arrive, or have arrived and were not taken.
     pub(crate) fn expects_calls(&self) -> bool {
         self.0.senders.load(Ordering::Acquire) > 0 || !self.0.lock().messages.is_empty()
     }
@@ -147,11 +147,11 @@ impl fmt::Debug for Mailbox {
     }
 }
 
-/// How a thread that is no core (the control path) runs something on a core.
+/// The handle by which a thread that is no core (the control path) runs code on a core.
 pub struct Sender(Arc<Inbox>);
 
 impl Sender {
-    /// Runs `f` on the core, after what was sent before. Fails when the core has ended.
+    /// Runs `f` on the core, after earlier messages. Fails if the core has ended.
     pub fn call(&self, f: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         Mailbox(self.0.clone())
             .send(Msg::Call(Box::new(f)))
@@ -168,8 +168,8 @@ impl Clone for Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         if self.0.senders.fetch_sub(1, Ordering::Release) == 1 {
-            // A core that waits only for calls looks again, and ends.
-            self.0.ring();
+            // A core that waits only for calls wakes up and ends.
+            self.0.wake();
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ring: submission and completion, one system call a park.
+//! The ring: submission and completion, one system call per park.
 //!
 //! Files are not registered with the ring. Measured (2026-11, Linux 6.18, 4 KiB reads of a tmpfs
 //! file at depth 32, best of five by turns) the CPU time of a request is 1.8 us either way, and the
@@ -19,29 +19,29 @@ use io_uring::{IoUring, squeue, types};
 use reactor::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 use slab::Slab;
 
-use crate::bell::{BELL, Bell};
 use crate::files::Files;
-use crate::flight::{Flight, Next, Vectors};
+use crate::flight::{Flight, Outcome, Vectors};
 use crate::mailbox::{Mailbox, Sender};
-use crate::pmem::Served;
+use crate::pmem::MappedOutcome;
 use crate::socket;
-use crate::table::{Close, Table};
+use crate::table::{CloseResult, Table};
+use crate::wakeup::{WAKEUP, WakeupRead};
 
-/// Requests that one system call takes; more in a batch cost another call.
+/// Requests per system call; a larger batch takes more calls.
 const SQ_ENTRIES: u32 = 256;
-/// Completions the ring holds before the kernel keeps them aside, which is slower.
+/// Completions in the ring; beyond that the kernel uses a slower overflow list.
 const CQ_ENTRIES: u32 = 4096;
-/// Threads of the kernel for what may block: requests on one file that does not answer leave some
-/// for the others. Its default, four a processor, is fewer than one client has in flight.
+/// Kernel threads for requests that may block: enough, so that a file that does not answer leaves
+/// some for others. The default, four per processor, is less than one client may have in flight.
 const BOUNDED_WORKERS_MAX: u32 = 1024;
-/// How long a dropped driver waits for the kernel to let go of its buffers.
+/// How long a dropped driver waits until the kernel has released its buffers.
 const DRAIN_SECS_MAX: u64 = 30;
 
-/// When the clock of all cores began: what one has noted another may compare.
+/// Start of the clock, common to all cores, so that their times can be compared.
 #[expect(clippy::disallowed_methods, reason = "this is the clock of production")]
-static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+static CLOCK_START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// What the driver and its [`Files`] share.
+/// The state that the driver and its [`Files`] share.
 pub(crate) struct Shared {
     ring: IoUring,
     pub(crate) table: Table,
@@ -49,12 +49,12 @@ pub(crate) struct Shared {
     /// Flights that wait for room in the submission ring.
     backlog: VecDeque<usize>,
     spare: Vec<Vectors>,
-    /// What has ended and was not handed to the reactor yet.
+    /// Events for the reactor.
     ready: Vec<Event>,
-    pub(crate) bell: Bell,
-    /// Something was handed out last time: the core looks once more before it sleeps.
+    pub(crate) wakeup: WakeupRead,
+    /// The last park returned events: the core polls once more before it sleeps.
     busy: bool,
-    /// The driver is going: nothing is begun again.
+    /// The driver is being dropped: nothing is retried.
     ending: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct Uring {
     shared: Rc<RefCell<Shared>>,
     mailboxes: Vec<Mailbox>,
     messages: Vec<Msg>,
-    epoch: Instant,
+    clock_start: Instant,
 }
 
 fn build() -> io::Result<IoUring> {
@@ -74,8 +74,8 @@ fn build() -> io::Result<IoUring> {
         builder.setup_cqsize(CQ_ENTRIES);
         builder
     };
-    // One thread submits and reaps, and wants completions only when it asks: the kernel then
-    // interrupts nobody (since 6.1; coop_taskrun since 5.19).
+    // One thread submits and reaps, and wants completions only on request: then the kernel sends no
+    // interrupts (since 6.1; coop_taskrun since 5.19).
     let mut best = plain();
     best.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_defer_taskrun();
     let mut good = plain();
@@ -104,7 +104,7 @@ impl Uring {
                         kernel.io_uring_disabled = 0, and no seccomp filter against it";
             Error::new(ErrorKind::NotSupported, hint).because(e)
         })?;
-        // Refused by a kernel before 5.15: the ring works with fewer, too.
+        // A kernel before 5.15 refuses this: the ring also works with fewer.
         let _ = ring.submitter().register_iowq_max_workers(&mut [BOUNDED_WORKERS_MAX, 0]);
         let shared = Shared {
             ring,
@@ -113,13 +113,13 @@ impl Uring {
             backlog: VecDeque::new(),
             spare: Vec::new(),
             ready: Vec::new(),
-            bell: Bell::new(mailboxes[usize::from(id.0)].clone()),
+            wakeup: WakeupRead::new(mailboxes[usize::from(id.0)].clone()),
             busy: false,
             ending: false,
         };
         let shared = Rc::new(RefCell::new(shared));
         mailboxes[usize::from(id.0)].open();
-        Ok(Uring { id, shared, mailboxes, messages: Vec::new(), epoch: *EPOCH })
+        Ok(Uring { id, shared, mailboxes, messages: Vec::new(), clock_start: *CLOCK_START })
     }
 
     /// The handle that opens and closes this driver's files.
@@ -127,7 +127,7 @@ impl Uring {
         Files::new(self.shared.clone())
     }
 
-    /// How other threads call this core.
+    /// The handle by which other threads call this core.
     pub fn sender(&self) -> Sender {
         self.mailbox().sender()
     }
@@ -145,20 +145,20 @@ impl Shared {
         };
         if matches!(what, SqeOp::Close) {
             match self.table.close(file, Some((home, key))) {
-                Close::Done => end(Status::Ok),
-                Close::Later => {}
-                Close::NoSuchFile => end(Status::NoDevice),
+                CloseResult::Done => end(Status::Ok),
+                CloseResult::Deferred => {}
+                CloseResult::NoSuchFile => end(Status::NoDevice),
             }
             return;
         }
-        if let Some(Served::Done(status)) = self.table.serve(file, &what) {
+        if let Some(MappedOutcome::Done(status)) = self.table.serve(file, &what) {
             return end(status);
         }
         let Ok(direct) = self.table.begin(file) else { return end(Status::NoDevice) };
         if let SqeOp::Send { bufs } = &what
             && bufs.iter().any(|s| s.len() >= socket::LARGE_BYTES)
         {
-            self.table.widen(file);
+            self.table.enlarge_send_buffer(file);
         }
         let flight = Flight::new((home, key), file, what, direct);
         if flight.is_empty() {
@@ -175,21 +175,21 @@ impl Shared {
         }
     }
 
-    /// Moves what waits into the submission ring; what has no room there stays.
+    /// Moves the backlog into the submission ring, as far as it has room.
     fn fill(&mut self) {
         while let Some(&slot) = self.backlog.front() {
             let flight = &mut self.flights[slot];
             let entry = flight.entry(self.table.fd(flight.file), &mut self.spare);
             let entry = entry.user_data(slot as u64);
             let entry = match self.table.may_block(flight.file) {
-                true => entry.flags(squeue::Flags::ASYNC), // U7
+                true => entry.flags(squeue::Flags::ASYNC), // UR-U7
                 false => entry,
             };
-            // SAFETY: U1: `flights` holds buffers and arrays until the completion is reaped.
+            // SAFETY: UR-U1: `flights` holds buffers and arrays until the completion is reaped.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 self.backlog.pop_front();
             } else if self.ring.submit().is_err() {
-                // EBUSY, EAGAIN, EINTR: room comes when completions are reaped.
+                // EBUSY, EAGAIN, EINTR: reaping completions makes room.
                 break;
             }
         }
@@ -207,13 +207,13 @@ impl Shared {
             }
         };
         if let Err(e) = waited {
-            // The time is over, a signal came, completions want to be reaped, memory is short for
-            // the moment: the caller looks at the completions and comes again.
+            // Timeout, signal, pending completions, or a temporary lack of memory: the caller reaps
+            // the completions and retries.
             let harmless =
                 [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM, libc::ENOBUFS];
             let errno = e.raw_os_error().unwrap_or(0);
-            // A request without an outcome is in flight for ever, and so are its buffers: nobody
-            // could be told the truth any more. What is durable is safe, as after a power cut.
+            // A lost completion leaves its request and buffers in flight for ever, and no correct
+            // result exists for it. So panic: durable data are safe, as after a power cut.
             assert!(errno != libc::EBADR, "the kernel had no memory for a completion (EBADR)");
             assert!(harmless.contains(&errno), "io_uring_enter failed: {e}");
         }
@@ -223,20 +223,20 @@ impl Shared {
     fn reap(&mut self) {
         loop {
             let Some(cqe) = self.ring.completion().next() else { return };
-            if cqe.user_data() == BELL {
-                self.bell.armed = false;
+            if cqe.user_data() == WAKEUP {
+                self.wakeup.armed = false;
                 continue;
             }
             let slot = usize::try_from(cqe.user_data()).expect("made from a slab index");
             let result = match self.flights[slot].outcome(cqe.result()) {
-                Next::Again if self.ending => Status::Io.into(),
-                Next::Again => {
+                Outcome::Retry if self.ending => Status::Io.into(),
+                Outcome::Retry => {
                     self.backlog.push_back(slot);
                     continue;
                 }
-                Next::Done(result) => result,
-                Next::Accepted(fd) => {
-                    // SAFETY: a descriptor that accept returned just now: nobody else has it.
+                Outcome::Done(result) => result,
+                Outcome::Accepted(fd) => {
+                    // SAFETY: accept has just returned this descriptor: it has no other owner.
                     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
                     let FileId(value) = socket::insert(&mut self.table, fd);
                     OpResult { status: Status::Ok, value }
@@ -251,7 +251,7 @@ impl Shared {
 
 impl Driver for Uring {
     fn now(&self) -> Nanos {
-        Nanos(u64::try_from(self.epoch.elapsed().as_nanos()).expect("584 years"))
+        Nanos(u64::try_from(self.clock_start.elapsed().as_nanos()).expect("584 years"))
     }
 
     fn submit(&mut self, batch: &mut Vec<Sqe>) {
@@ -269,7 +269,7 @@ impl Driver for Uring {
     fn post_batch(&mut self, to: CoreId, batch: &mut Vec<Msg>) {
         let to = self.mailboxes.get(usize::from(to.0)).expect("a core that exists");
         to.send_all(batch);
-        // What is left is for a core that has ended: its devices are gone, and nobody waits there.
+        // Messages left are for a core that has ended: its devices are gone.
         let ready = &mut self.shared.borrow_mut().ready;
         for msg in batch.extract_if(.., |msg| matches!(msg, Msg::Submit { .. })) {
             if let Msg::Submit { device: _, bio } = msg {
@@ -283,18 +283,18 @@ impl Driver for Uring {
         let shared = &mut *self.shared.borrow_mut();
         let mailbox = &self.mailboxes[usize::from(self.id.0)];
         let mut left = deadline.map(|t| t.saturating_sub(self.now()));
-        // A look takes half a microsecond; to be woken takes whoever does it up to five (measured
-        // 2026-11 in a virtual machine), and in a busy core the next answer is often that near.
+        // A poll takes 0.5 us; waking a core costs the waker up to 5 us (measured 2026-11 in a
+        // virtual machine), and on a busy core the next event often arrives within that time.
         let busy = std::mem::take(&mut shared.busy);
-        if busy || !shared.ready.is_empty() || left != Some(Nanos::ZERO) && !mailbox.fall_asleep() {
+        if busy || !shared.ready.is_empty() || left != Some(Nanos::ZERO) && !mailbox.begin_sleep() {
             left = Some(Nanos::ZERO);
         }
         if left == Some(Nanos::ZERO) {
             shared.wait(left);
         } else {
-            shared.bell.arm(&mut shared.ring);
+            shared.wakeup.arm(&mut shared.ring);
             shared.wait(left);
-            mailbox.wake_up();
+            mailbox.end_sleep();
         }
         shared.reap();
         shared.fill();
@@ -306,7 +306,7 @@ impl Driver for Uring {
 
     fn random(&mut self) -> u64 {
         let mut bytes = [0; 8];
-        // Up to 256 bytes come whole and uninterrupted once the system has started.
+        // Up to 256 bytes are returned whole and uninterrupted once the system has started.
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .expect("getrandom works since Linux 3.17");
         u64::from_le_bytes(bytes)
@@ -323,7 +323,7 @@ impl Drop for Uring {
             if let Msg::Submit { device: _, bio } = message {
                 let (home, key) = bio.done.into_raw();
                 let gone = Msg::Complete { key, result: Status::NoDevice.into() };
-                // Nobody to tell when that core has ended too.
+                // No receiver if that core has ended, too.
                 let _ = self.mailboxes[usize::from(home.0)].send(gone);
             }
         }
@@ -333,21 +333,21 @@ impl Drop for Uring {
             shared.flights.remove(slot);
         }
         shared.wait(Some(Nanos::ZERO));
-        // Ends what waits on sockets and the bell; disk requests end by themselves.
+        // Cancels requests on sockets and the eventfd; disk requests end by themselves.
         let second = types::Timespec::new().sec(1);
         let _ =
             shared.ring.submitter().register_sync_cancel(Some(second), types::CancelBuilder::any());
         for _ in 0..DRAIN_SECS_MAX {
             shared.reap();
-            if shared.flights.is_empty() && !shared.bell.armed {
+            if shared.flights.is_empty() && !shared.wakeup.armed {
                 return;
             }
             shared.wait(Some(Nanos::from_secs(1)));
         }
-        #[expect(clippy::mem_forget, reason = "U1: the kernel may still write to the buffers")]
+        #[expect(clippy::mem_forget, reason = "UR-U1: the kernel may still write to the buffers")]
         std::mem::forget((
             std::mem::take(&mut shared.flights),
-            std::mem::take(&mut shared.bell.counter),
+            std::mem::take(&mut shared.wakeup.counter),
         ));
     }
 }

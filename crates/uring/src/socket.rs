@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Socket: what sockets need before the ring takes them.
+//! Preparation of sockets for the ring.
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -18,45 +18,45 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 
-use crate::file::os_error;
+use crate::os_error::os_error;
 use crate::table::{Kind, Table};
 
 /// Connections that wait to be accepted: what the kernel caps it to by default is 4096.
 const LISTEN_BACKLOG: i32 = 128;
 
-/// A piece of data of this many bytes makes room for itself (chosen: two of them do not fit into
-/// what a Unix socket begins with).
+/// A piece of data of this size enlarges the send buffer (chosen: two of them do not fit into the
+/// initial buffer of a Unix socket).
 pub(crate) const LARGE_BYTES: usize = 128 << 10;
-/// Room for large data; the kernel gives at most twice `net.core.wmem_max`. Measured (2026-11,
-/// `docs/performance.md`): less has more sends cut, each of which waits for the other side and is
-/// woken by it; more than twice as much gains nothing at 128 KiB.
+/// Send buffer for large data; the kernel grants at most twice `net.core.wmem_max`. Measured
+/// (2026-11, `docs/performance.md`): with less, more sends are cut and wait for the receiver; more
+/// than twice as much gains nothing at 128 KiB.
 const ROOM_BYTES: usize = 512 << 10;
 
-/// Takes a socket into the table.
+/// Adds a socket to the table.
 pub(crate) fn insert(table: &mut Table, fd: OwnedFd) -> FileId {
-    // Replies are gathered before they are sent, so delaying them gains nothing. Only TCP knows it.
+    // Replies are gathered before they are sent, so a delay gains nothing. Only for TCP.
     let _ = set_tcp_nodelay(&fd, true);
     table.insert(fd, Kind::Socket)
 }
 
-/// Makes room for large sends. A Unix socket holds 208 KiB by default; TCP grows by itself, and
-/// would not any more if it were told a size.
-pub(crate) fn widen(fd: &OwnedFd) {
+/// Enlarges the send buffer. A Unix socket has 208 KiB by default; TCP buffers grow by themselves,
+/// but not after a size was set.
+pub(crate) fn enlarge_send_buffer(fd: &OwnedFd) {
     if socket_domain(fd) == Ok(AddressFamily::UNIX) {
-        // With less room it is slower, that is all.
+        // On failure sends are slower, nothing else.
         let _ = set_socket_send_buffer_size(fd, ROOM_BYTES);
     }
 }
 
-/// The ring waits by itself only on a socket that would block.
+/// Makes a socket blocking: the ring waits only on blocking sockets.
 pub(crate) fn set_blocking(fd: &OwnedFd) -> Result<(), Error> {
     let failed = |e| Error::io("cannot make a socket blocking").because(e);
     let flags: OFlags = fcntl_getfl(fd).map_err(failed)?;
     fcntl_setfl(fd, flags - OFlags::NONBLOCK).map_err(failed)
 }
 
-/// Listens on `path`, which is made with `mode` before anybody can connect. A socket of ours that
-/// nobody listens on any more is taken over.
+/// Listens on `path`, which gets `mode` before clients can connect. Replaces a stale socket of
+/// ours.
 pub(crate) fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, Error> {
     let failed = |doing: &'static str| move |e: Errno| os_error(path, doing, e);
     let address = SocketAddrUnix::new(path).map_err(|e| {
@@ -72,7 +72,7 @@ pub(crate) fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, Error> {
         }
         other => other.map_err(failed("listen there"))?,
     }
-    // Until `listen` every connection is refused, so nobody gets in before the mode is set.
+    // Until `listen` every connection is refused, so no client connects before the mode is set.
     chmod(path, Mode::from_raw_mode(mode)).map_err(failed("set its mode"))?;
     listen(&fd, LISTEN_BACKLOG).map_err(failed("listen there"))?;
     Ok(fd)
@@ -108,7 +108,7 @@ pub(crate) fn listen_tcp(address: SocketAddr) -> Result<(OwnedFd, SocketAddr), E
     Ok((listener.into(), bound))
 }
 
-/// The user at the other end of a Unix socket; nobody that could be named for others.
+/// The user at the other end of a Unix socket; `None` for other sockets.
 pub(crate) fn peer_uid(fd: &OwnedFd) -> Option<u32> {
     if socket_domain(fd).ok()? != AddressFamily::UNIX {
         return None;

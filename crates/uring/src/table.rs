@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Table: what the driver has open, and what is in flight on it.
+//! The open files of a driver, and the number of requests in flight on each.
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -11,36 +11,37 @@ use rustix::net::{Shutdown, shutdown};
 use slab::Slab;
 
 use crate::helpers;
-use crate::pmem::{Mapping, Served};
+use crate::pmem::{MappedOutcome, Mapping};
 use crate::socket;
 
-/// Who waits for a close: nobody when it came from the control path.
+/// The request that waits for a close; none for a close by the control path.
 pub(crate) type Closer = Option<(CoreId, OpKey)>;
 
-/// What O_DIRECT asks of memory: alignment of addresses and of lengths, bytes.
+/// Requirements of O_DIRECT: alignment of addresses and of lengths, bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectAlign {
     pub(crate) memory: usize,
     pub(crate) length: usize,
 }
 
-/// An open file on its way to the driver of another core. Holds the descriptor, not the file: that
-/// is closed when the core that opened it closes it.
+/// An open file on its way to the driver of another core. It holds the descriptor only: the file is
+/// closed when the core that opened it closes it.
 #[derive(Clone)]
 pub struct SharedFile {
     fd: Arc<OwnedFd>,
     kind: Kind,
 }
 
-/// What a descriptor is of.
+/// The kind of a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// Closing it takes no time.
+    /// Its close never blocks.
     Socket,
-    /// Closing it may wait for its file system or disk.
+    /// Its close may wait for a file system or disk.
     File {
         direct: Option<DirectAlign>,
-        /// It knows no `RWF_NOWAIT`, so a request could keep the core even while it is begun (U7).
+        /// It does not support `RWF_NOWAIT`, so a request could block the core at submission
+        /// (UR-U7).
         may_block: bool,
     },
 }
@@ -62,25 +63,25 @@ impl fmt::Debug for SharedFile {
 
 struct Slot {
     fd: Arc<OwnedFd>,
-    /// This core opened it, so its closing closes it for all.
+    /// This core opened it, so its close closes it for all cores.
     opened_here: bool,
     in_flight: u32,
     closing: Option<Closer>,
     kind: Kind,
     map: Option<Mapping>,
     /// A socket that has room for large sends.
-    wide: bool,
+    has_large_buffer: bool,
 }
 
 /// Open files by [`FileId`].
 #[derive(Default)]
 pub(crate) struct Table(Slab<Slot>);
 
-/// What a close came to.
-pub(crate) enum Close {
+/// The result of a close.
+pub(crate) enum CloseResult {
     Done,
-    /// `Table::end` of the last request will tell.
-    Later,
+    /// `Table::end` of the last request closes it.
+    Deferred,
     NoSuchFile,
 }
 
@@ -91,13 +92,13 @@ fn index(file: FileId) -> usize {
 impl Slot {
     fn close(self) {
         let Slot { fd, opened_here, kind, map, .. } = self;
-        // The mapping is this thread's.
+        // The mapping belongs to this thread.
         drop(map);
         let close = move || {
-            // U5: the others' descriptors stay, but lead nowhere. A core that looks for news seldom
-            // would hold file and lock otherwise.
+            // UR-U5: the descriptors of other cores stay valid, but without the file. Otherwise a
+            // core that polls seldom would keep file and lock.
             if opened_here && Arc::strong_count(&fd) > 1 {
-                hollow_out(&fd);
+                detach_file(&fd);
             }
         };
         match kind {
@@ -107,41 +108,42 @@ impl Slot {
     }
 }
 
-/// Lets a descriptor that others hold go on without its file: every operation on it fails.
-fn hollow_out(fd: &OwnedFd) {
+/// Detaches a descriptor that others hold from its file: every operation on it fails from now on.
+fn detach_file(fd: &OwnedFd) {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    // Without a free descriptor the file stays open until the others let go of it.
+    // Without a free descriptor the file stays open until the other cores release it.
     let Ok(nowhere) = rustix::fs::open("/", flags, Mode::empty()) else { return };
-    // SAFETY: both descriptors are open and ours; `fd` goes on being owned by whoever holds it.
+    // SAFETY: both descriptors are open and ours; the owners of `fd` keep it.
     unsafe { libc::dup3(nowhere.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
 }
 
 impl Table {
     pub(crate) fn insert(&mut self, fd: OwnedFd, kind: Kind) -> FileId {
-        self.take_in(Arc::new(fd), kind, true)
+        self.add(Arc::new(fd), kind, true)
     }
 
-    /// Takes in a file that is read and written by copies.
+    /// Adds a file that is read and written by copies.
     pub(crate) fn insert_mapped(&mut self, fd: OwnedFd, map: Mapping) -> FileId {
         let file = self.insert(fd, Kind::File { direct: None, may_block: false });
         self.0[index(file)].map = Some(map);
         file
     }
 
-    /// What became of a request, if the file is mapped.
-    pub(crate) fn serve(&self, file: FileId, what: &SqeOp) -> Option<Served> {
+    /// Serves a request of a mapped file; `None` if the file is not mapped.
+    pub(crate) fn serve(&self, file: FileId, what: &SqeOp) -> Option<MappedOutcome> {
         let slot = self.0.get(index(file)).filter(|s| s.closing.is_none())?;
         Some(slot.map.as_ref()?.serve(what))
     }
 
-    /// Takes over a file that another core has shared.
+    /// Adds a file that another core has shared.
     pub(crate) fn adopt(&mut self, shared: &SharedFile) -> FileId {
-        self.take_in(shared.fd.clone(), shared.kind, false)
+        self.add(shared.fd.clone(), shared.kind, false)
     }
 
-    fn take_in(&mut self, fd: Arc<OwnedFd>, kind: Kind, opened_here: bool) -> FileId {
+    fn add(&mut self, fd: Arc<OwnedFd>, kind: Kind, opened_here: bool) -> FileId {
         let (closing, map) = (None, None);
-        let slot = Slot { fd, opened_here, in_flight: 0, closing, kind, map, wide: false };
+        let slot =
+            Slot { fd, opened_here, in_flight: 0, closing, kind, map, has_large_buffer: false };
         FileId(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 open files"))
     }
 
@@ -149,7 +151,7 @@ impl Table {
         self.0.get(index(file)).filter(|s| s.closing.is_none()).map(|s| &*s.fd)
     }
 
-    /// Nothing for a mapped file: it is this core's alone.
+    /// `None` for a mapped file: only this core can use it.
     pub(crate) fn share(&self, file: FileId) -> Option<SharedFile> {
         let slot = self.0.get(index(file)).filter(|s| s.closing.is_none() && s.map.is_none())?;
         Some(SharedFile { fd: slot.fd.clone(), kind: slot.kind })
@@ -160,12 +162,12 @@ impl Table {
         self.0[index(file)].fd.as_raw_fd()
     }
 
-    /// Whether requests on a file are to be begun by a thread of the kernel.
+    /// Whether a kernel thread must issue requests on a file.
     pub(crate) fn may_block(&self, file: FileId) -> bool {
         matches!(self.0[index(file)].kind, Kind::File { may_block: true, .. })
     }
 
-    /// Counts a request in; the answer says what O_DIRECT asks of it. `Err`: no such file.
+    /// Counts a request; returns the requirements of O_DIRECT. `Err`: no such file.
     pub(crate) fn begin(&mut self, file: FileId) -> Result<Option<DirectAlign>, ()> {
         let slot = self.0.get_mut(index(file)).filter(|s| s.closing.is_none()).ok_or(())?;
         slot.in_flight += 1;
@@ -173,15 +175,15 @@ impl Table {
     }
 
     /// Makes room for large sends on a socket on which a request is in flight.
-    pub(crate) fn widen(&mut self, file: FileId) {
+    pub(crate) fn enlarge_send_buffer(&mut self, file: FileId) {
         let slot = &mut self.0[index(file)];
-        if !std::mem::replace(&mut slot.wide, true) {
-            socket::widen(&slot.fd);
+        if !std::mem::replace(&mut slot.has_large_buffer, true) {
+            socket::enlarge_send_buffer(&slot.fd);
         }
     }
 
-    /// Counts a request out. When it was the last of a file that is being closed, closes it and
-    /// returns who waits for that.
+    /// Ends a request. After the last one of a file that is being closed, closes the file and
+    /// returns the request that waits for the close.
     pub(crate) fn end(&mut self, file: FileId) -> Closer {
         let slot = &mut self.0[index(file)];
         slot.in_flight -= 1;
@@ -194,18 +196,19 @@ impl Table {
         closer
     }
 
-    /// U3: closes now, or when the last request has ended.
-    pub(crate) fn close(&mut self, file: FileId, closer: Closer) -> Close {
+    /// Closes now, or when the last request has ended (UR-U3).
+    pub(crate) fn close(&mut self, file: FileId, closer: Closer) -> CloseResult {
         let Some(slot) = self.0.get_mut(index(file)).filter(|s| s.closing.is_none()) else {
-            return Close::NoSuchFile;
+            return CloseResult::NoSuchFile;
         };
         if slot.in_flight == 0 {
             self.0.remove(index(file)).close();
-            return Close::Done;
+            return CloseResult::Done;
         }
         slot.closing = Some(closer);
-        // Ends what waits on a socket; a file says ENOTSOCK and its requests end by themselves.
+        // Ends requests that wait on a socket. On a file it fails with ENOTSOCK; its requests end
+        // by themselves.
         let _ = shutdown(&*slot.fd, Shutdown::Both);
-        Close::Later
+        CloseResult::Deferred
     }
 }

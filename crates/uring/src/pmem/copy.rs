@@ -7,16 +7,16 @@
 //! ```
 //!
 //! Invariants
-//! - C1 After a copy each of its bytes is on its way to the memory controller: by a non-temporal
+//! - UR-C1 After a copy each of its bytes is on its way to the memory controller: by a non-temporal
 //!   store, or by an instruction that wrote back its cache line after the store.
-//! - C2 A fence waits for all of them. Before a fence nothing of a copy need be durable, and any
+//! - UR-C2 A fence waits for all of them. Before a fence nothing of a copy need be durable, and any
 //!   part of it may be.
 //!
-//! Non-temporal stores are weakly ordered to other cores: a mapping is used by one thread only. To
-//! that thread they are stores like any other, and it may look before a fence. The compiler's
-//! intrinsics don't promise so much (after `_mm_stream_si128` only a fence may come): here they are
-//! written as instructions. Neither they nor `copy_shared` are seen into by the compiler, so the
-//! source may be what another thread writes meanwhile.
+//! Non-temporal stores are weakly ordered for other cores, so a mapping is used by one thread only.
+//! For that thread they are ordinary stores, and it may read before a fence. The compiler's
+//! intrinsics do not allow that (`_mm_stream_si128` must be followed by a fence), so they are
+//! written as inline assembly. The compiler does not look into them nor into `copy_shared`, so
+//! another thread may write to the source meanwhile.
 
 use block::copy_shared;
 
@@ -109,7 +109,7 @@ pub fn copy_parts_and_fence(method: Method, to: &mut [u8], from: &[u8], part: us
     fence();
 }
 
-/// Copies `len` bytes as C1 says.
+/// Copies `len` bytes as UR-C1 says.
 ///
 /// # Safety
 /// `to` is writable and `from` readable for `len` bytes, the two do not overlap, nobody has a
@@ -176,7 +176,7 @@ mod x86 {
         AVAILABLE.first().copied()
     }
 
-    /// C2: waits until what has been copied is at the memory controller.
+    /// UR-C2: waits until what has been copied is at the memory controller.
     pub fn fence() {
         // SAFETY: every x86-64 has it; it takes no operands.
         unsafe { _mm_sfence() };
@@ -268,7 +268,7 @@ mod other {
         None
     }
 
-    /// C2, where there is nothing to wait for.
+    /// UR-C2, where there is nothing to wait for.
     pub fn fence() {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lost: what becomes of a mapped page that can't be reached any more.
+//! Lost pages: mapped pages that can no longer be accessed.
 //!
-//! A load or store in a mapping raises SIGBUS where the file was cut off behind our back, where the
-//! disk can't read the page or has no room for it, and where persistent memory is poisoned. By
-//! default that is the end of the process, and of every other device with it.
+//! A load or store in a mapping raises SIGBUS if another process has truncated the file, if the
+//! disk can't read the page or has no space for it, or if persistent memory is poisoned. By default
+//! that ends the process, and with it every other device.
 //!
 //! ```text
 //!   copy ──▶ SIGBUS ──▶ handler: zeroes in place of the page, the page is noted as lost
@@ -11,10 +11,11 @@
 //! ```
 //!
 //! Invariants
-//! - L1 A lost page stays lost until the mapping is gone: no request that touches it succeeds.
-//! - L2 A fault anywhere else goes to whoever handled it before.
-//! - L3 The handler only makes a system call, reads what is constant and writes to atomics: it may
-//!   interrupt anything.
+//! - UR-L1 A lost page stays lost until the mapping is dropped: no request that touches it
+//!   succeeds.
+//! - UR-L2 A fault outside of our mappings goes to the previous handler.
+//! - UR-L3 The handler only makes a system call, reads constants and writes atomics: so it may
+//!   interrupt any code.
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -69,7 +70,7 @@ impl Watch {
         Some(Watch(place))
     }
 
-    /// L1: whether a lost page lies in `range` of the mapping. After a copy.
+    /// UR-L1: whether a lost page lies in `range` of the mapping. After a copy.
     pub(super) fn touches(&self, range: &Range<usize>) -> bool {
         let count = self.0.count.load(Ordering::Acquire);
         if count == 0 {
@@ -103,7 +104,7 @@ impl Place {
         let page = std::ptr::with_exposed_provenance_mut(base + offset);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the page lies in a mapping of ours, in which there are no Rust objects: whoever
-        // copies there reads zeroes from now on, or writes into the void, and then looks (L1).
+        // copies there reads zeroes from now on, or writes into the void, and then looks (UR-L1).
         let zeroes =
             unsafe { mmap_anonymous(page, unit, protection, MapFlags::PRIVATE | MapFlags::FIXED) };
         if zeroes.is_err() {
@@ -125,7 +126,7 @@ fn install() -> libc::sigaction {
     new.sa_sigaction = handler as *const () as usize;
     // On the stack that threads keep for stack overflows, where there is one.
     new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: both are valid, and the handler keeps L3.
+    // SAFETY: both are valid, and the handler keeps UR-L3.
     let set = unsafe { libc::sigaction(libc::SIGBUS, &raw const new, &raw mut before) };
     assert_eq!(set, 0, "SIGBUS can be handled");
     before
@@ -137,7 +138,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     if PLACES.iter().any(|place| place.replace(address)) {
         return;
     }
-    // L2.
+    // UR-L2.
     let before = BEFORE.get().filter(|b| b.sa_flags & libc::SA_SIGINFO != 0);
     match before.map(|b| b.sa_sigaction) {
         Some(handler) if handler > 1 => {

@@ -9,18 +9,18 @@
 //!   Flush    fence                                      the ring: fdatasync
 //! ```
 //!
-//! What is a copy is done as it is submitted; its outcome comes at the next park, like any other.
-//! Plain files stand in for persistent memory: their mapping is the page cache, which the ring's
-//! writes share, and fdatasync writes back what a mapping has dirtied. A page that is not in memory
-//! is read while the core waits: meant for files that stay in memory, and tests.
+//! A copy is done at submission; its event comes at the next park, like any other. Plain files can
+//! stand in for persistent memory: their mapping is the page cache, which the ring's writes share,
+//! and fdatasync writes back pages dirtied through a mapping. A page that is not in memory is read
+//! while the core waits: meant for files that stay in memory, and for tests.
 //!
 //! Invariants
-//! - P1 The length is what it was at opening, and the mapping that long: no request reaches beyond.
-//!   A file that somebody else cuts off afterwards loses pages ([`lost`]): EIO, not the end.
-//! - P2 Without MAP_SYNC nothing is called durable that the file system has not.
-//! - P3 Space is reserved at opening, and nothing gives it back: a store never needs more.
-//! - P4 A mapping is used by one thread, for which a helper has made it; it is not shared with
-//!   other cores.
+//! - UR-P1 The mapping has the length of the file at open: no request reaches beyond. If another
+//!   process truncates the file, pages are lost ([`lost`]): EIO, not the end of the process.
+//! - UR-P2 Without MAP_SYNC nothing is reported as durable before the file system has written it.
+//! - UR-P3 Space is reserved at open and never released: a store never needs more.
+//! - UR-P4 A mapping is used by one thread, for which a helper has made it; other cores do not
+//!   share it.
 pub mod copy;
 mod lost;
 
@@ -35,45 +35,45 @@ use rustix::fs::{FallocateFlags, FileType, Statx, fallocate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::file::os_error;
+use crate::os_error::os_error;
 use copy::LineFlush;
 use lost::Watch;
 
-/// Largest request that clients should send: a copy keeps its core for as long as it takes.
+/// Largest request that clients should send: a copy blocks its core until it is done.
 const IO_BYTES_MAX: u32 = 1 << 20;
-/// What a power cut can't tear: one aligned store. With a plain file it may catch writeback between
-/// two of them.
+/// Bytes that a power cut does not tear: one aligned store. With a plain file, writeback may happen
+/// between two stores.
 const ATOMIC_BYTES: u32 = 8;
 
 /// A mapped file.
 pub(crate) struct Mapping {
-    // Dropped in this order, or the handler could take the next mapping there for ours.
+    // Dropped in this order: else the handler could take the next mapping at this address for ours.
     watch: Watch,
     region: Region,
     writable: bool,
-    /// How copies become durable without the kernel; nothing where only the file system can.
+    /// How copies become durable without the kernel; `None` if only the file system can do that.
     flush: Option<LineFlush>,
 }
 
-/// Where a file is mapped.
+/// The address range of a mapping.
 struct Region {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: the pages belong to the process, and this alone names them: the thread that has it uses
-// them, and the one that made it has nothing left (P4).
+// SAFETY: the pages belong to the process, and only this value refers to them: the thread that owns
+// it uses them, and the thread that made it keeps no reference (UR-P4).
 unsafe impl Send for Region {}
 
-/// What became of a request for a mapped file.
+/// The outcome of a request for a mapped file.
 #[derive(Debug)]
-pub(crate) enum Served {
+pub(crate) enum MappedOutcome {
     Done(Status),
-    /// It is the file's, as if it were not mapped.
-    ByRing,
+    /// The ring must perform it, as if the file were not mapped.
+    UseRing,
 }
 
-/// A mapping, and what a person should know about it.
+/// A mapping, its limits, and a warning for the log.
 pub(crate) struct Mapped {
     pub(crate) mapping: Mapping,
     pub(crate) limits: Limits,
@@ -146,7 +146,7 @@ pub(crate) fn map(
         capacity: Sector::from_bytes(bytes),
         max_io_bytes: IO_BYTES_MAX,
         atomic_write_unit_bytes: ATOMIC_BYTES,
-        // P3.
+        // UR-P3.
         discard_granularity_bytes: 0,
         write_zeroes: false,
         volatile_cache: true,
@@ -170,7 +170,7 @@ fn dax_device(path: &Path, stat: &Statx) -> Result<(u64, u64), Error> {
     Ok((size, number("device/align").or(number("align")).unwrap_or(2 << 20)))
 }
 
-/// P3: a store into a hole would need space, and there may be none.
+/// UR-P3: a store into a hole would need space, and there may be none.
 fn reserve(path: &Path, fd: &OwnedFd, bytes: u64) -> Result<(), Error> {
     match fallocate(fd, FallocateFlags::empty(), 0, bytes) {
         // A file system without it: a store that finds no room loses its page.
@@ -191,39 +191,41 @@ impl Region {
 
 impl Mapping {
     /// Does what is a copy or a fence.
-    pub(crate) fn serve(&self, what: &SqeOp) -> Served {
+    pub(crate) fn serve(&self, what: &SqeOp) -> MappedOutcome {
         match what {
-            SqeOp::Read { offset, bufs } => Served::Done(self.read(*offset, bufs)),
+            SqeOp::Read { offset, bufs } => MappedOutcome::Done(self.read(*offset, bufs)),
             SqeOp::Write { offset, bufs, fua } => match self.flush {
                 Some(flush) => {
                     let written = self.write(*offset, bufs, Some(flush));
                     if *fua {
                         copy::fence();
                     }
-                    Served::Done(written)
+                    MappedOutcome::Done(written)
                 }
-                // P2.
-                None if *fua && self.writable => Served::ByRing,
-                None => Served::Done(self.write(*offset, bufs, None)),
+                // UR-P2.
+                None if *fua && self.writable => MappedOutcome::UseRing,
+                None => MappedOutcome::Done(self.write(*offset, bufs, None)),
             },
             SqeOp::Flush if self.flush.is_some() => {
                 copy::fence();
-                Served::Done(Status::Ok)
+                MappedOutcome::Done(Status::Ok)
             }
-            // P2.
-            SqeOp::Flush => Served::ByRing,
-            // P3.
-            SqeOp::Discard { .. } | SqeOp::WriteZeroes { .. } => Served::Done(Status::NotSupported),
+            // UR-P2.
+            SqeOp::Flush => MappedOutcome::UseRing,
+            // UR-P3.
+            SqeOp::Discard { .. } | SqeOp::WriteZeroes { .. } => {
+                MappedOutcome::Done(Status::NotSupported)
+            }
             SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown
             | SqeOp::ShutdownWrite
-            | SqeOp::Close => Served::Done(Status::Invalid),
+            | SqeOp::Close => MappedOutcome::Done(Status::Invalid),
         }
     }
 
-    /// P1.
+    /// UR-P1.
     fn range(&self, offset: u64, len: usize) -> Option<Range<usize>> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(len)?;
@@ -234,9 +236,9 @@ impl Mapping {
         let Some(range) = self.range(offset, bufs.len_bytes()) else { return Status::Invalid };
         let mut at = range.start;
         for slice in bufs.iter() {
-            // SAFETY: P1 bounds the source, and nobody has a reference to it; the slice is borrowed
-            // to copy there. Another process that writes to the file meanwhile, locked as it is,
-            // gives bytes that nobody vouches for.
+            // SAFETY: UR-P1 bounds the source, and nobody has a reference to it; the slice is
+            // borrowed to copy there. Another process that writes to the file meanwhile, locked as
+            // it is, gives bytes that nobody vouches for.
             slice.with_destination(|to, len| unsafe {
                 copy_shared(to.cast(), self.region.base.add(at).cast(), len);
             });
@@ -252,11 +254,11 @@ impl Mapping {
         }
         let mut at = range.start;
         for slice in bufs.iter() {
-            // SAFETY: P1 bounds the destination.
+            // SAFETY: UR-P1 bounds the destination.
             let to = unsafe { self.region.base.add(at) };
             slice.with_source(|from, len| match flush {
                 // SAFETY: both are valid for the length, the slice is borrowed; the instruction was
-                // detected; P4: only this thread looks before a fence.
+                // detected; UR-P4: only this thread looks before a fence.
                 Some(flush) => unsafe { copy::copy(copy::best(flush, len), to, from, len) },
                 // SAFETY: as above.
                 None => unsafe { copy_shared(to.cast(), from.cast(), len) },
@@ -305,8 +307,8 @@ mod tests {
         rustix::fs::memfd_create(c"mapped", flags).unwrap().into()
     }
 
-    fn is_ok(served: &Served) -> bool {
-        matches!(served, Served::Done(Status::Ok))
+    fn is_ok(served: &MappedOutcome) -> bool {
+        matches!(served, MappedOutcome::Done(Status::Ok))
     }
 
     #[test]
@@ -354,9 +356,9 @@ mod tests {
         for offset in [512, 4096, u64::MAX - 511] {
             let bufs = Bufs::from(Buf::zeroed(4096));
             let served = mapping.serve(&SqeOp::Read { offset, bufs: bufs.clone() });
-            assert!(matches!(served, Served::Done(Status::Invalid)));
+            assert!(matches!(served, MappedOutcome::Done(Status::Invalid)));
             let served = mapping.serve(&SqeOp::Write { offset, bufs, fua: false });
-            assert!(matches!(served, Served::Done(Status::Invalid)));
+            assert!(matches!(served, MappedOutcome::Done(Status::Invalid)));
         }
     }
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lasting: what tells a file or block device from all others, even after a restart of the machine.
+//! The persistent identity of a file or block device: valid also after a restart of the machine.
 //!
-//! | what | told by |
+//! | kind | identity |
 //! |---|---|
-//! | disk | its world-wide name, else its serial number, as the kernel shows them |
-//! | partition | that of its disk, and where it begins |
+//! | disk | its world-wide name, else its serial number, from sysfs |
+//! | partition | the identity of its disk, and its start sector |
 //! | device mapper's device | its UUID |
-//! | file | its inode's number and the time when that was made: a copy has another |
-//! | anything else | nothing |
+//! | file | inode number and creation time: a copy has another identity |
+//! | others | none |
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 
-/// The identity of an open file; nothing when the system does not tell.
+/// The identity of an open file; `None` if the system does not provide one.
 pub(crate) fn identity(fd: &OwnedFd) -> Option<String> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
@@ -30,7 +30,7 @@ pub(crate) fn identity(fd: &OwnedFd) -> Option<String> {
     })
 }
 
-/// The identity of the block device that the kernel shows in `dir`.
+/// The identity of the block device whose sysfs directory is `dir`.
 fn of_block_device(dir: &Path) -> Option<String> {
     let read = |dir: &Path, name: &str| {
         let text = fs::read_to_string(dir.join(name)).ok()?;
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn sysfs_identifies_disks_partitions_and_mapped_devices() {
-        let dir = std::env::temp_dir().join(format!("millpond-lasting-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("millpond-device-id-{}", std::process::id()));
         let made = |path: &str, text: &str| {
             let path = dir.join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Holder: who may have a file or block device that is in use, in words for an error.
+//! Who uses a file or block device that is busy, as text for an error.
 use std::fs;
 use std::path::Path;
 
 use rustix::fs::{FileType, Statx};
 
-/// Who may hold what `stat` is of: `by ...`.
+/// The possible user of the file of `stat`, for "in use, by ...".
 pub(crate) fn of(stat: &Statx) -> String {
     if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
         let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
@@ -24,7 +24,7 @@ pub(crate) fn of(stat: &Statx) -> String {
     }
 }
 
-/// The process that has locked the file at `place` (device and inode), in the kernel's list.
+/// The process that has locked the file `place` (device and inode), from the kernel's list.
 fn locked_by(locks: &str, place: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -35,7 +35,7 @@ fn locked_by(locks: &str, place: &str) -> Option<u32> {
     })
 }
 
-/// The kernel says only which of its own devices stand on one.
+/// The kernel lists only its own devices that use a block device.
 fn of_block_device(dir: &Path) -> String {
     let holders = fs::read_dir(dir.join("holders")).into_iter().flatten().flatten();
     let mut holders: Vec<String> =
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_the_kernel_that_stand_on_a_disk_are_named() {
+    fn kernel_devices_on_a_disk_are_named() {
         let dir = std::env::temp_dir().join(format!("millpond-holders-{}", std::process::id()));
         fs::create_dir_all(dir.join("holders/dm-1")).unwrap();
         fs::create_dir_all(dir.join("holders/dm-0")).unwrap();

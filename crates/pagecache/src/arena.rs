@@ -5,14 +5,14 @@
 //!   slab 0   [ 64 KiB | 64 KiB |    128 KiB    |          256 KiB          |  ...         ]
 //!   slab 1   [                              2 MiB                                        ]
 //! ```
-//! A slab is made when no other has room, lowest places are taken first, and a slab that is empty
-//! goes back to the system when the cache is above its limit. What the cache keeps in mind about a
-//! piece is charged to the limit beside the piece itself.
+//! A slab is allocated when no other has room. The lowest free places are taken first. An empty
+//! slab is given back to the system when the cache is above its limit. The bookkeeping of a folio
+//! is charged to the limit in addition to its piece.
 //!
 //! Invariants
 //! - PC-M1 Pieces do not overlap; a piece lies at a multiple of its own size in its slab.
-//! - PC-M2 What is charged never exceeds the limit. What the system sees may, by what is known
-//!   about the pieces of one slab, while no slab is empty that could go.
+//! - PC-M2 What is charged never exceeds the limit. The memory that the system sees may exceed it
+//!   by the bookkeeping of one slab's pieces, while no slab is empty.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -24,10 +24,10 @@ use block::{Buf, Bufs, PAGE, Slice};
 pub(crate) const ORDER_MAX: u8 = 9;
 const SLAB_PAGES: u32 = 1 << ORDER_MAX;
 const SLAB_BYTES: usize = PAGE << ORDER_MAX;
-/// What a slab takes of the system: a page more, as any large buffer (`Buf::alloc`).
+/// The memory of a slab as the system sees it: a page more, as any large buffer (`Buf::alloc`).
 const SLAB_TAKES_BYTES: u64 = (SLAB_BYTES + PAGE) as u64;
 
-/// What a folio costs beside its pages: itself, and its places in the indices.
+/// Bookkeeping of a folio: itself, and its entries in the indices.
 const OVERHEAD_BYTES: u64 = size_of::<crate::folio::Folio>() as u64 + 64;
 
 /// The memory of one cache.
@@ -49,7 +49,7 @@ struct Slabs {
     free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
 }
 
-/// Some pages of memory, given back when dropped.
+/// Some pages of memory, freed when dropped.
 pub(crate) struct Piece {
     of: Rc<Inner>,
     /// One slice.
@@ -115,7 +115,7 @@ impl Inner {
         slabs.made as u64 * SLAB_TAKES_BYTES + self.pieces.get() * OVERHEAD_BYTES
     }
 
-    /// Gives slabs back that are empty, as long as there are too many.
+    /// Gives empty slabs back to the system while the cache is above its limit.
     fn trim(&self) {
         let mut slabs = self.slabs.borrow_mut();
         while self.resident_bytes(&slabs) > self.limit_bytes.get() {
@@ -165,7 +165,7 @@ impl Memory {
         Some(Piece { of: inner.clone(), bufs, first, order })
     }
 
-    /// What is charged: pages in use and what the cache keeps in mind about them.
+    /// Bytes charged: pages in use and their bookkeeping.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.0.charged_bytes.get()
     }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 const WORD: u32 = u64::BITS;
 
-/// Bits, all clear at first. Up to 64 of them lie in place, more on the heap. Ranges are within the
-/// length that the bits were made with.
+/// Bits, all clear at first: up to 64 in place, more on the heap. All ranges must be within the
+/// length.
 #[derive(Clone)]
 pub(crate) enum Bits {
     Few(u64),

@@ -24,7 +24,7 @@ const MEMORY_MAX: u64 = 1 << 40;
 const DIRTY_MS: u32 = 2000;
 const BACKGROUND_MS: u32 = 1000;
 const MS_MAX: u32 = 3_600_000;
-/// As the kernel: more than `UINT_MAX` pages can't be told.
+/// As the kernel: more than `UINT_MAX` pages cannot be given.
 const DIRTY_BYTES_MAX: u64 = u32::MAX as u64 * PAGE as u64;
 /// The kernel's 30 s and 5 s.
 const EXPIRE_CS: u32 = 3000;

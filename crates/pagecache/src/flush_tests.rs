@@ -279,8 +279,8 @@ async fn flushes_beside_a_failing_one(
 
 /// Found by an attack from outside, with a server that holds a flush and fails it: the second FLUSH
 /// of a connection was submitted while the first one was under way, and should have covered the
-/// same write. It had a round of its own, which found nothing to do, and its opener had been told
-/// of the error by the first one: so it succeeded, and what it covered was lost.
+/// same write. It had a round of its own, which found nothing to do, and its opener had got the
+/// error from the first one: so it succeeded, although its data were lost.
 #[test]
 fn a_flush_submitted_while_another_fails_fails_too() {
     for openers in [[1, 1, 1], [1, 2, 1], [1, 2, 3]] {
@@ -290,7 +290,7 @@ fn a_flush_submitted_while_another_fails_fails_too() {
             let ended = flushes_beside_a_failing_one(&lab, &cache, &openers).await;
             assert_eq!(ended, [Some(Status::Timeout); 3], "{openers:?}");
             for opener in openers {
-                assert_eq!(flush_by(&cache, opener).await, Ok(()), "it was told");
+                assert_eq!(flush_by(&cache, opener).await, Ok(()), "it was reported");
             }
         });
     }
@@ -318,7 +318,7 @@ fn a_flush_submitted_before_an_error_was_reported_fails_too() {
     });
 }
 
-/// The client of opener 1 has lost its connection before it was told, and connects again.
+/// The client of opener 1 loses its connection before it gets the error, and connects again.
 #[test]
 fn a_client_that_reconnects_gets_a_failed_flush() {
     Lab::new(1, 8192).run(async |lab| {
@@ -340,7 +340,7 @@ fn a_client_that_reconnects_gets_a_failed_flush() {
     });
 }
 
-/// A new table makes a new cache: what a client was not told before, that one tells it.
+/// A new table makes a new cache, which reports the errors that the old one has not reported.
 #[test]
 fn the_cache_of_a_new_table_reports_unreported_errors() {
     Lab::new(1, 8192).run(async |lab| {
@@ -356,7 +356,7 @@ fn the_cache_of_a_new_table_reports_unreported_errors() {
         next.clone().take_over(first).await;
         assert_eq!(flush_by(&next, 1).await, Err(Status::Timeout), "its write was lost");
         assert_eq!(flush_by(&next, 1).await, Ok(()));
-        assert_eq!(flush_by(&next, 2).await, Ok(()), "it was told before");
+        assert_eq!(flush_by(&next, 2).await, Ok(()), "it was reported before");
     });
 }
 
@@ -389,7 +389,7 @@ fn pages_in_flight_while_a_flush_fails_are_written_again() {
 }
 
 /// Zeroes of pages 20 to 29, of which 22 and 23 are dirty, are below while a flush there fails,
-/// which opener 1 is told. What they end with.
+/// which opener 1 gets. Returns the outcome of the zeroes.
 async fn zeroes_beside_a_failing_flush(
     lab: &Lab,
     cache: &Rc<PageCache>,
@@ -416,12 +416,12 @@ async fn zeroes_beside_a_failing_flush(
     assert_eq!(first.get(), Some(Status::Timeout));
     disk.release();
     sleep_ms(10).await;
-    assert_eq!(flush_by(cache, 1).await, Ok(()), "it was told");
+    assert_eq!(flush_by(cache, 1).await, Ok(()), "it was reported");
     zeroes.get()
 }
 
-/// Nobody could send the zeroes again, so the client has to. Found by an attack from outside:
-/// zeroes were acknowledged after the flush below had failed, and no FLUSH told of them.
+/// The cache cannot send the zeroes again, so the client must. Found by the attack tests: zeroes
+/// were acknowledged after the flush below had failed, and no FLUSH reported them.
 #[test]
 fn zeroes_in_flight_while_a_flush_fails_end_in_an_error() {
     for (op, flags, outcome) in [

@@ -184,7 +184,7 @@ fn the_second_retry_writes_the_pages_beside_a_bad_one() {
         assert_eq!(cache.store.errors.failed.since().map(|(_, pages)| pages), Some(1));
         assert_eq!(lab.page(0, 99), pattern(99, 1));
         assert_eq!(lab.page(0, 101), pattern(101, 1));
-        // What is written beside it later does not fail with it.
+        // A page that is written beside it later does not fail with it.
         write(&cache, 90..110, 2).await;
         assert_eq!(flush(&cache).await, Err(Status::Io));
         assert_eq!(cache.store.errors.failed.since().map(|(_, pages)| pages), Some(1));
@@ -251,8 +251,8 @@ fn a_dead_device_makes_the_cache_stuck_until_it_returns() {
         sleep_ms(1000).await;
         assert!(!cache.store.is_stuck() && !cache.store.errors.failed.any());
         assert_eq!(cache.store.dirty_bytes(), 0);
-        let said = cache.store.errors.describe().unwrap();
-        assert!(said.contains("8 errors, the last: a: write at sector "), "{said}");
+        let text = cache.store.errors.describe().unwrap();
+        assert!(text.contains("8 errors, the last: a: write at sector "), "{text}");
     });
 }
 
@@ -304,6 +304,6 @@ fn suspend_fails_only_when_a_page_could_not_be_written() {
         assert!(cache.clone().suspend().await.is_ok(), "an old error is not one of this suspend");
         assert_eq!(lab.page(0, 0), pattern(0, 1));
         cache.clone().resume().await.unwrap();
-        assert_eq!(flush_by(&cache, 1).await, Err(Status::Io), "but the opener hears of it");
+        assert_eq!(flush_by(&cache, 1).await, Err(Status::Io), "but the opener gets the error");
     });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the unit tests share: a small world, and disks that note what they are asked for, hold it
-//! back, or refuse it.
+//! Shared by the unit tests: a small world, and disks that record requests, hold them back, or
+//! refuse them.
 #![allow(dead_code, reason = "each test file uses its own part")]
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::{Config, PageCache};
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const MS: u64 = 1_000_000;
 
-/// A request as it came.
+/// A request of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) op: Op,
@@ -35,7 +35,7 @@ pub(crate) struct Seen {
     pub(crate) order: u64,
 }
 
-/// A disk of the world, and what is to go wrong with it.
+/// A disk of the world that can be made to fail or to wait.
 pub(crate) struct Probe {
     disk: Rc<dyn BlockDevice>,
     limits: Limits,
@@ -62,7 +62,7 @@ impl OnDone for Count {
 }
 
 impl Probe {
-    /// What came since the last call.
+    /// The requests since the last call.
     pub(crate) fn take(&self) -> Vec<Seen> {
         self.seen.take()
     }
@@ -78,13 +78,13 @@ impl Probe {
         self.held.borrow().len()
     }
 
-    /// Lets the one go that has waited for longest; others that come still wait.
+    /// Sends the request that has waited for longest; later ones still wait.
     pub(crate) fn release_first(&self) {
         let (sector, bio) = self.held.borrow_mut().remove(0);
         self.go(sector, bio);
     }
 
-    /// The flush that waits fails, later ones do not.
+    /// Fails the flush that waits, and no later one.
     pub(crate) fn fail_held_flush(&self) {
         assert_eq!(self.held.borrow()[0].1.op, Op::Flush);
         self.flushes_fail.set(true);

@@ -40,7 +40,7 @@ use crate::planted::Fault;
 use crate::slot::{Flags, PAGE};
 use batch::{AddResult, Batch, PickedPage};
 
-/// Writes that a part can have in write.
+/// Writes that a part can have in flight.
 const INFLIGHT_MAX: usize = 64;
 /// Pages that are copied between two yields: about 50 microseconds of work.
 const FILL_RUN: u32 = 32;
@@ -111,7 +111,7 @@ impl Drop for Job {
     }
 }
 
-/// A batch in write.
+/// A batch in flight.
 struct InFlight {
     job: Rc<Job>,
     write: BioFuture,
@@ -139,7 +139,7 @@ struct Candidates {
     found: VecDeque<u32>,
     /// Pages that were restored from sparse blocks: they are written first, whatever the selection.
     restored: VecDeque<u32>,
-    /// Those of them that may be in write. One that changes meanwhile is not picked a second time
+    /// Those of them that may be in flight. One that changes meanwhile is not picked a second time
     /// (ZR-WB4).
     restored_set: BTreeSet<u32>,
     /// Bytes that the candidates take on the device, about.
@@ -302,7 +302,7 @@ impl Job {
         self.outcome.set(outcome);
     }
 
-    /// Waits until at most so many writes are in write.
+    /// Waits until at most so many writes are in flight.
     async fn wait_in_flight(&self, at_most: u32) {
         self.backing().changed.wait_for(|| self.in_flight.get() <= at_most).await;
     }
@@ -326,43 +326,11 @@ impl Job {
             let (run, granted) = match self.room(blocks.max(least), least).await {
                 Ok(room) => room,
                 Err(Shortage::Space) if self.empty_sparse_blocks(candidates).await => continue,
-                Err(why) => {
-                    let none = backing.space().blocks().free() == 0;
-                    self.note(|o| match why {
-                        Shortage::Limit => o.limit_reached = true,
-                        Shortage::Space => o.no_space = true,
-                    });
-                    if why == Shortage::Limit || none {
-                        return self.count_rest(candidates).await;
-                    }
-                    // There is no room for this page only.
-                    self.pop(candidates, backing.bytes_of(part.slot(first).size()));
-                    continue;
-                }
+                Err(why) if self.skip_page(candidates, first, why) => continue,
+                Err(_) => return self.count_rest(candidates).await,
             };
             let mut batch = Batch::new(backing, &run, self.free_lists.borrow_mut().pop());
-            while let Some(nth) = candidates.front() {
-                if let Some(soon) = candidates.found.get(PREFETCH) {
-                    part.prefetch(*soon);
-                }
-                let added = match candidates.takes(part, backing, nth) {
-                    Some(_) => batch.add(part, nth),
-                    None => AddResult::NotWanted,
-                };
-                match added {
-                    AddResult::NoRoom => break,
-                    AddResult::NotWanted => drop(candidates.pop(PAGE)),
-                    AddResult::Added(bytes) => self.pop(candidates, bytes),
-                    AddResult::Damaged(status) => {
-                        self.failed(nth, status, "its object in memory is damaged");
-                        self.pop(candidates, PAGE);
-                    }
-                }
-                filled += 1;
-                if filled % FILL_RUN == 0 {
-                    yield_now().await;
-                }
-            }
+            self.fill(&mut batch, candidates, &mut filled).await;
             if let Some(nth) = candidates.front()
                 && batch.is_empty()
                 && granted < self.least(nth).min(pages)
@@ -372,6 +340,49 @@ impl Job {
                 self.pop(candidates, backing.bytes_of(part.slot(nth).size()));
             }
             self.send(&writes, batch, run, granted);
+        }
+    }
+
+    /// Notes what is used up. If there is just no room for the first candidate, skips it and
+    /// returns true.
+    fn skip_page(&self, candidates: &mut Candidates, first: u32, why: Shortage) -> bool {
+        let backing = self.backing();
+        let none = backing.space().blocks().free() == 0;
+        self.note(|o| match why {
+            Shortage::Limit => o.limit_reached = true,
+            Shortage::Space => o.no_space = true,
+        });
+        if why == Shortage::Limit || none {
+            return false;
+        }
+        self.pop(candidates, backing.bytes_of(self.part.slot(first).size()));
+        true
+    }
+
+    /// Copies candidates into a batch until it is full. `filled` counts pages between two yields.
+    async fn fill(&self, batch: &mut Batch, candidates: &mut Candidates, filled: &mut u32) {
+        let (part, backing) = (&*self.part, self.backing());
+        while let Some(nth) = candidates.front() {
+            if let Some(soon) = candidates.found.get(PREFETCH) {
+                part.prefetch(*soon);
+            }
+            let added = match candidates.takes(part, backing, nth) {
+                Some(_) => batch.add(part, nth),
+                None => AddResult::NotWanted,
+            };
+            match added {
+                AddResult::NoRoom => break,
+                AddResult::NotWanted => drop(candidates.pop(PAGE)),
+                AddResult::Added(bytes) => self.pop(candidates, bytes),
+                AddResult::Damaged(status) => {
+                    self.failed(nth, status, "its object in memory is damaged");
+                    self.pop(candidates, PAGE);
+                }
+            }
+            *filled = filled.wrapping_add(1);
+            if filled.is_multiple_of(FILL_RUN) {
+                yield_now().await;
+            }
         }
     }
 

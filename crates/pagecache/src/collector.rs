@@ -180,7 +180,7 @@ impl Collector {
         self.ready.extend(self.open.drain(..));
     }
 
-    /// Says whether the pages that follow have failed before. Pages that have failed and others
+    /// Sets whether the pages that follow have failed before. Pages that have failed and others
     /// share no ioend.
     pub(crate) fn set_failed(&mut self, failed: bool) {
         if std::mem::replace(&mut self.failed, failed) != failed {

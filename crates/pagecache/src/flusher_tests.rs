@@ -110,7 +110,7 @@ fn old_pages_are_written_and_no_timer_runs_while_all_is_clean() {
         sleep_ms(25_000).await;
         assert_eq!(inner.disks[0].take(), []);
         sleep_ms(7_000).await;
-        // Looked at every 5 s, written when 30 s old.
+        // Checked every 5 s, written when 30 s old.
         let seen: Vec<_> =
             inner.disks[0].take().iter().map(|s| (s.at_ms - begun.0 / MS, s.from / 8)).collect();
         assert_eq!(seen, [(30_000, 0), (35_000, 100)]);

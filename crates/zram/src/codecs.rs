@@ -11,7 +11,7 @@ pub(crate) const PRIORITIES: usize = 4;
 
 /// What the longest object takes: a page that does not compress, with what lz4 adds to it
 /// (LZ4_compressBound). With less room lz4 looks at each step whether there is enough, and its
-/// library tells that there was not by an error, which takes memory.
+/// library reports too little room by an error, which allocates memory.
 const ROOM_BYTES: usize = PAGE + PAGE / 255 + 16;
 
 /// Algorithms by priority.

@@ -93,7 +93,7 @@ impl Zram {
     /// `cores`, of which the first is this one.
     ///
     /// # Errors
-    /// `EINVAL` when lengths or backing do not fit; says which and what is allowed.
+    /// `EINVAL` when lengths or backing do not fit; the message names them and what is allowed.
     pub fn new(
         name: impl Into<String>,
         config: Config,

@@ -123,5 +123,5 @@ impl Part {
 /// The page that is read most often.
 static ZEROES: [u8; PAGE] = [0; PAGE];
 
-/// Pages of a long bio that are read in one go.
+/// Pages of a long bio that are read between two yields.
 const READ_RUN: u32 = 32;

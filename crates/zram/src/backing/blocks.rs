@@ -205,7 +205,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the simplest model: a vector of who has each block.
+        /// Against the simplest model: a vector with the owner of each block.
         #[test]
         fn blocks_are_given_to_one_taker_at_a_time(
             count in 1u32..300,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When blocks come free, and what the device is told.
+//! When blocks are freed, and which discards the device gets.
 use sim::model::Uniform;
 use sim::{DiskSpec, DiskStats, Faults, Machine, World, WorldRef};
 

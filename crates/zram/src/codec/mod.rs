@@ -104,7 +104,7 @@ impl fmt::Debug for Params {
     }
 }
 
-/// Says whether the algorithm takes these parameters.
+/// Checks whether the algorithm takes these parameters.
 pub(crate) fn check(algorithm: Algorithm, params: &Params) -> Result<(), Error> {
     let name = algorithm.name();
     let (min, max, _) = algorithm.levels();
@@ -167,7 +167,7 @@ impl Codec {
         }))
     }
 
-    /// Compresses a page to the front of `out` and says how long it became; nothing when that is
+    /// Compresses a page to the front of `out` and returns its length; `None` when that is
     /// longer than `out`.
     pub(crate) fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Option<usize> {
         assert_eq!(page.len(), PAGE, "compresses whole pages");

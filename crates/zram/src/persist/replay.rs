@@ -20,7 +20,7 @@ use crate::planted::Fault;
 /// Blocks read at once where a unit begins: most units are no longer, 128 KiB.
 const BLOCKS_AT_ONCE: u32 = 32;
 
-/// So often a unit may tell of a slot, on average.
+/// How often a unit may name a slot, on average.
 const SLOTS_TOLD_MAX: u64 = 4;
 
 /// A unit in its place.

@@ -9,13 +9,13 @@ use super::{CELL, Handle, Store};
 /// Objects of a span by bits.
 const WORDS: usize = classes::OBJECTS_MAX.div_ceil(64);
 
-/// Classes that are looked at in one step.
+/// Classes that are visited in one step.
 const TIDY_CLASSES: usize = 16;
 
-/// Times that all classes have been looked at after.
+/// Steps after which all classes have been visited.
 pub(crate) const TIDY_ROUND: usize = PAGES.div_ceil(TIDY_CLASSES);
 
-/// Told of each object that moves: its owner, where it was and where it is.
+/// Called for each object that moves: its owner, its old place and its new one.
 pub(crate) type Moved<'a> = dyn FnMut(u32, Handle, Handle) + 'a;
 
 impl Store {
@@ -23,13 +23,13 @@ impl Store {
     pub(crate) const CLASSES: usize = PAGES;
 
     /// A step of a compaction: empties a span of a class if that is possible; classes are counted
-    /// from 0 on to [`Store::CLASSES`]. Says whether it was, so that another one may be. The memory
-    /// is given back by sweeps, or when more becomes idle.
+    /// from 0 on to [`Store::CLASSES`]. Returns whether it was, so that another one may be. The
+    /// memory is given back by sweeps, or when more becomes idle.
     pub(crate) fn compact_step(&mut self, class: usize, moved: &mut Moved<'_>) -> bool {
         self.compact_one(class, moved)
     }
 
-    /// All steps. Says how many pages they freed.
+    /// All steps. Returns how many pages they freed.
     #[cfg(test)]
     pub(crate) fn compact(&mut self, moved: &mut Moved<'_>) -> u64 {
         let before = self.frames;
@@ -40,7 +40,7 @@ impl Store {
     }
 
     /// For now and then between writes: looks at a few classes, from where it looked last, and
-    /// empties at most one span. Says how many pages that freed.
+    /// empties at most one span. Returns how many pages that freed.
     pub(crate) fn tidy(&mut self, moved: &mut Moved<'_>) -> u64 {
         let before = self.frames;
         for _ in 0..TIDY_CLASSES {

@@ -23,7 +23,7 @@ impl Store {
     }
 
     /// A step of a sweep, which gives idle frames back in the order of their places: those of some
-    /// cells from `cell` on. Says where it goes on.
+    /// cells from `cell` on. Returns where it goes on.
     pub(crate) fn sweep(&mut self, cell: u32) -> Option<u32> {
         let cells = self.spans.cells();
         let end = cells.min(cell.saturating_add(SWEEP_CELLS));

@@ -34,7 +34,7 @@ impl Memory {
         self.max_used.load(Relaxed)
     }
 
-    /// From now on `max_used` counts anew.
+    /// Restarts `max_used`.
     pub(crate) fn reset_max_used(&self) {
         self.max_used.store(self.used(), Relaxed);
         // ZR-ME2: what was taken between the two.

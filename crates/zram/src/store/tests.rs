@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The store against a model, and what each of its promises says.
+//! The store against a model, and a test of each of its invariants.
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

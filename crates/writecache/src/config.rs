@@ -17,6 +17,11 @@ const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
 /// request, so that few are split, and than a run of writeback; little enough that clients with
 /// some locality keep all parts busy. Recorded on the media. Chosen.
 const CHUNK: Sector = Sector::from_bytes(32 << 20);
+/// Zeroes up to this length go through the cache; longer ranges would only push data out of it.
+pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
+/// With epochs zeroes up to this length are data: a longer range is an epoch, and that costs a
+/// flush of the origin. Chosen: while a disk ends one it could write as much.
+pub(crate) const ZEROES_AS_DATA_MAX_BYTES: u64 = 1 << 20;
 /// Largest number that `#opt_args` may give: each option of this version with its value, twice.
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
@@ -323,7 +328,7 @@ impl Config {
             },
             mutation: Mutation::None,
             assumed_costs: None,
-            zeroes_as_data_max_bytes: crate::write::ZEROES_AS_DATA_MAX_BYTES,
+            zeroes_as_data_max_bytes: ZEROES_AS_DATA_MAX_BYTES,
             chunk: CHUNK,
             part: None,
             given: Options::default(),

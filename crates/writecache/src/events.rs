@@ -9,17 +9,11 @@
 //!   cache device: anything else ──▶ it has failed (WC-I8)
 //!   a block does not match its checksum ──▶ that block is bad
 //! ```
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Sector, Status};
-
-use crate::cache::Cache;
-use crate::config::Mutation;
-use crate::map::SlotRef;
-
-/// Sectors that the attribute `bad_block_list` shows at most.
-const BAD_LIST_MAX: usize = 256;
+use block::{Error, Sector, Status};
 
 /// Who is told of trouble.
 pub(crate) type OnEvent = Rc<dyn Fn(CacheEvent)>;
@@ -152,105 +146,18 @@ impl fmt::Display for CacheEvent {
     }
 }
 
-/// Attributes about errors and about a drain, in the order in which they are listed.
-pub(crate) const ATTRIBUTES: [&str; 8] = [
-    "writeback_error",
-    "writeback_error_sector",
-    "writeback_errors",
-    "failing_blocks",
-    "cache_read_errors",
-    "bad_block_list",
-    "drain_only",
-    "drain_state",
-];
-
-impl Cache {
-    pub(crate) fn notify(&self, event: CacheEvent) {
-        let on_event = self.on_event.borrow().clone();
-        if let Some(on_event) = on_event {
-            on_event(event);
-        }
-    }
-
-    /// A bug shows where the cache can stop in good order (WC-I8). A panic would take all devices
-    /// of the process along: that is for bugs after which nothing can be trusted. Tests panic,
-    /// unless the bug was planted.
-    pub(crate) fn fail_for_bug(&self, what: &'static str) {
-        debug_assert!(self.config.mutation != Mutation::None, "{what}");
-        self.notify(CacheEvent::Bug { what });
-        self.fail(Status::Io);
-    }
-
-    /// Status field 1.
-    pub(crate) fn errno(&self) -> i32 {
-        let failing = self.writeback.retry.error().map(|(status, _)| status);
-        let status = self.failure().or(failing).or(self.drain_only.get());
-        status.map_or(0, Status::errno)
-    }
-
+/// What has gone wrong so far, and who is notified of it.
+#[derive(Default)]
+pub(crate) struct Health {
+    /// The first error after which nothing may be promised any more; kept until the table is
+    /// loaded again (WC-I8).
+    pub(crate) failed: Cell<Option<Status>>,
     /// The cache device has failed to read a dirty block: it takes nothing new, and is emptied.
-    pub(crate) fn is_drain_only(&self) -> bool {
-        self.drain_only.get().is_some()
-    }
+    pub(crate) drain_only: Cell<Option<Status>>,
+    pub(crate) on_event: RefCell<Option<OnEvent>>,
+}
 
-    /// The cache device can't read this version of a block.
-    pub(crate) fn cache_read_failed(&self, block: u64, slot_ref: SlotRef, status: Status) {
-        self.stats.cache_read_errors.add(1);
-        if self.drop_unreadable(block, slot_ref) {
-            self.drain_only.set(Some(status));
-            self.notify(CacheEvent::BadBlock { status, sector: self.sector_of(block) });
-        }
-    }
-
-    /// This version of a block is rotten or can't be read. If the origin holds it too it leaves the
-    /// cache; else it is bad, and true is returned: nobody waits for it to be written back any
-    /// longer. A superseded one is lost to its epoch; else nothing happens if the block has moved
-    /// on.
-    pub(crate) fn drop_unreadable(&self, block: u64, slot_ref: SlotRef) -> bool {
-        let mut slots = self.slots.borrow_mut();
-        let is_bad = !slots.drop_clean(block, slot_ref) && slots.quarantine(block, slot_ref);
-        if !is_bad {
-            slots.drop_unreadable_old(block, slot_ref);
-        }
-        drop(slots);
-        self.forget_failures();
-        if !self.mutation(Mutation::WaitForBad) {
-            self.writeback.recheck(); // a flush or an epoch may have no more to wait for
-        }
-        self.waits.wake_all();
-        is_bad
-    }
-
-    /// The value of one of [`ATTRIBUTES`].
-    pub(crate) fn event_attribute(&self, name: &str) -> Option<String> {
-        let error = self.writeback.retry.error();
-        let none = || "none".to_owned();
-        Some(match name {
-            "writeback_error" => error.map_or_else(none, |(status, _)| status.to_string()),
-            "writeback_error_sector" => {
-                let block = error.and_then(|(_, block)| block);
-                block.map_or_else(none, |block| self.sector_of(block).to_string())
-            }
-            "writeback_errors" => self.stats.writeback_errors.get().to_string(),
-            "failing_blocks" => self.writeback.retry.blocks().to_string(),
-            "cache_read_errors" => self.stats.cache_read_errors.get().to_string(),
-            "bad_block_list" => self.bad_block_list(),
-            "drain_state" => self.drain_state(),
-            "drain_only" => u8::from(self.is_drain_only()).to_string(),
-            _ => return None,
-        })
-    }
-
-    /// First sectors of the blocks that can't be read; `none`, or `+N` for those left out.
-    fn bad_block_list(&self) -> String {
-        let slots = self.slots.borrow();
-        let bad = slots.bad();
-        let mut list: Vec<String> =
-            bad.iter().take(BAD_LIST_MAX).map(|b| self.sector_of(b).to_string()).collect();
-        let more = bad.len().saturating_sub(BAD_LIST_MAX as u64);
-        if more > 0 {
-            list.push(format!("+{more}"));
-        }
-        if list.is_empty() { "none".to_owned() } else { list.join(" ") }
-    }
+/// The error of a cache that has failed stop.
+pub(crate) fn io_failed(status: Status) -> Error {
+    Error::io(format!("{status}; dirty data are kept, load the table again to retry"))
 }

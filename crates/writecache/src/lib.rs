@@ -40,35 +40,29 @@
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
 #![warn(missing_docs)]
 
-mod age;
-mod area;
 mod cache;
-mod checkpoint;
-mod commit;
 mod config;
-mod dm;
+mod device_limits;
 mod dm_target;
 mod events;
 mod group;
+mod lifecycle;
 mod map;
-mod media;
-mod merge;
 mod options;
 mod ordered_queue;
-mod owner;
+mod origin;
 mod parts;
 mod probe;
-mod read;
-mod recover;
-mod recover_dm;
-mod serve;
+mod reader;
+mod recovery;
+mod room;
+mod stats;
 mod status;
-mod superblock;
+mod store;
 mod unflushed;
 mod wait_lists;
-mod write;
-mod write_around;
 mod writeback;
+mod writer;
 
 pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
 pub use dm_target::WriteCache;

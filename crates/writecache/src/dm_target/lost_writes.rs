@@ -37,12 +37,12 @@ impl WriteCache {
     }
 
     fn take_lost_writes(&self) -> Option<LostWrites> {
-        self.cache().map(|cache| cache.unflushed.take(cache.failure().is_some()))
+        self.cache().map(|cache| cache.store.unflushed.take(cache.store.failure().is_some()))
     }
 
     fn restore_lost_writes(&self, lost: LostWrites) {
         if let Some(cache) = self.cache() {
-            cache.unflushed.restore(lost);
+            cache.store.unflushed.restore(lost);
         }
     }
 }

@@ -13,19 +13,19 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{
-    Access, Bio, BlockDevice, Class, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op,
-    Role, Sector, Status, Target, UnsavedBlocks,
+    Access, Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op, Role,
+    Sector, Status, Target, UnsavedBlocks,
 };
 use reactor::TaskPool;
 
 use crate::cache::Cache;
 use crate::config::{Config, Mutation, Tuning};
+use crate::device_limits::limits;
 use crate::events::{CacheEvent, OnEvent};
 use crate::options;
 use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
-use crate::recover::Opened;
-use crate::serve::limits;
-use crate::writeback::drain::DrainLimits;
+use crate::recovery::{self, Opened};
+use crate::writeback::jobs::DrainLimits;
 
 /// The attribute that is a command.
 const DRAIN: &str = "drain";
@@ -67,7 +67,7 @@ impl Whole {
         }
         match self.cache.limits.check(&bio) {
             Ok(()) => {
-                self.cache.widen(&mut bio);
+                self.cache.writer.widen(&mut bio);
                 self.prompt.push(bio);
             }
             Err(status) => bio.complete(status),
@@ -166,9 +166,9 @@ impl WriteCache {
     async fn open_early(self: Rc<Self>) {
         let (origin, device) = (self.origin.clone(), self.device.clone());
         let config = self.config.borrow().clone();
-        let opened = Cache::open(config, origin, device, self.sectors).await;
+        let opened = recovery::open(config, &*origin, device, self.sectors).await;
         *self.early.borrow_mut() = match opened {
-            Ok(Opened::Whole(cache)) => Some(cache),
+            Ok(Opened::Whole(found)) => Some(Rc::new(Cache::new(*found, origin))),
             Ok(Opened::Divided(_)) | Err(_) => None,
         };
     }
@@ -193,7 +193,7 @@ impl WriteCache {
             parts.here().for_each(|part| part.check());
         }
         if let Some(cache) = self.cache() {
-            cache.slots.borrow().check();
+            cache.store.slots.borrow().check();
         }
     }
 
@@ -235,7 +235,7 @@ impl WriteCache {
     }
 
     fn running(&self) -> Result<Rc<Cache>, Error> {
-        self.cache().filter(|c| !c.stopping.get()).ok_or_else(|| self.suspended())
+        self.cache().filter(|c| !c.is_stopping()).ok_or_else(|| self.suspended())
     }
 
     fn suspended(&self) -> Error {
@@ -245,7 +245,7 @@ impl WriteCache {
     /// A part: another one's flush of the origin has failed.
     pub(crate) fn other_flush_failed(&self, status: Status) {
         if let Some(cache) = self.cache() {
-            cache.other_flush_failed(status);
+            cache.writeback.other_flush_failed(status);
         }
     }
 
@@ -274,28 +274,28 @@ impl WriteCache {
         Box::pin(async move {
             let cache = cache?;
             if value.trim() == "stop" {
-                cache.stop_drain();
+                cache.writeback.stop_drain();
                 return Ok(());
             }
-            cache.drain(DrainLimits::parse(&value)?).await
+            cache.writeback.clone().drain(DrainLimits::parse(&value)?).await
         })
     }
 
     /// A part: a drain with its share of the limits.
     pub(crate) async fn drain(&self, limits: DrainLimits) -> Result<(), Error> {
-        self.running()?.drain(limits).await
+        self.running()?.writeback.clone().drain(limits).await
     }
 
     /// A part: ends the drain that runs.
     pub(crate) fn stop_drain(&self) {
         if let Some(cache) = self.cache() {
-            cache.stop_drain();
+            cache.writeback.stop_drain();
         }
     }
 
     pub(crate) fn clear_stats_here(&self) {
         if let Some(cache) = self.cache() {
-            cache.stats.clear();
+            cache.store.stats.clear();
         }
     }
 
@@ -317,16 +317,11 @@ impl WriteCache {
     fn retune_whole(&self) {
         let Some(cache) = self.cache() else { return };
         let (old, new) = (cache.tuning(), self.tuning());
-        cache.tune(new);
+        cache.writeback.tune(new);
         if old.max_age != new.max_age {
-            cache.restart_ages();
+            cache.writeback.restart_ages();
         }
     }
-}
-
-/// The error of a cache that has failed stop.
-pub(crate) fn io_failed(status: Status) -> Error {
-    Error::io(format!("{status}; dirty data are kept, load the table again to retry"))
 }
 
 impl BlockDevice for WriteCache {
@@ -410,7 +405,7 @@ impl Target for WriteCache {
             match self.parts() {
                 Some(parts) if parts.suspended.get() => Err(self.suspended()),
                 Some(parts) => parts.write_back_all().await,
-                None => self.running()?.write_back_all().await,
+                None => self.running()?.writeback.write_back_all().await,
             }
         })
     }
@@ -450,29 +445,8 @@ impl Target for WriteCache {
             if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {
                 return parts.suspend(self.flush_on_suspend.replace(false)).await;
             }
-            let Some(cache) = self.cache().filter(|c| !c.stopping.get()) else { return Ok(()) };
-            let mut flushed = Ok(());
-            if self.flush_on_suspend.replace(false) {
-                flushed = cache.write_back_all().await;
-            }
-            let mut outcome = Ok(());
-            cache.stopping.set(true);
-            cache.waits.wake_all();
-            let ended = || cache.tasks.get() == 0 && cache.writeback.in_flight_runs() == 0;
-            if !cache.mutation(Mutation::SuspendInFlight) {
-                cache.waits.wait_for(ended).await;
-            }
-            // An earlier failure was reported when it happened; this commit may report one.
-            if cache.health().is_ok() {
-                cache.slots.borrow_mut().close_epoch();
-                outcome = outcome.and(cache.commit().await);
-                outcome = outcome.and(cache.flush_around(Class::Background).await);
-                outcome = outcome.and(cache.seal().await);
-            }
-            cache.quiesced.set(true);
-            cache.waits.wake_all();
-            cache.waits.wait_for(|| !cache.checkpoints_on.get()).await;
-            flushed.and(outcome.map_err(io_failed))
+            let Some(cache) = self.cache().filter(|c| !c.is_stopping()) else { return Ok(()) };
+            cache.suspend(self.flush_on_suspend.replace(false)).await
         })
     }
 
@@ -572,11 +546,7 @@ impl Drop for WriteCache {
     fn drop(&mut self) {
         // Parts go on their cores.
         if let Some(Live::Whole(whole)) = self.live.borrow_mut().take() {
-            whole.cache.stopping.set(true);
-            whole.cache.quiesced.set(true);
-            if !block::crashing() {
-                whole.cache.waits.wake_all();
-            }
+            whole.cache.abandon();
         }
     }
 }

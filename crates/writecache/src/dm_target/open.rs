@@ -2,14 +2,15 @@
 //! Open: from a table line to a cache at work, whole or in parts.
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Class, Error};
+use block::{Bio, BlockDevice, Error};
 use reactor::TaskPool;
 
-use super::{Live, Whole, WriteCache, io_failed};
-use crate::cache::{Cache, TaskGuard};
+use super::{Live, Whole, WriteCache};
+use crate::cache::Cache;
 use crate::config::Config;
+use crate::events::io_failed;
 use crate::parts::{Parts, Plan, divide};
-use crate::recover::Opened;
+use crate::recovery::{self, Opened};
 
 /// Bios handled at once; more wait in order. A task of a bio is kept for the next one.
 const BIOS_MAX: usize = 4096;
@@ -25,8 +26,10 @@ impl WriteCache {
         } else if config.parts.is_some_and(|parts| parts > 1) {
             self.open_parts(&config, None).await?
         } else {
-            match Cache::open(config.clone(), origin, device, self.sectors).await? {
-                Opened::Whole(cache) => self.open_whole(cache).await?,
+            match recovery::open(config.clone(), &*origin, device, self.sectors).await? {
+                Opened::Whole(found) => {
+                    self.open_whole(Rc::new(Cache::new(*found, origin))).await?
+                }
                 Opened::Divided(first) => self.open_parts(&config, Some(first)).await?,
             }
         };
@@ -38,11 +41,11 @@ impl WriteCache {
     pub(crate) async fn open_part(&self) -> Result<(), Error> {
         let config = self.config.borrow().clone();
         let (origin, device) = (self.origin.clone(), self.device.clone());
-        let cache = match Cache::open_native(config, origin, device, self.sectors).await? {
-            Opened::Whole(cache) => cache,
+        let found = match recovery::open_native(config, &*origin, device, self.sectors).await? {
+            Opened::Whole(found) => found,
             Opened::Divided(_) => unreachable!("it is asked of a part, which is not divided"),
         };
-        *self.live.borrow_mut() = Some(self.open_whole(cache).await?);
+        *self.live.borrow_mut() = Some(self.open_whole(Rc::new(Cache::new(*found, origin))).await?);
         Ok(())
     }
 
@@ -64,18 +67,9 @@ impl WriteCache {
     }
 
     async fn open_whole(&self, cache: Rc<Cache>) -> Result<Live, Error> {
-        // WC-A1: a process that was killed may have left writes around in a cache of the origin.
-        let flushed = cache.flush_origin(Class::Foreground, cache.origin_flush_errors()).await;
-        flushed.map_err(io_failed)?;
-        cache.tune(self.tuning());
-        cache.write_zeroes_without_order().await.map_err(io_failed)?;
-        // Crash after crash could use up what the log keeps for the end of a checkpoint.
-        if cache.is_checkpoint_due() || cache.checkpoint_required.get() {
-            cache.checkpoint().await.map_err(io_failed)?;
-            cache.slots.borrow_mut().free_after_checkpoint();
-        }
-        cache.on_event.replace(self.on_event.borrow().clone());
-        let mask = cache.config.block_sectors() - 1;
+        cache.prepare(self.tuning()).await.map_err(io_failed)?;
+        cache.store.health.on_event.replace(self.on_event.borrow().clone());
+        let mask = cache.store.config.block_sectors() - 1;
         // One kind of task for all bios, and one call of `handle`: the compiler puts them together.
         let workers = || {
             let handler = cache.clone();
@@ -112,24 +106,8 @@ impl WriteCache {
 
     pub(crate) fn begin_here(&self) {
         if let Some(cache) = self.cache() {
-            self.start(&cache);
+            self.period.set(self.period.get() + 1);
+            cache.start(self.period.get());
         }
-    }
-
-    /// Starts the background tasks of a live period.
-    fn start(&self, cache: &Rc<Cache>) {
-        cache.stopping.set(false);
-        cache.checkpoints_on.set(true);
-        cache.quiesced.set(false);
-        self.period.set(self.period.get() + 1);
-        cache.period.set(self.period.get());
-        reactor::spawn(cache.clone().pick_task(TaskGuard::new(cache)));
-        reactor::spawn(cache.clone().settle_task(TaskGuard::new(cache)));
-        reactor::spawn(cache.clone().reclaim_task(TaskGuard::new(cache)));
-        reactor::spawn(cache.clone().checkpoint_task());
-        reactor::spawn(cache.clone().commit_when_many_task(TaskGuard::new(cache)));
-        reactor::spawn(Cache::commit_when_old_task(Rc::downgrade(cache), self.period.get()));
-        reactor::spawn(Cache::retry_task(Rc::downgrade(cache), self.period.get()));
-        cache.start_ages();
     }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use roaring::{RoaringBitmap, RoaringTreemap};
 
-use super::State;
 use super::pending::PendingVersions;
+use super::slot::State;
 use crate::config::Mutation;
 
 /// A version that the log does not know yet.

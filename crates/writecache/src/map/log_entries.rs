@@ -14,6 +14,12 @@ use super::{Batch, Slot, Slots, State, next_in};
 /// Most entries that one write adds: itself, its epoch, and the head of a new record.
 const ENTRIES_PER_WRITE_MAX: usize = 3;
 
+/// Changes that any unit of the log has room for: an entry each; in the order of epochs the first
+/// entry says the epoch, and before each other one there may be one that does.
+pub(crate) const fn changes_per_unit(ordered: bool) -> usize {
+    if ordered { (ENTRIES_PER_UNIT - 1) / 2 } else { ENTRIES_PER_UNIT }
+}
+
 /// Entries cut into records, each of which says its epoch first.
 struct RecordBuilder {
     entries: Vec<Entry>,
@@ -272,7 +278,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::media::changes_per_unit;
 
     proptest! {
         /// WC-LR2: whatever the epochs are, and however many blocks are clean before.

@@ -45,74 +45,23 @@ mod pending;
 mod planted;
 mod radix;
 mod rebuild;
+mod slot;
 #[cfg(test)]
 mod unlogged_tests;
 mod view;
+mod zero_ranges;
 mod zeroes;
 
 pub(crate) use entries::{EntryBatch, Writing};
 use epoch_state::Epochs;
 pub(crate) use epochs::{Merge, PhaseState};
-pub(crate) use log_entries::Dump;
+pub(crate) use log_entries::{Dump, changes_per_unit};
 pub(crate) use rebuild::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, map_bytes, ordered_map_bytes,
 };
-use zeroes::Zeroes;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum State {
-    Free,
-    Writing,
-    Dirty,
-    Clean,
-    Bad,
-    Old,
-    Zero,
-    Limbo,
-}
-
-/// 16 bytes: a cache of a terabyte has 2^28 of them.
-#[derive(Clone, Copy)]
-struct Slot {
-    block_low: u32,
-    block_high: u16,
-    state: State,
-    /// Whether a record, durable or on its way, names this slot (WC-M4).
-    logged: bool,
-    crc: u32,
-    stamp: u32,
-}
-const _: () = assert!(size_of::<Slot>() == 16);
-
-impl Slot {
-    const VACANT: Slot =
-        Slot { block_low: 0, block_high: 0, state: State::Free, logged: false, crc: 0, stamp: 0 };
-
-    fn block(&self) -> u64 {
-        u64::from(self.block_high) << 32 | u64::from(self.block_low)
-    }
-    fn set_block(&mut self, block: u64) {
-        self.block_low = (block & 0xffff_ffff) as u32;
-        self.block_high = u16::try_from(block >> 32).expect("blocks are below 2^48");
-    }
-}
-
-/// A slot at one moment of its life (WC-M5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotRef {
-    pub(crate) slot: u32,
-    pub(crate) stamp: u32,
-}
-
-/// What the map says about a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
-    pub(crate) slot_ref: SlotRef,
-    pub(crate) state: State,
-    /// The checksum of its data, if it is known.
-    pub(crate) crc: Option<u32>,
-}
+use slot::Slot;
+pub(crate) use slot::{Counts, Found, SlotRef, State};
+use zero_ranges::ZeroRanges;
 
 /// What a version that came into the map has taken the place of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +95,7 @@ pub(crate) struct Slots {
     unlogged: RoaringTreemap,
     committing: RoaringTreemap,
     limbo: Vec<u32>,
-    zeroes: Zeroes,
+    zeroes: ZeroRanges,
     /// The last batch, empty again, so that a small one takes no memory anew.
     spare: Batch,
     /// Slots whose checksum is not known, for their format has none: found on the media, and not
@@ -157,21 +106,6 @@ pub(crate) struct Slots {
     evict_cursor: u32,
     /// In a cache with the option `ordered`.
     epochs: Option<Box<Epochs>>,
-}
-
-/// How many slots are in each state; and blocks that the log does not know yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) slots: u32,
-    pub(crate) free: u32,
-    pub(crate) writing: u32,
-    pub(crate) dirty: u32,
-    pub(crate) clean: u32,
-    pub(crate) bad: u32,
-    pub(crate) old: u32,
-    pub(crate) zero: u32,
-    pub(crate) limbo: u32,
-    pub(crate) unlogged: u64,
 }
 
 impl Slots {

@@ -34,7 +34,7 @@ use roaring::{RoaringBitmap, RoaringTreemap};
 
 use super::epoch_state::Epochs;
 use super::pending::PendingVersions;
-use super::zeroes::Zeroes;
+use super::zero_ranges::ZeroRanges;
 use super::{Counts, Slot, Slots, State};
 use crate::map::free::FreeMap;
 use crate::map::index::{Index, low32};
@@ -396,7 +396,7 @@ impl Rebuild {
             unlogged: RoaringTreemap::new(),
             committing: RoaringTreemap::new(),
             limbo: Vec::new(),
-            zeroes: Zeroes::default(),
+            zeroes: ZeroRanges::default(),
             spare: Default::default(),
             unchecked: RoaringBitmap::new(),
             counts,

@@ -21,7 +21,6 @@
 //!   nothing but the zeroes tells.
 //! - WC-Z4 Nothing is said of a block that zeroes took out of the index: what the log knew of it is
 //!   void with their entry. Until that is said the block counts as changed (WC-M3).
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Found, SlotRef, Slots, State};
@@ -30,55 +29,6 @@ use super::{Found, SlotRef, Slots, State};
 /// quarter. So a checkpoint has room for the epoch that each of them may have to name.
 pub(crate) fn zeroes_max(slots: u32) -> u32 {
     (slots / 64).max(16).min(slots / 4)
-}
-
-/// Which zeroes are the newest of a block: ranges that don't overlap, by their start.
-#[derive(Default)]
-pub(super) struct Zeroes {
-    cover: BTreeMap<u64, (u64, u32)>,
-}
-
-impl Zeroes {
-    fn slot_at(&self, block: u64) -> Option<u32> {
-        let (_, &(end, slot)) = self.cover.range(..=block).next_back()?;
-        (block < end).then_some(slot)
-    }
-
-    /// Zeroes that are newer than all others.
-    fn insert(&mut self, range: Range<u64>, slot: u32) {
-        for (start, end, older) in self.over(&range) {
-            self.cover.remove(&start);
-            if start < range.start {
-                self.cover.insert(start, (range.start, older));
-            }
-            if range.end < end {
-                self.cover.insert(range.end, (end, older));
-            }
-        }
-        self.cover.insert(range.start, (range.end, slot));
-    }
-
-    /// The zeroes of `slot`, which were `range`, end.
-    pub(super) fn remove(&mut self, range: &Range<u64>, slot: u32) {
-        for (start, _, of) in self.over(range) {
-            if of == slot {
-                self.cover.remove(&start);
-            }
-        }
-    }
-
-    /// What overlaps with `range`: start, end and slot.
-    fn over(&self, range: &Range<u64>) -> Vec<(u64, u64, u32)> {
-        let before = self.cover.range(..=range.start).next_back();
-        let first = before.map_or(range.start, |(&start, _)| start);
-        let of = self.cover.range(first..range.end).map(|(&start, &(end, of))| (start, end, of));
-        of.filter(|&(_, end, _)| end > range.start).collect()
-    }
-
-    /// The blocks that read as zeroes unless the index has them, ascending.
-    fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        self.cover.iter().map(|(&start, &(end, _))| start..end)
-    }
 }
 
 impl Slots {
@@ -211,36 +161,10 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
     fn a_tiny_cache_keeps_most_slots_for_blocks() {
         assert_eq!([16, 64, 1024, 16384, 1 << 20].map(zeroes_max), [4, 16, 16, 256, 1 << 14]);
-    }
-
-    proptest! {
-        #[test]
-        fn the_newest_zeroes_of_each_block_are_found(
-            ranges in prop::collection::vec((0u64..60, 1u64..20), 1..12),
-            gone in prop::collection::vec(0u32..12, 0..6),
-        ) {
-            let (mut zeroes, mut model) = (Zeroes::default(), [None; 80]);
-            for (slot, &(start, len)) in (0u32..).zip(&ranges) {
-                zeroes.insert(start..start + len, slot);
-                (start..start + len).for_each(|block| model[block as usize] = Some(slot));
-            }
-            for &slot in gone.iter().filter(|&&slot| (slot as usize) < ranges.len()) {
-                let (start, len) = ranges[slot as usize];
-                zeroes.remove(&(start..start + len), slot);
-                model.iter_mut().for_each(|of| *of = of.filter(|of| *of != slot));
-            }
-            for (block, of) in (0u64..).zip(model) {
-                prop_assert_eq!(zeroes.slot_at(block), of);
-            }
-            let covered: u64 = zeroes.ranges().map(|r| r.end - r.start).sum();
-            prop_assert_eq!(covered, model.iter().flatten().count() as u64);
-        }
     }
 }

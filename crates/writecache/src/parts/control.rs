@@ -3,7 +3,7 @@
 use block::{Error, Sector, Target};
 
 use super::{Parts, share_of_rate};
-use crate::writeback::drain::DrainLimits;
+use crate::writeback::jobs::DrainLimits;
 
 impl Parts {
     /// Everything that is dirty now, to the origin.

@@ -14,14 +14,15 @@ use block::{BlockDevice, Error, Sector};
 use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 
 use super::layout::{Layout, area_of_each};
-use crate::area::read_area;
 use crate::config::{Config, MediaFormat, Mutation, PartOf, Tuning};
-use crate::owner;
-use crate::recover::{Loaded, load, map_memory, no_space, not_initialized};
-use crate::recover_dm::detect;
-use crate::superblock::{
+use crate::recovery::area::read_area;
+use crate::recovery::area::{map_memory, no_space, not_initialized};
+use crate::recovery::dm::detect;
+use crate::recovery::owner;
+use crate::recovery::superblock::{
     check_superblock, find_superblock, format_device, is_formats, missing, new_uuid, read_copies,
 };
+use crate::recovery::{Loaded, load};
 
 /// How a cache is divided.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use format::dm::{ENTRY_BYTES, HEADER_BYTES, Superblock};
 use roaring::RoaringTreemap;
 
 use super::{Contents, Occupancy, Place, ProbeReport, ranges};
-use crate::area::ReadAhead;
+use crate::recovery::area::ReadAhead;
 
 /// A cache of the kernel's format.
 #[derive(Clone, Debug)]

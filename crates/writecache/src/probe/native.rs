@@ -7,10 +7,11 @@ use format::{
 };
 
 use super::{Contents, Depth, Occupancy, Place, ProbeReport};
-use crate::area::ReadAhead;
 use crate::map::{Slots, State};
-use crate::recover::{Loaded, load, map_memory};
-use crate::superblock::{check_counters, is_formats};
+use crate::recovery::area::ReadAhead;
+use crate::recovery::area::map_memory;
+use crate::recovery::superblock::{check_counters, is_formats};
+use crate::recovery::{Loaded, load};
 
 /// A cache of the native format.
 #[derive(Clone, Debug)]

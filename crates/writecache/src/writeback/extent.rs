@@ -27,17 +27,15 @@
 //!   costs, and none is longer than a quarter of the largest write.
 //! - WC-GF4 A part of a divided cache fills no gap in a chunk of another, which may be writing
 //!   there.
-use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use block::{Buf, Class, Limits};
 use policy::Run;
-use policy::destage::{Batch, Contents, CostModel, Costs, Fill, SAMPLE_NS_MIN, Step, fill};
+use policy::destage::{Contents, Fill, Step, fill};
 
 use super::Writeback;
-use super::pick::Source;
-use crate::cache::Cache;
+use super::gaps::{Extent, Source};
 use crate::config::{Mutation, Order};
 use crate::map::State;
 
@@ -55,119 +53,6 @@ const GAP_PART: u64 = 4;
 const CALM_NS: u64 = 1_000_000_000;
 /// Stretches until some commands are measured again.
 const STRETCHES_UNMEASURED_MAX: u32 = 64;
-/// Commands of the first batch that is measured: a tenth of a second. A disk's cache would take so
-/// many more before the first flush has ended that there would be no gaps left.
-const MEASURED_COMMANDS: u64 = 256;
-/// Commands of the longest one: less than what is written between two flushes.
-const MEASURED_COMMANDS_MAX: u64 = 8192;
-
-/// A filled write: blocks of `run` but for `gaps` were dirty when it was locked.
-pub(super) struct Extent {
-    pub(super) run: Run,
-    pub(super) gaps: Vec<Range<u64>>,
-    /// What the origin holds of it, if it was read.
-    pub(super) origin: Option<Buf>,
-    reads: bool,
-}
-
-impl Extent {
-    /// What is not gaps.
-    pub(super) fn dirty_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        let starts = [self.run.start].into_iter().chain(self.gaps.iter().map(|gap| gap.end));
-        let ends = self.gaps.iter().map(|gap| gap.start).chain([self.run.end]);
-        starts.zip(ends).map(|(start, end)| start..end).filter(|range| !range.is_empty())
-    }
-}
-
-/// The state of gap filling.
-pub(super) struct Destage {
-    model: RefCell<CostModel>,
-    /// Locked, read if need be, not yet picked; ascending.
-    stretch: RefCell<VecDeque<Extent>>,
-    /// What the stretch was picked from.
-    from: Cell<Source>,
-    /// Up to which block of which round of the sweep the gaps are decided.
-    decided: Cell<(u64, u64)>,
-    /// Somebody waits for everything to be written and flushed.
-    pub(super) wants_quiet: Cell<bool>,
-    stretches_unmeasured: Cell<u32>,
-    /// Commands are being measured again: so many are still to be decided.
-    plain_left: Cell<Option<usize>>,
-    /// Commands of a batch that is measured: twice as many each time that it was too short.
-    measured_commands: Cell<u64>,
-    sample: RefCell<Sample>,
-}
-
-/// What was written since an origin flush ended.
-#[derive(Default)]
-struct Sample {
-    batch: Batch,
-    since_ns: Option<u64>,
-    /// End of the last write that was sent, bytes.
-    sent_end: Option<u64>,
-}
-
-impl Destage {
-    pub(super) fn new(assumed: Option<Costs>) -> Destage {
-        Destage {
-            model: RefCell::new(assumed.map_or_else(CostModel::new, CostModel::fixed)),
-            stretch: RefCell::default(),
-            from: Cell::new(Source::Any),
-            decided: Cell::new((0, 0)),
-            wants_quiet: Cell::default(),
-            stretches_unmeasured: Cell::default(),
-            plain_left: Cell::default(),
-            measured_commands: Cell::new(MEASURED_COMMANDS),
-            sample: RefCell::default(),
-        }
-    }
-
-    pub(super) fn has_stretch(&self) -> bool {
-        !self.stretch.borrow().is_empty()
-    }
-
-    /// A write of `bytes` at `at` is being sent; its gap to the one before it.
-    pub(super) fn sent(&self, at: u64, bytes: u64) -> Option<u64> {
-        let mut sample = self.sample.borrow_mut();
-        sample.since_ns.get_or_insert(reactor::now().0);
-        let end = sample.sent_end.replace(at + bytes);
-        end.and_then(|end| at.checked_sub(end))
-    }
-
-    pub(super) fn wrote(&self, bytes: u64, copied: u64, gap: Option<u64>) {
-        self.sample.borrow_mut().batch.add(bytes, copied, gap);
-    }
-
-    /// An origin flush begins: what it covers, and since when.
-    pub(super) fn flush_begins(&self) -> (Batch, Option<u64>) {
-        let mut sample = self.sample.borrow_mut();
-        (std::mem::take(&mut sample.batch), sample.since_ns)
-    }
-
-    /// It has ended well.
-    pub(super) fn flush_ended(&self, (batch, since_ns): (Batch, Option<u64>), goes_on: bool) {
-        let now_ns = reactor::now().0;
-        let elapsed_ns = since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
-        self.model.borrow_mut().wrote(batch, elapsed_ns);
-        if batch.commands >= self.measured_commands.get() {
-            if elapsed_ns < SAMPLE_NS_MIN {
-                self.measured_commands.set((2 * batch.commands).min(MEASURED_COMMANDS_MAX));
-            }
-            self.stretches_unmeasured.set(0);
-        }
-        self.sample.borrow_mut().since_ns = goes_on.then_some(now_ns);
-    }
-
-    pub(super) fn costs(&self) -> Option<Costs> {
-        self.model.borrow().costs()
-    }
-
-    /// Whether enough was written since the last flush to be measured.
-    fn has_sample(&self) -> bool {
-        self.sample.borrow().batch.commands >= self.measured_commands.get()
-    }
-}
-
 /// Blocks of the largest origin write, at whose multiples extents are cut.
 fn unit(io_bytes: u32, block_size: u32, origin: &Limits) -> u64 {
     let opt = origin.io_opt_bytes;
@@ -175,60 +60,61 @@ fn unit(io_bytes: u32, block_size: u32, origin: &Limits) -> u64 {
     u64::from(aligned / block_size).max(1)
 }
 
-impl Cache {
+impl Writeback {
     fn fills_gaps(&self) -> bool {
-        let tuning = self.tuning();
-        let moves_a_head = self.origin_limits.rotational || self.config.assumed_costs.is_some();
+        let tuning = self.store.tuning();
+        let moves_a_head =
+            self.origin.limits.rotational || self.store.config.assumed_costs.is_some();
         // In the order of epochs a stretch would have to end with its epoch: not built.
-        let sorted = tuning.writeback_order == Order::Sorted && !self.config.ordered;
+        let sorted = tuning.writeback_order == Order::Sorted && !self.store.config.ordered;
         tuning.gap_fill && moves_a_head && sorted
     }
 
     /// Whether a batch is as large as it has to be for the first measurements.
     pub(super) fn wants_sample(&self) -> bool {
-        self.writeback.destage.has_sample() && self.is_measuring()
+        self.destage.has_sample() && self.is_measuring()
     }
 
     /// Whether nothing is to be written until what was written has been measured.
     pub(super) fn waits_for_sample(&self) -> bool {
-        self.wants_sample() || (self.writeback.settling.get() > 0 && self.is_measuring())
+        self.wants_sample() || (self.settling.blocks.get() > 0 && self.is_measuring())
     }
 
     /// Batches are small of themselves, and must not wait.
     fn is_measuring(&self) -> bool {
-        let is_known = self.writeback.destage.model.borrow().is_known();
+        let is_known = self.destage.model.borrow().is_known();
         self.fills_gaps() && !is_known && !self.in_batches()
     }
 
     /// No client reads from the origin; or costs were told, and nothing is to be spared.
     fn is_calm(&self) -> bool {
-        if self.config.assumed_costs.is_some() {
+        if self.store.config.assumed_costs.is_some() {
             return true;
         }
         let since_ns = |at| reactor::now().0.saturating_sub(at);
-        self.origin_read_ns.get().is_none_or(|at| since_ns(at) > CALM_NS)
+        self.origin.last_read_ns.get().is_none_or(|at| since_ns(at) > CALM_NS)
     }
 
     /// The largest origin write, blocks.
     pub(super) fn io_blocks(&self) -> u64 {
-        let io_bytes = self.tuning().writeback_io_bytes.min(self.origin_limits.max_io_bytes);
-        u64::from(io_bytes / self.config.block_size).max(1)
+        let io_bytes = self.store.tuning().writeback_io_bytes.min(self.origin.limits.max_io_bytes);
+        u64::from(io_bytes / self.store.config.block_size).max(1)
     }
 
     /// Decides the gaps of the next stretch of the sweep, of at most `dirty_max` dirty blocks, and
     /// locks and reads what is to be filled. Ends early when `stop` says so.
     pub(super) async fn plan_stretch(&self, dirty_max: u64, stop: &impl Fn() -> bool) {
-        let wb = &self.writeback;
-        let Some(costs) = wb.destage.costs().filter(|_| self.fills_gaps() && self.is_calm()) else {
+        let Some(costs) = self.destage.costs().filter(|_| self.fills_gaps() && self.is_calm())
+        else {
             return;
         };
         // What the origin refuses goes alone, and must not take its neighbours with it.
-        if wb.destage.has_stretch() || wb.retry.blocks() > 0 {
+        if self.destage.has_stretch() || self.retry.blocks() > 0 {
             return;
         }
         let is_decided = |(_, start): &(Source, u64)| {
-            let (round, end) = wb.destage.decided.get();
-            round == wb.sweep.borrow().wraps() && *start < end
+            let (round, end) = self.destage.decided.get();
+            round == self.picker.sweep.borrow().wraps() && *start < end
         };
         if self.next_from().as_ref().is_none_or(is_decided) {
             return;
@@ -236,15 +122,15 @@ impl Cache {
         self.begin_or_end_measuring(stop).await;
         let Some((from, start)) = self.next_from().filter(|_| !stop()) else { return };
         let mut runs = self.runs_ahead(from, start, dirty_max);
-        let plain_left = wb.destage.plain_left.get();
+        let plain_left = self.destage.plain_left.get();
         runs.truncate(plain_left.unwrap_or(usize::MAX));
         let decided = runs.last().map_or(start + 1, |run| run.end);
-        wb.destage.decided.set((wb.sweep.borrow().wraps(), decided));
+        self.destage.decided.set((self.picker.sweep.borrow().wraps(), decided));
         if let Some(left) = plain_left {
-            return wb.destage.plain_left.set(Some(left.saturating_sub(runs.len().max(1))));
+            return self.destage.plain_left.set(Some(left.saturating_sub(runs.len().max(1))));
         }
-        let bytes_of = |blocks: u64| blocks * u64::from(self.config.block_size);
-        wb.destage.from.set(from);
+        let bytes_of = |blocks: u64| blocks * u64::from(self.store.config.block_size);
+        self.destage.from.set(from);
         let steps: Vec<Step> = runs
             .iter()
             .enumerate()
@@ -264,11 +150,11 @@ impl Cache {
             }
             at += same + 1;
         }
-        if wb.destage.has_stretch() {
-            let unmeasured = &wb.destage.stretches_unmeasured;
+        if self.destage.has_stretch() {
+            let unmeasured = &self.destage.stretches_unmeasured;
             unmeasured.set(unmeasured.get() + 1);
         }
-        if wb.destage.stretch.borrow().iter().any(|extent| extent.reads) {
+        if self.destage.stretch.borrow().iter().any(|extent| extent.reads) {
             self.read_stretch(stop).await;
         }
     }
@@ -277,7 +163,7 @@ impl Cache {
     /// before is flushed first, and they are flushed before anything else is written, so that
     /// neither has a part in the other's time.
     async fn begin_or_end_measuring(&self, stop: &impl Fn() -> bool) {
-        let destage = &self.writeback.destage;
+        let destage = &self.destage;
         if destage.stretches_unmeasured.get() >= STRETCHES_UNMEASURED_MAX {
             self.quiet(stop).await;
             destage.stretches_unmeasured.set(0);
@@ -291,17 +177,16 @@ impl Cache {
 
     /// Waits until nothing is in flight and all that was written is flushed.
     async fn quiet(&self, stop: &impl Fn() -> bool) {
-        let wb = &self.writeback;
-        wb.destage.wants_quiet.set(true);
-        self.waits.wake_all();
-        let quiet = || wb.in_flight_runs.get() == 0 && wb.pending() == 0;
-        self.waits.wait_for(|| quiet() || stop()).await;
-        wb.destage.wants_quiet.set(false);
+        self.destage.wants_quiet.set(true);
+        self.store.waits.settle.wake_all();
+        let quiet = || self.in_flight.runs.get() == 0 && self.pending() == 0;
+        self.store.waits.writes_ended.wait_for(|| quiet() || stop()).await;
+        self.destage.wants_quiet.set(false);
     }
 
     /// Dirty runs from `start` on, of a stretch.
     fn runs_ahead(&self, from: Source, start: u64, dirty_max: u64) -> Vec<Run> {
-        let end_max = start + STRETCH_BYTES / u64::from(self.config.block_size);
+        let end_max = start + STRETCH_BYTES / u64::from(self.store.config.block_size);
         let (mut runs, mut dirty) = (Vec::<Run>::new(), 0);
         let mut at = start;
         while let Some(block) = self.next_eligible(from, at)
@@ -322,29 +207,27 @@ impl Cache {
 
     /// Where a gap's contents would come from.
     fn contents(&self, gap: &Range<u64>) -> Contents {
-        let wb = &self.writeback;
         let overlaps = |r: &Range<u64>| r.start < gap.end && gap.start < r.end;
-        let awaited = wb.awaited.borrow().iter().any(overlaps);
-        if gap.end - gap.start > self.io_blocks() / GAP_PART || awaited || !wb.is_free(gap) {
+        let awaited = self.locks.awaited.borrow().iter().any(overlaps);
+        if gap.end - gap.start > self.io_blocks() / GAP_PART || awaited || !self.is_free(gap) {
             return Contents::Closed;
         }
         // WC-GF4
-        let owned = gap.is_empty() || self.config.owns(gap);
-        if !owned && !self.mutation(Mutation::GapOfOtherPart) {
+        let owned = gap.is_empty() || self.store.config.owns(gap);
+        if !owned && !self.store.mutation(Mutation::GapOfOtherPart) {
             return Contents::Closed;
         }
-        let slots = self.slots.borrow();
+        let slots = self.store.slots.borrow();
         let is_copied = |b| slots.find(b).is_some_and(|found| found.state == State::Clean);
         if gap.clone().all(is_copied) { Contents::Known } else { Contents::Unknown }
     }
 
     /// Locks runs with the gaps between them, in extents that touch (WC-GF1).
     fn lock_filled(&self, runs: &[Run], fills: &[Fill]) {
-        let wb = &self.writeback;
         let unit = unit(
-            self.tuning().writeback_io_bytes.min(self.origin_limits.max_io_bytes),
-            self.config.block_size,
-            &self.origin_limits,
+            self.store.tuning().writeback_io_bytes.min(self.origin.limits.max_io_bytes),
+            self.store.config.block_size,
+            &self.origin.limits,
         );
         let (start, end) = (runs[0].start, runs[runs.len() - 1].end);
         let gaps = runs.windows(2).map(|two| two[0].end..two[1].start);
@@ -366,22 +249,23 @@ impl Cache {
                 extent.reads |= **fill == Fill::Read;
             }
             let filled: u64 = extent.gaps.iter().map(|gap| gap.end - gap.start).sum();
-            wb.busy.borrow_mut().insert_range(at..cut);
-            if self.mutation(Mutation::GapFillUnlocked) {
-                extent.gaps.iter().for_each(|gap| drop_range(wb, gap));
+            self.locks.busy.borrow_mut().insert_range(at..cut);
+            if self.store.mutation(Mutation::GapFillUnlocked) {
+                extent.gaps.iter().for_each(|gap| self.locks.remove(gap));
             }
-            wb.busy_blocks.set(wb.busy_blocks.get() + cut - at - filled);
-            wb.destage.stretch.borrow_mut().push_back(extent);
+            self.in_flight
+                .picked_blocks
+                .set(self.in_flight.picked_blocks.get() + cut - at - filled);
+            self.destage.stretch.borrow_mut().push_back(extent);
             at = cut;
         }
     }
 
     /// Reads the extents that need it, one after the other, when nothing else is under way.
     async fn read_stretch(&self, stop: &impl Fn() -> bool) {
-        let wb = &self.writeback;
         self.quiet(stop).await;
         let ranges: Vec<(usize, Run)> = {
-            let stretch = wb.destage.stretch.borrow();
+            let stretch = self.destage.stretch.borrow();
             let reads = stretch.iter().enumerate().filter(|(_, extent)| extent.reads);
             reads.map(|(n, extent)| (n, extent.run)).collect()
         };
@@ -395,51 +279,44 @@ impl Cache {
                 && let Some((n, run)) = ranges.next()
             {
                 let len = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
-                let buf = Buf::alloc(len * self.block_bytes());
-                let (at, all) = (self.sector_of(run.start), buf.all().into());
-                let io = reactor::read(&*self.origin, Class::Background, at, all);
+                let buf = Buf::alloc(len * self.store.block_bytes());
+                let (at, all) = (self.store.sector_of(run.start), buf.all().into());
+                let io = reactor::read(&*self.origin.device, Class::Background, at, all);
                 reading.push_back((n, buf, io));
             }
             let Some((n, buf, io)) = reading.pop_front() else { break };
             // What can't be read is not filled; who reads these blocks will hear of it.
             if io.await.is_ok() {
                 bytes += buf.len() as u64;
-                wb.destage.stretch.borrow_mut()[n].origin = Some(buf);
+                self.destage.stretch.borrow_mut()[n].origin = Some(buf);
             }
         }
-        self.stats.gap_bytes_read.add(bytes);
-        wb.destage.model.borrow_mut().read(bytes, reactor::now().0 - began);
+        self.store.stats.gap_bytes_read.add(bytes);
+        self.destage.model.borrow_mut().read(bytes, reactor::now().0 - began);
     }
 
     /// While there is a stretch: what its runs are picked from, and the next extent once the sweep
     /// has come to it.
     pub(super) fn next_of_stretch(&self) -> Option<(Source, Option<Extent>)> {
-        let wb = &self.writeback;
-        let from = wb.destage.from.get();
-        let start = wb.destage.stretch.borrow().front()?.run.start;
-        let cursor = wb.sweep.borrow().cursor();
+        let from = self.destage.from.get();
+        let start = self.destage.stretch.borrow().front()?.run.start;
+        let cursor = self.picker.sweep.borrow().cursor();
         let is_before = self.next_eligible(from, cursor).is_some_and(|block| block < start);
-        if is_before && self.tuning().writeback_order == Order::Sorted {
+        if is_before && self.store.tuning().writeback_order == Order::Sorted {
             return Some((from, None));
         }
-        let extent = wb.destage.stretch.borrow_mut().pop_front()?;
-        wb.sweep.borrow_mut().advance_to(extent.run.end);
+        let extent = self.destage.stretch.borrow_mut().pop_front()?;
+        self.picker.sweep.borrow_mut().advance_to(extent.run.end);
         Some((from, Some(extent)))
     }
 
     /// Gives back what was locked and will not be written.
     pub(super) fn drop_stretch(&self) {
-        let wb = &self.writeback;
-        let stretch = wb.destage.stretch.take();
+        let stretch = self.destage.stretch.take();
         for extent in stretch {
-            wb.release_extent(self, extent.run, &extent.gaps, |_| true);
+            self.release_extent(extent.run, &extent.gaps, |_| true);
         }
-        self.waits.wake_all();
     }
-}
-
-fn drop_range(wb: &Writeback, range: &Range<u64>) {
-    wb.busy.borrow_mut().remove_range(range.clone());
 }
 
 impl Writeback {
@@ -447,7 +324,6 @@ impl Writeback {
     /// `which` says.
     pub(super) fn release_extent(
         &self,
-        cache: &Cache,
         run: Run,
         gaps: &[Range<u64>],
         which: impl Fn(u64) -> bool,
@@ -457,7 +333,7 @@ impl Writeback {
             gaps.get(next).is_some_and(|gap| gap.contains(&block))
         };
         self.release((run.start..run.end).filter(|&block| !in_gap(block) && which(block)));
-        if !cache.mutation(Mutation::GapFillUnlocked) {
+        if !self.store.mutation(Mutation::GapFillUnlocked) {
             for gap in gaps {
                 self.unlock(gap.clone());
             }

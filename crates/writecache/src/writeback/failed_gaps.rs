@@ -24,38 +24,41 @@ use std::ops::Range;
 use block::{Bufs, Class, Flags, Nanos, Sector, Slice, Status};
 use policy::BACKOFF_FIRST_NS;
 
-use crate::cache::Cache;
+use super::Writeback;
 use crate::config::Mutation;
 use crate::events::CacheEvent;
 use crate::map::State;
-use crate::media::CHANGES_AT_ONCE_MAX;
+use crate::store::media::CHANGES_AT_ONCE_MAX;
 
 /// How often a gap is tried, a second apart, while the origin refuses it and no slot comes free.
 const TRIES_MAX: u32 = 5;
 
-impl Cache {
+impl Writeback {
     /// WC-SP1. A write over the gap has failed that should have left `data` there.
     pub(super) async fn keep_gap(&self, gap: Range<u64>, data: Slice) {
-        let size = self.block_bytes();
+        let size = self.store.block_bytes();
         let from = |at: u64| {
             let bytes = usize::try_from(at - gap.start).expect("within a run") * size;
             Bufs::from(data.slice(bytes..data.len()))
         };
         let mut at = gap.start;
         for attempt in 1.. {
-            if !self.mutation(Mutation::ForgetFailedGaps) {
+            if !self.store.mutation(Mutation::ForgetFailedGaps) {
                 at = self.keep_in_slots(at..gap.end, &from(at)).await;
             }
             if at == gap.end {
                 return;
             }
-            let sector = self.sector_of(at);
+            let sector = self.store.sector_of(at);
             let Err(status) = self.write_gap(sector, from(at)).await else { return };
-            if self.mutation(Mutation::ForgetFailedGaps) {
+            if self.store.mutation(Mutation::ForgetFailedGaps) {
                 return;
             }
-            if attempt == TRIES_MAX || self.stopping.get() || self.health().is_err() {
-                return self.notify(CacheEvent::GapLost { status, sector });
+            if attempt == TRIES_MAX
+                || self.store.life.stopping.get()
+                || self.store.health().is_err()
+            {
+                return self.store.notify(CacheEvent::GapLost { status, sector });
             }
             reactor::sleep(Nanos(BACKOFF_FIRST_NS)).await;
         }
@@ -65,47 +68,48 @@ impl Cache {
     async fn write_gap(&self, sector: Sector, data: Bufs) -> Result<(), Status> {
         let (flags, class, flush_errors) =
             (Flags::BACKGROUND, Class::Background, self.origin_flush_errors());
-        reactor::write(&*self.origin, flags, class, sector, data).await?;
+        reactor::write(&*self.origin.device, flags, class, sector, data).await?;
         self.flush_origin(class, flush_errors).await
     }
 
     /// Takes blocks into free slots until there are no more. Returns up to which block it has.
     async fn keep_in_slots(&self, range: Range<u64>, data: &Bufs) -> u64 {
-        let size = self.block_bytes();
+        let size = self.store.block_bytes();
         let mut at = range.start;
-        while at < range.end && self.health().is_ok() {
+        while at < range.end && self.store.health().is_ok() {
             let want = (range.end - at).min(CHANGES_AT_ONCE_MAX as u64);
             let max = u32::try_from(want).expect("at most CHANGES_AT_ONCE_MAX");
-            let Some(slots) = self.slots.borrow_mut().allocate(max) else {
-                let c = self.counts();
+            let Some(slots) = self.store.slots.borrow_mut().allocate(max) else {
+                let c = self.store.counts();
                 if c.clean + c.limbo == 0 {
                     break;
                 }
-                self.reserve_unlogged(CHANGES_AT_ONCE_MAX).await;
-                self.slots.borrow_mut().evict(max);
-                self.commit().await.ok();
+                self.store.reserve_unlogged(CHANGES_AT_ONCE_MAX).await;
+                self.store.slots.borrow_mut().evict(max);
+                self.store.commit().await.ok();
                 continue;
             };
             let nth = |block: u64| usize::try_from(block - range.start).expect("within a run");
             let end = at + slots.len() as u64;
             let part = data.slice(nth(at) * size..nth(end) * size);
-            let sector = self.slot_sector(slots.start);
+            let sector = self.store.slot_sector(slots.start);
             let flags = Flags::BACKGROUND;
-            let io = reactor::write(&*self.device, flags, Class::Background, sector, part).await;
+            let io =
+                reactor::write(&*self.store.device, flags, Class::Background, sector, part).await;
             if io.is_err() {
-                slots.for_each(|slot| self.slots.borrow_mut().abandon(slot));
+                slots.for_each(|slot| self.store.slots.borrow_mut().abandon(slot));
                 break;
             }
             for (block, slot) in (at..end).zip(slots) {
-                self.reserve_unlogged(1).await;
-                let crc = self.checksum_of(data, nth(block));
-                let mut map = self.slots.borrow_mut();
+                self.store.reserve_unlogged(1).await;
+                let crc = self.store.checksum_of(data, nth(block));
+                let mut map = self.store.slots.borrow_mut();
                 match map.find(block).map(|found| found.state) {
                     // Its newest version, or what is left of that, is not the origin's.
                     Some(State::Dirty | State::Bad | State::Zero) => map.abandon(slot),
                     None | Some(_) => {
                         map.install(block, slot, crc);
-                        self.installs.set(self.installs.get() + 1);
+                        self.room.installs.set(self.room.installs.get() + 1);
                     }
                 }
             }
@@ -116,7 +120,7 @@ impl Cache {
 
     /// A filled write begins (WC-SP2).
     pub(super) fn filling_begins(&self, gaps: &[Range<u64>]) {
-        let mut filling = self.writeback.filling.borrow_mut();
+        let mut filling = self.fills.under_way.borrow_mut();
         for gap in gaps {
             filling.insert_range(gap.clone());
         }
@@ -124,28 +128,27 @@ impl Cache {
 
     /// It has ended, and the contents of its gaps are kept.
     pub(super) fn filling_ended(&self, gaps: &[Range<u64>], failed: bool) {
-        let wb = &self.writeback;
         for gap in gaps {
-            wb.filling.borrow_mut().remove_range(gap.clone());
+            self.fills.under_way.borrow_mut().remove_range(gap.clone());
         }
-        wb.failed_fills.set(wb.failed_fills.get() + u64::from(failed));
+        self.fills.failed.set(self.fills.failed.get() + u64::from(failed));
+        self.store.waits.fills.wake_all();
     }
 
-    /// To be noted before a read of the origin is submitted, for [`Cache::must_reread`].
+    /// To be noted before a read of the origin is submitted, for [`Writeback::must_reread`].
     pub(crate) fn failed_fills(&self) -> u64 {
-        self.writeback.failed_fills.get()
+        self.fills.failed.get()
     }
 
     /// WC-SP2. Waits while a filled write is under way over any of `blocks`, which were read from
     /// the origin; whether they have to be read again.
     pub(crate) async fn must_reread(&self, blocks: Range<u64>, since: u64) -> bool {
-        let wb = &self.writeback;
-        if self.mutation(Mutation::ReadFailedGaps) {
+        if self.store.mutation(Mutation::ReadFailedGaps) {
             return false;
         }
-        let filled = || wb.filling.borrow().range_cardinality(blocks.clone()) == 0;
-        if !wb.filling.borrow().is_empty() && !filled() {
-            self.waits.wait_for(filled).await;
+        let filled = || self.fills.under_way.borrow().range_cardinality(blocks.clone()) == 0;
+        if !self.fills.under_way.borrow().is_empty() && !filled() {
+            self.store.waits.fills.wait_for(filled).await;
         }
         self.failed_fills() != since
     }

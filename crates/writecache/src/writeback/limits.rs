@@ -13,15 +13,12 @@
 //! - A latency target yields to a writer that waits for a slot: that is a client's request as well,
 //!   and waits for longer than any target.
 //! - What a drain needs for its time holds only what nobody but the drain has asked for.
-use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use block::{Bio, Flags, Nanos, Op};
-use policy::{RateLimit, TailLimit};
 use reactor::now;
 
-use super::RUNS_IN_FLIGHT_MAX;
-use crate::cache::Cache;
+use super::{RUNS_IN_FLIGHT_MAX, Writeback};
 
 /// Runs in flight while there is a latency target and nobody to suffer: what is on its way when a
 /// client comes back is what it waits for. Twice a drive's queue (NCQ).
@@ -31,46 +28,21 @@ const LOOK: Nanos = Nanos::from_millis(20);
 /// Who waits for longer lets what is written be settled.
 const SETTLE_AT_NS: u64 = 1_000_000_000;
 
-#[derive(Default)]
-pub(crate) struct Limits {
-    rate: RefCell<RateLimit>,
-    pub(super) pace: RefCell<RateLimit>,
-    tail: RefCell<TailLimit>,
-    /// Runs that have ended and wait for a flush of the origin; and those of the flush that is
-    /// under way.
-    written: Cell<usize>,
-    settling: Cell<usize>,
-    /// No run before this moment.
-    pause_until_ns: Cell<u64>,
-    /// A task sleeps until somebody looks again at what a latency target allows.
-    timer: Cell<bool>,
-}
-
-impl Limits {
-    /// What was written counts as not written.
-    pub(super) fn reset_written(&self) {
-        self.written.set(0);
-    }
-
-    /// The limits have changed: what was owed to the old ones is forgotten.
-    pub(crate) fn forgive(&self) {
-        self.rate.borrow_mut().forgive();
-        self.pace.borrow_mut().forgive();
-        self.pause_until_ns.set(0);
-    }
-}
-
-impl Cache {
+impl Writeback {
     /// The least latency target that there is.
     fn p99_target(&self) -> Option<Nanos> {
-        let drain = self.writeback.drain.borrow().as_ref().and_then(|d| d.limits.p99);
-        self.tuning().foreground_p99_target.into_iter().chain(drain).min()
+        let drain = self.jobs.drain.borrow().as_ref().and_then(|d| d.limits.p99);
+        self.store.tuning().foreground_p99_target.into_iter().chain(drain).min()
     }
 
     /// The least rate that there is; 0: none.
     fn rate_max(&self) -> u64 {
-        let drain = self.writeback.drain.borrow().as_ref().map_or(0, |d| d.limits.rate);
-        [self.tuning().writeback_rate_max, drain].into_iter().filter(|r| *r > 0).min().unwrap_or(0)
+        let drain = self.jobs.drain.borrow().as_ref().map_or(0, |d| d.limits.rate);
+        [self.store.tuning().writeback_rate_max, drain]
+            .into_iter()
+            .filter(|r| *r > 0)
+            .min()
+            .unwrap_or(0)
     }
 
     /// A client's request begins; when, if that is to be known.
@@ -82,14 +54,14 @@ impl Cache {
     pub(crate) fn request_ended(&self, bio: &Bio, began: Option<Nanos>) {
         let (Some(began), Some(target)) = (began, self.p99_target()) else { return };
         if matches!(bio.op, Op::Read | Op::Flush) || bio.flags.contains(Flags::FUA) {
-            let (now, tail) = (now(), &self.writeback.limits.tail);
+            let (now, tail) = (now(), &self.limits.tail);
             tail.borrow_mut().request(now.saturating_sub(began).0, target.0, now.0);
         }
     }
 
     /// Whether a writer waits for a slot that only writeback can free.
     pub(super) fn is_starved(&self) -> bool {
-        self.starved.get() > 0 && self.counts().clean + self.counts().limbo == 0
+        self.room.starved.get() > 0 && self.store.counts().clean + self.store.counts().limbo == 0
     }
 
     /// How many runs may be on their way because of a latency target; `None`: it does not count.
@@ -97,7 +69,7 @@ impl Cache {
         if self.is_starved() || self.p99_target().is_none() {
             return None;
         }
-        self.writeback.limits.tail.borrow_mut().writes(now().0)
+        self.limits.tail.borrow_mut().writes(now().0)
     }
 
     /// Whether a limit may hold runs back for long.
@@ -108,7 +80,7 @@ impl Cache {
     /// Whether another run may be on its way. While a latency target counts, that is until the
     /// origin has made it durable: in a disk's own cache it still costs the head its time.
     pub(super) fn has_room_for_run(&self) -> bool {
-        let (limits, in_flight) = (&self.writeback.limits, self.writeback.in_flight_runs.get());
+        let (limits, in_flight) = (&self.limits, self.in_flight.runs.get());
         match self.tail_runs() {
             Some(runs) => {
                 let unsettled = limits.written.get() + limits.settling.get();
@@ -121,19 +93,20 @@ impl Cache {
 
     /// There is no room for a run. What a latency target allows changes as time goes by, of which
     /// nobody tells: somebody must look again, also at whether a flush is due.
-    pub(super) fn time_room(self: &Rc<Cache>) {
-        let timer = &self.writeback.limits.timer;
-        if self.p99_target().is_some() && !self.stopping.get() && !timer.replace(true) {
-            reactor::spawn(Cache::room_task(Rc::downgrade(self)));
+    pub(super) fn time_room(self: &Rc<Writeback>) {
+        let timer = &self.limits.timer;
+        if self.p99_target().is_some() && !self.store.life.stopping.get() && !timer.replace(true) {
+            reactor::spawn(Writeback::room_task(Rc::downgrade(self)));
         }
     }
 
     /// Asleep it does not keep the cache, and suspend does not wait for it.
-    async fn room_task(weak: Weak<Cache>) {
+    async fn room_task(weak: Weak<Writeback>) {
         reactor::sleep(LOOK).await;
-        if let Some(cache) = weak.upgrade() {
-            cache.writeback.limits.timer.set(false);
-            cache.waits.wake_all();
+        if let Some(wb) = weak.upgrade() {
+            wb.limits.timer.set(false);
+            wb.store.waits.pick.wake_all();
+            wb.store.waits.settle.wake_all();
         }
     }
 
@@ -144,34 +117,34 @@ impl Cache {
 
     /// Counts a run that is about to be written.
     pub(super) fn count_run(&self, blocks: u64) {
-        let (now_ns, limits) = (now().0, &self.writeback.limits);
-        let bytes = blocks * u64::from(self.config.block_size);
+        let (now_ns, limits) = (now().0, &self.limits);
+        let bytes = blocks * u64::from(self.store.config.block_size);
         limits.rate.borrow_mut().take(bytes, self.rate_max(), now_ns);
         limits.pace.borrow_mut().take(bytes, self.pace_of_drain(now_ns), now_ns);
     }
 
     /// A run has ended, and waits for a flush if anything of it `is_written`.
     pub(super) fn run_ended(&self, began: Nanos, is_written: bool) {
-        let written = &self.writeback.limits.written;
+        let written = &self.limits.written;
         written.set(written.get() + usize::from(is_written));
         self.pause_after(began);
     }
 
     /// What has been written is about to be flushed.
     pub(super) fn settle_begins(&self) {
-        let limits = &self.writeback.limits;
+        let limits = &self.limits;
         limits.settling.set(limits.written.take());
     }
 
     pub(super) fn settle_ended(&self, began: Nanos) {
-        self.writeback.limits.settling.set(0);
+        self.limits.settling.set(0);
         self.pause_after(began);
     }
 
     /// What began then has kept the origin busy.
     fn pause_after(&self, began: Nanos) {
         if self.tail_runs().is_some() {
-            let (now, limits) = (now(), &self.writeback.limits);
+            let (now, limits) = (now(), &self.limits);
             let pause_ns = limits.tail.borrow().pause_ns(now.saturating_sub(began).0, now.0);
             let until_ns = now.0.saturating_add(pause_ns);
             limits.pause_until_ns.set(limits.pause_until_ns.get().max(until_ns));
@@ -180,7 +153,7 @@ impl Cache {
 
     /// How long the next run has to wait.
     fn limit_ns(&self) -> u64 {
-        let (now_ns, limits) = (now().0, &self.writeback.limits);
+        let (now_ns, limits) = (now().0, &self.limits);
         let mut wait_ns = limits.rate.borrow().wait_ns(now_ns);
         if self.only_drain_wants() {
             wait_ns = wait_ns.max(limits.pace.borrow().wait_ns(now_ns));
@@ -197,13 +170,12 @@ impl Cache {
         if wait_ns == 0 {
             return false;
         }
-        let wb = &self.writeback;
-        if wait_ns > SETTLE_AT_NS && !wb.written.borrow().is_empty() {
-            wb.idle.set(true);
-            self.waits.wake_all();
+        if wait_ns > SETTLE_AT_NS && !self.settling.written.borrow().is_empty() {
+            self.picker.idle.set(true);
+            self.store.waits.settle.wake_all();
         }
         reactor::sleep(Nanos(wait_ns).min(LOOK)).await;
-        wb.idle.set(false);
+        self.picker.idle.set(false);
         true
     }
 }

@@ -24,36 +24,44 @@
 //! - WC-WB3 Only a block whose state is in the durable log is written. Else the log may say that an
 //!   older version is clean, and after a crash the cache would serve that one, then evict it, and
 //!   then serve what the origin holds.
+pub(crate) mod age;
+mod drain;
+mod extent;
+mod failed_gaps;
+mod flush;
+mod gaps;
+pub(crate) mod jobs;
+mod limit_state;
+mod limits;
+mod origin_errors;
+mod pause;
+mod phase;
+mod pick;
+mod retry;
+mod run;
+mod settle;
+mod zeroes;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::rc::Rc;
 
 use block::Status;
 use policy::destage::Costs;
 use policy::{Run, Sweep};
 use roaring::RoaringTreemap;
 
-use self::drain::DrainJob;
-use self::extent::{Destage, Extent};
-use self::flush::FlushJob;
-use self::limits::Limits;
+use self::gaps::{Destage, Extent};
+use self::jobs::{DrainJob, FlushJob};
+use self::limit_state::Limits;
 use self::retry::Retry;
-use self::zeroes::Zeroing;
-use crate::cache::Cache;
+use crate::config::Tuning;
 use crate::map::SlotRef;
 use crate::ordered_queue::OrderedQueue;
-
-pub(crate) mod drain;
-mod extent;
-mod failed_gaps;
-mod flush;
-mod limits;
-mod phase;
-mod pick;
-pub(crate) mod retry;
-mod run;
-mod settle;
-mod zeroes;
+use crate::origin::Origin;
+use crate::room::{Room, reclaim_reserve};
+use crate::store::Store;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
 const RUNS_IN_FLIGHT_MAX: usize = 256;
@@ -87,104 +95,171 @@ fn of_job(written: &[Written], job: u64) -> u64 {
     written.iter().filter(|w| w.job >= job).count() as u64
 }
 
-pub(crate) struct Writeback {
+/// How far the phase's zeroes are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Zeroing {
+    pub(super) epoch: u64,
+    /// Which of its zeroes is under way, and up to which block it is written.
+    pub(super) nth: usize,
+    pub(super) next: u64,
+    /// The origin knows no WRITE_ZEROES.
+    pub(super) by_hand: bool,
+    /// As the first piece was submitted (WC-RT2).
+    pub(super) flush_errors: u64,
+}
+
+/// What decides which blocks are picked next.
+#[derive(Default)]
+struct Picker {
     sweep: RefCell<Sweep>,
-    busy: RefCell<RoaringTreemap>,
-    /// Ranges that somebody waits to lock: nothing of them is picked meanwhile.
-    awaited: RefCell<Vec<Range<u64>>>,
-    busy_blocks: Cell<u64>,
-    in_flight_blocks: Cell<u64>,
-    in_flight_runs: Cell<usize>,
-    /// The order in which runs go to the origin.
-    send_order: OrderedQueue,
-    written: RefCell<Vec<Written>>,
-    /// Blocks whose origin flush is under way, and those of the flush that runs among them.
-    settling: Cell<u64>,
-    settling_of_job: Cell<u64>,
-    /// Blocks of one batch.
-    batch: Cell<u64>,
-    batch_max: Cell<u64>,
-    /// Blocks after which an origin flush is due in any case.
-    settle_max: u64,
-    job: RefCell<Option<FlushJob>>,
-    /// The `drain` that runs beside it.
-    pub(crate) drain: RefCell<Option<DrainJob>>,
-    /// Flushes and drains begun.
-    jobs: Cell<u64>,
-    pub(crate) limits: Limits,
-    pub(crate) retry: Retry,
-    /// Counts what may have made a block eligible: blocks released, ranges unlocked, flushes
-    /// begun or ended.
-    changes: Cell<u64>,
     lru: RefCell<VecDeque<u64>>,
     /// Blocks that are old enough to go first (`age`); also some that have ceased to be dirty.
     aged: RefCell<RoaringTreemap>,
     mark_due: Cell<bool>,
     /// Ordered: the epochs before this one are old enough.
     aged_before: Cell<u64>,
-    /// Something was written without FUA since the last origin flush began.
-    volatile: Cell<bool>,
-    destage: Destage,
-    /// How far the zeroes of the epoch are that is written back.
+    /// Which task counts periods of `max_age`: a change of the option starts another one.
+    age_task: Cell<u64>,
+    /// How far the zeroes are written of the epoch that is written back.
     zeroing: Cell<Option<Zeroing>>,
-    /// Gaps over which a filled write is under way, and how many such have failed (WC-SP2).
-    filling: RefCell<RoaringTreemap>,
-    failed_fills: Cell<u64>,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
     draining: Cell<bool>,
     /// The picking task has nothing to pick.
     idle: Cell<bool>,
 }
 
-impl Writeback {
-    /// Batches are of at most `batch_max` blocks of `block_size` bytes. What the origin costs is
-    /// `assumed`, or measured.
-    pub(crate) fn new(batch_max: u64, block_size: u32, assumed: Option<Costs>) -> Writeback {
+/// Blocks that nothing else may write on the origin (WC-WB1).
+#[derive(Default)]
+struct Locks {
+    busy: RefCell<RoaringTreemap>,
+    /// Ranges that wait to be locked: nothing of them is picked meanwhile.
+    awaited: RefCell<Vec<Range<u64>>>,
+}
+
+impl Locks {
+    fn remove(&self, range: &Range<u64>) {
+        self.busy.borrow_mut().remove_range(range.clone());
+    }
+}
+
+/// What is on its way to the origin.
+#[derive(Default)]
+struct InFlight {
+    /// Blocks picked and not yet settled.
+    picked_blocks: Cell<u64>,
+    /// Blocks, and runs, of which the write has not ended.
+    blocks: Cell<u64>,
+    runs: Cell<usize>,
+    /// The order in which runs are sent to the origin.
+    send_order: OrderedQueue,
+}
+
+/// What the origin has, and not durably yet.
+struct Settling {
+    written: RefCell<Vec<Written>>,
+    /// Blocks whose origin flush is under way, and those of the running `flush` among them.
+    blocks: Cell<u64>,
+    of_job: Cell<u64>,
+    /// Something was written without FUA since the last origin flush began.
+    volatile: Cell<bool>,
+    /// Blocks of one batch.
+    batch: Cell<u64>,
+    batch_max: Cell<u64>,
+    /// Blocks after which an origin flush is due in any case.
+    settle_max: u64,
+}
+
+impl Settling {
+    fn new(batch_max: u64, block_size: u32) -> Settling {
         let settle_max = SETTLE_BYTES / u64::from(block_size);
         let batch_max = batch_max.clamp(1, settle_max);
-        Writeback {
-            sweep: RefCell::default(),
-            busy: RefCell::default(),
-            awaited: RefCell::default(),
-            busy_blocks: Cell::default(),
-            in_flight_blocks: Cell::default(),
-            in_flight_runs: Cell::default(),
-            send_order: OrderedQueue::default(),
+        Settling {
             written: RefCell::default(),
-            settling: Cell::default(),
-            settling_of_job: Cell::default(),
+            blocks: Cell::default(),
+            of_job: Cell::default(),
+            volatile: Cell::default(),
             batch: Cell::new(BATCH_BLOCKS_FIRST.min(batch_max)),
             batch_max: Cell::new(batch_max),
             settle_max,
-            job: RefCell::default(),
-            drain: RefCell::default(),
-            jobs: Cell::default(),
+        }
+    }
+}
+
+/// The `flush` and the `drain` that run.
+#[derive(Default)]
+struct Jobs {
+    flush: RefCell<Option<FlushJob>>,
+    drain: RefCell<Option<DrainJob>>,
+    /// How many have begun.
+    begun: Cell<u64>,
+}
+
+/// Gaps over which a filled write is under way, and how many such writes have failed (WC-SP2).
+#[derive(Default)]
+struct Fills {
+    under_way: RefCell<RoaringTreemap>,
+    failed: Cell<u64>,
+}
+
+/// Writeback of one cache, and its origin. No borrow of it is held across an await.
+pub(crate) struct Writeback {
+    pub(crate) store: Rc<Store>,
+    pub(crate) origin: Origin,
+    pub(crate) room: Room,
+    picker: Picker,
+    locks: Locks,
+    in_flight: InFlight,
+    settling: Settling,
+    jobs: Jobs,
+    pub(crate) limits: Limits,
+    pub(crate) retry: Retry,
+    destage: Destage,
+    fills: Fills,
+}
+
+impl Writeback {
+    /// Writeback from `store` to `origin`. What the origin's writes cost is taken from the config,
+    /// or measured.
+    pub(crate) fn new(store: Rc<Store>, origin: Origin) -> Writeback {
+        let room = Room::new(u64::from(store.geometry.slots), &store.tuning());
+        let batch_max = room.pacer.borrow().batch_max();
+        Writeback {
+            settling: Settling::new(batch_max, store.config.block_size),
+            destage: Destage::new(store.config.assumed_costs),
+            store,
+            origin,
+            room,
+            picker: Picker::default(),
+            locks: Locks::default(),
+            in_flight: InFlight::default(),
+            jobs: Jobs::default(),
             limits: Limits::default(),
             retry: Retry::default(),
-            changes: Cell::default(),
-            lru: RefCell::default(),
-            aged: RefCell::default(),
-            mark_due: Cell::default(),
-            aged_before: Cell::default(),
-            volatile: Cell::default(),
-            destage: Destage::new(assumed),
-            zeroing: Cell::default(),
-            filling: RefCell::default(),
-            failed_fills: Cell::default(),
-            draining: Cell::default(),
-            idle: Cell::default(),
+            fills: Fills::default(),
         }
+    }
+
+    /// Takes changed options; all that waits for something looks again.
+    pub(crate) fn tune(&self, tuning: Tuning) {
+        if let Some(batch_max) = self.room.tune(u64::from(self.store.geometry.slots), &tuning) {
+            self.set_batch_max(batch_max);
+        }
+        if self.store.set_tuning(tuning).writeback_rate_max != tuning.writeback_rate_max {
+            self.limits.forgive();
+        }
+        self.recheck();
+        self.store.waits.wake_all();
     }
 
     /// The watermarks have changed, and with them what writers can wait for.
     pub(crate) fn set_batch_max(&self, batch_max: u64) {
-        self.batch_max.set(batch_max.clamp(1, self.settle_max));
-        self.batch.set(self.batch.get().min(self.batch_max.get()));
+        self.settling.batch_max.set(batch_max.clamp(1, self.settling.settle_max));
+        self.settling.batch.set(self.settling.batch.get().min(self.settling.batch_max.get()));
     }
 
     /// Whether blocks are being written back, or are about to be.
     pub(crate) fn is_busy(&self) -> bool {
-        self.draining.get() || self.busy_blocks.get() > 0
+        self.picker.draining.get() || self.in_flight.picked_blocks.get() > 0
     }
 
     /// What is known of the costs of the origin.
@@ -194,53 +269,54 @@ impl Writeback {
 
     /// Blocks that the origin has, but not durably yet.
     pub(crate) fn pending(&self) -> u64 {
-        self.written.borrow().len() as u64 + self.settling.get()
+        self.settling.written.borrow().len() as u64 + self.settling.blocks.get()
     }
 
     /// Whatever is dirty goes first, once what was marked before has gone.
     pub(crate) fn mark(&self) {
-        self.mark_due.set(true);
-        self.changes.set(self.changes.get() + 1);
+        self.picker.mark_due.set(true);
+        self.recheck();
     }
 
     /// Epochs before this one go first.
     pub(crate) fn mark_before(&self, epoch: u64) {
-        self.aged_before.set(epoch);
-        self.changes.set(self.changes.get() + 1);
+        self.picker.aged_before.set(epoch);
+        self.recheck();
     }
 
     pub(crate) fn unmark(&self) {
-        self.mark_due.set(false);
-        self.aged.borrow_mut().clear();
-        self.aged_before.set(0);
+        self.picker.mark_due.set(false);
+        self.picker.aged.borrow_mut().clear();
+        self.picker.aged_before.set(0);
     }
 
     /// Begins the sweep over what is old, if one is due and the last one has ended.
     fn mark_if_due(&self, dirty: &RoaringTreemap) {
-        if self.aged.borrow().is_empty() && self.mark_due.replace(false) {
+        if self.picker.aged.borrow().is_empty() && self.picker.mark_due.replace(false) {
             // What the origin has refused is tried again in its own time, and holds nobody up.
-            *self.aged.borrow_mut() = dirty - &*self.retry.waiting();
-            self.lru.borrow_mut().clear();
+            *self.picker.aged.borrow_mut() = dirty - &*self.retry.waiting();
+            self.picker.lru.borrow_mut().clear();
         }
     }
 
     /// There may be new reasons to write something back.
     pub(crate) fn recheck(&self) {
-        self.changes.set(self.changes.get() + 1);
+        self.store.waits.recheck();
     }
 
     fn is_free(&self, range: &Range<u64>) -> bool {
-        self.busy.borrow().range_cardinality(range.clone()) == 0
+        self.locks.busy.borrow().range_cardinality(range.clone()) == 0
     }
 
     pub(crate) fn unlock(&self, range: Range<u64>) {
-        self.busy.borrow_mut().remove_range(range);
-        self.changes.set(self.changes.get() + 1);
+        self.locks.remove(&range);
+        self.recheck();
+        self.store.waits.unlocked.wake_all();
     }
 
     /// WC-WB1. Scattered blocks are runs of one, and a range costs three times as much.
     fn lock_run(&self, run: Run) {
-        let mut busy = self.busy.borrow_mut();
+        let mut busy = self.locks.busy.borrow_mut();
         if run.blocks() == 1 {
             busy.insert(run.start);
         } else {
@@ -249,15 +325,16 @@ impl Writeback {
     }
 
     fn release(&self, blocks: impl Iterator<Item = u64>) {
-        let mut busy = self.busy.borrow_mut();
-        let before = self.busy_blocks.get();
+        let mut busy = self.locks.busy.borrow_mut();
+        let before = self.in_flight.picked_blocks.get();
         for block in blocks {
             busy.remove(block);
-            self.busy_blocks.set(self.busy_blocks.get() - 1);
+            self.in_flight.picked_blocks.set(self.in_flight.picked_blocks.get() - 1);
         }
         // Else the picking task would look through all that is busy for nothing.
-        if self.busy_blocks.get() != before {
-            self.changes.set(self.changes.get() + 1);
+        if self.in_flight.picked_blocks.get() != before {
+            self.recheck();
+            self.store.waits.unlocked.wake_all();
         }
     }
 
@@ -265,52 +342,64 @@ impl Writeback {
     pub(crate) fn is_trying_again(&self) -> bool {
         // While writeback is paused what is ready waits, too.
         let ready = self.retry.has_ready() && !self.retry.is_paused();
-        ready || self.in_flight_runs.get() > 0 || self.pending() > 0
+        ready || self.in_flight.runs.get() > 0 || self.pending() > 0
     }
 
     pub(crate) fn in_flight_runs(&self) -> usize {
-        self.in_flight_runs.get()
+        self.in_flight.runs.get()
     }
 
     /// Blocks picked and not yet settled.
     pub(crate) fn blocks(&self) -> u64 {
-        self.busy_blocks.get()
+        self.in_flight.picked_blocks.get()
     }
 
     /// The flush and the drain that run.
     fn each_job(&self, mut visit: impl FnMut(&mut FlushJob)) {
-        self.job.borrow_mut().iter_mut().for_each(&mut visit);
-        self.drain.borrow_mut().iter_mut().for_each(|drain| visit(&mut drain.job));
+        self.jobs.flush.borrow_mut().iter_mut().for_each(&mut visit);
+        self.jobs.drain.borrow_mut().iter_mut().for_each(|drain| visit(&mut drain.job));
     }
 
     /// Done and total blocks of the flush that runs. Blocks that are written but not yet durable
     /// count too, except that the last one is done only when all are.
     pub(crate) fn progress(&self) -> Option<(u64, u64)> {
-        let job = self.job.borrow();
+        let job = self.jobs.flush.borrow();
         let job = job.as_ref()?;
-        let pending = of_job(&self.written.borrow(), job.number) + self.settling_of_job.get();
+        let pending =
+            of_job(&self.settling.written.borrow(), job.number) + self.settling.of_job.get();
         let left = job.todo.len();
         let done = job.total - left + pending.min(left.saturating_sub(1));
         Some((done, job.total))
     }
-}
-impl Cache {
     /// Takes a range for a direct origin write: waits until no block of it is busy (WC-WB1).
     pub(crate) async fn lock_origin(&self, range: Range<u64>) -> Result<(), Status> {
-        let wb = &self.writeback;
         let overlaps = |r: &Range<u64>| r.start < range.end && range.start < r.end;
-        if wb.is_free(&range) && !wb.awaited.borrow().iter().any(overlaps) {
-            wb.busy.borrow_mut().insert_range(range);
+        if self.is_free(&range) && !self.locks.awaited.borrow().iter().any(overlaps) {
+            self.locks.busy.borrow_mut().insert_range(range);
             return Ok(());
         }
-        wb.awaited.borrow_mut().push(range.clone());
-        self.waits.wake_all();
-        self.waits.wait_for(|| wb.is_free(&range) || self.health().is_err()).await;
-        let mut awaited = wb.awaited.borrow_mut();
+        self.locks.awaited.borrow_mut().push(range.clone());
+        self.store.waits.settle.wake_all();
+        self.store
+            .waits
+            .unlocked
+            .wait_for(|| self.is_free(&range) || self.store.health().is_err())
+            .await;
+        let mut awaited = self.locks.awaited.borrow_mut();
         let mine = awaited.iter().position(|r| *r == range).expect("pushed above");
         awaited.swap_remove(mine);
-        self.health()?;
-        wb.busy.borrow_mut().insert_range(range);
+        self.store.health()?;
+        self.locks.busy.borrow_mut().insert_range(range);
         Ok(())
+    }
+
+    /// Whether a write, or a commit, matters to any background task or to a writer that waits:
+    /// most are not, and waking them all for each would cost more than the rest of the write.
+    pub(crate) fn has_work(&self) -> bool {
+        let c = self.store.counts();
+        c.unlogged >= self.store.commit_at()
+            || c.free < reclaim_reserve(c.slots)
+            || self.room.starved.get() > 0
+            || self.wants_writeback()
     }
 }

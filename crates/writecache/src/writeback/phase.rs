@@ -7,35 +7,36 @@
 //!
 //! Cost: beside the flushes of the origin that settle its blocks (at least one) an epoch takes one
 //! commit, which is often one that a client's FLUSH needs anyway.
-use crate::cache::Cache;
+use super::Writeback;
 use crate::config::Mutation;
 use crate::map::{Merge, PhaseState, next_in};
 
-impl Cache {
+impl Writeback {
     /// Goes on to the next epoch when the one before is on the origin, if there is one.
     pub(super) async fn next_phase(&self) {
         loop {
-            let phase_state = self.slots.borrow().phase_state();
+            let phase_state = self.store.slots.borrow().phase_state();
             match phase_state {
                 PhaseState::Idle | PhaseState::Writing => return,
                 PhaseState::Written => {
                     // A run of an earlier version may still be under way.
-                    if self.writeback.blocks() > 0 || self.writeback.in_flight_runs() > 0 {
+                    if self.blocks() > 0 || self.in_flight_runs() > 0 {
                         return;
                     }
-                    self.slots.borrow_mut().retire_phase();
-                    self.waits.wake_all();
-                    if self.mutation(Mutation::EpochBeforeRetired) {
-                        self.slots.borrow_mut().begin_phase(self.merge());
+                    self.store.slots.borrow_mut().retire_phase();
+                    self.store.waits.blocks_changed();
+                    self.store.waits.jobs.wake_all();
+                    if self.store.mutation(Mutation::EpochBeforeRetired) {
+                        self.store.slots.borrow_mut().begin_phase(self.merge());
                     }
                 }
                 PhaseState::Due => {
                     // WC-E3: what has been retired is known to the log; and so is all of the next.
-                    if self.commit().await.is_err() {
+                    if self.store.commit().await.is_err() {
                         return;
                     }
-                    if self.slots.borrow().phase_state() == PhaseState::Due {
-                        self.slots.borrow_mut().begin_phase(self.merge());
+                    if self.store.slots.borrow().phase_state() == PhaseState::Due {
+                        self.store.slots.borrow_mut().begin_phase(self.merge());
                     }
                 }
             }
@@ -43,9 +44,11 @@ impl Cache {
     }
 
     fn merge(&self) -> Merge {
-        if self.mutation(Mutation::UnsafeMerge) {
+        if self.store.mutation(Mutation::UnsafeMerge) {
             Merge::Planted
-        } else if self.origin.limits().atomic_write_unit_bytes >= self.config.block_size {
+        } else if self.origin.device.limits().atomic_write_unit_bytes
+            >= self.store.config.block_size
+        {
             Merge::Single
         } else {
             Merge::Never
@@ -54,23 +57,24 @@ impl Cache {
 
     /// Whether there are epochs that are old enough to go first (`age`).
     pub(super) fn is_epoch_aged(&self) -> bool {
-        let before = self.writeback.aged_before.get();
-        before > 0 && !self.slots.borrow().is_retired_before(before)
+        let before = self.picker.aged_before.get();
+        before > 0 && !self.store.slots.borrow().is_retired_before(before)
     }
 
     /// The first block at or after `from` that the phase has to write, and that is not busy.
     pub(super) fn next_in_phase(&self, mut from: u64) -> Option<u64> {
-        let wb = &self.writeback;
-        let (slots, busy, awaited) = (self.slots.borrow(), wb.busy.borrow(), wb.awaited.borrow());
+        let (slots, busy, awaited) =
+            (self.store.slots.borrow(), self.locks.busy.borrow(), self.locks.awaited.borrow());
         let blocks = slots.phase_blocks()?;
-        while let Some(ready) = wb.retry.next_ready(from).filter(|&ready| !blocks.contains(ready)) {
-            wb.retry.clear_ready(ready); // rotten, or written back meanwhile
+        while let Some(ready) = self.retry.next_ready(from).filter(|&ready| !blocks.contains(ready))
+        {
+            self.retry.clear_ready(ready); // rotten, or written back meanwhile
         }
-        let only_failing = wb.retry.is_full();
+        let only_failing = self.retry.is_full();
         loop {
             let block =
-                if only_failing { wb.retry.next_ready(from)? } else { next_in(blocks, from)? };
-            let awake = wb.retry.skip(block);
+                if only_failing { self.retry.next_ready(from)? } else { next_in(blocks, from)? };
+            let awake = self.retry.skip(block);
             if awake > block || !blocks.contains(block) {
                 from = awake.max(block + 1);
             } else if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {

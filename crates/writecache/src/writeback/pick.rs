@@ -5,11 +5,12 @@ use std::rc::Rc;
 use policy::Run;
 use reactor::TaskPool;
 
-use super::extent::Extent;
+use super::Writeback;
+use super::gaps::{Extent, Source};
 use super::run::write_run;
 use super::{IN_FLIGHT_BYTES_MAX, Picked, RUNS_IN_FLIGHT_MAX};
-use crate::cache::{Cache, TaskGuard};
 use crate::config::Order;
+use crate::lifecycle::TaskGuard;
 use crate::map::next_in;
 
 /// Least number of blocks beyond a batch that may be on their way, so that the origin has work
@@ -18,29 +19,17 @@ const BATCH_AHEAD_MIN: u64 = 32;
 /// Longest run of LRU order: the kernel's BIO_MAX_VECS.
 const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
-/// What a run is picked from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    /// Blocks that must go: those of a `flush`, and those of a certain age.
-    Asked,
-    /// Any dirty block.
-    Any,
-    /// Blocks of a `drain`, which nobody else has asked for.
-    Drain,
-}
-
-impl Cache {
+impl Writeback {
     pub(crate) fn wants_writeback(&self) -> bool {
-        let wb = &self.writeback;
-        let free = u64::from(self.free_blocks()) + wb.blocks();
-        let draining = if wb.draining.get() {
-            self.watermarks().should_continue(free)
+        let free = u64::from(self.store.free_blocks()) + self.blocks();
+        let draining = if self.picker.draining.get() {
+            self.room.watermarks().should_continue(free)
         } else {
-            self.watermarks().should_start(free)
+            self.room.watermarks().should_start(free)
         };
-        wb.draining.set(draining);
-        let wanted = self.wants_more_than_drain() || wb.drain.borrow().is_some();
-        wanted && !wb.retry.is_paused()
+        self.picker.draining.set(draining);
+        let wanted = self.wants_more_than_drain() || self.jobs.drain.borrow().is_some();
+        wanted && !self.retry.is_paused()
     }
 
     /// Whether anything but a drain wants something written back.
@@ -50,55 +39,53 @@ impl Cache {
 
     /// Whether there is reason to write certain blocks back.
     fn is_asked_for(&self) -> bool {
-        let wb = &self.writeback;
-        let aged = !wb.aged.borrow().is_empty() || self.is_epoch_aged();
-        let marked = wb.mark_due.get() || aged;
-        wb.job.borrow().is_some() || marked || wb.retry.has_ready()
+        let aged = !self.picker.aged.borrow().is_empty() || self.is_epoch_aged();
+        let marked = self.picker.mark_due.get() || aged;
+        self.jobs.flush.borrow().is_some() || marked || self.retry.has_ready()
     }
 
     /// Whether there is reason to write back whatever is dirty.
     fn wants_any(&self) -> bool {
-        let c = self.counts();
+        let c = self.store.counts();
         let cleaning = self.is_emptied() && c.dirty + c.old + c.zero > 0;
-        self.is_starved() || cleaning || (self.writeback.draining.get() && !self.is_paused())
+        self.is_starved() || cleaning || (self.picker.draining.get() && !self.is_paused())
     }
 
     /// A task: picks runs while there is reason to, and keeps many in flight.
-    pub(crate) async fn pick_task(self: Rc<Cache>, _guard: TaskGuard) {
-        let wb = &self.writeback;
-        let stop = || self.stopping.get() || self.health().is_err();
+    pub(crate) async fn pick_task(self: Rc<Writeback>, _guard: TaskGuard) {
+        let stop = || self.store.life.stopping.get() || self.store.health().is_err();
         let writer = self.clone();
         let runs =
             TaskPool::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
         // What there was when nothing could be picked: look again when that has changed.
-        let state = || (wb.changes.get(), self.installs.get());
-        let in_flight_max = IN_FLIGHT_BYTES_MAX / u64::from(self.config.block_size);
+        let state = || (self.store.waits.eligible(), self.room.installs.get());
+        let in_flight_max = IN_FLIGHT_BYTES_MAX / u64::from(self.store.config.block_size);
         let mut exhausted = None;
         loop {
             let work = || {
                 self.time_pause();
                 self.wants_writeback() && exhausted != Some(state())
             };
-            self.waits.wait_for(|| stop() || work()).await;
-            wb.idle.set(false);
-            self.pacer.borrow_mut().writeback_started(reactor::now().0);
+            self.store.waits.pick.wait_for(|| stop() || work()).await;
+            self.picker.idle.set(false);
+            self.room.pacer.borrow_mut().writeback_started(reactor::now().0);
             loop {
                 let room = || {
-                    let in_flight = wb.in_flight_blocks.get();
-                    let jobs = u64::from(self.tuning().writeback_jobs);
+                    let in_flight = self.in_flight.blocks.get();
+                    let jobs = u64::from(self.store.tuning().writeback_jobs);
                     let has_room = (jobs == 0 || in_flight < jobs)
                         && in_flight < in_flight_max
                         && self.has_room_for_run()
-                        && (wb.destage.has_stretch() || self.batch_room() > 0)
+                        && (self.destage.has_stretch() || self.batch_room() > 0)
                         && !self.waits_for_sample();
                     if !has_room {
                         self.time_room();
                     }
                     has_room
                 };
-                self.waits.wait_for(|| stop() || room()).await;
+                self.store.waits.pick.wait_for(|| stop() || room()).await;
                 exhausted = None;
-                if stop() || !(self.wants_writeback() || wb.destage.has_stretch()) {
+                if stop() || !(self.wants_writeback() || self.destage.has_stretch()) {
                     break;
                 }
                 if self.wait_for_limits().await {
@@ -119,26 +106,28 @@ impl Cache {
                 };
                 self.count_run(run.blocks());
                 if extent.is_none() {
-                    wb.lock_run(run);
-                    wb.busy_blocks.set(wb.busy_blocks.get() + run.blocks());
+                    self.lock_run(run);
+                    self.in_flight
+                        .picked_blocks
+                        .set(self.in_flight.picked_blocks.get() + run.blocks());
                 }
-                wb.in_flight_blocks.set(wb.in_flight_blocks.get() + run.blocks());
-                wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
+                self.in_flight.blocks.set(self.in_flight.blocks.get() + run.blocks());
+                self.in_flight.runs.set(self.in_flight.runs.get() + 1);
                 runs.push(Picked {
                     run,
                     extent,
-                    job: wb.jobs.get(),
-                    ticket: wb.send_order.take_ticket(),
+                    job: self.jobs.begun.get(),
+                    ticket: self.in_flight.send_order.take_ticket(),
                 });
             }
-            wb.zeroing.set(wb.zeroing.get().filter(|_| !stop()));
+            self.picker.zeroing.set(self.picker.zeroing.get().filter(|_| !stop()));
             // Nothing is left locked that nobody writes.
             self.drop_stretch();
-            wb.idle.set(true);
-            if wb.blocks() == 0 {
-                self.pacer.borrow_mut().writeback_stopped();
+            self.picker.idle.set(true);
+            if self.blocks() == 0 {
+                self.room.pacer.borrow_mut().writeback_stopped();
             }
-            self.waits.wake_all();
+            self.store.waits.settle.wake_all();
             if stop() {
                 return;
             }
@@ -147,9 +136,8 @@ impl Cache {
 
     /// How many blocks more may be on their way.
     fn batch_room(&self) -> u64 {
-        let wb = &self.writeback;
         if self.in_batches() {
-            batch_and_ahead(wb.batch.get()).saturating_sub(wb.blocks())
+            batch_and_ahead(self.settling.batch.get()).saturating_sub(self.blocks())
         } else {
             u64::MAX
         }
@@ -158,14 +146,13 @@ impl Cache {
     /// The next run, or filled extent. `writeback_jobs` decides when it may begin, not how long it
     /// is.
     fn pick(&self) -> Option<(Run, Option<Extent>)> {
-        let wb = &self.writeback;
         if let Some((from, extent)) = self.next_of_stretch() {
             let Some(extent) = extent else {
                 let run = self.pick_from(from)?;
-                wb.aged.borrow_mut().remove_range(run.start..run.end);
+                self.picker.aged.borrow_mut().remove_range(run.start..run.end);
                 return Some((run, None));
             };
-            let mut aged = wb.aged.borrow_mut();
+            let mut aged = self.picker.aged.borrow_mut();
             for range in extent.dirty_ranges() {
                 aged.remove_range(range);
             }
@@ -176,56 +163,54 @@ impl Cache {
 
     /// From which set the next run is to come, if any has one, and its first block.
     pub(super) fn next_from(&self) -> Option<(Source, u64)> {
-        let wb = &self.writeback;
         let seek = |from| {
-            let start = wb.sweep.borrow_mut().seek(|at| self.next_eligible(from, at));
+            let start = self.picker.sweep.borrow_mut().seek(|at| self.next_eligible(from, at));
             start.map(|start| (from, start))
         };
         let asked = self.is_asked_for().then(|| seek(Source::Asked)).flatten();
-        let any = || wb.job.borrow().is_none() && self.wants_any();
+        let any = || self.jobs.flush.borrow().is_none() && self.wants_any();
         asked.or_else(|| any().then(|| seek(Source::Any)).flatten())
     }
 
     fn pick_run(&self) -> Option<Run> {
-        let wb = &self.writeback;
-        wb.mark_if_due(self.slots.borrow().dirty());
+        self.mark_if_due(self.store.slots.borrow().dirty());
         let asked = self.is_asked_for().then(|| self.pick_from(Source::Asked)).flatten();
-        let any = || wb.job.borrow().is_none() && self.wants_any();
+        let any = || self.jobs.flush.borrow().is_none() && self.wants_any();
         let run = asked.or_else(|| any().then(|| self.pick_from(Source::Any)).flatten());
         let run = run.or_else(|| {
-            let drain = wb.job.borrow().is_none() && wb.drain.borrow().is_some();
+            let drain = self.jobs.flush.borrow().is_none() && self.jobs.drain.borrow().is_some();
             drain.then(|| self.pick_from(Source::Drain)).flatten()
         });
         if let Some(run) = run {
             // WC-G2. A version that comes from now on is younger than this moment.
-            wb.aged.borrow_mut().remove_range(run.start..run.end);
-        } else if wb.job.borrow().is_some() || wb.drain.borrow().is_some() {
+            self.picker.aged.borrow_mut().remove_range(run.start..run.end);
+        } else if self.jobs.flush.borrow().is_some() || self.jobs.drain.borrow().is_some() {
             // It may have nothing left.
-            self.waits.wake_all();
+            self.store.waits.jobs.wake_all();
         }
         run
     }
 
     fn pick_from(&self, from: Source) -> Option<Run> {
-        let wb = &self.writeback;
         let io_max = self.io_blocks();
-        match self.tuning().writeback_order {
+        match self.store.tuning().writeback_order {
             Order::Sorted => {
                 let mut start = None;
                 // What has failed before goes alone.
                 let next = |at| {
                     // The run ends here: what comes after it is looked for when its turn has come.
-                    let goes_on = || self.config.ordered || self.slots.borrow().is_dirty(at);
+                    let goes_on =
+                        || self.store.config.ordered || self.store.slots.borrow().is_dirty(at);
                     if start.is_some() && !goes_on() {
                         return None;
                     }
                     let found = self.next_eligible(from, at)?;
-                    let alone = |block| wb.retry.is_failing(block);
+                    let alone = |block| self.retry.is_failing(block);
                     let fits = start.is_none_or(|first| !alone(first) && !alone(found));
                     start.get_or_insert(found);
                     fits.then_some(found)
                 };
-                wb.sweep.borrow_mut().next_run(io_max, next)
+                self.picker.sweep.borrow_mut().next_run(io_max, next)
             }
             Order::Lru => self.next_oldest(from, io_max.min(LRU_RUN_BLOCKS_MAX)),
         }
@@ -233,26 +218,25 @@ impl Cache {
 
     /// The first block at or after `at` that is dirty, not busy, and among those to pick from.
     pub(super) fn next_eligible(&self, from: Source, mut at: u64) -> Option<u64> {
-        if self.config.ordered {
+        if self.store.config.ordered {
             return self.next_in_phase(at);
         }
-        let wb = &self.writeback;
-        let (slots, busy) = (self.slots.borrow(), wb.busy.borrow());
-        let (mut job, mut aged) = (wb.job.borrow_mut(), wb.aged.borrow_mut());
-        let (mut drain, awaited) = (wb.drain.borrow_mut(), wb.awaited.borrow());
-        let only_failing = wb.retry.is_full();
+        let (slots, busy) = (self.store.slots.borrow(), self.locks.busy.borrow());
+        let (mut job, mut aged) = (self.jobs.flush.borrow_mut(), self.picker.aged.borrow_mut());
+        let (mut drain, awaited) = (self.jobs.drain.borrow_mut(), self.locks.awaited.borrow());
+        let only_failing = self.retry.is_full();
         loop {
             let block = match from {
-                _ if only_failing => wb.retry.next_ready(at)?,
+                _ if only_failing => self.retry.next_ready(at)?,
                 Source::Any => slots.next_dirty(at)?,
                 Source::Drain => drain.as_ref().and_then(|drain| next_in(&drain.job.todo, at))?,
                 Source::Asked => {
                     let todo = job.as_ref().and_then(|job| next_in(&job.todo, at));
-                    let asked = [todo, next_in(&aged, at), wb.retry.next_ready(at)];
+                    let asked = [todo, next_in(&aged, at), self.retry.next_ready(at)];
                     asked.into_iter().flatten().min()?
                 }
             };
-            let awake = wb.retry.skip(block);
+            let awake = self.retry.skip(block);
             if awake > block {
                 at = awake;
             } else if let Some(end) = awaited.iter().find(|r| r.contains(&block)).map(|r| r.end) {
@@ -264,7 +248,7 @@ impl Cache {
             } else {
                 // Discarded, quarantined or written back meanwhile: there is nothing to write.
                 aged.remove(block);
-                wb.retry.clear_ready(block);
+                self.retry.clear_ready(block);
                 if let Some(job) = &mut *job {
                     job.todo.remove(block);
                 }
@@ -284,22 +268,22 @@ impl Cache {
         let mut order = Vec::new();
         let mut at = 0;
         while let Some(block) = self.next_eligible(from, at) {
-            order.push((self.slots.borrow().age_of(block), block));
+            order.push((self.store.slots.borrow().age_of(block), block));
             at = block + 1;
         }
         order.sort_unstable_by_key(|&(age, block)| (std::cmp::Reverse(age), block));
-        self.writeback.lru.borrow_mut().extend(order.into_iter().map(|(_, block)| block));
+        self.picker.lru.borrow_mut().extend(order.into_iter().map(|(_, block)| block));
         self.next_queued(from, max)
     }
 
     fn next_queued(&self, from: Source, max: u64) -> Option<Run> {
         loop {
-            let start = self.writeback.lru.borrow_mut().pop_front()?;
+            let start = self.picker.lru.borrow_mut().pop_front()?;
             if self.next_eligible(from, start) != Some(start) {
                 continue;
             }
             let mut end = start + 1;
-            let alone = |block| self.writeback.retry.is_failing(block);
+            let alone = |block| self.retry.is_failing(block);
             let fits =
                 |end| !alone(start) && !alone(end) && self.next_eligible(from, end) == Some(end);
             while end - start < max && fits(end) {

@@ -20,17 +20,11 @@
 //!   submitted: that flush may have lost it, and the next one would not tell.
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Weak;
 
-use block::{Nanos, Status};
-use policy::{BACKOFF_FIRST_NS, backoff_ns};
+use block::Status;
 use reactor::now;
 use roaring::RoaringTreemap;
 
-use super::flush::FlushJob;
-use crate::cache::Cache;
-use crate::config::FailMode;
-use crate::events::CacheEvent;
 use crate::map::next_in;
 
 /// Failing blocks at which no others are picked any more: an origin that refuses so much is as
@@ -40,14 +34,14 @@ const FAILING_MAX: usize = 1 << 16;
 /// needs its slot.
 const OFTEN_FAILED_MIN: u32 = 5;
 /// Failures in a row after which a `flush` gives a block up: the error, and one retry.
-const GIVE_UP_FAILURES: u32 = 2;
+pub(super) const GIVE_UP_FAILURES: u32 = 2;
 
 /// Blocks that are tried at once when a writer starves. Chosen: few for an origin that refuses them
 /// all again, and enough that many writers find slots when it takes them.
 const RETRY_NOW_MAX: usize = 64;
 
 #[derive(Clone, Copy)]
-struct Failing {
+pub(super) struct Failing {
     failures: u32,
     status: Status,
     /// When it is tried again, in nanoseconds; a key of `due` while it waits.
@@ -56,17 +50,17 @@ struct Failing {
 
 /// The flushes of the origin that have failed since the last good one.
 #[derive(Clone, Copy)]
-struct FailedFlushes {
-    failures: u32,
-    status: Status,
-    until_ns: u64,
+pub(super) struct FailedFlushes {
+    pub(super) failures: u32,
+    pub(super) status: Status,
+    pub(super) until_ns: u64,
     /// What the failed flushes should have covered.
-    blocks: u64,
+    pub(super) blocks: u64,
 }
 
 #[derive(Default)]
 pub(crate) struct Retry {
-    failing: RefCell<BTreeMap<u64, Failing>>,
+    pub(super) failing: RefCell<BTreeMap<u64, Failing>>,
     /// Those that wait, by time; the same as a set.
     due: RefCell<BTreeSet<(u64, u64)>>,
     waiting: RefCell<RoaringTreemap>,
@@ -74,11 +68,11 @@ pub(crate) struct Retry {
     ready: RefCell<RoaringTreemap>,
     /// Blocks that have failed often.
     often_failed: Cell<usize>,
-    flush: Cell<Option<FailedFlushes>>,
+    pub(super) flush: Cell<Option<FailedFlushes>>,
     /// Writeback waits because a flush has failed.
-    paused: Cell<bool>,
+    pub(super) paused: Cell<bool>,
     /// How many flushes of the origin have failed (WC-RT2).
-    flush_errors: Cell<u64>,
+    pub(super) flush_errors: Cell<u64>,
 }
 
 /// The first number at or after `from` that is not in `set`.
@@ -173,7 +167,7 @@ impl Retry {
     }
 
     /// The origin has refused a block. Returns how often in a row.
-    fn failed(&self, block: u64, status: Status, wait_ns: impl Fn(u32) -> u64) -> u32 {
+    pub(super) fn failed(&self, block: u64, status: Status, wait_ns: impl Fn(u32) -> u64) -> u32 {
         let mut failing = self.failing.borrow_mut();
         let f = failing.entry(block).or_insert(Failing { failures: 0, status, due_ns: 0 });
         f.failures = f.failures.saturating_add(1);
@@ -189,7 +183,7 @@ impl Retry {
         f.failures
     }
 
-    fn remove(&self, block: u64) {
+    pub(super) fn remove(&self, block: u64) {
         self.ready.borrow_mut().remove(block);
         if let Some(f) = self.failing.borrow_mut().remove(&block) {
             self.due.borrow_mut().remove(&(f.due_ns, block));
@@ -201,14 +195,14 @@ impl Retry {
     }
 
     /// The next moment at which something may be tried again.
-    fn next_due(&self) -> Option<u64> {
+    pub(super) fn next_due(&self) -> Option<u64> {
         let block = self.due.borrow().first().map(|&(due_ns, _)| due_ns);
         let flush = self.flush.get().filter(|_| self.paused.get()).map(|f| f.until_ns);
         block.into_iter().chain(flush).min()
     }
 
     /// What was to be tried again until `now_ns` may be picked.
-    fn make_ready(&self, now_ns: u64) {
+    pub(super) fn make_ready(&self, now_ns: u64) {
         let mut due = self.due.borrow_mut();
         while let Some(&(at_ns, block)) = due.first().filter(|(at_ns, _)| *at_ns <= now_ns) {
             due.remove(&(at_ns, block));
@@ -233,144 +227,6 @@ impl Retry {
     /// A `flush` begins: nothing waits any longer.
     pub(super) fn make_all_ready(&self) {
         self.make_ready(u64::MAX);
-    }
-}
-
-impl Cache {
-    /// An origin write has failed: the blocks stay dirty and wait.
-    pub(super) fn write_failed(&self, blocks: impl Iterator<Item = u64>, job: u64, status: Status) {
-        self.stats.writeback_errors.add(1);
-        if self.tuning().fail_mode == FailMode::Kernel {
-            return self.fail(status);
-        }
-        let wb = &self.writeback;
-        let healthy = wb.retry.error().is_none();
-        let mut first = None;
-        for block in blocks {
-            first.get_or_insert(block);
-            let mut is_awaited = false;
-            wb.each_job(|job| is_awaited |= job.todo.contains(block));
-            let wait = |n| if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(n) };
-            let failures = wb.retry.failed(block, status, wait);
-            wb.each_job(|of| {
-                if job >= of.number && failures >= GIVE_UP_FAILURES {
-                    of.give_up(block);
-                    if wb.retry.is_full() {
-                        of.give_up_all();
-                    }
-                }
-            });
-        }
-        if let Some(block) = first.filter(|_| healthy) {
-            self.notify(CacheEvent::Writeback { status, sector: self.sector_of(block) });
-        }
-    }
-
-    /// A flush of the origin has failed: what it should have covered stays dirty (WC-RT2).
-    pub(crate) fn origin_flush_failed(&self, status: Status) {
-        self.stats.writeback_errors.add(1);
-        // What has gone around the cache is nowhere else (WC-A1).
-        if self.tuning().fail_mode == FailMode::Kernel || self.around.is_pending() {
-            return self.fail(status);
-        }
-        let wb = &self.writeback;
-        let retry = &wb.retry;
-        let healthy = retry.error().is_none();
-        retry.flush_errors.set(retry.flush_errors.get() + 1);
-        let written = wb.written.take();
-        wb.limits.reset_written();
-        let before = retry.flush.get();
-        let failures = before.map_or(0, |f| f.failures).saturating_add(1);
-        let mut is_awaited = false;
-        wb.each_job(|job| is_awaited |= !job.todo.is_empty());
-        let wait_ns = if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(failures) };
-        let blocks = (written.len() as u64 + wb.settling.get()).max(before.map_or(0, |f| f.blocks));
-        let until_ns = now().0.saturating_add(wait_ns);
-        retry.flush.set(Some(FailedFlushes { failures, status, until_ns, blocks }));
-        retry.paused.set(true);
-        if failures >= GIVE_UP_FAILURES {
-            wb.each_job(FlushJob::give_up_all);
-        }
-        retry.requeue(written.iter().map(|w| w.block));
-        wb.release(written.iter().map(|w| w.block));
-        if healthy {
-            self.notify(CacheEvent::OriginFlush { status });
-        }
-    }
-
-    /// A flush of the origin that others had asked for has failed. What is under way counts as lost
-    /// (WC-RT2); who has nothing there has no trouble.
-    pub(crate) fn other_flush_failed(&self, status: Status) {
-        let (wb, flush_errors) = (&self.writeback, &self.writeback.retry.flush_errors);
-        let written = !wb.written.borrow().is_empty() || wb.settling.get() > 0;
-        if self.health().is_err() {
-            return;
-        }
-        if written || wb.in_flight_runs.get() > 0 || self.around.is_pending() {
-            self.origin_flush_failed(status);
-        } else {
-            flush_errors.set(flush_errors.get() + 1);
-        }
-        self.waits.wake_all();
-    }
-
-    /// The origin holds these blocks durably.
-    pub(super) fn no_longer_failing(&self, blocks: impl Iterator<Item = u64>) {
-        let retry = &self.writeback.retry;
-        let failed = retry.error();
-        blocks.for_each(|block| retry.remove(block));
-        retry.flush.set(None);
-        retry.paused.set(false);
-        if failed.is_some() && retry.error().is_none() {
-            self.notify(CacheEvent::Recovered);
-        }
-    }
-
-    /// Forgets failures of blocks that are not dirty any more: discarded, or unreadable.
-    pub(crate) fn forget_failures(&self) {
-        let retry = &self.writeback.retry;
-        let failed = retry.error();
-        let gone: Vec<u64> = {
-            let slots = self.slots.borrow();
-            let failing = retry.failing.borrow();
-            let is_pending = |block| slots.is_dirty(block) || slots.is_in_phase(block);
-            failing.keys().copied().filter(|&block| !is_pending(block)).collect()
-        };
-        gone.iter().for_each(|&block| retry.remove(block));
-        let c = self.counts();
-        if retry.flush.get().is_some() && c.dirty + c.zero == 0 {
-            retry.flush.set(None);
-            retry.paused.set(false);
-        }
-        if failed.is_some() && retry.error().is_none() {
-            self.notify(CacheEvent::Recovered);
-        }
-    }
-
-    /// A task: lets blocks be tried again when their time has come. Asleep it does not keep the
-    /// cache, whose devices may be closed meanwhile; suspend does not wait for it.
-    pub(crate) async fn retry_task(weak: Weak<Cache>, period: u64) {
-        while let Some(cache) = weak.upgrade() {
-            let retry = &cache.writeback.retry;
-            let over = || cache.stopping.get() || cache.period.get() != period;
-            let end = || over() || cache.health().is_err();
-            cache.waits.wait_for(|| retry.next_due().is_some() || end()).await;
-            if end() {
-                return;
-            }
-            let due_ns = retry.next_due().expect("waited for");
-            let now_ns = now().0;
-            if due_ns <= now_ns {
-                retry.make_ready(now_ns);
-                cache.forget_failures();
-                cache.writeback.recheck();
-                cache.waits.wake_all();
-                continue;
-            }
-            drop(cache);
-            // What fails meanwhile is due no earlier than this from now.
-            reactor::sleep(Nanos((due_ns - now_ns).min(BACKOFF_FIRST_NS))).await;
-        }
     }
 }
 

@@ -7,9 +7,9 @@ use block::{Buf, Class, Flags, Slice, Status};
 use policy::Run;
 use smallvec::SmallVec;
 
-use super::extent::Extent;
+use super::Writeback;
+use super::gaps::Extent;
 use super::{Picked, Written};
-use crate::cache::Cache;
 use crate::config::Mutation;
 use crate::map::{SlotRef, State};
 
@@ -18,64 +18,64 @@ use crate::map::{SlotRef, State};
 type PerBlock<T> = SmallVec<[T; 4]>;
 
 /// Reads a run's blocks from their slots and writes them to the origin.
-pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
+pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
     let Picked { run, extent, job, ticket } = picked;
-    let (wb, began) = (&cache.writeback, reactor::now());
-    let mut good = cache.gather(run, extent.as_ref()).await;
+    let (store, began) = (&wb.store, reactor::now());
+    let mut good = wb.gather(run, extent.as_ref()).await;
     // WC-WB3. What was gathered is superseded or in this commit.
-    let unlogged = |&(block, _): &(u64, SlotRef)| cache.slots.borrow().needs_logging(block);
-    if (cache.commits.is_running() || good.blocks.iter().any(unlogged))
-        && !cache.mutation(Mutation::WritebackBeforeCommit)
+    let unlogged = |&(block, _): &(u64, SlotRef)| store.slots.borrow().needs_logging(block);
+    if (store.commits.is_running() || good.blocks.iter().any(unlogged))
+        && !store.mutation(Mutation::WritebackBeforeCommit)
     {
-        cache.commit().await.ok();
+        store.commit().await.ok();
     }
-    if cache.health().is_err() {
+    if store.health().is_err() {
         good.blocks.clear();
     }
     let mut written = PerBlock::with_capacity(good.blocks.len());
-    let size = cache.block_bytes();
+    let size = store.block_bytes();
     let slice = |range: &Range<u64>| {
         let at = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
         good.buf.slice(at(range.start)..at(range.end))
     };
     // A disk without a cache of its own sorts no more than its queue holds: it must get the runs in
     // the order of the sweep, whichever were read first.
-    wb.send_order.wait_turn(ticket).await;
-    let fua = cache.tuning().fua;
-    let flush_errors = cache.origin_flush_errors();
+    wb.in_flight.send_order.wait_turn(ticket).await;
+    let fua = store.tuning().fua;
+    let flush_errors = wb.origin_flush_errors();
     let mut parts = PerBlock::new();
     let mut failed = false;
-    cache.filling_begins(&good.gaps);
+    wb.filling_begins(&good.gaps);
     for part in good.parts() {
         let data = slice(&part.range);
-        let sector = cache.sector_of(part.range.start);
+        let sector = store.sector_of(part.range.start);
         let bytes = data.len() as u64;
-        cache.stats.origin_writes.add(1);
-        cache.stats.origin_write_bytes.add(bytes);
-        cache.stats.gap_blocks_filled.add(part.filled());
+        store.stats.origin_writes.add(1);
+        store.stats.origin_write_bytes.add(bytes);
+        store.stats.gap_blocks_filled.add(part.filled());
         let class = Class::Background;
         let flags = if fua { Flags::BACKGROUND | Flags::FUA } else { Flags::BACKGROUND };
         let gap = wb.destage.sent(sector.bytes(), bytes);
-        let io = reactor::write(&*cache.origin, flags, class, sector, data.into());
+        let io = reactor::write(&*wb.origin.device, flags, class, sector, data.into());
         parts.push((part, gap, io));
     }
-    wb.send_order.advance(ticket);
+    wb.in_flight.send_order.advance(ticket);
     for (part, gap, io) in parts {
         let blocks = good.blocks[part.dirty.clone()].iter();
         match io.await {
-            Err(status) if !cache.mutation(Mutation::ForgetWriteError) => {
+            Err(status) if !store.mutation(Mutation::ForgetWriteError) => {
                 for gap in between(&part.range, blocks.clone().map(|b| b.0)) {
                     failed = true;
-                    cache.keep_gap(gap.clone(), slice(&gap)).await;
+                    wb.keep_gap(gap.clone(), slice(&gap)).await;
                 }
-                cache.write_failed(blocks.map(|b| b.0), job, status);
+                wb.write_failed(blocks.map(|b| b.0), job, status);
             }
             // WC-RT2. It is not said of what a flush took with it that failed meanwhile.
-            Ok(()) if flush_errors != cache.origin_flush_errors() => {
+            Ok(()) if flush_errors != wb.origin_flush_errors() => {
                 wb.retry.requeue(blocks.map(|b| b.0));
             }
             _ => {
-                wb.volatile.set(wb.volatile.get() || !fua);
+                wb.settling.volatile.set(wb.settling.volatile.get() || !fua);
                 let copied = if good.copied { part.filled() } else { 0 };
                 let bytes_of = |blocks: u64| blocks * size as u64;
                 let written_blocks = part.range.end - part.range.start;
@@ -91,22 +91,22 @@ pub(super) async fn write_run(cache: Rc<Cache>, picked: Picked) {
         }
     }
     if failed {
-        cache.commit().await.ok(); // WC-SP1. A cache that fails now has them until it is closed.
+        store.commit().await.ok(); // WC-SP1. A cache that fails now has them until it is closed.
     }
-    cache.filling_ended(&good.gaps, failed);
+    wb.filling_ended(&good.gaps, failed);
     // What was not written stays dirty and may be picked again.
     let gaps = extent.map_or(Vec::new(), |extent| extent.gaps);
-    wb.release_extent(&cache, run, &gaps, |b| {
+    wb.release_extent(run, &gaps, |b| {
         written.binary_search_by_key(&b, |w: &Written| w.block).is_err()
     });
     let is_written = !written.is_empty();
-    wb.written.borrow_mut().extend(written);
-    if !cache.mutation(Mutation::LeakedCount) {
-        wb.in_flight_blocks.set(wb.in_flight_blocks.get() - run.blocks());
+    wb.settling.written.borrow_mut().extend(written);
+    if !store.mutation(Mutation::LeakedCount) {
+        wb.in_flight.blocks.set(wb.in_flight.blocks.get() - run.blocks());
     }
-    wb.in_flight_runs.set(wb.in_flight_runs.get() - 1);
-    cache.run_ended(began, is_written);
-    cache.waits.wake_all();
+    wb.in_flight.runs.set(wb.in_flight.runs.get() - 1);
+    wb.run_ended(began, is_written);
+    store.waits.write_ended();
 }
 
 /// The parts of `range` that `blocks`, ascending, leave.
@@ -166,11 +166,11 @@ impl Gathered {
     }
 }
 
-impl Cache {
+impl Writeback {
     /// Reads every block of the run that is still dirty, and checks it (WC-WB2); and of an extent
     /// the clean copies of gaps that were not read from the origin (WC-GF2).
     async fn gather(&self, run: Run, extent: Option<&Extent>) -> Gathered {
-        let size = self.block_bytes();
+        let size = self.store.block_bytes();
         let count = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
         let gaps = extent.map_or(&[][..], |extent| &extent.gaps);
         let origin = extent.and_then(|extent| extent.origin.clone());
@@ -180,7 +180,7 @@ impl Cache {
         let mut blocks = PerBlock::with_capacity(count);
         let mut reads = PerBlock::new();
         {
-            let slots = self.slots.borrow();
+            let slots = self.store.slots.borrow();
             let mut gaps = gaps.iter().peekable();
             for block in run.start..run.end {
                 while gaps.next_if(|gap| gap.end <= block).is_some() {}
@@ -211,8 +211,8 @@ impl Cache {
             }
             let from = usize::try_from(first - run.start).expect("within the run") * size;
             let data = buf.slice(from..from + (end - at) * size);
-            let sector = self.slot_sector(slot_ref.slot);
-            let io = reactor::read(&*self.device, Class::Background, sector, data.into());
+            let sector = self.store.slot_sector(slot_ref.slot);
+            let io = reactor::read(&*self.store.device, Class::Background, sector, data.into());
             reads.push((at..end, io));
             at = end;
         }
@@ -226,18 +226,18 @@ impl Cache {
                     // Only one of them may be unreadable.
                     Err(_) => self.read_slot(slot_ref, buf.slice(from..from + size)).await,
                 };
-                let unchecked = in_gap && self.mutation(Mutation::GapFillUnchecked);
-                if !self.slots.borrow().is_intact(slot_ref) && !unchecked {
+                let unchecked = in_gap && self.store.mutation(Mutation::GapFillUnchecked);
+                if !self.store.slots.borrow().is_intact(slot_ref) && !unchecked {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
-                let sum = || buf.slice(from..from + size).read(|b| self.config.checksum(b));
+                let sum = || buf.slice(from..from + size).read(|b| self.store.config.checksum(b));
                 let sum = |crc| sum() == crc;
                 if in_gap {
                     // WC-GF2. A copy that is no good is a hole.
                     if unchecked || (read.is_ok() && crc.is_none_or(sum)) {
                         known.push(block..block + 1);
                     }
-                } else if read.is_err() && self.mutation(Mutation::WriteBackUnreadable) {
+                } else if read.is_err() && self.store.mutation(Mutation::WriteBackUnreadable) {
                     good.push((block, slot_ref));
                 } else if let Err(status) = read {
                     self.cache_read_failed(block, slot_ref, status);
@@ -246,18 +246,18 @@ impl Cache {
                 } else {
                     // Never to the origin: the block reads as an error until it is rewritten.
                     self.drop_unreadable(block, slot_ref);
-                    self.stats.checksum_errors.add(1);
+                    self.store.stats.checksum_errors.add(1);
                 }
             }
         }
         if wants_copies {
-            self.stats.gap_blocks_copied.add(known.len() as u64);
+            self.store.stats.gap_blocks_copied.add(known.len() as u64);
         }
         Gathered { buf, blocks: good, gaps: known, copied: wants_copies }
     }
 
     async fn read_slot(&self, slot_ref: SlotRef, data: Slice) -> Result<(), Status> {
-        let sector = self.slot_sector(slot_ref.slot);
-        reactor::read(&*self.device, Class::Background, sector, data.into()).await
+        let sector = self.store.slot_sector(slot_ref.slot);
+        reactor::read(&*self.store.device, Class::Background, sector, data.into()).await
     }
 }

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use block::{Buf, Class, Flags, Sector, Status};
 
-use crate::cache::Cache;
+use super::{Writeback, Zeroing};
 use crate::config::Mutation;
 
 /// Blocks of one request: so long may a suspend, and a client's read, have to wait for one.
@@ -26,29 +26,15 @@ const PIECE_BYTES: u64 = 64 << 20;
 /// One write, where zeroes are written by hand.
 const WRITE_BYTES: u64 = 1 << 20;
 
-/// How far the phase's zeroes are.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Zeroing {
-    epoch: u64,
-    /// Which of its zeroes is under way, and up to which block it is written.
-    nth: usize,
-    next: u64,
-    /// The origin knows no WRITE_ZEROES.
-    by_hand: bool,
-    /// As the first piece was submitted (WC-RT2).
-    flush_errors: u64,
-}
-
-impl Cache {
+impl Writeback {
     /// Writes the next piece of the phase's zeroes. Returns whether it has done anything; if not,
     /// there are none, or they wait to be tried again.
     pub(super) async fn write_zeroes_of_phase(&self) -> bool {
-        let wb = &self.writeback;
-        let Some((epoch, count)) = self.slots.borrow().phase_zeroes() else { return false };
-        let at = wb.zeroing.get();
+        let Some((epoch, count)) = self.store.slots.borrow().phase_zeroes() else { return false };
+        let at = self.picker.zeroing.get();
         let fits = |z: &Zeroing| z.epoch == epoch && z.flush_errors == self.origin_flush_errors();
         let mut z = at.filter(fits).unwrap_or_else(|| {
-            let next = self.slots.borrow().phase_zero(0).map_or(0, |range| range.start);
+            let next = self.store.slots.borrow().phase_zero(0).map_or(0, |range| range.start);
             Zeroing {
                 epoch,
                 nth: 0,
@@ -57,91 +43,91 @@ impl Cache {
                 flush_errors: self.origin_flush_errors(),
             }
         });
-        wb.zeroing.set(None);
-        let range = self.slots.borrow().phase_zero(z.nth);
+        self.picker.zeroing.set(None);
+        let range = self.store.slots.borrow().phase_zero(z.nth);
         let Some(range) = range else { return self.end_zeroes_of_phase(z, count).await };
-        if wb.retry.skip(range.start) > range.start {
+        if self.retry.skip(range.start) > range.start {
             return false; // its time has not come
         }
         let blocks = if z.by_hand { self.io_blocks() } else { self.zeroes_at_once() };
         let piece = z.next..(z.next + blocks).min(range.end);
-        wb.in_flight_runs.set(wb.in_flight_runs.get() + 1);
-        let job = wb.jobs.get();
+        self.in_flight.runs.set(self.in_flight.runs.get() + 1);
+        let job = self.jobs.begun.get();
         let written = self.write_zero_piece(&piece, z.by_hand).await;
-        wb.in_flight_runs.set(wb.in_flight_runs.get() - 1);
+        self.in_flight.runs.set(self.in_flight.runs.get() - 1);
         match written {
             Ok(()) if piece.end < range.end => z.next = piece.end,
             Ok(()) => {
                 z.nth += 1;
-                z.next = self.slots.borrow().phase_zero(z.nth).map_or(0, |next| next.start);
+                z.next = self.store.slots.borrow().phase_zero(z.nth).map_or(0, |next| next.start);
             }
             Err(Status::NotSupported) if !z.by_hand => z.by_hand = true,
             Err(status) => {
-                if self.health().is_ok() {
+                if self.store.health().is_ok() {
                     self.write_failed([range.start].into_iter(), job, status);
                 }
-                self.waits.wake_all();
+                self.store.waits.write_ended();
                 return true;
             }
         }
-        wb.zeroing.set(Some(z));
+        self.picker.zeroing.set(Some(z));
         true
     }
 
     /// Blocks of one WRITE_ZEROES.
     fn zeroes_at_once(&self) -> u64 {
-        PIECE_BYTES / u64::from(self.config.block_size)
+        PIECE_BYTES / u64::from(self.store.config.block_size)
     }
 
     async fn write_zero_piece(&self, piece: &Range<u64>, by_hand: bool) -> Result<(), Status> {
         // WC-WB3. The phase of an epoch may have begun before its zeroes came.
-        if self.commits.is_running() || self.slots.borrow().needs_logging(piece.start) {
-            self.commit().await?;
+        if self.store.commits.is_running() || self.store.slots.borrow().needs_logging(piece.start) {
+            self.store.commit().await?;
         }
         // WC-MG1. A block that is being merged, for which the origin counted before the zeroes
         // came, must find that they are there.
         self.lock_origin(piece.clone()).await?;
-        let (at, len) = (self.sector_of(piece.start), self.sector_of(piece.end - piece.start));
+        let (at, len) =
+            (self.store.sector_of(piece.start), self.store.sector_of(piece.end - piece.start));
         let (flags, class) = (Flags::BACKGROUND, Class::Background);
-        let written = if self.mutation(Mutation::ZeroesNotWritten) {
+        let written = if self.store.mutation(Mutation::ZeroesNotWritten) {
             Ok(())
         } else if by_hand {
             self.count_run(piece.end - piece.start);
-            self.stats.origin_writes.add(1);
-            self.stats.origin_write_bytes.add(len.bytes());
+            self.store.stats.origin_writes.add(1);
+            self.store.stats.origin_write_bytes.add(len.bytes());
             let zero = Buf::zeroed(usize::try_from(len.bytes()).expect("writeback_io_bytes"));
-            reactor::write(&*self.origin, flags, class, at, zero.all().into()).await
+            reactor::write(&*self.origin.device, flags, class, at, zero.all().into()).await
         } else {
-            reactor::write_zeroes(&*self.origin, flags, class, at, len).await
+            reactor::write_zeroes(&*self.origin.device, flags, class, at, len).await
         };
-        self.writeback.unlock(piece.clone());
-        self.waits.wake_all();
+        self.unlock(piece.clone());
         written
     }
 
     /// All of the phase's zeroes are written: has the origin make them durable.
     async fn end_zeroes_of_phase(&self, z: Zeroing, count: usize) -> bool {
-        let flushed = match self.mutation(Mutation::ZeroesNotFlushed) {
+        let flushed = match self.store.mutation(Mutation::ZeroesNotFlushed) {
             true => Ok(()),
             false => self.flush_origin(Class::Background, z.flush_errors).await,
         };
         if flushed.is_ok() {
             let starts: Vec<u64> = {
-                let slots = self.slots.borrow();
+                let slots = self.store.slots.borrow();
                 (0..count).filter_map(|nth| Some(slots.phase_zero(nth)?.start)).collect()
             };
-            self.slots.borrow_mut().zeroes_written();
+            self.store.slots.borrow_mut().zeroes_written();
             self.no_longer_failing(starts.into_iter());
         }
-        self.writeback.recheck();
-        self.waits.wake_all();
+        self.recheck();
+        self.store.waits.jobs.wake_all();
         true
     }
 
     /// Has a range of the origin zeroed, which is not durable then.
     pub(crate) async fn zero_origin(&self, at: Sector, len: Sector) -> Result<(), Status> {
         let class = Class::Normal;
-        match reactor::write_zeroes(&*self.origin, Flags::empty(), class, at, len).await {
+        match reactor::write_zeroes(&*self.origin.device, Flags::empty(), class, at, len).await {
             Err(Status::NotSupported) => self.write_zeroes_by_hand(at, len, class).await,
             outcome => outcome,
         }
@@ -160,7 +146,7 @@ impl Cache {
         while at < end {
             let bytes = (end - at).bytes().min(longest);
             let piece = zero.slice(0..usize::try_from(bytes).expect("at most 1 MiB"));
-            reactor::write(&*self.origin, Flags::empty(), class, at, piece.into()).await?;
+            reactor::write(&*self.origin.device, Flags::empty(), class, at, piece.into()).await?;
             at += Sector::from_bytes(bytes);
         }
         Ok(())
@@ -171,22 +157,22 @@ impl Cache {
     ///
     /// Cost: the zeroes, and one flush of the origin; nothing if there are none.
     pub(crate) async fn write_zeroes_without_order(&self) -> Result<(), Status> {
-        if self.config.ordered || self.counts().zero == 0 {
+        if self.store.config.ordered || self.store.counts().zero == 0 {
             return Ok(());
         }
-        let ranges: Vec<_> = self.slots.borrow().zero_ranges().collect();
+        let ranges: Vec<_> = self.store.slots.borrow().zero_ranges().collect();
         let blocks = self.zeroes_at_once();
         let flush_errors = self.origin_flush_errors();
         for range in ranges {
             let mut at = range.start;
             while at < range.end {
                 let end = (at + blocks).min(range.end);
-                self.zero_origin(self.sector_of(at), self.sector_of(end - at)).await?;
+                self.zero_origin(self.store.sector_of(at), self.store.sector_of(end - at)).await?;
                 at = end;
             }
         }
         self.flush_origin(Class::Foreground, flush_errors).await?;
-        self.slots.borrow_mut().drop_zeroes();
+        self.store.slots.borrow_mut().drop_zeroes();
         Ok(())
     }
 }

@@ -17,13 +17,14 @@ use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::dm::{ENTRY_BYTES, Entry, Fate, Geometry, HEADER_BYTES, Refusal, Superblock};
 use format::{SUPERBLOCK_COPIES, UNIT};
 
-use crate::area::{ReadAhead, flush_area, read_area, write_area};
-use crate::cache::Cache;
+use super::Recovered;
+use super::area::{
+    ReadAhead, damaged, flush_area, map_memory, no_space, not_initialized, read_area, write_area,
+};
 use crate::config::{Config, MediaFormat, Mutation};
-use crate::dm::{Dm, touched_units, unit_bytes};
 use crate::map::Rebuild;
-use crate::media::Media;
-use crate::recover::{damaged, map_memory, no_space, not_initialized};
+use crate::store::dm::{Dm, touched_units, unit_bytes};
+use crate::store::media::Media;
 
 /// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
 const WRITE_BYTES: u64 = 1 << 20;
@@ -34,56 +35,51 @@ const WRITE: &str = "write metadata";
 /// The engine's slot numbers are 32 bits wide.
 const SLOTS_MAX: u64 = u32::MAX as u64 - 1;
 
-impl Cache {
-    /// Opens a cache whose superblock is the kernel's, or formats a blank device.
-    pub(crate) async fn open_dm(
-        config: Config,
-        origin: Rc<dyn BlockDevice>,
-        device: Rc<dyn BlockDevice>,
-        sectors: Sector,
-    ) -> Result<Cache, Error> {
-        let area = config.area_bytes(&*device);
-        let smallest = Geometry::of(config.block_size, 1).expect("one block").end_bytes();
-        if area < smallest {
-            let refusal = Refusal::TooSmall { area_bytes: area, needed_bytes: smallest };
-            return Err(no_space(&config, &refusal));
-        }
-        let first = read_first(&config, &*device, area).await?;
-        let mut reserved = None;
-        let superblock = match first.read(Superblock::decode) {
-            Ok(found) => found,
-            Err(refusal) => {
-                let fresh = fresh(&config, area)?;
-                if !first.read(|first| is_blank(first, &fresh)) {
-                    return Err(refused(&config, &refusal));
-                }
-                refuse_native(&config, &*device, area).await?;
-                // Before anything is written: a cache that can't be opened is not made.
-                reserved = Some(map_memory(&config, fresh.n_blocks)?);
-                format_device(&config, &*device, &fresh).await.map_err(not_initialized)?;
-                fresh
-            }
-        };
-        let geometry = superblock
-            .fit(config.block_size, area)
-            .and_then(|g| if g.n_blocks() > SLOTS_MAX { Err(too_many(&g)) } else { Ok(g) })
-            .map_err(|refusal| refused(&config, &refusal))?;
-        let slots = u32::try_from(geometry.n_blocks()).expect("at most SLOTS_MAX");
-        let dm = Dm { geometry, slots, seq: Cell::new(superblock.seq_count) };
-        let blocks = sectors.0 / config.block_sectors();
-        let memory = reserved.map_or_else(|| map_memory(&config, slots.into()), Ok)?;
-        let (map, stale) = load(&config, &*device, &dm, blocks).await?;
-        let mut slots = map.finish(blocks).expect("load refuses what contradicts itself");
-        slots.forget_checksums();
-        // Nothing has been written so far: what is refused is left as it is.
-        erase(&config, &*device, &geometry, &stale).await?;
-        // What was read may still be in the device's volatile cache: make it durable before
-        // anything is built upon it.
-        flush_area(&config, &*device).await?;
-        let mut cache = Cache::new(config, origin, device, blocks, Media::Dm(dm), slots);
-        cache.memory = Some(memory);
-        Ok(cache)
+/// Opens a cache whose superblock is the kernel's, or formats a blank device.
+pub(crate) async fn open(
+    config: Config,
+    device: Rc<dyn BlockDevice>,
+    sectors: Sector,
+) -> Result<Recovered, Error> {
+    let area = config.area_bytes(&*device);
+    let smallest = Geometry::of(config.block_size, 1).expect("one block").end_bytes();
+    if area < smallest {
+        let refusal = Refusal::TooSmall { area_bytes: area, needed_bytes: smallest };
+        return Err(no_space(&config, &refusal));
     }
+    let first = read_first(&config, &*device, area).await?;
+    let mut reserved = None;
+    let superblock = match first.read(Superblock::decode) {
+        Ok(found) => found,
+        Err(refusal) => {
+            let fresh = fresh(&config, area)?;
+            if !first.read(|first| is_blank(first, &fresh)) {
+                return Err(refused(&config, &refusal));
+            }
+            refuse_native(&config, &*device, area).await?;
+            // Before anything is written: a cache that can't be opened is not made.
+            reserved = Some(map_memory(&config, fresh.n_blocks)?);
+            format_device(&config, &*device, &fresh).await.map_err(not_initialized)?;
+            fresh
+        }
+    };
+    let geometry = superblock
+        .fit(config.block_size, area)
+        .and_then(|g| if g.n_blocks() > SLOTS_MAX { Err(too_many(&g)) } else { Ok(g) })
+        .map_err(|refusal| refused(&config, &refusal))?;
+    let slots = u32::try_from(geometry.n_blocks()).expect("at most SLOTS_MAX");
+    let dm = Dm { geometry, slots, seq: Cell::new(superblock.seq_count) };
+    let blocks = sectors.0 / config.block_sectors();
+    let memory = reserved.map_or_else(|| map_memory(&config, slots.into()), Ok)?;
+    let (map, stale) = load(&config, &*device, &dm, blocks).await?;
+    let mut slots = map.finish(blocks).expect("load refuses what contradicts itself");
+    slots.forget_checksums();
+    // Nothing has been written so far: what is refused is left as it is.
+    erase(&config, &*device, &geometry, &stale).await?;
+    // What was read may still be in the device's volatile cache: make it durable before
+    // anything is built upon it.
+    flush_area(&config, &*device).await?;
+    Ok(Recovered { config, device, blocks, media: Media::Dm(dm), slots, memory })
 }
 
 /// The first unit of the area, or all of a smaller one.

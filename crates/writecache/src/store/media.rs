@@ -6,12 +6,13 @@
 //!   Native   checkpoint, log      a record, one flush           by that flush
 //!   Dm       all entries          entries, flush, superblock    by erasing entries, and a flush
 //! ```
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-use format::{ENTRIES_PER_UNIT, Geometry, Superblock};
+use format::{Geometry, Superblock};
 
-use crate::commit::Log;
-use crate::dm::{Dm, UNLOGGED_MAX};
+use super::dm::{Dm, UNLOGGED_MAX};
+use super::log::Log;
+use crate::map::changes_per_unit;
 
 /// Units of the log that are kept for the end of a checkpoint (WC-LR1).
 pub(crate) fn reserve_units(log_units: u32) -> u64 {
@@ -22,12 +23,6 @@ pub(crate) fn reserve_units(log_units: u32) -> u64 {
 /// of epochs a batch may end some entries before its last unit does.
 fn run_units(log_units: u32) -> u64 {
     (reserve_units(log_units) - 2) / 2
-}
-
-/// Changes that any unit of the log has room for: an entry each; in the order of epochs the first
-/// entry says the epoch, and before each other one there may be one that does.
-pub(crate) const fn changes_per_unit(ordered: bool) -> usize {
-    if ordered { (ENTRIES_PER_UNIT - 1) / 2 } else { ENTRIES_PER_UNIT }
 }
 
 /// Changes that are sure to fit into one run of a commit.
@@ -49,12 +44,19 @@ pub(crate) struct Native {
     pub(crate) geometry: Geometry,
     pub(crate) superblock: Box<RefCell<Superblock>>,
     pub(crate) log: Log,
+    /// The media name other epochs than the map, or none: a checkpoint must be written first.
+    pub(crate) checkpoint_required: Cell<bool>,
 }
 
 impl Native {
-    pub(crate) fn new(superblock: Superblock, log: Log) -> Native {
+    pub(crate) fn new(superblock: Superblock, log: Log, checkpoint_required: bool) -> Native {
         let geometry = superblock.geometry();
-        Native { geometry, superblock: Box::new(RefCell::new(superblock)), log }
+        Native {
+            geometry,
+            superblock: Box::new(RefCell::new(superblock)),
+            log,
+            checkpoint_required: Cell::new(checkpoint_required),
+        }
     }
 }
 
@@ -106,6 +108,14 @@ impl Media {
         };
         let slots = u64::from(self.slot_area().slots);
         (slots / 8).max(8).min(format_max)
+    }
+
+    /// Whether a checkpoint must be written before the cache is used.
+    pub(crate) fn is_checkpoint_required(&self) -> bool {
+        match self {
+            Media::Native(n) => n.checkpoint_required.get(),
+            Media::Dm(_) => false,
+        }
     }
 
     /// Whoever waits for the media looks again.

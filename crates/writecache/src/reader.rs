@@ -8,13 +8,15 @@
 //!   that fails leaves its range undefined. A block whose origin write failed does not leave the
 //!   cache.
 use std::ops::Range;
+use std::rc::Rc;
 
 use block::{Bio, Bufs, Class, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
-use crate::cache::Cache;
 use crate::map::{Found, SlotRef, State};
+use crate::store::Store;
+use crate::writeback::Writeback;
 
 /// A contiguous part of a read.
 struct Piece {
@@ -25,16 +27,27 @@ struct Piece {
     io: BioFuture,
 }
 
-impl Cache {
+/// Reads of one cache.
+pub(crate) struct Reader {
+    store: Rc<Store>,
+    writeback: Rc<Writeback>,
+}
+
+impl Reader {
+    pub(crate) fn new(writeback: Rc<Writeback>) -> Reader {
+        Reader { store: writeback.store.clone(), writeback }
+    }
+
     pub(crate) async fn read(&self, bio: &Bio) -> Result<(), Status> {
-        let size = self.block_bytes();
-        let first = bio.sector.0 / self.config.block_sectors();
+        let size = self.store.block_bytes();
+        let first = bio.sector.0 / self.store.config.block_sectors();
         let count = bio.bufs.len_bytes() / size;
-        self.stats.reads.add(count as u64);
+        self.store.stats.reads.add(count as u64);
         let mut pieces = SmallVec::<[Piece; 2]>::new();
         let mut done = 0;
         let mut outcome = Ok(());
-        let (installs, failed_fills) = (self.installs.get(), self.failed_fills());
+        let (installs, failed_fills) =
+            (self.writeback.room.installs.get(), self.writeback.failed_fills());
         while done < count {
             match self.next_piece(bio, first, done..count) {
                 Ok(piece) => {
@@ -51,25 +64,26 @@ impl Cache {
             let read = piece.io.await;
             let of_origin = piece.slot_ref.is_empty();
             let blocks = first + piece.blocks.start as u64..first + piece.blocks.end as u64;
-            let must_reread = of_origin && self.must_reread(blocks, failed_fills).await; // WC-SP2
+            // WC-SP2
+            let must_reread = of_origin && self.writeback.must_reread(blocks, failed_fills).await;
             if of_origin && !must_reread {
                 outcome = outcome.and(read);
             }
             // WC-R1. A block that came into the cache meanwhile was installed, and counted.
-            if of_origin && (must_reread || self.installs.get() != installs) {
+            if of_origin && (must_reread || self.writeback.room.installs.get() != installs) {
                 for index in piece.blocks.clone() {
                     let block = first + index as u64;
-                    if must_reread || self.slots.borrow().find(block).is_some() {
+                    if must_reread || self.store.slots.borrow().find(block).is_some() {
                         let data = bio.bufs.slice(index * size..(index + 1) * size);
                         outcome = outcome.and(self.reread(bio.class, block, data).await.map(drop));
                     }
                 }
             }
             for (index, (slot_ref, crc)) in piece.blocks.clone().zip(piece.slot_ref) {
-                self.stats.read_hits.add(1);
+                self.store.stats.read_hits.add(1);
                 let block = first + index as u64;
                 let data = || bio.bufs.slice(index * size..(index + 1) * size);
-                if read.is_err() || !self.slots.borrow().is_intact(slot_ref) {
+                if read.is_err() || !self.store.slots.borrow().is_intact(slot_ref) {
                     // Only one of them may be unreadable; or the slot was reused meanwhile, and the
                     // block has moved on: look again.
                     outcome = outcome.and(self.reread(bio.class, block, data()).await.map(drop));
@@ -86,7 +100,7 @@ impl Cache {
 
     /// Whether block `index` of the data is what was written; true if nobody knows its checksum.
     fn is_sound(&self, data: &Bufs, index: usize, crc: Option<u32>) -> bool {
-        crc.is_none_or(|crc| self.checksum_of(data, index) == crc)
+        crc.is_none_or(|crc| self.store.checksum_of(data, index) == crc)
     }
 
     /// The longest piece from `range.start` on that one request can read. `Err` if none reads the
@@ -97,8 +111,8 @@ impl Cache {
         first: u64,
         range: Range<usize>,
     ) -> Result<Piece, Result<(), Status>> {
-        let size = self.block_bytes();
-        let slots = self.slots.borrow();
+        let size = self.store.block_bytes();
+        let slots = self.store.slots.borrow();
         let at = |index: usize| slots.find(first + index as u64);
         let mut end = range.start + 1;
         let mut slot_ref = SmallVec::<[(SlotRef, Option<u32>); 1]>::new();
@@ -129,13 +143,16 @@ impl Cache {
         let blocks = range.start..end;
         let data = bio.bufs.slice(blocks.start * size..blocks.end * size);
         let io = match slot_ref.first() {
-            Some((hit, _)) => {
-                reactor::read(&*self.device, bio.class, self.slot_sector(hit.slot), data)
-            }
+            Some((hit, _)) => reactor::read(
+                &*self.store.device,
+                bio.class,
+                self.store.slot_sector(hit.slot),
+                data,
+            ),
             None => {
-                let at = self.sector_of(first + blocks.start as u64);
-                self.origin_read_ns.set(Some(reactor::now().0));
-                reactor::read(&*self.origin, bio.class, at, data)
+                let at = self.store.sector_of(first + blocks.start as u64);
+                self.writeback.origin.last_read_ns.set(Some(reactor::now().0));
+                reactor::read(&*self.writeback.origin.device, bio.class, at, data)
             }
         };
         Ok(Piece { blocks, slot_ref, io })
@@ -144,9 +161,9 @@ impl Cache {
     /// A version that does not match its checksum leaves the cache if the origin holds it too: look
     /// again. A dirty one is lost and reads as an error until it is written again.
     async fn drop_rotten(&self, block: u64, slot_ref: SlotRef) -> Result<(), Status> {
-        self.stats.checksum_errors.add(1);
-        self.reserve_unlogged(1).await;
-        if self.drop_unreadable(block, slot_ref) { Err(Status::Checksum) } else { Ok(()) }
+        self.store.stats.checksum_errors.add(1);
+        self.store.reserve_unlogged(1).await;
+        if self.writeback.drop_unreadable(block, slot_ref) { Err(Status::Checksum) } else { Ok(()) }
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block
@@ -162,15 +179,17 @@ impl Cache {
         data: Bufs,
     ) -> Result<Option<SlotRef>, Status> {
         loop {
-            let found = self.slots.borrow().find(block);
+            let found = self.store.slots.borrow().find(block);
             let Some(found) = found else {
-                let (at, failed_fills) = (self.sector_of(block), self.failed_fills());
-                let read = reactor::read(&*self.origin, class, at, data.clone()).await;
-                if self.must_reread(block..block + 1, failed_fills).await {
+                let (at, failed_fills) =
+                    (self.store.sector_of(block), self.writeback.failed_fills());
+                let read =
+                    reactor::read(&*self.writeback.origin.device, class, at, data.clone()).await;
+                if self.writeback.must_reread(block..block + 1, failed_fills).await {
                     continue;
                 }
                 read?;
-                if self.slots.borrow().find(block).is_none() {
+                if self.store.slots.borrow().find(block).is_none() {
                     return Ok(None);
                 }
                 continue;
@@ -182,12 +201,12 @@ impl Cache {
             if !Self::is_readable(found.state) {
                 return Err(Status::Checksum);
             }
-            let at = self.slot_sector(found.slot_ref.slot);
-            let read = reactor::read(&*self.device, class, at, data.clone()).await;
-            if self.slots.borrow().is_intact(found.slot_ref) {
+            let at = self.store.slot_sector(found.slot_ref.slot);
+            let read = reactor::read(&*self.store.device, class, at, data.clone()).await;
+            if self.store.slots.borrow().is_intact(found.slot_ref) {
                 if let Err(status) = read {
-                    self.reserve_unlogged(1).await;
-                    self.cache_read_failed(block, found.slot_ref, status);
+                    self.store.reserve_unlogged(1).await;
+                    self.writeback.cache_read_failed(block, found.slot_ref, status);
                     continue;
                 }
                 if self.is_sound(&data, 0, found.crc) {
@@ -196,5 +215,10 @@ impl Cache {
                 self.drop_rotten(block, found.slot_ref).await?;
             }
         }
+    }
+
+    /// Whether a found block can be served from the cache.
+    fn is_readable(state: State) -> bool {
+        matches!(state, State::Dirty | State::Clean)
     }
 }

@@ -23,19 +23,12 @@
 //! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Where
 //! a sweep takes longer than 15/16 of `max_age`, for two sweeps: more can't be had from that disk
 //! in sorted order. Blocks found at a start are new: nothing on the media says how old they are.
-use std::cell::Cell;
 use std::rc::{Rc, Weak};
 
 use block::Nanos;
 
-use crate::cache::Cache;
+use super::Writeback;
 use crate::config::Mutation;
-
-/// Which task counts periods: a change of `max_age` begins anew.
-#[derive(Default)]
-pub(crate) struct Age {
-    turn: Cell<u64>,
-}
 
 /// Time between marks: what is left of `max_age` is for the sweep. Not below the 1 ms of the
 /// option, so that `max_age 0` writes back at once and does not spin.
@@ -43,55 +36,58 @@ fn period(max_age: Nanos) -> Nanos {
     Nanos(max_age.0 - max_age.0 / 16).max(Nanos::from_millis(1))
 }
 
-impl Cache {
+impl Writeback {
     /// Begins to count: at a start, and when `max_age` has changed.
-    pub(crate) fn start_ages(self: &Rc<Cache>) {
-        let turn = self.age.turn.get() + 1;
-        self.age.turn.set(turn);
-        if self.tuning().max_age.is_none() {
-            self.writeback.unmark();
-        } else if !self.stopping.get() {
-            reactor::spawn(Cache::age_task(Rc::downgrade(self), turn));
+    pub(crate) fn start_ages(self: &Rc<Writeback>) {
+        let turn = self.picker.age_task.get() + 1;
+        self.picker.age_task.set(turn);
+        if self.store.tuning().max_age.is_none() {
+            self.unmark();
+        } else if !self.store.life.stopping.get() {
+            reactor::spawn(Writeback::age_task(Rc::downgrade(self), turn));
         }
     }
 
     /// `max_age` has changed on a live device: how old blocks are is not known, so that whatever
     /// is dirty is written back once.
-    pub(crate) fn restart_ages(self: &Rc<Cache>) {
-        self.mark();
+    pub(crate) fn restart_ages(self: &Rc<Writeback>) {
+        self.mark_old();
         self.start_ages();
     }
 
-    fn mark(&self) {
-        let ignored = self.mutation(Mutation::IgnoreAge) && self.writeback.is_busy();
-        if !ignored && self.config.ordered {
+    fn mark_old(&self) {
+        let ignored = self.store.mutation(Mutation::IgnoreAge) && self.is_busy();
+        if !ignored && self.store.config.ordered {
             // Writeback in the order of epochs comes to all that is dirty now, and to nothing else
             // before.
-            self.slots.borrow_mut().close_epoch();
-            self.writeback.mark_before(self.slots.borrow().open_epoch());
+            self.store.slots.borrow_mut().close_epoch();
+            self.mark_before(self.store.slots.borrow().open_epoch());
         } else if !ignored {
-            self.writeback.mark();
+            self.mark();
         }
-        self.waits.wake_all();
     }
 
     /// A task: marks what is dirty, every period. Suspend does not wait for it, because it sleeps;
     /// asleep it does not keep the cache.
-    async fn age_task(weak: Weak<Cache>, turn: u64) {
-        let over = |c: &Cache| c.stopping.get() || c.health().is_err() || c.age.turn.get() != turn;
-        while let Some(cache) = weak.upgrade() {
+    async fn age_task(weak: Weak<Writeback>, turn: u64) {
+        let over = |c: &Writeback| {
+            c.store.life.stopping.get()
+                || c.store.health().is_err()
+                || c.picker.age_task.get() != turn
+        };
+        while let Some(wb) = weak.upgrade() {
             // Only while something is dirty: an idle cache has no timer.
-            let unsaved = || cache.counts().dirty + cache.counts().zero > 0;
-            cache.waits.first_change.wait_for(|| unsaved() || over(&cache)).await;
-            let max_age = cache.tuning().max_age;
-            let (Some(max_age), false) = (max_age, over(&cache)) else { return };
-            drop(cache);
+            let unsaved = || wb.store.counts().dirty + wb.store.counts().zero > 0;
+            wb.store.waits.first_change.wait_for(|| unsaved() || over(&wb)).await;
+            let max_age = wb.store.tuning().max_age;
+            let (Some(max_age), false) = (max_age, over(&wb)) else { return };
+            drop(wb);
             reactor::sleep(period(max_age)).await;
-            let Some(cache) = weak.upgrade() else { return };
-            if over(&cache) {
+            let Some(wb) = weak.upgrade() else { return };
+            if over(&wb) {
                 return;
             }
-            cache.mark();
+            wb.mark_old();
         }
     }
 }

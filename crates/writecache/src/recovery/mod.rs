@@ -15,28 +15,35 @@
 //! A chain ends at the first unit that does not fit. That is the torn end of the log, unless a
 //! later record says that the unit was durable: then it is rot, and the cache refuses to open
 //! rather than to forget what it had acknowledged.
+pub(crate) mod area;
+pub(crate) mod dm;
+pub(crate) mod owner;
+pub(crate) mod superblock;
+
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Reservation, Sector};
+use block::{BlockDevice, Buf, Class, Error, Flags, Reservation, Sector};
 use format::{
     Damage, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, Superblock, UNIT, decode_record, is_blank,
 };
 use reactor::WaitList;
 
-use crate::area::{ReadAhead, flush_area, io_error, read_area, write_area};
-use crate::cache::Cache;
-use crate::commit::Log;
+use self::area::{
+    ReadAhead, damaged, flush_area, io_error, map_memory, map_of, no_space, not_initialized,
+    read_area, write_area,
+};
+use self::owner::{Adoption, ownership};
+use self::superblock::{
+    COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
+    write_copies,
+};
 use crate::config::{Config, MediaFormat, Mutation};
 use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
-use crate::media::{Media, Native};
-use crate::owner::{Adoption, ownership};
-use crate::superblock::{
-    COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
-    write_copies,
-};
+use crate::store::log::Log;
+use crate::store::media::{Media, Native};
 
 /// What recovery works on.
 struct Recovery<'a> {
@@ -62,96 +69,78 @@ pub(crate) struct LogEnd {
     pub(crate) torn: bool,
 }
 
-/// The kernel's words for a device that can't be formatted because it fails.
-pub(crate) fn not_initialized(e: Error) -> Error {
-    if e.kind() == ErrorKind::Io { e.within("Unable to initialize device") } else { e }
+/// Opens the cache, formatting a blank device. `sectors` is the length of the mapped device.
+pub(crate) async fn open(
+    config: Config,
+    origin: &dyn BlockDevice,
+    device: Rc<dyn BlockDevice>,
+    sectors: Sector,
+) -> Result<Opened, Error> {
+    match dm::detect(&config, &*device).await? {
+        MediaFormat::Dm => Ok(Opened::Whole(Box::new(dm::open(config, device, sectors).await?))),
+        MediaFormat::Native => open_native(config, origin, device, sectors).await,
+    }
 }
 
-pub(crate) fn no_space(config: &Config, e: &dyn std::fmt::Display) -> Error {
-    let text = format!("Invalid device size: {}: {e}", config.cache);
-    Error::new(ErrorKind::NoSpace, text)
-}
-
-impl Cache {
-    /// Opens the cache, formatting a blank device. `sectors` is the length of the mapped device.
-    pub(crate) async fn open(
-        config: Config,
-        origin: Rc<dyn BlockDevice>,
-        device: Rc<dyn BlockDevice>,
-        sectors: Sector,
-    ) -> Result<Opened, Error> {
-        match crate::recover_dm::detect(&config, &*device).await? {
-            MediaFormat::Dm => {
-                let cache = Cache::open_dm(config, origin, device, sectors).await?;
-                Ok(Opened::Whole(Rc::new(cache)))
-            }
-            MediaFormat::Native => Cache::open_native(config, origin, device, sectors).await,
+pub(crate) async fn open_native(
+    config: Config,
+    origin: &dyn BlockDevice,
+    device: Rc<dyn BlockDevice>,
+    sectors: Sector,
+) -> Result<Opened, Error> {
+    let area = config.area_bytes(&*device);
+    let mut reserved = None;
+    let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
+        Some((found, _)) if found.part.is_some() && config.part.is_none() => {
+            return Ok(Opened::Divided(found));
         }
+        Some(found) => found,
+        None if config.part.is_some() => return Err(missing(&config)),
+        None => {
+            // Before anything is written: a cache that can't be opened is not made.
+            let geometry = Geometry::compute(area, config.block_size);
+            let geometry = geometry.map_err(|e| no_space(&config, &e))?;
+            reserved = Some(map_memory(&config, geometry.slots.into())?);
+            let formatted = format_device(&config, origin, &*device, area, sectors).await;
+            (formatted.map_err(not_initialized)?, true)
+        }
+    };
+    check_superblock(&config, &superblock, area)?;
+    let blocks = sectors.0 / config.block_sectors();
+    let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
+    let had = superblock.origin_sectors / config.block_sectors();
+    let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
+    let Loaded { mut slots, end, memory } = loaded;
+    let adopts = ownership(&config, &superblock, origin, sectors, &slots)?;
+    // Nothing has been written so far: what is refused is left as it is.
+    if !agreed {
+        write_copies(&config, &*device, &superblock).await?;
     }
-
-    pub(crate) async fn open_native(
-        config: Config,
-        origin: Rc<dyn BlockDevice>,
-        device: Rc<dyn BlockDevice>,
-        sectors: Sector,
-    ) -> Result<Opened, Error> {
-        let area = config.area_bytes(&*device);
-        let mut reserved = None;
-        let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
-            Some((found, _)) if found.part.is_some() && config.part.is_none() => {
-                return Ok(Opened::Divided(found));
-            }
-            Some(found) => found,
-            None if config.part.is_some() => return Err(missing(&config)),
-            None => {
-                // Before anything is written: a cache that can't be opened is not made.
-                let geometry = Geometry::compute(area, config.block_size);
-                let geometry = geometry.map_err(|e| no_space(&config, &e))?;
-                reserved = Some(map_memory(&config, geometry.slots.into())?);
-                let formatted = format_device(&config, &*origin, &*device, area, sectors).await;
-                (formatted.map_err(not_initialized)?, true)
-            }
-        };
-        check_superblock(&config, &superblock, area)?;
-        let blocks = sectors.0 / config.block_sectors();
-        let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
-        let had = superblock.origin_sectors / config.block_sectors();
-        let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
-        let Loaded { mut slots, end, memory } = loaded;
-        let adopts = ownership(&config, &superblock, &*origin, sectors, &slots)?;
-        // Nothing has been written so far: what is refused is left as it is.
-        if !agreed {
-            write_copies(&config, &*device, &superblock).await?;
-        }
-        if let Some(Adoption { origin_id, origin_sectors }) = adopts {
-            (superblock.origin_id, superblock.origin_sectors) = (origin_id, origin_sectors);
-            superblock.generation += 1;
-            write_copies(&config, &*device, &superblock).await?;
-        }
-        let cut_off = end.cut_off && config.mutation != Mutation::TailKept;
-        if cut_off || (end.torn && config.mutation != Mutation::TornTailKept) {
-            let offset = superblock.geometry().log_offset(end.last.0 + 1);
-            blank_unit(&config, &*device, offset).await?;
-        }
-        // What was read may still be in the device's volatile cache: make it durable before
-        // anything is built upon it.
-        flush_area(&config, &*device).await?;
-        let log = Log {
-            epoch: end.epoch + 1,
-            next: Cell::new((end.last.0 + 1, end.last.1)),
-            durable: Cell::new(end.last),
-            start_seq: Cell::new(superblock.checkpoint.log_start_seq),
-            closing: Cell::new(false),
-            room: WaitList::new(),
-        };
-        let media = Media::Native(Native::new(superblock, log));
-        let checkpoint_required = slots.set_ordered(config.ordered);
-        slots.plant(config.mutation);
-        let mut cache = Cache::new(config, origin, device, blocks, media, slots);
-        cache.memory = Some(memory);
-        cache.checkpoint_required.set(checkpoint_required);
-        Ok(Opened::Whole(Rc::new(cache)))
+    if let Some(Adoption { origin_id, origin_sectors }) = adopts {
+        (superblock.origin_id, superblock.origin_sectors) = (origin_id, origin_sectors);
+        superblock.generation += 1;
+        write_copies(&config, &*device, &superblock).await?;
     }
+    let cut_off = end.cut_off && config.mutation != Mutation::TailKept;
+    if cut_off || (end.torn && config.mutation != Mutation::TornTailKept) {
+        let offset = superblock.geometry().log_offset(end.last.0 + 1);
+        blank_unit(&config, &*device, offset).await?;
+    }
+    // What was read may still be in the device's volatile cache: make it durable before
+    // anything is built upon it.
+    flush_area(&config, &*device).await?;
+    let log = Log {
+        epoch: end.epoch + 1,
+        next: Cell::new((end.last.0 + 1, end.last.1)),
+        durable: Cell::new(end.last),
+        start_seq: Cell::new(superblock.checkpoint.log_start_seq),
+        closing: Cell::new(false),
+        room: WaitList::new(),
+    };
+    let checkpoint_required = slots.set_ordered(config.ordered);
+    let media = Media::Native(Native::new(superblock, log, checkpoint_required));
+    slots.plant(config.mutation);
+    Ok(Opened::Whole(Box::new(Recovered { config, device, blocks, media, slots, memory })))
 }
 
 /// Blanks a unit. First its magic, which is one word: while the rest is torn, whatever comes of it
@@ -169,9 +158,21 @@ async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> R
 /// What there is at the beginning of a cache area.
 pub(crate) enum Opened {
     /// A cache, or a part of one, ready for use.
-    Whole(Rc<Cache>),
+    Whole(Box<Recovered>),
     /// The first part of a divided cache; nothing was changed.
     Divided(Superblock),
+}
+
+/// A cache, or a part of one, as recovery has found it.
+pub(crate) struct Recovered {
+    pub(crate) config: Config,
+    pub(crate) device: Rc<dyn BlockDevice>,
+    /// Blocks of the mapped device.
+    pub(crate) blocks: u64,
+    pub(crate) media: Media,
+    pub(crate) slots: Slots,
+    /// What the slots have of the core's budget.
+    pub(crate) memory: Reservation,
 }
 
 /// What checkpoint and log say.
@@ -180,20 +181,6 @@ pub(crate) struct Loaded {
     pub(crate) end: LogEnd,
     /// What the slots have of the core's budget.
     pub(crate) memory: Reservation,
-}
-
-/// Reserves memory for the map of a cache of `slots` blocks.
-///
-/// # Errors
-/// `ENOMEM`, which says how much that is.
-pub(crate) fn map_memory(config: &Config, slots: u64) -> Result<Reservation, Error> {
-    let bytes = if config.ordered { ordered_map_bytes(slots) } else { map_bytes(slots) };
-    reactor::memory().reserve(bytes, map_of(config, slots))
-}
-
-/// The map of a cache, for errors.
-fn map_of(config: &Config, slots: u64) -> String {
-    format!("cache device {}: the map of its {slots} blocks", config.cache)
 }
 
 /// Reads checkpoint and log of a cache for an origin of `blocks` blocks. Writes nothing. The
@@ -238,13 +225,6 @@ pub(crate) async fn load(
     let keeps = if in_epochs { ordered_map_bytes(count) } else { map_bytes(count) };
     memory.shrink_to(keeps);
     Ok(Loaded { slots, end, memory })
-}
-
-pub(crate) fn damaged(config: &Config, what: &str) -> Error {
-    Error::io(format!(
-        "cache device {}: damaged metadata: {what}; nothing was changed",
-        config.cache
-    ))
 }
 
 impl Recovery<'_> {

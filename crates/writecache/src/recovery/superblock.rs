@@ -11,10 +11,9 @@ use std::ops::RangeInclusive;
 use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
 
-use crate::area::{flush_area, read_area, write_area};
+use super::area::{damaged, flush_area, no_space, read_area, write_area};
+use super::owner::NO_ORIGIN;
 use crate::config::{Config, Mutation};
-use crate::owner::NO_ORIGIN;
-use crate::recover::{damaged, no_space};
 
 /// What is done when superblocks are written, for errors.
 const WRITE: &str = "write superblock";

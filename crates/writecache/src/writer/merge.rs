@@ -33,7 +33,7 @@ use std::ops::Range;
 use block::{Bio, Buf, Bufs, Class, Flags, Op, SECTOR_SIZE, Sector, Status};
 use reactor::WaitList;
 
-use crate::cache::Cache;
+use super::Writer;
 use crate::config::Mutation;
 
 /// Merges under way, and ranges that are being cleared.
@@ -136,15 +136,15 @@ enum Merged {
     Retry,
 }
 
-impl Cache {
+impl Writer {
     /// Where the block of a sector begins.
     fn down(&self, at: Sector) -> Sector {
-        Sector(at.0 / self.config.block_sectors() * self.config.block_sectors())
+        Sector(at.0 / self.store.config.block_sectors() * self.store.config.block_sectors())
     }
 
     /// Where the first block at or after a sector begins.
     fn up(&self, at: Sector) -> Sector {
-        Sector(at.0.next_multiple_of(self.config.block_sectors()))
+        Sector(at.0.next_multiple_of(self.store.config.block_sectors()))
     }
 
     /// Makes a bio one of whole blocks: of a write or of zeroes the edges are merged first, of a
@@ -193,11 +193,11 @@ impl Cache {
         } else {
             Buf::zeroed(bytes(part.end - part.start)).into()
         };
-        self.health()?;
-        self.stats.writes.add(1);
-        let block = part.start.0 / self.config.block_sectors();
+        self.store.health()?;
+        self.store.stats.writes.add(1);
+        let block = part.start.0 / self.store.config.block_sectors();
         // An origin with larger blocks would merge in place: an error may cost the neighbours.
-        let takes_sectors = self.origin_limits.write_unit_bytes() as usize <= SECTOR_SIZE;
+        let takes_sectors = self.writeback.origin.limits.write_unit_bytes() as usize <= SECTOR_SIZE;
         if self.goes_around(bio.flags) && takes_sectors {
             if self.write_part_around(block, part.start, &data, bio.class, bio.flags).await? {
                 return Ok(());
@@ -205,7 +205,7 @@ impl Cache {
         } else {
             self.merge_sectors(block, part.start, &data, bio.class).await?;
         }
-        if bio.flags.contains(Flags::FUA) && !self.mutation(Mutation::MergeIgnoresFua) {
+        if bio.flags.contains(Flags::FUA) && !self.store.mutation(Mutation::MergeIgnoresFua) {
             self.commit_fua().await?;
         }
         Ok(())
@@ -221,25 +221,26 @@ impl Cache {
     ) -> Result<(), Status> {
         self.pace(1).await;
         let turn = self.merges.begin(block).await;
-        let whole = Buf::alloc(self.block_bytes());
+        let whole = Buf::alloc(self.store.block_bytes());
         loop {
             self.wait_for_slot().await?;
-            let Some(slots) = self.slots.borrow_mut().allocate(1) else { continue };
+            let Some(slots) = self.store.slots.borrow_mut().allocate(1) else { continue };
             let slot = slots.start;
             // WC-MG1. The slot is taken before the lock: it may come free by writeback alone.
-            let (range, is_absent) = (block..block + 1, self.slots.borrow().find(block).is_none());
-            let locked = if is_absent { self.lock_origin(range.clone()).await } else { Ok(()) };
+            let (range, is_absent) =
+                (block..block + 1, self.store.slots.borrow().find(block).is_none());
+            let locked =
+                if is_absent { self.writeback.lock_origin(range.clone()).await } else { Ok(()) };
             let merged = match locked {
                 Ok(()) => self.merge_locked(&turn, is_absent, at, data, &whole, class, slot).await,
                 Err(status) => Err(status),
             };
             if is_absent && locked.is_ok() {
                 self.writeback.unlock(range);
-                self.waits.wake_all();
             }
             if !matches!(merged, Ok(Merged::Installed)) {
-                self.slots.borrow_mut().abandon(slot);
-                self.waits.wake_all();
+                self.store.slots.borrow_mut().abandon(slot);
+                self.store.waits.blocks_changed();
             }
             match merged? {
                 Merged::Installed | Merged::Overtaken => return Ok(()),
@@ -263,28 +264,28 @@ impl Cache {
         slot: u32,
     ) -> Result<Merged, Status> {
         let block = turn.block;
-        let from = self.reread(class, block, whole.all().into()).await?;
-        let start = bytes(at - self.sector_of(block));
+        let from = self.reader.reread(class, block, whole.all().into()).await?;
+        let start = bytes(at - self.store.sector_of(block));
         whole.write(|b| data.take_at(0, &mut b[start..start + data.len_bytes()]));
         let bufs: Bufs = whole.all().into();
-        let sector = self.slot_sector(slot);
-        reactor::write(&*self.device, Flags::empty(), class, sector, bufs.clone()).await?;
-        self.reserve_unlogged(1).await;
-        if !self.mutation(Mutation::MergeUnchecked) {
+        let sector = self.store.slot_sector(slot);
+        reactor::write(&*self.store.device, Flags::empty(), class, sector, bufs.clone()).await?;
+        self.store.reserve_unlogged(1).await;
+        if !self.store.mutation(Mutation::MergeUnchecked) {
             if turn.is_overtaken() {
                 return Ok(Merged::Overtaken);
             }
-            let newest = self.slots.borrow().find(block).map(|found| found.slot_ref);
+            let newest = self.store.slots.borrow().find(block).map(|found| found.slot_ref);
             // WC-MG1. What the origin held counts only under the lock.
             if newest != from || (newest.is_none() && !is_locked) {
                 return Ok(Merged::Retry);
             }
         }
-        let c = self.counts();
+        let c = self.store.counts();
         let first_change = c.unlogged == 0 || c.dirty == 0;
         self.install(block, &(0..1), &(slot..slot + 1), &bufs);
-        if first_change || self.tasks_have_work() {
-            self.waits.wake_all();
+        if first_change || self.writeback.has_work() {
+            self.store.waits.blocks_changed();
         }
         Ok(Merged::Installed)
     }

@@ -3,26 +3,26 @@
 //!
 //! Cost of a 4 KiB write: one write of the cache device, shared with its neighbours in a larger
 //! bio. FUA adds a commit: one record write and one flush, shared with whoever commits too.
+mod around;
+mod merge;
+
 use std::ops::Range;
+use std::rc::Rc;
 
 use block::{Bio, Bufs, Class, Flags, Nanos, Op, Sector, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
-use crate::cache::{Cache, reclaim_reserve};
-use crate::config::{Mode, Mutation};
-use crate::map::{Replaced, State};
-use crate::media::CHANGES_AT_ONCE_MAX;
+use self::merge::Merges;
+use crate::config::{Mode, Mutation, ZEROES_CACHED_BYTES_MAX};
+use crate::map::Replaced;
+use crate::reader::Reader;
+use crate::store::Store;
+use crate::store::media::CHANGES_AT_ONCE_MAX;
+use crate::writeback::Writeback;
 
 /// Runs of slots that one bio writes at once before it waits for them.
 const PARTS_MAX: usize = 32;
-
-/// Zeroes up to this length go through the cache; longer ranges would only push data out of it.
-pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
-
-/// With epochs zeroes up to this length are data: a longer range is an epoch, and that costs a
-/// flush of the origin. Chosen: while a disk ends one it could write as much.
-pub(crate) const ZEROES_AS_DATA_MAX_BYTES: u64 = 1 << 20;
 
 /// Cached blocks that one range of zeroes takes the place of, all at once, in the core's time.
 /// Chosen.
@@ -36,7 +36,24 @@ struct Part {
     io: BioFuture,
 }
 
-impl Cache {
+/// Changes of one cache: writes, zeroes, discards.
+pub(crate) struct Writer {
+    store: Rc<Store>,
+    writeback: Rc<Writeback>,
+    pub(crate) reader: Reader,
+    merges: Merges,
+}
+
+impl Writer {
+    pub(crate) fn new(writeback: Rc<Writeback>) -> Writer {
+        Writer {
+            store: writeback.store.clone(),
+            reader: Reader::new(writeback.clone()),
+            writeback,
+            merges: Merges::default(),
+        }
+    }
+
     pub(crate) async fn write(
         &self,
         sector: Sector,
@@ -44,16 +61,17 @@ impl Cache {
         class: Class,
         flags: Flags,
     ) -> Result<(), Status> {
-        self.health()?;
-        let first = sector.0 / self.config.block_sectors();
-        self.stats.writes.add((bufs.len_bytes() / self.block_bytes()) as u64);
+        self.store.health()?;
+        let first = sector.0 / self.store.config.block_sectors();
+        self.store.stats.writes.add((bufs.len_bytes() / self.store.block_bytes()) as u64);
         let mut through_cache = true;
         if self.goes_around(flags) {
             through_cache = self.write_around_or_over(first, bufs, class, flags).await?;
         } else {
             self.write_cached(first, bufs, class).await?;
         }
-        if through_cache && flags.contains(Flags::FUA) && !self.mutation(Mutation::IgnoreFua) {
+        if through_cache && flags.contains(Flags::FUA) && !self.store.mutation(Mutation::IgnoreFua)
+        {
             self.commit_fua().await?;
         }
         Ok(())
@@ -61,10 +79,10 @@ impl Cache {
 
     /// What a FUA write has brought into the map is durable when this returns.
     pub(crate) async fn commit_fua(&self) -> Result<(), Status> {
-        if !self.mutation(Mutation::NoEpochAtFua) {
-            self.slots.borrow_mut().close_epoch(); // WC-E1
+        if !self.store.mutation(Mutation::NoEpochAtFua) {
+            self.store.slots.borrow_mut().close_epoch(); // WC-E1
         }
-        self.commit().await
+        self.store.commit().await
     }
 
     /// Writes blocks to free slots, and then the map.
@@ -74,7 +92,7 @@ impl Cache {
         bufs: &Bufs,
         class: Class,
     ) -> Result<(), Status> {
-        let size = self.block_bytes();
+        let size = self.store.block_bytes();
         let count = bufs.len_bytes() / size;
         self.pace(count).await;
         let mut done = 0;
@@ -83,15 +101,15 @@ impl Cache {
             let mut parts = SmallVec::<[Part; 2]>::new();
             while done < count && parts.len() < PARTS_MAX {
                 let max = u32::try_from(count - done).unwrap_or(u32::MAX);
-                let Some(slots) = self.slots.borrow_mut().allocate(max) else { break };
+                let Some(slots) = self.store.slots.borrow_mut().allocate(max) else { break };
                 let blocks = done..done + slots.len();
                 done = blocks.end;
                 let data = bufs.slice(blocks.start * size..blocks.end * size);
-                let at = self.slot_sector(slots.start);
-                let io = reactor::write(&*self.device, Flags::empty(), class, at, data);
+                let at = self.store.slot_sector(slots.start);
+                let io = reactor::write(&*self.store.device, Flags::empty(), class, at, data);
                 parts.push(Part { blocks, slots, io });
             }
-            if self.mutation(Mutation::RecordBeforeData) {
+            if self.store.mutation(Mutation::RecordBeforeData) {
                 for part in &parts {
                     self.install(first, &part.blocks, &part.slots, bufs);
                 }
@@ -100,12 +118,12 @@ impl Cache {
             let mut first_change = false;
             for part in parts {
                 let written = part.io.await;
-                if self.mutation(Mutation::RecordBeforeData) {
+                if self.store.mutation(Mutation::RecordBeforeData) {
                     continue;
                 }
                 if written.is_err() {
                     // Nothing refers to these slots: the blocks keep what they held before.
-                    part.slots.for_each(|slot| self.slots.borrow_mut().abandon(slot));
+                    part.slots.for_each(|slot| self.store.slots.borrow_mut().abandon(slot));
                     outcome = outcome.and(written);
                     continue;
                 }
@@ -113,8 +131,8 @@ impl Cache {
                     let to = (from + CHANGES_AT_ONCE_MAX).min(part.blocks.len());
                     let at = part.blocks.start;
                     let slot = |n: usize| part.slots.start + u32::try_from(n).expect("a part");
-                    self.reserve_unlogged(to - from).await;
-                    let c = self.counts();
+                    self.store.reserve_unlogged(to - from).await;
+                    let c = self.store.counts();
                     first_change |= c.unlogged == 0 || c.dirty == 0;
                     self.install(first, &(at + from..at + to), &(slot(from)..slot(to)), bufs);
                     if self.merges.any() {
@@ -122,24 +140,14 @@ impl Cache {
                     }
                 }
             }
-            if outcome.is_err() || self.tasks_have_work() {
-                self.waits.wake_all();
+            if outcome.is_err() || self.writeback.has_work() {
+                self.store.waits.blocks_changed();
             } else if first_change {
-                self.waits.first_change.wake_all();
+                self.store.waits.first_change.wake_all();
             }
             outcome?;
         }
         Ok(())
-    }
-
-    /// Whether a write, or a commit, matters to any background task or to a writer that waits:
-    /// most are not, and waking them all for each would cost more than the rest of the write.
-    pub(crate) fn tasks_have_work(&self) -> bool {
-        let c = self.counts();
-        c.unlogged >= self.commit_at()
-            || c.free < reclaim_reserve(c.slots)
-            || self.starved.get() > 0
-            || self.wants_writeback()
     }
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
@@ -151,11 +159,12 @@ impl Cache {
     }
 
     async fn slow_down(&self, blocks: usize) {
-        let (free, pending) = (u64::from(self.free_blocks()), self.writeback.pending());
+        let (free, pending) = (u64::from(self.store.free_blocks()), self.writeback.pending());
         let now = reactor::now().0;
-        let delay = self.pacer.borrow_mut().delay_ns(blocks as u64, free, pending, now);
+        let delay =
+            self.writeback.room.pacer.borrow_mut().delay_ns(blocks as u64, free, pending, now);
         if delay > 0 {
-            self.stats.throttled_ns.add(delay);
+            self.store.stats.throttled_ns.add(delay);
             reactor::sleep(Nanos(delay)).await;
         }
     }
@@ -169,27 +178,30 @@ impl Cache {
     ) {
         for (index, slot) in blocks.clone().zip(slots.clone()) {
             let block = first + index as u64;
-            let crc = self.checksum_of(bufs, index);
-            let mut map = self.slots.borrow_mut();
+            let crc = self.store.checksum_of(bufs, index);
+            let mut map = self.store.slots.borrow_mut();
             let unlogged =
-                self.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
+                self.store.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
             match map.install(block, slot, crc) {
                 Replaced::Committed => {
-                    self.stats.write_hits_committed.add(1);
+                    self.store.stats.write_hits_committed.add(1);
                     // As the kernel counts: its mode s overwrites the block where it is.
-                    self.stats.writes_allocated.add(u64::from(self.config.mode == Mode::Pmem));
+                    self.store
+                        .stats
+                        .writes_allocated
+                        .add(u64::from(self.store.config.mode == Mode::Pmem));
                 }
-                Replaced::Uncommitted => self.stats.write_hits_uncommitted.add(1),
-                Replaced::Nothing => self.stats.writes_allocated.add(1),
+                Replaced::Uncommitted => self.store.stats.write_hits_uncommitted.add(1),
+                Replaced::Nothing => self.store.stats.writes_allocated.add(1),
             }
             if unlogged {
                 map.forget_unlogged(block);
             }
-            if self.mutation(Mutation::TwoWritesInFlight) {
+            if self.store.mutation(Mutation::TwoWritesInFlight) {
                 self.writeback.unlock(block..block + 1);
             }
-            self.installs.set(self.installs.get() + 1);
-            if self.mutation(Mutation::ReuseBeforeCommit) {
+            self.writeback.room.installs.set(self.writeback.room.installs.get() + 1);
+            if self.store.mutation(Mutation::ReuseBeforeCommit) {
                 map.free_limbo_at_once();
             }
         }
@@ -197,36 +209,36 @@ impl Cache {
 
     /// Waits until there is a free slot, or the cache has failed.
     pub(crate) async fn wait_for_slot(&self) -> Result<(), Status> {
-        if self.counts().free == 0 {
+        if self.store.counts().free == 0 {
             self.starve().await?;
         }
-        self.health()
+        self.store.health()
     }
 
     /// The same of a cache that has none.
     async fn starve(&self) -> Result<(), Status> {
-        self.stats.writes_blocked.add(1);
-        self.starved.set(self.starved.get() + 1);
-        self.waits.wake_all();
+        self.store.stats.writes_blocked.add(1);
+        self.writeback.room.starved.set(self.writeback.room.starved.get() + 1);
+        self.store.waits.blocks_changed();
         // Nothing comes free: unreadable blocks, and those that the origin refuses.
         let stuck = || {
-            let c = self.counts();
+            let c = self.store.counts();
             let stuck = c.dirty + c.old + c.zero + c.bad == c.slots;
             // In order one block holds up all others.
             let dirty = c.dirty + c.zero;
-            let dirty = if self.config.ordered { dirty.min(1) } else { dirty };
+            let dirty = if self.store.config.ordered { dirty.min(1) } else { dirty };
             stuck && self.writeback.retry.is_stuck(u64::from(dirty))
         };
         // The origin may have been mended since: what waits for its time is tried now.
         if stuck() && self.writeback.retry.retry_now() {
             self.writeback.recheck();
-            self.waits.wake_all();
         }
-        let over = || self.health().is_err() || (stuck() && !self.writeback.is_trying_again());
-        self.waits.wait_for(|| self.counts().free > 0 || over()).await;
-        self.starved.set(self.starved.get() - 1);
-        if self.counts().free == 0 && stuck() {
-            let no_slot = self.counts().bad == self.counts().slots;
+        let over =
+            || self.store.health().is_err() || (stuck() && !self.writeback.is_trying_again());
+        self.store.waits.free_slots.wait_for(|| self.store.counts().free > 0 || over()).await;
+        self.writeback.room.starved.set(self.writeback.room.starved.get() - 1);
+        if self.store.counts().free == 0 && stuck() {
+            let no_slot = self.store.counts().bad == self.store.counts().slots;
             return Err(if no_slot { Status::NoSpace } else { Status::Io });
         }
         Ok(())
@@ -238,72 +250,64 @@ impl Cache {
     /// Cost: one request and one flush of the origin, and a commit if the log calls any of the
     /// blocks clean.
     pub(crate) async fn clear(&self, bio: &Bio) -> Result<(), Status> {
-        self.health()?;
-        let sectors = self.config.block_sectors();
+        self.store.health()?;
+        let sectors = self.store.config.block_sectors();
         let range = bio.sector.0 / sectors..bio.end().0 / sectors;
         // WC-I4: no origin write of these blocks is in flight, and none begins.
-        let locks = !self.mutation(Mutation::ClearUnlocked);
+        let locks = !self.store.mutation(Mutation::ClearUnlocked);
         // WC-MG3, and before the lock, for which a merge may wait.
-        let _no_merges = match self.mutation(Mutation::ClearBesideMerge) {
+        let _no_merges = match self.store.mutation(Mutation::ClearBesideMerge) {
             true => None,
             false => Some(self.merges.block_merges(range.clone()).await),
         };
         if locks {
-            self.lock_origin(range.clone()).await?;
+            self.writeback.lock_origin(range.clone()).await?;
         }
         let cleared = self.clear_locked(bio, &range).await;
         if locks {
             self.writeback.unlock(range);
         }
-        self.forget_failures();
-        self.waits.wake_all();
+        self.writeback.forget_failures();
+        self.store.waits.blocks_changed();
         match cleared {
             // A discard that the origin does not know is no promise broken: nothing happened.
             Err(Status::NotSupported) if bio.op == Op::Discard => return Ok(()),
             other => other?,
         }
         if bio.flags.contains(Flags::FUA) {
-            self.commit().await?;
+            self.store.commit().await?;
         }
         Ok(())
     }
 
     async fn clear_locked(&self, bio: &Bio, range: &Range<u64>) -> Result<(), Status> {
-        let live = self.slots.borrow().live_in(range.clone());
+        let live = self.store.slots.borrow().live_in(range.clone());
         for part in live.chunks(CHANGES_AT_ONCE_MAX) {
-            self.reserve_unlogged(part.len()).await;
-            let mut slots = self.slots.borrow_mut();
-            if !self.mutation(Mutation::StaleClean) {
+            self.store.reserve_unlogged(part.len()).await;
+            let mut slots = self.store.slots.borrow_mut();
+            if !self.store.mutation(Mutation::StaleClean) {
                 part.iter().for_each(|&(block, slot_ref)| slots.make_dirty(block, slot_ref));
             }
         }
         // As WC-WB3: while the log calls a block clean, the origin may not change.
-        if self.commits.is_running() || self.slots.borrow().any_needs_logging(range) {
-            self.commit().await?;
+        if self.store.commits.is_running() || self.store.slots.borrow().any_needs_logging(range) {
+            self.store.commit().await?;
         }
         self.clear_origin(bio).await?;
         for part in live.chunks(CHANGES_AT_ONCE_MAX) {
-            self.reserve_unlogged(part.len()).await;
-            let mut slots = self.slots.borrow_mut();
+            self.store.reserve_unlogged(part.len()).await;
+            let mut slots = self.store.slots.borrow_mut();
             for &(block, slot_ref) in part {
                 slots.drop_block(block, slot_ref); // a newer version that came meanwhile stays
             }
-            if self.mutation(Mutation::DiscardUnlogged) {
+            if self.store.mutation(Mutation::DiscardUnlogged) {
                 slots.forget_drops();
             }
         }
         if bio.op == Op::Discard {
-            self.stats.discards.add(live.len() as u64);
+            self.store.stats.discards.add(live.len() as u64);
         }
         Ok(())
-    }
-
-    /// WC-LR2: waits until so many blocks more may change, at once. A failed commit is not this
-    /// caller's error: whoever asks for durability hears of it.
-    pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
-        assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
-        let full = |changed| changed > 0 && changed + blocks as u64 > self.unlogged_max();
-        while full(self.counts().unlogged) && self.commit().await.is_ok() {}
     }
 
     /// Write zeroes to a short range: data like any other, whole or not at all after a crash.
@@ -320,10 +324,10 @@ impl Cache {
     /// Cost of a long one: a slot, and an entry of the next commit.
     pub(crate) async fn write_zeroes_in_order(&self, bio: &Bio) -> Result<(), Status> {
         let mut at = bio.sector;
-        if bio.len.bytes() > self.config.zeroes_as_data_max_bytes {
-            let sectors = self.config.block_sectors();
+        if bio.len.bytes() > self.store.config.zeroes_as_data_max_bytes {
+            let sectors = self.store.config.block_sectors();
             let range = bio.sector.0 / sectors..bio.end().0 / sectors;
-            at = self.sector_of(self.keep_zeroes(range).await?);
+            at = self.store.sector_of(self.keep_zeroes(range).await?);
             if at == bio.end() && bio.flags.contains(Flags::FUA) {
                 self.commit_fua().await?;
             }
@@ -343,36 +347,38 @@ impl Cache {
     /// Remembers that blocks are zeroes. Returns up to which block: there is room for so many
     /// ranges only.
     async fn keep_zeroes(&self, range: Range<u64>) -> Result<u64, Status> {
-        self.health()?;
+        self.store.health()?;
         let mut at = range.start;
-        while at < range.end && self.slots.borrow().has_room_for_zeroes() {
+        while at < range.end && self.store.slots.borrow().has_room_for_zeroes() {
             self.wait_for_slot().await?;
-            let Some(slots) = self.slots.borrow_mut().allocate(1) else { continue };
-            self.reserve_unlogged(1).await;
+            let Some(slots) = self.store.slots.borrow_mut().allocate(1) else { continue };
+            self.store.reserve_unlogged(1).await;
             let slot = slots.start;
             let longest = range.end.min(at + u64::from(u32::MAX));
             let Some(end) = self.install_zeroes(at..longest, slot) else { break };
-            if self.mutation(Mutation::ZeroesAtOnce) {
-                self.zero_origin(self.sector_of(at), self.sector_of(end - at)).await?;
+            if self.store.mutation(Mutation::ZeroesAtOnce) {
+                self.writeback
+                    .zero_origin(self.store.sector_of(at), self.store.sector_of(end - at))
+                    .await?;
             }
-            self.stats.writes.add(end - at);
-            self.installs.set(self.installs.get() + 1);
-            self.waits.wake_all();
+            self.store.stats.writes.add(end - at);
+            self.writeback.room.installs.set(self.writeback.room.installs.get() + 1);
+            self.store.waits.blocks_changed();
             at = end;
         }
-        self.waits.wake_all();
+        self.store.waits.blocks_changed();
         Ok(at)
     }
 
     /// Returns up to where the zeroes reach; nothing if there is no room to remember them.
     fn install_zeroes(&self, range: Range<u64>, slot: u32) -> Option<u64> {
-        let mut map = self.slots.borrow_mut();
+        let mut map = self.store.slots.borrow_mut();
         if !map.has_room_for_zeroes() {
             map.abandon(slot);
             return None;
         }
         let end = map.install_zeroes(range, slot, ZEROED_TOGETHER);
-        if self.mutation(Mutation::ReadIgnoresZeroes) {
+        if self.store.mutation(Mutation::ReadIgnoresZeroes) {
             map.forget_zero_ranges();
         }
         Some(end)
@@ -380,8 +386,8 @@ impl Cache {
 
     async fn clear_origin(&self, bio: &Bio) -> Result<(), Status> {
         let (at, len) = (bio.sector, bio.len);
-        let origin = &*self.origin;
-        let flush_errors = self.origin_flush_errors();
+        let origin = &*self.writeback.origin.device;
+        let flush_errors = self.writeback.origin_flush_errors();
         let asked = match bio.op {
             Op::Discard => reactor::discard(origin, bio.class, at, len).await,
             Op::WriteZeroes => reactor::write_zeroes(origin, bio.flags, bio.class, at, len).await,
@@ -389,15 +395,10 @@ impl Cache {
         };
         match asked {
             Err(Status::NotSupported) if bio.op == Op::WriteZeroes => {
-                self.write_zeroes_by_hand(at, len, bio.class).await?;
+                self.writeback.write_zeroes_by_hand(at, len, bio.class).await?;
             }
             outcome => outcome?,
         }
-        self.flush_origin(bio.class, flush_errors).await
-    }
-
-    /// Whether a found block can be served from the cache.
-    pub(crate) fn is_readable(state: State) -> bool {
-        matches!(state, State::Dirty | State::Clean)
+        self.writeback.flush_origin(bio.class, flush_errors).await
     }
 }

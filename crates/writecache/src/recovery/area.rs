@@ -3,11 +3,12 @@
 //! at, and the errors that say what could not be done.
 use std::collections::VecDeque;
 
-use block::{BlockDevice, Buf, Class, Error, Flags, Sector, Status};
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Reservation, Sector, Status};
 use format::UNIT;
 use reactor::BioFuture;
 
 use crate::config::Config;
+use crate::map::{map_bytes, ordered_map_bytes};
 
 /// Units read at once: 1 MiB.
 const UNITS_PER_READ: u64 = 256;
@@ -95,4 +96,44 @@ pub(crate) async fn write_area(
 pub(crate) async fn flush_area(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
     let flushed = reactor::flush(device, Class::Foreground).await;
     flushed.map_err(|status| io_error(config, "flush", status))
+}
+
+/// The kernel's words for a device that can't be formatted because it fails.
+pub(crate) fn not_initialized(e: Error) -> Error {
+    if e.kind() == ErrorKind::Io { e.within("Unable to initialize device") } else { e }
+}
+
+pub(crate) fn no_space(config: &Config, e: &dyn std::fmt::Display) -> Error {
+    let text = format!("Invalid device size: {}: {e}", config.cache);
+    Error::new(ErrorKind::NoSpace, text)
+}
+
+pub(crate) fn damaged(config: &Config, what: &str) -> Error {
+    Error::io(format!(
+        "cache device {}: damaged metadata: {what}; nothing was changed",
+        config.cache
+    ))
+}
+
+/// Reserves memory for the map of a cache of `slots` blocks.
+///
+/// # Errors
+/// `ENOMEM`, which says how much that is.
+pub(crate) fn map_memory(config: &Config, slots: u64) -> Result<Reservation, Error> {
+    let bytes = if config.ordered { ordered_map_bytes(slots) } else { map_bytes(slots) };
+    reactor::memory().reserve(bytes, map_of(config, slots))
+}
+
+/// The map of a cache, for errors.
+pub(crate) fn map_of(config: &Config, slots: u64) -> String {
+    format!("cache device {}: the map of its {slots} blocks", config.cache)
+}
+
+/// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
+pub(crate) async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
+    let mut worst = Status::Ok;
+    for io in ios {
+        worst = worst.worst(io.await.into());
+    }
+    worst.ok()
 }

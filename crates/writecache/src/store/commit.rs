@@ -28,53 +28,21 @@
 //!
 //! Cost of a lone FLUSH after a write: one record write and one device flush. N concurrent
 //! flushes cost the same. A FLUSH with nothing new costs nothing.
-use std::cell::Cell;
-
 use block::{Buf, Class, Flags, Status};
 use format::{ENTRIES_PER_UNIT, Kind, RecordHeader, UNIT};
-use reactor::{BioFuture, WaitList};
+use reactor::BioFuture;
 use smallvec::SmallVec;
 
-use crate::cache::Cache;
+use super::Store;
+use super::media::{CHANGES_AT_ONCE_MAX, Media, Native, reserve_units};
 use crate::config::Mutation;
 use crate::map::Batch;
-use crate::media::{Media, Native, reserve_units};
-
-/// The record log: which records exist, which are durable, which are still needed.
-pub(crate) struct Log {
-    pub(crate) epoch: u64,
-    /// Next record to write, and the checksum of the one before.
-    pub(crate) next: Cell<(u64, u32)>,
-    /// Newest record known durable, and its checksum.
-    pub(crate) durable: Cell<(u64, u32)>,
-    /// First record that recovery would need.
-    pub(crate) start_seq: Cell<u64>,
-    /// The checkpoint that runs may finish only after a commit: it gets all the room there is.
-    pub(crate) closing: Cell<bool>,
-    /// Room has been made.
-    pub(crate) room: WaitList,
-}
+use crate::recovery::area::all;
 
 /// Units of one log write: 1 MiB.
 const UNITS_PER_WRITE: usize = 256;
 
-/// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
-pub(crate) async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
-    let mut worst = Status::Ok;
-    for io in ios {
-        worst = worst.worst(io.await.into());
-    }
-    worst.ok()
-}
-
-impl Log {
-    /// Units of the log that are needed.
-    pub(crate) fn used(&self) -> u64 {
-        self.next.get().0 - self.start_seq.get()
-    }
-}
-
-impl Cache {
+impl Store {
     /// Everything that has completed before this call is durable when it returns.
     pub(crate) async fn commit(&self) -> Result<(), Status> {
         self.health()?;
@@ -96,9 +64,15 @@ impl Cache {
                 self.fail(status);
                 return;
             }
-            // In order of epochs writeback waits for what the log says.
-            if self.config.ordered || self.tasks_have_work() || self.is_checkpoint_due() {
-                self.waits.wake_all();
+            self.waits.free_slots.wake_all();
+            if self.config.ordered {
+                // An epoch may have nothing left that the log does not know.
+                self.waits.pick.wake_all();
+                self.waits.settle.wake_all();
+                self.waits.jobs.wake_all();
+            }
+            if self.is_checkpoint_due() {
+                self.waits.checkpoint.wake_all();
             }
         }
     }
@@ -209,25 +183,11 @@ impl Cache {
         self.health()
     }
 
-    /// Flushes the origin; one at a time, as [`Cache::flush_device`]. It has failed if any flush of
-    /// the origin did since `flush_errors` was noted, which is when the first of the writes that it
-    /// should cover was submitted (WC-RT2).
-    pub(crate) async fn flush_origin(&self, class: Class, flush_errors: u64) -> Result<(), Status> {
-        let flush = async || {
-            self.stats.origin_flushes.add(1);
-            let around = self.around.completed();
-            match reactor::flush(&*self.origin, class).await {
-                Ok(()) => self.around.flushed(around),
-                Err(status) => self.origin_flush_failed(status),
-            }
-        };
-        self.origin_flush.join(flush).await;
-        self.health()?;
-        if self.origin_flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
-    }
-
-    /// To be noted before a write of the origin is submitted, for [`Cache::flush_origin`].
-    pub(crate) fn origin_flush_errors(&self) -> u64 {
-        self.writeback.retry.flush_errors()
+    /// WC-LR2: waits until so many blocks more may change, at once. A failed commit is not this
+    /// caller's error: whoever asks for durability hears of it.
+    pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
+        assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
+        let full = |changed| changed > 0 && changed + blocks as u64 > self.unlogged_max();
+        while full(self.counts().unlogged) && self.commit().await.is_ok() {}
     }
 }

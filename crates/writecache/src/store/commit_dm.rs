@@ -25,56 +25,23 @@
 //!
 //! Cost of a lone FLUSH after writes: the touched units, a flush and the superblock; with
 //! overwritten blocks the touched units again, and another flush.
-use std::cell::Cell;
 use std::ops::Range;
 
 use block::{Buf, Class, Flags, Status};
-use format::UNIT;
-use format::dm::{ENTRY_BYTES, Geometry, HEADER_BYTES, Superblock};
+use format::dm::{ENTRY_BYTES, HEADER_BYTES, Superblock};
 use reactor::BioFuture;
 
-use crate::cache::Cache;
-use crate::commit::all;
+use super::Store;
+use super::dm::{Dm, touched_units, unit_bytes};
 use crate::config::Mutation;
 use crate::map::{EntryBatch, Writing};
+use crate::recovery::area::all;
 
 /// Units of one write: 1 MiB.
 const UNITS_PER_WRITE: u64 = 256;
 /// Units of entries in flight: 4 MiB, which bounds the memory of a commit.
 const UNITS_IN_FLIGHT: usize = 1024;
-/// Most changed blocks: what the kernel commits by itself. Each may touch a unit of its own.
-pub(crate) const UNLOGGED_MAX: u64 = 65536;
-
-/// The kernel's format.
-pub(crate) struct Dm {
-    pub(crate) geometry: Geometry,
-    /// Slots: as many as the geometry has blocks.
-    pub(crate) slots: u32,
-    /// The superblock's number: commits that have ended.
-    pub(crate) seq: Cell<u64>,
-}
-
-/// Whole units of metadata that lie side by side; the last one ends where the data begin.
-pub(crate) fn unit_bytes(geometry: &Geometry, units: Range<u64>) -> Range<u64> {
-    let unit = UNIT as u64;
-    units.start * unit..(units.end * unit).min(geometry.data_offset())
-}
-
-/// The units that hold the entries of ascending `slots`, as runs of at most `max` units.
-pub(crate) fn touched_units(geometry: &Geometry, slots: &[u32], max: u64) -> Vec<Range<u64>> {
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    for &slot in slots {
-        let unit = geometry.entry_offset(u64::from(slot)) / UNIT as u64;
-        match runs.last_mut() {
-            Some(run) if unit < run.end => {}
-            Some(run) if unit == run.end && run.end - run.start < max => run.end += 1,
-            _ => runs.push(unit..unit + 1),
-        }
-    }
-    runs
-}
-
-impl Cache {
+impl Store {
     /// Commits all that has changed.
     pub(crate) async fn commit_entries(&self, dm: &Dm) -> Result<(), Status> {
         let batch = self.slots.borrow_mut().take_entries();

@@ -19,22 +19,22 @@ use format::{
     UNIT,
 };
 
-use crate::cache::Cache;
-use crate::commit::all;
+use super::Store;
+use super::media::{Media, Native};
 use crate::config::Mutation;
 use crate::map::Dump;
-use crate::media::{Media, Native};
+use crate::recovery::area::all;
 
 /// Units of one checkpoint write: 256 KiB.
 const UNITS_PER_WRITE: usize = 64;
 
-impl Cache {
+impl Store {
     /// A task: writes a checkpoint whenever half of the log is used. It outlives the other tasks
     /// at suspend, because their commits may need the room that it makes.
-    pub(crate) async fn checkpoint_task(self: Rc<Cache>) {
-        let stop = || self.quiesced.get() || self.health().is_err();
+    pub(crate) async fn checkpoint_task(self: Rc<Store>) {
+        let stop = || self.life.quiesced.get() || self.health().is_err();
         loop {
-            self.waits.wait_for(|| self.is_checkpoint_due() || stop()).await;
+            self.waits.checkpoint.wait_for(|| self.is_checkpoint_due() || stop()).await;
             if stop() {
                 break;
             }
@@ -43,8 +43,8 @@ impl Cache {
             }
             self.media.wake_all();
         }
-        self.checkpoints_on.set(false);
-        self.waits.wake_all();
+        self.life.checkpoints_on.set(false);
+        self.life.tasks.ended.wake_all();
     }
 
     /// Whether half of the log is used.
@@ -75,8 +75,7 @@ impl Cache {
         let mut progress = self.slots.borrow_mut().begin_dump();
         let dumped = self.dump(native, area, new.id, &mut progress).await;
         self.slots.borrow_mut().end_dump();
-        self.writeback.recheck(); // an epoch may have waited for that
-        self.waits.wake_all();
+        self.waits.recheck(); // an epoch may have waited for that (WC-Z3)
         new.units = dumped?;
         native.log.closing.set(true);
         native.log.room.wake_all();

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a cache device promises its clients, by its config and the devices below.
+use block::{BlockDevice, Limits, Sector};
+
+use crate::config::Config;
+
+pub(crate) fn limits(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    capacity: Sector,
+) -> Limits {
+    let (o, c) = (origin.limits(), device.limits());
+    // What goes around the cache may tear as the origin tears.
+    let around = if config.ordered { u32::MAX } else { o.atomic_write_unit_bytes };
+    let atomic_bytes = c.atomic_write_unit_bytes.min(around);
+    Limits {
+        capacity,
+        // Less than a block is merged (`merge`).
+        logical_block_bytes: 512,
+        merge_block_bytes: 0,
+        physical_block_bytes: config.block_size.max(c.physical_block_bytes),
+        io_min_bytes: config.block_size,
+        io_opt_bytes: o.io_opt_bytes,
+        max_io_bytes: o.max_io_bytes.min(c.max_io_bytes),
+        atomic_write_unit_bytes: atomic_bytes.min(config.block_size),
+        discard_granularity_bytes: if o.discard_granularity_bytes > 0 && !config.ordered {
+            o.discard_granularity_bytes.max(config.block_size)
+        } else {
+            0
+        },
+        write_zeroes: true,
+        volatile_cache: true,
+        keeps: o.keeps && c.keeps,
+        rotational: false,
+        queue_depth: 0,
+    }
+}

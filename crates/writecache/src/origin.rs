@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The origin, and what has been written to it around the cache.
+use std::cell::Cell;
+use std::rc::Rc;
+
+use block::{BlockDevice, Limits, Nanos};
+
+use crate::group::Group;
+
+/// The slow device below.
+pub(crate) struct Origin {
+    pub(crate) device: Rc<dyn BlockDevice>,
+    pub(crate) limits: Limits,
+    pub(crate) flush: Group,
+    /// When a client last read from it.
+    pub(crate) last_read_ns: Cell<Option<u64>>,
+    pub(crate) around: WriteAround,
+}
+
+impl Origin {
+    pub(crate) fn new(device: Rc<dyn BlockDevice>) -> Origin {
+        Origin {
+            limits: device.limits(),
+            device,
+            flush: Group::default(),
+            last_read_ns: Cell::default(),
+            around: WriteAround::default(),
+        }
+    }
+}
+
+/// Writes around, counted.
+#[derive(Default)]
+pub(crate) struct WriteAround {
+    /// Those that have ended well: what a failed one has left is nobody's promise.
+    pub(crate) completed: Cell<u64>,
+    /// How many of them are durable.
+    durable: Cell<u64>,
+    pub(crate) in_flight: Cell<u64>,
+    pub(crate) last_ended: Cell<Option<Nanos>>,
+    /// A task sleeps until writeback may go on.
+    pub(crate) timer: Cell<bool>,
+}
+
+impl WriteAround {
+    /// What an origin flush that begins now will cover.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed.get()
+    }
+
+    /// Whether any of them is not durable yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.durable.get() < self.completed.get()
+    }
+
+    /// An origin flush that began when `completed` writes had completed has succeeded.
+    pub(crate) fn flushed(&self, completed: u64) {
+        self.durable.set(self.durable.get().max(completed));
+    }
+
+    /// How long ago the last write around ended; none if there was none.
+    pub(crate) fn idle(&self) -> Option<Nanos> {
+        match self.in_flight.get() {
+            0 => self.last_ended.get().map(|at| Nanos(reactor::now().0 - at.0)),
+            _ => Some(Nanos(0)),
+        }
+    }
+}

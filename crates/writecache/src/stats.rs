@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Counters of a cache.
+use std::cell::Cell;
+
+/// A counter of one core.
+#[derive(Default)]
+pub(crate) struct Counter(Cell<u64>);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.set(self.0.get() + n);
+    }
+    pub(crate) fn get(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Counters since the cache was opened; the first ten are cleared by `clear_stats`.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub(crate) reads: Counter,
+    pub(crate) read_hits: Counter,
+    pub(crate) writes: Counter,
+    pub(crate) write_hits_uncommitted: Counter,
+    pub(crate) write_hits_committed: Counter,
+    pub(crate) writes_around: Counter,
+    pub(crate) writes_allocated: Counter,
+    pub(crate) writes_blocked: Counter,
+    pub(crate) flushes: Counter,
+    pub(crate) discards: Counter,
+    pub(crate) commits: Counter,
+    pub(crate) checkpoints: Counter,
+    pub(crate) cache_flushes: Counter,
+    pub(crate) origin_flushes: Counter,
+    pub(crate) origin_writes: Counter,
+    pub(crate) origin_write_bytes: Counter,
+    pub(crate) gap_blocks_filled: Counter,
+    pub(crate) gap_blocks_copied: Counter,
+    pub(crate) gap_bytes_read: Counter,
+    pub(crate) checksum_errors: Counter,
+    pub(crate) writeback_errors: Counter,
+    pub(crate) cache_read_errors: Counter,
+    pub(crate) throttled_ns: Counter,
+}
+
+impl Stats {
+    pub(crate) fn kernel_fields(&self) -> [&Counter; 10] {
+        [
+            &self.reads,
+            &self.read_hits,
+            &self.writes,
+            &self.write_hits_uncommitted,
+            &self.write_hits_committed,
+            &self.writes_around,
+            &self.writes_allocated,
+            &self.writes_blocked,
+            &self.flushes,
+            &self.discards,
+        ]
+    }
+
+    pub(crate) fn clear(&self) {
+        self.kernel_fields().iter().for_each(|c| c.0.set(0));
+    }
+}

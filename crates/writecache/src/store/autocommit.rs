@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Commits that come by themselves: after many changes, and some time after the first one.
+use std::rc::{Rc, Weak};
+
+use block::Nanos;
+
+use super::Store;
+use crate::lifecycle::TaskGuard;
+
+impl Store {
+    /// A task: commits when many blocks have changed.
+    pub(crate) async fn commit_when_many_task(self: Rc<Store>, _guard: TaskGuard) {
+        loop {
+            let end = || self.life.stopping.get() || self.health().is_err();
+            self.waits
+                .commit
+                .wait_for(|| self.counts().unlogged >= self.commit_at() || end())
+                .await;
+            if end() || self.commit().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// A task: commits some time after the first change. Suspend does not wait for it, because it
+    /// sleeps; asleep it does not keep the cache, whose devices may be closed meanwhile.
+    pub(crate) async fn commit_when_old_task(weak: Weak<Store>, period: u64) {
+        while let Some(store) = weak.upgrade() {
+            let end = || {
+                let over = store.life.stopping.get() || store.life.period.get() != period;
+                over || store.health().is_err()
+            };
+            store.waits.first_change.wait_for(|| store.counts().unlogged > 0 || end()).await;
+            if end() {
+                return;
+            }
+            let time = store.tuning().autocommit_time.max(Nanos::from_millis(1));
+            drop(store);
+            reactor::sleep(time).await;
+            let Some(store) = weak.upgrade() else { return };
+            let over = store.life.stopping.get() || store.life.period.get() != period;
+            if over || store.commit().await.is_err() {
+                return;
+            }
+        }
+    }
+}

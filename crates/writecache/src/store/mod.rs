@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Store: the cache device. What is in which slot (`map`), what of that is durable (`commit`,
+//! `checkpoint`), and whether the device can still be trusted.
+//!
+//! ```text
+//!   Writer, Writeback ──▶ slots ──▶ unlogged ──▶ commit ──▶ log, flush ──▶ durable
+//!                                                             └─ half full ─▶ checkpoint
+//! ```
+mod autocommit;
+mod checkpoint;
+mod commit;
+mod commit_dm;
+pub(crate) mod dm;
+pub(crate) mod log;
+pub(crate) mod media;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Bufs, Sector, Status};
+
+use self::media::{Media, SlotArea};
+use crate::config::{Config, Mutation, Tuning};
+use crate::events::{CacheEvent, Health};
+use crate::group::Group;
+use crate::lifecycle::Lifecycle;
+use crate::map::{Counts, Slots};
+use crate::stats::Stats;
+use crate::unflushed::UnflushedWrites;
+use crate::wait_lists::WaitLists;
+
+/// The cache device of one cache. No borrow of it is held across an await.
+pub(crate) struct Store {
+    /// What the table said; what a live device may change of it is in `tuning`.
+    pub(crate) config: Config,
+    tuning: Cell<Tuning>,
+    pub(crate) device: Rc<dyn BlockDevice>,
+    pub(crate) geometry: SlotArea,
+    pub(crate) slots: RefCell<Slots>,
+    pub(crate) media: Media,
+    pub(crate) commits: Group,
+    device_flush: Group,
+    pub(crate) health: Health,
+    pub(crate) unflushed: UnflushedWrites,
+    pub(crate) life: Lifecycle,
+    pub(crate) stats: Stats,
+    pub(crate) waits: WaitLists,
+}
+
+impl Store {
+    pub(crate) fn new(
+        config: Config,
+        device: Rc<dyn BlockDevice>,
+        media: Media,
+        slots: Slots,
+    ) -> Store {
+        Store {
+            tuning: Cell::new(config.tuning),
+            config,
+            device,
+            geometry: media.slot_area(),
+            slots: RefCell::new(slots),
+            media,
+            commits: Group::default(),
+            device_flush: Group::default(),
+            health: Health::default(),
+            unflushed: UnflushedWrites::default(),
+            life: Lifecycle::default(),
+            stats: Stats::default(),
+            waits: WaitLists::default(),
+        }
+    }
+
+    /// The options as they are now.
+    pub(crate) fn tuning(&self) -> Tuning {
+        self.tuning.get()
+    }
+
+    /// Changes the options; returns those before. The caller wakes what waits for them.
+    pub(crate) fn set_tuning(&self, tuning: Tuning) -> Tuning {
+        self.tuning.replace(tuning)
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.slots.borrow().counts()
+    }
+
+    /// Blocks that do not hold the only copy of anything, or soon will not.
+    pub(crate) fn free_blocks(&self) -> u32 {
+        let c = self.counts();
+        c.free + c.clean + c.limbo
+    }
+
+    pub(crate) fn mutation(&self, m: Mutation) -> bool {
+        self.config.mutation == m
+    }
+
+    /// The sticky error, if the cache has failed.
+    pub(crate) fn health(&self) -> Result<(), Status> {
+        self.health.failed.get().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn failure(&self) -> Option<Status> {
+        self.health.failed.get()
+    }
+
+    /// WC-I8: from now on reads are served, and nothing else is promised.
+    pub(crate) fn fail(&self, status: Status) {
+        if self.health.failed.get().is_none() {
+            self.health.failed.set(Some(status));
+            self.unflushed.fail();
+            self.notify(CacheEvent::Failed { status });
+        }
+        self.waits.wake_all();
+        self.media.wake_all();
+    }
+
+    pub(crate) fn sector_of(&self, block: u64) -> Sector {
+        Sector(block * self.config.block_sectors())
+    }
+
+    /// Where byte `offset` of the cache area lies on the cache device.
+    pub(crate) fn area_sector(&self, offset: u64) -> Sector {
+        self.config.start_sector + Sector::from_bytes(offset)
+    }
+
+    pub(crate) fn slot_sector(&self, slot: u32) -> Sector {
+        self.area_sector(self.geometry.slot_offset(slot))
+    }
+
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.config.block_size as usize
+    }
+
+    /// Limit on blocks that the media do not know yet.
+    pub(crate) fn unlogged_max(&self) -> u64 {
+        self.media.unlogged_max(self.config.ordered)
+    }
+
+    /// Uncommitted blocks at which a commit is due.
+    pub(crate) fn commit_at(&self) -> u64 {
+        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max() / 2).max(1)
+    }
+
+    /// Checksum of block `index` of a request's data.
+    pub(crate) fn checksum_of(&self, bufs: &Bufs, index: usize) -> u32 {
+        let size = self.block_bytes();
+        let range = index * size..(index + 1) * size;
+        let in_one = bufs.read_piece(range.clone(), |block| self.config.checksum(block));
+        in_one.unwrap_or_else(|| {
+            let mut whole = vec![0; size];
+            bufs.slice(range).copy_to(&mut whole);
+            self.config.checksum(&whole)
+        })
+    }
+
+    pub(crate) fn notify(&self, event: CacheEvent) {
+        let on_event = self.health.on_event.borrow().clone();
+        if let Some(on_event) = on_event {
+            on_event(event);
+        }
+    }
+
+    /// A bug shows where the cache can stop in good order (WC-I8). A panic would take all devices
+    /// of the process along: that is for bugs after which nothing can be trusted. Tests panic,
+    /// unless the bug was planted.
+    pub(crate) fn fail_for_bug(&self, what: &'static str) {
+        debug_assert!(self.config.mutation != Mutation::None, "{what}");
+        self.notify(CacheEvent::Bug { what });
+        self.fail(Status::Io);
+    }
+
+    /// The cache device has failed to read a dirty block: it takes nothing new, and is emptied.
+    pub(crate) fn is_drain_only(&self) -> bool {
+        self.health.drain_only.get().is_some()
+    }
+}

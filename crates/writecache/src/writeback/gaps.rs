@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The state of gap filling: filled writes that are planned, and what writes cost as measured. The
+//! rules are in `extent`.
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use block::Buf;
+use policy::Run;
+use policy::destage::{Batch, CostModel, Costs, SAMPLE_NS_MIN};
+
+/// Commands of the first batch that is measured: a tenth of a second. A disk's cache would take so
+/// many more before the first flush has ended that there would be no gaps left.
+const MEASURED_COMMANDS: u64 = 256;
+/// Commands of the longest one: less than what is written between two flushes.
+const MEASURED_COMMANDS_MAX: u64 = 8192;
+
+/// What a run is picked from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Blocks that must go: those of a `flush`, and those of a certain age.
+    Asked,
+    /// Any dirty block.
+    Any,
+    /// Blocks of a `drain`, which nobody else has asked for.
+    Drain,
+}
+
+/// A filled write: blocks of `run` but for `gaps` were dirty when it was locked.
+pub(super) struct Extent {
+    pub(super) run: Run,
+    pub(super) gaps: Vec<Range<u64>>,
+    /// What the origin holds of it, if it was read.
+    pub(super) origin: Option<Buf>,
+    pub(super) reads: bool,
+}
+
+impl Extent {
+    /// What is not gaps.
+    pub(super) fn dirty_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let starts = [self.run.start].into_iter().chain(self.gaps.iter().map(|gap| gap.end));
+        let ends = self.gaps.iter().map(|gap| gap.start).chain([self.run.end]);
+        starts.zip(ends).map(|(start, end)| start..end).filter(|range| !range.is_empty())
+    }
+}
+
+/// The state of gap filling.
+pub(super) struct Destage {
+    pub(super) model: RefCell<CostModel>,
+    /// Locked, read if need be, not yet picked; ascending.
+    pub(super) stretch: RefCell<VecDeque<Extent>>,
+    /// What the stretch was picked from.
+    pub(super) from: Cell<Source>,
+    /// Up to which block of which round of the sweep the gaps are decided.
+    pub(super) decided: Cell<(u64, u64)>,
+    /// Somebody waits for everything to be written and flushed.
+    pub(super) wants_quiet: Cell<bool>,
+    pub(super) stretches_unmeasured: Cell<u32>,
+    /// Commands are being measured again: so many are still to be decided.
+    pub(super) plain_left: Cell<Option<usize>>,
+    /// Commands of a batch that is measured: twice as many each time that it was too short.
+    pub(super) measured_commands: Cell<u64>,
+    sample: RefCell<Sample>,
+}
+
+/// What was written since an origin flush ended.
+#[derive(Default)]
+struct Sample {
+    batch: Batch,
+    since_ns: Option<u64>,
+    /// End of the last write that was sent, bytes.
+    sent_end: Option<u64>,
+}
+
+impl Destage {
+    pub(super) fn new(assumed: Option<Costs>) -> Destage {
+        Destage {
+            model: RefCell::new(assumed.map_or_else(CostModel::new, CostModel::fixed)),
+            stretch: RefCell::default(),
+            from: Cell::new(Source::Any),
+            decided: Cell::new((0, 0)),
+            wants_quiet: Cell::default(),
+            stretches_unmeasured: Cell::default(),
+            plain_left: Cell::default(),
+            measured_commands: Cell::new(MEASURED_COMMANDS),
+            sample: RefCell::default(),
+        }
+    }
+
+    pub(super) fn has_stretch(&self) -> bool {
+        !self.stretch.borrow().is_empty()
+    }
+
+    /// A write of `bytes` at `at` is being sent; its gap to the one before it.
+    pub(super) fn sent(&self, at: u64, bytes: u64) -> Option<u64> {
+        let mut sample = self.sample.borrow_mut();
+        sample.since_ns.get_or_insert(reactor::now().0);
+        let end = sample.sent_end.replace(at + bytes);
+        end.and_then(|end| at.checked_sub(end))
+    }
+
+    pub(super) fn wrote(&self, bytes: u64, copied: u64, gap: Option<u64>) {
+        self.sample.borrow_mut().batch.add(bytes, copied, gap);
+    }
+
+    /// An origin flush begins: what it covers, and since when.
+    pub(super) fn flush_begins(&self) -> (Batch, Option<u64>) {
+        let mut sample = self.sample.borrow_mut();
+        (std::mem::take(&mut sample.batch), sample.since_ns)
+    }
+
+    /// It has ended well.
+    pub(super) fn flush_ended(&self, (batch, since_ns): (Batch, Option<u64>), goes_on: bool) {
+        let now_ns = reactor::now().0;
+        let elapsed_ns = since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        self.model.borrow_mut().wrote(batch, elapsed_ns);
+        if batch.commands >= self.measured_commands.get() {
+            if elapsed_ns < SAMPLE_NS_MIN {
+                self.measured_commands.set((2 * batch.commands).min(MEASURED_COMMANDS_MAX));
+            }
+            self.stretches_unmeasured.set(0);
+        }
+        self.sample.borrow_mut().since_ns = goes_on.then_some(now_ns);
+    }
+
+    pub(super) fn costs(&self) -> Option<Costs> {
+        self.model.borrow().costs()
+    }
+
+    /// Whether enough was written since the last flush to be measured.
+    pub(super) fn has_sample(&self) -> bool {
+        self.sample.borrow().batch.commands >= self.measured_commands.get()
+    }
+}

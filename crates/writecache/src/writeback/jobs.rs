@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Jobs: a `flush` and a `drain`, each with the blocks that it still has to write.
+use block::{Error, Nanos};
+use roaring::RoaringTreemap;
+
+/// Longest time that may be given: a year.
+const WITHIN_S_MAX: u64 = 365 * 24 * 3600;
+/// As of the option `foreground_p99_target`.
+const P99_US_MAX: u64 = 60_000_000;
+
+/// A `flush`, or a `drain`: the blocks that were dirty when it began and are not on the origin yet.
+pub(super) struct FlushJob {
+    pub(super) number: u64,
+    pub(super) todo: RoaringTreemap,
+    pub(super) total: u64,
+    /// Blocks that were given up.
+    pub(super) left: RoaringTreemap,
+    /// Blocks are written in the order of epochs: one that is not written holds up others.
+    pub(super) in_order: bool,
+}
+
+impl FlushJob {
+    /// Nobody waits for this block any longer; it stays dirty.
+    pub(super) fn give_up(&mut self, block: u64) {
+        if self.todo.remove(block) || self.in_order {
+            self.left.insert(block);
+        }
+    }
+
+    /// Whether all that can be written is; `retired`: all epochs that there were at its beginning.
+    pub(super) fn is_done(&self, retired: impl Fn() -> bool) -> bool {
+        match self.in_order {
+            true => !self.left.is_empty() || retired(),
+            false => self.todo.is_empty(),
+        }
+    }
+
+    pub(super) fn give_up_all(&mut self) {
+        self.left |= std::mem::take(&mut self.todo);
+    }
+
+    /// It is done. Returns what was given up; with epochs that has held up what is still to be
+    /// written. Without any, what is still to be written is newer.
+    pub(super) fn end(&mut self) -> &RoaringTreemap {
+        if self.left.is_empty() {
+            self.todo.clear();
+        } else {
+            self.give_up_all();
+        }
+        &self.left
+    }
+}
+
+/// What a drain has to keep to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DrainLimits {
+    /// The time in which it should be done.
+    pub(crate) within: Option<Nanos>,
+    /// As `foreground_p99_target`, while it runs.
+    pub(crate) p99: Option<Nanos>,
+    /// As `writeback_rate_max`, while it runs; 0: none.
+    pub(crate) rate: u64,
+}
+
+impl DrainLimits {
+    /// Reads the words `within=SECONDS p99=MICROSECONDS rate=BYTES_PER_SECOND`, each at most once.
+    pub(crate) fn parse(text: &str) -> Result<DrainLimits, Error> {
+        let mut limits = DrainLimits::default();
+        let mut seen = Vec::new();
+        for word in text.split_ascii_whitespace() {
+            let wrong = || {
+                Error::invalid(format!(
+                    "writecache: drain: `{word}`: allowed are `within=SECONDS` (1 to \
+                     {WITHIN_S_MAX}), `p99=MICROSECONDS` (1 to {P99_US_MAX}), \
+                     `rate=BYTES_A_SECOND` (from 1), each once, or `stop`"
+                ))
+            };
+            let (name, value) = word.split_once('=').ok_or_else(wrong)?;
+            let value: u64 = value.parse().map_err(|_| wrong())?;
+            let is_new = !seen.contains(&name);
+            seen.push(name);
+            match name {
+                "within" if is_new && (1..=WITHIN_S_MAX).contains(&value) => {
+                    limits.within = Some(Nanos(value * 1_000_000_000));
+                }
+                "p99" if is_new && (1..=P99_US_MAX).contains(&value) => {
+                    limits.p99 = Some(Nanos(value * 1000));
+                }
+                "rate" if is_new && value > 0 => limits.rate = value,
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(limits)
+    }
+}
+
+pub(crate) struct DrainJob {
+    pub(super) job: FlushJob,
+    pub(crate) limits: DrainLimits,
+    pub(super) began: Nanos,
+    pub(super) stopped: bool,
+}
+
+impl DrainJob {
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.limits.within.map(|within| self.began.0.saturating_add(within.0))
+    }
+
+    /// Blocks that are durable on the origin, or have left the cache.
+    pub(super) fn done(&self) -> u64 {
+        // With epochs what is left may be older than what was dirty.
+        self.job.total.saturating_sub(self.job.todo.len() + self.job.left.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_taken_in_any_order_and_refused_with_what_is_allowed() {
+        let table = [
+            ("", DrainLimits::default()),
+            (
+                "rate=5 within=600 p99=5000",
+                DrainLimits {
+                    within: Some(Nanos::from_secs(600)),
+                    p99: Some(Nanos::from_millis(5)),
+                    rate: 5,
+                },
+            ),
+        ];
+        for (text, limits) in table {
+            assert_eq!(DrainLimits::parse(text).unwrap(), limits, "{text}");
+        }
+        let wrong = [
+            "within=0",
+            "within=31536001",
+            "p99=0",
+            "p99=60000001",
+            "rate=0",
+            "rate=-1",
+            "rate=1 rate=2",
+            "fast",
+            "within=10m",
+            "bogus=1",
+        ];
+        for text in wrong {
+            let said = DrainLimits::parse(text).unwrap_err().to_string();
+            assert!(said.contains("within=SECONDS") && said.contains("`stop`"), "{text}: {said}");
+        }
+    }
+}

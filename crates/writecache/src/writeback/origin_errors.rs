@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Errors of the origin and of dirty blocks: what stays dirty, what is tried again, what is lost.
+//! The rules are those of `retry`.
+use std::rc::Weak;
+
+use block::{Class, Nanos, Status};
+use policy::{BACKOFF_FIRST_NS, backoff_ns};
+use reactor::now;
+
+use super::Writeback;
+use super::jobs::FlushJob;
+use super::retry::{FailedFlushes, GIVE_UP_FAILURES};
+use crate::config::{FailMode, Mutation};
+use crate::events::CacheEvent;
+use crate::map::SlotRef;
+
+impl Writeback {
+    /// An origin write has failed: the blocks stay dirty and wait.
+    pub(super) fn write_failed(&self, blocks: impl Iterator<Item = u64>, job: u64, status: Status) {
+        self.store.stats.writeback_errors.add(1);
+        if self.store.tuning().fail_mode == FailMode::Kernel {
+            return self.store.fail(status);
+        }
+        let healthy = self.retry.error().is_none();
+        let mut first = None;
+        for block in blocks {
+            first.get_or_insert(block);
+            let mut is_awaited = false;
+            self.each_job(|job| is_awaited |= job.todo.contains(block));
+            let wait = |n| if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(n) };
+            let failures = self.retry.failed(block, status, wait);
+            self.each_job(|of| {
+                if job >= of.number && failures >= GIVE_UP_FAILURES {
+                    of.give_up(block);
+                    if self.retry.is_full() {
+                        of.give_up_all();
+                    }
+                }
+            });
+        }
+        self.store.waits.wake_all();
+        if let Some(block) = first.filter(|_| healthy) {
+            self.store
+                .notify(CacheEvent::Writeback { status, sector: self.store.sector_of(block) });
+        }
+    }
+
+    /// A flush of the origin has failed: what it should have covered stays dirty (WC-RT2).
+    pub(crate) fn origin_flush_failed(&self, status: Status) {
+        self.store.stats.writeback_errors.add(1);
+        // What has gone around the cache is nowhere else (WC-A1).
+        if self.store.tuning().fail_mode == FailMode::Kernel || self.origin.around.is_pending() {
+            return self.store.fail(status);
+        }
+        let retry = &self.retry;
+        let healthy = retry.error().is_none();
+        retry.flush_errors.set(retry.flush_errors.get() + 1);
+        let written = self.settling.written.take();
+        self.limits.reset_written();
+        let before = retry.flush.get();
+        let failures = before.map_or(0, |f| f.failures).saturating_add(1);
+        let mut is_awaited = false;
+        self.each_job(|job| is_awaited |= !job.todo.is_empty());
+        let wait_ns = if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(failures) };
+        let blocks =
+            (written.len() as u64 + self.settling.blocks.get()).max(before.map_or(0, |f| f.blocks));
+        let until_ns = now().0.saturating_add(wait_ns);
+        retry.flush.set(Some(FailedFlushes { failures, status, until_ns, blocks }));
+        retry.paused.set(true);
+        if failures >= GIVE_UP_FAILURES {
+            self.each_job(FlushJob::give_up_all);
+        }
+        retry.requeue(written.iter().map(|w| w.block));
+        self.release(written.iter().map(|w| w.block));
+        self.store.waits.wake_all();
+        if healthy {
+            self.store.notify(CacheEvent::OriginFlush { status });
+        }
+    }
+
+    /// A flush of the origin that others had asked for has failed. What is under way counts as lost
+    /// (WC-RT2); who has nothing there has no trouble.
+    pub(crate) fn other_flush_failed(&self, status: Status) {
+        let flush_errors = &self.retry.flush_errors;
+        let written = !self.settling.written.borrow().is_empty() || self.settling.blocks.get() > 0;
+        if self.store.health().is_err() {
+            return;
+        }
+        if written || self.in_flight.runs.get() > 0 || self.origin.around.is_pending() {
+            self.origin_flush_failed(status);
+        } else {
+            flush_errors.set(flush_errors.get() + 1);
+        }
+        self.store.waits.wake_all();
+    }
+
+    /// The origin holds these blocks durably.
+    pub(super) fn no_longer_failing(&self, blocks: impl Iterator<Item = u64>) {
+        let retry = &self.retry;
+        let failed = retry.error();
+        blocks.for_each(|block| retry.remove(block));
+        retry.flush.set(None);
+        retry.paused.set(false);
+        if failed.is_some() && retry.error().is_none() {
+            self.store.notify(CacheEvent::Recovered);
+        }
+    }
+
+    /// Forgets failures of blocks that are not dirty any more: discarded, or unreadable.
+    pub(crate) fn forget_failures(&self) {
+        let retry = &self.retry;
+        let failed = retry.error();
+        let gone: Vec<u64> = {
+            let slots = self.store.slots.borrow();
+            let failing = retry.failing.borrow();
+            let is_pending = |block| slots.is_dirty(block) || slots.is_in_phase(block);
+            failing.keys().copied().filter(|&block| !is_pending(block)).collect()
+        };
+        gone.iter().for_each(|&block| retry.remove(block));
+        let c = self.store.counts();
+        if retry.flush.get().is_some() && c.dirty + c.zero == 0 {
+            retry.flush.set(None);
+            retry.paused.set(false);
+        }
+        if failed.is_some() && retry.error().is_none() {
+            self.store.notify(CacheEvent::Recovered);
+        }
+    }
+
+    /// A task: lets blocks be tried again when their time has come. Asleep it does not keep the
+    /// cache, whose devices may be closed meanwhile; suspend does not wait for it.
+    pub(crate) async fn retry_task(weak: Weak<Writeback>, period: u64) {
+        while let Some(writeback) = weak.upgrade() {
+            let retry = &writeback.retry;
+            let over = || {
+                writeback.store.life.stopping.get() || writeback.store.life.period.get() != period
+            };
+            let end = || over() || writeback.store.health().is_err();
+            writeback.store.waits.retry.wait_for(|| retry.next_due().is_some() || end()).await;
+            if end() {
+                return;
+            }
+            let due_ns = retry.next_due().expect("waited for");
+            let now_ns = now().0;
+            if due_ns <= now_ns {
+                retry.make_ready(now_ns);
+                writeback.forget_failures();
+                writeback.recheck();
+                writeback.store.waits.free_slots.wake_all();
+                continue;
+            }
+            drop(writeback);
+            // What fails meanwhile is due no earlier than this from now.
+            reactor::sleep(Nanos((due_ns - now_ns).min(BACKOFF_FIRST_NS))).await;
+        }
+    }
+
+    /// Flushes the origin; one at a time, as [`Writeback::flush_device`]. It has failed if any
+    /// flush of the origin did since `flush_errors` was noted, which is when the first of the
+    /// writes that it should cover was submitted (WC-RT2).
+    pub(crate) async fn flush_origin(&self, class: Class, flush_errors: u64) -> Result<(), Status> {
+        let flush = async || {
+            self.store.stats.origin_flushes.add(1);
+            let around = self.origin.around.completed();
+            match reactor::flush(&*self.origin.device, class).await {
+                Ok(()) => self.origin.around.flushed(around),
+                Err(status) => self.origin_flush_failed(status),
+            }
+        };
+        self.origin.flush.join(flush).await;
+        self.store.health()?;
+        if self.origin_flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
+    }
+
+    /// To be noted before a write of the origin is submitted, for [`Writeback::flush_origin`].
+    pub(crate) fn origin_flush_errors(&self) -> u64 {
+        self.retry.flush_errors()
+    }
+
+    /// The cache device can't read this version of a block.
+    pub(crate) fn cache_read_failed(&self, block: u64, slot_ref: SlotRef, status: Status) {
+        self.store.stats.cache_read_errors.add(1);
+        if self.drop_unreadable(block, slot_ref) {
+            self.store.health.drain_only.set(Some(status));
+            self.store.notify(CacheEvent::BadBlock { status, sector: self.store.sector_of(block) });
+        }
+    }
+
+    /// This version of a block is rotten or can't be read. If the origin holds it too it leaves the
+    /// cache; else it is bad, and true is returned: nobody waits for it to be written back any
+    /// longer. A superseded one is lost to its epoch; else nothing happens if the block has moved
+    /// on.
+    pub(crate) fn drop_unreadable(&self, block: u64, slot_ref: SlotRef) -> bool {
+        let mut slots = self.store.slots.borrow_mut();
+        let is_bad = !slots.drop_clean(block, slot_ref) && slots.quarantine(block, slot_ref);
+        if !is_bad {
+            slots.drop_unreadable_old(block, slot_ref);
+        }
+        drop(slots);
+        self.forget_failures();
+        if !self.store.mutation(Mutation::WaitForBad) {
+            self.recheck(); // a flush or an epoch may have no more to wait for
+        }
+        self.store.waits.blocks_changed();
+        is_bad
+    }
+}

@@ -12,10 +12,10 @@
 //! instruction each. The list serves cores that have parts of one buffer.
 //!
 //! Invariants
-//! - R1 Two borrows that overlap are of kinds that go together ([`Kind`]).
-//! - R2 The word is FREE, the only borrow, or MANY; then all borrows are in the list. It becomes
+//! - BL-R1 Two borrows that overlap are of kinds that go together ([`Kind`]).
+//! - BL-R2 The word is FREE, the only borrow, or MANY; then all borrows are in the list. It becomes
 //!   MANY, and leaves that, under the list's lock.
-//! - R3 What was done under a borrow happens before all that is done under one that begins later
+//! - BL-R3 What was done under a borrow happens before all that is done under one that begins later
 //!   and does not go together with it: an end releases, a begin acquires.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -72,7 +72,7 @@ fn bytes_of(word: u64) -> (u64, u64) {
     (word & OFFSET_MASK, word >> OFFSET_BITS & OFFSET_MASK)
 }
 
-/// R1.
+/// BL-R1.
 fn go_together(a: u64, b: u64) -> bool {
     let ((a_first, a_last), (b_first, b_last)) = (bytes_of(a), bytes_of(b));
     a_last < b_first || b_last < a_first || kind_of(a).goes_with(kind_of(b))
@@ -102,7 +102,7 @@ impl Borrows {
     #[inline]
     pub(crate) fn begin(&self, kind: Kind, first: usize, end: usize) -> Borrow<'_> {
         let word = word(kind, first, end);
-        // R3.
+        // BL-R3.
         if self.word.compare_exchange(FREE, word, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.begin_beside(word);
         }
@@ -124,7 +124,7 @@ impl Borrows {
                 drop(list);
                 refuse(new, old);
             }
-            // R2: nobody else makes it MANY or ends that meanwhile. R3.
+            // BL-R2: nobody else makes it MANY or ends that meanwhile. BL-R3.
             if self.word.compare_exchange(now, next, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 match now {
                     FREE => {}
@@ -141,9 +141,9 @@ impl Borrows {
     fn end_beside(&self, word: u64) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let at = list.iter().position(|&one| one == word);
-        list.swap_remove(at.expect("R2: it was not the only one"));
+        list.swap_remove(at.expect("BL-R2: it was not the only one"));
         if list.is_empty() {
-            self.word.store(FREE, Ordering::Release); // R3
+            self.word.store(FREE, Ordering::Release); // BL-R3
         }
     }
 }
@@ -151,8 +151,8 @@ impl Borrows {
 impl Drop for Borrow<'_> {
     #[inline]
     fn drop(&mut self) {
-        // R3. The word of another borrow is never this one's: while this is the only one, the word
-        // is its own, and else it is MANY.
+        // BL-R3. The word of another borrow is never this one's: while this is the only one, the
+        // word is its own, and else it is MANY.
         let only = self.borrows.word.compare_exchange(
             self.word,
             FREE,
@@ -165,7 +165,7 @@ impl Drop for Borrow<'_> {
     }
 }
 
-/// R1. Our own mistake: whoever sends a buffer out leaves it alone until the request has ended.
+/// BL-R1. Our own mistake: whoever sends a buffer out leaves it alone until the request has ended.
 #[cold]
 fn refuse(new: u64, old: u64) -> ! {
     let what = match (kind_of(new), kind_of(old)) {

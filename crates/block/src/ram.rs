@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Invariants
-//! - M1 Every access is checked against the region's length; nothing outside it is touched.
-//! - M2 The bytes are reached only by copies that the compiler does not see into, so none of its
+//! - BL-M1 Every access is checked against the region's length; nothing outside it is touched.
+//! - BL-M2 The bytes are reached only by copies that the compiler does not see into, so none of its
 //!   assumptions hangs on what another core does to them meanwhile. Accesses of one place from two
 //!   cores at once are their clients' race, and each byte is then one or the other (border
 //!   contract, points 2 and 6).
-//! - M3 No bookkeeping is written by an access: cores that use different places share nothing.
+//! - BL-M3 No bookkeeping is written by an access: cores that use different places share nothing.
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::hint::black_box;
@@ -40,7 +40,7 @@ pub struct Ram {
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and lives until the last owner
-// drops it; access from several threads is M2.
+// drops it; access from several threads is BL-M2.
 unsafe impl Send for Ram {}
 // SAFETY: as above.
 unsafe impl Sync for Ram {}
@@ -80,7 +80,7 @@ pub(crate) unsafe fn zero_shared(to: *mut c_void, len: usize) {
     unsafe { black_box(memset as unsafe extern "C" fn(_, _, _) -> _)(to, 0, len) };
 }
 
-/// M1. Apart from where it is checked: there nothing is kept for the message.
+/// BL-M1. Apart from where it is checked: there nothing is kept for the message.
 #[cold]
 #[inline(never)]
 fn outside(at: usize, len: usize, region: usize) -> ! {
@@ -119,7 +119,7 @@ impl Ram {
         self.len
     }
 
-    /// M1: where `len` bytes from `at` on begin; panics when they are not all inside.
+    /// BL-M1: where `len` bytes from `at` on begin; panics when they are not all inside.
     #[inline]
     fn at(&self, at: usize, len: usize) -> *mut c_void {
         let inside = len <= self.len && at <= self.len - len;
@@ -134,7 +134,7 @@ impl Ram {
     #[inline]
     pub fn read(&self, at: usize, out: &mut [u8]) {
         let from = self.at(at, out.len());
-        // SAFETY: `from` is mapped for that many bytes (M1); `out` is the caller's alone and no
+        // SAFETY: `from` is mapped for that many bytes (BL-M1); `out` is the caller's alone and no
         // part of the mapping, of which nobody has a reference.
         unsafe { copy_shared(out.as_mut_ptr().cast(), from, out.len()) };
     }
@@ -173,7 +173,7 @@ impl Ram {
     pub fn read_bufs(&self, mut at: usize, bufs: &Bufs) {
         for slice in bufs.iter() {
             let from = self.at(at, slice.len());
-            // SAFETY: `from` is mapped for that many bytes (M1), and nobody has a reference to a
+            // SAFETY: `from` is mapped for that many bytes (BL-M1), and nobody has a reference to a
             // mapping; the slice is borrowed to copy there.
             slice.with_destination(|to, len| unsafe { copy_shared(to.cast(), from, len) });
             at += slice.len();
@@ -204,7 +204,7 @@ impl Ram {
             return self.zero(range);
         }
         // SAFETY: the range begins at a page and lies inside the mapping; private memory that is
-        // given up reads as zeroes from then on, which any other core may see at any time (M2).
+        // given up reads as zeroes from then on, which any other core may see at any time (BL-M2).
         let dropped =
             unsafe { madvise(self.at(first, end - first), end - first, Advice::LinuxDontNeed) };
         if dropped.is_err() {
@@ -221,7 +221,7 @@ impl Ram {
         }
         let len = range.end - range.start;
         let to = self.at(range.start, len);
-        // SAFETY: mapped for `len` bytes (M1); nobody has a reference to a mapping.
+        // SAFETY: mapped for `len` bytes (BL-M1); nobody has a reference to a mapping.
         unsafe { zero_shared(to, len) };
     }
 }

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Invariants
-//! - A1 An attribute belongs to the live table if there is one, else to the bare face.
-//! - A2 No lock is held while an attribute is read or written: what it asks for may be a verb.
+//! - DM-A1 An attribute belongs to the live table if there is one, else to the bare face.
+//! - DM-A2 No lock is held while an attribute is read or written: what it asks for may be a verb.
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -138,7 +138,7 @@ impl Dm {
     }
 
     /// Writes an attribute of the device, of the first target that has it, or of its bare face.
-    /// Resolves when what it asks for is done (A2), which may be long after the device has been
+    /// Resolves when what it asks for is done (DM-A2), which may be long after the device has been
     /// suspended or removed.
     pub async fn set_attribute(
         &self,
@@ -185,7 +185,7 @@ impl Dm {
         }
     }
 
-    /// A1.
+    /// DM-A1.
     fn holder(&self, device: &MappedDevice, attribute: &str) -> Result<Holder, Error> {
         let found = match device.live() {
             Some(table) => {

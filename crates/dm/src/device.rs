@@ -10,17 +10,19 @@
 //! ```
 //!
 //! Invariants
-//! - D1 A bio is in exactly one place: refused (no live table), waiting, or in flight below.
-//! - D2 While suspended no bio and no message is in flight below: only then is a table swapped or
-//!   its targets suspended. What went through the gate it has counted; what went through the flat
-//!   mapping the mapping's bases know, and bios that came through a mapping of a device above are
-//!   among them.
-//! - D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`. Only
-//!   a removal by force takes it from them (`force`): they end with an error, and change nothing.
-//! - D4 The tables of all devices form no cycle: checked before a table enters a slot.
-//! - D5 There is a flat mapping only while bios need wait neither here nor below and the live table
-//!   is a pure mapping; the mappings of devices above are made again, in the same step, whenever
-//!   this one changes. So a bio that waits is counted by every device that it came through.
+//! - DM-D1 A bio is in exactly one place: refused (no live table), waiting, or in flight below.
+//! - DM-D2 While suspended no bio and no message is in flight below: only then is a table swapped
+//!   or its targets suspended. What went through the gate it has counted; what went through the
+//!   flat mapping the mapping's bases know, and bios that came through a mapping of a device above
+//!   are among them.
+//! - DM-D3 One control operation at a time: load, clear, suspend, resume and remove hold `lock`.
+//!   Only a removal by force takes it from them (`force`): they end with an error, and change
+//!   nothing.
+//! - DM-D4 The tables of all devices form no cycle: checked before a table enters a slot.
+//! - DM-D5 There is a flat mapping only while bios need wait neither here nor below and the live
+//!   table is a pure mapping; the mappings of devices above are made again, in the same step,
+//!   whenever this one changes. So a bio that waits is counted by every device that it came
+//!   through.
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,7 +59,8 @@ pub struct MappedDevice {
     pub(crate) uuid: RefCell<Option<String>>,
     pub(crate) minor: u32,
     /// Who sends what comes from nobody: the engine that stands on this device. Those on other
-    /// slices of what is below have their own (O1 of `overlap`), and are told of errors themselves.
+    /// slices of what is below have their own (DM-O1 of `overlap`), and are told of errors
+    /// themselves.
     opener: Opener,
     dm: Weak<Dm>,
     live: RefCell<Option<Rc<Table>>>,
@@ -147,7 +150,7 @@ impl MappedDevice {
         self.minor
     }
 
-    /// Whether a control operation is at work on it (D3): one more waits for that.
+    /// Whether a control operation is at work on it (DM-D3): one more waits for that.
     pub fn is_changing(&self) -> bool {
         self.lock.borrow().is_held()
     }
@@ -271,8 +274,8 @@ impl MappedDevice {
         self.tables().any(|t| t.uses.mapped.iter().any(|o| minors.contains(&o.device().minor)))
     }
 
-    /// Longest chain of mapped devices from this one down. Terminates by D4, and looks once at each
-    /// device below, of which it leaves the depth in `known`.
+    /// Longest chain of mapped devices from this one down. Terminates by DM-D4, and looks once at
+    /// each device below, of which it leaves the depth in `known`.
     pub(crate) fn depth(&self, known: &mut Depths) -> usize {
         if let Some(&depth) = known.get(&self.minor) {
             return depth;
@@ -318,7 +321,7 @@ impl MappedDevice {
         self.event_nr.get()
     }
 
-    /// Puts a table into the inactive slot. The caller holds the lock and has checked D4.
+    /// Puts a table into the inactive slot. The caller holds the lock and has checked DM-D4.
     pub(crate) fn set_inactive(&self, table: Option<Rc<Table>>) {
         // Dropping a table may close devices, so not while the slot is borrowed.
         let old = self.inactive.replace(table);
@@ -385,7 +388,7 @@ impl MappedDevice {
             }
             return Err(e);
         }
-        // D2: suspended, so the old table has nothing in flight and has settled its state.
+        // DM-D2: suspended, so the old table has nothing in flight and has settled its state.
         let resumed = new.resume_after(self.live()).await;
         if let Err(e) = self.check_held(held) {
             // It can't go live any more: it lets go of what it has taken.
@@ -470,7 +473,7 @@ impl MappedDevice {
         let name = self.name();
         let live = self.live().ok_or_else(|| Error::not_found(format!("{name}: no live table")))?;
         if self.blocked.get() {
-            // D2: a message may do I/O. Its target would have to refuse it anyway.
+            // DM-D2: a message may do I/O. Its target would have to refuse it anyway.
             return Err(Error::busy(format!("{name}: is suspended: resume it first")));
         }
         let Some(entry) = live.find(sector) else {

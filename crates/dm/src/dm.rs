@@ -307,8 +307,8 @@ impl Dm {
         Error::invalid(format!("unknown target type: known are {}", known.join(", ")))
     }
 
-    /// Keeps the devices acyclic (D4) and shallow. While the targets were constructed, other tables
-    /// may have been loaded, so what `lookup` checked is checked again.
+    /// Keeps the devices acyclic (DM-D4) and shallow. While the targets were constructed, other
+    /// tables may have been loaded, so what `lookup` checked is checked again.
     fn check_nesting(&self, device: &Rc<MappedDevice>, table: &Table) -> Result<(), Error> {
         let mut below = Depths::new();
         let depth = table.depth(&mut below);
@@ -361,7 +361,7 @@ impl Dm {
         found
     }
 
-    /// Makes the flat mappings of `device` and of those above again (D5).
+    /// Makes the flat mappings of `device` and of those above again (DM-D5).
     pub(crate) fn refresh_flats(&self, device: &MappedDevice) {
         let replicas = self.replicas.borrow().clone();
         for device in self.with_those_above(device) {

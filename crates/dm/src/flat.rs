@@ -15,9 +15,9 @@
 //! know when earlier bios have ended, or that some failed, asks the bases.
 //!
 //! Invariants
-//! - F1 What `place` finds lies on its base and is aligned to its logical blocks, for every bio
+//! - DM-F1 What `place` finds lies on its base and is aligned to its logical blocks, for every bio
 //!   that is aligned to the mapping's: checked here when the mapping is made.
-//! - F2 A mapping that is replaced sends no bio any more, and `quiesced` of its bases covers
+//! - DM-F2 A mapping that is replaced sends no bio any more, and `quiesced` of its bases covers
 //!   everything that it has sent.
 use std::fmt;
 use std::rc::Rc;
@@ -332,7 +332,7 @@ impl Flat {
         self.capacity == 0
     }
 
-    /// `None` where F1 would not hold. `limits` are the device's.
+    /// `None` where DM-F1 would not hold. `limits` are the device's.
     pub(crate) fn new(limits: Limits, root: Node<DynBase>) -> Option<Flat> {
         let capacity = limits.capacity.0;
         let mask = sectors(limits.logical_block_bytes) - 1;

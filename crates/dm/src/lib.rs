@@ -13,8 +13,10 @@
 //! counted. A bio that crosses extents is split, sharing its data; only that path allocates. Bios
 //! for other targets are counted in flight, by a completion chained to theirs.
 //!
-//! Invariants: D1 to D5 in `device.rs`, FO1 to FO3 in `device/force.rs`, U1 and U2 in
-//! `device/unsaved.rs`, O1 to O3 in `overlap.rs`, A1 and A2 in `attributes.rs`, F1 and F2 in
+//! Invariants: DM-D1 to DM-D5 in `device.rs`, DM-FO1 to DM-FO3 in `device/force.rs`, DM-U1 and
+//! DM-U2 in
+//! `device/unsaved.rs`, DM-O1 to DM-O3 in `overlap.rs`, DM-A1 and DM-A2 in `attributes.rs`, DM-F1
+//! and DM-F2 in
 //! `flat.rs`.
 #![warn(missing_docs)]
 

@@ -141,7 +141,7 @@ impl Table {
     }
 
     /// What `len` sectors of an area come to: the mapping below when it is flat, else its device.
-    /// `None` when bios may have to wait there (D5), or there is no `room` for so many nodes.
+    /// `None` when bios may have to wait there (DM-D5), or there is no `room` for so many nodes.
     fn part(&self, area: &Area, len: Sector, room: &mut usize) -> Option<Node<Rc<dyn Base>>> {
         let is_it =
             |d: &Rc<MappedDevice>| std::ptr::addr_eq(Rc::as_ptr(d), Rc::as_ptr(&area.device));

@@ -153,7 +153,7 @@ mod tests {
     /// Each name took memory and time of all later ones, and hundreds of thousands would have ended
     /// the program as the device went: they were dropped one within the other.
     #[test]
-    fn a_device_has_a_bounded_number_of_names_and_may_go_back_to_each() {
+    fn a_device_has_a_bounded_number_of_names() {
         let names = Names::new("0".into());
         for nth in 1..NAMES_MAX {
             names.set(&nth.to_string()).unwrap();

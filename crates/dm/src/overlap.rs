@@ -11,14 +11,14 @@
 //! are no longer handed on as they are: a leaf, or an engine, whose sectors are its own.
 //!
 //! Invariants
-//! - O1 Sectors at the bottom are the origin, the cache device or the backing device of one line of
-//!   one mapped device only, and of one of these only: else two engines, or two halves of one,
+//! - DM-O1 Sectors at the bottom are the origin, the cache device or the backing device of one line
+//!   of one mapped device only, and of one of these only: else two engines, or two halves of one,
 //!   would overwrite each other's blocks. Tables of the same device may name them again: the old
 //!   one has settled before the new one runs.
-//! - O2 Sectors that an engine has so are mapped by no device but those through which the engine
+//! - DM-O2 Sectors that an engine has so are mapped by no device but those through which the engine
 //!   itself reaches them, unless the operator has said so by a token. A device that stands on a
 //!   cache without dirty blocks may be given a table past it.
-//! - O3 Both are looked at, in one step with the load, whenever a table is loaded: it may change
+//! - DM-O3 Both are looked at, in one step with the load, whenever a table is loaded: it may change
 //!   what lies below a device whose own table stays.
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -78,7 +78,7 @@ struct Conflict {
 
 impl Dm {
     /// Puts `table` into the inactive slot of `device`, unless it, or a table that stands on it,
-    /// would then write where another does (O1, O2). The caller holds the device's lock.
+    /// would then write where another does (DM-O1, DM-O2). The caller holds the device's lock.
     pub(crate) fn put_inactive(
         &self,
         device: &Rc<MappedDevice>,
@@ -155,7 +155,7 @@ impl Dm {
                 let lines = || table.entries.iter().filter(|e| !e.owns);
                 let all: Vec<Component> = lines().flat_map(|e| e.target.components()).collect();
                 let ends = self.ends(&all, None);
-                // Past the owner: what it maps itself is its own successor's (O1).
+                // Past the owner: what it maps itself is its own successor's (DM-O1).
                 for claim in claims.iter().filter(|c| !Rc::ptr_eq(&c.owner, device)) {
                     if claim.is_left_by(device) {
                         continue;
@@ -230,7 +230,7 @@ impl Dm {
 
     fn claims(&self, devices: &[Rc<MappedDevice>]) -> Vec<Claim> {
         let mut claims = Vec::new();
-        // What was replaced by force and has not settled still writes (FO1).
+        // What was replaced by force and has not settled still writes (DM-FO1).
         let mut leaving = self.leaving.borrow_mut();
         leaving.retain(|(_, table)| table.strong_count() > 0);
         let left = leaving.iter().filter_map(|(owner, table)| Some((owner, table.upgrade()?)));

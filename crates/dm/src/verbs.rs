@@ -54,7 +54,7 @@ impl Dm {
         self.resume_forced(name, None).await
     }
 
-    /// The same, with the token of an earlier refusal: then it may hide dirty blocks (U1).
+    /// The same, with the token of an earlier refusal: then it may hide dirty blocks (DM-U1).
     pub async fn resume_forced(&self, name: &str, force: Option<&str>) -> Result<(), Error> {
         let device = self.get(name)?;
         let held = device.control().await?;
@@ -66,7 +66,7 @@ impl Dm {
         self.remove_forced(name, how, None).await
     }
 
-    /// The same, with the token of an earlier refusal: then blocks may be lost (U2).
+    /// The same, with the token of an earlier refusal: then blocks may be lost (DM-U2).
     pub async fn remove_forced(
         &self,
         name: &str,

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use block::{Buf, Bufs, Nanos, OpenDevice, Status};
-use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, new_opener, now, spawn, turn_time};
+use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, loop_time, new_opener, now, spawn};
 
 use crate::handshake::{Handshake, Session, Step};
 use crate::job::{self, check, held_bytes};
@@ -129,7 +129,7 @@ impl Conn {
 
     /// Starts the deadline of one step; taking `due` ends it.
     fn begin_step(&self, due: &Cell<Option<Nanos>>) {
-        due.set(Some(turn_time() + self.shared.options.stall_time));
+        due.set(Some(loop_time() + self.shared.options.stall_time));
         if self.shared.reaper_waits.get() {
             self.shared.changed.wake_all();
         }
@@ -344,7 +344,7 @@ impl Receiver {
     async fn receive(&self, buf: &Buf, from: usize) -> Option<usize> {
         let result = self.conn.io(SqeOp::Recv { into: buf.slice(from..buf.len()) }).await;
         self.conn.shared.stats.borrow_mut().receives_total += 1;
-        self.conn.received_at.set(turn_time());
+        self.conn.received_at.set(loop_time());
         let go_on = result.status == Status::Ok && result.value > 0;
         let over = self.conn.draining.get() || self.conn.dead.get();
         (go_on && !over).then_some(result.value as usize)

@@ -14,12 +14,13 @@
 //! ```
 //!
 //! Invariants
-//! - Q1 Every bio that enters is counted in flight once and counted done once, also when refused.
-//! - Q2 What passes the limits of a leaf reaches the driver in order of submission and whole, but
-//!   for writes and discards that its throttle lets wait, and writes that it cuts (`wbt`).
-//! - Q3 A leaf keeps the border contract by itself: FUA on an operation for which the driver has no
-//!   FUA is that operation and then a flush.
-//! - Q4 Each opener of a file leaf that has changed something gets an error from a FLUSH after a
+//! - QU-Q1 Every bio that enters is counted in flight once and counted done once, also when
+//!   refused.
+//! - QU-Q2 What passes the limits of a leaf reaches the driver in order of submission and whole,
+//!   but for writes and discards that its throttle lets wait, and writes that it cuts (`wbt`).
+//! - QU-Q3 A leaf keeps the border contract by itself: FUA on an operation for which the driver has
+//!   no FUA is that operation and then a flush.
+//! - QU-Q4 Each opener of a file leaf that has changed something gets an error from a FLUSH after a
 //!   failed one (`flush_errors`).
 #![warn(missing_docs)]
 
@@ -29,6 +30,7 @@ mod leaf;
 mod mem;
 mod merge;
 mod null;
+mod planted;
 mod stats;
 mod sync_order;
 #[cfg(test)]

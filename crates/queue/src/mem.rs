@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_written_reads_as_zeroes_on_a_device_larger_than_the_machine() {
+    fn unwritten_sectors_of_a_huge_ram_device_read_as_zeroes() {
         with_core(Script::default().driver(), async {
             let dev = Mem::new("mem:1T", Sector(1 << 31)).unwrap();
             let back = pattern(8192, 5);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_on_one_memory_are_one_device_with_counters_of_their_own() {
+    fn devices_on_one_memory_share_data_and_not_counters() {
         with_core(Script::default().driver(), async {
             let here = Mem::new("mem:1M", Sector(2048)).unwrap();
             let there = Mem::on("mem:1M", here.ram().clone());

@@ -12,16 +12,17 @@
 //!
 //! All who write to the file or the export go through one instance: it belongs to the open leaf.
 //! An engine on another core may have a leaf of its own on the same file, without merges: its
-//! sectors are its own (O1, O2 of `dm::overlap`) and are whole blocks.
+//! sectors are its own (DM-O1, DM-O2) and are whole blocks.
 //!
 //! Invariants
-//! - ML1 From before a merge reads its blocks until its write has ended, no other change of them is
-//!   with the leaf: those in flight before it are waited for, those that come later wait in line.
-//!   So no sector of another write is put back.
-//! - ML2 Who is in the line waits only for those that came before, so nobody waits for ever.
-//! - ML3 A merge writes the neighbours as it has read them: a crash that tears the write at a
+//! - QU-ML1 From before a merge reads its blocks until its write has ended, no other change of them
+//!   is with the leaf: those in flight before it are waited for, those that come later wait in
+//!   line. So no sector of another write is put back.
+//! - QU-ML2 Who is in the line waits only for those that came before, so nobody waits for ever.
+//! - QU-ML3 A merge writes the neighbours as it has read them: a crash that tears the write at a
 //!   sector harms none. Its error, of a read or of the write, is that of the small request.
-//! - ML4 What waits or merges is in flight for [`MergingLeaf::quiesced`], and keeps the leaf open.
+//! - QU-ML4 What waits or merges is in flight for [`MergingLeaf::quiesced`], and keeps the leaf
+//!   open.
 //!
 //! Cost of a merge: a read of one or two blocks, at once, before the write. A request of whole
 //! blocks tests one word. Of a request in flight that overlaps a merge all that was in flight with
@@ -32,12 +33,13 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Buf, Bufs, Limits, LocalFuture, OnIoError, Op, SECTOR_SIZE, Sector,
-    Status,
+    Base, Bio, BlockDevice, Buf, Bufs, Limits, LocalFuture, OnIoError, Op, Planted, SECTOR_SIZE,
+    Sector, Status,
 };
 use reactor::{BioFuture, FileId, QuiesceCounter, WaitList, io_by, spawn};
 
 use crate::leaf::{Leaf, SharedLeaf};
+use crate::planted::Fault;
 use crate::stats::Stats;
 use crate::wbt::Wbt;
 
@@ -45,19 +47,6 @@ use crate::wbt::Wbt;
 pub trait BlockLeaf: Leaf {
     /// Whether a change of any of these sectors was submitted and has not ended.
     fn is_changing(&self, sectors: &Range<Sector>) -> bool;
-}
-
-/// A fault that a test plants to see that it would be found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Mutation {
-    #[default]
-    None,
-    /// Merges of a block, and writes of it, do not wait for each other.
-    NoLine,
-    /// A merge does not wait for changes that were in flight before it.
-    IgnoreInFlight,
-    /// A merged write is not FUA.
-    IgnoreFua,
 }
 
 /// Changes of blocks that wait or merge, in the order in which they came. As many as there are bios
@@ -89,9 +78,9 @@ struct Shared<D> {
     block: Sector,
     line: RefCell<Line>,
     left: WaitList,
-    /// ML4.
+    /// QU-ML4.
     held: QuiesceCounter,
-    mutation: Cell<Mutation>,
+    planted: Cell<Planted<Fault>>,
 }
 
 /// A leaf with larger blocks as a device that takes sectors. See the module.
@@ -123,7 +112,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
             line: RefCell::default(),
             left: WaitList::new(),
             held: QuiesceCounter::default(),
-            mutation: Cell::default(),
+            planted: Cell::default(),
         }))
     }
 
@@ -148,7 +137,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
         let sectors = shared.blocks_of(sector..sector + bio.len);
         let is_whole = sectors == (sector..sector + bio.len);
         let waits = || shared.line.borrow().has_before(u64::MAX, &sectors);
-        let goes = is_whole && (!bio.op.is_write() || !waits() || shared.is(Mutation::NoLine));
+        let goes = is_whole && (!bio.op.is_write() || !waits() || shared.is(Fault::NoRangeLock));
         if goes || !shared.takes(&bio) {
             return shared.leaf.submit_at(sector, bio);
         }
@@ -167,7 +156,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
             turn.comes().await;
             if is_whole {
                 shared.leaf.submit_at(sector, bio);
-                // ML1: from here on it is in flight.
+                // QU-ML1: from here on it is in flight.
                 drop(turn);
             } else {
                 let status = shared.change(&turn, sector, &bio).await;
@@ -196,11 +185,11 @@ impl<D> Turn<D> {
         Turn { shared: shared.clone(), nth, sectors }
     }
 
-    /// Waits for those that came before (ML2).
+    /// Waits for those that came before (QU-ML2).
     async fn comes(&self) {
         let (line, nth) = (&self.shared.line, self.nth);
         let free = || !line.borrow().has_before(nth, &self.sectors);
-        if !self.shared.is(Mutation::NoLine) {
+        if !self.shared.is(Fault::NoRangeLock) {
             self.shared.left.wait_for(free).await;
         }
     }
@@ -222,8 +211,8 @@ impl<D> Drop for Turn<D> {
 }
 
 impl<D> Shared<D> {
-    fn is(&self, mutation: Mutation) -> bool {
-        self.mutation.get() == mutation
+    fn is(&self, fault: Fault) -> bool {
+        self.planted.get().is(fault)
     }
 
     fn down(&self, at: Sector) -> Sector {
@@ -254,7 +243,7 @@ impl<D: BlockLeaf> Shared<D> {
     /// Sends the leaf a request for whole blocks on behalf of `bio`.
     fn send(&self, bio: &Bio, op: Op, sectors: Range<Sector>, bufs: Bufs) -> BioFuture {
         let mut flags = bio.flags;
-        if self.is(Mutation::IgnoreFua) {
+        if self.is(Fault::IgnoreFua) {
             flags.remove(block::Flags::FUA);
         }
         let place = (sectors.start, sectors.end - sectors.start);
@@ -274,8 +263,8 @@ impl<D: BlockLeaf> Shared<D> {
     async fn change(&self, turn: &Turn<D>, sector: Sector, bio: &Bio) -> Result<(), Status> {
         let (start, end) = (sector, sector + bio.len);
         let (from, to) = (self.up(start), self.down(end));
-        // ML1.
-        if self.leaf.is_changing(&turn.sectors) && !self.is(Mutation::IgnoreInFlight) {
+        // QU-ML1.
+        if self.leaf.is_changing(&turn.sectors) && !self.is(Fault::IgnoreInFlight) {
             self.leaf.stats().requests().quiesced().await;
         }
         match bio.op {

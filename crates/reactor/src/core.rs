@@ -71,9 +71,9 @@ impl Wake for TaskRef {
 
 /// What is known of the time of a turn of the loop.
 #[derive(Clone, Copy)]
-enum TurnTime {
+enum LoopTime {
     /// Whoever runs the core has no turns.
-    NoTurn,
+    NotRunning,
     /// Nobody has asked yet.
     Unknown,
     At(Nanos),
@@ -82,7 +82,7 @@ enum TurnTime {
 pub(crate) struct Core {
     pub(crate) id: CoreId,
     driver: RefCell<Box<dyn Driver>>,
-    turn_time: Cell<TurnTime>,
+    loop_time: Cell<LoopTime>,
     pub(crate) ops: RefCell<OpTable>,
     pub(crate) sq: RefCell<Vec<Sqe>>,
     run_queue: RefCell<VecDeque<Arc<TaskRef>>>,
@@ -132,8 +132,8 @@ pub fn now() -> Nanos {
 /// ends this lies between its true end and [`now`], which counts what was delivered before it; in a
 /// task it is too early by up to what has run of the turn. In the simulator, where nothing takes
 /// time, it is [`now`].
-pub fn turn_time() -> Nanos {
-    with_core(Core::turn_time)
+pub fn loop_time() -> Nanos {
+    with_core(Core::loop_time)
 }
 
 /// Random bits from the driver: seeded under simulation.
@@ -194,13 +194,13 @@ pub fn post(to: CoreId, msg: Msg) {
 }
 
 impl Core {
-    fn turn_time(&self) -> Nanos {
-        if let TurnTime::At(time) = self.turn_time.get() {
+    fn loop_time(&self) -> Nanos {
+        if let LoopTime::At(time) = self.loop_time.get() {
             return time;
         }
         let now = self.driver.borrow().now();
-        if matches!(self.turn_time.get(), TurnTime::Unknown) {
-            self.turn_time.set(TurnTime::At(now));
+        if matches!(self.loop_time.get(), LoopTime::Unknown) {
+            self.loop_time.set(LoopTime::At(now));
         }
         now
     }
@@ -284,7 +284,7 @@ impl CoreRef {
         if self.next_timer().is_none() {
             return;
         }
-        let now = self.0.turn_time();
+        let now = self.0.loop_time();
         while let Some(waker) = self.0.timers.borrow_mut().pop_due(now) {
             waker.wake();
         }
@@ -318,7 +318,7 @@ impl Reactor {
         let core = CoreRef(Rc::new(Core {
             id,
             driver: RefCell::new(driver),
-            turn_time: Cell::new(TurnTime::NoTurn),
+            loop_time: Cell::new(LoopTime::NotRunning),
             ops: RefCell::default(),
             sq: RefCell::default(),
             run_queue: RefCell::default(),
@@ -353,12 +353,12 @@ impl Reactor {
     /// (whatever `until()` says then).
     pub fn run(&self, until: impl FnMut() -> bool) -> bool {
         self.0.make_current();
-        let ended = self.turns(until);
-        self.0.0.turn_time.set(TurnTime::NoTurn);
+        let ended = self.event_loop(until);
+        self.0.0.loop_time.set(LoopTime::NotRunning);
         ended
     }
 
-    fn turns(&self, mut until: impl FnMut() -> bool) -> bool {
+    fn event_loop(&self, mut until: impl FnMut() -> bool) -> bool {
         let core = &self.0;
         let mut events = Vec::new();
         loop {
@@ -379,7 +379,7 @@ impl Reactor {
                 return until();
             }
             core.0.driver.borrow_mut().park(deadline, &mut events);
-            core.0.turn_time.set(TurnTime::Unknown);
+            core.0.loop_time.set(LoopTime::Unknown);
             for event in events.drain(..) {
                 core.deliver(event);
             }

@@ -16,8 +16,8 @@ use crate::core::{Core, post, with_core};
 use crate::driver::{FileId, Msg, OpResult, Sqe, SqeOp};
 
 /// Told when a chained or watched request has ended, before whoever waits for it. May count and
-/// wake; must not submit or complete (R3). A leaf may hand the driver what waited for the end, with
-/// [`push_bio`], and complete what it had cut in pieces: both only queue.
+/// wake; must not submit or complete (RE-R3). A leaf may hand the driver what waited for the end,
+/// with [`push_bio`], and complete what it had cut in pieces: both only queue.
 pub trait OnDone {
     /// The request ended with `status`. `tag` is what [`chain`] or [`watched`] was given.
     fn on_done(&self, status: Status, tag: u64);

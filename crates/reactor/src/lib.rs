@@ -13,12 +13,12 @@
 //! ```
 //!
 //! Invariants
-//! - R1 All state belongs to one core. Only `Msg` crosses cores, by `post`; messages from one core
-//!   to another arrive in the order in which they were posted.
-//! - R2 Every request in flight owns one op slot until its outcome has come, whether or not anybody
-//!   still waits; the driver holds the buffers until then.
-//! - R3 Completing a request stores the outcome and queues a task; it never runs client code.
-//! - R4 Code above never sees which driver runs it, nor whether cores are threads.
+//! - RE-R1 All state belongs to one core. Only `Msg` crosses cores, by `post`; messages from one
+//!   core to another arrive in the order in which they were posted.
+//! - RE-R2 Every request in flight owns one op slot until its outcome has come, whether or not
+//!   anybody still waits; the driver holds the buffers until then.
+//! - RE-R3 Completing a request stores the outcome and queues a task; it never runs client code.
+//! - RE-R4 Code above never sees which driver runs it, nor whether cores are threads.
 #![warn(missing_docs)]
 
 mod call;
@@ -36,7 +36,7 @@ mod wait;
 
 pub use crate::call::call;
 pub use crate::core::{
-    Reactor, core_id, export, memory, new_opener, now, post, random, set_memory, spawn, turn_time,
+    Reactor, core_id, export, loop_time, memory, new_opener, now, post, random, set_memory, spawn,
     unexport,
 };
 pub use core_local::CoreLocal;

@@ -267,7 +267,7 @@ fn messages_of_one_round_go_out_together_and_in_order() {
 }
 
 #[test]
-fn an_export_that_has_ended_is_gone_though_another_takes_its_slot() {
+fn an_ended_export_does_not_reach_the_next_in_its_slot() {
     reactor().on(|| {
         let shelf = Rc::new(Shelf::default());
         let old = reactor::export(shelf.clone());
@@ -305,7 +305,7 @@ impl Driver for Ticking {
 #[test]
 fn all_of_a_turn_share_its_time_and_the_next_has_another() {
     thread_local!(static TIMES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
-    let look = || TIMES.with_borrow_mut(|times| times.push(reactor::turn_time().0));
+    let look = || TIMES.with_borrow_mut(|times| times.push(reactor::loop_time().0));
     let driver = Ticking(Clockwork::default(), Cell::new(0));
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
     reactor.block_on(async move {
@@ -321,5 +321,5 @@ fn all_of_a_turn_share_its_time_and_the_next_has_another() {
             assert!(before < times[0] && times[0] < reactor::now().0);
         }
     });
-    reactor.on(|| assert!(reactor::turn_time() < reactor::turn_time(), "no turn: now"));
+    reactor.on(|| assert!(reactor::loop_time() < reactor::loop_time(), "no turn: now"));
 }

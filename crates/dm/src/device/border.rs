@@ -89,7 +89,7 @@ impl Base for MappedDevice {
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move {
             // What came while this was a pure mapping went on to bases that the mapping above had
-            // as its own; nothing came that had to wait (D5).
+            // as its own; nothing came that had to wait (DM-D5).
             let gates = self.gates();
             for gate in gates {
                 gate.quiesced().await;

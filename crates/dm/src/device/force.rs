@@ -7,12 +7,12 @@
 //! ```
 //!
 //! Invariants
-//! - FO1 A table that was replaced is dropped as any other: nothing of it is in flight and its
+//! - DM-FO1 A table that was replaced is dropped as any other: nothing of it is in flight and its
 //!   targets have been suspended. Until then it keeps its devices, and the mapped device itself, so
 //!   that no other engine gets them.
-//! - FO2 A control operation that was under way changes nothing any more (D3).
-//! - FO3 No other table goes live on the device before all that were replaced have settled: what is
-//!   in flight there may still be written.
+//! - DM-FO2 A control operation that was under way changes nothing any more (DM-D3).
+//! - DM-FO3 No other table goes live on the device before all that were replaced have settled: what
+//!   is in flight there may still be written.
 use std::rc::{Rc, Weak};
 
 use block::{Base, BlockDevice, Error, Nanos};
@@ -33,7 +33,7 @@ struct Replaced {
 }
 
 impl MappedDevice {
-    /// Waits until no other control operation is under way (D3). Fails when the device is gone.
+    /// Waits until no other control operation is under way (DM-D3). Fails when the device is gone.
     pub(crate) async fn control(&self) -> Result<Held, Error> {
         loop {
             let lock = self.lock.borrow().clone();
@@ -64,7 +64,7 @@ impl MappedDevice {
     /// anything. Without a live table there is none to replace.
     pub(crate) fn replace_by_force(self: &Rc<Self>, dm: &Dm, errors: Option<Rc<Table>>) {
         let lock = self.lock.take();
-        lock.withdraw(); // FO2
+        lock.withdraw(); // DM-FO2
         let gate = self.gate.take();
         self.gate.borrow().watch(self.waiting.watcher());
         self.old_gates.borrow_mut().push(gate.clone());
@@ -104,7 +104,7 @@ impl MappedDevice {
         self.settled.wait_for(|| self.settling.get() == 0 || reactor::now() >= end).await;
     }
 
-    /// FO3.
+    /// DM-FO3.
     pub(super) fn check_settled(&self) -> Result<(), Error> {
         if self.settling.get() == 0 {
             return Ok(());
@@ -122,7 +122,7 @@ impl MappedDevice {
 }
 
 impl Replaced {
-    /// FO1.
+    /// DM-FO1.
     async fn settle(self) {
         let Replaced { device, table, gate, lock, bases } = self;
         if let Some(dm) = device.dm.upgrade() {

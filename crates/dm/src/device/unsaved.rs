@@ -2,9 +2,10 @@
 //! Unsaved: what only a device's caches have. No verb takes it out of sight without a word.
 //!
 //! Invariants
-//! - U1 A table that would hide dirty blocks goes live by their token only; what is refused leaves
-//!   the device as it was.
-//! - U2 A device whose cache has blocks that fail or can't be read is removed by their token only.
+//! - DM-U1 A table that would hide dirty blocks goes live by their token only; what is refused
+//!   leaves the device as it was.
+//! - DM-U2 A device whose cache has blocks that fail or can't be read is removed by their token
+//!   only.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector, UnsavedBlocks};
@@ -50,7 +51,7 @@ impl MappedDevice {
         lines.filter(|(_, unsaved)| unsaved.blocks() > 0).collect()
     }
 
-    /// Whether `new` may take the live table's place (U1). The device is suspended.
+    /// Whether `new` may take the live table's place (DM-U1). The device is suspended.
     pub(crate) async fn check_hidden(
         &self,
         new: &Table,
@@ -78,7 +79,7 @@ impl MappedDevice {
         Error::require_token(self.token("resume", &hidden), given, harm)
     }
 
-    /// Whether the device may be removed (U2).
+    /// Whether the device may be removed (DM-U2).
     pub(crate) async fn check_lost(&self, given: Option<&str>) -> Result<(), Error> {
         let mut lost = self.unsaved().await;
         lost.retain(|unsaved| !unsaved.is_healthy());

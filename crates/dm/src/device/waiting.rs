@@ -6,7 +6,7 @@
 //! have failed by then and have told of the error, and the device below would find nothing new.
 //!
 //! Invariant
-//! - DW1 A FLUSH that waits fails if one below has failed since it came.
+//! - DM-DW1 A FLUSH that waits fails if one below has failed since it came.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -44,7 +44,7 @@ impl Waiting {
         self.bios.borrow_mut().push_back((bio, self.failed.0.get()));
     }
 
-    /// Sends all of them on, but for FLUSHes that must fail (DW1).
+    /// Sends all of them on, but for FLUSHes that must fail (DM-DW1).
     pub(crate) fn send(&self, submit: impl Fn(Bio)) {
         let failed = self.failed.0.get();
         for (bio, before) in self.bios.take() {

@@ -106,7 +106,7 @@ fn a_device_in_use_keeps_its_table() {
 }
 
 #[test]
-fn bios_in_flight_end_before_the_table_goes_and_who_opens_meanwhile_sees_nothing() {
+fn bios_in_flight_end_before_the_table_is_dropped() {
     Bench::new(1).run(|dm, state| async move {
         let device = dm.create("d", None, Some("0 8 delay /ram/a/1024 0 5")).await.unwrap();
         let (dev, ended) = (device.clone(), Rc::new(Cell::new(0)));

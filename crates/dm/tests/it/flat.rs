@@ -243,7 +243,7 @@ fn nothing_goes_to_a_disk_that_a_layer_has_left() {
 /// As above, but one operator moves the device at the bottom while two others suspend, load and
 /// resume those above it and change their mappings, at whatever moment.
 #[test]
-fn operators_at_once_on_one_stack_neither_lose_anything_nor_wait_for_each_other_for_ever() {
+fn operators_at_once_on_one_stack_lose_nothing_and_all_end() {
     for seed in 0..8 {
         Bench::new(seed).run(|dm, state| async move {
             dm.create("other", None, Some(&format!("0 8 linear {B} 0"))).await.unwrap();
@@ -327,7 +327,7 @@ fn a_bio_goes_to_its_disk_in_one_step_and_a_flush_once_to_each() {
 }
 
 #[test]
-fn a_chunk_that_is_no_multiple_of_the_block_is_never_resolved_short() {
+fn a_chunk_of_a_broken_block_takes_no_fast_path() {
     Bench::new(1).run(|dm, _| async move {
         // 12 sectors a chunk on disks of 8-sector blocks: an aligned bio may lie askew below.
         let table = "0 96 striped 2 12 /ram4k/a/48 0 /ram4k/b/48 0";
@@ -375,7 +375,7 @@ fn a_fault_counts_once_a_stripe_in_however_many_pieces_it_lies() {
 }
 
 #[test]
-fn an_aligned_bio_stays_aligned_when_a_device_below_has_got_coarser_blocks() {
+fn alignment_is_checked_again_when_blocks_below_grow() {
     Bench::new(1).run(|dm, state| async move {
         dm.create("low", None, Some("0 64 linear /ram/y/64 0")).await.unwrap();
         // Its second line begins within what will be a block.
@@ -416,7 +416,7 @@ fn a_mapping_has_the_nodes_of_what_it_covers_and_no_others() {
 }
 
 #[test]
-fn a_mapping_of_too_many_nodes_is_not_made_and_its_bios_go_layer_by_layer() {
+fn too_many_nodes_make_no_flat_mapping() {
     Bench::new(1).run(|dm, _| async move {
         dm.create("d0", None, Some(&lines(256, A, 0))).await.unwrap();
         // Each layer has all that is below twice: 2^15 times the lines at the end, so sector s is
@@ -436,7 +436,7 @@ fn a_mapping_of_too_many_nodes_is_not_made_and_its_bios_go_layer_by_layer() {
 }
 
 #[test]
-fn accounts_are_kept_while_they_are_on_and_cost_the_flat_mapping() {
+fn accounting_is_optional_and_costs_the_flat_mapping() {
     Bench::new(1).run(|dm, _| async move {
         dm.create("low", None, Some(&format!("0 64 linear {A} 0"))).await.unwrap();
         let top = dm.create("top", None, Some("0 64 linear low 0")).await.unwrap();

@@ -83,7 +83,7 @@ fn what_create_can_not_finish_leaves_no_device() {
 }
 
 #[test]
-fn a_device_that_is_renamed_while_it_is_created_comes_to_life_all_the_same() {
+fn a_device_renamed_during_its_creation_becomes_live() {
     let bench = Bench::new(1);
     bench.run(|dm, _| async move {
         let other = dm.clone();
@@ -382,7 +382,7 @@ fn a_swap_suspends_the_old_table_before_it_resumes_the_new_one() {
 }
 
 #[test]
-fn a_target_that_can_not_resume_leaves_the_device_suspended_and_both_tables() {
+fn a_failed_resume_leaves_the_device_suspended() {
     let bench = Bench::new(1);
     let (log, fail) = told(&bench);
     bench.run(|dm, _| async move {
@@ -446,7 +446,7 @@ fn force_suspends_the_table_that_it_replaces() {
 }
 
 #[test]
-fn an_attribute_that_is_being_written_holds_up_neither_reads_nor_a_suspend() {
+fn writing_an_attribute_delays_no_read_and_no_suspend() {
     let bench = Bench::new(1);
     let (log, _) = told(&bench);
     bench.run(|dm, _| async move {
@@ -470,7 +470,7 @@ fn an_attribute_that_is_being_written_holds_up_neither_reads_nor_a_suspend() {
 }
 
 #[test]
-fn messages_go_to_the_target_at_the_sector_and_hold_a_suspend_up() {
+fn a_message_goes_to_its_sector_and_delays_a_suspend() {
     let bench = Bench::new(1);
     let (log, _) = told(&bench);
     bench.run(|dm, _| async move {

@@ -77,7 +77,7 @@ fn stacks_are_at_most_sixteen_deep_from_above_and_from_below() {
 }
 
 #[test]
-fn stacks_that_join_at_every_level_are_checked_without_walking_every_path() {
+fn stacks_that_join_at_every_level_are_checked_fast() {
     let bench = Bench::new(1);
     bench.run(|dm, _| async move {
         let mut below: Vec<String> = (0..5).map(|n| format!("/ram/{n}/40")).collect();

@@ -24,7 +24,7 @@ fn begin_write(dev: &MappedDevice, at: u64) -> BioFuture {
 }
 
 #[test]
-fn an_idle_device_goes_through_its_life_while_one_below_is_suspended() {
+fn an_idle_device_is_managed_while_one_below_is_suspended() {
     Bench::new(1).run(|dm, _| async move {
         let [low, mid, top] = stack(&dm).await;
         dm.create("other", None, Some("0 96 linear mid 0")).await.unwrap();

@@ -170,7 +170,7 @@ fn striped_deals_out_data_and_discards() {
 }
 
 #[test]
-fn a_stripe_with_errors_is_marked_and_raises_events_up_to_fifteen() {
+fn a_stripe_with_errors_raises_at_most_fifteen_events() {
     Bench::new(1).run(|dm, state| async move {
         let table = format!("0 64 striped 2 8 {A} 0 {B} 0");
         let dev = dm.create("d", None, Some(&table)).await.unwrap();

@@ -79,7 +79,7 @@ fn whole_blocks_go_straight_to_the_driver() {
 }
 
 #[test]
-fn edges_are_read_once_each_and_one_write_follows_with_the_flags() {
+fn each_edge_is_read_once_and_one_write_follows() {
     let script = Script::default();
     with_core(script.driver(), async {
         let dev = merging(limits(8));
@@ -251,7 +251,7 @@ fn an_error_of_the_read_or_of_the_write_is_that_of_the_part() {
 }
 
 #[test]
-fn what_the_leaf_refuses_is_refused_and_never_reaches_the_driver() {
+fn what_the_leaf_refuses_never_reaches_the_driver() {
     let script = Script::default();
     with_core(script.driver(), async {
         let plain = Limits { discard_granularity_bytes: 0, write_zeroes: false, ..limits(8) };
@@ -326,7 +326,7 @@ async fn client(load: Workload, world: WorldRef, dev: Rc<dyn BlockDevice>, reque
     load.client(dev, 0).await;
 }
 
-fn simulate(seed: u64, mutation: Mutation) -> Result<bool, String> {
+fn simulate(seed: u64, fault: Option<Fault>) -> Result<bool, String> {
     let world = World::new(seed);
     let mut rng = Rng::new(seed ^ 0x6d65_7267);
     let (faulty, cuts, depth) =
@@ -354,7 +354,7 @@ fn simulate(seed: u64, mutation: Mutation) -> Result<bool, String> {
         let machine = Machine::boot(&world, 1);
         let load = Workload::new(&world, &oracle, mix);
         let dev = merging(Limits { queue_depth: depth, ..limits(BLOCKS) });
-        dev.0.mutation.set(mutation);
+        dev.0.planted.set(fault.into());
         machine.block_on(load.read_all(dev.clone())).expect("no cut is set yet")?;
         let cut = cuts.then(|| {
             let world = &mut *world.borrow_mut();
@@ -391,7 +391,7 @@ fn simulate(seed: u64, mutation: Mutation) -> Result<bool, String> {
 fn parts_of_blocks_keep_the_contract() {
     let (runs, mut cut_merging) = (seeds::count(300), 0);
     seeds::run(300, |seed| {
-        cut_merging += u64::from(simulate(seed, Mutation::None)?);
+        cut_merging += u64::from(simulate(seed, None)?);
         Ok(())
     });
     // One seed alone need not have everything.
@@ -400,26 +400,26 @@ fn parts_of_blocks_keep_the_contract() {
     }
 }
 
-fn is_caught(mutation: Mutation) {
-    let run = |seed, mutation| simulate(seed, mutation).map(drop);
-    let found = seeds::first_failure(0..2000, |seed| run(seed, mutation));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+fn is_caught(fault: Option<Fault>) {
+    let run = |seed, fault| simulate(seed, fault).map(drop);
+    let found = seeds::first_failure(0..2000, |seed| run(seed, fault));
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 2000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
     // It is the fault that was seen.
-    assert_eq!(run(found.seed, Mutation::None), Ok(()), "seed {} without it", found.seed);
+    assert_eq!(run(found.seed, None), Ok(()), "seed {} without it", found.seed);
 }
 
 #[test]
 fn a_merge_without_a_lock_is_caught() {
-    is_caught(Mutation::NoLine);
+    is_caught(Some(Fault::NoRangeLock));
 }
 
 #[test]
 fn a_merge_that_does_not_wait_for_writes_in_flight_is_caught() {
-    is_caught(Mutation::IgnoreInFlight);
+    is_caught(Some(Fault::IgnoreInFlight));
 }
 
 #[test]
 fn a_merged_fua_write_that_is_not_fua_is_caught() {
-    is_caught(Mutation::IgnoreFua);
+    is_caught(Some(Fault::IgnoreFua));
 }

@@ -13,16 +13,16 @@ fn add(to: &AtomicU64, n: u64) {
 }
 
 /// How long requests took.
-struct Times {
+struct TimeBuckets {
     buckets: [AtomicU32; BUCKETS],
     sum_ns: AtomicU64,
     min_ns: AtomicU64,
     max_ns: AtomicU64,
 }
 
-impl Times {
-    fn new() -> Times {
-        Times {
+impl TimeBuckets {
+    fn new() -> TimeBuckets {
+        TimeBuckets {
             buckets: [const { AtomicU32::new(0) }; BUCKETS],
             sum_ns: AtomicU64::new(0),
             min_ns: AtomicU64::new(u64::MAX),
@@ -43,19 +43,19 @@ impl Times {
     }
 }
 
-/// Of which [`Times`] what has been seen.
-struct Seen {
+/// Of which [`TimeBuckets`] what has been seen.
+struct SeenBuckets {
     buckets: Box<[u32; BUCKETS]>,
     sum_ns: u64,
 }
 
-impl Seen {
-    fn nothing() -> Seen {
-        Seen { buckets: Box::new([0; BUCKETS]), sum_ns: 0 }
+impl SeenBuckets {
+    fn nothing() -> SeenBuckets {
+        SeenBuckets { buckets: Box::new([0; BUCKETS]), sum_ns: 0 }
     }
 
     /// Adds what is new to `reads`.
-    fn take(&mut self, times: &Times, reads: &mut LatencyHistogram) {
+    fn take(&mut self, times: &TimeBuckets, reads: &mut LatencyHistogram) {
         let sum_ns = times.sum_ns.load(Relaxed);
         let mut new_ns = sum_ns.wrapping_sub(self.sum_ns);
         let mut new_buckets: Option<(usize, usize)> = None;
@@ -83,9 +83,9 @@ impl Seen {
 
 /// What one leaf counts.
 pub(crate) struct Counters {
-    clean_reads: Times,
+    clean_reads: TimeBuckets,
     /// The other reads.
-    other_reads: Times,
+    other_reads: TimeBuckets,
     writes: AtomicU64,
     write_bytes: AtomicU64,
     /// When the read that is being watched was issued; 0 while none is.
@@ -95,8 +95,8 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn new() -> Counters {
         Counters {
-            clean_reads: Times::new(),
-            other_reads: Times::new(),
+            clean_reads: TimeBuckets::new(),
+            other_reads: TimeBuckets::new(),
             writes: AtomicU64::new(0),
             write_bytes: AtomicU64::new(0),
             watched_ns: AtomicU64::new(0),
@@ -124,15 +124,15 @@ impl Counters {
 
 /// What has been seen of the counters of one leaf.
 pub(crate) struct Snapshot {
-    clean_reads: Seen,
-    other_reads: Seen,
+    clean_reads: SeenBuckets,
+    other_reads: SeenBuckets,
     writes: u64,
     write_bytes: u64,
 }
 
 /// What is new of several.
 #[derive(Default)]
-pub(crate) struct News {
+pub(crate) struct Delta {
     pub(crate) clean_reads: LatencyHistogram,
     pub(crate) other_reads: LatencyHistogram,
     pub(crate) writes: u64,
@@ -141,17 +141,17 @@ pub(crate) struct News {
 
 impl Snapshot {
     pub(crate) fn nothing() -> Snapshot {
-        let (clean_reads, other_reads) = (Seen::nothing(), Seen::nothing());
+        let (clean_reads, other_reads) = (SeenBuckets::nothing(), SeenBuckets::nothing());
         Snapshot { clean_reads, other_reads, writes: 0, write_bytes: 0 }
     }
 
-    /// Adds what is new to `news`.
-    pub(crate) fn take(&mut self, counters: &Counters, news: &mut News) {
-        self.clean_reads.take(&counters.clean_reads, &mut news.clean_reads);
-        self.other_reads.take(&counters.other_reads, &mut news.other_reads);
+    /// Adds what is new to `delta`.
+    pub(crate) fn take(&mut self, counters: &Counters, delta: &mut Delta) {
+        self.clean_reads.take(&counters.clean_reads, &mut delta.clean_reads);
+        self.other_reads.take(&counters.other_reads, &mut delta.other_reads);
         let (writes, bytes) = (counters.writes.load(Relaxed), counters.write_bytes.load(Relaxed));
-        news.writes += writes.wrapping_sub(std::mem::replace(&mut self.writes, writes));
-        news.write_bytes += bytes.wrapping_sub(std::mem::replace(&mut self.write_bytes, bytes));
+        delta.writes += writes.wrapping_sub(std::mem::replace(&mut self.writes, writes));
+        delta.write_bytes += bytes.wrapping_sub(std::mem::replace(&mut self.write_bytes, bytes));
     }
 }
 
@@ -162,8 +162,8 @@ mod tests {
     /// Another core counts while a window is closed: whatever is seen of it has bounds in order.
     #[test]
     fn what_is_half_counted_has_bounds_in_order() {
-        let half = |count: fn(&Times)| {
-            let (times, mut seen) = (Times::new(), Seen::nothing());
+        let half = |count: fn(&TimeBuckets)| {
+            let (times, mut seen) = (TimeBuckets::new(), SeenBuckets::nothing());
             let mut reads = LatencyHistogram::default();
             count(&times);
             seen.take(&times, &mut reads);
@@ -179,7 +179,7 @@ mod tests {
             times.min_ns.store(1_500_000, Relaxed);
         });
         // The bounds were taken away before the bucket was seen.
-        let (times, mut seen) = (Times::new(), Seen::nothing());
+        let (times, mut seen) = (TimeBuckets::new(), SeenBuckets::nothing());
         times.record(1_500_000);
         times.buckets[bucket_of(1_500_000)].store(0, Relaxed);
         seen.take(&times, &mut LatencyHistogram::default());
@@ -194,24 +194,24 @@ mod tests {
         let counters = Counters::new();
         let mut seen = Snapshot::nothing();
         let mut window = || {
-            let mut news = News::default();
-            seen.take(&counters, &mut news);
-            news
+            let mut delta = Delta::default();
+            seen.take(&counters, &mut delta);
+            delta
         };
         counters.read(100_000, true);
         counters.read(300_000, false);
         counters.read(400_000, false);
         counters.write(4096);
-        let news = window();
-        assert_eq!((news.writes, news.write_bytes), (1, 4096));
-        assert_eq!((news.clean_reads.count(), news.other_reads.count()), (1, 2));
-        assert_eq!(news.clean_reads.min_ns(), Some(100_000));
-        assert_eq!(news.other_reads.min_ns(), Some(300_000));
-        assert_eq!(news.other_reads.mean_ns(), Some(350_000));
+        let delta = window();
+        assert_eq!((delta.writes, delta.write_bytes), (1, 4096));
+        assert_eq!((delta.clean_reads.count(), delta.other_reads.count()), (1, 2));
+        assert_eq!(delta.clean_reads.min_ns(), Some(100_000));
+        assert_eq!(delta.other_reads.min_ns(), Some(300_000));
+        assert_eq!(delta.other_reads.mean_ns(), Some(350_000));
         counters.read(500_000, false);
-        let news = window();
-        assert_eq!((news.writes, news.clean_reads.count(), news.other_reads.count()), (0, 0, 1));
-        let (min_ns, max_ns) = (news.other_reads.min_ns(), news.other_reads.max_ns());
+        let delta = window();
+        assert_eq!((delta.writes, delta.clean_reads.count(), delta.other_reads.count()), (0, 0, 1));
+        let (min_ns, max_ns) = (delta.other_reads.min_ns(), delta.other_reads.max_ns());
         assert_eq!((min_ns, max_ns), (Some(500_000), Some(500_000)));
         assert_eq!(window().other_reads.min_ns(), None);
     }

@@ -5,47 +5,46 @@
 //! ```text
 //!   reads, flushes,                writes, discards,
 //!   SYNC|IDLE writes,              reads of writeback
-//!   write zeroes                   ┌──────▼───────┐  law says no   ┌─────────────────────────┐
-//!        │ never wait              │ take a token ├───────────────▶│ line: Sync ▸ Normal ▸   │
+//!   write zeroes                   ┌──────▼───────┐  over the limit┌─────────────────────────┐
+//!        │ never wait              │ take a token ├───────────────▶│ queue: Sync ▸ Normal ▸  │
 //!        │                         └──────┬───────┘                │ Background, and Discard │
 //!        │                                │ in pieces,             └───────────┬─────────────┘
-//!        │                                │ if the law says so                 │ one has ended,
-//!        ▼                                ▼                                    ▼ a window, a turn
+//!        │                                │ if it is long                      │ one has ended,
+//!        ▼                                ▼                                    ▼ a window
 //!   ───────────────────────────── driver ─────────────────────────────────────────
 //!        │ how long it took               │ the token comes back ──▶ the next go
-//!        └───────────▶ window ◀───────────┘      (other cores are told, too)
+//!        └───────────▶ window ◀───────────┘      (other cores are woken)
 //!                        │ WindowSample
 //!                        ▼
 //!                  policy::wbt::Control ─ ThrottleLimits ─▶ take a token
 //!                                        a copy in each leaf
 //! ```
 //!
-//! The law (`policy::wbt`) is shared by the leaves of all cores on one file, and so are the tokens;
-//! leaves on files of one disk are to share them, too, as it has one queue.
-//! A window's task runs on the core whose leaf was shared with the others: of those one may stand
-//! still, timers and all, while it has nothing in flight. It ends when nothing is in flight, nobody
-//! waits, and the law has nothing to settle.
+//! The leaves of all cores on one file share the algorithm (`policy::wbt`) and the tokens. Leaves
+//! on several files of one disk should share them, too, as the disk has one queue; they do not yet.
+//! The task that closes windows runs on the core whose leaf was shared with the others: of those,
+//! one may stand still, timers and all, while it has nothing in flight. The task ends when nothing
+//! is in flight, no bio waits, and the algorithm needs no timer.
 //!
 //! Invariants
-//! - W1 What is in flight of a count was at most the law's limit when the last of it was let go,
-//!   but for one request at a time that had waited too long (by the kernel's law only while leaves
-//!   of several cores have waiters). Counts are back at 0 when nothing is in flight.
-//! - W2 Nobody waits while nothing of its count is in flight, but for as long as our law holds
-//!   writes back for a moment: a window goes on while anybody waits.
-//! - W3 Switching it off, another target, another law, another queue depth: whoever may go then,
-//!   goes then.
-//! - W4 Reads that somebody waits for or may wait for, flushes, write zeroes and SYNC|IDLE writes
-//!   never wait.
-//! - W5 A bio that waits is in flight for [`crate::Stats`], so it is waited for before a table, a
-//!   leaf or a file goes.
-//! - W6 By the kernel's law bios of a count go in order. By ours the urgent go first; of those that
-//!   have waited for a second one of a kind goes every 200 ms whatever the others do, and after
-//!   every eight of them.
+//! - QU-W1 A tracked request starts only while what is in flight of its count is below the limit.
+//!   Exception: one request at a time that has waited too long (kernel mode: only while leaves of
+//!   several cores have waiters). Counts are back at 0 when nothing is in flight.
+//! - QU-W2 While nothing of its count is in flight, no bio waits longer than until the next window,
+//!   and windows go on while any bio waits.
+//! - QU-W3 After every change of settings (off, another target, mode or queue depth), each bio that
+//!   may start under the new limits starts at once.
+//! - QU-W4 Foreground reads and read-ahead, flushes, write zeroes and SYNC|IDLE writes never wait.
+//! - QU-W5 A bio that waits is in flight for [`crate::Stats`], so whoever swaps a table or closes a
+//!   leaf or file waits for it.
+//! - QU-W6 Kernel mode: bios of a count start in order of arrival. Tail mode: the most urgent class
+//!   first; of a class whose head has waited 1 s, one bio starts every 200 ms, and one after every
+//!   eight bios of other classes.
 mod attributes;
+mod class_queues;
 #[cfg(test)]
 mod cores_tests;
 mod counters;
-mod line;
 mod shared;
 mod sync;
 #[cfg(test)]
@@ -54,7 +53,7 @@ mod throttle;
 #[cfg(test)]
 mod token_tests;
 mod tokens;
-mod waiting;
+mod wait_queue;
 
 use std::fmt;
 use std::rc::Rc;
@@ -157,15 +156,15 @@ impl Wbt {
     }
 
     /// Changes the law, and lets go whoever may go then.
-    fn turn(&self, change: impl FnOnce(&mut Control)) {
+    fn reconfigure(&self, change: impl FnOnce(&mut Control)) {
         let shared = &self.0.shared;
         let on = shared.change(|state| {
             change(&mut state.control);
             state.control.is_on()
         });
-        // W3: first it is so, then everybody looks.
-        shared.tokens.turn(on);
-        self.0.turned();
+        // QU-W3: first it is so, then everybody looks.
+        shared.tokens.set_on(on);
+        self.0.settings_changed();
     }
 
     /// The target that was asked for.
@@ -176,7 +175,7 @@ impl Wbt {
     /// Aims at `target` from now on. The one in force already stays as it is.
     pub fn set_target(&self, target: LatencyTarget) {
         if self.target() != target {
-            self.turn(|law| law.set_target(target));
+            self.reconfigure(|law| law.set_target(target));
         }
     }
 
@@ -197,7 +196,7 @@ impl Wbt {
 
     /// Goes by this very law from now on: for benchmarks of laws with a shape of their own.
     pub fn set_control(&self, law: Control) {
-        self.turn(|old| *old = law);
+        self.reconfigure(|old| *old = law);
     }
 
     fn device(&self) -> DeviceTraits {
@@ -215,7 +214,7 @@ impl Wbt {
         let device = DeviceTraits { queue_depth: queue_depth.max(1), ..before };
         if device != before {
             self.0.shared.change(|state| state.device = device);
-            self.turn(|law| law.set_device(device));
+            self.reconfigure(|law| law.set_device(device));
         }
     }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the leaves of all cores on one file share: the law, the tokens, the signs, the figures.
+//! What the leaves of all cores on one file share: the algorithm, the tokens, inputs and counters.
 //!
-//! The law lies behind a lock. It changes when a window ends or somebody sets something, and each
-//! change has a number; a leaf keeps a copy of what is in force and takes it anew when the number
-//! is another one. So a request that goes at once takes no lock; reads store two words.
+//! The algorithm lies behind a lock. It changes when a window ends or a setting changes, and each
+//! change has a number. A leaf keeps a copy of the limits and refreshes it when the number has
+//! changed. So a request that starts at once takes no lock; a read stores two words.
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -16,9 +16,9 @@ use policy::wbt::{
 };
 use reactor::{CoreLocal, Msg, core_id, now, post, sleep, spawn};
 
-use super::counters::{Counters, News, Snapshot};
-use super::line::Line;
-use super::tokens::{Bell, Load, Tokens};
+use super::counters::{Counters, Delta, Snapshot};
+use super::tokens::{Load, Tokens, WakeFlag};
+use super::wait_queue::WaitQueue;
 
 /// A writer that was made to wait within this counts as waiting.
 const RECENT_WAIT_NS: u64 = 1_000_000_000;
@@ -27,25 +27,25 @@ const SILENT_WINDOWS_MAX: u32 = 256;
 /// Bytes of the words in which tokens are counted.
 const SECTOR: u64 = 512;
 
-/// The leaf of one core that has somebody waiting, as others tell it to look.
-pub(crate) struct Door {
+/// How other cores make the leaf of one core look, while it has waiters.
+pub(crate) struct PeerWaker {
     core: CoreId,
     line: CoreLocal,
-    pub(crate) bell: Bell,
+    pub(crate) flag: WakeFlag,
 }
 
-impl Door {
-    pub(crate) fn new(line: CoreLocal) -> Door {
-        Door { core: core_id(), line, bell: Bell::new() }
+impl PeerWaker {
+    pub(crate) fn new(line: CoreLocal) -> PeerWaker {
+        PeerWaker { core: core_id(), line, flag: WakeFlag::new() }
     }
 
-    fn tell(&self) {
-        if !self.bell.ring() {
+    fn wake(&self) {
+        if !self.flag.set() {
             return;
         }
         let line = self.line;
         let look = move || {
-            if let Some(line) = line.get::<Line>() {
+            if let Some(line) = line.get::<WaitQueue>() {
                 line.look(now().0);
             }
         };
@@ -57,18 +57,18 @@ impl Door {
     }
 }
 
-/// What follows from a window.
+/// What happens after a window.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Closed {
-    /// Another one follows; if not, the task ends.
+pub(crate) struct WindowEnd {
+    /// Another window follows; if not, the task ends.
     pub(crate) goes_on: bool,
-    /// Whoever waits may ask again.
+    /// Waiters must be woken.
     pub(crate) wakes: bool,
 }
 
-/// How the last window went.
+/// The result of the last window.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Last {
+pub(crate) struct LastWindow {
     pub(crate) verdict: Option<Verdict>,
     pub(crate) read_p50_ns: Option<u64>,
     pub(crate) read_p99_ns: Option<u64>,
@@ -85,7 +85,7 @@ pub(crate) struct State {
     silent_windows: u32,
     /// Windows by [`Verdict`].
     pub(crate) windows: [u64; 4],
-    pub(crate) last: Last,
+    pub(crate) last: LastWindow,
 }
 
 /// How long requests have waited.
@@ -104,9 +104,9 @@ pub(crate) struct Waits {
 pub(crate) struct Shared {
     pub(crate) tokens: Tokens,
     state: Mutex<State>,
-    /// How often the law may have changed.
+    /// How often the limits may have changed.
     changes: AtomicU64,
-    doors: Mutex<Vec<Arc<Door>>>,
+    wakers: Mutex<Vec<Arc<PeerWaker>>>,
     /// A task closes windows.
     armed: AtomicBool,
     /// Where it runs once other cores have leaves, too: of those one may stand still while it has
@@ -115,16 +115,16 @@ pub(crate) struct Shared {
     last_read_ns: AtomicU64,
     dirty_wait_ns: AtomicU64,
     /// Requests in flight that are neither reads nor tracked.
-    beside: AtomicU32,
-    /// Foreground reads in flight that were sent beside something else than reads. Who is sent
-    /// behind them waits for what they wait for.
+    untracked: AtomicU32,
+    /// Foreground reads in flight that were sent while something else than reads was in flight.
+    /// Reads that are sent behind them wait for the same.
     late_reads: AtomicU32,
     /// Requests other than reads that have been sent.
     begun: AtomicU64,
     /// Since when writes are in flight, and how long they were before that in this window.
     busy_from_ns: AtomicU64,
     busy_ns: AtomicU64,
-    /// Somebody was made to wait in this window.
+    /// A bio had to wait in this window.
     held: AtomicBool,
     /// A request is in flight that went past the limit.
     pub(crate) forced: AtomicBool,
@@ -149,19 +149,19 @@ impl Shared {
             early_reads: LatencyHistogram::default(),
             silent_windows: 0,
             windows: [0; 4],
-            last: Last::default(),
+            last: LastWindow::default(),
             control,
         };
         Shared {
             tokens: Tokens::new(state.control.is_on()),
             state: Mutex::new(state),
             changes: AtomicU64::new(0),
-            doors: Mutex::default(),
+            wakers: Mutex::default(),
             armed: AtomicBool::new(false),
             home: OnceLock::new(),
             last_read_ns: AtomicU64::new(0),
             dirty_wait_ns: AtomicU64::new(0),
-            beside: AtomicU32::new(0),
+            untracked: AtomicU32::new(0),
             late_reads: AtomicU32::new(0),
             begun: AtomicU64::new(0),
             busy_from_ns: AtomicU64::new(0),
@@ -177,12 +177,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the law.
+    /// Reads the state.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         look(&self.lock())
     }
 
-    /// Changes the law: copies of what was in force are out of date from now on.
+    /// Changes the state: copies of the limits are out of date from now on.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let done = change(&mut state);
@@ -190,17 +190,17 @@ impl Shared {
         done
     }
 
-    /// The number of the last change. Who sees it and takes a copy then has the change in it.
+    /// The number of the last change. A copy that is taken after it has been read has the change.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Acquire)
     }
 
-    pub(crate) fn in_force(&self) -> ThrottleLimits {
+    pub(crate) fn limits(&self) -> ThrottleLimits {
         self.look(|state| state.control.limits())
     }
 
-    fn doors(&self) -> MutexGuard<'_, Vec<Arc<Door>>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn wakers(&self) -> MutexGuard<'_, Vec<Arc<PeerWaker>>> {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts of another leaf are part of the windows from now on.
@@ -210,7 +210,7 @@ impl Shared {
         state.watched.push((Arc::downgrade(counters), Snapshot::nothing()));
     }
 
-    pub(crate) fn signs(&self, now_ns: u64) -> Inputs {
+    pub(crate) fn inputs(&self, now_ns: u64) -> Inputs {
         let (last_read_ns, dirty_wait_ns) = (time(&self.last_read_ns), time(&self.dirty_wait_ns));
         Inputs { now_ns, last_read_ns, dirty_wait_ns }
     }
@@ -237,7 +237,7 @@ impl Shared {
     /// none of them is in flight, nor a read that was beside one.
     pub(crate) fn begin_read(&self) -> Option<u64> {
         let quiet = self.in_flight() == [0, 0]
-            && self.beside.load(Relaxed) == 0
+            && self.untracked.load(Relaxed) == 0
             && self.late_reads.load(Relaxed) == 0;
         if !quiet {
             self.late_reads.fetch_add(1, Relaxed);
@@ -255,13 +255,13 @@ impl Shared {
     }
 
     /// A request that is neither a read nor tracked goes.
-    pub(crate) fn begin_beside(&self) {
+    pub(crate) fn begin_untracked(&self) {
         self.begun.fetch_add(1, Relaxed);
-        self.beside.fetch_add(1, Relaxed);
+        self.untracked.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn end_beside(&self) {
-        self.beside.fetch_sub(1, Relaxed);
+    pub(crate) fn end_untracked(&self) {
+        self.untracked.fetch_sub(1, Relaxed);
     }
 
     /// Takes a token for `bytes` if `quota` lets it.
@@ -292,7 +292,7 @@ impl Shared {
         }
     }
 
-    /// Gives a token back. Returns how many leaves have somebody waiting.
+    /// Gives a token back. Returns how many leaves have waiters.
     pub(crate) fn give(&self, who: ThrottleClass, bytes: u64, now_ns: u64) -> u32 {
         let (left, waiting) = self.tokens.give(who.count(), sectors(who, bytes));
         if left.ios == 0 && who.count() == 0 {
@@ -302,23 +302,23 @@ impl Shared {
         waiting
     }
 
-    /// A leaf begins to have somebody waiting; it must look once more after this.
-    pub(crate) fn open(&self, door: Arc<Door>) {
+    /// A leaf has its first waiter; it must look once more after this.
+    pub(crate) fn open(&self, waker: Arc<PeerWaker>) {
         self.held.store(true, Relaxed);
-        self.doors().push(door);
+        self.wakers().push(waker);
         self.tokens.announce();
     }
 
-    /// Nobody waits there any more.
-    pub(crate) fn close(&self, door: &Arc<Door>) {
+    /// The leaf has no waiter any more.
+    pub(crate) fn close(&self, waker: &Arc<PeerWaker>) {
         self.tokens.retract();
-        self.doors().retain(|other| !Arc::ptr_eq(other, door));
+        self.wakers().retain(|other| !Arc::ptr_eq(other, waker));
     }
 
-    /// Tells all leaves with somebody waiting, but for `mine`, to look.
-    pub(crate) fn tell_others(&self, mine: Option<&Arc<Door>>) {
-        let others = |door: &&Arc<Door>| !mine.is_some_and(|mine| Arc::ptr_eq(mine, door));
-        self.doors().iter().filter(others).for_each(|door| door.tell());
+    /// Wakes all leaves that have waiters, but for `mine`.
+    pub(crate) fn wake_others(&self, mine: Option<&Arc<PeerWaker>>) {
+        let others = |waker: &&Arc<PeerWaker>| !mine.is_some_and(|mine| Arc::ptr_eq(mine, waker));
+        self.wakers().iter().filter(others).for_each(|waker| waker.wake());
     }
 
     /// Whether a task closes windows.
@@ -334,7 +334,7 @@ impl Shared {
         let mut state = self.lock();
         state.silent_windows = 0;
         // What came before the window is none of it, but for clean reads: there may be no others.
-        let News { clean_reads, .. } = state.news();
+        let Delta { clean_reads, .. } = state.delta();
         state.early_reads.merge(&clean_reads);
         state.window_from_ns = now_ns;
         self.busy(now_ns);
@@ -360,13 +360,13 @@ impl Shared {
     }
 
     /// Closes a window.
-    pub(crate) fn close_window(&self, now_ns: u64) -> Closed {
+    pub(crate) fn close_window(&self, now_ns: u64) -> WindowEnd {
         let (wanted, wakes) = self.change(|state| {
             let sample = self.sample(state, now_ns);
             let step = state.control.step();
             let wanted = state.close(&sample);
             let wakes = match state.control.mode() {
-                // As the kernel does; and nobody waits while nothing is in flight (W2).
+                // As the kernel does; and no bio waits while nothing is in flight (QU-W2).
                 Mode::Kernel => state.control.step() < step || self.in_flight() == [0, 0],
                 Mode::Tail => true,
             };
@@ -379,12 +379,12 @@ impl Shared {
             // A write that came meanwhile found it armed.
             goes_on = is_busy() && !self.armed.swap(true, SeqCst);
         }
-        Closed { goes_on, wakes }
+        WindowEnd { goes_on, wakes }
     }
 
     /// What has come since the last window.
     fn sample(&self, state: &mut State, now_ns: u64) -> WindowSample {
-        let News { mut clean_reads, other_reads: mut reads, writes, write_bytes } = state.news();
+        let Delta { mut clean_reads, other_reads: mut reads, writes, write_bytes } = state.delta();
         reads.merge(&clean_reads);
         clean_reads.merge(&std::mem::take(&mut state.early_reads));
         let watched = state.watched.iter().filter_map(|(c, _)| c.upgrade()?.watched_ns()).min();
@@ -428,7 +428,7 @@ async fn close_windows(shared: Arc<Shared>) {
         sleep(Nanos(shared.window_ns())).await;
         let closed = shared.close_window(now().0);
         if closed.wakes {
-            shared.tell_others(None);
+            shared.wake_others(None);
         }
         goes_on = closed.goes_on;
     }
@@ -440,14 +440,14 @@ fn sectors(who: ThrottleClass, bytes: u64) -> u64 {
 }
 
 impl State {
-    fn news(&mut self) -> News {
-        let mut news = News::default();
+    fn delta(&mut self) -> Delta {
+        let mut delta = Delta::default();
         for (counters, seen) in &mut self.watched {
             if let Some(counters) = counters.upgrade() {
-                seen.take(&counters, &mut news);
+                seen.take(&counters, &mut delta);
             }
         }
-        news
+        delta
     }
 
     /// Whether another window is wanted although nothing is in flight.
@@ -455,7 +455,7 @@ impl State {
         self.window_from_ns = sample.now_ns;
         let verdict = self.control.close_window(sample);
         self.windows[verdict as usize] += 1;
-        self.last = Last {
+        self.last = LastWindow {
             verdict: Some(verdict),
             read_p50_ns: sample.reads.percentile_ns(500),
             read_p99_ns: sample.reads.percentile_ns(990),

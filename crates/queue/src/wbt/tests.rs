@@ -9,8 +9,8 @@ use block::{Base, BlockDevice, Buf, Bufs, Class, Flags, Limits, Nanos, Op, Secto
 use policy::wbt::{LatencyTarget, Mode};
 use reactor::{FileId, discard, flush, io, read, sleep, spawn, write, write_zeroes, yield_now};
 
-use super::throttle::Mutation;
 use crate::FileLeaf;
+use crate::planted::Fault;
 use crate::testing::{Script, with_core};
 
 mod windows;
@@ -104,7 +104,7 @@ fn background_writes_wait_in_order_and_each_end_lets_one_go() {
         assert_eq!(script.take_seen(), (0..4).map(line).collect::<Vec<_>>(), "background: 4");
         assert_eq!(waiting(&leaf), 16);
         assert_eq!(leaf.wbt().report().in_flight, [4, 0]);
-        assert_eq!(leaf.stats().in_flight(), 20, "W5");
+        assert_eq!(leaf.stats().in_flight(), 20, "QU-W5");
         for nth in 0..16 {
             script.release(1);
             settle().await;
@@ -143,11 +143,11 @@ fn limits_go_by_who_writes() {
     });
 }
 
-fn reads_of_writeback(mutation: Mutation) {
+fn reads_of_writeback(fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(move |script| async move {
             let (leaf, ends) = (leaf(mode, 16), Ends::default());
-            leaf.wbt().throttle().mutation.set(mutation);
+            leaf.wbt().throttle().planted.set(fault.into());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             settle().await;
             for nth in 0..20 {
@@ -173,14 +173,14 @@ fn reads_of_writeback(mutation: Mutation) {
 }
 
 #[test]
-fn reads_of_writeback_wait_as_its_writes_do_and_go_in_pieces_but_not_by_the_kernels_law() {
-    reads_of_writeback(Mutation::None);
+fn writeback_reads_wait_in_tail_mode_only() {
+    reads_of_writeback(None);
 }
 
 #[test]
 #[should_panic(expected = "0 wait")]
 fn reads_of_writeback_that_pass_would_be_found() {
-    reads_of_writeback(Mutation::ReadsPass);
+    reads_of_writeback(Some(Fault::ReadsPass));
 }
 
 #[test]
@@ -216,8 +216,8 @@ fn reads_flushes_zeroes_and_direct_writes_never_wait() {
     }
 }
 
-/// W3; and what a fault there would look like.
-fn switched_off(turn: fn(&FileLeaf), mutation: Mutation) {
+/// QU-W3; and what a fault there would look like.
+fn switched_off(turn: fn(&FileLeaf), fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(|script| async move {
             let (leaf, ends) = (leaf(mode, 16), Ends::default());
@@ -227,7 +227,7 @@ fn switched_off(turn: fn(&FileLeaf), mutation: Mutation) {
             }
             settle().await;
             assert!(waiting(&leaf) >= 96);
-            leaf.wbt().throttle().mutation.set(mutation);
+            leaf.wbt().throttle().planted.set(fault.into());
             turn(&leaf);
             // At once: nothing has ended, no window either.
             assert_eq!(waiting(&leaf), 0, "{mode:?}: who waits goes");
@@ -242,14 +242,14 @@ fn switched_off(turn: fn(&FileLeaf), mutation: Mutation) {
 
 #[test]
 fn switched_off_it_lets_everybody_go() {
-    switched_off(|leaf| leaf.wbt().set_target(LatencyTarget::Off), Mutation::None);
-    switched_off(|leaf| leaf.wbt().set("queue/wbt_lat_usec", "0").unwrap(), Mutation::None);
+    switched_off(|leaf| leaf.wbt().set_target(LatencyTarget::Off), None);
+    switched_off(|leaf| leaf.wbt().set("queue/wbt_lat_usec", "0").unwrap(), None);
 }
 
 #[test]
 #[should_panic(expected = "who waits goes")]
 fn a_switch_that_wakes_nobody_would_be_found() {
-    switched_off(|leaf| leaf.wbt().set_target(LatencyTarget::Off), Mutation::SilentTurn);
+    switched_off(|leaf| leaf.wbt().set_target(LatencyTarget::Off), Some(Fault::NoWakeOnChange));
 }
 
 #[test]
@@ -277,11 +277,11 @@ fn with_another_law_goes_who_may_by_it() {
     }
 }
 
-fn all_end(mutation: Mutation) {
+fn all_end(fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(|script| async move {
             let (leaf, ends) = (leaf(mode, 4), Ends::default());
-            leaf.wbt().throttle().mutation.set(mutation);
+            leaf.wbt().throttle().planted.set(fault.into());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             for nth in 0..50 {
                 ends.background(&leaf, nth << 20, 1 << 20);
@@ -300,25 +300,25 @@ fn all_end(mutation: Mutation) {
 
 #[test]
 fn ends_alone_let_everybody_go() {
-    all_end(Mutation::None);
+    all_end(None);
 }
 
 #[test]
 #[should_panic(expected = "somebody waits for ever")]
 fn a_lost_wake_up_would_be_found() {
-    all_end(Mutation::LoseWakeUp);
+    all_end(Some(Fault::LoseWakeUp));
 }
 
 #[test]
 #[should_panic(expected = "somebody waits for ever")]
 fn a_token_that_is_not_given_back_would_be_found() {
-    all_end(Mutation::LeakToken);
+    all_end(Some(Fault::LeakToken));
 }
 
 /// A long write beside reads, in pieces that the driver ends as they come.
-async fn cut(script: &Script, leaf: &Rc<FileLeaf>, mutation: Mutation) -> (Vec<String>, Ends) {
+async fn cut(script: &Script, leaf: &Rc<FileLeaf>, fault: Option<Fault>) -> (Vec<String>, Ends) {
     let ends = Ends::default();
-    leaf.wbt().throttle().mutation.set(mutation);
+    leaf.wbt().throttle().planted.set(fault.into());
     let first = Ends::default();
     first.count(read(&**leaf, Class::Foreground, Sector(0), data(BLOCK)));
     settle().await;
@@ -337,7 +337,7 @@ async fn cut(script: &Script, leaf: &Rc<FileLeaf>, mutation: Mutation) -> (Vec<S
 fn pieces_are_the_whole_in_order() {
     keeping(|script| async move {
         let leaf = leaf(Mode::Tail, 16);
-        let (seen, ends) = cut(&script, &leaf, Mutation::None).await;
+        let (seen, ends) = cut(&script, &leaf, None).await;
         assert_eq!(ends.ok.get(), 1);
         assert!(seen.len() > 8, "{} pieces", seen.len());
         let mut at: u64 = 1 << 30;
@@ -356,7 +356,7 @@ fn pieces_are_the_whole_in_order() {
     });
 }
 
-async fn cut_and_fail(script: Script, mutation: Mutation) {
+async fn cut_and_fail(script: Script, fault: Option<Fault>) {
     let leaf = leaf(Mode::Tail, 16);
     let failing = script.clone();
     // The read goes first: the second piece of the write is the third request.
@@ -366,7 +366,7 @@ async fn cut_and_fail(script: Script, mutation: Mutation) {
         }
         failing.fail_next(Status::NoSpace);
     });
-    let (seen, ends) = cut(&script, &leaf, mutation).await;
+    let (seen, ends) = cut(&script, &leaf, fault).await;
     assert_eq!(ends.failed.get(), 1, "a failed piece");
     assert!(seen.len() < 64, "what is left of it is given up");
     let said = leaf.stats().last_error().unwrap();
@@ -377,13 +377,13 @@ async fn cut_and_fail(script: Script, mutation: Mutation) {
 
 #[test]
 fn a_bio_in_pieces_fails_once_with_what_failed_first() {
-    keeping(|script| cut_and_fail(script, Mutation::None));
+    keeping(|script| cut_and_fail(script, None));
 }
 
 #[test]
 #[should_panic(expected = "a failed piece")]
 fn a_forgotten_error_would_be_found() {
-    keeping(|script| cut_and_fail(script, Mutation::ForgetError));
+    keeping(|script| cut_and_fail(script, Some(Fault::ForgetError)));
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn who_waits_is_waited_for() {
     });
 }
 
-/// W6: a steady stream of urgent writes leaves the background something.
+/// QU-W6: a steady stream of urgent writes leaves the background something.
 #[test]
 fn nobody_starves_by_our_law() {
     keeping(|script| async move {
@@ -559,13 +559,13 @@ fn off_it_is_as_if_it_were_not_there() {
 }
 
 /// Leaves of one core on one file share tokens, too: an end at one lets those at the other go.
-fn two_leaves(mutation: Mutation) {
+fn two_leaves(fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(|script| async move {
             let (one, ends) = (leaf(mode, 1), Ends::default());
             let two = FileLeaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt());
             let two = Rc::new(two);
-            one.wbt().throttle().mutation.set(mutation);
+            one.wbt().throttle().planted.set(fault.into());
             ends.count(read(&*two, Class::Foreground, Sector(0), data(BLOCK)));
             settle().await;
             script.release(1);
@@ -590,11 +590,11 @@ fn two_leaves(mutation: Mutation) {
 
 #[test]
 fn leaves_on_one_file_let_each_other_go() {
-    two_leaves(Mutation::None);
+    two_leaves(None);
 }
 
 #[test]
 #[should_panic(expected = "somebody waits for ever")]
 fn a_leaf_that_keeps_an_end_to_itself_would_be_found() {
-    two_leaves(Mutation::TellNobody);
+    two_leaves(Some(Fault::WakeNoPeer));
 }

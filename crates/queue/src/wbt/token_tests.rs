@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::tokens::{Load, Tokens};
 
 proptest! {
-    /// W1, of the tokens by themselves.
+    /// QU-W1, of the tokens by themselves.
     #[test]
     fn tokens_keep_to_the_limit_they_are_given(
         steps in prop::collection::vec((0_u32..6, 0_u64..100, 1_u64..64, any::<bool>()), 1..200),

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tokens: what tracked writes hold while they are with the device, on any core, and who must hear
-//! when one comes back.
+//! Tokens: a tracked write holds one while it is with the device, on any core. When a token comes
+//! back, leaves with waiters are woken.
 //!
 //! ```text
 //!   waits    queues itself: waiting += 1 ── fence ── tries once more
-//!   ends     load -= 1                   ── fence ── looks who waits
-//!   turns    on = ...                    ── fence ── looks who waits
+//!   ends     load -= 1                   ── fence ── reads waiting
+//!   switch   on = ...                    ── fence ── reads waiting
 //! ```
 //!
-//! Either side first says its part and then looks at the other's, with a full fence between, so at
-//! least one of the two sees the other: no wake-up is lost. Waiters are told through their door,
-//! once until they have looked.
+//! Each side first publishes its own change and then reads the other's, with a full fence between.
+//! So at least one of the two sees the other, and no wake-up is lost. A leaf is woken through its
+//! `PeerWaker`, at most once until it has looked.
 //!
 //! Invariants
-//! - K1 `take` lets nothing through above the limit that it is given.
-//! - K2 Who is still queued after having announced itself and tried again is told of every token
-//!   that comes back, and of every turn, after that try.
+//! - QU-K1 `take` lets nothing through above the limit that it is given.
+//! - QU-K2 A leaf that has announced itself, tried again and still has waiters is woken by every
+//!   token that comes back, and by every switch, after that try.
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Counts of tokens: writes, discards.
@@ -49,7 +49,7 @@ impl Load {
 pub(crate) struct Tokens {
     on: AtomicBool,
     loads: [AtomicU64; COUNTS],
-    /// Leaves with somebody in their queue.
+    /// Leaves that have waiters.
     waiting: AtomicU32,
 }
 
@@ -80,29 +80,29 @@ impl Tokens {
         Load::of(self.loads[count].fetch_add(ONE + sectors, Ordering::SeqCst))
     }
 
-    /// Gives a token back. Returns what is left in flight, and how many leaves have somebody
-    /// waiting, who must be told.
+    /// Gives a token back. Returns what is left in flight, and how many leaves have waiters, which
+    /// the caller must wake.
     pub(crate) fn give(&self, count: usize, sectors: u64) -> (Load, u32) {
         let before = self.loads[count].fetch_sub(ONE + sectors, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         (Load::of(before - ONE - sectors), self.waiting())
     }
 
-    /// Switches the throttle; limits may be others afterwards. Returns how many leaves have
-    /// somebody waiting, who must be told.
-    pub(crate) fn turn(&self, on: bool) -> u32 {
+    /// Switches the throttle; limits may have changed. Returns how many leaves have waiters, which
+    /// the caller must wake.
+    pub(crate) fn set_on(&self, on: bool) -> u32 {
         self.on.store(on, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.waiting()
     }
 
-    /// Somebody is queued in a leaf where nobody was: it must try once more after this.
+    /// A leaf has its first waiter: it must try once more after this.
     pub(crate) fn announce(&self) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Nobody is queued there any more.
+    /// The leaf has no waiter any more.
     pub(crate) fn retract(&self) {
         self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
@@ -112,21 +112,21 @@ impl Tokens {
     }
 }
 
-/// Whether a leaf with waiters has been told to look.
-pub(crate) struct Bell(AtomicBool);
+/// Whether a leaf with waiters has been woken and has not looked yet.
+pub(crate) struct WakeFlag(AtomicBool);
 
-impl Bell {
-    pub(crate) fn new() -> Bell {
-        Bell(AtomicBool::new(false))
+impl WakeFlag {
+    pub(crate) fn new() -> WakeFlag {
+        WakeFlag(AtomicBool::new(false))
     }
 
-    /// Whether it must be told now: it has looked since it was told last.
-    pub(crate) fn ring(&self) -> bool {
+    /// Returns whether the caller must wake the leaf now: it has looked since it was woken last.
+    pub(crate) fn set(&self) -> bool {
         !self.0.swap(true, Ordering::SeqCst)
     }
 
-    /// It is about to look.
-    pub(crate) fn answer(&self) {
+    /// The leaf is about to look.
+    pub(crate) fn clear(&self) {
         self.0.swap(false, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }

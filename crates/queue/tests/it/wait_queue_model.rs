@@ -9,7 +9,7 @@ use loom::sync::atomic::AtomicU32 as Word;
 use loom::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use loom::thread;
 
-use tokens::{Bell, Load, Tokens};
+use tokens::{Load, Tokens, WakeFlag};
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -28,14 +28,14 @@ enum Fault {
     /// Who ends a write looks for waiters before it gives the token back.
     LooksFirst,
     /// Who switches the throttle tells nobody.
-    SilentTurn,
+    NoWakeOnChange,
     /// A leaf is open to the next message only after it has looked.
     AnswersLate,
 }
 
 struct Model {
     tokens: Tokens,
-    bell: Bell,
+    flag: WakeFlag,
     /// Messages for the leaf that have not been read.
     mail: Word,
     /// As a leaf sees the number of the law's changes.
@@ -50,11 +50,11 @@ impl Model {
             tokens.take_anyway(0, 8);
         }
         let (mail, limit) = (Word::new(0), Word::new(1));
-        Arc::new(Model { tokens, bell: Bell::new(), mail, limit, fault })
+        Arc::new(Model { tokens, flag: WakeFlag::new(), mail, limit, fault })
     }
 
-    fn tell(&self, waiting: u32) {
-        if waiting > 0 && self.bell.ring() {
+    fn wake(&self, waiting: u32) {
+        if waiting > 0 && self.flag.set() {
             self.mail.fetch_add(1, SeqCst);
         }
     }
@@ -64,17 +64,17 @@ impl Model {
         if self.fault == Fault::LooksFirst {
             let waiting = self.tokens.waiting();
             self.tokens.give(0, 8);
-            return self.tell(waiting);
+            return self.wake(waiting);
         }
         let (_, waiting) = self.tokens.give(0, 8);
-        self.tell(waiting);
+        self.wake(waiting);
     }
 
-    fn turn(&self, on: bool, limit: u32) {
+    fn set_on(&self, on: bool, limit: u32) {
         self.limit.store(limit, Release);
-        let waiting = self.tokens.turn(on);
-        if self.fault != Fault::SilentTurn {
-            self.tell(waiting);
+        let waiting = self.tokens.set_on(on);
+        if self.fault != Fault::NoWakeOnChange {
+            self.wake(waiting);
         }
     }
 
@@ -118,9 +118,9 @@ impl Leaf {
             model.mail.fetch_sub(1, SeqCst);
             if model.fault == Fault::AnswersLate {
                 self.look(model);
-                model.bell.answer();
+                model.flag.clear();
             } else {
-                model.bell.answer();
+                model.flag.clear();
                 self.look(model);
             }
         }
@@ -177,12 +177,12 @@ fn two_ends_race_with_two_submits(fault: Fault) {
     });
 }
 
-fn a_turn_races_with_a_submit(fault: Fault, on: bool, limit: u32) {
+fn a_switch_races_with_a_submit(fault: Fault, on: bool, limit: u32) {
     loom::model(move || {
         let model = Model::new(fault, 1);
         let turner = {
             let model = model.clone();
-            thread::spawn(move || model.turn(on, limit))
+            thread::spawn(move || model.set_on(on, limit))
         };
         let mut leaf = Leaf { queued: 0, held: 0 };
         leaf.submit(&model);
@@ -204,12 +204,12 @@ fn no_wake_up_is_lost_when_two_writes_end() {
 
 #[test]
 fn who_waits_hears_that_the_throttle_is_off() {
-    a_turn_races_with_a_submit(Fault::None, false, 1);
+    a_switch_races_with_a_submit(Fault::None, false, 1);
 }
 
 #[test]
 fn who_waits_hears_of_a_higher_limit() {
-    a_turn_races_with_a_submit(Fault::None, true, 3);
+    a_switch_races_with_a_submit(Fault::None, true, 3);
 }
 
 #[test]
@@ -245,13 +245,13 @@ fn a_look_before_the_token_is_back_would_be_found() {
 #[test]
 #[should_panic(expected = "although nothing is throttled")]
 fn a_disable_that_wakes_nobody_would_be_found() {
-    a_turn_races_with_a_submit(Fault::SilentTurn, false, 1);
+    a_switch_races_with_a_submit(Fault::NoWakeOnChange, false, 1);
 }
 
 #[test]
 #[should_panic(expected = "although there is room")]
 fn a_retarget_that_wakes_nobody_would_be_found() {
-    a_turn_races_with_a_submit(Fault::SilentTurn, true, 3);
+    a_switch_races_with_a_submit(Fault::NoWakeOnChange, true, 3);
 }
 
 #[test]

@@ -262,7 +262,7 @@ fn reads_beside_writers_are_quick_and_the_writers_too() {
 /// On a device that works on one request at a time reads queue behind a write, and others behind
 /// them: those have waited for the write, too, although it has ended when they come.
 #[test]
-fn a_read_behind_reads_that_waited_for_a_write_does_not_count_as_clean() {
+fn a_read_behind_reads_that_waited_is_not_clean() {
     let stick = FlashParams {
         queue_depth: 1,
         read_latency_ns: 500_000,

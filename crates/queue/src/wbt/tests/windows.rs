@@ -6,9 +6,9 @@ use block::{BlockDevice, Bufs, Class, Flags, Nanos, Op, Sector};
 use policy::wbt::Mode;
 use reactor::{FileId, flush, io, read, sleep, write, write_zeroes};
 
-use super::super::throttle::Mutation;
 use super::{BLOCK, Ends, check_idle, data, keeping, leaf, settle};
 use crate::FileLeaf;
+use crate::planted::Fault;
 use crate::testing::{Script, with_core};
 
 /// The window's task ends by itself, whatever the step was: `with_core` returns only when nothing
@@ -37,10 +37,10 @@ fn an_idle_device_has_no_timer() {
 }
 
 /// Writes alone are boosted window by window, and each lets more of them go; nothing has ended.
-fn windows_raise_the_limits(mutation: Mutation) {
+fn windows_raise_the_limits(fault: Option<Fault>) {
     keeping(move |script| async move {
         let (leaf, ends) = (leaf(Mode::Kernel, 128), Ends::default());
-        leaf.wbt().throttle().mutation.set(mutation);
+        leaf.wbt().throttle().planted.set(fault.into());
         (0..40).for_each(|nth| ends.background(&leaf, nth * BLOCK, BLOCK));
         settle().await;
         for (in_flight, step) in [(4, 0), (8, -1), (16, -2), (24, -3), (24, -3)] {
@@ -60,13 +60,13 @@ fn windows_raise_the_limits(mutation: Mutation) {
 
 #[test]
 fn a_window_that_raises_the_limits_lets_more_go() {
-    windows_raise_the_limits(Mutation::None);
+    windows_raise_the_limits(None);
 }
 
 #[test]
 #[should_panic(expected = "more may go")]
 fn a_leaf_that_keeps_to_what_was_in_force_would_be_found() {
-    windows_raise_the_limits(Mutation::OldLaw);
+    windows_raise_the_limits(Some(Fault::StaleLimits));
 }
 
 /// Whether the law has seen reads beside which nothing else was in flight.
@@ -199,7 +199,7 @@ fn reads_of_writeback_and_reads_ahead_are_not_measured() {
 }
 
 #[test]
-fn a_read_is_not_clean_if_a_write_comes_and_goes_while_it_is_in_flight() {
+fn a_read_is_not_clean_if_a_write_was_in_flight_beside_it() {
     keeping(|script| async move {
         let (leaf, ends) = (leaf(Mode::Tail, 16), Ends::default());
         for _ in 0..20 {

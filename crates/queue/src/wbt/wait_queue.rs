@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The line of one leaf: bios that wait for tokens, and bios that go in pieces.
+//! The wait queue of one leaf: bios that wait for tokens, and bios that are sent in pieces.
 //!
-//! It exists while there are any. The core keeps it (`CoreLocal`): it goes with the core (a power
-//! cut), also when the leaf is still held. A bio in it is a record: no task, no waker. Whatever
-//! lets it go (a request that has ended, a window, word of another core, a new target) sends it to
-//! the driver at once.
+//! It exists only while there are such bios. The core keeps it (`CoreLocal`): a power cut drops it
+//! with the core, also when the leaf is still held. A bio in it is a record: no task, no waker.
+//! What makes it start (the end of a request, a window, a message of another core, a new setting)
+//! sends it to the driver at once.
 //!
 //! Invariants
-//! - L1 While somebody waits the line has a door, through which other cores tell it to look, and it
-//!   has looked after the door was opened.
-//! - L2 A bio in pieces ends once: when all of it has been sent, or given up after a piece has
-//!   failed, and the last piece has ended. It fails with the worst status of its pieces.
-//! - L3 Nothing is borrowed while a bio is completed or sent.
+//! - QU-L1 While a bio waits, the queue has a `PeerWaker`, by which other cores make it look; it
+//!   has looked once after the waker was published.
+//! - QU-L2 A bio in pieces ends once: when all of it has been sent (or, after a piece has failed,
+//!   given up) and the last piece has ended. It fails with the worst status of its pieces.
+//! - QU-L3 Nothing is borrowed while a bio is completed or sent.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -23,10 +23,11 @@ use policy::wbt::{Mode, ThrottleClass};
 use reactor::CoreLocal;
 use slab::Slab;
 
-use super::shared::Door;
-use super::throttle::{Mutation, Note, Throttle, goes_in_pieces};
-use super::waiting::{Tried, Waiter, Waiting, Whose, Work};
+use super::class_queues::{ClassQueues, Refusals, RequestOwner, Waiter, Work};
+use super::shared::PeerWaker;
+use super::throttle::{EndAction, Throttle, is_splittable};
 use crate::flush_errors::Entry;
+use crate::planted::Fault;
 
 /// Pieces are multiples of this, or of the logical block where that is larger.
 const PIECE_UNIT_BYTES: u32 = 4096;
@@ -38,47 +39,47 @@ struct Split {
     /// Of the first piece that failed.
     status: Status,
     in_flight: u32,
-    /// Not all has been sent.
+    /// Some of it has not been sent.
     has_rest: bool,
 }
 
 /// See the module.
-pub(crate) struct Line {
+pub(crate) struct WaitQueue {
     throttle: Rc<Throttle>,
-    waiting: RefCell<Waiting>,
+    waiting: RefCell<ClassQueues>,
     splits: RefCell<Slab<Split>>,
     held_by: Cell<Option<CoreLocal>>,
-    door: RefCell<Option<Arc<Door>>>,
+    waker: RefCell<Option<Arc<PeerWaker>>>,
 }
 
-impl Line {
-    pub(super) fn open(throttle: &Rc<Throttle>) -> Rc<Line> {
-        let line = Rc::new(Line {
+impl WaitQueue {
+    pub(super) fn open(throttle: &Rc<Throttle>) -> Rc<WaitQueue> {
+        let line = Rc::new(WaitQueue {
             throttle: throttle.clone(),
             waiting: RefCell::default(),
             splits: RefCell::default(),
             held_by: Cell::new(None),
-            door: RefCell::default(),
+            waker: RefCell::default(),
         });
         line.held_by.set(Some(CoreLocal::keep(line.clone())));
         throttle.line.replace(Rc::downgrade(&line));
         line
     }
 
-    /// Ends the line if nobody is in it.
+    /// Ends the queue if it is empty.
     pub(super) fn close_if_idle(&self) {
         if self.waiting.borrow().is_empty()
             && self.splits.borrow().is_empty()
             && let Some(local) = self.held_by.take()
         {
             self.throttle.line.take();
-            // Whoever called holds the line, too.
+            // The caller holds the queue, too.
             local.release();
         }
     }
 
-    pub(super) fn door(&self) -> Option<Arc<Door>> {
-        self.door.borrow().clone()
+    pub(super) fn waker(&self) -> Option<Arc<PeerWaker>> {
+        self.waker.borrow().clone()
     }
 
     /// How many bios of `who` wait.
@@ -93,62 +94,62 @@ impl Line {
     }
 
     fn mode(&self) -> Mode {
-        self.throttle.in_force().mode()
+        self.throttle.limits().mode()
     }
 
-    /// Takes what needs a token: it goes, or waits.
+    /// Starts a request that needs a token, or queues it.
     pub(super) fn enter(self: &Rc<Self>, work: Work, who: ThrottleClass, now_ns: u64) {
         let behind = self.waiting.borrow().is_behind(self.mode(), who);
         let rest = if behind { Some(work) } else { self.advance(work, who, now_ns) };
         if let Some(work) = rest {
             self.throttle.shared.waits.count.fetch_add(1, Relaxed);
             self.waiting.borrow_mut().push(who, work, now_ns);
-            if self.door.borrow().is_none() {
-                let name = self.held_by.get().expect("open: somebody is in it");
-                let door = Arc::new(Door::new(name));
-                self.door.replace(Some(door.clone()));
-                self.throttle.shared.open(door);
-                // L1: what has ended since the refusal has told nobody.
+            if self.waker.borrow().is_none() {
+                let name = self.held_by.get().expect("the queue is open: it has an entry");
+                let waker = Arc::new(PeerWaker::new(name));
+                self.waker.replace(Some(waker.clone()));
+                self.throttle.shared.open(waker);
+                // QU-L1: a request that has ended since the refusal has woken nobody.
                 return self.look(now_ns);
             }
         }
         self.close_if_idle();
     }
 
-    /// Lets go whoever may.
+    /// Starts every bio that may start now.
     pub(super) fn look(self: &Rc<Self>, now_ns: u64) {
-        if let Some(door) = self.door() {
-            door.bell.answer();
+        if let Some(waker) = self.waker() {
+            waker.flag.clear();
         }
         let mode = self.mode();
-        let mut tried = Tried::default();
+        let mut refused = Refusals::default();
         loop {
-            let next = self.waiting.borrow().next(mode, now_ns, tried);
+            let next = self.waiting.borrow().next(mode, now_ns, refused);
             let Some((who, overdue)) = next else { break };
             let overdue = overdue || self.is_passed_by(mode, who, now_ns);
             let taken = self.waiting.borrow_mut().take(who);
-            let Waiter { work, since_ns, seq } = taken.expect("it was somebody's turn");
+            let Waiter { work, since_ns, seq } = taken.expect("`next` found it");
             let rest = self.advance(work, who, now_ns);
             let rest = rest.and_then(|work| self.force(work, who, overdue, now_ns));
             if let Some(work) = rest {
                 self.waiting.borrow_mut().put_back(who, Waiter { work, since_ns, seq });
-                tried.in_vain(who, overdue);
+                refused.add(who, overdue);
             } else {
                 self.count_wait(now_ns.saturating_sub(since_ns));
             }
         }
         if !self.waiting.borrow().is_empty() {
-            // W2: a window goes on.
+            // QU-W2: a window goes on.
             return self.throttle.arm(now_ns);
         }
-        if let Some(door) = self.door.take() {
-            self.throttle.shared.close(&door);
+        if let Some(waker) = self.waker.take() {
+            self.throttle.shared.close(&waker);
         }
         self.close_if_idle();
     }
 
-    /// Whether leaves of other cores keep whoever is first of `who` here waiting for too long: in
-    /// one leaf bios of a count go in order, or our law sees to it.
+    /// Whether leaves of other cores have kept the first bio of `who` waiting too long. Within one
+    /// leaf that can't be: bios of a count start in order, or tail mode gives each class a share.
     fn is_passed_by(&self, mode: Mode, who: ThrottleClass, now_ns: u64) -> bool {
         let by_others = mode == Mode::Kernel || who == ThrottleClass::Discard;
         by_others
@@ -166,16 +167,16 @@ impl Line {
     fn advance(&self, mut work: Work, who: ThrottleClass, now_ns: u64) -> Option<Work> {
         let shared = &self.throttle.shared;
         loop {
-            if let Whose::Split(nth) = work.whose
+            if let RequestOwner::Split(nth) = work.owner
                 && self.splits.borrow()[nth].status != Status::Ok
             {
-                // L2: what is left of it is given up.
+                // QU-L2: the rest is given up.
                 self.splits.borrow_mut()[nth].has_rest = false;
                 self.finish(nth);
                 return None;
             }
             if !shared.tokens.is_on() {
-                self.send(work, Note::Plain);
+                self.send(work, EndAction::Plain);
                 return None;
             }
             let quota = self.throttle.quota(who, now_ns);
@@ -183,12 +184,12 @@ impl Line {
             if !shared.take(who, bytes, quota, now_ns) {
                 return Some(work);
             }
-            self.waiting.borrow_mut().went(who, now_ns);
-            work = self.send_some(work, bytes, Note::Token { who, bytes, forced: false })?;
+            self.waiting.borrow_mut().dispatched(who, now_ns);
+            work = self.send_some(work, bytes, EndAction::Token { who, bytes, forced: false })?;
         }
     }
 
-    /// One that has waited too long goes past the limit, a piece of it now.
+    /// Sends a piece of a bio that has waited too long, past the limit.
     fn force(&self, work: Work, who: ThrottleClass, overdue: bool, now_ns: u64) -> Option<Work> {
         if !overdue {
             return Some(work);
@@ -198,14 +199,14 @@ impl Line {
         if !shared.force(who, bytes, now_ns) {
             return Some(work);
         }
-        self.waiting.borrow_mut().went(who, now_ns);
-        self.send_some(work, bytes, Note::Token { who, bytes, forced: true })
+        self.waiting.borrow_mut().dispatched(who, now_ns);
+        self.send_some(work, bytes, EndAction::Token { who, bytes, forced: true })
     }
 
     /// How much of the work is to go at once, bytes.
     fn piece_of(&self, work: &Work, piece_bytes: u32) -> u64 {
         let left = work.len.bytes();
-        if !goes_in_pieces(work.op) || left <= u64::from(piece_bytes) {
+        if !is_splittable(work.op) || left <= u64::from(piece_bytes) {
             return left;
         }
         let unit = u64::from(self.throttle.block_bytes.max(PIECE_UNIT_BYTES));
@@ -213,30 +214,31 @@ impl Line {
     }
 
     /// Sends the first `bytes` of the work; returns the rest.
-    fn send_some(&self, work: Work, bytes: u64, note: Note) -> Option<Work> {
+    fn send_some(&self, work: Work, bytes: u64, note: EndAction) -> Option<Work> {
         if bytes == work.len.bytes() {
             self.send(work, note);
             return None;
         }
-        let Work { op, flags, sector, len, bufs, whose } = work;
-        let whose = match whose {
-            Whose::Split(nth) => Whose::Split(nth),
-            Whose::Bio(entry, done) => self.split(entry, done),
+        let Work { op, flags, sector, len, bufs, owner } = work;
+        let owner = match owner {
+            RequestOwner::Split(nth) => RequestOwner::Split(nth),
+            RequestOwner::Bio(entry, done) => self.split(entry, done),
         };
         let cut = usize::try_from(bytes).expect("the buffers lie in memory");
         let gone = Sector::from_bytes(bytes);
         let first = bufs.slice(0..cut);
         let rest = bufs.slice(cut..bufs.len_bytes());
-        let Whose::Split(nth) = whose else { unreachable!("split above") };
+        let RequestOwner::Split(nth) = owner else { unreachable!("split above") };
         self.splits.borrow_mut()[nth].in_flight += 1;
-        let piece = Work { op, flags, sector, len: gone, bufs: first, whose: Whose::Split(nth) };
+        let piece =
+            Work { op, flags, sector, len: gone, bufs: first, owner: RequestOwner::Split(nth) };
         self.throttle.send(piece, note);
-        Some(Work { op, flags, sector: sector + gone, len: len - gone, bufs: rest, whose })
+        Some(Work { op, flags, sector: sector + gone, len: len - gone, bufs: rest, owner })
     }
 
     /// Sends all that is left of the work.
-    fn send(&self, work: Work, note: Note) {
-        if let Whose::Split(nth) = work.whose {
+    fn send(&self, work: Work, note: EndAction) {
+        if let RequestOwner::Split(nth) = work.owner {
             let mut splits = self.splits.borrow_mut();
             splits[nth].has_rest = false;
             splits[nth].in_flight += 1;
@@ -244,17 +246,17 @@ impl Line {
         self.throttle.send(work, note);
     }
 
-    fn split(&self, entry: Entry, done: Completion) -> Whose {
+    fn split(&self, entry: Entry, done: Completion) -> RequestOwner {
         self.throttle.shared.waits.splits.fetch_add(1, Relaxed);
         if entry.is_sync() {
             self.throttle.flush_errors.sync_sent(&entry);
         }
         let split = Split { entry, done, status: Status::Ok, in_flight: 0, has_rest: true };
-        Whose::Split(self.splits.borrow_mut().insert(split))
+        RequestOwner::Split(self.splits.borrow_mut().insert(split))
     }
 
     pub(super) fn piece_ended(&self, nth: usize, status: Status) {
-        let forgets = self.throttle.mutation.get() == Mutation::ForgetError;
+        let forgets = self.throttle.planted.get().is(Fault::ForgetError);
         let mut splits = self.splits.borrow_mut();
         let split = &mut splits[nth];
         split.in_flight -= 1;

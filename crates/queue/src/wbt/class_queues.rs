@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who waits at one leaf, and whose turn it is.
+//! The bios that wait at one leaf, by class, and which of them starts next.
 //!
-//! The kernel's law has one queue for writes and one for discards, first come, first served. Ours
-//! lets the urgent go first; but who has waited for [`OVERDUE_NS`] goes before them once in
-//! [`SHARE_NS`], and once in [`SHARE_PASSED`] that pass, if none like it has gone meanwhile.
+//! Kernel mode has one queue for writes and one for discards, first come, first served. Tail mode
+//! starts the most urgent class first; but a bio that has waited for [`OVERDUE_NS`] starts before
+//! them if none of its class has started for [`SHARE_NS`], or for [`SHARE_PASSED`] others.
 use std::collections::VecDeque;
 
 use block::{Bufs, Completion, Flags, Op, Sector};
@@ -12,14 +12,13 @@ use policy::wbt::{Mode, ThrottleClass};
 use crate::flush_errors::Entry;
 use crate::stats::Ticket;
 
-/// Nobody is passed by others for longer than this without any of its kind going. Chosen: a second
-/// is long beside any window.
+/// A class whose head has waited this long gets a share, however busy the others are. Chosen: a
+/// second is long compared with any window.
 pub(crate) const OVERDUE_NS: u64 = 1_000_000_000;
-/// How often one of a kind goes that would not otherwise. Chosen: longer than our law holds writes
-/// back for a moment.
+/// How often one of such a class starts. Chosen: longer than tail mode pauses writes.
 pub(crate) const SHARE_NS: u64 = 200_000_000;
-/// After so many of others, too, pieces and bios: a FLUSH may wait for what goes in many pieces.
-/// Chosen: little beside what passes.
+/// And after how many bios or pieces of others: a FLUSH may wait for a bio of many pieces. Chosen:
+/// a small share.
 pub(crate) const SHARE_PASSED: u32 = 8;
 
 /// A bio on its way to the driver, or what is left of it.
@@ -29,14 +28,14 @@ pub(crate) struct Work {
     pub(crate) sector: Sector,
     pub(crate) len: Sector,
     pub(crate) bufs: Bufs,
-    pub(crate) whose: Whose,
+    pub(crate) owner: RequestOwner,
 }
 
-/// What a request is.
-pub(crate) enum Whose {
+/// What a request belongs to.
+pub(crate) enum RequestOwner {
     /// A whole bio.
     Bio(Entry, Completion),
-    /// Part of the bio with this slot of the line.
+    /// A part of the bio in this slot of the wait queue.
     Split(usize),
 }
 
@@ -46,18 +45,18 @@ pub(crate) struct Waiter {
     pub(crate) seq: u64,
 }
 
-/// Which heads have been tried in vain in one look.
+/// Which heads have been refused in one look.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tried {
-    /// Writes as urgent as this, and less, have to wait.
+pub(crate) struct Refusals {
+    /// Writes of this class, and of less urgent ones, have to wait.
     writes_from: Option<ThrottleClass>,
     discards: bool,
     overdue: bool,
 }
 
-impl Tried {
-    /// `who` has to wait; `overdue`: it was its turn because it had waited long.
-    pub(crate) fn in_vain(&mut self, who: ThrottleClass, overdue: bool) {
+impl Refusals {
+    /// `who` was refused; `overdue`: it was next because it had waited too long.
+    pub(crate) fn add(&mut self, who: ThrottleClass, overdue: bool) {
         if who == ThrottleClass::Discard {
             self.discards = true;
         } else {
@@ -69,13 +68,13 @@ impl Tried {
 
 /// The queue of one leaf.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct ClassQueues {
     /// By [`ThrottleClass`].
     queues: [VecDeque<Waiter>; 4],
     seq: u64,
-    /// When one of them went last, or a piece of it.
-    went_ns: [u64; 4],
-    /// How many others went since then.
+    /// When a bio of the class, or a piece of one, started last.
+    dispatched_ns: [u64; 4],
+    /// How many of other classes have started since then.
     passed: [u32; 4],
 }
 
@@ -83,7 +82,7 @@ pub(crate) struct Waiting {
 const WRITES: [ThrottleClass; 3] =
     [ThrottleClass::Sync, ThrottleClass::Normal, ThrottleClass::Background];
 
-impl Waiting {
+impl ClassQueues {
     pub(crate) fn is_empty(&self) -> bool {
         self.queues.iter().all(VecDeque::is_empty)
     }
@@ -92,15 +91,15 @@ impl Waiting {
         self.queues[who as usize].len()
     }
 
-    /// Of the bios of which no piece has gone.
+    /// Of the bios of which no piece has been sent.
     pub(crate) fn tickets(&self) -> impl Iterator<Item = &Ticket> {
-        self.queues.iter().flatten().filter_map(|waiter| match &waiter.work.whose {
-            Whose::Bio(entry, _) => Some(&entry.ticket),
-            Whose::Split(_) => None,
+        self.queues.iter().flatten().filter_map(|waiter| match &waiter.work.owner {
+            RequestOwner::Bio(entry, _) => Some(&entry.ticket),
+            RequestOwner::Split(_) => None,
         })
     }
 
-    /// Whether a newcomer has to queue behind somebody.
+    /// Whether a new bio has to queue behind another one.
     pub(crate) fn is_behind(&self, mode: Mode, who: ThrottleClass) -> bool {
         let someone = |who: &ThrottleClass| self.count(*who) > 0;
         match (who, mode) {
@@ -136,20 +135,20 @@ impl Waiting {
         self.queues[who as usize].front()
     }
 
-    /// Whose turn it is, and whether because it is overdue. Nobody's when the queue is empty or
-    /// all have been tried.
+    /// RequestOwner turn it is, and whether because it is overdue. Nobody's when the queue is empty
+    /// or all have been refused.
     pub(crate) fn next(
         &self,
         mode: Mode,
         now_ns: u64,
-        tried: Tried,
+        refused: Refusals,
     ) -> Option<(ThrottleClass, bool)> {
         let write = match mode {
-            Mode::Kernel if tried.writes_from.is_some() => None,
+            Mode::Kernel if refused.writes_from.is_some() => None,
             Mode::Kernel => self.oldest().map(|who| (who, false)),
-            Mode::Tail => self.most_urgent(now_ns, tried),
+            Mode::Tail => self.most_urgent(now_ns, refused),
         };
-        let discard = self.count(ThrottleClass::Discard) > 0 && !tried.discards;
+        let discard = self.count(ThrottleClass::Discard) > 0 && !refused.discards;
         write.or(discard.then_some((ThrottleClass::Discard, false)))
     }
 
@@ -158,9 +157,9 @@ impl Waiting {
         queued.min().map(|(_, who)| who)
     }
 
-    fn most_urgent(&self, now_ns: u64, tried: Tried) -> Option<(ThrottleClass, bool)> {
-        let overdue = if tried.overdue { None } else { self.overdue(now_ns) };
-        let open = |who: &&ThrottleClass| tried.writes_from.is_none_or(|from| **who < from);
+    fn most_urgent(&self, now_ns: u64, refused: Refusals) -> Option<(ThrottleClass, bool)> {
+        let overdue = if refused.overdue { None } else { self.overdue(now_ns) };
+        let open = |who: &&ThrottleClass| refused.writes_from.is_none_or(|from| **who < from);
         let urgent = || WRITES.iter().filter(open).find(|who| self.count(**who) > 0);
         overdue.map(|who| (who, true)).or_else(|| urgent().map(|who| (*who, false)))
     }
@@ -175,13 +174,13 @@ impl Waiting {
     pub(crate) fn is_late(&self, who: ThrottleClass, now_ns: u64) -> bool {
         let is_long = |then_ns: u64, ns: u64| now_ns.saturating_sub(then_ns) >= ns;
         let nth = who as usize;
-        let is_due = is_long(self.went_ns[nth], SHARE_NS) || self.passed[nth] >= SHARE_PASSED;
+        let is_due = is_long(self.dispatched_ns[nth], SHARE_NS) || self.passed[nth] >= SHARE_PASSED;
         is_due && self.head(who).is_some_and(|head| is_long(head.since_ns, OVERDUE_NS))
     }
 
-    /// One of `who` goes, or a piece of it.
-    pub(crate) fn went(&mut self, who: ThrottleClass, now_ns: u64) {
-        self.went_ns[who as usize] = now_ns;
+    /// A bio of `who`, or a piece of one, starts.
+    pub(crate) fn dispatched(&mut self, who: ThrottleClass, now_ns: u64) {
+        self.dispatched_ns[who as usize] = now_ns;
         self.passed.iter_mut().for_each(|passed| *passed = passed.saturating_add(1));
         self.passed[who as usize] = 0;
     }
@@ -198,22 +197,22 @@ mod tests {
             sector: Sector(0),
             len: Sector(8),
             bufs: Bufs::new(),
-            whose: Whose::Split(split),
+            owner: RequestOwner::Split(split),
         }
     }
 
     /// The order in which a queue that was filled with `who` at the times empties.
     fn order(mode: Mode, filled: &[(ThrottleClass, u64)], now_ns: u64) -> Vec<usize> {
-        let mut waiting = Waiting::default();
+        let mut waiting = ClassQueues::default();
         for (nth, (who, at_ns)) in filled.iter().enumerate() {
             waiting.push(*who, work(nth), *at_ns);
         }
         let mut order = Vec::new();
-        while let Some((who, _)) = waiting.next(mode, now_ns, Tried::default()) {
-            waiting.went(who, now_ns);
-            match waiting.take(who).unwrap().work.whose {
-                Whose::Split(nth) => order.push(nth),
-                Whose::Bio(..) => unreachable!(),
+        while let Some((who, _)) = waiting.next(mode, now_ns, Refusals::default()) {
+            waiting.dispatched(who, now_ns);
+            match waiting.take(who).unwrap().work.owner {
+                RequestOwner::Split(nth) => order.push(nth),
+                RequestOwner::Bio(..) => unreachable!(),
             }
         }
         assert!(waiting.is_empty());
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_by_urgency_until_somebody_is_overdue() {
+    fn tail_mode_goes_by_urgency_until_a_class_is_overdue() {
         assert_eq!(order(Mode::Tail, &MIXED, 5), [3, 4, 2, 0, 1]);
         assert_eq!(order(Mode::Tail, &MIXED, OVERDUE_NS), [0, 3, 4, 2, 1]);
         let two = [
@@ -248,52 +247,55 @@ mod tests {
 
     /// Of two kinds of which one is urgent the other gets a share, however fast they go.
     #[test]
-    fn who_is_overdue_goes_after_so_many_others() {
-        let mut waiting = Waiting::default();
+    fn an_overdue_class_gets_its_share() {
+        let mut waiting = ClassQueues::default();
         for nth in 0..3 {
             waiting.push(ThrottleClass::Background, work(nth), 0);
         }
         let now_ns = OVERDUE_NS;
         waiting.push(ThrottleClass::Sync, work(9), now_ns);
-        waiting.went(ThrottleClass::Background, now_ns);
+        waiting.dispatched(ThrottleClass::Background, now_ns);
         for passed in 1..=3 * SHARE_PASSED {
-            let next = waiting.next(Mode::Tail, now_ns, Tried::default());
+            let next = waiting.next(Mode::Tail, now_ns, Refusals::default());
             assert_eq!(next, Some((ThrottleClass::Sync, false)), "{passed}");
-            waiting.went(ThrottleClass::Sync, now_ns);
+            waiting.dispatched(ThrottleClass::Sync, now_ns);
             if passed % SHARE_PASSED == 0 {
-                let next = waiting.next(Mode::Tail, now_ns, Tried::default());
+                let next = waiting.next(Mode::Tail, now_ns, Refusals::default());
                 assert_eq!(next, Some((ThrottleClass::Background, true)));
-                waiting.went(ThrottleClass::Background, now_ns);
+                waiting.dispatched(ThrottleClass::Background, now_ns);
             }
         }
     }
 
     #[test]
-    fn who_is_refused_holds_the_less_urgent_only() {
-        let mut waiting = Waiting::default();
+    fn a_refused_class_holds_up_only_less_urgent_ones() {
+        let mut waiting = ClassQueues::default();
         for (who, at_ns) in MIXED {
             waiting.push(who, work(0), at_ns);
         }
-        let mut tried = Tried::default();
+        let mut refused = Refusals::default();
         assert_eq!(
-            waiting.next(Mode::Tail, OVERDUE_NS, tried),
+            waiting.next(Mode::Tail, OVERDUE_NS, refused),
             Some((ThrottleClass::Background, true))
         );
-        tried.in_vain(ThrottleClass::Background, true);
-        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), Some((ThrottleClass::Sync, false)));
-        tried.in_vain(ThrottleClass::Sync, false);
+        refused.add(ThrottleClass::Background, true);
         assert_eq!(
-            waiting.next(Mode::Tail, OVERDUE_NS, tried),
+            waiting.next(Mode::Tail, OVERDUE_NS, refused),
+            Some((ThrottleClass::Sync, false))
+        );
+        refused.add(ThrottleClass::Sync, false);
+        assert_eq!(
+            waiting.next(Mode::Tail, OVERDUE_NS, refused),
             Some((ThrottleClass::Discard, false))
         );
-        tried.in_vain(ThrottleClass::Discard, false);
-        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, tried), None);
-        assert_eq!(waiting.next(Mode::Kernel, OVERDUE_NS, tried), None);
+        refused.add(ThrottleClass::Discard, false);
+        assert_eq!(waiting.next(Mode::Tail, OVERDUE_NS, refused), None);
+        assert_eq!(waiting.next(Mode::Kernel, OVERDUE_NS, refused), None);
     }
 
     #[test]
     fn newcomers_queue_behind_those_as_urgent() {
-        let mut waiting = Waiting::default();
+        let mut waiting = ClassQueues::default();
         waiting.push(ThrottleClass::Normal, work(0), 0);
         let behind = |mode| ThrottleClass::ALL.map(|who| waiting.is_behind(mode, who));
         assert_eq!(behind(Mode::Tail), [false, true, true, false]);

@@ -29,10 +29,11 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{Base, BlockDevice, Error, Map, Opener, Sector, Status, UnsavedBlocks, crashing};
-use reactor::{Generation, WaitList};
+use reactor::WaitList;
 
 mod border;
 mod force;
+mod handles;
 mod unsaved;
 mod waiting;
 
@@ -45,6 +46,8 @@ use crate::live::{Entry, Table};
 use crate::mapping::{Mapping, Replicas};
 use crate::name::Names;
 use crate::report::{DeviceInfo, TargetLine};
+pub(crate) use handles::MessageTarget;
+pub use handles::Opened;
 use waiting::Waiting;
 
 /// Major number that mapped devices show; what Debian's kernels give the device mapper.
@@ -469,7 +472,7 @@ impl MappedDevice {
     }
 
     /// The target that holds `sector`, for a message; counted as in flight until dropped.
-    pub(crate) fn message_to(&self, sector: Sector) -> Result<Messaged, Error> {
+    pub(crate) fn message_to(&self, sector: Sector) -> Result<MessageTarget, Error> {
         let name = self.name();
         let live = self.live().ok_or_else(|| Error::not_found(format!("{name}: no live table")))?;
         if self.blocked.get() {
@@ -486,7 +489,7 @@ impl MappedDevice {
         let line_no = entry.line_no;
         let gate = self.gate.borrow().clone();
         let generation = gate.enter();
-        Ok(Messaged { target, line_no, gate, generation })
+        Ok(MessageTarget { target, line_no, gate, generation })
     }
 
     /// What `info` tells.
@@ -553,51 +556,6 @@ impl Drop for MappedDevice {
     fn drop(&mut self) {
         if !crashing() {
             self.fail_waiting();
-        }
-    }
-}
-
-/// A target that a message is on its way to.
-pub(crate) struct Messaged {
-    pub(crate) target: Rc<dyn block::Target>,
-    pub(crate) line_no: usize,
-    gate: Rc<Gate>,
-    generation: Generation,
-}
-
-impl Drop for Messaged {
-    fn drop(&mut self) {
-        if !crashing() {
-            self.gate.leave(self.generation);
-        }
-    }
-}
-
-/// A mapped device held open: an export, or a table that uses it. Closing is dropping.
-#[must_use = "the device is closed when this is dropped"]
-pub struct Opened(Rc<MappedDevice>);
-
-impl Opened {
-    /// The device, for submitting bios while this lives.
-    pub fn device(&self) -> &Rc<MappedDevice> {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opened({})", self.0.name())
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        let left = self.0.opens.get() - 1;
-        self.0.opens.set(left);
-        if left == 0 && self.0.remove_at_close.get() && !crashing() {
-            let Some(dm) = self.0.dm.upgrade() else { return };
-            let device = self.0.clone();
-            reactor::spawn(async move { dm.remove_deferred(&device).await });
         }
     }
 }

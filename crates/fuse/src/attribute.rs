@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Attributes as a tree: folders are what their paths say.
+//! Attributes as a tree of folders, by their paths.
 use crate::host::Attribute;
 
-/// What lies at a path.
+/// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum At {
+pub(crate) enum EntryKind {
     Folder,
     Text { readable: bool, writable: bool },
 }
 
-/// What lies at `path`, "" being the device's own folder.
-pub(crate) fn at(all: &[Attribute], path: &str) -> Option<At> {
+/// The entry at `path`; "" is the folder of the device.
+pub(crate) fn at(all: &[Attribute], path: &str) -> Option<EntryKind> {
     if path.is_empty() {
-        return Some(At::Folder);
+        return Some(EntryKind::Folder);
     }
     if let Some(found) = all.iter().find(|a| a.path == path) {
-        return Some(At::Text { readable: found.readable, writable: found.writable });
+        return Some(EntryKind::Text { readable: found.readable, writable: found.writable });
     }
     let below = |a: &Attribute| a.path.strip_prefix(path).is_some_and(|r| r.starts_with('/'));
-    all.iter().any(below).then_some(At::Folder)
+    all.iter().any(below).then_some(EntryKind::Folder)
 }
 
-/// Names in the folder at `path`, sorted, each once, and whether each is a folder.
+/// The names in the folder at `path`, sorted and unique, and whether each is a folder.
 pub(crate) fn list(all: &[Attribute], path: &str) -> Vec<(String, bool)> {
     let below = |a: &Attribute| -> Option<(String, bool)> {
         let rest = match path {
@@ -44,12 +44,12 @@ pub(crate) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") }
 }
 
-/// The path of the folder that `path` lies in; none for the device's own.
+/// The folder of `path`; none for the folder of the device.
 pub(crate) fn parent(path: &str) -> Option<&str> {
     if path.is_empty() { None } else { Some(path.rsplit_once('/').map_or("", |(up, _)| up)) }
 }
 
-/// The value in one write to an attribute, as sysfs takes it: text, less one newline at its end.
+/// The value in a write to an attribute, as in sysfs: text without one trailing newline.
 pub(crate) fn value(data: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(data).ok()?;
     Some(text.strip_suffix('\n').unwrap_or(text))
@@ -70,15 +70,18 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_what_the_paths_say() {
+    fn paths_make_folders() {
         let all = some();
-        assert_eq!(at(&all, ""), Some(At::Folder));
-        assert_eq!(at(&all, "queue"), Some(At::Folder));
+        assert_eq!(at(&all, ""), Some(EntryKind::Folder));
+        assert_eq!(at(&all, "queue"), Some(EntryKind::Folder));
         assert_eq!(at(&all, "queu"), None);
-        assert_eq!(at(&all, "queue/fua"), Some(At::Text { readable: true, writable: false }));
+        assert_eq!(
+            at(&all, "queue/fua"),
+            Some(EntryKind::Text { readable: true, writable: false })
+        );
         assert_eq!(
             at(&all, "queue/wbt_lat_usec"),
-            Some(At::Text { readable: true, writable: true })
+            Some(EntryKind::Text { readable: true, writable: true })
         );
         assert_eq!(list(&all, ""), [("queue".into(), true), ("size".into(), false)]);
         let queue = [("fua".into(), false), ("wbt_lat_usec".into(), false)];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Budget: how many requests are in flight, and how much data they hold. Shared by all threads.
+//! The budget of requests in flight: their number and their data. Shared by all threads.
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use std::time::Duration;
 struct Used {
     requests: usize,
     bytes: usize,
-    /// No request is admitted any more.
+    /// No more requests are admitted.
     closed: bool,
     /// Threads that wait for room, or for the end of all requests.
     waiting: usize,
 }
 
-/// What requests in flight may take together (F1).
+/// The limits of all requests in flight together (FU-F1).
 #[derive(Debug)]
 pub(crate) struct Budget {
     requests_max: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Budget {
     less: Condvar,
 }
 
-/// A request's share, given back when dropped.
+/// The share of a request; a drop releases it.
 #[derive(Debug)]
 pub(crate) struct Permit {
     budget: Arc<Budget>,
@@ -36,12 +36,12 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, Used> {
-        // Nothing under the lock can panic half way.
+        // Code under the lock can't panic.
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for room, which keeps the thread from taking further requests; `None` when closed.
-    /// A request larger than the whole budget passes when it is alone.
+    /// Waits for room, which blocks the thread from taking further requests; `None` if closed. A
+    /// request larger than the whole budget is admitted when no other is in flight.
     pub(crate) fn admit(self: &Arc<Budget>, bytes: usize) -> Option<Permit> {
         let mut used = self.lock();
         let full = |u: &Used| {
@@ -61,7 +61,7 @@ impl Budget {
         Some(Permit { budget: self.clone(), bytes })
     }
 
-    /// Admits nobody from now on.
+    /// Stops admitting requests.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.less.notify_all();
@@ -100,19 +100,19 @@ mod tests {
     fn a_request_waits_until_there_is_room() {
         let budget = Budget::new(8, 100);
         let first = budget.admit(60).unwrap();
-        let (tell, hear) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let second = budget.admit(60).unwrap();
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
                 drop(second);
             });
             while budget.lock().waiting == 0 {
                 std::thread::yield_now();
             }
-            assert!(hear.try_recv().is_err());
+            assert!(receiver.try_recv().is_err());
             drop(first);
-            hear.recv().unwrap();
+            receiver.recv().unwrap();
         });
         assert_eq!(budget.drained(Duration::ZERO), 0);
     }

@@ -16,13 +16,13 @@ use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::attribute;
 use crate::budget::{Budget, Permit};
-use crate::handle::{Handle, Item, Opens};
+use crate::handle::{DirEntry, Handle, OpenTable};
 use crate::host::{DeviceId, Host};
 use crate::inode::{Inodes, Node};
 use crate::job::{Job, Work};
-use crate::tree::{Found, Tree};
+use crate::tree::{NodeKind, Tree};
 
-/// F4: the kernel asks again every time.
+/// FU-F4: the kernel asks again every time.
 const NO_TIME: Duration = Duration::ZERO;
 /// What sysfs shows as the size of every attribute, and the longest value it takes.
 const ATTRIBUTE_BYTES: u64 = 4096;
@@ -53,8 +53,8 @@ pub(crate) struct Fs {
     host: Arc<dyn Host>,
     shared: Arc<Shared>,
     inodes: Mutex<Inodes>,
-    texts: Arc<Opens<Text>>,
-    folders: Opens<Vec<Item>>,
+    texts: Arc<OpenTable<Text>>,
+    folders: OpenTable<Vec<DirEntry>>,
     request_bytes_max: u32,
     owner: (u32, u32),
     mounted: SystemTime,
@@ -87,8 +87,8 @@ impl Fs {
             host,
             shared,
             inodes: Mutex::new(Inodes::new()),
-            texts: Arc::new(Opens::new()),
-            folders: Opens::new(),
+            texts: Arc::new(OpenTable::new()),
+            folders: OpenTable::new(),
             request_bytes_max,
             owner: (uid.as_raw(), gid.as_raw()),
             mounted,
@@ -104,20 +104,20 @@ impl Fs {
         self.inodes().node(ino.0).ok_or(Errno::ENOENT)
     }
 
-    fn attr(&self, ino: u64, found: &Found) -> FileAttr {
+    fn attr(&self, ino: u64, found: &NodeKind) -> FileAttr {
         let (kind, perm, nlink, size) = match found {
-            Found::Folder => (FileType::Directory, 0o555, 2, 0),
-            Found::Text { readable, writable } => {
+            NodeKind::Folder => (FileType::Directory, 0o555, 2, 0),
+            NodeKind::Text { readable, writable } => {
                 let perm = if *readable { 0o444 } else { 0 } | if *writable { 0o200 } else { 0 };
                 (FileType::RegularFile, perm, 1, ATTRIBUTE_BYTES)
             }
-            Found::Device(d) => {
+            NodeKind::Device(d) => {
                 let perm = if d.read_only { 0o400 } else { 0o600 };
                 let nlink = if d.mapped { 2 } else { 1 };
                 (FileType::RegularFile, perm, nlink, d.size_bytes)
             }
         };
-        let blocks = if matches!(found, Found::Device(_)) { size / 512 } else { 0 };
+        let blocks = if matches!(found, NodeKind::Device(_)) { size / 512 } else { 0 };
         FileAttr {
             ino: INodeNo(ino),
             size,
@@ -153,10 +153,10 @@ impl Fs {
     /// `cp` and `>` ask for, and what they mean is to write from its beginning.
     fn resize(&self, ino: INodeNo, size: u64) -> Result<(), Errno> {
         match self.tree.find(&self.node(ino)?)? {
-            Found::Folder => Err(Errno::EISDIR),
-            Found::Text { .. } => Ok(()),
-            Found::Device(d) if size == 0 || size == d.size_bytes => Ok(()),
-            Found::Device(_) => Err(Errno::EINVAL),
+            NodeKind::Folder => Err(Errno::EISDIR),
+            NodeKind::Text { .. } => Ok(()),
+            NodeKind::Device(d) if size == 0 || size == d.size_bytes => Ok(()),
+            NodeKind::Device(_) => Err(Errno::EINVAL),
         }
     }
 
@@ -167,7 +167,7 @@ impl Fs {
         let node = self.node(ino)?;
         let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
         match (self.tree.find(&node)?, node) {
-            (Found::Device(d), _) => {
+            (NodeKind::Device(d), _) => {
                 if writes && d.read_only {
                     return Err(Errno::EROFS);
                 }
@@ -179,7 +179,7 @@ impl Fs {
                     | FopenFlags::FOPEN_NOFLUSH;
                 Ok((Handle::Device(open), how))
             }
-            (Found::Text { readable, writable }, Node::Attribute(device, path)) => {
+            (NodeKind::Text { readable, writable }, Node::Attribute(device, path)) => {
                 let reads = flags.acc_mode() != OpenAccMode::O_WRONLY;
                 if writes && !writable || reads && !readable {
                     return Err(Errno::EACCES);
@@ -201,7 +201,7 @@ impl Fs {
         }
         let (device, texts) = (text.device, self.texts.clone());
         let path = text.path.clone();
-        // F6.
+        // FU-F6.
         let answer = move |read: Result<String, Error>| match read {
             Ok(mut shown) => {
                 if !shown.ends_with('\n') {
@@ -222,7 +222,7 @@ impl Fs {
         let (Some(len), Some(value)) = (len, attribute::value(data)) else {
             return reply.error(Errno::EINVAL);
         };
-        // F6.
+        // FU-F6.
         let answer = move |set: Result<(), Error>| match set {
             Ok(()) => reply.written(len),
             Err(e) => reply.error(attribute_errno(e.kind())),
@@ -230,7 +230,7 @@ impl Fs {
         self.host.write_attribute(text.device, &text.path, value, Box::new(answer));
     }
 
-    /// F1: counts a request that is to hold `bytes` of data, or waits until it can.
+    /// FU-F1: counts a request that is to hold `bytes` of data, or waits until it can.
     fn admit(&self, bytes: usize) -> Result<Permit, Errno> {
         self.shared.budget.admit(bytes).ok_or(Errno::ESHUTDOWN)
     }
@@ -484,7 +484,7 @@ impl Filesystem for Fs {
         };
         if offset == 0 {
             let listed = self.node(ino).and_then(|node| {
-                let dot = |node, name: &str| Item { node, folder: true, name: name.to_owned() };
+                let dot = |node, name: &str| DirEntry { node, folder: true, name: name.to_owned() };
                 let mut items = vec![dot(node.clone(), "."), dot(Tree::parent(&node), "..")];
                 items.extend(self.tree.list(&node)?);
                 Ok(items)

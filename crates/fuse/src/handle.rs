@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Handles of open files: which kind a number is, without a look into a table on the data path.
+//! Handles of open files: the number contains the kind, so the data path needs no table.
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::host::OpenId;
 use crate::inode::Node;
 
-/// An open file. The two lowest bits say which kind.
+/// An open file. The two lowest bits are the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handle {
     Device(OpenId),
-    /// An attribute, by its number in [`Opens`].
+    /// An attribute, by its number in [`OpenTable`].
     Text(u64),
-    /// A folder, by its number in [`Opens`].
+    /// A folder, by its number in [`OpenTable`].
     Folder(u64),
 }
 
@@ -38,17 +38,18 @@ impl Handle {
     }
 }
 
-/// An entry of a folder as it was when somebody began to read it.
+/// An entry of a folder, from the time at which its reader started.
 #[derive(Clone, Debug)]
-pub(crate) struct Item {
+pub(crate) struct DirEntry {
     pub(crate) node: Node,
     pub(crate) folder: bool,
     pub(crate) name: String,
 }
 
-/// What open attributes and folders show: a consistent text or list from one beginning to the next.
+/// The contents of open attributes and folders: consistent until the reader starts again at offset
+/// 0.
 #[derive(Debug)]
-pub(crate) struct Opens<T>(Mutex<Table<T>>);
+pub(crate) struct OpenTable<T>(Mutex<Table<T>>);
 
 #[derive(Debug)]
 struct Table<T> {
@@ -56,9 +57,9 @@ struct Table<T> {
     open: BTreeMap<u64, Arc<T>>,
 }
 
-impl<T> Opens<T> {
-    pub(crate) fn new() -> Opens<T> {
-        Opens(Mutex::new(Table { next: 0, open: BTreeMap::new() }))
+impl<T> OpenTable<T> {
+    pub(crate) fn new() -> OpenTable<T> {
+        OpenTable(Mutex::new(Table { next: 0, open: BTreeMap::new() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Table<T>> {

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What this room asks of the program: which devices there are, their attributes, and their I/O.
+//! The interface to the program: the list of devices, their attributes, and their I/O.
 use block::Error;
 
 use crate::job::Job;
 
-/// A device for as long as it lives; never used again for another one.
+/// Id of a device; never reused for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceId(pub u64);
 
-/// A device held open by one open file. Less than 2^62.
+/// Id of a device that an open file holds open. Less than 2^62.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpenId(pub u64);
 
-/// A device as a directory shows it.
+/// A device as an entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Which device it is.
+    /// Its id.
     pub id: DeviceId,
     /// Name of its file: no slash in it.
     pub file_name: String,
-    /// Whether it is a mapped device, and shown below `dev/mapper` too.
+    /// Whether it is a mapped device, which is also shown below `dev/mapper`.
     pub mapped: bool,
     /// Size.
     pub size_bytes: u64,
@@ -38,38 +38,38 @@ pub struct Attribute {
     pub writable: bool,
 }
 
-/// What is to be told once of an attribute's read or write, on any thread, however long it takes.
-/// Dropped untold, the request fails.
-pub type Answer<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
+/// Callback for one attribute operation; called at most once, on any thread, after any time. If it
+/// is dropped instead, the request fails.
+pub type AttributeReply<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
 
-/// The program behind the files. Called on threads of this room; what returns something may block
-/// for a moment. When the program is ending, nothing is there any more.
+/// The program behind the files. Its methods are called on threads of this crate. Those that return
+/// a value may block for a moment. While the program is ending, there are no devices.
 pub trait Host: Send + Sync + 'static {
-    /// All devices, by file name, each name once.
+    /// All devices; file names are unique.
     fn devices(&self) -> Vec<Device>;
 
     /// The device whose file has this name.
     fn find(&self, file_name: &str) -> Option<Device>;
 
-    /// The device, while it is there.
+    /// The device, while it exists.
     fn device(&self, id: DeviceId) -> Option<Device>;
 
-    /// Holds a device open: it can't be removed until [`Host::close`], which is called once.
+    /// Opens a device: it can't be removed until [`Host::close`], which is called once.
     fn open(&self, id: DeviceId) -> Result<OpenId, Error>;
 
-    /// Ends what [`Host::open`] began. No job of it is in flight.
+    /// Closes what [`Host::open`] has opened. No job of it is in flight.
     fn close(&self, open: OpenId);
 
-    /// Has a job served by the device ([`Job::serve`]) without waiting for it. A job that is
-    /// dropped has failed.
+    /// Starts a job on the device ([`Job::serve`]) without waiting for it. Dropping the job fails
+    /// it.
     fn run(&self, open: OpenId, job: Job);
 
     /// All attributes of a device.
     fn attributes(&self, id: DeviceId) -> Vec<Attribute>;
 
     /// Reads an attribute, without waiting for it.
-    fn read_attribute(&self, id: DeviceId, path: &str, answer: Answer<String>);
+    fn read_attribute(&self, id: DeviceId, path: &str, answer: AttributeReply<String>);
 
-    /// Sets an attribute, without waiting for it: what it asks for may take minutes.
-    fn write_attribute(&self, id: DeviceId, path: &str, value: &str, answer: Answer<()>);
+    /// Sets an attribute, without waiting for it: the operation may take minutes.
+    fn write_attribute(&self, id: DeviceId, path: &str, value: &str, answer: AttributeReply<()>);
 }

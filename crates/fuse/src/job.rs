@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Job: one request for a device together with its reply, on its way to a core and back.
+//! A job: one request for a device and its reply, on the way to a core and back.
 use std::fmt;
 
 use block::{BlockDevice, Buf, Status};
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
 
 use crate::budget::Permit;
-use crate::gate::Gate;
 use crate::serve;
+use crate::write_lock::WriteLock;
 
 /// What is to be done, and who waits for it.
 pub(crate) enum Work {
@@ -21,7 +21,7 @@ pub(crate) enum Work {
 #[must_use = "somebody waits for the reply"]
 pub struct Job {
     work: Work,
-    /// F1: goes after the reply.
+    /// FU-F1: goes after the reply.
     permit: Permit,
 }
 
@@ -36,7 +36,7 @@ impl Job {
     }
 
     /// Whether it begins and ends between sectors, or changes none. If not, it must pass the
-    /// device's gate on the gate's core.
+    /// device's lock on the lock's core.
     pub fn is_whole(&self) -> bool {
         match &self.work {
             Work::Read { .. } | Work::Flush { .. } => true,
@@ -45,8 +45,8 @@ impl Job {
         }
     }
 
-    /// Does the request on `dev`, by bios of the current core, and replies. `gate` is the device's.
-    pub async fn serve(self, dev: &dyn BlockDevice, gate: &Gate) {
+    /// Does the request on `dev`, by bios of the current core, and replies. `lock` is the device's.
+    pub async fn serve(self, dev: &dyn BlockDevice, lock: &WriteLock) {
         let Job { work, permit } = self;
         match work {
             Work::Read { offset, len, reply } => match serve::read(dev, offset, len).await {
@@ -55,14 +55,14 @@ impl Job {
                 Err(status) => reply.error(errno(status)),
             },
             Work::Write { offset, data, fua, reply } => {
-                match serve::write(dev, gate, offset, data, fua).await {
+                match serve::write(dev, lock, offset, data, fua).await {
                     Ok(written) => reply.written(written),
                     Err(status) => reply.error(errno(status)),
                 }
             }
             Work::Flush { reply } => done(reply, serve::flush(dev).await),
             Work::Zero { offset, len, unmap, reply } => {
-                done(reply, serve::zero(dev, gate, offset, len, unmap).await);
+                done(reply, serve::zero(dev, lock, offset, len, unmap).await);
             }
         }
         drop(permit);

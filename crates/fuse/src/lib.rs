@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! FUSE: devices as files, and their attributes as files with sysfs's names.
+//! FUSE: devices as files, and their attributes as files with the names of sysfs.
 //!
 //! ```text
 //!   DIR/dev/NAME, DIR/dev/mapper/NAME        a device; the same inode in both places
@@ -12,28 +12,27 @@
 //!   kernel ◀══ /dev/fuse ══ reply, straight from the buffer ◀────────────────┘
 //! ```
 //!
-//! The program gives a [`Host`]; fuser's types stay in here. A job may be served on any core that
-//! can submit to the device, and answered from any thread.
+//! The program implements [`Host`]; no types of fuser are public. A job may be served on any core
+//! that can submit to the device, and answered from any thread.
 //!
 //! Invariants
-//! - F1 A request of a device's blocks is counted in the `budget::Budget` before memory
-//!   is taken for it, and until its reply has been sent.
-//! - F2 Data of a request lie in a buffer of its own: nothing is shared by two requests.
-//! - F3 A write that covers only a part of a sector excludes every other write of files of its
-//!   device while it reads, changes and writes the sector ([`Gate`]). Larger blocks are the
-//!   devices' own matter.
-//! - F4 Nothing is cached by the kernel: files are opened for direct I/O, names and attributes
-//!   live for no time. What a file shows is the device of now.
-//! - F5 No thread that serves devices ever touches a path below DIR: it would wait for itself.
-//! - F6 An attribute is read and written without a thread of this room: the answer is sent by who
-//!   has it. Those requests hold no budget; the processes that wait for them bound their number.
+//! - FU-F1 An I/O request of a device is counted in `budget::Budget` before memory is taken for it,
+//!   and until its reply was sent.
+//! - FU-F2 The data of a request lie in a buffer of their own: requests share no memory.
+//! - FU-F3 A write of a part of a sector excludes all other writes through files of the device
+//!   while it reads, changes and writes the sector ([`WriteLock`]). Devices merge parts of larger
+//!   blocks themselves.
+//! - FU-F4 The kernel caches nothing: files are opened for direct I/O, and names and attributes
+//!   have a lifetime of zero. So a file always shows the current device.
+//! - FU-F5 No thread that serves devices ever uses a path below DIR: it would wait for itself.
+//! - FU-F6 Attribute requests block no thread of this crate: the thread that has the result sends
+//!   the reply. They take no budget; the number of waiting processes bounds them.
 #![warn(missing_docs)]
 
 mod attribute;
 mod budget;
 mod export;
 mod fs;
-mod gate;
 mod handle;
 mod host;
 mod inode;
@@ -41,9 +40,10 @@ mod job;
 mod mount;
 mod serve;
 mod tree;
+mod write_lock;
 
 pub use export::{Export, Options, Stopped};
-pub use gate::{Gate, SideGate};
-pub use host::{Answer, Attribute, Device, DeviceId, Host, OpenId};
+pub use host::{Attribute, AttributeReply, Device, DeviceId, Host, OpenId};
 pub use job::Job;
 pub use mount::places;
+pub use write_lock::{CrossThreadLock, WriteLock};

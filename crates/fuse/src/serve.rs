@@ -16,7 +16,7 @@ use std::task::Poll;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, SECTOR_SIZE, Sector, Slice, Status};
 
-use crate::gate::Gate;
+use crate::write_lock::WriteLock;
 
 /// Zeroes are written in pieces of this where the device can't make them itself.
 const ZEROES_BYTES: usize = 1 << 20;
@@ -66,7 +66,7 @@ pub(crate) async fn read(
 /// Writes and returns how much: less than all at the end of the device.
 pub(crate) async fn write(
     dev: &dyn BlockDevice,
-    gate: &Gate,
+    lock: &WriteLock,
     offset: u64,
     data: Buf,
     fua: bool,
@@ -77,13 +77,13 @@ pub(crate) async fn write(
     }
     let len = (data.len() as u64).min(size - offset);
     let data = data.slice(0..bytes(len));
-    write_range(dev, gate, offset, data, fua).await?;
+    write_range(dev, lock, offset, data, fua).await?;
     Ok(u32::try_from(len).expect("a request is shorter than 4 GiB"))
 }
 
 async fn write_range(
     dev: &dyn BlockDevice,
-    gate: &Gate,
+    lock: &WriteLock,
     offset: u64,
     data: Slice,
     fua: bool,
@@ -94,11 +94,11 @@ async fn write_range(
     };
     let end = offset + data.len() as u64;
     if is_whole(offset, data.len() as u64) {
-        let _passed = gate.together().await;
+        let _guard = lock.shared().await;
         return reactor::write(dev, flags, class, Sector::from_bytes(offset), data.into()).await;
     }
-    // F3: between the reads and the write nobody else writes, so none of theirs is undone.
-    let _passed = gate.alone().await;
+    // FU-F3: between the reads and the write nobody else writes, so none of theirs is undone.
+    let _guard = lock.exclusive().await;
     let (from, to) = (down(offset), up(end));
     let whole = Buf::alloc(bytes(to - from));
     let tail = to - SECTOR;
@@ -128,7 +128,7 @@ pub(crate) async fn flush(dev: &dyn BlockDevice) -> Result<(), Status> {
 /// Makes a range read as zeroes; it is cut off at the end of the device.
 pub(crate) async fn zero(
     dev: &dyn BlockDevice,
-    gate: &Gate,
+    lock: &WriteLock,
     offset: u64,
     len: u64,
     unmap: bool,
@@ -141,21 +141,21 @@ pub(crate) async fn zero(
     let (from, to) = (up(offset), down(end));
     if from >= to {
         // No whole sector in it: within a sector, or across the border of two.
-        return write_zeroes(dev, gate, offset, end).await;
+        return write_zeroes(dev, lock, offset, end).await;
     }
     if offset < from {
-        write_zeroes(dev, gate, offset, from).await?;
+        write_zeroes(dev, lock, offset, from).await?;
     }
     let flags = if unmap { Flags::empty() } else { Flags::NOUNMAP };
     let mut at = from;
     while at < to {
         let n = (to - at).min(ZERO_STEP_BYTES);
-        let passed = gate.together().await;
+        let guard = lock.shared().await;
         let (sector, sectors) = (Sector::from_bytes(at), Sector::from_bytes(n));
         let done = reactor::write_zeroes(dev, flags, Class::Normal, sector, sectors).await;
-        drop(passed);
+        drop(guard);
         match done {
-            Err(Status::NotSupported) => write_zeroes(dev, gate, at, at + n).await?,
+            Err(Status::NotSupported) => write_zeroes(dev, lock, at, at + n).await?,
             done => done?,
         }
         at += n;
@@ -163,7 +163,7 @@ pub(crate) async fn zero(
         give_way().await;
     }
     if to < end {
-        write_zeroes(dev, gate, to, end).await?;
+        write_zeroes(dev, lock, to, end).await?;
     }
     Ok(())
 }
@@ -184,7 +184,7 @@ async fn give_way() {
 /// Zeroes as data.
 async fn write_zeroes(
     dev: &dyn BlockDevice,
-    gate: &Gate,
+    lock: &WriteLock,
     from: u64,
     to: u64,
 ) -> Result<(), Status> {
@@ -192,7 +192,7 @@ async fn write_zeroes(
     let mut at = from;
     while at < to {
         let n = (to - at).min(ZEROES_BYTES as u64);
-        write_range(dev, gate, at, zeroes.slice(0..bytes(n)), false).await?;
+        write_range(dev, lock, at, zeroes.slice(0..bytes(n)), false).await?;
         at += n;
     }
     Ok(())
@@ -238,7 +238,7 @@ mod tests {
     }
 
     /// Runs `test` on a disk whose requests end in an order drawn from `seed`.
-    fn on_disk<F>(seed: u64, test: impl FnOnce(Rc<Disk>, Rc<Gate>) -> F + 'static)
+    fn on_disk<F>(seed: u64, test: impl FnOnce(Rc<Disk>, Rc<WriteLock>) -> F + 'static)
     where
         F: Future<Output = ()> + 'static,
     {
@@ -250,7 +250,7 @@ mod tests {
         let disk = world.borrow().leaf(file);
         let zeroes = Cell::new(true);
         let dev = Rc::new(Disk { disk, zeroes, log: RefCell::default() });
-        let done = machine.block_on(async move { test(dev, Rc::new(Gate::new())).await });
+        let done = machine.block_on(async move { test(dev, Rc::new(WriteLock::new())).await });
         done.expect("nothing waits for ever");
         machine.shut_down();
     }
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn neighbours_that_share_blocks_do_not_undo_each_other() {
         for seed in 1..=20 {
-            on_disk(seed, move |dev, gate| async move {
+            on_disk(seed, move |dev, lock| async move {
                 let mut rng = Rng::new(seed);
                 let mut model = vec![0; SIZE];
                 // The whole device in pieces that end anywhere, and one in three at a block's end.
@@ -281,10 +281,10 @@ mod tests {
                 let left = Rc::new((Cell::new(pieces.len()), reactor::WaitList::new()));
                 for (at, end, byte) in pieces {
                     model[at..end].fill(byte);
-                    let (dev, gate, left) = (dev.clone(), gate.clone(), left.clone());
+                    let (dev, lock, left) = (dev.clone(), lock.clone(), left.clone());
                     reactor::spawn(async move {
                         let data = Buf::copy_of(&vec![byte; end - at]);
-                        let n = write(&*dev, &gate, at as u64, data, false).await.unwrap();
+                        let n = write(&*dev, &lock, at as u64, data, false).await.unwrap();
                         assert_eq!(n as usize, end - at);
                         left.0.set(left.0.get() - 1);
                         left.1.wake_all();
@@ -299,11 +299,11 @@ mod tests {
     #[test]
     fn zero_ranges_end_at_any_byte_with_or_without_device_help() {
         for zeroes in [true, false] {
-            on_disk(7, move |dev, gate| async move {
+            on_disk(7, move |dev, lock| async move {
                 dev.zeroes.set(zeroes);
                 let mut model = vec![9; SIZE];
                 let data = Buf::copy_of(&model);
-                write(&*dev, &gate, 0, data, false).await.unwrap();
+                write(&*dev, &lock, 0, data, false).await.unwrap();
                 for (at, len) in [
                     (0, BLOCK),
                     (700, 100),
@@ -312,15 +312,15 @@ mod tests {
                     (9 * BLOCK, 4 * BLOCK + 511),
                     (SIZE - 10, 10),
                 ] {
-                    zero(&*dev, &gate, at as u64, len as u64, true).await.unwrap();
+                    zero(&*dev, &lock, at as u64, len as u64, true).await.unwrap();
                     model[at..at + len].fill(0);
                     assert!(contents(&dev).await == model, "{at}+{len}");
                 }
                 // Cut off at the end, and refused beyond it.
-                zero(&*dev, &gate, SIZE as u64 - 1, u64::MAX, false).await.unwrap();
-                let beyond = zero(&*dev, &gate, SIZE as u64, 1, false).await;
+                zero(&*dev, &lock, SIZE as u64 - 1, u64::MAX, false).await.unwrap();
+                let beyond = zero(&*dev, &lock, SIZE as u64, 1, false).await;
                 assert_eq!(beyond, Err(Status::Invalid));
-                assert_eq!(zero(&*dev, &gate, 0, 0, true).await, Err(Status::Invalid));
+                assert_eq!(zero(&*dev, &lock, 0, 0, true).await, Err(Status::Invalid));
             });
         }
     }
@@ -345,12 +345,12 @@ mod tests {
 
     #[test]
     fn a_long_range_of_zeroes_lets_others_run() {
-        on_disk(1, |_, gate| async move {
+        on_disk(1, |_, lock| async move {
             let dev = Rc::new(AtOnce(Cell::new(0)));
             let seen = Rc::new(Cell::new(u64::MAX));
             let (of, note) = (dev.clone(), seen.clone());
             reactor::spawn(async move { note.set(of.0.get()) });
-            zero(&*dev, &gate, 0, 100 * ZERO_STEP_BYTES, true).await.unwrap();
+            zero(&*dev, &lock, 0, 100 * ZERO_STEP_BYTES, true).await.unwrap();
             assert_eq!(dev.0.get(), 100);
             assert!(seen.get() < 100, "nobody ran before the end");
         });
@@ -358,14 +358,14 @@ mod tests {
 
     #[test]
     fn the_end_of_the_device_is_where_a_block_device_has_it() {
-        on_disk(1, |dev, gate| async move {
+        on_disk(1, |dev, lock| async move {
             let end = SIZE as u64;
             assert!(read(&*dev, end, 1).await.unwrap().is_none());
             assert!(read(&*dev, u64::MAX, 1).await.unwrap().is_none());
             assert_eq!(read(&*dev, end - 3, 4096).await.unwrap().unwrap().len(), 3);
             let write = |at, len| {
-                let (dev, gate) = (dev.clone(), gate.clone());
-                async move { write(&*dev, &gate, at, Buf::copy_of(&vec![5; len]), false).await }
+                let (dev, lock) = (dev.clone(), lock.clone());
+                async move { write(&*dev, &lock, at, Buf::copy_of(&vec![5; len]), false).await }
             };
             assert_eq!(write(end - 3, 10).await, Ok(3));
             assert_eq!(write(end, 1).await, Err(Status::NoSpace));
@@ -375,13 +375,13 @@ mod tests {
 
     #[test]
     fn whole_blocks_go_straight_and_flags_reach_the_device() {
-        on_disk(1, |dev, gate| async move {
+        on_disk(1, |dev, lock| async move {
             let block = || Buf::copy_of(&[1; BLOCK]);
-            write(&*dev, &gate, 0, block(), false).await.unwrap();
-            write(&*dev, &gate, 4096, block(), true).await.unwrap();
+            write(&*dev, &lock, 0, block(), false).await.unwrap();
+            write(&*dev, &lock, 4096, block(), true).await.unwrap();
             flush(&*dev).await.unwrap();
-            zero(&*dev, &gate, 0, 4096, true).await.unwrap();
-            zero(&*dev, &gate, 0, 4096, false).await.unwrap();
+            zero(&*dev, &lock, 0, 4096, true).await.unwrap();
+            zero(&*dev, &lock, 0, 4096, false).await.unwrap();
             let fua = Flags::FUA | Flags::SYNC;
             let none = Flags::empty();
             let expected = [
@@ -393,7 +393,7 @@ mod tests {
             ];
             assert_eq!(*dev.log.borrow(), expected);
             dev.log.take();
-            write(&*dev, &gate, 100, block(), true).await.unwrap();
+            write(&*dev, &lock, 100, block(), true).await.unwrap();
             let expected = [(Op::Read, none), (Op::Read, none), (Op::Write, fua)];
             assert_eq!(*dev.log.borrow(), expected, "both edges are read, one write follows");
         });

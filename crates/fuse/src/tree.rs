@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The tree as the host has it now: what is where, and what lies in a folder.
+//! The tree of files and folders, from the current state of the host.
 use std::sync::Arc;
 
 use fuser::Errno;
 
-use crate::attribute::{self, At};
-use crate::handle::Item;
+use crate::attribute::{self, EntryKind};
+use crate::handle::DirEntry;
 use crate::host::{Device, Host};
 use crate::inode::Node;
 
-/// What the tree has at a node now.
-pub(crate) enum Found {
+/// The kind of a node.
+pub(crate) enum NodeKind {
     Folder,
     Text { readable: bool, writable: bool },
     Device(Device),
@@ -20,24 +20,26 @@ pub(crate) enum Found {
 pub(crate) struct Tree(pub(crate) Arc<dyn Host>);
 
 impl Tree {
-    /// What is at `node` now.
-    pub(crate) fn find(&self, node: &Node) -> Result<Found, Errno> {
+    /// The current kind of `node`.
+    pub(crate) fn find(&self, node: &Node) -> Result<NodeKind, Errno> {
         match node {
-            Node::Root | Node::Dev | Node::Mapper | Node::Sys | Node::Block => Ok(Found::Folder),
-            Node::Device(id) => self.0.device(*id).map(Found::Device).ok_or(Errno::ENOENT),
+            Node::Root | Node::Dev | Node::Mapper | Node::Sys | Node::Block => Ok(NodeKind::Folder),
+            Node::Device(id) => self.0.device(*id).map(NodeKind::Device).ok_or(Errno::ENOENT),
             Node::Attribute(id, path) if path.is_empty() => {
-                self.0.device(*id).map(|_| Found::Folder).ok_or(Errno::ENOENT)
+                self.0.device(*id).map(|_| NodeKind::Folder).ok_or(Errno::ENOENT)
             }
             Node::Attribute(id, path) => {
                 match attribute::at(&self.0.attributes(*id), path).ok_or(Errno::ENOENT)? {
-                    At::Folder => Ok(Found::Folder),
-                    At::Text { readable, writable } => Ok(Found::Text { readable, writable }),
+                    EntryKind::Folder => Ok(NodeKind::Folder),
+                    EntryKind::Text { readable, writable } => {
+                        Ok(NodeKind::Text { readable, writable })
+                    }
                 }
             }
         }
     }
 
-    /// The node that `name` is in the folder `parent`.
+    /// The node `name` in the folder `parent`.
     pub(crate) fn child(&self, parent: &Node, name: &str) -> Result<Node, Errno> {
         let device = |mapped: bool| {
             let found = self.0.find(name).filter(|d| d.mapped || !mapped);
@@ -56,17 +58,17 @@ impl Tree {
         }
     }
 
-    /// What a folder holds now.
-    pub(crate) fn list(&self, node: &Node) -> Result<Vec<Item>, Errno> {
-        let folder = |node, name: &str| Item { node, folder: true, name: name.to_owned() };
+    /// The current entries of a folder.
+    pub(crate) fn list(&self, node: &Node) -> Result<Vec<DirEntry>, Errno> {
+        let folder = |node, name: &str| DirEntry { node, folder: true, name: name.to_owned() };
         let device =
-            |d: Device| Item { node: Node::Device(d.id), folder: false, name: d.file_name };
+            |d: Device| DirEntry { node: Node::Device(d.id), folder: false, name: d.file_name };
         Ok(match node {
             Node::Root => vec![folder(Node::Dev, "dev"), folder(Node::Sys, "sys")],
             Node::Sys => vec![folder(Node::Block, "block")],
             Node::Dev => {
                 let devices = self.0.devices().into_iter().map(device);
-                // A device of this name is reached below `mapper` only.
+                // A device with this name is shown below `mapper` only.
                 let devices = devices.filter(|d| d.name != "mapper");
                 std::iter::once(folder(Node::Mapper, "mapper")).chain(devices).collect()
             }
@@ -78,7 +80,7 @@ impl Tree {
             Node::Attribute(id, path) => {
                 let item = |(name, folder): (String, bool)| {
                     let node = Node::Attribute(*id, attribute::join(path, &name));
-                    Item { node, folder, name }
+                    DirEntry { node, folder, name }
                 };
                 let all = self.0.attributes(*id);
                 attribute::list(&all, path).into_iter().map(item).collect()

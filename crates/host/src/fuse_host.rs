@@ -21,7 +21,8 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use block::{BlockDevice, Error, OpenDevice};
 use control::Failure;
 use fuse::{
-    Answer, Attribute, Device, DeviceId, Export, Gate, Host, Job, OpenId, Options, SideGate,
+    Attribute, AttributeReply, CrossThreadLock, Device, DeviceId, Export, Host, Job, OpenId,
+    Options, WriteLock,
 };
 use reactor::{TaskPool, new_opener};
 
@@ -34,18 +35,18 @@ use crate::sysfs;
 /// Requests of the export in flight.
 const JOBS_MAX: usize = 1024;
 
-/// A device with its id and gate, which last as long as it.
+/// A device with its id and lock, which last as long as it.
 struct KnownDevice {
     id: DeviceId,
     device: Weak<dyn BlockDevice>,
-    gate: Rc<Gate>,
+    lock: Rc<WriteLock>,
 }
 
 /// A device that an open file keeps open.
 struct OpenFile {
     /// Requests of different files have different openers.
     device: OpenDevice,
-    gate: Rc<Gate>,
+    lock: Rc<WriteLock>,
     /// Also keeps a mapped device from being removed.
     _lease: Lease,
 }
@@ -54,7 +55,7 @@ struct OpenFile {
 struct OpenHandle {
     id: DeviceId,
     handle: DeviceHandle,
-    side: Arc<SideGate>,
+    side: Arc<CrossThreadLock>,
 }
 
 /// State of the export on core 0.
@@ -81,7 +82,7 @@ impl ExportState {
             open: RefCell::default(),
             next: Cell::new(1),
             jobs: TaskPool::new(JOBS_MAX, |(file, job): (Rc<OpenFile>, Job)| async move {
-                job.serve(&file.device, &file.gate).await;
+                job.serve(&file.device, &file.lock).await;
             }),
         }
     }
@@ -90,32 +91,32 @@ impl ExportState {
         self.next.replace(self.next.get() + 1)
     }
 
-    /// The id and the gate of a device.
-    fn id_and_gate(&self, exported: &ExportedDevice) -> (DeviceId, Rc<Gate>) {
+    /// The id and the lock of a device.
+    fn id_and_lock(&self, exported: &ExportedDevice) -> (DeviceId, Rc<WriteLock>) {
         let device = exported.device();
         let mut known = self.devices.borrow_mut();
         // First, so that no address of a closed device is taken for that of a new one.
         known.retain(|k| k.device.strong_count() > 0);
         let same = |k: &&KnownDevice| std::ptr::addr_eq(k.device.as_ptr(), Rc::as_ptr(&device));
         if let Some(k) = known.iter().find(same) {
-            return (k.id, k.gate.clone());
+            return (k.id, k.lock.clone());
         }
-        let (id, gate) = (DeviceId(self.next()), Rc::new(Gate::new()));
-        known.push(KnownDevice { id, device: Rc::downgrade(&device), gate: gate.clone() });
-        (id, gate)
+        let (id, lock) = (DeviceId(self.next()), Rc::new(WriteLock::new()));
+        known.push(KnownDevice { id, device: Rc::downgrade(&device), lock: lock.clone() });
+        (id, lock)
     }
 
-    /// Wakes the requests that wait at a device's gate.
+    /// Wakes the requests that wait at a device's lock.
     fn recheck_gate(&self, id: DeviceId) {
         if let Some(known) = self.devices.borrow().iter().find(|k| k.id == id) {
-            known.gate.look_again();
+            known.lock.wake_waiters();
         }
     }
 
     fn find(&self, engine: &Engine, id: DeviceId) -> Option<ExportedDevice> {
         ExportedDevice::all(&engine.dm, &engine.leaves)
             .into_iter()
-            .find(|exported| self.id_and_gate(exported).0 == id)
+            .find(|exported| self.id_and_lock(exported).0 == id)
     }
 
     fn exported(&self, engine: &Engine, id: DeviceId) -> Result<ExportedDevice, Error> {
@@ -124,7 +125,7 @@ impl ExportState {
 
     fn describe(&self, exported: &ExportedDevice) -> Device {
         Device {
-            id: self.id_and_gate(exported).0,
+            id: self.id_and_lock(exported).0,
             file_name: exported.file_name(),
             mapped: matches!(exported, ExportedDevice::Mapped(_)),
             size_bytes: exported.device().limits().capacity.bytes(),
@@ -138,11 +139,11 @@ impl ExportState {
             ExportedDevice::Mapped(device) => engine.owner.lease(device.open()?),
             ExportedDevice::Leaf(leaf) => engine.owner.lease_leaf(leaf),
         };
-        let (device, gate) = (exported.device(), self.id_and_gate(&exported).1);
-        let open_handle = OpenHandle { id, handle: lease.handle(), side: gate.side() };
+        let (device, lock) = (exported.device(), self.id_and_lock(&exported).1);
+        let open_handle = OpenHandle { id, handle: lease.handle(), side: lock.cross_thread() };
         let number = self.next();
         let device = OpenDevice::new(device, new_opener());
-        self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, gate, _lease: lease }));
+        self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, lock, _lease: lease }));
         Ok((OpenId(number), open_handle))
     }
 }
@@ -210,7 +211,7 @@ impl ExportHost {
         };
         let job = RefCell::new(Some(job)); // taken back when there is no free core
         let side = job.borrow().as_ref().is_some_and(Job::is_write).then_some(&file.side);
-        if side.is_some_and(|side| !side.pass()) {
+        if side.is_some_and(|side| !side.try_shared()) {
             return Err(job.take().expect("put in above"));
         }
         let left = self.core.pool().on_this_thread(|secondary| {
@@ -220,12 +221,12 @@ impl ExportHost {
                 if !device.is_in_memory() {
                     return Some(job);
                 }
-                // A gate of its own: it has passed the device's on the side.
-                job.serve(&*device, &Gate::new()).await;
+                // A lock of its own: it has passed the device's on the side.
+                job.serve(&*device, &WriteLock::new()).await;
                 None
             })
         });
-        if side.is_some_and(|side| side.leave()) {
+        if side.is_some_and(|side| side.release()) {
             // By the device's id: the file may be closed after the reply, and others still wait.
             let id = file.id;
             // An error means that core 0 has ended, and nothing waits there.
@@ -304,7 +305,7 @@ impl Host for ExportHost {
         all.flatten().unwrap_or_default()
     }
 
-    fn read_attribute(&self, id: DeviceId, path: &str, answer: Answer<String>) {
+    fn read_attribute(&self, id: DeviceId, path: &str, answer: AttributeReply<String>) {
         let path = path.to_owned();
         self.spawn_on_device(id, async move |engine: &Engine, exported| {
             answer(match exported {
@@ -314,7 +315,7 @@ impl Host for ExportHost {
         });
     }
 
-    fn write_attribute(&self, id: DeviceId, path: &str, value: &str, answer: Answer<()>) {
+    fn write_attribute(&self, id: DeviceId, path: &str, value: &str, answer: AttributeReply<()>) {
         let (path, value) = (path.to_owned(), value.to_owned());
         self.spawn_on_device(id, async move |engine: &Engine, exported| {
             answer(match exported {

@@ -120,12 +120,12 @@ impl Errors {
         done: Result<(), Status>,
     ) -> Result<(), Status> {
         let mut openers = self.openers.borrow_mut();
-        let outcome = done.and_then(|()| match openers.is_news(sample) {
+        let outcome = done.and_then(|()| match openers.must_report(sample) {
             true => Err(self.last.borrow().as_ref().map_or(Status::Io, |e| e.cause)),
             false => Ok(()),
         });
         if outcome.is_err() {
-            openers.tell(opener, sample);
+            openers.report(opener, sample);
         }
         outcome
     }

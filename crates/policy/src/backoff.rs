@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When something that has failed is tried again: after a second, then twice as long each time.
+//! The delay before a retry: one second, doubled after each failure.
 //!
 //! ```text
 //! failures in a row   1    2    3    4    5    6    7 and more

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The write bandwidth of a device, measured while writeback is in flight.
 //!
-//! Bytes are gathered for 200 ms of busy time, or until they are many, on a device that is hardly
-//! ever busy with what comes; the samples are blended over 3 s, and what is told
-//! follows that by an eighth of the gap, only where it goes on moving away, as in
-//! `wb_update_write_bandwidth`. In the first 3 s the blend is over as much time as was measured,
-//! and is told as it is.
+//! Bytes are counted for 200 ms of busy time, or until they are many on a device that is rarely
+//! busy. The samples are averaged over 3 s. As in `wb_update_write_bandwidth`, the reported value
+//! follows that average by 1/8 of the difference, and only while the average keeps moving away. In
+//! the first 3 s the average covers the measured time, and is reported directly.
 //!
 //! Invariants
-//! - BW1 Time without writeback in flight counts for nothing.
-//! - BW2 What is told is at least 1, and sinks while writeback is in flight and nothing completes.
+//! - PO-BW1 Time without writeback in flight does not count.
+//! - PO-BW2 The reported value is at least 1, and falls while writeback is in flight and nothing
+//!   completes.
 
 /// What is told before anything was measured: the kernel's `INIT_BW`, 100 MiB/s.
 pub const BANDWIDTH_START: u64 = 100 << 20;
@@ -66,7 +66,7 @@ impl Bandwidth {
         }
     }
 
-    /// Bytes per second, as of `now_ns` (BW2).
+    /// Bytes per second, as of `now_ns` (PO-BW2).
     #[must_use]
     pub fn bytes_per_s(&self, now_ns: u64) -> u64 {
         let silent_ns = match self.since_ns {
@@ -96,7 +96,7 @@ impl Bandwidth {
         let since_ns = self.since_ns.unwrap_or(now_ns);
         self.busy_ns = self.busy_ns.saturating_add(now_ns.saturating_sub(since_ns));
         self.bytes = self.bytes.saturating_add(bytes);
-        self.since_ns = more.then_some(now_ns); // BW1
+        self.since_ns = more.then_some(now_ns); // PO-BW1
         self.alive_ns = now_ns;
         let (enough_ns, enough) = match self.measured_ns {
             0 => (FIRST_SAMPLE_NS, FIRST_SAMPLE_BYTES),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What writeback costs an origin that has to move a head, learnt from what it took; and which
-//! gaps between dirty blocks are worth being written too.
+//! The costs of writeback on an origin that seeks, learnt from measurements; and which gaps between
+//! dirty blocks are worth filling, so that runs merge into one command.
 //!
 //! ```text
 //!   sweep over dirty runs:   time = a * commands + b * bytes that pass under the head
@@ -9,74 +9,72 @@
 //!   gap of g bytes filled:   saves a; costs g/R_read, and the runs beside it are read with it
 //!   its contents are known:  saves a; costs g * c: it passes anyway, but has to be copied
 //! ```
-//! `c` is nothing where copies are got while the disk lets the bytes pass. On a quick origin it is
-//! what streams with copies took beyond what streams take.
+//! `c` is zero where the contents are copied while the disk passes the gap. On a fast origin it is
+//! the time of streams with copies beyond that of streams without.
 //!
-//! `b` is 1/R_write, learnt from streams, and `a` is what a sweep took beyond that. So a stream is
-//! compared with a sweep, byte passed for byte passed: on a device that moves no head the bytes of
-//! a stream take longer than those that a sweep passes, and `a` is nothing. With the time of
-//! skipping a gap, t_cmd = a + g/R_write, this is the rule "filled if g * (1/R_read + 1/R_write) is
-//! less than t_cmd": what a skip costs is not the same for all gaps, as a head has to pass what it
-//! skips.
+//! `b` is 1/R_write, learnt from streams; `a` is the time of a sweep beyond that. So streams and
+//! sweeps are compared per byte passed: a device without seeks takes longer for a byte of a stream
+//! than for a byte that a sweep passes, and `a` is zero. With the time to skip a gap, t_cmd = a +
+//! g/R_write, the rule is: fill a gap if g * (1/R_read + 1/R_write) < t_cmd. The cost of a skip
+//! depends on the gap, because the head has to pass it.
 //!
-//! A read pays only if it is long: a gap that is left open between filled ones costs a command of
-//! the reads and one of the writes. So the gaps of a stretch are decided together ([`fill`]).
+//! A read pays only if it is long: a gap left open between filled ones costs one more command for
+//! the reads and one for the writes. So the gaps of a stretch are decided together ([`fill`]).
 //!
 //! Invariants
-//! - D1 Nothing is filled until commands have been measured ([`SAMPLES_FIRST`] samples), and no gap
-//!   that is longer than the caller allows.
-//! - D2 More commands, slower commands or faster reads never fill less.
-//! - D3 One sample, however long the device stalled, at most doubles what a command with what
-//!   passes is taken to need, or a byte.
-//! - D4 Known gaps are filled only while streams, copies included, pass their bytes in less time
-//!   than the sweeps that were measured passed theirs.
+//! - PO-D1 No gap is filled before commands were measured ([`SAMPLES_FIRST`] samples), and no gap
+//!   longer than the caller allows.
+//! - PO-D2 More commands, slower commands or faster reads never fill less.
+//! - PO-D3 One sample, however long the device stalled, at most doubles the estimated time of a
+//!   command, or of a byte.
+//! - PO-D4 Cached gaps are filled only while streams, including copies, pass a byte in less time
+//!   than the measured sweeps.
 
 const MIB: u64 = 1 << 20;
 
-/// Rates until something is measured: a disk of 7200 rpm. Chosen on the fast side: a wrong guess
-/// costs one stretch, then it is known better; a slow guess would never be corrected.
+/// Assumed rates before the first measurement: a disk of 7200 rpm. Chosen high: a wrong guess costs
+/// one stretch and is then corrected; a low guess would never be corrected.
 const RATE_FIRST: u64 = 150_000_000;
-/// Samples of commands until they count as known; the lower of the first ones is taken, so that a
-/// stall at the beginning counts for nothing.
+/// Samples of commands before they count as known. Of the first ones the lowest is used, so that a
+/// stall at the begin does not count.
 const SAMPLES_FIRST: u32 = 2;
 /// A sample moves the average by a quarter.
 const WEIGHT: u64 = 4;
-/// Commands and bytes below which a sample says nothing.
+/// A sample with fewer commands or bytes is ignored.
 const COMMANDS_MIN: u64 = 128;
 const BYTES_MIN: u64 = 4 * MIB;
-/// Nor does a sample of commands that took less: the flush at its end would be most of it. Chosen
-/// so that the first batch on a disk that moves a head is long enough.
+/// A shorter sample of commands is ignored, too: its final flush would dominate. Chosen so that the
+/// first batch on a seeking disk is long enough.
 pub const SAMPLE_NS_MIN: u64 = 50_000_000;
-/// Bytes a command from which on a batch tells the rate, and not the cost of a command.
+/// With at least this many bytes per command a batch is a sample of the rate, not of commands.
 const STREAMED_BYTES: u64 = 512 << 10;
-/// Of a longer gap no more than this counts as passed: beyond, the arm moves. Chosen.
+/// At most this much of a gap counts as passed: beyond that the arm moves. Chosen.
 const PASSED_BYTES_MAX: u64 = 256 << 10;
-/// Measured at different times sweeps and streams of one device differ by so much (one part of so
-/// many). Chosen.
+/// Sweeps and streams of one device, measured at different times, differ by 1/5 by chance. Chosen.
 const CHANCE_PART: u64 = 5;
-/// Of a stream at least this part (one in so many bytes) was copied into gaps: it tells what copies
-/// cost. If less, it tells the rate.
+/// A stream with at least 1/4 of its bytes copied into gaps is a sample of copies, else of the
+/// rate.
 const COPIED_PART: u64 = 4;
-/// From writing to reading and back, once a stretch: two moves of the arm and two halves of a turn
-/// (disk models: 11 to 16 ms).
+/// Cost of changing from writing to reading and back, once per stretch: two seeks and two half
+/// turns (disk models: 11 to 16 ms).
 const TURNAROUND_NS: u64 = 16_000_000;
-/// Reads of a stretch must save so much: the turnaround, and what is lost as everything has to be
-/// written out before. Chosen on the models: with less, 10 % of a span take longer than without.
+/// Reads of a stretch must save this much: the turnaround, and the wait for all earlier writes.
+/// Chosen on the models: with less, 10 % of a span take longer than without reads.
 const WORTH_NS: u64 = 48_000_000;
-/// The average of a rate goes back to [`RATE_FIRST`] by this part with each sample of commands, and
-/// that of copies to nothing, so that a bad one is tried again some day.
+/// Each sample of commands moves the average rate by 1/128 towards [`RATE_FIRST`], and that of
+/// copies towards zero, so that a bad value is measured again later.
 const RELAX: u64 = 128;
 
-/// What writes to an origin cost.
+/// The costs of writes to an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// One more command of a sweep, beside the time in which its bytes and the gap pass.
+    /// Cost of one more command of a sweep, without the time in which its bytes and the gap pass.
     pub command_ns: u64,
     /// Reading in order, time of a MiB.
     pub read_ns_per_mib: u64,
     /// Writing in order, time of a MiB.
     pub write_ns_per_mib: u64,
-    /// Getting a MiB for known gaps from the cache, as far as writing has to wait for it.
+    /// Copying a MiB for cached gaps, as far as writes wait for it.
     pub copy_ns_per_mib: u64,
 }
 
@@ -105,7 +103,7 @@ fn time_ns(bytes: u64, ns_per_mib: u64) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// What was written between two flushes of the origin.
+/// The writes between two flushes of the origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Writes that do not begin where the one before ended.
@@ -130,7 +128,7 @@ impl Batch {
     }
 }
 
-/// What a command of a sweep takes on average, and what passes with it.
+/// The average time of a command of a sweep, and the bytes that pass with it.
 #[derive(Clone, Copy, Debug)]
 struct Swept {
     ns: u64,
@@ -143,13 +141,13 @@ impl Swept {
         Swept { ns: elapsed_ns / commands, bytes: batch.passed_bytes / commands }
     }
 
-    /// What a command takes beside the time in which its bytes pass; less than nothing if a stream
-    /// would take longer.
+    /// Time of a command without that in which its bytes pass; negative if a stream would take
+    /// longer.
     fn command_ns(&self, ns_per_mib: u64) -> i64 {
         clamp(self.ns) - clamp(time_ns(self.bytes, ns_per_mib))
     }
 
-    /// The same, or nothing where it is so little that it may be chance.
+    /// The same, or zero if it is so small that it may be chance.
     fn certain_command_ns(&self, ns_per_mib: u64) -> u64 {
         let ns = u64::try_from(self.command_ns(ns_per_mib)).unwrap_or(0);
         if ns < self.ns / CHANCE_PART { 0 } else { ns }
@@ -168,7 +166,7 @@ pub struct CostModel {
     swept: Option<Swept>,
     /// Samples of commands so far.
     samples: u32,
-    /// It was told, and does not learn.
+    /// Fixed costs: the model does not learn.
     fixed: Option<Costs>,
 }
 
@@ -178,7 +176,7 @@ impl Default for CostModel {
     }
 }
 
-/// The average, moved towards a sample (D3).
+/// The average, moved towards a sample (PO-D3).
 fn blend(average: u64, sample: u64) -> u64 {
     let sample = sample.min(average.saturating_mul(2)).max(average / 2);
     mean(average, sample)
@@ -216,7 +214,7 @@ impl CostModel {
         self.fixed.is_some() || self.samples >= SAMPLES_FIRST
     }
 
-    /// What is known; nothing before that.
+    /// The costs; `None` before they are known.
     #[must_use]
     pub fn costs(&self) -> Option<Costs> {
         let learnt = || {
@@ -263,7 +261,7 @@ impl CostModel {
         // ones are averaged.
         let weight = WEIGHT.min(u64::from(self.copy_samples) + 1);
         let expected_ns = besides_ns + time_ns(batch.copied_bytes, average);
-        let limit_ns = if weight < WEIGHT { u64::MAX } else { 2 * expected_ns }; // D3
+        let limit_ns = if weight < WEIGHT { u64::MAX } else { 2 * expected_ns }; // PO-D3
         let sample = sample(elapsed_ns.min(limit_ns));
         self.copy_ns_per_mib = average - average / weight + sample / weight;
         self.copy_samples = self.copy_samples.saturating_add(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Dirty throttling: how much may be dirty, and how fast each writer may go on dirtying.
+//! Dirty throttling: how much may be dirty, and how fast each writer may dirty more.
 //!
 //! ```text
 //! dirty bytes   0 ── background ── freerun ── setpoint ── limit
@@ -7,28 +7,28 @@
 //! position ratio   (nobody waits)     2 ──────── 1 ───────── 0     a cubic, flat in the middle
 //! ```
 //!
-//! The law is that of `balance_dirty_pages`: `freerun = (limit + background) / 2`,
+//! The algorithm is that of `balance_dirty_pages`: `freerun = (limit + background) / 2`,
 //! `setpoint = (freerun + limit) / 2`, `ratio = 1 + ((setpoint - dirty) / (limit - setpoint))³`
 //! between 0 and 2, and each writer goes at `base rate · ratio`. The base rate is one for all
 //! writers, and follows the device's bandwidth divided by the number of those that want more than
 //! that; nobody counts them. So writers get equal shares, one that wants less keeps what it wants,
 //! and what is dirty settles at the setpoint.
 //!
-//! What differs is the pause. The kernel lets a writer run for as many pages as earn it a sleep of
-//! 100 ms, so that it stutters; here each writer has a line of time on which each write takes
-//! `bytes / rate`, and completes when its part of the line is over.
+//! The pauses differ. The kernel lets a writer run for pages worth a sleep of 100 ms, which makes
+//! it stutter. Here each write takes `bytes / rate` of its writer's time, and completes when that
+//! time is over: at 10 MB/s a write of 1 MB completes after 100 ms.
 //!
-//! Limits are bytes, or a time: as much as the device writes in it by its own measured bandwidth,
-//! so that a slow one never has minutes of writes queued.
+//! Limits are bytes, or a time: as much as the device writes in that time at its measured
+//! bandwidth. So a slow device never has minutes of writes queued.
 //!
 //! Invariants
-//! - D1 The ratio never rises as dirty bytes rise, and is 1 at the setpoint.
-//! - D2 The effective limit falls by no more than 1/32 of what is above it in 200 ms, and never
-//!   below what is dirty: no writer that kept to it finds itself beyond it.
-//! - D3 No pause is longer than [`PAUSE_MAX_NS`]; what a writer owes beyond that is asked of its
-//!   next write before it is taken, at the rate of that moment.
-//! - D4 Below freerun nobody waits, and old debts are void.
-//! - D5 The background threshold is below the limit.
+//! - PO-DT1 The ratio never rises as dirty bytes rise, and is 1 at the setpoint.
+//! - PO-DT2 The effective limit falls by at most 1/32 of the excess in 200 ms, and never below the
+//!   dirty bytes: no writer exceeds a limit that it respected.
+//! - PO-DT3 No pause is longer than [`PAUSE_MAX_NS`]; the rest of a writer's delay is charged to
+//!   its next write, before that is taken, at the rate of that time.
+//! - PO-DT4 Below freerun no writer waits, and old debts are dropped.
+//! - PO-DT5 The background threshold is below the limit.
 
 use crate::bandwidth::{BANDWIDTH_START, Bandwidth};
 
@@ -98,7 +98,7 @@ pub struct DirtyLimits {
 }
 
 impl DirtyLimits {
-    /// The thresholds with a bandwidth of `bytes_per_s`, where known (D5).
+    /// The thresholds with a bandwidth of `bytes_per_s`, where known (PO-DT5).
     #[must_use]
     pub fn thresholds(&self, bytes_per_s: Option<u64>) -> Thresholds {
         let wanted = self.dirty.bytes(bytes_per_s);
@@ -144,7 +144,8 @@ impl Thresholds {
         freerun + (self.limit - freerun) / 2
     }
 
-    /// By how much faster (above [`RATIO_ONE`]) or slower than the base rate writers may go (D1).
+    /// By how much faster (above [`RATIO_ONE`]) or slower than the base rate writers may go
+    /// (PO-DT1).
     #[must_use]
     pub fn position_ratio(&self, dirty: u64) -> u64 {
         let one = i128::from(RATIO_ONE);
@@ -220,7 +221,7 @@ impl DirtyThrottle {
         &self.limits
     }
 
-    /// Sets other limits. A lower one is reached slowly (D2).
+    /// Sets other limits. A lower one is reached slowly (PO-DT2).
     pub fn set_limits(&mut self, limits: DirtyLimits, now_ns: u64) {
         self.limits = limits;
         self.look(now_ns);
@@ -244,7 +245,7 @@ impl DirtyThrottle {
         self.rate
     }
 
-    /// The thresholds in force (D2).
+    /// The thresholds in force (PO-DT2).
     #[must_use]
     pub fn thresholds(&self) -> Thresholds {
         self.at
@@ -274,7 +275,7 @@ impl DirtyThrottle {
         self.advance(dirty, now_ns);
         let at = self.at;
         if dirty < at.freerun() {
-            dirtier.due_ns = dirtier.due_ns.min(now_ns); // D4
+            dirtier.due_ns = dirtier.due_ns.min(now_ns); // PO-DT4
             return Admit::Now;
         }
         if dirty >= at.limit {
@@ -296,7 +297,7 @@ impl DirtyThrottle {
         self.advance(dirty, now_ns);
         let at = self.at;
         if dirty < at.freerun() {
-            dirtier.due_ns = dirtier.due_ns.min(now_ns); // D4
+            dirtier.due_ns = dirtier.due_ns.min(now_ns); // PO-DT4
             return 0;
         }
         let rate = self.rate_at(&at, dirty);
@@ -309,7 +310,7 @@ impl DirtyThrottle {
         if pause_ns < PAUSE_MIN_NS {
             return 0; // Saved up.
         }
-        pause_ns.min(self.pause_max_ns(dirty, now_ns)) // D3
+        pause_ns.min(self.pause_max_ns(dirty, now_ns)) // PO-DT3
     }
 
     /// What one writer may dirty a second, at least a byte.
@@ -332,7 +333,7 @@ impl DirtyThrottle {
             return;
         }
         self.look(now_ns);
-        let floor = self.at.set_limit.max(dirty); // D2
+        let floor = self.at.set_limit.max(dirty); // PO-DT2
         for _ in 0..(elapsed_ns / INTERVAL_NS).min(INTERVALS_MAX) {
             self.at.limit -= self.at.limit.saturating_sub(floor).div_ceil(32);
         }

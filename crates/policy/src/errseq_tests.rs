@@ -10,9 +10,9 @@ const D: u32 = 4;
 /// A FLUSH that is submitted and ends at once; whether it fails.
 fn fails(errors: &mut ErrSeq<u32>, opener: u32) -> bool {
     let sample = errors.sample(opener);
-    let fails = errors.is_news(sample);
+    let fails = errors.must_report(sample);
     if fails {
-        errors.tell(opener, sample);
+        errors.report(opener, sample);
     }
     fails
 }
@@ -48,8 +48,8 @@ fn a_flush_tells_what_another_of_its_opener_has_told() {
     let samples = [errors.sample(A), errors.sample(A)];
     errors.lose(errors.changes());
     for sample in samples {
-        assert!(errors.is_news(sample));
-        errors.tell(A, sample);
+        assert!(errors.must_report(sample));
+        errors.report(A, sample);
     }
     assert!(!fails(&mut errors, A));
 }
@@ -144,8 +144,8 @@ fn what_is_lost_beside_a_flush_is_told_by_the_next_one() {
         if other_comes {
             assert!(fails(&mut errors, C), "in the place of A");
         }
-        assert!(errors.is_news(first));
-        errors.tell(A, first);
+        assert!(errors.must_report(first));
+        errors.report(A, first);
         assert!(fails(&mut errors, A), "the second change");
         assert!(!fails(&mut errors, A));
         assert!(fails(&mut errors, B));
@@ -161,8 +161,8 @@ fn a_flush_that_covers_what_is_lost_tells_for_those_before_it() {
     let second = errors.sample(A);
     errors.lose(errors.changes());
     for sample in [second, first] {
-        assert!(errors.is_news(sample));
-        errors.tell(A, sample);
+        assert!(errors.must_report(sample));
+        errors.report(A, sample);
     }
     assert!(!fails(&mut errors, A));
     errors.changed(A);
@@ -170,7 +170,7 @@ fn a_flush_that_covers_what_is_lost_tells_for_those_before_it() {
     let third = errors.sample(A);
     errors.raise();
     errors.changed(A);
-    errors.tell(A, third);
+    errors.report(A, third);
     assert!(!fails(&mut errors, A), "nothing was lost this time");
 }
 
@@ -182,7 +182,7 @@ fn what_no_loss_can_have_taken_needs_no_other_flush() {
     let below = errors.changes();
     errors.changed(A);
     errors.lose(below);
-    errors.tell(A, first);
+    errors.report(A, first);
     assert!(!fails(&mut errors, A), "the second change is still above what was lost");
 }
 
@@ -196,7 +196,7 @@ fn two_losses_beside_a_flush_are_told_by_one_that_covers_both() {
     errors.changed(A);
     errors.lose(errors.changes());
     for sample in [first, second] {
-        errors.tell(A, sample);
+        errors.report(A, sample);
     }
     assert!(fails(&mut errors, A), "the second loss has what was changed after the second FLUSH");
     assert!(!fails(&mut errors, A));
@@ -213,7 +213,7 @@ fn a_change_that_was_told_of_needs_no_other_flush() {
     errors.durable(errors.changes());
     assert!(fails(&mut errors, A), "it covers the change");
     errors.raise();
-    errors.tell(A, first);
+    errors.report(A, first);
     assert!(!fails(&mut errors, A), "it was told of both");
 }
 
@@ -227,7 +227,7 @@ fn a_change_in_doubt_is_told_by_a_flush_that_comes_after_it() {
     assert!(fails(&mut errors, A) && fails(&mut errors, B));
     let before = errors.sample(A);
     errors.doubt(A);
-    assert!(!errors.is_news(before), "it does not cover the change");
+    assert!(!errors.must_report(before), "it does not cover the change");
     assert!(!fails(&mut errors, B), "not its change");
     assert!(fails(&mut errors, A));
     assert!(!fails(&mut errors, A));

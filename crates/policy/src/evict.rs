@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which one to evict: S3-FIFO, which a scan does not wash out.
+//! Eviction by S3-FIFO, which resists scans.
 //!
 //! ```text
 //! new ──▶ small (a tenth) ── used again ──▶ main ── not used since ──▶ out
@@ -8,18 +8,18 @@
 //! ```
 //!
 //! Juncheng Yang, Yazhuo Zhang, Ziyue Qiu, Yao Yue, K. V. Rashmi: FIFO queues are all you need for
-//! cache eviction, SOSP 2023. What is read once leaves through the small queue, so a scan of any
-//! length costs a tenth of the memory; what comes back soon after it left goes to the main queue at
-//! once. A hit is a counter, not a move.
+//! cache eviction, SOSP 2023. Keys that are used once leave through the small queue, so a scan of
+//! any length costs 1/10 of the memory. Keys that return soon after their eviction go straight to
+//! the main queue. A hit increments a counter and moves nothing.
 //!
-//! Two things differ. Keys have weights, and queues are measured by weight. And uses close together
-//! count as one, as a large folio that is read once, in small pieces, is not used again by that:
-//! two uses are apart when a 64th of the capacity (and 512) was inserted or used between them.
+//! Two differences: keys have weights, and the size of a queue is the sum of weights. And uses
+//! close together count as one, because reading a large folio once in small pieces is one use: two
+//! uses are separate if 1/64 of the capacity (and 512) was inserted or used between them.
 //!
 //! Invariants
-//! - E1 A key is in one queue, or in none; the weights add up.
-//! - E2 A victim is a key for which the caller said that it may go, and there is one while any may.
-//! - E3 The names kept take 8 bytes for each second unit of capacity, whatever happens.
+//! - PO-E1 A key is in one queue, or in none; the weights add up.
+//! - PO-E2 A victim is a key that the caller allows to evict; there is one while any is allowed.
+//! - PO-E3 The remembered names take at most 8 bytes for every two units of capacity.
 use std::cell::Cell;
 
 /// Uses counted: enough to go round the main queue three times.
@@ -176,7 +176,7 @@ impl S3Fifo {
     /// if they had just come to their queue.
     pub fn victim(&mut self, mut may: impl FnMut(u32) -> bool) -> Option<u32> {
         // What passes to the main queue late in the first whole round may not be looked at in it;
-        // in the second one nothing passes any more (E2).
+        // in the second one nothing passes any more (PO-E2).
         [REFUSALS_MAX, u32::MAX, u32::MAX].iter().find_map(|max| self.round(*max, &mut may))
     }
 

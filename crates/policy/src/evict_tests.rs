@@ -214,14 +214,14 @@ proptest! {
                 Step::Victim(pinned) => {
                     let victim = evictor.victim(|key| !pinned.contains(&key));
                     let any = model.keys().any(|key| !pinned.contains(key));
-                    prop_assert_eq!(victim.is_some(), any); // E2
+                    prop_assert_eq!(victim.is_some(), any); // PO-E2
                     if let Some(key) = victim {
                         prop_assert!(!pinned.contains(&key));
                         prop_assert!(model.remove(&key).is_some());
                     }
                 }
             }
-            // E1
+            // PO-E1
             prop_assert_eq!(evictor.len(), model.len());
             prop_assert_eq!(evictor.is_empty(), model.is_empty());
             prop_assert_eq!(evictor.weight(), model.values().sum::<u64>());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a compressed RAM disk writes back by itself: pages that have been idle for long, or enough
-//! of them to stay below a watermark of memory, within a budget a day.
+//! Automatic writeback of a compressed RAM disk: pages that have been idle for long, and as many as
+//! needed to stay below a memory watermark, within a daily budget.
 //!
 //! ```text
 //!   memory ── look ──▶ Rest(how long)
@@ -8,14 +8,14 @@
 //!                                                             └─ written back ─▶ wrote: budget
 //! ```
 //!
-//! Ages are kept in classes an eighth of their age wide, so that the coldest pages are found
-//! without sorting, and a step is a walk in slot order: neighbours go out together.
+//! Ages are counted in classes, each 1/8 of its age wide, so that the coldest pages are found
+//! without sorting. A step walks the slots in order, so neighbours are written together.
 //!
 //! Invariants
-//! - ID1 A day's writes never exceed the budget: a step asks for no more pages than would fit if
-//!   each took the most that a page can take.
-//! - ID2 A page that was accessed within `idle_secs` goes only when memory is above the watermark.
-//! - ID3 Each round is bounded: commands of the owner have their turn in between.
+//! - PO-ID1 The writes of a day never exceed the budget: a step requests only as many pages as fit
+//!   if each has the largest size.
+//! - PO-ID2 A page accessed within `idle_secs` is written only if memory is above the watermark.
+//! - PO-ID3 Each round is bounded, so that the owner's commands run in between.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 const DAY_NS: u64 = 24 * 3600 * SECOND_NS;
 /// How often memory is compared with the watermark: 32 MiB of new pages at 128 MiB/s.
 const WATERMARK_EVERY_NS: u64 = SECOND_NS / 4;
-/// Pages of one round: 64 MiB (ID3).
+/// Pages of one round: 64 MiB (PO-ID3).
 const ROUND_PAGES_MAX: u64 = 16384;
 /// How long nothing is tried after a failure.
 const PAUSE_NS: u64 = 60 * SECOND_NS;
@@ -312,7 +312,7 @@ impl IdlePolicy {
     ) -> Vec<Step> {
         self.scanned_ns = Some(now_ns);
         self.round_pages = 0;
-        let fitting = self.left_bytes(now_ns) / page_bytes_max(packed); // ID1
+        let fitting = self.left_bytes(now_ns) / page_bytes_max(packed); // PO-ID1
         let mut plan = Plan {
             pages_left: fitting.min(ROUND_PAGES_MAX),
             // A sixteenth below the watermark, lest each new page start a round.
@@ -381,7 +381,7 @@ impl Plan {
             if class.pages == 0 {
                 continue;
             }
-            // ID2: a class that only partly is idle is taken from there on.
+            // PO-ID2: a class that only partly is idle is taken from there on.
             let oldest = if nth + 1 < CLASSES { youngest(nth + 1) - 1 } else { u32::MAX };
             let idle = self.idle_secs.filter(|secs| *secs <= oldest);
             if self.pages_left == 0 || (idle.is_none() && self.goal_bytes == 0) {

@@ -198,7 +198,7 @@ fn shards_are_seen_together() {
 }
 
 proptest! {
-    /// ID1, ID2 and ID3 whatever happens: ages, rules, times, and what comes of the steps.
+    /// PO-ID1, PO-ID2 and PO-ID3 whatever happens: ages, rules, times, and what comes of the steps.
     #[test]
     fn steps_keep_to_budget_and_age(
         idle_secs in prop::option::of(1_u32..5000),
@@ -227,7 +227,7 @@ proptest! {
             let mut round = 0;
             for step in policy.steps(now, memory, packed, &ages(&pages)) {
                 let above = watermark_bytes.is_some_and(|mark| memory > mark);
-                prop_assert!(above || Some(step.min_age_secs) >= idle_secs, "ID2 {step:?}");
+                prop_assert!(above || Some(step.min_age_secs) >= idle_secs, "PO-ID2 {step:?}");
                 let there: u64 = pages.iter()
                     .filter(|(age, huge, _)| class(*age) >= class(step.min_age_secs)
                         && (*huge || !step.huge))
@@ -239,8 +239,8 @@ proptest! {
                 let bytes = written * page_bytes_max(packed);
                 policy.wrote(now, step, (bytes, written), None);
             }
-            prop_assert!(round <= ROUND_PAGES_MAX, "ID3");
-            prop_assert!(budget_bytes.is_none_or(|most| today <= most), "ID1 {today}");
+            prop_assert!(round <= ROUND_PAGES_MAX, "PO-ID3");
+            prop_assert!(budget_bytes.is_none_or(|most| today <= most), "PO-ID1 {today}");
             prop_assert_eq!(policy.totals().today_bytes, today);
         }
     }

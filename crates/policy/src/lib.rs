@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Decisions as pure state: when to write back, what next, how fast writers may go, and who is to
-//! be told of an error.
+//! Decisions as pure state: when to write back, what next, how fast writers may go, and to whom an
+//! error must be reported.
 //!
-//! Engines feed what they measured and ask; nothing here does I/O, waits or reads a clock. Time
-//! comes in as `now_ns`, so every decision is tested by a table.
+//! Engines pass measurements in and get decisions back. Nothing here does I/O, waits or reads a
+//! clock: time is an argument, `now_ns`, so every decision is tested by a table.
 //!
 //! Absent on purpose: devices, bios, the reactor, randomness.
 

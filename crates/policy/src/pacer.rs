@@ -9,24 +9,24 @@
 //! allowed rate  unlimited   unlimited    rate         rate / 8      rate / 8
 //! ```
 //!
-//! A written block takes `x³ / rate` of the writers' common time, where `rate` is the measured
-//! writeback rate and `x` grows from 0 at `start` to 1 at the setpoint and 2 as far again below it.
-//! The cube is the shape of the kernel's dirty position ratio, which is gentle where it begins and
-//! firm where it must hold; taken as a cost and not as a ratio it begins at 0, so that nothing
-//! jumps at `start`. Free space settles where the writers' rate equals the writeback rate: at the
-//! setpoint.
+//! A written block costs `x³ / rate` of the writers' common time. `rate` is the measured writeback
+//! rate; `x` is 0 at `start`, 1 at the setpoint, and 2 at the same distance below it. The cube is
+//! the shape of the kernel's dirty position ratio: gentle at first, then steep. As a cost (not a
+//! ratio) it starts at 0, so that nothing jumps at `start`. Free space settles where the writers'
+//! rate equals the writeback rate: at the setpoint.
 //!
-//! Blocks come free in lumps, one for each flush of the origin, which may last for hundreds of
-//! milliseconds. What is written back and waits for its flush therefore counts as free at the
-//! measured rate, as it would come free if there were no lumps: position and delays are smooth,
-//! while the blocks that are really free go up and down by a lump, two fifths of the room.
+//! Blocks become free in batches, one per flush of the origin, which may take hundreds of
+//! milliseconds. So blocks that are written back and wait for the flush count as free gradually, at
+//! the measured rate. Position and delays stay smooth, while the number of free blocks jumps by a
+//! batch, up to 2/5 of the room.
 //!
 //! Invariants
-//! - P1 The cost of a block never falls as the free space falls.
-//! - P2 No delay is longer than [`DELAY_MAX_NS`]: a write is late, never refused. More writers at
-//!   once than `rate` serves in that time fill the cache; then they wait for slots.
-//! - P3 Writers queue in one virtual line: together they get the allowed rate, however many.
-//! - P4 No block costs more than 8 times what it costs at the setpoint.
+//! - PO-P1 The cost of a block never falls as the free space falls.
+//! - PO-P2 No delay is longer than [`DELAY_MAX_NS`]: a write is delayed, never refused. If there
+//!   are more writers than `rate` serves in that time, the cache fills and they wait for slots.
+//! - PO-P3 Writers share one virtual queue: all together get the allowed rate, whatever their
+//!   number.
+//! - PO-P4 No block costs more than 8 times what it costs at the setpoint.
 
 /// The longest delay of one write: the kernel's `MAX_PAUSE`, 200 ms.
 pub const DELAY_MAX_NS: u64 = 200_000_000;
@@ -41,8 +41,8 @@ const SECOND_NS: u128 = 1_000_000_000;
 
 /// Position `x` in fixed point.
 const ONE: u128 = 1 << 16;
-/// Cost stops growing here, at 8 / rate (P4). Chosen: a wrong rate is made good up to a factor of
-/// eight; and it is measured anew with each lump.
+/// Cost stops growing here, at 8 / rate (PO-P4). Chosen: a wrong rate is made good up to a factor
+/// of eight; and it is measured anew with each lump.
 const POSITION_MAX: u128 = 2 * ONE;
 /// Larger writes are paced as this many blocks; keeps the product within 128 bits.
 const BLOCKS_MAX: u64 = 1 << 20;
@@ -176,8 +176,8 @@ impl Pacer {
             return 0;
         }
         let turn_ns = self.next_free_at_ns.max(now_ns);
-        let delay_ns = (turn_ns - now_ns).min(DELAY_MAX_NS); // P2
-        // P3. The line is no longer than the longest delay, lest a stall be paid for later.
+        let delay_ns = (turn_ns - now_ns).min(DELAY_MAX_NS); // PO-P2
+        // PO-P3. The line is no longer than the longest delay, lest a stall be paid for later.
         let line_end_ns = now_ns.saturating_add(DELAY_MAX_NS);
         self.next_free_at_ns = turn_ns.saturating_add(cost_ns).min(line_end_ns);
         delay_ns

@@ -35,7 +35,7 @@ fn cost_is_monotone_and_has_no_cliff_between_levels() {
     let mut above = pacer.cost_ns(1, 6000, 0);
     for free in (0..6000).rev() {
         let cost = pacer.cost_ns(1, free, 0);
-        assert!(cost >= above, "P1 at {free} free");
+        assert!(cost >= above, "PO-P1 at {free} free");
         assert!(cost - above <= 11_000, "step of {} ns at {free} free", cost - above);
         above = cost;
     }
@@ -46,7 +46,7 @@ fn cost_is_monotone_and_has_no_cliff_between_levels() {
 fn a_delay_is_bounded_whatever_is_asked() {
     let mut pacer = Pacer::new(6000, 0);
     for _ in 0..3 {
-        assert!(pacer.delay_ns(u64::MAX, 0, 0, 0) <= DELAY_MAX_NS, "P2");
+        assert!(pacer.delay_ns(u64::MAX, 0, 0, 0) <= DELAY_MAX_NS, "PO-P2");
     }
     assert_eq!(pacer.delay_ns(1, 0, 0, 0), DELAY_MAX_NS);
     assert_eq!(pacer.delay_ns(1, 0, 0, DELAY_MAX_NS), 0, "the line is no longer than that");

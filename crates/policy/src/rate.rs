@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A limit in bytes a second, as one moment: when the next request may go.
+//! A limit in bytes per second, kept as one time: when the next request may start.
 //!
 //! ```text
 //!   bytes taken      ▇▇▇▇
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Invariants
-//! - RL1 In any time `t` no more than `rate * (t + burst)` bytes are taken, and one request.
+//! - PO-RL1 In any time `t` at most `rate * (t + burst)` bytes start, plus one request.
 
 /// Time that was not used is kept for so long: enough for a task that is late. Chosen.
 const BURST_NS: u64 = 50_000_000;

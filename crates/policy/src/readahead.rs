@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Read-ahead for those who read in order, and folio sizes for those who write in order.
+//! Read-ahead for sequential readers, and folio sizes for sequential writers.
 //!
 //! ```text
 //!  read so far ──────▶│ requested │ window, being read ahead      │
@@ -7,14 +7,14 @@
 //!                                   so that it is there before the reader is
 //! ```
 //!
-//! Windows grow as the kernel's: the first is two or four times what was asked for, the following
-//! ones double or quadruple up to the limit (`get_init_ra_size`, `get_next_ra_size`).
+//! Windows grow as in the kernel: the first is two or four times the request, the next ones double
+//! or quadruple up to the limit (`get_init_ra_size`, `get_next_ra_size`).
 //!
 //! Invariants
-//! - RA1 Two reads side by side make a stream; who reads at random is never read ahead for.
-//! - RA2 Windows of a stream do not overlap, and each begins where the one before ended, or after
-//!   what was read.
-//! - RA3 No window is larger than the limit, and the table has [`STREAMS_MAX`] rows at most.
+//! - PO-RA1 Two adjacent reads make a stream; random reads cause no read-ahead.
+//! - PO-RA2 Windows of a stream do not overlap, and each begins at the end of the previous one, or
+//!   after the last read.
+//! - PO-RA3 No window is larger than the limit, and the table has [`STREAMS_MAX`] rows at most.
 use std::ops::Range;
 
 /// Streams kept: the least recently used one goes. Chosen: some clients with several each.
@@ -99,7 +99,7 @@ impl Streams {
         } else {
             return None;
         }
-        let from = stream.ahead_end.max(stream.next); // RA2
+        let from = stream.ahead_end.max(stream.next); // PO-RA2
         stream.marker = from;
         stream.ahead_end = from + u64::from(stream.window);
         Some(from..stream.ahead_end)
@@ -175,11 +175,11 @@ impl Streams {
             stream.goes_on = true;
             stream.settle();
         }
-        if stream.goes_on { Some((stream, is_ahead)) } else { None } // RA1
+        if stream.goes_on { Some((stream, is_ahead)) } else { None } // PO-RA1
     }
 
-    /// RA3: a new stream, in the place of the opener's oldest if it has enough, or of the oldest of
-    /// all when the table is full.
+    /// PO-RA3: a new stream, in the place of the opener's oldest if it has enough, or of the oldest
+    /// of all when the table is full.
     fn start(&mut self, opener: u32, pages: &Range<u64>, own: Oldest) {
         let mut stream = Stream {
             opener,

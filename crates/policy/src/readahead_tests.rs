@@ -156,8 +156,8 @@ proptest! {
         for (opener, start, len) in reads {
             let got = streams.on_read(opener, start..start + len, max);
             if let Some(range) = got {
-                prop_assert!(range.end - range.start <= u64::from(max)); // RA3
-                prop_assert!(range.start >= start + len && range.end > range.start); // RA2
+                prop_assert!(range.end - range.start <= u64::from(max)); // PO-RA3
+                prop_assert!(range.start >= start + len && range.end > range.start); // PO-RA2
             }
             prop_assert!(streams.len() <= STREAMS_MAX);
         }

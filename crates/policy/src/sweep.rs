@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The order of writeback: one ascending sweep over the origin, as an elevator, round and round.
+//! The order of writeback: ascending sweeps over the origin, like an elevator, one after another.
 //!
 //! ```text
 //!   0 ────────────── origin blocks ──────────────► end
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Invariants
-//! - E1 Between two wraps the runs ascend and do not overlap.
-//! - E2 A block that stays eligible is reached within one round: newcomers behind the cursor wait
-//!   for the next round and cannot hold it back.
-//! - E3 Every block of a run was eligible when asked, and a run has 1 to `max_blocks` blocks.
+//! - PO-SW1 Between two wraps the runs ascend and do not overlap.
+//! - PO-SW2 A block that stays eligible is reached within one round: blocks that become eligible
+//!   behind the cursor wait for the next round.
+//! - PO-SW3 Every block of a run was eligible when asked, and a run has 1 to `max_blocks` blocks.
 
 /// Consecutive origin blocks `start..end`, to be written back as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ mod tests {
     fn drain(sweep: &mut Sweep, max_blocks: u64, dirty: &mut BTreeSet<u64>) -> Vec<(u64, u64)> {
         let mut runs = Vec::new();
         while let Some(run) = next(sweep, max_blocks, dirty) {
-            (run.start..run.end).for_each(|block| assert!(dirty.remove(&block), "E3: {run:?}"));
+            (run.start..run.end).for_each(|block| assert!(dirty.remove(&block), "PO-SW3: {run:?}"));
             runs.push((run.start, run.end));
         }
         runs
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_next_dirty_block_of_one_writer_starves_no_other() {
-        // E2: the writer runs ahead of the cursor for a while, but the origin has an end.
+        // PO-SW2: the writer runs ahead of the cursor for a while, but the origin has an end.
         let mut sweep = Sweep::new();
         let mut dirty = BTreeSet::from([0, 50]);
         next(&mut sweep, 1, &dirty);

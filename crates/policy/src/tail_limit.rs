@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How much writeback may be on its way, so that clients' requests stay quick: a controller of the
-//! 99th percentile.
+//! Limits the writeback in flight so that clients' requests stay fast: a controller of their 99th
+//! percentile.
 //!
 //! ```text
 //!   requests of clients ──▶ windows of 100 ms: how many, and how many above the target
 //!                                  │  too many ──▶ depth * 0.7, at once if they are many
 //!                                  │  else     ──▶ depth * (1 + 0.15 % a request, at most 5 %)
 //!                                  ▼
-//!   depth   8: eight writes on their way    1: one    1/4: one, and then three times as long none
+//!   depth   8: eight writes in flight       1: one    1/4: one, then a pause three times as long
 //! ```
 //!
-//! Depth, and not a rate, because a rate means something else on each disk and for each pattern:
-//! one write on its way is the least that keeps a disk busy, everywhere. Where even that is too
-//! much the disk gets pauses.
+//! It limits the depth and not the rate, because the meaning of a rate depends on the disk and the
+//! pattern, while one write in flight keeps any disk busy. If even that is too much, it pauses.
 //!
-//! A hundredth of the requests may be above the target; the controller aims at half of that. With
-//! few requests in a window, one of them above the target lowers the depth by 30 %, and it takes
-//! about 240 below it to make that good: 0.4 % in balance. With many, more than 0.5 % of a
-//! window's. Steps up are so small that the load, and not the controller, makes the pattern.
+//! 1 % of the requests may be above the target; the controller aims at half of that. With few
+//! requests in a window, one above the target lowers the depth by 30 %, and about 240 below it
+//! restore that: 0.4 % in balance. With many requests, it acts on more than 0.5 % of a window.
+//! Steps up are so small that the load, and not the controller, determines the pattern.
 //!
 //! Invariants
-//! - TL1 Depth is within `DEPTH_MIN` and `DEPTH_MAX`: writeback always goes on.
-//! - TL2 Without requests of clients for `QUIET_NS` there is no limit.
+//! - PO-TL1 The depth stays between `DEPTH_MIN` and `DEPTH_MAX`: writeback never stops.
+//! - PO-TL2 Without client requests for `QUIET_NS` there is no limit.
 
 /// A window. Chosen: short against what a person notices, long enough for some requests of a disk.
 const WINDOW_NS: u64 = 100_000_000;
@@ -112,12 +111,12 @@ impl TailLimit {
             self.lower();
         } else if !self.lowered {
             let up = (requests.min(UP_MAX) * UP_TWO_REQUESTS / 2).min(UP_MAX);
-            self.depth = (self.depth + self.depth * up / 1000).min(DEPTH_MAX); // TL1
+            self.depth = (self.depth + self.depth * up / 1000).min(DEPTH_MAX); // PO-TL1
         }
         self.lowered = false;
     }
 
-    /// Whether clients have asked for anything of late (TL2).
+    /// Whether clients have asked for anything of late (PO-TL2).
     #[must_use]
     pub fn is_loaded(&self, now_ns: u64) -> bool {
         self.last_ns.is_some_and(|last_ns| now_ns.saturating_sub(last_ns) < QUIET_NS)

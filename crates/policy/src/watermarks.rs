@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When writeback by occupancy starts and stops, as the kernel's dm-writecache decides it.
+//! When writeback by occupancy starts and stops, as in the kernel's dm-writecache.
 //!
 //! ```text
 //! free blocks   total ──────── low level ──────── high level ──────── 0
 //!               idle           │ goes on if begun │ starts            │ full
 //! ```
 //!
-//! The kernel's levels may leave writers and writeback next to no room, at 100 % none: then each
-//! write waits for a flush of the origin. [`Watermarks::with_room`] lowers such levels.
+//! The kernel's levels may leave little room between writers and writeback, at 100 % none: then
+//! each write waits for a flush of the origin. [`Watermarks::with_room`] lowers such levels.
 //!
 //! Invariants
-//! - W1 `free_at_high <= free_at_low`: what starts also goes on.
+//! - PO-W1 `free_at_high <= free_at_low`: writeback that starts also continues.
 
 use std::fmt;
 

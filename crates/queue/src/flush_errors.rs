@@ -6,11 +6,11 @@
 //! A *loss* is a FLUSH or a FUA write that the driver fails. A FUA write counts because it may
 //! consume the error of other changes of the file (fdatasync reports errors of the whole file).
 //!
-//! Invariants (ES1 to ES4 are those of `policy::ErrSeq`)
+//! Invariants (PO-ES1 to PO-ES4 are those of `policy::ErrSeq`)
 //! - QU-FE1 After a loss, each opener that has changed something before it gets an error from its
-//!   next FLUSH, and from every FLUSH that it had submitted before the loss (ES1 to ES3).
+//!   next FLUSH, and from every FLUSH that it had submitted before the loss (PO-ES1 to PO-ES3).
 //! - QU-FE2 A change that was submitted before a loss and is acknowledged after it may be lost,
-//!   too: the next FLUSH of its opener fails (ES4).
+//!   too: the next FLUSH of its opener fails (PO-ES4).
 //! - QU-FE3 A FUA write fails if a loss happened after its submission.
 //! - QU-FE4 A loss at the leaf of one core is a loss for the leaves of all cores on the file.
 //! - QU-FE5 The success of a FLUSH is reported after all FLUSHes and FUA writes that were in flight
@@ -238,11 +238,11 @@ impl FlushErrors {
     fn end_flush(&self, opener: Opener, sample: Sample, status: Status) -> Status {
         self.learn();
         let mut openers = self.openers();
-        if status == Status::Ok && !openers.is_news(sample) {
+        if status == Status::Ok && !openers.must_report(sample) {
             openers.durable(sample.changes());
             return status;
         }
-        openers.tell(opener, sample);
+        openers.report(opener, sample);
         if status == Status::Ok { Status::Io } else { status }
     }
 

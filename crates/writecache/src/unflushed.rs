@@ -11,10 +11,10 @@
 //!   failed cache: UnflushedWrites ─ take ─▶ LostWrites ─ restore ─▶ cache of the next table
 //! ```
 //!
-//! Invariants (ES1 to ES4 are those of `policy::ErrSeq`)
+//! Invariants (PO-ES1 to PO-ES4 are those of `policy::ErrSeq`)
 //! - WC-LO1 A FLUSH that the cache of the next table ends with success was sent by an opener that
-//!   has lost nothing, or that has been told (ES1, ES2). That goes for all tables after it, as long
-//!   as each has a cache at the same sector.
+//!   has lost nothing, or that has been told (PO-ES1, PO-ES2). That goes for all tables after it,
+//!   as long as each has a cache at the same sector.
 //!
 //! What was made durable by a commit that no FLUSH asked for counts as lost: then an opener is told
 //! that has lost nothing.
@@ -61,10 +61,10 @@ impl UnflushedWrites {
         if outcome.is_ok() {
             openers.durable(sample.changes());
         }
-        let news = if openers.is_news(sample) { Err(Status::Io) } else { Ok(()) };
+        let news = if openers.must_report(sample) { Err(Status::Io) } else { Ok(()) };
         let outcome = outcome.and(news);
         if outcome.is_err() {
-            openers.tell(opener, sample);
+            openers.report(opener, sample);
         }
         outcome
     }

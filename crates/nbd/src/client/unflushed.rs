@@ -73,12 +73,12 @@ impl UnflushedWrites {
 
     /// Whether a flush must fail that was submitted with `heard` reported (NB-C5).
     pub(crate) fn concerns(&self, heard: Sample) -> bool {
-        self.openers.is_news(heard)
+        self.openers.must_report(heard)
     }
 
     /// Records that a failed flush has reported the loss to the opener.
     pub(crate) fn tell(&mut self, opener: Opener, heard: Sample) {
-        self.openers.tell(opener, heard);
+        self.openers.report(opener, heard);
     }
 }
 

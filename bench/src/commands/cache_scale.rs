@@ -129,7 +129,7 @@ fn open(image: &Path, origin_blocks: u64, ordered: bool) -> Result<(), String> {
         "peak_bytes_per_block": heap.bytes_max as f64 / slots,
         "steady_bytes_per_block": heap.bytes_current as f64 / slots,
         "slots": slots,
-        "dirty": cache.attribute("dirty_blocks").map_err(|e| e.chain())?,
+        "dirty": cache.attribute("dirty_blocks").map_err(|e| e.chain())?.to_string(),
     });
     writeln!(stdout(), "{figures}").map_err(|e| e.to_string())
 }

@@ -6,6 +6,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
+use crate::attr::{self, Spec};
+use crate::value::Value;
 use crate::{Bio, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBlocks};
 
 /// A future of the control path: boxed, on one core.
@@ -252,22 +254,23 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async {})
     }
 
-    /// Attribute names that `get` and `set` know, sysfs style.
-    fn attributes(&self) -> Vec<&'static str> {
+    /// Its attributes, named as in sysfs: the tables of the engine.
+    fn attributes(&self) -> Vec<&'static Spec> {
         Vec::new()
     }
 
-    /// Who may do what with an attribute; the target refuses the rest all the same.
-    fn access(&self, _name: &str) -> Access {
-        Access::ReadWrite
+    /// Reads an attribute. It may be read at any time, by several at once, and while one is being
+    /// written: it waits for no write. Errors: `ENXIO` for unknown names, `EACCES` for those that
+    /// can only be written.
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
+        let e = attr::unknown(self.kind(), &name, &[]);
+        Box::pin(async move { Err(e) })
     }
 
-    /// Reads an attribute. It may be read at any time, by several at once, and while one is being
-    /// written: it waits for no write. Errors: `ENOENT` for unknown names, `EACCES` for those that
-    /// can only be written.
-    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
-        let kind = self.kind();
-        Box::pin(async move { Err(Error::not_found(format!("{kind}: no attribute `{name}`"))) })
+    /// An attribute as of the last `refresh`, for metrics; nothing for what needs other cores, or
+    /// before the first `resume`.
+    fn figure(&self, _name: &str) -> Option<Value> {
+        None
     }
 
     /// Writes an attribute. What it asks for is done when the future resolves, which may take
@@ -278,8 +281,8 @@ pub trait Target: BlockDevice + Any {
         name: String,
         _value: String,
     ) -> LocalFuture<Result<(), Error>> {
-        let kind = self.kind();
-        Box::pin(async move { Err(Error::not_found(format!("{kind}: no attribute `{name}`"))) })
+        let e = attr::unknown(self.kind(), &name, &[]);
+        Box::pin(async move { Err(e) })
     }
 
     /// Whether it is a cache, of which `dirty` tells what is dirty.

@@ -15,6 +15,7 @@
 //! 8. The buffer belongs to the bio from submit to completion.
 #![warn(missing_docs)]
 
+pub mod attr;
 mod bio;
 mod borrow;
 mod buf;

@@ -52,6 +52,19 @@ impl fmt::Display for Value {
     }
 }
 
+/// A value equals the text that is printed of it.
+impl PartialEq<str> for Value {
+    fn eq(&self, text: &str) -> bool {
+        let printed = self.to_string();
+        printed == text
+    }
+}
+impl PartialEq<&str> for Value {
+    fn eq(&self, text: &&str) -> bool {
+        *self == **text
+    }
+}
+
 impl From<u64> for Value {
     fn from(n: u64) -> Value {
         Value::Number(n)

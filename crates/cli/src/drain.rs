@@ -67,7 +67,7 @@ impl DrainArgs {
 pub(crate) async fn drain(client: &Client, a: &DrainArgs) -> Result<(), Failure> {
     let path = paths::attribute(&a.name, attr::DRAIN);
     let set = |value: String| {
-        let body = api::Attribute { value };
+        let body = api::Attribute { value: api::Value::Text(value) };
         let path = path.clone();
         async move { client.put::<_, api::Attribute>(&path, &body).await }
     };

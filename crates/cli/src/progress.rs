@@ -99,7 +99,7 @@ impl Progress {
 
     async fn text(&self, client: &Client, attr: &str) -> Option<String> {
         let answer = client.get::<api::Attribute>(&paths::attribute(&self.name, attr)).await;
-        Some(answer.ok()?.value)
+        Some(answer.ok()?.value.to_string())
     }
 }
 

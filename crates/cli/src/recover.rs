@@ -281,7 +281,7 @@ fn show_progress(target: &Rc<WriteCache>) -> ProgressLine {
         reactor::sleep(QUIET).await;
         while let (Some(target), Some(there)) = (weak.upgrade(), line_is_there.upgrade()) {
             target.clone().refresh().await;
-            let number = |name| target.attribute(name).ok()?.parse::<u64>().ok();
+            let number = |name| target.attribute(name).ok()?.number();
             let progress = (number("flush_done_blocks"), number("flush_total_blocks"));
             if let (Some(done), Some(total @ 1..)) = progress {
                 let elapsed = Duration::from_nanos(reactor::now().0 - began.0);

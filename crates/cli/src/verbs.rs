@@ -226,19 +226,21 @@ async fn get(client: &Client, a: &GetArgs) -> Done {
     let name = name_with_absolute_path(&a.name, &current_dir()?);
     if let Some(attr) = &a.attr {
         let attribute: api::Attribute = client.get(&paths::attribute(&name, attr)).await?;
-        return show(&a.listing, &attribute, || format!("{}\n", attribute.value.trim_end()));
+        let text = || format!("{}\n", attribute.value.to_string().trim_end());
+        return show(&a.listing, &attribute, text);
     }
     let path = paths::of_device(&name, "attributes");
     let all: api::Attributes = client.get(&path).await?;
     show(&a.listing, &all, || {
-        let shown = |value: &String| value.trim_end().replace('\n', "\n  ");
+        let shown = |value: &api::Value| value.to_string().trim_end().replace('\n', "\n  ");
         all.iter().map(|(name, value)| format!("{name} {}\n", shown(value))).collect()
     })
 }
 
 async fn set(client: &Client, a: &SetArgs) -> Done {
     let here = current_dir()?;
-    let body = api::Attribute { value: value_with_absolute_paths(&a.attr, &a.value, &here) };
+    let value = value_with_absolute_paths(&a.attr, &a.value, &here);
+    let body = api::Attribute { value: api::Value::Text(value) };
     let path = paths::attribute(&name_with_absolute_path(&a.name, &here), &a.attr);
     let answer = client.put::<_, api::Attribute>(&path, &body);
     match attr::LONG_COMMANDS.into_iter().find(|command| *command == a.attr) {

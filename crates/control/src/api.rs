@@ -2,6 +2,7 @@
 //! Bodies of requests and answers. Lengths and positions are sectors of 512 bytes unless the name
 //! says otherwise.
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -171,15 +172,45 @@ pub struct Version {
     pub default_export: Option<String>,
 }
 
+/// The value of an attribute: a number where it is one, else text. A request may give either.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    Number(u64),
+    Signed(i64),
+    Text(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(n) => n.fmt(f),
+            Value::Signed(n) => n.fmt(f),
+            Value::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<block::value::Value> for Value {
+    fn from(value: block::value::Value) -> Value {
+        match value {
+            block::value::Value::Number(n) => Value::Number(n),
+            block::value::Value::Signed(n) => Value::Signed(n),
+            block::value::Value::Flag(on) => Value::Number(on.into()),
+            block::value::Value::Text(text) => Value::Text(text),
+        }
+    }
+}
+
 /// One attribute: answer to `GET`, body of `PUT`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attribute {
-    pub value: String,
+    pub value: Value,
 }
 
 /// All attributes of a device.
-pub type Attributes = BTreeMap<String, String>;
+pub type Attributes = BTreeMap<String, Value>;
 
 /// `GET .../wait`: the event number that ended the waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,6 +221,18 @@ pub struct Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_stay_numbers_and_are_taken_as_text_too() {
+        let printed = |value: Value| serde_json::to_string(&Attribute { value }).unwrap();
+        let flag = block::value::Value::Flag(true);
+        assert_eq!(printed(flag.into()), r#"{"value":1}"#);
+        assert_eq!(printed(Value::Number(u64::MAX)), format!("{{\"value\":{}}}", u64::MAX));
+        assert_eq!(printed(Value::Text("1 2".into())), r#"{"value":"1 2"}"#);
+        for (json, text) in [("7", "7"), ("-5", "-5"), ("\"70\"", "70"), ("\"\"", "")] {
+            assert_eq!(serde_json::from_str::<Value>(json).unwrap().to_string(), text);
+        }
+    }
 
     #[test]
     fn a_misspelt_field_is_refused_and_the_allowed_ones_are_named() {

@@ -13,33 +13,51 @@
 //! Invariants
 //! - DM-A1 An attribute belongs to the live table if there is one, else to the bare face.
 //! - DM-A2 No lock is held while an attribute is read or written: what it asks for may be a verb.
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{Access, Error, ErrorKind, LocalFuture, Target};
+use block::attr::{self, Attr, Kind, SetShared, Spec};
+use block::value::Value;
+use block::{Access, Error, LocalFuture, Target};
 
 use crate::device::MappedDevice;
 use crate::dm::Dm;
+use crate::mapping::Mapping;
 
-/// The attribute of devices that are nothing but mappings.
-const MAPPING: &str = "mapping";
-/// The attributes of all devices that have a table.
-const IOSTATS: &str = "queue/iostats";
-const STAT: &str = "stat";
+/// An attribute that every device of its sort has.
+type Own = Attr<MappedDevice, SetShared<MappedDevice>>;
+
+/// Of devices that are nothing but mappings.
+static MAPPING: Own = Attr::new(
+    Spec::new("mapping", Kind::Choice(&Mapping::NAMES), "how bios go through pure mappings")
+        .access(Access::ReadWrite)
+        .default("in-place"),
+    |device| device.mapping().choice().into(),
+    |device, value| device.set_mapping(value.to_string().parse().expect("one of its names")),
+);
+
+/// Of all devices that have a table.
+static OF_TABLES: [Own; 2] = [
+    Attr::new(
+        Spec::new("queue/iostats", Kind::Flag, "whether the attribute stat counts")
+            .access(Access::ReadWrite)
+            .default("0"),
+        |device| device.account.is_on().into(),
+        |device, value| device.account.set_on(*value == Value::Flag(true)),
+    ),
+    Attr::read(
+        Spec::new("stat", Kind::Text("17 numbers"), "requests and sectors so far, as in sysfs"),
+        |device| device.account.stat().into(),
+    ),
+];
 
 /// The face of a device while it has no live table: attributes by which it is set up. Given by the
 /// program.
 pub trait Bare {
-    /// Attribute names that it has.
-    fn attributes(&self) -> Vec<&'static str>;
-
-    /// Who may do what with one of them.
-    fn access(&self, _name: &str) -> Access {
-        Access::ReadWrite
-    }
+    /// Its attributes.
+    fn attributes(&self) -> Vec<&'static Spec>;
 
     /// Reads an attribute.
-    fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>>;
+    fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>>;
 
     /// Writes an attribute; when it asks for that, gives `device` a table and resumes it.
     fn set(
@@ -93,42 +111,34 @@ impl Dm {
         Ok(())
     }
 
-    /// Attribute names that a device's targets or its bare face know, each once.
-    pub fn attributes(&self, name: &str) -> Result<Vec<&'static str>, Error> {
+    /// The attributes that a device's targets or its bare face have, by name; of several of one
+    /// name the first.
+    pub fn attributes(&self, name: &str) -> Result<Vec<&'static Spec>, Error> {
         let device = self.get(name)?;
-        let Some(table) = device.live() else {
-            let mut names = device.bare().map(|b| b.attributes()).unwrap_or_default();
-            names.sort_unstable();
-            return Ok(names);
+        let mut specs: Vec<&'static Spec> = match device.live() {
+            Some(table) => {
+                let own = own_of(&device).map(|attr| &attr.spec);
+                own.chain(table.targets().iter().flat_map(|t| t.attributes())).collect()
+            }
+            None => device.bare().map(|bare| bare.attributes()).unwrap_or_default(),
         };
-        let mut names: BTreeSet<_> = table.targets().iter().flat_map(|t| t.attributes()).collect();
-        names.extend([IOSTATS, STAT]);
-        names.extend(table.is_pure().then_some(MAPPING));
-        Ok(names.into_iter().collect())
+        specs.sort_by_key(|spec| spec.name);
+        specs.dedup_by_key(|spec| spec.name);
+        Ok(specs)
     }
 
     /// What may be done with an attribute of a device.
     pub fn access(&self, name: &str, attribute: &str) -> Result<Access, Error> {
-        let device = self.get(name)?;
-        match (self.own(&device, attribute), attribute) {
-            (true, STAT) => Ok(Access::Read),
-            (true, _) => Ok(Access::ReadWrite),
-            (false, _) => Ok(match self.holder(&device, attribute)? {
-                Holder::Target(target) => target.access(attribute),
-                Holder::Bare(bare) => bare.access(attribute),
-            }),
-        }
+        let known = self.attributes(name)?;
+        let found = known.iter().find(|spec| spec.name == attribute);
+        found.map(|spec| spec.access).ok_or_else(|| unknown(name, attribute, &known))
     }
 
     /// Reads an attribute of the device, of the first target that has it, or of its bare face.
-    pub async fn get_attribute(&self, name: &str, attribute: &str) -> Result<String, Error> {
+    pub async fn get_attribute(&self, name: &str, attribute: &str) -> Result<Value, Error> {
         let device = self.get(name)?;
-        if self.own(&device, attribute) {
-            return Ok(match attribute {
-                MAPPING => device.mapping().choice(),
-                IOSTATS => u8::from(device.account.is_on()).to_string(),
-                _ => device.account.stat(),
-            });
+        if let Some(own) = own(&device, attribute) {
+            return Ok(own.get.expect("it can be read")(&device));
         }
         let read = match self.holder(&device, attribute)? {
             Holder::Target(target) => target.get_attribute(attribute.to_owned()).await,
@@ -147,8 +157,8 @@ impl Dm {
         value: &str,
     ) -> Result<(), Error> {
         let device = self.get(name)?;
-        if self.own(&device, attribute) {
-            return self.set_own(device, attribute, value).map_err(|e| e.within(name));
+        if let Some(own) = own(&device, attribute) {
+            return self.set_own(device, own, value).map_err(|e| e.within(name));
         }
         let (of, to) = (attribute.to_owned(), value.to_owned());
         let written = match self.holder(&device, attribute)? {
@@ -158,16 +168,9 @@ impl Dm {
         written.map_err(|e| e.within(name))
     }
 
-    fn set_own(&self, device: Rc<MappedDevice>, attribute: &str, value: &str) -> Result<(), Error> {
-        let value = value.trim();
-        match attribute {
-            MAPPING => device.set_mapping(value.parse()?),
-            IOSTATS => device.account.set_on(block::value::boolean(IOSTATS, value)?),
-            _ => {
-                let e = format!("attribute `{attribute}` is read-only");
-                return Err(Error::new(ErrorKind::Denied, e));
-            }
-        }
+    fn set_own(&self, device: Rc<MappedDevice>, own: &Own, value: &str) -> Result<(), Error> {
+        let set = own.set.ok_or_else(|| attr::read_only(own.spec.name))?;
+        set(&device, &own.spec.parse(value)?);
         self.refresh_flats(&device);
         if let Some(dm) = self.me.upgrade() {
             // Other cores follow a little later: either way leads to the same sectors.
@@ -176,33 +179,35 @@ impl Dm {
         Ok(())
     }
 
-    /// Whether the attribute is one that the device has itself.
-    fn own(&self, device: &MappedDevice, attribute: &str) -> bool {
-        match (device.live(), attribute) {
-            (Some(table), MAPPING) => table.is_pure(),
-            (Some(_), IOSTATS | STAT) => true,
-            (Some(_) | None, _) => false,
-        }
-    }
-
     /// DM-A1.
     fn holder(&self, device: &MappedDevice, attribute: &str) -> Result<Holder, Error> {
+        let has = |specs: Vec<&Spec>| specs.iter().any(|spec| spec.name == attribute);
         let found = match device.live() {
             Some(table) => {
                 let mut targets = table.targets().into_iter();
-                targets.find(|t| t.attributes().contains(&attribute)).map(Holder::Target)
+                targets.find(|t| has(t.attributes())).map(Holder::Target)
             }
-            None => {
-                let bare = device.bare().filter(|b| b.attributes().contains(&attribute));
-                bare.map(Holder::Bare)
-            }
+            None => device.bare().filter(|b| has(b.attributes())).map(Holder::Bare),
         };
         found.ok_or_else(|| {
             let name = block::BlockDevice::name(device);
-            let known = self.attributes(name).unwrap_or_default();
-            let known: Vec<&str> = known.iter().map(|a| a.as_ref()).collect();
-            let hint = block::name_hint(attribute, &known);
-            Error::not_found(format!("{name}: no attribute `{attribute}`: {hint}"))
+            unknown(name, attribute, &self.attributes(name).unwrap_or_default())
         })
     }
+}
+
+/// The attributes that a device has itself.
+fn own_of(device: &MappedDevice) -> impl Iterator<Item = &'static Own> {
+    let table = device.live();
+    let mapping = table.as_ref().filter(|table| table.is_pure()).map(|_| &MAPPING);
+    let of_tables = if table.is_some() { &OF_TABLES[..] } else { &[] };
+    mapping.into_iter().chain(of_tables)
+}
+
+fn own(device: &MappedDevice, attribute: &str) -> Option<&'static Own> {
+    own_of(device).find(|own| own.spec.name == attribute)
+}
+
+fn unknown(device: &str, attribute: &str, known: &[&'static Spec]) -> Error {
+    attr::unknown(device, attribute, &attr::names(known))
 }

@@ -23,6 +23,9 @@ impl Mapping {
     const WORDS: [(&'static str, Mapping); 2] =
         [("in-place", Mapping::InPlace), ("clone", Mapping::Clone)];
 
+    /// The words alone.
+    pub(crate) const NAMES: [&'static str; 2] = [Mapping::WORDS[0].0, Mapping::WORDS[1].0];
+
     /// All words, the one in force in brackets, as sysfs shows a choice.
     pub(crate) fn choice(self) -> String {
         let word = |(word, m): (&str, Mapping)| {
@@ -36,8 +39,7 @@ impl FromStr for Mapping {
     type Err = Error;
 
     fn from_str(word: &str) -> Result<Mapping, Error> {
-        let words = Mapping::WORDS.map(|(word, _)| word);
-        let word = block::value::choice("mapping", word.trim(), &words)?;
+        let word = block::value::choice("mapping", word.trim(), &Mapping::NAMES)?;
         let found = Mapping::WORDS.iter().find(|(w, _)| *w == word);
         Ok(found.expect("one of these words").1)
     }

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Claims: which mapped device each engine belongs to.
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Target};
 use dm::{Context, Dm, MappedDevice};
-use writecache::WriteCache;
 
 use crate::leaves::Leaves;
 
@@ -45,14 +43,12 @@ impl Claims {
         mine.filter_map(|claim| claim.target.upgrade()).collect()
     }
 
-    /// The write caches that have been resumed, by their device's name, one a device.
-    pub(crate) fn write_caches(&self) -> BTreeMap<String, Rc<WriteCache>> {
+    /// The engines and their devices' names, by kind and name; of one kind one a device.
+    pub(crate) fn engines(&self) -> BTreeMap<(&'static str, String), Rc<dyn Target>> {
         let held = self.held.borrow();
         let all = held.iter().filter_map(|claim| {
-            let target: Rc<dyn Any> = claim.target.upgrade()?;
-            let cache = target.downcast::<WriteCache>().ok()?;
-            let is_open = cache.attribute("error").is_ok();
-            is_open.then_some((claim.owner.upgrade()?.name().to_owned(), cache))
+            let target = claim.target.upgrade()?;
+            Some(((target.kind(), claim.owner.upgrade()?.name().to_owned()), target))
         });
         all.collect()
     }

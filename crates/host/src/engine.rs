@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Access, Class, CoreId, Error, ErrorKind, Nanos, Sector, UnsavedBlocks};
+use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector, UnsavedBlocks};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Peer, Server};
@@ -346,16 +346,15 @@ impl Engine {
     pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
         let mut all = api::Attributes::new();
         if let Some(leaf) = self.leaf(name).await? {
-            for attr in sysfs::attributes(&self.dm, &leaf).into_iter().filter(sysfs::is_line) {
-                let value = sysfs::get(&self.dm, &leaf, &attr.path).await?;
-                all.insert(attr.path, value);
+            for spec in sysfs::attributes(&self.dm, &leaf).into_iter().filter(|s| sysfs::is_line(s))
+            {
+                let value = sysfs::get(&self.dm, &leaf, spec.name).await?;
+                all.insert(spec.name.into(), value.into());
             }
             return Ok(all);
         }
-        for attr in self.dm.attributes(name)? {
-            if matches!(self.dm.access(name, attr)?, Access::Read | Access::ReadWrite) {
-                all.insert(attr.into(), self.dm.get_attribute(name, attr).await?);
-            }
+        for spec in self.dm.attributes(name)?.into_iter().filter(|spec| sysfs::is_line(spec)) {
+            all.insert(spec.name.into(), self.dm.get_attribute(name, spec.name).await?.into());
         }
         Ok(all)
     }
@@ -369,7 +368,7 @@ impl Engine {
             Some(leaf) => sysfs::get(&self.dm, &leaf, attr).await?,
             None => self.dm.get_attribute(name, attr).await?,
         };
-        Ok(api::Attribute { value })
+        Ok(api::Attribute { value: value.into() })
     }
 
     pub(crate) async fn set_attribute(
@@ -390,7 +389,7 @@ impl Engine {
         match self.dm.access(name, attr) {
             Ok(access) if access.reads() => self.attribute(name, attr).await,
             // A command has no value, and may have removed the attribute.
-            Ok(_) | Err(_) => Ok(api::Attribute { value: value.to_owned() }),
+            Ok(_) | Err(_) => Ok(api::Attribute { value: api::Value::Text(value.to_owned()) }),
         }
     }
 

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
+use block::attr::Spec;
 use block::{BlockDevice, Error, OpenDevice};
 use control::Failure;
 use fuse::{
@@ -302,14 +303,21 @@ impl Host for ExportHost {
         let all = self.call(move |state, engine| {
             state.find(engine, id).map(|exported| sysfs::attributes(&engine.dm, &exported))
         });
-        all.flatten().unwrap_or_default()
+        let file = |spec: &'static Spec| Attribute {
+            path: spec.name.to_owned(),
+            readable: spec.access.reads(),
+            writable: spec.access.writes(),
+        };
+        all.flatten().unwrap_or_default().into_iter().map(file).collect()
     }
 
     fn read_attribute(&self, id: DeviceId, path: &str, answer: AttributeReply<String>) {
         let path = path.to_owned();
         self.spawn_on_device(id, async move |engine: &Engine, exported| {
             answer(match exported {
-                Ok(exported) => sysfs::get(&engine.dm, &exported, &path).await,
+                Ok(exported) => {
+                    sysfs::get(&engine.dm, &exported, &path).await.map(|value| value.to_string())
+                }
                 Err(e) => Err(e),
             });
         });

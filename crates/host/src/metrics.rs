@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Counters of the NBD server, of the write caches and of the leaves, in Prometheus' text format.
+//! Counters of the NBD server, of the engines and of the leaves, in Prometheus' text format.
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use block::{Op, Target};
+use block::Op;
+use block::attr::Metric;
 
 use crate::engine::Engine;
 
@@ -27,45 +29,43 @@ pub(crate) async fn text(engine: &Engine) -> String {
     }
     family(&mut out, "millpond_nbd_connections", "Connections now.", "gauge");
     let _ = writeln!(out, "millpond_nbd_connections {}", nbd.connections);
-    write_caches(&mut out, engine).await;
+    engines(&mut out, engine).await;
     leaves(&mut out, engine);
     out
 }
 
-/// Attributes of write caches that are told, whether each only grows, and what it is.
-const WRITE_CACHE: [(&str, bool, &str); 14] = [
-    ("total_blocks", false, "Blocks of the cache device."),
-    ("free_blocks", false, "Blocks that are free or clean."),
-    ("dirty_blocks", false, "Blocks that the origin does not hold yet."),
-    ("unsaved_blocks", false, "Blocks that the origin does not have: dirty, or unreadable."),
-    ("bad_blocks", false, "Blocks that can't be read until they are written again."),
-    ("failing_blocks", false, "Blocks that the origin has refused and does not hold yet."),
-    ("error", false, "Status field 1: 0, or the errno of what is wrong."),
-    ("writeback_errors", true, "Writes and flushes of the origin that failed."),
-    ("cache_read_errors", true, "Blocks that the cache device could not read."),
-    ("checksum_errors", true, "Blocks that did not match their checksum."),
-    ("commits", true, "Commits."),
-    ("origin_writes", true, "Writes of writeback."),
-    ("origin_write_bytes", true, "Bytes written back."),
-    ("origin_flushes", true, "Flushes of the origin."),
-];
-
-async fn write_caches(out: &mut String, engine: &Engine) {
-    let caches = engine.claims.write_caches();
-    for cache in caches.values() {
-        cache.clone().refresh().await;
+/// The figures of every engine, as its table of attributes says.
+async fn engines(out: &mut String, engine: &Engine) {
+    let engines = engine.claims.engines();
+    for target in engines.values() {
+        target.clone().refresh().await;
     }
-    for (attribute, grows, help) in WRITE_CACHE {
-        let (kind, end) = if grows { ("counter", "_total") } else { ("gauge", "") };
-        let name = format!("millpond_writecache_{attribute}{end}");
-        family(out, &name, help, kind);
-        for (device, cache) in &caches {
-            let value = cache.attribute(attribute).ok().and_then(|value| value.parse().ok());
-            if let Some(value) = value {
-                sample(out, &name, device, value);
+    let kinds: BTreeSet<&str> = engines.keys().map(|(kind, _)| *kind).collect();
+    for kind in kinds {
+        let of_kind = || engines.iter().filter(|((other, _), _)| *other == kind);
+        let Some((_, first)) = of_kind().next() else { continue };
+        for spec in first.attributes() {
+            let Some(metric) = spec.metric else { continue };
+            let (word, end) = match metric {
+                Metric::Counter => ("counter", "_total"),
+                Metric::Gauge => ("gauge", ""),
+            };
+            let name = format!("millpond_{kind}_{}{end}", spec.name);
+            family(out, &name, &sentence(spec.help), word);
+            for ((_, device), target) in of_kind() {
+                if let Some(value) = target.figure(spec.name).and_then(|value| value.number()) {
+                    sample(out, &name, device, value);
+                }
             }
         }
     }
+}
+
+/// A help text as a sentence.
+fn sentence(help: &str) -> String {
+    let mut letters = help.chars();
+    let first = letters.next().map(|c| c.to_ascii_uppercase());
+    first.into_iter().chain(letters).chain(['.']).collect()
 }
 
 fn leaves(out: &mut String, engine: &Engine) {

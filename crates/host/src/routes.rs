@@ -248,7 +248,7 @@ async fn of_device(
             json(&core.call(async move |e| e.attribute(&name, &attr).await).await??)
         }
         DeviceVerb::SetAttribute(attr) => {
-            let value = parse::<api::Attribute>(body)?.value;
+            let value = parse::<api::Attribute>(body)?.value.to_string();
             let set = async move |e: Rc<Engine>| e.set_attribute(&name, &attr, &value).await;
             json(&core.call(set).await??)
         }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Attributes of devices by sysfs's paths: those that the kernel shows of every disk, as far as
 //! they apply, and those of the device's targets, which take precedence.
-use block::{Access, BlockDevice, Error, ErrorKind, Limits, Op};
-use dm::Dm;
-use fuse::Attribute;
+use std::rc::Rc;
+
+use block::attr::{self, Attr, Kind, Spec};
+use block::value::Value;
+use block::{Access, BlockDevice, Error, Limits, Op};
+use dm::{Dm, MappedDevice};
 use queue::Leaf;
 use queue::wbt::Wbt;
 
@@ -12,81 +15,113 @@ use crate::exported::ExportedDevice;
 /// What a discard or write zeroes may cover at most: the kernel's largest request, in bytes.
 const RANGE_BYTES_MAX: u32 = (u32::MAX >> 9) << 9;
 
-type Show = fn(&Limits) -> String;
+const fn number<T>(
+    path: &'static str,
+    unit: &'static str,
+    help: &'static str,
+    get: fn(&T) -> Value,
+) -> Attr<T> {
+    Attr::read(Spec::new(path, Kind::Number { min: 0, max: u64::MAX, unit }, help), get)
+}
+
+const fn flag<T>(path: &'static str, help: &'static str, get: fn(&T) -> Value) -> Attr<T> {
+    Attr::read(Spec::new(path, Kind::Flag, help), get)
+}
+
+const fn text<T>(
+    path: &'static str,
+    form: &'static str,
+    help: &'static str,
+    get: fn(&T) -> Value,
+) -> Attr<T> {
+    Attr::read(Spec::new(path, Kind::Text(form), help), get)
+}
 
 /// Attributes that the limits of a device hold.
-const OF_LIMITS: [(&str, Show); 17] = [
-    ("size", |l| l.capacity.0.to_string()),
-    ("queue/logical_block_size", |l| l.logical_block_bytes.to_string()),
-    ("queue/hw_sector_size", |l| l.logical_block_bytes.to_string()),
-    ("queue/physical_block_size", |l| l.physical_block_bytes.to_string()),
-    ("queue/minimum_io_size", |l| l.io_min_bytes.to_string()),
-    ("queue/optimal_io_size", |l| l.io_opt_bytes.to_string()),
-    ("queue/max_sectors_kb", |l| (l.max_io_bytes >> 10).to_string()),
-    ("queue/max_hw_sectors_kb", |l| (l.max_io_bytes >> 10).to_string()),
-    ("queue/discard_granularity", |l| l.discard_granularity_bytes.to_string()),
-    ("queue/discard_max_bytes", |l| range_max(l.discard_granularity_bytes > 0)),
-    ("queue/discard_max_hw_bytes", |l| range_max(l.discard_granularity_bytes > 0)),
-    ("queue/write_zeroes_max_bytes", |l| range_max(l.write_zeroes)),
-    ("queue/atomic_write_unit_min_bytes", |l| l.atomic_write_unit_bytes.to_string()),
-    ("queue/rotational", |l| number(l.rotational)),
-    ("queue/write_cache", |l| {
-        // As the kernel: whether flushes have an effect.
-        if l.volatile_cache && l.keeps { "write back" } else { "write through" }.to_owned()
+static OF_LIMITS: [Attr<Limits>; 17] = [
+    number("size", "sectors", "size", |l| l.capacity.0.into()),
+    number("queue/logical_block_size", "bytes", "smallest request", |l| {
+        l.logical_block_bytes.into()
     }),
-    ("queue/fua", |l| number(l.keeps)),
-    ("removable", |_| number(false)),
+    number("queue/hw_sector_size", "bytes", "the same", |l| l.logical_block_bytes.into()),
+    number("queue/physical_block_size", "bytes", "what the device writes as a whole", |l| {
+        l.physical_block_bytes.into()
+    }),
+    number("queue/minimum_io_size", "bytes", "smallest request that is fast", |l| {
+        l.io_min_bytes.into()
+    }),
+    number("queue/optimal_io_size", "bytes", "best request; 0 when not known", |l| {
+        l.io_opt_bytes.into()
+    }),
+    number("queue/max_sectors_kb", "KiB", "largest request", |l| (l.max_io_bytes >> 10).into()),
+    number("queue/max_hw_sectors_kb", "KiB", "the same", |l| (l.max_io_bytes >> 10).into()),
+    number("queue/discard_granularity", "bytes", "unit of a discard; 0 when it has none", |l| {
+        l.discard_granularity_bytes.into()
+    }),
+    number("queue/discard_max_bytes", "bytes", "largest discard", |l| {
+        range_max(l.discard_granularity_bytes > 0)
+    }),
+    number("queue/discard_max_hw_bytes", "bytes", "the same", |l| {
+        range_max(l.discard_granularity_bytes > 0)
+    }),
+    number("queue/write_zeroes_max_bytes", "bytes", "largest write of zeroes", |l| {
+        range_max(l.write_zeroes)
+    }),
+    number("queue/atomic_write_unit_min_bytes", "bytes", "what no power cut tears", |l| {
+        l.atomic_write_unit_bytes.into()
+    }),
+    flag("queue/rotational", "1: a disk with a moving head", |l| l.rotational.into()),
+    text("queue/write_cache", "write back, or write through", "whether a FLUSH is of use", |l| {
+        if l.volatile_cache && l.keeps { "write back" } else { "write through" }.into()
+    }),
+    flag("queue/fua", "1: a write with FUA is durable", |l| l.keeps.into()),
+    flag("removable", "always 0", |_| false.into()),
 ];
 
-fn number(yes: bool) -> String {
-    u8::from(yes).to_string()
+fn range_max(can: bool) -> Value {
+    if can { RANGE_BYTES_MAX } else { 0 }.into()
 }
 
-fn range_max(can: bool) -> String {
-    if can { RANGE_BYTES_MAX } else { 0 }.to_string()
-}
+/// Attributes of every device.
+static OF_ALL: [Attr<ExportedDevice>; 1] =
+    [flag("ro", "1: it is read-only", |exported| exported.read_only().into())];
 
 /// Attributes that only mapped devices have.
-const OF_MAPPED: [&str; 4] = ["dev", "dm/name", "dm/suspended", "dm/uuid"];
-/// Attributes that only leaves have: they count.
-const OF_LEAVES: [&str; 1] = ["stat"];
+static OF_MAPPED: [Attr<MappedDevice>; 4] = [
+    text("dev", "MAJOR:MINOR", "its number", |device| {
+        let info = device.info();
+        format!("{}:{}", info.major, info.minor).into()
+    }),
+    text("dm/name", "a name", "its name", |device| device.info().name.into()),
+    flag("dm/suspended", "1: its requests wait", |device| device.info().suspended.into()),
+    text("dm/uuid", "a UUID", "its UUID", |device| device.info().uuid.unwrap_or_default().into()),
+];
 
-/// All attributes of a device.
-pub(crate) fn attributes(dm: &Dm, exported: &ExportedDevice) -> Vec<Attribute> {
-    let own = match exported {
-        ExportedDevice::Mapped(_) => &OF_MAPPED[..],
-        ExportedDevice::Leaf(_) => &OF_LEAVES[..],
+/// Attributes that only leaves have: they count.
+static OF_LEAVES: [Attr<Rc<dyn Leaf>>; 1] =
+    [text("stat", "17 numbers", "requests and sectors so far", |leaf| stat(&**leaf).into())];
+
+/// All attributes of a device, by path.
+pub(crate) fn attributes(dm: &Dm, exported: &ExportedDevice) -> Vec<&'static Spec> {
+    // Of one path the first counts: a target's goes before ours.
+    let mut all = match exported {
+        ExportedDevice::Mapped(device) => dm.attributes(device.name()).unwrap_or_default(),
+        ExportedDevice::Leaf(leaf) => leaf.wbt().map(|_| Wbt::attributes()).unwrap_or_default(),
     };
-    let of_limits = OF_LIMITS.iter().map(|(path, _)| *path);
-    let ours = of_limits.chain(["ro"]).chain(own.iter().copied());
-    let targets = of_targets(dm, exported);
-    let read_only =
-        |path: &str| Attribute { path: path.to_owned(), readable: true, writable: false };
-    let mut all: Vec<Attribute> =
-        ours.filter(|path| !targets.contains(path)).map(read_only).collect();
-    let more = |path: &str, access: Access| {
-        let (readable, writable) = (access.reads(), access.writes());
-        Attribute { path: path.to_owned(), readable, writable }
-    };
-    match exported {
-        ExportedDevice::Mapped(device) => {
-            let access = |path| dm.access(device.name(), path).unwrap_or(Access::Read);
-            all.extend(targets.iter().map(|path| more(path, access(path))));
-        }
-        ExportedDevice::Leaf(leaf) => {
-            let throttle = leaf.wbt().map(|_| Wbt::attributes()).unwrap_or_default();
-            all.extend(throttle.iter().map(|path| more(path, Wbt::access(path))));
-        }
-    }
-    all.sort();
+    all.extend(attr::specs(&OF_LIMITS));
+    all.extend(attr::specs(&OF_ALL));
+    all.extend(match exported {
+        ExportedDevice::Mapped(_) => attr::specs(&OF_MAPPED),
+        ExportedDevice::Leaf(_) => attr::specs(&OF_LEAVES),
+    });
+    all.sort_by_key(|spec| spec.name);
+    all.dedup_by_key(|spec| spec.name);
     all
 }
 
-fn of_targets(dm: &Dm, exported: &ExportedDevice) -> Vec<&'static str> {
-    match exported {
-        ExportedDevice::Mapped(device) => dm.attributes(device.name()).unwrap_or_default(),
-        ExportedDevice::Leaf(_) => Vec::new(),
-    }
+fn is_of_targets(dm: &Dm, device: &MappedDevice, path: &str) -> bool {
+    let known = dm.attributes(device.name()).unwrap_or_default();
+    known.iter().any(|spec| spec.name == path)
 }
 
 fn unknown(dm: &Dm, exported: &ExportedDevice, path: &str) -> Error {
@@ -97,54 +132,46 @@ fn unknown(dm: &Dm, exported: &ExportedDevice, path: &str) -> Error {
         }
         ExportedDevice::Mapped(_) | ExportedDevice::Leaf(_) => "",
     };
-    let known: Vec<String> = attributes(dm, exported).into_iter().map(|a| a.path).collect();
-    let known: Vec<&str> = known.iter().map(String::as_str).collect();
-    let hint = block::name_hint(path, &known);
+    let hint = block::name_hint(path, &attr::names(&attributes(dm, exported)));
     Error::not_found(format!("{name}: no attribute `{path}`{why}: {hint}"))
 }
 
-/// Whether an attribute of a leaf has a value of one line. Others are read one at a time only.
-pub(crate) fn is_line(attribute: &Attribute) -> bool {
-    let of_throttle = Wbt::attributes().contains(&&*attribute.path);
-    attribute.readable && !(of_throttle && Wbt::access(&attribute.path) == Access::ReadMany)
+/// Whether an attribute has a value of one line: others are shown one at a time.
+pub(crate) fn is_line(spec: &Spec) -> bool {
+    matches!(spec.access, Access::Read | Access::ReadWrite)
 }
 
 /// The throttle of the leaf that has this attribute, if it is one of a throttle.
 fn throttle<'a>(exported: &'a ExportedDevice, path: &str) -> Option<&'a Wbt> {
+    let has = || Wbt::attributes().iter().any(|spec| spec.name == path);
     match exported {
         ExportedDevice::Mapped(_) => None,
-        ExportedDevice::Leaf(leaf) => leaf.wbt().filter(|_| Wbt::attributes().contains(&path)),
+        ExportedDevice::Leaf(leaf) => leaf.wbt().filter(|_| has()),
     }
 }
 
+/// The value of `path`, if `table` has it.
+fn of<T>(table: &'static [Attr<T>], path: &str, it: &T) -> Option<Value> {
+    Some(attr::find(table, path)?.get?(it))
+}
+
 /// Reads an attribute.
-pub(crate) async fn get(dm: &Dm, exported: &ExportedDevice, path: &str) -> Result<String, Error> {
+pub(crate) async fn get(dm: &Dm, exported: &ExportedDevice, path: &str) -> Result<Value, Error> {
     if let ExportedDevice::Mapped(device) = exported
-        && of_targets(dm, exported).contains(&path)
+        && is_of_targets(dm, device, path)
     {
         return dm.get_attribute(device.name(), path).await;
-    }
-    if let Some((_, show)) = OF_LIMITS.iter().find(|(p, _)| *p == path) {
-        return Ok(show(&exported.device().limits()));
     }
     if let Some(wbt) = throttle(exported, path) {
         return wbt.get(path);
     }
-    match (exported, path) {
-        (_, "ro") => Ok(number(exported.read_only())),
-        (ExportedDevice::Mapped(device), _) => {
-            let info = device.info();
-            match path {
-                "dev" => Ok(format!("{}:{}", info.major, info.minor)),
-                "dm/name" => Ok(info.name),
-                "dm/uuid" => Ok(info.uuid.unwrap_or_default()),
-                "dm/suspended" => Ok(number(info.suspended)),
-                _ => Err(unknown(dm, exported, path)),
-            }
-        }
-        (ExportedDevice::Leaf(leaf), "stat") => Ok(stat(&**leaf)),
-        (ExportedDevice::Leaf(_), _) => Err(unknown(dm, exported, path)),
-    }
+    let value =
+        of(&OF_LIMITS, path, &exported.device().limits()).or_else(|| of(&OF_ALL, path, exported));
+    let value = value.or_else(|| match exported {
+        ExportedDevice::Mapped(device) => of(&OF_MAPPED, path, device),
+        ExportedDevice::Leaf(leaf) => of(&OF_LEAVES, path, leaf),
+    });
+    value.ok_or_else(|| unknown(dm, exported, path))
 }
 
 /// The 17 columns of `/sys/block/NAME/stat`. Requests are never merged here, and times are not
@@ -174,18 +201,16 @@ pub(crate) async fn set(
         return Ok(());
     }
     match exported {
-        ExportedDevice::Mapped(device) if of_targets(dm, exported).contains(&path) => {
+        ExportedDevice::Mapped(device) if is_of_targets(dm, device, path) => {
             dm.set_attribute(device.name(), path, value).await?;
             tracing::info!(device = device.name(), attr = path, value, "attribute set");
             Ok(())
         }
         ExportedDevice::Mapped(_) | ExportedDevice::Leaf(_) => {
-            if attributes(dm, exported).iter().all(|a| a.path != path) {
+            if attributes(dm, exported).iter().all(|spec| spec.name != path) {
                 return Err(unknown(dm, exported, path));
             }
-            let name = exported.device().name().to_owned();
-            let e = format!("{name}: attribute `{path}` is read-only");
-            Err(Error::new(ErrorKind::Denied, e))
+            Err(attr::read_only(path).within(exported.device().name()))
         }
     }
 }

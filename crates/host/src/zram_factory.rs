@@ -15,7 +15,9 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use block::{Access, BlockDevice, CoreId, Error, LocalFuture, Target};
+use block::attr::Spec;
+use block::value::Value;
+use block::{BlockDevice, CoreId, Error, LocalFuture, Target};
 use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
 use zram::{Config, Files, Settings, Start, Zram};
 
@@ -205,15 +207,11 @@ impl Unconfigured {
 }
 
 impl Bare for Unconfigured {
-    fn attributes(&self) -> Vec<&'static str> {
+    fn attributes(&self) -> Vec<&'static Spec> {
         self.settings.borrow().attributes()
     }
 
-    fn access(&self, name: &str) -> Access {
-        self.settings.borrow().access(name)
-    }
-
-    fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+    fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
         let value = self.settings.borrow().get(&name);
         Box::pin(async move { value })
     }

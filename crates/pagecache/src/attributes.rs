@@ -3,35 +3,35 @@
 //! itself as `name value` lines, each name with its unit.
 use std::fmt::Write;
 
-use block::{Access, Error, ErrorKind, PAGE};
+use block::attr::{self, Attr, Kind, Spec};
+use block::value::Value;
+use block::{Access, Error, PAGE};
 
 use crate::PageCache;
-use crate::config::OPTIONS;
+use crate::config;
 
-/// What is told; what can be set is in [`OPTIONS`].
-const TOLD: [&str; 4] = ["cache_stat", "bandwidth", "ioend_stats", "errors"];
+const fn report(
+    name: &'static str,
+    help: &'static str,
+    get: fn(&PageCache) -> Value,
+) -> Attr<PageCache> {
+    let spec = Spec::new(name, Kind::Text("name value lines"), help);
+    Attr::read(spec.access(Access::ReadMany), get)
+}
 
-/// Names of all attributes, in the order in which they are listed.
-pub(crate) const NAMES: [&str; OPTIONS.len() + TOLD.len()] = {
-    let mut names = [""; OPTIONS.len() + TOLD.len()];
-    let mut nth = 0;
-    while nth < names.len() {
-        names[nth] = if nth < OPTIONS.len() { OPTIONS[nth] } else { TOLD[nth - OPTIONS.len()] };
-        nth += 1;
-    }
-    names
-};
+/// What can only be read; what can be set is in [`OPTIONS`](crate::config::OPTIONS).
+static REPORTS: [Attr<PageCache>; 4] = [
+    report("cache_stat", "memory, folios, reads", |cache| cache.cache_stat().into()),
+    report("bandwidth", "bandwidth, thresholds, pauses of writers", |cache| {
+        cache.bandwidth_stat().into()
+    }),
+    report("ioend_stats", "writes of writeback", |cache| cache.ioend_stats().into()),
+    report("errors", "errors of the device below", |cache| cache.error_stat().into()),
+];
 
-/// Fixed with the table line.
-const MEMORY: &str = "memory";
-
-/// What may be done with an attribute.
-pub(crate) fn access(name: &str) -> Access {
-    match name {
-        MEMORY => Access::Read,
-        _ if OPTIONS.contains(&name) => Access::ReadWrite,
-        _ => Access::ReadMany,
-    }
+/// All attributes, in the order in which they are listed.
+pub(crate) fn specs() -> Vec<&'static Spec> {
+    config::specs().into_iter().chain(attr::specs(&REPORTS)).collect()
 }
 
 /// `name value` lines.
@@ -53,24 +53,18 @@ impl Lines {
 }
 
 impl PageCache {
-    pub(crate) fn get(&self, name: &str) -> Result<String, Error> {
-        match name {
-            "cache_stat" => Ok(self.cache_stat()),
-            "bandwidth" => Ok(self.bandwidth_stat()),
-            "ioend_stats" => Ok(self.ioend_stats()),
-            "errors" => Ok(self.error_stat()),
-            _ => self.store.config.get(name).ok_or_else(|| unknown(name)),
+    pub(crate) fn get(&self, name: &str) -> Result<Value, Error> {
+        if let Some(report) = attr::find(&REPORTS, name) {
+            return Ok(report.get.expect("all can be read")(self));
         }
+        self.store.config.get(name).ok_or_else(|| unknown(name))
     }
 
     pub(crate) fn set(&self, name: &str, value: &str) -> Result<(), Error> {
-        if name == MEMORY {
-            let fixed = "attribute `memory` is read-only: it is set by a table line";
-            return Err(Error::new(ErrorKind::Denied, fixed));
-        }
-        if TOLD.contains(&name) {
-            let text = format!("attribute `{name}` is read-only");
-            return Err(Error::new(ErrorKind::Denied, text));
+        let known = specs().into_iter().find(|spec| spec.name == name);
+        let spec = known.ok_or_else(|| unknown(name))?;
+        if spec.access == Access::ReadMany {
+            return Err(attr::read_only(name));
         }
         self.store.config.set(name, value)?;
         self.store.pacing.set_limits(&self.store.config, reactor::now());
@@ -139,7 +133,7 @@ impl PageCache {
 }
 
 fn unknown(name: &str) -> Error {
-    Error::not_found(format!("buffered: no attribute `{name}`"))
+    attr::unknown("buffered", name, &attr::names(&specs()))
 }
 
 #[cfg(test)]
@@ -147,15 +141,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read_and_set_and_the_rest_is_told() {
-        for (nth, name) in NAMES.iter().enumerate() {
-            assert!(!NAMES[..nth].contains(name), "{name}");
-            let told = match TOLD.contains(name) {
-                true => Access::ReadMany,
-                false if *name == MEMORY => Access::Read,
-                false => Access::ReadWrite,
+    fn settings_are_read_and_set_and_reports_only_read() {
+        let specs = specs();
+        for (nth, spec) in specs.iter().enumerate() {
+            let name = spec.name;
+            assert!(specs[..nth].iter().all(|other| other.name != name), "{name}");
+            let access = match attr::find(&REPORTS, name) {
+                Some(_) => Access::ReadMany,
+                None if name == "memory" => Access::Read,
+                None => Access::ReadWrite,
             };
-            assert_eq!(access(name), told, "{name}");
+            assert_eq!(spec.access, access, "{name}");
         }
     }
 

@@ -8,13 +8,16 @@
 //! - PC-CF3 A value that is refused changes nothing.
 use std::cell::Cell;
 
-use block::value::{TimeUnit, choice, number, refused, seconds_text, size, time, time_in};
-use block::{Error, Nanos, PAGE, Planted};
+use block::attr::{self, Attr, Given, Kind, SetShared, Spec};
+use block::value::{TimeUnit, Value, seconds_text};
+use block::{Access, Error, Nanos, PAGE, Planted};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
 
 use crate::iomap::MapBlocks;
 use crate::planted::Fault;
 
+/// The option that only a table line can set.
+const MEMORY: &str = "memory";
 /// Memory of a cache unless the table says otherwise: 256 MiB. Chosen.
 const MEMORY_DEFAULT: u64 = 256 << 20;
 /// The least memory, with which a folio of 2 MiB and reads beside it still fit, and the most.
@@ -23,7 +26,7 @@ const MEMORY_MAX: u64 = 1 << 40;
 /// Two seconds and one of the device's own bandwidth.
 const DIRTY_MS: u32 = 2000;
 const BACKGROUND_MS: u32 = 1000;
-const MS_MAX: u32 = 3_600_000;
+const MS_MAX: u64 = 3_600_000;
 /// As the kernel: more than `UINT_MAX` pages cannot be given.
 const DIRTY_BYTES_MAX: u64 = u32::MAX as u64 * PAGE as u64;
 /// The kernel's 30 s and 5 s.
@@ -38,19 +41,137 @@ const IOEND_BYTES: u32 = 1 << 20;
 const IOEND_BYTES_MAX: u32 = 64 << 20;
 const PAGE_KB: u32 = PAGE as u32 / 1024;
 
+/// An option of a cache; it can be set while the cache runs unless it has no setter.
+type Opt = Attr<Config, SetShared<Config>>;
+
+const fn option(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Spec {
+    let spec = Spec::new(name, kind, help).access(Access::ReadWrite);
+    spec.given(Given::Value).default(default)
+}
+
+const SECONDS: Kind = Kind::Seconds { min_ms: 1, max_ms: MS_MAX };
+const CENTISECONDS: Kind =
+    Kind::Time { unit: TimeUnit::Centisecond, min: 0, max: u32::MAX as u64, or: None };
+
+const fn dirty_bytes(min: u64) -> Kind {
+    Kind::Size { min, max: DIRTY_BYTES_MAX, unit: 1, or: Some(0) }
+}
+
+fn given<T: TryFrom<u64>>(value: &Value) -> T {
+    let number = value.number().and_then(|n| T::try_from(n).ok());
+    number.expect("checked by the option's kind")
+}
+
+fn seconds(limit: &BytesOrTime) -> Value {
+    seconds_text(Nanos::from_millis(limit.ms.get().into())).into()
+}
+
 /// Options that a table line knows, in the order in which it shows them.
-pub(crate) const OPTIONS: [&str; 10] = [
-    "memory",
-    "dirty_bytes",
-    "dirty_background_bytes",
-    "dirty_seconds",
-    "dirty_background_seconds",
-    "dirty_expire_centisecs",
-    "dirty_writeback_centisecs",
-    "read_ahead_kb",
-    "map_blocks",
-    "ioend_bytes",
+pub(crate) static OPTIONS: [Opt; 10] = [
+    Attr::read(
+        option(
+            MEMORY,
+            Kind::Size { min: MEMORY_MIN, max: MEMORY_MAX, unit: PAGE as u64, or: None },
+            "256M",
+            "memory for pages and for what is known about them",
+        )
+        .access(Access::Read),
+        |c| c.memory_bytes.into(),
+    ),
+    Attr::new(
+        option(
+            "dirty_bytes",
+            dirty_bytes(DIRTY_BYTES_MIN),
+            "0",
+            "dirty bytes at which writers wait; 0: by dirty_seconds",
+        ),
+        |c| c.dirty.bytes.get().into(),
+        |c, v| c.dirty.set_bytes(given(v), DIRTY_MS),
+    ),
+    Attr::new(
+        option(
+            "dirty_background_bytes",
+            dirty_bytes(1),
+            "0",
+            "dirty bytes at which writeback starts; 0: by dirty_background_seconds",
+        ),
+        |c| c.background.bytes.get().into(),
+        |c, v| c.background.set_bytes(given(v), BACKGROUND_MS),
+    ),
+    Attr::new(
+        option("dirty_seconds", SECONDS, "2", "the same as a time of the device's bandwidth"),
+        |c| seconds(&c.dirty),
+        |c, v| c.dirty.set_ms(given(v)),
+    ),
+    Attr::new(
+        option("dirty_background_seconds", SECONDS, "1", "the same as a time of its bandwidth"),
+        |c| seconds(&c.background),
+        |c, v| c.background.set_ms(given(v)),
+    ),
+    Attr::new(
+        option(
+            "dirty_expire_centisecs",
+            CENTISECONDS,
+            "3000",
+            "older dirty pages are written back",
+        ),
+        |c| c.dirty_expire_centisecs.get().into(),
+        |c, v| c.dirty_expire_centisecs.set(given(v)),
+    ),
+    Attr::new(
+        option(
+            "dirty_writeback_centisecs",
+            CENTISECONDS,
+            "500",
+            "how often old pages are looked for; 0 for never",
+        ),
+        |c| c.dirty_writeback_centisecs.get().into(),
+        |c, v| c.dirty_writeback_centisecs.set(given(v)),
+    ),
+    Attr::new(
+        option(
+            "read_ahead_kb",
+            Kind::Number { min: 0, max: READ_AHEAD_KB_MAX as u64, unit: "" },
+            "512",
+            "largest read-ahead, in KiB; whole pages count",
+        ),
+        |c| c.read_ahead_kb.get().into(),
+        |c, v| {
+            let kb: u32 = given(v);
+            c.read_ahead_kb.set(kb - kb % PAGE_KB); // As the kernel.
+        },
+    ),
+    Attr::new(
+        option(
+            "map_blocks",
+            Kind::Choice(&["multi", "single"]),
+            "multi",
+            "whether one question to the device below is for many blocks",
+        ),
+        |c| c.map_blocks.get().to_string().into(),
+        |c, v| c.map_blocks.set(v.to_string().parse().expect("one of the words above")),
+    ),
+    Attr::new(
+        option(
+            "ioend_bytes",
+            Kind::Size {
+                min: PAGE as u64,
+                max: IOEND_BYTES_MAX as u64,
+                unit: PAGE as u64,
+                or: None,
+            },
+            "1M",
+            "largest write of writeback",
+        ),
+        |c| c.ioend_bytes.get().into(),
+        |c, v| c.ioend_bytes.set(given(v)),
+    ),
 ];
+
+/// The options, for the table of attributes.
+pub(crate) fn specs() -> Vec<&'static Spec> {
+    attr::specs(&OPTIONS)
+}
 
 /// One limit: bytes, or where that is 0, milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,32 +248,15 @@ impl Config {
     pub fn parse(args: &[&str]) -> Result<Config, Error> {
         let mut config = Config::default();
         let Some((count_word, words)) = args.split_first() else { return Ok(config) };
-        let announced = number("#opt_args", count_word, 0..=2 * OPTIONS.len() as u32)?;
-        if announced as usize != words.len() {
-            return Err(Error::invalid(format!(
-                "#opt_args: {announced} words were announced and {} follow",
-                words.len()
-            )));
-        }
-        let mut words = words.iter().copied();
-        while let Some(word) = words.next() {
-            let Some(&option) = OPTIONS.iter().find(|name| name.eq_ignore_ascii_case(word)) else {
-                let hint = block::name_hint(word, &OPTIONS);
-                return Err(Error::invalid(format!("unknown option `{word}`: {hint}")));
-            };
-            let missing = || Error::invalid(format!("{option} has no value"));
-            let value = words.next().ok_or_else(missing)?;
-            match option {
-                "memory" => {
-                    let what = "8M to 1T, in whole pages of 4096 bytes,";
-                    let range = MEMORY_MIN..=MEMORY_MAX;
-                    config.memory_bytes = size(value)
-                        .filter(|b| range.contains(b) && b.is_multiple_of(PAGE as u64))
-                        .ok_or_else(|| refused(option, value, what))?;
-                }
-                _ => config.set(option, value)?,
+        attr::check_count(count_word, words, 2 * OPTIONS.len())?;
+        attr::options(&OPTIONS, words, |option, word| {
+            let value = option.spec.parse(word.unwrap_or_default())?;
+            match option.set {
+                Some(set) => set(&config, &value),
+                None => config.memory_bytes = given(&value),
             }
-        }
+            Ok(())
+        })?;
         Ok(config)
     }
 
@@ -163,74 +267,30 @@ impl Config {
     }
 
     /// Sets what can be set while the device runs (PC-CF3).
-    pub(crate) fn set(&self, option: &str, value: &str) -> Result<(), Error> {
-        match option {
-            "dirty_bytes" => {
-                let bytes = limit_bytes(option, value, DIRTY_BYTES_MIN)?;
-                self.dirty.set_bytes(bytes, DIRTY_MS);
-            }
-            "dirty_background_bytes" => {
-                let bytes = limit_bytes(option, value, 1)?;
-                self.background.set_bytes(bytes, BACKGROUND_MS);
-            }
-            "dirty_seconds" => self.dirty.set_ms(limit_ms(option, value)?),
-            "dirty_background_seconds" => self.background.set_ms(limit_ms(option, value)?),
-            "dirty_expire_centisecs" => {
-                self.dirty_expire_centisecs.set(centisecs(option, value)?);
-            }
-            "dirty_writeback_centisecs" => {
-                self.dirty_writeback_centisecs.set(centisecs(option, value)?);
-            }
-            "read_ahead_kb" => {
-                let kb = number(option, value, 0..=READ_AHEAD_KB_MAX)?;
-                self.read_ahead_kb.set(kb - kb % PAGE_KB); // As the kernel.
-            }
-            "map_blocks" => {
-                let word = choice(option, value, &["multi", "single"])?;
-                self.map_blocks.set(word.parse().expect("one of the two"));
-            }
-            "ioend_bytes" => {
-                let page = PAGE as u64;
-                let range = page..=u64::from(IOEND_BYTES_MAX);
-                let what = "4096 to 67108864 (64M), in whole pages of 4096 bytes,";
-                let bytes = size(value)
-                    .filter(|b| range.contains(b) && b.is_multiple_of(page))
-                    .ok_or_else(|| refused(option, value, what))?;
-                self.ioend_bytes.set(u32::try_from(bytes).expect("at most 64 MiB"));
-            }
-            _ => return Err(Error::not_found(format!("buffered: no attribute `{option}`"))),
-        }
+    pub(crate) fn set(&self, name: &str, value: &str) -> Result<(), Error> {
+        let unknown = || attr::unknown("buffered", name, &attr::names(&specs()));
+        let option = attr::find(&OPTIONS, name).ok_or_else(unknown)?;
+        let set = option.set.ok_or_else(|| attr::fixed(name))?;
+        set(self, &option.spec.parse(value)?);
         Ok(())
     }
 
     /// The value of an option, as it may be set.
-    pub(crate) fn get(&self, option: &str) -> Option<String> {
-        let text = match option {
-            "memory" => self.memory_bytes.to_string(),
-            "dirty_bytes" => self.dirty.bytes.get().to_string(),
-            "dirty_background_bytes" => self.background.bytes.get().to_string(),
-            "dirty_seconds" => seconds(&self.dirty),
-            "dirty_background_seconds" => seconds(&self.background),
-            "dirty_expire_centisecs" => self.dirty_expire_centisecs.get().to_string(),
-            "dirty_writeback_centisecs" => self.dirty_writeback_centisecs.get().to_string(),
-            "read_ahead_kb" => self.read_ahead_kb.get().to_string(),
-            "map_blocks" => self.map_blocks.get().to_string(),
-            "ioend_bytes" => self.ioend_bytes.get().to_string(),
-            _ => return None,
-        };
-        Some(text)
+    pub(crate) fn get(&self, name: &str) -> Option<Value> {
+        Some(attr::find(&OPTIONS, name)?.get?(self))
     }
 
     /// The arguments of a table line (PC-CF1). `device` is spelt as it is to be read.
     pub fn table(&self, device: &str) -> String {
         let defaults = Config::default();
         let mut words = Vec::new();
-        for option in OPTIONS {
-            let value = self.get(option).expect("each option has a value");
+        for option in &OPTIONS {
+            let (name, get) = (option.spec.name, option.get.expect("each option has a value"));
+            let value = get(self);
             // The other option of the pair is shown.
-            let is_omitted = value == "0" && option.starts_with("dirty_") && is_pair(option);
-            if !is_omitted && defaults.get(option).as_ref() != Some(&value) {
-                words.extend([option.to_owned(), value]);
+            let is_omitted = value == "0" && name.starts_with("dirty_") && is_pair(name);
+            if !is_omitted && get(&defaults) != value {
+                words.extend([name.to_owned(), value.to_string()]);
             }
         }
         match words.len() {
@@ -257,33 +317,8 @@ impl Config {
     }
 }
 
-fn seconds(limit: &BytesOrTime) -> String {
-    seconds_text(Nanos::from_millis(limit.ms.get().into()))
-}
-
 fn is_pair(option: &str) -> bool {
     option.ends_with("_bytes") || option.ends_with("_seconds")
-}
-
-fn limit_bytes(option: &str, value: &str, min: u64) -> Result<u64, Error> {
-    let what = format!("0 (by seconds), or {min} to {DIRTY_BYTES_MAX} bytes");
-    size(value)
-        .filter(|b| *b == 0 || (min..=DIRTY_BYTES_MAX).contains(b))
-        .ok_or_else(|| refused(option, value, &what))
-}
-
-fn centisecs(option: &str, value: &str) -> Result<u32, Error> {
-    let count = time_in(option, value, TimeUnit::Centisecond, 0..=u32::MAX.into())?;
-    Ok(u32::try_from(count).expect("within the range above"))
-}
-
-fn limit_ms(option: &str, value: &str) -> Result<u32, Error> {
-    let ms = Nanos::from_millis(1).0;
-    let whole = time(value, TimeUnit::Second.one()).filter(|time| time.0.is_multiple_of(ms));
-    whole
-        .and_then(|time| u32::try_from(time.0 / ms).ok())
-        .filter(|ms| (1..=MS_MAX).contains(ms))
-        .ok_or_else(|| refused(option, value, "0.001 to 3600 seconds"))
 }
 
 #[cfg(test)]

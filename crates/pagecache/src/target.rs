@@ -3,7 +3,9 @@
 use std::any::Any;
 use std::rc::Rc;
 
-use block::{Access, Component, Error, LocalFuture, Role, Sector, Target};
+use block::attr::Spec;
+use block::value::Value;
+use block::{Component, Error, LocalFuture, Role, Sector, Target};
 
 use crate::device::PageCache;
 
@@ -63,15 +65,11 @@ impl Target for PageCache {
         Box::pin(async {})
     }
 
-    fn attributes(&self) -> Vec<&'static str> {
-        crate::attributes::NAMES.to_vec()
+    fn attributes(&self) -> Vec<&'static Spec> {
+        crate::attributes::specs()
     }
 
-    fn access(&self, name: &str) -> Access {
-        crate::attributes::access(name)
-    }
-
-    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
         Box::pin(async move { self.get(&name) })
     }
 

@@ -279,7 +279,7 @@ fn counts(cache: &WriteCache) -> Result<[u64; 4], String> {
     let mut counts = [0; 4];
     for (count, name) in counts.iter_mut().zip(names) {
         let value = cache.attribute(name).map_err(|e| e.chain())?;
-        *count = value.parse().map_err(|_| format!("{name} is `{value}`"))?;
+        *count = value.number().ok_or_else(|| format!("{name} is `{value}`"))?;
     }
     Ok(counts)
 }
@@ -312,7 +312,7 @@ async fn open(
     cache.clone().resume().await.map_err(|e| e.chain())?;
     let slots = cache.attribute("total_blocks").map_err(|e| e.chain())?;
     let wanted = plan.scale.slots(plan.fill_percent, plan.strategy);
-    if slots.parse() != Ok(wanted) {
+    if slots.number() != Some(wanted) {
         return Err(format!("the cache has {slots} slots, not {wanted}"));
     }
     Ok(cache)
@@ -409,12 +409,12 @@ impl ProgressSampler {
         let mut every = Nanos::from_millis(2);
         loop {
             reactor::sleep(every).await;
-            let done = cache.attribute("flush_done_blocks").unwrap_or_default();
+            let done = cache.attribute("flush_done_blocks").ok().and_then(|done| done.number());
             if self.has_ended.get() {
                 return;
             }
             let mut points = self.points.borrow_mut();
-            points.push((reactor::now().0 - start.0, done.parse().unwrap_or(0)));
+            points.push((reactor::now().0 - start.0, done.unwrap_or(0)));
             if points.len() == POINTS_MAX {
                 let mut nth = 0;
                 points.retain(|_| {

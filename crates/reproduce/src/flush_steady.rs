@@ -68,8 +68,8 @@ async fn write(cache: Rc<WriteCache>, scale: Scale) -> Result<Steady, String> {
     let half = Rc::new(Cell::new((0, 0)));
     let zeroes = Buf::zeroed(usize_of(BLOCK_BYTES));
     let gaps = |cache: &WriteCache| -> u64 {
-        let text = cache.attribute("gap_blocks_filled").unwrap_or_default();
-        text.parse().unwrap_or_default()
+        let filled = cache.attribute("gap_blocks_filled").ok();
+        filled.and_then(|filled| filled.number()).unwrap_or(0)
     };
     for _ in 0..WRITERS {
         let (cache, rng, zeroes) = (cache.clone(), rng.clone(), zeroes.clone());

@@ -179,7 +179,8 @@ impl Local {
 
 impl Devices for Local {
     fn attribute(&self, name: &str) -> Result<String, String> {
-        self.reactor.on(|| self.leaf.wbt().get(name)).map_err(|e| e.chain())
+        let value = self.reactor.on(|| self.leaf.wbt().get(name)).map_err(|e| e.chain())?;
+        Ok(value.to_string())
     }
 
     fn set_attribute(&self, name: &str, value: &str) -> Result<(), String> {

@@ -5,6 +5,7 @@
 //! Invariant
 //! - WC-C1 `tuning` is what a live device may change; all else in [`Config`] stays as the table
 //!   said.
+use block::attr::Given;
 use block::{Error, Nanos, Sector};
 use format::BLOCK_LIMIT;
 
@@ -389,12 +390,12 @@ impl Config {
         let mut words = words.iter().copied();
         while let Some(word) = words.next() {
             let option = crate::options::find(word)?;
-            let value = match option.takes_value {
-                true => Some(words.next().ok_or_else(|| {
-                    let name = option.name;
+            let value = match option.spec.given {
+                Given::Value => Some(words.next().ok_or_else(|| {
+                    let name = option.spec.name;
                     Error::invalid(format!("Invalid optional argument: {name} has no value"))
                 })?),
-                false => None,
+                Given::Name | Given::Never => None,
             };
             self.give(option, value)?;
         }
@@ -404,18 +405,25 @@ impl Config {
     /// The config with one option of a live device changed.
     ///
     /// # Errors
-    /// `EINVAL` for an unknown option, one that only a table can set, or a value out of range;
-    /// the text says what is allowed.
+    /// `ENXIO` for an unknown option, `EACCES` for one that only a table can set, `EINVAL` for a
+    /// value that is not allowed; the text says what is.
     pub fn with_option(&self, name: &str, value: &str) -> Result<Config, Error> {
-        let option = crate::options::find(name)?;
+        let option = crate::options::find_live(name)?;
         let mut new = self.clone();
-        new.set_live(option, value.trim())?;
+        new.set_live(option, value)?;
         new.check()?;
         Ok(new)
     }
 
     fn check(&self) -> Result<(), Error> {
         let t = &self.tuning;
+        let (io_bytes, size) = (t.writeback_io_bytes, self.block_size);
+        if io_bytes < size || !io_bytes.is_multiple_of(size) {
+            return Err(Error::invalid(format!(
+                "Invalid optional argument: writeback_io_bytes: `{io_bytes}`: a multiple of the \
+                 block size {size} up to 16777216 is allowed"
+            )));
+        }
         if t.low_watermark > t.high_watermark {
             return Err(Error::invalid(format!(
                 "High watermark must be greater than or equal to low watermark: {} < {}",

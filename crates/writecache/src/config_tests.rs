@@ -38,7 +38,7 @@ fn the_limits_of_the_kernels_ranges_are_taken_and_what_is_beyond_is_not() {
     ] {
         let config = parse(&format!("s o c 4096 2 {option} {limit}")).unwrap();
         assert_eq!(config.table(), format!("s o c 4096 2 {option} {limit}"));
-        assert_eq!(config.option_value(option).as_deref(), Some(limit));
+        assert_eq!(config.option_value(option).unwrap(), limit);
         parse(&format!("s o c 4096 2 {option} {beyond}")).unwrap_err();
         config.with_option(option, beyond).unwrap_err();
     }
@@ -64,11 +64,14 @@ fn bad_lines_get_the_kernels_text_and_name_the_argument() {
         ("s o c 4096", "Bad arguments"),
         ("s o c 4096 99", "Invalid number of feature args `99`"),
         ("s o c 4096 2 high_watermark", "Invalid number of feature args `2`"),
-        ("s o c 4096 2 high_watermark 101", "high_watermark `101`: 0 to 100 percent"),
-        ("s o c 4096 2 high_watermark x", "high_watermark `x`"),
+        (
+            "s o c 4096 2 high_watermark 101",
+            "high_watermark: `101`: a number from 0 to 100 percent",
+        ),
+        ("s o c 4096 2 high_watermark x", "high_watermark: `x`"),
         ("s o c 4096 1 bogus", "Invalid optional argument `bogus`"),
         ("s o c 4096 1 high_watermark", "high_watermark has no value"),
-        ("s o c 4096 2 autocommit_time 3600001", "autocommit_time `3600001`"),
+        ("s o c 4096 2 autocommit_time 3600001", "autocommit_time: `3600001`"),
         ("s o c 4096 0 extra", "`extra` follows"),
         ("s o c 4096 2 writeback_order random", "sorted or lru"),
         ("s o c 4096 2 writeback_io_bytes 5000", "multiple of the block size"),
@@ -110,4 +113,30 @@ fn a_live_option_changes_the_table_line_and_fixed_ones_are_refused() {
     assert!(error.to_string().contains("High watermark must be"), "{error}");
     let error = config.with_option("start_sector", "8").unwrap_err();
     assert!(error.to_string().contains("load a new table"), "{error}");
+    // As an attribute that can only be read, in every engine; it was EINVAL here.
+    assert_eq!(error.kind(), block::ErrorKind::Denied);
+    let error = config.with_option("hihg_watermark", "70").unwrap_err();
+    assert!(error.to_string().ends_with("did you mean `high_watermark`?"), "{error}");
+    assert_eq!(error.kind(), block::ErrorKind::NotFound);
+}
+
+#[test]
+fn values_are_taken_with_the_units_that_every_target_takes() {
+    for (given, shown) in [
+        ("autocommit_time 2s", "autocommit_time 2000"),
+        ("max_age 1.5m", "max_age 90000"),
+        ("pause_writeback 250ms", "pause_writeback 250"),
+        ("foreground_p99_target 5ms", "foreground_p99_target 5000"),
+        ("writeback_io_bytes 1MiB", "writeback_io_bytes 1048576"),
+        ("writeback_rate_max 10M", "writeback_rate_max 10485760"),
+        ("gap_fill No", "gap_fill 0"),
+        ("parts +2", "parts 2"),
+        ("writeback_order LRU", "writeback_order lru"),
+    ] {
+        let config = parse(&format!("s o c 4096 2 {given}")).unwrap();
+        assert_eq!(config.table(), format!("s o c 4096 2 {shown}"));
+    }
+    for wrong in ["autocommit_time 1500us", "writeback_io_bytes 5K", "gap_fill 2", "max_age 1d"] {
+        parse(&format!("s o c 4096 2 {wrong}")).unwrap_err();
+    }
 }

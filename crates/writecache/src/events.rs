@@ -15,6 +15,9 @@ use std::rc::Rc;
 
 use block::{Error, Sector, Status};
 
+/// Sectors that the attribute `bad_block_list` shows at most.
+pub(crate) const BAD_LIST_MAX: usize = 256;
+
 /// Who is told of trouble.
 pub(crate) type OnEvent = Rc<dyn Fn(CacheEvent)>;
 
@@ -143,6 +146,25 @@ impl fmt::Display for CacheEvent {
                  their loss, then replace the cache device"
             ),
         }
+    }
+}
+
+/// First sectors of blocks that can't be read: those that are shown, and how many are left out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BadBlocks {
+    pub(crate) sectors: Vec<u64>,
+    pub(crate) left_out: u64,
+}
+
+/// `none`, or the sectors, with `+N` for those left out.
+impl fmt::Display for BadBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words: Vec<String> = self.sectors.iter().map(u64::to_string).collect();
+        words.extend((self.left_out > 0).then(|| format!("+{}", self.left_out)));
+        if words.is_empty() {
+            words.push("none".to_owned());
+        }
+        f.write_str(&words.join(" "))
     }
 }
 

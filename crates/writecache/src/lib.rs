@@ -45,6 +45,7 @@ mod config;
 mod device_limits;
 mod dm_target;
 mod events;
+mod figures;
 mod group;
 mod lifecycle;
 mod map;

@@ -1,76 +1,289 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The optional arguments of a table line: their names, ranges and meanings; and those that can be
-//! changed on a live device.
+//! The optional arguments of a table line: their names, ranges, defaults and meanings; and those
+//! that can be changed on a live device.
 //!
 //! ```text
 //!   table line ──┐
 //!                ├─▶ find ─▶ give ─▶ Config, and `Options`: what the table line shows
 //!   `millpond set` ┘
 //! ```
-use std::str::FromStr;
-
-use block::{Error, Nanos, Sector};
+use block::attr::{self, Attr, Given, Kind, Spec};
+use block::value::{TimeUnit, Value};
+use block::{Access, Error, Nanos, Sector};
 
 use crate::config::{Config, FailMode, MediaFormat, Mode, Order};
 
 /// An optional argument.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Opt {
-    pub(crate) name: &'static str,
-    /// Whether a value follows it in a table line.
-    pub(crate) takes_value: bool,
-    /// Whether it can be changed on a live device.
-    pub(crate) live: bool,
+pub(crate) type Opt = Attr<Config>;
+
+/// What the kernel begins an error of an optional argument with.
+const INVALID: &str = "Invalid optional argument";
+
+const MILLISECOND: Nanos = TimeUnit::Millisecond.one();
+const MICROSECOND: Nanos = TimeUnit::Microsecond.one();
+
+/// An option with a value, which can be changed on a live device.
+const fn value(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Spec {
+    let spec = Spec::new(name, kind, help).access(Access::ReadWrite);
+    spec.given(Given::Value).default(default)
 }
 
-const fn value(name: &'static str) -> Opt {
-    Opt { name, takes_value: true, live: true }
+/// An option without a value, off by default, which can be changed on a live device.
+const fn flag(name: &'static str, help: &'static str) -> Spec {
+    Spec::new(name, Kind::Flag, help).access(Access::ReadWrite).given(Given::Name).default("0")
 }
-const fn flag(name: &'static str) -> Opt {
-    Opt { name, takes_value: false, live: true }
+
+/// The same, for a table line only.
+const fn fixed(spec: Spec) -> Spec {
+    spec.access(Access::Read)
 }
-const fn fixed(opt: &Opt) -> Opt {
-    Opt { live: false, ..*opt }
+
+const fn number(max: u64, unit: &'static str) -> Kind {
+    Kind::Number { min: 0, max, unit }
+}
+
+const fn millis(max: u64) -> Kind {
+    Kind::Time { unit: TimeUnit::Millisecond, min: 0, max, or: None }
+}
+
+/// The number that the option's [`Kind`] has let through.
+fn given<T: TryFrom<u64>>(value: &Value) -> T {
+    let number = value.number().and_then(|n| T::try_from(n).ok());
+    number.expect("checked by the option's kind")
+}
+
+fn is_on(value: &Value) -> bool {
+    *value == Value::Flag(true)
+}
+
+fn time(value: &Value, unit: Nanos) -> Nanos {
+    Nanos(given::<u64>(value) * unit.0)
 }
 
 /// All of them: the kernel's in the kernel's order, then ours.
-pub(crate) const OPTIONS: [Opt; 22] = [
-    fixed(&value("start_sector")),
-    value("high_watermark"),
-    value("low_watermark"),
-    value("writeback_jobs"),
-    value("autocommit_blocks"),
-    value("autocommit_time"),
-    value("max_age"),
-    flag("cleaner"),
-    flag("fua"),
-    flag("nofua"),
-    flag("metadata_only"),
-    value("pause_writeback"),
-    fixed(&value("format")),
-    fixed(&flag("ordered")),
-    fixed(&value("parts")),
-    fixed(&flag("adopt_origin")),
-    value("writeback_order"),
-    value("writeback_io_bytes"),
-    value("gap_fill"),
-    value("fail_mode"),
-    value("writeback_rate_max"),
-    value("foreground_p99_target"),
+pub(crate) static OPTIONS: [Opt; 22] = [
+    Attr::new(
+        fixed(value(
+            "start_sector",
+            number(u64::MAX >> block::SECTOR_SHIFT, "sectors"),
+            "0",
+            "where the cache begins on the cache device",
+        )),
+        |c| c.start_sector.0.into(),
+        |c, v| c.start_sector = Sector(given(v)),
+    ),
+    Attr::new(
+        value(
+            "high_watermark",
+            number(100, "percent"),
+            "50",
+            "blocks in use at which writeback starts",
+        ),
+        |c| u64::from(c.tuning.high_watermark).into(),
+        |c, v| c.tuning.high_watermark = given(v),
+    ),
+    Attr::new(
+        value("low_watermark", number(100, "percent"), "45", "blocks in use at which it stops"),
+        |c| u64::from(c.tuning.low_watermark).into(),
+        |c, v| c.tuning.low_watermark = given(v),
+    ),
+    Attr::new(
+        value(
+            "writeback_jobs",
+            number(u32::MAX as u64, "blocks"),
+            "32 MiB of blocks",
+            "blocks under writeback at once; 0 for no limit",
+        ),
+        |c| c.tuning.writeback_jobs.into(),
+        |c, v| c.tuning.writeback_jobs = given(v),
+    ),
+    Attr::new(
+        value(
+            "autocommit_blocks",
+            number(u32::MAX as u64, "blocks"),
+            "65536; 64 in mode p",
+            "commit after so many uncommitted blocks",
+        ),
+        |c| c.tuning.autocommit_blocks.into(),
+        |c, v| c.tuning.autocommit_blocks = given(v),
+    ),
+    Attr::new(
+        value(
+            "autocommit_time",
+            millis(3_600_000),
+            "1000",
+            "commit so long after the first uncommitted write",
+        ),
+        |c| (c.tuning.autocommit_time.0 / MILLISECOND.0).into(),
+        |c, v| c.tuning.autocommit_time = time(v, MILLISECOND),
+    ),
+    Attr::new(
+        value(
+            "max_age",
+            Kind::Time { unit: TimeUnit::Millisecond, min: 0, max: 86_400_000, or: Some("none") },
+            "none",
+            "nothing stays dirty for longer",
+        ),
+        |c| {
+            let ms = c.tuning.max_age.map(|age| age.0 / MILLISECOND.0);
+            ms.map_or_else(|| Value::from("none"), Value::Number)
+        },
+        |c, v| c.tuning.max_age = v.number().map(|ms| Nanos(ms * MILLISECOND.0)),
+    ),
+    Attr::new(
+        flag("cleaner", "empties the cache: what it does not hold goes to the origin"),
+        |c| c.tuning.cleaner.into(),
+        |c, v| c.tuning.cleaner = is_on(v),
+    ),
+    Attr::new(
+        flag("fua", "mode p: each write of writeback carries FUA"),
+        |c| c.tuning.fua.into(),
+        |c, v| c.tuning.fua = is_on(v),
+    ),
+    Attr::new(
+        flag("nofua", "mode p: one flush of the origin for many writes of writeback").default("1"),
+        |c| (!c.tuning.fua).into(),
+        |c, v| c.tuning.fua = !is_on(v),
+    ),
+    Attr::new(
+        flag("metadata_only", "only metadata (the flag META of a bio) takes new blocks"),
+        |c| c.tuning.metadata_only.into(),
+        |c, v| c.tuning.metadata_only = is_on(v),
+    ),
+    Attr::new(
+        value(
+            "pause_writeback",
+            millis(60_000),
+            "3000",
+            "mode s: no writeback for so long after a write that went to the origin",
+        ),
+        |c| (c.tuning.pause_writeback.0 / MILLISECOND.0).into(),
+        |c, v| c.tuning.pause_writeback = time(v, MILLISECOND),
+    ),
+    // It has no getter: the media say which format they have.
+    Attr {
+        spec: fixed(value(
+            "format",
+            Kind::Choice(&["native", "dm"]),
+            "that of the cache that is there; native for a new one",
+            "the format of the cache device: ours, or the kernel's",
+        )),
+        get: None,
+        set: Some(|c, v| {
+            let native = *v == "native";
+            c.format = Some(if native { MediaFormat::Native } else { MediaFormat::Dm });
+        }),
+    },
+    Attr::new(
+        fixed(flag("ordered", "the origin alone is always what a disk may hold after a power cut")),
+        |c| c.ordered.into(),
+        |c, v| c.ordered = is_on(v),
+    ),
+    Attr::new(
+        fixed(value(
+            "parts",
+            Kind::Number { min: 1, max: format::PARTS_MAX as u64, unit: "parts" },
+            "those of the cache that is there; 1 for a new one",
+            "parts of the cache, each on a core of its own",
+        )),
+        |c| u64::from(c.parts.unwrap_or(1)).into(),
+        |c, v| c.parts = Some(given(v)),
+    ),
+    Attr::new(
+        fixed(flag("adopt_origin", "takes the origin for the cache's own, whatever it was before")),
+        |c| c.adopt_origin.into(),
+        |c, v| c.adopt_origin = is_on(v),
+    ),
+    Attr::new(
+        value(
+            "writeback_order",
+            Kind::Choice(&["sorted", "lru"]),
+            "sorted",
+            "dirty blocks by their place on the origin, or the oldest first",
+        ),
+        |c| match c.tuning.writeback_order {
+            Order::Sorted => "sorted".into(),
+            Order::Lru => "lru".into(),
+        },
+        |c, v| {
+            let sorted = *v == "sorted";
+            c.tuning.writeback_order = if sorted { Order::Sorted } else { Order::Lru };
+        },
+    ),
+    Attr::new(
+        value(
+            "writeback_io_bytes",
+            Kind::Size { min: 0, max: 16 << 20, unit: 1, or: None },
+            "1M",
+            "largest write to the origin: a multiple of the block size",
+        ),
+        |c| c.tuning.writeback_io_bytes.into(),
+        |c, v| c.tuning.writeback_io_bytes = given(v),
+    ),
+    Attr::new(
+        value("gap_fill", Kind::Flag, "1", "fills gaps between dirty blocks where that is faster"),
+        |c| c.tuning.gap_fill.into(),
+        |c, v| c.tuning.gap_fill = is_on(v),
+    ),
+    Attr::new(
+        value(
+            "fail_mode",
+            Kind::Choice(&["retry", "kernel"]),
+            "retry",
+            "after an error of writeback: the blocks are tried again, or the cache fails",
+        ),
+        |c| match c.tuning.fail_mode {
+            FailMode::Retry => "retry".into(),
+            FailMode::Kernel => "kernel".into(),
+        },
+        |c, v| {
+            let retry = *v == "retry";
+            c.tuning.fail_mode = if retry { FailMode::Retry } else { FailMode::Kernel };
+        },
+    ),
+    Attr::new(
+        value(
+            "writeback_rate_max",
+            Kind::Size { min: 0, max: u64::MAX, unit: 1, or: None },
+            "0",
+            "bytes a second that writeback may write to the origin; 0 for no limit",
+        ),
+        |c| c.tuning.writeback_rate_max.into(),
+        |c, v| c.tuning.writeback_rate_max = given(v),
+    ),
+    Attr::new(
+        value(
+            "foreground_p99_target",
+            Kind::Time { unit: TimeUnit::Microsecond, min: 0, max: 60_000_000, or: None },
+            "0",
+            "writeback slows down so that the clients' 99th percentile stays below; 0 for never",
+        ),
+        |c| c.tuning.foreground_p99_target.map_or(0, |p99| p99.0 / MICROSECOND.0).into(),
+        |c, v| {
+            c.tuning.foreground_p99_target = Some(time(v, MICROSECOND)).filter(|p99| p99.0 > 0);
+        },
+    ),
 ];
 
 /// The option of this name, in any case.
 pub(crate) fn find(word: &str) -> Result<&'static Opt, Error> {
-    OPTIONS.iter().find(|o| o.name.eq_ignore_ascii_case(word)).ok_or_else(|| {
-        let names: Vec<&str> = OPTIONS.iter().map(|o| o.name).collect();
+    OPTIONS.iter().find(|o| o.spec.name.eq_ignore_ascii_case(word)).ok_or_else(|| {
+        let names: Vec<&str> = OPTIONS.iter().map(|o| o.spec.name).collect();
         let hint = block::name_hint(word, &names);
-        Error::invalid(format!("Invalid optional argument `{word}`: {hint}"))
+        Error::invalid(format!("{INVALID} `{word}`: {hint}"))
     })
 }
 
+/// The option of an attribute, in any case.
+pub(crate) fn find_live(name: &str) -> Result<&'static Opt, Error> {
+    let option = OPTIONS.iter().find(|o| o.spec.name.eq_ignore_ascii_case(name));
+    let known = || attr::names(&attr::specs(&OPTIONS));
+    option.ok_or_else(|| attr::unknown("writecache", name, &known()))
+}
+
 /// Those that are attributes of a device, too: all that mean something in its mode.
-pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Opt> {
-    OPTIONS.iter().filter(|o| config.only_in(o.name).is_ok())
+pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Spec> {
+    OPTIONS.iter().map(|o| &o.spec).filter(|spec| config.only_in(spec.name).is_ok())
 }
 
 /// The options that were given, each once, in the order of a table line.
@@ -79,10 +292,10 @@ pub(crate) struct Options(Vec<(&'static str, Option<String>)>);
 
 impl Options {
     /// Notes an option; an earlier one of the same name is forgotten: the last one wins.
-    fn note(&mut self, name: &'static str, value: Option<&str>) {
+    fn note(&mut self, name: &'static str, value: Option<String>) {
         self.forget(name);
-        self.0.push((name, value.map(str::to_ascii_lowercase)));
-        self.0.sort_by_key(|(name, _)| OPTIONS.iter().position(|o| o.name == *name));
+        self.0.push((name, value));
+        self.0.sort_by_key(|(name, _)| OPTIONS.iter().position(|o| o.spec.name == *name));
     }
 
     fn forget(&mut self, name: &str) {
@@ -97,117 +310,49 @@ impl Options {
     }
 }
 
-fn invalid(option: &str, word: &str, allowed: &str) -> Error {
-    Error::invalid(format!("Invalid optional argument: {option} `{word}`: {allowed} is allowed"))
-}
-
-fn ranged<T: FromStr + PartialOrd + Copy + std::fmt::Display>(
-    option: &str,
-    word: &str,
-    max: T,
-    unit: &str,
-) -> Result<T, Error> {
-    let allowed = format!("0 to {max}{unit}");
-    let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
-    if !digits {
-        return Err(invalid(option, word, &format!("{allowed}, as a number without a suffix,")));
-    }
-    let value: T = word.parse().map_err(|_| invalid(option, word, &allowed))?;
-    if value > max { Err(invalid(option, word, &allowed)) } else { Ok(value) }
-}
-
-fn switch(option: &str, word: &str) -> Result<bool, Error> {
-    match word {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err(invalid(option, word, "0 or 1")),
-    }
-}
-
 impl Config {
     /// An option as it is now; none for the format, which the media tell.
-    pub(crate) fn option_value(&self, name: &str) -> Option<String> {
-        let t = &self.tuning;
-        let millis = |n: Nanos| (n.0 / 1_000_000).to_string();
-        let flag = |on: bool| u8::from(on).to_string();
-        Some(match name {
-            "start_sector" => self.start_sector.0.to_string(),
-            "ordered" => flag(self.ordered),
-            "adopt_origin" => flag(self.adopt_origin),
-            "parts" => self.parts.unwrap_or(1).to_string(),
-            "high_watermark" => t.high_watermark.to_string(),
-            "low_watermark" => t.low_watermark.to_string(),
-            "writeback_jobs" => t.writeback_jobs.to_string(),
-            "autocommit_blocks" => t.autocommit_blocks.to_string(),
-            "autocommit_time" => millis(t.autocommit_time),
-            "max_age" => t.max_age.map_or_else(|| "none".to_owned(), millis),
-            "cleaner" => flag(t.cleaner),
-            "fua" => flag(t.fua),
-            "nofua" => flag(!t.fua),
-            "metadata_only" => flag(t.metadata_only),
-            "pause_writeback" => millis(t.pause_writeback),
-            "writeback_order" => match t.writeback_order {
-                Order::Sorted => "sorted".to_owned(),
-                Order::Lru => "lru".to_owned(),
-            },
-            "writeback_io_bytes" => t.writeback_io_bytes.to_string(),
-            "gap_fill" => flag(t.gap_fill),
-            "fail_mode" => match t.fail_mode {
-                FailMode::Retry => "retry".to_owned(),
-                FailMode::Kernel => "kernel".to_owned(),
-            },
-            "writeback_rate_max" => t.writeback_rate_max.to_string(),
-            "foreground_p99_target" => {
-                t.foreground_p99_target.map_or(0, |n| n.0 / 1000).to_string()
-            }
-            _ => return None,
-        })
+    pub(crate) fn option_value(&self, name: &str) -> Option<Value> {
+        let option = OPTIONS.iter().find(|o| o.spec.name == name)?;
+        Some(option.get?(self))
     }
 
     /// Takes an option of a table line.
-    pub(crate) fn give(&mut self, option: &Opt, value: Option<&str>) -> Result<(), Error> {
-        let name = option.name;
-        match value {
-            Some(value) => self.set_value(name, value)?,
-            None => self.set_flag(name)?,
-        }
-        let known = OPTIONS.iter().find(|o| o.name == name).expect("found by name");
+    pub(crate) fn give(&mut self, option: &Opt, word: Option<&str>) -> Result<(), Error> {
+        let name = option.spec.name;
+        self.only_in(name)?;
+        let value = word.map_or(Ok(Value::Flag(true)), |word| option.spec.parse(word));
+        let value = value.map_err(|e| e.within(INVALID))?;
+        option.set.expect("every option can be set")(self, &value);
         match name {
             "fua" => self.given.forget("nofua"),
             "nofua" => self.given.forget("fua"),
             _ => {}
         }
-        // The default has no word that the kernel would take.
-        match value {
-            Some(none) if none.eq_ignore_ascii_case("none") => self.given.forget(name),
-            _ => self.given.note(known.name, value),
+        if value == "none" {
+            self.given.forget(name); // the default has no word that the kernel would take
+        } else {
+            self.given.note(name, word.map(|_| value.to_string()));
         }
         Ok(())
     }
 
     /// Changes an option of a live device; a flag is set by 1 and taken back by 0.
     pub(crate) fn set_live(&mut self, option: &Opt, word: &str) -> Result<(), Error> {
-        let name = option.name;
-        if !option.live {
-            return Err(Error::invalid(format!(
-                "writecache: {name} can't be changed on a live device: load a new table"
-            )));
+        let spec = &option.spec;
+        if !spec.access.writes() {
+            return Err(block::attr::fixed(spec.name).within("writecache"));
         }
-        if option.takes_value {
+        if spec.given == Given::Value {
             return self.give(option, Some(word));
         }
-        if switch(name, word)? {
+        self.only_in(spec.name)?;
+        let on = spec.parse(word).map_err(|e| e.within(INVALID))?;
+        if is_on(&on) {
             return self.give(option, None);
         }
-        self.only_in(name)?;
-        match name {
-            "cleaner" => self.tuning.cleaner = false,
-            "fua" => self.tuning.fua = false,
-            "nofua" => self.tuning.fua = true,
-            "metadata_only" => self.tuning.metadata_only = false,
-            _ => unreachable!("every live flag is here"),
-        }
-        self.given.forget(name);
+        option.set.expect("every option can be set")(self, &on);
+        self.given.forget(spec.name);
         Ok(())
     }
 
@@ -222,94 +367,6 @@ impl Config {
             return Ok(());
         }
         let word = if mode == Mode::Pmem { "p" } else { "s" };
-        Err(Error::invalid(format!(
-            "Invalid optional argument `{name}`: it is for mode `{word}` only"
-        )))
-    }
-
-    fn set_flag(&mut self, name: &str) -> Result<(), Error> {
-        self.only_in(name)?;
-        match name {
-            "cleaner" => self.tuning.cleaner = true,
-            "fua" => self.tuning.fua = true,
-            "nofua" => self.tuning.fua = false,
-            "metadata_only" => self.tuning.metadata_only = true,
-            "ordered" => self.ordered = true,
-            "adopt_origin" => self.adopt_origin = true,
-            _ => unreachable!("every flag is here"),
-        }
-        Ok(())
-    }
-
-    fn set_value(&mut self, name: &str, word: &str) -> Result<(), Error> {
-        self.only_in(name)?;
-        let lower = word.to_ascii_lowercase();
-        let t = &mut self.tuning;
-        match name {
-            "start_sector" => {
-                let max = u64::MAX >> block::SECTOR_SHIFT;
-                self.start_sector = Sector(ranged(name, word, max, " sectors")?);
-            }
-            "high_watermark" => t.high_watermark = ranged(name, word, 100, " percent")?,
-            "low_watermark" => t.low_watermark = ranged(name, word, 100, " percent")?,
-            "writeback_jobs" => t.writeback_jobs = ranged(name, word, u32::MAX, " blocks")?,
-            "autocommit_blocks" => t.autocommit_blocks = ranged(name, word, u32::MAX, " blocks")?,
-            "autocommit_time" => {
-                t.autocommit_time = Nanos::from_millis(ranged(name, word, 3_600_000, " ms")?);
-            }
-            "max_age" if lower == "none" => t.max_age = None,
-            "max_age" => {
-                t.max_age = Some(Nanos::from_millis(ranged(name, word, 86_400_000, " ms")?));
-            }
-            "pause_writeback" => {
-                t.pause_writeback = Nanos::from_millis(ranged(name, word, 60_000, " ms")?);
-            }
-            "format" => {
-                self.format = Some(match lower.as_str() {
-                    "native" => MediaFormat::Native,
-                    "dm" => MediaFormat::Dm,
-                    _ => return Err(invalid(name, word, "native or dm")),
-                });
-            }
-            "parts" => {
-                let max = format::PARTS_MAX;
-                let parts = word.parse().ok().filter(|parts| (1..=max).contains(parts));
-                self.parts =
-                    Some(parts.ok_or_else(|| invalid(name, word, &format!("1 to {max}")))?);
-            }
-            "writeback_order" => {
-                t.writeback_order = match lower.as_str() {
-                    "sorted" => Order::Sorted,
-                    "lru" => Order::Lru,
-                    _ => return Err(invalid(name, word, "sorted or lru")),
-                };
-            }
-            "writeback_io_bytes" => {
-                let bytes: u32 = ranged(name, word, 16 << 20, " bytes")?;
-                if bytes < self.block_size || !bytes.is_multiple_of(self.block_size) {
-                    let size = self.block_size;
-                    let allowed = format!("a multiple of the block size {size} up to 16777216");
-                    return Err(invalid(name, word, &allowed));
-                }
-                t.writeback_io_bytes = bytes;
-            }
-            "gap_fill" => t.gap_fill = switch(name, word)?,
-            "fail_mode" => {
-                t.fail_mode = match lower.as_str() {
-                    "retry" => FailMode::Retry,
-                    "kernel" => FailMode::Kernel,
-                    _ => return Err(invalid(name, word, "retry or kernel")),
-                };
-            }
-            "writeback_rate_max" => {
-                t.writeback_rate_max = ranged(name, word, u64::MAX, " bytes a second")?;
-            }
-            "foreground_p99_target" => {
-                let us: u64 = ranged(name, word, 60_000_000, " us")?;
-                t.foreground_p99_target = (us > 0).then(|| Nanos(us * 1000));
-            }
-            _ => unreachable!("every option with a value is here"),
-        }
-        Ok(())
+        Err(Error::invalid(format!("{INVALID} `{name}`: it is for mode `{word}` only")))
     }
 }

@@ -5,146 +5,293 @@
 //! the kernel pads them to columns.
 use std::fmt::Write;
 
-use block::{Access, Error, ErrorKind};
+use block::attr::{self, Attr, Given, Kind, Spec};
+use block::value::{TimeUnit, Value};
+use block::{Access, Error};
+use policy::IdleOrder;
 
-use crate::config::{Config, show_auto};
+use crate::config::{BATCH_PAGES_MAX, Config, INFLIGHT_MAX, SHARDS_MAX};
 use crate::shared::Totals;
 
 /// Bytes of a page and of a block of the backing device.
 const PAGE: u64 = block::PAGE as u64;
 
-/// What an attribute is: whether it can be set once the device has a size, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
-    /// A setting that is fixed with `disksize`.
-    Fixed,
-    /// A setting that can be changed at any time.
-    Setting,
-    /// A setting of Linux that can't be read there, so neither here.
-    Secret,
-    /// The same, fixed with `disksize`.
-    FixedSecret,
-    /// What the device tells of itself.
-    Told,
-    /// The same, in many lines.
-    ToldMany,
-    /// Something to do.
-    Command,
+type Setting = Attr<Config>;
+
+const ANY: Kind = Kind::Number { min: 0, max: u64::MAX, unit: "" };
+const SIZE: Kind = Kind::Size { min: 0, max: u64::MAX - (PAGE - 1), unit: 1, or: None };
+
+const fn number(min: u64, max: u64) -> Kind {
+    Kind::Number { min, max, unit: "" }
+}
+
+/// A setting with one value, which can be changed at any time unless [`is_fixed`].
+const fn setting(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+) -> Spec {
+    let spec = Spec::new(name, kind, help).access(Access::ReadWrite);
+    spec.given(Given::Value).default(default)
+}
+
+/// What the device reports of itself.
+const fn report(name: &'static str, form: &'static str, help: &'static str) -> Setting {
+    Attr { spec: Spec::new(name, Kind::Text(form), help), get: None, set: None }
+}
+
+/// Something to do.
+const fn command(name: &'static str, kind: Kind, help: &'static str) -> Setting {
+    Attr { spec: Spec::new(name, kind, help).access(Access::Write), get: None, set: None }
+}
+
+/// The same, which may take minutes.
+const fn long(name: &'static str, kind: Kind, help: &'static str) -> Setting {
+    let spec = Spec::new(name, kind, help).access(Access::Write);
+    Attr { spec: spec.progress("writeback_progress"), get: None, set: None }
+}
+
+fn given<T: TryFrom<u64>>(value: &Value) -> T {
+    let number = value.number().and_then(|n| T::try_from(n).ok());
+    number.expect("checked by the setting's kind")
 }
 
 /// All attributes: first what the kernel has, then what it has not.
-const ATTRIBUTES: [(&str, Sort); 33] = [
-    ("disksize", Sort::Fixed),
-    ("initstate", Sort::Told),
-    ("reset", Sort::Command),
-    ("compact", Sort::Command),
-    ("mem_limit", Sort::Secret),
-    ("mem_used_max", Sort::Command),
-    ("idle", Sort::Command),
-    ("comp_algorithm", Sort::Fixed),
-    ("recomp_algorithm", Sort::Fixed),
-    ("algorithm_params", Sort::FixedSecret),
-    ("recompress", Sort::Command),
-    ("backing_dev", Sort::Fixed),
-    ("writeback", Sort::Command),
-    ("writeback_limit", Sort::Setting),
-    ("writeback_limit_enable", Sort::Setting),
-    ("writeback_batch_size", Sort::Setting),
-    ("compressed_writeback", Sort::Fixed),
-    ("io_stat", Sort::Told),
-    ("mm_stat", Sort::Told),
-    ("bd_stat", Sort::Told),
-    ("debug_stat", Sort::Told),
-    ("block_state", Sort::ToldMany),
-    ("writeback_inflight", Sort::Setting),
-    ("writeback_progress", Sort::Told),
-    ("persist", Sort::Fixed),
-    ("shards", Sort::Fixed),
-    ("auto_writeback_idle", Sort::Setting),
-    ("auto_writeback_watermark", Sort::Setting),
-    ("auto_writeback_budget", Sort::Setting),
-    ("auto_writeback_order", Sort::Setting),
-    ("auto_writeback_stat", Sort::Told),
-    ("backed_stat", Sort::Told),
-    ("last_error", Sort::Told),
+pub(crate) static ATTRIBUTES: [Setting; 33] = [
+    Attr {
+        spec: Spec::new("disksize", SIZE, "its size, which makes it a device")
+            .access(Access::ReadWrite),
+        get: Some(|c| c.len.bytes().into()),
+        set: None,
+    },
+    report("initstate", "0 or 1", "1: it has a size"),
+    command("reset", number(1, u64::MAX), "makes it a device without a size again"),
+    command("compact", Kind::Text("anything"), "moves objects together and frees memory"),
+    Attr {
+        spec: setting("mem_limit", SIZE, "0", "bytes of memory for pages; 0 for no limit")
+            .access(Access::Write),
+        get: None,
+        set: Some(|c, v| c.mem_limit = given::<u64>(v).next_multiple_of(PAGE)),
+    },
+    command("mem_used_max", number(0, 0), "begins the largest use of mm_stat anew"),
+    command("idle", Kind::Text("all, or an age,"), "marks pages that were not accessed as idle"),
+    Attr {
+        spec: setting(
+            "comp_algorithm",
+            Kind::Text("the name of an algorithm"),
+            "the table's first argument",
+            "the algorithm that compresses",
+        )
+        .given(Given::Never),
+        get: Some(|c| c.choice.show_primary().into()),
+        set: None,
+    },
+    Attr {
+        spec: setting(
+            "recomp_algorithm",
+            Kind::Text("algo=NAME, and priority=1 to 3,"),
+            "",
+            "algorithms that recompress",
+        ),
+        get: Some(|c| c.choice.show_secondaries().into()),
+        set: None,
+    },
+    Attr {
+        spec: setting(
+            "algorithm_params",
+            Kind::Text("priority= or algo=, level=, dict= and deflate.winbits="),
+            "",
+            "parameters of an algorithm",
+        )
+        .access(Access::Write),
+        get: None,
+        set: None,
+    },
+    long(
+        "recompress",
+        Kind::Text("type=, threshold=, max_pages=, algo= and priority="),
+        "compresses pages again, harder",
+    ),
+    Attr::new(
+        setting(
+            "backing_dev",
+            Kind::Text("a block device, a regular file, a leaf, or none"),
+            "none",
+            "where pages are written back to",
+        ),
+        |c| c.backing_dev.clone().unwrap_or_else(|| "none".to_owned()).into(),
+        |c, v| {
+            let device = v.to_string();
+            c.backing_dev = Some(device).filter(|d| !d.is_empty() && d != "none");
+        },
+    ),
+    long(
+        "writeback",
+        Kind::Text("idle, huge, huge_idle, incompressible, and page_index(es)="),
+        "writes pages to the backing device",
+    ),
+    Attr::new(
+        setting("writeback_limit", ANY, "0", "4 KiB blocks that may be written back"),
+        |c| c.writeback_limit.into(),
+        |c, v| c.writeback_limit = given(v),
+    ),
+    Attr::new(
+        setting("writeback_limit_enable", Kind::Flag, "0", "whether writeback_limit is kept"),
+        |c| c.writeback_limit_enable.into(),
+        |c, v| c.writeback_limit_enable = *v == Value::Flag(true),
+    ),
+    Attr::new(
+        setting(
+            "writeback_batch_size",
+            number(1, BATCH_PAGES_MAX as u64),
+            "32",
+            "pages that are written back at once",
+        ),
+        |c| c.writeback_batch_size.into(),
+        |c, v| c.writeback_batch_size = given(v),
+    ),
+    Attr::new(
+        setting(
+            "compressed_writeback",
+            Kind::Flag,
+            "0; 1 with persist",
+            "whether objects share the blocks of the backing device",
+        ),
+        |c| c.packs().into(),
+        |c, v| c.compressed_writeback = *v == Value::Flag(true),
+    ),
+    report("io_stat", "4 numbers", "failed_reads failed_writes invalid_io notify_free"),
+    report("mm_stat", "9 numbers", "pages and bytes in memory, as in the kernel"),
+    report("bd_stat", "3 numbers", "bd_count bd_reads bd_writes, in units of 4 KiB"),
+    report("debug_stat", "2 lines", "for the kernel's sake"),
+    Attr {
+        spec: Spec::new("block_state", Kind::Text("a line a page"), "the state of every page")
+            .access(Access::ReadMany),
+        get: None,
+        set: None,
+    },
+    Attr::new(
+        setting(
+            "writeback_inflight",
+            number(1, INFLIGHT_MAX as u64),
+            "16",
+            "batches in flight at once",
+        ),
+        |c| c.writeback_inflight.into(),
+        |c, v| c.writeback_inflight = given(v),
+    ),
+    report("writeback_progress", "DONE TOTAL", "pages of the command that runs"),
+    Attr::new(
+        setting("persist", Kind::Flag, "0", "whether what is flushed survives").given(Given::Name),
+        |c| c.persist.into(),
+        |c, v| c.persist = *v == Value::Flag(true),
+    ),
+    Attr::new(
+        setting(
+            "shards",
+            number(0, SHARDS_MAX as u64),
+            "0",
+            "parts, each on a core of its own; 0: as many as there are cores for it",
+        ),
+        |c| c.shards.unwrap_or(0).into(),
+        |c, v| c.shards = Some(given(v)).filter(|shards| *shards > 0),
+    ),
+    Attr::new(
+        setting(
+            "auto_writeback_idle",
+            Kind::Time { unit: TimeUnit::Second, min: 0, max: u32::MAX as u64, or: None },
+            "0",
+            "pages not accessed for so long are written back; 0 for never",
+        ),
+        |c| c.auto.idle_secs.unwrap_or(0).into(),
+        |c, v| c.auto.idle_secs = Some(given(v)).filter(|secs| *secs > 0),
+    ),
+    Attr::new(
+        setting(
+            "auto_writeback_watermark",
+            Kind::Size { min: 0, max: u64::MAX, unit: 1, or: None },
+            "0",
+            "bytes in memory from which on pages are written back; 0 for never",
+        ),
+        |c| c.auto.watermark_bytes.unwrap_or(0).into(),
+        |c, v| c.auto.watermark_bytes = Some(given(v)).filter(|bytes| *bytes > 0),
+    ),
+    Attr::new(
+        setting(
+            "auto_writeback_budget",
+            Kind::Size { min: 0, max: u64::MAX, unit: 1, or: None },
+            "0",
+            "bytes a day that it may write; 0 for no limit",
+        ),
+        |c| c.auto.budget_bytes.unwrap_or(0).into(),
+        |c, v| c.auto.budget_bytes = Some(given(v)).filter(|bytes| *bytes > 0),
+    ),
+    Attr::new(
+        setting(
+            "auto_writeback_order",
+            Kind::Choice(&["huge", "coldest"]),
+            "huge",
+            "which pages are written back first",
+        ),
+        |c| match c.auto.order {
+            IdleOrder::HugeFirst => "huge".into(),
+            IdleOrder::ColdestFirst => "coldest".into(),
+        },
+        |c, v| {
+            let huge = *v == "huge";
+            c.auto.order = if huge { IdleOrder::HugeFirst } else { IdleOrder::ColdestFirst };
+        },
+    ),
+    report(
+        "auto_writeback_stat",
+        "a word and 4 numbers",
+        "state, and bytes today, budget, bytes and pages in all",
+    ),
+    report("backed_stat", "2 numbers", "pages and bytes of objects on the backing device"),
+    report("last_error", "a text", "what went wrong last"),
 ];
 
-/// Names of all attributes, in the order in which they are listed.
-pub(crate) const NAMES: [&str; ATTRIBUTES.len()] = {
-    let mut names = [""; ATTRIBUTES.len()];
-    let mut nth = 0;
-    while nth < names.len() {
-        names[nth] = ATTRIBUTES[nth].0;
-        nth += 1;
-    }
-    names
-};
-
-fn sort(name: &str) -> Option<Sort> {
-    ATTRIBUTES.iter().find(|(n, _)| *n == name).map(|(_, sort)| *sort)
-}
-
-/// What may be done with an attribute.
-pub(crate) fn access(name: &str) -> Access {
-    match sort(name) {
-        Some(Sort::Fixed | Sort::Setting) => Access::ReadWrite,
-        Some(Sort::Secret | Sort::FixedSecret | Sort::Command) => Access::Write,
-        Some(Sort::ToldMany) => Access::ReadMany,
-        Some(Sort::Told) | None => Access::Read,
-    }
+/// All of them, in the order in which they are listed.
+pub(crate) fn specs() -> Vec<&'static Spec> {
+    attr::specs(&ATTRIBUTES)
 }
 
 /// Whether it can't be set any more once the device has a size.
 pub(crate) fn is_fixed(name: &str) -> bool {
-    matches!(sort(name), Some(Sort::Fixed | Sort::FixedSecret))
+    matches!(
+        name,
+        "disksize"
+            | "comp_algorithm"
+            | "recomp_algorithm"
+            | "algorithm_params"
+            | "backing_dev"
+            | "compressed_writeback"
+            | "persist"
+            | "shards"
+    )
 }
 
-/// An attribute that is not there.
+/// The error for setting `name`, which is no attribute, or one that can only be read.
+pub(crate) fn not_settable(name: &str) -> Error {
+    match attr::find(&ATTRIBUTES, name) {
+        Some(_) => attr::read_only(name),
+        None => unknown(name),
+    }
+}
+
+/// The error for an attribute that is not there.
 pub(crate) fn unknown(name: &str) -> Error {
-    Error::not_found(format!("zram: no attribute `{name}`"))
-}
-
-/// An attribute that only tells.
-pub(crate) fn read_only(name: &str) -> Error {
-    Error::new(ErrorKind::Denied, format!("attribute `{name}` is read-only"))
-}
-
-/// An attribute that is only told.
-fn write_only(name: &str) -> Error {
-    Error::new(ErrorKind::Denied, format!("attribute `{name}` is write-only"))
+    attr::unknown("zram", name, &attr::names(&specs()))
 }
 
 /// Reads an attribute that shows a setting.
 ///
 /// # Errors
 /// `EACCES` for one that can't be read, `ENXIO` for one that is not there.
-pub(crate) fn of_config(name: &str, config: &Config) -> Result<String, Error> {
-    let text = match name {
-        "disksize" => config.len.bytes().to_string(),
-        "comp_algorithm" => config.choice.show_primary(),
-        "recomp_algorithm" => config.choice.show_secondaries(),
-        "backing_dev" => config.backing_dev.clone().unwrap_or_else(|| "none".to_owned()),
-        "writeback_limit" => config.writeback_limit.to_string(),
-        "writeback_limit_enable" => flag(config.writeback_limit_enable),
-        "writeback_batch_size" => config.writeback_batch_size.to_string(),
-        "writeback_inflight" => config.writeback_inflight.to_string(),
-        "compressed_writeback" => flag(config.packs()),
-        "persist" => flag(config.persist),
-        "shards" => config.shards.unwrap_or(0).to_string(),
-        "auto_writeback_idle"
-        | "auto_writeback_watermark"
-        | "auto_writeback_budget"
-        | "auto_writeback_order" => show_auto(&config.auto, name),
-        _ => {
-            let known = sort(name).is_some();
-            return Err(if known { write_only(name) } else { unknown(name) });
-        }
-    };
-    Ok(text)
-}
-
-fn flag(on: bool) -> String {
-    u8::from(on).to_string()
+pub(crate) fn of_config(name: &str, config: &Config) -> Result<Value, Error> {
+    let known = attr::find(&ATTRIBUTES, name).ok_or_else(|| unknown(name))?;
+    Ok(known.get.ok_or_else(|| attr::write_only(name))?(config))
 }
 
 /// Numbers in a row.
@@ -222,9 +369,10 @@ mod tests {
                       recomp_algorithm algorithm_params recompress backing_dev writeback \
                       writeback_limit writeback_limit_enable writeback_batch_size \
                       compressed_writeback io_stat mm_stat bd_stat debug_stat";
-        assert!(kernel.split_whitespace().eq(NAMES.into_iter().take(21)));
-        for (nth, name) in NAMES.iter().enumerate() {
-            assert!(!NAMES[..nth].contains(name), "{name}");
+        let names = attr::names(&specs());
+        assert!(kernel.split_whitespace().eq(names.iter().copied().take(21)));
+        for (nth, name) in names.iter().enumerate() {
+            assert!(!names[..nth].contains(name), "{name}");
         }
     }
 
@@ -241,30 +389,28 @@ mod tests {
         ];
         for (mode, names) in table {
             for name in names.split(' ') {
-                assert_eq!(access(name), mode, "{name}");
+                assert_eq!(attr::find(&ATTRIBUTES, name).unwrap().spec.access, mode, "{name}");
             }
         }
     }
 
     #[test]
     fn every_setting_can_be_read_and_set_by_its_name() {
-        for (name, sort) in ATTRIBUTES {
-            let shown = of_config(name, &Config::default());
-            match sort {
-                Sort::Fixed | Sort::Setting => assert!(shown.is_ok(), "{name}"),
-                Sort::Secret | Sort::FixedSecret | Sort::Command | Sort::Told | Sort::ToldMany => {
-                    assert!(shown.is_err(), "{name}");
-                }
-            }
-            if sort == Sort::Setting {
-                let value = shown.unwrap();
-                assert!(Config::default().set(name, &value).is_ok(), "{name} {value}");
+        for Attr { spec, get, set } in &ATTRIBUTES {
+            let shown = of_config(spec.name, &Config::default());
+            assert_eq!(shown.is_ok(), get.is_some(), "{}", spec.name);
+            assert!(get.is_none() || spec.access == Access::ReadWrite, "{}", spec.name);
+            if set.is_some() && get.is_some() {
+                let value = shown.unwrap().to_string();
+                let default = spec.default.split(';').next();
+                assert_eq!(default, Some(&*value), "{}", spec.name);
+                assert!(Config::default().set(spec.name, &value).is_ok(), "{} {value}", spec.name);
             }
         }
         let e = of_config("mem_limit", &Config::default()).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::Denied);
+        assert_eq!(e.kind(), block::ErrorKind::Denied);
         let e = of_config("max_comp_streams", &Config::default()).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::NotFound);
+        assert_eq!(e.kind(), block::ErrorKind::NotFound);
     }
 
     #[test]

@@ -5,11 +5,13 @@
 //! Invariants
 //! - ZR-CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
 //! - ZR-CF2 A config that was parsed, or has been checked, is one that a device can be made of.
-use block::value::{TimeUnit, boolean, bytes, choice, number, page_bytes, time_in};
+use block::attr;
+use block::value::{Value, number};
 use block::{Error, Planted, Sector};
-use policy::{IdleOrder, IdleRules};
+use policy::IdleRules;
 
 use crate::algorithms::{Choice, Files};
+use crate::attributes::{ATTRIBUTES, unknown};
 use crate::codec::Algorithm;
 use crate::codecs::Algorithms;
 use crate::layout::PAGE_SECTORS;
@@ -27,25 +29,6 @@ pub const SHARDS_MAX: u32 = 64;
 /// Largest number that `#opt_args` may give: each option of this version, those of algorithms for
 /// each priority, twice.
 const OPT_ARGS_MAX: usize = 80;
-
-/// Options that a table line knows, in the order in which it shows them.
-const OPTIONS: [&str; 15] = [
-    "backing_dev",
-    "mem_limit",
-    "compressed_writeback",
-    "writeback_batch_size",
-    "writeback_inflight",
-    "writeback_limit",
-    "writeback_limit_enable",
-    "shards",
-    "auto_writeback_idle",
-    "auto_writeback_watermark",
-    "auto_writeback_budget",
-    "auto_writeback_order",
-    "recomp_algorithm",
-    "algorithm_params",
-    "persist",
-];
 
 /// What a device is made of.
 #[derive(Clone, Debug)]
@@ -111,7 +94,7 @@ impl Config {
         let mut config = Config { len, ..Config::default() };
         config.choice.set_primary(algorithm)?;
         if let Some((count_word, words)) = rest.split_first() {
-            counted(count_word, words)?;
+            attr::check_count(count_word, words, OPT_ARGS_MAX)?;
             config.options(words, files)?;
         }
         config.check()?;
@@ -122,31 +105,26 @@ impl Config {
         let mut params = Vec::new();
         let mut packed = None;
         let mut limit = None;
-        let mut words = words.iter().copied();
-        while let Some(word) = words.next() {
-            let Some(&option) = OPTIONS.iter().find(|name| name.eq_ignore_ascii_case(word)) else {
-                let hint = block::name_hint(word, &OPTIONS);
-                return Err(Error::invalid(format!("unknown option `{word}`: {hint}")));
-            };
-            if option == "persist" {
+        attr::options(&ATTRIBUTES, words, |option, value| {
+            let name = option.spec.name;
+            let Some(value) = value else {
                 self.persist = true;
-                continue;
-            }
-            let missing = || Error::invalid(format!("{option} has no value"));
-            let value = words.next().ok_or_else(missing)?;
-            match option {
+                return Ok(());
+            };
+            match name {
                 // After all algorithms are known.
                 "algorithm_params" => params.push(value),
                 "recomp_algorithm" => self.choice.set_secondary(value.split(','))?,
-                _ => self.set(option, value)?,
+                _ => self.set(name, value)?,
             }
-            match option {
+            match name {
                 "compressed_writeback" => packed = Some(self.compressed_writeback),
                 "writeback_limit" => limit = limit.or(Some(true)),
                 "writeback_limit_enable" => limit = Some(self.writeback_limit_enable),
                 _ => {}
             }
-        }
+            Ok(())
+        })?;
         for value in params {
             self.choice.set_params(value.split(','), files)?;
         }
@@ -161,32 +139,14 @@ impl Config {
 
     /// Sets one option of a single value, by the name that table and attributes share.
     pub(crate) fn set(&mut self, option: &str, value: &str) -> Result<(), Error> {
-        match option {
-            "backing_dev" => {
-                let none = value.is_empty() || value == "none";
-                self.backing_dev = if none { None } else { Some(value.to_owned()) };
-            }
-            "persist" => self.persist = boolean(option, value)?,
-            "mem_limit" => self.mem_limit = page_bytes(option, value)?,
-            "compressed_writeback" => self.compressed_writeback = boolean(option, value)?,
-            "writeback_batch_size" => {
-                self.writeback_batch_size = number(option, value, 1..=BATCH_PAGES_MAX)?;
-            }
-            "writeback_inflight" => {
-                self.writeback_inflight = number(option, value, 1..=INFLIGHT_MAX)?;
-            }
-            "writeback_limit" => self.writeback_limit = number(option, value, 0..=u64::MAX)?,
-            "writeback_limit_enable" => {
-                // As in the kernel any number but 0 is on.
-                let by_number = number(option, value, 0..=u64::MAX).map(|n| n != 0);
-                self.writeback_limit_enable = by_number.or_else(|_| boolean(option, value))?;
-            }
-            "shards" => {
-                let shards = number(option, value, 0..=SHARDS_MAX)?;
-                self.shards = Some(shards).filter(|s| *s > 0);
-            }
-            _ => set_auto(&mut self.auto, option, value)?,
-        }
+        let known = attr::find(&ATTRIBUTES, option).ok_or_else(|| unknown(option))?;
+        let set = known.set.ok_or_else(|| attr::read_only(option))?;
+        let value = match (option, number(option, value, 0..=u64::MAX)) {
+            // As in the kernel any number but 0 is on.
+            ("writeback_limit_enable", Ok(n)) => Value::Flag(n != 0),
+            (_, _) => known.spec.kind.parse(option, value)?,
+        };
+        set(self, &value);
         Ok(())
     }
 
@@ -247,15 +207,13 @@ impl Config {
         if let Some(shards) = self.shards {
             give("shards", shards.to_string());
         }
-        for option in ["auto_writeback_idle", "auto_writeback_watermark", "auto_writeback_budget"] {
-            let value = show_auto(&self.auto, option);
-            if value != "0" {
-                give(option, value);
+        let defaults = Config::default();
+        let auto = ATTRIBUTES.iter().filter(|attr| attr.spec.name.starts_with("auto_"));
+        for (option, get) in auto.filter_map(|attr| Some((attr.spec.name, attr.get?))) {
+            let value = get(self);
+            if value != get(&defaults) {
+                give(option, value.to_string());
             }
-        }
-        if self.auto.order != IdleOrder::default() {
-            let option = "auto_writeback_order";
-            give(option, show_auto(&self.auto, option));
         }
         self.choice.options(&mut give);
         if self.persist {
@@ -304,54 +262,6 @@ impl Config {
 /// A limit of memory in pages, `u64::MAX` for none; `bytes` is 0 then.
 pub(crate) fn limit_pages(bytes: u64) -> u64 {
     if bytes == 0 { u64::MAX } else { bytes / block::PAGE as u64 }
-}
-
-/// Sets a rule of the automatic writeback; 0 takes it away.
-pub(crate) fn set_auto(rules: &mut IdleRules, option: &str, value: &str) -> Result<(), Error> {
-    match option {
-        "auto_writeback_idle" => {
-            let secs = time_in(option, value, TimeUnit::Second, 0..=u32::MAX.into())?;
-            rules.idle_secs = u32::try_from(secs).ok().filter(|s| *s > 0);
-        }
-        "auto_writeback_watermark" => {
-            rules.watermark_bytes = Some(bytes(option, value)?).filter(|b| *b > 0);
-        }
-        "auto_writeback_budget" => {
-            rules.budget_bytes = Some(bytes(option, value)?).filter(|b| *b > 0);
-        }
-        "auto_writeback_order" => {
-            rules.order = match choice(option, value, &["huge", "coldest"])? {
-                "huge" => IdleOrder::HugeFirst,
-                _ => IdleOrder::ColdestFirst,
-            };
-        }
-        _ => return Err(Error::not_found(format!("zram: no option `{option}`"))),
-    }
-    Ok(())
-}
-
-/// A rule of the automatic writeback as its attribute shows it.
-pub(crate) fn show_auto(rules: &IdleRules, option: &str) -> String {
-    match option {
-        "auto_writeback_idle" => rules.idle_secs.unwrap_or(0).to_string(),
-        "auto_writeback_watermark" => rules.watermark_bytes.unwrap_or(0).to_string(),
-        "auto_writeback_budget" => rules.budget_bytes.unwrap_or(0).to_string(),
-        _ => match rules.order {
-            IdleOrder::HugeFirst => "huge".to_owned(),
-            IdleOrder::ColdestFirst => "coldest".to_owned(),
-        },
-    }
-}
-
-fn counted(count_word: &str, words: &[&str]) -> Result<(), Error> {
-    let count = number("#opt_args", count_word, 0..=OPT_ARGS_MAX as u64)?;
-    if count == words.len() as u64 {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "#opt_args: {count} words were announced and {} follow",
-        words.len()
-    )))
 }
 
 /// A word as a table line spells it: white space and backslashes quoted.

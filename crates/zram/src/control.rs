@@ -7,11 +7,12 @@ use std::fmt::Write;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::value::{number, page_bytes};
+use block::attr;
+use block::value::{Value, number, page_bytes};
 use block::{BlockDevice, Error, ErrorKind};
 use reactor::yield_now;
 
-use crate::attributes;
+use crate::attributes::{self, ATTRIBUTES};
 use crate::command::{Idle, Recompress, Writeback};
 use crate::config::Config;
 use crate::device::Zram;
@@ -37,12 +38,13 @@ pub(crate) fn apply(config: &Config, shared: &Shared) {
 
 impl Zram {
     /// Reads an attribute (ZR-Z6).
-    pub(crate) async fn get(self: &Rc<Self>, name: &str) -> Result<String, Error> {
+    pub(crate) async fn get(self: &Rc<Self>, name: &str) -> Result<Value, Error> {
         let totals = self.shared.totals();
         let config = self.config.borrow().clone();
         let text = match name {
-            "disksize" => self.limits().capacity.bytes().to_string(),
-            "initstate" => "1".to_owned(),
+            "disksize" => return Ok(self.limits().capacity.bytes().into()),
+            "initstate" => return Ok(true.into()),
+            "writeback_limit" => return Ok(self.shared.budget.left().into()),
             "mm_stat" => attributes::mm_stat(&totals),
             "bd_stat" => attributes::bd_stat(&totals),
             "io_stat" => attributes::io_stat(&totals),
@@ -51,11 +53,10 @@ impl Zram {
             "backed_stat" => attributes::backed_stat(&totals),
             "auto_writeback_stat" => auto_stat(&self.auto.totals()),
             "last_error" => self.last_error().await.unwrap_or_default(),
-            "writeback_limit" => self.shared.budget.left().to_string(),
             "block_state" => self.block_state().await,
             _ => return attributes::of_config(name, &config),
         };
-        Ok(text)
+        Ok(text.into())
     }
 
     async fn block_state(self: &Rc<Self>) -> String {
@@ -104,7 +105,11 @@ impl Zram {
                 Err(self.initialised(name))
             }
             _ if attributes::is_fixed(name) => Err(self.initialised(name)),
-            _ if attributes::access(name).writes() => {
+            _ => {
+                let settable = attr::find(&ATTRIBUTES, name).is_some_and(|a| a.set.is_some());
+                if !settable {
+                    return Err(attributes::not_settable(name));
+                }
                 let mut config = self.config.borrow().clone();
                 config.set(name, value.trim())?;
                 config.check()?;
@@ -113,8 +118,6 @@ impl Zram {
                 crate::auto_writeback::start(self);
                 Ok(())
             }
-            _ if attributes::NAMES.contains(&name) => Err(attributes::read_only(name)),
-            _ => Err(attributes::unknown(name)),
         }
     }
 

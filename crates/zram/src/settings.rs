@@ -10,12 +10,13 @@
 //! Invariants
 //! - ZR-SE1 What is refused changes nothing.
 //! - ZR-SE2 A [`Start`] is a table line that parses, as long as its dictionary is still there.
-use block::value::{number, page_bytes};
-use block::{Access, Error, Sector};
+use block::attr::{self, Spec};
+use block::value::{Value, number, page_bytes};
+use block::{Error, Sector};
 use policy::IdleTotals;
 
 use crate::algorithms::Files;
-use crate::attributes::{self, NAMES, read_only, unknown};
+use crate::attributes::{self, ATTRIBUTES};
 use crate::command::Idle;
 use crate::config::Config;
 use crate::shared::Totals;
@@ -42,24 +43,19 @@ impl Settings {
         Settings::default()
     }
 
-    /// Names of the attributes: those of a live device.
-    pub fn attributes(&self) -> Vec<&'static str> {
-        NAMES.to_vec()
-    }
-
-    /// What may be done with an attribute.
-    pub fn access(&self, name: &str) -> Access {
-        attributes::access(name)
+    /// The attributes: those of a live device.
+    pub fn attributes(&self) -> Vec<&'static Spec> {
+        attributes::specs()
     }
 
     /// Reads an attribute: settings, and a device in which nothing is.
     ///
     /// # Errors
     /// `EACCES` for one that can only be written, `ENXIO` for one that is not there.
-    pub fn get(&self, name: &str) -> Result<String, Error> {
+    pub fn get(&self, name: &str) -> Result<Value, Error> {
         let totals = Totals { mem_limit_pages: self.config.mem_limit_pages(), ..Totals::default() };
         let text = match name {
-            "initstate" => "0".to_owned(),
+            "initstate" => return Ok(false.into()),
             "mm_stat" => attributes::mm_stat(&totals),
             "bd_stat" => attributes::bd_stat(&totals),
             "io_stat" => attributes::io_stat(&totals),
@@ -70,7 +66,7 @@ impl Settings {
             "block_state" | "last_error" => String::new(),
             _ => return attributes::of_config(name, &self.config),
         };
-        Ok(text)
+        Ok(text.into())
     }
 
     /// Sets an attribute. When that makes it a device the outcome says which; these settings stay
@@ -115,9 +111,13 @@ impl Settings {
                 return Err(not_initialised(name));
             }
             "compact" | "writeback" | "recompress" => return Err(not_initialised(name)),
-            _ if attributes::access(name).writes() => self.config.set(name, value)?,
-            _ if NAMES.contains(&name) => return Err(read_only(name)),
-            _ => return Err(unknown(name)),
+            _ => {
+                let settable = attr::find(&ATTRIBUTES, name).is_some_and(|a| a.set.is_some());
+                if !settable {
+                    return Err(attributes::not_settable(name));
+                }
+                self.config.set(name, value)?;
+            }
         }
         Ok(None)
     }

@@ -68,8 +68,8 @@ fn a_new_device_shows_the_kernels_defaults() {
     for (name, value) in table {
         assert_eq!(settings.get(name).unwrap(), value, "{name}");
     }
-    for name in settings.attributes() {
-        assert_eq!(settings.get(name).is_ok(), settings.access(name).reads(), "{name}");
+    for spec in settings.attributes() {
+        assert_eq!(settings.get(spec.name).is_ok(), spec.access.reads(), "{}", spec.name);
     }
     assert_eq!(settings.get("mem_limit").unwrap_err().kind(), ErrorKind::Denied);
     assert_eq!(settings.get("max_comp_streams").unwrap_err().kind(), ErrorKind::NotFound);
@@ -222,7 +222,7 @@ fn reset_forgets_everything() {
 proptest! {
     #[test]
     fn no_value_makes_it_panic_and_every_start_parses(
-        writes in prop::collection::vec((0..NAMES.len(), prop_oneof![
+        writes in prop::collection::vec((0..ATTRIBUTES.len(), prop_oneof![
             "\\PC{0,20}",
             "[0-9]{1,4}[KMG]?",
             "[01]",
@@ -232,7 +232,7 @@ proptest! {
     ) {
         let mut settings = Settings::new();
         for (nth, value) in writes {
-            if let Ok(Some(start)) = settings.set(NAMES[nth], &value, &Machine) {
+            if let Ok(Some(start)) = settings.set(ATTRIBUTES[nth].spec.name, &value, &Machine) {
                 let words: Vec<&str> = start.args.iter().map(String::as_str).collect();
                 let config = Config::parse(&words, start.len, &Machine).unwrap();
                 prop_assert_eq!(config.words(), start.args, "ZR-SE2");

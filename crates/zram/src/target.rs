@@ -2,7 +2,9 @@
 //! The target of a table line: suspend and resume, attributes, and what dm asks.
 use std::rc::Rc;
 
-use block::{Access, BlockDevice, Component, Error, LocalFuture, Role, Sector, Target};
+use block::attr::Spec;
+use block::value::Value;
+use block::{BlockDevice, Component, Error, LocalFuture, Role, Sector, Target};
 
 use crate::attributes;
 use crate::device::Zram;
@@ -40,15 +42,11 @@ impl Target for Zram {
         Box::pin(async move { self.start().await })
     }
 
-    fn attributes(&self) -> Vec<&'static str> {
-        attributes::NAMES.to_vec()
+    fn attributes(&self) -> Vec<&'static Spec> {
+        attributes::specs()
     }
 
-    fn access(&self, name: &str) -> Access {
-        attributes::access(name)
-    }
-
-    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
         Box::pin(async move { self.get(&name).await })
     }
 

@@ -5,6 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use crate::common::{Bench, read, write};
+use block::attr::{Kind, Spec, names};
+use block::value::Value;
 use block::{Access, Error, ErrorKind, LocalFuture, Nanos, Status};
 use dm::{Bare, Dm, MappedDevice, Remove};
 
@@ -21,16 +23,15 @@ impl Sized {
 }
 
 impl Bare for Sized {
-    fn attributes(&self) -> Vec<&'static str> {
-        vec!["size", "note"]
+    fn attributes(&self) -> Vec<&'static Spec> {
+        const SIZE: Spec = Spec::new("size", Kind::Text("SECTORS"), "makes it a device");
+        const NOTE: Spec = Spec::new("note", Kind::Text("words"), "kept");
+        static SPECS: [Spec; 2] = [SIZE.access(Access::Write), NOTE.access(Access::ReadWrite)];
+        SPECS.iter().collect()
     }
 
-    fn access(&self, name: &str) -> Access {
-        if name == "size" { Access::Write } else { Access::ReadWrite }
-    }
-
-    fn get(self: Rc<Self>, _name: String) -> LocalFuture<Result<String, Error>> {
-        Box::pin(async move { Ok(self.note.borrow().clone()) })
+    fn get(self: Rc<Self>, _name: String) -> LocalFuture<Result<Value, Error>> {
+        Box::pin(async move { Ok(self.note.borrow().clone().into()) })
     }
 
     fn set(
@@ -59,7 +60,7 @@ fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
         let info = device.info();
         assert!(!info.suspended && !info.live_table && info.size_sectors == 0);
         assert_eq!(read(&*device, 0, 1).await, Err(Status::Io), "nothing there, nothing waits");
-        assert_eq!(dm.attributes("d").unwrap(), ["note", "size"]);
+        assert_eq!(names(&dm.attributes("d").unwrap()), ["note", "size"]);
         assert_eq!(dm.access("d", "size").unwrap(), Access::Write);
         dm.set_attribute("d", "note", "hello").await.unwrap();
         assert_eq!(dm.get_attribute("d", "note").await.unwrap(), "hello");
@@ -72,7 +73,7 @@ fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
 
         dm.rename("d", "e").unwrap();
         dm.set_attribute("e", "size", "1024").await.unwrap();
-        assert_eq!(dm.attributes("e").unwrap(), ["mapping", "queue/iostats", "stat"]);
+        assert_eq!(names(&dm.attributes("e").unwrap()), ["mapping", "queue/iostats", "stat"]);
         write(&*device, 5, 0, 8).await.unwrap();
 
         let events = device.info().event_nr;

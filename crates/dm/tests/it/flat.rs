@@ -442,7 +442,7 @@ fn accounting_is_optional_and_costs_the_flat_mapping() {
         let top = dm.create("top", None, Some("0 64 linear low 0")).await.unwrap();
         let stat = async |name: &str| -> Vec<u64> {
             let line = dm.get_attribute(name, "stat").await.unwrap();
-            line.split_whitespace().map(|word| word.parse().unwrap()).collect()
+            line.to_string().split_whitespace().map(|word| word.parse().unwrap()).collect()
         };
         write(&*top, 1, 0, 8).await.unwrap();
         assert_eq!(stat("top").await, [0; 17], "off");

@@ -5,6 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::common::{Bench, filled, read, take_log, write};
+use block::attr::{Kind, Spec};
+use block::value::Value;
 use block::{
     Bio, BlockDevice, Class, Error, ErrorKind, Flags, Limits, LocalFuture, Nanos, Op, Sector,
     Status, Target,
@@ -316,11 +318,12 @@ impl Target for Told {
             self.say("message").map(|()| words.join("+"))
         })
     }
-    fn attributes(&self) -> Vec<&'static str> {
-        vec!["mood"]
+    fn attributes(&self) -> Vec<&'static Spec> {
+        static MOOD: Spec = Spec::new("mood", Kind::Text("words"), "how it is");
+        vec![&MOOD]
     }
-    fn get_attribute(self: Rc<Self>, _name: String) -> LocalFuture<Result<String, Error>> {
-        Box::pin(async move { Ok(format!("mood of {}", self.name)) })
+    fn get_attribute(self: Rc<Self>, _name: String) -> LocalFuture<Result<Value, Error>> {
+        Box::pin(async move { Ok(format!("mood of {}", self.name).into()) })
     }
     fn set_attribute(
         self: Rc<Self>,

@@ -33,7 +33,7 @@ fn an_open_leaf_has_attributes_by_any_path_to_it() {
     let url = format!("http://millpond/v1/devices/{coded}/attributes/size");
     let socket = pond.run_dir().join("control.sock");
     let said = sh("curl", &["-sS", "--unix-socket", &socket.display().to_string(), &url]);
-    assert_eq!(said.ok(), r#"{"value":"8192"}"#);
+    assert_eq!(said.ok(), r#"{"value":8192}"#);
 
     let said = pond.cli(&["get", "./other.img", "size"]).failed(3);
     assert!(said.contains("other.img: no such device") && said.contains(&path), "{said}");
@@ -87,7 +87,11 @@ fn the_throttle_of_a_file_is_read_and_set_by_its_path() {
         assert_eq!(get(attribute), shown, "{attribute}");
     }
     for (attribute, value, allowed) in [
-        ("queue/wbt_lat_usec", "-2", "-1 (default), 0 (off), or 1 to 10000000"),
+        (
+            "queue/wbt_lat_usec",
+            "-2",
+            "-1, or 0 to 10000000 us, or a time with us, ms, s, m or h, is allowed",
+        ),
         ("queue/wbt_mode", "fast", "tail or kernel"),
         ("queue/nr_requests", "0", "a number from 1 to 65536 is allowed"),
     ] {

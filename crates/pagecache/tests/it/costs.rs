@@ -94,6 +94,7 @@ fn cache_stat(reactor: &Reactor, cache: &Rc<PageCache>, name: &'static str) -> u
     let cache = cache.clone();
     reactor.block_on(async move {
         let stat = cache.get_attribute("cache_stat".to_owned()).await.expect("an attribute");
+        let stat = stat.to_string();
         let found = stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse().ok());
         found.expect("there")
     })

@@ -60,7 +60,7 @@ fn the_attributes_of_the_target_are_in_the_man_page() {
     );
     lab.run(async |rig| {
         let target: std::rc::Rc<dyn block::Target> = rig.cache.clone();
-        for name in target.attributes() {
+        for name in block::attr::names(&target.attributes()) {
             assert!(MANUAL.contains(&format!("| {name} |")), "{name} is not in the man page");
         }
         for attribute in ["cache_stat", "bandwidth", "ioend_stats", "errors"] {

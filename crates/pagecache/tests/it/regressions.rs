@@ -140,7 +140,7 @@ async fn flush(cache: &PageCache) -> Result<(), Status> {
 }
 
 async fn number(cache: &Rc<PageCache>, name: &str) -> u64 {
-    let text = cache.clone().get_attribute("cache_stat".to_owned()).await.unwrap();
+    let text = cache.clone().get_attribute("cache_stat".to_owned()).await.unwrap().to_string();
     let found = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
     found.expect(name).parse().unwrap()
 }

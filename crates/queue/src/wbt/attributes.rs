@@ -2,86 +2,102 @@
 //! The attributes of a leaf's queue, by the kernel's names where it has them.
 use std::fmt::Write;
 
-use block::value::{TimeUnit, choice, number, refused, time_in};
-use block::{Access, Error, ErrorKind};
+use block::attr::{self, Attr, Kind, SetShared, Spec};
+use block::value::{TimeUnit, Value};
+use block::{Access, Error};
 use policy::wbt::{LatencyTarget, Mode, ThrottleClass, Verdict};
 
 use super::{Report, Wbt};
 
-const LAT: &str = "queue/wbt_lat_usec";
-const MODE: &str = "queue/wbt_mode";
-const STATS: &str = "queue/wbt_stats";
-const REQUESTS: &str = "queue/nr_requests";
-
 /// The longest target. Chosen: nothing that is longer is a latency.
 const TARGET_MAX_USEC: u64 = 10_000_000;
 /// The deepest queue. Chosen: what NVMe can have.
-const QUEUE_DEPTH_MAX: u32 = 65_536;
+const QUEUE_DEPTH_MAX: u64 = 65_536;
+/// The word that stands for the default of the target.
+const DEFAULT: &str = "-1";
 
 const NS_PER_USEC: u64 = 1000;
 
-impl Wbt {
-    /// Names that [`Wbt::get`] and [`Wbt::set`] know.
-    pub fn attributes() -> &'static [&'static str] {
-        &[REQUESTS, LAT, MODE, STATS]
-    }
+/// The attributes of a throttle.
+static ATTRIBUTES: [Attr<Wbt, SetShared<Wbt>>; 4] = [
+    Attr::new(
+        Spec::new(
+            "queue/nr_requests",
+            Kind::Number { min: 1, max: QUEUE_DEPTH_MAX, unit: "" },
+            "requests that the device takes at once",
+        )
+        .access(Access::ReadWrite),
+        |wbt| u64::from(wbt.queue_depth()).into(),
+        |wbt, value| {
+            let depth = value.number().and_then(|depth| u32::try_from(depth).ok());
+            wbt.set_queue_depth(depth.expect("within the range above"));
+        },
+    ),
+    Attr::new(
+        Spec::new(
+            "queue/wbt_lat_usec",
+            Kind::Time {
+                unit: TimeUnit::Microsecond,
+                min: 0,
+                max: TARGET_MAX_USEC,
+                or: Some(DEFAULT),
+            },
+            "the latency of reads that writeback must leave; 0 is off, -1 the default",
+        )
+        .access(Access::ReadWrite)
+        .default(DEFAULT),
+        |wbt| wbt.report().target_ns.div_ceil(NS_PER_USEC).into(),
+        |wbt, value| {
+            wbt.set_target(match value.number() {
+                None => LatencyTarget::Default,
+                Some(0) => LatencyTarget::Off,
+                Some(usec) => LatencyTarget::Ns(usec * NS_PER_USEC),
+            });
+        },
+    ),
+    Attr::new(
+        Spec::new("queue/wbt_mode", Kind::Choice(&["tail", "kernel"]), "how it throttles")
+            .access(Access::ReadWrite)
+            .default("tail"),
+        |wbt| {
+            let now = wbt.mode();
+            let named = |mode: &Mode| match mode.name() {
+                name if *mode == now => format!("[{name}]"),
+                name => name.to_owned(),
+            };
+            Mode::ALL.iter().map(named).collect::<Vec<_>>().join(" ").into()
+        },
+        |wbt, value| {
+            let known = Mode::ALL.into_iter().find(|mode| *value == mode.name());
+            wbt.set_mode(known.expect("one of the words above"));
+        },
+    ),
+    Attr::read(
+        Spec::new("queue/wbt_stats", Kind::Text("name value lines"), "figures of the throttle")
+            .access(Access::ReadMany),
+        |wbt| stats(&wbt.report()).into(),
+    ),
+];
 
-    /// Who may do what with an attribute; [`Wbt::set`] refuses the rest all the same.
-    pub fn access(name: &str) -> Access {
-        if name == STATS { Access::ReadMany } else { Access::ReadWrite }
+impl Wbt {
+    /// The attributes that [`Wbt::get`] and [`Wbt::set`] know.
+    pub fn attributes() -> Vec<&'static Spec> {
+        attr::specs(&ATTRIBUTES)
     }
 
     /// Reads an attribute. Errors: `ENXIO` for unknown names.
-    pub fn get(&self, name: &str) -> Result<String, Error> {
-        Ok(match name {
-            LAT => self.report().target_ns.div_ceil(NS_PER_USEC).to_string(),
-            MODE => {
-                let now = self.mode();
-                let named = |mode: &Mode| match mode.name() {
-                    name if *mode == now => format!("[{name}]"),
-                    name => name.to_owned(),
-                };
-                Mode::ALL.iter().map(named).collect::<Vec<_>>().join(" ")
-            }
-            STATS => stats(&self.report()),
-            REQUESTS => self.queue_depth().to_string(),
-            _ => return Err(self.unknown(name)),
-        })
+    pub fn get(&self, name: &str) -> Result<Value, Error> {
+        let known = attr::find(&ATTRIBUTES, name).ok_or_else(|| self.unknown(name))?;
+        Ok(known.get.expect("all can be read")(self))
     }
 
     /// Writes an attribute. What waits for tokens and may go then, goes then. Errors: `ENXIO` for
     /// unknown names, `EINVAL` for values that are not allowed, `EACCES` for statistics.
     pub fn set(&self, name: &str, value: &str) -> Result<(), Error> {
-        let value = value.trim();
-        match name {
-            LAT => {
-                let allowed =
-                    "-1 (default), 0 (off), or 1 to 10000000 us, or a time with us, ms, s,";
-                let usec = TimeUnit::Microsecond;
-                let target = match time_in(name, value, usec, 0..=TARGET_MAX_USEC) {
-                    Ok(0) => LatencyTarget::Off,
-                    Ok(usec) => LatencyTarget::Ns(usec * NS_PER_USEC),
-                    Err(_) if value == "-1" => LatencyTarget::Default,
-                    Err(_) => return Err(self.within(refused(name, value, allowed))),
-                };
-                self.set_target(target);
-            }
-            MODE => {
-                let names = Mode::ALL.map(Mode::name);
-                let word = choice(name, value, &names).map_err(|e| self.within(e))?;
-                let known = Mode::ALL.into_iter().find(|mode| mode.name() == word);
-                self.set_mode(known.expect("one of their names"));
-            }
-            REQUESTS => {
-                let depth = number(name, value, 1..=QUEUE_DEPTH_MAX).map_err(|e| self.within(e))?;
-                self.set_queue_depth(depth);
-            }
-            STATS => {
-                let e = format!("{}: {name} can only be read", self.device_name());
-                return Err(Error::new(ErrorKind::Denied, e));
-            }
-            _ => return Err(self.unknown(name)),
-        }
+        let known = attr::find(&ATTRIBUTES, name).ok_or_else(|| self.unknown(name))?;
+        let within = |e: Error| e.within(self.device_name());
+        let set = known.set.ok_or_else(|| within(attr::read_only(name)))?;
+        set(self, &known.spec.parse(value).map_err(within)?);
         Ok(())
     }
 
@@ -90,13 +106,7 @@ impl Wbt {
     }
 
     fn unknown(&self, name: &str) -> Error {
-        let hint = block::name_hint(name, Wbt::attributes());
-        let device = self.device_name();
-        Error::not_found(format!("{device}: no attribute `{name}`: {hint}"))
-    }
-
-    fn within(&self, e: Error) -> Error {
-        e.within(self.device_name())
+        attr::unknown(self.device_name(), name, &attr::names(&Wbt::attributes()))
     }
 }
 

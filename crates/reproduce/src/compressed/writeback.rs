@@ -106,7 +106,7 @@ pub fn numbers(
     attribute: &str,
 ) -> Result<Vec<u64>, String> {
     let text = platform.finish(zram.clone().get_attribute(attribute.to_owned()))?;
-    let text = text.map_err(|e| e.chain())?;
+    let text = text.map_err(|e| e.chain())?.to_string();
     let parsed = text.split_whitespace().map(str::parse).collect::<Result<_, _>>();
     parsed.map_err(|_| format!("{attribute}: {text}"))
 }

@@ -237,7 +237,7 @@ impl<'a> Work<'a> {
 
     fn counters(&self) -> Result<Counters, String> {
         let text = self.cache.clone().get_attribute("ioend_stats".to_owned());
-        let text = self.test_bed.finish(text).map_err(|e| e.chain())?;
+        let text = self.test_bed.finish(text).map_err(|e| e.chain())?.to_string();
         Counters::parse(&text).ok_or_else(|| format!("ioend_stats: {text}"))
     }
 

@@ -12,9 +12,11 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
+use block::attr::{self, Spec};
+use block::value::Value;
 use block::{
-    Access, Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op, Role,
-    Sector, Status, Target, UnsavedBlocks,
+    Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op, Role, Sector,
+    Status, Target, UnsavedBlocks,
 };
 use reactor::TaskPool;
 
@@ -22,13 +24,11 @@ use crate::cache::Cache;
 use crate::config::{Config, Mutation, Tuning};
 use crate::device_limits::limits;
 use crate::events::{CacheEvent, OnEvent};
+use crate::figures::{self, FIGURES};
 use crate::options;
 use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
 use crate::recovery::{self, Opened};
 use crate::writeback::jobs::DrainLimits;
-
-/// The attribute that is a command.
-const DRAIN: &str = "drain";
 
 /// The open cache.
 enum Live {
@@ -208,7 +208,7 @@ impl WriteCache {
 
     /// Reads an attribute; of a divided cache as it was at the last `refresh`. Errors: `EBUSY`
     /// before the first resume, `ENOENT` for unknown names.
-    pub fn attribute(&self, name: &str) -> Result<String, Error> {
+    pub fn attribute(&self, name: &str) -> Result<Value, Error> {
         if let Some(parts) = self.parts() {
             let value = parts.aggregated().attribute(name);
             return value.ok_or_else(|| crate::status::no_attribute(name));
@@ -252,10 +252,11 @@ impl WriteCache {
     /// A part: everything that it has to say.
     pub(crate) fn report(&self) -> PartReport {
         let Some(cache) = self.cache() else { return PartReport::default() };
-        let value = |name| cache.attribute(name).unwrap_or_default();
         PartReport {
-            status: cache.status_line(),
-            attributes: crate::status::attributes().map(value).collect(),
+            status: Some(cache.status_fields()),
+            values: FIGURES.iter().map(|figure| figure.get(&cache)).collect(),
+            bad: cache.bad_blocks(),
+            drain: cache.writeback.drain_progress(),
         }
     }
 
@@ -387,7 +388,7 @@ impl Target for WriteCache {
     }
 
     fn unsaved(&self) -> Option<UnsavedBlocks> {
-        let number = |name| self.attribute(name).ok()?.parse::<u64>().ok();
+        let number = |name| self.attribute(name).ok()?.number();
         let config = self.config.borrow();
         Some(UnsavedBlocks {
             dirty: number("dirty_blocks")? + number("zero_blocks")?,
@@ -466,27 +467,22 @@ impl Target for WriteCache {
         Box::pin(self.take_over_lost_writes(before))
     }
 
-    fn attributes(&self) -> Vec<&'static str> {
+    fn attributes(&self) -> Vec<&'static Spec> {
         let config = self.config.borrow();
-        let options = options::attributes(&config).map(|o| o.name);
-        crate::status::attributes().chain([DRAIN]).chain(options).collect()
+        figures::specs().chain([&figures::DRAIN]).chain(options::attributes(&config)).collect()
     }
 
-    fn access(&self, name: &str) -> Access {
-        if name == DRAIN {
-            return Access::Write;
-        }
-        if options::attributes(&self.config.borrow()).any(|o| o.live && o.name == name) {
-            Access::ReadWrite
-        } else {
-            Access::Read
-        }
+    fn figure(&self, name: &str) -> Option<Value> {
+        self.attribute(name).ok()
     }
 
-    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<String, Error>> {
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
+        if name == figures::DRAIN.name {
+            return Box::pin(async move { Err(attr::write_only(&name).within("writecache")) });
+        }
         let option = match &*name {
-            "cleaner" => Some(u8::from(self.tuning().cleaner).to_string()),
-            "parts" => self.parts().map(|parts| parts.count().to_string()),
+            "cleaner" => Some(self.tuning().cleaner.into()),
+            "parts" => self.parts().map(|parts| u64::from(parts.count()).into()),
             _ => None,
         };
         let option = option.or_else(|| self.config.borrow().option_value(&name));
@@ -505,12 +501,11 @@ impl Target for WriteCache {
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
-        if name == DRAIN {
+        if name == figures::DRAIN.name {
             return self.set_drain(value);
         }
-        let outcome = if crate::status::attributes().any(|a| a == name) {
-            let text = format!("writecache: attribute `{name}` is read-only");
-            Err(Error::new(block::ErrorKind::Denied, text))
+        let outcome = if figures::specs().any(|spec| spec.name == name) {
+            Err(attr::read_only(&name).within("writecache"))
         } else {
             let changed = self.config.borrow().with_option(&name, &value);
             changed.map(|config| {

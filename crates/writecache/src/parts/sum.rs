@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sum: what all parts tell, as one.
+//! Sum: the reports of all parts as one status line and one set of attributes. Numbers are added
+//! as numbers; the rule of each attribute is in [`FIGURES`].
 //!
 //! | what | of all parts |
 //! |---|---|
@@ -11,141 +12,136 @@
 //! | the state of a drain | counts and rates summed, the longest time |
 use std::collections::BTreeMap;
 
+use block::value::Value;
 use block::{Error, ErrorKind};
 
-use crate::status::attributes;
+use crate::events::{BAD_LIST_MAX, BadBlocks};
+use crate::figures::{Combine, FIGURES};
+use crate::status::{StatusFields, status_text};
+use crate::writeback::jobs::DrainProgress;
 
-/// Sectors that `bad_block_list` shows at most, as for one part.
-const BAD_LIST_MAX: usize = 256;
 /// Status fields, from 0: the errno, and FLUSHes.
 const ERRNO: usize = 0;
 const FLUSHES: usize = 12;
 
-/// What one part says: its status line, and its attributes in the order of `status::attributes`.
+/// What one part reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PartReport {
-    pub(crate) status: String,
-    pub(crate) attributes: Vec<String>,
+    /// Its status fields; none before it was resumed.
+    pub(crate) status: Option<StatusFields>,
+    /// Its attributes in the order of [`FIGURES`].
+    pub(crate) values: Vec<Value>,
+    pub(crate) bad: BadBlocks,
+    pub(crate) drain: Option<DrainProgress>,
 }
 
-/// What all parts together say.
+/// The status of all parts together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AggregatedStatus {
     status: String,
-    attributes: BTreeMap<&'static str, String>,
+    attributes: BTreeMap<&'static str, Value>,
 }
 
 impl AggregatedStatus {
     pub(super) fn of(reports: &[PartReport]) -> AggregatedStatus {
-        let lines: Vec<&str> = reports.iter().map(|part| &*part.status).collect();
-        let sector = attributes().position(|name| name == "writeback_error_sector");
-        let mut aggregated =
-            AggregatedStatus { status: status(&lines), attributes: BTreeMap::new() };
-        for (nth, name) in attributes().enumerate() {
-            let of = |part: &PartReport| part.attributes.get(nth).cloned().unwrap_or_default();
-            let values: Vec<String> = reports.iter().map(of).collect();
-            let value = match name {
-                "writeback_error" | "writeback_error_sector" => {
-                    let at = |part: &PartReport| part.attributes.get(sector?)?.parse::<u64>().ok();
-                    let in_trouble = reports.iter().filter(|part| of(part) != "none");
-                    let lowest = in_trouble.min_by_key(|part| at(part).unwrap_or(u64::MAX));
-                    lowest.map_or_else(|| "none".to_owned(), of)
+        let fields: Option<Vec<StatusFields>> = reports.iter().map(|part| part.status).collect();
+        let mut attributes = BTreeMap::new();
+        for (nth, figure) in FIGURES.iter().enumerate() {
+            let name = figure.attr.spec.name;
+            let value = match (figure.combine, name) {
+                (Combine::Own, "bad_block_list") => bad_blocks(reports).to_string().into(),
+                (Combine::Own, "drain_state") => {
+                    drain(reports).map_or("idle".into(), |state| state.to_string().into())
                 }
-                _ => combine(name, &values),
+                (Combine::Own, _) => lowest_error(reports, nth),
+                (rule, _) => combine(rule, reports.iter().filter_map(|part| part.values.get(nth))),
             };
-            aggregated.attributes.insert(name, value);
+            attributes.insert(name, value);
         }
-        aggregated.attributes.insert("format", "native".to_owned());
-        aggregated
+        attributes.insert("format", "native".into());
+        let status = fields.map(|fields| status_text(&status(&fields))).unwrap_or_default();
+        AggregatedStatus { status, attributes }
     }
 
     pub(super) fn set(&mut self, name: &'static str, value: u64) {
-        self.attributes.insert(name, value.to_string());
+        self.attributes.insert(name, value.into());
     }
 
     pub(crate) fn status(&self) -> String {
         self.status.clone()
     }
 
-    pub(crate) fn attribute(&self, name: &str) -> Option<String> {
+    pub(crate) fn attribute(&self, name: &str) -> Option<Value> {
         self.attributes.get(name).cloned()
     }
-}
-
-fn number(text: &str) -> i64 {
-    text.parse().unwrap_or(0)
 }
 
 fn first_that_is_not_zero(mut numbers: impl Iterator<Item = i64>) -> i64 {
     numbers.find(|n| *n != 0).unwrap_or(0)
 }
 
-/// One status line of several.
-fn status(lines: &[&str]) -> String {
-    let fields: Vec<Vec<i64>> =
-        lines.iter().map(|line| line.split(' ').map(number).collect()).collect();
-    let count = fields.iter().map(Vec::len).min().unwrap_or(0);
-    let field = |n: usize| {
-        let of_parts = fields.iter().map(|of_part| of_part[n]);
-        match n {
+/// The status fields of all parts together.
+fn status(parts: &[StatusFields]) -> StatusFields {
+    std::array::from_fn(|nth| {
+        let of_parts = parts.iter().map(|of_part| of_part[nth]);
+        match nth {
             ERRNO => first_that_is_not_zero(of_parts),
             FLUSHES => of_parts.max().unwrap_or(0),
             _ => of_parts.sum(),
         }
-    };
-    (0..count).map(|n| field(n).to_string()).collect::<Vec<_>>().join(" ")
+    })
 }
 
-fn combine(name: &str, values: &[String]) -> String {
-    let numbers = || values.iter().map(|value| number(value));
-    match name {
-        "error" => first_that_is_not_zero(numbers()).to_string(),
-        "block_size" | "origin_command_ns" | "origin_read_rate" | "origin_write_rate"
-        | "drain_only" => numbers().max().unwrap_or(0).to_string(),
-        "bad_block_list" => bad_block_list(values),
-        "drain_state" => drain_state(values),
-        _ => numbers().sum::<i64>().to_string(),
+fn combine<'a>(rule: Combine, values: impl Iterator<Item = &'a Value>) -> Value {
+    if rule == Combine::FirstNotZero {
+        let signed = values.map(|value| match value {
+            Value::Signed(n) => *n,
+            other @ (Value::Number(_) | Value::Flag(_) | Value::Text(_)) => {
+                other.number().and_then(|n| i64::try_from(n).ok()).unwrap_or(0)
+            }
+        });
+        return Value::Signed(first_that_is_not_zero(signed));
+    }
+    let numbers = values.filter_map(Value::number);
+    match rule {
+        Combine::Largest => numbers.max().unwrap_or(0).into(),
+        Combine::Sum | Combine::FirstNotZero | Combine::Own => numbers.sum::<u64>().into(),
     }
 }
 
-fn bad_block_list(lists: &[String]) -> String {
-    let words = || lists.iter().flat_map(|list| list.split(' '));
-    let left_out = |word: &str| word.strip_prefix('+')?.parse::<usize>().ok();
-    let mut more: usize = words().filter_map(left_out).sum();
-    // `+N` is no sector, but the number of those that are left out.
-    let sector = |word: &str| word.parse().ok().filter(|_| !word.starts_with('+'));
-    let mut sectors: Vec<u64> = words().filter_map(sector).collect();
+/// The `nth` value, an error or its sector, of the part whose error has the lowest sector.
+fn lowest_error(reports: &[PartReport], nth: usize) -> Value {
+    let sector = FIGURES.iter().position(|f| f.attr.spec.name == "writeback_error_sector");
+    let at = |part: &PartReport| part.values.get(sector?)?.number();
+    let none = Value::from("none");
+    let failing = reports.iter().filter(|part| part.values.get(nth).is_some_and(|v| *v != none));
+    let lowest = failing.min_by_key(|part| at(part).unwrap_or(u64::MAX));
+    lowest.map_or(none.clone(), |part| part.values[nth].clone())
+}
+
+fn bad_blocks(reports: &[PartReport]) -> BadBlocks {
+    let mut sectors: Vec<u64> =
+        reports.iter().flat_map(|part| part.bad.sectors.iter().copied()).collect();
     sectors.sort_unstable();
-    more += sectors.len().saturating_sub(BAD_LIST_MAX);
+    let beyond = sectors.len().saturating_sub(BAD_LIST_MAX) as u64;
     sectors.truncate(BAD_LIST_MAX);
-    let mut list: Vec<String> = sectors.iter().map(u64::to_string).collect();
-    list.extend((more > 0).then(|| format!("+{more}")));
-    if list.is_empty() { "none".to_owned() } else { list.join(" ") }
+    let left_out = reports.iter().map(|part| part.bad.left_out).sum::<u64>() + beyond;
+    BadBlocks { sectors, left_out }
 }
 
-fn drain_state(states: &[String]) -> String {
-    let running: Vec<&String> = states.iter().filter(|state| *state != "idle").collect();
-    if running.is_empty() {
-        return "idle".to_owned();
-    }
-    let of = |name: &str| {
-        let words = running.iter().flat_map(|state| state.split(' '));
-        let values = words.filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-        values.map(number).collect::<Vec<_>>()
-    };
-    let mut state = "running".to_owned();
-    for name in ["done", "total", "failing", "blocks_per_s"] {
-        state.push_str(&format!(" {name}={}", of(name).iter().sum::<i64>()));
-    }
-    // A part that has written nothing yet can't tell how long it takes.
-    let seconds = of("seconds_left");
-    if seconds.len() == running.len() {
-        state.push_str(&format!(" seconds_left={}", seconds.iter().max().unwrap_or(&0)));
-    }
-    if let Some(seconds) = of("deadline_seconds").iter().max() {
-        state.push_str(&format!(" deadline_seconds={seconds}"));
-    }
-    state
+fn drain(reports: &[PartReport]) -> Option<DrainProgress> {
+    let running = || reports.iter().filter_map(|part| part.drain.as_ref());
+    running().next()?;
+    // A part that has written nothing yet does not know how long it takes.
+    let seconds: Option<Vec<u64>> = running().map(|part| part.seconds_left).collect();
+    Some(DrainProgress {
+        done: running().map(|part| part.done).sum(),
+        total: running().map(|part| part.total).sum(),
+        failing: running().map(|part| part.failing).sum(),
+        blocks_per_s: running().map(|part| part.blocks_per_s).sum(),
+        seconds_left: seconds.and_then(|seconds| seconds.into_iter().max()),
+        deadline_seconds: running().filter_map(|part| part.deadline_seconds).max(),
+    })
 }
 
 /// What came of something that all parts did: the first error, and of how many parts.
@@ -171,39 +167,88 @@ pub(super) fn outcome(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    fn strings<const N: usize>(words: [&str; N]) -> Vec<String> {
-        words.map(str::to_owned).to_vec()
+    #[test]
+    fn status_fields_are_summed_but_for_the_errno_and_flushes() {
+        let parts = [
+            [0, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 5, 1],
+            [-5, 10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 5, 2],
+        ];
+        assert_eq!(status_text(&status(&parts)), "-5 20 10 10 10 10 10 10 10 10 10 10 5 3");
     }
 
     #[test]
-    fn status_fields_are_summed_but_for_the_errno_and_flushes() {
-        let lines = ["0 10 9 8 7 6 5 4 3 2 1 0 5 1", "-5 10 1 2 3 4 5 6 7 8 9 10 5 2"];
-        assert_eq!(status(&lines), "-5 20 10 10 10 10 10 10 10 10 10 10 5 3");
+    fn numbers_are_combined_by_their_rule() {
+        let values = [Value::Number(7), Value::Flag(true), Value::Number(2)];
+        let of = |rule| combine(rule, values.iter()).to_string();
+        assert_eq!([of(Combine::Sum), of(Combine::Largest)], ["10", "7"]);
+        let errnos = [Value::Signed(0), Value::Signed(-5), Value::Signed(-28)];
+        assert_eq!(combine(Combine::FirstNotZero, errnos.iter()), Value::Signed(-5));
+    }
+
+    #[test]
+    fn an_error_is_that_of_the_part_with_the_lowest_sector() {
+        let names: Vec<_> = FIGURES.iter().map(|figure| figure.attr.spec.name).collect();
+        let nth = |name| names.iter().position(|known| *known == name).unwrap();
+        let part = |error: &str, sector: Value| {
+            let mut values = vec![Value::Number(0); FIGURES.len()];
+            values[nth("writeback_error")] = error.into();
+            values[nth("writeback_error_sector")] = sector;
+            PartReport { values, ..PartReport::default() }
+        };
+        let parts = [
+            part("none", "none".into()),
+            part("EIO", Value::Number(64)),
+            part("ENOSPC", Value::Number(8)),
+        ];
+        let whole = AggregatedStatus::of(&parts);
+        assert_eq!(whole.attribute("writeback_error").unwrap(), "ENOSPC");
+        assert_eq!(whole.attribute("writeback_error_sector").unwrap(), Value::Number(8));
+        let whole = AggregatedStatus::of(&parts[..1]);
+        assert_eq!(whole.attribute("writeback_error").unwrap(), "none");
     }
 
     #[test]
     fn lists_of_sectors_become_one() {
-        assert_eq!(bad_block_list(&strings(["none", "none"])), "none");
-        assert_eq!(bad_block_list(&strings(["64 8", "none", "16"])), "8 16 64");
-        let long: Vec<String> = (0..300).map(|n| (n * 8).to_string()).collect();
-        let found = bad_block_list(&[format!("{} +7", long[..256].join(" ")), long[256].clone()]);
+        let of = |sectors: &[u64], left_out| {
+            let bad = BadBlocks { sectors: sectors.to_vec(), left_out };
+            PartReport { bad, ..PartReport::default() }
+        };
+        let text = |parts: &[PartReport]| bad_blocks(parts).to_string();
+        assert_eq!(text(&[of(&[], 0), of(&[], 0)]), "none");
+        assert_eq!(text(&[of(&[64, 8], 0), of(&[], 0), of(&[16], 0)]), "8 16 64");
+        let long: Vec<u64> = (0..257).map(|n| n * 8).collect();
+        let found = text(&[of(&long[..256], 7), of(&long[256..], 0)]);
         assert!(found.ends_with(" 2040 +8"), "{found}");
     }
 
     #[test]
     fn drains_are_summed() {
-        assert_eq!(drain_state(&strings(["idle", "idle"])), "idle");
-        let one = "running done=1 total=10 failing=1 blocks_per_s=5 seconds_left=2 \
-                   deadline_seconds=9";
-        let other = "running done=2 total=20 failing=0 blocks_per_s=6 seconds_left=3 \
-                     deadline_seconds=8";
+        let of = |drain| PartReport { drain, ..PartReport::default() };
+        let text = |parts: &[PartReport]| drain(parts).map(|drain| drain.to_string());
+        assert_eq!(text(&[of(None), of(None)]), None);
+        let one = DrainProgress {
+            done: 1,
+            total: 10,
+            failing: 1,
+            blocks_per_s: 5,
+            seconds_left: Some(2),
+            deadline_seconds: Some(9),
+        };
+        let other = DrainProgress {
+            done: 2,
+            total: 20,
+            failing: 0,
+            blocks_per_s: 6,
+            seconds_left: Some(3),
+            deadline_seconds: Some(8),
+        };
         assert_eq!(
-            drain_state(&strings([one, other, "idle"])),
+            text(&[of(Some(one)), of(Some(other)), of(None)]).unwrap(),
             "running done=3 total=30 failing=1 blocks_per_s=11 seconds_left=3 deadline_seconds=9"
         );
-        let early = "running done=0 total=20 failing=0 blocks_per_s=0";
+        let early = DrainProgress { total: 20, ..DrainProgress::default() };
         assert_eq!(
-            drain_state(&strings([one, early])),
+            text(&[of(Some(one)), of(Some(early))]).unwrap(),
             "running done=1 total=30 failing=1 blocks_per_s=5 deadline_seconds=9"
         );
     }

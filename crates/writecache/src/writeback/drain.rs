@@ -21,7 +21,7 @@ use reactor::now;
 use roaring::RoaringTreemap;
 
 use super::Writeback;
-use super::jobs::{DrainJob, DrainLimits, FlushJob};
+use super::jobs::{DrainJob, DrainLimits, DrainProgress, FlushJob};
 use crate::events::io_failed;
 
 /// Of the time left so much is kept for the last flush of the origin, for a disk that is slower at
@@ -142,26 +142,22 @@ impl Writeback {
         runs
     }
 
-    /// `idle`, or how far a drain is.
-    pub(crate) fn drain_state(&self) -> String {
+    /// How far the drain that runs is; nothing when none runs.
+    pub(crate) fn drain_progress(&self) -> Option<DrainProgress> {
         let drain = self.jobs.drain.borrow();
-        let Some(d) = drain.as_ref() else { return "idle".to_owned() };
+        let d = drain.as_ref()?;
         let now_ns = now().0;
         let elapsed_ns = now_ns.saturating_sub(d.began.0).max(1);
-        let (done, left) = (d.done(), d.job.todo.len());
+        let done = d.done();
         let per_s = u128::from(done) * 1_000_000_000 / u128::from(elapsed_ns);
-        let mut state = format!(
-            "running done={done} total={} failing={} blocks_per_s={per_s}",
-            d.job.total,
-            d.job.left.len()
-        );
-        if let Some(seconds) = u128::from(left).checked_div(per_s) {
-            state.push_str(&format!(" seconds_left={seconds}"));
-        }
-        if let Some(deadline_ns) = d.deadline_ns() {
-            let seconds = deadline_ns.saturating_sub(now_ns) / 1_000_000_000;
-            state.push_str(&format!(" deadline_seconds={seconds}"));
-        }
-        state
+        let blocks_per_s = u64::try_from(per_s).unwrap_or(u64::MAX);
+        Some(DrainProgress {
+            done,
+            total: d.job.total,
+            failing: d.job.left.len(),
+            blocks_per_s,
+            seconds_left: d.job.todo.len().checked_div(blocks_per_s),
+            deadline_seconds: d.deadline_ns().map(|ns| ns.saturating_sub(now_ns) / 1_000_000_000),
+        })
     }
 }

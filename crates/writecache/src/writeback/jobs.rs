@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Jobs: a `flush` and a `drain`, each with the blocks that it still has to write.
+use std::fmt;
+
+use block::value::{TimeUnit, size, time_in};
 use block::{Error, Nanos};
 use roaring::RoaringTreemap;
 
@@ -76,21 +79,54 @@ impl DrainLimits {
                 ))
             };
             let (name, value) = word.split_once('=').ok_or_else(wrong)?;
-            let value: u64 = value.parse().map_err(|_| wrong())?;
-            let is_new = !seen.contains(&name);
+            if seen.contains(&name) {
+                return Err(wrong());
+            }
             seen.push(name);
+            let time = |unit: TimeUnit, max| -> Result<_, Error> {
+                let count = time_in(name, value, unit, 1..=max).map_err(|_| wrong())?;
+                Ok(Some(Nanos(count * unit.one().0)))
+            };
             match name {
-                "within" if is_new && (1..=WITHIN_S_MAX).contains(&value) => {
-                    limits.within = Some(Nanos(value * 1_000_000_000));
+                "within" => limits.within = time(TimeUnit::Second, WITHIN_S_MAX)?,
+                "p99" => limits.p99 = time(TimeUnit::Microsecond, P99_US_MAX)?,
+                "rate" => {
+                    let rate = size(value.strip_prefix('+').unwrap_or(value));
+                    limits.rate = rate.filter(|rate| *rate > 0).ok_or_else(wrong)?;
                 }
-                "p99" if is_new && (1..=P99_US_MAX).contains(&value) => {
-                    limits.p99 = Some(Nanos(value * 1000));
-                }
-                "rate" if is_new && value > 0 => limits.rate = value,
                 _ => return Err(wrong()),
             }
         }
         Ok(limits)
+    }
+}
+
+/// How far a drain is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DrainProgress {
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+    pub(crate) failing: u64,
+    pub(crate) blocks_per_s: u64,
+    /// Not known before something is done.
+    pub(crate) seconds_left: Option<u64>,
+    pub(crate) deadline_seconds: Option<u64>,
+}
+
+impl fmt::Display for DrainProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DrainProgress { done, total, failing, blocks_per_s, .. } = self;
+        write!(
+            f,
+            "running done={done} total={total} failing={failing} blocks_per_s={blocks_per_s}"
+        )?;
+        if let Some(seconds) = self.seconds_left {
+            write!(f, " seconds_left={seconds}")?;
+        }
+        match self.deadline_seconds {
+            Some(seconds) => write!(f, " deadline_seconds={seconds}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -129,6 +165,14 @@ mod tests {
                     rate: 5,
                 },
             ),
+            (
+                "rate=+5 within=10m p99=5ms",
+                DrainLimits {
+                    within: Some(Nanos::from_secs(600)),
+                    p99: Some(Nanos::from_millis(5)),
+                    rate: 5,
+                },
+            ),
         ];
         for (text, limits) in table {
             assert_eq!(DrainLimits::parse(text).unwrap(), limits, "{text}");
@@ -142,7 +186,9 @@ mod tests {
             "rate=-1",
             "rate=1 rate=2",
             "fast",
-            "within=10m",
+            "within=10d",
+            "within=1500ms",
+            "p99=5MiB",
             "bogus=1",
         ];
         for text in wrong {

@@ -46,8 +46,11 @@ pub(crate) fn work(
 
 /// Everything that the cache counts, for a failure report.
 fn counters(cache: &WriteCache) -> String {
-    let value = |name| cache.attribute(name).unwrap_or_default();
-    cache.attributes().iter().map(|&name| format!("{name} {}; ", value(name))).collect()
+    let figures = cache.attributes().into_iter().map(|spec| {
+        let value = cache.attribute(spec.name).map_or_else(|_| String::new(), |v| v.to_string());
+        format!("{} {value}; ", spec.name)
+    });
+    figures.collect()
 }
 
 /// A quiet end: everything reads right, and a `flush` and a suspend bring it to the origin. False

@@ -248,7 +248,7 @@ pub(crate) async fn suspend(cache: &Rc<WriteCache>) {
 
 /// An attribute that is a number.
 pub(crate) fn number(cache: &WriteCache, name: &str) -> u64 {
-    cache.attribute(name).unwrap().parse().unwrap()
+    cache.attribute(name).unwrap().number().unwrap()
 }
 
 /// The status fields.

@@ -38,5 +38,5 @@ pub(crate) async fn fields(cache: &Rc<WriteCache>) -> Vec<i64> {
 pub(crate) async fn number(cache: &Rc<WriteCache>, name: &str) -> u64 {
     use block::Target;
     let value = cache.clone().get_attribute(name.to_owned()).await.unwrap();
-    value.parse().unwrap()
+    value.number().unwrap()
 }

@@ -18,7 +18,7 @@ const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 36000
 const EAGER: &str = "high_watermark 0 low_watermark 0 autocommit_time 1";
 
 fn text(cache: &WriteCache, name: &str) -> String {
-    cache.attribute(name).unwrap()
+    cache.attribute(name).unwrap().to_string()
 }
 
 #[test]

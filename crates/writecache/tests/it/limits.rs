@@ -140,7 +140,7 @@ fn a_drain_takes_its_time_and_no_longer_and_clients_may_write_meanwhile() {
         seconds(30).await;
         let left = number(&cache, "dirty_blocks");
         assert!((600..900).contains(&left), "{left} blocks left at half the time");
-        let state = cache.attribute("drain_state").unwrap();
+        let state = cache.attribute("drain_state").unwrap().to_string();
         assert!(state.starts_with("running done=") && state.contains(" total=1500 "), "{state}");
         fill(&*cache, 3000..3100, 1).await;
         while ended.borrow().is_none() {

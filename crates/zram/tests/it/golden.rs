@@ -73,8 +73,10 @@ impl Session {
 
     async fn get(&self, name: &str) -> String {
         match &self.live {
-            Some(live) => live.clone().get_attribute(name.to_owned()).await.expect("there is one"),
-            None => self.settings.get(name).expect("there is one"),
+            Some(live) => {
+                live.clone().get_attribute(name.to_owned()).await.expect("there is one").to_string()
+            }
+            None => self.settings.get(name).expect("there is one").to_string(),
         }
     }
 

@@ -177,7 +177,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) async fn get(&self, name: &str) -> String {
-        self.cache.clone().get_attribute(name.to_owned()).await.expect("an attribute")
+        self.cache.clone().get_attribute(name.to_owned()).await.expect("an attribute").to_string()
     }
 
     pub(crate) async fn set(&self, name: &str, value: &str) -> Result<(), Error> {

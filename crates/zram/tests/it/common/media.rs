@@ -215,5 +215,5 @@ pub(crate) async fn writeback_all(target: &Rc<Zram>) {
 
 pub(crate) async fn numbers(target: &Rc<Zram>, name: &str) -> Vec<u64> {
     let text = target.clone().get_attribute(name.to_owned()).await.expect("an attribute");
-    text.split_whitespace().map(|n| n.parse().expect("a number")).collect()
+    text.to_string().split_whitespace().map(|n| n.parse().expect("a number")).collect()
 }

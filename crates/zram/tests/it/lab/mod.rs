@@ -121,7 +121,7 @@ pub(crate) async fn set(target: &Rc<Zram>, name: &str, value: &str) -> Result<()
 }
 
 pub(crate) async fn told(target: &Rc<Zram>, name: &str) -> String {
-    target.clone().get_attribute(name.to_owned()).await.expect("an attribute")
+    target.clone().get_attribute(name.to_owned()).await.expect("an attribute").to_string()
 }
 
 /// The numbers of an attribute.

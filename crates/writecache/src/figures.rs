@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Figures: the attributes that can only be read, in the order in which they are listed, and how
+//! those of the parts of a cache become one.
+use block::Access;
+use block::attr::{Attr, Kind, Metric, Spec};
+use block::value::Value;
+
+use crate::cache::Cache;
+use crate::stats::Counter;
+
+/// How the values of all parts become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Combine {
+    /// Numbers of blocks, requests and errors.
+    Sum,
+    /// What all parts get, and measured costs and rates.
+    Largest,
+    /// Of the first part that has one.
+    FirstNotZero,
+    /// By a rule of its own.
+    Own,
+}
+
+/// An attribute that can only be read.
+pub(crate) struct Figure {
+    pub(crate) attr: Attr<Cache>,
+    pub(crate) combine: Combine,
+}
+
+impl Figure {
+    pub(crate) fn get(&self, cache: &Cache) -> Value {
+        self.attr.get.expect("every figure can be read")(cache)
+    }
+
+    const fn combined(self, combine: Combine) -> Figure {
+        Figure { combine, ..self }
+    }
+
+    const fn metric(self, metric: Metric) -> Figure {
+        let spec = self.attr.spec.metric(metric);
+        Figure { attr: Attr { spec, ..self.attr }, ..self }
+    }
+}
+
+const fn number(
+    name: &'static str,
+    unit: &'static str,
+    help: &'static str,
+    get: fn(&Cache) -> Value,
+) -> Figure {
+    let spec = Spec::new(name, Kind::Number { min: 0, max: u64::MAX, unit }, help);
+    Figure { attr: Attr::read(spec, get), combine: Combine::Sum }
+}
+
+const fn blocks(name: &'static str, help: &'static str, get: fn(&Cache) -> Value) -> Figure {
+    number(name, "blocks", help, get)
+}
+
+const fn text(
+    name: &'static str,
+    form: &'static str,
+    help: &'static str,
+    get: fn(&Cache) -> Value,
+) -> Figure {
+    let spec = Spec::new(name, Kind::Text(form), help);
+    Figure { attr: Attr::read(spec, get), combine: Combine::Own }
+}
+
+fn count(counter: &Counter) -> Value {
+    Value::Number(counter.get())
+}
+
+/// All figures.
+pub(crate) static FIGURES: [Figure; 38] = [
+    number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
+        Value::Signed(c.errno().into())
+    })
+    .combined(Combine::FirstNotZero)
+    .metric(Metric::Gauge),
+    blocks("total_blocks", "blocks of the cache device", |c| c.store.geometry.slots.into())
+        .metric(Metric::Gauge),
+    blocks("free_blocks", "blocks that are free or clean", |c| c.store.free_blocks().into())
+        .metric(Metric::Gauge),
+    blocks("writeback_blocks", "blocks that are being written back", |c| {
+        c.writeback.blocks().into()
+    }),
+    number("block_size", "bytes", "bytes of a block", |c| c.store.config.block_size.into())
+        .combined(Combine::Largest),
+    blocks("dirty_blocks", "blocks that the origin does not hold yet", |c| {
+        c.store.counts().dirty.into()
+    })
+    .metric(Metric::Gauge),
+    blocks("clean_blocks", "blocks that the origin holds, too", |c| c.store.counts().clean.into()),
+    blocks("bad_blocks", "blocks that can't be read until they are written again", |c| {
+        c.store.counts().bad.into()
+    })
+    .metric(Metric::Gauge),
+    blocks("unsaved_blocks", "blocks that the origin does not have: dirty, or unreadable", |c| {
+        let counts = c.store.counts();
+        (u64::from(counts.dirty) + u64::from(counts.bad) + c.zero_blocks()).into()
+    })
+    .metric(Metric::Gauge),
+    blocks("zero_blocks", "blocks of zeroes that the origin may not hold yet", |c| {
+        c.zero_blocks().into()
+    }),
+    blocks("old_blocks", "with ordered: superseded versions of an epoch before", |c| {
+        c.store.counts().old.into()
+    }),
+    number("pending_epochs", "epochs", "with ordered: epochs that the origin has to get", |c| {
+        c.store.slots.borrow().pending_epochs().into()
+    }),
+    blocks("uncommitted_blocks", "blocks written since the last commit", |c| {
+        c.store.counts().unlogged.into()
+    }),
+    blocks("flush_done_blocks", "blocks that the running flush has written back", |c| {
+        c.writeback.progress().unwrap_or((0, 0)).0.into()
+    }),
+    blocks("flush_total_blocks", "blocks that the running flush set out to write back", |c| {
+        c.writeback.progress().unwrap_or((0, 0)).1.into()
+    }),
+    number("commits", "", "commits", |c| count(&c.store.stats.commits)).metric(Metric::Counter),
+    number("checkpoints", "", "checkpoints", |c| count(&c.store.stats.checkpoints)),
+    number("cache_flushes", "", "flushes of the cache device", |c| {
+        count(&c.store.stats.cache_flushes)
+    })
+    .combined(Combine::Own),
+    number("origin_flushes", "", "flushes of the origin", |c| count(&c.store.stats.origin_flushes))
+        .combined(Combine::Own)
+        .metric(Metric::Counter),
+    number("origin_writes", "", "writes of writeback", |c| count(&c.store.stats.origin_writes))
+        .metric(Metric::Counter),
+    number("origin_write_bytes", "bytes", "bytes written back", |c| {
+        count(&c.store.stats.origin_write_bytes)
+    })
+    .metric(Metric::Counter),
+    blocks("gap_blocks_filled", "gaps between dirty blocks that writeback wrote, too", |c| {
+        count(&c.store.stats.gap_blocks_filled)
+    }),
+    blocks("gap_blocks_copied", "those of them that were not in the cache", |c| {
+        count(&c.store.stats.gap_blocks_copied)
+    }),
+    number("gap_bytes_read", "bytes", "bytes read of the origin to fill gaps", |c| {
+        count(&c.store.stats.gap_bytes_read)
+    }),
+    number("origin_command_ns", "ns", "measured: what a command costs the origin", |c| {
+        c.writeback.costs().map_or(0, |costs| costs.command_ns).into()
+    })
+    .combined(Combine::Largest),
+    number("origin_read_rate", "bytes a second", "measured: how fast the origin reads", |c| {
+        c.writeback.costs().map_or(0, |costs| costs.read_bytes_per_s()).into()
+    })
+    .combined(Combine::Largest),
+    number("origin_write_rate", "bytes a second", "measured: how fast it writes", |c| {
+        c.writeback.costs().map_or(0, |costs| costs.write_bytes_per_s()).into()
+    })
+    .combined(Combine::Largest),
+    blocks("checksum_errors", "blocks that did not match their checksum", |c| {
+        count(&c.store.stats.checksum_errors)
+    })
+    .metric(Metric::Counter),
+    number("throttled_us", "us", "how long writers were slowed down", |c| {
+        (c.store.stats.throttled_ns.get() / 1000).into()
+    }),
+    number("log_used_units", "units", "units of the log in use", |c| {
+        c.store.media.log_used_units().into()
+    }),
+    text("writeback_error", "none, or an error", "why the origin refused a write", |c| {
+        c.writeback.retry.error().map_or("none".into(), |(status, _)| status.to_string().into())
+    }),
+    text("writeback_error_sector", "none, or a sector", "the first sector of that write", |c| {
+        let block = c.writeback.retry.error().and_then(|(_, block)| block);
+        block.map_or("none".into(), |block| c.store.sector_of(block).0.into())
+    }),
+    number("writeback_errors", "", "writes and flushes of the origin that failed", |c| {
+        count(&c.store.stats.writeback_errors)
+    })
+    .metric(Metric::Counter),
+    blocks("failing_blocks", "blocks that the origin has refused and does not hold yet", |c| {
+        c.writeback.retry.blocks().into()
+    })
+    .metric(Metric::Gauge),
+    blocks("cache_read_errors", "blocks that the cache device could not read", |c| {
+        count(&c.store.stats.cache_read_errors)
+    })
+    .metric(Metric::Counter),
+    text(
+        "bad_block_list",
+        "none, or sectors, and +N for those left out",
+        "first sectors of the blocks that can't be read",
+        |c| c.bad_blocks().to_string().into(),
+    ),
+    number("drain_only", "", "1: the cache device fails, the cache takes nothing new", |c| {
+        c.store.is_drain_only().into()
+    })
+    .combined(Combine::Largest),
+    text("drain_state", "idle, or running and how far it is", "the state of a drain", |c| {
+        c.writeback.drain_progress().map_or("idle".into(), |drain| drain.to_string().into())
+    }),
+];
+
+/// The command that writes everything back within limits.
+pub(crate) static DRAIN: Spec = Spec::new(
+    "drain",
+    Kind::Text("rate=BYTES, within=SECONDS and p99=MICROSECONDS, or stop,"),
+    "writes everything back within limits",
+)
+.access(Access::Write);
+
+/// The figures' specifications, in the order in which they are listed.
+pub(crate) fn specs() -> impl Iterator<Item = &'static Spec> {
+    FIGURES.iter().map(|figure| &figure.attr.spec)
+}

@@ -63,6 +63,7 @@ impl FileClient {
 
     fn request(&self, ask: Ask, sector: u64, count: u64) -> io::Result<()> {
         let mut data = vec![0; count as usize * SECTOR];
+        let sent = lock(&self.judge).tick() + 1;
         match ask {
             Ask::Flush => {
                 let begun = lock(&self.judge).flush_begins();
@@ -90,6 +91,7 @@ impl FileClient {
                 lock(&self.judge).write_ends(write, sector, count, outcome);
             }
         }
+        lock(&self.judge).answered(self.opener, sent);
         Ok(())
     }
 }

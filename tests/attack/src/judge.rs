@@ -67,7 +67,8 @@ pub struct Judge {
     tick: u64,
     last_write: u64,
     last_opener: u64,
-    opened: BTreeMap<u64, u64>,
+    /// When each opener got its first answer: from then on it has certainly reached the program.
+    first_answers: BTreeMap<u64, u64>,
     /// Beginnings of the reads and writes under way, with how many.
     active: BTreeMap<u64, u32>,
     failed: Vec<FailedFlush>,
@@ -115,7 +116,7 @@ impl Judge {
             tick: 0,
             last_write: 0,
             last_opener: 0,
-            opened: BTreeMap::new(),
+            first_answers: BTreeMap::new(),
             active: BTreeMap::new(),
             failed: Vec::new(),
             orders: Vec::new(),
@@ -157,7 +158,6 @@ impl Judge {
     pub fn open(&mut self) -> u64 {
         let tick = self.now();
         self.last_opener += 1;
-        self.opened.insert(self.last_opener, tick);
         self.note(tick, EventKind::Opened { by: self.last_opener });
         self.last_opener
     }
@@ -229,8 +229,15 @@ impl Judge {
     /// A request that `by` sent at the tick `sent` was answered.
     pub fn answered(&mut self, by: u64, sent: u64) {
         let now = self.tick;
+        self.first_answers.entry(by).or_insert(now);
         let answers = self.answers.entry(by).or_default();
         keep(answers, ANSWERS_MAX, (sent, now));
+    }
+
+    /// From when on an opener must get each error. A program that is slow to take a connection
+    /// knows nothing of it before its first request.
+    fn first_answer(&self, by: u64) -> u64 {
+        self.first_answers.get(&by).copied().unwrap_or(NEVER)
     }
 
     /// Whether what `by` sent at `sent` had certainly reached the program before it was told of
@@ -238,8 +245,7 @@ impl Judge {
     /// first loss that may have been told.
     fn reached_before(&self, by: u64, sent: u64, failed: &FailedFlush) -> bool {
         let earlier = self.failed.iter().filter(|f| f.by == by && f.ended < failed.begun);
-        let opened = self.opened.get(&by).copied().unwrap_or(0);
-        let told = earlier.map(|f| f.begun).max().unwrap_or(opened);
+        let told = earlier.map(|f| f.begun).max().unwrap_or(self.first_answer(by));
         let Some(loss) = self.losses.iter().find(|loss| **loss > told) else { return false };
         let answers = self.answers.get(&by);
         answers.is_some_and(|all| all.iter().any(|(later, at)| *later > sent && at < loss))
@@ -301,10 +307,10 @@ impl Judge {
 
     /// Up to when `by` was told, before a FLUSH of its own began, that something may be lost.
     fn told(&self, by: u64, flush_begun: u64) -> u64 {
-        let opened = self.opened.get(&by).copied().unwrap_or(0);
+        let first_answer = self.first_answer(by);
         let told = self.failed.iter().filter(|f| {
             // Whoever comes later hears only of what nobody has heard.
-            let before = f.begun < opened;
+            let before = f.begun < first_answer;
             let told = match self.rules.error_scope {
                 // The program may tell of it before it takes this FLUSH from the socket.
                 ErrorScope::Each => {
@@ -415,7 +421,7 @@ impl Judge {
         self.failed.clear();
         self.orders.clear();
         self.covered.clear();
-        self.opened.clear();
+        self.first_answers.clear();
         self.last_loss = 0;
     }
 

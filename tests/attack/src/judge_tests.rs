@@ -13,8 +13,10 @@ struct Case(Judge);
 
 fn case(rules: Rules) -> Case {
     let mut judge = Judge::new(rules, 100, 4);
-    judge.open();
-    judge.open();
+    for _ in 0..2 {
+        let by = judge.open();
+        judge.answered(by, 0);
+    }
     Case(judge)
 }
 
@@ -224,6 +226,25 @@ fn a_flush_that_may_have_come_after_the_error_may_succeed() {
     case.0.flush_ends(1, second, Outcome::Done);
     case.crash();
     assert!(case.finds(old));
+}
+
+/// On a busy machine the program took a connection only after a loss of which it had told all that
+/// it knew; the judge took it for one that was there before.
+#[test]
+fn a_connection_counts_from_its_first_answer() {
+    for is_there in [false, true] {
+        let mut case = case(LOSSY);
+        let late = case.0.open();
+        if is_there {
+            case.0.answered(late, 0);
+        }
+        let (old, _) = (case.flushed(), case.write());
+        case.0.loss();
+        case.flush(1, Outcome::Failed);
+        case.flush(late, Outcome::Done);
+        case.crash();
+        assert_eq!(case.find(Content::Write(old)), !is_there);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An export: a mount, the threads that serve it, and its orderly end.
+//! An export: a mount, the threads that serve it, and its shutdown.
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::mount::{self, How, Mounted};
 pub struct Options {
     /// Threads that take requests from the kernel.
     pub threads: usize,
-    /// Longest read or write, bytes. Kernels allow 1 MiB (`fs.fuse.max_pages_limit`); what is
-    /// longer comes in pieces.
+    /// Longest read or write, bytes. Kernels allow 1 MiB (`fs.fuse.max_pages_limit`) and split
+    /// longer requests.
     pub request_bytes_max: u32,
-    /// Requests in flight; beyond it nothing more is taken from the kernel.
+    /// Requests in flight; at this number no more are taken from the kernel.
     pub requests_max: usize,
     /// Data of all requests in flight, bytes.
     pub bytes_max: usize,
@@ -34,18 +34,18 @@ impl Default for Options {
     }
 }
 
-/// How an export ended.
+/// The result of stopping an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// Devices that were open still: their users get errors from now on.
+    /// Devices that were still open: their users get errors from now on.
     pub open_files: usize,
     /// Requests that did not end in time; they are never answered.
     pub requests: usize,
-    /// Whether it was unmounted under somebody who uses it.
+    /// Whether it was unmounted while in use.
     pub lazily: bool,
 }
 
-/// A mounted tree of devices. Dropped, it is unmounted at once; [`Export::stop`] is the polite way.
+/// A mounted tree of devices. A drop unmounts it at once; [`Export::stop`] waits for requests.
 pub struct Export {
     dir: PathBuf,
     /// None before it is served and after it was stopped.
@@ -85,7 +85,7 @@ impl Export {
         &self.dir
     }
 
-    /// Dead mounts of killed daemons that were in the way.
+    /// Removed mounts of killed daemons.
     pub fn cleared(&self) -> usize {
         self.cleared
     }

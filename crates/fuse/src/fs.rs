@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel's calls: names and attributes are answered here, I/O goes to the host as jobs.
+//! The calls of the kernel: names and attributes are answered here, I/O goes to the host as jobs.
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,12 +24,12 @@ use crate::tree::{NodeKind, Tree};
 
 /// FU-F4: the kernel asks again every time.
 const NO_TIME: Duration = Duration::ZERO;
-/// What sysfs shows as the size of every attribute, and the longest value it takes.
+/// The size of every attribute in sysfs, and its longest value.
 const ATTRIBUTE_BYTES: u64 = 4096;
-/// Number of an entry whose inode the kernel does not know yet; libfuse gives the same.
+/// Inode number of an entry that the kernel does not know yet, as in libfuse.
 const UNKNOWN_INODE: u64 = 0xffff_ffff;
-/// What the kernel may have in the background: asynchronous direct I/O is. Its default, 12, would
-/// bound the queue depth.
+/// Background requests of the kernel, which include asynchronous direct I/O. The default, 12, would
+/// limit the queue depth.
 const BACKGROUND_MAX: u16 = 512;
 /// What `stat` gives as the best size of a request, and `statfs` as the size of a block.
 const BLOCK_BYTES: u32 = 4096;
@@ -37,13 +37,13 @@ const BLOCK_BYTES: u32 = 4096;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// What the threads of one mount and its owner share.
+/// The state that the threads of one mount and its owner share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) budget: Arc<Budget>,
     /// Devices that are open now.
     pub(crate) open_files: AtomicUsize,
-    /// Nothing is opened any more.
+    /// No more files are opened.
     pub(crate) closing: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Fs {
     mounted: SystemTime,
 }
 
-/// An open attribute, and what it showed when it was last read from the beginning.
+/// An open attribute, and its text at the last read from offset 0.
 #[derive(Debug)]
 struct Text {
     device: DeviceId,
@@ -149,8 +149,8 @@ impl Fs {
         Ok(self.attr(ino, &found))
     }
 
-    /// What `truncate` and O_TRUNC come to. A device keeps its size; to cut it to nothing is what
-    /// `cp` and `>` ask for, and what they mean is to write from its beginning.
+    /// `truncate` and O_TRUNC. A device keeps its size. `cp` and `>` truncate to 0 before they
+    /// write from the start, so that succeeds without effect.
     fn resize(&self, ino: INodeNo, size: u64) -> Result<(), Errno> {
         match self.tree.find(&self.node(ino)?)? {
             NodeKind::Folder => Err(Errno::EISDIR),
@@ -192,8 +192,8 @@ impl Fs {
         }
     }
 
-    /// Replies with the part of an attribute's text that a read wants; from the beginning it is the
-    /// value of now, further on that of the last beginning.
+    /// Replies to a read of an attribute: at offset 0 with its current value, else with the rest of
+    /// the value of the last read at offset 0.
     fn read_text(&self, number: u64, offset: u64, size: u32, reply: ReplyData) {
         let Some(text) = self.texts.get(number) else { return reply.error(Errno::EBADF) };
         if offset > 0 {
@@ -230,7 +230,7 @@ impl Fs {
         self.host.write_attribute(text.device, &text.path, value, Box::new(answer));
     }
 
-    /// FU-F1: counts a request that is to hold `bytes` of data, or waits until it can.
+    /// Admits a request with `bytes` of data to the budget; waits for room (FU-F1).
     fn admit(&self, bytes: usize) -> Result<Permit, Errno> {
         self.shared.budget.admit(bytes).ok_or(Errno::ESHUTDOWN)
     }

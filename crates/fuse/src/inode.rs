@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Inodes: numbers for what the kernel has looked up, for as long as it remembers them.
+//! The inode table: numbers of the nodes that the kernel has looked up and not forgotten.
 //!
 //! Invariants
-//! - A number means the same node from the first lookup until the kernel has forgotten it, and is
-//!   never given again.
+//! - FU-I1 A number means the same node from its first lookup until the kernel has forgotten it,
+//!   and is never reused.
 use std::collections::BTreeMap;
 
 use crate::host::DeviceId;
 
-/// Something in the tree.
+/// A node of the tree.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Node {
     /// `DIR`
@@ -23,12 +23,12 @@ pub(crate) enum Node {
     Block,
     /// A device's file.
     Device(DeviceId),
-    /// What lies at a path below `DIR/sys/block/NAME`: a folder or an attribute. The empty path is
-    /// that folder itself.
+    /// A folder or an attribute at a path below `DIR/sys/block/NAME`. The empty path is that folder
+    /// itself.
     Attribute(DeviceId, String),
 }
 
-/// The nodes that are always there; their numbers are their places here, from 1 on.
+/// The permanent nodes; their numbers are their positions here, from 1 on.
 const FIXED: [Node; 5] = [Node::Root, Node::Dev, Node::Mapper, Node::Sys, Node::Block];
 
 struct Entry {
@@ -56,7 +56,7 @@ impl Inodes {
         self.by_node.get(node).copied()
     }
 
-    /// The number of a node that the kernel is told of.
+    /// The number of a node that is returned to the kernel.
     pub(crate) fn look_up(&mut self, node: &Node) -> u64 {
         if let Some(number) = self.number(node) {
             if let Some(entry) = self.by_number.get_mut(&number) {
@@ -71,7 +71,7 @@ impl Inodes {
         number
     }
 
-    /// The kernel has forgotten so many lookups.
+    /// Records that the kernel has forgotten `count` lookups.
     pub(crate) fn forget(&mut self, number: u64, lookups: u64) {
         let Some(entry) = self.by_number.get_mut(&number) else { return };
         entry.lookups = entry.lookups.saturating_sub(lookups);

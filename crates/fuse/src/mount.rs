@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mounting and unmounting: by the system call for who may, through `fusermount3` for others.
+//! Mounts and unmounts: by the system call if the user may, else through `fusermount3`.
 //!
-//! We mount ourselves and give fuser the open device: it then never unmounts on its own, so what
-//! somebody else has mounted at the same place meanwhile is safe.
+//! We mount and pass the open device to fuser. So fuser never unmounts by itself, which could hit a
+//! later mount of someone else at the same place.
 use std::ffi::{CString, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind as IoKind, IoSliceMut};
@@ -18,15 +18,15 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-/// The kernel's door to FUSE.
+/// The FUSE device of the kernel.
 const DEVICE: &str = "/dev/fuse";
-/// What `/proc/mounts` shows as the type of our mounts.
+/// The type of our mounts in `/proc/mounts`.
 const TYPE: &str = "fuse.millpond";
-/// What it shows as their source.
+/// Their source there.
 const SOURCE: &str = "millpond";
-/// Which mounts there are.
+/// The kernel's list of mounts.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Mounts of dead daemons on top of each other that are cleared away.
+/// Most stacked mounts of dead daemons that are removed.
 const STALE_MAX: usize = 16;
 
 /// Checks that a file system can be mounted at `dir`, after clearing away what a daemon that was
@@ -79,12 +79,12 @@ pub(crate) fn prepare(dir: &Path) -> Result<(PathBuf, usize), Error> {
     Ok((dir, cleared))
 }
 
-/// Whether the server of the mount has gone.
+/// Whether the server of the mount is gone.
 fn is_dead(e: &io::Error) -> bool {
     [Errno::NOTCONN, Errno::CONNABORTED].iter().any(|d| Some(d.raw_os_error()) == e.raw_os_error())
 }
 
-/// One of this program's mounts, whoever serves it.
+/// A mount of this program, served by any process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
     dir: PathBuf,
@@ -134,7 +134,7 @@ struct Line<'a> {
     kind: &'a [u8],
 }
 
-/// The mounts that this process sees, a later one on top of an earlier one.
+/// The mounts that this process sees; later ones are on top.
 fn mounts(table: &[u8]) -> impl DoubleEndedIterator<Item = Line<'_>> {
     // id parent major:minor root MOUNTPOINT options [optional...] - TYPE source options
     table.split(|b| *b == b'\n').filter_map(|line| {
@@ -232,12 +232,12 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(None)
 }
 
-/// How to unmount.
+/// The way to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
-    /// Only when nobody uses it.
+    /// Only if it is not in use.
     IfUnused,
-    /// At once; who has something open there keeps it.
+    /// At once; open files stay usable for their processes.
     Lazily,
 }
 
@@ -261,7 +261,7 @@ fn unmount(dir: &Path, how: How) -> io::Result<()> {
     }
 }
 
-/// An I/O error of the control path, its kind kept where we have one.
+/// An I/O error of the control path, with our kind if there is one.
 pub(crate) fn refused(e: &io::Error, what: impl std::fmt::Display) -> Error {
     let kind = ErrorKind::of_io(e.kind());
     Error::new(kind, format!("{what}: {e}"))

@@ -7,10 +7,10 @@
 //!   write     |.rrr|wwww wwwwwwww|www.r|          reads of the edge sectors, then one write
 //! ```
 //!
-//! Every device takes any sectors: what has larger blocks merges itself.
+//! Every device takes any sectors: devices with larger blocks merge themselves.
 //!
-//! A range that no file reaches is treated as block devices do: reads end at the end, writes
-//! beyond it find no room.
+//! Ranges beyond the end behave as on block devices: reads stop at the end, writes beyond it fail
+//! with ENOSPC.
 use std::future::poll_fn;
 use std::task::Poll;
 
@@ -18,14 +18,14 @@ use block::{BlockDevice, Buf, Bufs, Class, Flags, SECTOR_SIZE, Sector, Slice, St
 
 use crate::write_lock::WriteLock;
 
-/// Zeroes are written in pieces of this where the device can't make them itself.
+/// Size of the writes that zero a range where the device has no write zeroes.
 const ZEROES_BYTES: usize = 1 << 20;
-/// Zeroes are asked for in pieces of this, so that one request does not hold a device for long.
+/// Longest write zeroes request, so that one request does not occupy a device for long.
 const ZERO_STEP_BYTES: u64 = 1 << 30;
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
 
-/// A device's size, as it is now.
+/// The current size of a device.
 fn size_of(dev: &dyn BlockDevice) -> u64 {
     dev.limits().capacity.bytes()
 }
@@ -47,7 +47,7 @@ fn bytes(len: u64) -> usize {
     usize::try_from(len).expect("lengths of requests are bounded")
 }
 
-/// Reads; nothing when `offset` is at the end or beyond it.
+/// Reads; `None` at the end of the device or beyond it.
 pub(crate) async fn read(
     dev: &dyn BlockDevice,
     offset: u64,
@@ -63,7 +63,7 @@ pub(crate) async fn read(
     Ok(Some(buf.slice(bytes(offset - from)..bytes(end - from))))
 }
 
-/// Writes and returns how much: less than all at the end of the device.
+/// Writes and returns the number of bytes: fewer at the end of the device.
 pub(crate) async fn write(
     dev: &dyn BlockDevice,
     lock: &WriteLock,
@@ -97,7 +97,7 @@ async fn write_range(
         let _guard = lock.shared().await;
         return reactor::write(dev, flags, class, Sector::from_bytes(offset), data.into()).await;
     }
-    // FU-F3: between the reads and the write nobody else writes, so none of theirs is undone.
+    // FU-F3: no other write happens between the reads and the write, so none is undone.
     let _guard = lock.exclusive().await;
     let (from, to) = (down(offset), up(end));
     let whole = Buf::alloc(bytes(to - from));
@@ -120,12 +120,12 @@ async fn read_sector(dev: &dyn BlockDevice, whole: &Buf, at: u64, from: u64) -> 
     reactor::read(dev, Class::Foreground, Sector::from_bytes(at), bufs).await
 }
 
-/// Makes what has been written durable.
+/// Makes completed writes durable.
 pub(crate) async fn flush(dev: &dyn BlockDevice) -> Result<(), Status> {
     reactor::flush(dev, Class::Foreground).await
 }
 
-/// Makes a range read as zeroes; it is cut off at the end of the device.
+/// Zeroes a range; it is cut at the end of the device.
 pub(crate) async fn zero(
     dev: &dyn BlockDevice,
     lock: &WriteLock,

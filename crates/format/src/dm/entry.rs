@@ -16,13 +16,13 @@ pub struct Entry {
     pub seq_count: u64,
 }
 
-/// What an entry means, given the header's sequence number.
+/// The state of an entry, given the header's sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The block is free.
     Free,
-    /// Left over from a commit that never ended, or half erased: the block is free once the entry
-    /// has been erased. Until then the next commit would make it valid.
+    /// Of a commit that never ended, or half erased: the block is free after the entry was erased.
+    /// Without that the next commit would make it valid.
     Leftover,
     /// The block holds these sectors.
     Committed,
@@ -59,10 +59,10 @@ impl Entry {
         Entry { original_sector: media.original_sector.get(), seq_count: media.seq_count.get() }
     }
 
-    /// What the entry means while the header says `seq_count`.
+    /// The state of the entry if the header has `seq_count`.
     ///
-    /// On persistent memory an entry may be erased by halves, its sector first: no block begins at
-    /// that sector, so it is taken for erased.
+    /// On persistent memory an entry may be half erased, its sector first: no block begins at that
+    /// sector, so it counts as erased.
     #[must_use]
     pub fn fate(&self, seq_count: u64) -> Fate {
         if self.seq_count == u64::MAX {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where everything lies in an area of the kernel's format.
+//! The layout of an area in the kernel's format.
 
 use super::{ENTRY_BYTES, HEADER_BYTES, Refusal};
 use crate::geometry::is_block_size;
@@ -21,9 +21,8 @@ impl Geometry {
     /// [`Refusal::BlockSizeRange`], or [`Refusal::TooSmall`] if not one block fits.
     pub fn compute(area_bytes: u64, block_size: u32) -> Result<Geometry, Refusal> {
         let one = Geometry::of(block_size, 1)?;
-        // Each block takes its entry with it, so no more than this fit; the header and the
-        // rounding take a few off again: the loop below runs at most four times for blocks of 512
-        // bytes, else at most twice.
+        // Upper bound: each block needs its entry. The header and the rounding reduce it by a few:
+        // the loop runs at most four times for blocks of 512 bytes, else at most twice.
         let share = u64::from(block_size) + ENTRY_BYTES as u64;
         let mut n_blocks = (area_bytes / share).min(BLOCKS_MAX);
         while n_blocks > 0 {

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel's cache format, version 1, as dm-writecache lays it out: encode, decode, byte map.
+//! The cache format of the kernel's dm-writecache, version 1: encode, decode, byte map.
 //!
 //! ```text
 //! 0       64                         64 + 16 n, rounded up to a block
 //! │header │ entry 0 │ entry 1 │ ...  │ block 0 │ block 1 │ ...  │ block n-1 │
 //! ```
 //!
-//! Entry `i` says which sectors of the origin block `i` holds and in which commit it came: a
-//! sequence number below the header's is committed, one at or above it is of a commit that never
-//! ended, all ones is a free block. Nothing carries a checksum. The byte map with its promises is
-//! `docs/format/writecache-dm.md`; the code and that page change together.
+//! Entry `i` names the origin sectors in block `i`, and the sequence number of their commit: below
+//! the header's number the entry is committed, at or above it its commit never ended, and all ones
+//! is a free block. There are no checksums. The byte map is `docs/format/writecache-dm.md`; the
+//! code and that page change together.
 //!
 //! Invariants
 //! - FM-K1 A decoder never panics, whatever the bytes; it returns a [`Refusal`] in the kernel's
 //!   words.
-//! - FM-K2 What an encoder writes, its decoder gives back.
-//! - FM-K3 Of two committed entries of one sector the one with the larger sequence number counts;
-//!   two with the same number are damage.
+//! - FM-K2 A decoder returns what its encoder has written.
+//! - FM-K3 Of two committed entries of one sector, the one with the larger sequence number counts;
+//!   two with equal numbers are damage.
 
 mod entry;
 mod geometry;
@@ -32,8 +32,7 @@ pub use superblock::{
 };
 pub use survey::{Live, Survey};
 
-/// Why an area is not taken for a cache of this format. The caller adds the device. The text
-/// begins as the kernel's does.
+/// Why an area is refused. The caller adds the device. The texts begin as the kernel's do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Fewer bytes than a header.

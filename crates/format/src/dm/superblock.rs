@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The header: what the cache is, and which commits have ended.
+//! The header: the geometry of the cache, and the number of commits that have ended.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,13 +13,13 @@ pub const VERSION: u32 = 1;
 /// Bytes of the header; the entries follow at once.
 pub const HEADER_BYTES: usize = 64;
 
-/// Half the range: what is counted up to.
+/// The counter stays below half of its range.
 const SEQ_COUNT_MAX: u64 = u64::MAX / 2;
-/// What a cache that is opened may have counted at most: there is as much left to count on. One
-/// that commits every microsecond gets here after 140,000 years.
+/// Most commits of a cache that is opened: as many remain. A cache that commits every microsecond
+/// reaches this after 140,000 years.
 pub const SEQ_COUNT_FOUND_MAX: u64 = SEQ_COUNT_MAX / 2;
 
-/// What the header says.
+/// The header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// Bytes in a block.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Survey: what all entries of a cache say together. For tools and tests; an engine with millions
+//! The contents of a cache, from all of its entries. For tools and tests; an engine with millions
 //! of blocks has a map of its own.
 
 use std::collections::BTreeMap;
@@ -52,8 +52,8 @@ impl Survey {
     /// Adds the next entry.
     ///
     /// # Errors
-    /// [`Refusal::Unaligned`], or [`Refusal::Identical`] (FM-K3). The entry counts as seen; a tool
-    /// may report it and go on.
+    /// [`Refusal::Unaligned`], or [`Refusal::Identical`] (FM-K3). The entry counts as read; a tool
+    /// may report it and continue.
     pub fn add(&mut self, entry: Entry) -> Result<(), Refusal> {
         let (index, sector, seq) = (self.next, entry.original_sector, entry.seq_count);
         self.next += 1;

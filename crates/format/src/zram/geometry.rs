@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Geometry: what lies where in a shard's region, in blocks of 4 KiB from its start.
+//! The layout of a part's region, in blocks of 4 KiB from its start.
 //!
 //! ```text
 //!   0       16      32      48      64
@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use super::map::MAP_ENTRIES;
 
-/// Blocks of a region at most: a multiple of 64, so that whoever keeps a bit for each in words of
-/// 64 has a number for what comes after the last word.
+/// Most blocks of a region: a multiple of 64, so that in a bitmap of 64-bit words the index after
+/// the last word is still a block number.
 pub const REGION_BLOCKS_MAX: u32 = u32::MAX / 64 * 64;
 /// Blocks of data that a region has at least.
 pub const DATA_BLOCKS_MIN: u32 = 16;
@@ -31,14 +31,14 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The layout of a new region for so many slots.
+    /// The layout of a new region for `slots` slots.
     #[must_use]
     pub fn of_slots(slots: u32, region_blocks: u32) -> Geometry {
         let entries = u32::try_from(MAP_ENTRIES).expect("less than a unit's bytes");
         Geometry { region_blocks, map_units: slots.div_ceil(entries).max(1) }
     }
 
-    /// Where a copy of the superblock lies, whatever the layout.
+    /// The block of a superblock copy, independent of the layout.
     #[must_use]
     pub const fn superblock(copy: u8) -> u32 {
         copy as u32 * COPY_DISTANCE

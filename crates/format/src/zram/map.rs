@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Checkpoint units: which slot has which page, up to 252 slots each, in ascending order.
+//! Checkpoint units: the page of each slot, up to 252 slots per unit, in ascending order.
 //!
 //! ```text
 //! 0       8     10     12    16      32    40      44     48      50         64
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Invariants
-//! - FM-M1 `link` is the checksum of the unit before, 0 in the first: the units of a checkpoint
-//!   have one history only.
-//! - FM-M2 Slots ascend, so none is twice in a unit.
+//! - FM-M1 `link` is the checksum of the previous unit, 0 in the first: the units of a checkpoint
+//!   have only one history.
+//! - FM-M2 Slots ascend, so no slot is twice in a unit.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -25,7 +25,7 @@ const VERSION: u16 = 1;
 const SAME: u32 = 1 << 13;
 const PRIORITY_SHIFT: u32 = 30;
 
-/// What is known of a slot that has a page.
+/// The page of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
     /// Its object is at `offset` bytes from the start of `block` of the region.
@@ -54,7 +54,7 @@ pub struct MapEntry {
     pub image: Image,
 }
 
-/// What a checkpoint unit says about itself.
+/// The header of a checkpoint unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapHeader {
     /// Identity of the device.
@@ -97,7 +97,7 @@ struct EntryMedia {
 const HEADER_BYTES: usize = size_of::<HeaderMedia>();
 const ENTRY_BYTES: usize = size_of::<EntryMedia>();
 const _: () = assert!(HEADER_BYTES + MAP_ENTRIES * ENTRY_BYTES == UNIT);
-/// Cannot happen after `check_unit`; told rather than unwrapped.
+/// Cannot happen after `check_unit`; an error rather than a panic.
 const LENGTH: Damage = Damage::Length { found_bytes: UNIT };
 
 fn low32(word: u64) -> u32 {

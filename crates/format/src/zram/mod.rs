@@ -6,9 +6,8 @@
 //!        └──────▶ unit ─▶ unit ─▶ unit ...         what has changed since, objects in them
 //! ```
 //!
-//! Objects are what compressed writeback packs, with and without persistence; the rest is
-//! persistence's. The byte map with its promises is `docs/format/zram.md`; the code and that page
-//! change together.
+//! Compressed writeback packs objects, with and without persistence; the other structures are only
+//! for persistence. The byte map is `docs/format/zram.md`; the code and that page change together.
 //!
 //! Invariants
 //! - FM-ZF1 A decoder never panics, whatever the bytes; it says what is wrong.
@@ -26,7 +25,7 @@ pub use crate::quorum::{elect, highest_generation};
 pub use geometry::{DATA_BLOCKS_MIN, Geometry, REGION_BLOCKS_MAX};
 pub use map::{Image, MAP_ENTRIES, MapEntry, MapHeader, MapUnit, decode_map, encode_map};
 pub use object::{
-    CHECK_MASK, Damaged, Found, OBJECT_ALIGN, OBJECT_HEADER, OBJECT_MAX, Object, encode_with,
+    CHECK_MASK, Found, OBJECT_ALIGN, OBJECT_HEADER, OBJECT_MAX, Object, ObjectDamage, encode_with,
     object_bytes, verify, walk,
 };
 pub use superblock::{CODECS, ChainStart, Checkpoint, CodecId, SHARDS_MAX, Superblock};

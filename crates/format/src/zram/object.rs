@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Objects: one page each, or what is known of pages without bytes, behind a header of 16 bytes.
+//! Objects: one page, or a statement about pages without bytes, behind a header of 16 bytes.
 //!
 //! ```text
 //! 0      4       8      10     11      12           16
@@ -7,8 +7,8 @@
 //!        └──────────────── crc covers this ─────────────────────┘
 //! ```
 //!
-//! The checksum binds the bytes to the slot, to the way they are packed and to the generation in
-//! which they were written: an object in another one's place, or of another time, has another.
+//! The checksum covers the bytes, the slot, the compression and the generation: an object of
+//! another slot, or an older one, has another checksum.
 //!
 //! Invariants
 //! - FM-O1 Kind 0 is none: zeroes are no object, so the zeroed tail of a unit ends its objects.
@@ -35,7 +35,7 @@ const KIND_PAGE: u8 = 1;
 const KIND_SAME: u8 = 2;
 const KIND_DISCARDED: u8 = 3;
 
-/// What an object says of its slot.
+/// The content of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object<'a> {
     /// A page: compressed by the algorithm of `priority`, or as it is when it has 4096 bytes.
@@ -47,7 +47,7 @@ pub enum Object<'a> {
     },
     /// A page that repeats one word.
     Same(u64),
-    /// The slot and those after it, `slots` in all, hold nothing.
+    /// The slot and the following ones, `slots` in all, are empty.
     Discarded {
         /// At least 1.
         slots: u32,
@@ -59,11 +59,11 @@ pub enum Object<'a> {
 pub struct Found<'a> {
     /// The slot, or the first of the discarded ones.
     pub slot: u32,
-    /// Counts what its shard has written, as the writer sees fit.
+    /// Counts the writes of its part, as defined by the writer.
     pub generation: u32,
     /// [`CHECK_MASK`] of its checksum.
     pub check: u32,
-    /// What it says.
+    /// Its content.
     pub object: Object<'a>,
 }
 
@@ -77,35 +77,35 @@ impl Found<'_> {
 
 /// Why an object was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Damaged {
+pub enum ObjectDamage {
     /// It does not end within the bytes.
     Length,
-    /// The checksum does not match: torn or rotten, or no object.
+    /// The checksum does not match: torn or corrupted, or no object.
     Checksum,
     /// Intact, but of another slot: a misdirected write.
     OtherSlot {
         /// The slot that it belongs to.
         found: u32,
     },
-    /// Intact, but not the object that was written there last: a lost write.
+    /// Intact, but not the last object written there: a lost write.
     OtherImage,
-    /// A field of an object with a good checksum has a value that no writer makes.
+    /// A field of an object with a good checksum has an invalid value.
     Field(&'static str),
 }
 
-impl fmt::Display for Damaged {
+impl fmt::Display for ObjectDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Damaged::Length => write!(f, "the object does not end where its bytes end"),
-            Damaged::Checksum => write!(f, "checksum mismatch: the object is torn or rotten"),
-            Damaged::OtherSlot { found } => write!(f, "an object of slot {found} lies there"),
-            Damaged::OtherImage => write!(f, "another object of the slot lies there"),
-            Damaged::Field(name) => write!(f, "impossible value in field {name} of an object"),
+            ObjectDamage::Length => write!(f, "the object does not end where its bytes end"),
+            ObjectDamage::Checksum => write!(f, "checksum mismatch: the object is torn or rotten"),
+            ObjectDamage::OtherSlot { found } => write!(f, "an object of slot {found} lies there"),
+            ObjectDamage::OtherImage => write!(f, "another object of the slot lies there"),
+            ObjectDamage::Field(name) => write!(f, "impossible value in field {name} of an object"),
         }
     }
 }
 
-impl std::error::Error for Damaged {}
+impl std::error::Error for ObjectDamage {}
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -189,7 +189,7 @@ pub fn encode_with(
     seal_object(slot, KIND_PAGE | priority << 4, generation, len, out)
 }
 
-/// Puts header and padding around `len` bytes that are in their place.
+/// Adds header and padding to `len` bytes in their place.
 fn seal_object(slot: u32, kind: u8, generation: u32, len: usize, out: &mut [u8]) -> u32 {
     let header = HeaderMedia {
         crc: U32::ZERO,
@@ -206,18 +206,18 @@ fn seal_object(slot: u32, kind: u8, generation: u32, len: usize, out: &mut [u8])
     crc & CHECK_MASK
 }
 
-/// Reads the object at the front of `bytes`, whichever it is.
-fn decode(bytes: &[u8]) -> Result<Found<'_>, Damaged> {
-    let (head, rest) = HeaderMedia::ref_from_prefix(bytes).map_err(|_| Damaged::Length)?;
+/// Decodes the object at the front of `bytes`.
+fn decode(bytes: &[u8]) -> Result<Found<'_>, ObjectDamage> {
+    let (head, rest) = HeaderMedia::ref_from_prefix(bytes).map_err(|_| ObjectDamage::Length)?;
     let len = usize::from(head.len.get());
-    let body = rest.get(..len).ok_or(Damaged::Length)?;
+    let body = rest.get(..len).ok_or(ObjectDamage::Length)?;
     let crc = checksum(&bytes[4..OBJECT_HEADER + len]);
     if crc != head.crc.get() {
-        return Err(Damaged::Checksum);
+        return Err(ObjectDamage::Checksum);
     }
-    let padding = rest.get(len..object_bytes(len) - OBJECT_HEADER).ok_or(Damaged::Length)?;
+    let padding = rest.get(len..object_bytes(len) - OBJECT_HEADER).ok_or(ObjectDamage::Length)?;
     if head.flags != 0 || !is_blank(padding) {
-        return Err(Damaged::Field("reserved"));
+        return Err(ObjectDamage::Field("reserved"));
     }
     let slot = head.slot.get();
     let priority = head.kind >> 4;
@@ -225,49 +225,50 @@ fn decode(bytes: &[u8]) -> Result<Found<'_>, Damaged> {
         KIND_PAGE if priority < PRIORITIES && (1..=OBJECT_MAX).contains(&len) => {
             Object::Page { priority, bytes: body }
         }
-        KIND_PAGE => return Err(Damaged::Field("len")),
+        KIND_PAGE => return Err(ObjectDamage::Field("len")),
         KIND_SAME if priority == 0 => {
-            let word = body.try_into().map_err(|_| Damaged::Field("len"))?;
+            let word = body.try_into().map_err(|_| ObjectDamage::Field("len"))?;
             Object::Same(u64::from_le_bytes(word))
         }
         KIND_DISCARDED if priority == 0 => {
-            let slots = u32::from_le_bytes(body.try_into().map_err(|_| Damaged::Field("len"))?);
+            let slots =
+                u32::from_le_bytes(body.try_into().map_err(|_| ObjectDamage::Field("len"))?);
             if slots == 0 || slot.checked_add(slots).is_none() {
-                return Err(Damaged::Field("slots"));
+                return Err(ObjectDamage::Field("slots"));
             }
             Object::Discarded { slots }
         }
-        _ => return Err(Damaged::Field("kind")),
+        _ => return Err(ObjectDamage::Field("kind")),
     };
     Ok(Found { slot, generation: head.generation.get(), check: crc & CHECK_MASK, object })
 }
 
-/// Reads the object at the front of `bytes`, which must be the one of `slot` whose address keeps
-/// `check`. What follows it does not matter.
+/// Decodes the object at the front of `bytes`, which must be that of `slot` with `check` in its
+/// address. Bytes after it are ignored.
 ///
 /// # Errors
-/// [`Damaged`] says why it is not that object.
-pub fn verify(bytes: &[u8], slot: u32, check: u32) -> Result<Found<'_>, Damaged> {
+/// [`ObjectDamage`] says why it is not that object.
+pub fn verify(bytes: &[u8], slot: u32, check: u32) -> Result<Found<'_>, ObjectDamage> {
     let found = decode(bytes)?;
     if found.slot != slot {
-        return Err(Damaged::OtherSlot { found: found.slot });
+        return Err(ObjectDamage::OtherSlot { found: found.slot });
     }
     if found.check != check {
-        return Err(Damaged::OtherImage);
+        return Err(ObjectDamage::OtherImage);
     }
     Ok(found)
 }
 
 /// The objects in `bytes` one after the other, each with its offset, up to the zeroed tail. The
 /// first that is damaged ends the walk.
-pub fn walk(bytes: &[u8]) -> impl Iterator<Item = Result<(usize, Found<'_>), Damaged>> {
+pub fn walk(bytes: &[u8]) -> impl Iterator<Item = Result<(usize, Found<'_>), ObjectDamage>> {
     let mut at = Some(0);
     std::iter::from_fn(move || {
         let offset = at.take()?;
         let rest = &bytes[offset..];
         if is_blank(&rest[..rest.len().min(OBJECT_HEADER)]) {
             // FM-O1
-            return (!is_blank(rest)).then_some(Err(Damaged::Field("reserved")));
+            return (!is_blank(rest)).then_some(Err(ObjectDamage::Field("reserved")));
         }
         let found = decode(rest);
         at = found.as_ref().ok().map(|found| offset + found.bytes());

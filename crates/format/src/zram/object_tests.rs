@@ -29,10 +29,10 @@ fn the_bytes_of_a_page_are_those_of_the_format_page() {
 fn an_object_is_found_by_its_slot_and_check_alone() {
     let (bytes, check) = made(7, 1, &Object::Page { priority: 0, bytes: &[9; 100] });
     assert!(verify(&bytes, 7, check).is_ok());
-    assert_eq!(verify(&bytes, 8, check), Err(Damaged::OtherSlot { found: 7 }));
+    assert_eq!(verify(&bytes, 8, check), Err(ObjectDamage::OtherSlot { found: 7 }));
     let (older, old_check) = made(7, 0, &Object::Page { priority: 0, bytes: &[9; 100] });
     assert_ne!(check, old_check);
-    assert_eq!(verify(&older, 7, check), Err(Damaged::OtherImage));
+    assert_eq!(verify(&older, 7, check), Err(ObjectDamage::OtherImage));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_walk_ends_at_the_zeroed_tail_and_refuses_other_bytes() {
     assert_eq!(found.iter().map(|(_, f)| f.object).collect::<Vec<_>>(), objects);
     assert_eq!(found.iter().map(|(_, f)| f.slot).collect::<Vec<_>>(), [20, 21, 22, 23]);
     *bytes.last_mut().unwrap() = 1;
-    assert!(walk(&bytes).any(|found| found == Err(Damaged::Field("reserved"))));
+    assert!(walk(&bytes).any(|found| found == Err(ObjectDamage::Field("reserved"))));
 }
 
 #[test]
@@ -64,15 +64,15 @@ fn what_no_writer_makes_is_refused_though_its_checksum_is_good() {
         seal_object(slot, kind, 0, body.len(), &mut bytes);
         decode(&bytes).unwrap_err()
     };
-    assert_eq!(forge(1, 0, &[1]), Damaged::Field("kind"));
-    assert_eq!(forge(1, 4, &[1]), Damaged::Field("kind"));
-    assert_eq!(forge(1, 1, &[]), Damaged::Field("len"));
-    assert_eq!(forge(1, 0x41, &[1]), Damaged::Field("len"));
-    assert_eq!(forge(1, 1, &[1; 4097]), Damaged::Field("len"));
-    assert_eq!(forge(1, 0x12, &[1; 8]), Damaged::Field("kind"));
-    assert_eq!(forge(1, 2, &[1; 7]), Damaged::Field("len"));
-    assert_eq!(forge(1, 3, &[0; 4]), Damaged::Field("slots"));
-    assert_eq!(forge(2, 3, &u32::MAX.to_le_bytes()), Damaged::Field("slots"));
+    assert_eq!(forge(1, 0, &[1]), ObjectDamage::Field("kind"));
+    assert_eq!(forge(1, 4, &[1]), ObjectDamage::Field("kind"));
+    assert_eq!(forge(1, 1, &[]), ObjectDamage::Field("len"));
+    assert_eq!(forge(1, 0x41, &[1]), ObjectDamage::Field("len"));
+    assert_eq!(forge(1, 1, &[1; 4097]), ObjectDamage::Field("len"));
+    assert_eq!(forge(1, 0x12, &[1; 8]), ObjectDamage::Field("kind"));
+    assert_eq!(forge(1, 2, &[1; 7]), ObjectDamage::Field("len"));
+    assert_eq!(forge(1, 3, &[0; 4]), ObjectDamage::Field("slots"));
+    assert_eq!(forge(2, 3, &u32::MAX.to_le_bytes()), ObjectDamage::Field("slots"));
 }
 
 fn any_object() -> impl Strategy<Value = (u8, Vec<u8>)> {

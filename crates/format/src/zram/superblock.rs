@@ -17,17 +17,17 @@ const MAGIC: [u8; 8] = *b"MPZRSUPR";
 const VERSION: u16 = 1;
 /// Shards that a device has at most.
 pub const SHARDS_MAX: u16 = 64;
-/// Slots that a device has at most: 2^31 of each shard. So bytes and sectors of all are numbers.
+/// Most slots of a device: 2^31 per part, so that counts of its bytes and sectors do not overflow.
 const SLOTS_MAX: u64 = (SHARDS_MAX as u64) << 31;
 /// Algorithms that a device has at most.
 pub const CODECS: usize = 4;
 
-/// What decompresses the pages of one priority.
+/// The decompression of the pages of one priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodecId {
-    /// Which algorithm, 0 when there is none.
+    /// The algorithm, 0 if there is none.
     pub algorithm: u8,
-    /// What the algorithm has to know besides, 0 when that is nothing.
+    /// A parameter of the algorithm, 0 if it has none.
     pub parameter: u8,
     /// Checksum of the dictionary, 0 when there is none.
     pub dictionary: u32,
@@ -44,16 +44,16 @@ pub struct Checkpoint {
     pub id: u64,
 }
 
-/// Where the first unit after the checkpoint is.
+/// The place of the first unit after the checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainStart {
-    /// Its block, 0 when no place is known yet: then there is none.
+    /// Its block, 0 if no place is known yet: then there is none.
     pub next: u32,
-    /// Behind the last block of the run that `next` lies in.
+    /// End of the run of blocks that contains `next`, exclusive.
     pub next_end: u32,
     /// Its sequence number.
     pub sequence: u64,
-    /// Checksum of the header of the unit before, or what else its `link` must be.
+    /// The value of its `link`: the checksum of the previous unit's header, or a start value.
     pub link: u32,
 }
 
@@ -66,14 +66,14 @@ impl ChainStart {
     }
 }
 
-/// What a superblock says.
+/// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// Identity of the device, drawn when it is formatted; in everything but objects.
     pub uuid: [u8; 16],
     /// Counts superblock writes.
     pub generation: u64,
-    /// Whose region this is.
+    /// The part of this region.
     pub shard: u16,
     /// Shards of the device.
     pub shards: u16,
@@ -83,7 +83,7 @@ pub struct Superblock {
     pub region_blocks: u32,
     /// Units of one checkpoint area.
     pub map_units: u32,
-    /// Counts openings. Units of another life are not of this chain.
+    /// Counts openings. Units of other openings do not belong to this chain.
     pub life: u32,
     /// What decompresses the pages, by priority.
     pub codecs: [CodecId; CODECS],

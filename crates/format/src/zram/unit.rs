@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Units of the chain: a header that says where the next unit will be, then objects.
+//! Units of the chain: a header with the place of the next unit, then objects.
 //!
 //! ```text
 //! 0       8     10      12    16     32         40        48
@@ -8,13 +8,14 @@
 //! │ next │ next_end │ link │ body_crc │ blocks │ life │ reserved │ objects …
 //! ```
 //!
-//! `crc` covers the header, in which `body_crc` covers the rest: a header says what it says even if
-//! the objects behind it are torn.
+//! `crc` covers the header, and `body_crc` in it covers the rest: so a header is valid even if the
+//! objects behind it are torn.
 //!
 //! Invariants
-//! - FM-U1 `link` is the `crc` of the unit before: a chain has one history only.
-//! - FM-U2 A unit never calls itself durable: `durable < sequence`, so the first sequence is 1.
-//! - FM-U3 The place of the next unit is fixed before this one is written.
+//! - FM-U1 `link` is the `crc` of the previous unit: a chain has only one history.
+//! - FM-U2 A unit never states that it is durable itself: `durable < sequence`, so the first
+//!   sequence is 1.
+//! - FM-U3 The place of the next unit is determined before this one is written.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -31,21 +32,21 @@ const MAGIC: [u8; 8] = *b"MPZRUNIT";
 const VERSION: u16 = 1;
 const CRC: std::ops::Range<usize> = 12..16;
 
-/// What a unit says about itself.
+/// The header of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitHeader {
     /// Identity of the device.
     pub uuid: [u8; 16],
-    /// Shard that it belongs to.
+    /// The part that it belongs to.
     pub shard: u16,
-    /// Counts the opening in which it was written.
+    /// Number of the opening in which it was written.
     pub life: u32,
     /// Counts units, from 1.
     pub sequence: u64,
     /// Every unit up to this one is durable.
     pub durable: u64,
-    /// Block at which the next unit begins, 0 when no place was free: then only a checkpoint leads
-    /// on.
+    /// First block of the next unit, 0 if no place was free: then the chain continues only after a
+    /// checkpoint.
     pub next: u32,
     /// Behind the last block of the run that `next` lies in.
     pub next_end: u32,
@@ -55,7 +56,7 @@ pub struct UnitHeader {
     pub blocks: u32,
 }
 
-/// A unit's header with a good checksum and only possible values.
+/// A unit's header with a good checksum and valid values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundUnit {
     /// What it says.

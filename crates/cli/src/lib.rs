@@ -27,7 +27,8 @@ mod wipe;
 
 use std::path::Path;
 
-use control::{EXIT_DONE, Failure};
+use block::ErrorKind;
+use control::{EXIT_DONE, Failure, manual};
 
 pub use args::ControlVerb;
 pub use client::{Client, runtime};
@@ -50,6 +51,21 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
     let done = offline::run(|| recover::run(args));
     let done = done.map_err(|f| offline::name_user(f, &[&images[0], &images[1]], run_dir));
     done.map_err(|f| f.within("recover"))
+}
+
+/// `millpond help`: a target type's arguments, options and attributes. Returns the exit code.
+pub fn help(target: Option<&str>) -> Result<u8, Failure> {
+    let manuals = host::manuals();
+    let Some(name) = target else {
+        return host::print(&manual::list(&manuals)).map(|()| EXIT_DONE);
+    };
+    let found = manuals.iter().find(|manual| manual.name.eq_ignore_ascii_case(name));
+    let found = found.ok_or_else(|| {
+        let names: Vec<&str> = manuals.iter().map(|manual| manual.name).collect();
+        let hint = block::name_hint(name, &names);
+        Failure::new(ErrorKind::NotFound, format!("help: no target type `{name}`: {hint}"))
+    })?;
+    host::print(&manual::page(found)).map(|()| EXIT_DONE)
 }
 
 /// `millpond wipe`. Returns the exit code.

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use block::attr::Spec;
 use control::{api, attr, paths, plain};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -21,8 +22,8 @@ pub(crate) enum LongOp {
     Flush,
     /// A write cache is drained.
     Drain,
-    /// A compressed RAM disk does what was written to this attribute.
-    Command(&'static str),
+    /// A device does what was written to this attribute.
+    Command(&'static Spec),
 }
 
 impl LongOp {
@@ -30,7 +31,7 @@ impl LongOp {
         match self {
             LongOp::Flush => "flushing",
             LongOp::Drain => "draining",
-            LongOp::Command(attribute) => attribute,
+            LongOp::Command(spec) => spec.name,
         }
     }
 
@@ -73,7 +74,10 @@ impl Progress {
                 self.number(client, attr::FLUSH_TOTAL_BLOCKS).await,
             ),
             LongOp::Drain => named_fields(self.text(client, attr::DRAIN_STATE).await),
-            LongOp::Command(_) => done_and_total(self.text(client, attr::WRITEBACK_PROGRESS).await),
+            LongOp::Command(spec) => {
+                let attribute = spec.progress.unwrap_or_default();
+                done_and_total(self.text(client, attribute).await)
+            }
         };
         let (Some(done), Some(total @ 1..)) = (done, total) else { return };
         let text = line(done, total, self.what.unit(), self.began.elapsed());

@@ -2,11 +2,10 @@
 //! The verbs that control a daemon: each is a few requests, and prints their answers.
 use std::collections::BTreeMap;
 
+use block::attr::Spec;
 use control::text::Naming;
-use control::{
-    Failure, api, attr, name_with_absolute_path, paths, text, value_with_absolute_paths,
-};
-use host::{Format, Listing, current_dir, print, read_table};
+use control::{Failure, api, name_with_absolute_path, paths, text, value_with_absolute_paths};
+use host::{Format, Listing, current_dir, manuals, print, read_table};
 use serde::Serialize;
 
 use crate::args::{
@@ -243,11 +242,17 @@ async fn set(client: &Client, a: &SetArgs) -> Done {
     let body = api::Attribute { value: api::Value::Text(value) };
     let path = paths::attribute(&name_with_absolute_path(&a.name, &here), &a.attr);
     let answer = client.put::<_, api::Attribute>(&path, &body);
-    match attr::LONG_COMMANDS.into_iter().find(|command| *command == a.attr) {
+    match long_command(&a.attr) {
         Some(command) => show_while(client, LongOp::Command(command), &a.name, answer).await?,
         None => answer.await?,
     };
     Ok(())
+}
+
+/// The attribute, if writing it is a command that may take minutes.
+fn long_command(name: &str) -> Option<&'static Spec> {
+    let mut specs = manuals().into_iter().flat_map(|manual| (manual.specs)());
+    specs.find(|spec| spec.name == name && spec.progress.is_some())
 }
 
 async fn version(client: &Client, a: &VersionArgs) -> Done {

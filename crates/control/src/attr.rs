@@ -9,7 +9,3 @@ pub const FLUSH_TOTAL_BLOCKS: &str = "flush_total_blocks";
 pub const DRAIN: &str = "drain";
 /// `idle`, or how far a drain is: `running done=BLOCKS total=BLOCKS ...`.
 pub const DRAIN_STATE: &str = "drain_state";
-/// `DONE TOTAL`: pages that the running command of a compressed RAM disk has looked at, and will.
-pub const WRITEBACK_PROGRESS: &str = "writeback_progress";
-/// Attributes that are such commands.
-pub const LONG_COMMANDS: [&str; 2] = ["writeback", "recompress"];

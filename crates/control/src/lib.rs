@@ -18,6 +18,7 @@
 pub mod api;
 pub mod attr;
 mod failure;
+pub mod manual;
 pub mod paths;
 mod plain;
 pub mod report;

@@ -31,6 +31,7 @@ mod flat;
 mod gate;
 mod layout;
 mod live;
+mod manuals;
 mod mapping;
 mod name;
 mod overlap;
@@ -46,6 +47,7 @@ pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, 
 pub use device::{MAJOR, MappedDevice, Opened};
 pub use dm::{Dm, NESTING_MAX};
 pub use flat::{Flat, Plan};
+pub use manuals::MANUALS;
 pub use mapping::{Mapping, Replicas};
 pub use name::{NAME_BYTES_MAX, mangle, unmangle};
 pub use report::{Dependency, DeviceInfo, TargetLine, TargetVersion};

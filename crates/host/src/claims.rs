@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
+use block::attr::Manual;
 use block::{BlockDevice, Error, Target};
-use dm::{Context, Dm, MappedDevice};
+use dm::{Constructing, Context, Dm, MappedDevice, TargetType};
 
 use crate::leaves::Leaves;
 
@@ -53,17 +54,13 @@ impl Claims {
         all.collect()
     }
 
-    /// Records `target` for as long as it lives; returns its mapped device.
-    pub(crate) fn hold(
-        &self,
-        ctx: &Context,
-        target: &Rc<dyn Target>,
-    ) -> Result<Weak<MappedDevice>, Error> {
+    /// Records `target` and its mapped device for as long as it lives.
+    pub(crate) fn hold(&self, ctx: &Context, target: &Rc<dyn Target>) -> Result<(), Error> {
         let owner = Rc::downgrade(&self.owner(ctx)?);
         let mut held = self.held.borrow_mut();
         held.retain(|claim| claim.target.strong_count() > 0);
-        held.push(Claim { target: Rc::downgrade(target), owner: owner.clone() });
-        Ok(owner)
+        held.push(Claim { target: Rc::downgrade(target), owner });
+        Ok(())
     }
 
     /// Warns when a cache lies in memory, as its content is lost with that.
@@ -85,4 +82,22 @@ impl Claims {
             ));
         }
     }
+}
+
+/// The target type of an engine: `manual` has its name, options and attributes, `construct` makes
+/// one of a table line, and the claims know each from then on, so that its metrics are exported.
+pub(crate) fn engine(
+    manual: &Manual,
+    claims: &Rc<Claims>,
+    construct: impl Fn(Context, Vec<String>) -> Constructing + 'static,
+) -> TargetType {
+    let claims = claims.clone();
+    TargetType::new(manual.name, manual.version, move |ctx, args| {
+        let (claims, made) = (claims.clone(), construct(ctx.clone(), args));
+        Box::pin(async move {
+            let target = made.await?;
+            claims.hold(&ctx, &target)?;
+            Ok(target)
+        })
+    })
 }

@@ -5,12 +5,13 @@
 //! `dm` checks that no two of them use the same sectors (`dm::overlap`).
 use std::rc::Rc;
 
+use block::attr::Manual;
 use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
-use dm::{Context, Dm, TargetType};
+use dm::{Context, Dm};
 use pagecache::PageCache;
 use writecache::{Config, DeviceFactory, Mode, WriteCache};
 
-use crate::claims::Claims;
+use crate::claims::{Claims, engine};
 use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
 use crate::log::BlockLog;
@@ -26,16 +27,20 @@ pub(crate) fn register(
     let claims = Rc::new(Claims::new(dm));
     let factory = ZramFactory::new(dm, leaves.clone(), claims.clone(), cores);
     dm.register(factory.target_type());
-    let held = claims.clone();
-    dm.register(TargetType::new("buffered", pagecache::VERSION, move |ctx, args| {
-        Box::pin(page_cache(held.clone(), ctx, args))
-    }));
-    let known = claims.clone();
-    let (lent, cores) = (leaves.clone(), Rc::<[CoreId]>::from(cores));
-    dm.register(TargetType::new("writecache", writecache::VERSION, move |ctx, args| {
-        Box::pin(write_cache(known.clone(), lent.clone(), cores.clone(), ctx, args))
+    dm.register(engine(&pagecache::MANUAL, &claims, |ctx, args| Box::pin(page_cache(ctx, args))));
+    let (known, opened, cores) = (claims.clone(), leaves.clone(), Rc::<[CoreId]>::from(cores));
+    dm.register(engine(&writecache::MANUAL, &claims, move |ctx, args| {
+        Box::pin(write_cache(known.clone(), opened.clone(), cores.clone(), ctx, args))
     }));
     (factory, claims)
+}
+
+/// All target types, by name, for `help`.
+pub fn manuals() -> Vec<&'static Manual> {
+    let engines = [&pagecache::MANUAL, &writecache::MANUAL, &zram::MANUAL];
+    let mut all: Vec<&'static Manual> = dm::MANUALS.iter().chain(engines).collect();
+    all.sort_by_key(|manual| manual.name);
+    all
 }
 
 /// Registers the engines' target types, for a device mapper that makes devices by tables only.
@@ -69,8 +74,6 @@ async fn write_cache(
     let target = WriteCache::new(ctx.device(), config, origin, cache.clone(), ctx.len())?;
     claims.warn_of_memory(&leaves, &ctx, &cache);
     target.place_parts(cores.to_vec(), Rc::new(move |device| lend(&leaves, device)));
-    let as_target: Rc<dyn Target> = target.clone();
-    claims.hold(&ctx, &as_target)?;
     let events = ctx.events();
     target.on_event(move |event| {
         match event.block() {
@@ -108,11 +111,7 @@ async fn persistent_memory(
     ctx.lookup_or(CACHE_LOOKUP_FAILED, &word).await
 }
 
-async fn page_cache(
-    claims: Rc<Claims>,
-    ctx: Context,
-    args: Vec<String>,
-) -> Result<Rc<dyn Target>, Error> {
+async fn page_cache(ctx: Context, args: Vec<String>) -> Result<Rc<dyn Target>, Error> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let Some((word, options)) = words.split_first() else {
         return Err(Error::invalid("must be DEVICE [#opt_args [OPTION VALUE]...]"));
@@ -121,8 +120,6 @@ async fn page_cache(
     let below = ctx.lookup(word).await?;
     ctx.check_area(&*below, block::Sector::ZERO, ctx.len())?;
     let target = PageCache::new(ctx.device(), config, below, ctx.len())?;
-    let as_target: Rc<dyn Target> = target.clone();
-    claims.hold(&ctx, &as_target)?;
     let events = ctx.events();
     let device = ctx.device().to_owned();
     target.on_failure(move || {

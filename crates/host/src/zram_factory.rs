@@ -21,7 +21,7 @@ use block::{BlockDevice, CoreId, Error, LocalFuture, Target};
 use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
 use zram::{Config, Files, Settings, Start, Zram};
 
-use crate::claims::Claims;
+use crate::claims::{Claims, engine};
 use crate::leaf_word::OwnMount;
 use crate::leaves::Leaves;
 
@@ -48,7 +48,7 @@ impl ZramFactory {
     /// The target type of table lines.
     pub(crate) fn target_type(&self) -> TargetType {
         let factory = self.clone();
-        TargetType::new("zram", zram::VERSION, move |ctx, args| {
+        engine(&zram::MANUAL, &self.claims, move |ctx, args| {
             Box::pin(construct(factory.clone(), ctx, args))
         })
     }
@@ -125,8 +125,7 @@ async fn construct(
         None => None,
     };
     let target = Zram::new(ctx.device(), config, backing, factory.cores.to_vec())?;
-    let as_target: Rc<dyn Target> = target.clone();
-    let owner = factory.claims.hold(&ctx, &as_target)?;
+    let owner = Rc::downgrade(&factory.claims.owner(&ctx)?);
     let (of_device, device) = (factory.clone(), owner.clone());
     target.set_before_start(Rc::new(move || match device.upgrade() {
         Some(device) => check_no_page_is_lost(&of_device, &device), // HO-Z2

@@ -29,8 +29,15 @@ fn main() -> ExitCode {
     if dmsetup::is_meant(args.next().as_ref()) {
         return dmsetup::main(args).into();
     }
-    let cli = Cli::parse();
-    match run(cli) {
+    // Not a verb of the grammar: what it prints comes from the tables of the target types.
+    let words: Vec<_> = std::env::args_os().skip(1).map(|word| word.into_string()).collect();
+    let words: Vec<&str> = words.iter().flatten().map(String::as_str).collect();
+    let done = match &words[..] {
+        ["help"] => cli::help(None),
+        ["help", target] => cli::help(Some(target)),
+        _ => run(Cli::parse()),
+    };
+    match done {
         Ok(code) => code.into(),
         Err(failure) => {
             eprintln!("millpond: {failure}");

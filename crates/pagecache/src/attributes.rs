@@ -3,7 +3,7 @@
 //! itself as `name value` lines, each name with its unit.
 use std::fmt::Write;
 
-use block::attr::{self, Attr, Kind, Spec};
+use block::attr::{self, Attr, Kind, Manual, Spec};
 use block::value::Value;
 use block::{Access, Error, PAGE};
 
@@ -33,6 +33,15 @@ static REPORTS: [Attr<PageCache>; 4] = [
 pub(crate) fn specs() -> Vec<&'static Spec> {
     config::specs().into_iter().chain(attr::specs(&REPORTS)).collect()
 }
+
+/// What `millpond help buffered` prints.
+pub static MANUAL: Manual = Manual {
+    name: "buffered",
+    version: crate::VERSION,
+    about: "a volatile page cache over a device",
+    arguments: "<dev> [<#opt_args> [<option> <value>]...]",
+    specs,
+};
 
 /// `name value` lines.
 pub(crate) struct Lines(String);

@@ -68,6 +68,7 @@ mod units;
 mod write;
 mod writeback;
 
+pub use attributes::MANUAL;
 pub use config::Config;
 pub use device::PageCache;
 #[cfg(feature = "planted")]

@@ -68,6 +68,7 @@ mod writer;
 pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
 pub use dm_target::WriteCache;
 pub use events::CacheEvent;
+pub use options::MANUAL;
 pub use parts::{DeviceFactory, ShareDevice};
 pub use probe::{
     Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,

@@ -5,7 +5,7 @@
 //! the kernel pads them to columns.
 use std::fmt::Write;
 
-use block::attr::{self, Attr, Given, Kind, Spec};
+use block::attr::{self, Attr, Given, Kind, Manual, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error};
 use policy::IdleOrder;
@@ -256,6 +256,15 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
 pub(crate) fn specs() -> Vec<&'static Spec> {
     attr::specs(&ATTRIBUTES)
 }
+
+/// What `millpond help zram` prints.
+pub static MANUAL: Manual = Manual {
+    name: "zram",
+    version: crate::VERSION,
+    about: "a compressed RAM disk",
+    arguments: "<algorithm> [<#opt_args> [<option> [<value>]]...]",
+    specs,
+};
 
 /// Whether it can't be set any more once the device has a size.
 pub(crate) fn is_fixed(name: &str) -> bool {

@@ -60,6 +60,7 @@ mod write;
 mod writeback;
 
 pub use algorithms::{DICTIONARY_BYTES_MAX, Files, NoFiles};
+pub use attributes::MANUAL;
 pub use codec::Algorithm;
 pub use config::{Config, SECTORS_MAX, SHARDS_MAX};
 pub use device::{BeforeStart, OnReset, Zram};

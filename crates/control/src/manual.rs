@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `millpond help TARGET` prints: the arguments, options and attributes of a target type,
+//! from its tables.
+use block::Access;
+use block::attr::{Given, Kind, Manual, Spec};
+
+/// The page of a target type.
+pub fn page(manual: &Manual) -> String {
+    let Manual { name, version: (major, minor, patch), about, arguments, specs } = manual;
+    let gap = if arguments.is_empty() { "" } else { " " };
+    let mut page = format!("{name} {major}.{minor}.{patch}: {about}\n\n");
+    page.push_str(&format!("Table line:\n  START LENGTH {name}{gap}{arguments}\n"));
+    let specs = specs();
+    let is_option = |spec: &&&Spec| spec.given != Given::Never;
+    let options: String = specs.iter().filter(is_option).map(|spec| option(spec)).collect();
+    if !options.is_empty() {
+        page.push_str(&format!("\nOptions:\n{options}"));
+    }
+    let rest = specs.iter().filter(|spec| spec.given == Given::Never);
+    let attributes: String = rest.map(|spec| attribute(spec)).collect();
+    if !attributes.is_empty() {
+        page.push_str(&format!("\nAttributes besides the options:\n{attributes}"));
+    }
+    page
+}
+
+/// The pages' list.
+pub fn list(manuals: &[&Manual]) -> String {
+    let line = |manual: &&Manual| format!("{:<12} {}\n", manual.name, manual.about);
+    manuals.iter().map(line).collect()
+}
+
+fn rights(access: Access) -> &'static str {
+    match access {
+        Access::Read | Access::ReadMany => "read-only",
+        Access::Write => "write-only",
+        Access::ReadWrite => "read and set",
+    }
+}
+
+fn option(spec: &Spec) -> String {
+    let word = if spec.given == Given::Value { " VALUE" } else { "" };
+    let set = if spec.access.writes() { "attribute, too" } else { "of table lines only" };
+    let default = match spec.default {
+        "" => String::new(),
+        default => format!("; default {default}"),
+    };
+    let values = match spec.given {
+        Given::Value => format!("{}{default}; ", allowed(spec)),
+        Given::Name | Given::Never => String::new(),
+    };
+    format!("  {}{word}\n      {}\n      {values}{set}\n", spec.name, spec.help)
+}
+
+fn attribute(spec: &Spec) -> String {
+    let values = match spec.kind {
+        Kind::Number { unit: "", .. } if !spec.access.writes() => "a number".to_owned(),
+        Kind::Number { unit, .. } if !spec.access.writes() => unit.to_owned(),
+        Kind::Flag => "0 or 1".to_owned(),
+        Kind::Number { .. }
+        | Kind::Time { .. }
+        | Kind::Size { .. }
+        | Kind::Seconds { .. }
+        | Kind::Choice(_)
+        | Kind::Text(_) => allowed(spec),
+    };
+    format!("  {}\n      {}\n      {values}; {}\n", spec.name, spec.help, rights(spec.access))
+}
+
+/// What is allowed, as its error says it.
+fn allowed(spec: &Spec) -> String {
+    spec.kind.to_string().trim_end_matches(',').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static JOBS: Spec =
+        Spec::new("jobs", Kind::Number { min: 1, max: 9, unit: "writes" }, "writes at once")
+            .access(Access::ReadWrite)
+            .given(Given::Value)
+            .default("2");
+    static LAZY: Spec = Spec::new("lazy", Kind::Flag, "nothing is done").given(Given::Name);
+    static DONE: Spec =
+        Spec::new("done", Kind::Number { min: 0, max: u64::MAX, unit: "writes" }, "writes so far");
+
+    #[test]
+    fn a_page_has_arguments_options_and_attributes() {
+        let manual = Manual {
+            name: "engine",
+            version: (1, 2, 3),
+            about: "does it",
+            arguments: "DEVICE [#opt_args [OPTION [VALUE]]...]",
+            specs: || vec![&JOBS, &LAZY, &DONE],
+        };
+        let text = "\
+engine 1.2.3: does it
+
+Table line:
+  START LENGTH engine DEVICE [#opt_args [OPTION [VALUE]]...]
+
+Options:
+  jobs VALUE
+      writes at once
+      a number from 1 to 9 writes; default 2; attribute, too
+  lazy
+      nothing is done
+      of table lines only
+
+Attributes besides the options:
+  done
+      writes so far
+      writes; read-only
+";
+        assert_eq!(page(&manual), text);
+        assert_eq!(list(&[&manual]), "engine       does it\n");
+    }
+}

@@ -82,7 +82,7 @@ fn talk(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let (mut start, mut end) = (0, 0);
     loop {
         match handshake.step(&bytes[start..end], &Two, &mut out) {
-            Step::Took(n) => {
+            Step::Consumed(n) => {
                 assert!(n > 0 && n <= end - start);
                 start += n;
             }
@@ -93,7 +93,7 @@ fn talk(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                 }
                 end = (end + piece).min(bytes.len());
             }
-            Step::Go(n, _session) => {
+            Step::Ready(n, _session) => {
                 assert!(n <= end - start);
                 return (out, true);
             }

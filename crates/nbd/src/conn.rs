@@ -279,13 +279,13 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
     loop {
         let exports = &*conn.shared.exports;
         match buf.read(|b| handshake.step(&b[start..end], exports, &mut out)) {
-            Step::Took(n) => {
+            Step::Consumed(n) => {
                 start += n;
                 if out.len() >= HANDSHAKE_OUT_BYTES && !send_bytes(conn, &mut out).await {
                     return None;
                 }
             }
-            Step::Go(n, session) => {
+            Step::Ready(n, session) => {
                 let sent = send_bytes(conn, &mut out).await;
                 return sent.then(|| (session, buf.read(|b| b[start + n..end].to_vec())));
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the server asks of the rest of the program: which exports there are, and each one's device.
+//! The interface to the program: the list of exports, and their devices.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, LocalFuture, Sector};
@@ -9,12 +9,12 @@ pub trait Exports {
     /// Names to list.
     fn list(&self) -> Vec<String>;
 
-    /// Takes an export into use; dropping the result gives it back. The empty name is the default
-    /// export. It is also called for clients that only ask, so it must be cheap.
+    /// Opens an export; a drop of the result closes it. The empty name is the default export. Also
+    /// called for clients that only ask for information, so it must be cheap.
     fn open(&self, name: &str) -> Result<Box<dyn Export>, Error>;
 }
 
-/// What block status is about.
+/// A context of block status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
     /// `base:allocation`: flag 1 is a hole, flag 2 reads as zero.

@@ -2,7 +2,7 @@
 //! The server's side of the fixed newstyle handshake, as a function from bytes to bytes.
 //!
 //! ```text
-//!  greeting ──▶ Flags ──client flags──▶ Options ─┬─ EXPORT_NAME, GO ──▶ Step::Go
+//!  greeting ──▶ Flags ──client flags──▶ Options ─┬─ EXPORT_NAME, GO ──▶ Step::Ready
 //!                                          ▲     ├─ ABORT, malformed ──▶ Step::End
 //!                                          └─────┴─ any other option: answered
 //! ```
@@ -25,21 +25,21 @@ use crate::wire::{
 /// Options of one handshake; a client needs about five, a curious one some more.
 const OPTIONS_MAX: u32 = 1024;
 
-/// Largest preferred request that is told: beyond it nothing gets faster.
+/// Largest preferred request that is sent: larger ones are no faster.
 const PREFERRED_BYTES_MAX: u32 = 4 << 20;
 
-/// What the two sides agreed on.
+/// The negotiated session.
 pub struct Session {
     /// The export in use.
     pub export: Rc<dyn Export>,
     /// Its device.
     pub device: Rc<dyn BlockDevice>,
-    /// The same for flushes that the client has not asked for, by another opener: what they are
-    /// told of, the client's FLUSH must still be told of.
+    /// The same device with another opener, for flushes that the server sends itself: an error that
+    /// they report must still be reported to the client's FLUSH.
     pub device_fua: Rc<dyn BlockDevice>,
     /// The device's limits when the session began.
     pub limits: Limits,
-    /// What the client was told the export can do.
+    /// The flags of the export, as sent to the client.
     pub flags: ExportFlags,
     /// Whether replies to READ and BLOCK_STATUS are structured.
     pub structured: bool,
@@ -53,15 +53,15 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What to do after [`Handshake::step`]. Whatever was appended to the output is sent first.
+/// The result of [`Handshake::step`]. The caller must send the appended output first.
 #[derive(Debug)]
 pub enum Step {
     /// The input must have this many bytes before the next step.
     More(usize),
-    /// This many bytes are used up; step again with the rest.
-    Took(usize),
-    /// This many bytes are used up, requests follow.
-    Go(usize, Session),
+    /// This many bytes were consumed; step again with the rest.
+    Consumed(usize),
+    /// This many bytes were consumed, and the handshake is complete: requests follow.
+    Ready(usize, Session),
     /// The connection ends.
     End,
 }
@@ -103,7 +103,7 @@ impl Handshake {
         }
     }
 
-    /// What the server says first.
+    /// The server's first message.
     pub fn greeting() -> [u8; 18] {
         let mut out = [0; 18];
         let flags = HandshakeFlags::all().bits();
@@ -113,7 +113,7 @@ impl Handshake {
         out
     }
 
-    /// Takes at most one message off `input` and appends the answer to `out`.
+    /// Consumes at most one message of `input` and appends the answer to `out`.
     pub fn step(&mut self, input: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
         if self.stage == Stage::Flags {
             return self.client_flags(input);
@@ -149,7 +149,7 @@ impl Handshake {
         let Some(flags) = HandshakeFlags::from_bits(bits) else { return Step::End };
         self.flags = flags;
         self.stage = Stage::Options;
-        Step::Took(4)
+        Step::Consumed(4)
     }
 
     fn option(
@@ -163,7 +163,7 @@ impl Handshake {
         let done = match option {
             opt::EXPORT_NAME => return self.export_name(payload, total, exports, out),
             opt::GO => match self.info(option, payload, exports, out) {
-                Ok(Some(session)) => return Step::Go(total, session),
+                Ok(Some(session)) => return Step::Ready(total, session),
                 Ok(None) => Ok(()),
                 Err(e) => Err(e),
             },
@@ -194,7 +194,7 @@ impl Handshake {
         if done == Err(Malformed) {
             reply_error(out, option, rep::ERR_INVALID, "malformed payload");
         }
-        Step::Took(total)
+        Step::Consumed(total)
     }
 
     fn export_name(
@@ -213,7 +213,7 @@ impl Handshake {
         if !self.flags.contains(HandshakeFlags::NO_ZEROES) {
             out.extend_from_slice(&[0; 124]);
         }
-        Step::Go(total, session)
+        Step::Ready(total, session)
     }
 
     fn info(

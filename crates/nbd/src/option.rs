@@ -19,7 +19,7 @@ pub struct Header {
     pub len: u32,
 }
 
-/// The peer does not speak the protocol: nothing after this can be trusted.
+/// The peer violates the protocol: nothing after this can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -111,7 +111,7 @@ impl<'a> MetaRequest<'a> {
     }
 }
 
-/// As much of a text as a string of the protocol may hold, cut between characters.
+/// The text, cut between characters to the longest string of the protocol.
 fn head(text: &str) -> &[u8] {
     let fits = |&(at, c): &(usize, char)| at + c.len_utf8() <= NAME_BYTES_MAX;
     let end = text.char_indices().take_while(fits).last().map_or(0, |(at, c)| at + c.len_utf8());

@@ -20,14 +20,14 @@ pub const CHUNK_BYTES: usize = 20;
 /// Most bytes that [`ReplyHead::encode`] writes: a chunk head and an offset.
 pub const REPLY_HEAD_BYTES_MAX: usize = CHUNK_BYTES + 8;
 
-/// One request as it stands on the wire: nothing is checked but the magic.
+/// One request as on the wire: only the magic is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Flags, known or not.
     pub flags: u16,
     /// Type, known or not.
     pub kind: u16,
-    /// Names the request in its replies.
+    /// Identifies the request in its replies.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -87,12 +87,12 @@ pub enum Errno {
     Overflow = 75,
     /// The device can't do it.
     NotSupported = 95,
-    /// The server goes.
+    /// The server is shutting down.
     Shutdown = 108,
 }
 
 impl Errno {
-    /// What a client is told about a failed bio.
+    /// The error of the protocol for a failed bio.
     pub fn from_status(status: Status) -> Option<Errno> {
         match status {
             Status::Ok => None,
@@ -105,7 +105,7 @@ impl Errno {
     }
 }
 
-/// What stands before a reply's payload.
+/// The head of a reply, before its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyHead {
     /// A simple reply.

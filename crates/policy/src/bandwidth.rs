@@ -11,7 +11,7 @@
 //! - PO-BW2 The reported value is at least 1, and falls while writeback is in flight and nothing
 //!   completes.
 
-/// What is told before anything was measured: the kernel's `INIT_BW`, 100 MiB/s.
+/// The value before the first measurement: the kernel's `INIT_BW`, 100 MiB/s.
 pub const BANDWIDTH_START: u64 = 100 << 20;
 /// Nothing is faster: 16 TiB/s.
 const BANDWIDTH_MAX: u64 = 16 << 40;

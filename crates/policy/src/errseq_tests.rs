@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who is told of which error, when clients come and go.
+//! To which openers errors are reported while clients connect and leave.
 use super::*;
 
 const A: u32 = 1;
@@ -40,9 +40,9 @@ fn an_error_that_nobody_was_told_of_is_told_to_who_comes() {
 }
 
 /// Found by an attack from outside: the second FLUSH succeeded, though it should have covered what
-/// was lost, as the first one of the same opener had told of the error meanwhile.
+/// was lost, because the first one of the same opener had reported the error meanwhile.
 #[test]
-fn a_flush_tells_what_another_of_its_opener_has_told() {
+fn concurrent_flushes_of_one_opener_all_report_an_error() {
     let mut errors = ErrSeq::default();
     errors.changed(A);
     let samples = [errors.sample(A), errors.sample(A)];
@@ -54,10 +54,10 @@ fn a_flush_tells_what_another_of_its_opener_has_told() {
     assert!(!fails(&mut errors, A));
 }
 
-/// A connection that is lost before its client has been told: the client is a new opener when it
-/// connects again.
+/// A connection is lost before the loss was reported to its client, which connects again as a new
+/// opener.
 #[test]
-fn who_connects_again_is_told_of_a_loss() {
+fn a_loss_is_reported_to_a_client_that_connects_again() {
     let mut errors = ErrSeq::default();
     errors.changed(A);
     errors.note(B);

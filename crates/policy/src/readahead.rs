@@ -105,8 +105,9 @@ impl Streams {
         Some(from..stream.ahead_end)
     }
 
-    /// `opener` writes `pages`, of which the first is in no folio: the order of the one to make.
-    /// Writes into that are not told, so the next one of the stream is looked for behind it.
+    /// `opener` writes `pages`, of which the first is in no folio: returns the order of the folio
+    /// to make. Writes into existing folios are not reported here, so the stream's next write is
+    /// expected behind the folio.
     pub fn on_write(&mut self, opener: u32, pages: &Range<u64>) -> u8 {
         let left = pages.end - pages.start;
         let Some(stream) = self.writer(opener, pages) else {

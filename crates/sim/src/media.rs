@@ -190,8 +190,8 @@ impl Media {
         }
     }
 
-    /// A new process opens the disk, and can't know of failures that the old one was told of: the
-    /// cache gives what it holds another chance.
+    /// Opens the disk in a new process, which does not know of failures reported to the old one:
+    /// the next flush covers all data in the cache again.
     pub(crate) fn reopen(&mut self) {
         let Some(h) = &mut self.history else { return };
         for write in h.unflushed.values_mut() {

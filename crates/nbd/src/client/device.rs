@@ -52,11 +52,11 @@ pub(crate) struct ClientState {
 pub struct Client(Rc<ClientState>);
 
 impl Client {
-    /// Connects to `export` and agrees on export_info. `news` is told what becomes of the
-    /// connection later.
+    /// Connects to `export` and negotiates. `on_event` is called for later events of the
+    /// connection.
     ///
     /// # Errors
-    /// What the server or the system said, or what about the export can't be served.
+    /// The error of the server or the system, or why the export can't be served.
     pub async fn open(
         name: impl Into<String>,
         export: &str,
@@ -305,7 +305,7 @@ impl ClientState {
         self.changed.wake_all();
     }
 
-    /// Fails the device for good (NB-C6).
+    /// Fails the device permanently (NB-C6).
     pub(crate) fn fail(&self, why: String) {
         self.failed.set(true);
         self.notify(&LinkEvent::Failed(why));

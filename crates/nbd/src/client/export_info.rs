@@ -24,7 +24,7 @@ impl ExportInfo {
     /// The device's limits.
     ///
     /// # Errors
-    /// What about the export_info can't be served.
+    /// Why the export can't be served.
     pub fn limits(&self) -> Result<Limits, String> {
         // The protocol's defaults for a client without this information.
         let [min, preferred, max] = self.block.unwrap_or([512, 4096, REQUEST_BYTES_MAX]);

@@ -130,7 +130,7 @@ pub enum LinkEvent {
     ConnectFailed(String),
     /// The client is connected again.
     Reconnected,
-    /// The device has failed for good (NB-C6).
+    /// The device has failed permanently (NB-C6).
     Failed(String),
 }
 

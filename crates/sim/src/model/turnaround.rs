@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A host that is slow to answer: it hears of a completion some time after the device is done with
-//! the command, while the device goes on at once with what it has been given.
+//! A slow host: it gets a completion some time after the device has completed the command, while
+//! the device continues at once with the next queued command.
 //!
 //! ```text
 //! device:   |== 1 ==|== 2 ==|            two in flight: 2 begins as 1 ends
@@ -25,7 +25,7 @@ use super::{Cmd, Flash, FlashParams, Model};
 pub struct Turnaround {
     inner: Box<dyn Model>,
     delay_ns: u64,
-    /// When the host hears of it, and of what. Ascending, as the inner events are.
+    /// Time at which the host gets a completion, and its id. Ascending, like the inner events.
     done: VecDeque<(u64, u64)>,
     scratch: Vec<u64>,
 }

@@ -26,9 +26,9 @@
 //! The parameters of the presets and where each comes from: `docs/hdd-model.md`.
 //!
 //! Invariants
-//! - D1 The medium works on one piece at a time and only forward in time.
-//! - D2 `cache_used_bytes` is the sum of what has room in the cache and is not on the medium.
-//! - D3 While flushes wait, `writes` has just the pieces that came before the first of them, and
+//! - SI-D1 The medium works on one piece at a time and only forward in time.
+//! - SI-D2 `cache_used_bytes` is the sum of what has room in the cache and is not on the medium.
+//! - SI-D3 While flushes wait, `writes` has just the pieces that came before the first of them, and
 //!   `writes_later` the others; `writes_later` is empty when none waits.
 
 mod params;
@@ -91,7 +91,7 @@ pub struct Hdd {
 
     /// What the head may take, by place on the medium, then by arrival.
     writes: BTreeMap<(u64, u64), Piece>,
-    /// What came after the flush that is under way (D3).
+    /// What came after the flush that is under way (SI-D3).
     writes_later: BTreeMap<(u64, u64), Piece>,
     reads: BTreeMap<(u64, u64), Piece>,
     /// Where the elevator stands: the beginning of the track it last wrote to.
@@ -343,7 +343,7 @@ impl Hdd {
                     return;
                 }
                 let (key, piece) = self.piece(id, cmd, ack_late);
-                let later = !self.flushes.is_empty(); // D3
+                let later = !self.flushes.is_empty(); // SI-D3
                 if later { &mut self.writes_later } else { &mut self.writes }.insert(key, piece);
                 if !ack_late {
                     self.unflushed.insert(piece.seq);
@@ -384,7 +384,7 @@ impl Hdd {
         {
             self.flushes.pop_front();
             done.push(id);
-            // D3. A FUA write that the flush did not wait for may be left in `writes`.
+            // SI-D3. A FUA write that the flush did not wait for may be left in `writes`.
             self.writes.append(&mut self.writes_later);
             if let Some(&(_, covers)) = self.flushes.front() {
                 let all = std::mem::take(&mut self.writes).into_iter();

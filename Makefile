@@ -12,6 +12,8 @@ CI_FUZZ_SECONDS ?= 10
 # Every build for tests is one of the same packages with the same features: nothing is built twice.
 # A build of millpond alone has no features, and so no planted faults.
 ALL := --workspace --all-features --locked
+# The program under test, which the build of the tests makes.
+MILLPOND := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug/millpond
 # The tests that run no program: unit tests and simulations. `crash` and `exhaustive` are long.
 ENGINES := --lib --bins --test borrows --test crash --test executor --test exhaustive --test it
 
@@ -39,7 +41,7 @@ published: setup ## what others have published, run as they wrote it (root; ARGS
 
 test: setup ## all tests, end to end with real clients included; in CI a while of fuzzing first
 	$(if $(CI),@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(CI_FUZZ_SECONDS))
-	$(CARGO) test $(ALL) --no-fail-fast --lib --bins --tests
+	MILLPOND_BIN=$(MILLPOND) $(CARGO) test $(ALL) --no-fail-fast --lib --bins --tests
 	$(CARGO) test $(ALL) --no-fail-fast --doc
 
 test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Many rounds: of one scenario until time is up or something is found, and what came of it.
+//! Rounds of one scenario until the time is up or a violation is found, and their figures.
 
 use std::fmt;
 use std::path::Path;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! An NBD client with several requests in flight, which overlap with its own and others'.
 //!
-//! What it sends and what comes of it the judge is told: before it is sent, and after the answer.
+//! It reports each request to the judge before sending it, and its outcome after the reply.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The program as a child in a folder of its own: started, killed, ended, and given orders.
+//! The program as a child in a folder of its own: start, kill, orderly end, commands.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};

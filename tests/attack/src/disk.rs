@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A lossy disk as an NBD server on a Unix socket: slow, failing, lock and hanging requests.
+//! A lossy disk as an NBD server on a Unix socket: slow, failing, delayed and hanging requests.
 //!
 //! A connection has one thread that reads requests and some that do them, in any order. A reply to
 //! a change is sent under the lock of the media, so that what a client knows of it and what the

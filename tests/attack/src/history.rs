@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Words for what happened to the sectors of a device: versions, events, and what is promised.
+//! The history of the sectors of a device: versions, events, and the rules that the device
+//! promises.
 
 use crate::pattern::Content;
 

@@ -2,9 +2,9 @@
 //! One device under attack: its disks, its daemon, and round after round of requests, orders and
 //! crashes.
 //!
-//! A round: start the daemon (and perhaps kill it while it recovers), read everything, let clients
-//! and the operator loose, and end it all: `kill -9`, mostly with a power cut of the disks,
-//! SIGTERM, or a removal of the device.
+//! A round starts the daemon (and sometimes kills it during recovery), reads the whole device, runs
+//! clients and the operator, and ends by `kill -9`, mostly with a power cut of the disks, by
+//! SIGTERM, or by a removal of the device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

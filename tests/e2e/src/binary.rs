@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where the program under test is: built by cargo beside this executable, never an old one.
+//! The path of the program under test. Cargo builds it beside this executable if it is outdated.
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;

@@ -3,22 +3,22 @@
 //!
 //! ```text
 //!   tests/*.rs, bin/demo, bin/published
-//!     ├─ published what others have published, run as they wrote it
+//!     ├─ published procedures that others have published
 //!     ├─ test_bed  a test's folder, files and daemon
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
 //!     ├─ origin    other people's NBD servers, which our devices stand on
 //!     ├─ mounted   devices as files
-//!     ├─ stamp     writes blocks that say what they are; knows what a crash may leave of them
-//!     ├─ client    a small NBD client for stamps, and for what no decent client sends
+//!     ├─ stamp     self-describing blocks; knows what a crash may leave of them
+//!     ├─ client    a small NBD client for stamps, and for malformed requests
 //!     ├─ loops     loop devices and mounts
-//!     ├─ undo      mounts, loop devices and folders that go however a program ends
-//!     └─ process   children with an end: output, deadline, and none left behind
+//!     ├─ undo      clean-up of mounts, loop devices and folders, however a program ends
+//!     └─ process   child processes: output, deadline, none left behind
 //! ```
 //!
 //! Invariants
 //! - EE-E1 No process outlives what started it: children are killed when their owner is dropped.
-//! - EE-E2 Nobody waits for ever: children and sockets have deadlines.
+//! - EE-E2 Every wait for a child or a socket has a deadline.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Child processes with an end: what they print, a deadline, and none left behind.
+//! Child processes: their output, a deadline, and no child left behind.
 use std::io::{Read, Seek, SeekFrom};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};

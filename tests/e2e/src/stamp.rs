@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Blocks that say what they are, and what a crash may leave of them.
+//! Self-describing blocks, and the check of what a crash may leave of them.
 //!
 //! ```text
 //!   block  4096 bytes: 512 little-endian words
@@ -10,8 +10,9 @@
 //!
 //! Invariants
 //! - EE-S1 After a crash a block holds the version that was durable (`floor`), or a later one that
-//!   was written since the crash before this one. A version that was lost never comes back.
-//! - EE-S2 A flush lifts the floor to what was answered before it was sent; FUA lifts it by itself.
+//!   was written since the crash before this one. A version that was lost never returns.
+//! - EE-S2 A flush raises the floor to the versions whose writes had replies before it was sent; a
+//!   FUA write raises it by itself.
 use std::io;
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What has to be undone however a program ends: mounts, loop devices, folders.
+//! Clean-up that runs however a program ends: mounts, loop devices, folders.
 //!
 //! Invariants
-//! - EE-U1 Everything is undone once, and what came last first.
-//! - EE-U2 `leave` returns when everything is undone, what other threads are just undoing included.
+//! - EE-U1 Each step is undone once, the last one first.
+//! - EE-U2 `leave` returns when every step is undone, those under way on other threads included.
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `kill -9`, again and again, while two clients write: what was flushed stays, everything else is
-//! old or new, and nothing that was lost comes back.
+//! `kill -9`, again and again, while two clients write: flushed data survive, other blocks are old
+//! or new, and no lost version returns.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};

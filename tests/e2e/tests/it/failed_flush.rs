@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What clients of `buffered` hear when the disk below fails a flush and loses its cache: each of
-//! them, by every FLUSH that should have covered what is lost. The disk is an NBD server of this
-//! file that holds a FLUSH until it is told to fail it.
+//! Errors that clients of `buffered` get when the disk below fails a flush and loses its cache:
+//! each client gets one at every FLUSH that should have covered lost data. The disk is an NBD
+//! server in this file that delays a FLUSH until a test lets it fail.
 #![expect(clippy::disallowed_methods, reason = "the disk is a server of this process")]
 
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Clients that send nonsense, too much, or nothing: each gets an error or loses its connection,
-//! and nobody else notices.
+//! Clients that send malformed requests, too much, or nothing: each gets an error or loses its
+//! connection, and other clients are served as before.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;

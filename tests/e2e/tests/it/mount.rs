@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The mount of devices as files: where it may be, when it goes, and that it stays out of itself.
+//! The mount of devices as files: where it may be, when it ends, and that no table uses its own
+//! mount.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Leaves `nbd://HOST:PORT/EXPORT` on real servers over TCP: that data and requests arrive as what
-//! they are, and what becomes of an outage, of a server that hangs, and of one that never speaks.
+//! Leaves `nbd://HOST:PORT/EXPORT` on real servers over TCP: data and requests arrive unchanged,
+//! and an outage, a hung server and a silent server give the documented errors.
 
 use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A write cache in mode p, on a plain file that stands in for persistent memory: a real client
-//! writes, the daemon is killed, and what was flushed is there; and what mode p says no to.
+//! writes, the daemon is killed, and flushed data are there; and which files mode p refuses.
 
 use std::os::unix::fs::FileExt;
 use std::process::Command;

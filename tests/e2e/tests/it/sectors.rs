@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Requests of 512 bytes on devices of larger blocks, by all doors at once. Found by an attack
-//! from outside: a 512-byte write by a file undid completed NBD writes of the rest of the block,
-//! and clients that do not ask for block sizes could not read 1 KiB from a cache.
+//! Requests of 512 bytes on devices of larger blocks, over NBD and files at once. Found by an
+//! attack from outside: a 512-byte write by a file undid completed NBD writes of the rest of the
+//! block, and clients that do not ask for block sizes could not read 1 KiB from a cache.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

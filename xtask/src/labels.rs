@@ -52,8 +52,6 @@ const NOT_YET_PREFIXED: &[&str] = &[
     "crates/uring/",
     "crates/writecache/",
     "crates/zram/",
-    "tests/attack/",
-    "tests/e2e/",
 ];
 
 /// The labels of all files that were read.

@@ -48,8 +48,6 @@ const TESTS_NOT_YET_RENAMED: &[&str] = &[
     "crates/uring/",
     "crates/writecache/",
     "crates/zram/",
-    "tests/attack/",
-    "tests/e2e/",
 ];
 
 /// Folders that may still be called `target`. Only ever gets shorter.

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_says_its_number_and_version_and_a_torn_one_says_nothing() {
+    fn a_whole_block_names_its_version_and_a_torn_one_none() {
         let mut data = vec![0; BLOCK_BYTES];
         fill(&mut data, 7, 3);
         assert_eq!(version_of(&data, 7), Some(3));

@@ -27,7 +27,7 @@ fn an_open_leaf_has_attributes_by_any_path_to_it() {
     assert!(!all.contains("wbt_stats"), "it has many lines: {all}");
     let json = pond.cli(&["get", &path, "-o", "json"]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(json["size"], "8192");
+    assert_eq!(json["size"], 8192);
     // By HTTP its name is percent-coded.
     let coded = path.replace('/', "%2F");
     let url = format!("http://millpond/v1/devices/{coded}/attributes/size");

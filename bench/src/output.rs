@@ -19,13 +19,13 @@ pub struct Dir {
 
 /// The option `--ours`.
 #[derive(Clone, Debug, Args)]
-pub struct Ours {
+pub struct ProgramOption {
     /// The program under measurement [default: `millpond` beside this one]
     #[arg(long, value_name = "PROGRAM")]
     ours: Option<PathBuf>,
 }
 
-impl Ours {
+impl ProgramOption {
     /// Its path.
     ///
     /// # Errors

@@ -9,9 +9,9 @@ use std::io::{self, Write, stderr, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
-use bench::output::{Dir, Ours, ended, positive};
+use bench::output::{Dir, ProgramOption, ended, positive};
 use bench::peers::TestBed;
-use bench::peers::client::{Client, Job, Run, Until, run};
+use bench::peers::client::{Client, Job, Run, RunLength, run};
 use bench::peers::serve::{FILL, Group, Served};
 use reproduce::cpu::{cpus, pin};
 use reproduce::median::{median, spread_percent};
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     #[command(flatten)]
-    ours: Ours,
+    ours: ProgramOption,
     /// How often everything is run
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -86,7 +86,7 @@ fn measure(served: &Served, cell: &Cell, (ours, seconds): (&Path, f64)) -> Resul
         LoadClient::Lean => (Client::Lean(ours), seconds),
         LoadClient::Fio => (Client::Fio, FIO_S),
     };
-    run(client, served, &cell.job, Until::Time(seconds))
+    run(client, served, &cell.job, RunLength::Time(seconds))
 }
 
 fn cells() -> Vec<Cell> {
@@ -185,7 +185,7 @@ fn bench(args: &Args) -> Result<(), String> {
     }
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     for (_, served) in peers.iter().filter(|(backing, _)| *backing == Group::Memory) {
-        run(Client::Lean(&ours), served, &FILL, Until::Written(served.bytes))?;
+        run(Client::Lean(&ours), served, &FILL, RunLength::Written(served.bytes))?;
     }
     let mut cells = cells();
     for round in 0..usize::from(args.rounds) {

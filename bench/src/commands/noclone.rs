@@ -3,7 +3,7 @@
 //! the raw device; in process, counted by valgrind, and through FUSE.
 use std::process::ExitCode;
 
-use bench::output::{Dir, Ours, finish, positive, progress};
+use bench::output::{Dir, ProgramOption, finish, positive, progress};
 use bench::{counted, through_fuse};
 use reproduce::report::Section;
 use reproduce::scenario::noclone::{Options, groups, run};
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     #[command(flatten)]
-    ours: Ours,
+    ours: ProgramOption,
     /// Turns of each shape in process
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     turns: u32,

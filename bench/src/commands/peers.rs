@@ -10,10 +10,10 @@ use std::io::{self, Write, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::output::{Dir, Ours, ended};
+use bench::output::{Dir, ProgramOption, ended};
 use bench::peers::TestBed;
 use bench::peers::cache::{self, PEERS};
-use bench::peers::client::{Client, Until, run};
+use bench::peers::client::{Client, RunLength, run};
 use bench::peers::progress::Progress;
 use bench::peers::report::Results;
 use bench::peers::serve::{FILL, GROUPS, Group, Served};
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long)]
     markdown: bool,
     #[command(flatten)]
-    ours: Ours,
+    ours: ProgramOption,
 }
 
 impl Args {
@@ -93,7 +93,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn client(&self, served: &Served) -> Client<'_> {
-        let has_uri = !served.door.uri().is_empty();
+        let has_uri = !served.endpoint.uri().is_empty();
         if self.args.lean && has_uri { Client::Lean(&self.test_bed.ours) } else { Client::Fio }
     }
 
@@ -112,7 +112,7 @@ impl Bench<'_> {
         }
         // Reads find data; what is first pays for memory that nobody had before.
         for served in servers.iter().filter(|_| group != Group::Null) {
-            if let Err(why) = run(Client::Fio, served, &FILL, Until::Written(served.bytes)) {
+            if let Err(why) = run(Client::Fio, served, &FILL, RunLength::Written(served.bytes)) {
                 self.results.failed(&format!("{} {}", group.key(), served.who), &why);
             }
         }
@@ -120,7 +120,7 @@ impl Bench<'_> {
             for job in group.jobs() {
                 for turn in 0..servers.len() {
                     let nth = (turn + usize::try_from(round).unwrap_or(0)) % servers.len();
-                    let (served, until) = (&servers[nth], Until::Time(self.args.seconds));
+                    let (served, until) = (&servers[nth], RunLength::Time(self.args.seconds));
                     match run(self.client(served), served, job, until) {
                         Ok(run) => self.results.add(group, *job, served.who, run),
                         Err(why) => {

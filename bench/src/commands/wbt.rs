@@ -9,7 +9,7 @@
 use std::process::ExitCode;
 
 use bench::mixed_load::Daemon;
-use bench::output::{Dir, Ours, finish, positive, progress};
+use bench::output::{Dir, ProgramOption, finish, positive, progress};
 use clap::ValueEnum;
 use reproduce::cpu::{cpus, pin};
 use reproduce::report::Section;
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     #[command(flatten)]
-    ours: Ours,
+    ours: ProgramOption,
     /// How often everything is run
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,

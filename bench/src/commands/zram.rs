@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use bench::compressed::{served, speed};
-use bench::output::{Dir, Ours, finish, positive, progress};
+use bench::output::{Dir, ProgramOption, finish, positive, progress};
 use clap::ValueEnum;
 use reproduce::report::Section;
 use reproduce::scenario::zram::{Options, SMALL_BYTES, run_local, run_memory, run_simulated};
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     #[command(flatten)]
-    ours: Ours,
+    ours: ProgramOption,
     /// Idle pages that are written back, in MiB
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..1 << 20))]
     size_mib: u64,

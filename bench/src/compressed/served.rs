@@ -11,7 +11,7 @@ use reproduce::table::{Table, fixed};
 use serde_json::json;
 
 use crate::peers::TestBed;
-use crate::peers::client::{Client, Job, Run, Until, run};
+use crate::peers::client::{Client, Job, Run, RunLength, run};
 use crate::peers::serve::{EXPORT, FILL, Group, Served};
 
 /// Of each device, as it was for the figures of other servers.
@@ -57,7 +57,7 @@ impl Filled {
             mem_used_bytes: [None; 2],
             runs: [Vec::new(), Vec::new()],
         };
-        run(Client::Lean(&test_bed.ours), &filled.served, &FILL, Until::Written(test_bed.bytes))?;
+        run(Client::Lean(&test_bed.ours), &filled.served, &FILL, RunLength::Written(test_bed.bytes))?;
         filled.look(0, test_bed);
         Ok(filled)
     }
@@ -74,7 +74,7 @@ impl Filled {
     fn round(&mut self, test_bed: &TestBed, seconds: f64) -> Result<(), String> {
         for (job, runs) in JOBS.iter().zip(&mut self.runs) {
             let client = Client::Lean(&test_bed.ours);
-            runs.push(run(client, &self.served, job, Until::Time(seconds))?);
+            runs.push(run(client, &self.served, job, RunLength::Time(seconds))?);
         }
         Ok(())
     }

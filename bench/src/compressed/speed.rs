@@ -33,22 +33,22 @@ struct Speed {
 }
 
 /// A compressor as the device has it.
-enum Bare {
+enum BareCompressor {
     Lz4,
     Zstd(CCtx<'static>, DCtx<'static>),
 }
 
-impl Bare {
-    fn new(algorithm: &str) -> Result<Bare, String> {
+impl BareCompressor {
+    fn new(algorithm: &str) -> Result<BareCompressor, String> {
         match algorithm {
-            "lz4" => Ok(Bare::Lz4),
+            "lz4" => Ok(BareCompressor::Lz4),
             "zstd" => {
                 let mut to = CCtx::create();
                 let level = CParameter::CompressionLevel(zstd::DEFAULT_COMPRESSION_LEVEL);
                 for parameter in [level, CParameter::DictIdFlag(false)] {
                     to.set_parameter(parameter).map_err(|_| "zstd: level refused")?;
                 }
-                Ok(Bare::Zstd(to, DCtx::create()))
+                Ok(BareCompressor::Zstd(to, DCtx::create()))
             }
             other => Err(format!("{other}: not compared here")),
         }
@@ -56,15 +56,15 @@ impl Bare {
 
     fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Option<usize> {
         match self {
-            Bare::Lz4 => compress_to_buffer(page, Some(CompressionMode::FAST(1)), false, out).ok(),
-            Bare::Zstd(to, _) => to.compress2(out, page).ok(),
+            BareCompressor::Lz4 => compress_to_buffer(page, Some(CompressionMode::FAST(1)), false, out).ok(),
+            BareCompressor::Zstd(to, _) => to.compress2(out, page).ok(),
         }
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut [u8]) -> Option<usize> {
         match self {
-            Bare::Lz4 => decompress_to_buffer(object, Some(PAGE_BYTES as i32), page).ok(),
-            Bare::Zstd(_, from) => from.decompress(page, object).ok(),
+            BareCompressor::Lz4 => decompress_to_buffer(object, Some(PAGE_BYTES as i32), page).ok(),
+            BareCompressor::Zstd(_, from) => from.decompress(page, object).ok(),
         }
     }
 }
@@ -152,7 +152,7 @@ fn run(
     let refused = |status: block::Status| format!("{algorithm}: {status}");
     platform.finish(write((0..pages).collect()))?.map_err(refused)?;
 
-    let mut bare = Bare::new(algorithm)?;
+    let mut bare = BareCompressor::new(algorithm)?;
     let mut out = [0; PAGE_BYTES];
     let mut objects = Objects { bytes: Vec::new(), starts: vec![0] };
     for slot in 0..pages {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use reproduce::clock;
 
-use super::client::{Client, Job, Run, Until, flush, run};
-use super::serve::{Door, EXPORT, Served, nbdkit_with, ours_with, qsd_with};
+use super::client::{Client, Job, Run, RunLength, flush, run};
+use super::serve::{Endpoint, EXPORT, Served, nbdkit_with, ours_with, qsd_with};
 use super::{TestBed, make_file};
 use crate::conn::Conn;
 
@@ -34,7 +34,7 @@ pub struct Round {
 
 /// What of the blocks was there after a kill -9 and a new start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Survivors {
+pub struct CrashResult {
     pub flushed: u64,
     pub unflushed: u64,
     /// Of each.
@@ -106,8 +106,8 @@ fn prepare(who: &'static str, test_bed: &TestBed) -> Result<PathBuf, String> {
 pub fn round(who: &'static str, bytes: u64, test_bed: &TestBed) -> Result<Round, String> {
     let origin = prepare(who, test_bed)?;
     let served = start(who, &origin, test_bed)?;
-    let Door::Nbd { socket, export } = &served.door else { return Err("no socket".to_owned()) };
-    let run = run(Client::Fio, &served, &WRITES, Until::Written(bytes))?;
+    let Endpoint::Nbd { socket, export } = &served.endpoint else { return Err("no socket".to_owned()) };
+    let run = run(Client::Fio, &served, &WRITES, RunLength::Written(bytes))?;
     let (begin, cpu) = (clock(), served.host.cpu_seconds());
     let flush_s = flush(socket, export)?;
     if who == "ours" {
@@ -131,12 +131,12 @@ fn place(nth: u64, bytes: u64) -> u64 {
 ///
 /// # Errors
 /// What a program said.
-pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<Survivors, String> {
+pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<CrashResult, String> {
     let origin = prepare(who, test_bed)?;
     let failed = |e: std::io::Error| format!("{who}: {e}");
     let bytes = test_bed.bytes;
     let served = start(who, &origin, test_bed)?;
-    let Door::Nbd { socket, export } = &served.door else { return Err("no socket".to_owned()) };
+    let Endpoint::Nbd { socket, export } = &served.endpoint else { return Err("no socket".to_owned()) };
     let mut conn = Conn::open(socket, export).map_err(failed)?;
     for nth in 0..2 * KILL_BLOCKS {
         conn.write(place(nth, bytes), &block(nth)).map_err(failed)?;
@@ -147,7 +147,7 @@ pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<Survivors, Str
     drop(served);
     drop(conn);
     let served = start(who, &origin, test_bed)?;
-    let Door::Nbd { socket, export } = &served.door else { return Err("no socket".to_owned()) };
+    let Endpoint::Nbd { socket, export } = &served.endpoint else { return Err("no socket".to_owned()) };
     let mut conn = Conn::open(socket, export).map_err(failed)?;
     let mut found = vec![0; BLOCK];
     let mut there = [0; 2];
@@ -156,5 +156,5 @@ pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<Survivors, Str
         let half = usize::from(nth >= KILL_BLOCKS);
         there[half] += u64::from(found == block(nth));
     }
-    Ok(Survivors { flushed: there[0], unflushed: there[1], of: KILL_BLOCKS })
+    Ok(CrashResult { flushed: there[0], unflushed: there[1], of: KILL_BLOCKS })
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::serve::{Door, Served};
+use super::serve::{Endpoint, Served};
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl Job {
 
 /// How long.
 #[derive(Clone, Copy, Debug)]
-pub enum Until {
+pub enum RunLength {
     /// Seconds.
     Time(f64),
     /// Each block of the first so many bytes once.
@@ -65,7 +65,7 @@ pub struct Run {
 ///
 /// # Errors
 /// What the client said.
-pub fn run(client: Client<'_>, served: &Served, job: &Job, until: Until) -> Result<Run, String> {
+pub fn run(client: Client<'_>, served: &Served, job: &Job, until: RunLength) -> Result<Run, String> {
     let mut command = match client {
         Client::Fio => fio(served, job, until),
         Client::Lean(program) => lean(program, served, job, until)?,
@@ -86,15 +86,15 @@ pub fn run(client: Client<'_>, served: &Served, job: &Job, until: Until) -> Resu
     Ok(Run { iops, bytes_per_s, p99_us, cpu_us, memory_bytes })
 }
 
-fn fio(served: &Served, job: &Job, until: Until) -> Command {
+fn fio(served: &Served, job: &Job, until: RunLength) -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=bench", "--group_reporting", "--output-format=json"]);
     command.args(["--buffer_compress_percentage=50", "--refill_buffers"]);
-    match &served.door {
-        Door::Nbd { .. } => {
-            command.args(["--ioengine=nbd", &format!("--uri={}", served.door.uri())]);
+    match &served.endpoint {
+        Endpoint::Nbd { .. } => {
+            command.args(["--ioengine=nbd", &format!("--uri={}", served.endpoint.uri())]);
         }
-        Door::File(file) => {
+        Endpoint::File(file) => {
             // fio splits names at colons.
             let name = file.display().to_string().replace(':', "\\:");
             command.args(["--ioengine=io_uring", "--direct=1", "--allow_file_create=0"]);
@@ -102,11 +102,11 @@ fn fio(served: &Served, job: &Job, until: Until) -> Command {
         }
     }
     match until {
-        Until::Time(s) => {
+        RunLength::Time(s) => {
             command.args(["--time_based", &format!("--runtime={}ms", (s * 1e3) as u64)]);
             command.arg(format!("--size={}", served.bytes));
         }
-        Until::Written(bytes) => {
+        RunLength::Written(bytes) => {
             command.arg(format!("--size={}", served.bytes)).arg(format!("--io_size={bytes}"));
         }
     }
@@ -115,18 +115,18 @@ fn fio(served: &Served, job: &Job, until: Until) -> Command {
     command
 }
 
-fn lean(program: &Path, served: &Served, job: &Job, until: Until) -> Result<Command, String> {
-    if matches!(served.door, Door::File(_)) {
+fn lean(program: &Path, served: &Served, job: &Job, until: RunLength) -> Result<Command, String> {
+    if matches!(served.endpoint, Endpoint::File(_)) {
         return Err("bench --uri is for NBD".to_owned());
     }
     let mut command = Command::new(program);
-    command.args(["bench", "--uri", &served.door.uri(), "--output", "json", "--rw", job.rw]);
+    command.args(["bench", "--uri", &served.endpoint.uri(), "--output", "json", "--rw", job.rw]);
     command.args(["--buffer-compress-percentage", "50"]);
     command.args(["--bs", &format!("{}K", job.kib), "--iodepth", &job.depth.to_string()]);
     command.args(["--jobs", &job.connections.to_string()]);
     match until {
-        Until::Time(s) => command.args(["--runtime", &format!("{}ms", (s * 1e3) as u64)]),
-        Until::Written(bytes) => {
+        RunLength::Time(s) => command.args(["--runtime", &format!("{}ms", (s * 1e3) as u64)]),
+        RunLength::Written(bytes) => {
             let ios = bytes / (u64::from(job.kib) << 10);
             command.args(["--number-ios", &ios.to_string()])
         }

@@ -7,7 +7,7 @@ use reproduce::median::{median, spread_percent};
 use reproduce::table::{Table, fixed};
 use serde_json::{Map, Value, json};
 
-use super::cache::{self, Survivors};
+use super::cache::{self, CrashResult};
 use super::client::{Job, Run};
 use super::serve::{GROUPS, Group};
 
@@ -27,7 +27,7 @@ struct Cell {
 pub struct Results {
     cells: Vec<Cell>,
     pub caches: BTreeMap<&'static str, Vec<cache::Round>>,
-    pub survivors: BTreeMap<&'static str, Survivors>,
+    pub survivors: BTreeMap<&'static str, CrashResult>,
     /// What exactly is served by whom.
     pub served: Vec<String>,
     errors: Vec<String>,

@@ -48,7 +48,7 @@ pub const FILL: Job = job("write", 1024, 4, 1);
 
 /// How a client gets in.
 #[derive(Clone, Debug)]
-pub enum Door {
+pub enum Endpoint {
     Nbd {
         socket: PathBuf,
         export: String,
@@ -57,14 +57,14 @@ pub enum Door {
     File(PathBuf),
 }
 
-impl Door {
+impl Endpoint {
     /// Its address; empty for a file.
     pub fn uri(&self) -> String {
         match self {
-            Door::Nbd { socket, export } => {
+            Endpoint::Nbd { socket, export } => {
                 format!("nbd+unix:///{export}?socket={}", socket.display())
             }
-            Door::File(_) => String::new(),
+            Endpoint::File(_) => String::new(),
         }
     }
 }
@@ -104,7 +104,7 @@ pub struct Served {
     /// What exactly.
     pub what: String,
     pub host: Host,
-    pub door: Door,
+    pub endpoint: Endpoint,
     /// Of the device.
     pub bytes: u64,
     /// Of a file in memory that stands for the server's own.
@@ -224,8 +224,8 @@ impl Served {
         Ok(Served { memory_file_bytes: if in_memory { bytes } else { 0 }, ..served? })
     }
 
-    fn process(who: &'static str, what: String, server: Server, door: Door, bytes: u64) -> Served {
-        Served { who, what, host: Host::Process(server), door, bytes, memory_file_bytes: 0 }
+    fn process(who: &'static str, what: String, server: Server, endpoint: Endpoint, bytes: u64) -> Served {
+        Served { who, what, host: Host::Process(server), endpoint, bytes, memory_file_bytes: 0 }
     }
 
     /// Memory that the server uses, with a file in memory that stands for it.
@@ -238,11 +238,11 @@ impl Served {
     /// # Errors
     /// What it said when it failed.
     pub fn say(&self, program: &Path, words: &[&str]) -> Result<String, String> {
-        match &self.door {
-            Door::Nbd { socket, .. } => {
+        match &self.endpoint {
+            Endpoint::Nbd { socket, .. } => {
                 said(program, words, socket.parent().unwrap_or(Path::new(".")))
             }
-            Door::File(_) => Err("no run folder is known".to_owned()),
+            Endpoint::File(_) => Err("no run folder is known".to_owned()),
         }
     }
 }
@@ -271,8 +271,8 @@ pub(super) fn ours_with(
     command.arg("daemon").arg("--run-dir").arg(dir);
     let server = Server::start(&mut command, test_bed.cpu, &socket)?;
     said(&test_bed.ours, &["create", EXPORT, "--table", table], dir)?;
-    let door = Door::Nbd { socket, export: EXPORT.to_owned() };
-    Ok(Served::process(who, format!("millpond {table}"), server, door, bytes))
+    let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
+    Ok(Served::process(who, format!("millpond {table}"), server, endpoint, bytes))
 }
 
 /// A file of the folder, on a mount of a server on its CPU.
@@ -286,15 +286,15 @@ fn fuse(who: &'static str, dir: &Path, test_bed: &TestBed) -> Result<Served, Str
     };
     pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
     let (files, file) = started?;
-    let (what, door) = (format!("{who} {}", file.display()), Door::File(file));
+    let (what, endpoint) = (format!("{who} {}", file.display()), Endpoint::File(file));
     let host = Host::Files(files);
-    Ok(Served { who, what, host, door, bytes: files::BYTES, memory_file_bytes: 0 })
+    Ok(Served { who, what, host, endpoint, bytes: files::BYTES, memory_file_bytes: 0 })
 }
 
 fn kernel(who: &'static str, bytes: u64) -> Result<Served, String> {
     let zram = KernelZram::new("lz4", bytes)?;
-    let (what, door) = (format!("{} lz4", zram.device().display()), Door::File(zram.device()));
-    Ok(Served { who, what, host: Host::Kernel(zram), door, bytes, memory_file_bytes: 0 })
+    let (what, endpoint) = (format!("{} lz4", zram.device().display()), Endpoint::File(zram.device()));
+    Ok(Served { who, what, host: Host::Kernel(zram), endpoint, bytes, memory_file_bytes: 0 })
 }
 
 fn ours(
@@ -336,9 +336,9 @@ pub(super) fn nbdkit_with(
     let mut command = Command::new("nbdkit");
     command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(words);
     let server = Server::start(&mut command, test_bed.cpu, &socket)?;
-    let door = Door::Nbd { socket, export: EXPORT.to_owned() };
+    let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("nbdkit {}", words.join(" "));
-    Ok(Served::process("nbdkit", what, server, door, bytes))
+    Ok(Served::process("nbdkit", what, server, endpoint, bytes))
 }
 
 fn nbdkit(group: Group, dir: &Path, file: &Path, test_bed: &TestBed) -> Result<Served, String> {
@@ -375,9 +375,9 @@ pub(super) fn qsd_with(
     let export = format!("type=nbd,id=export,node-name=disk,name={EXPORT},writable=on");
     command.arg("--export").arg(export);
     let server = Server::start(&mut command, test_bed.cpu, &socket)?;
-    let door = Door::Nbd { socket, export: EXPORT.to_owned() };
+    let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("qemu-storage-daemon {device}");
-    Ok(Served::process("qsd", what, server, door, bytes))
+    Ok(Served::process("qsd", what, server, endpoint, bytes))
 }
 
 fn qsd(group: Group, dir: &Path, file: &Path, test_bed: &TestBed) -> Result<Served, String> {
@@ -409,7 +409,7 @@ fn nbd_server(dir: &Path, file: &Path, test_bed: &TestBed) -> Result<Served, Str
     let pid_file = dir.join("pid");
     command.arg("-C").arg(&config).arg("-p").arg(&pid_file);
     let server = Server::start_daemon(&mut command, test_bed.cpu, &socket, &pid_file)?;
-    let door = Door::Nbd { socket, export: EXPORT.to_owned() };
+    let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("nbd-server {file}");
-    Ok(Served::process("nbd_server", what, server, door, test_bed.bytes))
+    Ok(Served::process("nbd_server", what, server, endpoint, test_bed.bytes))
 }

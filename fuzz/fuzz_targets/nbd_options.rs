@@ -28,22 +28,22 @@ impl BlockDevice for Nothing {
     }
 }
 
-struct Two;
+struct TwoExports;
 
-impl Exports for Two {
+impl Exports for TwoExports {
     fn list(&self) -> Vec<String> {
         vec!["a".into(), "bc".into(), "x".repeat(5000)]
     }
     fn open(&self, name: &str) -> Result<Box<dyn Export>, Error> {
         match name {
-            "" | "a" => Ok(Box::new(Two)),
+            "" | "a" => Ok(Box::new(TwoExports)),
             "bc" => Err(Error::busy("ä".repeat(4000))),
             _ => Err(Error::not_found(format!("no export `{name}`"))),
         }
     }
 }
 
-impl Export for Two {
+impl Export for TwoExports {
     fn device(&self) -> Rc<dyn BlockDevice> {
         Rc::new(Nothing)
     }
@@ -81,7 +81,7 @@ fn talk(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let mut out = Vec::new();
     let (mut start, mut end) = (0, 0);
     loop {
-        match handshake.step(&bytes[start..end], &Two, &mut out) {
+        match handshake.step(&bytes[start..end], &TwoExports, &mut out) {
             Step::Consumed(n) => {
                 assert!(n > 0 && n <= end - start);
                 start += n;

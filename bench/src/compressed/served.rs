@@ -57,7 +57,12 @@ impl Filled {
             mem_used_bytes: [None; 2],
             runs: [Vec::new(), Vec::new()],
         };
-        run(Client::Lean(&test_bed.ours), &filled.served, &FILL, RunLength::Written(test_bed.bytes))?;
+        run(
+            Client::Lean(&test_bed.ours),
+            &filled.served,
+            &FILL,
+            RunLength::Written(test_bed.bytes),
+        )?;
         filled.look(0, test_bed);
         Ok(filled)
     }

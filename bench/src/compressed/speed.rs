@@ -56,7 +56,9 @@ impl BareCompressor {
 
     fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Option<usize> {
         match self {
-            BareCompressor::Lz4 => compress_to_buffer(page, Some(CompressionMode::FAST(1)), false, out).ok(),
+            BareCompressor::Lz4 => {
+                compress_to_buffer(page, Some(CompressionMode::FAST(1)), false, out).ok()
+            }
             BareCompressor::Zstd(to, _) => to.compress2(out, page).ok(),
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use reproduce::clock;
 
 use super::client::{Client, Job, Run, RunLength, flush, run};
-use super::serve::{Endpoint, EXPORT, Served, nbdkit_with, ours_with, qsd_with};
+use super::serve::{EXPORT, Endpoint, Served, nbdkit_with, ours_with, qsd_with};
 use super::{TestBed, make_file};
 use crate::conn::Conn;
 
@@ -106,7 +106,9 @@ fn prepare(who: &'static str, test_bed: &TestBed) -> Result<PathBuf, String> {
 pub fn round(who: &'static str, bytes: u64, test_bed: &TestBed) -> Result<Round, String> {
     let origin = prepare(who, test_bed)?;
     let served = start(who, &origin, test_bed)?;
-    let Endpoint::Nbd { socket, export } = &served.endpoint else { return Err("no socket".to_owned()) };
+    let Endpoint::Nbd { socket, export } = &served.endpoint else {
+        return Err("no socket".to_owned());
+    };
     let run = run(Client::Fio, &served, &WRITES, RunLength::Written(bytes))?;
     let (begin, cpu) = (clock(), served.host.cpu_seconds());
     let flush_s = flush(socket, export)?;
@@ -136,7 +138,9 @@ pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<CrashResult, S
     let failed = |e: std::io::Error| format!("{who}: {e}");
     let bytes = test_bed.bytes;
     let served = start(who, &origin, test_bed)?;
-    let Endpoint::Nbd { socket, export } = &served.endpoint else { return Err("no socket".to_owned()) };
+    let Endpoint::Nbd { socket, export } = &served.endpoint else {
+        return Err("no socket".to_owned());
+    };
     let mut conn = Conn::open(socket, export).map_err(failed)?;
     for nth in 0..2 * KILL_BLOCKS {
         conn.write(place(nth, bytes), &block(nth)).map_err(failed)?;
@@ -147,7 +151,9 @@ pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<CrashResult, S
     drop(served);
     drop(conn);
     let served = start(who, &origin, test_bed)?;
-    let Endpoint::Nbd { socket, export } = &served.endpoint else { return Err("no socket".to_owned()) };
+    let Endpoint::Nbd { socket, export } = &served.endpoint else {
+        return Err("no socket".to_owned());
+    };
     let mut conn = Conn::open(socket, export).map_err(failed)?;
     let mut found = vec![0; BLOCK];
     let mut there = [0; 2];

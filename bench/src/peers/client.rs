@@ -65,7 +65,12 @@ pub struct Run {
 ///
 /// # Errors
 /// What the client said.
-pub fn run(client: Client<'_>, served: &Served, job: &Job, until: RunLength) -> Result<Run, String> {
+pub fn run(
+    client: Client<'_>,
+    served: &Served,
+    job: &Job,
+    until: RunLength,
+) -> Result<Run, String> {
     let mut command = match client {
         Client::Fio => fio(served, job, until),
         Client::Lean(program) => lean(program, served, job, until)?,

@@ -224,7 +224,13 @@ impl Served {
         Ok(Served { memory_file_bytes: if in_memory { bytes } else { 0 }, ..served? })
     }
 
-    fn process(who: &'static str, what: String, server: Server, endpoint: Endpoint, bytes: u64) -> Served {
+    fn process(
+        who: &'static str,
+        what: String,
+        server: Server,
+        endpoint: Endpoint,
+        bytes: u64,
+    ) -> Served {
         Served { who, what, host: Host::Process(server), endpoint, bytes, memory_file_bytes: 0 }
     }
 
@@ -293,7 +299,8 @@ fn fuse(who: &'static str, dir: &Path, test_bed: &TestBed) -> Result<Served, Str
 
 fn kernel(who: &'static str, bytes: u64) -> Result<Served, String> {
     let zram = KernelZram::new("lz4", bytes)?;
-    let (what, endpoint) = (format!("{} lz4", zram.device().display()), Endpoint::File(zram.device()));
+    let (what, endpoint) =
+        (format!("{} lz4", zram.device().display()), Endpoint::File(zram.device()));
     Ok(Served { who, what, host: Host::Kernel(zram), endpoint, bytes, memory_file_bytes: 0 })
 }
 

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! Invariants
-//! - C1 No I/O, no state: pure types and functions, so that client and server can't drift apart.
-//! - C2 A field, once published, keeps its name and meaning; new fields are optional for readers.
+//! - CT-C1 No I/O, no state: pure types and functions, so that client and server can't drift apart.
+//! - CT-C2 A field, once published, keeps its name and meaning; new fields are optional for
+//!   readers.
 
 pub mod api;
 pub mod attr;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants
-//! - R1 The bytes are those of dmsetup 1.02.185, blanks at the ends of lines included: scripts cut
-//!   by column.
+//! - CT-R1 The bytes are those of dmsetup 1.02.185, blanks at the ends of lines included: scripts
+//!   cut by column.
 use std::fmt::Write;
 
 use crate::api::{Dependency, Device};

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn info_columns_mark_live_inactive_suspended_and_how_it_is_written() {
+    fn info_columns_mark_live_inactive_suspended_and_writable() {
         let d = Device { suspended: true, inactive_table: true, ..device("wc", 7) };
         assert_eq!(
             info_columns(&[d]),

@@ -72,7 +72,7 @@ fn what_is_refused_is_named_with_what_is_allowed() {
 }
 
 #[test]
-fn writing_one_twin_zeroes_the_other_and_a_refused_value_changes_nothing() {
+fn setting_one_of_a_pair_zeroes_the_other_unless_refused() {
     let config = Config::default();
     let both = |config: &Config, what: &str| {
         let shown = |unit| config.get(&format!("{what}_{unit}")).unwrap().to_string();

@@ -63,7 +63,7 @@ fn count(disk: &Probe, op: Op) -> usize {
 }
 
 #[test]
-fn a_flush_makes_durable_what_was_written_and_costs_one_flush_below() {
+fn a_flush_makes_writes_durable_with_one_flush_below() {
     Lab::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         write(&cache, 3..9, 1).await;

@@ -16,8 +16,9 @@
 //! Before a rotating disk gaps between the runs may be written too: `extent`.
 //!
 //! Invariants
-//! - WC-I3 A block is retired only after an origin flush that began after its write had completed.
-//! - WC-I3 holds for FUA too: such a write is durable as it ends, and needs no flush.
+//! - Of WC-I3: a block is retired only after an origin flush that began after its write had
+//!   completed.
+//! - For FUA WC-I3 holds, too: such a write is durable as it ends, and needs no flush.
 //! - WC-WB1 `busy` holds every block from the moment it is picked until it is settled, and every
 //!   block of a range that is being cleared: no two origin writes of a block are ever in flight.
 //! - WC-WB2 What is written to the origin has just been checked against its checksum.

@@ -11,8 +11,10 @@
 //! takes.
 //!
 //! Invariants
-//! - WC-WB1 and WC-WB3 as for blocks. WC-RT1: zeroes fail as the block does with which they begin.
-//! - WC-RT2: the flush counts only if none of the origin has failed since the first piece was sent.
+//! - As for blocks, WC-WB1 and WC-WB3 hold. WC-RT1: zeroes fail as the block does with which they
+//!   begin.
+//! - By WC-RT2 the flush counts only if none of the origin has failed since the first piece was
+//!   sent.
 use std::ops::Range;
 
 use block::{Buf, Class, Flags, Sector, Status};

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Invariants
-//! - WC-I4 A block is written around only while its range is locked, no entry of it is live, and
-//!   the log knows of none: else a read, or recovery, would find the entry instead.
+//! - Of WC-I4: a block is written around only while its range is locked, no entry of it is live,
+//!   and the log knows of none: else a read, or recovery, would find the entry instead.
 //! - WC-A1 A FLUSH that begins after a write around has completed ends after an origin flush that
 //!   began after it. Nothing else holds such data: when a flush of the origin fails meanwhile they
 //!   may be gone, and the cache fails stop (WC-I8). A write that is in flight then ends in an

@@ -6,6 +6,7 @@
 //! are each caught.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
 use crate::common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS, vanish};
@@ -136,6 +137,13 @@ struct Lives {
     cores: u16,
     /// Of this life.
     target: Option<Rc<Zram>>,
+}
+
+impl Drop for Lives {
+    /// After a panic in a life its machine is gone, and a device cannot be dropped without one.
+    fn drop(&mut self) {
+        let _leaked = self.target.take().map(ManuallyDrop::new);
+    }
 }
 
 impl Engine for Lives {

@@ -10,7 +10,7 @@
 #![no_main]
 
 use format::zram::{
-    Checkpoint, CodecId, Damaged, Found, Geometry, MapHeader, OBJECT_HEADER, Superblock,
+    Checkpoint, CodecId, Found, Geometry, MapHeader, OBJECT_HEADER, ObjectDamage, Superblock,
     UNIT_HEADER, UnitHeader, decode_map, decode_unit, encode_map, object_bytes, verify, walk,
 };
 use format::{SUPERBLOCK_COPIES, UNIT};
@@ -124,7 +124,10 @@ fn objects(bytes: &[u8]) {
                 assert_eq!(object.encode(slot, generation, &mut again), check);
                 assert_eq!(again, bytes[offset..offset + len]);
                 assert_eq!(verify(&bytes[offset..], slot, check), Ok(found));
-                assert_eq!(verify(&bytes[offset..], slot, check ^ 1), Err(Damaged::OtherImage));
+                assert_eq!(
+                    verify(&bytes[offset..], slot, check ^ 1),
+                    Err(ObjectDamage::OtherImage)
+                );
             }
             Err(damaged) => assert!(!damaged.to_string().is_empty()),
         }

@@ -33,7 +33,7 @@ const TEST_NAME_MAX: usize = 60;
 const TESTS_NOT_YET_RENAMED: &[&str] = &["crates/writecache/"];
 
 /// Folders that may still be called `target`. Only ever gets shorter.
-const FOLDERS_NOT_YET_RENAMED: &[&str] = &["crates/dm/src/target/"];
+const FOLDERS_NOT_YET_RENAMED: &[&str] = &[];
 
 /// What introduces the name of a type.
 const TYPE_KEYWORDS: &[&str] = &["struct", "enum", "trait", "type", "union"];

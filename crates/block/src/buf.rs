@@ -9,16 +9,17 @@
 //! ```
 //!
 //! Invariants
-//! - B1 The bytes are reached only under a borrow of their range ([`Borrows`]): by reference inside
+//! - BL-BF1 The bytes are reached only under a borrow of their range ([`Borrows`]): by reference
+//!   inside
 //!   `read` and `write`, or by copies that the compiler does not see into (M2 of [`Ram`]). Nothing
 //!   changes bytes that somebody has a `&[u8]` to, and nobody else touches those of a `&mut [u8]`;
 //!   who tries panics. Ranges that do not overlap have nothing to do with each other: parts of one
 //!   buffer may be in the hands of several cores.
-//! - B2 Every byte is initialised: fresh memory is zeroed, recycled memory keeps what it held. Who
-//!   sends a buffer out writes all of it first.
-//! - B3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the
+//! - BL-BF2 Every byte is initialised: fresh memory is zeroed, recycled memory keeps what it held.
+//!   Who sends a buffer out writes all of it first.
+//! - BL-BF3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the
 //!   system.
-//! - B4 What is given out as a pointer (`as_ptr`) is for the kernel alone, from submit to
+//! - BL-BF4 What is given out as a pointer (`as_ptr`) is for the kernel alone, from submit to
 //!   completion (border contract, point 8). The borrows don't know of it: whoever dereferences it,
 //!   or has it dereferenced, promises that.
 //!
@@ -78,7 +79,7 @@ pub struct Buf {
     len: u32,
 }
 
-// SAFETY: the count is atomic, and B1 holds whichever thread reaches for the bytes.
+// SAFETY: the count is atomic, and BL-BF1 holds whichever thread reaches for the bytes.
 unsafe impl Send for Buf {}
 // SAFETY: as above.
 unsafe impl Sync for Buf {}
@@ -165,7 +166,7 @@ impl Buf {
         self.len as usize
     }
 
-    /// For drivers: where the bytes are, valid while any clone lives. See B4.
+    /// For drivers: where the bytes are, valid while any clone lives. See BL-BF4.
     pub fn as_ptr(&self) -> *mut u8 {
         self.raw().ptr.as_ptr()
     }
@@ -178,7 +179,7 @@ impl Buf {
     /// Runs `f` on the bytes, alone. Panics while somebody else uses any of them.
     pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
         let (at, _borrow) = self.borrow(Kind::Write, 0, self.len());
-        // SAFETY: inside the buffer; B1: nobody else uses them until the borrow ends.
+        // SAFETY: inside the buffer; BL-BF1: nobody else uses them until the borrow ends.
         f(unsafe { std::slice::from_raw_parts_mut(at, self.len()) })
     }
 
@@ -196,7 +197,7 @@ impl Buf {
     #[inline]
     fn read_range<R>(&self, first: usize, end: usize, f: impl FnOnce(&[u8]) -> R) -> R {
         let (at, _borrow) = self.borrow(Kind::Read, first, end);
-        // SAFETY: inside the buffer, as `borrow` checked; B1: nobody writes them until it ends.
+        // SAFETY: inside the buffer, as `borrow` checked; BL-BF1: nobody writes them until it ends.
         f(unsafe { std::slice::from_raw_parts(at, end - first) })
     }
 
@@ -277,7 +278,7 @@ impl Slice {
         self.buf.len() - self.offset as usize
     }
 
-    /// For drivers: where the bytes are, valid while any clone of the buffer lives. See B4.
+    /// For drivers: where the bytes are, valid while any clone of the buffer lives. See BL-BF4.
     pub fn as_ptr(&self) -> *mut u8 {
         self.buf.as_ptr().wrapping_add(self.offset as usize)
     }
@@ -306,14 +307,14 @@ impl Slice {
     /// Runs `f` on the bytes. Panics while somebody writes any of them.
     pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
         let (at, _borrow) = self.borrow_all(Kind::Read);
-        // SAFETY: inside the buffer; B1: nobody writes them until the borrow ends.
+        // SAFETY: inside the buffer; BL-BF1: nobody writes them until the borrow ends.
         f(unsafe { std::slice::from_raw_parts(at, self.len()) })
     }
 
     /// Runs `f` on the bytes, alone. Panics while somebody else uses any of them.
     pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
         let (at, _borrow) = self.borrow_all(Kind::Write);
-        // SAFETY: inside the buffer; B1: nobody else uses them until the borrow ends.
+        // SAFETY: inside the buffer; BL-BF1: nobody else uses them until the borrow ends.
         f(unsafe { std::slice::from_raw_parts_mut(at, self.len()) })
     }
 

@@ -58,6 +58,11 @@ pub trait BlockDevice {
     }
 }
 
+/// Whether both are the same device, as whatever trait or type each is held.
+pub fn same_device<A: ?Sized, B: ?Sized>(a: &Rc<A>, b: &Rc<B>) -> bool {
+    std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b))
+}
+
 /// A device at which a flat mapping may end.
 ///
 /// Mappings above it send bios here without a trace of their own: no completion chained, nothing

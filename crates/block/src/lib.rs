@@ -40,7 +40,7 @@ pub use component::{Component, Role, UnsavedBlocks};
 pub use control_chars::is_control_char;
 pub use device::{
     Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, Map, MappedExtent, OnIoError,
-    OpenDevice, Target,
+    OpenDevice, Target, same_device,
 };
 pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;

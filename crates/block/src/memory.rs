@@ -11,8 +11,8 @@
 //! whatever may become large is counted before it is made, and refused with a number.
 //!
 //! Invariants
-//! - B1 All reservations together never exceed the limit, whichever cores they are made on.
-//! - B2 What needs memory to open reserves it before it writes anything to its media.
+//! - BL-B1 All reservations together never exceed the limit, whichever cores they are made on.
+//! - BL-B2 What needs memory to open reserves it before it writes anything to its media.
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -87,7 +87,7 @@ impl Reservation {
     pub fn grow_to(&mut self, bytes: u64, what: impl fmt::Display) -> Result<(), Error> {
         let Some(more) = bytes.checked_sub(self.bytes) else { return Ok(()) };
         let Budget { limit, origin, ref reserved } = *self.budget;
-        // B1
+        // BL-B1
         let add = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
         if let Err(sum) = reserved.fetch_update(Relaxed, Relaxed, add) {
             let (free, needed) = (size_text(limit - sum + self.bytes), size_text(bytes));

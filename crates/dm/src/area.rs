@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector};
+use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, same_device};
 
 use crate::context::Context;
 use crate::table::quote;
@@ -94,14 +94,9 @@ pub(crate) fn number<T: std::str::FromStr>(
 pub(crate) fn distinct<'a>(areas: impl Iterator<Item = &'a Area>) -> Vec<Rc<dyn BlockDevice>> {
     let mut out: Vec<Rc<dyn BlockDevice>> = Vec::new();
     for area in areas {
-        if !out.iter().any(|d| same(d, &area.device)) {
+        if !out.iter().any(|d| same_device(d, &area.device)) {
             out.push(area.device.clone());
         }
     }
     out
-}
-
-/// Whether both are the same device.
-pub(crate) fn same(a: &Rc<dyn BlockDevice>, b: &Rc<dyn BlockDevice>) -> bool {
-    std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b))
 }

@@ -3,11 +3,11 @@
 //! device that has no live table.
 //!
 //! ```text
-//!                create_bare                 what an attribute asks for:
+//!                create_unconfigured                 what an attribute asks for:
 //!   (nothing) ──────────────▶ bare ───────────────────────────────────▶ live table
 //!                               ▲        load, resume                       │
 //!                               └───────────────────────────────────────────┘
-//!                                 make_bare: drain, suspend, drop the table
+//!                                 unconfigure: drain, suspend, drop the table
 //! ```
 //!
 //! Invariants
@@ -17,11 +17,12 @@ use std::rc::Rc;
 
 use block::attr::{self, Attr, Kind, SetShared, Spec};
 use block::value::Value;
-use block::{Access, Error, LocalFuture, Target};
+use block::{Access, Error, Target};
 
 use crate::device::MappedDevice;
 use crate::dm::Dm;
 use crate::mapping::Mapping;
+use crate::setup::SetupAttributes;
 
 /// An attribute that every device of its sort has.
 type Own = Attr<MappedDevice, SetShared<MappedDevice>>;
@@ -50,39 +51,21 @@ static OF_TABLES: [Own; 2] = [
     ),
 ];
 
-/// The face of a device while it has no live table: attributes by which it is set up. Given by the
-/// program.
-pub trait Bare {
-    /// Its attributes.
-    fn attributes(&self) -> Vec<&'static Spec>;
-
-    /// Reads an attribute.
-    fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>>;
-
-    /// Writes an attribute; when it asks for that, gives `device` a table and resumes it.
-    fn set(
-        self: Rc<Self>,
-        device: Rc<MappedDevice>,
-        name: String,
-        value: String,
-    ) -> LocalFuture<Result<(), Error>>;
-}
-
 /// Who has an attribute that is not the device's own.
 enum Holder {
     Target(Rc<dyn Target>),
-    Bare(Rc<dyn Bare>),
+    Setup(Rc<dyn SetupAttributes>),
 }
 
 impl Dm {
     /// Makes a device without a table that is set up by the attributes of `bare`. Its minor number
     /// is the caller's choice, or the lowest free one.
-    pub fn create_bare(
+    pub fn create_unconfigured(
         &self,
         name: &str,
         uuid: Option<&str>,
         minor: Option<u32>,
-        bare: Rc<dyn Bare>,
+        bare: Rc<dyn SetupAttributes>,
     ) -> Result<Rc<MappedDevice>, Error> {
         let device = self.add(name, uuid, minor)?;
         device.set_bare(bare);
@@ -92,7 +75,11 @@ impl Dm {
     /// Takes a device's tables away, and gives it the attributes of `bare`. What its targets have
     /// to settle is settled first: when that fails, the device stays as it is, suspended. Errors:
     /// `EBUSY` while it is open.
-    pub async fn make_bare(&self, name: &str, bare: Rc<dyn Bare>) -> Result<(), Error> {
+    pub async fn unconfigure(
+        &self,
+        name: &str,
+        bare: Rc<dyn SetupAttributes>,
+    ) -> Result<(), Error> {
         let device = self.get(name)?;
         let held = device.control().await?;
         if device.open_count() > 0 {
@@ -107,7 +94,7 @@ impl Dm {
             }
             return Err(self.in_use(&device));
         }
-        device.make_bare(bare);
+        device.unconfigure(bare);
         Ok(())
     }
 
@@ -142,7 +129,7 @@ impl Dm {
         }
         let read = match self.holder(&device, attribute)? {
             Holder::Target(target) => target.get_attribute(attribute.to_owned()).await,
-            Holder::Bare(bare) => bare.get(attribute.to_owned()).await,
+            Holder::Setup(bare) => bare.get(attribute.to_owned()).await,
         };
         read.map_err(|e| e.within(name))
     }
@@ -163,7 +150,7 @@ impl Dm {
         let (of, to) = (attribute.to_owned(), value.to_owned());
         let written = match self.holder(&device, attribute)? {
             Holder::Target(target) => target.set_attribute(of, to).await,
-            Holder::Bare(bare) => bare.set(device, of, to).await,
+            Holder::Setup(bare) => bare.set(device, of, to).await,
         };
         written.map_err(|e| e.within(name))
     }
@@ -187,7 +174,7 @@ impl Dm {
                 let mut targets = table.targets().into_iter();
                 targets.find(|t| has(t.attributes())).map(Holder::Target)
             }
-            None => device.bare().filter(|b| has(b.attributes())).map(Holder::Bare),
+            None => device.bare().filter(|b| has(b.attributes())).map(Holder::Setup),
         };
         found.ok_or_else(|| {
             let name = block::BlockDevice::name(device);

@@ -15,15 +15,20 @@
 //! So a target that owns state on its devices (a cache's metadata) only parses and opens in its
 //! constructor, and reads that state in `resume`: between the two the old table, which may name the
 //! same devices, still writes there.
-use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, LocalFuture, Sector, Target};
 
-use crate::device::{MappedDevice, Opened};
-use crate::dm::Dm;
+/// Finds the device that a table's word names, and keeps it open for the table.
+pub(crate) trait DeviceLookup {
+    fn find(&self, word: String) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>>;
+}
+
+/// Has an event number that targets raise.
+pub(crate) trait EventSource {
+    fn raise_event(&self);
+}
 
 /// Opens what is not a mapped device: paths, `mem:SIZE` and the like. Given by the program.
 pub trait Resolver {
@@ -87,7 +92,7 @@ impl fmt::Debug for TargetType {
 
 /// Raises the event number of the device whose table a target is in.
 #[derive(Clone)]
-pub struct Events(pub(crate) Weak<MappedDevice>);
+pub struct Events(pub(crate) Weak<dyn EventSource>);
 
 impl Events {
     /// Something happened that `wait` should tell: a device failed, a state changed.
@@ -104,28 +109,16 @@ impl fmt::Debug for Events {
     }
 }
 
-/// The devices that a table holds open.
-#[derive(Default)]
-pub(crate) struct Uses {
-    /// Each device once, in order of the lines.
-    pub(crate) devices: Vec<Rc<dyn BlockDevice>>,
-    /// The addresses of `devices`: there may be as many as lines.
-    known: BTreeSet<*const ()>,
-    /// Those of `devices` that are mapped devices.
-    pub(crate) mapped: Vec<Opened>,
-}
-
 /// Where a target is being constructed. Cheap to clone; a target may keep it for later look-ups,
 /// but what is looked up after the constructor has returned is not in the table's `deps`.
 #[derive(Clone)]
 pub struct Context {
-    pub(crate) dm: Weak<Dm>,
-    pub(crate) device: Weak<MappedDevice>,
+    pub(crate) devices: Rc<dyn DeviceLookup>,
+    pub(crate) events: Events,
     pub(crate) name: Rc<str>,
     pub(crate) line_no: usize,
     pub(crate) start: Sector,
     pub(crate) len: Sector,
-    pub(crate) uses: Rc<RefCell<Uses>>,
 }
 
 impl Context {
@@ -151,7 +144,7 @@ impl Context {
 
     /// For raising events later.
     pub fn events(&self) -> Events {
-        Events(self.device.clone())
+        self.events.clone()
     }
 
     /// Opens the device that `word` names: a mapped device (`NAME`, `/dev/mapper/NAME`, `dm-N`) or
@@ -166,38 +159,8 @@ impl Context {
         failed: &'static str,
         word: &str,
     ) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
-        let (ctx, word) = (self.clone(), word.to_owned());
-        Box::pin(async move {
-            let found = ctx.find(&word).await;
-            found.map_err(|e| e.within(format!("{failed}: `{word}`")))
-        })
-    }
-
-    async fn find(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
-        let gone = || Error::busy("the device mapper is shutting down");
-        let dm = self.dm.upgrade().ok_or_else(gone)?;
-        let device: Rc<dyn BlockDevice> = if let Some(mapped) = dm.find(word) {
-            let me = self.device.upgrade().ok_or_else(gone)?;
-            if mapped.reaches(&me) {
-                return Err(Error::invalid(format!(
-                    "it is {} itself or stands on it: a table can't contain its own device",
-                    self.name
-                )));
-            }
-            let opened = mapped.open()?;
-            let mut uses = self.uses.borrow_mut();
-            if !uses.mapped.iter().any(|o| Rc::ptr_eq(o.device(), &mapped)) {
-                uses.mapped.push(opened);
-            }
-            mapped
-        } else {
-            dm.open_leaf(word).await?
-        };
-        let mut uses = self.uses.borrow_mut();
-        if uses.known.insert(Rc::as_ptr(&device).cast::<()>()) {
-            uses.devices.push(device.clone());
-        }
-        Ok(device)
+        let (found, word) = (self.devices.find(word.to_owned()), word.to_owned());
+        Box::pin(async move { found.await.map_err(|e| e.within(format!("{failed}: `{word}`"))) })
     }
 
     /// Whether `len` sectors from `offset` on lie on `device` and are aligned to its blocks.

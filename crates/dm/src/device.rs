@@ -38,7 +38,7 @@ mod unsaved;
 mod waiting;
 
 use crate::account::Account;
-use crate::attributes::Bare;
+use crate::context::EventSource;
 use crate::dm::Dm;
 use crate::flat::Flat;
 use crate::gate::{Gate, Held, Lock};
@@ -46,6 +46,7 @@ use crate::live::{Entry, Table};
 use crate::mapping::{Mapping, Replicas};
 use crate::name::Names;
 use crate::report::{DeviceInfo, TargetLine};
+use crate::setup::SetupAttributes;
 pub(crate) use handles::MessageTarget;
 pub use handles::Opened;
 use waiting::Waiting;
@@ -69,7 +70,7 @@ pub struct MappedDevice {
     live: RefCell<Option<Rc<Table>>>,
     inactive: RefCell<Option<Rc<Table>>>,
     /// What answers for attributes while there is no live table.
-    bare: RefCell<Option<Rc<dyn Bare>>>,
+    bare: RefCell<Option<Rc<dyn SetupAttributes>>>,
     /// The one that leads nowhere where there is none: one branch less for each bio.
     flat: RefCell<Rc<Flat>>,
     /// Counts flat mappings.
@@ -167,16 +168,16 @@ impl MappedDevice {
         self.live.borrow().is_none() && self.bare.borrow().is_some()
     }
 
-    pub(crate) fn bare(&self) -> Option<Rc<dyn Bare>> {
+    pub(crate) fn bare(&self) -> Option<Rc<dyn SetupAttributes>> {
         self.bare.borrow().clone()
     }
 
-    pub(crate) fn set_bare(&self, bare: Rc<dyn Bare>) {
+    pub(crate) fn set_bare(&self, bare: Rc<dyn SetupAttributes>) {
         *self.bare.borrow_mut() = Some(bare);
     }
 
     /// Drops the tables. The caller holds the lock, and has suspended the device.
-    pub(crate) fn make_bare(&self, bare: Rc<dyn Bare>) {
+    pub(crate) fn unconfigure(&self, bare: Rc<dyn SetupAttributes>) {
         assert!(self.suspended.get(), "D2: nothing is in flight below");
         drop(self.live.take());
         drop(self.inactive.take());
@@ -307,11 +308,6 @@ impl MappedDevice {
 
     pub(crate) fn check_here(&self) -> Result<(), Error> {
         if self.gone.get() { Err(self.no_such()) } else { Ok(()) }
-    }
-
-    pub(crate) fn raise_event(&self) {
-        self.event_nr.set(self.event_nr.get().wrapping_add(1));
-        self.events.wake_all();
     }
 
     /// Waits until the event number is not `seen` any more, or the device is removed.
@@ -544,6 +540,13 @@ fn lines(table: &Table, params: impl Fn(&Entry) -> String) -> Vec<TargetLine> {
         params: params(e),
     };
     table.entries.iter().map(line).collect()
+}
+
+impl EventSource for MappedDevice {
+    fn raise_event(&self) {
+        self.event_nr.set(self.event_nr.get().wrapping_add(1));
+        self.events.wake_all();
+    }
 }
 
 impl fmt::Debug for MappedDevice {

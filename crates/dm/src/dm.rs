@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, ErrorKind, UnsavedBlocks, is_control_char};
+use block::{BlockDevice, Error, ErrorKind, LocalFuture, UnsavedBlocks, is_control_char};
 use reactor::WaitList;
 
-use crate::context::{Context, Resolver, TargetType, Uses};
+use crate::context::{Context, DeviceLookup, EventSource, Events, Resolver, TargetType};
 use crate::device::{Depths, MAJOR, MappedDevice, Opened};
-use crate::live::{Entry, Table};
+use crate::live::{Entry, Table, Uses};
 use crate::mapping::{NoReplicas, Replicas};
 use crate::name;
+use crate::report::Remove;
 use crate::table::{self, Line};
-use crate::target;
-use crate::verbs::Remove;
+use crate::targets;
 
 /// Deepest stack of mapped devices: bounds the stack that one `submit` needs.
 pub const NESTING_MAX: usize = 16;
@@ -55,7 +55,7 @@ pub(crate) type OnKept = Rc<dyn Fn(&str, &UnsavedBlocks)>;
 impl Dm {
     /// No device yet, and the built-in target types; `resolver` opens what tables name.
     pub fn new(resolver: Rc<dyn Resolver>) -> Rc<Dm> {
-        let types = target::built_in().into_iter().map(|t| (t.name, t)).collect();
+        let types = targets::built_in().into_iter().map(|t| (t.name, t)).collect();
         Rc::new_cyclic(|me| Dm {
             me: me.clone(),
             resolver,
@@ -276,6 +276,13 @@ impl Dm {
         text: &str,
     ) -> Result<Table, Error> {
         let uses = Rc::new(RefCell::new(Uses::default()));
+        let devices: Rc<dyn DeviceLookup> = Rc::new(TableDevices {
+            dm: self.me.clone(),
+            device: Rc::downgrade(device),
+            uses: uses.clone(),
+        });
+        let source: Rc<dyn EventSource> = device.clone();
+        let events = Events(Rc::downgrade(&source));
         let mut entries = Vec::new();
         for line in table::parse(text)? {
             let Line { line_no, start, len, kind, args } = line;
@@ -286,13 +293,12 @@ impl Dm {
             let kind = self.types.borrow().get(&*kind).cloned();
             let kind = kind.ok_or_else(|| self.unknown_type().within(&place))?;
             let ctx = Context {
-                dm: self.me.clone(),
-                device: Rc::downgrade(device),
+                devices: devices.clone(),
+                events: events.clone(),
                 name: device.name().into(),
                 line_no,
                 start,
                 len,
-                uses: uses.clone(),
             };
             let target = (kind.construct)(ctx, args).await.map_err(|e| e.within(&place))?;
             entries.push(Entry::new(line_no, start, start + len, target));
@@ -398,6 +404,38 @@ impl Dm {
             tables.into_iter().any(|t| t.opens(device))
         };
         self.devices().into_iter().filter(|d| uses(d)).collect()
+    }
+}
+
+/// The devices of a table that is being constructed.
+struct TableDevices {
+    dm: Weak<Dm>,
+    device: Weak<MappedDevice>,
+    uses: Rc<RefCell<Uses>>,
+}
+
+impl DeviceLookup for TableDevices {
+    fn find(&self, word: String) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let (dm, me, uses) = (self.dm.upgrade(), self.device.upgrade(), self.uses.clone());
+        Box::pin(async move {
+            let gone = || Error::busy("the device mapper is shutting down");
+            let dm = dm.ok_or_else(gone)?;
+            let device: Rc<dyn BlockDevice> = if let Some(mapped) = dm.find(&word) {
+                let me = me.ok_or_else(gone)?;
+                if mapped.reaches(&me) {
+                    return Err(Error::invalid(format!(
+                        "it is {} itself or stands on it: a table can't contain its own device",
+                        me.name()
+                    )));
+                }
+                uses.borrow_mut().add_mapped(mapped.open()?);
+                mapped
+            } else {
+                dm.open_leaf(&word).await?
+            };
+            uses.borrow_mut().add(&device);
+            Ok(device)
+        })
     }
 }
 

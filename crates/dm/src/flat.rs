@@ -22,11 +22,13 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Base, Bio, BlockDevice, Extent, Limits, Map, MappedExtent, OnIoError, Op, Sector};
+use block::{
+    Base, Bio, BlockDevice, Extent, Limits, Map, MappedExtent, OnIoError, Op, Sector, same_device,
+};
 
 use crate::layout::Layout;
 use crate::split::{Split, flush_all};
-use crate::target::striped::Errors;
+use crate::stripe_errors::StripeErrors;
 use crate::watch::{Watch, Watched};
 
 /// Nodes of one mapping; a stack that is larger is not made flat all the way down. A line has the
@@ -308,7 +310,7 @@ pub struct Flat {
 
 /// The stripes of one target, `width` sectors each.
 pub(crate) struct Stripes {
-    pub(crate) errors: Rc<Errors>,
+    pub(crate) errors: Rc<StripeErrors>,
     pub(crate) nodes: Vec<Node<DynBase>>,
     pub(crate) width: Sector,
 }
@@ -338,7 +340,7 @@ impl Flat {
         let mask = sectors(limits.logical_block_bytes) - 1;
         let mut bases: Vec<DynBase> = Vec::new();
         root.for_each_base(&mut |base| {
-            if !bases.iter().any(|b| same(b, base)) {
+            if !bases.iter().any(|b| same_device(b, base)) {
                 bases.push(base.clone());
             }
         });
@@ -383,7 +385,7 @@ impl Flat {
 
     /// Index of one of the bases.
     fn index(&self, base: &DynBase) -> usize {
-        let found = self.bases.iter().position(|b| same(b, base));
+        let found = self.bases.iter().position(|b| same_device(b, base));
         found.expect("`bases` holds them all")
     }
 
@@ -561,10 +563,6 @@ impl fmt::Debug for Flat {
         let names: Vec<_> = self.bases.iter().map(|b| b.name().to_owned()).collect();
         write!(f, "Flat({} sectors over {names:?})", self.capacity)
     }
-}
-
-fn same(a: &DynBase, b: &DynBase) -> bool {
-    std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b))
 }
 
 fn sectors(bytes: u32) -> u64 {

@@ -14,10 +14,8 @@
 //! for other targets are counted in flight, by a completion chained to theirs.
 //!
 //! Invariants: DM-D1 to DM-D5 in `device.rs`, DM-FO1 to DM-FO3 in `device/force.rs`, DM-U1 and
-//! DM-U2 in
-//! `device/unsaved.rs`, DM-O1 to DM-O3 in `overlap.rs`, DM-A1 and DM-A2 in `attributes.rs`, DM-F1
-//! and DM-F2 in
-//! `flat.rs`.
+//! DM-U2 in `device/unsaved.rs`, DM-O1 to DM-O3 in `overlap.rs`, DM-A1 and DM-A2 in
+//! `attributes.rs`, DM-F1 and DM-F2 in `flat.rs`.
 #![warn(missing_docs)]
 
 mod account;
@@ -36,13 +34,14 @@ mod mapping;
 mod name;
 mod overlap;
 mod report;
+mod setup;
 mod split;
+mod stripe_errors;
 mod table;
-mod target;
+mod targets;
 mod verbs;
 mod watch;
 
-pub use attributes::Bare;
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
 pub use device::{MAJOR, MappedDevice, Opened};
 pub use dm::{Dm, NESTING_MAX};
@@ -50,6 +49,6 @@ pub use flat::{Flat, Plan};
 pub use manuals::MANUALS;
 pub use mapping::{Mapping, Replicas};
 pub use name::{NAME_BYTES_MAX, mangle, unmangle};
-pub use report::{Dependency, DeviceInfo, TargetLine, TargetVersion};
+pub use report::{Dependency, DeviceInfo, Remove, TargetLine, TargetVersion};
+pub use setup::SetupAttributes;
 pub use table::{LINES_MAX, Line, SECTORS_MAX, parse, quote};
-pub use verbs::Remove;

@@ -7,14 +7,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{Base, Bio, BlockDevice, Error, Limits, Op, Role, Sector, Status, Target};
+use block::{Base, Bio, BlockDevice, Error, Limits, Op, Role, Sector, Status, Target, same_device};
 
 use crate::area::{Area, distinct, shifted, stack};
-use crate::context::Uses;
-use crate::device::{Depths, MappedDevice};
+use crate::device::{Depths, MappedDevice, Opened};
 use crate::flat::{Flat, NODES_MAX, Node, Stripes};
 use crate::split::{Split, flush_all};
-use crate::target::Pure;
+use crate::targets::Pure;
 
 /// One line at work.
 pub(crate) struct Entry {
@@ -39,6 +38,34 @@ impl Entry {
     }
 }
 
+/// The devices that a table holds open.
+#[derive(Default)]
+pub(crate) struct Uses {
+    /// Each device once, in order of the lines.
+    pub(crate) devices: Vec<Rc<dyn BlockDevice>>,
+    /// The addresses of `devices`: there may be as many as lines.
+    known: BTreeSet<*const ()>,
+    /// Those of `devices` that are mapped devices.
+    pub(crate) mapped: Vec<Opened>,
+}
+
+impl Uses {
+    /// Holds a mapped device open.
+    pub(crate) fn add_mapped(&mut self, opened: Opened) {
+        if !self.mapped.iter().any(|o| Rc::ptr_eq(o.device(), opened.device())) {
+            self.mapped.push(opened);
+        }
+    }
+
+    /// Keeps a device.
+    pub(crate) fn add(&mut self, device: &Rc<dyn BlockDevice>) {
+        if self.known.insert(Rc::as_ptr(device).cast::<()>()) {
+            self.devices.push(device.clone());
+        }
+    }
+}
+
+/// A table whose targets have been constructed.
 pub(crate) struct Table {
     pub(crate) entries: Vec<Entry>,
     pub(crate) uses: Uses,
@@ -143,9 +170,8 @@ impl Table {
     /// What `len` sectors of an area come to: the mapping below when it is flat, else its device.
     /// `None` when bios may have to wait there (DM-D5), or there is no `room` for so many nodes.
     fn part(&self, area: &Area, len: Sector, room: &mut usize) -> Option<Node<Rc<dyn Base>>> {
-        let is_it =
-            |d: &Rc<MappedDevice>| std::ptr::addr_eq(Rc::as_ptr(d), Rc::as_ptr(&area.device));
-        let mapped = self.uses.mapped.iter().map(|o| o.device()).find(|d| is_it(d));
+        let mut mapped = self.uses.mapped.iter().map(|o| o.device());
+        let mapped = mapped.find(|d| same_device(d, &area.device));
         if let Some(mapped) = mapped {
             if mapped.is_held() {
                 return None;

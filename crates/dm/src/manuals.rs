@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn every_built_in_type_has_its_manual() {
-        let types = crate::target::built_in();
+        let types = crate::targets::built_in();
         let types: Vec<_> = types.iter().map(|t| (t.name, t.version)).collect();
         assert_eq!(types, MANUALS.each_ref().map(|manual| (manual.name, manual.version)));
     }

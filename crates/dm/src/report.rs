@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the listing verbs tell, as data; `control` has the text that dmsetup prints for it.
+//! What verbs take and return, as data; `control` has the text that dmsetup prints for it.
 
 /// One device, as `info` tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,4 +61,19 @@ pub struct TargetVersion {
     pub name: &'static str,
     /// Its version.
     pub version: (u32, u32, u32),
+}
+
+/// How `remove` treats a device that is in use or does not go cleanly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Remove {
+    /// `EBUSY` when open; stays, suspended, when a target can't settle its state.
+    #[default]
+    IfUnused,
+    /// The table is replaced at once by one that fails all I/O, whatever hangs below; what its
+    /// targets still held may be lost.
+    Force,
+    /// Removed now, or when the last opener has closed it.
+    Deferred,
+    /// As `IfUnused`, once what only its caches have is written back.
+    Drained,
 }

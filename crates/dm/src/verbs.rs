@@ -3,31 +3,16 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Nanos, Sector, UnsavedBlocks};
+use block::{BlockDevice, Error, Nanos, Sector, UnsavedBlocks, same_device};
 
-use crate::area::same;
-use crate::device::{MAJOR, MappedDevice, Opened};
+use crate::context::EventSource;
+use crate::device::{MAJOR, MappedDevice};
 use crate::dm::Dm;
-use crate::report::{Dependency, DeviceInfo, TargetLine, TargetVersion};
+use crate::report::{Dependency, DeviceInfo, Remove, TargetLine, TargetVersion};
 
 /// How long a removal by force waits for what is in flight. Chosen: a target whose devices answer
 /// settles in less, and an operator with a device that hangs notices no wait.
 const FORCE_WAIT: Nanos = Nanos::from_secs(1);
-
-/// How `remove` treats a device that is in use or does not go cleanly.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Remove {
-    /// `EBUSY` when open; stays, suspended, when a target can't settle its state.
-    #[default]
-    IfUnused,
-    /// The table is replaced at once by one that fails all I/O, whatever hangs below; what its
-    /// targets still held may be lost.
-    Force,
-    /// Removed now, or when the last opener has closed it.
-    Deferred,
-    /// As `IfUnused`, once what only its caches have is written back.
-    Drained,
-}
 
 impl Dm {
     /// Drops the inactive table.
@@ -285,8 +270,7 @@ impl Dm {
             return Ok(Vec::new());
         };
         let dependency = |d: &Rc<dyn BlockDevice>| {
-            let as_dyn = |o: &Opened| o.device().clone() as Rc<dyn BlockDevice>;
-            let mapped = table.uses.mapped.iter().find(|o| same(&as_dyn(o), d));
+            let mapped = table.uses.mapped.iter().find(|o| same_device(o.device(), d));
             Dependency {
                 name: d.name().to_owned(),
                 number: mapped.map(|o| (MAJOR, o.device().minor)),

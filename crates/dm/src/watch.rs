@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use block::{OnIoError, Op, Sector, Status};
 
-use crate::target::striped::Errors;
+use crate::stripe_errors::StripeErrors;
 
 /// Counts the faults of one base for the stripes that lie on it.
 pub(crate) struct Watch {
@@ -13,7 +13,7 @@ pub(crate) struct Watch {
 
 /// What of a stripe lies on one base: first sectors and ends.
 pub(crate) struct Watched {
-    pub(crate) errors: Rc<Errors>,
+    pub(crate) errors: Rc<StripeErrors>,
     pub(crate) stripe: usize,
     pub(crate) areas: Vec<(u64, u64)>,
 }

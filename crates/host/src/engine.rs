@@ -162,7 +162,7 @@ impl Engine {
             }
             (true, None) => {
                 let unconfigured = self.zram.unconfigured();
-                self.dm.create_bare(&new.name, uuid, new.minor, unconfigured)?;
+                self.dm.create_unconfigured(&new.name, uuid, new.minor, unconfigured)?;
             }
             (true, Some(_)) => {
                 let e = format!("{}: `zram` makes it without a table: give one of them", new.name);

@@ -18,7 +18,7 @@ use std::rc::{Rc, Weak};
 use block::attr::Spec;
 use block::value::Value;
 use block::{BlockDevice, CoreId, Error, LocalFuture, Target};
-use dm::{Bare, Context, Dm, MappedDevice, TargetType, quote};
+use dm::{Context, Dm, MappedDevice, SetupAttributes, TargetType, quote};
 use zram::{Config, Files, Settings, Start, Zram};
 
 use crate::claims::{Claims, engine};
@@ -54,7 +54,7 @@ impl ZramFactory {
     }
 
     /// The attributes of a device that has no size yet.
-    pub(crate) fn unconfigured(&self) -> Rc<dyn Bare> {
+    pub(crate) fn unconfigured(&self) -> Rc<dyn SetupAttributes> {
         Rc::new(Unconfigured {
             factory: self.clone(),
             settings: RefCell::new(Settings::new()),
@@ -162,7 +162,7 @@ async fn reset(factory: ZramFactory, owner: Weak<MappedDevice>) -> Result<(), Er
             "reset: the device's table has {lines} lines: it would take the others along"
         )));
     }
-    dm.make_bare(device.name(), factory.unconfigured()).await
+    dm.unconfigure(device.name(), factory.unconfigured()).await
 }
 
 /// A device that has no size yet.
@@ -205,7 +205,7 @@ impl Unconfigured {
     }
 }
 
-impl Bare for Unconfigured {
+impl SetupAttributes for Unconfigured {
     fn attributes(&self) -> Vec<&'static Spec> {
         self.settings.borrow().attributes()
     }
@@ -337,7 +337,7 @@ mod tests {
             );
         }
         let unconfigured = factory.unconfigured();
-        dm.create_bare("z", None, None, unconfigured).unwrap();
+        dm.create_unconfigured("z", None, None, unconfigured).unwrap();
         factory.machine(Some("/dev/mapper/z")).backing("/dev/mapper/z").unwrap();
     }
 }

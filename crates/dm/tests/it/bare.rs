@@ -8,7 +8,7 @@ use crate::common::{Bench, read, write};
 use block::attr::{Kind, Spec, names};
 use block::value::Value;
 use block::{Access, Error, ErrorKind, LocalFuture, Nanos, Status};
-use dm::{Bare, Dm, MappedDevice, Remove};
+use dm::{Dm, MappedDevice, Remove, SetupAttributes};
 
 /// `size` makes it a linear device of so many sectors of a RAM disk.
 struct Sized {
@@ -22,7 +22,7 @@ impl Sized {
     }
 }
 
-impl Bare for Sized {
+impl SetupAttributes for Sized {
     fn attributes(&self) -> Vec<&'static Spec> {
         const SIZE: Spec = Spec::new("size", Kind::Text("SECTORS"), "makes it a device");
         const NOTE: Spec = Spec::new("note", Kind::Text("words"), "kept");
@@ -56,7 +56,7 @@ impl Bare for Sized {
 #[test]
 fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
     Bench::new(1).run(|dm, _| async move {
-        let device = dm.create_bare("d", None, Some(7), Sized::new(&dm)).unwrap();
+        let device = dm.create_unconfigured("d", None, Some(7), Sized::new(&dm)).unwrap();
         let info = device.info();
         assert!(!info.suspended && !info.live_table && info.size_sectors == 0);
         assert_eq!(read(&*device, 0, 1).await, Err(Status::Io), "nothing there, nothing waits");
@@ -77,7 +77,7 @@ fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
         write(&*device, 5, 0, 8).await.unwrap();
 
         let events = device.info().event_nr;
-        dm.make_bare("e", Sized::new(&dm)).await.unwrap();
+        dm.unconfigure("e", Sized::new(&dm)).await.unwrap();
         let info = device.info();
         assert!(!info.suspended && !info.live_table && info.size_sectors == 0 && info.minor == 7);
         assert_ne!(info.event_nr, events);
@@ -86,7 +86,7 @@ fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
         dm.set_attribute("e", "size", "8").await.unwrap();
         assert_eq!(read(&*device, 0, 8).await.unwrap(), [5; 8 * 512]);
         dm.remove("e", Remove::IfUnused).await.unwrap();
-        let e = dm.make_bare("e", Sized::new(&dm)).await.unwrap_err();
+        let e = dm.unconfigure("e", Sized::new(&dm)).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound);
     });
 }
@@ -96,12 +96,12 @@ fn a_device_in_use_keeps_its_table() {
     Bench::new(1).run(|dm, _| async move {
         let device = dm.create("d", None, Some("0 8 linear /ram/a/1024 0")).await.unwrap();
         let opened = dm.open("d").unwrap();
-        let e = dm.make_bare("d", Sized::new(&dm)).await.unwrap_err();
+        let e = dm.unconfigure("d", Sized::new(&dm)).await.unwrap_err();
         assert_eq!(e.to_string(), "d: device is in use: opened 1 times");
         assert_eq!(e.kind(), ErrorKind::Busy);
         write(&*device, 5, 0, 8).await.unwrap();
         drop(opened);
-        dm.make_bare("d", Sized::new(&dm)).await.unwrap();
+        dm.unconfigure("d", Sized::new(&dm)).await.unwrap();
         assert_eq!(write(&*device, 5, 0, 8).await, Err(Status::Io));
     });
 }
@@ -127,14 +127,14 @@ fn bios_in_flight_end_before_the_table_is_dropped() {
             reactor::sleep(Nanos::from_millis(1)).await;
             *slot.borrow_mut() = Some(other.open("d").unwrap());
         });
-        let e = dm.make_bare("d", Sized::new(&dm)).await.unwrap_err();
+        let e = dm.unconfigure("d", Sized::new(&dm)).await.unwrap_err();
         reactor::sleep(Nanos(1)).await; // for the task that wrote
         assert_eq!((e.kind(), ended.get()), (ErrorKind::Busy, 1));
         assert!(!device.is_suspended());
         submit(2);
         drop(late.take());
         reactor::sleep(Nanos(1)).await;
-        dm.make_bare("d", Sized::new(&dm)).await.unwrap();
+        dm.unconfigure("d", Sized::new(&dm)).await.unwrap();
         reactor::sleep(Nanos(1)).await;
         assert_eq!((ended.get(), state.borrow().in_flight()), (2, 0));
     });

@@ -8,12 +8,14 @@
 //! was made.
 //!
 //! A FLUSH that the driver ends well must fail for one of these reasons, and for no other:
-//! - J1 Its opener was there before a loss and was not told of it before the FLUSH came.
-//! - J2 It covers a change of its opener that may be lost, and no FLUSH that has covered the change
-//!   had told of that when this one came. May be lost: it came before a loss and was acknowledged
-//!   after it, or it was acknowledged before a loss and no FLUSH that covers it had succeeded.
-//! - J3 Its opener came after a loss of which nobody had been told, and has not been told either.
-//! - J4 Its opener came when another one had not been told of a change that may be lost, and has
+//! - QU-J1 Its opener was there before a loss and was not told of it before the FLUSH came.
+//! - QU-J2 It covers a change of its opener that may be lost, and no FLUSH that has covered the
+//!   change had told of that when this one came. May be lost: it came before a loss and was
+//!   acknowledged after it, or it was acknowledged before a loss and no FLUSH that covers it had
+//!   succeeded.
+//! - QU-J3 Its opener came after a loss of which nobody had been told, and has not been told
+//!   either.
+//! - QU-J4 Its opener came when another one had not been told of a change that may be lost, and has
 //!   not been told of anything since. (It must fail if it was the first to come since then; of
 //!   those who come later one is told for each of them, which is for `policy` to test.)
 use block::Opener;
@@ -25,7 +27,7 @@ pub(crate) struct Judge {
     losses: Vec<Loss>,
     changes: Vec<Change>,
     flushes: Vec<Flush>,
-    /// Who came to which leaf when, and whether J4 allows that it is told.
+    /// Who came to which leaf when, and whether QU-J4 allows that it is told.
     visits: Vec<Visit>,
     pub(crate) seen: Seen,
 }
@@ -159,16 +161,16 @@ impl Judge {
         let seen = &mut self.seen.clone();
         let must = if let Some(at) = there {
             seen.there += 1;
-            Some(format!("J1: of the loss at {at}"))
+            Some(format!("QU-J1: of the loss at {at}"))
         } else if let Some(change) = changed(Sure::AtDriver) {
             seen.changed += 1;
-            Some(format!("J2: of {change:?}"))
+            Some(format!("QU-J2: of {change:?}"))
         } else if let Some(at) = came {
             seen.came += 1;
-            Some(format!("J3: of the loss at {at}"))
+            Some(format!("QU-J3: of the loss at {at}"))
         } else if visit.must_inherit && inherits {
             seen.inherited += 1;
-            Some(format!("J4: it came at {}", visit.at))
+            Some(format!("QU-J4: it came at {}", visit.at))
         } else {
             None
         };

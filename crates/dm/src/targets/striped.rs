@@ -3,52 +3,22 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Status, Target};
-use reactor::OnDone;
+use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Target};
 
 use crate::area::{Area, distinct, number, shifted, stack};
-use crate::context::{Context, Events};
+use crate::context::Context;
 use crate::layout::Layout;
 use crate::split::{Split, flush_all};
+use crate::stripe_errors::StripeErrors;
 use crate::table::quote;
-
-/// Errors of one stripe that raise an event; later ones are only counted (the kernel's number).
-const ERROR_EVENTS_MAX: u32 = 15;
 
 pub(crate) struct Striped {
     pub(crate) layout: Layout,
     pub(crate) stripes: Vec<Area>,
     /// The distinct devices: what a flush goes to.
     pub(crate) devices: Vec<Rc<dyn BlockDevice>>,
-    pub(crate) errors: Rc<Errors>,
+    pub(crate) errors: Rc<StripeErrors>,
     len: Sector,
-}
-
-/// Failed requests by stripe. A flat mapping counts them by watching its bases; a bio that comes
-/// here tells its own end.
-pub(crate) struct Errors {
-    counts: Vec<Cell<u32>>,
-    events: Events,
-}
-
-impl OnDone for Errors {
-    fn on_done(&self, status: Status, stripe: u64) {
-        self.count(usize::try_from(stripe).expect("a stripe's index"), status);
-    }
-}
-
-impl Errors {
-    pub(crate) fn count(&self, stripe: usize, status: Status) {
-        // What does not fit or is not known there is its sender's mistake.
-        if matches!(status, Status::Ok | Status::NotSupported | Status::Invalid) {
-            return;
-        }
-        let count = self.counts[stripe].get().saturating_add(1);
-        self.counts[stripe].set(count);
-        if count <= ERROR_EVENTS_MAX {
-            self.events.raise();
-        }
-    }
 }
 
 pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn Target>, Error> {
@@ -86,7 +56,7 @@ pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn 
     }
     let devices = distinct(stripes.iter());
     let counts = vec![Cell::new(0); stripes.len()];
-    let errors = Rc::new(Errors { counts, events: ctx.events() });
+    let errors = Rc::new(StripeErrors { counts, events: ctx.events() });
     let layout = Layout::new(u64::from(n), u64::from(chunk));
     Ok(Rc::new(Striped { layout, stripes, devices, errors, len: ctx.len() }))
 }
@@ -134,7 +104,7 @@ impl Striped {
 struct Stripe<'a> {
     area: &'a Area,
     index: usize,
-    errors: &'a Rc<Errors>,
+    errors: &'a Rc<StripeErrors>,
 }
 
 impl BlockDevice for Stripe<'_> {

@@ -4,6 +4,7 @@
 
 use std::rc::Rc;
 
+use crate::common::held::Held;
 use crate::common::tap::Tap;
 use crate::common::{
     self, BLOCK, Lab, expect, fields, fill, flush, get, number, pattern, put, put_with, say,
@@ -192,23 +193,34 @@ fn a_flush_flushes_the_origin_only_after_writes_that_went_around() {
     });
 }
 
-/// A block is clean, then cleaner mode begins, and the block is written by FUA; then the power
-/// goes. Returns what the block reads as, and what the origin holds of it.
+/// A block is clean, then cleaner mode begins, and the block is written by FUA while the cache
+/// device takes its time; then the power goes. Returns what the block reads as, and what the
+/// origin holds of it.
 fn fua_around_a_clean_copy(mutation: Mutation) -> (Vec<u8>, Vec<u8>) {
     let mut lab = Lab::small("high_watermark 0 low_watermark 0 autocommit_time 1");
     lab.config.mutation = mutation;
-    let w = Watched::new(&lab);
-    w.run(async |cache, _, _| {
+    let machine = Machine::boot(&lab.world, 1);
+    let device = Held::over(lab.leaf(lab.cache));
+    let (origin, slow) = (lab.leaf(lab.origin), device.clone());
+    let cache = WriteCache::new("wc", lab.config.clone(), origin, device, lab.sectors).unwrap();
+    let work = async move {
+        cache.clone().resume().await.unwrap();
         fill(&*cache, 7..8, 1).await;
         flush(&*cache).await;
         millis(1000).await;
         assert_eq!(number(&cache, "clean_blocks"), 1);
         assert_eq!(number(&cache, "uncommitted_blocks"), 0);
+        slow.hold(|_| true);
+        let later = slow.clone();
+        reactor::spawn(async move {
+            millis(1000).await;
+            later.release();
+        });
         set(&cache, "cleaner", "1").await;
         put_with(&*cache, Flags::FUA, 7, 2).await.unwrap();
-    });
-    let Watched { cache, machine, .. } = w;
-    drop(cache);
+        slow.release(); // what is still held goes with the power
+    };
+    machine.block_on(work).unwrap();
     machine.power_cut();
     let mut later = lab.clone();
     later.config.mutation = Mutation::None;

@@ -48,6 +48,7 @@ mod events;
 mod figures;
 mod group;
 mod lifecycle;
+mod manual;
 mod map;
 mod options;
 mod ordered_queue;
@@ -68,7 +69,7 @@ mod writer;
 pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
 pub use dm_target::WriteCache;
 pub use events::CacheEvent;
-pub use options::MANUAL;
+pub use manual::MANUAL;
 pub use parts::{DeviceFactory, ShareDevice};
 pub use probe::{
     Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,

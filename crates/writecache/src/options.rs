@@ -7,12 +7,11 @@
 //!                ├─▶ find ─▶ give ─▶ Config, and `Options`: what the table line shows
 //!   `millpond set` ┘
 //! ```
-use block::attr::{self, Attr, Given, Kind, Manual, Spec};
+use block::attr::{self, Attr, Given, Kind, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error, Nanos, Sector};
 
 use crate::config::{Config, FailMode, MediaFormat, Mode, Order};
-use crate::figures;
 
 /// An optional argument.
 pub(crate) type Opt = Attr<Config>;
@@ -286,18 +285,6 @@ pub(crate) fn find_live(name: &str) -> Result<&'static Opt, Error> {
 pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Spec> {
     OPTIONS.iter().map(|o| &o.spec).filter(|spec| config.only_in(spec.name).is_ok())
 }
-
-/// What `millpond help writecache` prints.
-pub static MANUAL: Manual = Manual {
-    name: "writecache",
-    version: crate::VERSION,
-    about: "a persistent write cache on a faster device",
-    arguments: "<p|s> <origin> <cache> <block_size> <#opt_args> [<option> [<value>]]...",
-    specs: || {
-        let options = OPTIONS.iter().map(|option| &option.spec);
-        options.chain(figures::specs()).chain([&figures::DRAIN]).collect()
-    },
-};
 
 /// The options that were given, each once, in the order of a table line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

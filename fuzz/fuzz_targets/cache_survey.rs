@@ -164,7 +164,7 @@ fuzz_target!(|data: &[u8]| {
     let disk: Rc<dyn BlockDevice> = Rc::new(Disk(RefCell::new(area)));
     let core = Reactor::enter(CoreId(0), Box::new(Nothing));
     let report = core.block_on(async move { writecache::probe(disk, start, Depth::Data).await });
-    if let Ok(report) = survey {
+    if let Ok(report) = report {
         let o = report.occupancy().map_or(0, |o| o.free + o.dirty + o.clean + o.bad);
         assert!(report.occupancy().is_none_or(|of| of.total == o));
     }

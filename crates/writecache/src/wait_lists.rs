@@ -53,21 +53,24 @@ impl WaitLists {
     }
 
     /// Blocks have other states: dirty, clean, unlogged ones, or free slots.
+    ///
+    /// Writeback runs first and writers last: what ends in the same turn then shares one commit. In
+    /// a cache with few free slots another order takes more commits.
     pub(crate) fn blocks_changed(&self) {
         self.first_change.wake_all();
-        self.commit.wake_all();
-        self.free_slots.wake_all();
-        self.reclaim.wake_all();
         self.pick.wake_all();
         self.settle.wake_all();
+        self.reclaim.wake_all();
+        self.commit.wake_all();
+        self.free_slots.wake_all();
     }
 
     /// A write to the origin, or a flush of it, has ended: it was in flight, and counted.
     pub(crate) fn write_ended(&self) {
-        self.writes_ended.wake_all();
-        self.free_slots.wake_all();
         self.pick.wake_all();
         self.settle.wake_all();
+        self.writes_ended.wake_all();
+        self.free_slots.wake_all();
     }
 
     /// There may be new reasons to write something back: the picking task looks for blocks again.

@@ -202,7 +202,7 @@ fn what_is_committed_during_a_checkpoint_is_there_after_it() {
         let lab = rig.lab.clone();
         rig.life(async |rig, cache| {
             for version in 1.. {
-                // The last record before a checkpoint; the next write is the checkpoint's.
+                // The next record is the last one before a checkpoint.
                 if number(&cache, "log_used_units") == 7 {
                     break;
                 }
@@ -210,8 +210,13 @@ fn what_is_committed_during_a_checkpoint_is_there_after_it() {
             }
             put(&*cache, 100, 1).await.unwrap();
             put(&*cache, 0, 50).await.unwrap();
+            // The first write of the flush is its record, the second one the checkpoint's.
+            let writes = Cell::new(0);
+            rig.device.hold(move |bio| {
+                writes.set(writes.get() + u32::from(bio.op == Op::Write));
+                bio.op == Op::Write && writes.get() == 2
+            });
             flush(&*cache).await;
-            rig.device.hold_next();
             assert!(comes_true(|| rig.device.count() == 1).await, "no checkpoint is written");
             put_with(&*cache, Flags::FUA, 100, 2).await.unwrap();
             rig.device.release();

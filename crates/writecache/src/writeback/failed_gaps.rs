@@ -146,8 +146,8 @@ impl Writeback {
         if self.store.mutation(Mutation::ReadFailedGaps) {
             return false;
         }
-        let filled = || self.fills.under_way.borrow().range_cardinality(blocks.clone()) == 0;
-        if !self.fills.under_way.borrow().is_empty() && !filled() {
+        if !self.fills.under_way.borrow().is_empty() {
+            let filled = || self.fills.under_way.borrow().range_cardinality(blocks.clone()) == 0;
             self.store.waits.fills.wait_for(filled).await;
         }
         self.failed_fills() != since
